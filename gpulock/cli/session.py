@@ -60,6 +60,8 @@ class Session:
                 f"run it as {uid_to_user_name(uid)}, or use a node of your own with --config",
             )
         os.umask(PUBLIC)
+        for fault in node.settings.faults:
+            click.echo(f"gpulock: {one_line(fault)}", err=True)
         return node
 
 

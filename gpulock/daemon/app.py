@@ -97,10 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     signals.install()
     notify = notifier_from_environ(os.environ, os.getpid())
     try:
-        settings = read_settings(path)
+        settings = read_settings(path, keep=True)
         if os.geteuid() != 0 and not settings.simulation:
             raise Refusal(BROKEN, f"gpulockd runs as uid {os.geteuid()}", "it must be root's")
         journal.quiet = bool(settings.simulation)
+        journal.log_changes("settings", {fault: fault for fault in settings.faults}, ERROR)
         GpulockDaemon(settings, journal, notify, signals, make_daemon_chores(journal)).run()
         signals.close()
     except AlreadyRunningError as other:

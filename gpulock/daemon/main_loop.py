@@ -129,12 +129,14 @@ class GpulockDaemon:
         self._journal.log_changes("socket", {"failed": failed} if failed else {}, ERROR)
 
     def _reload(self) -> None:
-        """Read the settings again; bad ones change nothing."""
+        """Read the settings again; where the file is bad, those count that were obeyed last."""
         self._signals.reload = False
         self._notify.reloading()
         try:
-            self.rounds.use_settings(read_settings(self.rounds.node.settings.path))
+            settings = read_settings(self.rounds.node.settings.path, keep=True)
+            self.rounds.use_settings(settings)
             self._serving.recheck_processes()
+            self._journal.log_changes("settings", {one: one for one in settings.faults}, ERROR)
             self._journal.say(INFO, "the settings were read again")
         except Refusal as refusal:
             self._journal.say(ERROR, f"{refusal.why}; the settings stay as they were")

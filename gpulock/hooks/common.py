@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 def read_hook_settings(path: str) -> Settings:
     """Load the settings; root, or a simulation's own user, and nobody else, may run a hook."""
     os.umask(0o022)  # everybody may read locks and records, whatever the daemon's umask is
-    settings = read_settings(path)
+    settings = read_settings(path, keep=True)
     if os.geteuid() != 0 and not settings.simulation:
         raise Refusal(BROKEN, f"the hook runs as uid {os.geteuid()}", "it must be root's")
+    for fault in settings.faults:  # to the administrator: the job's owner cannot mend it
+        log_hook_line(settings, f"gpulock: {fault}; correct the file", error=True, to_job=False)
     return settings
 
 
@@ -48,10 +50,12 @@ def unexpected_refusal(fault: BaseException) -> Refusal:
     return Refusal(kind, f"{type(fault).__name__}: {fault}{place}", "report this as a bug")
 
 
-def log_hook_line(settings: Settings | None, sentence: str, error: bool) -> None:
-    """Write one line to syslog and, for an error, to stderr; neither decides anything."""
+def log_hook_line(
+    settings: Settings | None, sentence: str, error: bool, to_job: bool = True
+) -> None:
+    """Write one line to syslog and, for an error of the job's, to stderr; none decides anything."""
     line = sentence.encode("utf-8", "backslashreplace")  # names of processes may be any bytes
-    if error:
+    if error and to_job:
         import select  # not for a hook that has nothing to tell
 
         try:  # a job's output may be a pipe that is full: the shepherd kills a hook that waits

@@ -104,9 +104,11 @@ class NodePlanner:
         place = FilePlace(self.config_path)
         text = add_settings(place.read(), wanted, self.scheduler, new)
         try:
-            parse_settings(text, str(self.config_path))
+            faults = parse_settings(text, str(self.config_path)).faults
         except ValueError as fault:
-            raise InstallError(f"{fault}; correct the file") from fault
+            faults = (str(fault),)
+        if faults:
+            raise InstallError(f"{'; '.join(faults)}; correct the file")
         self.add(plan_place_change(place, text))
 
     def count_gpus(self, asked: int | None, needed: bool) -> int:

@@ -92,6 +92,7 @@ class Uninstaller:
                 )
                 self.end()
             if not left and os.listdir(folder) == [LOCK]:
+                Path(self.settings.copy_path).unlink(missing_ok=True)
                 (folder / LOCK).unlink()
                 FolderPlace(folder).write(None)
         return left

@@ -14,7 +14,6 @@ from gpulock.store import atomic
 
 DEFAULT_PATH = "/etc/gpulock/gpulock.conf"
 
-
 TEXT, PATH, COUNT, EXIT, SECONDS, ANSWER, LIMIT, FLAG, WORDS, CHOICE = (
     "text",
     "path",
@@ -134,7 +133,11 @@ RENAMED = {  # who still writes an old name is told the new one
 
 
 class Settings:
-    """One value a key, in lower case; see KEYS for the meaning."""
+    """One value a key, in lower case; see KEYS for the meaning.
+
+    `given` is what the file says, by key; `faults` are sentences on what in it is not obeyed.
+    `copy_path` is of the settings that root obeyed last (gpulock.node.last_settings).
+    """
 
     lock_dir: str
     state_dir: str
@@ -201,14 +204,18 @@ class Settings:
     slurm_on_unhealthy: str
     cdi_dir: str
     path: str
+    copy_path: str
+    given: dict[str, str]
+    faults: tuple[str, ...]
 
     def __init__(self, values: dict[str, str], path: str = "") -> None:
         """Take the defaults, then `values`; raise ValueError for an unknown key or bad value."""
-        self.path = path
+        self.path, self.given, self.faults = path, values.copy(), ()
         for name, kind, default, _ in KEYS:
             setattr(self, name.lower(), convert_setting(kind, default, values.pop(name, None)))
         for name in values:
             raise ValueError(f"unknown key {name}")
+        self.copy_path = f"{self.state_dir}/settings.obeyed"
         if self.isolation != "off":
             self.visible_devices = "uuid"  # CUDA counts only the devices that it can open
 
@@ -242,9 +249,13 @@ def convert_setting(kind: str, default: str, given: str | None) -> object:
 
 
 def parse_settings(text: str, path: str) -> Settings:
-    """Parse a settings file; raise ValueError with `path:line` for the first fault."""
+    """Parse a settings file; raise ValueError with `path:line` for the first fault.
+
+    An unknown key may be another version's: it is told in `faults`, and not obeyed.
+    """
     known = {key[0]: key for key in KEYS}
     values: dict[str, str] = {}
+    faults: list[str] = []
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
         if not line or line.startswith("#"):
@@ -257,41 +268,68 @@ def parse_settings(text: str, path: str) -> Settings:
             raise ValueError(f"{path}:{number}: not KEY=VALUE: {line[:60]!r}")
         if name not in known:
             now = f": it is {RENAMED[name]} now" if name in RENAMED else ""
-            raise ValueError(f"{path}:{number}: unknown key {name!r}{now}")
+            fault = f"{path}:{number}: unknown key {name!r}{now}"
+            if not (name.isascii() and name.isupper() and name.replace("_", "").isalnum()):
+                raise ValueError(fault)
+            faults.append(fault)
+            continue
         if name in values:
             raise ValueError(f"{path}:{number}: {name} is given twice")
         try:
             convert_setting(known[name][1], known[name][2], value)
-        except ValueError as fault:
-            raise ValueError(f"{path}:{number}: {name} {fault}") from None
+        except ValueError as wrong:
+            raise ValueError(f"{path}:{number}: {name} {wrong}") from None
         values[name] = value
-    return Settings(values, path)
+    settings = Settings(values, path)
+    settings.faults = tuple(faults)
+    return settings
 
 
-def read_settings(path: str, uid: int | None = None) -> Settings:
+def read_settings(path: str, uid: int | None = None, keep: bool = False) -> Settings:
     """Read the settings of this node; raise Refusal(BROKEN) where they cannot be believed.
 
     A missing default file means the defaults; any other missing file is an error. The file must
-    belong to root or to `uid` (the caller) and be writable by no other user.
+    belong to root or to `uid` (the caller) and be writable by no other user. In the place of a file
+    that cannot be understood the settings that root obeyed last count, and `faults` tells why.
+    Who obeys as root passes `keep`: what is read is what was obeyed last from now on.
     """
     caller = os.geteuid() if uid is None else uid
+    info, text = None, ""
+    found: Settings | Refusal
     try:
         info = os.stat(path)
         if info.st_uid not in (0, caller) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ValueError(
-                f"{path}: belongs to uid {info.st_uid}, mode {info.st_mode & 0o7777:o}, and must be"
-                " root's or the caller's and writable by no other user"
+            why = (
+                f"settings: {path}: belongs to uid {info.st_uid}, mode {info.st_mode & 0o7777:o},"
+                " and must be root's or the caller's and writable by no other user"
             )
-        settings = parse_settings(atomic.read_text(os.path.realpath(path)), path)
+            raise Refusal(BROKEN, why, "correct the file")
+        text = atomic.read_text(os.path.realpath(path))
+        found = parse_settings(text, path)
     except FileNotFoundError:
-        if path != DEFAULT_PATH:
-            raise Refusal(BROKEN, f"no settings file {path}", "run gpulock doctor") from None
-        settings = Settings({}, path)
+        missing = Refusal(BROKEN, f"no settings file {path}", "run gpulock doctor")
+        found = Settings({}, path) if path == DEFAULT_PATH else missing
     except OSError as fault:
-        raise Refusal(BROKEN, f"settings: {path}: {fault.strerror}", "name a file") from fault
+        found = Refusal(BROKEN, f"settings: {path}: {fault.strerror}", "name a file")
+        if isinstance(fault, PermissionError):  # the copy's mode may be that of an earlier file
+            raise found from fault
     except ValueError as fault:
-        raise Refusal(BROKEN, f"settings: {fault}", "correct the file") from fault
+        found = Refusal(BROKEN, f"settings: {fault}", "correct the file")
+    settings = found
+    if isinstance(settings, Refusal) or settings.faults:
+        from gpulock.node.last_settings import recover_settings
+
+        settings = recover_settings(parse_settings, settings, path, text, caller)
     check_simulation_marker(settings, caller)
+    if keep and isinstance(found, Settings):
+        try:
+            of = int(os.stat(settings.copy_path).st_mtime)
+        except OSError:
+            of = 0
+        if of != (int(info.st_ctime) if info else 0):
+            from gpulock.node.last_settings import write_copy
+
+            write_copy(parse_settings, settings, info)
     return settings
 
 

@@ -14,10 +14,10 @@ from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.hooks.common import log_hook_line, unexpected_refusal
+from gpulock.hooks.common import log_hook_line, read_hook_settings, unexpected_refusal
 from gpulock.job import environment
 from gpulock.node.context import Node
-from gpulock.node.settings import Settings, read_settings
+from gpulock.node.settings import Settings
 from gpulock.sge import hook, request, spool
 from gpulock.sge.prolog import (
     EXTRA_MASK_NAMES,
@@ -46,7 +46,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     found: spool.Spool | None = None
     try:
         os.setresuid(0, 0, 0)  # execd runs shepherds with euid of the admin user, ruid 0
-        settings = read_settings(config)
+        settings = read_hook_settings(config)
         node = Node(settings)
         found = spool.open_shepherd_spool(node.proc, call.shepherd)
         call.who = f"job {found.job}.{found.task}, task {os.path.basename(found.path)}"

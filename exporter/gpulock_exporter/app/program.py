@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = exporter_parser().parse_args(argv)
     try:
         settings = apply_exporter_options(read_settings(options.config), options)
+        for wrong in settings.faults:
+            write_stderr_line(f"gpulock-exporter: {wrong}; correct the file")
         if options.act != "run":
             return request_pause_or_resume(settings.exporter_dir, options.act)
         return serve_exporter(settings)

@@ -35,10 +35,7 @@ def config_command(session: Session, check: str | None) -> None:
         click.echo(f"{check}: right, {number} of {len(KEYS)} keys set")
         return
     settings = session.settings()
-    names = (
-        list_file_settings(session.config) if os.path.exists(session.config) else frozenset[str]()
-    )
-    click.echo("\n".join(format_config_lines(settings, names)))
+    click.echo("\n".join(format_config_lines(settings)))
 
 
 def validate_settings_file(path: str) -> int:
@@ -49,22 +46,16 @@ def validate_settings_file(path: str) -> int:
         raise CommandRefusedError(str(fault), "correct that line") from fault
     except OSError as fault:
         raise CommandRefusedError(f"{path}: {fault.strerror}", "name a settings file") from fault
-    if wrong := "; ".join(f"{path}: {fault}" for fault in find_setting_faults(settings)):
-        raise CommandRefusedError(wrong, "correct that line")
-    return len(list_file_settings(path))
+    wrong = [*settings.faults, *(f"{path}: {fault}" for fault in find_setting_faults(settings))]
+    if wrong:
+        raise CommandRefusedError("; ".join(wrong), "correct that line")
+    return len(settings.given)
 
 
-def list_file_settings(path: str) -> frozenset[str]:
-    """Return the names that a settings file, known to be right, sets."""
-    found = [line.partition("=") for line in atomic.read_text(os.path.realpath(path)).splitlines()]
-    return frozenset(
-        [name.strip() for name, equals, _ in found if equals and not name.lstrip().startswith("#")]
-    )
-
-
-def format_config_lines(settings: Settings, names: frozenset[str]) -> list[str]:
+def format_config_lines(settings: Settings) -> list[str]:
     """Return two lines a key: its value and source, its meaning; what the file sets stands out."""
-    result = [f"# {settings.path}"]
+    names = settings.given
+    result = [f"# {settings.path}", *(f"# {fault}" for fault in settings.faults)]
     longest = max(len(name) for name, *_ in KEYS)
     for name, kind, default, meaning in KEYS:
         value = format_setting_value(getattr(settings, name.lower())) or '""'

@@ -30,6 +30,7 @@ def build_status_document(
         "version": VERSION,
         "node": node.name,
         "boot_id": node.boot_id,
+        "settings_faults": list(node.settings.faults),
         "sample": status_sample_entry(view.use),
         "gpus": [status_device_entry(view, row) for row in shown],
         "totals": {

@@ -41,6 +41,7 @@ def format_attention_lines(view: StatusView, rows: list[DeviceState], width: int
     if view.lost:
         why = "nothing is granted until they are restored; run gpulock reap as root"
         pairs.insert(0, ("locks lost", why))
+    pairs[:0] = [("settings", f"{fault}; gpulock doctor") for fault in view.node.settings.faults]
     if view.use.why:
         pairs.append(("samples", view.use.why))
     return table.render_facts(pairs, width)

@@ -18,6 +18,7 @@ from gpulock.store import atomic, boot
 from gpulock.store.counters import read_history_dropped
 from gpulock.store.locks import RELEASED_CAP, LockStore
 
+_MEND = "correct the line, or upgrade gpulock here where the key is of a later version"
 _GATE_MODE = 0o600  # a user who may open the gate can block the node
 
 
@@ -28,10 +29,13 @@ def check_settings_file(path: Path) -> tuple[Settings | None, list[Check]]:
         settings = read_settings(str(path))
     except Refusal as refusal:
         return None, [fault(refusal.why, refusal.do, name)]
-    if not path.exists():
+    if not path.exists() and not settings.faults:
         do = "run gpulock install sge or slurm"
         return settings, [warning(f"no {path}: all defaults", do, name)]
-    wrong = [fault(what, f"correct it in {path}", name) for what in find_setting_faults(settings)]
+    wrong = [
+        fault(what, f"{_MEND}; then: systemctl reload gpulockd", name) for what in settings.faults
+    ]
+    wrong += [fault(what, f"correct it in {path}", name) for what in find_setting_faults(settings)]
     return settings, wrong or [ok(str(path), name)]
 
 

@@ -274,13 +274,14 @@ def test_settings_that_cannot_be_believed_stop_the_queue_and_spare_jobs_that_end
     ending = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=waiting_for(go))
     gpus.sge.wait_running(ending)
     places = {node: gpus.sge.path_in(node, CONFIG) for node in NODES}
-    places[NODE].write_text("LOCK_DIR=/run/gpulock\nGUPS=8\n")
+    places[NODE].write_text("LOCK_DIR=/run/gpulock\nGUPS\n")
+    gpus.sge.path_in(NODE, "/var/lib/gpulock/settings.obeyed").unlink()
     os.chown(places[OTHER], 27001, 27001)
     places[THIRD].write_text("GATE_TIMEOUT=soon\n")
     jobs = {node: submit(gpus, node, 1, "job") for node in NODES}
     for node, job in jobs.items():
         wait_refused(gpus, node, job)
-    assert f"{CONFIG}:2: unknown key 'GUPS'" in said(gpus, jobs[NODE], "job")
+    assert f"{CONFIG}:2: not KEY=VALUE: 'GUPS'" in said(gpus, jobs[NODE], "job")
     assert "belongs to uid 27001" in said(gpus, jobs[OTHER], "job")
     assert f"{CONFIG}:1: GATE_TIMEOUT must be a number" in said(gpus, jobs[THIRD], "job")
     go.touch()
@@ -290,6 +291,36 @@ def test_settings_that_cannot_be_believed_stop_the_queue_and_spare_jobs_that_end
     gpus.configure(NODE)
     assert len(gpus.locks(NODE)) == 1
     assert reap(gpus, NODE).acts() == [("freed", "dead")]
+
+
+def test_settings_with_a_fault_stop_no_job_where_they_were_obeyed_before(gpus: Gpulock) -> None:
+    go = gate_file(gpus, "end")
+    words = {node: on(node, "-l", "gpu=1") for node in NODES}
+    ending = [gpus.sge.submit("glbob", *words[node], stdin=waiting_for(go)) for node in NODES]
+    for job in ending:
+        gpus.sge.wait_running(job)
+    told = {
+        NODE: ("GUPS=8", "unknown key 'GUPS'"),
+        OTHER: ("GUPS", "not KEY=VALUE: 'GUPS': the settings obeyed last stay in force"),
+        THIRD: ("GATE_TIMEOUT=soon", "the settings obeyed last stay in force"),
+    }
+    for node, (line, _) in told.items():
+        place = gpus.sge.path_in(node, CONFIG)
+        place.write_text(f"{place.read_text()}{line}\n")
+
+    jobs = {node: submit(gpus, node, 1, "job") for node in NODES}
+
+    for job in jobs.values():
+        gpus.sge.wait_done(job)
+        assert said(gpus, job, "job") == "mask=1\n"
+    go.touch()
+    for job in ending:
+        gpus.sge.wait_done(job)
+    assert all(gpus.locks(node) == {} for node in NODES)
+    assert set(gpus.sge.queue_states("gpu.q").values()) == {""}
+    for node, (_, fault) in told.items():
+        assert fault in " ".join(command(gpus, node, "status").split())
+        assert fault in gpus.command(node, "doctor").stdout
 
 
 def test_hooks_without_their_interpreter_stop_the_queue_and_never_touch_a_finished_job(

@@ -321,7 +321,7 @@ def with_another_gres_conf(gpus: Gpulock) -> Generator[None]:
 @contextlib.contextmanager
 def with_a_typing_error(gpus: Gpulock) -> Generator[None]:
     place = gpus.slurm.path_in(NODE, CONFIG)
-    place.write_text(f"{place.read_text()}GUPS=4\n")
+    place.write_text(f"{place.read_text()}GATE_TIMEOUT=soon\n")
     yield
 
 
@@ -380,7 +380,7 @@ Breaker = Callable[[Gpulock], contextlib.AbstractContextManager[None]]
 BROKEN: Mapping[Breaker, str] = {
     without_driver: "no NVIDIA driver",
     without_a_card: "4 GPUs asked for, 3 of 4 work",
-    with_a_typing_error: "unknown key 'GUPS'",
+    with_a_typing_error: "GATE_TIMEOUT must be a number of seconds",
     with_a_users_lock_dir: "LOCK_DIR /run/gpulock has uid 27012",
     with_a_full_lock_dir: "No space left on device",
     with_a_read_only_state_dir: "Read-only file system",
@@ -416,6 +416,39 @@ def test_a_broken_node_is_drained_with_our_reason_and_the_job_waits(
         assert notes(slurm_gpus, NODE) == []
     left = slurm_gpus.slurm.path_in(NODE, "/var/lib/gpulock/runs")
     assert not left.exists() or list(left.iterdir()) == []
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("GUPS=4", "unknown key 'GUPS'"),
+        ("GUPS", "not KEY=VALUE: 'GUPS': the settings obeyed last stay in force"),
+        ("GATE_TIMEOUT=soon", "the settings obeyed last stay in force"),
+    ],
+)
+def test_settings_with_a_fault_stop_no_job_where_they_were_obeyed_before(
+    slurm_gpus: Gpulock, mode: Mode, line: str, fault: str
+) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    go = gate_file(slurm_gpus, "end")
+    before = started(slurm_gpus, NODE, GPU, script=waiting_for(go))
+    place = slurm.path_in(NODE, CONFIG)
+    place.write_text(f"{place.read_text()}{line}\n")
+
+    after = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
+
+    assert slurm.wait_done(after) == "COMPLETED"
+    assert slurm.said(after) == "mask=1.\n"
+    assert len(held(slurm_gpus, before, NODE)) == 1
+    go.touch()
+    assert slurm.wait_done(before) == "COMPLETED"
+    slurm_gpus.wait_free()
+    assert not slurm.is_out(NODE)
+    assert fault in slurm_gpus.status(NODE)["settings_faults"][0]
+    doctor = slurm_gpus.command(NODE, "doctor").stdout
+    assert fault in doctor and "correct the line" in doctor
 
 
 @BOTH

@@ -195,8 +195,9 @@ def test_free_is_refused_when_there_is_none(site: Site) -> None:
 def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
     site.hold(3, task_id="7")
     found = site.json()
-    assert found.keys() == {"version", "node", "boot_id", "sample", "gpus", "totals"}
-    assert found["version"] == 1
+    keys = {"version", "node", "boot_id", "settings_faults", "sample", "gpus", "totals"}
+    assert found.keys() == keys
+    assert (found["version"], found["settings_faults"]) == (1, [])
     assert found["totals"] == {name: 0 for name in states.STATES} | {
         "free": 7,
         "held": 1,
@@ -212,6 +213,15 @@ def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
     assert 0 <= held["held_seconds"] < 60
     assert (found["gpus"][4]["held"], found["gpus"][4]["held_seconds"]) == (None, None)
     assert not any("." in key for key in (*found, *held, *held["held"], *found["totals"]))
+
+
+def test_settings_that_are_not_obeyed_are_told(site: Site) -> None:
+    with site.files.config.open("a") as file:
+        file.write("GUPS=8\n")
+    assert "unknown key 'GUPS'; gpulock doctor" in site.call("status").stdout
+    assert "unknown key 'GUPS'" in site.json()["settings_faults"][0]
+    assert site.call("config").stdout.splitlines()[1].endswith("unknown key 'GUPS'")
+    assert "unknown key 'GUPS'" in site.call("reap").stderr
 
 
 def test_json_says_null_for_what_is_not_known(tmp_path: Path) -> None:

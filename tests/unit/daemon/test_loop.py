@@ -203,13 +203,39 @@ def test_a_reload_takes_the_new_settings(field: Field) -> None:
 
 def test_bad_settings_change_nothing_and_are_told(field: Field) -> None:
     def spoil() -> None:
-        Path(field.config).write_text("COLOUR=green\n")
+        Path(field.config).write_text("green\n")
         field.signals.reload = True
 
     reports = field.run(spoil)
     assert field.told()[-2:] == ["READY=1", "STOPPING=1"]
-    assert "unknown key 'COLOUR'; the settings stay as they were" in field.said()
+    assert "not KEY=VALUE: 'green'; the settings stay as they were" in field.said()
     assert len(reports[1].devices) == 8
+
+
+def reload_with(field: Field, line: str) -> str:
+    """Add a line to the settings of a gpulockd that runs; return what it says."""
+
+    def change() -> None:
+        with open(field.config, "a") as file:
+            file.write(f"{line}\n")
+        field.signals.reload = True
+
+    reports = field.run(change)
+    assert [len(report.devices) for report in reports] == [8, 8]
+    return field.said()
+
+
+def test_a_key_that_is_not_known_is_told_and_the_others_are_taken(field: Field) -> None:
+    said = reload_with(field, "COLOUR=green")
+    assert "unknown key 'COLOUR'" in said
+    assert "the settings were read again" in said
+
+
+def test_a_reload_of_a_malformed_file_takes_what_was_obeyed_last(field: Field) -> None:
+    read_settings(field.config, keep=True)
+    said = reload_with(field, "green")
+    assert "not KEY=VALUE: 'green': the settings obeyed last stay in force" in said
+    assert "the settings stay as they were" not in said
 
 
 @pytest.mark.parametrize(

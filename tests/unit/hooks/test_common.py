@@ -7,9 +7,13 @@ import contextlib
 import os
 import subprocess
 import sys
+import syslog
 from pathlib import Path
 
 import pytest
+
+from gpulock.hooks import common
+from gpulock.node.settings import Settings, parse_settings
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TELL = f"""
@@ -57,3 +61,22 @@ def test_a_closed_output_is_no_error() -> None:
     os.close(read)
     assert tell(write) == "over\n"
     os.close(write)
+
+
+def test_a_fault_of_the_settings_is_told_to_the_administrator_and_not_to_the_job(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[tuple[int, str]] = []
+
+    def read(path: str, keep: bool) -> Settings:
+        return parse_settings("GUPS=8\n", path)
+
+    monkeypatch.setattr(common, "read_settings", read)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(syslog, "syslog", lambda level, line: told.append((level, line)))
+
+    common.read_hook_settings("x.conf")
+
+    sentence = "gpulock: x.conf:1: unknown key 'GUPS'; correct the file"
+    assert told == [(syslog.LOG_ERR, sentence)]
+    assert capfd.readouterr().err == ""

@@ -125,6 +125,20 @@ def test_settings_a_shepherd_or_a_driver_that_are_not_there_end_with_0(site: Sit
     assert len(site.locks()) == 2
 
 
+@pytest.mark.parametrize("line", ["GUPS=8", "gups", "GATE_TIMEOUT=soon"])
+def test_settings_with_a_fault_that_the_prolog_obeyed_before_release(
+    site: Site, line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+    with open(site.config(), "a") as file:
+        file.write(f"{line}\n")
+    path = str(file.name)
+    assert epilog.main(["sge", str(site.pid)], site.environ(job), path) == hook.DONE
+    assert site.locks() == []
+    assert "gpulock.conf" not in capfd.readouterr().err  # the job's owner cannot mend it
+
+
 def test_a_lock_directory_that_is_not_private_is_not_touched(site: Site) -> None:
     job = site.run(gpus(2))
     start(site, job)

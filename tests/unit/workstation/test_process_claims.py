@@ -110,11 +110,25 @@ def test_the_second_says_who_runs(field: Started) -> None:
 
 
 def test_bad_settings_end_the_start(field: Started) -> None:
-    field.simulated.config.write_text("COLOUR=green\n")
+    field.simulated.config.write_text("green\n")
     daemon = field.start()
     assert daemon.wait(SECONDS) == 3
     assert daemon.stderr is not None
-    assert "gpulock.conf:1: unknown key 'COLOUR'" in daemon.stderr.read()
+    assert "gpulock.conf:1: not KEY=VALUE: 'green'" in daemon.stderr.read()
+
+
+def test_a_start_with_bad_settings_obeys_the_last_ones(field: Started) -> None:
+    first = field.start()
+    field.wait_for("READY=1")
+    first.send_signal(signal.SIGTERM)
+    first.wait(SECONDS)
+    with field.simulated.config.open("a") as file:
+        file.write("green\n")
+    daemon = field.start()
+    field.wait_for("READY=1")
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.stderr is not None
+    assert (daemon.wait(SECONDS), "stay in force" in daemon.stderr.read()) == (0, True)
 
 
 def test_what_is_not_understood_is_usage(field: Started) -> None:

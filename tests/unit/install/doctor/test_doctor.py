@@ -301,6 +301,24 @@ def test_settings_that_no_hook_would_take_end_the_examination(site: Site) -> Non
     assert ":1: EXPECTED_GPUS" in checks["settings"].what
 
 
+def test_settings_with_a_fault_that_are_not_obeyed_are_a_fault_with_what_to_do(site: Site) -> None:
+    good = site.config.read_text()
+    site.config.write_text(f"{good}GUPS=8\n")
+    check = found(site)["settings"]
+    assert (check.state, "unknown key 'GUPS'" in check.what) == (FAULT, True)
+    assert check.do.startswith("correct the line, or upgrade gpulock here")
+    site.config.write_text(good)
+    read_settings(str(site.config), keep=True)
+    site.config.write_text(f"{good}GUPS\n")
+
+    checks = found(site)
+
+    assert (
+        "not KEY=VALUE: 'GUPS': the settings obeyed last stay in force" in checks["settings"].what
+    )
+    assert len(checks) > 1
+
+
 def test_a_look_that_fails_is_a_warning_with_its_reason() -> None:
     (check,) = run_checks("thing", raising(InstallError("qconf: no such object; look")))
 

@@ -76,6 +76,15 @@ def test_settings_that_are_there_are_kept_and_get_what_they_lack() -> None:
     )
 
 
+def test_a_file_with_a_key_that_is_not_known_is_corrected_before_an_installation(
+    node: SlurmNode,
+) -> None:
+    node.install()
+    node.config.write_text(f"{node.config.read_text()}GUPS=8\n")
+    with pytest.raises(InstallError, match="unknown key 'GUPS'; correct the file"):
+        node.install()
+
+
 def test_a_changed_gres_conf_gives_a_new_map(node: SlurmNode) -> None:
     node.install()
     gres = node.conf.with_name("gres.conf")

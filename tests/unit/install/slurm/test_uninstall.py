@@ -13,6 +13,7 @@ from gpulock.install.slurm.install import (
     SlurmUninstaller,
 )
 from gpulock.install.undo import transfer_shared_hooks
+from gpulock.node.settings import read_settings
 from gpulock.store import owner
 from gpulock.store.owner import Owner
 from tests.support.install_site import ignore, tree
@@ -95,6 +96,18 @@ def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode
         SlurmUninstaller(node.config, ignore).undo()
 
     assert SlurmUninstaller(node.config, ignore).undo(True, "moved") == []
+
+
+def test_the_settings_obeyed_last_are_forgotten_with_the_last_installation(
+    node: SlurmNode,
+) -> None:
+    node.install()
+    copy = Path(read_settings(str(node.config), keep=True).copy_path)
+    assert copy.is_file()
+
+    assert SlurmUninstaller(node.config, ignore).undo() == []
+
+    assert not copy.exists()
 
 
 # --- beside Grid Engine --------------------------------------------------------------------------

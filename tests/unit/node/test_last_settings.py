@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A settings file with a fault stops no job where the settings that root obeyed last are known."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import BROKEN, Refusal
+from gpulock.node import last_settings, settings
+from gpulock.node.settings import Settings, parse_settings, read_settings
+from gpulock.store import atomic
+
+COPY = "settings.obeyed"
+OLD = 1_000_000_000  # seconds since the epoch, long ago
+
+
+@pytest.fixture(autouse=True)
+def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the default STATE_DIR, which is not this machine's."""
+    folder = tmp_path / "default"
+    keys = [(n, k, str(folder) if n == "STATE_DIR" else d, m) for n, k, d, m in settings.KEYS]
+    monkeypatch.setattr(settings, "KEYS", tuple(keys))
+    return folder
+
+
+class File:
+    """One settings file, and the STATE_DIR that it names; each change is an hour after the last."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.state = root / "gpulock.conf", root / "state"
+        self.state.mkdir(mode=0o755, parents=True)
+        self.copy = self.state / COPY
+        self.changed = OLD
+        real = os.stat
+
+        def stat(path: Path | str, *, follow_symlinks: bool = True) -> os.stat_result:
+            info = real(path, follow_symlinks=follow_symlinks)
+            return os.stat_result([*info[:9], self.changed]) if path == str(self.path) else info
+
+        monkeypatch.setattr(os, "stat", stat)
+
+    def write(self, text: str, mode: int = 0o644) -> None:
+        self.path.write_text(f"STATE_DIR={self.state}\n{text}")
+        self.path.chmod(mode)
+        self.changed += 3600
+
+    def read(self, keep: bool = True) -> Settings:
+        return read_settings(str(self.path), keep=keep)
+
+    def refused(self) -> Refusal:
+        with pytest.raises(Refusal) as caught:
+            self.read()
+        assert caught.value.kind == BROKEN
+        return caught.value
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> File:
+    return File(tmp_path, monkeypatch)
+
+
+MALFORMED = ["no equals sign", "GATE_TIMEOUT=soon", "gups=8", "ON_BUSY=error\nON_BUSY=error", "\0"]
+
+
+@pytest.mark.parametrize("line", ["GUPS=8", "FUTURE_KEY_2='a b'", "GPUS=8", "A="])
+def test_a_well_formed_key_that_is_not_known_is_ignored_and_told(file: File, line: str) -> None:
+    file.write(f"EXPECTED_GPUS=4\n{line}\nON_BUSY=error\n")
+
+    found = file.read()
+
+    assert (found.expected_gpus, found.on_busy) == (4, "error")
+    assert len(found.faults) == 1
+    assert f"{file.path}:3: unknown key '{line.partition('=')[0]}'" in found.faults[0]
+
+
+def test_a_file_without_a_fault_tells_nothing(file: File) -> None:
+    file.write("EXPECTED_GPUS=4\n")
+
+    assert file.read().faults == ()
+
+
+@pytest.mark.parametrize("line", MALFORMED)
+def test_a_malformed_file_is_refused_where_no_copy_is(file: File, line: str) -> None:
+    file.write(f"{line}\n")
+
+    assert f"{file.path}:" in file.refused().why
+
+
+@pytest.mark.parametrize("line", MALFORMED)
+def test_a_malformed_file_leaves_the_settings_as_root_obeyed_them_last(
+    file: File, line: str
+) -> None:
+    file.write("EXPECTED_GPUS=4\nCLUSTER=' a\"b '\nALLOWED_PROCESSES=a b\n")
+    before = file.read()
+    file.write(f"EXPECTED_GPUS=8\n{line}\n")
+
+    found = file.read()
+
+    names = [key[0].lower() for key in settings.KEYS]
+    assert [getattr(found, name) for name in names] == [getattr(before, name) for name in names]
+    assert found.path == str(file.path)
+    assert f"{file.path}:" in found.faults[0]
+    assert f"the settings obeyed last stay in force ({file.copy})" in found.faults[0]
+
+
+def test_a_file_that_is_mended_counts_at_once(file: File) -> None:
+    file.write("EXPECTED_GPUS=4\nON_BUSY=error\n")
+    file.read()
+    file.write("nonsense\n")
+    file.read()
+    file.write("EXPECTED_GPUS=8\n")
+
+    found = file.read()
+
+    assert (found.expected_gpus, found.on_busy, found.faults) == (8, "requeue", ())
+
+
+def test_the_copy_follows_each_change_that_root_obeys(file: File) -> None:
+    for number in (4, 5):
+        file.write(f"EXPECTED_GPUS={number}\n")
+        file.read()
+    file.write("EXPECTED_GPUS=6\nnonsense\n")
+
+    assert file.read().expected_gpus == 5
+
+
+def test_a_read_that_does_not_keep_writes_nothing(file: File) -> None:
+    file.write("EXPECTED_GPUS=4\n")
+    file.read(keep=False)
+
+    assert not file.copy.exists()
+
+
+def test_a_copy_that_is_of_today_is_not_written_again(file: File) -> None:
+    file.write("EXPECTED_GPUS=4\n")
+    file.read()
+    first = file.copy.stat().st_ino
+    file.read()
+
+    assert file.copy.stat().st_ino == first
+
+
+def test_a_file_that_changed_a_moment_ago_may_change_again_unseen(file: File) -> None:
+    """Two changes within one tick of the clock leave the same time."""
+    file.write("EXPECTED_GPUS=4\n")
+    file.changed = int(time.time())
+    file.read()
+    file.path.write_text(f"STATE_DIR={file.state}\nEXPECTED_GPUS=5\n")
+    file.read()
+    file.write("nonsense\n")
+
+    assert file.read().expected_gpus == 5
+
+
+def test_a_copy_that_cannot_follow_is_removed(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old one would bring back another LOCK_DIR, where every GPU is free."""
+    file.write("LOCK_DIR=/a\n")
+    file.read()
+    file.write("LOCK_DIR=/b\n")
+    with monkeypatch.context() as full:
+
+        def no_room(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        full.setattr(atomic, "replace_file", no_room)
+        assert file.read().lock_dir == "/b"
+    file.write("nonsense\n")
+
+    file.refused()
+
+
+def test_without_state_dir_the_settings_are_read_all_the_same(file: File) -> None:
+    file.state.rmdir()
+    file.write("EXPECTED_GPUS=4\n")
+
+    assert file.read().expected_gpus == 4
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_who_may_not_read_the_file_may_not_read_the_copy(file: File, mode: int) -> None:
+    file.write("PROMETHEUS_URL=http://a:password@b\n", mode)
+    file.read()
+
+    assert file.copy.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_a_file_that_others_may_write_is_refused_whatever_was_obeyed_last(
+    file: File, mode: int
+) -> None:
+    file.write("EXPECTED_GPUS=4\n")
+    file.read()
+    file.path.chmod(mode)
+
+    file.refused()
+
+
+def chmod(path: Path, mode: int) -> None:
+    path.chmod(mode)
+
+
+def say(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new))
+
+
+def plant_link(path: Path) -> None:
+    path.rename(path.with_name("real"))
+    path.symlink_to("real")
+
+
+def plant_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o644)
+
+
+def plant_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir(0o755)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda copy: chmod(copy, 0o664),
+        lambda copy: chmod(copy, 0o646),
+        lambda copy: chmod(copy.parent, 0o777),
+        lambda copy: say(copy, "# end\n", "# end"),
+        lambda copy: say(copy, "# end\n", ""),
+        lambda copy: say(copy, "gpulock-settings 1", "gpulock-settings 2"),
+        lambda copy: say(copy, "gpulock.conf", "other.conf"),
+        lambda copy: say(copy, "='4'", "='\0'"),
+        lambda copy: say(copy, "CLUSTER='c'", "CLUSTER='\0'"),
+        lambda copy: say(copy, "='4'", "='four'"),
+        lambda copy: say(copy, str(copy.parent), "/elsewhere"),
+        lambda copy: copy.write_bytes(b"\0" * copy.stat().st_size),
+        lambda copy: copy.write_text(""),
+        plant_link,
+        plant_fifo,
+        plant_folder,
+    ],
+)
+def test_a_copy_that_is_not_whole_or_that_others_could_write_is_none(
+    file: File, spoil: Callable[[Path], object]
+) -> None:
+    file.write("EXPECTED_GPUS=4\nCLUSTER=c\n")
+    file.read()
+    spoil(file.copy)
+    file.write("nonsense\n")
+
+    file.refused()
+
+
+@pytest.mark.parametrize("part", ["copy", "state"])
+def test_a_copy_of_another_user_is_none(
+    file: File, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write("EXPECTED_GPUS=4\n")
+    file.read()
+    file.write("nonsense\n")
+    mine = os.stat
+
+    def stat(path: Path | str, *, follow_symlinks: bool = True) -> os.stat_result:
+        info = mine(path, follow_symlinks=follow_symlinks)
+        other = [*info[:4], 12345, *info[5:10]]
+        return os.stat_result(other) if path == str(getattr(file, part)) else info
+
+    monkeypatch.setattr(os, "stat", stat)
+
+    file.refused()
+
+
+def test_a_copy_of_an_older_version_counts_without_the_keys_that_went(file: File) -> None:
+    file.write("EXPECTED_GPUS=4\n")
+    file.read()
+    text = file.copy.read_text()
+    file.copy.write_text(text.replace("EXPECTED_GPUS", "SERVICES='a'\nEXPECTED_GPUS"))
+    file.write("nonsense\n")
+
+    assert file.read().expected_gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "line", "kept"),
+    [
+        ("off", "ISOLATION=cgroup", False),
+        ("off", "ISOLATION=groop", False),
+        ("off", "ISOLATION cgroup", False),
+        ("off", "isolation=cgroup", False),
+        ("group", "ISOLATION=cgroup", False),
+        ("off", "ISOLATION=off", True),
+        ("off", "# ISOLATION=cgroup", True),
+        ("group", "ISOLATION='group'", True),
+        ("cgroup", "ISOLATION=group", True),
+        ("cgroup", "ISOLATION=groop", True),
+        ("cgroup", "", True),
+    ],
+)
+def test_the_copy_never_confines_less_than_the_file_asks_for(
+    file: File, before: str, line: str, kept: bool
+) -> None:
+    file.write(f"ISOLATION={before}\n")
+    file.read()
+    file.write(f"{line}\nnonsense\n")
+
+    if kept:
+        assert file.read().isolation == before
+    else:
+        file.refused()
+
+
+def test_beside_an_unknown_key_a_key_that_went_stays_as_it_was(file: File) -> None:
+    """The unknown one may be its new name, or its misspelling."""
+    file.write("ISOLATION=cgroup\nLOCK_DIR=/a\nON_BUSY=error\n")
+    file.read()
+    file.write("ISOLATOIN=cgroup\nON_BUSY=requeue\n")
+
+    found = file.read()
+
+    assert (found.isolation, found.lock_dir, found.on_busy) == ("cgroup", "/a", "requeue")
+    assert "ISOLATION, LOCK_DIR stay as they were" in found.faults[1]
+    file.write("ON_BUSY=requeue\n")
+    assert (file.read().isolation, file.read().faults) == ("off", ())
+
+
+def test_what_stays_beside_an_unknown_key_stays_beside_the_next_fault(file: File) -> None:
+    file.write("ISOLATION=cgroup\n")
+    file.read()
+    file.write("ISOLATOIN=cgroup\nLOCK_DIR=/b\n")
+    file.read()
+    file.write("nonsense\n")
+
+    assert (file.read().isolation, file.read().lock_dir) == ("cgroup", "/b")
+
+
+def test_a_value_that_is_said_counts_beside_an_unknown_key(file: File) -> None:
+    file.write("ISOLATION=cgroup\n")
+    file.read()
+    file.write("ISOLATION=off\nGUPS=8\n")
+
+    assert file.read().isolation == "off"
+
+
+def at_the_default(file: File, default: Path) -> None:
+    default.mkdir(mode=0o755)
+    file.path.write_text("EXPECTED_GPUS=4\n")
+    file.path.chmod(0o644)
+    file.read()
+
+
+def test_a_state_dir_that_moved_leaves_no_copy_behind(file: File, default: Path) -> None:
+    """The file may lose the line that says where STATE_DIR is."""
+    at_the_default(file, default)
+    assert os.listdir(default) == [COPY]
+    file.write("LOCK_DIR=/b\n")
+    file.read()
+
+    assert os.listdir(default) == []
+
+
+@pytest.mark.parametrize("fault", ["garbage", "folder", "gone"])
+def test_a_file_that_says_no_state_dir_has_its_copy_at_the_default(
+    file: File, default: Path, fault: str
+) -> None:
+    at_the_default(file, default)
+    file.path.write_bytes(b"\xff\xfe garbage")
+    if fault != "garbage":
+        file.path.unlink()
+    if fault == "folder":
+        file.path.mkdir(mode=0o755)
+
+    found = file.read()
+
+    assert found.expected_gpus == 4
+    assert str(file.path) in found.faults[0]
+
+
+def test_who_may_not_read_the_file_is_refused_whatever_was_obeyed_last(
+    file: File, default: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_the_default(file, default)
+
+    def denied(*_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as other:
+        other.setattr(atomic, "read_text", denied)
+        assert "Permission denied" in file.refused().why
+
+
+def test_where_the_default_file_is_gone_the_defaults_count_and_the_copy_goes(
+    file: File, default: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "DEFAULT_PATH", str(file.path))
+    at_the_default(file, default)
+    file.path.unlink()
+
+    assert file.read().expected_gpus == 0
+    assert os.listdir(default) == []
+
+
+def test_a_simulations_copy_is_its_owners(file: File, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    marker.write_text("gpulock-simulation 1\n")
+    file.write(f"SIMULATION={marker}\n")
+    file.read()
+    file.write("nonsense\n")
+    assert file.read().simulation == str(marker)
+    marker.unlink()
+
+    file.refused()
+
+
+def test_settings_made_by_hand_still_refuse_an_unknown_key() -> None:
+    with pytest.raises(ValueError, match="unknown key GUPS"):
+        Settings({"GUPS": "8"})
+
+
+def test_a_copy_reads_back_as_it_was_given() -> None:
+    given = {"CLUSTER": " '\"x' ", "SGE_CELL": "'", "ALLOWED_PROCESSES": ""}
+
+    assert parse_settings(last_settings.format_given_keys(given), "").given == given

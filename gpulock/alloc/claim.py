@@ -77,12 +77,12 @@ def claim_devices(
         raise impossible_refusal(found, want, node.settings.expected_gpus)
     node.store.check(make=True)
     try:
-        with Gate(node.store.path, deadline, node.settings.gate_timeout) as gate:
+        with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
             totals = ClaimCounters(node.store)
             try:
                 if node.store.boot_id() != node.boot_id:
                     boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-                grant = claim_under_gate(node, found, template, want, judge_once, totals)
+                grant = claim_under_gate(node, gate, found, template, want, judge_once, totals)
             except Refusal as refusal:
                 count_refusal(totals, refusal, template, gate.waited)
                 raise
@@ -125,7 +125,7 @@ def count_unknown_refusal(
     """Count an unknown that was met before the gate; may turn the refusal into BROKEN."""
     try:
         node.store.check(make=True)
-        with Gate(node.store.path, deadline, node.settings.gate_timeout) as gate:
+        with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
             count_refusal(ClaimCounters(node.store), refusal, template, gate.waited)
     except (Refusal, OSError):
         return  # the first refusal is the one to tell
@@ -133,6 +133,7 @@ def count_unknown_refusal(
 
 def claim_under_gate(
     node: Node,
+    gate: Gate,
     found: list[Device],
     template: Owner,
     want: ClaimRequest,
@@ -141,6 +142,8 @@ def claim_under_gate(
 ) -> Grant:
     """Do steps 4 to 7 of the life of a claim; the gate is held."""
     held = node.store.read_all_locks()
+    if lost := node.store.lost_ids(held):
+        raise boot.lost_locks_refusal(f"the locks of {' '.join(lost)}")
     mine = [one for one in held.values() if one.owner and one.owner.key() == template.key()]
     if mine:
         from gpulock.alloc.same_job import granted_before
@@ -157,11 +160,14 @@ def claim_under_gate(
     if not chosen:
         raise shortage_refusal(found, held, out, want)
     want.check(chosen)
-    return lock_devices(node, chosen, template)
+    return lock_devices(node, gate, chosen, template)
 
 
-def lock_devices(node: Node, chosen: list[Device], template: Owner) -> Grant:
-    """Make every lock, or none: what was made is undone newest first, then the error rises."""
+def lock_devices(node: Node, gate: Gate, chosen: list[Device], template: Owner) -> Grant:
+    """Make every lock, or none: what was made is undone newest first, then the error rises.
+
+    So it is where LOCK_DIR is another one by then.
+    """
     record = template.copy(
         token=os.urandom(8).hex(),
         devices=tuple([d.id for d in chosen]),
@@ -176,6 +182,8 @@ def lock_devices(node: Node, chosen: list[Device], template: Owner) -> Grant:
             uuid = [("uuid", device.uuid)] if device.uuid else []
             own = kv.encode_pairs([*uuid, ("minor", str(device.minor))])
             node.store.make_text(device.id, f"{first}{end}{own}{text}")  # whose last line marks it
+        if not gate.is_named():
+            raise gate.replaced_refusal()
     except BaseException as fault:
         if isinstance(fault, FileExistsError):
             made.pop()

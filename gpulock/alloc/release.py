@@ -72,7 +72,7 @@ def release_locks(
     restrict_to_owners(judge.scan, mine)
     reaper = Reaper(node, judge, locked_devices(node, mine), held)
     reaper.look(mine, deadline)
-    with Gate(node.store.path, deadline, node.settings.gate_timeout):
+    with Gate(node.store, deadline, node.settings.gate_timeout):
         for lock in mine:
             node.store.read_details(lock)
             released.add(reaper.finish(lock, ENDED, how))

@@ -142,7 +142,7 @@ def sync_device_groups(node: Node, devices: list[Device], deadline: Deadline) ->
 
     A job without GPUs may be the first of a boot, and find no locks at all.
     """
-    with Gate(node.store.path, deadline, node.settings.gate_timeout):
+    with Gate(node.store, deadline, node.settings.gate_timeout):
         if not node.store.exists():
             boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
         return group.apply_device_groups(node, devices)

@@ -18,11 +18,11 @@ def note_cgroup_folders(store: LockStore, folders: list[str]) -> None:
     """Note folders that are not noted yet; raise Refusal or OSError."""
     known = read_cgroup_folders(store)
     missing = [folder for folder in folders if folder not in known]
-    if not missing and os.path.lexists(f"{store.path}/{MARK}"):
+    if not missing and os.path.lexists(f"{store.root}/{MARK}"):
         return
     store.check(make=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    fd = os.open(f"{store.path}/{MARK}", flags, 0o644)
+    fd = os.open(f"{store.root}/{MARK}", flags, 0o644)
     try:
         # a line that somebody was killed in must not be the beginning of ours
         atomic.write_descriptor(fd, "".join([f"\n{folder}\n" for folder in missing]).encode())
@@ -33,7 +33,7 @@ def note_cgroup_folders(store: LockStore, folders: list[str]) -> None:
 def read_cgroup_folders(store: LockStore) -> list[str]:
     """Return the folders below which there may be cgroups of jobs; raise OSError."""
     try:
-        text = atomic.read_text(f"{store.path}/{MARK}")
+        text = atomic.read_text(f"{store.root}/{MARK}")
     except FileNotFoundError:
         return []
     return [line for line in dict.fromkeys(text.split("\n")) if line.startswith("/")]
@@ -41,4 +41,4 @@ def read_cgroup_folders(store: LockStore) -> list[str]:
 
 def remove_cgroup_marks(store: LockStore) -> None:
     """Take the file away: nothing is confined here any more."""
-    atomic.remove_quietly(f"{store.path}/{MARK}")
+    atomic.remove_quietly(f"{store.root}/{MARK}")

@@ -98,7 +98,7 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
         check_shepherd_alive(node, found)
         if node.settings.isolation != "off":
             isolate_sge_job(node, found, grant, deadline)
-        write_spool_record(found, grant.owner)
+        write_spool_record(node, found, grant.owner)
         if grant.fresh:
             claim_records.record_pending_history(
                 node.settings.state_dir, node.settings.lock_dir, grant.owner, RECORD, found.fd
@@ -171,8 +171,11 @@ def isolate_sge_job(node: Node, found: Spool, grant: Grant | None, deadline: Dea
     job.begin_job_isolation(node, who, devices, lambda: hook.make_sge_judge(node), deadline)
 
 
-def write_spool_record(found: Spool, record: Owner) -> None:
-    """Put the owner record into the spool directory as well, where only root can write it."""
+def write_spool_record(node: Node, found: Spool, record: Owner) -> None:
+    """Put the owner record into the spool directory as well, where only root can write it.
+
+    Raises Refusal, also where LOCK_DIR was lost before the record was there.
+    """
     data = owner.encode_owner(record).encode("utf-8")
     try:
         atomic.replace_file(RECORD, data, 0o644, found.fd)
@@ -180,6 +183,7 @@ def write_spool_record(found: Spool, record: Owner) -> None:
         raise Refusal(
             BROKEN, f"the job's spool directory: {fault}", "look at execd's file system"
         ) from fault
+    node.store.check_token(record.devices, record.token)
 
 
 def write_sge_variables(found: Spool, grant: Grant | None, settings: Settings, binds: str) -> None:

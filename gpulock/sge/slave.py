@@ -93,7 +93,7 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> Gran
     try:
         if node.settings.isolation != "off":
             isolate_sge_job(node, found, grant, deadline)
-        write_spool_record(found, own)
+        write_spool_record(node, found, own)
         if grant.fresh:
             claim_records.record_pending_history(
                 node.settings.state_dir, node.settings.lock_dir, grant.owner, RECORD, found.fd

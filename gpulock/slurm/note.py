@@ -86,15 +86,15 @@ def task_note_path(lock_dir: str, slurmd: str, job: str) -> str:
 
 def write_task_note(store: LockStore, note: TaskNote) -> None:
     """Write a job's note; raise OSError or kv.MalformedError."""
-    atomic.mkdir_if_missing(f"{store.path}/{FOLDER}")
+    atomic.mkdir_if_missing(f"{store.root}/{FOLDER}")
     data = note.encode().encode("utf-8", "surrogateescape")
-    atomic.replace_file(task_note_path(store.path, note.slurmd, note.job), data)
+    atomic.replace_file(task_note_path(store.root, note.slurmd, note.job), data)
 
 
 def is_task_note_superseded(store: LockStore, own: TaskNote) -> bool:
     """Return whether a later run of the same job has a note already: `own` comes too late."""
     try:
-        found = find_task_note(store.path, own.slurmd, own.job)
+        found = find_task_note(store.root, own.slurmd, own.job)
     except (OSError, kv.MalformedError):
         return False
     return found is not None and found.uid == own.uid and found.restart > own.restart
@@ -123,7 +123,7 @@ def remove_task_note(
 
     `tokens` are claims that the caller gives up, whatever still keeps their locks.
     """
-    path = task_note_path(store.path, slurmd, job)
+    path = task_note_path(store.root, slurmd, job)
     try:
         note = parse_task_note(atomic.read_text(path))
         if note.uid != uid or note.restart > restart:

@@ -25,7 +25,7 @@ from gpulock.node.settings import Settings
 from gpulock.slurm import note, request
 from gpulock.slurm.call import DEADLINE, SlurmHookCall
 from gpulock.slurm.note import TaskNote
-from gpulock.store import claim_records, kv
+from gpulock.store import atomic, claim_records, kv
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -81,7 +81,7 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Gran
     own.positions = call.positions() if request.uses_slurm_job_gpus(settings) else []
     grant = retry_slurm_claim(node, call, own, count, deadline)
     try:
-        record_slurm_claim(settings, call, grant)
+        record_slurm_claim(node, call, grant)
         own.token, own.devices = grant.owner.token, order_slurm_devices(node, own.positions, grant)
         save_task_note(node, own)
         if node.settings.job_map_dir or node.settings.gpustat_dir:
@@ -105,9 +105,18 @@ def prepare_isolation(node: Node, count: int) -> None:
         job.prepare_slurm_isolation(node, find_slurmds(node, os.getpid()), count)
 
 
-def record_slurm_claim(settings: Settings, call: SlurmHookCall, grant: Grant) -> None:
-    """Note the claim for adoption and history; raise OSError, but not for a full disk."""
+def record_slurm_claim(node: Node, call: SlurmHookCall, grant: Grant) -> None:
+    """Note the claim for adoption and history; raise OSError, but not for a full disk.
+
+    Raises Refusal where LOCK_DIR was lost before the record was there.
+    """
+    settings = node.settings
     path, fault = claim_records.write_record_or_mark(settings.state_dir, grant.owner)
+    try:
+        node.store.check_token(grant.owner.devices, grant.owner.token)
+    except Refusal:
+        atomic.remove_quietly(path)
+        raise
     if fault:
         log_hook_line(settings, f"{call.who}: {fault}", error=True)
     else:

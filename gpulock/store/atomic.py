@@ -107,9 +107,9 @@ def append_file(path: str, data: bytes) -> None:
         os.close(fd)
 
 
-def create_file(path: str, data: bytes, mode: int = 0o644) -> None:
+def create_file(path: str, data: bytes, mode: int = 0o644, dir_fd: int | None = None) -> None:
     """Write a file that is not there yet; raise OSError. A crash may leave it cut short."""
-    fd = os.open(path, OPEN_NEW, mode)
+    fd = os.open(path, OPEN_NEW, mode, dir_fd=dir_fd)
     try:
         write_descriptor(fd, data)
     finally:

@@ -13,7 +13,7 @@ import time
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
 from gpulock.store import atomic, quarantine
 from gpulock.store.kv import int_or_zero
-from gpulock.store.locks import LockStore
+from gpulock.store.locks import GRANT, LockStore
 from gpulock.store.owner import Owner
 
 EMPTY = "empty"  # what STATE_DIR's boot id is read as where nothing is in its file
@@ -30,12 +30,13 @@ def prepare_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> N
     if store.boot_id() == boot_id:
         return
     if may_be_claimed_boot(state_dir, boot_id):
-        raise Refusal(
-            UNKNOWN,
-            "the locks of this boot were lost",
-            "run gpulock reap as root: it restores them",
-        )
+        raise lost_locks_refusal("the locks of this boot")
     begin_boot(store, state_dir, boot_id, node)
+
+
+def lost_locks_refusal(what: str) -> Refusal:
+    """Return the refusal of every claim while `what` is lost."""
+    return Refusal(UNKNOWN, f"{what} were lost", "run gpulock reap as root: it restores them")
 
 
 def clear_folder(folder: str) -> None:
@@ -55,13 +56,14 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
     to a grant too many. LOCK_DIR's is written last: until then nothing is granted.
     """
     try:
-        kind = file_system_type(store.path)
+        kind = file_system_type(f"{store.root}/.")
     except (OSError, IndexError) as fault:
         raise Refusal(UNKNOWN, f"LOCK_DIR's file system: {fault}", "look at LOCK_DIR") from fault
     if bad := why_not_local(store.path, kind):
         raise Refusal(BROKEN, *bad)
     make_claim_folders(store, state_dir)
     if not may_be_claimed_boot(state_dir, boot_id):
+        forget_earlier_grants(store, boot_id)
         clear_folder(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
         from gpulock.store import adoption_state, claim_records
 
@@ -70,13 +72,28 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
     try:
         write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
         if store.boot_id():
-            atomic.remove_quietly(f"{store.path}/lost")  # of an earlier boot, on a kept LOCK_DIR
+            atomic.remove_quietly(f"{store.root}/lost")  # of an earlier boot, on a kept LOCK_DIR
         restore_reserves(store, state_dir, boot_id, node)
-        atomic.replace_file(f"{store.path}/boot_id", boot_id.encode() + b"\n")
+        atomic.replace_file(f"{store.root}/boot_id", boot_id.encode() + b"\n")
     except OSError as fault:
         raise Refusal(
             BROKEN, f"this node's state cannot be written: {fault}", "see gpulock doctor"
         ) from fault
+
+
+def forget_earlier_grants(store: LockStore, boot_id: str) -> None:
+    """Let locks go that were lost in an earlier boot, on a kept LOCK_DIR.
+
+    Raises Refusal, also where one was lost in this boot: then STATE_DIR has lost its boot id.
+    """
+    try:
+        for name in store.lost_ids(store.read_all_locks()):
+            text = atomic.read_text(f"{store.root}/{GRANT}{name}")
+            if f"\nboot_id={boot_id}\n" in text:
+                raise lost_locks_refusal(f"the locks of {name}")
+            store.forget(name)
+    except OSError as fault:
+        raise Refusal(UNKNOWN, f"LOCK_DIR: {fault}", "look at LOCK_DIR") from fault
 
 
 def write_boot_id(path: str, data: bytes) -> None:
@@ -130,13 +147,13 @@ def mark_locks_lost(store: LockStore) -> None:
 
     A job whose shepherd was killed has no record to adopt, and its processes live on.
     """
-    atomic.replace_file(f"{store.path}/lost", b"locks of this boot were lost\n")
+    atomic.replace_file(f"{store.root}/lost", b"locks of this boot were lost\n")
 
 
 def locks_were_lost(store: LockStore) -> bool:
     """Return whether locks of this boot were lost; raise Refusal where that cannot be seen."""
     try:
-        os.stat(f"{store.path}/lost")
+        os.stat(f"{store.at}lost", dir_fd=store.fd)
     except FileNotFoundError:
         return False
     except OSError as fault:

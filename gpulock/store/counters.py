@@ -30,12 +30,12 @@ STREAK_JOBS, STREAK_OWNERS = 3, 2  # unknowns of so many jobs and owners in a ro
 class ClaimCounters:
     """The counters as read; change them, then `save`."""
 
-    __slots__ = ("_folder", "values")
+    __slots__ = ("_store", "values")
 
     def __init__(self, store: LockStore) -> None:
-        self._folder = store.path
+        self._store = store
         try:
-            self.values = kv.decode_pairs(atomic.read_text(f"{store.path}/totals"))
+            self.values = kv.decode_pairs(atomic.read_text(f"{store.at}totals", dir_fd=store.fd))
         except (OSError, kv.MalformedError):
             self.values = {}
 
@@ -71,15 +71,16 @@ class ClaimCounters:
 
     def save(self) -> None:
         """Write the counters, with what was counted without them; what fails is lost."""
+        at, fd = self._store.at, self._store.fd
         for key, name in NOTED:
             try:
-                self.add(key, os.stat(f"{self._folder}/{name}").st_size)
-                atomic.remove_quietly(f"{self._folder}/{name}")
+                self.add(key, os.stat(f"{at}{name}", dir_fd=fd).st_size)
+                atomic.remove_quietly(f"{at}{name}", fd)
             except OSError:
                 continue  # nothing was
-        path = f"{self._folder}/totals"
         try:
-            atomic.replace_file(path, kv.encode_pairs(list(self.values.items())).encode())
+            data = kv.encode_pairs(list(self.values.items())).encode()
+            atomic.replace_file(f"{at}totals", data, dir_fd=fd)
         except (OSError, ValueError):
             return
 

@@ -13,27 +13,53 @@ import stat
 import time
 
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, LockTimeout, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.store.locks import LockStore
 
 NAME = "gate"
 FOREVER = float("inf")
 FIRST_PAUSE = 0.0005  # seconds; a claim takes less than that on tmpfs
 LONGEST_PAUSE = 0.02  # seconds
+OPEN_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Gate:
-    """Hold the gate of `lock_dir` for the length of a `with` block; `name` is its file.
+    """Hold the gate of a folder for the length of a `with` block; `name` is its file.
 
+    Of a LockStore, every path is meanwhile one below the folder that the gate is in, also where
+    another folder has LOCK_DIR's name by then; that is told at the end, by Refusal(UNKNOWN).
     Raises LockTimeout when it stays shut until the deadline, or for `seconds`; Refusal(BROKEN) when
     the file is not ours. `waited` is the time spent in seconds.
     """
 
-    __slots__ = ("_deadline", "_fd", "_path", "waited")
+    __slots__ = (
+        "_checked",
+        "_deadline",
+        "_fd",
+        "_folder",
+        "_name",
+        "_ours",
+        "_path",
+        "_store",
+        "waited",
+    )
 
     def __init__(
-        self, lock_dir: str, deadline: Deadline, seconds: float = FOREVER, name: str = NAME
+        self,
+        of: "str | LockStore",
+        deadline: Deadline,
+        seconds: float = FOREVER,
+        name: str = NAME,
     ) -> None:
-        self._path = f"{lock_dir}/{name}"
+        self._store = None if isinstance(of, str) else of
+        self._name = name
+        self._path = f"{of if self._store is None else self._store.path}/{name}"
+        self._folder = -1
+        self._ours = (0, 0)
+        self._checked = False
         self._deadline = Deadline(min(deadline.left(), seconds)) if seconds < FOREVER else deadline
         self._fd = -1
         self.waited = 0.0
@@ -43,20 +69,49 @@ class Gate:
         while not self._take():
             pass  # the file was removed, or another one is in its place: take that
         self.waited = clock_boottime() - begun
+        if self._store is not None:
+            self._store.enter(self._folder)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         try:
-            os.close(self._fd)
+            if self._store is not None:
+                self._store.enter(None)
+                if kind is None and not self._checked and not self.is_named():
+                    raise self.replaced_refusal()
+        finally:
+            for fd in (self._fd, self._folder):
+                try:
+                    os.close(fd)
+                except OSError:
+                    continue  # Linux lets go of it, and so of the lock, whatever close(2) says
+
+    def is_named(self) -> bool:
+        """Return whether LOCK_DIR and the gate still are the ones that we are in."""
+        try:
+            named = os.lstat(self._path)
         except OSError:
-            return  # Linux lets go of the descriptor, and so of the lock, whatever close(2) says
+            return False
+        self._checked = self._ours == (named.st_dev, named.st_ino)
+        return self._checked
+
+    def replaced_refusal(self) -> Refusal:
+        """Return the refusal where they are not: what was done may be lost."""
+        return Refusal(
+            UNKNOWN,
+            f"{self._path} was replaced meanwhile, perhaps with all locks",
+            "try again; gpulock reap restores lost locks",
+        )
 
     def _take(self) -> bool:
         """Lock the file; return whether it still is the one of that name by then."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self._fd = self._folder = -1
         try:
-            fd = self._fd = os.open(self._path, flags, 0o600)
+            self._folder = os.open(self._path.rpartition("/")[0], OPEN_PLACE)
+            fd = self._fd = os.open(self._name, flags, 0o600, dir_fd=self._folder)
         except OSError as fault:
+            self.__exit__(fault)
             raise self._broken("opened", fault) from fault
         pause = FIRST_PAUSE
         try:
@@ -64,6 +119,7 @@ class Gate:
             if not stat.S_ISREG(ours.st_mode) or ours.st_uid != uid or ours.st_mode & 0o077:
                 why = f"{self._path} is not a private file of uid {uid}"
                 raise Refusal(BROKEN, why, "remove it when no hook is running")
+            self._ours = (ours.st_dev, ours.st_ino)
             while True:
                 left = self._deadline.left()  # asked first: one that was held up tries once more
                 try:
@@ -76,15 +132,13 @@ class Gate:
                     raise LockTimeout(self._path)
                 time.sleep(min(pause, left))
                 pause = min(pause * 2, LONGEST_PAUSE)
-            named = os.lstat(self._path)
-            if (ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino):
+            if self.is_named():
+                self._checked = False  # once more when we leave
                 return True
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            os.close(fd)
+        except BaseException as fault:
+            self.__exit__(fault)
             raise
-        os.close(fd)
+        self.__exit__(self)
         return False
 
     def _broken(self, what: str, fault: OSError) -> Refusal:

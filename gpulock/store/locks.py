@@ -2,9 +2,12 @@
 """The lock directory: one directory a held device, made by mkdir, with the owner record inside.
 
 Hot. Everything here but `check` is done with the gate held. mkdir is the grant: it is atomic and
-fails when the lock is there. A lock leaves by one rename into `released/`.
+fails when the lock is there. A lock leaves by one rename into `released/`. Beside `locks/`, its
+owner record has a second name, `grant.ID`, made after the first and removed before it: where that
+stands alone, the lock was lost, and is put back from it.
 """
 
+import errno
 import os
 import stat
 import time
@@ -13,6 +16,11 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic, kv, owner
 from gpulock.store.owner import Owner
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+GRANT = "grant."  # a second name of a lock's owner record begins with it
 RELEASED_CAP = 1000  # released locks that wait for their history line
 DROPPED = "dropped"  # how many were dropped since they were counted last
 RELEASED_PRUNE = 500  # how many of the oldest go when the cap is reached
@@ -51,14 +59,25 @@ class Lock:
 
 
 class LockStore:
-    """The lock directory at `path`; paths are made, nothing is opened before it is asked for."""
+    """The lock directory at `path`; paths are made, nothing is opened before it is asked for.
 
-    __slots__ = ("locks_dir", "path", "released_dir")
+    `root` is where it is found: the same, but with the gate held a path by the descriptor `fd`,
+    which stays with one folder. `at` begins a path that is used together with `fd`.
+    """
+
+    __slots__ = ("at", "fd", "locks_dir", "path", "released_dir", "root")
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.locks_dir = f"{path}/locks"
-        self.released_dir = f"{path}/released"
+        self.enter(None)
+
+    def enter(self, fd: int | None) -> None:
+        """Let every path be below the folder that is open as `fd`; None: below LOCK_DIR's name."""
+        self.fd = fd
+        self.root = root = self.path if fd is None else f"/proc/self/fd/{fd}"
+        self.at = f"{root}/" if fd is None else ""
+        self.locks_dir = f"{root}/locks"
+        self.released_dir = f"{root}/released"
 
     def check(self, make: bool = False) -> None:
         """Raise Refusal(BROKEN) unless the directory is ours and nobody else may write there.
@@ -97,7 +116,7 @@ class LockStore:
     def boot_id(self) -> str:
         """Return the boot in which this directory was made ready, or nothing."""
         try:
-            return atomic.read_text(f"{self.path}/boot_id").strip()
+            return atomic.read_text(f"{self.at}boot_id", dir_fd=self.fd).strip()
         except FileNotFoundError:
             return ""
         except OSError as fault:
@@ -114,9 +133,8 @@ class LockStore:
     def read(self, name: str) -> Lock:
         """Return one lock; a record that cannot be read or understood is a `fault`."""
         try:
-            return Lock(
-                name, owner.parse_owner(atomic.read_text(f"{self.locks_dir}/{name}/owner")), ""
-            )
+            text = atomic.read_text(f"{self.at}locks/{name}/owner", dir_fd=self.fd)
+            return Lock(name, owner.parse_owner(text), "")
         except FileNotFoundError:
             return Lock(name, None, "")
         except (OSError, kv.MalformedError) as fault:
@@ -151,21 +169,73 @@ class LockStore:
 
     def make_text(self, name: str, text: str) -> None:
         """Lock one device for the owner that `text` describes."""
-        folder = f"{self.locks_dir}/{name}"
-        os.mkdir(folder, 0o755)
-        atomic.replace_file(f"{folder}/owner", text.encode("utf-8"))
+        folder, at = f"{self.at}locks/{name}", self.fd
+        os.mkdir(folder, 0o755, dir_fd=at)
+        atomic.replace_file(f"{folder}/owner", text.encode("utf-8"), dir_fd=at)
+        try:
+            os.link(f"{folder}/owner", f"{self.at}{GRANT}{name}", src_dir_fd=at, dst_dir_fd=at)
+        except FileExistsError:
+            atomic.remove_folder(f"{self.locks_dir}/{name}")
+            raise OSError(errno.EBUSY, f"{name} was locked, and its lock was lost") from None
 
     def rewrite(self, name: str, record: Owner) -> None:
         """Replace the owner record of a lock that is held."""
         data = owner.encode_owner(record).encode("utf-8")
         atomic.replace_file(f"{self.locks_dir}/{name}/owner", data)
+        self.keep(name)
 
     def undo(self, name: str) -> None:
         """Take back a lock made a moment ago by this process; what fails is reaped later."""
         try:
+            self.forget(name)
             atomic.remove_folder(f"{self.locks_dir}/{name}")
         except OSError:
             return
+
+    def keep(self, name: str) -> None:
+        """Give the owner record of a lock, as it is now, its second name; raise OSError."""
+        record, second = f"{self.locks_dir}/{name}/owner", f"{self.root}/{GRANT}{name}"
+        try:
+            if os.path.samestat(os.lstat(record), os.lstat(second)):
+                return
+            os.unlink(second)  # killed here, the lock has none: a reconcile gives it one
+        except FileNotFoundError:
+            pass
+        os.link(record, second)
+
+    def forget(self, name: str) -> None:
+        """Let a lock go for good: lost from now on, it is not put back; raise OSError."""
+        try:
+            os.unlink(f"{self.at}{GRANT}{name}", dir_fd=self.fd)
+        except FileNotFoundError:
+            return
+
+    def lost_ids(self, held: dict[str, Lock]) -> list[str]:
+        """Return the ids whose lock, or its record, is gone, but not by us; raise Refusal.
+
+        `held` are all locks, read before.
+        """
+        try:
+            names = os.listdir(self.root)
+        except OSError as fault:
+            raise Refusal(UNKNOWN, f"LOCK_DIR: {fault}", "look at LOCK_DIR") from fault
+        granted = [name[len(GRANT) :] for name in names if name.startswith(GRANT)]
+        whole = [name for name, lock in held.items() if lock.owner or lock.fault]
+        return sorted([name for name in granted if name not in whole])
+
+    def check_token(self, names: "Iterable[str]", token: str) -> None:
+        """Raise Refusal(UNKNOWN) unless all these devices are locked by this claim; no gate.
+
+        To be called when a record of the claim is kept: LOCK_DIR may have been lost before that,
+        and filled again without it. One that is lost later is filled again by the record.
+        """
+        for name in names:
+            try:
+                text = atomic.read_text(f"{self.locks_dir}/{name}/owner")
+            except OSError:
+                text = ""
+            if f"\ntoken={token}\n" not in text:
+                raise Refusal(UNKNOWN, f"the lock of {name} was lost meanwhile", "try again")
 
     def anchor(self, name: str, pid: int, start: int, gid: int) -> None:
         """Let one more shepherd, with the group of its task, keep the lock alive."""
@@ -195,9 +265,10 @@ class LockStore:
         if lock.fault or not self.has_token(lock.id, ours):
             raise Refusal(UNKNOWN, f"the lock of {lock.id} changed meanwhile", "try again")
         if ours is None:
+            self.forget(lock.id)
             atomic.remove_folder(f"{self.locks_dir}/{lock.id}")
             return
-        folder = f"{self.locks_dir}/{lock.id}"
+        folder, at = f"{self.at}locks/{lock.id}", self.fd
         times = [("released_at", f"{time.time():.3f}")]
         if lock.owner is None or boot_id in ("", lock.owner.boot_id):
             boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -205,13 +276,15 @@ class LockStore:
         try:  # first: a process killed in between frees nothing
             data = kv.encode_pairs([*times, ("how", how)]).encode()
             try:
-                atomic.create_file(f"{folder}/released", data)
+                atomic.create_file(f"{folder}/released", data, dir_fd=at)
             except FileExistsError:  # of a release that was cut short
-                os.unlink(f"{folder}/released")
-                atomic.create_file(f"{folder}/released", data)
+                os.unlink(f"{folder}/released", dir_fd=at)
+                atomic.create_file(f"{folder}/released", data, dir_fd=at)
         except (OSError, ValueError):
             pass  # the history lacks when and how
-        os.rename(folder, f"{self.released_dir}/{ours}.{lock.id}")
+        self.forget(lock.id)
+        target = f"{self.at}released/{ours}.{lock.id}"
+        os.rename(folder, target, src_dir_fd=at, dst_dir_fd=at)
         try:
             if count_folders(self.released_dir) >= RELEASED_CAP:
                 self.prune()
@@ -221,10 +294,19 @@ class LockStore:
     def has_token(self, name: str, token: str | None) -> bool:
         """Return whether a lock has this token, or for None no owner; raise OSError."""
         try:
-            text = atomic.read_text(f"{self.locks_dir}/{name}/owner")
+            text = atomic.read_text(f"{self.at}locks/{name}/owner", dir_fd=self.fd)
         except FileNotFoundError:
             return token is None
         return token is not None and f"\ntoken={token}\n" in text
+
+    def is_lost(self, name: str, token: str) -> bool:
+        """Return whether a claim's lock is lost, or may be, given that it is not there."""
+        try:
+            return f"\ntoken={token}\n" in atomic.read_text(f"{self.root}/{GRANT}{name}")
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
 
     def prune(self) -> None:
         """Drop the oldest released locks; raise OSError."""
@@ -241,7 +323,7 @@ class LockStore:
         One byte each, since only some of its callers have the counters at hand.
         """
         try:
-            atomic.append_file(f"{self.path}/{DROPPED}", b"." * count)
+            atomic.append_file(f"{self.root}/{DROPPED}", b"." * count)
         except OSError:
             return
 

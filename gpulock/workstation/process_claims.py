@@ -25,7 +25,7 @@ from gpulock.sge.verdict import SgeJobRule
 from gpulock.slurm import verdict
 from gpulock.slurm.scontrol import SlurmctldClient
 from gpulock.slurm.steps import SlurmSteps
-from gpulock.store import boot, claim_records
+from gpulock.store import atomic, boot, claim_records
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -123,7 +123,7 @@ def ensure_node_dirs(node: Node) -> None:
                 "run as root, or set your own LOCK_DIR and STATE_DIR with --config",
             ) from fault
     node.store.check()
-    with Gate(node.store.path, Deadline(node.settings.gate_timeout)):
+    with Gate(node.store, Deadline(node.settings.gate_timeout)):
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
 
 
@@ -139,15 +139,24 @@ def claim_for_process(
         grant = claim_preferring_unused(
             node, record, ClaimRequest(count), lambda: make_liveness_judge(node), deadline
         )
+    kept, token = "", grant.owner.token
     try:
         kept, grant.fault = claim_records.write_record_or_mark(node.settings.state_dir, grant.owner)
-    except OSError as fault:
+        node.store.check_token(grant.owner.devices, token)
+    except (OSError, Refusal) as fault:
         from gpulock.alloc.release import release_locks
 
-        token = grant.owner.token
-        release_locks(
-            node, lambda o: o.token == token, make_liveness_judge(node), deadline, "claim undone"
-        )
+        if grant.fresh:
+            atomic.remove_quietly(kept)
+            release_locks(
+                node,
+                lambda o: o.token == token,
+                make_liveness_judge(node),
+                deadline,
+                "claim undone",
+            )
+        if isinstance(fault, Refusal):
+            raise
         raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
     if grant.fresh and kept:
         claim_records.record_pending_history(

@@ -34,9 +34,9 @@ def take_ticket(node: Node, deadline: Deadline, pid: int = 0) -> str:
 
     Another process that stands in line already keeps its place.
     """
-    folder = f"{node.store.path}/{FOLDER}"
     given, pid = bool(pid), pid or os.getpid()
-    with Gate(node.store.path, deadline, node.settings.gate_timeout):
+    with Gate(node.store, deadline, node.settings.gate_timeout):
+        folder = f"{node.store.root}/{FOLDER}"
         try:
             os.makedirs(folder, 0o755, exist_ok=True)
             start = node.proc.start(pid)

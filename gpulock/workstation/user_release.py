@@ -29,7 +29,7 @@ def release_for_user(
     judge = process_claims.make_liveness_judge(node)
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
     reaper.files.any_device_open((peer.account,))
-    with Gate(node.store.path, deadline, node.settings.gate_timeout):
+    with Gate(node.store, deadline, node.settings.gate_timeout):
         reaper.read_locks()
         locks = select_locks(reaper.held, peer, request)
         for lock in locks:

@@ -176,7 +176,7 @@ def prepare_admin_device(
 
 def make_admin_gate(node: Node) -> Gate:
     """Return the gate, to hold for the length of a change."""
-    return Gate(node.store.path, Deadline(node.settings.gate_timeout))
+    return Gate(node.store, Deadline(node.settings.gate_timeout))
 
 
 def reap_device_lock(node: Node, found: list[Device], name: str) -> Lock | None:

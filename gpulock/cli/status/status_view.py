@@ -146,7 +146,7 @@ def judge_node_view(view: StatusView) -> ProcessView:
 
 def find_stray_path(node: Node, lock: Lock | None) -> str:
     """Return the path of what stands in the place of a lock's folder, or nothing."""
-    path = f"{node.store.locks_dir}/{lock.id}" if lock and lock.fault else ""
+    path = f"{node.store.path}/locks/{lock.id}" if lock and lock.fault else ""
     return path if path and os.path.lexists(path) and not is_real_folder(path) else ""
 
 

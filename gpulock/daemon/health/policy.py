@@ -158,7 +158,7 @@ class HealthPolicy(Chore):
         Raises OSError or kv.MalformedError where it cannot be noted.
         """
         state_dir, folder = node.settings.state_dir, notes.QUARANTINE
-        with Gate(node.store.path, Deadline(GATE_SECONDS)):
+        with Gate(node.store, Deadline(GATE_SECONDS)):
             known: dict[str, str] = {}
             if name in notes.list_noted_devices(state_dir, folder):
                 known = notes.read_device_note(state_dir, folder, name)
@@ -235,7 +235,7 @@ class HealthPolicy(Chore):
         Raises OSError or ValueError where its comeback cannot be noted: then it stays out.
         """
         state_dir, folder = node.settings.state_dir, notes.QUARANTINE
-        with Gate(node.store.path, Deadline(GATE_SECONDS)):
+        with Gate(node.store, Deadline(GATE_SECONDS)):
             listed = name in notes.list_noted_devices(state_dir, folder)
             if not listed or notes.read_device_note(state_dir, folder, name) != note:
                 return

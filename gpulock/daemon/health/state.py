@@ -125,7 +125,7 @@ def is_health_lock(lock: Lock) -> bool:
 def lock_bad_device(node: Node, name: str, seconds: float) -> str:
     """Lock a device that is free; return what becomes of it, as a clause."""
     try:
-        with Gate(node.store.path, Deadline(seconds)):
+        with Gate(node.store, Deadline(seconds)):
             held = [
                 lock
                 for lock in node.store.read_all_locks().values()
@@ -144,7 +144,7 @@ def unlock_bad_device(node: Node, name: str, seconds: float) -> None:
     """Free a device that was locked instead of noted; raise OSError or Refusal."""
     if not node.store.exists() or not is_health_lock(node.store.read(name)):
         return
-    with Gate(node.store.path, Deadline(seconds)):
+    with Gate(node.store, Deadline(seconds)):
         lock = node.store.read(name)
         if is_health_lock(lock):
             free_lock(node, lock, "it is quarantined now")

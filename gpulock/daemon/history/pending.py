@@ -46,7 +46,7 @@ def read_released_claims(store: LockStore, faults: set[str]) -> EndedClaims:
     parts = {name: read_released_lock(store, name, faults) for name in names}
     bare = [name for name, part in parts.items() if part and not part.how and not part.noted]
     if bare:
-        with Gate(store.path, Deadline(GATE_SECONDS)):
+        with Gate(store, Deadline(GATE_SECONDS)):
             pass  # a release at work has finished
         parts |= {name: read_released_lock(store, name, faults) for name in bare}
     found: EndedClaims = {}
@@ -211,7 +211,7 @@ def read_pending_record(folder: str, name: str) -> tuple[Owner | None, float]:
 
 
 def is_claim_in_lock_dir(store: LockStore, record: Owner) -> bool:
-    """Return whether LOCK_DIR still tells of a claim.
+    """Return whether LOCK_DIR still tells of a claim, be it of a lock that is lost.
 
     A lock moves from `locks/` to `released/`, never back: looked for in this order, it is not
     missed. Its record is made after the first of its locks.
@@ -219,6 +219,8 @@ def is_claim_in_lock_dir(store: LockStore, record: Owner) -> bool:
     for device in record.devices:
         lock = store.read(device)
         if lock.fault or (lock.owner and lock.owner.token == record.token):
+            return True
+        if store.is_lost(device, record.token):
             return True
     return any(
         os.path.lexists(f"{store.released_dir}/{record.token}.{device}")
@@ -253,6 +255,8 @@ def is_claim_fully_released(store: LockStore, token: str, parts: dict[str, Claim
             continue
         lock = store.read(device)
         if lock.fault or (lock.owner and lock.owner.token == token):
+            return False
+        if store.is_lost(device, token):
             return False
         part = read_released_lock(store, f"{token}.{device}", set())
         if part is not None:

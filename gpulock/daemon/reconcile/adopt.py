@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put back the locks of living jobs when LOCK_DIR was lost within a boot.
+"""Put back the locks of living jobs when LOCK_DIR, or locks in it, were lost within a boot.
 
 Warm. The records are the hooks' own, kept where only root writes: in the spool directory of each
 Grid Engine job, and in STATE_DIR/runs for Slurm's and for `gpulock run`. Nothing is granted until
-every living job was looked at; one that cannot be read stops the adoption.
+every living job was looked at; one that cannot be read stops the adoption. Where LOCK_DIR stands,
+a lost lock is put back from its second name (store.locks), also of the dead: the reap judges it.
 """
 
 import os
@@ -19,6 +20,7 @@ from gpulock.slurm import note
 from gpulock.slurm.call import expand_gpu_list
 from gpulock.slurm.gres_map import resolve_gres_devices
 from gpulock.store import adoption_state, atomic, claim_records, kv, owner
+from gpulock.store.locks import GRANT
 from gpulock.store.owner import Owner
 
 
@@ -70,6 +72,46 @@ def read_run_records(node: Node) -> list[Owner]:
         if record.boot_id == node.boot_id:
             found.append(record)
     return found
+
+
+def put_back_lost_locks(node: Node, scan: ProcessScan) -> list[Owner]:
+    """Make the locks again that somebody removed, gate held; return their records.
+
+    A record has the devices that were put back. Tasks that share a lock come before its own
+    record: cut short in between, it still is lost. Raises Refusal, or OSError.
+    """
+    store = node.store
+    held = store.read_all_locks()
+    lost = store.lost_ids(held)
+    for name in [name for name, lock in held.items() if lock.owner]:
+        store.keep(name)  # an earlier version made none, nor a release cut short
+    if not lost:
+        return []
+    require_processes_seen(scan)
+    found: dict[str, list[Owner]] = {}
+    shepherds = [read_shepherd_record(node, pid) for pid in find_shepherds(scan, os.geteuid())]
+    for name in lost:
+        atomic.mkdir_if_missing(f"{store.locks_dir}/{name}")
+        try:
+            record = owner.parse_owner(atomic.read_text(f"{store.root}/{GRANT}{name}"))
+        except (OSError, kv.MalformedError):
+            record = None  # its lock will be one that cannot be read, which nobody reaps
+        for one in shepherds:
+            if record and one and (one.token, one.run()) == (record.token, record.run()):
+                continue
+            if record and one and one.token == record.token:
+                store.anchor(name, one.pid, one.start, one.add_grp_id)
+        os.link(f"{store.root}/{GRANT}{name}", f"{store.locks_dir}/{name}/owner")
+        if record:
+            found.setdefault(record.token, []).append(record.copy(devices=(name,)))
+    return [same[0].copy(devices=tuple(one.devices[0] for one in same)) for same in found.values()]
+
+
+def require_processes_seen(scan: ProcessScan) -> None:
+    """Raise Refusal(UNKNOWN) where living jobs may be hidden."""
+    scan.statuses()
+    if scan.blind:
+        raise Refusal(UNKNOWN, scan.blind, "run gpulock reap where all processes show")
 
 
 def adopt_lost_locks(node: Node, scan: ProcessScan) -> list[Owner]:

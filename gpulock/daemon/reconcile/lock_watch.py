@@ -20,7 +20,7 @@ from gpulock.daemon.core.loop import EventLoop
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
 from gpulock.node.procfs import Proc
-from gpulock.store.locks import LockStore
+from gpulock.store.locks import GRANT, LockStore
 
 # linux/inotify.h
 MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x40, 0x80, 0x100, 0x200
@@ -99,7 +99,7 @@ class LockDirWatch:
         lost, self._lost = self._lost, False
         seen = self.events()
         return lost or any(
-            not name.startswith(".")
+            not name.startswith((".", GRANT))
             and not (mask & GONE and name in gone)
             and not (mask & (CREATE | MOVED_TO) and name in made)
             for _, mask, name in seen

@@ -66,10 +66,11 @@ def reconcile_locks(
     if dry_run and not node.store.exists():
         return ReconcileReport([], [])
     node.store.check(make=True)
-    with Gate(node.store.path, deadline, node.settings.gate_timeout):
+    with Gate(node.store, deadline, node.settings.gate_timeout):
         adopted: list[Owner] = []
         if not dry_run and node.store.boot_id() == node.boot_id:
             boot.make_claim_folders(node.store, node.settings.state_dir)
+            adopted = adopt.put_back_lost_locks(node, judge.scan)
         elif not dry_run:
             adopted = begin_boot_or_adopt(node, judge)
         held = node.store.read_all_locks()
@@ -88,15 +89,17 @@ def reconcile_locks(
         if not dry_run:
             try:
                 publish_verdicts(node, report.outcomes)
-                for name in os.listdir(node.store.path):
+                for name in os.listdir(node.store.root):
                     if name.startswith(HALF_WRITTEN):
-                        atomic.remove_quietly(f"{node.store.path}/{name}")
+                        atomic.remove_quietly(f"{node.store.root}/{name}")
                 boot.repair_state_boot_id(node.settings.state_dir, node.boot_id)
                 whole = f"{node.settings.state_dir}/{adoption_state.WHOLE}"
                 if not os.path.lexists(whole):
                     adopt.write_missing_records(node)
             except OSError as fault:
-                report.fault = f"{fault.filename or node.store.path}: {fault.strerror}"
+                where = str(fault.filename or node.store.path)
+                where = where.replace(node.store.root, node.store.path)
+                report.fault = f"{where}: {fault.strerror}"
     isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.path}/isolation")
     if isolated and not dry_run:
         from gpulock.isolation import cleanup
@@ -107,18 +110,19 @@ def reconcile_locks(
 
 def begin_boot_or_adopt(node: Node, judge: Judge) -> list[Owner]:
     """Make the lock directory ready for this boot, adopting what was lost within it."""
-    if not boot.may_be_claimed_boot(node.settings.state_dir, node.boot_id):
-        boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-        return []
-    judge.scan.statuses()
-    if judge.scan.blind:
-        raise Refusal(UNKNOWN, judge.scan.blind, "run gpulock reap where all processes show")
-    boot.make_claim_folders(node.store, node.settings.state_dir)
-    boot.mark_locks_lost(node.store)
-    adopt.check_records_complete(node)
-    adopted = adopt.adopt_lost_locks(node, judge.scan)
-    boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-    return adopted
+    state_dir = node.settings.state_dir
+    lost = boot.may_be_claimed_boot(state_dir, node.boot_id)
+    if lost:
+        adopt.require_processes_seen(judge.scan)
+    boot.make_claim_folders(node.store, state_dir)
+    if lost:
+        boot.mark_locks_lost(node.store)
+        adopt.check_records_complete(node)
+    adopted = {one.token: one for one in adopt.put_back_lost_locks(node, judge.scan)}
+    if lost:
+        adopted |= {one.token: one for one in adopt.adopt_lost_locks(node, judge.scan)}
+    boot.begin_boot(node.store, state_dir, node.boot_id, node.name)
+    return list(adopted.values())
 
 
 def publish_verdicts(node: Node, outcomes: list[ReapOutcome]) -> None:
@@ -130,7 +134,7 @@ def publish_verdicts(node: Node, outcomes: list[ReapOutcome]) -> None:
         if outcome.act != FREED and outcome.lock.extern and not outcome.lock.seen:
             node.store.mark_seen(outcome.lock.id)
     left = {o.lock.owner.token: o.verdict for o in outcomes if o.act != FREED and o.lock.owner}
-    verdicts.write_verdicts(node.store.path, left, node.boot_id)
+    verdicts.write_verdicts(node.store.root, left, node.boot_id)
     totals = ClaimCounters(node.store)
     freed = [outcome for outcome in outcomes if outcome.act == FREED]
     for outcome in freed:

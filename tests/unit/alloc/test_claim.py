@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 
@@ -49,7 +48,7 @@ def test_the_same_run_gets_the_same_answer(box: Box) -> None:
 
 def test_part_of_a_grant_is_given_up_and_claimed_afresh(box: Box) -> None:
     first = ask(box)
-    shutil.rmtree(box.lock / "locks" / bus(0))
+    box.node().store.undo(bus(0))
     again = ask(box)
     assert (len(again.devices), again.fresh) == (2, True)
     assert again.owner.token != first.owner.token
@@ -58,7 +57,7 @@ def test_part_of_a_grant_is_given_up_and_claimed_afresh(box: Box) -> None:
 
 def test_part_of_a_grant_that_somebody_uses_is_not_given_up(box: Box) -> None:
     ask(box)
-    shutil.rmtree(box.lock / "locks" / bus(0))
+    box.node().store.undo(bus(0))
     box.proc.add(700, fds={9: box.dev / "nvidia1"})
     assert refused(box).kind == BUSY
     assert box.locks() == [bus(1)]

@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from gpulock.store import atomic
 from gpulock.store.locks import LockStore
 from tests.support.trees import Box, bus, judging, record, soon
 
-CALLS = ("mkdir", "rename", "write", "open")
+CALLS = ("mkdir", "rename", "write", "open", "link", "lstat")
 MOST = 60  # system calls of one kind in one claim
 
 
@@ -125,8 +124,8 @@ def test_a_device_locked_meanwhile_stays_with_its_new_owner(
     real = os.mkdir
 
     def peer(path: str) -> None:
-        real(path, 0o755)
-        Path(path, "owner").write_text("theirs")
+        real(box.lock / path, 0o755)
+        (box.lock / path / "owner").write_text("theirs")
 
     Failing(monkeypatch, "mkdir", nth, before=peer)
     with pytest.raises(Refusal) as caught:

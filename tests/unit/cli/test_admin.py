@@ -16,6 +16,7 @@ from gpulock.store import quarantine
 from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.cli_site import Site, dead_process
 from tests.support.faults import disk_full
+from tests.support.trees import OTHER_BOOT
 
 
 def noted(site: Site, folder: str) -> list[str]:
@@ -34,8 +35,9 @@ def test_a_reserve_locks_the_device_and_is_noted_for_the_next_boot(site: Site) -
 def test_a_reserve_is_put_back_after_a_boot(site: Site) -> None:
     site.call("reserve", "3", "--reason", "burn-in")
     for path in (site.files.lock_dir / "boot_id", site.files.state_dir / "boot_id"):
-        path.write_text("another boot\n")
-    subprocess.run(["rm", "-r", str(site.files.lock_dir / "locks")], check=True)
+        path.write_text(f"{OTHER_BOOT}\n")
+    grants = [str(path) for path in site.files.lock_dir.glob("grant.*")]
+    subprocess.run(["rm", "-r", str(site.files.lock_dir / "locks"), *grants], check=True)
     assert site.run("run", "-n", "1", "--", "/bin/true").returncode == 0
     assert site.json()["gpus"][3]["held"]["comment"] == "burn-in"
 

@@ -144,11 +144,11 @@ class Unreadable:
         self._read = atomic.read_text
         patch.setattr(atomic, "read_text", self.read)
 
-    def read(self, path: str, limit: int = 1 << 16) -> str:
+    def read(self, path: str, limit: int = 1 << 16, dir_fd: int | None = None) -> str:
         if path == self._path and self._left:
             self._left -= 1
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return self._read(path, limit)
+        return self._read(path, limit, dir_fd)
 
 
 def test_a_record_that_fails_to_be_read_once_does_not_close_its_jobs_device(

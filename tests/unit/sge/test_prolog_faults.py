@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import os
+import shutil
+from typing import Any
 
 import pytest
 
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.sge import hook, prolog, request, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import NOT_CONSUMABLE
-from gpulock.store import quarantine
+from gpulock.store import atomic, quarantine
+from tests.support.claims import ask, holder
 from tests.support.faults import fail_at, raising
 from tests.support.jobs import SHEPHERD, Site, gpus, variables
-from tests.support.trees import BOOT, bus
+from tests.support.trees import BOOT, bus, judge_of, soon
 
 RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
 FALSE_JOB = {"JOB_ID": "13", "SGE_TASK_ID": "0", "QUEUE": "gpu.q"}
@@ -82,14 +86,38 @@ def test_a_job_whose_shepherd_dies_meanwhile_keeps_nothing(
     job = site.run(gpus(2))
     real = os.mkdir
 
-    def last_lock(path: str, mode: int = 0o777) -> None:
-        real(path, mode)
+    def last_lock(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        real(path, mode, dir_fd=dir_fd)
         if path.endswith(bus(1)):
             site.proc.remove(SHEPHERD)
 
     monkeypatch.setattr(os, "mkdir", last_lock)
     assert start(site, job) == REQUEUE
     assert site.locks() == []
+
+
+@pytest.mark.parametrize("adopted", [True, False])
+def test_a_job_whose_lock_dir_is_lost_before_its_record_is_kept_does_not_start(
+    site: Site, monkeypatch: pytest.MonkeyPatch, adopted: bool
+) -> None:
+    """An adoption that came before found no record of it: it has no lock, or another job has it."""
+    job = site.run(gpus(1))
+    real = atomic.replace_file
+
+    def lose(path: str, *more: Any, **about: Any) -> None:
+        if path == prolog.RECORD:
+            shutil.rmtree(site.lock)
+            if adopted:
+                node = site.node()
+                reconcile_locks(node, judge_of(node), soon())
+                ask(site, 1, job_id="99", pid=599)
+        real(path, *more, **about)
+
+    monkeypatch.setattr(atomic, "replace_file", lose)
+    assert start(site, job) == REQUEUE
+    assert site.locks() == ([bus(0)] if adopted else [])
+    if adopted:
+        assert holder(site, 0).job_id == "99"
 
 
 def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.job import environment
 from gpulock.slurm import prolog, request
+from gpulock.store import claim_records
 from gpulock.store.gate import Gate
+from gpulock.store.owner import Owner
 from tests.support.faults import fail_at, raising
 from tests.support.slurm_site import INVALID, NODE_BROKEN, RUN, SILENT, Clock, Site, row
-from tests.support.trees import BOOT, bus
+from tests.support.trees import BOOT, bus, judge_of, soon
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
@@ -204,6 +207,24 @@ def test_a_job_without_gpus_starts_although_it_cannot_be_told(site: Site) -> Non
     (site.lock / "tasks").touch()
     assert site.prolog(12, None) == RUN
     assert site.calls() == []
+
+
+def test_a_job_whose_lock_dir_is_lost_before_its_record_is_kept_does_not_start(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adoption that came before found no record of it: it has no lock."""
+    real = claim_records.write_claim_record
+
+    def lose(state_dir: str, record: Owner) -> str:
+        shutil.rmtree(site.lock)
+        node = site.node()
+        reconcile_locks(node, judge_of(node), soon())
+        return real(state_dir, record)
+
+    monkeypatch.setattr(claim_records, "write_claim_record", lose)
+    assert site.prolog() == RUN
+    assert "lost" in site.refused(12, "unknown")
+    assert (site.locks(), os.listdir(site.state / "runs")) == ([], [])
 
 
 def test_a_gate_that_stays_shut_is_could_not_be_found_out(site: Site) -> None:

@@ -56,9 +56,9 @@ def test_a_peer_that_is_between_mkdir_and_owner_is_not_overtaken(
 ) -> None:
     real = os.mkdir
 
-    def peer_first(path: str, mode: int = 0o777) -> None:
-        real(path, mode)
-        real(path, mode)
+    def peer_first(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        real(path, mode, dir_fd=dir_fd)
+        real(path, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "mkdir", peer_first)
     with pytest.raises(FileExistsError):
@@ -142,8 +142,8 @@ def test_a_release_that_is_killed_behind_its_rename_has_said_how(
     store.make(ONE, record())
     rename = os.rename
 
-    def die(*paths: str) -> None:
-        rename(*paths)
+    def die(source: str, target: str, **about: int | None) -> None:
+        rename(source, target, **about)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "rename", die)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,12 +197,12 @@ def test_an_adoption_that_is_killed_is_finished_by_the_next(
     real = atomic.replace_file
     owners: list[str] = []
 
-    def die(path: str, data: bytes, mode: int = 0o644) -> None:
+    def die(path: str, *more: Any, **about: Any) -> None:
         if path.endswith("/owner"):
             owners.append(path)
             if len(owners) == at:
                 raise KeyboardInterrupt
-        real(path, data, mode)
+        real(path, *more, **about)
 
     monkeypatch.setattr(atomic, "replace_file", die)
     with pytest.raises(KeyboardInterrupt):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -275,10 +276,10 @@ def test_a_note_that_cannot_be_written_stops_the_adoption_and_every_grant(
     lose(site)
     real = atomic.replace_file
 
-    def full(path: str, data: bytes, mode: int = 0o644) -> None:
+    def full(path: str, *more: Any, **about: Any) -> None:
         if "/tasks/" in path:
             raise OSError(28, "no space")
-        real(path, data, mode)
+        real(path, *more, **about)
 
     monkeypatch.setattr(atomic, "replace_file", full)
     with pytest.raises(OSError):

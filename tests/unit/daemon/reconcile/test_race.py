@@ -101,6 +101,8 @@ class Rivals:
 
     def clear(self) -> None:
         """Take all locks away."""
+        for name in self.node.store.read_all_locks():
+            self.node.store.undo(name)
         for name in ("locks", "released"):
             shutil.rmtree(f"{self.node.store.path}/{name}")
             os.mkdir(f"{self.node.store.path}/{name}")

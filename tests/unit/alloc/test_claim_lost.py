@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No claim is granted while locks are lost; nor one whose LOCK_DIR is lost under it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import claim_devices
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.store.gate import Gate
+from tests.support.claims import ask, holder, ids, never, refused
+from tests.support.trees import OTHER_BOOT, Box, bus, record, soon
+
+
+def lose_locks(locks: Path) -> None:
+    shutil.rmtree(locks)
+    locks.mkdir()
+
+
+def lose_one(locks: Path) -> None:
+    shutil.rmtree(locks / bus(1))
+
+
+def empty_one(locks: Path) -> None:
+    for path in (locks / bus(1)).iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize("lose", [shutil.rmtree, lose_locks, lose_one, empty_one])
+def test_nothing_is_granted_while_a_lock_is_lost(box: Box, lose: Callable[[Path], None]) -> None:
+    ask(box)
+    lose(box.lock / "locks")
+    found = refused(box, 1, job_id="13", pid=501)
+    assert found.kind == UNKNOWN
+    assert refused(box, 1).kind == UNKNOWN  # nor does the same run get others
+
+
+def test_a_claim_without_its_lost_lock_names_the_device_and_what_to_do(box: Box) -> None:
+    ask(box)
+    lose_one(box.lock / "locks")
+    found = refused(box, 1, job_id="13", pid=501)
+    assert bus(1) in found.why
+    assert "gpulock reap" in found.do
+
+
+def lose_lock_dir(box: Box) -> None:
+    """Lose LOCK_DIR; another one stands there, in which another job has the first device."""
+    box.lock.rename(box.root / "gone")
+    (box.state / "boot_id").write_text(OTHER_BOOT)  # so that it begins as at the first of a boot
+    ask(box, 1, job_id="99", pid=599)
+
+
+def test_a_claim_goes_on_in_the_lock_dir_that_it_began_in(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another LOCK_DIR stands there by the time it writes its owner record: that is not its own."""
+    ask(box, 1, job_id="1", pid=598)  # the first claim of the boot
+    real = os.mkdir
+    lost: list[str] = []
+
+    def mkdir(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        real(path, mode, dir_fd=dir_fd)
+        if path.endswith(bus(1)) and not lost:
+            lost.append(path)
+            lose_lock_dir(box)
+            real(f"{box.lock}/locks/{bus(1)}")
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    found = refused(box, 1, job_id="13", pid=501)
+    assert (found.kind, lost) == (UNKNOWN, [f"locks/{bus(1)}"]), found.why
+    assert holder(box, 0).job_id == "99"
+    assert list((box.lock / "locks" / bus(1)).iterdir()) == []
+
+
+def test_a_claim_whose_gate_was_replaced_is_refused_and_undone(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.link
+
+    def link(*paths: str, **about: int | None) -> None:
+        real(*paths, **about)  # type: ignore[arg-type]
+        (box.lock / "gate").unlink(missing_ok=True)
+
+    monkeypatch.setattr(os, "link", link)
+    assert refused(box).kind == UNKNOWN
+    assert box.locks() == []
+    assert [name for name in os.listdir(box.lock) if name.startswith("grant.")] == []
+
+
+def test_a_command_that_failed_in_a_lost_lock_dir_tells_its_own_error(box: Box) -> None:
+    ask(box)
+    node = box.node()
+    with pytest.raises(ZeroDivisionError), Gate(node.store, soon()):
+        box.lock.rename(box.root / "gone")
+        raise ZeroDivisionError
+    assert node.store.root == node.store.path
+
+
+def test_the_gate_leaves_no_descriptor_open(box: Box) -> None:
+    ask(box)
+    before = os.listdir("/proc/self/fd")
+    ask(box)
+    with pytest.raises(Refusal), Gate(box.node().store, soon()):
+        box.lock.rename(box.root / "gone")
+    with pytest.raises(Refusal), Gate(box.node().store, soon()):
+        pytest.fail("it is not there")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_grant_stands_as_long_as_its_locks_do(box: Box) -> None:
+    node = box.node()
+    grant = claim_devices(node, record(token="", devices=()), ClaimRequest(2), never, soon())
+    node.store.check_token(grant.owner.devices, grant.owner.token)
+    assert ids(grant) == [bus(0), bus(1)]
+
+
+@pytest.mark.parametrize("lose", [shutil.rmtree, lose_locks, lose_one, empty_one])
+def test_a_grant_whose_lock_is_lost_before_its_record_was_kept_is_none(
+    box: Box, lose: Callable[[Path], None]
+) -> None:
+    node = box.node()
+    grant = claim_devices(node, record(token="", devices=()), ClaimRequest(2), never, soon())
+    lose(box.lock / "locks")
+    with pytest.raises(Refusal) as caught:
+        node.store.check_token(grant.owner.devices, grant.owner.token)
+    assert caught.value.kind == UNKNOWN
+
+
+def test_a_grant_whose_device_is_anothers_by_now_is_none(box: Box) -> None:
+    node = box.node()
+    grant = claim_devices(node, record(token="", devices=()), ClaimRequest(2), never, soon())
+    lose_lock_dir_and_adopt_nobody(box)
+    ask(box, 2, job_id="99", pid=599)
+    with pytest.raises(Refusal):
+        node.store.check_token(grant.owner.devices, grant.owner.token)
+
+
+def lose_lock_dir_and_adopt_nobody(box: Box) -> None:
+    shutil.rmtree(box.lock)
+    shutil.rmtree(box.state)
+    box.state.mkdir()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpulock.bundle import HEAD, NAME
+
 # By path below the folder of the hooks: title, module, arguments of its `main`.
 HOOKS: Final = {
     "prolog/sge": ("Prolog of Grid Engine", "sge.prolog", "sys.argv, os.environ, CONFIG"),
@@ -28,16 +30,24 @@ _SCRIPT: Final = '''\
 """{title}; rendered from gpulock/install/hook_script.py."""
 
 import gc
-import os
 import sys
+from marshal import loads
+from posix import O_CLOEXEC, O_RDONLY, open, read
 
 {brief}LIBRARY = {library!r}
 CONFIG = {config!r}
 sys.path[:0] = [LIBRARY]
 
-from gpulock import bundle
+try:  # what gpulock/bundle.py tells
+    fd = open(f"{{LIBRARY}}/{bundle}", O_RDONLY | O_CLOEXEC)
+    magic, code, index = loads(read(fd, {head}))
+except (OSError, ValueError, EOFError, TypeError):
+    magic = None
+if magic == sys.modules["_frozen_importlib_external"].MAGIC_NUMBER:
+    exec(loads(code))
+    use_bundle(fd, index, LIBRARY, "gpulock.{module}")
 
-bundle.use_bundle(LIBRARY)
+import os
 
 from gpulock.{module} import main
 
@@ -59,6 +69,8 @@ def render_python_hook(name: str, interpreter: str, library: str, config: str) -
         brief="" if lasting else _BRIEF,
         library=library,
         config=config,
+        bundle=NAME,
+        head=HEAD,
         module=module,
         leave="sys.exit" if lasting else "os._exit",
         words=words,

@@ -304,7 +304,7 @@ def read_settings(path: str, uid: int | None = None, keep: bool = False) -> Sett
                 " and must be root's or the caller's and writable by no other user"
             )
             raise Refusal(BROKEN, why, "correct the file")
-        text = atomic.read_text(os.path.realpath(path))
+        text = atomic.read_text(atomic.resolve_link(path))
         found = parse_settings(text, path)
     except FileNotFoundError:
         missing = Refusal(BROKEN, f"no settings file {path}", "run gpulock doctor")

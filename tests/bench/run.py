@@ -16,6 +16,8 @@ from tests.bench import daemon, hooks, inprocess, status, table  # noqa: E402 (t
 from tests.bench.disturbed import print_disturbances  # noqa: E402
 from tests.bench.scene import Scene, folder  # noqa: E402
 
+LOOKS = ("a release's look, owner gone", "the same, owner runs elsewhere")
+
 
 def main() -> int:
     """Measure, print, return the exit code."""
@@ -49,20 +51,22 @@ def measure(root: Path, options: argparse.Namespace) -> None:
     targets: list[table.Target] = []
     for count, limit in ((200, 3.0), (options.crowd, 10.0), (options.most, 30.0)):
         more = max(0, count - inprocess.process_count())
-        if not inprocess.room_for(more):
-            print(f"\n{count} processes are not measured: kernel.pid_max is too low")
-            continue
-        with inprocess.crowd(more):
-            rows = {"a release's look, owner gone": inprocess.guard_scan(node)}
-            with inprocess.owner_runs():
-                rows["the same, owner runs elsewhere"] = inprocess.guard_scan(node)
-            if count < options.most:
-                rows["a look at everybody's files"] = inprocess.guard_scan(node, everybody=True)
-                rows["claim 2, settles 8 dead locks"] = inprocess.reaping(node)
-            title = f"within a process, {inprocess.process_count()} processes"
-            table.print_inside(title, rows)
-            found = table.quantile(rows["a release's look, owner gone"], 0.5)
-            targets.append((f"a release's look at {count} processes, ms", found, limit))
+        with inprocess.room_for(more) as room:
+            if not room:
+                print(f"\n{count} processes are not measured: kernel.pid_max is too low")
+                continue
+            with inprocess.crowd(more):
+                rows = {LOOKS[0]: inprocess.guard_scan(node)}
+                with inprocess.owner_runs():
+                    rows[LOOKS[1]] = inprocess.guard_scan(node)
+                if count < options.most:
+                    rows["a look at everybody's files"] = inprocess.guard_scan(node, everybody=True)
+                    rows["claim 2, settles 8 dead locks"] = inprocess.reaping(node)
+                title = f"within a process, {inprocess.process_count()} processes"
+                table.print_inside(title, rows)
+        for name in LOOKS:
+            found = table.quantile(rows[name], 0.5)
+            targets.append((f"{name}, {count} processes, ms", found, limit))
     over = status.over_interpreter(scene, options.rounds)
     targets += [*table.hook_targets(samples), *table.claim_targets(claims)]
     targets += daemon.measure(root, options.crowd)

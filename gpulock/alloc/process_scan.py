@@ -20,6 +20,8 @@ LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.03
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
+SHORTLY, MANY = 256, 1024  # numbers before a mark, and after it, that are asked for one by one
+QUICK = 0.05  # seconds in which numbers do not come round
 SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
 
 
@@ -33,7 +35,7 @@ class ProcessScan(ProcessTree):
     """
 
     __slots__ = (
-        *("_accounts", "_listings", "_newest", "_nobody", "_seen", "_shepherd", "_spent"),
+        *("_accounts", "_listings", "_mark", "_newest", "_nobody", "_seen", "_shepherd", "_spent"),
         *("_statuses", "_users", "blind", "complete", "others", "partial", "restless"),
     )
 
@@ -51,6 +53,7 @@ class ProcessScan(ProcessTree):
         self._seen: set[int] = set()
         self._nobody = self.complete = False
         self._listings, self._spent = 0, 0.0
+        self._mark: tuple[int, float] | None = None  # the pid given last, and when it was asked
 
     def restrict(self, users: dict[int, str], shepherd: int | None = 0) -> None:
         """Leave out processes of ordinary users but these (uid -> name); called before the look.
@@ -84,7 +87,7 @@ class ProcessScan(ProcessTree):
         self._listings += 1
         late = time.monotonic() + LONGEST - self._spent
         near = self._pids_near(shepherd) if shepherd else None
-        fresh = [p for p in (self.proc.pids() if near is None else near) if p not in self._seen]
+        fresh = [p for p in (self._list() if near is None else near) if p not in self._seen]
         vanished = False
         if users is not None:
             fresh = self._leave_out_others(fresh, users)
@@ -149,6 +152,38 @@ class ProcessScan(ProcessTree):
         finally:
             os.close(folder)
         return kept
+
+    def _list(self) -> list[int]:
+        """Return the processes that are there, or those that began since the last listing."""
+        begun, mark, self._mark = time.monotonic(), self._mark, None
+        try:
+            if mark and (numbers := self._begun_since(*mark)) is not None:
+                return numbers
+            if self.sees_all():
+                self._mark = self.proc.last_pid(), begun
+        except (OSError, ValueError, IndexError):
+            pass  # the last number is not told
+        return self.proc.pids()
+
+    def _begun_since(self, mark: int, when: float) -> list[int] | None:
+        """Return the processes whose number was given after `mark`; None where that is unsure.
+
+        Numbers are given upwards: who forks and ends on the way is met by its child's, and in the
+        end no number was given that was not asked for. A process that was being made at the mark
+        has a number shortly before it. Nobody gets 32,768 numbers in QUICK seconds, to come round.
+        """
+        begun, number, found = time.monotonic(), max(0, mark - SHORTLY), list[int]()
+        last = self.proc.last_pid()
+        while number < last <= mark + MANY:
+            number += 1
+            if number not in self._seen and os.access(f"{self.proc.root}/{number}", os.F_OK):
+                found.append(number)
+            if number == last:
+                last = self.proc.last_pid()
+        if not mark <= last <= number or time.monotonic() - when > QUICK:
+            return None
+        self._mark = last, begun
+        return [pid for pid in found if self.proc.leads(pid)]
 
     def _pids_near(self, shepherd: int) -> list[int] | None:
         """Return the children of a shepherd and of all above it; None where it is not above us.

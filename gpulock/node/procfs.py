@@ -173,6 +173,14 @@ class Proc:
         finally:
             os.close(fd)
 
+    def leads(self, pid: int) -> bool:
+        """Return whether a number is a process's, not a thread's; also where nobody can tell."""
+        try:
+            data = self.read(pid, "status")
+        except OSError:
+            return True
+        return b"\nTgid:" not in data or b"\nTgid:\t%d\n" % pid in data
+
     def children(self, pid: int) -> list[int]:
         """Return the children of a process, of each of its threads; raise OSError or ValueError."""
         found: list[int] = []

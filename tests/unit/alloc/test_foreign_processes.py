@@ -152,6 +152,7 @@ class Restless(Proc):
 
     def __init__(self, fake: FakeProc, uid: int, met: int = process_scan.SAMPLES) -> None:
         super().__init__(str(fake.root))
+        fake.namespace("pid:[1]")  # where the last number is not this /proc's
         self._fake, self._uid, self._met = fake, uid, met
         self._next = 10_000
 
@@ -234,6 +235,98 @@ def test_who_forks_and_ends_before_each_read_is_found_by_the_listing_after(
     fake.add(700, uids=(OWNER,) * 4, fds=FULL)
     proc = Listed(fake, *map(hop, range(700, 700 + hops)))
     assert ask(proc) == f"process {700 + hops} has {DEVICE} open" and proc.times == hops + 1
+
+
+class Numbered(Listed):
+    """A /proc that tells the pid given last: each of these in turn, the last one from then on."""
+
+    def __init__(self, fake: FakeProc, *given: int | Callable[[], int]) -> None:
+        super().__init__(fake)
+        self._given = list(given)
+
+    def last_pid(self) -> int:
+        one = self._given.pop(0) if len(self._given) > 1 else self._given[0]
+        return one if isinstance(one, int) else one()
+
+
+def comes(fake: FakeProc, pid: int, last: int, goes: int = 0) -> Callable[[], int]:
+    """Let a process of the owner come with the device, and another go, as the number is asked."""
+
+    def change() -> int:
+        fake.add(pid, uids=(OWNER,) * 4, fds=FULL)
+        if goes:
+            fake.remove(goes)
+        return last
+
+    return change
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no look take long, however busy the machine is."""
+    monkeypatch.setattr(process_scan, "QUICK", 60.0)
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize(
+    ("comes_as", "last", "times"),
+    [
+        (901, 901, 1),
+        (1900, 1900, 1),
+        (899, 900, 1),  # it was being made as the first number was asked
+        (645, 900, 1),
+        (640, 900, 1),  # too old to have been in the making: it is not asked for
+        (2000, 2000, 2),  # so many numbers that to list is cheaper
+        (5, 5, 2),  # they came round
+        (400, 899, 2),
+    ],
+)
+def test_who_began_since_the_listing_is_asked_for_by_number(
+    fake: FakeProc, comes_as: int, last: int, times: int
+) -> None:
+    proc = Numbered(fake, 900, comes(fake, comes_as, last), last)
+    found = "" if comes_as == 640 else f"process {comes_as} has {DEVICE} open"
+    assert (ask(proc), proc.times) == (found, times)
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_who_forks_and_ends_as_its_number_is_asked_is_found_by_its_childs(fake: FakeProc) -> None:
+    hops = [comes(fake, pid + 1, pid + 1, goes=pid) for pid in range(901, 905)]
+    proc = Numbered(fake, 900, comes(fake, 901, 901), *hops, 905)
+    assert (ask(proc), proc.times) == (f"process 905 has {DEVICE} open", 1)
+
+
+@pytest.mark.parametrize("why", ["late", "namespace", "untold"])
+def test_where_numbers_prove_nothing_everybody_is_listed_again(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if why == "late":
+        monkeypatch.setattr(process_scan, "QUICK", -1.0)
+    if why == "namespace":
+        fake.namespace("pid:[1]")
+    proc = Numbered(fake, 900, 900) if why != "untold" else Listed(fake)
+    assert (ask(proc), proc.times) == ("", 2)
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_the_number_of_a_thread_is_no_process(fake: FakeProc) -> None:
+    status = fake.root / str(fake.add(901, groups=[65_400])) / "status"
+    status.write_bytes(status.read_bytes() + b"Tgid:\t700\n")
+    proc = Numbered(fake, 900, 901)
+    scan = ProcessScan(Listed(fake))
+    assert scan.carriers(65_400) == [901]
+    proc.pids = lambda: []  # type: ignore[method-assign]
+    assert ProcessScan(proc).carriers(65_400) == []
+
+
+def test_the_kernel_tells_numbers_upwards_and_which_are_threads() -> None:
+    proc = Proc()
+    thread = threading.Thread(target=(go := threading.Event()).wait)
+    thread.start()
+    assert thread.native_id is not None
+    assert proc.leads(os.getpid()) and not proc.leads(thread.native_id)
+    go.set()
+    thread.join()
 
 
 def test_a_process_that_cannot_be_seen_blinds_the_look_at_files_too(
@@ -330,6 +423,29 @@ def test_a_real_process_of_the_owner_keeps_it(
     """Also one that runs a setuid program, and one whose files show as root's in /proc."""
     pid = start(lambda: become(OWNER, effective, dumpable))
     assert ask(Proc(), restrict=restrict) == f"process {pid} has {DEVICE} open"
+
+
+def become_owner_without_device() -> None:
+    become(OWNER, OWNER)
+    for fd in os.listdir("/proc/self/fd"):
+        if os.path.realpath(f"/proc/self/fd/{fd}") == "/dev/full":
+            os.close(int(fd))
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("unhurried")
+def test_a_real_process_that_began_after_the_listing_is_found(start: Start) -> None:
+    start(become_owner_without_device)
+    begun: list[int] = []
+
+    class Late(Proc):
+        def pids(self) -> list[int]:
+            found = super().pids()
+            if not begun:
+                begun.append(start(lambda: become(OWNER, OWNER)))
+            return found
+
+    assert ask(Late()) == f"process {begun[0]} has {DEVICE} open"
 
 
 @pytest.mark.root

@@ -52,7 +52,8 @@ def recover_settings(
 def keep_missing_keys(parse: "Parse", settings: "Settings", caller: int) -> "Settings":
     """Return the settings of a file with an unknown key, with what the keys that it lacks said.
 
-    The unknown key may be another version's name of one of them, or its misspelling.
+    The unknown key may be another version's name of one of them, or its misspelling. Likewise of
+    an empty file: whoever writes it anew may have cut it short a moment ago.
     """
     copy = read_copy(parse, settings, caller)
     before = copy.given if copy else {}
@@ -61,7 +62,8 @@ def keep_missing_keys(parse: "Parse", settings: "Settings", caller: int) -> "Set
         return settings
     merged = parse(format_given_keys({**settings.given, **kept}), settings.path)
     names = ", ".join(sorted(kept))
-    told = f"{settings.path}: {names} stay as they were while a key is unknown"
+    why = "while a key is unknown" if settings.faults else "while it is empty or gone"
+    told = f"{settings.path}: {names} stay as they were {why}"
     merged.faults = (*settings.faults, told)
     return merged
 
@@ -82,17 +84,17 @@ def read_copy(parse: "Parse", place: "Settings", caller: int) -> "Settings | Non
     return settings if text.endswith(END) and settings.state_dir == place.state_dir else None
 
 
-def write_copy(parse: "Parse", settings: "Settings", info: os.stat_result | None) -> None:
+def write_copy(parse: "Parse", settings: "Settings", info: os.stat_result) -> None:
     """Make the copy that of `settings`, which root obeys; what fails leaves none.
 
-    `info` is the file's, None where it is gone. The copy is readable to the same users.
+    `info` is the file's. The copy is readable to the same users.
     """
     path, default = settings.copy_path, parse("", settings.path)
     if path != default.copy_path and read_copy(parse, default, os.geteuid()):
         atomic.remove_quietly(default.copy_path)
     try:
         now = os.stat(settings.path)
-        if info is None or (now.st_ino, now.st_ctime) != (info.st_ino, info.st_ctime):
+        if (now.st_ino, now.st_ctime) != (info.st_ino, info.st_ctime):
             atomic.remove_quietly(path)  # it changes right now: the next hook writes it
             return
         head = HEAD.format(os.path.abspath(settings.path))
@@ -101,7 +103,7 @@ def write_copy(parse: "Parse", settings: "Settings", info: os.stat_result | None
         atomic.replace_file(path, data, info.st_mode & READ_BITS, None, owner)
         changed = int(info.st_ctime)
         of = changed if changed + 1 < time.time() else MAY_CHANGE_UNSEEN
-        os.utime(path, (of, of))
+        os.utime(path, (of, of), follow_symlinks=False)
     except OSError:
         atomic.remove_quietly(path)
 

@@ -290,7 +290,7 @@ def read_settings(path: str, uid: int | None = None, keep: bool = False) -> Sett
 
     A missing default file means the defaults; any other missing file is an error. The file must
     belong to root or to `uid` (the caller) and be writable by no other user. In the place of a file
-    that cannot be understood the settings that root obeyed last count, and `faults` tells why.
+    that is empty, gone or not understood what root obeyed last counts, and `faults` tells why.
     Who obeys as root passes `keep`: what is read is what was obeyed last from now on.
     """
     caller = os.geteuid() if uid is None else uid
@@ -316,17 +316,17 @@ def read_settings(path: str, uid: int | None = None, keep: bool = False) -> Sett
     except ValueError as fault:
         found = Refusal(BROKEN, f"settings: {fault}", "correct the file")
     settings = found
-    if isinstance(settings, Refusal) or settings.faults:
+    if isinstance(settings, Refusal) or settings.faults or not text:
         from gpulock.node.last_settings import recover_settings
 
         settings = recover_settings(parse_settings, settings, path, text, caller)
     check_simulation_marker(settings, caller)
-    if keep and isinstance(found, Settings):
+    if keep and info and text and isinstance(found, Settings):
         try:
             of = int(os.stat(settings.copy_path).st_mtime)
         except OSError:
             of = 0
-        if of != (int(info.st_ctime) if info else 0):
+        if of != int(info.st_ctime):
             from gpulock.node.last_settings import write_copy
 
             write_copy(parse_settings, settings, info)

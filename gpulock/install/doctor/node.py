@@ -18,7 +18,7 @@ from gpulock.store import atomic, boot
 from gpulock.store.counters import read_history_dropped
 from gpulock.store.locks import RELEASED_CAP, LockStore
 
-_MEND = "correct the line, or upgrade gpulock here where the key is of a later version"
+_MEND = "correct the file, or upgrade gpulock here where the key is of a later version"
 _GATE_MODE = 0o600  # a user who may open the gate can block the node
 
 

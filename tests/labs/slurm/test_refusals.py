@@ -448,7 +448,7 @@ def test_settings_with_a_fault_stop_no_job_where_they_were_obeyed_before(
     assert not slurm.is_out(NODE)
     assert fault in slurm_gpus.status(NODE)["settings_faults"][0]
     doctor = slurm_gpus.command(NODE, "doctor").stdout
-    assert fault in doctor and "correct the line" in doctor
+    assert fault in doctor and "correct the file" in doctor
 
 
 @BOTH

@@ -392,15 +392,47 @@ def test_who_may_not_read_the_file_is_refused_whatever_was_obeyed_last(
         assert "Permission denied" in file.refused().why
 
 
-def test_where_the_default_file_is_gone_the_defaults_count_and_the_copy_goes(
-    file: File, default: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", ["empty", "gone"])
+def test_an_empty_file_or_a_default_one_that_is_gone_takes_nothing_back(
+    file: File, default: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
+    """Between a truncation and a write every GPU of a LOCK_DIR of its own would be free."""
     monkeypatch.setattr(settings, "DEFAULT_PATH", str(file.path))
     at_the_default(file, default)
-    file.path.unlink()
+    file.path.write_text("")
+    if fault == "gone":
+        file.path.unlink()
 
-    assert file.read().expected_gpus == 0
-    assert os.listdir(default) == []
+    found = file.read()
+
+    assert found.expected_gpus == 4
+    assert "EXPECTED_GPUS stay as they were while it is empty or gone" in found.faults[0]
+    file.path.write_text("# the defaults\n")
+    file.changed += 3600
+    assert (file.read().expected_gpus, file.read().faults) == (0, ())
+
+
+def test_a_file_that_changes_while_it_is_read_has_its_copy_the_next_time(
+    file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write("EXPECTED_GPUS=4\n")
+    file.read()
+    file.write("EXPECTED_GPUS=5\n")
+    real = atomic.read_text
+
+    def read(path: str, *more: int) -> str:
+        text = real(path, *more)
+        if path == str(file.path):
+            file.write("EXPECTED_GPUS=6\n")
+        return text
+
+    with monkeypatch.context() as busy:
+        busy.setattr(atomic, "read_text", read)
+        assert file.read().expected_gpus == 5
+    assert not file.copy.exists()
+    file.read()
+    file.write("nonsense\n")
+    assert file.read().expected_gpus == 6
 
 
 def test_a_simulations_copy_is_its_owners(file: File, tmp_path: Path) -> None:

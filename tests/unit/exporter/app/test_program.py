@@ -162,6 +162,14 @@ def test_resume_without_an_exporter_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, "none runs" in done.stderr) == (1, True)
 
 
+def test_settings_that_are_not_obeyed_are_told(tmp_path: Path) -> None:
+    node = write_simulated_node(tmp_path / "node", "dgx1")
+    with node.config.open("a") as file:
+        file.write("GUPS=8\n")
+    done = call(node, "resume")
+    assert (done.returncode, "unknown key 'GUPS'; correct the file" in done.stderr) == (1, True)
+
+
 def test_an_option_counts_before_the_file_and_the_file_before_the_default() -> None:
     lines = ("EXPORTER_LISTEN=:1 :2", "WEB_CONFIG=/w", "EXPORTER_DIR=/d", "LABEL_USER=uid")
     words = ["--listen", ":3", "--web-config", "/v", "--folder", "/e", "--label-user", "none"]

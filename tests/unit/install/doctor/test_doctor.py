@@ -306,7 +306,7 @@ def test_settings_with_a_fault_that_are_not_obeyed_are_a_fault_with_what_to_do(s
     site.config.write_text(f"{good}GUPS=8\n")
     check = found(site)["settings"]
     assert (check.state, "unknown key 'GUPS'" in check.what) == (FAULT, True)
-    assert check.do.startswith("correct the line, or upgrade gpulock here")
+    assert check.do.startswith("correct the file, or upgrade gpulock here")
     site.config.write_text(good)
     read_settings(str(site.config), keep=True)
     site.config.write_text(f"{good}GUPS\n")

@@ -147,3 +147,12 @@ def parse_owner(text: str) -> Owner:
     if text[-1] != "\n" or "\0" in text:  # zeros: blocks that a power cut left unwritten
         raise kv.MalformedError("it was cut short")
     return Owner(**fields)
+
+
+def is_cut_short(text: str) -> bool:
+    """Return whether a text is the beginning of a record, or has zeros in the place of blocks.
+
+    A killed writer leaves the one, a power cut both.
+    """
+    begins = text.startswith(VERSION_LINE) or VERSION_LINE.startswith(text)
+    return "\0" in text or (begins and not (text.endswith("\n") and "\ndevices=" in text))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import gzip
-import json
 import os
 import re
 import stat
@@ -27,6 +26,7 @@ from gpulock.daemon.history.record import (
     ExporterSamples,
     build_history_record,
     encode_history_record,
+    is_whole_record,
 )
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import ROUND, Chore, Due
@@ -160,6 +160,8 @@ class HistoryWriter(Chore):
         except FileNotFoundError:
             file = 0, 0
         if file == (0, 0) or file != self._file or not unnoted.keys() <= self._sought:
+            if file != (0, 0):  # its author may have been killed before its lines were durable
+                file = append_history_lines(path, b"")
             oldest = min({**ends, **unnoted}.values())
             self._left = find_written_tokens(folder, set(ready), oldest)
             self._sought = set(unnoted)
@@ -183,8 +185,10 @@ def append_history_lines(path: str, lines: bytes) -> tuple[int, int]:
         try:
             atomic.write_descriptor(fd, lines)
             os.fsync(fd)
-            if info.st_size == 0:  # perhaps it is new
-                atomic.fsync_path(f"{os.path.dirname(path)}/.")
+            # each time: an author may have been killed before the name of a new file was durable
+            folder = os.path.dirname(path)
+            atomic.fsync_path(f"{folder}/.")  # a site may have a link there
+            atomic.fsync_path(f"{os.path.dirname(folder)}/.")
             return info.st_ino, os.fstat(fd).st_size
         except BaseException:
             os.ftruncate(fd, size)
@@ -200,12 +204,9 @@ def repair_last_line(fd: int, size: int) -> int:
     begin = max(0, size - LINE_LIMIT)
     tail = os.pread(fd, size - begin, begin)
     cut = tail.rfind(b"\n") + 1
-    try:
-        json.loads(tail[cut:])
-    except (ValueError, RecursionError):
-        if cut or begin == 0:
-            os.ftruncate(fd, begin + cut)
-            return begin + cut
+    if (cut or begin == 0) and not is_whole_record(tail[cut:]):
+        os.ftruncate(fd, begin + cut)
+        return begin + cut
     # a line that is whole, or nothing that we ever wrote: it stays, on a line of its own
     atomic.write_descriptor(fd, b"\n")
     return size + 1
@@ -227,7 +228,7 @@ def find_written_tokens(folder: str, tokens: set[str], oldest: float) -> set[str
             with open_history_file(path) as file:
                 for line in iter_history_lines(file):
                     match = TOKEN.search(line)
-                    if match and match[1] in wanted:
+                    if match and match[1] in wanted and is_whole_record(line):
                         found.add(match[1].decode())
         except FileNotFoundError:
             continue  # rotated away meanwhile, and what is in it is older than these claims

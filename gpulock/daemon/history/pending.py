@@ -109,7 +109,7 @@ def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now:
                 kept = owner.parse_owner(atomic.read_text(path))
                 if abs(begun - kept.claimed_at) > CLOCK_SET:
                     text = owner.encode_owner(kept.copy(claimed_at=begun))
-                    atomic.replace_file(path, text.encode())
+                    atomic.replace_file(path, text.encode(), durable=True)  # as the old one is
             os.utime(path, (wall, wall), follow_symlinks=False)
         except (OSError, kv.MalformedError):
             continue
@@ -194,15 +194,14 @@ def find_lost_claims(
 def read_pending_record(folder: str, name: str) -> tuple[Owner | None, float]:
     """Return a record and when its claim was last seen (epoch); raise OSError or MalformedError.
 
-    None for an empty one, or one of zeros alone: of a write that is at work, or was cut short by a
-    kill or a power cut.
+    None for one that is being written, or whose write was cut short by a kill or a power cut.
     """
     path = f"{folder}/{name}"
     info = os.lstat(path)
     if info.st_uid != os.geteuid():
         raise PermissionError(f"it belongs to uid {info.st_uid}, not to uid {os.geteuid()}")
     text = atomic.read_text(path)
-    if not text.strip("\0"):
+    if name.startswith(".") or owner.is_cut_short(text):
         return None, info.st_mtime
     record = owner.parse_owner(text)
     if record.token != name or not is_claim_token(name) or not record.devices:

@@ -291,3 +291,16 @@ def round_to_milli(value: float | None) -> float | None:
 def encode_history_record(record: Mapping[str, Any]) -> bytes:
     """Return the record as one line; a character that is no text is escaped."""
     return json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def is_whole_record(line: bytes) -> bool:
+    """Return whether a line is a record.
+
+    Of lines that were not durable yet a power cut may leave the blocks at both ends, and zeros in
+    between: one line with the beginning of one record and the end of another.
+    """
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True

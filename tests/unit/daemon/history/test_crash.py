@@ -264,8 +264,8 @@ def test_every_line_is_json_whatever_a_record_says(site: Ended) -> None:
     site.claim(0)
     path = site.lock / "released" / f"feed.{bus(0)}" / "owner"
     text = path.read_bytes().replace(b"user=alice", 'user=a"\\b\u2028'.encode() + b"\xff")
-    path.write_bytes(text.replace(b"queue=gpu.q", b"queue=x\x7f\x00\r"))
+    path.write_bytes(text.replace(b"queue=gpu.q", b"queue=x\x7f\x01\r"))
     site.write()
     (line,) = site.path.read_bytes().splitlines()
     found = json.loads(line)
-    assert (found["user"], found["queue"]) == ('a"\\b\u2028\udcff', "x\x7f\x00\r")
+    assert (found["user"], found["queue"]) == ('a"\\b\u2028\udcff', "x\x7f\x01\r")

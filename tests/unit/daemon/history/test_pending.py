@@ -413,7 +413,7 @@ def test_claims_wait_for_a_disk_that_is_full(site: Ended) -> None:
     assert (site.write(), site.owed()) == (1, [])
 
 
-@pytest.mark.parametrize("kind", ["garbage", "other", "link", "fifo", "folder", "huge", "bare"])
+@pytest.mark.parametrize("kind", ["garbage", "other", "link", "fifo", "folder", "huge"])
 def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
     site: Ended, kind: str
 ) -> None:
@@ -433,7 +433,6 @@ def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
             "garbage": "\x01" * 700,
             "other": text.replace("token=beef", "token=dead"),
             "huge": text + "comment=" + "x" * (1 << 17) + "\n",
-            "bare": owner.encode_owner(record(token="beef", devices=())),
         }
         place.write_text(texts[kind])
     site.reboot()
@@ -452,14 +451,30 @@ def test_a_record_of_somebody_else_is_not_believed(site: Ended) -> None:
     assert "belongs to uid 65534" in site.told[0]
 
 
-@pytest.mark.parametrize("left", ["", "\0" * 700])
-def test_an_empty_record_goes_once_nobody_can_be_writing_it(site: Ended, left: str) -> None:
+WHOLE = owner.encode_owner(record(token="beef", devices=(bus(1), bus(2))))
+TORN = {
+    "empty": "",
+    "zeros": "\0" * 700,
+    "in the first line": WHOLE[:9],
+    "in the token": WHOLE[: WHOLE.index("beef") + 2],
+    "before the devices": WHOLE[: WHOLE.index("devices=")],
+    "in the devices": WHOLE[:-9],
+    "with zeros at the end": WHOLE[:200] + "\0" * (len(WHOLE) - 200),
+    "with zeros at the beginning": "\0" * 200 + WHOLE[200:],
+}
+
+
+@pytest.mark.parametrize("name", ["beef", ".beef.123456789abc"])
+@pytest.mark.parametrize("torn", TORN)
+def test_a_record_cut_short_goes_once_nobody_can_be_writing_it(
+    site: Ended, torn: str, name: str
+) -> None:
     """XFS leaves zeros after a power cut."""
     site.run_job(0)
-    place = site.state / "owed/beef"
-    place.write_text(left)
+    place = site.state / "owed" / name
+    place.write_text(TORN[torn])
     site.write()
-    assert site.owed() == ["beef", "feed"]
+    assert site.owed() == sorted([name, "feed"])
     os.utime(place, (1, 1))
     site.write()
     assert (site.owed(), site.told) == (["feed"], [])

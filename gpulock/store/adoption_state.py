@@ -17,12 +17,19 @@ TRIES = 3  # a reconcile renames at most twice while we look
 
 
 def begin_adoption_state(state_dir: str) -> None:
-    """Let a boot begin, in which nothing was claimed; what fails lets a full disk refuse claims."""
-    if not rename_adoption_state(state_dir, WHOLE, PARTIAL, REPAIRING):
-        try:
-            atomic.create_file(f"{state_dir}/{WHOLE}", b"")
-        except OSError:  # among others: it is there
-            return
+    """Let a boot begin, in which nothing was claimed: what an earlier one lacked is of no use."""
+    rename_adoption_state(state_dir, WHOLE, PARTIAL, REPAIRING)
+
+
+def create_adoption_state(state_dir: str) -> None:
+    """Make the file where no boot did so; what fails lets a full disk refuse claims.
+
+    That is after STATE_DIR has its boot id: this file without one says that the id was lost.
+    """
+    try:
+        atomic.create_file(f"{state_dir}/{WHOLE}", b"")
+    except OSError:  # among others: it is there
+        return
 
 
 def mark_record_missing(state_dir: str) -> None:

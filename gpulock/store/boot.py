@@ -14,7 +14,7 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
 from gpulock.store import atomic, quarantine
 from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import GRANT, LockStore
-from gpulock.store.owner import Owner
+from gpulock.store.owner import Owner, is_cut_short
 
 EMPTY = "empty"  # what STATE_DIR's boot id is read as where nothing is in its file
 BOOT_ID_LENGTH, BOOT_ID_LETTERS = 36, "0123456789abcdef-"
@@ -62,15 +62,19 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
     if bad := why_not_local(store.path, kind):
         raise Refusal(BROKEN, *bad)
     make_claim_folders(store, state_dir)
-    if not may_be_claimed_boot(state_dir, boot_id):
+    from gpulock.store import adoption_state, claim_records
+
+    first = not may_be_claimed_boot(state_dir, boot_id)
+    if first:
+        remove_cut_locks(store)
         forget_earlier_grants(store, boot_id)
         clear_folder(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
-        from gpulock.store import adoption_state, claim_records
-
         claim_records.limit_pending_records(state_dir, store)
         adoption_state.begin_adoption_state(state_dir)
     try:
         write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
+        if first:
+            adoption_state.create_adoption_state(state_dir)
         if store.boot_id():
             atomic.remove_quietly(f"{store.root}/lost")  # of an earlier boot, on a kept LOCK_DIR
         restore_reserves(store, state_dir, boot_id, node)
@@ -94,6 +98,25 @@ def forget_earlier_grants(store: LockStore, boot_id: str) -> None:
             store.forget(name)
     except OSError as fault:
         raise Refusal(UNKNOWN, f"LOCK_DIR: {fault}", "look at LOCK_DIR") from fault
+
+
+def remove_cut_locks(store: LockStore) -> None:
+    """Remove the locks whose record a power cut left cut short, on a LOCK_DIR that was kept.
+
+    They are of earlier boots, and otherwise stay for ever, since nobody can be proven dead. What
+    cannot be removed stays.
+    """
+    for folder in (store.locks_dir, store.released_dir):
+        try:
+            for name in os.listdir(folder):
+                try:
+                    text = atomic.read_text(f"{folder}/{name}/owner")
+                except FileNotFoundError:
+                    continue
+                if is_cut_short(text):
+                    atomic.remove_folder(f"{folder}/{name}")
+        except OSError:
+            continue
 
 
 def write_boot_id(path: str, data: bytes) -> None:

@@ -70,13 +70,14 @@ def replace_file(
     """Put `data` in the place of `path`, whole or not at all; raise OSError.
 
     `owner` (uid, gid) is given to the new file where it is not the caller's already. The file is
-    written beside and renamed in; what an interrupted call leaves is a hidden `.name.<random>`.
+    written beside and renamed in. What an interrupted call leaves is hidden, and tells its writer:
+    `.name.<pid>.<random>`; a reconcile removes it once that process is gone.
     A `durable` file outlives a power cut, with the new content once this returns, and with the old
     or the new one before. Of another the name may outlive one without any content, and nothing of
     the old one is left: a file system allocates late.
     """
     folder, slash, name = path.rpartition("/")
-    beside = f"{folder}{slash}.{name}.{os.urandom(6).hex()}"
+    beside = f"{folder}{slash}.{name}.{os.getpid()}.{os.urandom(6).hex()}"
     fd = os.open(beside, OPEN_NEW, 0o600, dir_fd=dir_fd)
     try:
         try:

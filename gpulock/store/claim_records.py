@@ -109,7 +109,7 @@ def limit_pending_records(state_dir: str, store: LockStore) -> None:
     """Drop the oldest records once there are too many, as far as that is possible; count them."""
     folder = f"{state_dir}/{PENDING_FOLDER}"
     try:
-        names = os.listdir(folder)
+        names = [name for name in os.listdir(folder) if name[0] != "."]
         names.sort(key=lambda name: os.lstat(f"{folder}/{name}").st_mtime)
     except OSError:
         return

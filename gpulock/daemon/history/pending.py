@@ -171,7 +171,7 @@ def find_lost_claims(
         return {}
     found: EndedClaims = {}
     for name in names:
-        if name in known:
+        if name in known or name.startswith("."):
             continue
         try:
             record, seen = read_pending_record(folder, name)

@@ -5,6 +5,8 @@ Warm. Under the gate: adopt where locks were lost, reap every dead lock, publish
 """
 
 import os
+import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,8 +23,7 @@ from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
-# what a killed process leaves half written of the files of a reconcile, or written under the gate
-HALF_WRITTEN = (".boot_id.", ".foreign.", ".inventory.", ".lost.", ".totals.", ".verdicts.")
+TEMPORARY = re.compile(r"\..+\.([1-9][0-9]{0,9})\.[0-9a-f]{12}")  # of atomic.replace_file: its pid
 
 
 class DriverCard(NamedTuple):
@@ -89,9 +90,6 @@ def reconcile_locks(
         if not dry_run:
             try:
                 publish_verdicts(node, report.outcomes)
-                for name in os.listdir(node.store.root):
-                    if name.startswith(HALF_WRITTEN):
-                        atomic.remove_quietly(f"{node.store.root}/{name}")
                 boot.repair_state_boot_id(node.settings.state_dir, node.boot_id)
                 whole = f"{node.settings.state_dir}/{adoption_state.WHOLE}"
                 if not os.path.lexists(whole):
@@ -100,6 +98,8 @@ def reconcile_locks(
                 where = str(fault.filename or node.store.path)
                 where = where.replace(node.store.root, node.store.path)
                 report.fault = f"{where}: {fault.strerror}"
+    if not dry_run and not judge.scan.blind:
+        remove_dead_temporaries(node)
     isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.path}/isolation")
     if isolated and not dry_run:
         from gpulock.isolation import cleanup
@@ -123,6 +123,39 @@ def begin_boot_or_adopt(node: Node, judge: Judge) -> list[Owner]:
         adopted |= {one.token: one for one in adopt.adopt_lost_locks(node, judge.scan)}
     boot.begin_boot(node.store, state_dir, node.boot_id, node.name)
     return list(adopted.values())
+
+
+def remove_dead_temporaries(node: Node) -> None:
+    """Remove what processes left half written that are gone, as far as that is possible.
+
+    A writer that lives, or may live, keeps its file. Where one of another pid namespace loses it,
+    its rename fails, and so does what it was about. What is in a job's spool directory or in a
+    lock goes with that; the exporter looks after its own folder.
+    """
+    settings = node.settings
+    tops = (settings.lock_dir, settings.state_dir)
+    folders = {*tops, settings.job_map_dir, settings.gpustat_dir, settings.cdi_dir} - {""}
+    for top in tops:
+        with suppress(OSError), os.scandir(top) as entries:
+            folders |= {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
+    for folder in sorted(
+        folders - {f"{settings.lock_dir}/{name}" for name in ("locks", "released")}
+    ):
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                writer = TEMPORARY.fullmatch(name)
+                if writer and is_process_gone(node, int(writer[1])):
+                    atomic.remove_quietly(f"{folder}/{name}")
+
+
+def is_process_gone(node: Node, pid: int) -> bool:
+    """Return whether no process has this pid; False where that cannot be seen."""
+    try:
+        return not node.proc.running(pid, node.proc.start(pid))
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 def publish_verdicts(node: Node, outcomes: list[ReapOutcome]) -> None:

@@ -84,6 +84,16 @@ def test_a_process_of_the_owner_that_is_of_another_claim_keeps_none(fake: FakePr
     assert left(fake, add_grp_id=65_498) != ""
 
 
+@pytest.mark.parametrize("groups", [[], [65_497]], ids=["a login", "a job without GPUs"])
+def test_a_process_of_the_owner_that_is_of_no_claim_keeps_it_until_it_ends(
+    fake: FakeProc, groups: list[int]
+) -> None:
+    fake.add(700, uids=(OWNER,) * 4, groups=groups, fds=FULL)
+    assert left(fake, add_grp_id=65_499) == f"process 700 has {DEVICE} open"
+    fake.remove(700)
+    assert left(fake, add_grp_id=65_499) == ""
+
+
 def refuse(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
     """Let the kernel hide the files of these processes."""
     real = os.listdir
@@ -430,6 +440,16 @@ def become_owner_without_device() -> None:
     for fd in os.listdir("/proc/self/fd"):
         if os.path.realpath(f"/proc/self/fd/{fd}") == "/dev/full":
             os.close(int(fd))
+
+
+@pytest.mark.root
+def test_a_program_that_is_setuid_to_another_ordinary_user_keeps_no_lock_at_the_jobs_end(
+    start: Start,
+) -> None:
+    """docs/security.md, what is not defended; a look at everybody knows its real uid."""
+    pid = start(lambda: become(OWNER, OTHER))
+    assert ask(Proc()) == ""
+    assert ask(Proc(), restrict=False) == f"process {pid} has {DEVICE} open"
 
 
 @pytest.mark.root

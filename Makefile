@@ -38,7 +38,7 @@ demo: $(RUNTIME)  ## gpulock on a simulated node: no GPU, no scheduler, no root
 
 ##@ Check
 check: tools $(DEV)  ## format, lint, types, layers, quick unit tests, all at the same time (the default)
-	@$(MAKE) -j -O pyright $(PARTS) mypy lint format-check
+	@$(MAKE) -j -O pyright $(PARTS) mypy lint format-check world-10
 
 format-check: $(DEV)
 	@$(STEP) "ruff format" $(BIN)/ruff format --check
@@ -56,6 +56,12 @@ $(PARTS): unit-%: $(DEV)
 slow: tools $(DEV)  ## the slow unit tests: many processes, installations
 	@$(FAST) $(STEP) "slow tests" $(PYTEST) -n auto -m "slow and not soak" tests/unit
 
+world-%: $(DEV)
+	@$(FAST) GPULOCK_WORLD_SECONDS=$* $(STEP) "world $* s" $(PYTEST) tests/world
+world: $(DEV)  ## the real code in a deterministic world: SCHEDULES=10000 SEED=1 (as printed) WORDS='-k slurm'
+	@$(FAST) GPULOCK_WORLD_SCHEDULES=$(or $(SCHEDULES),10000) GPULOCK_WORLD_SEED=$(SEED) \
+	    $(PYTEST) -n auto --timeout 0 $(WORDS) tests/world
+
 tools:
 	@tests/tools.sh "make $(or $(MAKECMDGOALS),check)"
 
@@ -66,7 +72,7 @@ format: $(DEV)  ## rewrite the code as `check` wants it
 ##@ Test on this machine
 test: tools $(DEV)  ## check, every lab in its short form, the sweep sampled (root)
 	@tests/consent.sh "make test"
-	@$(MAKE) check slow
+	@$(MAKE) check slow world-60
 	@$(STEP) "exporter" $(PYTEST) -n 4 --dist loadfile --timeout 120 tests/exporter tests/gpu
 	@$(MAKE) booted
 	@$(STEP) "labs themselves" $(LAB) -m lab $(ITSELF)
@@ -113,6 +119,8 @@ sweep: $(DEV)  ## stop the hooks at system calls, sampled
 
 soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 	@tests/consent.sh "make soak"
+	@$(FAST) GPULOCK_WORLD_SCHEDULES=1000000 GPULOCK_WORLD_ALL=1 $(STEP) "world" \
+	    $(PYTEST) -n auto --timeout 0 tests/world
 	@GPULOCK_SOAK=1 $(STEP) "soak" $(PYTEST) -m "lab or sweep or soak" --timeout 14400 tests
 
 bench: $(RUNTIME)  ## how long a claim and a hook take

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.reach import NOBODY, unreachable_folder
 from tests.sweep.tally import TALLY
+from tests.world.counts import SCHEDULES, SPENT, world_lines
 
 DAY = 86400.0
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
@@ -75,11 +76,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_testnodedown(node: object) -> None:
-    """Take over what a worker of xdist left out: each of them collects the same tests."""
+    """Take over what a worker of xdist left out, as they all do, and what it played."""
     config: pytest.Config = getattr(node, "config")  # noqa: B009  # xdist has no types
     nothing: dict[str, dict[str, int]] = {}
     output: dict[str, dict[str, int]] = getattr(node, "workeroutput", nothing)
     config.stash.setdefault(LEFT_OUT, {}).update(output.get("left_out", {}))
+    SCHEDULES.update(output.get("schedules", {}))
+    SPENT.update(output.get("spent", {}))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -88,7 +91,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     left = session.config.stash.setdefault(LEFT_OUT, {})
     output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["left_out"] = left
+        output.update(left_out=left, schedules=dict(SCHEDULES), spent=dict(SPENT))
     yield
     found = session.config.pluginmanager.get_plugin("terminalreporter")
     terminal: pytest.TerminalReporter | None = found
@@ -100,5 +103,5 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many points were tried: a sweep that tried none proves nothing."""
-    for line in TALLY.lines():
+    for line in [*TALLY.lines(), *world_lines()]:
         terminalreporter.write_line(line)

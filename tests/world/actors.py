@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who acts in the world: jobs of both schedulers, `gpulock run`, gpulockd, users, accidents.
+
+A job's actor plays its daemon (the shepherd, slurmd, slurmstepd) too, which runs the hooks and the
+job in their order. What it starts the job with is what the hook told the job, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from gpulock.alloc.process_owner import RUN
+from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.deadline import Deadline
+from gpulock.errors import Refusal
+from gpulock.node.context import Node
+from gpulock.sge import epilog as sge_epilog
+from gpulock.sge import prolog as sge_prolog
+from gpulock.slurm import epilog as slurm_epilog
+from gpulock.slurm import note, task
+from gpulock.slurm import prolog as slurm_prolog
+from gpulock.store import atomic
+from gpulock.workstation import process_claims
+from gpulock.workstation.peer import Peer
+from gpulock.workstation.user_release import release_for_user
+from gpulock.workstation.wire import RELEASE, SocketRequest
+from tests.world.kernel import Actor, Killed
+from tests.world.processes import INIT, Process
+from tests.world.site import NAME, USER, Held, Site
+
+Play = Callable[[Site], object]
+CONFIG = "/etc/gpulock/gpulock.conf"
+MASK = "CUDA_VISIBLE_DEVICES"
+
+
+class Cast:
+    """Actors by name; what one must know of another is in `stage`."""
+
+    def __init__(self, **plays: Play) -> None:
+        self.plays = plays
+
+    def without(self, name: str) -> Cast:
+        """Return the cast with an actor less."""
+        return Cast(**{key: play for key, play in self.plays.items() if key != name})
+
+    def actors(self, site: Site) -> list[Actor]:
+        """Return the actors of a schedule."""
+
+        def bound(play: Play) -> Callable[[], object]:
+            def act() -> None:
+                try:
+                    play(site)
+                except Killed:  # the node went down, or the schedule is over
+                    return
+
+            return act
+
+        return [Actor(name, bound(play)) for name, play in self.plays.items()]
+
+
+def uses(site: Site, mine: Held, process: Process, calls: int = 2) -> None:
+    """Let a job's own process use its devices for a while."""
+    for _ in range(calls):
+        if process.alive:
+            site.kernel.step("computes", f"pid {process.pid}, {' '.join(sorted(mine.devices))}")
+            site.check()
+
+
+def sge_job(
+    number: int = 11, count: int = 1, lingers: bool = False, runs: int = 1, pid: int = 0
+) -> Play:
+    """Return a job of Grid Engine: prolog, process, epilog, each run under a shepherd of its own.
+
+    With `lingers` a child of its process outlives it, until `straggler` ends it.
+    """
+
+    def play(site: Site) -> None:
+        for _ in range(runs):
+            sge_run(site, number, count, lingers, pid)
+
+    return play
+
+
+def sge_run(site: Site, number: int, count: int, lingers: bool, pid: int) -> None:
+    """Play one run of a Grid Engine job."""
+    kernel, tree = site.kernel, site.kernel.tree
+    kernel.step("execd starts", f"job {number}")
+    job = site.spooled(number, count)
+    tree = kernel.tree
+    shepherd = tree.spawn(
+        "sge_shepherd", pid, ppid=site.execd.pid, uids=(0, 104, 0, 104), cwd=job.folder
+    )
+    environ = {"JOB_ID": str(number), "SGE_TASK_ID": "undefined", "QUEUE": "gpu.q"}
+    words = ["hook", str(shepherd.pid)]
+
+    def hook(main: Callable[[list[str], dict[str, str], str], int]) -> int | None:
+        process = tree.spawn("python3", ppid=shepherd.pid)
+        return kernel.program(process, lambda: main(words, environ, CONFIG))
+
+    if hook(sge_prolog.main) == 0 and shepherd.alive:
+        told = (job.folder / "environment").read_text().splitlines()
+        mask = next((line for line in told if line.startswith(f"{MASK}=")), "")
+        devices = site.devices_of(mask.partition("=")[2])
+        kept = (job.folder / "gpulock").read_text()
+        token = kept.partition("\ntoken=")[2].partition("\n")[0]
+        about = {"ppid": shepherd.pid, "uids": (USER,) * 4, "groups": (65400 + number,)}
+        process = tree.spawn("job", **about, fds=site.opened(devices))  # type: ignore[arg-type]
+        mine = site.begin(f"job {number}", token, devices)
+        mine.processes, mine.keeper = [process], shepherd
+        uses(site, mine, process)
+        if lingers:
+            mine.processes.append(
+                tree.spawn("straggler", **about, fds=site.opened(devices))  # type: ignore[arg-type]
+            )
+        kernel.step("job ends", f"job {number}")
+        tree.end(process)
+        if shepherd.alive:
+            mine.keeper = None
+            hook(sge_epilog.main)
+    kernel.step("shepherd ends", f"job {number}")
+    tree.end(shepherd)
+
+
+def straggler() -> Play:
+    """Return the end of what a job left behind, at any time after its own."""
+
+    def left(site: Site) -> list[Process]:
+        return [one for one in site.kernel.tree.by_pid.values() if one.name == "straggler"]
+
+    def play(site: Site) -> None:
+        site.kernel.wait(lambda: left(site), "a straggler")
+        for process in left(site):
+            site.kernel.tree.end(process)
+
+    return play
+
+
+def shepherd_dies(name: str = "sge_shepherd") -> Play:
+    """Return an accident: a daemon that stands for a job is killed."""
+
+    def find(site: Site) -> list[Process]:
+        return [one for one in site.kernel.tree.by_pid.values() if one.name == name]
+
+    def play(site: Site) -> None:
+        site.kernel.wait(lambda: find(site), f"a {name}")
+        for process in find(site):
+            site.kernel.kill(process)
+
+    return play
+
+
+def slurm_job(
+    number: int = 21,
+    count: int = 1,
+    restart: int = 0,
+    first: int = 0,
+    lingers: bool = False,
+    late: bool = False,
+) -> Play:
+    """Return a job of Slurm: Prolog, batch step with TaskProlog, Epilog.
+
+    With `late` it was requeued, and its Epilog is left of a slurmd that was killed.
+    """
+    chosen = ",".join(f"GPU-{n:08d}-aaaa" for n in range(first, first + count))
+    given = {
+        "SLURM_JOB_ID": str(number),
+        "SLURM_JOB_UID": str(USER),
+        "SLURM_JOB_USER": "alice",
+        "SLURM_JOB_RESTART_COUNT": str(restart),
+        "SLURMD_NODENAME": "n1",
+        "SLURM_CLUSTER_NAME": "lab",
+        "SLURM_JOB_GPUS": chosen,
+        "SLURM_JOB_STDIN": "/dev/null",
+    }
+
+    def play(site: Site) -> None:
+        kernel, environ = site.kernel, dict(given)
+        kernel.step("slurmd starts", f"job {number}")
+        tree = kernel.tree
+        control = {"JobID": str(number), "Uid": str(USER), "State": "RUNNING"}
+        site.control[str(number)] = {**control, "Restarts": str(restart)}
+
+        def hook(context: str, main: Callable[[dict[str, str], str], int]) -> int | None:
+            process = tree.spawn("python3", ppid=site.slurmd.pid)
+            if late and context == "epilog_slurmd":
+                process.ppid, process.name = INIT, "late epilog"
+                environ["SLURM_JOB_RESTART_COUNT"] = str(restart + 1)
+            process.environ = {**environ, "SLURM_SCRIPT_CONTEXT": context}
+            return kernel.program(process, lambda: main(environ, CONFIG))
+
+        if hook("prolog_slurmd", slurm_prolog.main) == 0:
+            stepd = tree.spawn("slurmstepd", ppid=site.slurmd.pid)
+            stepd.title = f"slurmstepd: [{number}.batch]"
+            slurm_task(site, number, environ, stepd, lingers)
+            kernel.step("step ends", f"job {number}")
+            tree.end(stepd)
+        site.control[str(number)]["State"] = "PENDING" if late else "COMPLETING"
+        site.control[str(number)]["Restarts"] = str(restart + late)
+        hook("epilog_slurmd", slurm_epilog.main)
+        kernel.step("slurmd ends", f"job {number}")
+        if not late:
+            site.control[str(number)]["State"] = "COMPLETED"
+
+    return play
+
+
+def next_run(job: Play) -> Play:
+    """Return the next run of a Slurm job, which begins while the Epilog of the last one runs."""
+
+    def late(site: Site) -> bool:
+        return any(one.name == "late epilog" for one in site.kernel.tree.by_pid.values())
+
+    def play(site: Site) -> None:
+        site.kernel.wait(lambda: late(site), "a late epilog")
+        job(site)
+
+    return play
+
+
+def slurm_task(
+    site: Site, number: int, environ: dict[str, str], stepd: Process, lingers: bool
+) -> None:
+    """Play the task of a Slurm job: its TaskProlog, and what it says the task gets."""
+    kernel, tree = site.kernel, site.kernel.tree
+    users = {"SLURM_JOB_ID": str(number), "SLURMD_NODENAME": "n1"}
+    child = tree.spawn("python3", ppid=stepd.pid, uids=(USER,) * 4)
+    chosen = [str(int(uuid.split("-")[1])) for uuid in environ["SLURM_JOB_GPUS"].split(",")]
+    own = {**users, MASK: ",".join(chosen), "SLURM_GPUS_ON_NODE": str(len(chosen))}
+    if kernel.program(child, lambda: task.main(own, CONFIG)) != 0 or not stepd.alive:
+        return
+    lines = child.output.decode().splitlines()
+    mask = next((line for line in lines if line.startswith(f"export {MASK}=")), "")
+    devices = site.devices_of(mask.partition("=")[2])
+    found = note.find_task_note(site.lock_dir, "n1", str(number))
+    about = {"ppid": stepd.pid, "uids": (USER,) * 4, "fds": site.opened(devices)}
+    process = tree.spawn("task", **about)  # type: ignore[arg-type]
+    process.environ = users
+    mine = site.begin(f"job {number}", found.token if found else "", devices)
+    mine.processes = [process]
+    uses(site, mine, process)
+    if lingers:
+        left = tree.spawn("straggler", **about)  # type: ignore[arg-type]
+        left.environ = users
+        mine.processes.append(left)
+    kernel.step("task ends", f"job {number}")
+    tree.end(process)
+
+
+def run_claim(count: int = 1, comment: str = RUN, stays: bool = False) -> Play:
+    """Return `gpulock run`, or with another comment `gpulock claim` for a shell that stays."""
+
+    def play(site: Site) -> None:
+        kernel, tree = site.kernel, site.kernel.tree
+        process = tree.spawn("gpulock", uids=(USER,) * 4)
+        found: list[Held] = []
+
+        def main() -> int:
+            node = Node(site.settings, NAME)
+            try:
+                process_claims.ensure_node_dirs(node)
+                owner = process_claims.make_process_owner(node, process.pid, "alice", comment)
+                grant = process_claims.claim_for_process(node, owner, count, (), Deadline(30.0))
+            except (Refusal, OSError) as refusal:
+                site.log.append(str(refusal))
+                return 1
+            process.fds = {n: str(path) for n, path in site.opened(site.granted(grant)).items()}
+            mine = site.begin(f"run {process.pid}", grant.owner.token, site.granted(grant))
+            mine.processes = [process]
+            found.append(mine)
+            uses(site, mine, process)
+            if stays:
+                kernel.wait(lambda: not mine.processes, "its release")
+            kernel.step("command ends", f"run {process.pid}")
+            return 0
+
+        kernel.program(process, main)
+
+    return play
+
+
+def user_release() -> Play:
+    """Return a user who gives back what a process of theirs holds, by gpulockd's hand."""
+
+    def held(site: Site) -> list[Held]:
+        return [one for one in site.held if one.who.startswith("run") and one.alive()]
+
+    def play(site: Site) -> None:
+        kernel = site.kernel
+        kernel.wait(lambda: held(site), "a claim")
+        if not (found := held(site)):
+            return  # it has ended since
+        mine = found[0]
+        owner = mine.processes[0]
+        owner.fds.clear()  # who has it open still is refused
+        mine.processes = []
+        request = SocketRequest(RELEASE, owner.pid, owner.start)
+        process = kernel.tree.spawn("gpulockd")
+
+        def main() -> int:
+            try:
+                release_for_user(
+                    Node(site.settings, NAME),
+                    Peer(owner.pid, USER, -1, True),
+                    request,
+                    Deadline(10.0),
+                )
+            except Refusal as refusal:
+                site.log.append(str(refusal))
+            return 0
+
+        kernel.program(process, main)
+
+    return play
+
+
+def gpulockd(rounds: int = 1) -> Play:
+    """Return rounds of gpulockd; one that is killed is started again."""
+
+    def play(site: Site) -> None:
+        kernel = site.kernel
+        for _ in range(rounds):
+            process = kernel.tree.spawn("gpulockd")
+            losing = site.losing
+
+            def main() -> int:
+                return 0 if site.rounds.run_round(kernel.now) else 1
+
+            code = kernel.program(process, main)
+            if code is None:
+                site.rounds = site.make_rounds()
+            elif code == 0 and not site.losing and losing == site.losing:
+                site.lost = False
+            kernel.sleep(1.0)
+
+    return play
+
+
+def reap() -> Play:
+    """Return `gpulock reap` of an administrator's."""
+
+    def play(site: Site) -> None:
+        kernel = site.kernel
+        process = kernel.tree.spawn("gpulock")
+
+        def main() -> int:
+            node = Node(site.settings, NAME)
+            try:
+                judge = process_claims.make_liveness_judge(node)
+                report = reconcile_locks(node, judge, Deadline(120.0))
+                HistoryWriter(site.log.append).run(node, report, kernel.now)
+            except (Refusal, OSError) as refusal:
+                site.log.append(str(refusal))
+                return 1
+            return 0
+
+        losing = site.losing
+        if kernel.program(process, main) == 0 and not site.losing and losing == site.losing:
+            site.lost = False
+
+    return play
+
+
+def lock_dir_lost(inner: str = "") -> Play:
+    """Return `rm -rf LOCK_DIR`, or of a folder in it, while jobs run."""
+
+    def play(site: Site) -> None:
+        kernel = site.kernel
+        path = f"{site.lock_dir}{inner}"
+        kernel.wait(lambda: os.path.isdir(f"{site.lock_dir}/locks"), "LOCK_DIR")
+        site.lost = True
+        site.losing += 1
+
+        def main() -> int:
+            try:
+                remove_all(site, path)
+            except FileNotFoundError:
+                pass
+            return 0
+
+        kernel.program(kernel.tree.spawn("rm"), main)
+        site.losing -= 1
+
+    return play
+
+
+def remove_all(site: Site, path: str) -> None:
+    """Remove a folder as rm(1) does: what came meanwhile keeps it."""
+    calls = site.kernel.os
+    for name in calls.listdir(path):
+        inner = f"{path}/{name}"
+        if os.path.isdir(inner):
+            remove_all(site, inner)
+        else:
+            atomic.remove_quietly(inner)
+    try:
+        calls.rmdir(path)
+    except OSError:
+        return
+
+
+def disk_full(*folders: str) -> Play:
+    """Return a disk that is full for a while."""
+
+    def play(site: Site) -> None:
+        site.kernel.step("disk is full", " ".join(folders))
+        site.short = True
+        site.kernel.full = tuple(f"{site.root}/{name}" for name in folders)
+        site.kernel.step("disk has room", " ".join(folders))
+        site.kernel.full = ()
+
+    return play
+
+
+def clock_is_set(seconds: float) -> Play:
+    """Return an administrator who sets the wall clock."""
+
+    def play(site: Site) -> None:
+        site.kernel.step("clock is set", f"{seconds:+g} s")
+        site.kernel.wall += seconds
+
+    return play
+
+
+def reboot(keeps: bool = False) -> Play:
+    """Return a node that goes down and comes up, LOCK_DIR on tmpfs, or with `keeps` on a disk."""
+
+    def play(site: Site) -> None:
+        kernel = site.kernel
+        kernel.step("node boots", "")
+        site.boot(keeps)
+
+    return play
+
+
+def pid_is_reused() -> Play:
+    """Return an accident: a shepherd is killed, and a daemon that stays gets its number."""
+
+    def find(site: Site) -> list[Process]:
+        return [one for one in site.kernel.tree.by_pid.values() if one.name == "sge_shepherd"]
+
+    def play(site: Site) -> None:
+        kernel = site.kernel
+        kernel.wait(lambda: find(site), "a shepherd")
+        for process in find(site)[:1]:
+            kernel.kill(process)
+            kernel.now += 5.0  # all other numbers were given out meanwhile
+            site.others.add(kernel.tree.spawn("sshd", process.pid))
+
+    return play

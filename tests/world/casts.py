@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which actors meet: what is sampled, and which pairs are played to the end."""
+
+from __future__ import annotations
+
+from tests.support.trees import bus
+from tests.world.actors import (
+    Cast,
+    clock_is_set,
+    disk_full,
+    gpulockd,
+    lock_dir_lost,
+    next_run,
+    pid_is_reused,
+    reap,
+    reboot,
+    run_claim,
+    sge_job,
+    shepherd_dies,
+    slurm_job,
+    straggler,
+    user_release,
+)
+from tests.world.kernel import FREEZE, KILL
+
+SGE = sge_job(11, 1)
+CASTS: dict[str, Cast] = {
+    "two_jobs": Cast(one=SGE, two=sge_job(12, 2)),
+    "straggler": Cast(
+        one=sge_job(11, 1, lingers=True), two=sge_job(12, 2), end=straggler(), d=gpulockd(2)
+    ),
+    "shepherd_dies": Cast(one=SGE, two=sge_job(12, 2, runs=2), end=shepherd_dies(), d=gpulockd(2)),
+    "gpulockd_and_reap": Cast(one=sge_job(11, 2), two=sge_job(12, 1), d=gpulockd(2), root=reap()),
+    "rerun": Cast(one=sge_job(11, 2, runs=2), two=sge_job(12, 1, runs=2), d=gpulockd(1)),
+    "slurm": Cast(one=slurm_job(21, 1, first=0), two=slurm_job(22, 1, first=1), d=gpulockd(2)),
+    "slurm_straggler": Cast(
+        one=slurm_job(21, 1, lingers=True), two=slurm_job(22, 2), end=straggler(), root=reap()
+    ),
+    "slurm_requeued": Cast(
+        one=slurm_job(21, 1, late=True), two=next_run(slurm_job(21, 1, restart=1)), d=gpulockd(2)
+    ),
+    "slurm_step_dies": Cast(one=slurm_job(21, 2), end=shepherd_dies("slurmstepd"), d=gpulockd(2)),
+    "commands": Cast(one=run_claim(1), two=run_claim(2), d=gpulockd(2)),
+    "release_by_user": Cast(
+        one=run_claim(1, "shell", True), two=run_claim(2), user=user_release(), d=gpulockd(1)
+    ),
+    "clock_is_set": Cast(one=SGE, two=run_claim(1), d=gpulockd(2), root=clock_is_set(-5000.0)),
+    "state_is_full": Cast(one=SGE, two=run_claim(1), d=gpulockd(2), disk=disk_full("state")),
+    "lock_dir_is_full": Cast(one=slurm_job(21, 1), two=SGE, d=gpulockd(2), disk=disk_full("run")),
+    "reboot": Cast(one=SGE, two=run_claim(1), d=gpulockd(2), power=reboot()),
+    "reboot_on_a_disk": Cast(
+        one=slurm_job(21, 1), two=run_claim(1), d=gpulockd(2), power=reboot(True)
+    ),
+    "pid_is_reused": Cast(one=SGE, two=sge_job(12, 2), other=pid_is_reused(), d=gpulockd(2)),
+}
+LOST: dict[str, Cast] = {
+    "lock_dir": Cast(one=SGE, two=run_claim(1), d=gpulockd(2), root=lock_dir_lost()),
+    "lock": Cast(
+        one=SGE, two=sge_job(12, 1), d=gpulockd(2), root=lock_dir_lost(f"/locks/{bus(0)}")
+    ),
+    "slurm": Cast(one=slurm_job(21, 1), two=run_claim(1), d=gpulockd(2), root=lock_dir_lost()),
+    "locks": Cast(one=SGE, two=sge_job(12, 1), d=gpulockd(2), root=lock_dir_lost("/locks")),
+}
+# An actor, and what happens at each of its calls: it is killed or stopped, or another one acts.
+POINTS: tuple[tuple[str, str, str], ...] = (
+    ("shepherd_dies", "one", FREEZE),
+    ("shepherd_dies", "one", "end"),
+    ("straggler", "one", FREEZE),
+    ("rerun", "one", KILL),
+    ("gpulockd_and_reap", "d", KILL),
+    ("gpulockd_and_reap", "d", FREEZE),
+    ("gpulockd_and_reap", "root", FREEZE),
+    ("slurm_straggler", "one", KILL),
+    ("slurm_requeued", "one", FREEZE),
+    ("slurm_requeued", "two", KILL),
+    ("slurm_step_dies", "one", "end"),
+    ("commands", "one", KILL),
+    ("commands", "two", FREEZE),
+    ("release_by_user", "user", KILL),
+    ("release_by_user", "user", FREEZE),
+    ("clock_is_set", "one", "root"),
+    ("state_is_full", "one", "disk"),
+    ("state_is_full", "two", "disk"),
+    ("lock_dir_is_full", "one", "disk"),
+    ("lock_dir_is_full", "two", "disk"),
+    ("reboot", "one", "power"),
+    ("reboot", "d", "power"),
+    ("reboot_on_a_disk", "one", "power"),
+    ("reboot_on_a_disk", "two", "power"),
+    ("pid_is_reused", "one", "other"),
+)
+LOST_POINTS: tuple[tuple[str, str, str], ...] = tuple(
+    (cast, actor, FREEZE) for cast in LOST for actor in LOST[cast].plays if actor != "root"
+)
+PAIRS: dict[str, Cast] = {
+    "jobs": Cast(one=sge_job(11, 2), two=sge_job(12, 2)),
+    "commands": Cast(one=run_claim(2), two=run_claim(2)),
+    "slurm_jobs": Cast(one=slurm_job(21, 1), two=slurm_job(22, 1)),
+    "job_and_gpulockd": Cast(one=sge_job(11, 1), two=gpulockd(1)),
+    "slurm_job_and_reap": Cast(one=slurm_job(21, 1), two=reap()),
+    "command_and_gpulockd": Cast(one=run_claim(1), two=gpulockd(1)),
+    "release_and_gpulockd": Cast(one=run_claim(1, "shell", True), two=user_release()),
+}

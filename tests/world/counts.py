@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many schedules were played, by how they were chosen, and the microseconds that they took."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+SCHEDULES: Counter[str] = Counter()
+SPENT: Counter[str] = Counter()
+
+
+def world_lines() -> list[str]:
+    """Return the summary: a world in which nothing happened proves nothing."""
+    count = SCHEDULES.total()
+    if not count:
+        return []
+    parts = ", ".join(f"{number} {how}" for how, number in sorted(SCHEDULES.items()))
+    rate = count / max(SPENT.total() / 1e6, 0.001)
+    return [f"world: {count} schedules, {rate:.0f} a second ({parts})"]

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The product's own modules in the world: their `os`, `time` and `fcntl` are its kernel's.
+
+What else they have of the real machine has a stand-in: settings, syslog, threads that read, the
+lock of filelock, slurmctld.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import gpulock
+from gpulock.errors import Refusal
+from gpulock.node.settings import Settings
+from gpulock.node.timed_read import TimedReader
+from gpulock.slurm.scontrol import SlurmctldClient
+from tests.world.calls import Machine
+from tests.world.site import Site
+
+LEFT_OUT = ("cli", "install", "report", "text", "share", "simulate")
+
+
+def product_modules() -> list[Any]:
+    """Return every module of the product that an actor may run."""
+    found: list[Any] = []
+    for module in pkgutil.walk_packages(gpulock.__path__, "gpulock."):
+        if module.name.split(".")[1] not in LEFT_OUT:
+            found.append(importlib.import_module(module.name))
+    return found
+
+
+class PrivateLock:
+    """What gpulockd takes from filelock, by the world's own calls."""
+
+    def __init__(
+        self, kernel: Machine, path: str, seconds: float, acquired: Callable[[int], None] | None
+    ) -> None:
+        self._kernel, self._path, self._seconds, self._acquired = kernel, path, seconds, acquired
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Take it; raise TimeoutError."""
+        kernel, os_ = self._kernel, self._kernel.os
+        late = kernel.now + self._seconds
+        fd = os_.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        while True:
+            try:
+                kernel.fcntl.flock(fd, kernel.fcntl.LOCK_EX | kernel.fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if kernel.now >= late:
+                    os_.close(fd)
+                    raise TimeoutError(self._path) from None
+                kernel.time.sleep(0.02)
+        self._fd = fd
+        if self._acquired:
+            self._acquired(fd)
+
+    def release(self) -> None:
+        """Let others have it."""
+        self._kernel.os.close(self._fd)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class StandIns:
+    """What stands for a name of the product, of the same kind."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def settings(self, path: str) -> Settings:
+        """Stand for read_settings and read_hook_settings."""
+        del path
+        return self._site.settings
+
+    def log(self, settings: Settings | None, sentence: str, error: bool) -> None:
+        """Stand for log_hook_line."""
+        del settings, error
+        self._site.log.append(sentence)
+
+    def crashed(self, fault: BaseException) -> Refusal:
+        """Stand for unexpected_refusal."""
+        return self._site.crashed(fault)
+
+    def described(self, what: str, fault: Exception) -> str:
+        """Stand for describe_exception."""
+        return self._site.crashed(fault).why + what
+
+    def task_message(self, sentence: str, code: int) -> int:
+        """Stand for print_task_message."""
+        self._site.log.append(sentence)
+        return code
+
+    def file_lock(
+        self, path: str, seconds: float, acquired: Callable[[int], None] | None = None
+    ) -> PrivateLock:
+        """Stand for private_file_lock."""
+        return PrivateLock(self._site.kernel, path, seconds, acquired)
+
+
+def read_now(reader: TimedReader, pid: int, act: Callable[[], bytes]) -> bytes:
+    """Stand for TimedReader.read: nobody hangs here."""
+    del reader, pid
+    return act()
+
+
+@contextmanager
+def inhabited(site: Site) -> Generator[None]:
+    """Let the product's modules be of this world."""
+    kernel, given = site.kernel, StandIns(site)
+    before: list[tuple[Any, str, object]] = []
+
+    def put(owner: Any, name: str, value: object) -> None:
+        before.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    def slurm_job(client: SlurmctldClient, job: str) -> dict[str, str] | None:
+        del client
+        return site.control.get(job)
+
+    def obeyed(client: SlurmctldClient, *words: str) -> bool:
+        del client, words
+        return True
+
+    stand_ins: dict[str, object] = {
+        "os": kernel.os,
+        "time": kernel.time,
+        "fcntl": kernel.fcntl,
+        "read_hook_settings": given.settings,
+        "read_settings": given.settings,
+        "log_hook_line": given.log,
+        "unexpected_refusal": given.crashed,
+        "describe_exception": given.described,
+        "private_file_lock": given.file_lock,
+        "print_task_message": given.task_message,
+    }
+    for module in product_modules():
+        for name, value in stand_ins.items():
+            if name in vars(module):
+                put(module, name, value)
+    put(TimedReader, "read", read_now)
+    put(SlurmctldClient, "job", slurm_job)
+    put(SlurmctldClient, "do", obeyed)
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)

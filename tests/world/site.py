@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One node in the world: its folders, its jobs' spool, who was granted what, and what must hold.
+
+The product's own modules run here: their `os`, `time` and `fcntl` are the kernel's of the world.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+from gpulock.alloc.claim import Grant
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.rounds import Rounds
+from gpulock.errors import Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
+from gpulock.simulate import execd
+from gpulock.simulate.execd import SimulatedJob, SpooledJob
+from gpulock.store import boot
+from tests.support.jobs import gpus
+from tests.support.trees import bus, information
+from tests.world.calls import Machine
+from tests.world.kernel import Violation
+from tests.world.processes import PROC, Process
+
+NAME = os.uname().nodename
+USER = 1000
+DAEMONS = ("systemd", "slurmd", "sge_execd")
+
+
+class Held:
+    """A grant that a job was told: it is living while one of `processes` is, until it is over."""
+
+    def __init__(self, who: str, token: str, devices: frozenset[str]) -> None:
+        self.who, self.token, self.devices = who, token, devices
+        self.processes: list[Process] = []
+        self.keeper: Process | None = None  # who stands for the job until its epilog
+
+    def alive(self) -> bool:
+        """Return whether a process of the job lives, or its keeper does."""
+        keeper = self.keeper is not None and self.keeper.alive
+        return keeper or any(process.alive for process in self.processes)
+
+
+class QuietJournal(DaemonJournal):
+    """gpulockd's journal; `said` has its lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def say(self, level: int, text: str) -> None:
+        self.said.append(text)
+
+
+class WorldNode(DaemonNode):
+    """gpulockd's node, of a driver that answers at once."""
+
+    def devices(self, cards: list[Device] | None = None) -> list[Device]:
+        return Node.devices(self, cards)
+
+
+class Site:
+    """The node at `root`, with `count` GPUs."""
+
+    def __init__(self, root: Path, count: int = 2, **keys: str) -> None:
+        self.root, self.count = root, count
+        self.lock_dir, self.state_dir = f"{root}/run", f"{root}/state"
+        self.spool = root / execd.SPOOL
+        for number in range(count):
+            folder = root / "driver/gpus" / bus(number)
+            folder.mkdir(parents=True)
+            (folder / "information").write_text(information(bus(number), number))
+        (root / "dev").mkdir()
+        for number in range(count):
+            (root / f"dev/nvidia{number}").touch()
+        self.settings = Settings(
+            {
+                "LOCK_DIR": self.lock_dir,
+                "STATE_DIR": self.state_dir,
+                "PROC_ROOT": PROC,
+                "DRIVER_ROOT": f"{root}/driver",
+                "SYS_ROOT": f"{root}/sys",
+                "DEV_ROOT": f"{root}/dev",
+                "EXPORTER_DIR": f"{root}/exporter",
+                **keys,
+            }
+        )
+        self.jobs: dict[int, tuple[int, SpooledJob]] = {}
+        self.environments: dict[int, bytes] = {}
+        self.kernel = Machine(
+            (self.lock_dir, self.state_dir, f"{self.spool}/active"),
+            f"{self.lock_dir}/locks",
+            self.check,
+        )
+        self.log: list[str] = []
+
+    # --- a schedule begins ----------------------------------------------------------------------
+
+    def reset(self, seed: int, fresh: bool = False) -> None:
+        """Boot the node, with nothing claimed; `fresh`: nothing was ever claimed in this boot."""
+        for folder in (self.lock_dir, self.state_dir):
+            shutil.rmtree(folder, ignore_errors=True)
+            os.mkdir(folder, 0o755)
+        self.kernel.reset(random.Random(seed))
+        self.held: list[Held] = []
+        self.tokens: set[str] = set()
+        self.lost = self.short = False  # locks were lost, or a disk was full, in this schedule
+        self.losing = 0
+        self.control: dict[str, dict[str, str]] = {}
+        self.rounds = self.make_rounds()
+        self.log.clear()
+        self.start_daemons()
+        self.others: set[Process] = set()
+        if not fresh:
+            node = self.rounds.node
+            boot.begin_boot(node.store, self.state_dir, node.boot_id, NAME)
+
+    def start_daemons(self) -> None:
+        """Let execd and slurmd run."""
+        tree = self.kernel.tree
+        self.execd = tree.spawn("sge_execd", uids=(0, 104, 0, 104), cwd=self.spool)
+        self.slurmd = tree.spawn("slurmd")
+
+    def boot(self, keeps: bool) -> None:
+        """Go down and come up: no process is left, and LOCK_DIR only where it is on a disk."""
+        kernel = self.kernel
+        for process in list(kernel.tree.by_pid.values()):
+            kernel.kill(process)
+        for actor in kernel.actors:
+            if actor.begun and actor is not kernel.actor:
+                actor.doomed = actor.gone = True
+        kernel.boot()
+        if not keeps:
+            shutil.rmtree(self.lock_dir)
+        self.rounds = self.make_rounds()
+        self.start_daemons()
+
+    def make_rounds(self) -> Rounds:
+        """Return a gpulockd that starts now."""
+        self.journal = QuietJournal()
+        node = WorldNode(self.settings, NAME)
+        return Rounds(node, self.journal, [HistoryWriter(self.journal.said.append)])
+
+    def spooled(self, number: int, count: int, uid: int = USER) -> SpooledJob:
+        """Return the spool of a Grid Engine job that asks for so many GPUs, as execd leaves it."""
+        asked, found = self.jobs.get(number, (0, None))
+        if found is None or asked != count:
+            job = SimulatedJob(
+                number,
+                ("/bin/true",),
+                uid=uid,
+                owner="alice",
+                add_grp_id=65400 + number,
+                resources=(gpus(count),),
+            )
+            if found is not None:
+                found.job_file.unlink()
+                shutil.rmtree(found.folder)
+            found = execd.spool_job(self.root, job)
+            self.jobs[number] = count, found
+            self.environments[number] = (found.folder / "environment").read_bytes()
+        for file in os.listdir(found.folder):
+            if file not in ("config", "pe_hostfile"):
+                os.unlink(found.folder / file)
+        (found.folder / "environment").write_bytes(self.environments[number])
+        return found
+
+    # --- what must hold -------------------------------------------------------------------------
+
+    def lock_token(self, device: str) -> str:
+        """Return the token in the lock of a device, nothing where there is none."""
+        try:
+            with open(f"{self.lock_dir}/locks/{device}/owner") as file:
+                text = file.read()
+        except OSError:
+            return ""
+        return text.partition("\ntoken=")[2].partition("\n")[0]
+
+    def begin(self, who: str, token: str, devices: frozenset[str]) -> Held:
+        """Let a job start with a grant: from now on it is an owner. Raises Violation."""
+        mine = Held(who, token, devices)
+        for other in self.held:
+            if other.alive() and (both := other.devices & devices):
+                raise Violation(f"{', '.join(sorted(both))}: {other.who} has it, and now {who}")
+        self.held.append(mine)
+        self.check()
+        return mine
+
+    def check(self) -> None:
+        """Raise Violation where the lock of a living owner is not there."""
+        if self.lost:
+            return
+        for mine in self.held:
+            if mine.alive():
+                for device in mine.devices:
+                    if self.lock_token(device) != mine.token:
+                        raise Violation(f"{mine.who} lives, and its lock of {device} is gone")
+
+    def crashed(self, fault: BaseException) -> Refusal:
+        """Say that a program met what nobody foresaw."""
+        raise Violation(f"a program failed: {type(fault).__name__}: {fault}") from fault
+
+    def finish(self) -> None:
+        """Let everything end and gpulockd do one round: then nothing is left. Raises Violation."""
+        kernel = self.kernel
+        for process in list(kernel.tree.by_pid.values()):
+            if process.name not in DAEMONS and process not in self.others:
+                kernel.kill(process)
+        kernel.full = ()
+        rounds = self.make_rounds()
+        if rounds.run_round(kernel.now) is None:
+            raise Violation(f"the last round failed: {rounds.summary}")
+        for folder in (
+            *(f"{self.lock_dir}/{name}" for name in ("locks", "released")),
+            *(f"{self.state_dir}/{name}" for name in ("runs", "owed")),
+        ):
+            left = os.listdir(folder) if os.path.isdir(folder) else []
+            left = [name for name in left if not name.startswith(".")]
+            if left:
+                raise Violation(f"{folder} has {', '.join(left)} at the end")
+        lines = self.history()
+        for token in set(lines):
+            if lines.count(token) > 1:
+                raise Violation(f"claim {token} has {lines.count(token)} lines in the history")
+        for mine in self.held:
+            if mine.token not in lines and not self.short:
+                raise Violation(f"{mine.who} has no line in the history")
+
+    def history(self) -> list[str]:
+        """Return the tokens of the history's lines."""
+        try:
+            with open(f"{self.state_dir}/history/history.jsonl") as file:
+                return [json.loads(line)["token"] for line in file]
+        except FileNotFoundError:
+            return []
+
+    # --- devices --------------------------------------------------------------------------------
+
+    def devices_of(self, mask: str) -> frozenset[str]:
+        """Return the devices that a mask names, by index."""
+        return frozenset(bus(int(part)) for part in mask.split(",") if part.isdigit())
+
+    def opened(self, devices: frozenset[str]) -> dict[int, Path]:
+        """Return what a process has open that uses these devices."""
+        minors = [number for number in range(self.count) if bus(number) in devices]
+        return {3 + number: self.root / f"dev/nvidia{number}" for number in minors}
+
+    def granted(self, grant: Grant) -> frozenset[str]:
+        """Return the devices of a grant."""
+        return frozenset(device.id for device in grant.devices)

@@ -35,6 +35,11 @@ class LockTimeout(Refusal):
         )
 
 
+def lost_locks_refusal(what: str) -> Refusal:
+    """Return the refusal of every claim while `what` is lost."""
+    return Refusal(UNKNOWN, f"{what} were lost", "run gpulock reap as root: it restores them")
+
+
 def one_line(text: str) -> str:
     """Return `text` with every control character shown as `?`: log lines cannot be forged."""
     return "".join([c if c.isprintable() else "?" for c in text])

@@ -18,7 +18,7 @@ from gpulock.alloc.availability import (
     shortage_refusal,
 )
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, lost_locks_refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import boot, kv, owner
@@ -143,7 +143,7 @@ def claim_under_gate(
     """Do steps 4 to 7 of the life of a claim; the gate is held."""
     held = node.store.read_all_locks()
     if lost := node.store.lost_ids(held):
-        raise boot.lost_locks_refusal(f"the locks of {' '.join(lost)}")
+        raise lost_locks_refusal(f"the locks of {' '.join(lost)}")
     mine = [one for one in held.values() if one.owner and one.owner.key() == template.key()]
     if mine:
         from gpulock.alloc.same_job import granted_before

@@ -68,6 +68,7 @@ def read_node_view(node: Node, now: float) -> NodeView:
     """
     view = NodeView(lost=are_locks_lost(node))
     view.locks = read_settled_locks(node.store)
+    view.lost = view.lost or are_locks_missing(node.store, view.locks)
     view.quarantined = read_quarantine_reasons(node.settings.state_dir)
     try:
         view.verdicts, view.reconciled = read_node_verdicts(node, now)
@@ -83,6 +84,16 @@ def are_locks_lost(node: Node) -> bool:
     if not os.path.isdir(state_dir) or node.store.boot_id() == node.boot_id:
         return False
     return boot.may_be_claimed_boot(state_dir, node.boot_id)
+
+
+def are_locks_missing(store: LockStore, held: dict[str, Lock]) -> bool:
+    """Return whether locks that were not released are not among those `held`; raise Refusal.
+
+    A claim that is being made now, or undone, is none: what is missing is missed twice.
+    """
+    if not os.path.lexists(store.path) or not store.lost_ids(held):
+        return False
+    return bool(store.lost_ids(store.read_all_locks() if store.exists() else {}))
 
 
 def read_settled_locks(store: LockStore, settle: float = SETTLE) -> dict[str, Lock]:

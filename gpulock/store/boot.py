@@ -10,7 +10,7 @@ claim of a boot makes ready.
 import os
 import time
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
+from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_locks_refusal, one_line
 from gpulock.store import atomic, quarantine
 from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import GRANT, LockStore
@@ -32,11 +32,6 @@ def prepare_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> N
     if may_be_claimed_boot(state_dir, boot_id):
         raise lost_locks_refusal("the locks of this boot")
     begin_boot(store, state_dir, boot_id, node)
-
-
-def lost_locks_refusal(what: str) -> Refusal:
-    """Return the refusal of every claim while `what` is lost."""
-    return Refusal(UNKNOWN, f"{what} were lost", "run gpulock reap as root: it restores them")
 
 
 def clear_folder(folder: str) -> None:

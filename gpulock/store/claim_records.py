@@ -9,7 +9,7 @@ a reboot loses none. The writer of the line removes the record.
 import os
 
 from gpulock.store import atomic, kv, owner
-from gpulock.store.locks import RELEASED_PRUNE, LockStore, count_folders
+from gpulock.store.locks import RELEASED_PRUNE, LockStore
 from gpulock.store.owner import Owner
 
 FOLDER, PENDING_FOLDER = "runs", "owed"
@@ -86,7 +86,7 @@ def record_pending_history(
     """
     folder = f"{state_dir}/{PENDING_FOLDER}"
     try:
-        if count_folders(f"{lock_dir}/released") >= RELEASED_PRUNE:
+        if atomic.count_folders(f"{lock_dir}/released") >= RELEASED_PRUNE:
             return
         path = f"{folder}/{record.token}"
         for attempt in range(2):

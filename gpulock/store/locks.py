@@ -12,7 +12,7 @@ import os
 import stat
 import time
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_locks_refusal
 from gpulock.store import atomic, kv, owner
 from gpulock.store.owner import Owner
 
@@ -126,6 +126,8 @@ class LockStore:
         """Return every lock by id; raise Refusal where the directory cannot be read."""
         try:
             names = sorted(os.listdir(self.locks_dir))
+        except FileNotFoundError:
+            raise lost_locks_refusal("the locks") from None
         except OSError as fault:
             raise Refusal(UNKNOWN, f"locks: {fault}", "look at LOCK_DIR") from fault
         return {name: self.read(name) for name in names if not name.startswith(".")}
@@ -286,7 +288,7 @@ class LockStore:
         target = f"{self.at}released/{ours}.{lock.id}"
         os.rename(folder, target, src_dir_fd=at, dst_dir_fd=at)
         try:
-            if count_folders(self.released_dir) >= RELEASED_CAP:
+            if atomic.count_folders(self.released_dir) >= RELEASED_CAP:
                 self.prune()
         except OSError:
             return
@@ -326,15 +328,6 @@ class LockStore:
             atomic.append_file(f"{self.root}/{DROPPED}", b"." * count)
         except OSError:
             return
-
-
-def count_folders(path: str) -> int:
-    """Return how many folders are in one; raise OSError.
-
-    One stat where the links are counted. btrfs, a merged overlay, and ext4 beyond 65,000 say 1.
-    """
-    links = os.stat(path).st_nlink
-    return links - 2 if links > 1 else len(os.listdir(path))
 
 
 def read_anchor(folder: str, name: str) -> tuple[int, int, int] | None:

@@ -8,6 +8,7 @@ publish and a killed process left files half written. Then another gpulockd come
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,17 @@ ROUND = Path(__file__).with_name("round.py")
 
 
 class Round(Reap):
-    """A round of gpulockd; `lost`: LOCK_DIR was removed, so that it has to adopt."""
+    """A round of gpulockd; `lost`: LOCK_DIR was removed, so that it has to adopt.
 
-    def __init__(self, root: Path, *, gone: int = 2, lost: bool = False) -> None:
+    `emptied`: the locks in it were, so that it has to put them back.
+    """
+
+    def __init__(
+        self, root: Path, *, gone: int = 2, lost: bool = False, emptied: bool = False
+    ) -> None:
         super().__init__(root, gone=gone)
         self.lost = lost
+        self.emptied = emptied
 
     def prepare(self) -> None:
         """Leave something to publish, and something to sweep; or lose LOCK_DIR."""
@@ -41,6 +48,8 @@ class Round(Reap):
         if self.lost:
             for name in ("boot_id", "totals", "verdicts"):
                 Path(node.store.path, name).unlink(missing_ok=True)
+        if self.emptied:
+            shutil.rmtree(node.store.locks_dir)
 
     def command(self) -> list[str]:
         """Return the command of one round."""
@@ -76,4 +85,5 @@ class Round(Reap):
 CASES = (
     Case("gpulockd", Round),
     Case("gpulockd, locks lost", partial(Round, lost=True), 2),
+    Case("gpulockd, locks removed", partial(Round, emptied=True), 2),
 )

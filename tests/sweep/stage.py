@@ -19,7 +19,7 @@ from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
-from gpulock.store.locks import Lock
+from gpulock.store.locks import GRANT, Lock
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench.scene import Scene, linked_proc
 
@@ -82,7 +82,9 @@ class Stage:
     def is_near(self, call: str) -> bool:
         """Return whether a traced call is on what a hook may change."""
         named = WORKING_FOLDER.sub("", call)
-        return any(f"{self.scene.root}/{name}/" in named for name in self.kept)
+        if '"/proc/self/fd/' in named:  # LOCK_DIR, while the gate is held
+            return True
+        return any(f"{self.scene.root}/{name}{end}" in named for name in self.kept for end in "/>")
 
     def save(self) -> None:
         """Take the present state as the one that `reset` comes back to."""
@@ -94,6 +96,12 @@ class Stage:
         """Bring back all that may change; folders that processes are in stay the same folders."""
         for name in self.kept:
             restore(self._saved / name, self.scene.root / name)
+        folder = Path(self.node.store.path)
+        for grant in folder.glob(f"{GRANT}*"):  # a copy is a file of its own
+            record = folder / "locks" / grant.name.removeprefix(GRANT) / "owner"
+            if record.exists():
+                grant.unlink()
+                os.link(record, grant)
 
     def reconcile(self) -> None:
         """Reconcile once in this process, undisturbed."""
@@ -163,4 +171,5 @@ def restore(source: Path, target: Path) -> None:
             shutil.copystat(path, there)
             restore(path, there)
         else:
+            there.unlink(missing_ok=True)  # it may have a second name
             shutil.copy2(path, there)

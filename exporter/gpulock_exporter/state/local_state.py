@@ -90,9 +90,11 @@ def read_boot_locks(node: Node, known: LockCache) -> dict[str, Lock]:
     Then nothing is free: jobs run on devices that nobody can name. A boot_id that is there, and
     broken, costs the verdicts only.
     """
-    if not os.path.lexists(f"{node.store.path}/boot_id") and node_view.are_locks_lost(node):
+    lost = not os.path.lexists(f"{node.store.path}/boot_id") and node_view.are_locks_lost(node)
+    locks = {} if lost else known.locks(node.store)
+    if lost or node_view.are_locks_missing(node.store, locks):
         raise Refusal(UNKNOWN, "the locks of this boot were lost", "run gpulock reap as root")
-    return known.locks(node.store)
+    return locks
 
 
 def read_locks_with_details(store: LockStore) -> dict[str, Lock]:

@@ -8,20 +8,23 @@ a lost lock is put back from its second name (store.locks), also of the dead: th
 """
 
 import os
+from collections.abc import Iterable
 
+from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.job import environment
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.sge.prolog import RECORD
 from gpulock.sge.verdict import find_shepherds
 from gpulock.slurm import note
 from gpulock.slurm.call import expand_gpu_list
 from gpulock.slurm.gres_map import resolve_gres_devices
 from gpulock.store import adoption_state, atomic, claim_records, kv, owner
-from gpulock.store.locks import GRANT
+from gpulock.store.locks import GRANT, Lock
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import DEAD
 
 
 def read_shepherd_record(node: Node, pid: int) -> Owner | None:
@@ -72,6 +75,39 @@ def read_run_records(node: Node) -> list[Owner]:
         if record.boot_id == node.boot_id:
             found.append(record)
     return found
+
+
+def remember_grants(node: Node, judge: Judge, stood: Iterable[Lock]) -> None:
+    """Give locks that stood at the last reconcile, and are gone with their second name, that again.
+
+    Not those that were released, nor those of the dead. Gate held; raises Refusal or OSError.
+    """
+    store = node.store
+    held = store.read_all_locks()
+    for lock in stood:
+        record, place = lock.owner, f"{store.root}/{GRANT}{lock.id}"
+        if record is None or any(lock_ids_overlap(lock.id, name) for name in held):
+            continue
+        if os.path.lexists(place) or was_released(node, record, lock.id):
+            continue
+        if judge.verdict(lock).state != DEAD:
+            atomic.replace_file(place, owner.encode_owner(record).encode())
+
+
+def was_released(node: Node, record: Owner, device: str) -> bool:
+    """Return whether a claim's lock that is gone was released, also where its line is written."""
+    state_dir = node.settings.state_dir
+    if os.path.lexists(f"{node.store.released_dir}/{record.token}.{device}"):
+        return True
+    if record.scheduler not in ("slurm", "process"):
+        return record.scheduler == "admin"  # who ends a reserve leaves nothing of it
+    try:
+        text = atomic.read_text(f"{state_dir}/{claim_records.FOLDER}/{record.token}")
+        return device not in owner.parse_owner(text).devices
+    except FileNotFoundError:
+        return os.path.lexists(f"{state_dir}/{adoption_state.WHOLE}")
+    except (OSError, kv.MalformedError):
+        return False
 
 
 def put_back_lost_locks(node: Node, scan: ProcessScan) -> list[Owner]:

@@ -6,6 +6,7 @@ Warm. Under the gate: adopt where locks were lost, reap every dead lock, publish
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from gpulock.slurm import note
 from gpulock.store import adoption_state, atomic, boot, verdicts
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
+from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
 TEMPORARY = re.compile(r"\..+\.([1-9][0-9]{0,9})\.[0-9a-f]{12}")  # of atomic.replace_file: its pid
@@ -52,11 +54,16 @@ class ReconcileReport:
 
 
 def reconcile_locks(
-    node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False
+    node: Node,
+    judge: Judge,
+    deadline: Deadline,
+    dry_run: bool = False,
+    stood: Sequence[Lock] = (),
 ) -> ReconcileReport:
     """Judge and reap every lock of this node; raise Refusal, or OSError where LOCK_DIR fails.
 
-    With `dry_run` nothing is changed.
+    With `dry_run` nothing is changed. `stood` are the locks that the last reconcile left, where
+    that is known.
     """
     devices: list[Device] = []
     driver: Refusal | None = None
@@ -71,6 +78,7 @@ def reconcile_locks(
         adopted: list[Owner] = []
         if not dry_run and node.store.boot_id() == node.boot_id:
             boot.make_claim_folders(node.store, node.settings.state_dir)
+            adopt.remember_grants(node, judge, stood)
             adopted = adopt.put_back_lost_locks(node, judge.scan)
         elif not dry_run:
             adopted = begin_boot_or_adopt(node, judge)

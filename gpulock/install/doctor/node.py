@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpulock.alloc.node_view import are_locks_missing
 from gpulock.errors import Refusal
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.setting_faults import find_setting_faults
@@ -126,7 +127,11 @@ def check_boot_locks(settings: Settings) -> Iterator[Check]:
     """Look whether the locks of this boot are all there."""
     node = Node(settings)
     ours = node.store.boot_id() if os.path.isdir(settings.lock_dir) else ""
-    if ours == node.boot_id:
+    held = node.store.read_all_locks() if node.store.exists() else {}
+    if ours == node.boot_id and are_locks_missing(node.store, held):
+        do = "run gpulock reap as root: it restores them"
+        yield fault("locks in LOCK_DIR were lost: nothing is granted", do)
+    elif ours == node.boot_id:
         yield ok("LOCK_DIR is of this boot")
     elif boot.may_be_claimed_boot(settings.state_dir, node.boot_id):
         do = "run gpulock reap as root: it restores the lock of every living job"

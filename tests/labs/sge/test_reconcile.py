@@ -3,15 +3,28 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from tests.labs.common.processes import end
 from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
-from tests.labs.sge.jobs import DAEMONISES, end_carriers, group_of, held, on, sleepers
+from tests.labs.sge.jobs import (
+    DAEMONISES,
+    command,
+    empty,
+    end_carriers,
+    group_of,
+    held,
+    on,
+    reap,
+    said,
+    sleepers,
+)
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.test_ends import kill_shepherd, started
+from tests.labs.sge.test_ends import SLEEP, kill_shepherd, started
 from tests.labs.sge.wait import until
 
 pytestmark = pytest.mark.lab
@@ -86,3 +99,38 @@ def test_a_refused_job_says_why_where_its_user_looks(gpus: Gpulock) -> None:
             gpus.sge.qdel(str(job), str(holder))
         finally:
             gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")
+
+
+def test_locks_that_somebody_removes_are_granted_to_nobody_and_put_back(gpus: Gpulock) -> None:
+    jobs = [started(gpus, NODE, count) for count in (1, 2)]
+    masks = {job: held(gpus, NODE, job) for job in jobs}
+    locks = gpus.sge.path_in(NODE, "/run/gpulock/locks")
+
+    shutil.rmtree(locks)  # by an administrator who clears stuck locks, without gpulockd
+    refused = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=5"), stdin=SLEEP)
+    gpus.sge.wait_state(refused, "Rq", seconds=60)
+    assert "the locks were lost" in said(gpus, refused, user="glbob")
+    assert gpus.sge.queue_states()[NODE] == ""
+    assert "locks lost" in command(gpus, NODE, "status")
+    assert sorted(reap(gpus, NODE).adopted) == sorted(map(str, jobs))
+    assert {job: held(gpus, NODE, job) for job in jobs} == masks
+    gpus.sge.qdel(str(refused))
+    gpus.sge.wait_done(refused)
+
+    shutil.rmtree(locks / masks[jobs[0]][0])
+    with daemon_on(gpus, NODE) as daemon:
+        daemon.goes_round()
+        assert {job: held(gpus, NODE, job) for job in jobs} == masks
+        empty(locks)
+        until(lambda: len(gpus.locks(NODE)) == 3, what="all locks", why=daemon.said)
+        assert {job: held(gpus, NODE, job) for job in jobs} == masks
+        assert f"restored {masks[jobs[0]][0]} of job {jobs[0]}" in daemon.said()
+        more = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=5"), stdin=SLEEP)
+        gpus.sge.wait_running(more)
+        assert not {*held(gpus, NODE, more)} & {*masks[jobs[0]], *masks[jobs[1]]}
+        for job in (*jobs, more):
+            gpus.sge.qdel(str(job))
+            gpus.sge.wait_done(job)
+        until(lambda: gpus.locks(NODE) == {}, what="no lock", why=daemon.said)
+        told = sorted(line["job_id"] for line in daemon.history())
+        assert told == sorted(map(str, (*jobs, more)))

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import pytest
 
+from tests.labs.common.installed import empty
 from tests.labs.common.processes import end
 from tests.labs.daemon.daemon_lab import daemon_on
+from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, stops
-from tests.labs.slurm.jobs import held, kill_steps, shut_gate, started
+from tests.labs.slurm.jobs import held, kill_steps, reap, shut_gate, started, wait_requeued
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, by_gpulock
 from tests.labs.slurm.test_ends import EXTRA, KEYS, TWO, leak
@@ -104,3 +107,40 @@ def test_without_slurmctld_an_unseen_job_is_held_and_told_once(
     with daemon_on(slurm_gpus, NODE) as daemon:
         daemon.frees(lambda: locked(slurm_gpus, job))
         assert "slurmctld says CANCELLED" in daemon.said()
+
+
+def test_locks_that_somebody_removes_are_granted_to_nobody_and_put_back(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    del hooks
+    slurm = slurm_gpus.slurm
+    jobs = [started(slurm_gpus, NODE, "--gres=gpu:1") for _ in range(2)]
+    masks = {job: held(slurm_gpus, job, NODE) for job in jobs}
+    ids = {record.job_id: name for name, record in slurm_gpus.locks(NODE).items()}
+    locks = slurm_gpus.cluster.path_in(NODE, "/run/gpulock/locks")
+
+    shutil.rmtree(locks)  # by an administrator who clears stuck locks, without gpulockd
+    refused = slurm.submit("slbob", "-w", NODE, TWO, script="echo ran\n")
+    wait_requeued(slurm_gpus, refused)
+    assert "the locks were lost" in slurm.said(refused)
+    assert not slurm.is_out(NODE)
+    assert sorted(reap(slurm_gpus, NODE).adopted) == sorted(map(str, jobs))
+    assert {job: held(slurm_gpus, job, NODE) for job in jobs} == masks
+
+    shutil.rmtree(locks / ids[str(jobs[0])])
+    with daemon_on(slurm_gpus, NODE) as daemon:
+        daemon.goes_round()
+        assert {job: held(slurm_gpus, job, NODE) for job in jobs} == masks
+        empty(locks)
+        until(lambda: len(slurm_gpus.locks(NODE)) == 2, what="all locks", why=daemon.said)
+        assert {job: held(slurm_gpus, job, NODE) for job in jobs} == masks
+        assert f"restored {ids[str(jobs[0])]} of job {jobs[0]}" in daemon.said()
+        slurm.begin(refused)
+        assert slurm.wait_done(refused) == "COMPLETED"
+        for job in jobs:
+            slurm.scancel(job)
+            slurm.wait_done(job)
+        until(lambda: slurm_gpus.locks(NODE) == {}, what="no lock", why=daemon.said)
+        daemon.goes_round()
+        told = sorted(line["job_id"] for line in daemon.history())
+        assert told == sorted(map(str, (*jobs, refused)))

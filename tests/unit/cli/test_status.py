@@ -143,6 +143,16 @@ def test_lost_locks_are_said_before_all_else(site: Site) -> None:
     assert "gpulock reap" in " ".join(text.split())
 
 
+def test_one_lost_lock_is_said_as_well(site: Site) -> None:
+    site.hold(3)
+    shutil.rmtree(site.files.lock_dir / "locks" / site.id(3))
+    text = site.call("status").stdout
+    assert "locks lost" in text
+    assert "restored 0000" not in text
+    site.call("reap")
+    assert "locks lost" not in site.call("status").stdout
+
+
 def test_an_unreadable_record_is_unknown_not_free(site: Site) -> None:
     site.hold(4)
     (site.files.lock_dir / "locks" / site.id(4) / "owner").write_text("gpulock-owner 99\n")

@@ -190,6 +190,25 @@ def test_a_lock_directory_that_goes_is_made_again_at_once(field: Field) -> None:
     assert Path(field.simulated.lock_dir, "locks").is_dir()
 
 
+@pytest.mark.parametrize("emptied", [True, False])
+def test_locks_that_somebody_removes_are_put_back_at_once_and_told(
+    field: Field, emptied: bool
+) -> None:
+    locks = Path(field.simulated.lock_dir, "locks")
+
+    def lose() -> None:
+        shutil.rmtree(locks)
+        if emptied:
+            locks.mkdir()
+
+    field.run()
+    reports = field.run(field.hold, lose)
+    assert [acts(report) for report in reports] == [[], ["held"], ["held"]]
+    assert len(reports[2].adopted) == 1
+    assert "its locks were lost" in field.said()
+    assert len(os.listdir(locks)) == 1
+
+
 def test_a_reload_takes_the_new_settings(field: Field) -> None:
     def change() -> None:
         with open(field.config, "a") as file:

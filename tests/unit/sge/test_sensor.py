@@ -14,6 +14,7 @@ from gpulock.alloc.claim import claim_devices
 from gpulock.sge import hook, sensor
 from gpulock.store import verdicts
 from gpulock.store.verdicts import DEAD, Verdict
+from tests.support.claims import ask
 from tests.support.faults import raising
 from tests.support.jobs import Site
 from tests.support.trees import BOOT, Box, bus, record, soon
@@ -88,7 +89,7 @@ def test_a_draining_lock_is_not_counted_by_qmaster(site: Site) -> None:
 
 def test_a_card_that_is_missing_or_out_is_not_offered(site: Site) -> None:
     hold(site, 1)
-    shutil.rmtree(site.lock / "locks" / bus(0))
+    site.node().store.undo(bus(0))
     site.settings["EXPECTED_GPUS"] = "5"
     (site.state / "quarantine" / bus(3)).write_text("")
     found = values(site)
@@ -123,6 +124,12 @@ def test_settings_that_are_wrong_offer_nothing_and_do_not_end_it(site: Site) -> 
 
 def test_a_node_that_lost_its_locks_offers_nothing(site: Site) -> None:
     (site.state / "boot_id").write_text(BOOT)
+    assert values(site)["gpu"] == "0"
+
+
+def test_a_node_with_one_lost_lock_offers_nothing(site: Site) -> None:
+    grant = ask(site, 1)
+    shutil.rmtree(site.lock / "locks" / grant.devices[0].id)
     assert values(site)["gpu"] == "0"
 
 

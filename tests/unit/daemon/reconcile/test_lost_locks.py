@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.claim import Grant
+from gpulock.alloc.reaper import free_lock
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.history.pending import find_lost_claims, is_claim_fully_released
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
@@ -19,6 +20,7 @@ from gpulock.errors import UNKNOWN, Refusal
 from gpulock.sge.prolog import RECORD
 from gpulock.store import atomic, claim_records, owner
 from gpulock.store.locks import LockStore
+from gpulock.workstation.process_claims import claim_for_process, make_process_owner
 from tests.support.claims import ask, holder, refused
 from tests.support.trees import Box, box_with_shepherd, bus, judge_of, soon
 
@@ -158,6 +160,67 @@ def test_a_put_back_that_is_cut_short_refuses_claims_and_is_done_by_the_next(
     assert refused(box, 1, job_id="13", pid=501).kind == UNKNOWN
     again(box)
     assert holders(box)[:2] == [token, token]
+
+
+def lose_every_name(box: Box) -> None:
+    """Remove locks with their second names, as `find LOCK_DIR -name '0000*'` may have done it."""
+    for name in box.locks():
+        shutil.rmtree(box.lock / "locks" / name)
+        (box.lock / f"grant.{name}").unlink()
+
+
+def round_after(box: Box, last: ReconcileReport) -> ReconcileReport:
+    node = box.node()
+    stood = [one.lock for one in last.outcomes]
+    return reconcile_locks(node, judge_of(node), soon(), stood=stood)
+
+
+def test_gpulockd_remembers_the_locks_of_the_living_that_nothing_is_left_of(box: Box) -> None:
+    token = ask(box).owner.token
+    last = again(box)
+    lose_every_name(box)
+    assert [one.token for one in round_after(box, last).adopted] == [token]
+    assert holders(box)[:2] == [token, token]
+
+
+def test_gpulockd_remembers_no_lock_of_the_dead(box: Box) -> None:
+    ask(box)
+    last = again(box)
+    lose_every_name(box)
+    box.proc.remove(500)
+    assert round_after(box, last).adopted == []
+    assert box.locks() == []
+
+
+def test_gpulockd_remembers_no_lock_that_was_released_or_is_anothers_by_now(box: Box) -> None:
+    first = ask(box, 1)
+    last = again(box)
+    release(box, first)
+    assert round_after(box, last).adopted == []
+    shutil.rmtree(box.lock / "released")
+    (box.lock / "released").mkdir()
+    box.proc.shepherd(501, box.root)
+    token = ask(box, 1, job_id="13", pid=501).owner.token
+    assert round_after(box, last).adopted == []
+    assert holders(box)[0] == token
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_of_a_process_gpulockd_remembers_what_its_record_still_has(box: Box, kept: bool) -> None:
+    """Its owner may live on after it gave a device back; the line is in the history by then."""
+    box.proc.add(900)
+    node = box.node()
+    own = make_process_owner(node, 900, "alice")
+    grant = claim_for_process(node, own, 1, (), soon())
+    last = again(box)
+    if kept:
+        lose_every_name(box)
+    else:
+        lock = node.store.read(bus(0))
+        free_lock(node, lock, "given back")
+        shutil.rmtree(box.lock / "released")
+    assert len(round_after(box, last).adopted) == kept
+    assert holders(box)[0] == (grant.owner.token if kept else "")
 
 
 def test_a_task_that_shares_a_lost_lock_keeps_it_again(box: Box) -> None:

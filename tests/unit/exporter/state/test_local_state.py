@@ -183,6 +183,14 @@ def test_the_node_itself_is_only_read(box: Box) -> None:
     assert contents() == before
 
 
+@pytest.mark.parametrize("name", ["locks", f"locks/{bus(0)}"])
+def test_without_a_lock_that_nobody_released_no_device_is_free(box: Box, name: str) -> None:
+    shutil.rmtree(box.lock / name)
+    facts = read_local_state(box.node(), clock_boottime())
+    assert facts.locks is None
+    assert facts.failures["locks"] == "the locks of this boot were lost"
+
+
 def test_locks_that_were_lost_in_this_boot_are_not_known(box: Box) -> None:
     shutil.rmtree(box.lock)
     facts = read_local_state(box.node(), clock_boottime())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -21,8 +22,11 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.sge.install import plan_sge
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings, read_settings
+from gpulock.store import boot
+from gpulock.store.locks import LockStore
 from tests.support.faults import disk_full, raising
 from tests.support.install_site import Site, ignore, keep_copy, make_site, put_back, worst_of
+from tests.support.trees import record
 
 pytestmark = pytest.mark.slow
 
@@ -113,6 +117,16 @@ def lose_locks(site: Site) -> None:
     (site.root / "node/state/boot_id").write_text(f"{Proc().boot_id()}\n")
 
 
+def lose_one_lock(site: Site) -> None:
+    folder = site.root / "node/run/gpulock"
+    store = LockStore(str(folder))
+    store.check(make=True)
+    (site.root / "node/state").mkdir(exist_ok=True)
+    boot.begin_boot(store, str(site.root / "node/state"), Proc().boot_id(), "node1")
+    store.make("0000:06:00.0", record())
+    shutil.rmtree(folder / "locks/0000:06:00.0")
+
+
 def lost_history(site: Site) -> None:
     folder = site.root / "node/run/gpulock"
     folder.mkdir(parents=True, exist_ok=True)
@@ -168,6 +182,7 @@ def no_driver(site: Site) -> None:
         (lost_history, "history", "lacks 500 devices", "let gpulockd run"),
         (no_state_dir, "STATE_DIR", "is missing", "mkdir"),
         (lose_locks, "boot", "locks of this boot were lost", "gpulock reap"),
+        (lose_one_lock, "boot", "locks in LOCK_DIR were lost", "gpulock reap"),
         (no_driver, "driver", "no NVIDIA driver", "load the driver"),
         (fewer_gpus, "EXPECTED_GPUS", "8 of 9 GPUs", "dmesg"),
         (no_device_node, "device nodes", "nvidia3 is missing", "nvidia-modprobe"),

@@ -68,18 +68,24 @@ def sum_pair_scores(scores: list[list[int]], members: list[int]) -> int:
 
 def choose_exhaustively(scores: list[list[int]], count: int) -> list[int]:
     """Return the best set of `count` indexes by trying all of them."""
-    weight = [sum(row) for row in scores]
-    # members, the sum of their pairs, what the rest loses by them
-    sets: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
-    for more in range(count):
+    weight, last = [sum(row) for row in scores], len(scores) - count
+    # by set, the lowest is the best: minus the sum of its pairs, the pairs that stay free (all,
+    # less those of the members, whose own pairs were taken twice), members, what each would add
+    sets: list[tuple[int, int, tuple[int, ...], list[int]]]
+    sets = [(0, weight[new], (new,), scores[new]) for new in range(last + 1)]
+    for more in range(1, count):
+        final = more == count - 1
         sets = [
-            ((*members, new), value + sum([scores[new][m] for m in members]), lost + weight[new])
-            for members, value, lost in sets
-            for new in range(members[-1] + 1 if members else 0, len(scores) - count + more + 1)
+            (
+                value - gain[new],
+                lost + weight[new] - gain[new],
+                (*members, new),
+                gain if final else [a + b for a, b in zip(gain, scores[new], strict=True)],
+            )
+            for value, lost, members, gain in sets
+            for new in range(members[-1] + 1, last + more + 1)
         ]
-    # the pairs that stay free: all, less those of the members, whose own pairs were taken twice
-    best = min(sets, key=lambda found: (-found[1], found[2] - found[1], found[0]))
-    return list(best[0])
+    return list(min(sets)[2])
 
 
 def choose_greedily(scores: list[list[int]], count: int) -> list[int]:

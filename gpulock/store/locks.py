@@ -84,16 +84,17 @@ class LockStore:
 
         With `make` it is made where it is missing: /run is empty after a boot.
         """
-        if make and not os.path.lexists(self.path):
-            try:
-                atomic.mkdir_if_missing(self.path)
-            except OSError as fault:
-                why = f"LOCK_DIR cannot be created: {fault}"
-                raise Refusal(BROKEN, why, "create it, owned by root, mode 0755") from fault
         try:
             info = os.lstat(self.path)
         except OSError as fault:
-            raise Refusal(BROKEN, f"LOCK_DIR: {fault}", "run gpulock doctor") from fault
+            if not make or not isinstance(fault, FileNotFoundError):
+                raise Refusal(BROKEN, f"LOCK_DIR: {fault}", "run gpulock doctor") from fault
+            try:
+                atomic.mkdir_if_missing(self.path)
+                info = os.lstat(self.path)
+            except OSError as failed:
+                why = f"LOCK_DIR cannot be created: {failed}"
+                raise Refusal(BROKEN, why, "create it, owned by root, mode 0755") from failed
         if not stat.S_ISDIR(info.st_mode):
             raise Refusal(BROKEN, f"LOCK_DIR {self.path} is no directory", "remove it")
         if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

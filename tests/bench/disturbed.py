@@ -22,20 +22,20 @@ Result = TypeVar("Result")
 TOLD: Counter[str] = Counter()  # what disturbed this run so far, and how often
 
 
-def undisturbed(act: Callable[[], Result], undo: Callable[[], None]) -> Result:
+def undisturbed(act: Callable[[], Result], undo: Callable[[], None], tries: int = TRIES) -> Result:
     """Return what `act` returns; where it raises RuntimeError undo it, count that, and try again.
 
-    Raises RuntimeError, with what else runs here, when it failed TRIES times.
+    Raises RuntimeError, with what else runs here, when it failed so many times.
     """
     said = ""
-    for _ in range(TRIES):
+    for _ in range(tries):
         try:
             return act()
         except RuntimeError as fault:
             said = str(fault)
             TOLD[said] += 1
             undo()
-    raise RuntimeError(f"{said}, {TRIES} times running; {busy()}")
+    raise RuntimeError(f"{said}, {tries} times running; {busy()}")
 
 
 def busy() -> str:

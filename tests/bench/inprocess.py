@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -24,11 +25,13 @@ from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
-from tests.bench.bare import bare, clear
-from tests.bench.disturbed import take_locks_away, undisturbed
+from tests.bench.bare import bare, bare_looks, clear
+from tests.bench.disturbed import Result, take_locks_away, undisturbed
 from tests.bench.scene import Scene, linked_proc
 
 DRAIN = 100  # rounds
+SWITCHED = 1000  # tries: on a busy machine many a claim is interrupted
+BARE, BARE_LOCKS = "its bare system calls", "  those of the locks alone"
 OWNER, GROUP = 64_001, 65_400  # of the job that ended
 SPARE = 1500  # pids
 CROWD = """\
@@ -93,9 +96,12 @@ def claims(root: Path, rounds: int) -> dict[str, list[float]]:
         if number % DRAIN == 0:
             drain(Path(node.store.released_dir))
         driver, look, begun, between, ended = undisturbed(
-            lambda: claim_and_release(node, record), lambda: take_locks_away(node)
+            lambda: uninterrupted(lambda: claim_and_release(node, record)),
+            lambda: take_locks_away(node),
+            SWITCHED,
         )
         floor = timed(lambda: bare(node))
+        looks = timed(lambda: bare_looks(node))
         clear(node)
         if number >= 20:
             found["claim"].append((between - begun) / 1e6)
@@ -105,8 +111,22 @@ def claims(root: Path, rounds: int) -> dict[str, list[float]]:
             found["  looking at one process"].append(look.milliseconds)
             rest = (ended - begun) / 1e6 - driver.milliseconds - look.milliseconds
             found["  the locks themselves"].append(rest)
-            found["their bare system calls"].append(floor)
+            found[BARE].append(floor + looks)
+            found["  the driver's files, the look"].append(looks)
+            found[BARE_LOCKS].append(floor)
     return found
+
+
+def uninterrupted(act: Callable[[], Result]) -> Result:
+    """Return what `act` returns; raise RuntimeError where this process had to wait meanwhile.
+
+    What others do with the processors is none of a claim's tail.
+    """
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    result = act()
+    if resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw != before:
+        raise RuntimeError("another process took the processor")
+    return result
 
 
 def claim_and_release(node: Node, record: Owner) -> tuple[Spent, Spent, int, int, int]:

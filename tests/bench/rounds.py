@@ -111,7 +111,18 @@ def profiling(hook: Path) -> str:
 
 
 def configured(scene: Scene, hook: Path, name: str, settings: str) -> str:
-    """Return a variant of a hook that has settings of its own, in NAME.conf."""
+    """Return a variant of a hook that has settings of its own, in NAME.conf.
+
+    And a STATE_DIR of its own, with the same notes in it: there root keeps a copy of the settings
+    obeyed last, and hooks that take turns would write it anew each time.
+    """
+    state, own = scene.root / "state", scene.root / f"state-{name}"
+    if not own.is_dir():
+        own.mkdir()
+        for folder in ("runs", "owed", "quarantine", "reserves"):
+            (state / folder).mkdir(parents=True, exist_ok=True)
+            (own / folder).symlink_to(state / folder)
+    settings = settings.replace(f"STATE_DIR={state}\n", f"STATE_DIR={own}\n")
     config = scene.config.with_name(f"{name}.conf")
     config.write_text(settings)
     text = hook.read_text()

@@ -223,27 +223,27 @@ def plant_folder(path: Path) -> None:
     path.mkdir(0o755)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda copy: chmod(copy, 0o664),
-        lambda copy: chmod(copy, 0o646),
-        lambda copy: chmod(copy.parent, 0o777),
-        lambda copy: say(copy, "# end\n", "# end"),
-        lambda copy: say(copy, "# end\n", ""),
-        lambda copy: say(copy, "gpulock-settings 1", "gpulock-settings 2"),
-        lambda copy: say(copy, "gpulock.conf", "other.conf"),
-        lambda copy: say(copy, "='4'", "='\0'"),
-        lambda copy: say(copy, "CLUSTER='c'", "CLUSTER='\0'"),
-        lambda copy: say(copy, "='4'", "='four'"),
-        lambda copy: say(copy, str(copy.parent), "/elsewhere"),
-        lambda copy: copy.write_bytes(b"\0" * copy.stat().st_size),
-        lambda copy: copy.write_text(""),
-        plant_link,
-        plant_fifo,
-        plant_folder,
-    ],
-)
+SPOILERS: list[Callable[[Path], object]] = [
+    lambda copy: chmod(copy, 0o664),
+    lambda copy: chmod(copy, 0o646),
+    lambda copy: chmod(copy.parent, 0o777),
+    lambda copy: say(copy, "# end\n", "# end"),
+    lambda copy: say(copy, "# end\n", ""),
+    lambda copy: say(copy, "gpulock-settings 1", "gpulock-settings 2"),
+    lambda copy: say(copy, "gpulock.conf", "other.conf"),
+    lambda copy: say(copy, "='4'", "='\0'"),
+    lambda copy: say(copy, "CLUSTER='c'", "CLUSTER='\0'"),
+    lambda copy: say(copy, "='4'", "='four'"),
+    lambda copy: say(copy, str(copy.parent), "/elsewhere"),
+    lambda copy: copy.write_bytes(b"\0" * copy.stat().st_size),
+    lambda copy: copy.write_text(""),
+    plant_link,
+    plant_fifo,
+    plant_folder,
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILERS)
 def test_a_copy_that_is_not_whole_or_that_others_could_write_is_none(
     file: File, spoil: Callable[[Path], object]
 ) -> None:

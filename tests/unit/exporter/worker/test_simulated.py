@@ -55,6 +55,7 @@ class Scene:
                 token="t",
                 boot_id="b",
                 claimed_boottime=self.now,
+                devices=(lock_id,),
             )
             LockStore(str(self.node.lock_dir)).make(lock_id, record)
 

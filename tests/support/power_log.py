@@ -213,7 +213,7 @@ class Recorder:
     def fchmod(self, real: Callable[..., None], fd: int, mode: int) -> None:
         """Change a mode, which is taken to be kept."""
         real(fd, mode)
-        if (inode := self._open.get(fd)) in self.log.modes and inode is not None:
+        if (inode := self._open.get(fd, 0)) in self.log.modes:
             self.log.modes[inode] = mode & 0o7777
 
     def fsync(self, real: Callable[..., None], fd: int) -> None:

@@ -47,6 +47,19 @@ def quarantine_and_restore(root: Path, kept: bool) -> Case:
     return Case(disk.finish(), powered.check)
 
 
+def quarantine_in_new_folder(root: Path, kept: bool) -> Case:
+    """Take a GPU out where somebody removed the folder, and a round made it again."""
+    powered = used_node(root, kept)
+    state = str(powered.box.state)
+    with recording(*powered.roots()) as disk:
+        os.rmdir(f"{state}/{QUARANTINE}")
+        powered.reconcile()
+        disk.tell("noting 0")
+        quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "fan")
+        disk.tell("out 0")
+    return Case(disk.finish(), powered.check)
+
+
 def reserve_and_unreserve(root: Path, kept: bool) -> Case:
     """Reserve a GPU of a node that was never used, and end that."""
     powered = fresh_node(root, kept)
@@ -64,7 +77,7 @@ def reserve_and_unreserve(root: Path, kept: bool) -> Case:
         powered.reconcile()
         locked = [lock.id for lock in powered.locks()]
         assert locked in ([bus(0)], [])
-        if left.told == {"reserved"}:
+        if left.told == frozenset({"reserved"}):
             assert locked == [bus(0)], "an acknowledged reserve is lost"
         if "unreserved" in left.told:
             assert locked == [], "an acknowledged end of a reserve is lost"

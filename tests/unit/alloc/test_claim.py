@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -12,6 +13,7 @@ from gpulock.alloc.claim import claim_devices, claim_preferring_unused
 from gpulock.errors import BUSY
 from gpulock.store import boot, quarantine
 from tests.support.claims import ask, holder, ids, never, refused, totals
+from tests.support.faults import fail_at
 from tests.support.trees import NAME, OTHER_BOOT, Box, bus, record, soon
 
 
@@ -146,6 +148,49 @@ def test_a_claim_cut_short_is_reaped_only_when_devices_are_short(box: Box) -> No
     assert totals(box)["reaped_cut_short"] == "1"
 
 
+def test_what_an_earlier_run_of_the_job_held_is_free_for_this_one(box: Box) -> None:
+    assert ids(ask(box, 2, pid=999)) == [bus(0), bus(1)]
+    assert ids(ask(box, 2)) == [bus(0), bus(1)]
+
+
+def test_the_same_run_that_asks_for_fewer_is_not_given_what_it_had(box: Box) -> None:
+    ask(box, 2)
+    again = ask(box, 1)
+    assert (ids(again), again.fresh, box.locks()) == ([bus(0)], True, [bus(0)])
+
+
+@pytest.mark.parametrize("other", [{"uid": 2000}, {"boot_id": OTHER_BOOT}])
+def test_a_later_run_counts_of_the_same_user_in_this_boot_alone(
+    box: Box, other: dict[str, object]
+) -> None:
+    """A job id is given again, also after slurmctld lost its state."""
+    slurm: dict[str, object] = {"scheduler": "slurm", "pid": 0, "start": 0, "add_grp_id": 0}
+    ask(box, 1, job_id="7", pid=999)
+    later = record(**slurm, restart=2, devices=(bus(3),))
+    box.node().store.make(bus(3), later)
+    assert refused(box, 1, **slurm).kind == BUSY
+    box.node().store.rewrite(bus(3), later.copy(**other))
+    assert ids(ask(box, 1, **slurm)) == [bus(1)]
+
+
+def test_a_claim_of_an_earlier_boot_by_the_same_pid_and_start_is_no_claim_cut_short(
+    box: Box,
+) -> None:
+    """Then what this run has already started would be taken for what is left of that one."""
+    ask(box, 1, job_id="7", pid=999)
+    box.node().store.make(bus(3), record(boot_id=OTHER_BOOT, devices=(bus(3),)))
+    box.proc.add(700, groups=[65400])
+    assert ids(ask(box, 1)) == [bus(1)]
+    assert bus(3) not in box.locks()
+
+
+def test_the_record_of_a_lock_ends_with_the_line_that_marks_it_whole(box: Box) -> None:
+    ask(box, 2)
+    for name in (bus(0), bus(1)):
+        *_, last, end = (box.lock / "locks" / name / "owner").read_text().split("\n")
+        assert (last, end) == (f"devices={bus(0)},{bus(1)}", "")
+
+
 def test_a_job_whose_number_begins_like_another_is_another_job(box: Box) -> None:
     first, second = ask(box, 1, job_id="12"), ask(box, 1, job_id="123", pid=501)
     third = ask(box, 1, job_id="12", task_id="3", pid=502)
@@ -168,6 +213,20 @@ def test_a_process_is_granted_what_nobody_has_open_where_that_is_enough(
     node, one = box.node(), record(token="", devices=(), **PROCESS)
     found = claim_preferring_unused(node, one, ClaimRequest(count), never, soon())
     assert ids(found) == [bus(number) for number in granted]
+
+
+def test_where_every_device_is_in_use_by_somebody_a_process_is_granted_one_all_the_same(
+    box: Box,
+) -> None:
+    box.proc.add(700, fds={number: box.dev / f"nvidia{number}" for number in range(4)})
+    node, one = box.node(), record(token="", devices=(), **PROCESS)
+    assert ids(claim_preferring_unused(node, one, ClaimRequest(1), never, soon())) == [bus(0)]
+
+
+def test_a_look_that_fails_refuses_no_process(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_at(monkeypatch, "listdir", "/proc", OSError(errno.EMFILE, "too many open files"))
+    node, one = box.node(), record(token="", devices=(), **PROCESS)
+    assert ids(claim_preferring_unused(node, one, ClaimRequest(1), never, soon())) == [bus(0)]
 
 
 def test_what_a_process_itself_has_open_is_no_reason_to_give_it_another(box: Box) -> None:

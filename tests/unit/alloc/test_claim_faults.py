@@ -168,3 +168,13 @@ def test_counters_that_are_garbage_stop_no_claim(
     ask(box)
     (box.lock / "totals").write_text(text)
     assert len(ask(box, job_id="13").devices) == 2
+
+
+def test_a_claim_that_is_stopped_between_two_locks_keeps_none(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(box, job_id="7", pid=999)
+    Failing(monkeypatch, "mkdir", 2, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        ask(box)
+    assert box.locks() == [bus(0), bus(1)]

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
 
 from gpulock.alloc.availability import ClaimRequest
-from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.claim import claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids, never, pick, refused, totals
-from tests.support.faults import raising
+from tests.support.faults import fail_at, raising
 from tests.support.trees import BOOT, Box, bus, record, soon
 
 
@@ -91,6 +92,37 @@ def test_after_locks_were_lost_a_device_in_use_is_left_out(box: Box) -> None:
     (box.lock / "lost").touch()
     box.proc.add(700, fds={9: box.dev / "nvidia1"})
     assert ids(ask(box, 1, job_id="13")) == [bus(2)]
+
+
+def test_after_locks_were_lost_no_device_is_granted_while_a_process_hides_its_files(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(box, 1)
+    (box.lock / "lost").touch()
+    box.proc.add(700, uids=(os.geteuid(), 1000, 1000, 1000))
+    fail_at(monkeypatch, "listdir", "/700/fd", PermissionError(13, "denied"))
+    assert refused(box, 1, job_id="13").kind == BUSY
+
+
+def test_a_card_in_mig_mode_without_an_instance_is_not_granted(box: Box) -> None:
+    box.inventory(f"gpu.{bus(0)}.mig=1")
+    assert ids(ask(box, 3)) == [bus(1), bus(2), bus(3)]
+
+
+def test_a_node_that_is_full_is_not_broken_however_many_ask(box: Box) -> None:
+    box.proc.shepherd(500, box.root)
+    ask(box, 4)
+    asked = [(str(number), f"user{number}") for number in range(20, 26)]
+    kinds = [refused(box, 1, job_id=job, user=user).kind for job, user in asked]
+    assert kinds == [BUSY] * 6
+
+
+def test_an_unknown_that_cannot_be_counted_is_told_as_it_is(box: Box) -> None:
+    ask(box, 1)
+    box.lock.chmod(0o777)
+    refusal = Refusal(UNKNOWN, "the spool cannot be read", "wait")
+    count_unknown_refusal(box.node(), refusal, record(), soon())
+    assert refusal.kind == UNKNOWN
 
 
 def test_unknowns_of_three_jobs_of_two_users_are_a_broken_node(box: Box) -> None:

@@ -291,3 +291,58 @@ def test_a_path_too_long_to_be_told_hides_nothing_and_hinders_nobody(
     assert stage.left() == ""
     stage.fake.add(700, fds={9: stage.node})
     assert "process 700 has" in stage.left()
+
+
+@pytest.mark.parametrize("processes_known", [True, False])
+def test_a_process_that_was_forked_while_the_files_were_looked_at_is_found(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, processes_known: bool
+) -> None:
+    stage.fake.add(700)
+    real = os.listdir
+
+    def fork(path: str) -> list[str]:
+        if path.endswith("/700/fd"):
+            stage.fake.add(701, fds={9: stage.node})
+        return real(path)
+
+    holders = stage.holders()
+    if processes_known:
+        holders.scan.statuses()
+    monkeypatch.setattr(os, "listdir", fork)
+    assert holders.pids_with_open(stage.device.id) == [701]
+
+
+def test_a_process_that_vanished_unread_has_the_processes_listed_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have forked before it ended, behind the place that the listing had reached."""
+    stage.fake.add(700)
+    real = os.listdir
+
+    def fork(path: str) -> list[str]:
+        if path.endswith("/700/fd"):
+            stage.fake.add(701)
+        elif path.endswith("/701/fd"):
+            stage.fake.remove(701)
+            stage.fake.add(702, fds={9: stage.node})
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", fork)
+    assert stage.who() == [702]
+
+
+@pytest.mark.parametrize(
+    ("path", "may_be"),
+    [
+        ("/nvidia0", True),  # in a container's own /dev, as it shows from outside
+        ("/nvidia-caps/nvidia-cap1", False),
+        ("/dev/nvidia0", True),
+        ("/dev/elsewhere", True),
+        ("/dev/null", False),
+        ("/home/alice/nvidia0", False),
+    ],
+)
+def test_a_file_is_looked_at_more_closely_where_its_path_may_be_a_devices(
+    path: str, may_be: bool
+) -> None:
+    assert device_users.may_be_device_node(path, "/dev") == may_be

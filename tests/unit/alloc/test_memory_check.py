@@ -26,13 +26,13 @@ from gpulock.sge import epilog as sge_epilog
 from gpulock.sge.hook import SgeHookCall as SgeCall
 from gpulock.slurm import epilog as slurm_epilog
 from gpulock.slurm.call import SlurmHookCall as SlurmCall
-from gpulock.store import quarantine
+from gpulock.store import boot, quarantine
 from gpulock.store.owner import Owner
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.wire import RELEASE, SocketRequest
 from tests.support.faults import disk_full
-from tests.support.trees import BOOT, Box, bus, judge_of, judging, record, soon
+from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, judge_of, judging, record, soon
 
 KEYS = {"LEFTOVER_PROCESSES": "report", "SAMPLE_PERIOD": "0.05", "LEFTOVER_MEMORY": "256"}
 LATER = 3600.0  # seconds: a look in times to come, newer than all that happens in a test
@@ -316,6 +316,24 @@ def test_a_reconcile_frees_it_after_that_look(box: Box) -> None:
     assert out(box) == []
 
 
+def test_a_device_that_was_noted_as_quiet_by_a_clock_ahead_is_not_kept_for_ever(box: Box) -> None:
+    one = hold(box)
+    tell(box, 300 * MIB, clock_boottime())
+    let_go(box, one)
+    (box.lock / "locks" / bus(0) / "quiet").write_text(f"{clock_boottime() + LATER}\n")
+    node = box.node()
+    reconcile_locks(node, judge_of(node), soon())
+    tell(box, 0, clock_boottime())
+    reconcile_locks(node, judge_of(node), soon())
+    assert box.locks() == []
+
+
+@pytest.mark.parametrize(("by", "counts"), [("gpulock", True), ("root", False)])
+def test_what_an_administrator_put_out_is_not_the_exporters_word(by: str, counts: bool) -> None:
+    note = {"by": by, "reason": "memory: a module is to be replaced"}
+    assert memory_check.note_set_by_exporter(note) == counts
+
+
 def test_a_list_that_still_has_the_jobs_process_hands_nothing_on(box: Box) -> None:
     """Process lists are made seldom: one that is older than the job's end has what is gone."""
     one = hold(box)
@@ -396,6 +414,27 @@ def test_a_reboot_has_emptied_every_memory(box: Box) -> None:
     assert out(box) == []
 
 
+def test_memory_in_use_now_is_nothing_of_a_claim_before_the_boot(box: Box) -> None:
+    node = box.node()
+    node.store.check(make=True)
+    boot.begin_boot(node.store, str(box.state), BOOT, node.name)
+    node.store.make(bus(0), record(boot_id=OTHER_BOOT, job_id="7"))
+    tell(box, 300 * MIB, clock_boottime() + LATER)
+    other = record(token="", devices=(), job_id="13", pid=501)
+    found = claim_devices(box.node(), other, ClaimRequest(2), judging(box.node()), soon())
+    assert ([device.id for device in found.devices], out(box)) == ([bus(0), bus(1)], [])
+
+
+def test_what_a_claim_of_the_same_run_left_is_handed_over_as_from_any_other(box: Box) -> None:
+    """It was cut short, but a process of the job may have used the device by then."""
+    one = hold(box)
+    box.node().store.rewrite(bus(0), one.copy(devices=(bus(0), bus(1))))
+    tell(box, 300 * MIB, clock_boottime() + LATER)
+    again = record(token="", devices=())
+    found = claim_devices(box.node(), again, ClaimRequest(1), judging(box.node()), soon())
+    assert ([device.id for device in found.devices], out(box)) == ([bus(1)], [bus(0)])
+
+
 def test_a_claim_does_not_get_a_device_that_it_quarantined(box: Box) -> None:
     """Both devices are held by dead jobs; the first one's memory is not given back."""
     node = box.node()
@@ -416,14 +455,14 @@ def test_a_claim_does_not_get_a_device_that_it_quarantined(box: Box) -> None:
 UID = os.geteuid()
 
 
-def hold_as_process(box: Box) -> SocketRequest:
-    """Hold GPU 0 by a process of ours that is gone by now; return what gives it back."""
+def hold_as_process(box: Box, count: int = 1) -> SocketRequest:
+    """Hold the first GPUs by a process of ours that is gone by now; return what gives it back."""
     fields = {"scheduler": "process", "pid": 600, "start": 7, "job_id": "600", "add_grp_id": 0}
     node = box.node()
     claim_devices(
         node,
         record(token="", devices=(), uid=UID, **fields),
-        ClaimRequest(1),
+        ClaimRequest(count),
         judging(node),
         soon(),
     )
@@ -453,6 +492,18 @@ def test_gpulockd_gives_nothing_back_before_the_exporter_has_looked_again(box: B
     tell(box, 0, clock_boottime())
     assert give(box, request) == (bus(0),)
     assert out(box) == []
+
+
+def test_gpulockd_gives_back_all_or_none(box: Box) -> None:
+    request = hold_as_process(box, 2)
+    tell(box, 0, clock_boottime() + LATER, cards=1)
+    with (box.root / "exporter" / "sample").open("a") as file:
+        file.write(
+            f"device {bus(1)} looked={clock_boottime()} memory_used={300 * MIB} processes=0\n"
+        )
+    with pytest.raises(Refusal, match="its memory is checked first"):
+        give(box, request)
+    assert box.locks() == [bus(0), bus(1)]
 
 
 def test_what_gpulockd_gives_back_with_memory_in_use_goes_to_quarantine(box: Box) -> None:

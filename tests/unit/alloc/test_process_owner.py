@@ -251,3 +251,28 @@ def test_a_system_user_is_one_by_all_its_uids(proc: FakeProc) -> None:
     tree = ProcessTree(Proc(str(proc.root)))
     assert process_owner.is_system_process(tree.status(10))
     assert not process_owner.is_system_process(tree.status(11))
+
+
+@pytest.mark.parametrize("sid", [0, 300])
+def test_a_session_that_both_claims_have_or_none_proves_nothing(proc: FakeProc, sid: int) -> None:
+    """A kernel thread, and a process from outside of our pid namespace, are of session 0."""
+    proc.add(700, session=sid)
+    tree = ProcessTree(Proc(str(proc.root)))
+    held = Lock("y", record(token="b", pid=999, add_grp_id=0, sid=sid), "")
+    assert not belongs_to_other_claim(700, held, record(sid=300), tree)
+
+
+def test_the_command_of_a_claim_runs_elsewhere_where_it_lives_and_is_not_above_us(
+    proc: FakeProc,
+) -> None:
+    proc.add(600, start=1000)
+    proc.add(700, ppid=600)
+    proc.add(800)
+    tree = ProcessTree(Proc(str(proc.root)))
+    command = record(scheduler="process", pid=600, comment=process_owner.RUN)
+    elsewhere = process_owner.is_command_running_elsewhere
+    assert elsewhere(command, 800, tree)
+    assert not elsewhere(command, 700, tree)
+    assert not elsewhere(command, 600, tree)
+    assert not elsewhere(command.copy(start=999), 800, tree)
+    assert not elsewhere(command.copy(comment=""), 800, tree)

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import reaper
+from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
+from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from tests.support.faults import fail_at
 from tests.support.trees import BOOT, OTHER_BOOT, Box, box_at_work, bus, judge_of, record
@@ -207,3 +210,20 @@ def test_the_groups_of_other_jobs_and_of_their_tasks_do_not_stop_a_reap(box: Box
     box.proc.add(700, groups=[65500], fds={9: box.dev / "nvidia0"})
     box.proc.add(701, groups=[65501], fds={9: box.dev / "nvidia0"})
     assert {name: o.act for name, o in reap_all(box).items()} == {bus(0): FREED, bus(1): HELD}
+
+
+def test_what_a_scheduler_has_of_a_job_now_is_not_left_of_its_claim_before_the_boot(
+    box: Box,
+) -> None:
+    """The job may have been requeued, and run here again."""
+
+    def left(lock: Lock, scan: ProcessScan) -> str:
+        del lock, scan
+        return "process 700 is in the job's cgroup"
+
+    lock(box, 0, boot_id=OTHER_BOOT)
+    lock(box, 1)
+    node = box.node()
+    judge = Judge(node.boot_id, node.name, ProcessScan(node.proc), {}, {"sge": left})
+    engine = reaper.Reaper(node, judge, node.devices(), node.store.read_all_locks())
+    assert [outcome.act for outcome in reaper.reap_locks(engine)] == [FREED, HELD]

@@ -187,3 +187,29 @@ def test_a_directory_that_is_not_private_is_not_touched(box: Box) -> None:
     with pytest.raises(Refusal):
         let_go(box, one)
     assert len(box.locks()) == 2
+
+
+def test_a_lock_that_is_another_claims_by_now_is_not_marked_as_released(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = hold(box, 1)
+    box.proc.add(700, groups=[GID])
+    store = box.node().store
+    held = store.read_all_locks()
+    store.rewrite(bus(0), one.copy(token="another", job_id="13"))
+
+    def as_before(_: LockStore) -> dict[str, Lock]:
+        return held
+
+    monkeypatch.setattr(LockStore, "read_all_locks", as_before)
+    assert [name for name, _ in let_go(box, one).kept] == [bus(0)]
+    owner = store.read(bus(0)).owner
+    assert owner is not None
+    assert (owner.token, owner.job_id, owner.draining) == ("another", "13", 0)
+
+
+def test_of_a_job_with_a_group_the_session_proves_nothing(box: Box) -> None:
+    """Its shepherd's session has what other jobs of this execd left, and the shepherd itself."""
+    one = hold(box, sid=300)
+    box.proc.add(700, session=300)
+    assert let_go(box, one).freed == [bus(0), bus(1)]

@@ -139,3 +139,44 @@ def test_of_a_file_that_is_larger_than_any_should_be_the_beginning_is_read(tmp_p
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "environ").write_bytes(b"x" * (3 << 20))
     assert len(Proc(str(tmp_path)).read(7, "environ")) == 1 << 20
+
+
+def test_a_leader_is_not_over_while_any_thread_goes_on_and_one_that_vanished_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    proc = Proc(str(fake.root))
+    fake.add(700, state="Z", threads={700: "Z", 701: "S"})
+    fake.add(800, state="Z", threads={800: "Z"})
+    (fake.root / "800/task/801").mkdir()
+    real = os.listdir
+
+    def in_order(path: str) -> list[str]:
+        return sorted(real(path))
+
+    monkeypatch.setattr(os, "listdir", in_order)
+    assert not proc.finished(700)
+    assert proc.finished(800)
+
+
+def test_a_kernel_that_tells_no_children_is_an_error_not_a_process_without_any(
+    tmp_path: Path,
+) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    proc = Proc(str(fake.root))
+    fake.add(700, threads={700: "S", 701: "S"})
+    (fake.root / "700/task/700/children").write_text("800 801 ")
+    with pytest.raises(ProcessLookupError):
+        proc.children(700)
+    (fake.root / "700/task/701/stat").unlink()  # that thread has ended
+    assert proc.children(700) == [800, 801]
+
+
+@pytest.mark.parametrize(("uid", "real"), [(0, True), (1000, False)])
+def test_pid_2_is_the_kernels_only_where_it_is_roots(tmp_path: Path, uid: int, real: bool) -> None:
+    """In a container it is anybody's process, whatever it calls itself."""
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(2, "kthreadd", ppid=0, uids=(uid,) * 4)
+    status = fake.root / "2/status"
+    status.write_text(status.read_text().replace("VmSize:\t    1000 kB\n", ""))
+    assert Proc(str(fake.root)).has_kthreadd() == real

@@ -12,9 +12,9 @@ from gpulock.deadline import Deadline
 from gpulock.sge import epilog, hook, prolog
 from gpulock.simulate.execd import SpooledJob
 from gpulock.store.gate import Gate
-from tests.support.faults import raising
+from tests.support.faults import disk_full, raising
 from tests.support.jobs import SHEPHERD, Site, gpus
-from tests.support.trees import bus
+from tests.support.trees import OTHER_BOOT, bus
 
 
 def start(site: Site, job: SpooledJob) -> None:
@@ -201,3 +201,34 @@ def test_an_epilog_of_the_sites_that_failed_keeps_its_say(site: Site) -> None:
     assert epilog.main(words, site.environ(job), site.config()) == 0
 
     assert (job.folder / "exit_status").read_text() == "15\n"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"job_id": "13"},
+        {"task_id": "2"},
+        {"cluster": "other"},
+        {"scheduler": "process"},
+        {"pid": SHEPHERD + 1},
+        {"start": 999},
+        {"boot_id": OTHER_BOOT},
+    ],
+)
+def test_a_lock_is_this_runs_by_all_that_names_it(site: Site, other: dict[str, object]) -> None:
+    site.run(gpus(1))
+    node, found = site.node(), site.above()
+    matches = epilog.SgeJobMatcher(node, found)
+    mine = hook.make_sge_owner(node, found, os.geteuid())
+    assert matches(mine)
+    assert not matches(mine.copy(**other))
+
+
+def test_an_exit_status_that_cannot_be_secured_keeps_no_device(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = site.run(gpus(1))
+    start(site, job)
+    monkeypatch.setattr(epilog, "secure_exit_status", disk_full)
+    end(site, job)
+    assert site.locks() == []

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node.procfs import Proc
 from gpulock.sge import hook, prolog, request, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import NOT_CONSUMABLE
@@ -211,3 +213,40 @@ def test_what_is_told_never_spoils_the_exit_code(
     fail_at(monkeypatch, "write", "/2", BrokenPipeError(32, "broken pipe"))
     assert start(site, site.run(gpus(99))) == JOB_ERROR
     assert hook.DONE == RUN
+
+
+def test_a_prolog_that_fails_when_it_is_run_again_takes_nothing_from_the_job(site: Site) -> None:
+    """The first one's grant stands: what it told the job is in use perhaps."""
+    job = site.run(gpus(2))
+    assert start(site, job) == RUN
+    (job.folder / "environment").unlink()
+    assert start(site, job) == QUEUE_ERROR
+    assert site.locks() == [bus(0), bus(1)]
+
+
+def test_a_job_whose_record_cannot_be_kept_is_told_of_no_device(site: Site) -> None:
+    job = site.run(gpus(1))
+    (job.folder / prolog.RECORD).mkdir()
+    before = (job.folder / "environment").read_text()
+    assert start(site, job) == QUEUE_ERROR
+    assert (job.folder / "environment").read_text() == before
+
+
+def test_a_claim_that_is_undone_takes_nothing_from_another_task_of_the_job(site: Site) -> None:
+    assert start(site, site.run(gpus(1), task_id=1)) == RUN
+    job = site.run(gpus(1), task_id=2, pid=501)
+    (job.folder / "environment").unlink()
+    assert start(site, job) == QUEUE_ERROR
+    assert site.locks() == [bus(0)]
+
+
+def test_a_shepherd_that_cannot_be_seen_any_more_is_taken_for_dead(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.run(gpus(1))
+    found = site.above()
+    prolog.check_shepherd_alive(site.node(), found)
+    monkeypatch.setattr(Proc, "running", raising(PermissionError(13, "denied")))
+    with pytest.raises(Refusal) as caught:
+        prolog.check_shepherd_alive(site.node(), found)
+    assert caught.value.kind == UNKNOWN

@@ -63,10 +63,12 @@ def test_a_directory_others_may_write_is_refused(site: Site, mode: int) -> None:
 
 def test_a_directory_of_somebody_else_is_refused(site: Site) -> None:
     job = site.run()
-    site.proc.add(SHEPHERD, "sge_shepherd", uids=(ME, ME + 1, ME + 1, ME + 1), cwd=job.folder)
+    site.proc.add(SHEPHERD, "sge_shepherd", uids=(ME + 1,) * 4, cwd=job.folder)
     with pytest.raises(Refusal) as caught:
         spool.open_shepherd_spool(Proc(str(site.proc.root)), SHEPHERD, ME + 1)
     assert caught.value.kind == BROKEN
+    assert "the shepherd's directory has uid" in caught.value.why
+    site.proc.add(SHEPHERD, "sge_shepherd", uids=(ME, ME + 1, ME + 1, ME + 1), cwd=job.folder)
     site.above()
 
 
@@ -181,3 +183,26 @@ def test_execds_own_words_must_name_the_same_job_and_task(
     with pytest.raises(Refusal) as caught:
         find_spool(site.node(), call)
     assert caught.value.kind == INVALID_REQUEST
+
+
+@pytest.mark.parametrize("lead", ["", " ", "=", " = "])
+def test_what_the_shepherd_skips_before_a_key_is_skipped(lead: str) -> None:
+    """strtok(3) takes `=add_grp_id=1` for `add_grp_id=1`."""
+    assert spool.parse_shepherd_config(f"x=y\n{lead}add_grp_id=1\n") == {"add_grp_id": ["1"]}
+
+
+def test_a_line_too_long_for_the_shepherd_is_read_in_pieces_as_it_does() -> None:
+    text = "job_name=".ljust(spool.LINE_LIMIT, "x") + "add_grp_id=1\n"
+    assert spool.parse_shepherd_config(text) == {"add_grp_id": ["1"]}
+
+
+@pytest.mark.parametrize("number", ["٣", "²", "1" * 31, "-1", "1_0", ""])
+def test_what_only_looks_like_a_number_of_execds_is_none(site: Site, number: str) -> None:
+    job = site.run()
+    config = job.folder / "config"
+    lines = [
+        f"ja_task_id={number}" if line.startswith("ja_task_id=") else line
+        for line in config.read_text().split("\n")
+    ]
+    config.write_text("\n".join(lines))
+    assert kind(site) == UNKNOWN

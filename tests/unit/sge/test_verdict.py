@@ -105,6 +105,12 @@ def test_a_hidden_execd_is_unknown(host: Host) -> None:
     assert host.verdict().state == UNKNOWN
 
 
+def test_a_process_that_a_user_calls_execd_is_none(host: Host) -> None:
+    host.fake.remove(EXECD)
+    host.fake.add(700, "sge_execd", cwd=host.root)
+    assert host.verdict().state == UNKNOWN
+
+
 def test_an_execd_whose_directory_cannot_be_read_is_unknown(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

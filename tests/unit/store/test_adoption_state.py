@@ -208,6 +208,15 @@ def test_a_boot_begins_on_a_full_disk_and_all_its_claims_have_records(
     assert marks(site) == ["runs.partial"]
 
 
+@pytest.mark.parametrize("mark", ["runs.whole", "runs.partial", "runs.mending"])
+def test_what_was_missing_in_an_earlier_boot_is_not_missing_in_this_one(
+    site: Site, mark: str
+) -> None:
+    (site.state / "runs.whole").rename(site.state / mark)
+    adoption_state.begin_adoption_state(str(site.state))
+    assert marks(site) == ["runs.whole"]
+
+
 def test_a_first_boot_on_a_full_disk_is_a_broken_node(site: Site, disk: Disk) -> None:
     (site.state / "boot_id").unlink()
     (site.state / "runs.whole").unlink()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic, boot, quarantine
 from gpulock.store.locks import LockStore
-from tests.support.faults import raising
+from tests.support.faults import disk_full, raising
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, bus, record
 
 
@@ -192,6 +193,15 @@ def test_a_reserve_takes_over_the_lock_of_a_job_that_died_with_the_last_boot(pla
     assert place.holder(0) == "admin"
 
 
+def test_a_reserve_takes_no_lock_from_a_job_of_this_boot(place: Place) -> None:
+    """The job was adopted a moment ago; its device is reserved from its end on."""
+    place.reserve(0)
+    (place.lock / "locks").mkdir()
+    place.store.make(bus(0), record())
+    place.ready()
+    assert place.holder(0) == "sge"
+
+
 def test_a_reserve_leaves_a_record_it_cannot_understand(place: Place) -> None:
     place.reserve(0)
     (place.lock / "locks" / bus(0)).mkdir(parents=True)
@@ -225,6 +235,7 @@ def on(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
         if path.endswith("/mountinfo"):
             return (
                 "21 1 0:5 / / rw - ext4 /dev/vda rw\n"
+                "771 1 0:8 / /other rw - fuse.other x rw\n"
                 f"77 21 0:9 / /mnt/a\\040-\\040b rw,relatime shared:3 master:1 - {kind} server rw\n"
             )
         if "/fdinfo/" in path:
@@ -328,3 +339,15 @@ def test_a_lock_directory_that_cannot_be_made_is_a_broken_node(tmp_path: Path) -
     assert caught.value.kind == BROKEN
     LockStore(str(tmp_path / "run")).check(make=True)
     assert (tmp_path / "run").is_dir()
+
+
+def test_on_a_full_disk_no_boot_id_of_another_length_is_written_over(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = place.state / "boot_id"
+    path.write_text(f"{OTHER_BOOT}{OTHER_BOOT}\n")
+    monkeypatch.setattr(atomic, "replace_file", disk_full)
+    with pytest.raises(OSError) as caught:
+        boot.write_boot_id(str(path), f"{BOOT}\n".encode())
+    assert caught.value.errno == errno.ENOSPC
+    assert path.read_text() == f"{OTHER_BOOT}{OTHER_BOOT}\n"

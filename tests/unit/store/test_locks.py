@@ -268,3 +268,39 @@ def test_a_boot_id_that_cannot_be_read_is_unknown_not_missing(store: LockStore) 
     with pytest.raises(Refusal) as caught:
         store.boot_id()
     assert caught.value.kind == UNKNOWN
+
+
+def test_a_lock_that_was_not_understood_is_not_released_although_its_token_is_there(
+    store: LockStore,
+) -> None:
+    store.make(ONE, record())
+    os.mkfifo(f"{store.locks_dir}/{ONE}/anchors")
+    lock = store.read(ONE)
+    store.read_details(lock)
+    with pytest.raises(Refusal):
+        store.retire(lock, "released by uid 1000")
+    assert list(store.read_all_locks()) == [ONE]
+
+
+@pytest.mark.parametrize("other", [{"token": "feed1"}, {"token": "1", "user": "token=feed"}])
+def test_a_token_is_compared_whole(store: LockStore, other: dict[str, str]) -> None:
+    store.make(ONE, record(**other))
+    assert not store.has_token(ONE, "feed")
+    assert store.has_token(ONE, other["token"])
+
+
+def test_orphans_that_cannot_be_read_are_orphans(store: LockStore) -> None:
+    store.make(ONE, record())
+    os.mkfifo(f"{store.locks_dir}/{ONE}/orphans")
+    lock = store.read(ONE)
+    store.read_details(lock)
+    assert lock.orphans == "unreadable"
+
+
+def test_a_release_whose_folder_cannot_be_cleared_of_old_ones_has_released(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.make(ONE, record())
+    monkeypatch.setattr(locks, "count_folders", raising(PermissionError(13, "denied")))
+    store.retire(store.read(ONE), "epilog")
+    assert store.read_all_locks() == {}

@@ -68,18 +68,29 @@ def test_a_reason_of_two_lines_is_refused_and_nothing_is_noted(state: str) -> No
     assert quarantine.list_noted_devices(state, QUARANTINE) == []
 
 
-def test_a_note_and_its_name_are_on_the_disk_when_it_is_put(
-    state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[str] = []
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Give the paths that were made to survive a power cut, in order."""
+    paths: list[str] = []
     real = os.fsync
 
     def fsync(fd: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        paths.append(os.readlink(f"/proc/self/fd/{fd}"))
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
+    return paths
+
+
+def test_a_note_and_its_name_are_on_the_disk_when_it_is_put(state: str, synced: list[str]) -> None:
     quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "fan")
     written, *folders = synced
     assert written.startswith(f"{state}/{QUARANTINE}/.{bus(0)}."), "before it has its name"
     assert folders == [f"{state}/{QUARANTINE}", state]
+
+
+def test_a_note_that_was_taken_back_is_gone_from_the_disk(state: str, synced: list[str]) -> None:
+    quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "fan")
+    synced.clear()
+    quarantine.remove_device_note(state, QUARANTINE, bus(0))
+    assert synced == [f"{state}/{QUARANTINE}"]

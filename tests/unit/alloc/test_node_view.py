@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the files say of a node: nothing of another boot counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpulock.alloc.node_view import are_locks_lost, read_node_verdicts
+from gpulock.deadline import clock_boottime
+from gpulock.store.verdicts import ALIVE, Verdict, write_verdicts
+from tests.support.trees import BOOT, OTHER_BOOT, Box
+
+
+@pytest.mark.parametrize(
+    ("lock", "state", "lost"),
+    [
+        (BOOT, BOOT, False),
+        ("", BOOT, True),
+        (OTHER_BOOT, BOOT, True),  # a LOCK_DIR of an earlier boot that was put back
+        (OTHER_BOOT, OTHER_BOOT, False),
+        ("", "", False),
+    ],
+)
+def test_locks_are_lost_where_state_dir_alone_has_seen_this_boot(
+    box: Box, lock: str, state: str, lost: bool
+) -> None:
+    box.lock.mkdir()
+    for folder, boot_id in ((box.lock, lock), (box.state, state)):
+        if boot_id:
+            (folder / "boot_id").write_text(f"{boot_id}\n")
+    assert are_locks_lost(box.node()) == lost
+
+
+def test_while_locks_are_lost_no_verdict_is_known(box: Box) -> None:
+    box.lock.mkdir()
+    write_verdicts(str(box.lock), {"feed": Verdict(ALIVE, "its shepherd runs")}, BOOT)
+    assert read_node_verdicts(box.node(), clock_boottime()) == (None, None)
+    (box.lock / "boot_id").write_text(f"{BOOT}\n")
+    found, _ = read_node_verdicts(box.node(), clock_boottime())
+    assert found is not None and list(found) == ["feed"]

@@ -117,10 +117,14 @@ attack: $(DEV)  ## what hostile users tried in the labs, and what stopped it (ro
 sweep: $(DEV)  ## stop the hooks at system calls, sampled
 	@$(PYTEST) -m sweep --timeout 3000 tests/sweep
 
+mutants: $(DEV)  ## small wrong changes, each of which a unit test must see (root; WORDS="locks gate")
+	@$(STEP) "mutants" $(BIN)/python tests/mutants/run.py $(WORDS)
+
 soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 	@tests/consent.sh "make soak"
 	@$(FAST) GPULOCK_WORLD_SCHEDULES=1000000 GPULOCK_WORLD_ALL=1 $(STEP) "world" \
 	    $(PYTEST) -n auto --timeout 0 tests/world
+	@$(MAKE) mutants
 	@GPULOCK_SOAK=1 $(STEP) "soak" $(PYTEST) -m "lab or sweep or soak" --timeout 14400 tests
 
 bench: $(RUNTIME)  ## how long a claim and a hook take
@@ -163,7 +167,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check tools booted format-check lint mypy pyright unit $(PARTS) slow format test others lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers attack sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
+.PHONY: demo check tools booted format-check lint mypy pyright unit $(PARTS) slow format test others lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers attack sweep mutants soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

@@ -71,9 +71,12 @@ def test_a_fault_of_the_settings_is_told_to_the_administrator_and_not_to_the_job
     def read(path: str, keep: bool) -> Settings:
         return parse_settings("GUPS=8\n", path)
 
+    def note(level: int, line: str) -> None:
+        told.append((level, line))
+
     monkeypatch.setattr(common, "read_settings", read)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(syslog, "syslog", lambda level, line: told.append((level, line)))
+    monkeypatch.setattr(syslog, "syslog", note)
 
     common.read_hook_settings("x.conf")
 

@@ -21,7 +21,7 @@ ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is gi
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
 SHORTLY, MANY = 256, 1024  # numbers before a mark, and after it, that are asked for one by one
-QUICK = 0.05  # seconds in which numbers do not come round
+RATE = 1e6  # numbers a second: no machine starts so many processes
 SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
 
 
@@ -170,7 +170,7 @@ class ProcessScan(ProcessTree):
 
         Numbers are given upwards: who forks and ends on the way is met by its child's, and in the
         end no number was given that was not asked for. A process that was being made at the mark
-        has a number shortly before it. Nobody gets 32,768 numbers in QUICK seconds, to come round.
+        has a number shortly before it. Where a look takes long, numbers may have come round.
         """
         begun, number, found = time.monotonic(), max(0, mark - SHORTLY), list[int]()
         last = self.proc.last_pid()
@@ -180,7 +180,7 @@ class ProcessScan(ProcessTree):
                 found.append(number)
             if number == last:
                 last = self.proc.last_pid()
-        if not mark <= last <= number or time.monotonic() - when > QUICK:
+        if not mark <= last <= number or time.monotonic() - when > self.proc.pid_max() / RATE:
             return None
         self._mark = last, begun
         return [pid for pid in found if self.proc.leads(pid)]

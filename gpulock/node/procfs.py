@@ -167,9 +167,17 @@ class Proc:
 
     def last_pid(self) -> int:
         """Return the pid that was given last; raise OSError, ValueError or IndexError."""
-        fd = os.open(f"{self.root}/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+        return int(self._read_word("loadavg"))
+
+    def pid_max(self) -> int:
+        """Return where pids come round; raise OSError, ValueError or IndexError."""
+        return int(self._read_word("sys/kernel/pid_max"))
+
+    def _read_word(self, name: str) -> bytes:
+        """Return the last word of a file that is no process's."""
+        fd = os.open(f"{self.root}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return int(os.read(fd, CHUNK).split()[-1])
+            return os.read(fd, CHUNK).split()[-1]
         finally:
             os.close(fd)
 

@@ -252,6 +252,7 @@ class Numbered(Listed):
 
     def __init__(self, fake: FakeProc, *given: int | Callable[[], int]) -> None:
         super().__init__(fake)
+        (fake.root / "sys/kernel/pid_max").write_text("32768\n")
         self._given = list(given)
 
     def last_pid(self) -> int:
@@ -274,7 +275,7 @@ def comes(fake: FakeProc, pid: int, last: int, goes: int = 0) -> Callable[[], in
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no look take long, however busy the machine is."""
-    monkeypatch.setattr(process_scan, "QUICK", 60.0)
+    monkeypatch.setattr(process_scan, "RATE", 1.0)
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -306,15 +307,17 @@ def test_who_forks_and_ends_as_its_number_is_asked_is_found_by_its_childs(fake: 
     assert (ask(proc), proc.times) == (f"process 905 has {DEVICE} open", 1)
 
 
-@pytest.mark.parametrize("why", ["late", "namespace", "untold"])
+@pytest.mark.parametrize("why", ["late", "namespace", "untold", "unbounded"])
 def test_where_numbers_prove_nothing_everybody_is_listed_again(
     fake: FakeProc, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "late":
-        monkeypatch.setattr(process_scan, "QUICK", -1.0)
+        monkeypatch.setattr(process_scan, "RATE", 1e15)
     if why == "namespace":
         fake.namespace("pid:[1]")
     proc = Numbered(fake, 900, 900) if why != "untold" else Listed(fake)
+    if why == "unbounded":
+        (fake.root / "sys/kernel/pid_max").unlink()
     assert (ask(proc), proc.times) == ("", 2)
 
 

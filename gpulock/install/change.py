@@ -3,7 +3,8 @@
 
 A change is a place (a file, a queue's attribute) and its value before and after. What was made is
 noted in STATE_DIR/install, before it is made, so that it can be taken back later: a value that
-somebody has changed since is left alone.
+somebody has changed since is left alone. A power cut changes no order: each step is on disk before
+the next.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, ClassVar, Final
 
 from gpulock.daemon.core.instance_lock import private_file_lock
 from gpulock.errors import Refusal
-from gpulock.install.hooks import InstallError, make_public_folder
+from gpulock.install.hooks import InstallError, make_public_folder, remove_file_durably
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
 
@@ -141,11 +142,11 @@ class FilePlace(Place):
     def write(self, value: str | None) -> None:
         try:
             if value is None:
-                self.path.unlink(missing_ok=True)
+                remove_file_durably(self.path)
                 return
             make_public_folder(self.path.parent)
             data = value.encode("utf-8", "surrogateescape")
-            atomic.replace_file(str(self.path), data, self.mode)
+            atomic.replace_file(str(self.path), data, self.mode, durable=True)
         except OSError as fault:
             raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
 
@@ -173,10 +174,12 @@ class FolderPlace(Place):
             if value is None:
                 if not any(self.path.iterdir()):
                     self.path.rmdir()
+                    atomic.fsync_path(f"{self.path.parent}/.")
                 return
             make_public_folder(self.path)
             os.chown(self.path, os.geteuid(), os.getegid())
             self.path.chmod(0o755)
+            atomic.fsync_path(f"{self.path}/.")
         except OSError as fault:
             raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
 

@@ -255,11 +255,24 @@ def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) 
 
 
 def make_public_folder(path: Path) -> None:
-    """Make a folder and what is above it, mode 0755 whatever the umask; raise OSError."""
+    """Make a folder and what is above it, mode 0755 whatever the umask; raise OSError.
+
+    It outlives a power cut, and so does what is made durable in it.
+    """
     for folder in [*reversed(path.parents), path]:
         if not folder.is_dir():
             folder.mkdir()
             folder.chmod(0o755)
+            atomic.fsync_path(f"{folder.parent}/.")
+
+
+def remove_file_durably(path: Path) -> None:
+    """Remove a file that may be there, so that no power cut brings it back; raise OSError."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    atomic.fsync_path(f"{path.parent}/.")
 
 
 def _compile_library(interpreter: str, library: Path) -> None:

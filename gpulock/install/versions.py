@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installed hooks: one folder a version below a prefix, and a link to the one in force.
 
-A version is rendered, tried as execd would start it, and only then is the link swapped: at every
-instant `current` leads to a whole set of hooks. Versions that are not in force go with the next
-install, once no lock is held; the one before is kept, for hooks that run at that moment.
+A version is rendered, tried as execd would start it, and on disk, and only then is the link
+swapped: at every instant, and after a power cut at any, `current` leads to a whole set of hooks.
+Versions that are not in force go with the next install, once no lock is held; the one before is
+kept, for hooks that run at that moment.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from gpulock.install.hooks import (
     make_public_folder,
     probe_interpreter,
     real_interpreter,
+    remove_file_durably,
     render_hooks,
 )
 from gpulock.install.trial import self_test_sge_hooks
+from gpulock.store import atomic
 
 DEFAULT_PREFIX: Final = Path("/usr/local/libexec/gpulock")
 CURRENT: Final = "current"
@@ -73,7 +76,7 @@ class InstalledHooks(Place):
     def write(self, value: str | None) -> None:
         try:
             if value is None:
-                (self.prefix / CURRENT).unlink(missing_ok=True)
+                remove_file_durably(self.prefix / CURRENT)
                 for name in list_hook_versions(self.prefix):
                     shutil.rmtree(self.prefix / name)
                 if self.prefix.is_dir() and not any(self.prefix.iterdir()):
@@ -93,6 +96,8 @@ class InstalledHooks(Place):
                     self.trial(paths)
             except InstallError as fault:
                 raise InstallError(f"{fault}; nothing was put in force") from fault
+            for path in (self.prefix / value, *(self.prefix / value).rglob("*")):
+                atomic.fsync_path(f"{path}/." if path.is_dir() else str(path))
             switch_hook_version(self.prefix, value)
             if not list_locked_devices(self.lock_dir):
                 for name in {*list_hook_versions(self.prefix)} - {value, before}:
@@ -121,10 +126,11 @@ def list_hook_versions(prefix: Path) -> list[str]:
 
 
 def switch_hook_version(prefix: Path, name: str) -> None:
-    """Put a version in force at one stroke."""
+    """Put a version in force at one stroke, durably."""
     beside = prefix / f".{CURRENT}.{os.urandom(6).hex()}"
     beside.symlink_to(name)
     beside.rename(prefix / CURRENT)
+    atomic.fsync_path(f"{prefix}/.")
 
 
 def list_locked_devices(lock_dir: Path) -> list[str]:

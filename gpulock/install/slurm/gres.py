@@ -20,7 +20,7 @@ from typing import Final
 
 from gpulock.errors import Refusal
 from gpulock.install.change import Place
-from gpulock.install.hooks import InstallError, make_public_folder
+from gpulock.install.hooks import InstallError, make_public_folder, remove_file_durably
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import read_slurm_file
 from gpulock.node import devices
@@ -255,12 +255,12 @@ class GresCopy(Place):
         """Copy the file, if it still is what the map was made from, or remove the copy."""
         try:
             if value is None:
-                self.path.unlink(missing_ok=True)
+                remove_file_durably(self.path)
                 return
             if gres_conf_identity(self.source) != value:
                 raise InstallError(f"{self.source} was changed meanwhile; run it again")
             make_public_folder(self.path.parent)
-            atomic.replace_file(str(self.path), read_slurm_file(self.source), 0o644)
+            atomic.replace_file(str(self.path), read_slurm_file(self.source), durable=True)
         except OSError as fault:
             raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
 

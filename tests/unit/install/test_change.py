@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +59,49 @@ def test_a_place_that_changed_since_it_was_shown_is_not_written(tmp_path: Path) 
         change.apply()
 
     assert place.read() == "theirs"
+
+
+def list_disk_writes(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
+    """Return a list that names, in order, what is synced, renamed or removed below a folder."""
+    found: list[str] = []
+
+    def spy(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*words: Any, **about: Any) -> Any:
+            told = os.readlink(f"/proc/self/fd/{words[0]}") if name == "fsync" else str(words[-1])
+            told = re.sub(r"\.([a-z.]+)\.\d+\.[0-9a-f]{12}$", r"new \1", told)
+            found.append(f"{name} {told.replace(str(root), '.')}")
+            return real(*words, **about)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("fsync", "rename", "unlink"):
+        spy(name)
+    return found
+
+
+def test_a_change_is_on_disk_after_its_note_and_both_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut at any instant there is no change that cannot be taken back."""
+    (tmp_path / "state").mkdir()
+    record = InstallRecord(tmp_path / "state/sge.json")
+    place = FilePlace(tmp_path / "etc/conf")
+    writes = list_disk_writes(monkeypatch, tmp_path)
+    apply_changes(list(plan_place_change(place, "new\n")), record, writes.append)
+    assert writes == [
+        *("fsync ./state/new sge.json", "rename ./state/sge.json", "fsync ./state"),
+        "fsync .",  # in which ./etc is new
+        *("fsync ./etc/new conf", "rename ./etc/conf", "fsync ./etc"),
+        f"done: file {place.path}",
+    ]
+    writes.clear()
+    undo_recorded_changes(record, place_of, ignore, never)
+    assert writes == [
+        *("unlink ./etc/conf", "fsync ./etc"),
+        *("unlink ./state/sge.json", "fsync ./state"),
+    ]
 
 
 def test_undo_gives_back_the_first_value_after_two_installations(tmp_path: Path) -> None:
@@ -121,6 +166,7 @@ def test_a_folder_with_something_in_it_is_not_removed(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
+from typing import Any
 from gpulock.install.change import lock_installation
 with lock_installation(Path(sys.argv[1])):
     print("held", flush=True)

@@ -146,6 +146,32 @@ def test_a_version_is_put_in_force_once(
     assert list(plan_place_change(place, place.wanted())) == []
 
 
+def test_a_version_is_on_disk_whole_before_it_is_in_force(
+    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut right after the swap would leave hooks that are empty."""
+    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
+    synced: list[str] = []
+    before: list[str] = []
+    sync, switch = os.fsync, versions.switch_hook_version
+
+    def fsync(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        sync(fd)
+
+    def swap(prefix: Path, name: str) -> None:
+        before.extend(synced)
+        switch(prefix, name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(versions, "switch_hook_version", swap)
+    place.write(place.wanted())
+
+    folder = place.prefix / place.wanted()
+    assert {str(path) for path in (place.prefix, folder, *folder.rglob("*"))} <= {*before}
+    assert synced[len(before) :] == [str(place.prefix)]
+
+
 def test_a_version_that_fails_its_test_is_not_put_in_force(
     place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.store import boot, quarantine
+from gpulock.store import quarantine
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.locks import Lock
 
@@ -122,17 +122,18 @@ def pick_free_devices(
     held: dict[str, Lock],
     want: ClaimRequest,
     judge: "Callable[[], Judge]",
+    refilled: bool,
 ) -> tuple[list[Device], list[str]]:
     """Return the devices to lock, nothing when too few are free, and the ids that are out.
 
     Out are those that are quarantined, reserved or withheld, and once locks were lost those that
-    are open.
+    are open: LOCK_DIR was `refilled`.
     Raises Refusal.
     """
     out = [d.id for d in found if d.withheld]
     for folder in (quarantine.QUARANTINE, quarantine.RESERVES):
         out += quarantine.list_noted_devices(node.settings.state_dir, folder)
-    if boot.locks_were_lost(node.store):
+    if refilled:
         out += open_device_ids(node, found, judge())
     taken = [*held, *out]
     free = [

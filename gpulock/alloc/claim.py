@@ -142,7 +142,8 @@ def claim_under_gate(
 ) -> Grant:
     """Do steps 4 to 7 of the life of a claim; the gate is held."""
     held = node.store.read_all_locks()
-    if lost := node.store.lost_ids(held):
+    lost, refilled = node.store.find_lost(held)
+    if lost:
         raise lost_locks_refusal(f"the locks of {' '.join(lost)}")
     mine = [one for one in held.values() if one.owner and one.owner.key() == template.key()]
     if mine:
@@ -152,11 +153,13 @@ def claim_under_gate(
         if again:
             return Grant(*again, fresh=False)
         held = node.store.read_all_locks()
-    chosen, out = pick_free_devices(node, found, held, want, judge)
+    chosen, out = pick_free_devices(node, found, held, want, judge, refilled)
     if not chosen:
         reap_held_locks(node, found, held, judge(), totals)
         held = node.store.read_all_locks()
-        chosen, out = pick_free_devices(node, found, held, want, judge)  # some may be out by now
+        chosen, out = pick_free_devices(
+            node, found, held, want, judge, refilled
+        )  # some may be out by now
     if not chosen:
         raise shortage_refusal(found, held, out, want)
     want.check(chosen)

@@ -9,7 +9,7 @@ group's next owner must not open what a dead job's lock still holds. Everything 
 
 import os
 
-from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, lost_locks_refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import atomic, kv, owner
@@ -98,9 +98,13 @@ def apply_device_groups(node: Node, devices: list[Device]) -> dict[int, int]:
     """Make the nodes of all devices what the locks say, gate held; raise OSError.
 
     Returns minor -> group of those that are open. What is held is opened by its record, also
-    where the driver does not show it now.
+    where the driver does not show it now. Where a lock is lost, and its job may live, nothing is
+    changed: Refusal.
     """
-    wanted = job_groups_by_minor(node.store.read_all_locks(), node)
+    held = node.store.read_all_locks()
+    if lost := node.store.lost_ids(held):
+        raise lost_locks_refusal(f"the locks of {' '.join(lost)}")
+    wanted = job_groups_by_minor(held, node)
     for minor in sorted({device.minor for device in devices if device.minor >= 0} | {*wanted}):
         set_device_group(f"{node.settings.dev_root}/nvidia{minor}", wanted.get(minor, 0))
     return wanted

@@ -13,7 +13,7 @@ import time
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_locks_refusal, one_line
 from gpulock.store import atomic, quarantine
 from gpulock.store.kv import int_or_zero
-from gpulock.store.locks import GRANT, LockStore
+from gpulock.store.locks import GRANT, LOST, LockStore
 from gpulock.store.owner import Owner, is_cut_short
 
 EMPTY = "empty"  # what STATE_DIR's boot id is read as where nothing is in its file
@@ -71,7 +71,7 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
         if first:
             adoption_state.create_adoption_state(state_dir)
         if store.boot_id():
-            atomic.remove_quietly(f"{store.root}/lost")  # of an earlier boot, on a kept LOCK_DIR
+            atomic.remove_quietly(f"{store.root}/{LOST}")  # of an earlier boot, on a kept LOCK_DIR
         restore_reserves(store, state_dir, boot_id, node)
         atomic.replace_file(f"{store.root}/boot_id", boot_id.encode() + b"\n")
     except OSError as fault:
@@ -165,18 +165,7 @@ def mark_locks_lost(store: LockStore) -> None:
 
     A job whose shepherd was killed has no record to adopt, and its processes live on.
     """
-    atomic.replace_file(f"{store.root}/lost", b"locks of this boot were lost\n")
-
-
-def locks_were_lost(store: LockStore) -> bool:
-    """Return whether locks of this boot were lost; raise Refusal where that cannot be seen."""
-    try:
-        os.stat(f"{store.at}lost", dir_fd=store.fd)
-    except FileNotFoundError:
-        return False
-    except OSError as fault:
-        raise Refusal(UNKNOWN, f"LOCK_DIR: {fault}", "look at LOCK_DIR") from fault
-    return True
+    atomic.replace_file(f"{store.root}/{LOST}", b"locks of this boot were lost\n")
 
 
 def restore_reserves(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:

@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+LOST = "lost"  # a file that says that LOCK_DIR was lost in this boot, and filled again
 GRANT = "grant."  # a second name of a lock's owner record begins with it
 RELEASED_CAP = 1000  # released locks that wait for their history line
 DROPPED = "dropped"  # how many were dropped since they were counted last
@@ -214,7 +215,11 @@ class LockStore:
             return
 
     def lost_ids(self, held: dict[str, Lock]) -> list[str]:
-        """Return the ids whose lock, or its record, is gone, but not by us; raise Refusal.
+        """Return the ids whose lock, or its record, is gone, but not by us; raise Refusal."""
+        return self.find_lost(held)[0]
+
+    def find_lost(self, held: dict[str, Lock]) -> tuple[list[str], bool]:
+        """Return the same, and whether LOCK_DIR itself was lost in this boot; raise Refusal.
 
         `held` are all locks, read before.
         """
@@ -224,7 +229,7 @@ class LockStore:
             raise Refusal(UNKNOWN, f"LOCK_DIR: {fault}", "look at LOCK_DIR") from fault
         granted = [name[len(GRANT) :] for name in names if name.startswith(GRANT)]
         whole = [name for name, lock in held.items() if lock.owner or lock.fault]
-        return sorted([name for name in granted if name not in whole])
+        return sorted([name for name in granted if name not in whole]), LOST in names
 
     def check_token(self, names: "Iterable[str]", token: str) -> None:
         """Raise Refusal(UNKNOWN) unless all these devices are locked by this claim; no gate.
@@ -268,7 +273,8 @@ class LockStore:
         if lock.fault or not self.has_token(lock.id, ours):
             raise Refusal(UNKNOWN, f"the lock of {lock.id} changed meanwhile", "try again")
         if ours is None:
-            self.forget(lock.id)
+            if os.path.lexists(f"{self.root}/{GRANT}{lock.id}"):
+                raise lost_locks_refusal(f"the locks of {lock.id}")
             atomic.remove_folder(f"{self.locks_dir}/{lock.id}")
             return
         folder, at = f"{self.at}locks/{lock.id}", self.fd

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from gpulock.errors import Refusal
 from gpulock.node.devices import INVENTORY_LINE
 from gpulock.node.devices import read_nvml_inventory as read_inventory
 from tests.sweep.play import Case
@@ -34,6 +35,7 @@ class Round(Reap):
         super().__init__(root, gone=gone)
         self.lost = lost
         self.emptied = emptied
+        self.stood: dict[str, bytes] = {}
 
     def prepare(self) -> None:
         """Leave something to publish, and something to sweep; or lose LOCK_DIR."""
@@ -44,12 +46,29 @@ class Round(Reap):
         bus = node.devices()[0].bus
         text = f"{INVENTORY_LINE}\nboot_id={node.boot_id}\ngpu.{bus}.memory_mib=4242\n"
         (folder / "inventory").write_text(text)
-        Path(node.store.path, ".verdicts.0123456789ab").touch()
+        Path(node.store.path, ".verdicts.4194305.0123456789ab").touch()
         if self.lost:
             for name in ("boot_id", "totals", "verdicts"):
                 Path(node.store.path, name).unlink(missing_ok=True)
         if self.emptied:
+            self.stood = self.stage.records(*self.living)
             shutil.rmtree(node.store.locks_dir)
+
+    def set_out(self) -> None:
+        """Bring the node into its state; what the living held then is what they are to hold."""
+        super().set_out()
+        self.others = self.stood or self.others
+
+    def unharmed(self, by: str) -> None:
+        """Expect the living jobs' locks as they were; before they are all back, no claim of all."""
+        if not self.emptied or by not in ("the fault", "the round"):
+            super().unharmed(by)
+            return
+        try:
+            grant = self.stage.claim_rest(len(self.stage.node.devices()))
+        except Refusal:
+            return
+        self.wrong.append(f"{by}, all is granted: {grant.owner.devices}")
 
     def command(self) -> list[str]:
         """Return the command of one round."""

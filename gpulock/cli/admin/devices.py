@@ -19,7 +19,7 @@ from gpulock.cli.claims.release import check_reason_length, resolve_lock_id
 from gpulock.cli.select import SelectError, match_devices
 from gpulock.cli.session import CommandRefusedError, Session, describe_caller, log_to_syslog
 from gpulock.deadline import Deadline
-from gpulock.errors import one_line
+from gpulock.errors import lost_locks_refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store import boot
@@ -181,11 +181,10 @@ def make_admin_gate(node: Node) -> Gate:
 
 def reap_device_lock(node: Node, found: list[Device], name: str) -> Lock | None:
     """Return the lock on a device once what dead owners left is freed; gate held."""
-    held = {
-        key: lock
-        for key, lock in node.store.read_all_locks().items()
-        if lock_ids_overlap(key, name)
-    }
+    every = node.store.read_all_locks()
+    if lost := node.store.lost_ids(every):
+        raise lost_locks_refusal(f"the locks of {' '.join(lost)}")
+    held = {key: lock for key, lock in every.items() if lock_ids_overlap(key, name)}
     if held:
         reaper.reap_locks(reaper.Reaper(node, make_liveness_judge(node), found, held))
         held = {

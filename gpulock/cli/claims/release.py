@@ -190,6 +190,7 @@ def force_lock(node: Node, one: ReleaseCandidate, how: str) -> None:
         # The reaper leaves alone what it cannot read, and so does every other command.
         if path := find_stray_path(node, lock):
             raise CommandRefusedError(f"{path} is not a directory, so it is no lock", f"rm {path}")
+        node.store.forget(lock.id)
         atomic.remove_folder(f"{node.store.locks_dir}/{lock.id}")
     else:
         free_lock(node, lock, one_line(how))

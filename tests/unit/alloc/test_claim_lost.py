@@ -12,10 +12,11 @@ import pytest
 
 from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.release import release_locks
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, holder, ids, never, refused
-from tests.support.trees import OTHER_BOOT, Box, bus, record, soon
+from tests.support.trees import OTHER_BOOT, Box, bus, judge_of, record, soon
 
 
 def lose_locks(locks: Path) -> None:
@@ -145,3 +146,25 @@ def lose_lock_dir_and_adopt_nobody(box: Box) -> None:
     shutil.rmtree(box.lock)
     shutil.rmtree(box.state)
     box.state.mkdir()
+
+
+def test_a_release_in_flight_frees_nothing_in_another_lock_dir_and_says_so(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was adopted there meanwhile: that lock is of the same claim, but nobody judged it."""
+    grant = ask(box, 1)
+    real = os.rename
+
+    def rename(*paths: str, **about: int | None) -> None:
+        if paths[1].startswith("released/"):
+            shutil.copytree(box.lock, box.root / "copy")
+            real(box.lock, box.root / "gone")
+            real(box.root / "copy", box.lock)
+        real(*paths, **about)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "rename", rename)
+    box.proc.remove(500)
+    node = box.node()
+    with pytest.raises(Refusal, match="replaced"):
+        release_locks(node, lambda o: o.token == grant.owner.token, judge_of(node), soon(), "test")
+    assert box.locks() == [bus(0)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -40,6 +41,15 @@ def test_a_reserve_is_put_back_after_a_boot(site: Site) -> None:
     subprocess.run(["rm", "-r", str(site.files.lock_dir / "locks"), *grants], check=True)
     assert site.run("run", "-n", "1", "--", "/bin/true").returncode == 0
     assert site.json()["gpus"][3]["held"]["comment"] == "burn-in"
+
+
+def test_a_device_whose_lock_is_lost_is_not_reserved(site: Site) -> None:
+    site.hold(3)
+    shutil.rmtree(site.files.lock_dir / "locks" / site.id(3))
+    result = site.call("reserve", "3", "--reason", "x")
+    assert result.exit_code != 0
+    assert ("were lost" in result.stderr, "gpulock reap" in result.stderr) == (True, True)
+    assert noted(site, "reserves") == []
 
 
 def test_a_held_device_is_not_reserved_and_its_holder_is_named(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -172,6 +173,16 @@ def test_nodes_stay_as_they_are_where_a_record_cannot_be_read(
     path = box.lock / "locks" / node.devices()[0].id / "owner"
     Unreadable(monkeypatch, path, 2)
     with pytest.raises(OSError, match="Input/output error"):
+        group.apply_device_groups(node, node.devices())
+    assert files.open_to(box) == {"nvidia0": GID, "nvidia1": GID}
+
+
+def test_nodes_stay_as_they_are_where_a_lock_is_lost(box: Box, files: Ownership) -> None:
+    ask(box, 2)
+    node = box.node()
+    group.apply_device_groups(node, node.devices())
+    shutil.rmtree(box.lock / "locks" / node.devices()[0].id)
+    with pytest.raises(Refusal, match="were lost"):
         group.apply_device_groups(node, node.devices())
     assert files.open_to(box) == {"nvidia0": GID, "nvidia1": GID}
 

@@ -317,9 +317,9 @@ def test_a_mount_that_is_not_listed_is_refused(
 def test_the_mark_of_lost_locks_goes_with_the_boot(place: Place) -> None:
     place.ready(OTHER_BOOT)
     boot.mark_locks_lost(place.store)
-    assert boot.locks_were_lost(place.store)
+    assert place.store.find_lost({}) == ([], True)
     place.ready()
-    assert not boot.locks_were_lost(place.store)
+    assert place.store.find_lost({}) == ([], False)
 
 
 def test_records_of_earlier_boots_are_forgotten_in_a_new_one(place: Place) -> None:

@@ -332,3 +332,17 @@ def test_a_device_whose_lock_is_lost_cannot_be_locked_again(box: Box) -> None:
 
 def holder_text(box: Box) -> owner.Owner:
     return owner.parse_owner(atomic.read_text(f"{box.lock}/grant.{bus(0)}")).copy(token="other")
+
+
+def test_a_lock_that_was_emptied_is_not_taken_for_a_claim_that_was_cut_short(box: Box) -> None:
+    ask(box, 1)
+    empty_one_of(box, 0)
+    store = box.node().store
+    with pytest.raises(Refusal, match="were lost"):
+        store.retire(store.read(bus(0)), "test")
+    assert box.locks() == [bus(0)]
+
+
+def empty_one_of(box: Box, number: int) -> None:
+    for path in (box.lock / "locks" / bus(number)).iterdir():
+        path.unlink()

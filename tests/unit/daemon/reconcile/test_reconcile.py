@@ -120,7 +120,11 @@ def killed_while_writing(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pid = os.fork()
     if pid == 0:
-        os.rename = lambda *_, **__: os._exit(9)
+
+        def die(*_: object, **__: object) -> None:
+            os._exit(9)
+
+        os.rename = die
         atomic.replace_file(str(path), b"half")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
 

@@ -60,8 +60,8 @@ def test_what_survives_and_what_is_not_equivalent_is_told(tmp_path: Path) -> Non
         row("a <= 3", "test_edge", "It is said to be the same."),
         row("a < b", "test_gone"),
     ]
-    found = run_mutants(rows, tree, tmp_path, 2)
+    found = list(run_mutants(rows, tree, tmp_path, 2))
     assert [word for word, _ in found] == [WRONG]  # a test that is not there
-    found = run_mutants(rows[:4], tree, tmp_path / "again", 2)
+    found = list(run_mutants(rows[:4], tree, tmp_path / "again", 2))
     assert [word for word, _ in found] == [KILLED, SURVIVED, EQUIVALENT, WRONG]
     assert (tree / "part.py").read_text() == CODE

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +42,7 @@ def main() -> int:
         row for row in read_mutants() if any(w in f"{row}{row.test}" for w in options.words or [""])
     ]
     begun = time.monotonic()
-    counts = dict.fromkeys((KILLED, EQUIVALENT, SURVIVED, WRONG), 0)
+    counts: dict[str, int] = dict.fromkeys((KILLED, EQUIVALENT, SURVIVED, WRONG), 0)
     with tempfile.TemporaryDirectory(prefix="gpulock-mutants-", dir=memory_folder()) as folder:
         for word, text in run_mutants(rows, ROOT, Path(folder), options.jobs):
             counts[word] += 1
@@ -101,7 +101,7 @@ def judge_mutant(row: Mutant, copy: Path, later: int) -> tuple[str, str]:
 
 
 @contextmanager
-def mutated(path: Path, row: Mutant, later: int) -> Iterator[None]:
+def mutated(path: Path, row: Mutant, later: int) -> Generator[None]:
     """Change a file for the length of a `with` block.
 
     No two versions have one time: Python takes what it compiled for the file by that and its size.

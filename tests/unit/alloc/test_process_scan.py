@@ -49,6 +49,9 @@ def test_a_user_is_somebodys_subordinate_uid_alone_by_what_the_kernel_says(
     assert look(proc).account(700, 3_000_005) == 3_000_005
 
 
+PLAIN: dict[str, object] = {}
+
+
 class Restricted(ProcessScan):
     """A look that only notes what it is told to leave out."""
 
@@ -61,12 +64,12 @@ class Restricted(ProcessScan):
 @pytest.mark.parametrize(
     ("jobs", "shepherd"),
     [
-        ([{}], 500),
-        ([{}, {}], 500),
-        ([{}, {"pid": 501}], 0),  # of two runs each shepherd may have some
+        ([PLAIN], 500),
+        ([PLAIN, PLAIN], 500),
+        ([PLAIN, {"pid": 501}], 0),  # of two runs each shepherd may have some
         ([{"add_grp_id": 0}], 0),  # no group would show what root runs elsewhere
         ([{"scheduler": "slurm", "pid": 0, "add_grp_id": 0}], None),
-        ([{"scheduler": "slurm", "pid": 0, "add_grp_id": 0}, {}], 500),
+        ([{"scheduler": "slurm", "pid": 0, "add_grp_id": 0}, PLAIN], 500),
     ],
 )
 def test_what_root_runs_for_a_job_is_looked_for_where_its_marks_allow(

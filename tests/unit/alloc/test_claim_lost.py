@@ -50,6 +50,22 @@ def test_a_claim_without_its_lost_lock_names_the_device_and_what_to_do(box: Box)
     assert "gpulock reap" in found.do
 
 
+def test_where_nobody_can_tell_what_is_lost_nothing_is_granted(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(box)
+    lose_one(box.lock / "locks")
+    real = os.listdir
+
+    def listdir(path: str) -> list[str]:
+        if path.startswith("/proc/self/fd/") and path.count("/") == 4:
+            raise OSError(5, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert refused(box, 1, job_id="13", pid=501).kind == UNKNOWN
+
+
 def lose_lock_dir(box: Box) -> None:
     """Lose LOCK_DIR; another one stands there, in which another job has the first device."""
     box.lock.rename(box.root / "gone")

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 
 from gpulock.alloc.process_owner import RUN
+from gpulock.alloc.release import release_locks
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
@@ -19,8 +20,8 @@ from gpulock.node.context import Node
 from gpulock.sge import epilog as sge_epilog
 from gpulock.sge import prolog as sge_prolog
 from gpulock.slurm import epilog as slurm_epilog
-from gpulock.slurm import note, task
 from gpulock.slurm import prolog as slurm_prolog
+from gpulock.slurm import task
 from gpulock.store import atomic
 from gpulock.workstation import process_claims
 from gpulock.workstation.peer import Peer
@@ -190,10 +191,12 @@ def slurm_job(
             process.environ = {**environ, "SLURM_SCRIPT_CONTEXT": context}
             return kernel.program(process, lambda: main(environ, CONFIG))
 
-        if hook("prolog_slurmd", slurm_prolog.main) == 0:
+        done = hook("prolog_slurmd", slurm_prolog.main) == 0
+        token = site.noted_token(f"tasks/n1.{number}")
+        if done:
             stepd = tree.spawn("slurmstepd", ppid=site.slurmd.pid)
             stepd.title = f"slurmstepd: [{number}.batch]"
-            slurm_task(site, number, environ, stepd, lingers)
+            slurm_task(site, number, environ, stepd, lingers, token)
             kernel.step("step ends", f"job {number}")
             tree.end(stepd)
         site.control[str(number)]["State"] = "PENDING" if late else "COMPLETING"
@@ -220,7 +223,7 @@ def next_run(job: Play) -> Play:
 
 
 def slurm_task(
-    site: Site, number: int, environ: dict[str, str], stepd: Process, lingers: bool
+    site: Site, number: int, environ: dict[str, str], stepd: Process, lingers: bool, token: str
 ) -> None:
     """Play the task of a Slurm job: its TaskProlog, and what it says the task gets."""
     kernel, tree = site.kernel, site.kernel.tree
@@ -233,11 +236,10 @@ def slurm_task(
     lines = child.output.decode().splitlines()
     mask = next((line for line in lines if line.startswith(f"export {MASK}=")), "")
     devices = site.devices_of(mask.partition("=")[2])
-    found = note.find_task_note(site.lock_dir, "n1", str(number))
     about = {"ppid": stepd.pid, "uids": (USER,) * 4, "fds": site.opened(devices)}
     process = tree.spawn("task", **about)  # type: ignore[arg-type]
     process.environ = users
-    mine = site.begin(f"job {number}", found.token if found else "", devices)
+    mine = site.begin(f"job {number}", token, devices)
     mine.processes = [process]
     uses(site, mine, process)
     if lingers:
@@ -248,13 +250,15 @@ def slurm_task(
     tree.end(process)
 
 
-def run_claim(count: int = 1, comment: str = RUN, stays: bool = False) -> Play:
-    """Return `gpulock run`, or with another comment `gpulock claim` for a shell that stays."""
+def run_claim(count: int = 1, comment: str = RUN, stays: bool = False, found: bool = True) -> Play:
+    """Return `gpulock run`, or with another comment `gpulock claim` for a shell that stays.
+
+    Of a command that is not `found` the claim is given back at once.
+    """
 
     def play(site: Site) -> None:
         kernel, tree = site.kernel, site.kernel.tree
         process = tree.spawn("gpulock", uids=(USER,) * 4)
-        found: list[Held] = []
 
         def main() -> int:
             node = Node(site.settings, NAME)
@@ -265,10 +269,14 @@ def run_claim(count: int = 1, comment: str = RUN, stays: bool = False) -> Play:
             except (Refusal, OSError) as refusal:
                 site.log.append(str(refusal))
                 return 1
+            if not found:
+                token = grant.owner.token
+                judge = process_claims.make_liveness_judge(node)
+                release_locks(node, lambda o: o.token == token, judge, Deadline(10.0), "no command")
+                return 127
             process.fds = {n: str(path) for n, path in site.opened(site.granted(grant)).items()}
             mine = site.begin(f"run {process.pid}", grant.owner.token, site.granted(grant))
             mine.processes = [process]
-            found.append(mine)
             uses(site, mine, process)
             if stays:
                 kernel.wait(lambda: not mine.processes, "its release")

@@ -108,7 +108,7 @@ class Machine(Kernel):
             raise
         if isinstance(what, Link):
             return str(what) if name == "readlink" else self._seen(real(str(what)))
-        if name == "listdir" and isinstance(what, list):
+        if name == "listdir" and not callable(what):
             return what
         uid = process.uids[1] if process else 0
         mode = 0o100444 if callable(what) else 0o40555

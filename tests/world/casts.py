@@ -23,46 +23,66 @@ from tests.world.actors import (
 )
 from tests.world.kernel import FREEZE, KILL
 
+# Where nothing else is chosen, the first that can goes on: an accident, gpulockd, then another job.
 SGE = sge_job(11, 1)
 CASTS: dict[str, Cast] = {
     "two_jobs": Cast(one=SGE, two=sge_job(12, 2)),
     "straggler": Cast(
-        one=sge_job(11, 1, lingers=True), two=sge_job(12, 2), end=straggler(), d=gpulockd(2)
+        one=sge_job(11, 1, lingers=True), d=gpulockd(2), two=sge_job(12, 2), end=straggler()
     ),
-    "shepherd_dies": Cast(one=SGE, two=sge_job(12, 2, runs=2), end=shepherd_dies(), d=gpulockd(2)),
-    "gpulockd_and_reap": Cast(one=sge_job(11, 2), two=sge_job(12, 1), d=gpulockd(2), root=reap()),
-    "rerun": Cast(one=sge_job(11, 2, runs=2), two=sge_job(12, 1, runs=2), d=gpulockd(1)),
-    "slurm": Cast(one=slurm_job(21, 1, first=0), two=slurm_job(22, 1, first=1), d=gpulockd(2)),
+    "shepherd_dies": Cast(one=SGE, end=shepherd_dies(), d=gpulockd(2), two=sge_job(12, 2, runs=2)),
+    "gpulockd_and_reap": Cast(one=sge_job(11, 2), d=gpulockd(2), root=reap(), two=sge_job(12, 1)),
+    "rerun": Cast(one=sge_job(11, 2, runs=2), d=gpulockd(1), two=sge_job(12, 1, runs=2)),
+    "slurm": Cast(one=slurm_job(21, 1, first=0), d=gpulockd(2), two=slurm_job(22, 1, first=1)),
     "slurm_straggler": Cast(
-        one=slurm_job(21, 1, lingers=True), two=slurm_job(22, 2), end=straggler(), root=reap()
+        one=slurm_job(21, 1, lingers=True), root=reap(), two=slurm_job(22, 2), end=straggler()
     ),
     "slurm_requeued": Cast(
-        one=slurm_job(21, 1, late=True), two=next_run(slurm_job(21, 1, restart=1)), d=gpulockd(2)
+        one=slurm_job(21, 1, late=True), d=gpulockd(2), two=next_run(slurm_job(21, 1, restart=1))
     ),
     "slurm_step_dies": Cast(one=slurm_job(21, 2), end=shepherd_dies("slurmstepd"), d=gpulockd(2)),
-    "commands": Cast(one=run_claim(1), two=run_claim(2), d=gpulockd(2)),
+    "commands": Cast(one=run_claim(1), d=gpulockd(2), two=run_claim(2)),
+    "command_not_found": Cast(one=run_claim(1, found=False), d=gpulockd(2), two=run_claim(2)),
     "release_by_user": Cast(
-        one=run_claim(1, "shell", True), two=run_claim(2), user=user_release(), d=gpulockd(1)
+        one=run_claim(1, "shell", True), user=user_release(), d=gpulockd(1), two=run_claim(2)
     ),
-    "clock_is_set": Cast(one=SGE, two=run_claim(1), d=gpulockd(2), root=clock_is_set(-5000.0)),
-    "state_is_full": Cast(one=SGE, two=run_claim(1), d=gpulockd(2), disk=disk_full("state")),
-    "lock_dir_is_full": Cast(one=slurm_job(21, 1), two=SGE, d=gpulockd(2), disk=disk_full("run")),
-    "reboot": Cast(one=SGE, two=run_claim(1), d=gpulockd(2), power=reboot()),
+    "clock_is_set": Cast(one=SGE, root=clock_is_set(-5000.0), d=gpulockd(2), two=run_claim(1)),
+    "state_is_full": Cast(one=SGE, disk=disk_full("state"), d=gpulockd(2), two=run_claim(1)),
+    "lock_dir_is_full": Cast(one=slurm_job(21, 1), disk=disk_full("run"), d=gpulockd(2), two=SGE),
+    "reboot": Cast(one=SGE, power=reboot(), d=gpulockd(2), two=run_claim(1)),
     "reboot_on_a_disk": Cast(
-        one=slurm_job(21, 1), two=run_claim(1), d=gpulockd(2), power=reboot(True)
+        one=slurm_job(21, 1), power=reboot(True), d=gpulockd(2), two=run_claim(1)
     ),
-    "pid_is_reused": Cast(one=SGE, two=sge_job(12, 2), other=pid_is_reused(), d=gpulockd(2)),
+    "pid_is_reused": Cast(one=SGE, other=pid_is_reused(), d=gpulockd(2), two=sge_job(12, 2)),
 }
 LOST: dict[str, Cast] = {
-    "lock_dir": Cast(one=SGE, two=run_claim(1), d=gpulockd(2), root=lock_dir_lost()),
+    "lock_dir": Cast(one=SGE, root=lock_dir_lost(), two=run_claim(1), d=gpulockd(2)),
     "lock": Cast(
-        one=SGE, two=sge_job(12, 1), d=gpulockd(2), root=lock_dir_lost(f"/locks/{bus(0)}")
+        one=SGE, root=lock_dir_lost(f"/locks/{bus(0)}"), two=sge_job(12, 1), d=gpulockd(2)
     ),
-    "slurm": Cast(one=slurm_job(21, 1), two=run_claim(1), d=gpulockd(2), root=lock_dir_lost()),
-    "locks": Cast(one=SGE, two=sge_job(12, 1), d=gpulockd(2), root=lock_dir_lost("/locks")),
+    "slurm": Cast(one=slurm_job(21, 1), root=lock_dir_lost(), two=run_claim(1), d=gpulockd(2)),
+    "locks": Cast(one=SGE, root=lock_dir_lost("/locks"), two=sge_job(12, 1), d=gpulockd(2)),
+    "locks_and_reap": Cast(
+        one=run_claim(2), root=lock_dir_lost("/locks"), two=reap(), d=sge_job(12, 1)
+    ),
+    "lock_dir_and_a_later_job": Cast(
+        one=SGE, root=lock_dir_lost(), d=gpulockd(2), two=sge_job(12, 2)
+    ),
+}
+PAIRS: dict[str, Cast] = {
+    "jobs": Cast(one=sge_job(11, 2), two=sge_job(12, 2)),
+    "commands": Cast(one=run_claim(2), two=run_claim(2)),
+    "slurm_jobs": Cast(one=slurm_job(21, 1), two=slurm_job(22, 1)),
+    "job_and_gpulockd": Cast(one=sge_job(11, 1), two=gpulockd(1)),
+    "slurm_job_and_reap": Cast(one=slurm_job(21, 1), two=reap()),
+    "command_and_gpulockd": Cast(one=run_claim(1), two=gpulockd(1)),
+    "gpulockd_and_reap": Cast(one=gpulockd(1), two=reap()),
+    "release_and_claim": Cast(one=run_claim(1, "shell", True), two=user_release()),
 }
 # An actor, and what happens at each of its calls: it is killed or stopped, or another one acts.
 POINTS: tuple[tuple[str, str, str], ...] = (
+    ("two_jobs", "one", KILL),
+    ("two_jobs", "one", FREEZE),
     ("shepherd_dies", "one", FREEZE),
     ("shepherd_dies", "one", "end"),
     ("straggler", "one", FREEZE),
@@ -70,12 +90,15 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("gpulockd_and_reap", "d", KILL),
     ("gpulockd_and_reap", "d", FREEZE),
     ("gpulockd_and_reap", "root", FREEZE),
+    ("slurm", "one", FREEZE),
     ("slurm_straggler", "one", KILL),
     ("slurm_requeued", "one", FREEZE),
     ("slurm_requeued", "two", KILL),
     ("slurm_step_dies", "one", "end"),
     ("commands", "one", KILL),
     ("commands", "two", FREEZE),
+    ("command_not_found", "one", KILL),
+    ("command_not_found", "one", FREEZE),
     ("release_by_user", "user", KILL),
     ("release_by_user", "user", FREEZE),
     ("clock_is_set", "one", "root"),
@@ -92,12 +115,3 @@ POINTS: tuple[tuple[str, str, str], ...] = (
 LOST_POINTS: tuple[tuple[str, str, str], ...] = tuple(
     (cast, actor, FREEZE) for cast in LOST for actor in LOST[cast].plays if actor != "root"
 )
-PAIRS: dict[str, Cast] = {
-    "jobs": Cast(one=sge_job(11, 2), two=sge_job(12, 2)),
-    "commands": Cast(one=run_claim(2), two=run_claim(2)),
-    "slurm_jobs": Cast(one=slurm_job(21, 1), two=slurm_job(22, 1)),
-    "job_and_gpulockd": Cast(one=sge_job(11, 1), two=gpulockd(1)),
-    "slurm_job_and_reap": Cast(one=slurm_job(21, 1), two=reap()),
-    "command_and_gpulockd": Cast(one=run_claim(1), two=gpulockd(1)),
-    "release_and_gpulockd": Cast(one=run_claim(1, "shell", True), two=user_release()),
-}

@@ -16,4 +16,4 @@ def world_lines() -> list[str]:
         return []
     parts = ", ".join(f"{number} {how}" for how, number in sorted(SCHEDULES.items()))
     rate = count / max(SPENT.total() / 1e6, 0.001)
-    return [f"world: {count} schedules, {rate:.0f} a second ({parts})"]
+    return [f"world: {count} schedules, {rate:.0f} a second of one core ({parts})"]

@@ -175,10 +175,10 @@ class Site:
 
     # --- what must hold -------------------------------------------------------------------------
 
-    def lock_token(self, device: str) -> str:
-        """Return the token in the lock of a device, nothing where there is none."""
+    def noted_token(self, name: str) -> str:
+        """Return the token in a file of LOCK_DIR, nothing where there is none."""
         try:
-            with open(f"{self.lock_dir}/locks/{device}/owner") as file:
+            with open(f"{self.lock_dir}/{name}") as file:
                 text = file.read()
         except OSError:
             return ""
@@ -201,7 +201,7 @@ class Site:
         for mine in self.held:
             if mine.alive():
                 for device in mine.devices:
-                    if self.lock_token(device) != mine.token:
+                    if self.noted_token(f"locks/{device}/owner") != mine.token:
                         raise Violation(f"{mine.who} lives, and its lock of {device} is gone")
 
     def crashed(self, fault: BaseException) -> Refusal:

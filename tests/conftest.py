@@ -87,7 +87,7 @@ def pytest_testnodedown(node: object) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    """Say last of all how many tests were left out: the last line is what make shows."""
+    """Say last of all what was left out, or played: the last line is what make shows."""
     left = session.config.stash.setdefault(LEFT_OUT, {})
     output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
@@ -99,9 +99,12 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
         passed = len(terminal.stats["passed"]) if "passed" in terminal.stats else 0
         words = [f"{count} {why}" for why, count in left.items()]
         terminal.write_line(f"{passed} passed; left out: {'; '.join(words)}")
+    if output is None and terminal is not None:
+        for line in world_lines():
+            terminal.write_line(line)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many points were tried: a sweep that tried none proves nothing."""
-    for line in [*TALLY.lines(), *world_lines()]:
+    for line in TALLY.lines():
         terminalreporter.write_line(line)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who acts in the world: jobs of both schedulers, `gpulock run`, gpulockd, users, accidents.
+"""Who acts in the world: jobs of both schedulers, `gpulock run`, gpulockd, users.
 
 A job's actor plays its daemon (the shepherd, slurmd, slurmstepd) too, which runs the hooks and the
 job in their order. What it starts the job with is what the hook told the job, and nothing else.
@@ -7,7 +7,6 @@ job in their order. What it starts the job with is what the hook told the job, a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from gpulock.alloc.process_owner import RUN
@@ -22,7 +21,6 @@ from gpulock.sge import prolog as sge_prolog
 from gpulock.slurm import epilog as slurm_epilog
 from gpulock.slurm import prolog as slurm_prolog
 from gpulock.slurm import task
-from gpulock.store import atomic
 from gpulock.workstation import process_claims
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.user_release import release_for_user
@@ -122,34 +120,6 @@ def sge_run(site: Site, number: int, count: int, lingers: bool, pid: int) -> Non
             hook(sge_epilog.main)
     kernel.step("shepherd ends", f"job {number}")
     tree.end(shepherd)
-
-
-def straggler() -> Play:
-    """Return the end of what a job left behind, at any time after its own."""
-
-    def left(site: Site) -> list[Process]:
-        return [one for one in site.kernel.tree.by_pid.values() if one.name == "straggler"]
-
-    def play(site: Site) -> None:
-        site.kernel.wait(lambda: left(site), "a straggler")
-        for process in left(site):
-            site.kernel.tree.end(process)
-
-    return play
-
-
-def shepherd_dies(name: str = "sge_shepherd") -> Play:
-    """Return an accident: a daemon that stands for a job is killed."""
-
-    def find(site: Site) -> list[Process]:
-        return [one for one in site.kernel.tree.by_pid.values() if one.name == name]
-
-    def play(site: Site) -> None:
-        site.kernel.wait(lambda: find(site), f"a {name}")
-        for process in find(site):
-            site.kernel.kill(process)
-
-    return play
 
 
 def slurm_job(
@@ -366,94 +336,5 @@ def reap() -> Play:
         losing = site.losing
         if kernel.program(process, main) == 0 and not site.losing and losing == site.losing:
             site.lost = False
-
-    return play
-
-
-def lock_dir_lost(inner: str = "") -> Play:
-    """Return `rm -rf LOCK_DIR`, or of a folder in it, while jobs run."""
-
-    def play(site: Site) -> None:
-        kernel = site.kernel
-        path = f"{site.lock_dir}{inner}"
-        kernel.wait(lambda: os.path.isdir(f"{site.lock_dir}/locks"), "LOCK_DIR")
-        site.lost = True
-        site.losing += 1
-
-        def main() -> int:
-            try:
-                remove_all(site, path)
-            except FileNotFoundError:
-                pass
-            return 0
-
-        kernel.program(kernel.tree.spawn("rm"), main)
-        site.losing -= 1
-
-    return play
-
-
-def remove_all(site: Site, path: str) -> None:
-    """Remove a folder as rm(1) does: what came meanwhile keeps it."""
-    calls = site.kernel.os
-    for name in calls.listdir(path):
-        inner = f"{path}/{name}"
-        if os.path.isdir(inner):
-            remove_all(site, inner)
-        else:
-            atomic.remove_quietly(inner)
-    try:
-        calls.rmdir(path)
-    except OSError:
-        return
-
-
-def disk_full(*folders: str) -> Play:
-    """Return a disk that is full for a while."""
-
-    def play(site: Site) -> None:
-        site.kernel.step("disk is full", " ".join(folders))
-        site.short = True
-        site.kernel.full = tuple(f"{site.root}/{name}" for name in folders)
-        site.kernel.step("disk has room", " ".join(folders))
-        site.kernel.full = ()
-
-    return play
-
-
-def clock_is_set(seconds: float) -> Play:
-    """Return an administrator who sets the wall clock."""
-
-    def play(site: Site) -> None:
-        site.kernel.step("clock is set", f"{seconds:+g} s")
-        site.kernel.wall += seconds
-
-    return play
-
-
-def reboot(keeps: bool = False) -> Play:
-    """Return a node that goes down and comes up, LOCK_DIR on tmpfs, or with `keeps` on a disk."""
-
-    def play(site: Site) -> None:
-        kernel = site.kernel
-        kernel.step("node boots", "")
-        site.boot(keeps)
-
-    return play
-
-
-def pid_is_reused() -> Play:
-    """Return an accident: a shepherd is killed, and a daemon that stays gets its number."""
-
-    def find(site: Site) -> list[Process]:
-        return [one for one in site.kernel.tree.by_pid.values() if one.name == "sge_shepherd"]
-
-    def play(site: Site) -> None:
-        kernel = site.kernel
-        kernel.wait(lambda: find(site), "a shepherd")
-        for process in find(site)[:1]:
-            kernel.kill(process)
-            kernel.now += 5.0  # all other numbers were given out meanwhile
-            site.others.add(kernel.tree.spawn("sshd", process.pid))
 
     return play

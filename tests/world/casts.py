@@ -4,21 +4,23 @@
 from __future__ import annotations
 
 from tests.support.trees import bus
-from tests.world.actors import (
-    Cast,
+from tests.world.accidents import (
     clock_is_set,
     disk_full,
-    gpulockd,
     lock_dir_lost,
-    next_run,
     pid_is_reused,
-    reap,
     reboot,
+    shepherd_dies,
+    straggler,
+)
+from tests.world.actors import (
+    Cast,
+    gpulockd,
+    next_run,
+    reap,
     run_claim,
     sge_job,
-    shepherd_dies,
     slurm_job,
-    straggler,
     user_release,
 )
 from tests.world.kernel import FREEZE, KILL

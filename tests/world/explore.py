@@ -94,7 +94,7 @@ class Explorer:
 
     # --- which schedules ------------------------------------------------------------------------
 
-    def drawn(self, seed: int, steps: int = 400) -> tuple[Chooser, str]:
+    def drawn(self, seed: int, steps: int = 250) -> tuple[Chooser, str]:
         """Return who chooses by a seed: at random or by priorities, perhaps with an accident."""
         rng = random.Random(seed)
         plan: Plan = {}

@@ -22,7 +22,7 @@ from tests.world.counts import SCHEDULES
 from tests.world.explore import Explorer, WorldError
 from tests.world.site import Site
 
-MOST = 600  # schedules
+MOST = 300  # schedules
 Plant = Callable[[pytest.MonkeyPatch, Site], None]
 
 

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to a node in the world: processes die, folders are lost, clocks are set."""
+
+from __future__ import annotations
+
+import os
+
+from gpulock.store import atomic
+from tests.world.actors import Play
+from tests.world.processes import Process
+from tests.world.site import Site
+
+
+def straggler() -> Play:
+    """Return the end of what a job left behind, at any time after its own."""
+
+    def left(site: Site) -> list[Process]:
+        return [one for one in site.kernel.tree.by_pid.values() if one.name == "straggler"]
+
+    def play(site: Site) -> None:
+        site.kernel.wait(lambda: left(site), "a straggler")
+        for process in left(site):
+            site.kernel.tree.end(process)
+
+    return play
+
+
+def shepherd_dies(name: str = "sge_shepherd") -> Play:
+    """Return an accident: a daemon that stands for a job is killed."""
+
+    def find(site: Site) -> list[Process]:
+        return [one for one in site.kernel.tree.by_pid.values() if one.name == name]
+
+    def play(site: Site) -> None:
+        site.kernel.wait(lambda: find(site), f"a {name}")
+        for process in find(site):
+            site.kernel.kill(process)
+
+    return play
+
+
+def lock_dir_lost(inner: str = "") -> Play:
+    """Return `rm -rf LOCK_DIR`, or of a folder in it, while jobs run."""
+
+    def play(site: Site) -> None:
+        kernel = site.kernel
+        path = f"{site.lock_dir}{inner}"
+        kernel.wait(lambda: os.path.isdir(f"{site.lock_dir}/locks"), "LOCK_DIR")
+        site.lost = True
+        site.losing += 1
+
+        def main() -> int:
+            try:
+                remove_all(site, path)
+            except FileNotFoundError:
+                pass
+            return 0
+
+        kernel.program(kernel.tree.spawn("rm"), main)
+        site.losing -= 1
+
+    return play
+
+
+def remove_all(site: Site, path: str) -> None:
+    """Remove a folder as rm(1) does: what came meanwhile keeps it."""
+    calls = site.kernel.os
+    for name in calls.listdir(path):
+        inner = f"{path}/{name}"
+        if os.path.isdir(inner):
+            remove_all(site, inner)
+        else:
+            atomic.remove_quietly(inner)
+    try:
+        calls.rmdir(path)
+    except OSError:
+        return
+
+
+def disk_full(*folders: str) -> Play:
+    """Return a disk that is full for a while."""
+
+    def play(site: Site) -> None:
+        site.kernel.step("disk is full", " ".join(folders))
+        site.short = True
+        site.kernel.full = tuple(f"{site.root}/{name}" for name in folders)
+        site.kernel.step("disk has room", " ".join(folders))
+        site.kernel.full = ()
+
+    return play
+
+
+def clock_is_set(seconds: float) -> Play:
+    """Return an administrator who sets the wall clock."""
+
+    def play(site: Site) -> None:
+        site.kernel.step("clock is set", f"{seconds:+g} s")
+        site.kernel.wall += seconds
+
+    return play
+
+
+def reboot(keeps: bool = False) -> Play:
+    """Return a node that goes down and comes up, LOCK_DIR on tmpfs, or with `keeps` on a disk."""
+
+    def play(site: Site) -> None:
+        kernel = site.kernel
+        kernel.step("node boots", "")
+        site.boot(keeps)
+
+    return play
+
+
+def pid_is_reused() -> Play:
+    """Return an accident: a shepherd is killed, and a daemon that stays gets its number."""
+
+    def find(site: Site) -> list[Process]:
+        return [one for one in site.kernel.tree.by_pid.values() if one.name == "sge_shepherd"]
+
+    def play(site: Site) -> None:
+        kernel = site.kernel
+        kernel.wait(lambda: find(site), "a shepherd")
+        for process in find(site)[:1]:
+            kernel.kill(process)
+            kernel.now += 5.0  # all other numbers were given out meanwhile
+            site.others.add(kernel.tree.spawn("sshd", process.pid))
+
+    return play

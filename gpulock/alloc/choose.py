@@ -55,9 +55,10 @@ def score_pairs(free: list[Device], links: dict[tuple[str, str], int]) -> list[l
     """Return the score of every pair, 0 on the diagonal."""
     size = len(free)
     scores = [[0] * size for _ in free]
-    for i in range(size):
+    for i, one in enumerate(free):
+        row = scores[i]
         for j in range(i):
-            scores[i][j] = scores[j][i] = pair_score(free[i], free[j], links)
+            row[j] = scores[j][i] = pair_score(one, free[j], links)
     return scores
 
 

@@ -28,6 +28,8 @@ def read_file(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> bytes
         parts: list[bytes] = []
         length = 0
         while more := os.read(fd, max(info.st_size + 1 - length, 4096)):
+            if not parts and len(more) == info.st_size:
+                return more  # the usual file: whole at once
             parts.append(more)
             length += len(more)
             if length > limit:

@@ -7,6 +7,10 @@ in all versions; an unknown key is ignored; an unknown version is held and repor
 
 from gpulock.store import kv
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 VERSION_LINE = "gpulock-owner 1"
 TEXT, NUMBER, REAL, LIST = "text", "number", "real", "list"
 
@@ -43,6 +47,9 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
 TYPES = {field[0]: field[1] for field in FIELDS}
 EMPTY: dict[str, object] = {TEXT: "", NUMBER: 0, REAL: 0.0, LIST: ()}
 BLANK = {field[0]: EMPTY[field[1]] for field in FIELDS}
+CONVERT: "dict[str, Callable[[str], object]]"
+CONVERT = {NUMBER: int, REAL: float, LIST: lambda text: tuple(text.split(",")) if text else ()}
+CONVERTED = [(key, CONVERT[kind]) for key, kind in TYPES.items() if kind != TEXT]
 
 
 class Owner:
@@ -127,20 +134,14 @@ def parse_owner(text: str) -> Owner:
     A record that was cut short lacks `devices`, or the end of a line. Earlier versions wrote `uuid`
     and `minor` below `devices`: without these two a record still names all that it holds.
     """
-    fields: dict[str, object] = {}
-    for key, value in kv.decode_pairs(text, VERSION_LINE).items():
-        kind = TYPES.get(key)
-        try:
-            if kind == TEXT:
-                fields[key] = value
-            elif kind == NUMBER:
-                fields[key] = int(value)
-            elif kind == REAL:
-                fields[key] = float(value)
-            elif kind == LIST:
-                fields[key] = tuple(value.split(",")) if value else ()
-        except ValueError:
-            raise kv.MalformedError(f"{key}={value[:40]!r} is no number") from None
+    pairs = kv.decode_pairs(text, VERSION_LINE)
+    fields: dict[str, object] = {key: pairs[key] for key in pairs if key in TYPES}
+    for key, convert in CONVERTED:
+        if key in pairs:
+            try:
+                fields[key] = convert(pairs[key])
+            except ValueError:
+                raise kv.MalformedError(f"{key}={pairs[key][:40]!r} is no number") from None
     for key in ("scheduler", "node", "job_id", "token", "boot_id", "devices"):
         if not fields.get(key):
             raise kv.MalformedError(f"{key} is missing")

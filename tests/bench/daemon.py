@@ -27,6 +27,7 @@ from gpulock.alloc.reaper import FREED, HELD  # noqa: E402
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks  # noqa: E402
 from gpulock.deadline import Deadline  # noqa: E402
 from gpulock.node.context import Node  # noqa: E402
+from gpulock.store.locks import GRANT  # noqa: E402
 from gpulock.store.owner import Owner  # noqa: E402
 from gpulock.store.verdicts import PERIOD  # noqa: E402
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner  # noqa: E402
@@ -175,7 +176,9 @@ def leave_behind(box: Box) -> None:
 
 
 def clear(box: Box) -> None:
-    """Take all locks away, and what was released."""
+    """Take all locks away, what tells that they were made, and what was released."""
+    for path in box.lock.glob(f"{GRANT}*"):
+        path.unlink()
     for name in ("locks", "released"):
         shutil.rmtree(box.lock / name)
         (box.lock / name).mkdir()

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
+from gpulock.store.locks import GRANT
 
 TRIES = 10
 Result = TypeVar("Result")
@@ -45,7 +46,9 @@ def busy() -> str:
 
 
 def take_locks_away(node: Node) -> None:
-    """Leave neither a lock nor a released one on a node."""
+    """Leave neither a lock nor a released one on a node, nor what tells that a lock was made."""
+    for name in Path(node.store.path).glob(f"{GRANT}*"):
+        name.unlink()
     for folder in map(Path, (node.store.locks_dir, node.store.released_dir)):
         for path in folder.iterdir() if folder.is_dir() else ():
             shutil.rmtree(path)

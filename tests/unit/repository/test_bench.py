@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.bench import disturbed
-from tests.bench.rounds import Samples, run_rounds
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import claim_devices
+from gpulock.deadline import Deadline
+from gpulock.node.context import Node
+from gpulock.node.settings import read_settings
+from gpulock.simulate.node import write_simulated_node
+from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
+from tests.bench import disturbed, table
+from tests.bench.rounds import CPU, Samples, run_rounds
 from tests.support.faults import raising
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,3 +78,33 @@ def test_a_disturbed_act_is_undone_measured_again_and_told(
 def test_what_is_disturbed_every_time_is_an_error_that_says_how_busy_the_machine_is() -> None:
     with pytest.raises(RuntimeError, match=r"3 locks held, 10 times running; load .* processes"):
         disturbed.undisturbed(raising(RuntimeError("128 held, dead: 3 locks held")), lambda: None)
+
+
+def test_after_locks_were_taken_away_every_device_can_be_claimed_again(tmp_path: Path) -> None:
+    node = Node(read_settings(str(write_simulated_node(tmp_path / "node", "workstation").config)))
+    record = make_process_owner(node, os.getpid(), "bench")
+    whole = ClaimRequest(len(node.devices()))
+
+    for _ in range(2):
+        claim_devices(node, record, whole, lambda: make_liveness_judge(node), Deadline(20))
+        disturbed.take_locks_away(node)
+
+
+def hook_samples(cpu: float) -> Samples:
+    """Return one round: every hook waits twice as long as the floor, and works as long."""
+    rows = [row for target in table.HOOK_TARGETS for row in target[:2]]
+    times = {row: [20.0 if row == "floor" else 40.0] for row in rows}
+    return times | {f"{row}{CPU}": [cpu] for row in rows}
+
+
+def test_on_a_busy_machine_hooks_are_judged_by_processor_time() -> None:
+    busy, idle = (table.hook_targets(hook_samples(cpu)) for cpu in (5.0, 18.0))
+
+    assert [found for what, found, _ in busy if "floor" in what] == [1.0] * 5
+    assert all("processor time: the machine is busy" in what for what, _, _ in busy)
+    assert [found for what, found, _ in idle if "floor" in what] == [2.0] * 5
+
+
+def test_the_targets_that_were_missed_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert table.print_targets([("a", 1.0, 1.0), ("b", 1.1, 1.0), ("c", 0.9, 1.0)]) == 1
+    assert capsys.readouterr().out.count("MISSED") == 1

@@ -37,28 +37,29 @@ def lend_os() -> None:
     if "os" in sys.modules:
         return
     lent = type(sys)("os")
-    vars(lent).update(vars(posix))
+    names: dict[str, object] = lent.__dict__
+    names.update(posix.__dict__)
     decoded = [
         (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
         for name, value in posix.environ.items()
     ]
-    vars(lent).update(__name__="os", environ=dict(decoded))
+    names.update(__name__="os", environ=dict(decoded))
 
     def load(name: str) -> object:
         if name == "path":
             import posixpath
 
-            vars(lent)["path"] = posixpath
+            names["path"] = posixpath
             return posixpath
         if sys.modules["os"] is lent:
             del sys.modules["os"]
             import os
 
-            vars(lent).update(vars(os))
+            names.update(os.__dict__)
             sys.modules["os.path"] = os.path
         return getattr(sys.modules["os"], name)
 
-    vars(lent)["__getattr__"] = load
+    names["__getattr__"] = load
     sys.modules["os"] = lent
 
 

@@ -47,8 +47,11 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
 TYPES = {field[0]: field[1] for field in FIELDS}
 EMPTY: dict[str, object] = {TEXT: "", NUMBER: 0, REAL: 0.0, LIST: ()}
 BLANK = {field[0]: EMPTY[field[1]] for field in FIELDS}
-CONVERT: "dict[str, Callable[[str], object]]"
-CONVERT = {NUMBER: int, REAL: float, LIST: lambda text: tuple(text.split(",")) if text else ()}
+CONVERT: "dict[str, Callable[[str], object]]" = {
+    NUMBER: int,
+    REAL: float,
+    LIST: lambda text: tuple(text.split(",")) if text else (),
+}
 CONVERTED = [(key, CONVERT[kind]) for key, kind in TYPES.items() if kind != TEXT]
 
 

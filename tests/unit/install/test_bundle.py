@@ -8,7 +8,7 @@ import marshal
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +108,10 @@ def of_other_hooks(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("harm", [cut, cut_head, other_interpreter, of_other_hooks])
-def test_hooks_pass_by_a_bundle_that_is_of_no_use(hooks: HookPaths, harm: object) -> None:
+def test_hooks_pass_by_a_bundle_that_is_of_no_use(
+    hooks: HookPaths, harm: Callable[[bytes], bytes]
+) -> None:
     path = hooks.library / NAME
-    assert callable(harm)
     path.write_bytes(harm(path.read_bytes()))
 
     found = loaded(hooks)

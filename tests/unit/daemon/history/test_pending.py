@@ -464,17 +464,14 @@ TORN = {
 }
 
 
-@pytest.mark.parametrize("name", ["beef", ".beef.123456789abc"])
 @pytest.mark.parametrize("torn", TORN)
-def test_a_record_cut_short_goes_once_nobody_can_be_writing_it(
-    site: Ended, torn: str, name: str
-) -> None:
+def test_a_record_cut_short_goes_once_nobody_can_be_writing_it(site: Ended, torn: str) -> None:
     """XFS leaves zeros after a power cut."""
     site.run_job(0)
-    place = site.state / "owed" / name
+    place = site.state / "owed/beef"
     place.write_text(TORN[torn])
     site.write()
-    assert site.owed() == sorted([name, "feed"])
+    assert site.owed() == ["beef", "feed"]
     os.utime(place, (1, 1))
     site.write()
     assert (site.owed(), site.told) == (["feed"], [])

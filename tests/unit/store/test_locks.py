@@ -287,6 +287,7 @@ def test_a_token_is_compared_whole(store: LockStore, other: dict[str, str]) -> N
     store.make(ONE, record(**other))
     assert not store.has_token(ONE, "feed")
     assert store.has_token(ONE, other["token"])
+    assert not store.has_token(ONE, None)  # it has an owner by now
 
 
 def test_orphans_that_cannot_be_read_are_orphans(store: LockStore) -> None:

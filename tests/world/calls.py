@@ -109,7 +109,7 @@ class Machine(Kernel):
         if isinstance(what, Link):
             return str(what) if name == "readlink" else self._seen(real(str(what)))
         if name == "listdir" and not callable(what):
-            return what
+            return [str(one) for one in what]
         uid = process.uids[1] if process else 0
         mode = 0o100444 if callable(what) else 0o40555
         return os.stat_result((mode, 1, 1, 1, uid, uid, 0, 0, 0, 0))

@@ -105,7 +105,11 @@ def test_a_program_that_another_hook_replaces_meanwhile_is_replaced_again(
             raise FileNotFoundError(errno.ENOENT, "no such program")
         attached[:] = [new]
 
-    monkeypatch.setattr(bpf, "load_device_program", lambda _: os.open("/dev/null", os.O_RDONLY))
+    def load(code: bytes) -> int:
+        assert code == b""
+        return os.open("/dev/null", os.O_RDONLY)
+
+    monkeypatch.setattr(bpf, "load_device_program", load)
     monkeypatch.setattr(bpf, "replace_device_program", attach)
 
     bpf.attach_device_program(str(tmp_path), b"")

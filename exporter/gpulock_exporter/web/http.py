@@ -151,7 +151,7 @@ class Exchange:
         """Write a response, as pieces: the body is not copied."""
         http = self._http
         headers = [
-            ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())),
+            ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time()))),
             ("Content-Type", response.content_type),
             ("Content-Length", str(len(response.body))),
             *response.headers,

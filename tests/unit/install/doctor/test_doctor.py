@@ -179,7 +179,6 @@ def no_driver(site: Site) -> None:
     [
         (open_lock_dir, "LOCK_DIR", "mode 777", "writable by no other user"),
         (open_gate, "gate", "any user can block it", "chmod 600"),
-        (lost_history, "history", "lacks 500 devices", "let gpulockd run"),
         (no_state_dir, "STATE_DIR", "is missing", "mkdir"),
         (lose_locks, "boot", "locks of this boot were lost", "gpulock reap"),
         (lose_one_lock, "boot", "locks in LOCK_DIR were lost", "gpulock reap"),
@@ -265,6 +264,7 @@ def test_a_tmpdir_in_which_users_links_are_followed_is_a_warning(site: Site) -> 
         ),
         (replace_in("se", "gpu.free=8,", ""), "load sensor", "no values have arrived"),
         (replace_in("se", "gpu=8", "gpu=6"), "complex_values", "gpu=6 of 8"),
+        (lost_history, "history", "lacks 500 devices"),
     ],
 )
 def test_what_is_only_doubtful_is_a_warning(

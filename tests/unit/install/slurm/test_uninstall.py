@@ -25,7 +25,8 @@ pytestmark = pytest.mark.slow
 def lock(node: SlurmNode, scheduler: str, name: str = "0000:06:00.0") -> None:
     folder = node.root / "node/run/gpulock/locks" / name
     folder.mkdir(parents=True)
-    record = Owner(scheduler=scheduler, node="node1", job_id="7", token="t", boot_id="b")
+    job = Owner(scheduler=scheduler, node="node1", job_id="7", token="t", boot_id="b")
+    record = job.copy(devices=(name,))
     (folder / "owner").write_text(owner.encode_owner(record))
 
 

@@ -86,8 +86,11 @@ def record_pending_history(
     """
     folder = f"{state_dir}/{PENDING_FOLDER}"
     try:
-        if atomic.count_folders(f"{lock_dir}/released") >= RELEASED_PRUNE:
-            return
+        try:
+            if atomic.count_folders(f"{lock_dir}/released") >= RELEASED_PRUNE:
+                return
+        except FileNotFoundError:
+            pass  # LOCK_DIR was lost: nothing else is left of the claim
         path = f"{folder}/{record.token}"
         for attempt in range(2):
             try:

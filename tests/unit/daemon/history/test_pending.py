@@ -97,6 +97,17 @@ def test_a_record_that_cannot_be_linked_is_written(site: Ended, kept: str) -> No
     assert owner.parse_owner((site.state / "owed" / own.token).read_text()).devices == own.devices
 
 
+def test_a_claim_whose_lock_dir_is_lost_at_that_moment_keeps_its_record(
+    site: Ended, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("the record\n")
+    lost = tmp_path / "lost"
+    one = record(token="beef")
+    claim_records.record_pending_history(str(site.state), str(lost), one, str(kept))
+    assert (site.state / "owed" / "beef").read_text() == "the record\n"
+
+
 def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended, tmp_path: Path) -> None:
     secret, kept = tmp_path / "secret", tmp_path / "kept"
     secret.write_text("secret")

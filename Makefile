@@ -57,7 +57,8 @@ slow: tools $(DEV)  ## the slow unit tests: many processes, installations
 	@$(FAST) $(STEP) "slow tests" $(PYTEST) -n auto -m "slow and not soak" tests/unit
 
 world-%: $(DEV)
-	@$(FAST) GPULOCK_WORLD_SECONDS=$* GPULOCK_WORLD_SEED=$(or $(SEED),1) $(STEP) "world $* s" $(PYTEST) tests/world
+	@$(FAST) GPULOCK_WORLD_SECONDS=$* GPULOCK_WORLD_SEED=$(or $(SEED),1) $(STEP) "world $* s" \
+	    $(PYTEST) -m "$(if $(filter 10,$*),not slow,not soak)" tests/world
 world: $(DEV)  ## the real code in a deterministic world: SCHEDULES=10000 SEED=1 (as printed) WORDS='-k slurm'
 	@$(FAST) GPULOCK_WORLD_SCHEDULES=$(or $(SCHEDULES),10000) GPULOCK_WORLD_SEED=$(SEED) \
 	    $(PYTEST) -n auto --timeout 0 $(WORDS) tests/world

@@ -48,6 +48,7 @@ def lock_dir_lost(inner: str = "") -> Play:
         kernel.wait(lambda: os.path.isdir(f"{site.lock_dir}/locks"), "LOCK_DIR")
         site.lost = True
         site.losing += 1
+        site.losses += 1
 
         def main() -> int:
             try:

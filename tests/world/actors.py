@@ -242,7 +242,10 @@ def run_claim(count: int = 1, comment: str = RUN, stays: bool = False, found: bo
             if not found:
                 token = grant.owner.token
                 judge = process_claims.make_liveness_judge(node)
-                release_locks(node, lambda o: o.token == token, judge, Deadline(10.0), "no command")
+                try:
+                    release_locks(node, lambda o: o.token == token, judge, Deadline(10.0), "none")
+                except Refusal as refusal:
+                    site.log.append(str(refusal))
                 return 127
             process.fds = {n: str(path) for n, path in site.opened(site.granted(grant)).items()}
             mine = site.begin(f"run {process.pid}", grant.owner.token, site.granted(grant))
@@ -294,23 +297,25 @@ def user_release() -> Play:
 
 
 def gpulockd(rounds: int = 1) -> Play:
-    """Return rounds of gpulockd; one that is killed is started again."""
+    """Return rounds of gpulockd, which is one process; one that is killed is started again."""
 
     def play(site: Site) -> None:
-        kernel = site.kernel
-        for _ in range(rounds):
-            process = kernel.tree.spawn("gpulockd")
-            losing = site.losing
+        kernel, left = site.kernel, rounds
 
-            def main() -> int:
-                return 0 if site.rounds.run_round(kernel.now) else 1
+        def main() -> int:
+            nonlocal left
+            mine = site.make_rounds()
+            while left:
+                left -= 1
+                losses = -1 if site.losing else site.losses
+                if mine.run_round(kernel.now):
+                    site.restored(losses)
+                kernel.sleep(1.0)
+            return 0
 
-            code = kernel.program(process, main)
-            if code is None:
-                site.rounds = site.make_rounds()
-            elif code == 0 and not site.losing and losing == site.losing:
-                site.lost = False
-            kernel.sleep(1.0)
+        while left:
+            if kernel.program(kernel.tree.spawn("gpulockd"), main) is None:
+                kernel.sleep(1.0)
 
     return play
 
@@ -333,8 +338,8 @@ def reap() -> Play:
                 return 1
             return 0
 
-        losing = site.losing
-        if kernel.program(process, main) == 0 and not site.losing and losing == site.losing:
-            site.lost = False
+        losses = -1 if site.losing else site.losses
+        if kernel.program(process, main) == 0:
+            site.restored(losses)
 
     return play

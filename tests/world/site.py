@@ -113,14 +113,13 @@ class Site:
         self.held: list[Held] = []
         self.tokens: set[str] = set()
         self.lost = self.short = False  # locks were lost, or a disk was full, in this schedule
-        self.losing = 0
+        self.losing = self.losses = 0  # how many `rm` are at it, and how many there were
         self.control: dict[str, dict[str, str]] = {}
-        self.rounds = self.make_rounds()
         self.log.clear()
         self.start_daemons()
         self.others: set[Process] = set()
         if not fresh:
-            node = self.rounds.node
+            node = self.make_rounds().node
             boot.begin_boot(node.store, self.state_dir, node.boot_id, NAME)
 
     def start_daemons(self) -> None:
@@ -140,7 +139,6 @@ class Site:
         kernel.boot()
         if not keeps:
             shutil.rmtree(self.lock_dir)
-        self.rounds = self.make_rounds()
         self.start_daemons()
 
     def make_rounds(self) -> Rounds:
@@ -207,6 +205,11 @@ class Site:
     def crashed(self, fault: BaseException) -> Refusal:
         """Say that a program met what nobody foresaw."""
         raise Violation(f"a program failed: {type(fault).__name__}: {fault}") from fault
+
+    def restored(self, losses: int) -> None:
+        """Expect all locks again: after so many losses a reconcile began, and it is over."""
+        if losses == self.losses:
+            self.lost = False
 
     def finish(self) -> None:
         """Let everything end and gpulockd do one round: then nothing is left. Raises Violation."""

@@ -136,6 +136,7 @@ MUTANTS: tuple[tuple[Plant, str], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plant", "name"), MUTANTS, ids=[one[0].__name__ for one in MUTANTS])
 def test_a_planted_fault_is_found(
     site: Site, monkeypatch: pytest.MonkeyPatch, plant: Plant, name: str
@@ -149,6 +150,7 @@ def test_a_planted_fault_is_found(
     pytest.fail(f"{plant.__name__} was not found in {MOST} schedules")
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_by_its_shortest_schedule(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ class SlurmHookCall:
         "nodes",
         "partition",
         "restart",
+        "sluid",
         "slurmd",
         "uid",
         "user",
@@ -56,6 +57,8 @@ class SlurmHookCall:
         self.leader = leader if is_slurm_number(leader) else ""
         self.nodes = read_slurm_env_number(environ, "SLURM_JOB_NUM_NODES", "1")
         self.gpus = environ.get("SLURM_JOB_GPUS")
+        sluid = environ.get("SLURM_JOB_SLUID", "")  # 25.11 and later
+        self.sluid = sluid if is_slurm_name(sluid) else ""
         self.comment = environ.get("SLURM_JOB_COMMENT", "")
         self.conf = environ.get("SLURM_CONF", "")
         # every component of a heterogeneous batch job has STDIN, its leader alone has the script
@@ -75,6 +78,7 @@ class SlurmHookCall:
             cluster=self.cluster,
             node=node.name,
             slurmd=self.slurmd,
+            sluid=self.sluid,
             job_id=self.job,
             restart=self.restart,
             het_leader="" if self.leader == self.job else self.leader,

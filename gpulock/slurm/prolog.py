@@ -150,7 +150,7 @@ def retry_slurm_claim(
                     wanted,
                     check=lambda chosen: environment.grant_variables(chosen, node.settings),
                 ),
-                lambda: make_slurm_prolog_judge(node),
+                lambda: make_slurm_prolog_judge(node, call.job),
                 deadline,
             )
         except Refusal as refusal:
@@ -160,14 +160,14 @@ def retry_slurm_claim(
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def make_slurm_prolog_judge(node: Node) -> "Judge":
+def make_slurm_prolog_judge(node: Node, job: str = "") -> "Judge":
     """Return a judge for a prolog: of Slurm jobs only what their own epilog gave up."""
     from gpulock.alloc.liveness import Judge, process_verdict
     from gpulock.alloc.process_scan import ProcessScan
     from gpulock.slurm.steps import SlurmSteps
     from gpulock.slurm.verdict import hook_verdict
 
-    steps = SlurmSteps(node.settings)
+    steps = SlurmSteps(node.settings, job)
     rules = {"slurm": hook_verdict, "process": process_verdict}
     members = {"slurm": steps.describe_leftover_or_step}
     finders = {"slurm": steps.attach}

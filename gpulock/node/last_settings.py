@@ -27,6 +27,17 @@ HEAD = "# gpulock-settings 1: obeyed last of {!r}; not to be edited\n"
 END = "# end\n"
 READ_BITS = 0o644  # of the file's mode, which the copy has as well
 MAY_CHANGE_UNSEEN = 1  # time of a copy whose file may still change within the same second
+RENAMED = {  # who still writes an old name is told the new one
+    "SERVICES": "ALLOWED_PROCESSES",
+    "GPUS": "EXPECTED_GPUS",
+    "SERVE": "USER_CLAIMS",
+    "SLURM_CHOOSER": "SLURM_DEVICE_SELECTION",
+    "REFUSE": "SLURM_ON_REFUSAL",
+    "SLURM_ON_BAD": "SLURM_ON_UNHEALTHY",
+    "CLEAN": "LEFTOVER_PROCESSES",
+    "CLEAN_MEMORY": "LEFTOVER_MEMORY",
+    "CLEAN_TIMEOUT": "LEFTOVER_TIMEOUT",
+}
 LEVELS = ("off", "group", "cgroup")  # of ISOLATION, the strictest last
 
 

@@ -72,6 +72,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
         "source of the count, where gpulock selects: SLURM_JOB_GPUS, job comment, or slurmctld",
     ),
     ("SLURM_GRES", WORDS, "gpu", "GRES names that count GPUs"),
+    ("SLURM_SHARDS", CHOICE, "refuse", "what becomes of a job that asks for a part of a GPU"),
     ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),
     ("SLURM_CONF", PATH, "", "path of slurm.conf, where it is not the default"),
     ("SLURM_TIMEOUT", ANSWER, "5", "longest wait for slurmctld"),
@@ -119,17 +120,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SLURM_ON_UNHEALTHY", CHOICE, "log|drain", "action at Slurm while a device is out of service"),
     ("CDI_DIR", PATH, "", "folder of the CDI spec that gpulockd writes, such as /var/run/cdi"),
 )
-RENAMED = {  # who still writes an old name is told the new one
-    "SERVICES": "ALLOWED_PROCESSES",
-    "GPUS": "EXPECTED_GPUS",
-    "SERVE": "USER_CLAIMS",
-    "SLURM_CHOOSER": "SLURM_DEVICE_SELECTION",
-    "REFUSE": "SLURM_ON_REFUSAL",
-    "SLURM_ON_BAD": "SLURM_ON_UNHEALTHY",
-    "CLEAN": "LEFTOVER_PROCESSES",
-    "CLEAN_MEMORY": "LEFTOVER_MEMORY",
-    "CLEAN_TIMEOUT": "LEFTOVER_TIMEOUT",
-}
 
 
 class Settings:
@@ -167,6 +157,7 @@ class Settings:
     slurm_device_selection: str
     slurm_count: str
     slurm_gres: tuple[str, ...]
+    slurm_shards: str
     slurm_binaries: str
     slurm_conf: str
     slurm_timeout: float
@@ -267,6 +258,8 @@ def parse_settings(text: str, path: str) -> Settings:
         if not equals:
             raise ValueError(f"{path}:{number}: not KEY=VALUE: {line[:60]!r}")
         if name not in known:
+            from gpulock.node.last_settings import RENAMED
+
             now = f": it is {RENAMED[name]} now" if name in RENAMED else ""
             fault = f"{path}:{number}: unknown key {name!r}{now}"
             if not (name.isascii() and name.isupper() and name.replace("_", "").isalnum()):

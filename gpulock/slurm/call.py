@@ -22,7 +22,8 @@ class SlurmHookCall:
     """One call of Prolog or Epilog.
 
     `gpus` is SLURM_JOB_GPUS, None where Slurm does not set it: positions in gres.conf, or UUIDs.
-    `batch` says whether there is a batch script, which alone can be requeued.
+    `batch` says whether there is a batch script, which alone can be requeued; `mps` whether the job
+    has a part of a GPU by gres/mps.
     """
 
     __slots__ = (
@@ -33,10 +34,10 @@ class SlurmHookCall:
         "gpus",
         "job",
         "leader",
+        "mps",
         "nodes",
         "partition",
         "restart",
-        "sluid",
         "slurmd",
         "uid",
         "user",
@@ -57,8 +58,7 @@ class SlurmHookCall:
         self.leader = leader if is_slurm_number(leader) else ""
         self.nodes = read_slurm_env_number(environ, "SLURM_JOB_NUM_NODES", "1")
         self.gpus = environ.get("SLURM_JOB_GPUS")
-        sluid = environ.get("SLURM_JOB_SLUID", "")  # 25.11 and later
-        self.sluid = sluid if is_slurm_name(sluid) else ""
+        self.mps = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in environ
         self.comment = environ.get("SLURM_JOB_COMMENT", "")
         self.conf = environ.get("SLURM_CONF", "")
         # every component of a heterogeneous batch job has STDIN, its leader alone has the script
@@ -78,7 +78,6 @@ class SlurmHookCall:
             cluster=self.cluster,
             node=node.name,
             slurmd=self.slurmd,
-            sluid=self.sluid,
             job_id=self.job,
             restart=self.restart,
             het_leader="" if self.leader == self.job else self.leader,

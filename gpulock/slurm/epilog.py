@@ -83,7 +83,7 @@ def release_slurm_job(
 ) -> ReleaseResult:
     """Release the job's locks on this node; raise Refusal. `begun`: CLOCK_BOOTTIME."""
     if not node.settings.simulation:
-        begun = epilog_launch_time(node.proc, os.getpid(), os.getpgrp(), begun, call.job)
+        begun = epilog_launch_time(node.proc, os.getpid(), os.getpgrp(), begun)
     ours = SlurmJobMatcher(node, call, begun)
     if node.settings.leftover_processes != "off":
         clean_slurm_leftovers(node, call, ours, deadline)
@@ -93,9 +93,7 @@ def release_slurm_job(
 
         left = job.end_step_isolation(node, call.job)
     try:
-        released = release_locks(
-            node, ours, make_slurm_epilog_judge(node, call.job), deadline, "epilog"
-        )
+        released = release_locks(node, ours, make_slurm_epilog_judge(node), deadline, "epilog")
         if left:
             released.kept.append(("its isolation", left))
         return released
@@ -113,14 +111,14 @@ def clean_slurm_leftovers(
     from gpulock.slurm.remains import SlurmLeftoverFinder
     from gpulock.slurm.steps import SlurmSteps
 
-    remains = SlurmLeftoverFinder(SlurmSteps(node.settings, call.job))
+    remains = SlurmLeftoverFinder(SlurmSteps(node.settings))
     for line in clean_leftovers(
-        node, ours, lambda: make_slurm_epilog_judge(node, call.job), remains, deadline
+        node, ours, lambda: make_slurm_epilog_judge(node), remains, deadline
     ):
         log_hook_line(node.settings, f"{call.who}: {line}", error=False)
 
 
-def make_slurm_epilog_judge(node: Node, job: str = "") -> "Judge":
+def make_slurm_epilog_judge(node: Node) -> "Judge":
     """Return a judge for an epilog: it judges nobody, and knows Slurm's steps and cgroups.
 
     slurmd calls an Epilog when the job's steps on this node are over, so a step daemon of that id
@@ -130,7 +128,7 @@ def make_slurm_epilog_judge(node: Node, job: str = "") -> "Judge":
     from gpulock.alloc.process_scan import ProcessScan
     from gpulock.slurm.steps import SlurmSteps
 
-    steps = SlurmSteps(node.settings, job)
+    steps = SlurmSteps(node.settings)
     return Judge(
         node.boot_id,
         node.name,
@@ -141,24 +139,19 @@ def make_slurm_epilog_judge(node: Node, job: str = "") -> "Judge":
     )
 
 
-def epilog_launch_time(proc: Proc, pid: int, leader: int, begun: float, job: str) -> float:
+def epilog_launch_time(proc: Proc, pid: int, leader: int, begun: float) -> float:
     """Return when slurmd launched this Epilog (CLOCK_BOOTTIME): `begun` while slurmd is above it.
 
-    Or the extern step daemon of `job`, which ends after its Epilog. slurmd puts an Epilog into a
-    process group of its own. A slurmd that was killed leaves it behind, and a script of the site's
-    own may come to us late, when the job's next run has begun: that run's claims are younger than
-    the first process of all that is above us or leads us. Where `leader`, of our group, is gone
-    nobody knows: nothing is freed, the reaper will.
+    slurmd puts an Epilog into a process group of its own. A slurmd that was killed leaves it
+    behind, and a script of the site's own may come to us late, when the job's next run has begun:
+    that run's claims are younger than the first process of all that is above us or leads us.
+    Where `leader`, of our group, is gone nobody knows: nothing is freed, the reaper will.
     """
-    from gpulock.slurm.steps import STEPD, find_hook_pids
-
-    oldest, hook = int(begun * TICKS), pid
+    oldest = int(begun * TICKS)
     try:
         for _ in range(DEPTH):
             status = proc.status(pid)
-            if status.name == "slurmd" or (
-                status.name == STEPD and find_hook_pids(proc, hook, job)
-            ):
+            if status.name == "slurmd":
                 return begun
             if pid == INIT:
                 break

@@ -14,6 +14,7 @@ from gpulock.node.devices import Device, driver_mig_instances
 from gpulock.store import atomic, kv
 
 NAME, COPY = "slurm-map", "slurm-gres.conf"
+SHARED = "shared"  # the key of the GRES by which slurmd gives out parts of these devices
 LINE = "gpulock-slurm-map 1"
 REINSTALL_HINT = "run gpulock install slurm on this node"
 
@@ -84,10 +85,19 @@ def read_gres_map(state_dir: str) -> dict[str, str]:
         places = kv.decode_pairs(text, LINE)
     except (OSError, kv.MalformedError) as fault:
         raise Refusal(BROKEN, f"{NAME}: {fault}", REINSTALL_HINT) from fault
-    path = places.pop("gres_conf", "")
+    path, _ = places.pop("gres_conf", ""), places.pop(SHARED, "")
     if path and read_gres_conf_bytes(path) != read_gres_conf_bytes(f"{state_dir}/{COPY}"):
         raise Refusal(BROKEN, f"{path} changed since the {NAME} was made", REINSTALL_HINT)
     return places
+
+
+def read_shared_gres(state_dir: str) -> tuple[str, ...]:
+    """Return the GRES by which slurmd gives out parts of a GPU: shard, mps; none without a map."""
+    try:
+        text = atomic.read_text(f"{state_dir}/{NAME}")
+        return tuple(kv.decode_pairs(text, LINE).get(SHARED, "").split())
+    except (OSError, kv.MalformedError):
+        return ()
 
 
 def read_gres_conf_bytes(path: str) -> bytes:

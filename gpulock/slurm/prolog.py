@@ -62,6 +62,7 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
 def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Grant | None:
     """Claim and write the note; return the grant, None for a job without GPUs; raise Refusal."""
     settings = node.settings
+    request.check_whole_gpus(call, settings)
     try:
         count = request.count_slurm_job_gpus(call, settings)
     except Refusal as refusal:
@@ -150,7 +151,7 @@ def retry_slurm_claim(
                     wanted,
                     check=lambda chosen: environment.grant_variables(chosen, node.settings),
                 ),
-                lambda: make_slurm_prolog_judge(node, call.job),
+                lambda: make_slurm_prolog_judge(node),
                 deadline,
             )
         except Refusal as refusal:
@@ -160,14 +161,14 @@ def retry_slurm_claim(
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def make_slurm_prolog_judge(node: Node, job: str = "") -> "Judge":
+def make_slurm_prolog_judge(node: Node) -> "Judge":
     """Return a judge for a prolog: of Slurm jobs only what their own epilog gave up."""
     from gpulock.alloc.liveness import Judge, process_verdict
     from gpulock.alloc.process_scan import ProcessScan
     from gpulock.slurm.steps import SlurmSteps
     from gpulock.slurm.verdict import hook_verdict
 
-    steps = SlurmSteps(node.settings, job)
+    steps = SlurmSteps(node.settings)
     rules = {"slurm": hook_verdict, "process": process_verdict}
     members = {"slurm": steps.describe_leftover_or_step}
     finders = {"slurm": steps.attach}

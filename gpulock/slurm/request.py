@@ -24,6 +24,38 @@ def uses_slurm_job_gpus(settings: Settings) -> bool:
     return slurm_selects_devices(settings) or settings.slurm_count == "gpus"
 
 
+def check_whole_gpus(call: SlurmHookCall, settings: Settings) -> None:
+    """Raise Refusal(INVALID_REQUEST) for a job that asks for a part of a GPU: it can have none.
+
+    slurmd tells of gres/shard what it tells of a whole card (docs/facts/slurm.md, shared devices).
+    So slurmctld is asked, on a node that has such a GRES. Where it is silent the job counts as one
+    of whole cards: it shares with nobody.
+    """
+    if call.mps:
+        raise part_of_gpu_refusal("mps")
+    from gpulock.slurm.gres_map import read_shared_gres
+
+    shared = read_shared_gres(settings.state_dir)
+    if not shared or (call.gpus is None and len(shared) == 1):
+        return  # of two such GRES slurmd tells neither's cards
+    from gpulock.slurm.scontrol import SlurmctldClient, SlurmctldSilentError
+
+    try:
+        found = SlurmctldClient(settings, call.conf).job(call.job) or {}
+    except SlurmctldSilentError:
+        return
+    for key in ("Gres", "PerJob", "PerSocket", "PerTask"):
+        for name in requested_gres_names(found.get(key, "")):
+            if name in shared:
+                raise part_of_gpu_refusal(name)
+
+
+def part_of_gpu_refusal(name: str) -> Refusal:
+    """Return the refusal of a job that asks for a part of a GPU."""
+    why = f"the job asks for a part of a GPU (gres/{name}), and this node gives whole ones alone"
+    return Refusal(INVALID_REQUEST, why, "ask for a GPU: --gres=gpu:1")
+
+
 def count_slurm_job_gpus(call: SlurmHookCall, settings: Settings) -> int:
     """Return how many devices the job asked for on this node; raise Refusal."""
     if uses_slurm_job_gpus(settings):
@@ -63,9 +95,7 @@ def parse_gres_count(text: str, names: tuple[str, ...]) -> int:
     total = 0
     kinds: list[tuple[str, str]] = []
     for entry in text.split(",") if text else ():
-        words = entry.strip().replace("gres/", "gres:").replace("=", ":").split(":")
-        if words[0] == "gres":
-            words = words[1:]
+        words = split_gres_entry(entry)
         if not words or not words[0]:
             raise invalid_gres_request(text, "cannot be read")
         if words[0] in names:
@@ -76,6 +106,17 @@ def parse_gres_count(text: str, names: tuple[str, ...]) -> int:
         if kinds.count((name, kind)) > 1 or (kind and (name, "") in kinds):
             raise invalid_gres_request(text, f"names {name} twice")
     return total
+
+
+def split_gres_entry(entry: str) -> list[str]:
+    """Return the words of one entry, its name first: none of `gres:` alone."""
+    words = entry.strip().replace("gres/", "gres:").replace("=", ":").split(":")
+    return words[1:] if words[0] == "gres" else words
+
+
+def requested_gres_names(text: str) -> list[str]:
+    """Return the names in a request like `gres:gpu:2,gres:shard:1`."""
+    return [words[0] for entry in text.split(",") if "".join(words := split_gres_entry(entry))]
 
 
 def parse_gres_entry(words: list[str], text: str) -> tuple[str, int]:

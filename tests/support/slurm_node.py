@@ -100,6 +100,12 @@ class SlurmNode:
         text = "".join(f"slurmd: Gres Name=gpu {line} (null)\n" for line in lines)
         (self.state / (f"gres.{node}" if node else "gres")).write_text(text)
 
+    def give_shards(self) -> None:
+        """Let slurmd give out the first card in two parts, too."""
+        with (self.state / "gres").open("a") as file:
+            where = f"Index=0 ID=1918986455 File={self.device(0)}"
+            file.write(f"slurmd: Gres Name=shard Type=(null) Count=2 {where} (null)\n")
+
     def set(self, **keys: str) -> None:
         """Add keys to the settings."""
         with self.config.open("a") as file:

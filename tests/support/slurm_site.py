@@ -65,9 +65,10 @@ class Site(Box):
         """Return the node as a hook that starts now sees it."""
         return Node(Settings(dict(self.settings)))
 
-    def map(self, *places: str, gres_conf: str = "") -> None:
+    def map(self, *places: str, gres_conf: str = "", shared: str = "") -> None:
         """Write which device each position is, in minors, and the copy of gres.conf."""
         pairs = [("gres_conf", gres_conf), *[(str(n), place) for n, place in enumerate(places)]]
+        pairs += [("shared", shared)] if shared else []
         text = "".join(f"{key}={value}\n" for key, value in pairs)
         (self.state / "slurm-map").write_text(f"gpulock-slurm-map 1\n{text}")
         if gres_conf:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ class GresChecks:
         self.conf = conf
         self.by_slurm = settings.slurm_device_selection == "slurm"
         self.gres_conf = gres.find_gres_conf(site)
+        self.listed = cache(lambda: gres.read_gres_entries(site))  # slurmd -G may take 19 s
 
     def checks(self) -> list[Check]:
         """Return all checks of the GPUs."""
@@ -38,6 +40,7 @@ class GresChecks:
                 "gres.conf": self.flag,
                 "slurm-map": self.map,
                 "AutoDetect": self.detection,
+                "gres/shard, gres/mps": self.shares,
             }
         )
 
@@ -86,7 +89,7 @@ class GresChecks:
         """Compare the map with slurmd's list, and Slurm's numbers with CUDA's."""
         if not gres.counts_by_gres(self.settings):
             return
-        entries = gres.read_gres_entries(self.site)
+        entries, shared = self.listed()
         if not entries:
             what = "slurmd has no gres/gpu with File= here: no job gets a GPU"
             yield warning(what, "if one should: look at gres.conf, and Gres= in slurm.conf")
@@ -95,9 +98,24 @@ class GresChecks:
         places = gres.GresDeviceFiles(self.settings).devices_of_positions(
             gres.gres_positions(entries)
         )
-        yield from self.stale(gres.slurm_map_text(self.gres_conf, places), len(places))
+        yield from self.stale(gres.slurm_map_text(self.gres_conf, places, shared), len(places))
         if places and not self.constrains():
             yield from self.order(entries, places)
+
+    def shares(self) -> Iterator[Check]:
+        """Look whether slurmd gives out parts of GPUs, which no job can have."""
+        _, shared = self.listed() if gres.counts_by_gres(self.settings) else ([], ())
+        if not shared:
+            return
+        name = f"gres/{', gres/'.join(shared)}"
+        do = "take it out of GresTypes, Gres= and gres.conf, and restart all daemons"
+        if "SLURM_SHARDS" in self.settings.given:
+            yield warning("SLURM_SHARDS=refuse: a job that asks for it ends at once", do, name)
+        else:
+            what = (
+                "parts of GPUs, and gpulock gives whole ones: a job that asks for one ends at once"
+            )
+            yield fault(what, do, name)
 
     def stale(self, wanted: str, positions: int) -> Iterator[Check]:
         """Compare map and copy with what they would be now."""

@@ -25,10 +25,11 @@ from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import read_slurm_file
 from gpulock.node import devices
 from gpulock.node.settings import Settings
-from gpulock.slurm.gres_map import LINE
+from gpulock.slurm.gres_map import LINE, SHARED
 from gpulock.store import atomic, kv
 
 _GPU: Final = "gpu"
+_PARTS: Final = ("shard", "mps")  # GRES that are parts of another's devices
 _ENTRY: Final = re.compile(r"\bGres Name=(\S+) .*?\bCount=(\d+)\b")
 _FILE: Final = re.compile(r" File=(\S+)")
 _CARD: Final = re.compile(r"nvidia(\d+)")
@@ -69,6 +70,12 @@ def parse_gres_list(text: str) -> list[GresEntry]:
     return found
 
 
+def parse_shared_gres(text: str) -> tuple[str, ...]:
+    """Return the GRES in `slurmd -G` by which jobs get parts of a GPU, in order of name; pure."""
+    found = {name for name, count in _ENTRY.findall(text) if name in _PARTS and int(count)}
+    return tuple(sorted(found))
+
+
 def expand_file_ranges(text: str) -> list[str]:
     """Return the names of `/dev/nvidia[0-1,3],/dev/x`, in their order; raise InstallError; pure."""
     names: list[str] = []
@@ -99,9 +106,13 @@ def gres_positions(entries: Iterable[GresEntry]) -> list[tuple[str, ...]]:
     return [files for entry in entries for files in entry.positions]
 
 
-def read_gres_entries(site: SlurmSite) -> list[GresEntry]:
-    """Return slurmd's own list of GPUs; raise InstallError where two nodes here differ."""
-    lists = [parse_gres_list(site.gres(node)) for node in site.nodes or ("",)]
+def read_gres_entries(site: SlurmSite) -> tuple[list[GresEntry], tuple[str, ...]]:
+    """Return slurmd's own list of GPUs, and the GRES that are parts of them.
+
+    Raises InstallError where two nodes here differ.
+    """
+    texts = [site.gres(node) for node in site.nodes or ("",)]
+    lists = [(parse_gres_list(text), parse_shared_gres(text)) for text in texts]
     if any(entries != lists[0] for entries in lists):
         raise InstallError(
             f"the nodes of this machine ({' '.join(site.nodes)}) have different GPUs in gres.conf,"
@@ -115,9 +126,9 @@ def counts_by_gres(settings: Settings) -> bool:
     return settings.slurm_device_selection == "slurm" or settings.slurm_count == "gpus"
 
 
-def slurm_map_text(gres_conf: Path | None, places: list[str]) -> str:
-    """Return the text of the map; pure."""
-    pairs = [("gres_conf", str(gres_conf or ""))]
+def slurm_map_text(gres_conf: Path | None, places: list[str], shared: Sequence[str] = ()) -> str:
+    """Return the text of the map; `shared` are the GRES that are parts of its devices; pure."""
+    pairs = [("gres_conf", str(gres_conf or "")), *([(SHARED, " ".join(shared))] if shared else [])]
     pairs += [(str(number), place) for number, place in enumerate(places)]
     return f"{LINE}\n{kv.encode_pairs(pairs)}"
 

@@ -77,8 +77,9 @@ class SlurmPlanner(NodePlanner):
             options.prefix, options.config, options.interpreter, lock_dir, try_slurm_hooks
         )
         self.add(plan_place_change(hooks, hooks.wanted()))
-        entries = gres.read_gres_entries(self.site)
-        self.add(self.map(entries))
+        entries, shared = gres.read_gres_entries(self.site)
+        self.check_shares(shared)
+        self.add(self.map(entries, shared))
         self.pages(entries)
         return self.plan_
 
@@ -92,7 +93,16 @@ class SlurmPlanner(NodePlanner):
             found["SLURM_CONF"] = str(self.site.conf)
         return found
 
-    def map(self, entries: list[gres.GresEntry]) -> Iterable[Change]:
+    def check_shares(self, shared: tuple[str, ...]) -> None:
+        """Raise InstallError for parts of GPUs, unless the site says what becomes of such jobs."""
+        if shared and "SLURM_SHARDS" not in self.given:
+            raise InstallError(
+                f"slurmd gives out parts of GPUs here (gres/{', gres/'.join(shared)}), and gpulock"
+                " whole ones: take them out of GresTypes, or set SLURM_SHARDS=refuse in"
+                f" {self.config_path}, so that a job that asks for one ends with the reason"
+            )
+
+    def map(self, entries: list[gres.GresEntry], shared: tuple[str, ...]) -> Iterable[Change]:
         """Write the map, then the copy: between the two a prolog sees a stale map, no wrong one."""
         wanted = gres.gres_positions(entries)
         source = gres.find_gres_conf(self.site)
@@ -107,7 +117,8 @@ class SlurmPlanner(NodePlanner):
             self.note(f"no map of Slurm's positions, which gpulock's choice does not need: {fault}")
             return
         folder = Path(self.settings.state_dir)
-        yield from plan_place_change(FilePlace(folder / NAME), gres.slurm_map_text(source, places))
+        text = gres.slurm_map_text(source, places, shared)
+        yield from plan_place_change(FilePlace(folder / NAME), text)
         if source is not None:
             self.note_gres(source)
             for change in plan_place_change(gres.GresCopy(folder / COPY, source), before):

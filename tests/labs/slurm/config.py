@@ -46,13 +46,15 @@ class Setup:
 
     `gres`: Slurm chooses devices, gpulock chooses (`Flags=no_gpu_env`), a mere count under the
     name gpux, or none. `order` has the minors in gres.conf's order by node, `types` the Type= by
-    minor. `hooks` maps Prolog, TaskProlog, Epilog, PrologSlurmctld, ... to programs.
+    minor. `hooks` maps Prolog, TaskProlog, Epilog, PrologSlurmctld, ... to programs. `shares` has
+    the count of each GRES that shares the devices of a node: shard, mps.
     """
 
     gres: Gres = "slurm"
     gpus: int = 8
     order: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     types: Mapping[int, str] = field(default_factory=dict[int, str])
+    shares: Mapping[str, int] = field(default_factory=dict[str, int])
     prolog_flags: str = "Contain"
     proctrack: Literal["linuxproc", "cgroup", "pgid"] = "linuxproc"
     constrain_devices: bool = False
@@ -103,7 +105,7 @@ def slurm_conf(lab: Path, setup: Setup, master: tuple[str, str], nodes: Mapping[
         "ProctrackType": f"proctrack/{setup.proctrack}",
         "TaskPlugin": "task/cgroup" if constrained else "task/none",
         **({"PrologFlags": setup.prolog_flags} if setup.prolog_flags else {}),
-        **({"GresTypes": name} if (name := _NAMES[setup.gres]) else {}),
+        **({"GresTypes": ",".join([name, *setup.shares])} if (name := _NAMES[setup.gres]) else {}),
         **{key: str(program) for key, program in setup.hooks.items()},
         **setup.extra,
     }
@@ -127,6 +129,8 @@ def gres_conf(lab: Path, setup: Setup, nodes: Sequence[str]) -> str:
                 kind = f" Type={setup.types[minor]}" if minor in setup.types else ""
                 place = device(lab, node, minor)
                 lines.append(f"NodeName={node} Name=gpu{kind} File={place}{flags}")
+        for name, count in setup.shares.items():
+            lines.append(f"NodeName={node} Name={name} Count={count}")
     return "\n".join(lines) + "\n"
 
 
@@ -138,4 +142,5 @@ def _gres(setup: Setup, node: str) -> str:
     if not name or setup.gres == "count":
         return f"{name}:{setup.gpus}" if name else ""
     kinds = Counter(setup.types.get(minor, "") for minor in setup.minors(node))
-    return ",".join(f"{name}:{kind}:{n}" if kind else f"{name}:{n}" for kind, n in kinds.items())
+    shown = [f"{name}:{kind}:{n}" if kind else f"{name}:{n}" for kind, n in kinds.items()]
+    return ",".join([*shown, *[f"{other}:{n}" for other, n in setup.shares.items()]])

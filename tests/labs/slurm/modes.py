@@ -31,6 +31,8 @@ def by_gpulock(gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: An
     gpus.prepare(**{"extra": SLURM_CONF, **setup})
     for node in gpus.slurm.nodes:
         gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="gpulock", **(keys or {})))
+        if gpus.slurm.setup.shares:
+            write_map(gpus, node, gpus.slurm.setup.minors(node))
 
 
 def by_slurm(gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: Any) -> None:
@@ -51,7 +53,9 @@ def write_map(gpus: Gpulock, node: str, minors: Sequence[int]) -> None:
     source = gpus.slurm.lab / "etc/gres.conf"
     lines = [f"{position}={minor}\n" for position, minor in enumerate(minors)]
     state = gpus.slurm.path_in(node, "/var/lib/gpulock")
-    text = "".join(["gpulock-slurm-map 1\n", f"gres_conf={source}\n", *lines])
+    shared = " ".join(gpus.slurm.setup.shares)
+    more = [f"shared={shared}\n"] if shared else []
+    text = "".join(["gpulock-slurm-map 1\n", f"gres_conf={source}\n", *more, *lines])
     (state / "slurm-map").write_text(text)
     shutil.copy(source, state / "slurm-gres.conf")
 

@@ -154,6 +154,16 @@ def no_interpreter(node: SlurmNode) -> None:
     node.paths.slurm_prolog.write_text("#!/nowhere/python3 -IS\n" + text.partition("\n")[2])
 
 
+def give_shards(node: SlurmNode) -> None:
+    node.give_shards()
+
+
+def give_shards_knowingly(node: SlurmNode) -> None:
+    node.give_shards()
+    node.set(SLURM_SHARDS="refuse")
+    node.install()
+
+
 @pytest.mark.parametrize(
     ("plant", "name", "says", "do"),
     [
@@ -182,6 +192,8 @@ def no_interpreter(node: SlurmNode) -> None:
         (edit_gres_conf, "slurm-map", "changed since the map was made", "install slurm again"),
         (lose_the_map, "slurm-map", "every GPU job drains the node", "install slurm again"),
         (another_list, "slurm-map", "not slurmd's list of now", "install slurm again"),
+        (give_shards, "gres/shard", "a job that asks for one ends at once", "out of GresTypes"),
+        (give_shards, "slurm-map", "not slurmd's list of now", "install slurm again"),
     ],
 )
 def test_a_planted_fault_is_found(
@@ -260,6 +272,7 @@ def nothing_listed(node: SlurmNode) -> None:
         (a_site_prolog_before_ours, "Prolog", "runs before gpulock's Prolog"),
         (autodetect, "AutoDetect", "the cards that it finds when it starts"),
         (constrained_without_the_plugin, "ConstrainDevices", "without effect"),
+        (give_shards_knowingly, "gres/shard", "SLURM_SHARDS=refuse"),
     ],
 )
 def test_what_is_only_doubtful_is_a_warning(

@@ -14,6 +14,7 @@ from gpulock.install.slurm.gres import (
     expand_file_ranges,
     gres_positions,
     parse_gres_list,
+    parse_shared_gres,
     slurm_map_text,
 )
 from gpulock.node import devices
@@ -52,6 +53,14 @@ def test_positions_are_in_slurmds_order_not_in_that_of_minors() -> None:
     assert files(ONE_LINE) == [(f"/dev/nvidia{n}",) for n in (3, 0, 1, 2)]
     assert files(TYPES) == [(f"/dev/nvidia{n}",) for n in (0, 1, 5, 3)]
     assert [entry.type for entry in parse_gres_list(TYPES)] == ["v100", "v100", "a100"]
+
+
+def test_parts_of_gpus_are_seen_in_slurmds_list() -> None:
+    mps = "slurmd: Gres Name=mps Type=(null) Count={} Index=0 ID=7565421 File=/dev/nvidia0 (null)\n"
+    assert parse_shared_gres(ONE_LINE + TYPES + MIG) == ()
+    assert parse_shared_gres(OTHERS) == ("shard",)
+    assert parse_shared_gres(mps.format(100) + OTHERS) == ("mps", "shard")
+    assert parse_shared_gres(mps.format(0)) == ()
 
 
 def test_shards_and_counts_of_another_name_have_no_positions() -> None:

@@ -138,6 +138,21 @@ def test_nodes_of_one_machine_with_different_gpus_are_refused(
         node.plan()
 
 
+def test_parts_of_gpus_stop_the_installation_until_the_site_says_what_becomes_of_their_jobs(
+    node: SlurmNode,
+) -> None:
+    node.install()
+    node.give_shards()
+
+    with pytest.raises(InstallError, match=r"parts of GPUs here \(gres/shard\).*SLURM_SHARDS="):
+        node.plan()
+
+    node.set(SLURM_SHARDS="refuse")
+    node.install()
+    assert "\nshared=shard\n" in node.map.read_text()
+    assert node.plan().changes == []
+
+
 def test_a_card_that_gres_conf_names_and_the_driver_lacks_stops_the_installation(
     node: SlurmNode,
 ) -> None:

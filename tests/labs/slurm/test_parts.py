@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that ask Slurm for a part of a GPU: gres/shard, gres/mps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from tests.labs.sge.wait import LabError
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.hooks import stops
+from tests.labs.slurm.jobs import held, started
+from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
+
+pytestmark = pytest.mark.lab
+BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
+SHARDS: Final = {"shard": 8}  # two on each of four cards
+TOLD: Final = "the job asks for a part of a GPU (gres/{})"
+
+
+@BOTH
+def test_a_shard_job_fails_with_the_reason_and_a_whole_gpu_is_free_for_the_next(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, shares=SHARDS)
+    slurm = slurm_gpus.slurm
+    job = slurm.submit("slalice", "-w", NODE, "--gres=shard:1", script="echo ran\n")
+    assert slurm.wait_done(job) == "FAILED"
+    assert TOLD.format("shard") in slurm.said(job)
+    assert "ran" not in slurm.said(job).splitlines()
+    assert slurm.job(job)["Restarts"] == "0"
+    assert slurm.job(job)["ExitCode"] == "1:0"
+    direct = slurm.srun("slbob", "-w", NODE, "--gres=shard:1", "echo", "ran")
+    assert direct.returncode != 0
+    assert "ran" not in direct.stdout.splitlines()
+    assert TOLD.format("shard") in direct.stdout + direct.stderr
+    assert not slurm.is_out(NODE)
+    whole = started(slurm_gpus, NODE, "--gres=gpu:4")
+    assert len(held(slurm_gpus, whole, NODE)) == 4
+
+
+def test_an_mps_job_fails_with_the_reason(slurm_gpus: Gpulock) -> None:
+    by_slurm(slurm_gpus, shares={"mps": 400})
+    slurm = slurm_gpus.slurm
+    job = slurm.submit("slalice", "-w", NODE, "--gres=mps:50", script="echo ran\n")
+    assert slurm.wait_done(job) == "FAILED"
+    assert TOLD.format("mps") in slurm.said(job)
+    assert not slurm.is_out(NODE)
+
+
+def test_what_slurm_tells_of_a_part(slurm_gpus: Gpulock) -> None:
+    """docs/facts/slurm.md, shared devices."""
+    by_stops = stops(slurm_gpus)
+    by_slurm(slurm_gpus, shares=SHARDS, hooks=by_stops.hooks)
+    slurm = slurm_gpus.slurm
+    part = slurm.submit("slalice", "-w", NODE, "--gres=shard:1")
+    slurm.wait_done(part)
+    whole = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1")
+    slurm.wait_done(whole)
+    told = [by_stops.environ("Prolog", NODE, job) for job in (part, whole)]
+    assert told[0].keys() == told[1].keys()  # nothing tells a part from a card
+    assert [env["SLURM_JOB_GPUS"] for env in told] == ["0", "0"]
+    for words in ("--gres=gpu:1,shard:1", "--gres=shard:1 --gpus=1"):
+        with pytest.raises(LabError, match="Invalid generic resource"):
+            slurm.submit("slalice", "-w", NODE, *words.split())
+    by_slurm(slurm_gpus, shares={**SHARDS, "mps": 400}, hooks=by_stops.hooks)
+    lost = slurm.submit("slalice", "-w", NODE, "--gres=shard:1")
+    slurm.wait_done(lost)
+    assert "SLURM_JOB_GPUS" not in by_stops.environ("Prolog", NODE, lost)
+    assert TOLD.format("shard") in slurm.said(lost)

@@ -9,6 +9,7 @@ searched: names, arguments and environment of a job are bytes that its owner cho
 
 from _struct import unpack_from  # the C module: its Python face costs 4 ms
 
+MOST = 4096  # GPUs: more is a typing error, and too much for a message
 VERSION = 0x10020000  # pack.h CULL_VERSION
 FREE = 1  # status of an element that carries its own descriptor (cull_list.h)
 DOUBLE, ULONG, BOOL, STRING, LIST, OBJECT, REFERENCE, HOST, ULONG64 = 2, 3, 6, 8, 9, 10, 11, 12, 13
@@ -25,15 +26,22 @@ CE_FIRST, CE_COUNT = 900, 15
 CE_NAME, CE_DOUBLEVAL, CE_CONSUMABLE = 0, 4, 6
 CE_TYPES = (8, 8, 3, 8, 2, 3, 3, 8, 3, 8, 2, 3, 3, 3, 8)
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Granted = tuple[str, float, list[tuple[str, int]], str]
+
 
 class LayoutError(ValueError):
     """Say that a job file is not laid out as this version of Grid Engine does."""
 
 
 class SgeJob:
-    """What was read of a job: number, owner, uid, hard requests as (name, value, consumable)."""
+    """What was read of a job: number, owner, uid, hard requests as (name, value, consumable).
 
-    __slots__ = ("number", "owner", "requests", "uid")
+    `granted` is what Open Cluster Scheduler granted: (name, amount, [(id, times)], host).
+    """
+
+    __slots__ = ("granted", "number", "owner", "requests", "uid")
 
     def __init__(
         self, number: int, owner: str, uid: int, requests: list[tuple[str, float, int]]
@@ -42,6 +50,7 @@ class SgeJob:
         self.owner = owner
         self.uid = uid
         self.requests = requests
+        self.granted: list[Granted] | None = None
 
 
 class CullReader:
@@ -59,6 +68,10 @@ class CullReader:
         if self.at > len(self._data):
             raise LayoutError("it ends too early")
         return int.from_bytes(self._data[self.at - 4 : self.at], "big")
+
+    def at_end(self) -> bool:
+        """Return whether everything was read, and no more."""
+        return self.at == len(self._data)
 
     def string(self) -> bytes:
         """Read a string; a missing one reads as empty."""

@@ -73,7 +73,7 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
         if refusal.kind == UNKNOWN:
             count_unknown_refusal(node, refusal, who, deadline)
         raise
-    check_host_count(node, found, job if count else None)
+    check_host_count(node, found, job if count or job.granted else None)
     if count == 0:
         if node.settings.isolation != "off":
             isolate_sge_job(node, found, None, deadline)
@@ -140,9 +140,7 @@ def check_host_count(node: Node, found: Spool, job: SgeJob | None) -> None:
                 "a parallel job, but nothing would keep its tasks from other jobs' GPUs",
                 "ask for no parallel environment, or have shepherd_cmd set (docs/grid-engine.md)",
             )
-    if locked or job is None or request.count_sge_job_hosts(found) == 1:
-        return
-    if request.is_per_job_request(job.requests, settings.sge_complexes):
+    if locked or job is None or not request.has_gpus_elsewhere(found, settings, job):
         return
     raise Refusal(
         INVALID_REQUEST,

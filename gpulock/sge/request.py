@@ -13,7 +13,6 @@ from gpulock.store import atomic
 
 JOB_LIMIT = 1 << 26  # bytes: the environment of a job is in its file
 PER_SLOT, PER_JOB = 1, 2  # CE_consumable (sge_centryL.h: CONSUMABLE_YES, CONSUMABLE_JOB)
-MOST = 4096  # more is a typing error, and too much for a message
 
 
 def execd_job_path(job: str, task: str) -> str:
@@ -29,7 +28,13 @@ def read_execd_job(spool: Spool, up: str = "../..") -> cull.SgeJob | None:
     """
     name = f"{up}/{execd_job_path(spool.job, spool.task)}"
     try:
-        job = cull.parse_cull_job(atomic.read_file(name, JOB_LIMIT, spool.fd))
+        data = atomic.read_file(name, JOB_LIMIT, spool.fd)
+        try:
+            job = cull.parse_cull_job(data)
+        except cull.LayoutError:
+            from gpulock.sge import ocs_job
+
+            job = ocs_job.parse_ocs_job(data)
     except FileNotFoundError:
         return None
     except (OSError, cull.LayoutError) as fault:
@@ -37,11 +42,6 @@ def read_execd_job(spool: Spool, up: str = "../..") -> cull.SgeJob | None:
     if str(job.number) != spool.job or job.owner != spool.need("job_owner"):
         raise Refusal(UNKNOWN, f"execd's job file is of job {job.number}", "see gpulock doctor")
     return job
-
-
-def count_host_slots(spool: Spool) -> int:
-    """Return how many slots the job has on this host."""
-    return 1 if spool.need("pe") == "none" else spool.number("host_slots")
 
 
 def count_sge_job_gpus(
@@ -58,7 +58,7 @@ def count_sge_job_gpus(
         names = ", ".join([r[0] for r in found])
         raise Refusal(INVALID_REQUEST, f"GPUs are asked for twice ({names})", "use one complex")
     name, value, consumable = found[0]
-    if not value >= 0 or value > MOST or value != int(value):
+    if not value >= 0 or value > cull.MOST or value != int(value):
         raise Refusal(
             INVALID_REQUEST, f"-l {name}={value:g} is no number of GPUs", "ask for whole GPUs"
         )
@@ -67,6 +67,27 @@ def count_sge_job_gpus(
             UNKNOWN, f"the complex {name} is no consumable", "see gpulock doctor for the complex"
         )
     return int(value) * (slots if consumable == PER_SLOT else 1)
+
+
+def count_host_gpus(spool: Spool, settings: Settings, job: cull.SgeJob) -> int:
+    """Return how many GPUs of this host a job was granted; raise Refusal."""
+    if job.granted is not None:
+        from gpulock.sge import granted
+
+        return granted.count_granted_gpus(job, settings.sge_complexes, spool.need("host"))
+    slots = 1 if spool.need("pe") == "none" else spool.number("host_slots")
+    return count_sge_job_gpus(job.requests, settings.sge_complexes, slots)
+
+
+def has_gpus_elsewhere(spool: Spool, settings: Settings, job: cull.SgeJob) -> bool:
+    """Return whether a parallel job has GPUs on other hosts as well; raise Refusal."""
+    if job.granted is not None:
+        from gpulock.sge import granted
+
+        return granted.is_granted_elsewhere(job, settings.sge_complexes, spool.need("host"))
+    if count_sge_job_hosts(spool) == 1:
+        return False
+    return not is_per_job_request(job.requests, settings.sge_complexes)
 
 
 def is_per_job_request(requests: list[tuple[str, float, int]], complexes: tuple[str, ...]) -> bool:
@@ -92,4 +113,4 @@ def read_sge_job_gpus(
         from gpulock.sge import qstat
 
         job = qstat.query_qmaster_job(settings, spool.job)
-    return count_sge_job_gpus(job.requests, settings.sge_complexes, count_host_slots(spool)), job
+    return count_host_gpus(spool, settings, job), job

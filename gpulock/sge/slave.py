@@ -73,10 +73,9 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> Gran
     if job is None:
         raise Refusal(UNKNOWN, "execd has no file of this job", "see gpulock doctor")
     home = on_master_host(found)
-    count = request.count_sge_job_gpus(
-        job.requests, node.settings.sge_complexes, request.count_host_slots(found)
-    )
-    if not home and request.is_per_job_request(job.requests, node.settings.sge_complexes):
+    count = request.count_host_gpus(found, node.settings, job)
+    per_job = request.is_per_job_request(job.requests, node.settings.sge_complexes)
+    if job.granted is None and not home and per_job:
         count = 0  # a per-job complex is debited on the master host alone
     if count == 0:
         if node.settings.hide_unrequested:

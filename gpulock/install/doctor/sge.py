@@ -23,7 +23,7 @@ from gpulock.install.trial import self_test_sge_hooks
 from gpulock.install.versions import CURRENT, version_in_force
 from gpulock.node.procfs import Proc, status_line_value
 from gpulock.node.settings import Settings
-from gpulock.sge import cull, verdict
+from gpulock.sge import cull, ocs_job, verdict
 
 _AGAIN: Final = "run gpulock install sge again"
 _NONE: Final = "then shepherd_cmd none, and run gpulock install sge again"
@@ -88,7 +88,11 @@ def check_execd_job_files(execd: Execd | None) -> Iterator[Check]:
     read = 0
     for path in sorted(execd.spool.glob("jobs/*/*/*"))[:_JOBS_READ] if execd else ():
         try:
-            cull.parse_cull_job(path.read_bytes())
+            data = path.read_bytes()
+            try:
+                cull.parse_cull_job(data)
+            except cull.LayoutError:
+                ocs_job.parse_ocs_job(data)
             read += 1
         except FileNotFoundError:
             continue

@@ -32,6 +32,8 @@ from gpulock.report.folder import read_report_file
 from gpulock.report.scan import HistoryFaults, parse_history_line
 from gpulock.sge import jsv
 from gpulock.sge.cull import LayoutError, parse_cull_job
+from gpulock.sge.granted import count_granted_gpus
+from gpulock.sge.ocs_job import parse_ocs_job
 from gpulock.sge.qstat import parse_qstat_job
 from gpulock.sge.request import count_sge_job_gpus, count_sge_job_hosts
 from gpulock.sge.spool import Spool, rewrite_env_text
@@ -54,6 +56,7 @@ from gpulock.workstation.wire import (
 )
 from tests.layers import HOT, WARM
 from tests.support.few import FEW
+from tests.support.ocs_jobs import REAL
 from tests.support.trees import BOOT, record
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,6 +98,11 @@ def environ_of(data: bytes) -> dict[str, str]:
 def packed_job(data: bytes, _: Path) -> None:
     job = parse_cull_job(data)
     assert 0 <= count_sge_job_gpus(job.requests, ("gpu",), 2) <= 2 * 4096
+
+
+def packed_ocs_job(data: bytes, _: Path) -> None:
+    job = parse_ocs_job(data)
+    assert 0 <= count_granted_gpus(job, ("gpu", "card"), "ocs1") <= 4096
 
 
 def spooled_config(data: bytes, folder: Path) -> None:
@@ -278,6 +286,9 @@ PARSERS = {
         packed_job,
         (LayoutError, Refusal),
         tuple([(SGE / f"{name}.job").read_bytes() for name in ("parallel", "array")]),
+    ),
+    "packed job of Open Cluster Scheduler": Parser(
+        packed_ocs_job, (LayoutError, Refusal), (REAL[12], REAL[14])
     ),
     "config and pe_hostfile": Parser(
         spooled_config, (Refusal,), ((SGE / "parallel.config").read_bytes(),)

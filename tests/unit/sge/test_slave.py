@@ -15,6 +15,7 @@ from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
 from gpulock.store import owner
 from tests.support.faults import raising
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.support.ocs_jobs import JOB, Ask, Grant, ocs_job
 from tests.support.trees import bus
 
 HOSTS = (("node", 2), ("other", 2))
@@ -151,3 +152,13 @@ def test_a_task_is_left_alone_where_the_site_gives_tasks_nothing(site: Site) -> 
 def test_without_a_shepherd_or_settings_the_task_does_not_start(site: Site) -> None:
     assert start(site, 999) == 1
     assert slave.main(["slave", "999"], {}, str(site.root / "gone")) == 1
+
+
+@pytest.mark.parametrize(("host", "locks"), [("node", [bus(0)]), ("other", [])])
+def test_a_task_has_what_its_own_host_granted(site: Site, host: str, locks: list[str]) -> None:
+    """Open Cluster Scheduler says which: a per-job complex need not be the master host's."""
+    job = site.spool(gpus(1), pe="mpi", hosts=HOSTS, owner="alice")
+    job.job_file.write_bytes(ocs_job((Ask("gpu", 1, JOB),), (Grant("gpu", 1, host),)))
+    site.task(job, FIRST)
+    assert start(site, FIRST) == 0
+    assert site.locks() == locks

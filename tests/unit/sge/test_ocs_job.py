@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""execd's packed job of Open Cluster Scheduler: by the layout that fits the file, and no other."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.node.settings import Settings
+from gpulock.sge import prolog, request
+from gpulock.sge.cull import LayoutError, SgeJob
+from gpulock.sge.granted import count_granted_gpus, is_granted_elsewhere
+from gpulock.sge.hook import JOB_ERROR
+from gpulock.sge.ocs_job import parse_ocs_job
+from tests.support import ocs_jobs
+from tests.support.few import FEW
+from tests.support.jobs import Site, gpus, variables
+from tests.support.ocs_jobs import HOST, JOB, JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
+from tests.support.trees import bus
+
+COMPLEXES = ("gpu", "gpuj", "gpuh", "card")
+RELEASES = sorted(JOBS)
+SAMPLES = [*REAL.values(), *(ocs_job((Ask("gpu", 2),), (Grant("gpu", 2),), r) for r in RELEASES)]
+
+
+def count(
+    grants: tuple[Grant, ...], asks: tuple[Ask, ...] = (Ask("gpu", 1),), host: str = "node"
+) -> int:
+    return count_granted_gpus(parse_ocs_job(ocs_job(asks, grants)), COMPLEXES, host)
+
+
+def survives(data: bytes) -> None:
+    """Only a job or a LayoutError may come of any bytes."""
+    try:
+        found = parse_ocs_job(data)
+    except LayoutError:
+        return
+    assert isinstance(found, SgeJob)
+    assert found.granted is not None
+    assert all(isinstance(amount, float) for _, amount, _, _ in found.granted)
+
+
+@pytest.mark.parametrize(
+    ("number", "requests", "granted"),
+    [
+        (12, ("gpu", 2.0, ocs_jobs.YES), ("gpu", 2.0, [], "ocs1")),
+        (13, ("card", 2.0, ocs_jobs.YES), ("card", 2.0, [("0", 1), ("1", 1)], "ocs1")),
+        (14, ("card", 1.0, ocs_jobs.YES), ("card", 2.0, [("2", 1), ("3", 1)], "ocs1")),
+        (15, ("gpuj", 3.0, JOB), ("gpuj", 3.0, [], "ocs1")),
+        (16, ("gpuh", 2.0, HOST), ("gpuh", 2.0, [], "ocs1")),
+        (17, ("gpu", 1.0, ocs_jobs.YES), ("gpu", 1.0, [], "ocs1")),
+    ],
+)
+def test_the_real_files_say_what_was_granted(
+    number: int, requests: tuple[str, float, int], granted: object
+) -> None:
+    job = parse_ocs_job(REAL[number])
+    assert (job.number, job.owner, job.uid) == (number, "alice", 2701)
+    assert job.requests == [requests]
+    assert job.granted == [granted]
+
+
+@pytest.mark.parametrize(("number", "gpus"), [(12, 2), (13, 2), (14, 2), (15, 3), (16, 2), (17, 1)])
+def test_the_real_files_are_counted_without_arithmetic(number: int, gpus: int) -> None:
+    """`-pe smp 3` multiplies neither `gpuj` nor `gpuh`, and `-scope master` counts once."""
+    assert count_granted_gpus(parse_ocs_job(REAL[number]), COMPLEXES, "ocs1") == gpus
+    assert count_granted_gpus(parse_ocs_job(REAL[number]), COMPLEXES, "ocs2") == 0
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_each_release_has_a_layout(release: str) -> None:
+    asks = (Ask("gpu", 1, scope=MASTER), Ask("gpu", 2, scope=SLAVE), Ask("h_rt", 9, ocs_jobs.NO))
+    grants = (Grant("gpu", 3), Grant("gpu", 4, "other"), Grant("card", 1, ids=(("0", 1),)))
+    job = parse_ocs_job(ocs_job(asks, grants, release))
+    assert job.requests == [("gpu", 1.0, 1), ("h_rt", 9.0, 0), ("gpu", 2.0, 1)]
+    assert job.granted == [(g.name, g.amount, list(g.ids), g.host) for g in grants]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_layout_must_end_with_the_file(release: str) -> None:
+    for tail in (b"\0", b"\0" * 4, b"\0" * 8):
+        with pytest.raises(LayoutError):
+            parse_ocs_job(ocs_job(release=release, tail=tail))
+    whole = ocs_job((Ask("gpu", 2),), (Grant("gpu", 2),), release)
+    for end in range(0, len(whole), 7):
+        with pytest.raises(LayoutError):
+            parse_ocs_job(whole[:end])
+
+
+@pytest.mark.parametrize("version", [0x10020001, 0x10021001, 0x10022000, 0, 0xFFFFFFFF])
+def test_another_version_is_refused(version: int) -> None:
+    with pytest.raises(LayoutError, match="version"):
+        parse_ocs_job(REAL[12][:4] + version.to_bytes(4, "big") + REAL[12][8:])
+
+
+@FEW
+@given(st.sampled_from(SAMPLES), st.data())
+def test_flipped_bits_are_survived(sample: bytes, data: st.DataObject) -> None:
+    spoilt = bytearray(sample)
+    for _ in range(data.draw(st.integers(1, 4))):
+        spoilt[data.draw(st.integers(0, len(sample) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    survives(bytes(spoilt))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [12, 13])
+def test_every_single_byte_may_be_wrong(number: int) -> None:
+    sample = REAL[number]
+    for at in range(len(sample)):
+        for value in (0, 1, 0xFF):
+            survives(sample[:at] + bytes([value]) + sample[at + 1 :])
+
+
+@FEW
+@given(st.binary(max_size=400))
+def test_any_bytes_are_survived(data: bytes) -> None:
+    survives(data)
+    survives(SAMPLES[0][:8] + data)
+
+
+def test_an_element_with_fields_of_its_own_is_refused() -> None:
+    """A list's descriptor is what its elements are read by: no element brings another."""
+    at = REAL[12].index(b"qstat_l_requests\0") + len(b"qstat_l_requests\0") + 4 + 16 * 8 + 4
+    assert REAL[12][at : at + 4] == b"\0\0\0\2"
+    with pytest.raises(LayoutError):
+        parse_ocs_job(REAL[12][:at] + b"\0\0\0\1" + REAL[12][at + 4 :])
+
+
+def test_only_what_this_host_granted_counts() -> None:
+    grants = (Grant("gpu", 3), Grant("gpu", 4, "other"), Grant("slots", 9))
+    assert count(grants) == 3
+    assert count(grants, host="NODE") == 3
+    assert count(grants, host="other") == 4
+    assert count(grants, host="third") == 0
+
+
+def test_gpus_of_two_scopes_on_one_host_are_counted_together() -> None:
+    asks = (Ask("gpu", 1, scope=MASTER), Ask("gpu", 2, scope=SLAVE))
+    assert count((Grant("gpu", 5),), asks) == 5
+
+
+def test_a_job_without_gpus_has_none() -> None:
+    assert count((), ()) == 0
+    assert count((Grant("slots", 2),), (Ask("h_rt", 5, ocs_jobs.NO),)) == 0
+
+
+@pytest.mark.parametrize("amount", [1.5, -1.0, 1e300, float("nan"), float("inf"), 4097.0])
+def test_an_amount_that_is_no_number_of_gpus_is_invalid(amount: float) -> None:
+    with pytest.raises(Refusal) as caught:
+        count((Grant("gpu", amount),))
+    assert caught.value.kind == INVALID_REQUEST
+
+
+def test_a_request_that_no_host_granted_is_refused_and_never_none() -> None:
+    """qmaster drops the whole list where a complex is a value of a queue, and starts the job."""
+    with pytest.raises(Refusal, match="granted by no host") as caught:
+        count((), (Ask("gpu", 2),))
+    assert caught.value.kind == INVALID_REQUEST
+
+
+def test_a_complex_of_the_global_host_is_refused() -> None:
+    with pytest.raises(Refusal, match="global"):
+        count((Grant("gpu", 2, "global"),))
+
+
+def test_gpus_of_two_complexes_are_invalid() -> None:
+    with pytest.raises(Refusal, match="twice"):
+        count((Grant("gpu", 1), Grant("gpuj", 1)), (Ask("gpu", 1), Ask("gpuj", 1, JOB)))
+
+
+def test_gpus_elsewhere_are_seen() -> None:
+    here, there = Grant("gpu", 1), Grant("gpu", 1, "other")
+    for grants, elsewhere in (
+        ((here,), False),
+        ((here, there), True),
+        ((there,), True),
+        ((), False),
+    ):
+        job = parse_ocs_job(ocs_job((), grants))
+        assert is_granted_elsewhere(job, COMPLEXES, "node") is elsewhere
+
+
+def asked(site: Site, data: bytes, **about: object) -> int:
+    """Let execd have spooled these bytes as the job that runs; return its GPUs of this host."""
+    site.run(**about).job_file.write_bytes(data)  # type: ignore[arg-type]
+    settings = Settings({"SGE_COMPLEXES": " ".join(COMPLEXES)})
+    return request.read_sge_job_gpus(site.above(), settings)[0]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_hook_reads_the_file_of_each_release(site: Site, release: str) -> None:
+    assert asked(site, ocs_job((Ask("gpu", 2),), (Grant("gpu", 2),), release), owner="alice") == 2
+
+
+@pytest.mark.parametrize("field", [{"job_id": 13}, {"owner": "mallory"}])
+def test_a_file_of_another_job_or_owner_is_not_believed(
+    site: Site, field: dict[str, object]
+) -> None:
+    data = ocs_job((Ask("gpu", 2),), (Grant("gpu", 2),))
+    with pytest.raises(Refusal) as caught:
+        asked(site, data, **{"owner": "alice", **field})
+    assert caught.value.kind == UNKNOWN
+
+
+def test_a_file_of_no_known_layout_is_a_refusal(site: Site) -> None:
+    with pytest.raises(Refusal) as caught:
+        asked(site, ocs_job((Ask("gpu", 2),), tail=b"\0"), owner="alice")
+    assert caught.value.kind == UNKNOWN
+
+
+def test_the_prolog_locks_what_was_granted_and_tells_the_job(site: Site) -> None:
+    """Of `-pe smp 2 -scope master -l gpu=1` one card: the slots multiply nothing."""
+    job = site.run(gpus(1), owner="alice", pe="smp", hosts=(("node", 2),))
+    job.job_file.write_bytes(ocs_job((Ask("gpu", 1, scope=MASTER),), (Grant("gpu", 1),)))
+    assert prolog.main(["prolog", str(site.pid)], site.environ(job), site.config()) == 0
+    assert site.locks() == [bus(0)]
+    assert variables(job.folder)["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_gpus_that_other_hosts_granted_need_their_tasks_locked(site: Site) -> None:
+    """With none of them here as well: a slave task would run unmasked, and lock nothing."""
+    hosts = (("node", 1), ("other", 1))
+    job = site.run(owner="alice", pe="mpi", hosts=hosts)
+    asks, there = (Ask("gpu", 1, scope=SLAVE),), (Grant("gpu", 1, "other"),)
+    job.job_file.write_bytes(ocs_job(asks, there))
+    ran = prolog.main(["prolog", str(site.pid)], site.environ(job), site.config())
+    assert (ran, site.locks()) == (JOB_ERROR, [])
+    config = site.config(SGE_SLAVE_TASKS="yes")
+    assert prolog.main(["prolog", str(site.pid)], site.environ(job), config) == 0

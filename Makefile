@@ -87,9 +87,9 @@ others: $(DEV)
 	@$(LAB) -m install tests/install tests/unit/repository/test_nvml_double_faithful.py
 	@$(ALONE) '$(PYTEST) -m sweep --timeout 1500 tests/sweep; exit $$?'
 
-lab-sge: $(DEV)  ## the lab with a real Grid Engine (root)
+lab-sge: $(DEV)  ## the lab with a real Grid Engine (root); GRIDENGINE=/opt/sge: the one below that folder
 	@tests/consent.sh "make lab-sge"
-	@$(STEP) "lab-sge" $(LAB) -m lab tests/labs/sge
+	@GPULOCK_LAB_GRIDENGINE=$(GRIDENGINE) $(STEP) "lab-sge" $(LAB) -m lab tests/labs/sge
 
 lab-isolation: $(DEV)  ## jobs kept to their devices by this machine's kernel (root)
 	@tests/consent.sh "make lab-isolation"

@@ -13,7 +13,7 @@ from typing import Final
 
 from tests.labs.common.cluster import Machines
 from tests.labs.sge import config
-from tests.labs.sge.install import install
+from tests.labs.sge.install import ADMIN, INSTALLATION, PROGRAMS, install
 from tests.labs.sge.machines import PATH, Machine, User, connect, end_processes
 from tests.labs.sge.wait import PATIENCE, LabError, until
 
@@ -21,7 +21,6 @@ DEFAULT_LAB: Final = "/tmp/gpulock-lab-sge"
 MASTER: Final = "glmaster"
 NODES: Final = ("glnode1", "glnode2", "glnode3")
 USERS: Final = {"glalice": 27001, "glbob": 27002}
-PROGRAMS: Final = Path("/usr/lib/gridengine")
 _MARKER: Final = "gpulock-sge-lab"
 
 
@@ -60,9 +59,9 @@ class Cluster(Machines):
             return laps
         self.down()
         self.lay_out()
-        machines = list(self.machines.values())
+        machines, users = list(self.machines.values()), list(self.users.values())
         for machine in machines:
-            machine.boot(list(self.users.values()), machines, config.SERVICES)
+            machine.boot(users, machines, config.SERVICES, INSTALLATION.hidden)
         connect(machines[0], machines[1:])
         lap("machines")
         self.start_qmaster()
@@ -214,8 +213,9 @@ class Cluster(Machines):
         config.write_spool(self.lab, MASTER, NODES)
         for node in NODES:
             (self.lab / "spool" / node).mkdir()
+            INSTALLATION.link_programs(self.machines[node].folder / "bin")
         for tree in (self.lab / "spool", self.lab / "root" / config.CELL):
-            _give(tree, "sgeadmin")
+            _give(tree, ADMIN)
         self.make_homes()
 
 

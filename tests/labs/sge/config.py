@@ -4,20 +4,65 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.labs.sge.install import ADMIN, INSTALLATION
+
 CELL: Final = "gpulock"
 # Inside the lab's own network namespaces, so they are free whatever runs on the host.
 SERVICES: Final = "sge_qmaster 7444/tcp\nsge_execd 7445/tcp\n"
-_PACKAGED: Final = Path("/usr/share/gridengine")
-
-# Differences from the packaged defaults. Hooks and jobs log at once, and nothing is mailed.
+_DEFAULTS: Final = """\
+mailer /usr/bin/mail
+xterm /usr/bin/xterm
+load_sensor none
+prolog none
+epilog none
+shell_start_mode posix_compliant
+login_shells bash,sh,ksh,csh,tcsh
+min_uid 1000
+min_gid 1000
+user_lists none
+xuser_lists none
+projects none
+xprojects none
+enforce_project false
+enforce_user auto
+max_unheard 00:05:00
+reschedule_unknown 00:00:00
+set_token_cmd none
+pag_cmd none
+token_extend_time none
+shepherd_cmd none
+qmaster_params none
+execd_params none
+gid_range 65400-65500
+qlogin_command builtin
+qlogin_daemon builtin
+rlogin_command builtin
+rlogin_daemon builtin
+rsh_command builtin
+rsh_daemon builtin
+max_aj_instances 2000
+max_aj_tasks 75000
+max_u_jobs 0
+max_jobs 0
+auto_user_oticket 0
+auto_user_fshare 0
+auto_user_default_project none
+auto_user_delete_time 86400
+delegated_file_staging false
+reprioritize 0
+jsv_url none
+jsv_allowed_mod ac,h,i,e,o,j,M,N,p,w
+"""
+# What an installation begins with; hooks and jobs log at once, and nothing is mailed.
 _GLOBAL: Final = {
+    **dict(line.split(None, 1) for line in _DEFAULTS.splitlines()),
+    "conf_version": "0",
     "administrator_mail": "none",
     "load_report_time": "00:00:05",
     "loglevel": "log_info",
@@ -155,18 +200,23 @@ def gid_range(lab: Path, number: int) -> str:
 
 def admin_user(admin_root: bool) -> str:
     """Return who the daemons are between their moments as root; `none` is root throughout."""
-    return "none" if admin_root else "sgeadmin"
+    return "none" if admin_root else ADMIN
 
 
 def write_root(lab: Path, master: str, admin_root: bool) -> None:
-    """Write a private SGE_ROOT: the packaged programs, and a cell of its own."""
+    """Write a private SGE_ROOT: the installation's programs, and a cell of its own."""
     root = lab / "root"
     common = root / CELL / "common"
     common.mkdir(parents=True)
-    for folder in ("bin", "lib", "utilbin"):
+    made = INSTALLATION
+    for folder, real in (
+        ("bin", made.programs),
+        ("lib", made.libraries),
+        ("utilbin", made.utilities),
+    ):
         (root / folder).mkdir()
-        (root / folder / "lx-amd64").symlink_to("/usr/lib/gridengine")
-    (root / "util").symlink_to(_PACKAGED / "util")
+        (root / folder / made.architecture).symlink_to(real)
+    (root / "util").symlink_to(made.util)
     (common / "act_qmaster").write_text(f"{master}\n")
     bootstrap = {
         "admin_user": admin_user(admin_root),
@@ -175,7 +225,7 @@ def write_root(lab: Path, master: str, admin_root: bool) -> None:
         "spooling_method": "classic",
         "spooling_lib": "libspoolc",
         "spooling_params": f"{common};{lab / 'spool/qmaster'}",
-        "binary_path": "/usr/sbin",
+        "binary_path": made.binary_path,
         "qmaster_spool_dir": str(lab / "spool/qmaster"),
         "security_mode": "none",
         "listener_threads": "2",
@@ -188,9 +238,7 @@ def write_root(lab: Path, master: str, admin_root: bool) -> None:
 def write_spool(lab: Path, master: str, nodes: Sequence[str]) -> None:
     """Write what qmaster reads at its start: hosts, queues, complexes, configuration."""
     common, spool = lab / "root" / CELL / "common", lab / "spool/qmaster"
-    defaults = (_PACKAGED / "default-configuration").read_text()
-    values = dict(re.findall(r"(?m)^([a-z_]+)\s+(.*\S)$", defaults))
-    values |= {**_GLOBAL, "execd_spool_dir": str(lab / "spool")}
+    values = {**_GLOBAL, "execd_spool_dir": str(lab / "spool")}
     (common / "configuration").write_text(table({"conf_name": "global", **values}))
     for folder in _SPOOLED:
         (spool / folder).mkdir(parents=True, exist_ok=True)
@@ -202,7 +250,7 @@ def write_spool(lab: Path, master: str, nodes: Sequence[str]) -> None:
         _put(spool / "admin_hosts", host, {"hostname": host})
         _put(spool / "submit_hosts", host, {"hostname": host})
     for name in ("centry", "usersets"):
-        source = _PACKAGED / "util/resources" / name
+        source = INSTALLATION.util / "resources" / name
         shutil.copytree(source, spool / name, dirs_exist_ok=True)
     for name in ("jobseqnum", "arseqnum"):
         (spool / name).write_text("0\n")
@@ -210,7 +258,7 @@ def write_spool(lab: Path, master: str, nodes: Sequence[str]) -> None:
         _put(spool / "centry", name, complex_fields(name, line))
     _put(spool / "pe", "smp", parallel_environment("smp", "$pe_slots"))
     _put(spool / "pe", "mpi", parallel_environment("mpi", "$round_robin"))
-    (spool / "managers").write_text("root\nsgeadmin\n")
+    (spool / "managers").write_text(f"root\n{ADMIN}\n")
 
 
 def _put(folder: Path, name: str, values: dict[str, str]) -> None:

@@ -1,23 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have Debian's Grid Engine and what the machines are made with installed, and nothing started."""
+"""Which Grid Engine the lab runs: Debian's packages, or an installation that is there.
+
+`make lab-sge GRIDENGINE=/opt/sge` names the folder of a tarball's installation: bin/ARCH,
+utilbin/ARCH, lib/ARCH and util. Debian's own are then hidden from the lab's machines, so that
+nothing of them is used by mistake.
+"""
 
 from __future__ import annotations
 
+import os
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tests.labs.common import debian
+from tests.labs.sge.wait import LabError
 
+VARIABLE: Final = "GPULOCK_LAB_GRIDENGINE"
+_DEBIAN: Final = Path("/usr/lib/gridengine")
+_TOOLS: Final = {"iproute2": "ip", "util-linux": "nsenter"}
 _PACKAGES: Final = {
-    "gridengine-master": "/usr/lib/gridengine/sge_qmaster",
-    "gridengine-exec": "/usr/lib/gridengine/sge_execd",
-    "gridengine-client": "/usr/lib/gridengine/qsub",
-    "iproute2": "ip",
-    "util-linux": "nsenter",
+    "gridengine-master": str(_DEBIAN / "sge_qmaster"),
+    "gridengine-exec": str(_DEBIAN / "sge_execd"),
+    "gridengine-client": str(_DEBIAN / "qsub"),
 }
 # No cell of the host's own: the lab brings its cell in its scratch folder.
 _ANSWERS: Final = "gridengine-common shared/gridengineconfig boolean false\n"
+ADMIN: Final = "sgeadmin"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The folders of one Grid Engine, and which folders of another are hidden beside it."""
+
+    architecture: str
+    programs: Path
+    utilities: Path
+    libraries: Path
+    util: Path
+    binary_path: str  # of the cell's bootstrap
+    hidden: tuple[str, ...] = ()
+
+    @property
+    def shepherd(self) -> Path:
+        """Return the real shepherd."""
+        return self.programs / "sge_shepherd"
+
+    def link_programs(self, folder: Path) -> None:
+        """Link the programs into a folder for the PATH of jobs; Debian's are in it already."""
+        if self.programs != _DEBIAN:
+            folder.mkdir(parents=True)
+            for path in self.programs.iterdir():
+                (folder / path.name).symlink_to(path)
+
+
+def find_installation(folder: str = os.environ.get(VARIABLE, "")) -> Installation:
+    """Return the installation of a folder, Debian's where none is named; raise LabError."""
+    if not folder:
+        util = Path("/usr/share/gridengine/util")
+        return Installation("lx-amd64", _DEBIAN, _DEBIAN, _DEBIAN, util, "/usr/sbin")
+    root = Path(folder)
+    found = [path.parent for path in sorted(root.glob("bin/*/sge_qmaster"))]
+    if not root.is_absolute() or len(found) != 1:
+        raise LabError(f"{VARIABLE}={folder}: no single bin/ARCH/sge_qmaster below it")
+    name = found[0].name
+    return Installation(
+        name,
+        found[0],
+        root / "utilbin" / name,
+        root / "lib" / name,
+        root / "util",
+        str(root / "bin"),
+        tuple(path for path in (str(_DEBIAN), "/usr/share/gridengine") if Path(path).is_dir()),
+    )
+
+
+INSTALLATION: Final = find_installation()
+PROGRAMS: Final = INSTALLATION.programs
 
 
 def install() -> bool:
     """Install what is missing; return whether anything was."""
-    return debian.install(_PACKAGES, _ANSWERS)
+    debians = PROGRAMS == _DEBIAN
+    done = debian.install({**_PACKAGES, **_TOOLS} if debians else _TOOLS, _ANSWERS)
+    try:
+        pwd.getpwnam(ADMIN)
+    except KeyError:  # Debian's packages make the user
+        debian.run(["useradd", "--system", "--user-group", ADMIN])
+        return True
+    return done

@@ -23,8 +23,9 @@ from tests.labs.common.installed import (
 )
 from tests.labs.common.lock_folder import owners
 from tests.labs.common.processes import command_of, end
-from tests.labs.sge.cluster import NODES, PROGRAMS
+from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
+from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.lab import GridEngine, JobId
 from tests.labs.sge.wait import LabError, until
 

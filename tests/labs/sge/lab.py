@@ -22,7 +22,8 @@ if not __package__:  # run as a script: the tests are imported from the reposito
 
 from tests.labs.common.processes import children_of, end
 from tests.labs.sge import config
-from tests.labs.sge.cluster import MASTER, NODES, PROGRAMS, Cluster
+from tests.labs.sge.cluster import MASTER, NODES, Cluster
+from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.machines import PATH
 from tests.labs.sge.wait import PATIENCE, LabError, until
 

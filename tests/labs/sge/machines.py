@@ -27,7 +27,8 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # TEST-NET-2 (RFC 5737): an address nobody has; the namespaces have no route out of it anyway.
 NETWORK: Final = "198.51.100."
 
-# "$1" the machine's folder, "$2" its name, "$3" the tmpfs source that marks it.
+# "$1" the machine's folder, "$2" its name, "$3" the tmpfs source that marks it; then the folders
+# of the host's that are empty on it.
 # The overlays write to memory: the folder may be on an overlay itself, as in a container.
 _BOOT: Final = r"""
 set -eu
@@ -48,6 +49,12 @@ mount --bind "$1/state" /var/lib/gpulock
 mount --bind "$1/conf" /etc/gpulock
 hostname "$2"
 ip link set lo up
+if [ -d "$1/bin" ]; then # programs for the PATH of jobs
+    mount -t overlay "$3" -o "lowerdir=$1/bin:/usr/local/bin" /usr/local/bin
+fi
+mark=$3
+shift 3
+for hidden; do mount -t tmpfs -o mode=755 "$mark" "$hidden"; done
 echo ready
 exec sleep infinity >/dev/null 2>&1
 """
@@ -129,14 +136,24 @@ class Machine:
             said = f"{late.stdout!r} {late.stderr!r}"
             raise LabError(f"{self.name}: {list(command)} ran over {seconds:g} s: {said}") from late
 
-    def boot(self, users: Sequence[User], others: Sequence[Machine], services: str) -> None:
-        """Make the namespaces; the machine knows the users and `others` by name."""
+    def boot(
+        self,
+        users: Sequence[User],
+        others: Sequence[Machine],
+        services: str,
+        hidden: Sequence[str] = (),
+    ) -> None:
+        """Make the namespaces; the machine knows the users and `others` by name.
+
+        Folders in `hidden` are empty there.
+        """
         for name in ("state", "conf", "over", "etc"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         _write_etc(self.folder / "etc", users, others, services)
         with (self.folder / "boot.log").open("w") as log:
             namespaces = ["unshare", "-m", "-u", "-n", "--propagation", "private"]
-            script = ["sh", "-c", _BOOT, "gpulock-lab", str(self.folder), self.name, self._mark]
+            words = [str(self.folder), self.name, self._mark, *hidden]
+            script = ["sh", "-c", _BOOT, "gpulock-lab", *words]
             holder = subprocess.Popen(
                 [*namespaces, *script],
                 env={"PATH": PATH},

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.sge.cluster import NODES, PROGRAMS
+from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
+from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.jobs import (
     full_fifo,
     gate_file,

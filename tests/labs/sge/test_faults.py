@@ -13,6 +13,7 @@ import pytest
 from gpulock.simulate.node import write_simulated_node
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import CONFIG, GPUS, Gpulock
+from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.jobs import (
     claims,
     command,
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
 SHOW = "echo mask=${CUDA_VISIBLE_DEVICES-unset};\n"
 SLEEP = "exec sleep 600\n"
-REAL = "/usr/lib/gridengine"
+REAL = str(PROGRAMS)
 # by the job's name: `lost*` loses execd's file of the job, `wait*` waits for a file
 AROUND = """#!/bin/sh
 PATH=/usr/bin:/bin

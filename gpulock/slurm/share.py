@@ -2,8 +2,9 @@
 """Which of its job's devices one task sees: a pure function.
 
 Hot. Where Slurm chooses, its own CUDA_VISIBLE_DEVICES stands: under a device cgroup it counts
-from 0, with a binding it differs from task to task. Where gpulock chooses, a step that asked for
-some of the job's GPUs gets those, and with SLURM_SPLIT_TASKS each task of a step its part.
+from 0, with a binding it differs from task to task, and what the task may open tells which devices
+are behind it (docs/facts/slurm.md, device constraint and binding). Where gpulock chooses, a step
+that asked for some of the job's GPUs gets those, and with SLURM_SPLIT_TASKS each task its part.
 """
 
 from gpulock.errors import UNKNOWN, Refusal
@@ -44,12 +45,14 @@ class Task:
 
 
 def select_task_devices(
-    task: Task, found: TaskNote, settings: Settings
-) -> tuple[list[Device], str | None]:
+    task: Task, found: TaskNote, settings: Settings, opened: list[Device] | None = None
+) -> tuple[list[Device] | None, str | None]:
     """Return (the task's devices, Slurm's mask where it stands or None); raise Refusal.
 
-    Of a job with several types of GPU Slurm 22.05 tells the Prolog one type's alone: what was
-    locked is then too little, and the task does not start.
+    `opened` are those of the job's devices that the task may open, by default all. The devices
+    are None where they cannot be told: then only Slurm's mask is right. Of a job with several
+    types of GPU Slurm 22.05 tells the Prolog one type's alone: what was locked is then too
+    little, and the task does not start.
     """
     told = task.positions or not task.is_step  # else the number is of the batch script's node
     more = task.on_node > len(found.devices)
@@ -60,7 +63,7 @@ def select_task_devices(
             "ask for one type of GPU a job (see docs/slurm.md)",
         )
     if settings.slurm_device_selection == "slurm":
-        return select_by_slurm_mask(task, found, settings)
+        return select_by_slurm_mask(task, found, settings, opened)
     chosen = found.devices
     if task.is_step and found.positions:
         chosen = devices_at_positions(found, task.positions)  # none for `srun --gres=none`
@@ -70,9 +73,9 @@ def select_task_devices(
 
 
 def select_by_slurm_mask(
-    task: Task, found: TaskNote, settings: Settings
-) -> tuple[list[Device], str | None]:
-    """Return the devices behind Slurm's mask as far as it can be told, and that mask.
+    task: Task, found: TaskNote, settings: Settings, opened: list[Device] | None
+) -> tuple[list[Device] | None, str | None]:
+    """Return the devices behind Slurm's mask as far as they can be told, and that mask.
 
     Raises Refusal when the mask names what this node did not lock for the job.
     """
@@ -84,14 +87,19 @@ def select_by_slurm_mask(
     if entries[0].startswith(("GPU-", "MIG-")):
         chosen = [d for d in found.devices if d.uuid in entries]
         return check_mask_devices(chosen, entries, task, found), task.mask
-    if set(entries) <= set(found.positions):
-        chosen = devices_at_positions(found, entries)
-        by_uuid = settings.visible_devices == "uuid" and all([d.uuid for d in chosen])
-        counted = entries == index_strings(len(entries))  # perhaps a device cgroup's own numbers
-        return chosen, None if by_uuid and not counted else task.mask
-    if set(entries) <= set(index_strings(len(found.devices))):
-        return found.devices, task.mask  # inside a device cgroup, which is the boundary
-    raise mask_mismatch_refusal(task, found)
+    by_position = set(entries) <= set(found.positions)
+    counted = entries == index_strings(len(entries))  # perhaps a device cgroup's own numbers
+    if not by_position and not set(entries) <= set(index_strings(len(found.devices))):
+        raise mask_mismatch_refusal(task, found)
+    named = devices_at_positions(found, entries) if by_position else None
+    if opened is not None and len(opened) < len(found.devices):  # a device cgroup is at work
+        if named is None or set(named) != set(opened):
+            named = opened if counted and len(entries) == len(opened) else None
+        return named, task.mask
+    if named is not None and (not task.positions or set(task.positions) == set(entries)):
+        by_uuid = settings.visible_devices == "uuid" and all([d.uuid for d in named])
+        return named, None if by_uuid and not counted else task.mask
+    return found.devices if len(entries) == len(found.devices) else None, task.mask
 
 
 def check_mask_devices(

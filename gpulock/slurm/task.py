@@ -72,7 +72,8 @@ def build_task_prolog_lines(
     check_locks(settings.lock_dir, found)
     if not found.devices:
         return task_export_lines([], settings) if settings.hide_unrequested else []
-    chosen, mask = share.select_task_devices(task, found, settings)
+    opened = list_open_devices(settings.dev_root, found.devices)
+    chosen, mask = share.select_task_devices(task, found, settings, opened)
     pairs = task_export_lines(chosen, settings, mask)
     if found.binds:
         own = environment.user_bind_lists(environ)
@@ -114,7 +115,7 @@ def mask_task_without_note(
 
 
 def check_locks(lock_dir: str, found: TaskNote) -> None:
-    """Raise Refusal unless every device of the note is still locked for it."""
+    """Raise Refusal unless each device of the note is still locked for it; fill in its minor."""
     for device in found.devices:
         try:
             text = atomic.read_text(f"{lock_dir}/locks/{device.id}/owner")
@@ -122,6 +123,8 @@ def check_locks(lock_dir: str, found: TaskNote) -> None:
             raise lost_task_lock_refusal(device, str(fault)) from fault
         if f"\ntoken={found.token}\n" not in text:
             raise lost_task_lock_refusal(device, "another job has it")
+        minor = text.partition("\nminor=")[2].partition("\n")[0]
+        device.minor = int(minor) if is_slurm_number(minor) else -1
 
 
 def lost_task_lock_refusal(device: Device, why: str) -> Refusal:
@@ -131,14 +134,30 @@ def lost_task_lock_refusal(device: Device, why: str) -> Refusal:
     )
 
 
+def list_open_devices(dev_root: str, devices: list[Device]) -> list[Device]:
+    """Return the devices that this process, and so its task, may open.
+
+    access(2) asks the device cgroup, and opens nothing. A node that is missing is denied to nobody.
+    """
+    found: list[Device] = []
+    for device in devices:
+        path = f"{dev_root}/nvidia{device.minor}"
+        if os.access(path, os.R_OK | os.W_OK) or not os.path.lexists(path):
+            found.append(device)
+    return found
+
+
 def task_export_lines(
-    chosen: list[Device], settings: Settings, mask: str | None = None
+    chosen: list[Device] | None, settings: Settings, mask: str | None = None
 ) -> list[str]:
     """Return the export lines; `mask` is Slurm's own value, which stands.
 
-    One that is empty is exported as such: an unset CUDA_VISIBLE_DEVICES shows every GPU.
+    One that is empty is exported as such: an unset CUDA_VISIBLE_DEVICES shows every GPU. Where
+    `chosen` is None every other name is left out: it would be another step's.
     """
-    pairs = dict(environment.grant_variables(chosen, settings))
+    pairs = dict(environment.grant_variables(chosen or [], settings))
+    if chosen is None:
+        pairs = {name: value for name, value in pairs.items() if "CUDA_" in name}
     keep: list[str] = []
     if mask is not None:
         for prefix in ("", *environment.CONTAINER_PREFIXES):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,21 +31,29 @@ def note(*positions: str, uuids: bool = True) -> TaskNote:
     return found
 
 
-def see(
-    found: TaskNote, environ: dict[str, str], step: str = "0", **keys: str
-) -> tuple[list[int], str | None]:
+Seen: TypeAlias = tuple[list[int] | None, str | None]
+
+
+def see(found: TaskNote, environ: dict[str, str], step: str = "0", **keys: str) -> Seen:
     """Return the indexes of what a task sees, and Slurm's mask where it stands."""
     chosen, mask = share.select_task_devices(Task(environ, step), found, Settings(dict(keys)))
-    return [device.index for device in chosen], mask
+    return None if chosen is None else [device.index for device in chosen], mask
 
 
-def mask(text: str, *positions: str, step: str = "0", **keys: str) -> tuple[list[int], str | None]:
+def mask(text: str, *positions: str, step: str = "0", **keys: str) -> Seen:
     return see(note(*positions), {"CUDA_VISIBLE_DEVICES": text}, step, **keys)
 
 
-def ours(
-    positions: list[str], environ: dict[str, str], step: str = "0", **keys: str
-) -> tuple[list[int], str | None]:
+def confined(text: str, told: str, opened: str, *positions: str) -> Seen:
+    """Return the same where the task may open the devices at some of its job's positions."""
+    found = note(*positions)
+    mine = [found.devices[positions.index(place)] for place in opened.split(",") if place]
+    task = Task({"CUDA_VISIBLE_DEVICES": text, "SLURM_STEP_GPUS": told}, "0")
+    chosen, kept = share.select_task_devices(task, found, Settings({}), mine)
+    return None if chosen is None else [device.index for device in chosen], kept
+
+
+def ours(positions: list[str], environ: dict[str, str], step: str = "0", **keys: str) -> Seen:
     return see(note(*positions), environ, step, **{"SLURM_DEVICE_SELECTION": "gpulock", **keys})
 
 
@@ -53,7 +63,7 @@ def split(count: int, rank: int, ranks: int) -> list[int]:
     gpus = ",".join(str(n) for n in range(count))
     environ = {"SLURM_LOCALID": str(rank), "SLURM_GTIDS": tasks, "SLURM_STEP_GPUS": gpus}
     positions = [str(n) for n in range(count)]
-    return ours(positions, environ, SLURM_SPLIT_TASKS="yes")[0]
+    return ours(positions, environ, SLURM_SPLIT_TASKS="yes")[0] or []
 
 
 def test_slurms_mask_stands_and_tells_the_devices() -> None:
@@ -67,8 +77,39 @@ def test_the_order_of_slurms_mask_is_kept() -> None:
 
 def test_a_mask_that_counts_from_0_in_a_device_cgroup_stands() -> None:
     assert mask("0,1", "2", "3") == ([102, 103], "0,1")
-    assert mask("0", "2", "3") == ([102, 103], "0")
+    assert mask("0", "2", "3") == (None, "0")  # of either: the other one may be another step's
     assert mask("0-1", "2", "3") == ([102, 103], "0-1")
+
+
+def test_what_a_task_may_open_tells_the_devices_behind_a_mask_that_counts_from_0() -> None:
+    """SLURM_STEP_GPUS of a bound task names another task's device there (facts/slurm.md)."""
+    for told in ("1", "2", ""):
+        assert confined("0", told, "2", "1", "2", "3") == ([102], "0")
+        assert confined("0", told, "1", "1", "2", "3") == ([101], "0")
+    assert confined("0,1", "1,3", "1,3", "1", "2", "3") == ([101, 103], "0,1")
+    assert confined("0", "1", "1", "0", "1") == ([101], "0")
+
+
+def test_a_mask_of_positions_stands_where_the_task_may_open_just_these() -> None:
+    assert confined("2", "2", "2", "1", "2", "3") == ([102], "2")
+    assert confined("0,1", "0,1", "0,1", "0", "1", "2") == ([100, 101], "0,1")
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "opened"),
+    [("0,1", "1,2", "2"), ("0", "1", "1,2"), ("0", "1", ""), ("2", "2", "1"), ("1", "1", "1,2")],
+)
+def test_devices_that_do_not_agree_with_the_mask_are_not_named(
+    text: str, told: str, opened: str
+) -> None:
+    assert confined(text, told, opened, "1", "2", "3") == (None, text)
+
+
+def test_a_mask_that_contradicts_the_steps_positions_names_no_device() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "1"}
+    assert see(note("0", "1"), environ) == (None, "0")
+    assert see(note("0", "1"), {**environ, "SLURM_STEP_GPUS": "0"}) == ([100], "0")
+    assert see(note("0", "1"), environ, "batch") == ([100], "0")  # there it is the user's
 
 
 @pytest.mark.parametrize("text", ["2", "0,2", "5", "1,3,5", "7-9"])
@@ -182,7 +223,8 @@ def test_a_task_that_slurm_gave_another_number_than_is_locked_is_refused(
         )
         assert (found.kind, f"gave {count} GPUs" in found.why) == (UNKNOWN, True)
     else:
-        assert len(see(note("1", "3"), environ, step, SLURM_DEVICE_SELECTION=selection)[0]) == 2
+        seen, _ = see(note("1", "3"), environ, step, SLURM_DEVICE_SELECTION=selection)
+        assert seen == [101, 103]
 
 
 def test_what_a_step_without_gpus_inherits_of_another_node_does_not_count() -> None:

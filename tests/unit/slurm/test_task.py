@@ -87,6 +87,33 @@ def test_a_device_cgroups_own_numbers_stand(site: TaskSite) -> None:
     assert "GPU_DEVICE_ORDINAL" not in told.unset
 
 
+def test_a_step_is_told_the_names_of_the_devices_that_it_may_open(site: TaskSite) -> None:
+    """Root may open all that has a node, so one that leads nowhere stands for a denied one."""
+    site.set(CDI_DIR="/run/cdi")
+    site.prolog(12, "1,3")
+    (site.dev / "nvidia1").unlink(missing_ok=True)
+    (site.dev / "nvidia1").symlink_to(site.dev / "denied")
+    told = site.run(CUDA_VISIBLE_DEVICES="0", SLURM_STEP_GPUS="3", SLURM_GPUS_ON_NODE="1")
+    assert told.mask == "0"
+    assert told.exported["GPULOCK_DEVICES"] == "GPU-00000003-aaaa"
+    assert told.exported["NVIDIA_VISIBLE_DEVICES"] == "GPU-00000003-aaaa"
+    assert told.exported["GPULOCK_CDI"] == f"--device=gpulock.io/gpu={bus(3)}"
+
+
+def test_names_of_devices_are_left_out_where_they_cannot_be_told(site: TaskSite) -> None:
+    site.set(CDI_DIR="/run/cdi")
+    site.prolog(12, "1,3")
+    told = site.run(
+        CUDA_VISIBLE_DEVICES="0", SLURM_STEP_GPUS="3", NVIDIA_VISIBLE_DEVICES="all", GPULOCK_CDI="x"
+    )
+    assert told.mask == "0"
+    kept = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    assert {*told.exported} == {f"{twin}{name}" for twin in ("", *TWINS) for name in kept}
+    names = ("NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
+    wanted = {f"{twin}{name}" for twin in ("", *TWINS) for name in names}
+    assert told.unset == {*wanted, *[f"{twin}GPU_DEVICE_ORDINAL" for twin in TWINS], "GPULOCK_CDI"}
+
+
 def test_slurms_own_uuids_stand(site: TaskSite) -> None:
     site.prolog(12, "1,3")
     told = site.run(CUDA_VISIBLE_DEVICES="GPU-00000003-aaaa")

@@ -16,7 +16,11 @@ QUICK := not slow and not install and not soak and not lab and not sweep
 PYTEST := $(BIN)/pytest -q
 # The time limit of a test ends it; where its fixtures then hang, the traceback of every thread tells where.
 # Where each test waits in vain for what one has left behind, ten tell enough.
-LAB := $(BIN)/pytest -v --timeout 600 -o faulthandler_timeout=900 --maxfail 10
+LIMITS := -v --timeout 600 -o faulthandler_timeout=900 --maxfail 10
+LAB := $(BIN)/pytest $(LIMITS)
+# RELEASE=trixie: the same in a root of that Debian, with its Slurm and its Python. hypothesis is built for one Python.
+RELEASED = $(if $(RELEASE),GPULOCK_LAB=/tmp/gpulock-lab-$(RELEASE) tests/release.sh $(RELEASE) \
+    python3 -m pytest -p no:hypothesispytest $(LIMITS),$(LAB))
 # Unit tests keep their files in memory where they can.
 MEMORY := $(shell tests/memory.sh)
 FAST := $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))
@@ -95,9 +99,9 @@ lab-isolation: $(DEV)  ## jobs kept to their devices by this machine's kernel (r
 	@tests/consent.sh "make lab-isolation"
 	@$(STEP) "lab-isolation" $(LAB) -m lab tests/labs/isolation $(wildcard tests/labs/*/test_isolation.py)
 
-lab-slurm: $(DEV)  ## the lab with a real Slurm (root)
+lab-slurm: $(DEV)  ## the lab with a real Slurm (root); RELEASE=trixie or sid: that Debian's, in a root
 	@tests/consent.sh "make lab-slurm"
-	@$(STEP) "lab-slurm" $(LAB) -m lab tests/labs/slurm
+	@$(STEP) "lab-slurm $(RELEASE)" env $(RELEASED) -m lab tests/labs/slurm
 
 lab-containers: $(DEV)  ## the lab with real Apptainer, podman, bubblewrap, Charliecloud (root)
 	@tests/consent.sh "make lab-containers"

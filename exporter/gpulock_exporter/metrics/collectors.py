@@ -122,7 +122,8 @@ def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield one_value(
         "history_dropped_total",
         "Released devices that were dropped before their line in the history, in this boot.",
-        parse_hook_counter(snapshot.counters.get(DROPPED_KEY, "")),
+        # 0 from the first claim on: `increase` needs a value before the first loss
+        parse_hook_counter(snapshot.counters.get(DROPPED_KEY, "0" if snapshot.counters else "")),
     )
 
 

@@ -18,12 +18,19 @@ if TYPE_CHECKING:
     from gpulock.alloc.liveness import Judge, LeftoverCheck
 
 
+class NotRootError(Refusal):
+    """Refuse because the scheduler did not start the hook as root."""
+
+    def __init__(self, uid: int) -> None:
+        super().__init__(BROKEN, f"the hook runs as uid {uid}", "it must be root's")
+
+
 def read_hook_settings(path: str) -> Settings:
     """Load the settings; root, or a simulation's own user, and nobody else, may run a hook."""
     os.umask(0o022)  # everybody may read locks and records, whatever the daemon's umask is
     settings = read_settings(path, keep=True)
     if os.geteuid() != 0 and not settings.simulation:
-        raise Refusal(BROKEN, f"the hook runs as uid {os.geteuid()}", "it must be root's")
+        raise NotRootError(os.geteuid())
     for fault in settings.faults:  # to the administrator: the job's owner cannot mend it
         log_hook_line(settings, f"gpulock: {fault}; correct the file", error=True, to_job=False)
     return settings

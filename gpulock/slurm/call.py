@@ -38,6 +38,7 @@ class SlurmHookCall:
         "nodes",
         "partition",
         "restart",
+        "sluid",
         "slurmd",
         "uid",
         "user",
@@ -59,6 +60,8 @@ class SlurmHookCall:
         self.nodes = read_slurm_env_number(environ, "SLURM_JOB_NUM_NODES", "1")
         self.gpus = environ.get("SLURM_JOB_GPUS")
         self.mps = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in environ
+        sluid = environ.get("SLURM_JOB_SLUID", "")  # 25.11 and later
+        self.sluid = sluid if is_slurm_name(sluid) else ""
         self.comment = environ.get("SLURM_JOB_COMMENT", "")
         self.conf = environ.get("SLURM_CONF", "")
         # every component of a heterogeneous batch job has STDIN, its leader alone has the script
@@ -78,6 +81,7 @@ class SlurmHookCall:
             cluster=self.cluster,
             node=node.name,
             slurmd=self.slurmd,
+            sluid=self.sluid,
             job_id=self.job,
             restart=self.restart,
             het_leader="" if self.leader == self.job else self.leader,

@@ -83,7 +83,7 @@ def release_slurm_job(
 ) -> ReleaseResult:
     """Release the job's locks on this node; raise Refusal. `begun`: CLOCK_BOOTTIME."""
     if not node.settings.simulation:
-        begun = epilog_launch_time(node.proc, os.getpid(), os.getpgrp(), begun)
+        begun = epilog_launch_time(node.proc, os.getpid(), os.getpgrp(), begun, call.job)
     ours = SlurmJobMatcher(node, call, begun)
     if node.settings.leftover_processes != "off":
         clean_slurm_leftovers(node, call, ours, deadline)
@@ -93,7 +93,9 @@ def release_slurm_job(
 
         left = job.end_step_isolation(node, call.job)
     try:
-        released = release_locks(node, ours, make_slurm_epilog_judge(node), deadline, "epilog")
+        released = release_locks(
+            node, ours, make_slurm_epilog_judge(node, call.job), deadline, "epilog"
+        )
         if left:
             released.kept.append(("its isolation", left))
         return released
@@ -111,14 +113,14 @@ def clean_slurm_leftovers(
     from gpulock.slurm.remains import SlurmLeftoverFinder
     from gpulock.slurm.steps import SlurmSteps
 
-    remains = SlurmLeftoverFinder(SlurmSteps(node.settings))
+    remains = SlurmLeftoverFinder(SlurmSteps(node.settings, call.job))
     for line in clean_leftovers(
-        node, ours, lambda: make_slurm_epilog_judge(node), remains, deadline
+        node, ours, lambda: make_slurm_epilog_judge(node, call.job), remains, deadline
     ):
         log_hook_line(node.settings, f"{call.who}: {line}", error=False)
 
 
-def make_slurm_epilog_judge(node: Node) -> "Judge":
+def make_slurm_epilog_judge(node: Node, job: str = "") -> "Judge":
     """Return a judge for an epilog: it judges nobody, and knows Slurm's steps and cgroups.
 
     slurmd calls an Epilog when the job's steps on this node are over, so a step daemon of that id
@@ -128,7 +130,7 @@ def make_slurm_epilog_judge(node: Node) -> "Judge":
     from gpulock.alloc.process_scan import ProcessScan
     from gpulock.slurm.steps import SlurmSteps
 
-    steps = SlurmSteps(node.settings)
+    steps = SlurmSteps(node.settings, job)
     return Judge(
         node.boot_id,
         node.name,
@@ -139,19 +141,24 @@ def make_slurm_epilog_judge(node: Node) -> "Judge":
     )
 
 
-def epilog_launch_time(proc: Proc, pid: int, leader: int, begun: float) -> float:
+def epilog_launch_time(proc: Proc, pid: int, leader: int, begun: float, job: str) -> float:
     """Return when slurmd launched this Epilog (CLOCK_BOOTTIME): `begun` while slurmd is above it.
 
-    slurmd puts an Epilog into a process group of its own. A slurmd that was killed leaves it
-    behind, and a script of the site's own may come to us late, when the job's next run has begun:
-    that run's claims are younger than the first process of all that is above us or leads us.
-    Where `leader`, of our group, is gone nobody knows: nothing is freed, the reaper will.
+    Or the extern step daemon of `job`, which ends after its Epilog. slurmd puts an Epilog into a
+    process group of its own. A slurmd that was killed leaves it behind, and a script of the site's
+    own may come to us late, when the job's next run has begun: that run's claims are younger than
+    the first process of all that is above us or leads us. Where `leader`, of our group, is gone
+    nobody knows: nothing is freed, the reaper will.
     """
-    oldest = int(begun * TICKS)
+    from gpulock.slurm.steps import STEPD, find_hook_pids
+
+    oldest, hook = int(begun * TICKS), pid
     try:
         for _ in range(DEPTH):
             status = proc.status(pid)
-            if status.name == "slurmd":
+            if status.name == "slurmd" or (
+                status.name == STEPD and find_hook_pids(proc, hook, job)
+            ):
                 return begun
             if pid == INIT:
                 break

@@ -13,6 +13,7 @@ from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
 from gpulock.hooks.common import (
+    NotRootError,
     log_hook_line,
     observer_judge,
     read_hook_settings,
@@ -151,7 +152,7 @@ def retry_slurm_claim(
                     wanted,
                     check=lambda chosen: environment.grant_variables(chosen, node.settings),
                 ),
-                lambda: make_slurm_prolog_judge(node),
+                lambda: make_slurm_prolog_judge(node, call.job),
                 deadline,
             )
         except Refusal as refusal:
@@ -161,14 +162,14 @@ def retry_slurm_claim(
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def make_slurm_prolog_judge(node: Node) -> "Judge":
+def make_slurm_prolog_judge(node: Node, job: str = "") -> "Judge":
     """Return a judge for a prolog: of Slurm jobs only what their own epilog gave up."""
     from gpulock.alloc.liveness import Judge, process_verdict
     from gpulock.alloc.process_scan import ProcessScan
     from gpulock.slurm.steps import SlurmSteps
     from gpulock.slurm.verdict import hook_verdict
 
-    steps = SlurmSteps(node.settings)
+    steps = SlurmSteps(node.settings, job)
     rules = {"slurm": hook_verdict, "process": process_verdict}
     members = {"slurm": steps.describe_leftover_or_step}
     finders = {"slurm": steps.attach}
@@ -216,6 +217,11 @@ def report_slurm_refusal(
         return NODE_BROKEN  # nothing can be told to the job: it must not start
     from gpulock.slurm import refuse
 
+    if isinstance(refusal, NotRootError) and os.geteuid() == call.uid:
+        # 24.11 to 25.11 may do so where RunInJob is set and the job is cancelled (docs/facts/
+        # slurm.md, hooks inside of the job): its tasks find no note, and do not start
+        log_hook_line(settings, sentence, error=True)
+        return GO_ON
     if settings is None:
         refuse.drain_slurm_node(call, Settings({}), sentence)
         log_hook_line(settings, sentence, error=True)

@@ -23,7 +23,7 @@ class SlurmLeftoverFinder:
         """Return pid -> why."""
         record = lock.owner
         assert record is not None
-        if self._steps.has_cgroup(record):
+        if self._steps.has_cgroup(record, scan):
             pids = [pid for pid in self._steps.members(record, scan) if pid > 0]
             return dict.fromkeys(pids, "in the job's cgroup")
         # not by the leader's id, which the leader's processes have, and its components' too

@@ -15,7 +15,12 @@ from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.store import atomic
+from gpulock.slurm.job_cgroup import (
+    is_in_job_cgroup,
+    job_cgroup_folders,
+    list_slurm_cgroup_pids,
+    why_in_slurm_cgroup,
+)
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
@@ -23,23 +28,27 @@ STEPD, SLURMD = "slurmstepd", "slurmd"
 TITLE = "slurmstepd: ["
 EXTERN = "extern"  # the step of PrologFlags=Contain: there for the whole of an allocation
 CONTEXTS = (b"SLURM_SCRIPT_CONTEXT=prolog_slurmd", b"SLURM_SCRIPT_CONTEXT=epilog_slurmd")
-CONTROLLERS = ("freezer", "devices", "memory", "cpuset")  # version 1: what proctrack and task use
 PLACEHOLDER = ([b"100000000", b""], [b"infinity", b""])  # slurmstepd/mgr.c
 CLIENTS = ("srun", "salloc", "sbatch")  # wait for a while when their job is gone, and hold nothing
 # `slurmstepd infinity` keeps the scope of cgroup v2 for ever, `getenv` reads a login environment
 NO_STEP = ([b"infinity"], [b"getenv"])
 INIT = 1  # is no hook, and may hide its environment even from root
-DEPTH = 5  # job / step / user / task, and one to spare
+DEPTH = 16  # of scripts between a step daemon and us
 
 
 class SlurmSteps:
-    """Who is there of which job; `uid` is root's, or of a simulation its user's."""
+    """Who is there of which job, for a judge, or for a hook of job `hook_of`.
 
-    __slots__ = ("_cgroup", "_uid")
+    With PrologFlags=RunInJob a hook is of its own job's cgroup, with the extern step daemon that
+    runs it: these are not left of the job, and no step of an earlier run.
+    """
 
-    def __init__(self, settings: Settings) -> None:
+    __slots__ = ("_cgroup", "_hook_of", "_uid")
+
+    def __init__(self, settings: Settings, hook_of: str = "") -> None:
         self._cgroup = f"{settings.sys_root}/fs/cgroup"
-        self._uid = os.geteuid() if settings.simulation else 0
+        self._hook_of = hook_of
+        self._uid = os.geteuid() if settings.simulation else 0  # root's
 
     def attach(self, held: dict[str, Lock], scan: ProcessScan) -> None:
         """Tell every Slurm lock of `held` its processes (pid, start time), daemons first.
@@ -54,7 +63,7 @@ class SlurmSteps:
             assert lock.owner is not None
             mine = found.get(lock.owner.job_id, {})
             rest = self.members(lock.owner, scan)
-            if not self.has_cgroup(lock.owner):
+            if not self.has_cgroup(lock.owner, scan):
                 rest = self.find_by_environ(lock.owner, scan)
             lock.steps = find_start_times(
                 scan.proc, [*mine, *[p for p in rest if p and p not in mine]]
@@ -87,15 +96,24 @@ class SlurmSteps:
 
         Where Slurm keeps no cgroup (proctrack/linuxproc, pgid), a job's processes are recognised
         by the environment that slurmstepd gave them. A user can remove it, but a device that is
-        open then is still found; a user who fakes it keeps only the lock of their own job.
+        open then is still found; a user who fakes it keeps only the lock of their own job. Where
+        the job's folder is not found, what the kernel says of the user's processes counts as well.
         """
-        assert lock.owner is not None
-        for pid in self.members(lock.owner, scan):
+        record = lock.owner
+        assert record is not None
+        for pid in self.members(record, scan):
             return f"process {pid} is in the job's cgroup"
-        if self.has_cgroup(lock.owner):
+        if self.has_cgroup(record, scan):
             return ""  # which lists them all, whatever a process says of itself
-        found, unseen = self._find_by_environ(lock.owner, scan)
-        return f"process {found[0]} of the job runs" if found else unseen
+        found, unseen = self._find_by_environ(record, scan)
+        if found or unseen:
+            return f"process {found[0]} of the job runs" if found else unseen
+        for pid, status in scan.statuses().items():
+            if status.uids[0] == record.uid and not status.kernel:
+                why = why_in_slurm_cgroup(pid, record, scan.proc)
+                if why:
+                    return why
+        return ""
 
     def find_by_environ(self, record: Owner, scan: ProcessScan) -> list[int]:
         """Return the user's processes that are seen to be started as this job's on this node."""
@@ -124,20 +142,30 @@ class SlurmSteps:
     def describe_leftover_or_step(self, lock: Lock, scan: ProcessScan) -> str:
         """Return what is left, step daemons included: for a prolog, before its own steps start."""
         assert lock.owner is not None
-        for pid in self.daemons(scan).get(lock.owner.job_id, {}):
+        others = set(self.daemons(scan).get(lock.owner.job_id, {}))
+        for pid in others - self._own_pids(scan) if others else others:
             return f"step daemon {pid} of the job runs"
         return self.describe_leftover(lock, scan)
 
-    def has_cgroup(self, record: Owner) -> bool:
+    def has_cgroup(self, record: Owner, scan: ProcessScan) -> bool:
         """Return whether the job's own cgroup is there: else it may have another name."""
-        return any([os.path.isdir(folder) for folder in slurm_cgroup_paths(self._cgroup, record)])
+        folders = job_cgroup_folders(self._cgroup, record, scan.proc)
+        return any([os.path.isdir(folder) for folder in folders])
 
     def members(self, record: Owner, scan: ProcessScan) -> list[int]:
         """Return the processes in the job's cgroup; what cannot be read counts as pid 0."""
         found: set[int] = set()
-        for folder in slurm_cgroup_paths(self._cgroup, record):
-            found.update(list_slurm_cgroup_pids(folder, DEPTH))
+        for folder in job_cgroup_folders(self._cgroup, record, scan.proc):
+            found.update(list_slurm_cgroup_pids(folder))
+        own = self._own_pids(scan) if found else found
+        if own:  # 24.11 does not wait for the daemons of the job's other steps
+            found -= own.union(self.daemons(scan).get(self._hook_of, {}))
         return sorted([pid for pid in found if not (pid and self._is_placeholder(pid, scan))])
+
+    def _own_pids(self, scan: ProcessScan) -> set[int]:
+        """Return this hook and what is above it, up to the step daemon that runs it."""
+        job, pid = self._hook_of, os.getpid()
+        return find_hook_pids(scan.proc, pid, job, self._uid) if job else set()
 
     def _is_placeholder(self, pid: int, scan: ProcessScan) -> bool:
         """Return whether a process is the extern step's own `sleep`, which outlives its daemon."""
@@ -231,17 +259,40 @@ def find_slurmds(node: Node, pid: int) -> list[int]:
     return found
 
 
+def find_hook_pids(proc: Proc, pid: int, job: str, root: int = 0) -> set[int]:
+    """Return a hook of a job and all above it, up to the job's extern step daemon.
+
+    So it is with PrologFlags=RunInJob (docs/facts/slurm.md, hooks inside of the job); else, or
+    where it cannot be seen, nothing is returned. `root` is the uid of a step daemon.
+    """
+    found: set[int] = set()
+    try:
+        while pid != INIT and len(found) < DEPTH:
+            status = proc.status(pid)
+            found.add(pid)
+            if status.name == STEPD and set(status.uids[:3]) == {root}:
+                step = parse_stepd_title(proc.read_memory(pid, "cmdline"))
+                return found if step == (job, EXTERN) else set()
+            pid = status.ppid
+    except (OSError, ValueError):
+        pass
+    return set()
+
+
 def is_slurm_hook_environ(words: list[bytes]) -> bool:
     """Return whether an environment is that of a Prolog or Epilog."""
     return any([context in words for context in CONTEXTS])
 
 
 def parse_stepd_title(cmdline: bytes) -> tuple[str, str]:
-    """Return (job id, step) of `slurmstepd: [12.batch]`, empty ones for another text."""
+    """Return (job id, step) of `slurmstepd: [12.batch]`, empty ones for another text.
+
+    A step daemon that manages the job's steps says `[12.extern stepmgr]`.
+    """
     text = cmdline.partition(b"\0")[0].decode("utf-8", "replace").rstrip()
     if not (text.startswith(TITLE) and text.endswith("]")):
         return "", ""
-    job, dot, step = text[len(TITLE) : -1].partition(".")
+    job, dot, step = text[len(TITLE) : -1].removesuffix(" stepmgr").partition(".")
     return (job, step) if dot and job.isascii() and job.isdigit() else ("", "")
 
 
@@ -250,10 +301,8 @@ def is_slurm_job_process(pid: int, record: Owner, tree: ProcessTree) -> bool:
 
     Needs no more than an ordinary user may see.
     """
-    mine = read_cgroup_paths(tree.proc, pid)
-    for folder in slurm_cgroup_paths("", record):
-        if any([path == folder or path.startswith(f"{folder}/") for path in mine]):
-            return True
+    if is_in_job_cgroup(pid, record, tree.proc):
+        return True
     for above, status in tree.ancestry(pid).items():
         if status.name == STEPD and status.uids[0] == 0:
             try:
@@ -265,20 +314,6 @@ def is_slurm_job_process(pid: int, record: Owner, tree: ProcessTree) -> bool:
     return False
 
 
-def read_cgroup_paths(proc: Proc, pid: int) -> set[str]:
-    """Return a process's cgroups: the path, in version 1 below each controller's name."""
-    try:
-        text = proc.read(pid, "cgroup").decode("utf-8", "replace")
-    except OSError:
-        return set()
-    found: set[str] = set()
-    for line in text.split("\n"):  # a user names cgroups, with any other end of line
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if path:
-            found.update([f"/{name}{path}" if name else path for name in controllers.split(",")])
-    return found
-
-
 def find_start_times(proc: Proc, pids: list[int]) -> list[tuple[int, int]]:
     """Return (pid, start time) of each process that is still there."""
     found: list[tuple[int, int]] = []
@@ -287,44 +322,4 @@ def find_start_times(proc: Proc, pids: list[int]) -> list[tuple[int, int]]:
             found.append((pid, proc.start(pid)))
         except (ProcessLookupError, ValueError):
             continue
-    return found
-
-
-def slurm_cgroup_paths(root: str, record: Owner) -> list[str]:
-    """Return the folders that a job's cgroup may have."""
-    first, second = slurm_cgroup_roots(root, record.slurmd)
-    tail = f"uid_{record.uid}/job_{record.job_id}"
-    return [*[f"{top}/{tail}" for top in first], *[f"{top}/job_{record.job_id}" for top in second]]
-
-
-def slurm_cgroup_roots(root: str, slurmd: str) -> tuple[list[str], list[str]]:
-    """Return where slurmd keeps its jobs' cgroups, of version 1 and 2 (named, if several run)."""
-    tops = ("slurm", f"slurm_{slurmd}")
-    scopes = ("slurmstepd.scope", f"{slurmd}_slurmstepd.scope")
-    return (
-        [f"{root}/{part}/{top}" for part in CONTROLLERS for top in tops],
-        [f"{root}/system.slice/{scope}" for scope in scopes],
-    )
-
-
-def list_slurm_cgroup_pids(folder: str, depth: int) -> list[int]:
-    """Return the processes of a cgroup and of those below it; [0] where that cannot be read."""
-    try:
-        with_names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except OSError:
-        return [0]
-    found: list[int] = []
-    for name in with_names:
-        inner = f"{folder}/{name}"
-        try:
-            if name == "cgroup.procs":
-                found += [int(pid) for pid in atomic.read_text(inner, 1 << 22).split()]
-            elif depth and os.path.isdir(inner):
-                found += list_slurm_cgroup_pids(inner, depth - 1)
-        except FileNotFoundError:
-            continue  # removed meanwhile
-        except (OSError, ValueError):
-            found.append(0)
     return found

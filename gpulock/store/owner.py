@@ -25,6 +25,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("start", NUMBER, "sge, process", "its start time in clock ticks since boot"),
     ("restart", NUMBER, "slurm", "restart count of the job"),
     ("slurmd", TEXT, "slurm", "SLURMD_NODENAME: several may run on one machine"),
+    ("sluid", TEXT, "slurm", "SLURM_JOB_SLUID, which may name the job's cgroup; empty: not known"),
     ("positions", TEXT, "slurm", "SLURM_JOB_GPUS of the prolog, empty: not known"),
     ("het_leader", TEXT, "slurm", "job id of a heterogeneous job's leader"),
     ("user", TEXT, "all", "name of the owner"),
@@ -67,6 +68,7 @@ class Owner:
     start: int
     restart: int
     slurmd: str
+    sluid: str
     positions: str
     het_leader: str
     user: str

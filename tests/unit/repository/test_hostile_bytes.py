@@ -38,11 +38,12 @@ from gpulock.sge.qstat import parse_qstat_job
 from gpulock.sge.request import count_sge_job_gpus, count_sge_job_hosts
 from gpulock.sge.spool import Spool, rewrite_env_text
 from gpulock.slurm.call import SlurmHookCall
+from gpulock.slurm.job_cgroup import read_cgroup_paths
 from gpulock.slurm.note import parse_task_note
 from gpulock.slurm.request import parse_gres_count
 from gpulock.slurm.scontrol import parse_squeue_row, slurm_array_task_name, slurm_job_uid
 from gpulock.slurm.share import Task
-from gpulock.slurm.steps import parse_stepd_title, read_cgroup_paths
+from gpulock.slurm.steps import parse_stepd_title
 from gpulock.store import atomic, kv, owner
 from gpulock.workstation.tickets import list_tickets, parse_ticket
 from gpulock.workstation.wire import (

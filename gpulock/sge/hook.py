@@ -66,7 +66,17 @@ def find_spool(node: Node, call: SgeHookCall) -> Spool:
 
 
 def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
-    """Return the record of a job, all but the devices."""
+    """Return the record of a job, all but the devices; raise Refusal.
+
+    Where 8.1.10 starts jobs by systemd (USE_CGROUPS=systemd), the group that `config` names is on
+    no process: a job that lives would be proven dead.
+    """
+    if found.config.get("use_systemd") == ["yes"]:
+        raise Refusal(
+            INVALID_REQUEST,
+            "execd has systemd start the job, so no process can be known as the job's",
+            "take USE_CGROUPS=systemd out of execd_params",
+        )
     return Owner(
         scheduler="sge",
         cluster=node.settings.sge_cell,

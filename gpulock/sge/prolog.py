@@ -160,9 +160,19 @@ def check_shepherd_alive(node: Node, found: Spool) -> None:
 
 
 def isolate_sge_job(node: Node, found: Spool, grant: Grant | None, deadline: Deadline) -> None:
-    """Let the kernel keep the job to its grant, to no GPU without one; raise Refusal."""
+    """Let the kernel keep the job to its grant, to no GPU without one; raise Refusal.
+
+    systemd moves a job into a scope of its own, out of the cgroup that is closed here.
+    """
     from gpulock.isolation import job
 
+    systemd = (found.config.get("enable_systemd"), found.config.get("use_systemd"))
+    if node.settings.isolation == job.CGROUP and (systemd[0] == ["1"] or systemd[1] == ["yes"]):
+        raise Refusal(
+            INVALID_REQUEST,
+            "systemd takes the job out of the cgroup that closes its GPUs (ISOLATION=cgroup)",
+            "set ENABLE_SYSTEMD=false in execd_params, or ISOLATION=off",
+        )
     devices = grant.devices if grant else []
     gid = found.number("add_grp_id")
     who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start, gid)

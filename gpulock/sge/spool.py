@@ -36,6 +36,7 @@ LONGEST_VARIABLE = (
 CONFIG_KEYS = (
     "add_grp_id",
     "admin_user",
+    "enable_systemd",
     "epilog",
     "host",
     "host_slots",
@@ -53,7 +54,10 @@ CONFIG_KEYS = (
     "resume_method",
     "starter_method",
     "suspend_method",
+    "systemd_scope",
+    "systemd_slice",
     "terminate_method",
+    "use_systemd",
 )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
+from gpulock.install.doctor.execd_params import check_execd_params, moves_jobs_to_scopes
 from gpulock.install.doctor.hooks import InstalledHookChecks
 from gpulock.install.doctor.node import others_may_link_in
 from gpulock.install.hooks import HookPaths, InstallError
@@ -303,17 +304,8 @@ class SgeClusterChecks:
 
     def parameters(self) -> Iterator[Check]:
         """Look at what changes how jobs start and end."""
-        words = self.lines.get("execd_params", "").upper().replace(",", " ").split()
-        if "ENABLE_ADDGRP_KILL=FALSE" in words or "ENABLE_ADDGRP_KILL=0" in words:
-            what = (
-                "ENABLE_ADDGRP_KILL=false: stray processes of a job keep running and keep its GPUs"
-            )
-            yield warning(what, "remove it from execd_params")
-        if "INHERIT_ENV=FALSE" in words or "INHERIT_ENV=0" in words:
-            yield ok("INHERIT_ENV=false: fine, variables are replaced")
-        if is_sge_none(self.lines.get("gid_range", "")):
-            what = "not set: jobs carry no group, so that no process proves a job alive"
-            yield fault(what, "set it: qconf -mconf", "gid_range")
+        common = Path(self.site.root, self.site.cell, "common")
+        return check_execd_params(self.lines, self.settings.isolation, moves_jobs_to_scopes(common))
 
     def profile(self) -> Iterator[Check]:
         """Look at the login script for qlogin."""

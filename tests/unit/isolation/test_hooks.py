@@ -340,3 +340,48 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
     procs.rmdir()  # of a cgroup that is gone
     assert stop(site, spooled, **CGROUP) == RUN
     assert site.locks() == []
+
+
+MOVED = "enable_systemd=1\nsystemd_slice=ocs7544-jobs.slice\nsystemd_scope=ocs7544.12.scope\n"
+BY_SYSTEMD = (MOVED, "use_systemd=yes\n")
+
+
+def add_to_config(spooled: SpooledJob, lines: str) -> None:
+    with (spooled.folder / "config").open("a") as file:
+        file.write(lines)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("lines", BY_SYSTEMD)
+def test_a_job_that_systemd_moves_out_of_its_cgroup_is_refused(
+    site: Site, kernel: Kernel, lines: str, count: int
+) -> None:
+    """It would open every GPU; the queue stays in service, for the job is not at fault."""
+    spooled = site.run(gpus(count))
+    add_to_config(spooled, lines)
+
+    assert start(site, spooled, **CGROUP) == JOB_ERROR
+    assert (kernel.asked, site.locks()) == ([], [])
+
+
+@pytest.mark.parametrize("lines", BY_SYSTEMD)
+def test_a_slave_task_that_systemd_moves_out_of_its_cgroup_does_not_start(
+    tasks: Site, kernel: Kernel, lines: str
+) -> None:
+    spooled = tasks.spool(gpus(1), pe="mpi", hosts=HOSTS)
+    add_to_config(spooled, lines)
+    tasks.task(spooled, FIRST)
+
+    assert start_task(tasks, FIRST, SGE_SLAVE_TASKS="yes") == 1
+    assert (kernel.asked, tasks.locks()) == ([], [])
+
+
+@pytest.mark.parametrize("lines", ["enable_systemd=0\n", "use_systemd=no\n"])
+def test_a_job_that_systemd_leaves_where_it_is_starts(
+    site: Site, kernel: Kernel, lines: str
+) -> None:
+    spooled = site.run(gpus(1))
+    add_to_config(spooled, lines)
+
+    assert start(site, spooled, **CGROUP) == RUN
+    assert kernel.asked == [("12.1", SHEPHERD, [0])]

@@ -250,3 +250,12 @@ def test_a_shepherd_that_cannot_be_seen_any_more_is_taken_for_dead(
     with pytest.raises(Refusal) as caught:
         prolog.check_shepherd_alive(site.node(), found)
     assert caught.value.kind == UNKNOWN
+
+
+def test_a_gpu_job_that_systemd_starts_is_refused(site: Site) -> None:
+    """8.1.10 names a group that no process carries: the living job would be proven dead."""
+    job = site.run(gpus(1))
+    with (job.folder / "config").open("a") as file:
+        file.write("use_systemd=yes\n")
+    assert start(site, job) == JOB_ERROR
+    assert site.locks() == []

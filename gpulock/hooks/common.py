@@ -58,7 +58,11 @@ def unexpected_refusal(fault: BaseException) -> Refusal:
 
 
 def log_hook_line(
-    settings: Settings | None, sentence: str, error: bool, to_job: bool = True
+    settings: Settings | None,
+    sentence: str,
+    error: bool,
+    to_job: bool = True,
+    to_syslog: bool = True,
 ) -> None:
     """Write one line to syslog and, for an error of the job's, to stderr; none decides anything."""
     line = sentence.encode("utf-8", "backslashreplace")  # names of processes may be any bytes
@@ -70,6 +74,6 @@ def log_hook_line(
                 os.write(2, line[:LONGEST_LINE] + b"\n")
         except (OSError, ValueError):
             pass
-    if settings is None or not settings.simulation:
+    if to_syslog and (settings is None or not settings.simulation):
         syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
         syslog.syslog(syslog.LOG_ERR if error else syslog.LOG_INFO, line.decode())

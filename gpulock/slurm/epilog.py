@@ -40,7 +40,10 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
         call = SlurmHookCall(environ)
         released = release_slurm_job(Node(settings), call, Deadline(DEADLINE), begun)
     except Refusal as refusal:
-        log_hook_line(settings, refusal.sentence(f"epilog of {who}"), error=True)
+        tried = "SLURM_JOB_ID" not in environ  # by doctor or install: no job, nobody to tell
+        log_hook_line(
+            settings, refusal.sentence(f"epilog of {who}"), error=True, to_syslog=not tried
+        )
     except Exception as fault:  # the one broad handler: the job is over, whatever it is
         log_hook_line(settings, unexpected_refusal(fault).sentence(f"epilog of {who}"), error=True)
     else:

@@ -57,7 +57,8 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
             settings, format_slurm_grant(call, grant, clock_boottime() - begun), error=False
         )
         return GO_ON
-    return report_slurm_refusal(call, settings, told)
+    # without a job it is doctor or install that tries it: nobody to tell in syslog
+    return report_slurm_refusal(call, settings, told, to_syslog="SLURM_JOB_ID" in environ)
 
 
 def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Grant | None:
@@ -208,12 +209,15 @@ def undo_slurm_claim(node: Node, grant: Grant, deadline: Deadline) -> None:
 
 
 def report_slurm_refusal(
-    call: SlurmHookCall | None, settings: Settings | None, refusal: Refusal
+    call: SlurmHookCall | None,
+    settings: Settings | None,
+    refusal: Refusal,
+    to_syslog: bool = True,
 ) -> int:
     """Tell everybody who must know, and return the exit code."""
     sentence = refusal.sentence(call.who if call else "a job")
     if call is None:
-        log_hook_line(settings, sentence, error=True)
+        log_hook_line(settings, sentence, error=True, to_syslog=to_syslog)
         return NODE_BROKEN  # nothing can be told to the job: it must not start
     from gpulock.slurm import refuse
 

@@ -7,7 +7,7 @@ are behind it (docs/facts/slurm.md, device constraint and binding). Where gpuloc
 that asked for some of the job's GPUs gets those, and with SLURM_SPLIT_TASKS each task its part.
 """
 
-from gpulock.errors import UNKNOWN, Refusal
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.slurm.call import expand_gpu_list, is_slurm_number
@@ -51,14 +51,14 @@ def select_task_devices(
 
     `opened` are those of the job's devices that the task may open, by default all. The devices
     are None where they cannot be told: then only Slurm's mask is right. Of a job with several
-    types of GPU Slurm 22.05 tells the Prolog one type's alone: what was locked is then too
-    little, and the task does not start.
+    types of GPU Slurm tells the Prolog one type's alone: what was locked is then too little, and
+    would be so the next time.
     """
     told = task.positions or not task.is_step  # else the number is of the batch script's node
     more = task.on_node > len(found.devices)
     if told and (more or (not task.is_step and 0 < task.on_node < len(found.devices))):
         raise Refusal(
-            UNKNOWN,
+            INVALID_REQUEST if more else UNKNOWN,
             f"Slurm gave {task.on_node} GPUs on this node, but its Prolog saw {len(found.devices)}",
             "ask for one type of GPU a job (see docs/slurm.md)",
         )

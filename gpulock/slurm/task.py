@@ -9,7 +9,7 @@ of a heterogeneous job, and in a batch step SLURM_STEP_ID is what the user expor
 
 import os
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
+from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, one_line
 from gpulock.job import environment
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
@@ -39,6 +39,7 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     except TaskRefusedError as stop:
         return print_task_message(one_line(str(stop)), stop.code)
     except Refusal as refusal:
+        code = FAILED if refusal.kind == INVALID_REQUEST else code
         return print_task_message(refusal.sentence(f"job {environ.get('SLURM_JOB_ID', '?')}"), code)
     except Exception as fault:  # the one broad handler: in doubt a task does not start
         return print_task_message(one_line(f"gpulock: {type(fault).__name__}: {fault}"), code)

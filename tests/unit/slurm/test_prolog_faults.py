@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import syslog
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.job import environment
-from gpulock.slurm import prolog, request
+from gpulock.slurm import epilog, prolog, request
 from gpulock.store import claim_records
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
@@ -289,3 +290,14 @@ def test_what_is_told_never_spoils_the_exit_code(
     assert site.prolog(12, "x") == RUN
     no_map(site)
     assert site.prolog(12, "1") == NODE_BROKEN
+
+
+@pytest.mark.parametrize(("environ", "lines"), [({}, 0), ({"SLURM_JOB_ID": "x"}, 1)])
+def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], lines: int
+) -> None:
+    """doctor left two lines of errors in there, each time."""
+    told: list[object] = []
+    monkeypatch.setattr(syslog, "syslog", lambda *words: told.append(words))
+    assert (prolog.main(environ, "/gone"), len(told)) == (NODE_BROKEN, lines)
+    assert (epilog.main(environ, "/gone"), len(told)) == (0, 2 * lines)

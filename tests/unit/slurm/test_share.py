@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.errors import UNKNOWN
+from gpulock.errors import INVALID_REQUEST, UNKNOWN
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.slurm import share
@@ -221,7 +221,8 @@ def test_a_task_that_slurm_gave_another_number_than_is_locked_is_refused(
         found = refusal(
             lambda: see(note("1", "3"), environ, step, SLURM_DEVICE_SELECTION=selection)
         )
-        assert (found.kind, f"gave {count} GPUs" in found.why) == (UNKNOWN, True)
+        kind = UNKNOWN if count == "1" else INVALID_REQUEST
+        assert (found.kind, f"gave {count} GPUs" in found.why) == (kind, True)
     else:
         seen, _ = see(note("1", "3"), environ, step, SLURM_DEVICE_SELECTION=selection)
         assert seen == [101, 103]

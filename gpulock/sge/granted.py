@@ -57,3 +57,23 @@ def is_of_host(one: "Granted", host: str) -> bool:
 def is_granted_elsewhere(job: "SgeJob", complexes: tuple[str, ...], host: str) -> bool:
     """Return whether other hosts grant the job GPUs as well; raise Refusal."""
     return any([one[1] > 0 and not is_of_host(one, host) for one in granted_gpus(job, complexes)])
+
+
+def granted_devices(
+    job: "SgeJob", complexes: tuple[str, ...], host: str, state_dir: str
+) -> tuple[str, ...]:
+    """Return the devices whose ids this host granted, none where it granted a count alone.
+
+    Raises Refusal.
+    """
+    here = [one for one in granted_gpus(job, complexes) if is_of_host(one, host) and one[2]]
+    if not here:
+        return ()
+    from gpulock.sge.card_map import resolve_card_ids
+
+    devices = [d for name, _, ids, _ in here for d in resolve_card_ids(state_dir, name, ids)]
+    if len(devices) != sum([one[1] for one in here]) or len({*devices}) != len(devices):
+        raise Refusal(
+            INVALID_REQUEST, "the ids that were granted are not as many as the GPUs", "see qstat -j"
+        )
+    return tuple(devices)

@@ -87,6 +87,7 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
         template,
         ClaimRequest(
             count,
+            request.wanted_devices(found, node.settings, job) if job.granted else (),
             check=lambda chosen: environment.grant_variables(
                 chosen, node.settings, EXTRA_MASK_NAMES
             ),

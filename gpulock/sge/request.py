@@ -79,6 +79,14 @@ def count_host_gpus(spool: Spool, settings: Settings, job: cull.SgeJob) -> int:
     return count_sge_job_gpus(job.requests, settings.sge_complexes, slots)
 
 
+def wanted_devices(spool: Spool, settings: Settings, job: cull.SgeJob) -> tuple[str, ...]:
+    """Return the devices that Grid Engine chose for the job here (RSMAP); raise Refusal."""
+    from gpulock.sge import granted
+
+    host = spool.need("host")
+    return granted.granted_devices(job, settings.sge_complexes, host, settings.state_dir)
+
+
 def has_gpus_elsewhere(spool: Spool, settings: Settings, job: cull.SgeJob) -> bool:
     """Return whether a parallel job has GPUs on other hosts as well; raise Refusal."""
     if job.granted is not None:

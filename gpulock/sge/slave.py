@@ -85,9 +85,9 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> Gran
     template = hook.make_sge_owner(node, found, job.uid)
     if home and not job_holds_lock(node, template.key()):
         raise Refusal(UNKNOWN, "the job holds no GPU on its master host", "see gpulock why")
-    grant = claim_devices(
-        node, template, ClaimRequest(count, join=True), lambda: hook.make_sge_judge(node), deadline
-    )
+    wanted = request.wanted_devices(found, node.settings, job) if job.granted else ()
+    want = ClaimRequest(count, wanted, join=True)
+    grant = claim_devices(node, template, want, lambda: hook.make_sge_judge(node), deadline)
     own = grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
     try:
         if node.settings.isolation != "off":

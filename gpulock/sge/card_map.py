@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPU an id of an RSMAP is: STATE_DIR/sge-map, made by `gpulock install sge --map`.
+
+Hot, loaded only for a job that was granted ids. A site names its ids as it likes (GPU1 may be
+the first one), so the map is the administrator's word: an id that is not in it is never guessed.
+A GPU stands there by its PCI address, which no boot and no driver renumbers.
+"""
+
+from gpulock.errors import INVALID_REQUEST, Refusal
+from gpulock.store import atomic, kv
+
+NAME = "sge-map"
+LINE = "gpulock-sge-map 1"
+HOST = "host"
+DO = "run gpulock install sge --map on this node"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    CardMap = dict[tuple[str, str], str]  # (complex, id) -> device
+
+
+def read_card_map(state_dir: str) -> "tuple[str, CardMap]":
+    """Return Grid Engine's name of this host and the map, both empty where there is none.
+
+    Raises OSError or ValueError.
+    """
+    try:
+        pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"), LINE)
+    except FileNotFoundError:
+        return "", {}
+    found: CardMap = {}
+    host = pairs.pop(HOST, "")
+    for key, device in pairs.items():
+        name, _, card = key.partition(" ")
+        found[name, card] = device
+    return host, found
+
+
+def format_card_map(host: str, cards: "Mapping[tuple[str, str], str]") -> str:
+    """Return the map as its file has it."""
+    pairs = [(HOST, host)]
+    pairs += [(f"{name} {card}", device) for (name, card), device in cards.items()]
+    return f"{LINE}\n{kv.encode_pairs(pairs)}"
+
+
+def resolve_card_ids(state_dir: str, name: str, ids: list[tuple[str, int]]) -> tuple[str, ...]:
+    """Return the devices of (id, times) of a complex; raise Refusal.
+
+    The job is refused, whatever is wrong with the map: no queue goes into error by it.
+    """
+    try:
+        _, cards = read_card_map(state_dir)
+    except (OSError, ValueError) as fault:
+        raise Refusal(INVALID_REQUEST, f"{NAME}: {fault}", DO) from fault
+    found: list[str] = []
+    for card, times in ids:
+        device = cards.get((name, card), "")
+        if not device:
+            raise Refusal(INVALID_REQUEST, f"{NAME} says of no GPU that it is {name}={card}", DO)
+        if times != 1 or device in found:
+            raise Refusal(
+                INVALID_REQUEST,
+                f"{name}={card} was granted several times: a GPU has one job",
+                f"name each id of {name} once in complex_values",
+            )
+        found.append(device)
+    return tuple(found)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids of an RSMAP: exactly the GPUs that Grid Engine granted, by the administrator's map."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import INVALID_REQUEST, Refusal
+from gpulock.sge import prolog
+from gpulock.sge.card_map import NAME, format_card_map, read_card_map, resolve_card_ids
+from gpulock.sge.hook import JOB_ERROR, REQUEUE
+from gpulock.store import quarantine
+from tests.support.jobs import Site, variables
+from tests.support.ocs_jobs import Ask, Grant, ocs_job
+from tests.support.trees import bus
+
+# As in the examples of Open Cluster Scheduler: the first one is GPU1.
+CARDS = {("card", f"GPU{n + 1}"): bus(n) for n in range(4)}
+HOST = "node"
+
+
+@pytest.fixture
+def mapped(site: Site) -> Site:
+    site.state.mkdir(exist_ok=True)
+    (site.state / NAME).write_text(format_card_map(HOST, CARDS))
+    return site
+
+
+def start(site: Site, *ids: str, job_id: int = 12, amount: float = 0, times: int = 1) -> int:
+    """Run the prolog of a job that was granted these ids."""
+    job = site.run(owner="alice", job_id=job_id)
+    asks = (Ask("card", amount or len(ids)),)
+    grants = (Grant("card", amount or len(ids), "node", tuple((one, times) for one in ids)),)
+    job.job_file.write_bytes(ocs_job(asks, grants, job_id=job_id))
+    config = site.config(SGE_COMPLEXES="gpu card")
+    return prolog.main(["prolog", str(site.pid)], site.environ(job), config)
+
+
+def test_the_map_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_card_map(str(tmp_path)) == ("", {})
+    (tmp_path / NAME).write_text(format_card_map(HOST, CARDS))
+    assert read_card_map(str(tmp_path)) == (HOST, CARDS)
+
+
+def test_a_job_gets_the_cards_that_were_granted_and_no_other(mapped: Site) -> None:
+    """GPU1 and GPU3 are free as well, and would be chosen where Grid Engine does not choose."""
+    assert start(mapped, "GPU4", "GPU2") == 0
+    assert mapped.locks() == [bus(1), bus(3)]
+    assert variables(mapped.root / "sge/spool/node/active_jobs/12.1")["CUDA_VISIBLE_DEVICES"] == (
+        "1,3"
+    )
+
+
+def test_a_card_that_is_held_or_out_of_service_is_waited_for(mapped: Site) -> None:
+    assert start(mapped, "GPU1") == 0
+    assert start(mapped, "GPU1", job_id=13) == REQUEUE
+    quarantine.write_device_note(str(mapped.state), quarantine.QUARANTINE, bus(1), "me", "XID 79")
+    assert start(mapped, "GPU2", job_id=14) == REQUEUE
+    assert mapped.locks() == [bus(0)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "amount", "times"),
+    [
+        (("GPU9",), 0, 1),  # not in the map
+        (("0",), 0, 1),  # the index is no id
+        (("GPU1",), 1, 2),  # one card for two
+        (("GPU1", "GPU1"), 2, 1),
+        (("GPU1",), 2, 1),  # fewer ids than GPUs
+    ],
+)
+def test_ids_that_are_not_just_the_cards_are_refused(
+    mapped: Site, ids: tuple[str, ...], amount: float, times: int
+) -> None:
+    assert start(mapped, *ids, amount=amount, times=times) == JOB_ERROR
+    assert mapped.locks() == []
+
+
+@pytest.mark.parametrize("text", [None, "", "gpulock-sge-map 2\n", "\0"])
+def test_without_a_map_the_job_is_refused_and_the_queue_stays(site: Site, text: str | None) -> None:
+    if text is not None:
+        site.state.mkdir(exist_ok=True)
+        (site.state / NAME).write_text(text)
+    assert start(site, "GPU1") == JOB_ERROR
+    assert site.locks() == []
+
+
+def test_a_map_of_another_complex_says_nothing_of_this_one(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(format_card_map(HOST, {("old", "GPU1"): bus(0)}))
+    with pytest.raises(Refusal) as caught:
+        resolve_card_ids(str(tmp_path), "card", [("GPU1", 1)])
+    assert caught.value.kind == INVALID_REQUEST

@@ -13,6 +13,7 @@ from gpulock.install.doctor.check import Check, fault, ok, run_all, run_checks, 
 from gpulock.install.doctor.hooks import InstalledHookChecks
 from gpulock.install.doctor.slurm_conf import SlurmConfChecks
 from gpulock.install.doctor.slurm_gres import GresChecks
+from gpulock.install.doctor.slurm_release import release_checks
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.planner import current_settings
 from gpulock.install.slurm.site import (
@@ -73,6 +74,7 @@ def slurm_checks(settings: Settings, config: Path, prefix: Path) -> list[Check]:
     paths = HookPaths(prefix / CURRENT)
     checks += run_checks("slurm.conf", lambda: check_slurm_conf_same(site, conf))
     checks += SlurmConfChecks(settings, site, conf, paths).checks()
+    checks += release_checks(settings, site, conf)
     return checks + GresChecks(settings, site, conf).checks()
 
 

@@ -81,7 +81,7 @@ class SlurmConfChecks:
 
     def hook(self, key: str) -> Iterator[Check]:
         """Look whether one hook of ours is in force, can be run, and is in its place."""
-        found = find_slurm_hook(self.conf, key, self.paths)
+        found = find_slurm_hook(self.conf, key, self.paths, self.site.conf)
         if not found.ours:
             what = f"not gpulock's ({found.text}): {_WITHOUT[key]}"
             if found.values and not found.programs:
@@ -140,15 +140,16 @@ class SlurmConfChecks:
 
     def timeouts(self) -> Iterator[Check]:
         """Look whether Slurm leaves the hooks the time they may need."""
-        key, enough = "PrologEpilogTimeout", hook_seconds(self.settings)
-        want = self.wants.get(key)
-        if want and want.needed:
-            what = f"{want.now} s: a hook may take {enough} s, and one that is killed drains"
-            yield fault(f"{what} the node", self.line(key))
-        elif want:
-            yield warning("none: a hook that hangs blocks the node", self.line(key))
-        else:
-            yield ok(self.conf.get(key))
+        enough = hook_seconds(self.settings)
+        for key in self.conf.hook_timeouts():
+            want = self.wants.get(key)
+            if want and want.needed:
+                what = f"{want.now} s: a hook may take {enough} s, and one that is killed drains"
+                yield fault(f"{what} the node", self.line(key), key)
+            elif want:
+                yield warning("none: a hook that hangs blocks the node", self.line(key), key)
+            else:
+                yield ok(self.conf.get(key) or self.conf.get("PrologEpilogTimeout"), key)
 
     def message_timeout(self) -> Iterator[Check]:
         """Look whether srun waits as long as a Prolog does."""

@@ -99,8 +99,12 @@ class GresChecks:
             gres.gres_positions(entries)
         )
         yield from self.stale(gres.slurm_map_text(self.gres_conf, places, shared), len(places))
-        if places and not self.constrains():
+        if places and not self.constrains() and not self.by_uuid():
             yield from self.order(entries, places)
+
+    def by_uuid(self) -> bool:
+        """Say whether Slurm's masks name cards by UUID, in whatever order (26.05 and later)."""
+        return bool(self.gres_conf and gres.has_gres_flag(self.gres_conf, "env_uuid"))
 
     def shares(self) -> Iterator[Check]:
         """Look whether slurmd gives out parts of GPUs, which no job can have."""

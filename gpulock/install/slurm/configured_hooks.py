@@ -47,12 +47,20 @@ class InForceHook:
         return " ".join(self.values) or "none"
 
 
-def find_slurm_hook(conf: SlurmConf, key: str, paths: HookPaths) -> InForceHook:
-    """Return what is in force for one hook."""
+def find_slurm_hook(
+    conf: SlurmConf, key: str, paths: HookPaths, slurm_conf: Path | None = None
+) -> InForceHook:
+    """Return what is in force for one hook.
+
+    A name without a folder is beside this node's slurm.conf, also where slurmd fetched both from
+    slurmctld (23.11 and later).
+    """
     target = PATHS[key](paths)
     values = tuple(conf.patterns(key))
     programs: list[Path] = []
-    for value in values:
+    folder = str(slurm_conf.parent) if slurm_conf else ""
+    for name in values:
+        value = f"{folder}/{name}" if name and folder and not name.startswith("/") else name
         if key != TASK and is_glob_pattern(value):
             programs += [Path(name) for name in sorted(glob.glob(value), reverse=True)]
         elif value:
@@ -61,9 +69,11 @@ def find_slurm_hook(conf: SlurmConf, key: str, paths: HookPaths) -> InForceHook:
     return InForceHook(key, values, tuple(programs), ours)
 
 
-def find_slurm_hooks(conf: SlurmConf, paths: HookPaths) -> list[InForceHook]:
+def find_slurm_hooks(
+    conf: SlurmConf, paths: HookPaths, slurm_conf: Path | None = None
+) -> list[InForceHook]:
     """Return what is in force for each hook."""
-    return [find_slurm_hook(conf, key, paths) for key in PATHS]
+    return [find_slurm_hook(conf, key, paths, slurm_conf) for key in PATHS]
 
 
 def is_glob_pattern(value: str) -> bool:

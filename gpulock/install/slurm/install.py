@@ -149,7 +149,7 @@ class SlurmPlanner(NodePlanner):
         """Say what to put into the cluster's own files."""
         paths = HookPaths(self.options.prefix / CURRENT)
         conf = self.conf()
-        hooks = find_slurm_hooks(conf, paths)
+        hooks = find_slurm_hooks(conf, paths, self.site.conf)
         pages = [texts.slurm_conf_page(conf, hooks, paths, self.settings)]
         if self.settings.slurm_device_selection == "gpulock":
             path = self.site.gres_conf
@@ -219,4 +219,4 @@ def slurm_hook_references(settings: Settings, given: frozenset[str], prefix: Pat
     """Return what leads Slurm to our hooks and must go first; raise InstallError."""
     paths = HookPaths(prefix / CURRENT)
     site = find_slurm_site(settings, given, slurmds_of_site(find_slurmds(), settings))
-    return hook_removal_page(find_slurm_hooks(site.best(), paths), paths)
+    return hook_removal_page(find_slurm_hooks(site.best(), paths, site.conf), paths)

@@ -27,6 +27,7 @@ NAME: Final = "slurmd"
 DEFAULT_CONF: Final = Path("/etc/slurm/slurm.conf")
 FETCHED_CONF: Final = Path("/run/slurm/conf/slurm.conf")  # where slurmd puts a fetched one
 _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+_MESSAGE: Final = 600  # characters of one that is shown
 _GRES_SECONDS: Final = 40.0  # slurmd -G waits 19 s for a device file that is missing
 
 
@@ -95,7 +96,7 @@ class SlurmSite:
         done = self._run(command, _GRES_SECONDS, self.slurmd)
         if done.returncode != 0:
             named = f" -N {node}" if node else ""
-            raise SlurmError(f"{NAME} -G{named}: {_last_output_line(done) or 'no such node?'}")
+            raise SlurmError(f"{NAME} -G{named}: {_fatal_message(done) or 'no such node?'}")
         return done.stderr + done.stdout
 
     def _run(
@@ -115,6 +116,13 @@ def _last_output_line(done: subprocess.CompletedProcess[str]) -> str:
     """Return the last thing a program said."""
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else ""
+
+
+def _fatal_message(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what a daemon of Slurm's said from `fatal:` on, which may be several lines."""
+    said = " ".join((done.stdout + done.stderr).split())
+    _, fatal, message = said.partition("fatal: ")
+    return f"{fatal}{message}"[:_MESSAGE] if fatal else _last_output_line(done)
 
 
 def find_slurm_site(

@@ -49,6 +49,16 @@ class SlurmConf:
         found = re.match(r"\d+", self.get(key))
         return int(found[0]) if found and int(found[0]) != _UNLIMITED else None
 
+    def hook_timeouts(self) -> dict[str, int | None]:
+        """Return the limits of Prolog and Epilog by key, None without end.
+
+        25.05 and later may have one for each, and print these two where they differ.
+        """
+        whole, own = "PrologEpilogTimeout", ("PrologTimeout", "EpilogTimeout")
+        if not any(self.get(key) for key in own):
+            return {whole: self.seconds(whole)}
+        return {key: self.seconds(key if self.get(key) else whole) for key in own}
+
     def patterns(self, key: str) -> list[str]:
         """Return the programs or globs of Prolog or Epilog; newer releases take several."""
         return self.get(key).split("\n") if self.get(key) else []

@@ -92,15 +92,15 @@ def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSetti
     if settings.isolation == "cgroup" and not opens_pam_sessions(conf):
         why = "ISOLATION=cgroup confines a step in its PAM session; see docs/isolation.md"
         want("UsePAM", why, value="1")
-    key = "PrologEpilogTimeout"
-    seconds, enough = conf.seconds(key), hook_seconds(settings)
+    enough = hook_seconds(settings)
     timeout = str(max(SUGGESTED_TIMEOUT, enough))
-    if seconds is None:
-        why = "a hook that hangs does not block the node for ever"
-        found.append(SlurmSettingAdvice(key, timeout, "", why, needed=False))
-    elif seconds < enough:
-        why = f"a hook may take {enough} s; one that is killed drains the node"
-        found.append(SlurmSettingAdvice(key, timeout, str(seconds), why))
+    for key, seconds in conf.hook_timeouts().items():
+        if seconds is None:
+            why = "a hook that hangs does not block the node for ever"
+            found.append(SlurmSettingAdvice(key, timeout, "", why, needed=False))
+        elif seconds < enough:
+            why = f"a hook may take {enough} s; one that is killed drains the node"
+            found.append(SlurmSettingAdvice(key, timeout, str(seconds), why))
     if not conf.has("LaunchParameters", "use_interactive_step"):
         why = "salloc's shell gets its mask"
         want("LaunchParameters", why, "use_interactive_step", needed=False)

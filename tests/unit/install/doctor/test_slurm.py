@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,35 @@ def no_interpreter(node: SlurmNode) -> None:
     node.paths.slurm_prolog.write_text("#!/nowhere/python3 -IS\n" + text.partition("\n")[2])
 
 
+def set_release(node: SlurmNode, release: str) -> None:
+    text = (node.state / "config").read_text()
+    (node.state / "config").write_text(re.sub(r"(SLURM_VERSION\s*= ).*", rf"\g<1>{release}", text))
+
+
+def run_in_job(node: SlurmNode, release: str = "24.11.5") -> None:
+    set_release(node, release)
+    node.put("PrologFlags", "Alloc,Contain,RunInJob")
+
+
+def old_bundles(node: SlurmNode, release: str = "22.05.8") -> None:
+    set_release(node, release)
+    node.conf.with_name("oci.conf").write_text('RunTimeRun="runc"\n')
+
+
+def hide_lock_dir(node: SlurmNode, folders: str = "/tmp,{0}") -> None:
+    node.put("JobContainerType", "job_container/tmpfs")
+    lock_dir = read_settings(str(node.config)).lock_dir
+    text = f"BasePath=/scratch\nDirs={folders.format(Path(lock_dir).parent)}\n"
+    node.conf.with_name("job_container.conf").write_text(text)
+
+
+def own_timeouts(node: SlurmNode, prolog: str = "30", epilog: str = "120") -> None:
+    """Print what 25.05 and later do where the two differ."""
+    text = (node.state / "config").read_text()
+    own = f"EpilogTimeout = {epilog}\nPrologTimeout = {prolog}"
+    (node.state / "config").write_text(re.sub(r"PrologEpilogTimeout .*", own, text))
+
+
 def give_shards(node: SlurmNode) -> None:
     node.give_shards()
 
@@ -194,6 +225,8 @@ def give_shards_knowingly(node: SlurmNode) -> None:
         (another_list, "slurm-map", "not slurmd's list of now", "install slurm again"),
         (give_shards, "gres/shard", "a job that asks for one ends at once", "out of GresTypes"),
         (give_shards, "slurm-map", "not slurmd's list of now", "install slurm again"),
+        (own_timeouts, "PrologTimeout", "may take 95 s", "PrologTimeout=120"),
+        (hide_lock_dir, "job_container.conf", "does not start", "out of Dirs"),
     ],
 )
 def test_a_planted_fault_is_found(
@@ -273,6 +306,9 @@ def nothing_listed(node: SlurmNode) -> None:
         (autodetect, "AutoDetect", "the cards that it finds when it starts"),
         (constrained_without_the_plugin, "ConstrainDevices", "without effect"),
         (give_shards_knowingly, "gres/shard", "SLURM_SHARDS=refuse"),
+        (run_in_job, "RunInJob", "as the job's user"),
+        (old_bundles, "oci.conf", "the bundle's own mask"),
+        (partial(own_timeouts, prolog="120", epilog="65534"), "EpilogTimeout", "blocks the node"),
     ],
 )
 def test_what_is_only_doubtful_is_a_warning(
@@ -295,6 +331,72 @@ def test_under_slurms_own_device_constraint_any_order_is_right(node: SlurmNode) 
     assert "order of gres.conf" not in checks
     assert checks["ConstrainDevices"].state == OK
     assert checks["slurm-map"].state == OK
+
+
+@pytest.mark.parametrize(
+    ("plant", "name"),
+    [
+        (partial(run_in_job, release="26.05.5"), "RunInJob"),
+        (partial(old_bundles, release="23.02.0"), "oci.conf"),
+        (partial(hide_lock_dir, folders="/scratch,/dev/shm"), "job_container.conf"),
+        (own_timeouts, "PrologEpilogTimeout"),
+    ],
+)
+def test_what_a_release_does_right_is_not_mentioned(
+    node: SlurmNode, plant: Plant, name: str
+) -> None:
+    plant(node)
+
+    assert name not in found(node)
+
+
+def test_each_time_limit_of_its_own_is_looked_at(node: SlurmNode) -> None:
+    own_timeouts(node, "300", "200")
+
+    checks = found(node)
+
+    assert (checks["PrologTimeout"].what, checks["EpilogTimeout"].what) == ("300", "200")
+
+
+def test_hooks_beside_slurm_conf_are_ours_without_a_folder(node: SlurmNode) -> None:
+    """slurmd fetches them with slurm.conf, as files: each is a script that calls ours."""
+    targets = {"Prolog": node.paths.slurm_prolog, "TaskProlog": node.paths.slurm_task}
+    for key, target in targets.items():
+        script = node.conf.with_name(f"{key}.sh")
+        script.write_text(f"#!/bin/sh\nexec {target}\n")
+        script.chmod(0o755)
+        node.put(key, f"{key}.sh")
+    node.conf.with_name("epilog.d").mkdir()
+    node.conf.with_name("epilog.d").joinpath("50-gpulock").symlink_to(node.paths.slurm_epilog)
+    node.put("Epilog", "epilog.d/*")
+
+    checks = found(node)
+
+    assert {checks[key].state for key in ("Prolog", "TaskProlog", "Epilog")} == {OK}
+
+
+def test_masks_by_uuid_are_right_in_any_order(node: SlurmNode) -> None:
+    reorder(node)
+    gres = node.conf.with_name("gres.conf")
+    gres.write_text(f"AutoDetect=nvidia\n{gres.read_text().strip()} Flags=env_uuid\n")
+    node.install()
+
+    checks = found(node)
+
+    assert ("order of gres.conf" in checks, checks["slurm-map"].state) == (False, OK)
+    assert "the cards that it finds when it starts" in checks["AutoDetect"].what
+
+
+def test_a_fatal_message_of_slurmd_is_shown_whole(node: SlurmNode) -> None:
+    said = "slurmd: fatal: Hybrid mode is not supported. Mounted cgroups are: 9:x:/\n8:pids:/\n"
+    (node.state / "gres").write_text("slurmd: debug: of no use\n" + said)
+    slurmd = node.root / "slurm/sbin/slurmd"
+    slurmd.write_text(slurmd.read_text().replace("return 0", "return 1"))
+
+    check = found(node)["slurm-map"]
+
+    assert said.removeprefix("slurmd: ").replace("\n", " ").strip() in check.what
+    assert "of no use" not in check.what
 
 
 def test_isolation_by_cgroups_closes_what_slurm_leaves_open(node: SlurmNode) -> None:

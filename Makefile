@@ -101,7 +101,7 @@ lab-isolation: $(DEV)  ## jobs kept to their devices by this machine's kernel (r
 
 lab-slurm: $(DEV)  ## the lab with a real Slurm (root); RELEASE=trixie or sid: that Debian's, in a root
 	@tests/consent.sh "make lab-slurm"
-	@$(STEP) "lab-slurm $(RELEASE)" env $(RELEASED) -m lab tests/labs/slurm
+	@$(STEP) "$(strip lab-slurm $(RELEASE))" env $(RELEASED) -m $(if $(SHORT),short,lab) tests/labs/slurm
 
 lab-containers: $(DEV)  ## the lab with real Apptainer, podman, bubblewrap, Charliecloud (root)
 	@tests/consent.sh "make lab-containers"
@@ -131,6 +131,7 @@ soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 	    $(PYTEST) -n auto --timeout 0 tests/world
 	@$(MAKE) mutants
 	@GPULOCK_SOAK=1 $(STEP) "soak" $(PYTEST) -m "lab or sweep or soak" --timeout 14400 tests
+	@for release in trixie sid; do $(MAKE) lab-slurm RELEASE=$$release; done
 
 bench: $(RUNTIME)  ## how long a claim and a hook take
 	@$(BIN)/python tests/bench/run.py

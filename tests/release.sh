@@ -11,6 +11,8 @@ shift
 checkout=$(pwd -P)
 roots=${GPULOCK_ROOTS:-/var/cache/gpulock-roots}
 packages=slurmctld,slurmd,slurm-client,munge,iproute2,procps,mount,strace,gcc,libc6-dev,python3,make
+# of the test with containers
+packages+=,bubblewrap,busybox-static,charliecloud-runtime,mmdebstrap,podman,runc,fuse2fs,fuse3,squashfuse,squashfs-tools
 root=$roots/$release
 
 make_root() {
@@ -46,6 +48,7 @@ mount -o remount,bind,ro "$root"
 for tree in dev sys tmp var/tmp; do mount --rbind "/$tree" "$root/$tree"; done
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mkdir -m 1777 "$root/run/lock"
+mkdir "$root/run/mount" # as the first mount(8) would
 mount -t proc proc "$root/proc"
 mount --rbind "$checkout" "$root$checkout"
 mount --bind "$modules" "$(echo "$root"/usr/local/lib/python3.*/dist-packages)"
@@ -53,7 +56,7 @@ cd "$root"
 pivot_root . .
 umount -l .
 cd "$checkout"
-exec "$@"
+"$@" # no exec: PID 1 has orphans to reap, and signals that it does not handle do not reach it
 '
 exec unshare --mount --pid --fork --kill-child --propagation private \
     bash -c "$inner" release "$root" "$checkout" "$modules" "$@"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import shutil
@@ -32,6 +33,13 @@ class Cluster(SlurmMachines):
     """
 
     unheard = False
+
+    @functools.cached_property
+    def release(self) -> tuple[int, int]:
+        """Return the release of Slurm, such as `(22, 5)`."""
+        said = self.run_in(self.master, ["slurmctld", "-V"]).stdout  # slurm-wlm 22.05.8
+        year, month, *_ = said.split()[-1].split(".")
+        return int(year), int(month)
 
     # --- the lab itself -----------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class Stops:
         if hook == "Epilog":
             self.slurm.wait_stepless(job, node)
         if hook == "Prolog":
-            self.slurm.wait_logged(node, f"Waiting for job {job}'s prolog to complete")
+            self.slurm.wait_logged(node, job, "Waiting for {} prolog to complete")
         return int(said)
 
     def environ(self, hook: Hook, node: str, job: JobId) -> dict[str, str]:

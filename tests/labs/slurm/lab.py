@@ -30,6 +30,10 @@ STARTED: Final = ("CONFIGURING", "RUNNING")
 ENDED: Final = ("CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 
 
+# From this release on a slurmd runs the Prolog of a requeued job however soon it begins again.
+FORGETS: Final = (24, 11)
+
+
 class Slurm(Cluster):
     """The lab as its tests use it; each method raises `LabError` when it could not do its work."""
 
@@ -104,9 +108,9 @@ class Slurm(Cluster):
     def begin(self, job: JobId, *, at_once: bool = False) -> None:
         """Let a requeued job start now, and not after two minutes.
 
-        `at_once`: with the next second of the clock, when slurmd still knows the job and therefore
-        runs neither its Prolog nor an extern step. Within the same second it would mostly refuse
-        the run ("credential revoked"): it counts in whole ones.
+        `at_once`: with the next second of the clock, when the slurmd of 22.05 still knows the job
+        and therefore runs neither its Prolog nor an extern step. Within the same second it would
+        mostly refuse the run ("credential revoked"): it counts in whole ones.
         """
         self.wait_state(job, "PENDING", *(() if at_once else STARTED))
         start = "now+1" if at_once else "now+2"
@@ -189,14 +193,18 @@ class Slurm(Cluster):
 
     def wait_revoked(self, job: JobId, node: str) -> None:
         """Wait until a node's slurmd was told that a job ends: before, it starts the script."""
-        self.wait_logged(node, f"credential for job {job} revoked")
+        self.wait_logged(node, job, "credential for {} revoked")
 
-    def wait_logged(self, node: str, words: str) -> None:
-        """Wait until a node's slurmd has written something to its log."""
+    def wait_logged(self, node: str, job: JobId, words: str) -> None:
+        """Wait until a node's slurmd has written something of a job, named where `{}` is.
+
+        As "job 7" or "job 7's", since 26.05 as "JobId=7 SLUID=s1".
+        """
         log = self.lab / f"log/{node}.log"
+        wanted = re.compile(words.format(rf"(?:job |JobId=){job}\b\S*(?: SLUID=\S+)?"))
         until(
-            lambda: words in log.read_text(errors="replace"),
-            what=f"slurmd on {node} to say: {words}",
+            lambda: wanted.search(log.read_text(errors="replace")) is not None,
+            what=f"slurmd on {node} to say: {words.format(job)}",
             why=self.logs,
         )
 

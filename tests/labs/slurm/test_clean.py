@@ -25,6 +25,7 @@ DEAF = "trap '' TERM\nwhile :; do sleep 1; done\n"
 PROCTRACK = pytest.mark.parametrize("proctrack", ["linuxproc", "cgroup"])
 
 
+@pytest.mark.short
 @PROCTRACK
 def test_what_a_killed_step_daemon_leaves_is_ended_and_a_neighbour_is_not(
     slurm_gpus: Gpulock, proctrack: str

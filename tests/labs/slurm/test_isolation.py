@@ -22,6 +22,7 @@ ROWS = 25 if SOAK else 1
 ROW = 20  # jobs, some of them at once
 
 
+@pytest.mark.short
 def test_every_step_of_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
     go = gate_file(site.gpus, "go")
     child = f"(setsid sh -c '(sleep 0.3; echo child; {site.probe}; echo over) &' &)\n"
@@ -181,6 +182,7 @@ def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> N
     assert site.left() == []
 
 
+@pytest.mark.short
 def test_a_site_that_gives_isolation_up_has_its_gpus_back_and_may_take_it_up_again(
     site: Site,
 ) -> None:

@@ -34,6 +34,7 @@ def held(gpus: Gpulock, job: JobId, node: str = NODE) -> list[str]:
     return [str(r["index"]) for r in rows if r["held"] and r["held"]["job_id"] == str(job)]
 
 
+@pytest.mark.short
 @BOTH
 def test_a_job_gets_two_gpus_and_gives_them_back(slurm_gpus: Gpulock, mode: Mode) -> None:
     mode(slurm_gpus)
@@ -113,6 +114,7 @@ def test_every_way_to_ask_counts_the_same(
     assert len(seen["GPULOCK_DEVICES"].split(",")) == count
 
 
+@pytest.mark.short
 @BOTH
 def test_srun_salloc_and_an_interactive_step_have_their_mask(
     slurm_gpus: Gpulock, mode: Mode
@@ -128,6 +130,7 @@ def test_srun_salloc_and_an_interactive_step_have_their_mask(
     slurm_gpus.wait_free()
 
 
+@pytest.mark.short
 @BOTH
 def test_each_node_of_a_job_has_its_own_locks(slurm_gpus: Gpulock, mode: Mode) -> None:
     mode(slurm_gpus)
@@ -146,6 +149,7 @@ def test_each_node_of_a_job_has_its_own_locks(slurm_gpus: Gpulock, mode: Mode) -
     slurm.scancel(other)
 
 
+@pytest.mark.short
 @BOTH
 def test_a_heterogeneous_job_has_its_components_locks(slurm_gpus: Gpulock, mode: Mode) -> None:
     mode(slurm_gpus)
@@ -159,6 +163,7 @@ def test_a_heterogeneous_job_has_its_components_locks(slurm_gpus: Gpulock, mode:
     slurm_gpus.wait_free()
 
 
+@pytest.mark.short
 @BOTH
 def test_a_step_sees_what_it_asked_for(slurm_gpus: Gpulock, mode: Mode) -> None:
     mode(slurm_gpus)
@@ -206,6 +211,7 @@ def test_all_tasks_see_all_gpus_otherwise(slurm_gpus: Gpulock) -> None:
     assert {seen[f"{NODE}.0"], seen[f"{NODE}.1"]} == {"0,1,2,3"}
 
 
+@pytest.mark.short
 @BOTH
 def test_a_requeued_job_holds_again_and_a_suspended_one_still_does(
     slurm_gpus: Gpulock, mode: Mode

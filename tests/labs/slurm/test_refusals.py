@@ -66,6 +66,7 @@ def is_busy(text: str) -> bool:
 # --- batch jobs of one node -----------------------------------------------------------------------
 
 
+@pytest.mark.short
 @BOTH
 def test_a_batch_job_that_finds_none_free_is_requeued_told_why_and_runs_later(
     slurm_gpus: Gpulock, mode: Mode
@@ -168,6 +169,7 @@ def test_a_site_may_have_busy_jobs_fail(slurm_gpus: Gpulock, mode: Mode) -> None
 # --- jobs of several nodes ------------------------------------------------------------------------
 
 
+@pytest.mark.short
 @BOTH
 @pytest.mark.parametrize(
     "refused", [(NODE,), (OTHER,), (NODE, OTHER)], ids=["first", "second", "both"]
@@ -263,6 +265,7 @@ def test_a_component_that_is_refused_takes_its_whole_job_along(
 # --- srun and salloc ------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 @BOTH
 @pytest.mark.parametrize("program", ["srun", "salloc"])
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -451,6 +454,7 @@ def test_settings_with_a_fault_stop_no_job_where_they_were_obeyed_before(
     assert fault in doctor and "correct the file" in doctor
 
 
+@pytest.mark.short
 @BOTH
 def test_a_job_that_met_a_broken_node_runs_once_it_is_repaired(
     slurm_gpus: Gpulock, mode: Mode
@@ -531,6 +535,7 @@ def test_srun_on_a_broken_node_is_told_why(slurm_gpus: Gpulock, mode: Mode) -> N
 # --- what cannot be read, or found out ------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_nonsense_fails_its_job_alone_however_often(slurm_gpus: Gpulock) -> None:
     by_gpulock(slurm_gpus, {"SLURM_GRES": "gpux", "SLURM_COUNT": "comment"}, gres="count")
     slurm = slurm_gpus.slurm

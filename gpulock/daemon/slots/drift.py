@@ -14,7 +14,8 @@ from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import TIME, Chore, Due
-from gpulock.daemon.slots.sge import QmasterClient, parse_complex_values
+from gpulock.daemon.slots.rsmap import parse_complex_values
+from gpulock.daemon.slots.sge import QmasterClient
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -65,7 +66,7 @@ def find_sge_drift(asking: BackgroundCall[str], settings: Settings, count: int) 
         f"sge {name}": f"Grid Engine counts {name}={known[name]} here, there are {count} devices;"
         f" see gpulock doctor"
         for name in settings.sge_complexes
-        if name in known and known[name] != str(count)
+        if name in known and "(" not in known[name] and known[name] != str(count)
     }
 
 

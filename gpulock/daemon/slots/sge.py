@@ -22,6 +22,8 @@ from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import QUARANTINE, TIME, Chore, Due
+from gpulock.daemon.slots import rsmap
+from gpulock.daemon.slots.rsmap import parse_complex_values
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.node.context import Node
@@ -67,8 +69,16 @@ class SgeSlotSync(Chore):
         if now < self._next or not settings.sge_root:
             return
         self._next = now + EVERY
-        if settings.sge_count_hosts or has_lowered_counts(settings):
-            self.asking = BackgroundCall(lambda: sync_sge_counts(settings))
+        counts = bool(settings.sge_count_hosts) or has_lowered_counts(settings)
+        fault = dict[str, str]()
+        try:
+            host, bad = rsmap.bad_card_ids(node)
+        except (Refusal, OSError, ValueError) as reason:
+            host, bad = "", {}
+            fault["map"] = f"the ids of cards stay as they are: {reason}"
+        self._journal.log_changes("sge ids", fault)
+        if counts or host:
+            self.asking = BackgroundCall(lambda: sync_qmaster(settings, counts, host, bad))
 
     def _tell(self, asking: BackgroundCall[SyncResult]) -> None:
         try:
@@ -78,6 +88,18 @@ class SgeSlotSync(Chore):
         for line in told.done:
             self._journal.say(NOTICE, line)
         self._journal.log_changes("sge count", told.wrong)
+
+
+def sync_qmaster(
+    settings: Settings, counts: bool, host: str, bad: Mapping[str, frozenset[str]]
+) -> SyncResult:
+    """Bring counts and this host's ids in step; raise Refusal, OSError or ValueError."""
+    told = sync_sge_counts(settings) if counts else SyncResult([], {})
+    if not host:
+        return told
+    ask = QmasterClient(settings).ask
+    done, wrong = rsmap.sync_card_ids(settings.state_dir, host, bad, ask)
+    return SyncResult([*told.done, *done], {**told.wrong, **wrong})
 
 
 def has_lowered_counts(settings: Settings) -> bool:
@@ -122,6 +144,8 @@ def sync_host_counts(
             f"no load sensor reports how many devices of {host} are out ({QUARANTINED_SENSOR})"
         )
     for name in [name for name in settings.sge_complexes if name in values]:
+        if "(" in values[name]:
+            continue  # an RSMAP: the host's own gpulockd takes its ids out
         if not values[name].isdecimal():
             told.wrong[f"{host} {name}"] = f"{name}={values[name]} of {host} is no count"
             continue
@@ -186,17 +210,6 @@ class QmasterClient:
             last = one_line(text.strip())[-200:]
             raise Refusal(UNKNOWN, f"{program} {words[0]} failed: {last}", qstat.HINT)
         return text
-
-
-def parse_complex_values(text: str) -> dict[str, str]:
-    """Return the consumables of a host, as `qconf -se` shows them on one line or several."""
-    whole = text.replace("\\\n", " ")
-    for line in whole.split("\n"):
-        key, _, value = line.partition(" ")
-        if key == "complex_values":
-            pairs = [item.partition("=") for item in "".join(value.split()).split(",")]
-            return {name: amount for name, _, amount in pairs if amount}
-    return {}
 
 
 def parse_quarantined_counts(xml: str) -> dict[str, int]:

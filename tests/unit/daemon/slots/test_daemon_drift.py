@@ -10,7 +10,7 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.slots.drift import EVERY, CountDrift, find_slurm_drift
-from gpulock.daemon.slots.sge import parse_complex_values
+from gpulock.daemon.slots.rsmap import parse_complex_values
 from gpulock.slurm.gres_map import LINE
 from tests.support.journal import HeardJournal
 from tests.support.trees import Box

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ids of an RSMAP on this host: those of devices that are out of service leave, and come back.
+
+Open Cluster Scheduler grants an id as long as it stands in complex_values of the host, also that of
+a card which no prolog would lock: its jobs would be sent back again and again. So the gpulockd of
+this host takes it out, and puts it back when the device is good. Only the one element is set, by
+-mattr: whatever else stands in complex_values is not ours to write. What was taken out is noted
+before it is done, so that it comes back after a kill at any point.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from gpulock.errors import Refusal
+from gpulock.node.context import Node
+from gpulock.sge import card_map
+from gpulock.store import atomic, kv, quarantine
+
+NAME: Final = "sge-rsmap"  # in STATE_DIR: what was taken out
+_ELEMENTS: Final = re.compile(r",(?![^()]*\))")
+_VALUE: Final = re.compile(r"(\d+)(?:\((.*)\))?")
+_RANGE: Final = re.compile(r"(\d+)-(\d+)")
+_ID: Final = re.compile(r"([^\s\[\]]+)(\[[^\]]*\])?")
+_WIDEST: Final = 4096  # ids of one range
+
+
+class WithdrawnIds(NamedTuple):
+    """What complex_values said of one complex before, and the ids that we took out since."""
+
+    base: str
+    out: tuple[str, ...]
+
+
+def split_sge_elements(value: str) -> list[str]:
+    """Return the elements of `a=1,b=2(x y)`: a comma in parentheses parts none; pure."""
+    return [one.strip() for one in _ELEMENTS.split(value) if one.strip()]
+
+
+def parse_rsmap(value: str) -> dict[str, str]:
+    """Return id -> what stands for it in `2(gpu0[...] gpu1)`; raise ValueError.
+
+    A count that is not that of the ids gives one of them to several jobs: qconf does not show
+    which, so it is refused.
+    """
+    whole = _VALUE.fullmatch(value.strip())
+    if whole is None:
+        raise ValueError(f"{value[:60]} is no RSMAP")
+    found: dict[str, str] = {}
+    for name, properties in _ID.findall(whole[2] or ""):
+        span = _RANGE.fullmatch(name)
+        if span and not properties and int(span[2]) - int(span[1]) < _WIDEST:
+            found.update({str(n): str(n) for n in range(int(span[1]), int(span[2]) + 1)})
+        else:
+            found[name] = f"{name}{properties}"
+    if len(found) != int(whole[1]):
+        raise ValueError(f"{value[:60]}: {whole[1]} of {len(found)} ids; name each id once")
+    return found
+
+
+def format_rsmap(ids: Mapping[str, str]) -> str:
+    """Return the value of these ids; pure."""
+    return f"{len(ids)}({' '.join(ids.values())})" if ids else "0"
+
+
+def next_rsmap(
+    current: str, note: WithdrawnIds | None, bad: frozenset[str]
+) -> tuple[str, WithdrawnIds | None]:
+    """Return what complex_values should say, and what to note before; pure; raise ValueError.
+
+    What others added or took away meanwhile stays as it is: we put back only what we took.
+    """
+    text = note.base if note else current
+    now, base = parse_rsmap(current), parse_rsmap(text)
+    known = {**base, **now}
+    taken = note.out if note else ()
+    there = [one for one in known if one in now or one in taken]
+    gone = tuple([one for one in there if one in bad])
+    left = {one: known[one] for one in there if one not in gone}
+    if not gone:
+        return (text if left.keys() == base.keys() else format_rsmap(left)), None
+    if not base.keys() >= {*gone}:
+        text = format_rsmap({one: known[one] for one in there})
+    return format_rsmap(left), WithdrawnIds(text, gone)
+
+
+def bad_card_ids(node: Node) -> tuple[str, dict[str, frozenset[str]]]:
+    """Return this host's name and the ids of each complex that no prolog would lock.
+
+    Without a map there is no name. Raises Refusal, OSError or ValueError.
+    """
+    host, cards = card_map.read_card_map(node.settings.state_dir)
+    if not host:
+        return "", {}
+    good = {one.id for one in node.devices() if not (one.fault or one.withheld)}
+    for folder in (quarantine.QUARANTINE, quarantine.RESERVES):
+        good -= {*quarantine.read_device_notes(node.settings.state_dir, folder)}
+    found: dict[str, set[str]] = {}
+    for (name, card), device in cards.items():
+        found.setdefault(name, set()).update([card] if device not in good else [])
+    return host, {name: frozenset(ids) for name, ids in found.items()}
+
+
+def sync_card_ids(
+    state_dir: str, host: str, bad: Mapping[str, frozenset[str]], ask: Callable[..., str]
+) -> tuple[list[str], dict[str, str]]:
+    """Bring each RSMAP of this host in step; return what was done, and what is wrong by a key.
+
+    `ask` starts a client of Grid Engine. Raises Refusal, OSError or ValueError.
+    """
+    done: list[str] = []
+    wrong: dict[str, str] = {}
+    values = parse_complex_values(ask("qconf", "-se", host))
+    for name, ids in bad.items():
+        try:
+            if line := sync_rsmap(state_dir, (host, name), values.get(name, ""), ids, ask):
+                done.append(line)
+        except (Refusal, ValueError) as fault:
+            wrong[f"{host} {name}"] = f"{name} of {host}: {fault}"
+    return done, wrong
+
+
+def sync_rsmap(
+    state_dir: str,
+    key: tuple[str, str],
+    current: str,
+    bad: frozenset[str],
+    ask: Callable[..., str],
+) -> str:
+    """Bring one RSMAP in step: note, set, read again, note; return what was done, or nothing.
+
+    Raises Refusal, OSError or ValueError.
+    """
+    host, name = key
+    notes = load_withdrawn_ids(state_dir)
+    before = notes.get(name)
+    wanted, after = next_rsmap(current, before, bad)
+    if after is not None and after != before:
+        save_withdrawn_ids(state_dir, {**notes, name: after})
+    if wanted != current:
+        ask("qconf", "-mattr", "exechost", "complex_values", f"{name}={wanted}", host)
+        found = parse_complex_values(ask("qconf", "-se", host)).get(name, "")
+        if parse_rsmap(found) != parse_rsmap(wanted):
+            raise ValueError(f"it is {found}, not {wanted} as was set")
+    if after is None and before is not None:
+        save_withdrawn_ids(state_dir, {one: kept for one, kept in notes.items() if one != name})
+    out = f", without {' '.join(after.out)}" if after else ""
+    return f"Grid Engine grants {name}={wanted} on {host}{out}" if wanted != current else ""
+
+
+def parse_complex_values(text: str) -> dict[str, str]:
+    """Return the complex_values of a host, as `qconf -se` shows them; pure."""
+    for line in text.replace("\\\n", " ").split("\n"):
+        key, _, value = line.partition(" ")
+        if key == "complex_values":
+            pairs = [item.partition("=") for item in split_sge_elements(value)]
+            return {name: amount.strip() for name, _, amount in pairs if amount}
+    return {}
+
+
+def load_withdrawn_ids(state_dir: str) -> dict[str, WithdrawnIds]:
+    """Return what was taken out, by complex; raise OSError or ValueError."""
+    try:
+        pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"))
+    except FileNotFoundError:
+        return {}
+    found: dict[str, WithdrawnIds] = {}
+    for name, text in pairs.items():
+        out, bar, base = text.partition("|")
+        if not bar:
+            raise ValueError(f"not understood: {name}={text[:40]}")
+        found[name] = WithdrawnIds(base, tuple(out.split()))
+    return found
+
+
+def save_withdrawn_ids(state_dir: str, notes: Mapping[str, WithdrawnIds]) -> None:
+    """Write what is taken out, to outlive a power cut; raise OSError."""
+    pairs = [(name, f"{' '.join(one.out)}|{one.base}") for name, one in sorted(notes.items())]
+    atomic.replace_file(f"{state_dir}/{NAME}", kv.encode_pairs(pairs).encode(), durable=True)

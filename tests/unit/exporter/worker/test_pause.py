@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from gpulock_exporter.worker.supervisor import Supervisor
 
-from tests.support.exporter_workers import Nest
+from tests.support.exporter_workers import Nest, children
 
 PAUSE = 60.0
 WORKER = 'echo "$GOOD"; exec sleep 60'
@@ -35,6 +35,10 @@ def test_a_pause_at_any_moment_of_a_start_and_of_a_frame_is_kept(look: int, nest
     assert starts <= 1
     for _ in range(20):
         assert supervisor.step(0.0) == []
+    for _ in range(3000):
+        if children() <= nest.others:  # the kernel has ended the worker, in its own time
+            break
+        assert supervisor.step(0.02) == []
     assert supervisor.starts == starts
     clock.now += PAUSE + 1
     assert heard(supervisor), supervisor.fault

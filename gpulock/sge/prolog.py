@@ -18,7 +18,7 @@ from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import hook, request, spool
-from gpulock.sge.cull import SgeJob
+from gpulock.sge.cull import LayoutError, SgeJob
 from gpulock.sge.spool import Spool
 from gpulock.store import atomic, claim_records, owner
 from gpulock.store.owner import Owner
@@ -70,7 +70,8 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
         who.user = found.need("job_owner")
         count, job = request.read_sge_job_gpus(found, node.settings)
     except Refusal as refusal:
-        if refusal.kind == UNKNOWN:
+        # An unknown Grid Engine makes every job wait, and stops no queue: doctor tells.
+        if refusal.kind == UNKNOWN and not isinstance(refusal.__cause__, LayoutError):
             count_unknown_refusal(node, refusal, who, deadline)
         raise
     check_host_count(node, found, job if count or job.granted else None)

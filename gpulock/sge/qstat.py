@@ -11,10 +11,11 @@ from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.settings import Settings
-from gpulock.sge.cull import SgeJob
+from gpulock.sge.cull import LayoutError, SgeJob
 
 HINT = "is qmaster up?"
-FOLDERS = ("/usr/lib/gridengine", "/usr/bin")
+# In the head of an answer: the schema of 8.1.9, and of those that kept its names.
+SCHEMA = "/darcs/sge/source/dist/util/resources/schemas/qstat/detailed_job_info.xsd"
 
 
 def query_qmaster_job(settings: Settings, job: str) -> SgeJob:
@@ -37,19 +38,34 @@ def make_sge_client(settings: Settings, name: str) -> SchedulerProgram:
         "SGE_EXECD_PORT": settings.sge_execd_port,
     }
     env = {key: value for key, value in pairs.items() if value}
-    folders = (settings.sge_binaries,) if settings.sge_binaries else FOLDERS
-    for folder in folders:
+    for folder in client_folders(settings):
         if os.access(f"{folder}/{name}", os.X_OK):
             return SchedulerProgram(f"{folder}/{name}", env, HINT)
-    raise Refusal(UNKNOWN, f"no {name} in {' '.join(folders)}", "set SGE_BINARIES")
+    where = settings.sge_binaries or f"{settings.sge_root or 'SGE_ROOT'}/bin"
+    raise Refusal(UNKNOWN, f"no {name} in {where}", "set SGE_BINARIES")
+
+
+def client_folders(settings: Settings) -> list[str]:
+    """Return where the clients may be: SGE_BINARIES, else below SGE_ROOT/bin, one a machine."""
+    if settings.sge_binaries or not settings.sge_root:
+        return [settings.sge_binaries] if settings.sge_binaries else []
+    top = f"{settings.sge_root}/bin"
+    try:
+        return [f"{top}/{name}" for name in sorted(os.listdir(top))]
+    except OSError:
+        return []
 
 
 def parse_qstat_job(xml: str, job: str) -> SgeJob:
     """Return the job in `qstat -j N -xml`; raise ValueError unless the answer is unmistakable.
 
     qstat writes `<` of a value as an entity, so a tag is always qstat's own. Exactly one job
-    with that number must be there, and at most one list of hard requests.
+    with that number must be there, and at most one list of hard requests. A job that asks for
+    nothing has no such list: that is believed only of a qstat that calls the list so, else
+    LayoutError is raised.
     """
+    if SCHEMA not in xml.partition("<djob_info>")[0]:
+        raise LayoutError("a qstat that is not known wrote it")
     if not xml.rstrip().endswith("</detailed_job_info>"):
         raise ValueError("it is cut off")
     number = single_xml_element(xml, "JB_job_number")

@@ -3,7 +3,8 @@
 """Play qconf, qselect, qstat and gethostname from files that a real Grid Engine printed.
 
 The files lie in the folder `state` beside: `sq`, `sc`, `se`, `sconf` and, where there is one,
-`sconf-node1`. One queue, gpu.q, on one host, node1. What is set is written back into them.
+`sconf-node1`; `release` is what `-help` prints, a shepherd's as well. One queue, gpu.q, on one
+host, node1. What is set is written back into them.
 """
 
 import os
@@ -97,6 +98,8 @@ def qconf(option: str, words: list[str]) -> str:
 
 def main(argv: list[str]) -> str:
     program = os.path.basename(argv[0])
+    if argv[1:] == ["-help"]:
+        return read("release")
     if os.path.exists(path_of("down")):
         raise SystemExit("error: commlib error: got select error (Connection refused)")
     if program == "qconf":

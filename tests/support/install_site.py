@@ -91,9 +91,8 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     programs = folder / "sge"
     shutil.copytree(RECORDED, programs / "state")
     (programs / "state/states").write_text("")
-    for name in ("qconf", "qselect", "qstat", "gethostname"):
+    for name in ("qconf", "qselect", "qstat", "gethostname", "sge_shepherd"):
         shutil.copy(FAKE, programs / name)
-    (programs / "sge_shepherd").touch()
     common = folder / "root/default/common"
     common.mkdir(parents=True)
     (common / "bootstrap").write_text("admin_user              sgeadmin\n")

@@ -12,6 +12,11 @@ from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.execd_params import check_execd_params, moves_jobs_to_scopes
 from gpulock.install.doctor.hooks import InstalledHookChecks
 from gpulock.install.doctor.node import others_may_link_in
+from gpulock.install.doctor.sge_programs import (
+    check_execd_job_files,
+    check_launcher,
+    check_sge_release,
+)
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.planner import current_settings
 from gpulock.install.sge import texts
@@ -24,13 +29,11 @@ from gpulock.install.trial import self_test_sge_hooks
 from gpulock.install.versions import CURRENT, version_in_force
 from gpulock.node.procfs import Proc, status_line_value
 from gpulock.node.settings import Settings
-from gpulock.sge import cull, ocs_job, verdict
+from gpulock.sge import verdict
 
 _AGAIN: Final = "run gpulock install sge again"
 _NONE: Final = "then shepherd_cmd none, and run gpulock install sge again"
-_DEBIAN_SHEPHERD: Final = "/usr/lib/gridengine/sge_shepherd"
 _SYS_RESOURCE: Final = 24  # linux/capability.h CAP_SYS_RESOURCE
-_JOBS_READ: Final = 20
 # Options of qalter whose text is no line of a shepherd's config (docs/facts/grid-engine.md).
 _HARMLESS: Final = frozenset(
     ("none", "ac", "dc", "sc", "h", "hold_jid", "j", "js", "m", "p", "R", "w")
@@ -58,6 +61,7 @@ def sge_checks(settings: Settings, config: Path, prefix: Path, profile: Path) ->
         {
             "hooks": lambda: HOOKS.check(settings, config, prefix),
             "execd": lambda: check_execd(settings, execd),
+            "Grid Engine": lambda: check_sge_release(settings, execd),
             "job files": lambda: check_execd_job_files(execd),
         }
     )
@@ -82,27 +86,6 @@ def check_execd(settings: Settings, execd: Execd | None) -> Iterator[Check]:
     if not bounds >> _SYS_RESOURCE & 1:
         what = "execd lacks CAP_SYS_RESOURCE: hooks run under the job's own limits"
         yield warning(what, "use prolog/sge-jsv-limits as jsv_url", "limits")
-
-
-def check_execd_job_files(execd: Execd | None) -> Iterator[Check]:
-    """Look whether execd's files of the jobs that run now can be read."""
-    read = 0
-    for path in sorted(execd.spool.glob("jobs/*/*/*"))[:_JOBS_READ] if execd else ():
-        try:
-            data = path.read_bytes()
-            try:
-                cull.parse_cull_job(data)
-            except cull.LayoutError:
-                ocs_job.parse_ocs_job(data)
-            read += 1
-        except FileNotFoundError:
-            continue
-        except cull.LayoutError as reason:
-            what = f"{path}: {reason}: every job is asked for by qstat"
-            yield warning(what, "report this with the version of Grid Engine")
-            return
-    if read:
-        yield ok(f"{read} read")
 
 
 class SgeClusterChecks:
@@ -294,13 +277,7 @@ class SgeClusterChecks:
                 what, _AGAIN if is_sge_none(found) else f"set SGE_SHEPHERD={found}, {_NONE}"
             )
             return
-        real = Path(self.settings.sge_shepherd or _DEBIAN_SHEPHERD)
-        if not Path(found.split()[0]).is_file():
-            yield fault(f"{found} is not there: no job starts", _AGAIN)
-        elif not real.is_file():
-            yield fault(f"{real} is not there: no job starts", "correct SGE_SHEPHERD, " + _AGAIN)
-        else:
-            yield ok(f"{found}, then {real}")
+        yield from check_launcher(Path(found.split()[0]), self.site.root, self.execd)
 
     def parameters(self) -> Iterator[Check]:
         """Look at what changes how jobs start and end."""

@@ -26,6 +26,7 @@ from gpulock.install.sge.places import (
     effective_host_conf,
     effective_sge_hook,
 )
+from gpulock.install.sge.programs import tried_sge_shepherd
 from gpulock.install.sge.qconf import Qconf, is_sge_none, parse_sge_list
 from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_site, sge_host_name
 from gpulock.install.sge.texts import HOOKS, complex_fault, login_script_text, sge_admin_user
@@ -101,8 +102,7 @@ class SgePlanner(NodePlanner):
                 " its jobs would get no lock; add it"
             )
         keys = {"EXPECTED_GPUS": str(gpus), **self.site.keys(), "SGE_COMPLEXES": options.complex}
-        if self.execd and (real := self.execd.program.parent / "sge_shepherd").is_file():
-            keys["SGE_SHEPHERD"] = str(real)
+        keys["SGE_SHEPHERD"] = str(tried_sge_shepherd(self.settings, self.site, self.execd))
         self.add_settings(keys)
         lock_dir = Path(self.settings.lock_dir)
         hooks = InstalledHooks(options.prefix, options.config, options.interpreter, lock_dir)

@@ -7,22 +7,19 @@ The environment of the caller is not used: it may lead to another cell than this
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.daemons import (
     find_scheduler_daemons,
     trusted_program_owners,
 )
 from gpulock.install.hooks import InstallError
+from gpulock.install.sge.programs import find_sge_binaries
 from gpulock.install.sge.qconf import Qconf, QconfError
 from gpulock.node.settings import Settings
 
 _NAME = "sge_execd"
-_ELF = b"\x7fELF"
-CLIENTS = ("qconf", "qstat", "qselect", "gethostname", "qmod", "qalter")
 
 
 @dataclass(frozen=True)
@@ -111,39 +108,6 @@ def find_sge_site(
     folder = settings.sge_binaries or find_sge_binaries(Path(root), execd)
     ports = pick("SGE_QMASTER_PORT"), pick("SGE_EXECD_PORT")
     return SgeSite(root, pick("SGE_CELL", "default"), *ports, folder)
-
-
-def find_sge_binaries(root: Path, execd: Execd | None) -> str:
-    """Return the folder of the real clients: Debian's in the PATH are wrapper scripts.
-
-    Beside the execd that runs, or below an SGE_ROOT that may be its word: only what nobody but
-    root and the admin user could have put there. Without execd the root is the administrator's
-    own word. Raises InstallError.
-    """
-    folders = [execd.program.parent] if execd else []
-    folders += [*sorted((root / "bin").glob("*")), Path("/usr/lib/gridengine"), Path("/usr/bin")]
-    for folder in folders:
-        if all(_is_program(folder / name) for name in ("qconf", "qstat")):
-            if execd and (why := why_untrusted_clients(folder, execd.owners)):
-                raise InstallError(
-                    f"the clients in {folder} are not run: {why}; fix it, or set SGE_BINARIES"
-                )
-            return str(folder)
-    raise InstallError(f"no qconf and qstat below {root}/bin; set SGE_BINARIES")
-
-
-def why_untrusted_clients(folder: Path, owners: Collection[int]) -> str:
-    """Return why the clients in a folder are not run, or nothing."""
-    there = [folder / name for name in CLIENTS if (folder / name).exists()]
-    return next((why for path in there if (why := why_untrusted_program(path, owners))), "")
-
-
-def _is_program(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == _ELF
-    except OSError:
-        return False
 
 
 def sge_host_name(qconf: Qconf, name: str = "") -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.sge.qstat import SCHEMA
 from gpulock.simulate.node import write_simulated_node
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import CONFIG, GPUS, Gpulock
@@ -57,12 +58,14 @@ LIES = """#!/bin/sh
 n=$(cat {count} 2>/dev/null || echo 0)
 echo $((n + 1)) >{count}
 job="<JB_job_number>$2</JB_job_number><JB_owner>glalice</JB_owner><JB_uid>27001</JB_uid>"
+echo "<detailed_job_info xmlns:xsd='{schema}'><djob_info>"
 case $n in
 0) echo "<JB_job_number>1$2</JB_job_number><JB_owner>x</JB_owner><JB_uid>1</JB_uid>" ;;
 1) ;;
 2) echo "$job"; echo "<JB_job_number>7</JB_job_number>" ;;
 *) echo "$job<JB_hard_resource_list><CE_name>gpu</CE_name></JB_hard_resource_list>" ;;
 esac
+echo "</djob_info></detailed_job_info>"
 """
 
 
@@ -95,11 +98,16 @@ def program(gpus: Gpulock, folder: str, text: str) -> str:
     return str(place)
 
 
+def lies_text(around: Gpulock) -> str:
+    """Return a qstat whose answers have the head of the real one, and are all wrong."""
+    return LIES.format(count=around.sge.lab / "lies/count", schema=SCHEMA)
+
+
 def test_without_execds_file_the_real_qstat_answers_and_a_bad_one_never_unmasks(
     around: Gpulock,
 ) -> None:
     hang = program(around, "hang", "#!/bin/sh\nexec sleep 600\n")
-    lies = program(around, "lies", LIES.format(count=around.sge.lab / "lies/count"))
+    lies = program(around, "lies", lies_text(around))
     (around.sge.lab / "lies/count").unlink(missing_ok=True)
     around.configure(NODE, SGE_BINARIES=REAL, SGE_QSTAT_TIMEOUT="20")  # a machine may be busy
     around.configure(OTHER, SGE_BINARIES=hang, SGE_QSTAT_TIMEOUT="1")

@@ -34,7 +34,7 @@ from gpulock.sge import jsv
 from gpulock.sge.cull import LayoutError, parse_cull_job
 from gpulock.sge.granted import count_granted_gpus
 from gpulock.sge.ocs_job import parse_ocs_job
-from gpulock.sge.qstat import parse_qstat_job
+from gpulock.sge.qstat import SCHEMA, parse_qstat_job
 from gpulock.sge.request import count_sge_job_gpus, count_sge_job_hosts
 from gpulock.sge.spool import Spool, rewrite_env_text
 from gpulock.slurm.call import SlurmHookCall
@@ -242,7 +242,9 @@ STATUS = (
     b"Groups:\t4 65400 \nNSsid:\t7\nVmSize:\t  100 kB\n"
 )
 QSTAT = (
-    b"<detailed_job_info><JB_job_number>12</JB_job_number><JB_owner>a</JB_owner>"
+    b"<detailed_job_info xmlns:xsd='"
+    + SCHEMA.encode()
+    + b"'><djob_info><JB_job_number>12</JB_job_number><JB_owner>a</JB_owner>"
     b"<JB_uid>1000</JB_uid><JB_hard_resource_list><CE_name>gpu</CE_name>"
     b"<CE_doubleval>2.0</CE_doubleval><CE_consumable>1</CE_consumable>"
     b"</JB_hard_resource_list></detailed_job_info>"

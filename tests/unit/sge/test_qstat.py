@@ -14,10 +14,11 @@ from gpulock.hooks import subprocess
 from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.settings import Settings
 from gpulock.sge import qstat
-from gpulock.sge.cull import SgeJob
+from gpulock.sge.cull import LayoutError, SgeJob
 
 ANSWER = """<?xml version='1.0'?>
-<detailed_job_info>
+<detailed_job_info  xmlns:xsd="http://arc.liv.ac.uk/repos/darcs/sge/source/dist/util/resources/\
+schemas/qstat/detailed_job_info.xsd">
   <djob_info>
     <element>
       <JB_job_number>12</JB_job_number>
@@ -175,6 +176,43 @@ def test_an_answer_that_is_not_unmistakable_is_refused(old: str, new: str) -> No
 def test_a_job_without_requests_has_none() -> None:
     begin, end = ANSWER.index("<JB_hard"), ANSWER.index("</element>")
     assert qstat.parse_qstat_job(ANSWER[:begin] + ANSWER[end:], "12").requests == []
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "<detailed_job_info>",
+        '<detailed_job_info xmlns:xsd="http://example.org/qstat/detailed_job_info.xsd">',
+    ],
+)
+def test_an_unknown_qstat_is_refused_also_where_it_names_no_request(head: str) -> None:
+    """Its list of requests may have another name: the job would get no GPU, or an open one."""
+    begin, end = ANSWER.index("<JB_hard"), ANSWER.index("</element>")
+    for answer in (ANSWER, ANSWER[:begin] + ANSWER[end:]):
+        body = answer.partition("<djob_info>")[2]
+        with pytest.raises(LayoutError, match="not known"):
+            qstat.parse_qstat_job(f"{head}<djob_info>{body}", "12")
+
+
+def test_a_job_that_names_the_schema_does_not_make_an_answer_known() -> None:
+    name = qstat.SCHEMA
+    answer = f"<detailed_job_info><djob_info>{name}{ANSWER.partition('<djob_info>')[2]}"
+    with pytest.raises(LayoutError):
+        qstat.parse_qstat_job(answer, "12")
+
+
+def test_without_sge_binaries_the_clients_are_below_sge_root(tmp_path: Path) -> None:
+    folder = tmp_path / "bin/lx-amd64"
+    folder.mkdir(parents=True)
+    program(folder, f"cat {folder}/answer")
+    settings = Settings({"SGE_QSTAT_TIMEOUT": "5", "SGE_ROOT": str(tmp_path)})
+    assert qstat.query_qmaster_job(settings, "12").requests[0] == ("gpu", 2.0, 1)
+
+
+@pytest.mark.parametrize("root", ["", "/nowhere"])
+def test_no_program_of_a_distribution_stands_in_for_one_that_is_missing(root: str) -> None:
+    with pytest.raises(Refusal, match="no qstat in "):
+        qstat.make_sge_client(Settings({"SGE_ROOT": root} if root else {}), "qstat")
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o000])

@@ -164,6 +164,25 @@ def no_shepherd(site: Site) -> None:
     (site.root / "sge/sge_shepherd").unlink()
 
 
+def shepherd_that_does_not_run(site: Site) -> None:
+    (site.root / "sge/sge_shepherd").write_text("#!/bin/sh\nexit 127\n")
+
+
+def shepherd_of_another(site: Site) -> None:
+    moved = site.root / "old/sge_shepherd"
+    moved.parent.mkdir()
+    moved.write_text("#!/bin/sh\necho SGE 8.1.8\n")
+    moved.chmod(0o755)
+    launcher = site.root / "libexec/current/prolog/sge_shepherd"
+    text = launcher.read_text()
+    launcher.write_text(re.sub(r"(?m)^SHEPHERD=.*$", f"SHEPHERD={moved}", text))
+
+
+def launcher_without_a_shepherd(site: Site) -> None:
+    launcher = site.root / "libexec/current/prolog/sge_shepherd"
+    launcher.write_text(re.sub(r"(?m)^SHEPHERD=.*$", "SHEPHERD=", launcher.read_text()))
+
+
 def unseen_changes(site: Site) -> None:
     no_shepherd_cmd(site)
     site.edit("sconf", "ac,h,i,e,o,j,M,N,p,w", "ac,M,h,N,w")
@@ -216,6 +235,10 @@ def no_driver(site: Site) -> None:
         (slave_tasks, "shepherd_cmd", "slave tasks get no GPU", "SGE_SHEPHERD=/site/shepherd"),
         (no_shepherd_cmd, "shepherd_cmd", "can run any program as root", "install sge again"),
         (no_shepherd, "shepherd_cmd", "no job starts", "correct SGE_SHEPHERD"),
+        (shepherd_that_does_not_run, "shepherd_cmd", "no job starts", "correct SGE_SHEPHERD"),
+        (shepherd_of_another, "shepherd_cmd", "of SGE 8.1.8, execd of SGE 8.1.9", "SGE_SHEPHERD"),
+        (launcher_without_a_shepherd, "shepherd_cmd", "no job starts", "SGE_SHEPHERD"),
+        (replace_in("release", "8.1.9", "6.2u5"), "Grid Engine", "SGE 6.2u5", "taken out"),
         (unseen_changes, "jsv", "does not see what qalter changes: -M -N", "set shepherd_cmd"),
     ],
 )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,99 @@ def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(site: Sit
     assert (current / "prolog/sge").is_file()
     assert f"'{site.root}/spool/node1'" in (site.root / "profile.d/gpulock.sh").read_text()
     assert plan_sge(site.options()).changes == []
+
+
+RELEASES = ("SGE 8.1.9", "SGE r1234.05d828f", "SGE r.05d828f.dirty", "OCS 9.0.13", "OCS 9.1.5")
+UNKNOWN = ("SGE 6.2u5", "UGE 8.6.18", "AGE 2024.1.0", "GCS 9.1.5", "OCS 9.3.0", "SGE 8.1.90", "")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_known_grid_engine_is_installed_on(site: Site, release: str) -> None:
+    site.edit("release", "SGE 8.1.9", release)
+
+    assert plan_sge(site.options()).changes
+
+
+@pytest.mark.parametrize("release", UNKNOWN)
+def test_an_unknown_grid_engine_is_refused_with_its_version(site: Site, release: str) -> None:
+    site.edit("release", "SGE 8.1.9", release)
+    before = tree(site.root)
+
+    with pytest.raises(InstallError, match=f"this Grid Engine is {release or 'usage'}"):
+        plan_sge(site.options())
+
+    assert tree(site.root) == before
+
+
+def test_the_shepherd_beside_execd_is_the_one_that_ours_becomes(site: Site) -> None:
+    plan_sge(site.options()).apply(ignore)
+
+    launcher = (site.root / "libexec/current/prolog/sge_shepherd").read_text()
+    assert f"SHEPHERD={site.root}/sge/sge_shepherd\n" in launcher
+    assert f"SGE_SHEPHERD={site.root}/sge/sge_shepherd\n" in site.config.read_text()
+
+
+def test_without_execd_the_shepherd_is_below_sge_root(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulock.install.sge.install.find_execds", list)
+    folder = site.root / "root/bin/lx-arm64"
+    folder.parent.mkdir()
+    folder.symlink_to(site.root / "sge")
+    options = site.options(sge_root=str(site.root / "root"), profile=site.root / "none")
+
+    plan_sge(options).apply(ignore)
+
+    assert f"SGE_SHEPHERD={site.root}/sge/sge_shepherd\n" in site.config.read_text()
+
+
+def no_shepherd(shepherd: Path) -> None:
+    shepherd.unlink()
+
+
+def broken_shepherd(shepherd: Path) -> None:
+    shepherd.write_text("#!/bin/sh\necho error while loading shared libraries >&2\nexit 127\n")
+
+
+def foreign_shepherd(shepherd: Path) -> None:
+    shepherd.write_bytes(b"\x7fELF\2\1\1x")
+
+
+def other_shepherd(shepherd: Path) -> None:
+    shepherd.write_text("#!/bin/sh\necho OCS 9.1.5\n")
+
+
+def writable_shepherd(shepherd: Path) -> None:
+    shepherd.chmod(0o777)
+
+
+def given_shepherd(shepherd: Path) -> None:
+    config = shepherd.parents[1] / "etc/gpulock.conf"
+    config.write_text(config.read_text() + "SGE_SHEPHERD=/nowhere/sge_shepherd\n")
+
+
+@pytest.mark.parametrize(
+    ("plant", "says"),
+    [
+        (no_shepherd, "no sge_shepherd beside execd.*set SGE_SHEPHERD"),
+        (broken_shepherd, "ends with 127: error while loading shared libraries"),
+        (foreign_shepherd, "cannot be run: .*Exec format error"),
+        (other_shepherd, "is of OCS 9.1.5, the clients are of SGE 8.1.9"),
+        (writable_shepherd, "writable by others"),
+        (given_shepherd, "SGE_SHEPHERD=/nowhere/sge_shepherd is no program"),
+    ],
+)
+def test_no_shepherd_is_put_in_force_that_would_start_no_job(
+    site: Site, plant: Callable[[Path], None], says: str
+) -> None:
+    """Every job vanished with 127, and doctor found nothing."""
+    plant(site.root / "sge/sge_shepherd")
+    before = tree(site.state)
+
+    with pytest.raises(InstallError, match=says):
+        plan_sge(site.options())
+
+    assert tree(site.state) == before
 
 
 def test_uninstall_puts_everything_back(site: Site) -> None:

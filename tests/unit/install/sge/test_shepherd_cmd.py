@@ -17,7 +17,8 @@ from gpulock.sge.prolog import LAUNCHER_MARKER
 RECORDED = Path(__file__).parents[3] / "support/data/sge-8.1.9"
 CONFIGS = ("array", "parallel")
 STARTED = "the shepherd was started"
-APPERROR = 30  # common/execution_states.h: the job is in error, the queue is not
+# common/execution_states.h: the job is in error, started again, deleted; the queue goes on
+APPERROR, AGAIN, DELETED = 30, 25, 100
 Edit = Callable[[str], str]
 
 
@@ -187,3 +188,31 @@ def test_a_config_that_cannot_be_read_starts_nothing(launcher: Path, tmp_path: P
 
     assert done.returncode == APPERROR
     shutil.rmtree(tmp_path / "config")
+
+
+@pytest.mark.parametrize("shell", ["", "/bin/bash"])
+@pytest.mark.parametrize("fault", ["not known", "missing", "mode", "interpreter", "format"])
+@pytest.mark.parametrize(("place", "code"), [("7.1", AGAIN), ("7.1/1.node", DELETED)])
+def test_a_shepherd_that_cannot_be_started_loses_no_job(
+    launcher: Path, tmp_path: Path, fault: str, shell: str, place: str, code: int
+) -> None:
+    """The shell ended with 127, which execd took for a shepherd's own: the job was gone."""
+    shepherd = tmp_path / "elsewhere/sge_shepherd"
+    shepherd.parent.mkdir()
+    if fault != "missing":
+        shepherd.write_bytes({"format": b"\x7fELF\2\1\1x"}.get(fault, b"#!/no/such\n"))
+        shepherd.chmod(0o644 if fault == "mode" else 0o755)
+    words = "" if fault == "not known" else str(shepherd)
+    mine = tmp_path / "sge_shepherd"
+    mine.write_text(re.sub(r"(?m)^SHEPHERD=.*$", f"SHEPHERD={words}", launcher.read_text()))
+    (tmp_path / "sge-slave").write_text("#!/bin/sh\n")
+    for made in (mine, tmp_path / "sge-slave"):
+        made.chmod(0o755)
+    folder = tmp_path / "active_jobs" / place
+    folder.mkdir(parents=True)
+
+    ended, said = start(mine, folder, recorded("array"), shell)
+
+    assert (ended, said) == (code, "")
+    assert (folder / "exit_status").read_text() == f"{code}\n"
+    assert "sge_shepherd cannot be started" in (folder / "error").read_text()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from gpulock.install.sge.texts import hook_command
 from gpulock.simulate.node import write_simulated_node
 from tests.labs.common.installed import CONFIG, Installed
 from tests.labs.sge.cluster import NODES
+from tests.labs.sge.install import INSTALLATION
 from tests.labs.sge.lab import GridEngine
 
 __all__ = ["CONFIG"]
@@ -62,4 +64,14 @@ def installed(sge: GridEngine) -> Gpulock:
     for node in NODES:
         write_simulated_node(drivers / node, "dgx1", GPUS)
     hooks = render_hooks(sge.lab / "hooks", Path(CONFIG))
+    name_shepherd(hooks.folder / "prolog/sge_shepherd", str(INSTALLATION.shepherd))
     return Gpulock(drivers, sge, hooks)
+
+
+def name_shepherd(launcher: Path, shepherd: str) -> str:
+    """Let a launcher become another shepherd, as SGE_SHEPHERD does; return the one before."""
+    text = launcher.read_text()
+    before = re.search(r"(?m)^SHEPHERD=(.*)$", text)
+    assert before
+    launcher.write_text(text.replace(before[0], f"SHEPHERD={shepherd}"))
+    return before[1]

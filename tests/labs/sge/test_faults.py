@@ -41,7 +41,8 @@ NODE, OTHER, THIRD = NODES
 SHOW = "echo mask=${CUDA_VISIBLE_DEVICES-unset};\n"
 SLEEP = "exec sleep 600\n"
 REAL = str(PROGRAMS)
-# by the job's name: `lost*` loses execd's file of the job, `wait*` waits for a file
+# by the job's name: `lost*` loses execd's file of the job, `strange*`
+# makes it an unknown Grid Engine's, `wait*` waits for a file
 AROUND = """#!/bin/sh
 PATH=/usr/bin:/bin
 case $JOB_NAME in
@@ -49,6 +50,13 @@ case $JOB_NAME in
 esac
 case $JOB_NAME in
 *lost*) cd -P /proc/$PPID/cwd && rm ../../jobs/*/*/$(printf %04d "$JOB_ID").* ;;
+esac
+case $JOB_NAME in
+*strange*)
+    cd -P /proc/$PPID/cwd
+    file=$(echo ../../jobs/*/*/$(printf %04d "$JOB_ID").*)
+    printf '\\020\\003' | dd of="$file" bs=1 seek=4 conv=notrunc 2>/dev/null
+    ;;
 esac
 cd /
 exec {clean} {launch} {prolog} "$JOB_ID" "$SGE_TASK_ID" "$QUEUE"
@@ -152,6 +160,21 @@ def test_unknowns_of_three_jobs_of_two_owners_are_a_broken_node_and_counted(
     around.sge.wait_queue(OTHER, "E")
     counted = totals(around, OTHER)
     assert (counted["claims_unknown"], counted["claims_broken"]) == ("2", "1")
+
+
+def test_jobs_of_an_unknown_grid_engine_wait_and_no_queue_stops(around: Gpulock) -> None:
+    jobs = {
+        submit(around, OTHER, count, f"strange{number}", user): (f"strange{number}", user)
+        for number, (user, count) in enumerate(
+            (("glalice", 1), ("glbob", 0), ("glalice", 2), ("glbob", 1))
+        )
+    }
+    for job, (name, user) in jobs.items():
+        around.sge.wait_state(job, "Rq", seconds=60)
+        assert "another version of Grid Engine" in said(around, job, name, user)
+        assert "mask=" not in said(around, job, name, user)
+    assert set(around.sge.queue_states().values()) == {""}
+    assert claims(around, OTHER) == {}
 
 
 def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds_file(

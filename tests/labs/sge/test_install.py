@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.simulate.node import write_simulated_node
+from tests.labs.sge.gpulock import name_shepherd
+from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.lab import GridEngine, JobId
 from tests.labs.sge.wait import until
 
@@ -222,6 +224,49 @@ def test_a_sites_prolog_that_fails_keeps_its_meaning_and_no_lock_stays(
     assert node.sge.acct(job)["failed"].split()[0] == failed
     locks = node.sge.path_in(NODE, "/run/gpulock/locks")
     until(lambda: not list(locks.iterdir()), what="the locks to be gone")
+
+
+def test_the_release_is_told_and_an_unknown_one_is_refused(node: Node) -> None:
+    objects, files = node.objects(), node.files()
+    config = node.sge.path_in(NODE, CONFIG)
+    known = config.read_text()
+    fake = node.sge.lab / "other/sge_shepherd"
+    fake.parent.mkdir(exist_ok=True)
+    fake.write_text("#!/bin/sh\necho SGE 6.2u5\n")
+    fake.chmod(0o755)
+    config.write_text(f"{known}SGE_SHEPHERD={fake}\n")
+
+    assert "this Grid Engine is SGE 6.2u5" in node.install()
+    assert (node.objects(), node.files()) == (objects, files)
+
+    config.write_text(known)
+    node.install()
+    state, what, _ = node.doctor()["Grid Engine"]
+    assert state == "ok"
+    assert str(PROGRAMS) in what
+
+
+def test_jobs_wait_while_their_shepherd_cannot_be_started(node: Node) -> None:
+    """They vanished: 127 was taken for the shepherd's own exit."""
+    node.install()
+    launcher = node.sge.path_in(NODE, f"{PREFIX}/current/prolog/sge_shepherd")
+    real = name_shepherd(launcher, "/nowhere/sge_shepherd")
+    assert real == str(PROGRAMS / "sge_shepherd")
+    node.sge.stop_execd(NODE)
+    node.sge.start_execd(NODE)  # it knows shepherd_cmd from the beginning
+    where = (*ON_NODE, "-l", "gpu=1", "-o", "waits.out")
+    jobs = [node.sge.submit(user, *where, stdin="echo ran\n") for user in ("glalice", "glbob")]
+    for job in jobs:
+        node.sge.wait_state(job, "Rq", seconds=60)
+    state, what, do = node.doctor()["shepherd_cmd"]
+    assert (state, bool(do)) == ("fault", True)
+    assert "/nowhere/sge_shepherd is not there" in what
+    assert set(node.sge.queue_states().values()) == {""}
+
+    name_shepherd(launcher, real)
+    for job, user in zip(jobs, ("glalice", "glbob"), strict=True):
+        node.sge.wait_done(job, seconds=120)
+        assert (node.sge.users[user].home / "waits.out").read_text() == "ran\n"
 
 
 def test_uninstall_waits_for_jobs_and_leaves_what_others_changed(node: Node) -> None:

@@ -139,7 +139,7 @@ def render_hook_scripts(
     share = find_share_folder() / "prolog"
     limits = (share / LIMITS).read_text().partition("\n\n")[2].rstrip()
     shell: dict[str, str] = {}
-    for path in sorted(share.iterdir()):
+    for path in sorted(path for path in share.iterdir() if path.is_file()):
         text = path.read_text()
         if path.suffix == ".md" or path.name == LIMITS or "python" in text[:40]:
             continue

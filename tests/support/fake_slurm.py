@@ -26,6 +26,9 @@ def scontrol(arguments: list[str]) -> int:
 
 
 def slurmd(arguments: list[str]) -> int:
+    if arguments == ["-V"]:
+        print("slurm-wlm 22.05.8")
+        return 0
     node = arguments[arguments.index("-N") + 1] if "-N" in arguments else ""
     own = os.path.exists(f"{HERE}/state/gres.{node}")
     print(read(f"gres.{node}" if own else "gres"), end="", file=sys.stderr)

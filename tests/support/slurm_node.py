@@ -27,6 +27,19 @@ RECORDED = Path(__file__).parent / "data/slurm-22.05"
 FAKE = Path(__file__).parent / "fake_slurm.py"
 NODE = "node1"
 
+# What the plugin calls of Slurm's own header, of the release that the recorded slurmd names.
+SPANK_HEADER = """
+#define SLURM_VERSION_NUMBER 0x160508
+typedef struct spank_handle *spank_t;
+enum { ESPANK_SUCCESS, S_CTX_REMOTE, S_JOB_ENV };
+int spank_get_item(spank_t, int, ...);
+int spank_setenv(spank_t, const char *, const char *, int);
+int spank_unsetenv(spank_t, const char *);
+int spank_context(void);
+void slurm_error(const char *, ...);
+#define SPANK_PLUGIN(name, version) const char plugin_name[] = #name;
+"""
+
 
 @dataclass(frozen=True)
 class SlurmNode:
@@ -54,6 +67,31 @@ class SlurmNode:
     def paths(self) -> HookPaths:
         """The hooks in force."""
         return HookPaths(self.root / "libexec/current")
+
+    @property
+    def plugin(self) -> Path:
+        """The SPANK plugin, where the installer puts it."""
+        return self.root / "libexec/spank_gpulock.so"
+
+    @property
+    def spank_lines(self) -> tuple[str, str, str]:
+        """The lines of plugstack.conf that the installer asks for beside pyxis."""
+        above = f"required {self.plugin}"
+        return (above, "required /x/spank_pyxis.so", f"{above} again")
+
+    def stack(self, *lines: str) -> None:
+        """Write plugstack.conf."""
+        text = "".join(f"{line}\n" for line in lines)
+        self.conf.with_name("plugstack.conf").write_text(text)
+
+    def give_header(self) -> Path:
+        """Put slurm/spank.h beside slurmd."""
+        path = self.root / "slurm/include/slurm/spank.h"
+        path.parent.mkdir(parents=True)
+        path.write_text(SPANK_HEADER)
+        for place in (path, path.parent, path.parent.parent):
+            place.chmod(0o644 if place == path else 0o755)
+        return path
 
     def device(self, minor: int | str) -> str:
         """Return the file of a card, or of several."""

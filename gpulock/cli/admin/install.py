@@ -72,6 +72,7 @@ def install_sge_command(session: Session, /, dry_run: bool, prefix: Path, **opti
 
 @install_group.command("slurm")
 @click.option("--node", default="", help="Slurm's name of this node.  [default: ask slurmd]")
+@click.option("--spank", is_flag=True, help="A SPANK plugin in place of TaskProlog, for pyxis.")
 @hook_options
 @click.pass_obj
 def install_slurm_command(session: Session, /, dry_run: bool, prefix: Path, **options: Any) -> None:

@@ -26,7 +26,6 @@ SET: Final = "driver set"
 PLACES: Final = ("etc", "usr/local/etc", "opt/apptainer/etc", "opt/singularity/etc")
 PROGRAMS: Final = ("apptainer", "singularity")
 FOLDERS: Final = ("/etc/cdi", "/var/run/cdi", "/run/cdi")  # where podman and Docker look
-PLUGSTACKS: Final = ("etc/slurm/plugstack.conf", "etc/slurm-llnl/plugstack.conf")
 ENROOT: Final = ("usr/bin/enroot", "usr/local/bin/enroot")
 _READ: Final = stat.S_IROTH | stat.S_IXOTH
 
@@ -41,11 +40,7 @@ def container_checks(settings: Settings, root: Path = Path("/")) -> list[Check]:
         paths = [root / place / program / f"{program}.conf" for place in PLACES]
         for path in (path for path in paths if path.is_file()):
             checks += run_checks(path.name, partial(check_container_conf, settings, path))
-    beside = {
-        "enroot": lambda: check_enroot(settings, root),
-        "pyxis": lambda: check_pyxis(settings, root),
-    }
-    return checks + run_all(beside)
+    return checks + run_all({"enroot": lambda: check_enroot(settings, root)})
 
 
 def check_driver_dir(settings: Settings) -> Iterator[Check]:
@@ -194,17 +189,3 @@ def check_enroot(settings: Settings, root: Path) -> Iterator[Check]:
         yield warning(what, "set VISIBLE_DEVICES=uuid")
     else:
         yield ok("the mask holds UUIDs, which are the same in a container")
-
-
-def check_pyxis(settings: Settings, root: Path) -> Iterator[Check]:
-    """Look whether pyxis takes tasks into containers, where no TaskProlog of ours is."""
-    own = [Path(settings.slurm_conf).with_name("plugstack.conf")] if settings.slurm_conf else []
-    for path in (*own, *(root / name for name in PLUGSTACKS)):
-        files = [path, *sorted(path.with_name("plugstack.conf.d").glob("*.conf"))]
-        for file in files:
-            text = file.read_text(errors="replace") if file.is_file() else ""
-            if any("spank_pyxis" in line.partition("#")[0] for line in text.splitlines()):
-                what = f"{file}: pyxis starts TaskProlog inside the container, without gpulock"
-                do = "use srun enroot start in place of --container-image: docs/containers.md"
-                yield warning(what, do)
-                return

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.configured_hooks import (
@@ -19,8 +20,10 @@ from gpulock.install.slurm.configured_hooks import (
     find_slurm_hook,
     misplaced_program,
 )
+from gpulock.install.slurm.plugstack import PLUGIN, find_plugstack, plugstack_fault
 from gpulock.install.slurm.site import SlurmError, SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf
+from gpulock.install.slurm.spank import SpankPlugin, slurm_release
 from gpulock.install.slurm.texts import (
     has_submit_script,
     hook_seconds,
@@ -61,7 +64,7 @@ class SlurmConfChecks:
         return run_all(
             {
                 PROLOG: lambda: self.hook(PROLOG),
-                TASK: lambda: self.hook(TASK),
+                TASK: self.task,
                 EPILOG: lambda: self.hook(EPILOG),
                 "PrologFlags": self.flags,
                 "RequeueExit": self.requeue,
@@ -78,6 +81,34 @@ class SlurmConfChecks:
                 "node": self.node,
             }
         )
+
+    def task(self) -> Iterator[Check]:
+        """Look whether tasks are told by TaskProlog, or by the SPANK plugin in its place."""
+        stack = find_plugstack(self.conf, self.site.conf)
+        plugin = SpankPlugin(self.paths.folder.parent / PLUGIN, self.paths.slurm_task)
+        if not stack.ours and stack.pyxis is None:
+            yield from self.hook(TASK)
+            return
+        do = "gpulock install slurm --spank --dry-run shows the lines for plugstack.conf"
+        if wrong := plugstack_fault(stack, plugin.path):
+            if stack.pyxis and not stack.ours:
+                wrong = f"{stack.pyxis.file}: pyxis starts TaskProlog inside its containers"
+            yield fault(wrong, do)
+            return
+        release = slurm_release(self.site)
+        if (found := plugin.read()) != plugin.wanted(release):
+            what = (
+                f"{plugin.path} is {found or 'missing'}, and slurmd wants {plugin.wanted(release)}"
+            )
+            yield fault(what, "gpulock install slurm --spank, on every node and login node")
+        elif why := why_untrusted_program(plugin.path, (0, os.geteuid())):
+            yield fault(why, "let root alone change it: each task loads it")
+        elif task := self.conf.get(TASK):
+            do = "take it out of slurm.conf: the SPANK plugin runs gpulock's"
+            pyxis = "inside containers of pyxis it fails" if stack.pyxis else "it runs as well"
+            yield warning(f"{task}: {pyxis}", do)
+        else:
+            yield ok(f"none, by {plugin.path} ({found})")
 
     def hook(self, key: str) -> Iterator[Check]:
         """Look whether one hook of ours is in force, can be run, and is in its place."""

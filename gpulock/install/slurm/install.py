@@ -18,9 +18,16 @@ from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
 from gpulock.install.planner import InstallPlan, NodePlanner
 from gpulock.install.slurm import gres, texts
-from gpulock.install.slurm.configured_hooks import find_slurm_hooks
+from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
+from gpulock.install.slurm.plugstack import PLUGIN, PlugStack, find_plugstack, plugstack_page
 from gpulock.install.slurm.site import SlurmError, find_slurm_site, find_slurmds, slurmds_of_site
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
+from gpulock.install.slurm.spank import (
+    SpankPlugin,
+    find_compiler,
+    find_spank_header,
+    slurm_release,
+)
 from gpulock.install.slurm.texts import hook_removal_page
 from gpulock.install.trial import check_hook_interpreter, rival_hook_reason, try_slurm_hooks
 from gpulock.install.undo import FORCE, Address, Uninstaller
@@ -45,6 +52,7 @@ class SlurmOptions:
     prefix: Path = DEFAULT_PREFIX
     config: Path = Path(DEFAULT_PATH)
     interpreter: str = sys.executable
+    spank: bool = False
 
 
 def plan_slurm(options: SlurmOptions) -> InstallPlan:
@@ -60,14 +68,30 @@ class SlurmPlanner(NodePlanner):
         self.options = options
         self.slurmds = slurmds_of_site(find_slurmds(), self.settings)
         self.site = find_slurm_site(self.settings, self.given, self.slurmds, options.node)
+        paths = HookPaths(options.prefix / CURRENT)
+        self.plugin = SpankPlugin(
+            options.prefix / PLUGIN,
+            paths.slurm_task,
+            self.site,
+            real_interpreter(options.interpreter),
+        )
+        installed = install_record(self.settings, "slurm").load()
+        self.by_spank = options.spank or self.plugin.address in installed  # once chosen, it stays
 
     def plan(self) -> InstallPlan:
         """Return the whole plan."""
         options = self.options
         check_hook_interpreter(real_interpreter(options.interpreter))
         if not self.slurmds:
-            conf = self.site.conf or "an unknown slurm.conf"
-            self.note(f"no slurmd runs here: the map is of what it will find in {conf}")
+            path = self.site.conf or "an unknown slurm.conf"
+            self.note(f"no slurmd runs here: the map is of what it will find in {path}")
+        conf = self.conf()
+        stack = find_plugstack(conf, self.site.conf)
+        if stack.pyxis and not self.by_spank:
+            raise InstallError(
+                f"{stack.pyxis.file} names pyxis, in whose containers no TaskProlog works: run it"
+                " with --spank (docs/containers.md)"
+            )
         self.add_folders()
         gpus = self.count_gpus(options.gpus, needed=False)
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
@@ -77,10 +101,15 @@ class SlurmPlanner(NodePlanner):
             options.prefix, options.config, options.interpreter, lock_dir, try_slurm_hooks
         )
         self.add(plan_place_change(hooks, hooks.wanted()))
+        if self.by_spank:
+            wanted = self.plugin.wanted(slurm_release(self.site))
+            if self.plugin.read() != wanted:
+                find_compiler(), find_spank_header(self.site)  # what lacks is told before a change
+            self.add(plan_place_change(self.plugin, wanted))
         entries, shared = gres.read_gres_entries(self.site)
         self.check_shares(shared)
         self.add(self.map(entries, shared))
-        self.pages(entries)
+        self.pages(entries, conf, stack)
         return self.plan_
 
     def way_to_slurm(self) -> dict[str, str]:
@@ -145,12 +174,15 @@ class SlurmPlanner(NodePlanner):
                 " now, before the next GPU job starts here"
             )
 
-    def pages(self, entries: list[gres.GresEntry]) -> None:
+    def pages(self, entries: list[gres.GresEntry], conf: SlurmConf, stack: PlugStack) -> None:
         """Say what to put into the cluster's own files."""
         paths = HookPaths(self.options.prefix / CURRENT)
-        conf = self.conf()
         hooks = find_slurm_hooks(conf, paths, self.site.conf)
-        pages = [texts.slurm_conf_page(conf, hooks, paths, self.settings)]
+        in_conf = [hook for hook in hooks if not (self.by_spank and hook.key == TASK)]
+        pages = [texts.slurm_conf_page(conf, in_conf, paths, self.settings)]
+        if self.by_spank:
+            task = next(hook for hook in hooks if hook.key == TASK)
+            pages.append(plugstack_page(stack, self.plugin.path, task, paths))
         if self.settings.slurm_device_selection == "gpulock":
             path = self.site.gres_conf
             if self.settings.slurm_count == "gpus" and not (path and gres.has_gres_flag(path)):
@@ -202,6 +234,8 @@ class SlurmUninstaller(Uninstaller):
     def place(self, address: Address) -> Place:
         if address[0] == gres.GresCopy.kind:
             return gres.GresCopy(Path(address[1]), Path(address[2]))
+        if address[0] == SpankPlugin.kind:
+            return SpankPlugin(Path(address[1]))
         return super().place(address)
 
 
@@ -219,4 +253,7 @@ def slurm_hook_references(settings: Settings, given: frozenset[str], prefix: Pat
     """Return what leads Slurm to our hooks and must go first; raise InstallError."""
     paths = HookPaths(prefix / CURRENT)
     site = find_slurm_site(settings, given, slurmds_of_site(find_slurmds(), settings))
-    return hook_removal_page(find_slurm_hooks(site.best(), paths, site.conf), paths)
+    conf = site.best()
+    ours = [one for one in find_plugstack(conf, site.conf).ours if one.path == prefix / PLUGIN]
+    lines = [f"from {one.file}: {' '.join([str(one.path), *one.words])}" for one in ours]
+    return [*hook_removal_page(find_slurm_hooks(conf, paths, site.conf), paths), *lines]

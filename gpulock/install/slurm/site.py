@@ -99,6 +99,13 @@ class SlurmSite:
             raise SlurmError(f"{NAME} -G{named}: {_fatal_message(done) or 'no such node?'}")
         return done.stderr + done.stdout
 
+    def version(self) -> str:
+        """Return what slurmd says of its release; raise SlurmError."""
+        done = self._run([NAME, "-V"], self.seconds, self.slurmd)
+        if done.returncode != 0:
+            raise SlurmError(f"{NAME} -V: {_last_output_line(done)}")
+        return done.stdout
+
     def _run(
         self, command: list[str | Path], seconds: float, program: Path | None = None
     ) -> subprocess.CompletedProcess[str]:

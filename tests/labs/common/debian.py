@@ -23,9 +23,14 @@ _SECONDS: Final = 900
 def install(packages: Mapping[str, str], answers: str = "") -> bool:
     """Install packages whose program is missing; return whether anything was.
 
-    `packages` has a program of each, `answers` lines for debconf. They stay on the machine.
+    `packages` has a program of each, or the path of a file of it, `answers` lines for debconf. They
+    stay on the machine.
     """
-    missing = [name for name, program in packages.items() if shutil.which(program) is None]
+    missing = [
+        name
+        for name, program in packages.items()
+        if shutil.which(program) is None and not (program[0] == "/" and Path(program).exists())
+    ]
     if not missing:
         return False
     if os.geteuid() != 0:

@@ -11,6 +11,8 @@ _PACKAGES: Final = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "slurm-client": "sbatch",
+    "libslurm-dev": "/usr/include/slurm/spank.h",
+    "gcc": "gcc",
     "munge": "munged",
     "iproute2": "ip",
     "util-linux": "nsenter",

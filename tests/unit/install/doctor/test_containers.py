@@ -279,21 +279,6 @@ def test_a_mask_of_indexes_means_nothing_in_enroot(node: Node, mask: str, state:
     assert node.of("enroot").state == state
 
 
-@pytest.mark.parametrize("name", ["plugstack.conf", "plugstack.conf.d/pyxis.conf"])
-def test_pyxis_is_told_to_start_no_taskprolog_of_ours(node: Node, name: str) -> None:
-    path = node.write(f"etc/slurm/{name}", "required /usr/lib/slurm/spank_pyxis.so\n")
-    assert node.of("pyxis").state == WARNING
-    path.write_text("# required /usr/lib/slurm/spank_pyxis.so\n")
-    assert [c for c in node.checks() if c.name == "pyxis"] == []
-
-
-def test_pyxis_is_looked_for_beside_the_slurm_conf_in_force(node: Node) -> None:
-    node.write("opt/slurm/plugstack.conf", "optional /opt/lib/spank_pyxis.so\n")
-    assert [c for c in node.checks() if c.name == "pyxis"] == []
-    node.keys["SLURM_CONF"] = str(node.root / "opt/slurm/slurm.conf")
-    assert node.of("pyxis").state == WARNING
-
-
 def test_doctor_says_it_of_a_simulated_node_too_but_looks_nowhere_else(tmp_path: Path) -> None:
     files = write_simulated_node(tmp_path / "node", "dgx1")
     config = Path(files.config)
@@ -301,4 +286,4 @@ def test_doctor_says_it_of_a_simulated_node_too_but_looks_nowhere_else(tmp_path:
 
     found = {check.name: check.state for check in run_doctor(DoctorOptions(config))}
     assert (found["driver set"], found["CDI"]) == (FAULT, OK)
-    assert not {"apptainer.conf", "enroot", "pyxis"} & set(found)
+    assert not {"apptainer.conf", "enroot"} & set(found)

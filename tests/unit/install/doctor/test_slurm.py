@@ -195,9 +195,50 @@ def give_shards_knowingly(node: SlurmNode) -> None:
     node.install()
 
 
+def by_spank(*numbers: int, without_task_prolog: bool = True) -> Plant:
+    """Let the plugin be installed, with these lines of plugstack.conf."""
+
+    def plant(node: SlurmNode) -> None:
+        node.give_header()
+        node.plan(spank=True).apply(ignore)
+        node.stack(*[node.spank_lines[number] for number in numbers or (0, 1, 2)])
+        if without_task_prolog:
+            node.put("TaskProlog", "(null)")
+
+    return plant
+
+
+def pyxis_alone(node: SlurmNode) -> None:
+    (node.root / "d").mkdir()
+    (node.root / "d/pyxis.conf").write_text("optional /usr/lib/slurm/spank_pyxis.so\n")
+    node.stack(f"include {node.root}/d/*")
+
+
+def lose_the_plugin(node: SlurmNode) -> None:
+    by_spank()(node)
+    node.plugin.unlink()
+
+
+def upgrade_slurm(node: SlurmNode) -> None:
+    by_spank()(node)
+    slurmd = node.root / "slurm/sbin/slurmd"
+    slurmd.write_text(slurmd.read_text().replace("22.05.8", "24.11.5"))
+
+
+def let_others_change_the_plugin(node: SlurmNode) -> None:
+    by_spank()(node)
+    node.plugin.chmod(0o666)
+
+
 @pytest.mark.parametrize(
     ("plant", "name", "says", "do"),
     [
+        (pyxis_alone, "TaskProlog", "inside its containers", "--spank"),
+        (by_spank(1, 0, 2), "TaskProlog", "below pyxis", "--spank"),
+        (by_spank(0, 1), "TaskProlog", "what an image sets stands", "--spank"),
+        (lose_the_plugin, "TaskProlog", "is missing", "every node and login node"),
+        (upgrade_slurm, "TaskProlog", "slurmd wants Slurm 24.11", "install slurm --spank"),
+        (let_others_change_the_plugin, "TaskProlog", "writable by others", "root alone"),
         (put("Prolog", "/site/prolog"), "Prolog", "its jobs get no lock", "--dry-run"),
         (put("TaskProlog", "(null)"), "TaskProlog", "a refused job runs", "--dry-run"),
         (a_pattern_without_us, "Epilog", "no lock is given back", "--dry-run"),
@@ -309,6 +350,7 @@ def nothing_listed(node: SlurmNode) -> None:
         (run_in_job, "RunInJob", "as the job's user"),
         (old_bundles, "oci.conf", "the bundle's own mask"),
         (partial(own_timeouts, prolog="120", epilog="65534"), "EpilogTimeout", "blocks the node"),
+        (by_spank(without_task_prolog=False), "TaskProlog", "inside containers of pyxis it fails"),
     ],
 )
 def test_what_is_only_doubtful_is_a_warning(
@@ -320,6 +362,14 @@ def test_what_is_only_doubtful_is_a_warning(
 
     assert (check.state, says in check.what) == (WARNING, True), check
     assert check.do
+
+
+def test_the_spank_plugin_takes_the_place_of_taskprolog(node: SlurmNode) -> None:
+    by_spank()(node)
+
+    check = found(node)["TaskProlog"]
+
+    assert (check.state, "Slurm 22.05" in check.what) == (OK, True), check
 
 
 def test_under_slurms_own_device_constraint_any_order_is_right(node: SlurmNode) -> None:

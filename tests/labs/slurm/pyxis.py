@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Slurm lab whose steps may run in containers: a stand-in for pyxis, and gpulock's SPANK plugin.
+
+Both are compiled for the lab's Slurm, gpulock's as `gpulock install slurm --spank` does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gpulock.install.hooks import HookPaths
+from gpulock.install.slurm.plugstack import AGAIN, PLUGIN
+from gpulock.install.slurm.site import SlurmSite
+from gpulock.install.slurm.spank import SpankPlugin, find_spank_header, slurm_release
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.modes import Mode
+
+SOURCE: Final = Path(__file__).with_name("spank_pyxis.c")
+HOST: Final = ("usr", "bin", "lib", "lib64", "dev", "proc", "etc")
+IMAGE_MASK: Final = (
+    "CUDA_VISIBLE_DEVICES=9\nNVIDIA_VISIBLE_DEVICES=all\nGPULOCK_DEVICES=GPU-of-image\n"
+)
+
+
+@dataclass(frozen=True)
+class Pyxis:
+    """The plugins of a lab, and an image; `lines` are those that the installer asks for."""
+
+    gpus: Gpulock
+    plugin: Path
+    pyxis: Path
+    image: Path
+    hook: Path
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Return the lines of plugstack.conf."""
+        above = f"required {self.plugin}"
+        return (above, f"required {self.pyxis}", f"{above} {AGAIN}")
+
+    @property
+    def plugstack(self) -> Path:
+        """Return the lab's plugstack.conf, which a step daemon reads as it starts."""
+        return self.gpus.slurm.lab / "etc/plugstack.conf"
+
+    def stack(self, *lines: str) -> None:
+        """Write plugstack.conf."""
+        self.plugstack.write_text("".join(f"{line}\n" for line in lines))
+
+    def inside(
+        self, *words: str, command: Sequence[str] = ("env",), **more: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a step of slalice in the container."""
+        image = f"--container-image={self.image}"
+        return self.gpus.slurm.srun("slalice", *words, image, *command, **more)
+
+
+@contextlib.contextmanager
+def with_pyxis(
+    gpus: Gpulock, mode: Mode, task_prolog: bool = False, **keys: str
+) -> Generator[Pyxis]:
+    """Give a test such a lab, and take the plugins away again."""
+    lab = gpus.slurm.lab
+    hooks = {
+        name: hook for name, hook in gpus.setup.hooks.items() if task_prolog or name != "TaskProlog"
+    }
+    mode(gpus, keys, hooks=hooks)
+    hook = HookPaths(lab / "hooks").slurm_task
+    site = SlurmSite(Path("/usr/bin"), Path("/usr/sbin/slurmd"), lab / "etc/slurm.conf", ())
+    plugin = SpankPlugin(lab / PLUGIN, hook, site, sys.executable)
+    if plugin.read() is None:
+        plugin.write(plugin.wanted(slurm_release(site)))
+    made = Pyxis(gpus, plugin.path, lab / "spank_pyxis.so", lab / "image", hook)
+    include = f"-I{find_spank_header(site)}"
+    build: list[str | Path] = ["gcc", "-Wall", "-Werror", "-shared", "-fPIC", include]
+    subprocess.run([*build, "-o", made.pyxis, SOURCE], check=True, timeout=60)
+    for name in HOST:
+        (made.image / name).mkdir(parents=True, exist_ok=True)
+    (made.image / "tmp").mkdir(exist_ok=True)
+    (made.image / "tmp").chmod(0o1777)
+    (made.image / "etc/environment").write_text(IMAGE_MASK)
+    made.stack(*made.lines)
+    try:
+        yield made
+        gpus.slurm.clear_jobs()
+    finally:
+        made.plugstack.unlink()

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plugstack.conf is read as slurmstepd reads it, and each wrong order of our plugin is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.hooks import HookPaths, InstallError
+from gpulock.install.slurm.configured_hooks import InForceHook
+from gpulock.install.slurm.plugstack import (
+    PlugStack,
+    find_plugstack,
+    plugstack_fault,
+    plugstack_page,
+    read_plugstack,
+)
+from gpulock.install.slurm.slurm_conf import SlurmConf
+
+PLUGIN = Path("/usr/local/libexec/gpulock/spank_gpulock.so")
+ABOVE = f"required {PLUGIN}"
+BELOW = f"required {PLUGIN} again"
+PYXIS = "required /usr/lib/slurm/spank_pyxis.so runtime_path=/run/pyxis"
+OTHER = "optional /opt/auks.so"
+PATHS = HookPaths(Path("/usr/local/libexec/gpulock/current"))
+NO_TASK = InForceHook("TaskProlog", (), (), ())
+
+
+def stack(folder: Path, *lines: str) -> PlugStack:
+    path = folder / "plugstack.conf"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return PlugStack(path, tuple(read_plugstack(path)))
+
+
+def test_lines_comments_words_and_included_files_are_read_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/20.conf").write_text(f"{PYXIS}  # containers\n")
+    (tmp_path / "d/10.conf").write_text(f"# {OTHER}\n{ABOVE}\n\nrequired\n")
+    found = stack(tmp_path, OTHER, "include d/*.conf", BELOW, "include none/*")
+    names = [(entry.path.name, entry.words, entry.required) for entry in found.entries]
+    assert names == [
+        ("auks.so", (), False),
+        ("spank_gpulock.so", (), True),
+        ("spank_pyxis.so", ("runtime_path=/run/pyxis",), True),
+        ("spank_gpulock.so", ("again",), True),
+    ]
+    assert found.pyxis is not None and found.pyxis.file.name == "20.conf"
+
+
+def test_no_file_is_no_plugin_and_one_that_includes_itself_is_refused(tmp_path: Path) -> None:
+    assert read_plugstack(tmp_path / "none") == []
+    (tmp_path / "a.conf").write_text("include a.conf\n")
+    with pytest.raises(InstallError, match="without end"):
+        read_plugstack(tmp_path / "a.conf")
+
+
+def test_it_is_found_beside_slurm_conf_or_where_that_says(tmp_path: Path) -> None:
+    stack(tmp_path, PYXIS)
+    (tmp_path / "other").write_text(f"{OTHER}\n")
+    beside = find_plugstack(SlurmConf({}, "x"), tmp_path / "slurm.conf")
+    assert beside.pyxis is not None
+    named = SlurmConf({"plugstackconfig": str(tmp_path / "other")}, "x")
+    assert find_plugstack(named, tmp_path / "slurm.conf").pyxis is None
+    assert find_plugstack(named, None).path == tmp_path / "other"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [(ABOVE, PYXIS, BELOW), (OTHER, ABOVE, OTHER, PYXIS, BELOW, OTHER), (ABOVE,), (ABOVE, OTHER)],
+)
+def test_the_order_that_is_asked_for_is_right(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    found = stack(tmp_path, *lines)
+    assert plugstack_fault(found, PLUGIN) == ""
+    assert plugstack_page(found, PLUGIN, NO_TASK, PATHS) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ((), "does not name"),
+        ((PYXIS,), "does not name"),
+        ((PYXIS, ABOVE, BELOW), "below pyxis"),
+        ((ABOVE, PYXIS), "no line"),
+        ((ABOVE, BELOW, PYXIS), "no line"),
+        ((BELOW, PYXIS, ABOVE), "no task starts"),
+        ((f"optional {PLUGIN}", PYXIS, BELOW), "not `required`"),
+        ((ABOVE, PYXIS, f"optional {PLUGIN} again"), "not `required`"),
+        (("required /old/spank_gpulock.so", PYXIS, BELOW), "names /old/"),
+    ],
+)
+def test_every_other_order_is_a_fault_and_the_page_mends_it(
+    tmp_path: Path, lines: tuple[str, ...], words: str
+) -> None:
+    found = stack(tmp_path, OTHER, *lines)
+    assert words in plugstack_fault(found, PLUGIN)
+    page = plugstack_page(found, PLUGIN, NO_TASK, PATHS)
+    mended = stack(tmp_path, *[line.strip() for line in page if line.startswith("    ")])
+    assert plugstack_fault(mended, PLUGIN) == ""
+    assert [entry.path.name for entry in mended.entries].count("auks.so") == 1
+
+
+def test_the_page_takes_our_taskprolog_out(tmp_path: Path) -> None:
+    ours = InForceHook(
+        "TaskProlog", (str(PATHS.slurm_task),), (PATHS.slurm_task,), (PATHS.slurm_task,)
+    )
+    page = plugstack_page(stack(tmp_path, ABOVE, PYXIS, BELOW), PLUGIN, ours, PATHS)
+    assert page[0].startswith(f"Then take TaskProlog={PATHS.slurm_task} out of slurm.conf")

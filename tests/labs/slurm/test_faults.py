@@ -355,13 +355,13 @@ def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     place = slurm_gpus.slurm.path_in(NODE, CONFIG)
-    text = place.read_text()
-    place.write_text(f"{text}GUPS=4\n")
+    place.chmod(0o666)  # anyone's: what root obeyed last does not count either
     slurm.scancel(job)
     assert slurm.wait_done(job) == "CANCELLED"
     slurm.wait_stepless(job)
     assert not slurm.is_out(NODE)
-    place.write_text(text)
+    assert len(held(slurm_gpus, job, NODE)) == 2
+    place.chmod(0o644)
     assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
     assert notes(slurm_gpus, NODE) == []
 

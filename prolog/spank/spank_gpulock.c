@@ -4,10 +4,9 @@
  *
  * plugstack.conf names it twice: above pyxis, where it runs the hook and does what that prints, and
  * below it with the word "again", where it does so once more: what an image sets must not stand
- * (docs/facts/containers.md, order of enroot, pyxis and TaskProlog). slurmstepd calls task_init in
- * the process that becomes the task, as the user. The plugin does nothing anywhere else. What fails
- * ends that process alone, and so the task, with the hook's own exit code: slurmctld knows it
- * (RequeueExit).
+ * (docs/facts/containers.md, spank plugins). slurmstepd calls task_init in the process that becomes
+ * the task, as the user. The plugin does nothing anywhere else. What fails ends that process alone,
+ * and so the task, with the hook's own exit code: slurmctld knows it (RequeueExit).
  *
  * `gpulock install slurm --spank` compiles it, and defines GPULOCK_HOOK, GPULOCK_BUILD and
  * GPULOCK_SLURM, the major and minor number of the Slurm that will load it.

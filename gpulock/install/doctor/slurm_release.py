@@ -14,7 +14,7 @@ from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
 from gpulock.node.settings import Settings
 
 _HOOKS_AS_ROOT: Final = (26, 5)  # docs/facts/slurm.md, hooks inside of the job
-_TASK_PROLOG_WINS: Final = (23, 2)  # docs/facts/containers.md, OCI bundles of Slurm
+_TASK_PROLOG_WINS: Final = (23, 2)  # docs/facts/containers.md, oci bundles of slurm
 
 
 def release_checks(settings: Settings, site: SlurmSite, conf: SlurmConf) -> list[Check]:

@@ -10,7 +10,7 @@ from gpulock.alloc.choose import choose_devices
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node import devices
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.node.devices import SHARE, Device, place_device
 from gpulock.store import quarantine
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.locks import Lock
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 class ClaimRequest:
     """What is asked for: `count` devices, of `wanted` ids alone where there are some.
 
-    `join`: a task may share what its job holds here already. `check` refuses what was chosen.
+    `join`: a task may share what its job holds here already. `share`: a place on each of the
+    `wanted` cards is enough, beside others of that kind. `check` refuses what was chosen.
     `last` are ids that are taken only where there are not enough others.
     """
 
-    __slots__ = ("check", "count", "join", "last", "wanted")
+    __slots__ = ("check", "count", "join", "last", "share", "wanted")
 
     def __init__(
         self,
@@ -38,12 +39,14 @@ class ClaimRequest:
         join: bool = False,
         check: "Callable[[list[Device]], object]" = list,
         last: "frozenset[str]" = frozenset(),
+        share: bool = False,
     ) -> None:
         self.check = check
         self.last = last
         self.count = count
         self.wanted = wanted
         self.join = join
+        self.share = share
 
 
 def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -> Refusal:
@@ -135,7 +138,7 @@ def pick_free_devices(
         out += quarantine.list_noted_devices(node.settings.state_dir, folder)
     if refilled:
         out += open_device_ids(node, found, judge())
-    taken = [*held, *out]
+    taken = [*(whole_claims(held) if want.share else held), *out]
     free = [
         d
         for d in found
@@ -145,7 +148,25 @@ def pick_free_devices(
         free = [d for d in free if d.id in want.wanted]
     if want.last:
         free = prefer_unused_devices(free, want)
-    return choose_devices(free, want.count, node.links), out
+    chosen = choose_devices(free, want.count, node.links)
+    if want.share:
+        chosen = [free_share(device, held) for device in chosen]
+    return chosen, out
+
+
+def whole_claims(held: dict[str, Lock]) -> dict[str, Lock]:
+    """Return the locks that nobody can hold a share beside."""
+    return {name: lock for name, lock in held.items() if SHARE not in name}
+
+
+def free_share(card: Device, held: dict[str, Lock]) -> Device:
+    """Return the first free place on a card."""
+    number = 1
+    while f"{card.id}{SHARE}{number}" in held:
+        number += 1
+    place = place_device({card.id: card}, f"{card.id}{SHARE}{number}")
+    assert place is not None
+    return place
 
 
 def prefer_unused_devices(free: list[Device], want: ClaimRequest) -> list[Device]:
@@ -164,7 +185,8 @@ def shortage_refusal(
 ) -> Refusal:
     """Return the refusal that says who has the devices."""
     if want.wanted:
-        return wanted_device_refusal(found, held, out, want)
+        in_the_way = whole_claims(held) if want.share else held
+        return wanted_device_refusal(found, in_the_way, out, want)
     count = want.count
     holders = [f"{device_label(d)}: {lock_holder(held, d.id, out)}" for d in found]
     free = len([h for h in holders if h.endswith(": free")])
@@ -205,15 +227,21 @@ def device_label(device: Device) -> str:
 
 
 def lock_holder(held: dict[str, Lock], device: str, out: list[str]) -> str:
-    """Return who has a device, in a word or two."""
-    for name, lock in held.items():
-        if devices.lock_ids_overlap(name, device):
-            if lock.owner is None:
-                return "unknown owner"
-            job = lock.owner.job()
-            if lock.owner.draining:
-                return f"job {job}, which has ended, but not its processes"
-            return job if lock.owner.scheduler in ("process", "admin") else f"job {job}"
-    return (
-        "quarantined" if any([devices.lock_ids_overlap(name, device) for name in out]) else "free"
-    )
+    """Return who has a device, in a word or two; of a shared one everybody."""
+    holders = [
+        lock_owner_words(lock)
+        for name, lock in held.items()
+        if devices.lock_ids_overlap(name, device)
+    ]
+    away = any([devices.lock_ids_overlap(name, device) for name in out])
+    return " and ".join(holders) or ("quarantined" if away else "free")
+
+
+def lock_owner_words(lock: Lock) -> str:
+    """Return who has a lock, in a word or two."""
+    if lock.owner is None:
+        return "unknown owner"
+    job = lock.owner.job()
+    if lock.owner.draining:
+        return f"job {job}, which has ended, but not its processes"
+    return job if lock.owner.scheduler in ("process", "admin") else f"job {job}"

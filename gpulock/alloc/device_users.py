@@ -13,7 +13,7 @@ import time
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_owner import INIT, belongs_to_other_claim, is_service_process
 from gpulock.alloc.process_scan import ROUNDS, ProcessScan
-from gpulock.node.devices import MAJOR, Device
+from gpulock.node.devices import MAJOR, SHARE, Device
 from gpulock.node.mounts import Mounts, device_file_key
 from gpulock.node.procfs import OVER
 from gpulock.store import atomic
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpulock.node.settings import Settings
 
 LONGEST = 5.0  # seconds for a whole look, which may be taken with the gate held
-SHARE = 0.5  # seconds of it for the processes of one user, where it is at those of all
+ONE_USER = 0.5  # seconds of it for the processes of one user, where it is at those of all
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
 LONG_PATH = "/dev/..."  # in place of a path that is too long: it may be a node
@@ -101,7 +101,7 @@ class OpenFiles:
         self._keys: dict[tuple[int, int, int], list[str]] = {}
         for device in devices:
             for key in device_node_keys(device, settings.dev_root, settings.driver_root):
-                self._keys.setdefault(key, []).append(device.id)
+                self._keys.setdefault(key, []).append(device.id.partition(SHARE)[0])
         self._mounts = Mounts(scan.proc.root)
         # by user, or None for all: the pids by device, and why there may be more
         self._looks: dict[int | None, tuple[dict[str, list[int]], str]] = {}
@@ -114,9 +114,10 @@ class OpenFiles:
     def pids_with_open(self, device: str, uid: int | None = None) -> list[int]:
         """Return the processes, services left out, that have a device's node open.
 
-        Those of user `uid` (docs/hand-over.md, whose a process is), or anybody's.
+        Those of user `uid` (docs/hand-over.md, whose a process is), or anybody's. Of a share
+        it is the card's.
         """
-        return self._look(uid)[0].get(device, [])
+        return self._look(uid)[0].get(device.partition(SHARE)[0], [])
 
     def any_device_open(self, uids: "Iterable[int]") -> bool:
         """Return whether a process of any of these users has any of the devices open."""
@@ -190,7 +191,7 @@ class OpenFiles:
             self._late = self._end
             return self._held_by(pid) if self.scan.is_process_of(pid, uid) else set()
         whose, begun = self._uid(pid), time.monotonic()
-        self._late = min(self._end, begun + SHARE - self._spent.get(whose, 0.0))
+        self._late = min(self._end, begun + ONE_USER - self._spent.get(whose, 0.0))
         try:
             if self._late <= begun:
                 raise TimeoutError

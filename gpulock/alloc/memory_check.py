@@ -8,13 +8,14 @@ one stays in service, and that is told: a faulty exporter cannot take a node dow
 exporter, the check of open files has decided, and the record says so.
 """
 
+import os
 import time
 
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node import sample
 from gpulock.node.context import Node
-from gpulock.node.devices import card_bus_id
+from gpulock.node.devices import SHARE, card_bus_id
 from gpulock.store import atomic, kv, quarantine
 from gpulock.store.locks import Lock
 
@@ -90,7 +91,7 @@ class Handover:
     def memory_state(self, device: str, quiet: float) -> str:
         """Return what the sample says of a device that is quiet since then."""
         settings = self._node.settings
-        seen = self._found.devices.get(device) if self._found else None
+        seen = self._found.devices.get(device.partition(SHARE)[0]) if self._found else None
         limit = settings.leftover_memory * MIB
         oldest, listing = settings.max_sample_age, settings.process_period
         return judge_memory_sample(seen, quiet, self._now, oldest, limit, listing)
@@ -105,6 +106,8 @@ class Handover:
         record = lock.owner
         if record is None or record.boot_id != self._node.boot_id:
             return ""  # a reboot empties every memory
+        if SHARE in lock.id and self._is_shared(lock.id):
+            return ""  # what is in use is its neighbours'
         if quiet is None:
             quiet = self._quiet_since(lock.id)
         state = self.memory_state(lock.id, quiet)
@@ -112,6 +115,15 @@ class Handover:
             self._note_quiet_since(lock.id, quiet)
             return MEMORY_CHECK_PENDING
         return self._quarantine_device(lock) if state == DIRTY else ""
+
+    def _is_shared(self, share: str) -> bool:
+        """Return whether others hold shares of the same card; what cannot be seen is not there."""
+        card = share.partition(SHARE)[0]
+        try:
+            names = os.listdir(self._node.store.locks_dir)
+        except OSError:
+            return False
+        return any([name != share and name.startswith(f"{card}{SHARE}") for name in names])
 
     def release_reason(self, lock: Lock, how: str) -> str:
         """Return how a lock is said to be freed: also what is not well with its memory."""
@@ -140,17 +152,18 @@ class Handover:
         """Quarantine a device whose memory is in use though nobody is there; return what failed."""
         assert lock.owner is not None
         assert self._found is not None
-        used = (self._found.devices[lock.id].memory_used or 0) // MIB
+        device = lock.id.partition(SHARE)[0]
+        used = (self._found.devices[device].memory_used or 0) // MIB
         reason = f"{CAUSE}: {used} MiB stay in use after job {lock.owner.job()}"
         try:
             state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
             out = quarantine.list_noted_devices(state_dir, folder)
-            if lock.id in out:
+            if device in out:
                 return ""  # that note stands
-            if not self._may_quarantine(card_bus_id(lock.id), out):
+            if not self._may_quarantine(card_bus_id(device), out):
                 self.spared[lock.id] = f"{reason}; {QUARANTINE_LIMIT_REACHED}"
                 return ""
-            quarantine.write_device_note(state_dir, folder, lock.id, BY, reason)
+            quarantine.write_device_note(state_dir, folder, device, BY, reason)
             self.away[lock.id] = reason
         except (OSError, kv.MalformedError, Refusal) as fault:
             return f"{reason}, and it cannot be quarantined: {fault}"

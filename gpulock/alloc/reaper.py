@@ -11,7 +11,7 @@ from gpulock.alloc.liveness import Judge
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.node.devices import SHARE, Device
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 
@@ -91,7 +91,11 @@ def retire_lock(node: Node, lock: Lock, how: str) -> None:
     if record and (node.settings.job_map_dir or node.settings.gpustat_dir):
         from gpulock.job import job_map
 
-        job_map.clear_job_map(node.settings, record, node.devices_if_driver(), lock.id)
+        cards = node.devices_if_driver()
+        if SHARE in lock.id:
+            job_map.write_shared_map(node.settings, node.store, cards, lock.id)
+        else:
+            job_map.clear_job_map(node.settings, record, cards, lock.id)
 
 
 def free_lock(node: Node, lock: Lock, how: str) -> None:

@@ -4,7 +4,7 @@
 Pure. The order of STATES is the order of precedence: a device that is missing is nothing else.
 """
 
-from gpulock.node.devices import Device, lock_ids_overlap
+from gpulock.node.devices import SHARE, Device, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import DEAD, UNKNOWN, Verdict
 
@@ -22,11 +22,12 @@ STATES = (MISSING, QUARANTINED, STALE, NOT_KNOWN, FOREIGN, HELD_IDLE, HELD, FREE
 class DeviceState:
     """One device with its state and why, and its lock where it has one.
 
-    `device` is None for a card that is only known to be missing; `noted` is the id under which one
-    that is out of service was put out: its own, or its card's.
+    `others` are the locks of a shared card, or of a card's instances, besides. `device` is None for
+    a card that is only known to be missing; `noted` is the id under which one that is out of
+    service was put out: its own, or its card's.
     """
 
-    __slots__ = ("device", "id", "lock", "noted", "reason", "state")
+    __slots__ = ("device", "id", "lock", "noted", "others", "reason", "state")
 
     def __init__(
         self, name: str, device: Device | None, lock: Lock | None, state: str, reason: str
@@ -37,6 +38,11 @@ class DeviceState:
         self.state = state
         self.reason = reason
         self.noted = ""
+        self.others: list[Lock] = []
+
+    def locks(self) -> list[Lock]:
+        """Return every lock on the device."""
+        return [*([self.lock] if self.lock else []), *self.others]
 
 
 def device_states(
@@ -57,10 +63,15 @@ def device_states(
     result = [shown_device_state(device, held, out, verdicts, foreign, idle) for device in devices]
     known = [device.id for device in devices]
     for name, lock in sorted(held.items()):
-        if not any([lock_ids_overlap(name, other) for other in known]):
-            result.append(
-                DeviceState(name, None, lock, MISSING, "locked, but the driver does not show it")
-            )
+        if any([lock_ids_overlap(name, other) for other in known]):
+            continue
+        card = name.partition(SHARE)[0]
+        if SHARE in name and result and result[-1].id == card:
+            result[-1].others.append(lock)
+            continue
+        result.append(
+            DeviceState(card, None, lock, MISSING, "locked, but the driver does not show it")
+        )
     gone = expected - len({d.bus for d in devices}) - (len(result) - len(devices))
     for number in range(gone):
         result.append(
@@ -79,15 +90,17 @@ def shown_device_state(
 ) -> DeviceState:
     """Return the row of a device that the driver shows."""
     lock = held.get(device.id)
+    over: list[Lock | None] = [lock]
     if lock is None:
-        over = [held[name] for name in sorted(held) if lock_ids_overlap(name, device.id)]
-        lock = over[0] if over else None
-    state, reason = classify_device(device, lock, out, verdicts)
+        over = [held[name] for name in sorted(held) if lock_ids_overlap(name, device.id)] or [None]
+    judged = [(*classify_device(device, one, out, verdicts), one) for one in over]
+    state, reason, lock = min(judged, key=lambda one: STATES.index(one[0]))
     if state == FREE and device.id in foreign:
         state, reason = FOREIGN, "free, but in use by a process"
     if state == HELD and device.id in idle:
         state = HELD_IDLE
     row = DeviceState(device.id, device, lock, state, reason)
+    row.others = [one for one in over if one and one is not lock]
     if state == QUARANTINED:
         row.noted = next((name for name in out if lock_ids_overlap(name, device.id)), "")
     return row

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpulock.node.devices import Device, pci_bus_key
+from gpulock.node.devices import SHARE, Device, pci_bus_key
 from gpulock.store.owner import Owner
 from gpulock.text.words import device_name
 
@@ -112,9 +112,9 @@ def match_devices(text: str, devices: Sequence[Device]) -> list[Device]:
 def parse_lock_id(text: str) -> tuple[str, str, str] | None:
     """Return (bus id as the kernel writes it, dot, instance), or None for what is no bus id.
 
-    The domain may be left out, or have eight digits as nvidia-smi writes it.
+    The domain may be left out, or have eight digits as nvidia-smi writes it. A share's is its card.
     """
-    bus, dot, instance = text.partition(".gi")
+    bus, dot, instance = text.partition(SHARE)[0].partition(".gi")
     try:
         domain, number, slot, function = pci_bus_key(bus if bus.count(":") > 1 else f"0:{bus}")
     except ValueError:

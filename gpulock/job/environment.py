@@ -55,7 +55,8 @@ def grant_variables(
     pairs += [(name, mask) for name in also]
     twins = [(twin + name, value) for twin in CONTAINER_PREFIXES for name, value in pairs]
     if settings.cdi_dir:  # a flag each: podman 5 and Docker split no list
-        pairs.append((CDI_FLAGS, " ".join([f"--device={CDI_KIND}={d.id}" for d in granted])))
+        names = [d.id if d.parent else d.bus for d in granted]  # a share is of its card
+        pairs.append((CDI_FLAGS, " ".join([f"--device={CDI_KIND}={name}" for name in names])))
     return [*pairs, *twins]
 
 

@@ -9,9 +9,10 @@ A mapping never stops a job: what cannot be written is left, and `gpulock doctor
 
 import os
 
-from gpulock.node.devices import Device
+from gpulock.node.devices import SHARE, Device
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
+from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 
 
@@ -23,6 +24,29 @@ def write_job_map(settings: Settings, record: Owner, devices: list[Device]) -> N
                 atomic.replace_file(path, text.encode())
             except OSError:
                 continue
+
+
+def write_shared_map(
+    settings: Settings, store: LockStore, devices: list[Device], share: str
+) -> None:
+    """Write anew who shares the card of a share, a line a job; the gate is held.
+
+    GPUSTAT_DIR has room for one job a GPU, so that it has none of these.
+    """
+    card = share.partition(SHARE)[0]
+    found = [device for device in devices if device.id == card]
+    if not found or not settings.job_map_dir:
+        return
+    held = store.read_all_locks().items()
+    jobs = [lock.owner.job() for name, lock in held if lock.owner and name.startswith(card + SHARE)]
+    path = f"{settings.job_map_dir}/{job_map_name(found[0])}"
+    try:
+        if jobs or settings.job_map_release == "empty":
+            atomic.replace_file(path, "".join([f"{job}\n" for job in jobs]).encode())
+        else:
+            os.unlink(path)
+    except OSError:
+        return
 
 
 def clear_job_map(settings: Settings, record: Owner, devices: list[Device], name: str) -> None:

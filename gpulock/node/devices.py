@@ -15,23 +15,28 @@ import os
 from gpulock.errors import BROKEN, Refusal, one_line
 from gpulock.store import atomic, kv
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
 UNKNOWN_UUID = "?"  # the driver shows GPU-????????-... until the card is first initialised
 EXCLUDED = "the driver excludes it"
 NO_INSTANCE = "it is in MIG mode, and no instance of it is known"
 BUS_PARTS = 3  # domain, bus, device.function
 INVENTORY_LINE = "gpulock-inventory 1"
+SHARE = ".share"  # in a lock id: a place on a card, which several owners hold at a time
 PAGE = 4096  # bytes; the driver writes about 700
 
 
 class Device:
     """A GPU, or an instance of one in MIG mode, that can be granted.
 
-    `id` names the lock: PCI bus id, with `.gi<g>.ci<c>` for an instance. `parent` is the bus id of
-    an instance's GPU, empty for a GPU. `index` is the GPU's NVML index, `minor` the N of
-    /dev/nvidiaN, `numa` -1 where the kernel does not know. `path` is the chain of PCI bridges from
-    the root. `fault` says why it cannot be granted, by the driver; `withheld` why it is not, by
-    NVML's data.
+    `id` names the lock: PCI bus id, with `.gi<g>.ci<c>` for an instance, `.share<n>` for a place on
+    a GPU that is shared. `parent` is the bus id of an instance's GPU, empty for a GPU and a share.
+    `index` is the GPU's NVML index, `minor` the N of /dev/nvidiaN, `numa` -1 where the kernel does
+    not know. `path` is the chain of PCI bridges from the root. `fault` says why it cannot be
+    granted, by the driver; `withheld` why it is not, by NVML's data.
     """
 
     __slots__ = (
@@ -54,7 +59,7 @@ class Device:
     def __init__(self, name: str, index: int) -> None:
         self.id = name
         self.bus = card_bus_id(name)
-        self.parent = self.bus if name != self.bus else ""
+        self.parent = self.bus if ".gi" in name else ""
         self.index = index
         self.minor = -1
         self.uuid = ""
@@ -209,12 +214,31 @@ def information_value(text: str, name: str) -> str:
 
 def card_bus_id(name: str) -> str:
     """Return the PCI bus id in a lock id."""
-    return name.partition(".gi")[0]
+    return name.partition(".gi")[0].partition(SHARE)[0]
 
 
 def lock_ids_overlap(a: str, b: str) -> bool:
-    """Return whether two lock ids stand for the same silicon: equal, or a card and its instance."""
-    return a == b or a.startswith(f"{b}.gi") or b.startswith(f"{a}.gi")
+    """Return whether two locks cannot be held at a time by the same silicon.
+
+    They are equal, or of a card and of its instance or share. Two shares of a card can.
+    """
+    return a == b or a.startswith(f"{b}.") or b.startswith(f"{a}.")
+
+
+def place_device(devices: "Mapping[str, Device]", name: str) -> Device | None:
+    """Return the device of a lock id, None where it is not among `devices` (by id).
+
+    Of a share it is a copy of its card under the share's id.
+    """
+    card, share, _ = name.partition(SHARE)
+    found = devices.get(card)
+    if not share or found is None:
+        return found
+    place = Device(name, found.index)
+    for key in Device.__slots__:
+        if key not in ("id", "parent"):
+            setattr(place, key, getattr(found, key))
+    return place
 
 
 def read_nvml_inventory(lock_dir: str, boot_id: str) -> dict[str, str]:

@@ -72,7 +72,12 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
         "source of the count, where gpulock selects: SLURM_JOB_GPUS, job comment, or slurmctld",
     ),
     ("SLURM_GRES", WORDS, "gpu", "GRES names that count GPUs"),
-    ("SLURM_SHARDS", CHOICE, "refuse", "what becomes of a job that asks for a part of a GPU"),
+    (
+        "SLURM_SHARDS",
+        CHOICE,
+        "refuse|share",
+        "a job that asks for gres/shard: refused, or it shares",
+    ),
     ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),
     ("SLURM_CONF", PATH, "", "path of slurm.conf, where it is not the default"),
     ("SLURM_TIMEOUT", ANSWER, "5", "longest wait for slurmctld"),

@@ -75,7 +75,7 @@ def is_untold_device(entry: str, place: str, found: list[Device], driver_root: s
 
 def gres_map_device_name(device: Device) -> str:
     """Return how the map names a device: its minor, with `.gi<g>.ci<c>` for a MIG instance."""
-    return f"{device.minor}{device.id[len(device.bus) :]}"
+    return f"{device.minor}{device.id[len(device.bus) :] if device.parent else ''}"
 
 
 def read_gres_map(state_dir: str) -> dict[str, str]:

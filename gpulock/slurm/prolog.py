@@ -27,6 +27,7 @@ from gpulock.slurm import note, request
 from gpulock.slurm.call import DEADLINE, SlurmHookCall
 from gpulock.slurm.note import TaskNote
 from gpulock.store import atomic, claim_records, kv
+from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -64,7 +65,7 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
 def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Grant | None:
     """Claim and write the note; return the grant, None for a job without GPUs; raise Refusal."""
     settings = node.settings
-    request.check_whole_gpus(call, settings)
+    share = request.asks_for_share(call, settings)
     try:
         count = request.count_slurm_job_gpus(call, settings)
     except Refusal as refusal:
@@ -82,7 +83,7 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Gran
     prepare_isolation(node, count)
     own.binds = environment.driver_binds(settings)
     own.positions = call.positions() if request.uses_slurm_job_gpus(settings) else []
-    grant = retry_slurm_claim(node, call, own, count, deadline)
+    grant = retry_slurm_claim(node, call, own, count, share, deadline)
     try:
         record_slurm_claim(node, call, grant)
         own.token, own.devices = grant.owner.token, order_slurm_devices(node, own.positions, grant)
@@ -90,7 +91,12 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Gran
         if node.settings.job_map_dir or node.settings.gpustat_dir:
             from gpulock.job import job_map
 
-            job_map.write_job_map(node.settings, grant.owner, grant.devices)
+            if share:
+                with Gate(node.store, deadline, settings.gate_timeout):
+                    for device in grant.devices:
+                        job_map.write_shared_map(settings, node.store, node.devices(), device.id)
+            else:
+                job_map.write_job_map(settings, grant.owner, grant.devices)
     except BaseException as fault:  # whatever it is, the job does not start: it keeps nothing
         undo_slurm_claim(node, grant, deadline)
         if isinstance(fault, OSError):
@@ -135,7 +141,7 @@ def is_slurmctld_silent(refusal: Refusal) -> bool:
 
 
 def retry_slurm_claim(
-    node: Node, call: SlurmHookCall, own: TaskNote, count: int, deadline: Deadline
+    node: Node, call: SlurmHookCall, own: TaskNote, count: int, share: bool, deadline: Deadline
 ) -> Grant:
     """Claim, and wait for a device that is still held: Slurm says that it is free."""
     wait = deadline.sooner(node.settings.slurm_wait)
@@ -152,6 +158,7 @@ def retry_slurm_claim(
                     count,
                     wanted,
                     check=lambda chosen: environment.grant_variables(chosen, node.settings),
+                    share=share,
                 ),
                 lambda: make_slurm_prolog_judge(node, call.job),
                 deadline,

@@ -11,6 +11,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm.call import SlurmHookCall, is_slurm_number
 
+SHARD = "shard"  # the one GRES of which several jobs may share a card
 MOST = 999  # devices: more than any node has
 
 
@@ -24,12 +25,12 @@ def uses_slurm_job_gpus(settings: Settings) -> bool:
     return slurm_selects_devices(settings) or settings.slurm_count == "gpus"
 
 
-def check_whole_gpus(call: SlurmHookCall, settings: Settings) -> None:
-    """Raise Refusal(INVALID_REQUEST) for a job that asks for a part of a GPU: it can have none.
+def asks_for_share(call: SlurmHookCall, settings: Settings) -> bool:
+    """Return whether a job shares its cards; raise Refusal(INVALID_REQUEST) where it may not.
 
     slurmd tells of gres/shard what it tells of a whole card (docs/facts/slurm.md, shared devices).
-    So slurmctld is asked, on a node that has such a GRES. Where it is silent the job counts as one
-    of whole cards: it shares with nobody.
+    So slurmctld is asked, on a node that has such a GRES. Where it is silent, or its answer may be
+    cut off, the job counts as one of whole cards: it shares with nobody.
     """
     if call.mps:
         raise part_of_gpu_refusal("mps")
@@ -37,23 +38,30 @@ def check_whole_gpus(call: SlurmHookCall, settings: Settings) -> None:
 
     shared = read_shared_gres(settings.state_dir)
     if not shared or (call.gpus is None and len(shared) == 1):
-        return  # of two such GRES slurmd tells neither's cards
-    from gpulock.slurm.scontrol import SlurmctldClient, SlurmctldSilentError
+        return False  # of two such GRES slurmd tells neither's cards
+    from gpulock.slurm.scontrol import WIDE, WIDTH, SlurmctldClient, SlurmctldSilentError
 
     try:
         found = SlurmctldClient(settings, call.conf).job(call.job) or {}
     except SlurmctldSilentError:
-        return
-    for key in ("Gres", "PerJob", "PerSocket", "PerTask"):
-        for name in requested_gres_names(found.get(key, "")):
-            if name in shared:
-                raise part_of_gpu_refusal(name)
+        return False
+    texts = [(found.get("Gres", ""), WIDE)]
+    texts += [(found.get(key, ""), WIDTH) for key in ("PerJob", "PerSocket", "PerTask")]
+    names = [name for text, _ in texts for name in requested_gres_names(text)]
+    parts = [name for name in names if name in shared]
+    if not parts:
+        return False
+    share = settings.slurm_shards == "share" and slurm_selects_devices(settings)
+    whole = [name for name in names if name in ("gpu", *settings.slurm_gres)]
+    if set(parts) != {SHARD} or not share or whole or call.gpus is None:
+        raise part_of_gpu_refusal(parts[0])
+    return all([len(text) < width for text, width in texts])
 
 
 def part_of_gpu_refusal(name: str) -> Refusal:
     """Return the refusal of a job that asks for a part of a GPU."""
-    why = f"the job asks for a part of a GPU (gres/{name}), and this node gives whole ones alone"
-    return Refusal(INVALID_REQUEST, why, "ask for a GPU: --gres=gpu:1")
+    why = f"the job asks for a part of a GPU (gres/{name}), which this node does not give"
+    return Refusal(INVALID_REQUEST, why, "ask for whole ones: --gres=gpu:1")
 
 
 def count_slurm_job_gpus(call: SlurmHookCall, settings: Settings) -> int:

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterable
 
-from gpulock.node.devices import Device
+from gpulock.node.devices import SHARE, Device
 from gpulock.store.owner import Owner
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -62,16 +62,16 @@ def device_name(device: Device) -> str:
 
 
 def format_device_label(name: str, devices: Iterable[Device]) -> str:
-    """Return `GPU 3` for a lock id, the id itself where the driver does not show it."""
+    """Return `GPU 3` for a lock id, a share's too; the id where the driver does not show it."""
     for device in devices:
-        if device.id == name:
+        if device.id == name.partition(SHARE)[0]:
             return f"GPU {device_name(device)}"
     return name
 
 
 def format_device_list(ids: Iterable[str], devices: list[Device]) -> str:
     """Return `GPU 3` or `GPUs 0, 3` for lock ids, in the order of the node."""
-    wanted = list(ids)
+    wanted = [name.partition(SHARE)[0] for name in ids]
     known = [device_name(device) for device in devices if device.id in wanted]
     gone = [name for name in wanted if name not in {device.id for device in devices}]
     names = [*known, *gone]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock.node.context import Node
-from gpulock.slurm.gres_map import COPY, LINE, NAME
+from gpulock.slurm.gres_map import COPY, LINE, NAME, SHARED
 from gpulock.store import kv
 
 SLURMD = "n1"
@@ -125,13 +125,13 @@ def users_settings(text: str) -> str:
     return "".join(line for line in lines if not line.startswith("SIMULATION="))
 
 
-def write_map(node: Node, gres_conf: Path) -> None:
+def write_map(node: Node, gres_conf: Path, shared: str = "") -> None:
     """Write gres.conf with every device, and the map of its positions."""
     devices = node.devices()
     lines = [f"Name=gpu File=/dev/nvidia{device.minor}\n" for device in devices]
     gres_conf.write_text("".join(lines))
     state = Path(node.settings.state_dir)
     (state / COPY).write_bytes(gres_conf.read_bytes())
-    pairs = [("gres_conf", str(gres_conf))]
+    pairs = [("gres_conf", str(gres_conf)), *([(SHARED, shared)] if shared else [])]
     pairs += [(str(number), str(device.minor)) for number, device in enumerate(devices)]
     (state / NAME).write_text(f"{LINE}\n{kv.encode_pairs(pairs)}")

@@ -18,6 +18,7 @@ BOARD = """memory_utilization_ratio power_watts energy_joules_total temperature_
     sm_clock_hertz memory_clock_hertz
     clock_event_active clock_event_seconds_total xid_errors_total xid_last_timestamp_seconds
     ecc_errors_total remapped_rows remapped_rows_pending remapped_rows_failure recovery_action
+    share_info
     pcie_transmit_bytes_total pcie_receive_bytes_total nvlink_transmit_bytes_total
     nvlink_receive_bytes_total"""
 NODE = """gpus reconcile_timestamp_seconds locks_reaped_total claims_total

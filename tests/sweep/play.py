@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpulock.errors import Refusal
+from gpulock.node.devices import SHARE
 from gpulock.store.boot import read_state_boot_id
 from gpulock.store.locks import Lock
 from tests.sweep.stage import MINE, Stage
@@ -116,7 +117,8 @@ class Play(ABC):
         self.expect(len(mine) == count, f"a job that starts holds {sorted(mine)}")
         self.expect(len({record.token for record in records}) <= 1, "its locks are of two claims")
         self.expect(all(set(r.devices) == set(mine) for r in records), "its locks are not whole")
-        return [str(d.index) for d in self.stage.node.devices() if d.id in mine]
+        cards = {name.partition(SHARE)[0] for name in mine}
+        return [str(d.index) for d in self.stage.node.devices() if d.id in cards]
 
     def settled(self) -> None:
         """Expect that one reconcile leaves the living owners' locks and nothing else."""

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.sweep.play import REAP_CODES, Case
-from tests.sweep.slurm_play import HELD, SlurmPlay
+from tests.sweep.slurm_play import FREE, HELD, SlurmPlay
+from tests.sweep.slurm_stage import ShardStage
 from tests.sweep.stage import GONE, MINE, OTHER
 
 QUEUED, ENDED, ALONE = 1000, 1004, 1005  # more jobs
@@ -50,8 +51,15 @@ class Task(SlurmPlay):
 class Epilog(SlurmPlay):
     """The Epilog is stopped; `left` says that a process of the job is left for a while."""
 
-    def __init__(self, root: Path, *, process: bool = False) -> None:
-        super().__init__(root)
+    def __init__(
+        self,
+        root: Path,
+        positions: str = FREE,
+        selection: str = "gpulock",
+        *,
+        process: bool = False,
+    ) -> None:
+        super().__init__(root, positions, selection)
         self._process = process
 
     def prepare(self) -> None:
@@ -84,6 +92,12 @@ class Epilog(SlurmPlay):
         self.over(self.mine)
         self._members.write_text(before)
         os.utime(self._members, ns=(self._stat.st_atime_ns, self._stat.st_mtime_ns))
+
+
+class SharingEpilog(Epilog):
+    """Another job has shards of the same devices, and keeps its places."""
+
+    sets = ShardStage
 
 
 class Reap(SlurmPlay):
@@ -185,6 +199,7 @@ CASES = (
     Case("slurm task, component", partial(Task, step="0", leader=QUEUED), thin=0),
     Case("slurm epilog", Epilog, thin=2),
     Case("slurm epilog, a process left", partial(Epilog, process=True), thin=4),
+    Case("slurm epilog, shards", partial(SharingEpilog, positions=HELD, selection="slurm"), thin=2),
     Case("slurm reap", Reap, thin=6),
     Case("slurm reap, adopts", Adopt, thin=6),
 )

@@ -9,6 +9,7 @@ from functools import partial
 
 from tests.sweep.play import Case
 from tests.sweep.slurm_play import HELD, SlurmPlay
+from tests.sweep.slurm_stage import ShardStage
 from tests.sweep.stage import GONE, MINE
 
 
@@ -65,6 +66,12 @@ class Again(Prolog):
         self.mine = dataclasses.replace(self.mine, restart=1)
 
 
+class Sharing(Prolog):
+    """Another job has shards of the same devices, and keeps its places."""
+
+    sets = ShardStage
+
+
 class Refused(Prolog):
     """Slurm gave devices that another job holds."""
 
@@ -79,6 +86,7 @@ CASES = (
     Case("slurm prolog, first of a boot", partial(Prolog, first=True), thin=3),
     Case("slurm prolog, settles", Draining, thin=6),
     Case("slurm prolog, run again", Again, thin=6),
+    Case("slurm prolog, shards", partial(Sharing, positions=HELD, selection="slurm"), thin=3),
     Case("slurm prolog, refused", HELD_NOW, thin=6),
     Case("slurm prolog, refused srun", partial(HELD_NOW, batch=False), thin=6),
 )

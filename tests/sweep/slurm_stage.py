@@ -38,8 +38,11 @@ echo "${{0##*/}} $*" >>{told}
 class SlurmStage(Stage):
     """Jobs of one user. Of OTHER a step daemon shows, all the time.
 
-    `selection` is who picks the devices: slurm or gpulock.
+    `selection` is who picks the devices: slurm or gpulock. `gres` is what each job asked for, and
+    `shared` the GRES by which it gets a part of a device.
     """
+
+    gres, shared = "N/A", ""
 
     def __init__(self, root: Path, selection: str) -> None:
         super().__init__(root)
@@ -56,11 +59,12 @@ class SlurmStage(Stage):
             self._program(root / "bin" / name, OBEY)
         with self.scene.config.open("a") as file:
             file.write(f"SLURM_BINARIES={root / 'bin'}\nSLURM_DEVICE_SELECTION={selection}\n")
+            file.write("SLURM_SHARDS=share\n")
             file.write(
                 "SLURM_WAIT=0.000001\n"
             )  # one that is refused asks once, however slow this machine is
         self.node = self.scene.node()
-        write_map(self.node, self.scene.root / "gres.conf")
+        write_map(self.node, self.scene.root / "gres.conf", self.shared)
         settings = users_settings(self.scene.config.read_text())
         self.task_config = self.scene.config.with_name("task.conf")
         hooks = self.scene.hooks.folder
@@ -135,7 +139,7 @@ class SlurmStage(Stage):
             "Requeue": "1",
         }
         row = "".join(told.get(name, "N/A").ljust(WIDTH) for name, _ in FIELDS)
-        (self._answers / str(job.id)).write_text(f"{row}N/A\n")
+        (self._answers / str(job.id)).write_text(f"{row}{self.gres}\n")
 
     def forget(self, job: SlurmJob) -> None:
         """Let slurmctld know nothing of a job."""
@@ -199,3 +203,9 @@ def tasks_environment(said: str, environ: Mapping[str, str]) -> dict[str, str]:
         elif word != "print":
             raise ValueError(f"slurmstepd passes over {line!r}")
     return found
+
+
+class ShardStage(SlurmStage):
+    """Every job asks for a shard of each of its devices."""
+
+    gres, shared = "gres:shard:2", "shard"

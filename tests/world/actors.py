@@ -16,6 +16,7 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
+from gpulock.node.devices import card_bus_id
 from gpulock.sge import epilog as sge_epilog
 from gpulock.sge import prolog as sge_prolog
 from gpulock.slurm import epilog as slurm_epilog
@@ -25,7 +26,7 @@ from gpulock.workstation import process_claims
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.wire import RELEASE, SocketRequest
-from tests.world.kernel import Actor, Killed
+from tests.world.kernel import Actor, Killed, Violation
 from tests.world.processes import INIT, Process
 from tests.world.site import NAME, USER, Held, Site
 
@@ -129,10 +130,12 @@ def slurm_job(
     first: int = 0,
     lingers: bool = False,
     late: bool = False,
+    shard: bool = False,
 ) -> Play:
     """Return a job of Slurm: Prolog, batch step with TaskProlog, Epilog.
 
-    With `late` it was requeued, and its Epilog is left of a slurmd that was killed.
+    With `late` it was requeued, and its Epilog is left of a slurmd that was killed. With `shard` it
+    asks for a part of a GPU.
     """
     chosen = ",".join(f"GPU-{n:08d}-aaaa" for n in range(first, first + count))
     given = {
@@ -151,6 +154,9 @@ def slurm_job(
         kernel.step("slurmd starts", f"job {number}")
         tree = kernel.tree
         control = {"JobID": str(number), "Uid": str(USER), "State": "RUNNING"}
+        if shard:
+            site.give_shards()
+            control["Gres"] = "gres:shard:1"
         site.control[str(number)] = {**control, "Restarts": str(restart)}
 
         def hook(context: str, main: Callable[[dict[str, str], str], int]) -> int | None:
@@ -166,7 +172,7 @@ def slurm_job(
         if done:
             stepd = tree.spawn("slurmstepd", ppid=site.slurmd.pid)
             stepd.title = f"slurmstepd: [{number}.batch]"
-            slurm_task(site, number, environ, stepd, lingers, token)
+            slurm_task(site, number, environ, stepd, lingers, token, shard)
             kernel.step("step ends", f"job {number}")
             tree.end(stepd)
         site.control[str(number)]["State"] = "PENDING" if late else "COMPLETING"
@@ -193,7 +199,13 @@ def next_run(job: Play) -> Play:
 
 
 def slurm_task(
-    site: Site, number: int, environ: dict[str, str], stepd: Process, lingers: bool, token: str
+    site: Site,
+    number: int,
+    environ: dict[str, str],
+    stepd: Process,
+    lingers: bool,
+    token: str,
+    shard: bool,
 ) -> None:
     """Play the task of a Slurm job: its TaskProlog, and what it says the task gets."""
     kernel, tree = site.kernel, site.kernel.tree
@@ -206,6 +218,11 @@ def slurm_task(
     lines = child.output.decode().splitlines()
     mask = next((line for line in lines if line.startswith(f"export {MASK}=")), "")
     devices = site.devices_of(mask.partition("=")[2])
+    if shard:
+        noted = site.noted_devices(f"tasks/n1.{number}")
+        if frozenset(card_bus_id(name) for name in noted) != devices:
+            raise Violation(f"job {number} sees {devices}, and its note has {noted}")
+        devices = noted
     about = {"ppid": stepd.pid, "uids": (USER,) * 4, "fds": site.opened(devices)}
     process = tree.spawn("task", **about)  # type: ignore[arg-type]
     process.environ = users

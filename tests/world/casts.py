@@ -27,6 +27,7 @@ from tests.world.kernel import FREEZE, KILL
 
 # Where nothing else is chosen, the first that can goes on: an accident, gpulockd, then another job.
 SGE = sge_job(11, 1)
+SHARD = slurm_job(21, 1, shard=True)
 CASTS: dict[str, Cast] = {
     "two_jobs": Cast(one=SGE, two=sge_job(12, 2)),
     "straggler": Cast(
@@ -43,6 +44,14 @@ CASTS: dict[str, Cast] = {
         one=slurm_job(21, 1, late=True), d=gpulockd(2), two=next_run(slurm_job(21, 1, restart=1))
     ),
     "slurm_step_dies": Cast(one=slurm_job(21, 2), end=shepherd_dies("slurmstepd"), d=gpulockd(2)),
+    "slurm_shards": Cast(one=SHARD, d=gpulockd(2), two=slurm_job(22, 1, shard=True)),
+    "slurm_shards_and_a_card": Cast(
+        one=slurm_job(21, 1, shard=True, lingers=True),
+        d=gpulockd(2),
+        two=slurm_job(22, 1, shard=True),
+        whole=slurm_job(23, 1),
+        end=straggler(),
+    ),
     "commands": Cast(one=run_claim(1), d=gpulockd(2), two=run_claim(2)),
     "command_not_found": Cast(one=run_claim(1, found=False), d=gpulockd(2), two=run_claim(2)),
     "release_by_user": Cast(
@@ -64,6 +73,15 @@ LOST: dict[str, Cast] = {
     ),
     "slurm": Cast(one=slurm_job(21, 1), root=lock_dir_lost(), two=run_claim(1), d=gpulockd(2)),
     "locks": Cast(one=SGE, root=lock_dir_lost("/locks"), two=sge_job(12, 1), d=gpulockd(2)),
+    "slurm_shards": Cast(
+        one=SHARD, root=lock_dir_lost(), two=slurm_job(22, 1, shard=True), d=gpulockd(2)
+    ),
+    "a_share": Cast(
+        one=SHARD,
+        root=lock_dir_lost(f"/locks/{bus(0)}.share1"),
+        two=slurm_job(22, 1, shard=True),
+        d=gpulockd(2),
+    ),
     "locks_and_reap": Cast(
         one=run_claim(2), root=lock_dir_lost("/locks"), two=reap(), d=sge_job(12, 1)
     ),
@@ -75,6 +93,8 @@ PAIRS: dict[str, Cast] = {
     "jobs": Cast(one=sge_job(11, 2), two=sge_job(12, 2)),
     "commands": Cast(one=run_claim(2), two=run_claim(2)),
     "slurm_jobs": Cast(one=slurm_job(21, 1), two=slurm_job(22, 1)),
+    "slurm_shards": Cast(one=SHARD, two=slurm_job(22, 1, shard=True)),
+    "slurm_shard_and_card": Cast(one=SHARD, two=slurm_job(22, 1)),
     "job_and_gpulockd": Cast(one=sge_job(11, 1), two=gpulockd(1)),
     "slurm_job_and_reap": Cast(one=slurm_job(21, 1), two=reap()),
     "command_and_gpulockd": Cast(one=run_claim(1), two=gpulockd(1)),
@@ -97,6 +117,11 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("slurm_requeued", "one", FREEZE),
     ("slurm_requeued", "two", KILL),
     ("slurm_step_dies", "one", "end"),
+    ("slurm_shards", "one", KILL),
+    ("slurm_shards", "one", FREEZE),
+    ("slurm_shards", "two", KILL),
+    ("slurm_shards_and_a_card", "two", KILL),
+    ("slurm_shards_and_a_card", "whole", KILL),
     ("commands", "one", KILL),
     ("commands", "two", FREEZE),
     ("command_not_found", "one", KILL),

@@ -19,7 +19,7 @@ from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.node.settings import Settings
 from gpulock.simulate import execd
 from gpulock.simulate.execd import SimulatedJob, SpooledJob
@@ -90,6 +90,7 @@ class Site:
                 "SYS_ROOT": f"{root}/sys",
                 "DEV_ROOT": f"{root}/dev",
                 "EXPORTER_DIR": f"{root}/exporter",
+                "SLURM_SHARDS": "share",
                 **keys,
             }
         )
@@ -173,6 +174,10 @@ class Site:
 
     # --- what must hold -------------------------------------------------------------------------
 
+    def give_shards(self) -> None:
+        """Let slurmd give out shards of this node's GPUs, as `gpulock install slurm` notes it."""
+        Path(f"{self.state_dir}/slurm-map").write_text("gpulock-slurm-map 1\nshared=shard\n")
+
     def noted_token(self, name: str) -> str:
         """Return the token in a file of LOCK_DIR, nothing where there is none."""
         try:
@@ -186,7 +191,8 @@ class Site:
         """Let a job start with a grant: from now on it is an owner. Raises Violation."""
         mine = Held(who, token, devices)
         for other in self.held:
-            if other.alive() and (both := other.devices & devices):
+            both = {a for a in other.devices for b in devices if lock_ids_overlap(a, b)}
+            if other.alive() and both:
                 raise Violation(f"{', '.join(sorted(both))}: {other.who} has it, and now {who}")
         self.held.append(mine)
         self.check()
@@ -253,8 +259,14 @@ class Site:
 
     def opened(self, devices: frozenset[str]) -> dict[int, Path]:
         """Return what a process has open that uses these devices."""
-        minors = [number for number in range(self.count) if bus(number) in devices]
+        cards = {card_bus_id(name) for name in devices}
+        minors = [number for number in range(self.count) if bus(number) in cards]
         return {3 + number: self.root / f"dev/nvidia{number}" for number in minors}
+
+    def noted_devices(self, name: str) -> frozenset[str]:
+        """Return the lock ids in a task's note."""
+        text = Path(f"{self.lock_dir}/{name}").read_text()
+        return frozenset(text.partition("\ndevices=")[2].partition("\n")[0].split(","))
 
     def granted(self, grant: Grant) -> frozenset[str]:
         """Return the devices of a grant."""

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from gpulock.alloc import reaper
+from gpulock.alloc import availability, reaper
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import DIED, Reaper, ReapOutcome
 from gpulock.daemon.history import files
+from gpulock.node import devices
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic, claim_records, gate
 from gpulock.store.locks import Lock, LockStore
@@ -123,6 +124,23 @@ def living_owner_counts_as_ended(patch: pytest.MonkeyPatch, site: Site) -> None:
     patch.setattr(Reaper, "finish", late)
 
 
+def share_joins_a_card_that_is_held(patch: pytest.MonkeyPatch, site: Site) -> None:
+    def none(held: dict[str, Lock]) -> dict[str, Lock]:
+        del held
+        return {}
+
+    del site
+    patch.setattr(availability, "whole_claims", none)
+
+
+def card_is_granted_beside_its_shares(patch: pytest.MonkeyPatch, site: Site) -> None:
+    def same(a: str, b: str) -> bool:
+        return a == b
+
+    del site
+    patch.setattr(devices, "lock_ids_overlap", same)
+
+
 MUTANTS: tuple[tuple[Plant, str], ...] = (
     (gate_is_not_locked, "commands"),
     (lock_is_taken_where_it_is, "two_jobs"),
@@ -133,6 +151,8 @@ MUTANTS: tuple[tuple[Plant, str], ...] = (
     (line_is_not_looked_for_in_the_history, "gpulockd_and_reap"),
     (claim_is_not_owed_a_line, "reboot"),
     (living_owner_counts_as_ended, "straggler"),
+    (share_joins_a_card_that_is_held, "slurm_shards_and_a_card"),
+    (card_is_granted_beside_its_shares, "slurm_shards_and_a_card"),
 )
 
 

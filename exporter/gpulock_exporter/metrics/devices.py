@@ -9,6 +9,8 @@ from operator import attrgetter
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gpulock.alloc import states
+from gpulock.node.devices import SHARE
+from gpulock.store.owner import Owner
 from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels
 from gpulock_exporter.state.snapshot import DeviceSnapshot
 from gpulock_exporter.telemetry import CLOCK_REASONS
@@ -214,6 +216,12 @@ def collect_device_families(
         "Which job holds the {device}; 1 while it does.",
         lambda seen: lock_info_labels(seen, label_user),
     )
+    yield from collect_pair(
+        found,
+        "share_info",
+        "Which jobs share the GPU, each by its own lock; 1 while they do.",
+        lambda seen: share_info_labels(seen, label_user),
+    )
     for name, meaning, value in SINGLE:
         yield from collect_pair(found, name, meaning, single_value(value))
     for name, meaning, several in SEVERAL:
@@ -250,17 +258,29 @@ def add_samples(family: Metric, own: Labels, values: Iterable[tuple[Labels, floa
 
 
 def lock_info_labels(seen: DeviceSnapshot, label_user: LabelUser) -> Iterator[tuple[Labels, float]]:
-    """Yield who holds a device; the record's comment and paths stay where they are."""
-    record = seen.owner
-    if record is not None:
-        pairs = [
-            ("scheduler", record.scheduler),
-            ("job_id", record.job_id),
-            ("task_id", record.task_id),
-            ("user", label_user.of(record)),
-            ("queue", record.queue),
-        ]
-        yield known_labels(pairs), 1
+    """Yield who holds a device alone."""
+    if seen.owner is not None:
+        yield known_labels(owner_labels(seen.owner, label_user)), 1
+
+
+def share_info_labels(
+    seen: DeviceSnapshot, label_user: LabelUser
+) -> Iterator[tuple[Labels, float]]:
+    """Yield who has a share of a device: a family of its own, since joins need one series each."""
+    for name, record in seen.sharers.items():
+        place = [("share", name.partition(SHARE)[2])]
+        yield known_labels([*owner_labels(record, label_user), *place]), 1
+
+
+def owner_labels(record: Owner, label_user: LabelUser) -> list[tuple[str, str]]:
+    """Return whose a claim is; the record's comment and paths stay where they are."""
+    return [
+        ("scheduler", record.scheduler),
+        ("job_id", record.job_id),
+        ("task_id", record.task_id),
+        ("user", label_user.of(record)),
+        ("queue", record.queue),
+    ]
 
 
 def collect_identity_families(found: DeviceLabels, driver: str) -> list[Metric]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpulock.alloc import states
-from gpulock.node.devices import Device, lock_ids_overlap
+from gpulock.node.devices import SHARE, Device, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import DEAD, UNKNOWN
@@ -97,7 +97,9 @@ class SnapshotJoin:
         card = "" if found.card is None else str(found.card)
         found.gpu_label = f"{card}:{found.instance}" if found.instance else card
         if self.facts.locks is not None:
-            found.state, found.lock, found.owner = row.state or None, row.lock, record
+            found.state, found.lock = row.state or None, row.lock
+            found.sharers = {o.id: o.owner for o in row.locks() if o.owner and SHARE in o.id}
+            found.owner = None if found.sharers else record
         found.stale = is_lock_stale(record, self.facts)
         found.quarantined = is_row_quarantined(row, self.facts) if row.state else None
         found.foreign = count_foreign(self.present.get(row.id)) if self.fresh else None

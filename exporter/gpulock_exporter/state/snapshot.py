@@ -48,14 +48,14 @@ class DeviceProcesses:
 class DeviceSnapshot(DeviceTelemetry):
     """One device at one moment: the values of the driver, and what is known here besides.
 
-    `told` is whether the driver's values are there and not too old. What is None is not known.
-    `id` is its lock id and `uuid` its identity: the lock id where NVML tells none. `card` is the
-    index of its card, `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its
+    `told` is whether the driver's values are there and not too old. What is None is not known. `id`
+    is its lock id and `uuid` its identity: the lock id where NVML tells none. `card` is the index
+    of its card, `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its
     neighbours, as `gpulock status` does. `state` is None where the locks are not known, and for a
-    card in MIG mode, which nobody can be granted. `counters` are this boot's: `busy`, `observed`,
-    `energy`, `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the last was;
-    times are epoch seconds. `foreign` counts processes; where none is seen and some are hidden it
-    is None.
+    card in MIG mode, which nobody can be granted. `owner` has the device alone, `sharers` by lock
+    id have a share of it each. `counters` are this boot's: `busy`, `observed`, `energy`,
+    `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the last was; times are
+    epoch seconds. `foreign` counts processes; where none is seen and some are hidden it is None.
     """
 
     id: str = ""
@@ -67,6 +67,7 @@ class DeviceSnapshot(DeviceTelemetry):
     reason: str = ""
     lock: Lock | None = None
     owner: Owner | None = None
+    sharers: Mapping[str, Owner] = field(default_factory=dict[str, Owner])
     stale: bool | None = None
     quarantined: bool | None = None
     counters: Mapping[str, float] = field(default_factory=dict[str, float])

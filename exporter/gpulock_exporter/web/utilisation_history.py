@@ -102,6 +102,10 @@ def build_tile(
         earlier = boot_id and record.boot_id != boot_id  # its CLOCK_BOOTTIME was another one
         since = now.wall - record.claimed_at if earlier else now.boottime - record.claimed_boottime
         held = format_page_duration(since)
+    if seen.sharers:
+        job = f"shared by {', '.join(f'job {one.job()}' for one in seen.sharers.values())}"
+        users = dict.fromkeys(label_user.of(one) for one in seen.sharers.values())
+        user = ", ".join(name for name in users if name)
     return Tile(
         name=seen.instance or seen.gpu_label or seen.id,
         model=seen.profile or seen.name,

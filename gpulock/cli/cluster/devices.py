@@ -18,7 +18,15 @@ from gpulock.cli.cluster.prometheus_api import Series
 from gpulock.text.words import short_model
 
 FACTS = (
-    *("locked", "lock_info", "lock_stale", "quarantined", "missing", "foreign_processes"),
+    *(
+        "locked",
+        "lock_info",
+        "share_info",
+        "lock_stale",
+        "quarantined",
+        "missing",
+        "foreign_processes",
+    ),
     *("last_busy_timestamp_seconds", "lock_acquired_timestamp_seconds"),
     *("observed_seconds_total", "utilization_ratio"),
 )
@@ -111,6 +119,11 @@ def add_node_series(nodes: dict[str, ClusterNode], one: Series) -> None:
     device = node.devices.setdefault(uuid, ClusterDevice(instance, uuid, kind == "mig"))
     if fact == "lock_info":
         device.holder = one.labels
+    elif fact == "share_info":
+        before = device.holder or {}
+        both = {key: [before[key]] if key in before else [] for key in ("job_id", "user")}
+        joined = {key: ",".join([*known, one.labels.get(key, "")]) for key, known in both.items()}
+        device.holder = {**one.labels, **joined, "task_id": ""}
     else:
         device.facts[fact] = one.value
 

@@ -60,6 +60,9 @@ def status_device_entry(view: StatusView, row: DeviceState) -> dict[str, object]
         "state": row.state,
         "reason": row.reason,
         "held": held,
+        "holders": [
+            {key: getattr(lock.owner, key) for key in TYPES} for lock in row.locks() if lock.owner
+        ],
         "held_seconds": seconds,
         "use": status_use_entry(view, row),
     }

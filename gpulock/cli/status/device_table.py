@@ -38,8 +38,26 @@ def render_status_table(
     view: StatusView, shown: list[DeviceState], width: int, whole: bool
 ) -> list[str]:
     """Return the lines of the table, with `whole` columns only."""
-    rows = [status_row_cells(view, row) for row in shown]
+    rows: list[list[Cell]] = []
+    for row in shown:
+        rows.append(status_row_cells(view, row))
+        rows += [other_holder_cells(view, lock) for lock in row.others if lock.owner]
     return table.render_table(COLUMNS, rows, width, whole)
+
+
+def other_holder_cells(view: StatusView, lock: Lock) -> list[Cell]:
+    """Return the row of one more holder of a device, below the device's own."""
+    empty = [Cell("")] * len(COLUMNS)
+    return [*empty[:4], *[Cell(text) for text in holder_texts(view, lock)], *empty[8:]]
+
+
+def holder_texts(view: StatusView, lock: Lock | None) -> list[str]:
+    """Return job, user, queue, and for how long."""
+    record = lock.owner if lock else None
+    if record is None:
+        return [""] * 4
+    held = format_duration(held_seconds(record, view.node.boot_id, view.boottime, view.now))
+    return [record.job(), record.user, record.queue, held]
 
 
 def status_row_cells(view: StatusView, row: DeviceState) -> list[Cell]:
@@ -51,12 +69,7 @@ def status_row_cells(view: StatusView, row: DeviceState) -> list[Cell]:
         model = f"{short_model(device.model)} {device.profile}".strip()
     elif row.lock is None:
         bus = ""  # a card that is only known to be missing
-    job = user = queue = held = ""
-    record = row.lock.owner if row.lock else None
-    if record is not None:
-        job, user, queue = record.job(), record.user, record.queue
-        held = format_duration(held_seconds(record, view.node.boot_id, view.boottime, view.now))
-    texts = [name, bus, model, "", job, user, queue, held]
+    texts = [name, bus, model, "", *holder_texts(view, row.lock)]
     result = [Cell(text) for text in texts]
     result[3] = table.state_cell(row.state)
     use = status_use_cells(view.use, row) if device is not None else [Cell("")] * 5

@@ -67,6 +67,15 @@ class StatusView(NodeView):
                 row.reason = f"{row.reason}; {MEMORY_CHECK_PENDING}"
         return found
 
+    def row_of_lock(self, row: states.DeviceState, lock: Lock) -> states.DeviceState:
+        """Return the row of a device as it is for one of those that hold it."""
+        if row.device is None or not row.others:
+            return row
+        judged = states.classify_device(row.device, lock, self.quarantined or {}, self.verdicts)
+        found = states.DeviceState(row.id, row.device, lock, *judged)
+        found.noted = row.noted
+        return found
+
     def _awaits_memory_sample(self, lock: Lock) -> bool:
         """Return whether a lock waits for the exporter's word on its device's memory."""
         path = f"{self.node.store.locks_dir}/{lock.id}/quiet"

@@ -13,6 +13,7 @@ from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
 from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
+from gpulock.node.devices import SHARE
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic, kv, owner
 from gpulock.store.locks import Lock
@@ -206,5 +207,5 @@ def read_released_entry(released_dir: str, name: str) -> ReleasedLock | None:
 def filter_released_locks(found: list[ReleasedLock], what: Subject) -> list[ReleasedLock]:
     """Return what a job, process or device held, the latest first."""
     if what.device is not None:
-        return [one for one in found if one.device == what.device.id]
+        return [one for one in found if one.device.partition(SHARE)[0] == what.device.id]
     return [one for one in found if what.owns(one.owner)]

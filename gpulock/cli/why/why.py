@@ -30,6 +30,7 @@ from gpulock.cli.why.evidence import (
 )
 from gpulock.errors import one_line
 from gpulock.node.context import Node
+from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
 from gpulock.text import table
 from gpulock.text.advice import advise_device_release
@@ -107,11 +108,11 @@ def explain_device(view: StatusView, sight: ProcessView, row: DeviceState, width
     said = known is not None and known.proof == row.reason
     found: FactList = [("reason", row.reason)] if row.reason and not said else []
     ids = [row.id] if row.device else []
-    if row.lock is not None:
-        if row.lock.owner:
-            found.append(("holder", format_holder_and_queue(row.lock)))
-        found += describe_lock(view, sight, row.lock, ids)
-    elif row.device is not None:
+    for lock in row.locks():
+        if lock.owner:
+            found.append(("holder", format_holder_and_queue(lock)))
+        found += describe_lock(view, sight, lock, ids)
+    if row.lock is None and row.device is not None:
         found.append(("open", describe_open_device(view, sight, row.id)))
     found += describe_observed_use(view, row)
     if row.lock is None and row.device is not None:
@@ -131,7 +132,8 @@ def explain_job_claims(
     for token in dict.fromkeys(lock.owner.token for lock in held if lock.owner):
         locks = [lock for lock in held if lock.owner and lock.owner.token == token]
         ids = [lock.id for lock in locks]
-        row = next(row for row in rows if row.lock in locks)
+        row = next(row for row in rows if any(lock in locks for lock in row.locks()))
+        row = view.row_of_lock(row, locks[0])
         holder = table.bold_text(format_holder_and_queue(locks[0]))
         head = f"{holder} holds {format_device_list(ids, view.devices)}"
         found = describe_lock(view, sight, locks[0], ids)
@@ -162,7 +164,9 @@ def next_step_facts(view: StatusView, sight: ProcessView, row: DeviceState) -> F
 def last_holder_facts(view: StatusView, device: str) -> FactList:
     """Return who had a free device last."""
     before = [
-        one for one in list_released_locks(view.node.store.released_dir) if one.device == device
+        one
+        for one in list_released_locks(view.node.store.released_dir)
+        if one.device.partition(SHARE)[0] == device
     ][:1]
     if before:
         return [("last", format_released_lock(before[0]))]

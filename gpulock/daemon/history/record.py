@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from gpulock.errors import one_line
 from gpulock.node import sample
-from gpulock.node.devices import Device
+from gpulock.node.devices import SHARE, Device, place_device
 from gpulock.node.sample import BUCKETS, MILLI, ClaimUsage
 from gpulock.store.owner import Owner
 
@@ -175,7 +175,7 @@ def build_history_record(
     accounts = advice.read_claim_accounts(parts[0].owner, standing)
     found: list[tuple[ClaimedDevice, DeviceUsage, int | None]] = []
     for part in parts:
-        device = devices.get(part.device)
+        device = place_device(devices, part.device)
         memory = device.memory_mib << 20 or None if device else None
         observed = advice.last.devices.get(part.device) if advice.last else None
         if observed and observed.memory_total and observed.memory_total <= MOST_MEMORY:
@@ -194,7 +194,7 @@ def build_history_record(
         "claimed_at": round_to_milli(owner.claimed_at),
         "user": owner.user,
         "gpus": len(parts),
-        "gpu_seconds": join_known_values(sum, [part.held for part in parts]),
+        "gpu_seconds": join_known_values(sum, [card_seconds(part) for part in parts]),
         "busy_seconds": join_known_values(sum, [usage.busy for usage in usages]),
         "observed_seconds": round_to_milli(sum(usage.observed for usage in usages)),
         "token": owner.token,
@@ -217,7 +217,7 @@ def build_history_record(
         "last_busy": join_known_values(max, [usage.last_busy or None for usage in usages]),
         "foreign_seconds": join_known_values(sum, [usage.foreign for usage in usages]),
         "devices": [
-            build_history_device(part, usage, devices.get(part.device), memory)
+            build_history_device(part, usage, place_device(devices, part.device), memory)
             for part, usage, memory in found
         ],
         "shapes": {
@@ -226,6 +226,11 @@ def build_history_record(
             if usage.width is not None
         },
     }
+
+
+def card_seconds(part: ClaimedDevice) -> float | None:
+    """Return for how long a device was held; of a share how much of that was its is not known."""
+    return None if SHARE in part.device else part.held
 
 
 def bucket_utilization(usage: DeviceUsage) -> list[int | None]:
@@ -241,8 +246,8 @@ def build_history_device(
     minor = part.owner.minor  # N of its /dev/nvidiaN
     plain = minor.isascii() and minor.isdigit()
     return {
-        "id": part.device,
-        "held_seconds": round_to_milli(part.held),
+        "id": part.device.partition(SHARE)[0],
+        "held_seconds": round_to_milli(card_seconds(part)),
         "busy_seconds": round_to_milli(usage.busy),
         "observed_seconds": round_to_milli(usage.observed),
         "index": device.index if device else None,
@@ -257,6 +262,7 @@ def build_history_device(
         "last_busy": round_to_milli(usage.last_busy),
         "foreign_seconds": round_to_milli(usage.foreign),
         "how": parse_release_reason(part.how)[0],
+        **({"share": True} if SHARE in part.device else {}),
     }
 
 

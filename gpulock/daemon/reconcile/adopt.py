@@ -15,7 +15,7 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.job import environment
 from gpulock.node.context import Node
-from gpulock.node.devices import Device, lock_ids_overlap
+from gpulock.node.devices import Device, lock_ids_overlap, place_device
 from gpulock.sge.prolog import RECORD
 from gpulock.sge.verdict import find_shepherds
 from gpulock.slurm import note
@@ -169,7 +169,7 @@ def adopt_lost_locks(node: Node, scan: ProcessScan) -> list[Owner]:
             if first is not record:
                 node.store.anchor(device, record.pid, record.start, record.add_grp_id)
                 continue
-            card = known.get(device)
+            card = place_device(known, device)
             own = record.copy(uuid=card.uuid, minor=str(card.minor)) if card else record
             try:
                 node.store.make(device, own)
@@ -234,7 +234,7 @@ def build_adopted_slurm_note(node: Node, record: Owner, known: dict[str, Device]
     found.token = record.token
     found.positions = expand_gpu_list(record.positions) if record.positions else []
     found.binds = environment.driver_binds(node.settings)
-    cards = [known[name] for name in record.devices if name in known]
+    cards = [card for name in record.devices if (card := place_device(known, name))]
     if len(cards) != max(len(record.devices), len(found.positions)):
         raise Refusal(BROKEN, f"job {record.job_id} lost a device", "see gpulock status")
     if found.positions and node.settings.slurm_device_selection == "slurm":

@@ -17,6 +17,7 @@ from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf, read_sl
 from gpulock.node import devices
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import COPY, NAME
+from gpulock.slurm.request import SHARD
 
 _AGAIN: Final = "run gpulock install slurm again"
 
@@ -107,19 +108,26 @@ class GresChecks:
         return bool(self.gres_conf and gres.has_gres_flag(self.gres_conf, "env_uuid"))
 
     def shares(self) -> Iterator[Check]:
-        """Look whether slurmd gives out parts of GPUs, which no job can have."""
+        """Look whether slurmd gives out parts of GPUs, and whether jobs can have them."""
         _, shared = self.listed() if gres.counts_by_gres(self.settings) else ([], ())
         if not shared:
             return
         name = f"gres/{', gres/'.join(shared)}"
         do = "take it out of GresTypes, Gres= and gres.conf, and restart all daemons"
-        if "SLURM_SHARDS" in self.settings.given:
+        chosen = self.settings.slurm_shards
+        if chosen == "share" and not self.by_slurm:
+            what = "SLURM_SHARDS=share, with SLURM_DEVICE_SELECTION=gpulock: such jobs are refused"
+            yield fault(what, "set SLURM_DEVICE_SELECTION=slurm", name)
+        elif chosen == "share" and shared != (SHARD,):
+            what = "shard jobs share a card's lock, but a job that asks for mps ends at once"
+            yield warning(what, "take mps out: beside it 22.05 tells no shard job's card", name)
+        elif chosen == "share":
+            yield ok("shard jobs share a card's lock", name)
+        elif "SLURM_SHARDS" in self.settings.given:
             yield warning("SLURM_SHARDS=refuse: a job that asks for it ends at once", do, name)
         else:
-            what = (
-                "parts of GPUs, and gpulock gives whole ones: a job that asks for one ends at once"
-            )
-            yield fault(what, do, name)
+            what = "SLURM_SHARDS is not set: a job that asks for a part of a GPU ends at once"
+            yield fault(what, f"set SLURM_SHARDS=share; or {do}", name)
 
     def stale(self, wanted: str, positions: int) -> Iterator[Check]:
         """Compare map and copy with what they would be now."""

@@ -126,9 +126,9 @@ class SlurmPlanner(NodePlanner):
         """Raise InstallError for parts of GPUs, unless the site says what becomes of such jobs."""
         if shared and "SLURM_SHARDS" not in self.given:
             raise InstallError(
-                f"slurmd gives out parts of GPUs here (gres/{', gres/'.join(shared)}), and gpulock"
-                " whole ones: take them out of GresTypes, or set SLURM_SHARDS=refuse in"
-                f" {self.config_path}, so that a job that asks for one ends with the reason"
+                f"slurmd gives out parts of GPUs here (gres/{', gres/'.join(shared)}): in"
+                f" {self.config_path} set SLURM_SHARDS=share, by which shard jobs share a card's"
+                " lock, or SLURM_SHARDS=refuse, by which such a job ends with the reason"
             )
 
     def map(self, entries: list[gres.GresEntry], shared: tuple[str, ...]) -> Iterable[Change]:

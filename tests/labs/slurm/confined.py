@@ -14,7 +14,7 @@ from tests.labs.common.device_nodes import PROBE, Service, make_nodes, programs,
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import script
 from tests.labs.slurm.lab import JobId
-from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock, settings
+from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, settings
 
 COUNT: Final = 4
 EVERY: Final = frozenset(f"nvidia{n}" for n in range(COUNT))
@@ -32,8 +32,9 @@ exec {epilog}
 class Site:
     """A node that confines its jobs, with device nodes that have no driver."""
 
-    def __init__(self, gpus: Gpulock, dev: Path) -> None:
+    def __init__(self, gpus: Gpulock, dev: Path, selection: str) -> None:
         self.gpus = gpus
+        self.selection = selection
         self.slurm = gpus.slurm
         self.dev = dev
         self.probe = f"/usr/bin/python3 -IS {script(gpus, 'probe.py', PROBE)} {dev}"
@@ -43,7 +44,8 @@ class Site:
     def configure(self, **changes: str) -> None:
         """Write the node's settings."""
         keys = {"ISOLATION": "cgroup", "SYS_ROOT": "/sys", "DEV_ROOT": str(self.dev), **changes}
-        self.gpus.configure(NODE, **settings(self.gpus, SLURM_DEVICE_SELECTION="gpulock", **keys))
+        keys["SLURM_DEVICE_SELECTION"] = self.selection
+        self.gpus.configure(NODE, **settings(self.gpus, **keys))
 
     def submit(self, *asked: str, text: str) -> JobId:
         """Submit a job of slalice to the node."""
@@ -64,17 +66,17 @@ class Site:
 
 
 @contextlib.contextmanager
-def confined_site(slurm_gpus: Gpulock, **setup: Any) -> Generator[Site]:
+def confined_site(slurm_gpus: Gpulock, mode: Mode = by_gpulock, **setup: Any) -> Generator[Site]:
     """Give a test such a node, and leave nothing of it; `setup` are fields of the lab's."""
     epilog = script(slurm_gpus, "epilog", LATE.format(epilog=slurm_gpus.setup.hooks["Epilog"]))
     hooks = {**slurm_gpus.setup.hooks, "Epilog": epilog}
-    by_gpulock(slurm_gpus, extra=WITH_PAM, hooks=hooks, **setup)
+    mode(slurm_gpus, extra=WITH_PAM, hooks=hooks, **setup)
     session = HookPaths(slurm_gpus.slurm.lab / "hooks").folder / "prolog/slurm-session"
     stack = slurm_gpus.slurm.path_in(NODE, "/etc/pam.d/slurm")
     stack.write_text(PAM.format(hook=session))
     dev = slurm_gpus.slurm.lab / "nodes"
     make_nodes(dev, COUNT)
-    made = Site(slurm_gpus, dev)
+    made = Site(slurm_gpus, dev, "gpulock" if mode is by_gpulock else "slurm")
     made.configure()
     try:
         yield made

@@ -7,15 +7,31 @@ from typing import Final
 
 import pytest
 
+from tests.labs.common.device_nodes import opened
+from tests.labs.common.processes import end
 from tests.labs.sge.wait import LabError
+from tests.labs.slurm.confined import EVERY, confined_site
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import stops
-from tests.labs.slurm.jobs import held, started
-from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
+from tests.labs.slurm.jobs import (
+    SHOW_MASK,
+    SLEEP,
+    SOAK,
+    gate_file,
+    held,
+    kill_steps,
+    lose_locks,
+    reap,
+    started,
+    waiting_for,
+)
+from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm, wait_empty, wait_said
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
 SHARDS: Final = {"shard": 8}  # two on each of four cards
+COUNT: Final = 250 if SOAK else 20  # jobs of each user
 TOLD: Final = "the job asks for a part of a GPU (gres/{})"
 
 
@@ -47,6 +63,100 @@ def test_an_mps_job_fails_with_the_reason(slurm_gpus: Gpulock) -> None:
     assert slurm.wait_done(job) == "FAILED"
     assert TOLD.format("mps") in slurm.said(job)
     assert not slurm.is_out(NODE)
+
+
+def places(gpus: Gpulock, job: JobId) -> list[str]:
+    """Return the locks of a job by their ids."""
+    return sorted(name for name, r in gpus.locks(NODE).items() if r.job_id == str(job))
+
+
+def sharing(gpus: Gpulock, **keys: str) -> None:
+    """Let shard jobs share a card's lock."""
+    by_slurm(gpus, {"SLURM_SHARDS": "share", "SLURM_WAIT": "0.2", **keys}, shares=SHARDS)
+
+
+def test_shard_jobs_of_one_card_share_its_lock_until_the_last_has_gone(slurm_gpus: Gpulock) -> None:
+    sharing(slurm_gpus)
+    slurm = slurm_gpus.slurm
+    one = started(slurm_gpus, NODE, "--gres=shard:1")
+    two = slurm.submit("slbob", "-w", NODE, "--gres=shard:1", script=SHOW_MASK + SLEEP)
+    slurm.wait_running(two)
+    assert "mask=0." in wait_said(slurm_gpus, two, "mask=")
+    (first,), (second,) = places(slurm_gpus, one), places(slurm_gpus, two)
+    assert first.removesuffix(".share1") == second.removesuffix(".share2")
+    (card,) = [gpu for gpu in slurm_gpus.status(NODE)["gpus"] if gpu["holders"]]
+    assert [holder["job_id"] for holder in card["holders"]] == [str(one), str(two)]
+    assert card["state"] == "held"
+    taken = slurm_gpus.command(NODE, "run", "--devices", "0", "--", "true")
+    assert taken.returncode != 0 and f"job {one} and job {two}" in taken.stderr
+    slurm.scancel(one)
+    slurm.wait_done(one)
+    assert (places(slurm_gpus, one), places(slurm_gpus, two)) == ([], [second])
+    slurm.scancel(two)
+    slurm.wait_done(two)
+    whole = started(slurm_gpus, NODE, "--gres=gpu:4")
+    assert len(held(slurm_gpus, whole, NODE)) == 4
+    assert not slurm.is_out(NODE)
+
+
+def test_a_whole_card_job_that_slurm_puts_on_a_shared_card_waits(slurm_gpus: Gpulock) -> None:
+    """22.05 does so (docs/facts/slurm.md, shared devices)."""
+    sharing(slurm_gpus)
+    slurm = slurm_gpus.slurm
+    parts = [started(slurm_gpus, NODE, "--gres=shard:1") for _ in range(2)]
+    whole = slurm.submit("slbob", "-w", NODE, "--gres=gpu:4", script="echo ran\n")
+    state = slurm.wait_state(whole, "PENDING", "COMPLETED", "FAILED")
+    assert state == "PENDING"
+    assert "ran" not in slurm.said(whole).splitlines()
+    assert [len(places(slurm_gpus, job)) for job in parts] == [1, 1]
+
+
+def test_a_killed_shard_job_leaves_its_neighbour_alone(slurm_gpus: Gpulock) -> None:
+    sharing(slurm_gpus)
+    slurm = slurm_gpus.slurm
+    one, two = (started(slurm_gpus, NODE, "--gres=shard:1") for _ in range(2))
+    end(kill_steps(slurm_gpus, one, NODE))
+    slurm.scancel(one)
+    slurm.wait_done(one)
+    reap(slurm_gpus, NODE)
+    assert (places(slurm_gpus, one), len(places(slurm_gpus, two))) == ([], 1)
+    lose_locks(slurm_gpus, NODE)
+    reap(slurm_gpus, NODE)
+    assert len(places(slurm_gpus, two)) == 1
+    srun = slurm.run_as("slalice", ["srun", f"--jobid={two}", "--overlap", "true"])
+    assert srun.returncode == 0, srun.stderr
+
+
+def test_many_short_shard_jobs_leave_nothing(slurm_gpus: Gpulock) -> None:
+    sharing(slurm_gpus)
+    slurm = slurm_gpus.slurm
+    words = ("-w", NODE, "--gres=shard:1", f"--array=1-{COUNT}")
+    slurm.submit("slalice", *words, script="true\n")
+    slurm.submit("slbob", *words, script="true\n")
+    wait_empty(slurm_gpus, seconds=240.0)
+    assert slurm_gpus.locks(NODE) == {}
+    assert not slurm.is_out(NODE)
+
+
+def test_isolation_opens_a_shared_card_to_each_of_its_jobs(slurm_gpus: Gpulock) -> None:
+    with confined_site(slurm_gpus, by_slurm, shares=SHARDS) as site:
+        site.configure(SLURM_SHARDS="share")
+        gates = [gate_file(slurm_gpus, name) for name in ("one", "two")]
+        texts = [f"{site.probe}\n{waiting_for(go)}{site.probe}\necho over\n" for go in gates]
+        jobs = [site.submit("--gres=shard:1", text=text) for text in texts]
+        for job in jobs:
+            wait_said(slurm_gpus, job, "EPERM")
+        cards = [site.own(job) for job in jobs]
+        assert cards[0] == cards[1] and len(cards[0]) == 1
+        gates[0].touch()
+        assert site.slurm.wait_done(jobs[0]) == "COMPLETED"
+        gates[1].touch()
+        assert site.slurm.wait_done(jobs[1]) == "COMPLETED"
+        mine = {"ENXIO": cards[0] | {"nvidiactl"}, "EPERM": EVERY - cards[0]}
+        for job in jobs:
+            said = site.slurm.said(job)
+            assert opened(said) == mine
+        assert site.left() == []
 
 
 def test_what_slurm_tells_of_a_part(slurm_gpus: Gpulock) -> None:

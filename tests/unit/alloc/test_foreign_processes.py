@@ -131,10 +131,10 @@ def test_a_look_at_everybody_gives_no_user_more_than_a_share(
 ) -> None:
     for pid in (600, 601, 700):
         fake.add(pid, uids=(OTHER if pid < 700 else OWNER,) * 4, fds=FULL)
-    monkeypatch.setattr(device_users, "SHARE", 0.0)
+    monkeypatch.setattr(device_users, "ONE_USER", 0.0)
     found, blind = openers(fake)
     assert found == [] and "more files open than can be looked at in time" in blind
-    monkeypatch.setattr(device_users, "SHARE", 0.5)
+    monkeypatch.setattr(device_users, "ONE_USER", 0.5)
     real, asked, clock = os.listdir, set[str](), [100.0]
 
     def slow(path: str) -> list[str]:

@@ -54,6 +54,31 @@ def test_a_lock_is_what_its_verdict_says(verdict: str, expected: str) -> None:
     assert one(locked(), verdict).state == expected
 
 
+def shares(*jobs: str) -> dict[str, Lock]:
+    names = [f"{bus(0)}.share{number}" for number, _ in enumerate(jobs, 1)]
+    owners = [record(job_id=job, token=f"t{job}") for job in jobs]
+    return {n: Lock(n, owner, "") for n, owner in zip(names, owners, strict=True)}
+
+
+def test_a_shared_card_names_every_holder_the_one_in_trouble_first() -> None:
+    held = shares("12", "13", "14")
+    known = {"t13": Verdict(DEAD, "its steps are gone")}
+    row = states.shown_device_state(card(0), held, {}, known, frozenset(), frozenset())
+    assert (row.state, row.reason) == ("stale", "its steps are gone")
+    assert [lock.owner.job_id for lock in row.locks() if lock.owner] == ["13", "12", "14"]
+    row = states.shown_device_state(card(0), held, {}, None, frozenset(), frozenset())
+    assert (row.state, [lock.id for lock in row.locks()]) == ("held", [*held])
+    assert states.shown_device_state(card(1), held, {}, None, frozenset(), frozenset()).lock is None
+
+
+def test_a_shared_card_that_is_gone_is_missing_once() -> None:
+    rows = states.device_states([card(1)], shares("12", "13"), {}, None, expected=2)
+    assert [(row.id, row.state, len(row.locks())) for row in rows] == [
+        (bus(1), "free", 0),
+        (bus(0), "missing", 2),
+    ]
+
+
 def test_a_device_without_a_lock_is_free_or_used_by_a_stranger() -> None:
     assert one({}).state == "free"
     assert one({}, foreign=bus(0)).state == "foreign"

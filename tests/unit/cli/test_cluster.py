@@ -262,6 +262,18 @@ def test_an_instance_is_of_its_cards_model(call: Any, prometheus: Prometheus) ->
     assert "1 node, 2 devices: 1 free, 1 held" in text
 
 
+def test_a_shared_gpu_is_one_of_all_its_holders(call: Any, prometheus: Prometheus) -> None:
+    node = Node()
+    shares = [(1, "12", "alice"), (2, "13", "bob")]
+    locks = [held(0, str(n), user, job_id=job) for n, job, user in shares]
+    for (number, _, _), one in zip(shares, locks, strict=True):
+        one.id = f"{one.id}.share{number}"
+    node.facts = facts(*locks)
+    node.tick(card(0))
+    write(prometheus, ONE, node, 1)
+    assert list(table(call().stdout, "USER")) == ["alice,bob"]
+
+
 @pytest.mark.parametrize(("how", "name"), [(LabelUser.UID, "1000"), (LabelUser.NONE, "not told")])
 def test_users_are_named_as_the_exporters_do(
     call: Any, prometheus: Prometheus, how: LabelUser, name: str

@@ -57,7 +57,12 @@ def test_a_device_is_named_by_index_bus_id_or_uuid(text: str, index: int) -> Non
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("2:gi1.ci0", "gi1.ci0"), ("86:00.0.gi10.ci0", "gi10.ci0"), ("MIG-2222", "gi10.ci0")],
+    [
+        ("2:gi1.ci0", "gi1.ci0"),
+        ("86:00.0.gi10.ci0", "gi10.ci0"),
+        ("86:00.0.gi1.ci0.share2", "gi1.ci0"),
+        ("MIG-2222", "gi10.ci0"),
+    ],
 )
 def test_an_instance_is_named_by_index_bus_id_or_uuid(text: str, name: str) -> None:
     assert match_one_device(text, NODE).id == f"0000:86:00.0.{name}"

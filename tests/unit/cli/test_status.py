@@ -216,7 +216,7 @@ def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
     held = found["gpus"][3]
     assert held.keys() == {
         *("index", "id", "uuid", "minor", "model", "numa_node", "memory_mib"),
-        *("state", "reason", "held", "held_seconds", "use"),
+        *("state", "reason", "held", "holders", "held_seconds", "use"),
     }
     assert held["held"].keys() == TYPES.keys()
     assert (held["held"]["job_id"], held["held"]["task_id"]) == ("12", "7")
@@ -247,6 +247,25 @@ def test_the_schema_is_documented_key_by_key(site: Site) -> None:
     found = site.json()
     for key in (*found, *found["gpus"][0], *found["totals"]):
         assert f"`{key}`" in text
+
+
+def share(site: Site, *jobs: str) -> None:
+    """Let jobs share the third GPU."""
+    for number, job in enumerate(jobs, 1):
+        name = f"{site.id(2)}.share{number}"
+        site.node().store.make(name, site.hold(job_id=job, token=f"t{job}", devices=(name,)))
+
+
+def test_a_shared_gpu_has_a_line_a_holder(site: Site) -> None:
+    share(site, "12", "13")
+    lines = site.call("status").stdout.splitlines()
+    assert lines[-1].startswith("8 GPUs: 7 free, 1 held")
+    first = next(number for number, line in enumerate(lines) if line.split()[:1] == ["2"])
+    assert "12" in lines[first].split() and "held" in lines[first].split()
+    assert lines[first + 1].split()[:2] == ["13", "alice"]
+    assert [gpu["held"] and gpu["held"]["job_id"] for gpu in site.json()["gpus"]][2] == "12"
+    assert [one["job_id"] for one in site.json()["gpus"][2]["holders"]] == ["12", "13"]
+    assert site.json()["gpus"][3]["holders"] == []
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from gpulock.slurm import request
 from tests.support.slurm_site import RUN, SILENT, Site, row
 
 MPS = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
-REASON = "the job asks for a part of a GPU (gres/shard), and this node gives whole ones alone"
+REASON = "the job asks for a part of a GPU (gres/shard), which this node does not give"
 
 
 def sharing(site: Site, *rows: str, shared: str = "shard") -> Site:

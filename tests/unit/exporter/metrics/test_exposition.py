@@ -38,19 +38,21 @@ from tests.support.trees import FakeProc
 
 DATA = Path(__file__).parents[3] / "support/data/exporter"
 HOSTILE = 'o"h\nno\\ {}=,\x00\x1b\udcff€'
-A, B, C = "a" * 16, "b" * 16, "c" * 16
+A, B, C, D, E = [letter * 16 for letter in "abcde"]
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> NodeSnapshot:
-    """Return a node with everything on it: GPUs, MIG, jobs, a stranger, an XID."""
+    """Return a node with everything on it: GPUs, MIG, a shared one, jobs, a stranger, an XID."""
     proc = FakeProc(tmp_path / "proc")
     proc.add(77)
-    node = Node(proc=str(proc.root), gpus=4)
+    node = Node(proc=str(proc.root), gpus=5)
     node.facts = facts(
         lock(0, A, task_id="3"),
         lock(1, B, user=HOSTILE, comment="SECRET --password=hunter2", spool_dir="/SECRET"),
         lock(2, C, "gi1.ci0", scheduler="slurm", queue="", job_id="77"),
+        lock(3, D, "share1", scheduler="slurm", queue="", job_id="80"),
+        lock(3, E, "share2", scheduler="slurm", queue="", job_id="81", user="bob"),
         verdicts={A: Verdict(ALIVE, "SECRET"), B: Verdict(DEAD, ""), C: Verdict(ALIVE, "")},
         counters={
             "claims_granted": "12",
@@ -73,11 +75,12 @@ def scene(tmp_path: Path) -> NodeSnapshot:
             full_card(2, mig=True, busy=None, observed=None, utilization=None),
             instance(2, 1, busy=0.25, observed=1.0, utilization=0.25, processes=[], **use),
             instance(2, 2, memory_utilization=0.5),
+            card(3, busy=0.5),
             xids=[Xid(uuid(0), 79)] if second == 2 else [],
         )
     node.facts.durations = {"locks": 0.001, "foreign": 0.0}
     node.facts.failures = {"verdicts": "SECRET"}
-    found = [listed(0), listed(1), listed(2, "gi1.ci0"), listed(2, "gi2.ci0")]
+    found = [listed(0), listed(1), listed(2, "gi1.ci0"), listed(2, "gi2.ci0"), listed(3)]
     own = ExporterHealth("0.1.0", abandoned=1, reloaded=True)
     return node.snapshot(found, own)
 
@@ -169,7 +172,8 @@ def test_users_are_named_as_the_site_wants(
 
 def test_the_job_is_on_one_series_a_device(scene: NodeSnapshot) -> None:
     with_job = [key for key in flat(text_of(written(scene))) if "job_id" in dict(key[1])]
-    assert [key[0] for key in with_job] == [*["gpulock_gpu_lock_info"] * 2, "gpulock_mig_lock_info"]
+    whole = ["gpulock_gpu_lock_info", "gpulock_gpu_lock_info", "gpulock_mig_lock_info"]
+    assert [key[0] for key in with_job] == [*whole, *["gpulock_gpu_share_info"] * 2]
 
 
 @pytest.mark.parametrize(

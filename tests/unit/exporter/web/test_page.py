@@ -175,6 +175,20 @@ def test_locks_that_cannot_be_read_are_said_and_no_device_is_left_out() -> None:
     assert "0</b> of 2 free" in text
 
 
+def test_a_shared_device_names_all_its_jobs() -> None:
+    node = Node()
+    node.facts = facts(
+        lock(0, "a" * 16, "share1", job_id="12"),
+        lock(0, "b" * 16, "share2", job_id="13", user="bob"),
+    )
+    node.tick(card(0))
+    page = build_page(
+        node.snapshot([listed(0)]), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME, BOOT
+    )
+    (tile,) = page.tiles
+    assert (tile.job, tile.user, tile.state) == ("shared by job 12, job 13", "alice, bob", "held")
+
+
 def test_a_lock_of_an_earlier_boot_is_as_old_as_the_wall_clock_says() -> None:
     node = Node()
     changes: dict[str, Any] = {

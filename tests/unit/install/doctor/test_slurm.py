@@ -264,7 +264,7 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (edit_gres_conf, "slurm-map", "changed since the map was made", "install slurm again"),
         (lose_the_map, "slurm-map", "every GPU job drains the node", "install slurm again"),
         (another_list, "slurm-map", "not slurmd's list of now", "install slurm again"),
-        (give_shards, "gres/shard", "a job that asks for one ends at once", "out of GresTypes"),
+        (give_shards, "gres/shard", "a part of a GPU ends at once", "SLURM_SHARDS=share"),
         (give_shards, "slurm-map", "not slurmd's list of now", "install slurm again"),
         (own_timeouts, "PrologTimeout", "may take 95 s", "PrologTimeout=120"),
         (hide_lock_dir, "job_container.conf", "does not start", "out of Dirs"),

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SLURM_SHARDS=share: shard jobs of one card hold a place on it each, and nobody else gets in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc import memory_check
+from gpulock.alloc.memory_check import MIB
+from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.deadline import clock_boottime
+from gpulock.errors import INVALID_REQUEST
+from gpulock.node import sample
+from gpulock.store import quarantine
+from gpulock.workstation.process_claims import make_liveness_judge
+from tests.support.slurm_site import OTHER_UID, ROOT, RUN, SILENT, UID, Clock, Site, freezer, row
+from tests.support.trees import bus, soon
+
+SHARD, WHOLE = "gres:shard:1", "gres:gpu:1"
+FIRST, SECOND = f"{bus(0)}.share1", f"{bus(0)}.share2"
+
+
+@pytest.fixture
+def site(tmp_path: Path, clock: Clock) -> Site:
+    """A node whose slurmd gives out shards: jobs 12 to 15 ask for some, job 20 for a card."""
+    made = Site(tmp_path, SLURM_SHARDS="share")
+    made.map("0", "1", "2", "3", shared="shard")
+    made.process(60, "slurmd", uid=ROOT)
+    shards = [row(job, Gres=SHARD) for job in (12, 13, 14, 15)]
+    made.answers(*shards, row(20, Gres=WHOLE))
+    clock.run()  # squeue is a real program
+    made.set(SLURM_WAIT="0.2")
+    return made
+
+
+def again(site: Site) -> ReconcileReport:
+    """Reconcile; slurmctld is not asked of a job that is seen."""
+    node = site.node()
+    report = reconcile_locks(node, make_liveness_judge(node), soon())
+    assert report.fault == ""
+    return report
+
+
+def both(site: Site) -> None:
+    """Let jobs 12 and 13 share the first card."""
+    assert site.prolog(12, "0") == site.prolog(13, "0", SLURM_JOB_UID=str(OTHER_UID)) == RUN
+    assert (site.granted(12), site.granted(13)) == ([FIRST], [SECOND])
+
+
+def end_other(site: Site) -> None:
+    site.epilog(13, "0", SLURM_JOB_UID=str(OTHER_UID))
+
+
+# --- who gets in ----------------------------------------------------------------------------------
+
+
+def test_two_shard_jobs_of_one_card_hold_a_place_each(site: Site) -> None:
+    both(site)
+    assert site.locks() == [FIRST, SECOND]
+    owners = [site.node().store.read(name).owner for name in site.locks()]
+    assert [(o.job_id, o.uid, o.minor, o.devices) for o in owners if o] == [
+        ("12", UID, "0", (FIRST,)),
+        ("13", OTHER_UID, "0", (SECOND,)),
+    ]
+    assert [d.index for d in site.note(13).devices] == [0]
+
+
+def test_the_card_is_free_for_a_whole_job_when_the_last_has_gone(site: Site) -> None:
+    both(site)
+    assert site.prolog(20, "0") == RUN
+    assert "GPU 0, not free: 0: job 12 and job 13" in site.refused(20)
+    site.epilog(12, "0")
+    assert site.locks() == [SECOND]
+    assert site.prolog(20, "0") == RUN
+    assert "not free: 0: job 13" in site.refused(20)
+    end_other(site)
+    assert site.locks() == []
+    assert site.prolog(20, "0") == RUN
+    assert site.granted(20) == [bus(0)]
+
+
+def test_a_shard_job_never_joins_a_card_that_is_held_whole(site: Site) -> None:
+    assert site.prolog(20, "0") == RUN
+    assert site.prolog(12, "0") == RUN
+    assert "not free: 0: job 20" in site.refused(12)
+    assert site.locks() == [bus(0)]
+
+
+def test_a_place_that_became_free_is_taken_again(site: Site) -> None:
+    both(site)
+    site.epilog(12, "0")
+    assert site.prolog(14, "0") == RUN
+    assert site.granted(14) == [FIRST]
+    assert site.prolog(15, "1") == RUN
+    assert site.granted(15) == [f"{bus(1)}.share1"]
+
+
+def test_a_card_that_is_out_of_service_is_given_to_no_shard_job(site: Site) -> None:
+    both(site)
+    folder = quarantine.QUARANTINE
+    quarantine.write_device_note(str(site.state), folder, bus(0), "root", "its fan died")
+    assert site.prolog(14, "0") == RUN
+    site.refused(14)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        row(12, **{"tres-per-job": "gres:shard:1,gres:nvme:1"}),  # as wide as its column
+        row(12, Gres="gres:shard:1," * 40),
+    ],
+)
+def test_what_may_be_cut_off_counts_as_a_whole_card(site: Site, answer: str) -> None:
+    site.answers(answer[: 11 * 24 + 400])
+    assert site.prolog(12, "0") == RUN
+    assert site.granted(12) == [bus(0)]
+
+
+def test_where_slurmctld_is_silent_a_job_has_its_card_alone(site: Site) -> None:
+    site.fails(SILENT)
+    assert site.prolog(12, "0") == RUN
+    assert site.granted(12) == [bus(0)]
+
+
+@pytest.mark.parametrize(
+    ("told", "keys", "gpus"),
+    [
+        ({"Gres": "gres:mps:50"}, {}, "0"),
+        ({"Gres": "gres:shard:1,gres:gpu:1"}, {}, "0"),
+        ({"Gres": SHARD, "tres-per-job": "gres:gpu:1"}, {}, "0"),
+        ({"Gres": SHARD}, {"SLURM_DEVICE_SELECTION": "gpulock"}, "0"),
+        ({"Gres": SHARD}, {"SLURM_SHARDS": "refuse"}, "0"),
+        ({"Gres": SHARD}, {}, None),
+    ],
+)
+def test_every_other_part_of_a_gpu_is_refused(
+    site: Site, told: dict[str, str], keys: dict[str, str], gpus: str | None
+) -> None:
+    site.map("0", "1", "2", "3", shared="mps shard")
+    site.set(**keys)
+    site.answers(row(12, **told))
+    assert site.prolog(12, gpus) == RUN
+    assert "which this node does not give" in site.refused(12, INVALID_REQUEST, code=1)
+    assert site.locks() == []
+
+
+def test_the_same_job_again_frees_its_own_place_alone(site: Site) -> None:
+    both(site)
+    assert site.prolog(12, "0", SLURM_JOB_RESTART_COUNT="1") == RUN
+    assert site.granted(12) == [FIRST]
+    assert site.locks() == [FIRST, SECOND]
+
+
+# --- who holds what -------------------------------------------------------------------------------
+
+
+def test_a_neighbours_process_keeps_no_place_and_the_jobs_own_does(site: Site) -> None:
+    assert site.prolog(12, "0") == site.prolog(13, "0") == RUN  # of one user
+    site.stepd(700, "13.0")
+    site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0"})
+    site.epilog(12, "0")
+    assert site.locks() == [SECOND]
+    site.proc.remove(700)
+    site.process(702, "python", fds={9: site.dev / "nvidia0"})
+    site.epilog(13, "0")
+    assert site.locks() == [SECOND]
+    left = site.node().store.read(SECOND).owner
+    assert left is not None and left.draining == 1
+
+
+def test_a_claim_that_needs_the_card_reaps_a_place_that_drains_no_sooner_than_it_may(
+    site: Site,
+) -> None:
+    both(site)
+    site.process(702, "python", fds={9: site.dev / "nvidia0"})
+    site.epilog(12, "0")
+    end_other(site)
+    assert site.locks() == [FIRST]  # of the user whose process has the card open
+    assert site.prolog(20, "0") == RUN
+    site.refused(20)
+    shutil.rmtree(site.proc.root / "702")
+    assert site.prolog(20, "0") == RUN
+    assert site.granted(20) == [bus(0)]
+
+
+def test_a_dead_job_loses_its_place_and_its_neighbour_nothing(site: Site) -> None:
+    both(site)
+    site.fails(SILENT)
+    site.stepd(700, "12.extern")
+    site.stepd(701, "13.extern")
+    assert [one.act for one in again(site).outcomes] == ["held", "held"]
+    site.proc.remove(700)
+    assert [one.act for one in again(site).outcomes] == ["freed", "held"]
+    assert (site.locks(), site.notes()) == ([SECOND], ["n1.13"])
+
+
+def test_the_cgroup_of_one_job_keeps_its_own_place_alone(site: Site) -> None:
+    both(site)
+    site.cgroup(f"{freezer(13, OTHER_UID)}/step_0", 900)
+    site.epilog(12, "0")
+    end_other(site)
+    assert site.locks() == [SECOND]
+
+
+# --- what is lost comes back ----------------------------------------------------------------------
+
+
+def test_a_place_that_was_lost_is_put_back(site: Site) -> None:
+    both(site)
+    site.fails(SILENT)
+    site.stepd(700, "12.extern")
+    site.stepd(701, "13.extern")
+    shutil.rmtree(site.lock / "locks" / SECOND)
+    assert site.prolog(20, "1") == RUN
+    site.refused(20, "unknown")
+    again(site)
+    assert site.locks() == site.granted(12) + site.granted(13)
+
+
+def test_after_a_lost_lock_dir_both_have_their_places_and_notes_again(site: Site) -> None:
+    both(site)
+    before = {name: site.node().store.read(name).owner for name in site.locks()}
+    told = [(d.id, d.index, d.uuid) for job in (12, 13) for d in site.note(job).devices]
+    site.fails(SILENT)
+    site.stepd(700, "12.extern")
+    site.stepd(701, "13.extern")
+    shutil.rmtree(site.lock)
+    assert len(again(site).adopted) == 2
+    assert [(d.id, d.index, d.uuid) for job in (12, 13) for d in site.note(job).devices] == told
+    for name, record in before.items():
+        found = site.node().store.read(name).owner
+        assert found is not None and record is not None and found.__dict__ == record.__dict__
+    site.epilog(12, "0")
+    end_other(site)
+    assert (site.locks(), site.notes(), site.runs()) == ([], [], [])
+
+
+# --- memory, history, other exporters -------------------------------------------------------------
+
+
+def test_a_neighbours_memory_keeps_nothing_and_the_last_ones_puts_the_card_out(site: Site) -> None:
+    site.set(LEFTOVER_PROCESSES="report", SAMPLE_PERIOD="0.05")
+    both(site)
+    dirty = sample.DeviceSample(
+        {"looked": clock_boottime() + 9, "memory_used": 900 * MIB, "processes": 0}, {}
+    )
+    found = sample.Sample({})
+    found.devices[bus(0)] = dirty
+
+    def read(*_: object) -> sample.Sample:
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample, "read_sample", read)
+        patch.setattr(memory_check, "clock_boottime", lambda: clock_boottime() + 9.5)
+        site.epilog(12, "0")
+        out = quarantine.list_noted_devices(str(site.state), quarantine.QUARANTINE)
+        assert (site.locks(), out) == ([SECOND], [])
+        end_other(site)
+        out = quarantine.list_noted_devices(str(site.state), quarantine.QUARANTINE)
+        assert (site.locks(), out) == ([], [bus(0)])
+
+
+def test_the_history_has_a_line_a_holder_and_bills_the_card_to_none(site: Site) -> None:
+    both(site)
+    site.epilog(12, "0")
+    end_other(site)
+    site.fails(SILENT)
+    HistoryWriter(list[str]().append).run(site.node(), again(site), clock_boottime())
+    text = (site.state / "history/history.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert sorted(line["job_id"] for line in lines) == ["12", "13"]
+    for line in lines:
+        assert (line["gpu_seconds"], line["busy_seconds"]) == (None, None)
+        assert line["held_seconds"] is not None
+        (device,) = line["devices"]
+        assert (device["id"], device["share"], device["index"]) == (bus(0), True, 0)
+
+
+def test_the_job_map_of_a_card_has_a_line_a_holder(site: Site) -> None:
+    folder = site.root / "map"
+    folder.mkdir()
+    site.set(JOB_MAP_DIR=str(folder))
+    both(site)
+    assert (folder / "0").read_text() == "12\n13\n"
+    site.epilog(12, "0")
+    assert (folder / "0").read_text() == "13\n"
+    end_other(site)
+    assert (folder / "0").read_text() == ""

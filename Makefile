@@ -103,6 +103,11 @@ lab-slurm: $(DEV)  ## the lab with a real Slurm (root); RELEASE=trixie or sid: t
 	@tests/consent.sh "make lab-slurm"
 	@$(STEP) "$(strip lab-slurm $(RELEASE))" env $(RELEASED) -m $(if $(SHORT),short,lab) tests/labs/slurm
 
+lab-pyxis: $(DEV)  ## Slurm's steps in the real pyxis (root): SOURCES=folder with checkouts of pyxis and enroot; RELEASE=
+	@tests/consent.sh "make lab-pyxis"
+	@test -d "$(SOURCES)/pyxis" || { echo "SOURCES=: a folder with pyxis and enroot of NVIDIA's" >&2; exit 2; }
+	@GPULOCK_PYXIS="$(SOURCES)" $(STEP) "$(strip lab-pyxis $(RELEASE))" env $(RELEASED) -m lab tests/labs/slurm/test_pyxis.py
+
 lab-containers: $(DEV)  ## the lab with real Apptainer, podman, bubblewrap, Charliecloud (root)
 	@tests/consent.sh "make lab-containers"
 	@$(STEP) "lab-containers" $(PYTEST) -m lab --timeout 300 tests/labs/containers
@@ -173,7 +178,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check tools booted format-check lint mypy pyright unit $(PARTS) slow format test others lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers attack sweep mutants soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
+.PHONY: demo check tools booted format-check lint mypy pyright unit $(PARTS) slow format test others lab-sge lab-isolation lab-slurm lab-pyxis lab-systemd lab-prometheus dashboards lab-containers attack sweep mutants soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

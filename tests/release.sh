@@ -10,7 +10,7 @@ release=$1
 shift
 checkout=$(pwd -P)
 roots=${GPULOCK_ROOTS:-/var/cache/gpulock-roots}
-packages=slurmctld,slurmd,slurm-client,munge,iproute2,procps,mount,strace,gcc,libc6-dev,libslurm-dev,python3,make
+packages=slurmctld,slurmd,slurm-client,munge,iproute2,procps,mount,strace,gcc,libc6-dev,libslurm-dev,libcap-dev,libbsd-dev,python3,make
 # of the test with containers
 packages+=,bubblewrap,busybox-static,charliecloud-runtime,mmdebstrap,podman,runc,fuse2fs,fuse3,squashfuse,squashfs-tools
 root=$roots/$release

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Slurm lab whose steps may run in containers: a stand-in for pyxis, and gpulock's SPANK plugin.
 
-Both are compiled for the lab's Slurm, gpulock's as `gpulock install slurm --spank` does it.
+Both are compiled for the lab's Slurm, gpulock's as `gpulock install slurm --spank` does it. With
+GPULOCK_PYXIS the real pyxis takes the place of the stand-in (tests/labs/slurm/enroot.py).
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.plugstack import AGAIN, PLUGIN
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.spank import SpankPlugin, find_spank_header, slurm_release
+from tests.labs.slurm.enroot import SOURCES, build_pyxis
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.modes import Mode
+from tests.labs.slurm.modes import NODE, Mode
 
 SOURCE: Final = Path(__file__).with_name("spank_pyxis.c")
 HOST: Final = ("usr", "bin", "lib", "lib64", "dev", "proc", "etc")
@@ -53,6 +55,13 @@ class Pyxis:
         """Write plugstack.conf."""
         self.plugstack.write_text("".join(f"{line}\n" for line in lines))
 
+    def make_place(self, path: Path) -> None:
+        """Make a place in the image for a mount; the real pyxis makes its own."""
+        if self.image.is_dir():
+            place = self.image / str(path).removeprefix("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+
     def inside(
         self, *words: str, command: Sequence[str] = ("env",), **more: Any
     ) -> subprocess.CompletedProcess[str]:
@@ -76,18 +85,28 @@ def with_pyxis(
     plugin = SpankPlugin(lab / PLUGIN, hook, site, sys.executable)
     if plugin.read() is None:
         plugin.write(plugin.wanted(slurm_release(site)))
-    made = Pyxis(gpus, plugin.path, lab / "spank_pyxis.so", lab / "image", hook)
-    include = f"-I{find_spank_header(site)}"
-    build: list[str | Path] = ["gcc", "-Wall", "-Werror", "-shared", "-fPIC", include]
-    subprocess.run([*build, "-o", made.pyxis, SOURCE], check=True, timeout=60)
-    for name in HOST:
-        (made.image / name).mkdir(parents=True, exist_ok=True)
-    (made.image / "tmp").mkdir(exist_ok=True)
-    (made.image / "tmp").chmod(0o1777)
-    (made.image / "etc/environment").write_text(IMAGE_MASK)
+    if SOURCES:
+        pyxis, image = build_pyxis(gpus.slurm, NODE, {"etc/environment": IMAGE_MASK})
+    else:
+        pyxis, image = build_stand_in(lab, site)
+    made = Pyxis(gpus, plugin.path, pyxis, image, hook)
     made.stack(*made.lines)
     try:
         yield made
         gpus.slurm.clear_jobs()
     finally:
         made.plugstack.unlink()
+
+
+def build_stand_in(lab: Path, site: SlurmSite) -> tuple[Path, Path]:
+    """Compile the stand-in; return it and an image of empty places for what the host has."""
+    pyxis, image = lab / "spank_pyxis.so", lab / "image"
+    include = f"-I{find_spank_header(site)}"
+    build: list[str | Path] = ["gcc", "-Wall", "-Werror", "-shared", "-fPIC", include]
+    subprocess.run([*build, "-o", pyxis, SOURCE], check=True, timeout=60)
+    for name in HOST:
+        (image / name).mkdir(parents=True, exist_ok=True)
+    (image / "tmp").mkdir(exist_ok=True)
+    (image / "tmp").chmod(0o1777)
+    (image / "etc/environment").write_text(IMAGE_MASK)
+    return pyxis, image

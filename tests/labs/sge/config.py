@@ -110,6 +110,10 @@ def complex_fields(name: str, line: str) -> dict[str, str]:
 
 def parallel_environment(name: str, rule: str) -> dict[str, str]:
     """Describe a tightly integrated parallel environment."""
+    own = {"qsort_args": "NONE"}
+    if INSTALLATION.is_ocs:
+        own = {"master_forks_slaves": "FALSE", "daemon_forks_slaves": "FALSE"}
+        own |= {"ign_sreq_on_mhost": "FALSE"}
     return {
         "pe_name": name,
         "slots": "999",
@@ -122,7 +126,7 @@ def parallel_environment(name: str, rule: str) -> dict[str, str]:
         "job_is_first_task": "FALSE",
         "urgency_slots": "min",
         "accounting_summary": "FALSE",
-        "qsort_args": "NONE",
+        **own,
     }
 
 
@@ -231,6 +235,7 @@ def write_root(lab: Path, master: str, admin_root: bool) -> None:
         "listener_threads": "2",
         "worker_threads": "2",
         "scheduler_threads": "1",
+        **({"reader_threads": "2", "communication_params": "none"} if INSTALLATION.is_ocs else {}),
     }
     (common / "bootstrap").write_text("# Version: 6.2\n" + table(bootstrap))
 
@@ -239,6 +244,8 @@ def write_spool(lab: Path, master: str, nodes: Sequence[str]) -> None:
     """Write what qmaster reads at its start: hosts, queues, complexes, configuration."""
     common, spool = lab / "root" / CELL / "common", lab / "spool/qmaster"
     values = {**_GLOBAL, "execd_spool_dir": str(lab / "spool")}
+    if INSTALLATION.is_ocs:  # it starts no hook of root's under a limit
+        values |= {"min_uid": "0", "min_gid": "0"}
     (common / "configuration").write_text(table({"conf_name": "global", **values}))
     for folder in _SPOOLED:
         (spool / folder).mkdir(parents=True, exist_ok=True)

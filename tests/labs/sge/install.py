@@ -41,6 +41,7 @@ class Installation:
     util: Path
     binary_path: str  # of the cell's bootstrap
     hidden: tuple[str, ...] = ()
+    is_ocs: bool = False  # Open Cluster Scheduler
 
     @property
     def shepherd(self) -> Path:
@@ -73,6 +74,7 @@ def find_installation(folder: str = os.environ.get(VARIABLE, "")) -> Installatio
         root / "util",
         str(root / "bin"),
         tuple(path for path in (str(_DEBIAN), "/usr/share/gridengine") if Path(path).is_dir()),
+        b"JRS_hard_resource_list" in (found[0] / "sge_qmaster").read_bytes(),
     )
 
 

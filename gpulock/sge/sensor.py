@@ -17,7 +17,7 @@ from gpulock.alloc.states import DeviceState
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import KEYS, read_settings
-from gpulock.sge import hook
+from gpulock.sge import card_map, hook
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,11 +48,13 @@ def sensor_report_lines(config: str) -> list[str]:
         return zero_sensor_lines(os.uname().nodename, tuple(names))
     try:
         found = read_sensor_rows(node)
+        mapped = [name for name, _ in card_map.read_card_map(node.settings.state_dir)[1]]
     except Exception:  # the one broad handler: a host in doubt offers nothing
         return zero_sensor_lines(node.name, node.settings.sge_complexes)
-    return [
+    counted = tuple([name for name in node.settings.sge_complexes if name not in mapped])
+    return [  # ids of an RSMAP are no number: the gpulockd of this host takes them out
         f"{node.name}:{name}:{value}"
-        for name, value in compute_sensor_values(found, node.settings.sge_complexes).items()
+        for name, value in compute_sensor_values(found, counted).items()
     ]
 
 

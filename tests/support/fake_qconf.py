@@ -52,6 +52,18 @@ def queue(domain: str, key: str, value: str | None) -> None:
     put("sq", key, f"{default},[{HOST}={override}]" if override else default)
 
 
+def host_value(option: str, key: str, element: str) -> None:
+    """Set one element of a host's list as -mattr does, or take it away as -dattr does."""
+    values = {one.partition("=")[0]: one for one in get("se", key).split(",")}
+    values.pop("NONE", None)
+    name = element.partition("=")[0]
+    if option == "-dattr":
+        del values[name]
+    else:
+        values[name] = element
+    put("se", key, ",".join(values.values()) or "NONE")
+
+
 def of_instance() -> str:
     """Return -sq of the queue on its host: its own values in place of the queue's."""
     lines: list[str] = []
@@ -85,8 +97,8 @@ def qconf(option: str, words: list[str]) -> str:
         return HOST
     if option in ("-rattr", "-purge") and words[0] == "queue":
         queue(words[-1], words[1], words[2] if option == "-rattr" else None)
-    elif option == "-rattr":
-        put("se", words[1], words[2])
+    elif option in ("-mattr", "-dattr"):
+        host_value(option, words[1], words[2])
     elif option in ("-Mc", "-Mconf", "-Aconf"):
         load(option, words[0])
     elif option == "-dconf":

@@ -56,6 +56,7 @@ def hook_options(function: F) -> F:
 @install_group.command("sge")
 @click.option("--queue", "queues", multiple=True, required=True, metavar="NAME", help="Repeatable.")
 @click.option("--complex", default="gpu", show_default=True, help="Consumable that counts GPUs.")
+@click.option("--map", default="", metavar="ID=GPU,...", help="Which GPU each id of an RSMAP is.")
 @click.option("--host", default="", help="Grid Engine's name of this host.  [default: ask it]")
 @click.option("--all-hosts", is_flag=True, help="Set the hooks for all hosts of the queue.")
 @click.option("--sge-root", default="", help="SGE_ROOT, where there are several.")

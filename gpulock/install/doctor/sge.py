@@ -20,6 +20,7 @@ from gpulock.install.doctor.sge_programs import (
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.planner import current_settings
 from gpulock.install.sge import texts
+from gpulock.install.sge.cards import card_map_fault
 from gpulock.install.sge.install import SENSOR, SHEPHERD, parse_clock_seconds, queue_instances
 from gpulock.install.sge.places import effective_host_conf, effective_sge_hook
 from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
@@ -228,7 +229,11 @@ class SgeClusterChecks:
             yield fault(f"host {self.host} has no {names}: no GPU job starts here", set_it)
         there = self.settings.expected_gpus
         for key, amount in found.items():
-            if there and float(amount) > there:
+            if "(" in amount:
+                why = card_map_fault(self.settings.state_dir, self.host, key, amount)
+                do = "run gpulock install sge --map again"
+                yield fault(f"{key}: {why}", do) if why else ok(f"{key}={amount}")
+            elif there and float(amount) > there:
                 yield fault(f"{key}={amount}, but there are {there}: jobs are sent back", set_it)
             elif there and float(amount) < there:
                 yield warning(f"{key}={amount} of {there} GPUs", set_it)
@@ -236,7 +241,10 @@ class SgeClusterChecks:
                 yield ok(f"{key}={amount}")
         if len(found) > 1:
             what = f"{' and '.join(found)} stand for the same GPUs, qmaster counts each alone"
-            yield warning(what, "the load sensor evens it out; better to use one")
+            if any("(" in amount for amount in found.values()):
+                yield fault(f"{what}: jobs meet on one card, and wait", "use one of them")
+            else:
+                yield warning(what, "the load sensor evens it out; better to use one")
 
     def sensor(self) -> Iterator[Check]:
         """Look whether the load sensor is configured and its values arrive."""

@@ -18,6 +18,7 @@ from gpulock.install.change import Change, FilePlace, Place, plan_place_change
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import InstallPlan, NodePlanner
 from gpulock.install.sge import texts
+from gpulock.install.sge.cards import is_rsmap, sge_map_text
 from gpulock.install.sge.places import (
     Complex,
     HostConfiguration,
@@ -34,6 +35,7 @@ from gpulock.install.trial import command_program, rival_hook_reason
 from gpulock.install.undo import FORCE, Address, Uninstaller
 from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks, list_locked_devices
 from gpulock.node.settings import DEFAULT_PATH, Settings
+from gpulock.sge.card_map import NAME as SGE_MAP
 
 SENSOR: Final = "prolog/sge-sensor"
 SHEPHERD: Final = "prolog/sge_shepherd"
@@ -51,6 +53,7 @@ class SgeOptions:
     queues: tuple[str, ...]
     gpus: int | None = None
     complex: str = "gpu"
+    map: str = ""
     host: str = ""
     all_hosts: bool = False
     prefix: Path = DEFAULT_PREFIX
@@ -109,7 +112,12 @@ class SgePlanner(NodePlanner):
         self.add(plan_place_change(hooks, hooks.wanted()))
         self.add(self.profile())
         self.add(self.complexes())
-        self.add(self.amount(gpus))
+        if is_rsmap(Complex(self.qconf, options.complex).read() or ""):
+            value = HostValue(self.qconf, self.host, options.complex).read() or ""
+            text = sge_map_text(self.settings, self.host, options.complex, value, options.map)
+            self.add(plan_place_change(FilePlace(Path(self.settings.state_dir, SGE_MAP)), text))
+        else:
+            self.add(self.amount(gpus))
         self.add(self.sensor())
         self.add(self.shepherd())
         for hook in ("epilog", "prolog"):  # no job may claim before there is an epilog

@@ -57,13 +57,11 @@ class HostValue(Place):
         return parse_sge_list(self.qconf.show("-se", self.host)["complex_values"]).get(self.name)
 
     def write(self, value: str | None) -> None:
-        values = parse_sge_list(self.qconf.show("-se", self.host)["complex_values"])
-        if value is None:
-            values.pop(self.name, None)
-        else:
-            values[self.name] = value
-        text = ",".join(f"{name}={inner}" for name, inner in values.items()) or "NONE"
-        self.qconf.run("qconf", "-rattr", "exechost", "complex_values", text, self.host)
+        """Set or take away this one element: what stands beside it is not ours to write."""
+        option, element = (
+            ("-dattr", self.name) if value is None else ("-mattr", f"{self.name}={value}")
+        )
+        self.qconf.run("qconf", option, "exechost", "complex_values", element, self.host)
 
 
 @dataclass(frozen=True)

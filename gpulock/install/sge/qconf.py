@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from gpulock.daemon.slots.rsmap import split_sge_elements
 from gpulock.install.hooks import InstallError, run_program
 
 NONE: Final = "none"  # in any case: NONE in queues and hosts, none in configurations
@@ -109,10 +110,10 @@ def parse_host_overrides(value: str) -> tuple[str, dict[str, str]]:
 
 
 def parse_sge_list(value: str) -> dict[str, str]:
-    """Return the elements of `a=1,b=2`, empty for NONE."""
+    """Return the elements of `a=1,b=2(x y)`, empty for NONE."""
     if is_sge_none(value):
         return {}
-    pairs = [item.strip().partition("=") for item in value.split(",")]
+    pairs = [item.partition("=") for item in split_sge_elements(value)]
     return {name: inner for name, _, inner in pairs if name}
 
 

@@ -88,13 +88,13 @@ def login_script_text(spool: str, gid_range: str) -> str:
 def complex_fault(line: str) -> str:
     """Return why a complex cannot stand for GPUs, or nothing; pure."""
     _, _, kind, relop, requestable, consumable, default, _ = line.split()
-    if kind != "INT":
-        return f"its type is {kind}, it must be INT"
+    if kind not in ("INT", "RSMAP"):
+        return f"its type is {kind}, it must be INT or RSMAP"
     if relop != "<=":
         return f"its relation is {relop}, it must be <="
-    if consumable not in ("YES", "JOB"):
-        return f"consumable is {consumable}, it must be YES (per slot) or JOB (per job)"
-    if default != "0":
+    if consumable not in ("YES", "JOB", "HOST"):
+        return f"consumable is {consumable}, it must be YES (per slot), JOB or HOST"
+    if default not in ("0", "NONE"):
         return f"its default is {default}, which no hook can see; it must be 0"
     if requestable not in ("YES", "FORCED"):
         return "no job can request it"

@@ -11,7 +11,7 @@ import pytest
 
 from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.sge import hook, sensor
+from gpulock.sge import card_map, hook, sensor
 from gpulock.store import verdicts
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.claims import ask
@@ -144,3 +144,13 @@ def test_a_fault_nobody_foresaw_does_not_end_the_sensor(
 ) -> None:
     monkeypatch.setattr(sensor, "read_sensor_rows", raising(KeyError("x")))
     assert sensor.main(site.config(), io.StringIO("\n"), io.StringIO()) == 0
+
+
+def test_a_complex_whose_ids_are_mapped_has_no_number(site: Site) -> None:
+    """The ids of an RSMAP leave complex_values one by one: no count stands for them."""
+    site.state.mkdir(exist_ok=True)
+    text = card_map.format_card_map("node1", {("card", "GPU1"): bus(0)})
+    (site.state / card_map.NAME).write_text(text)
+    site.settings["SGE_COMPLEXES"] = "gpu card"
+    assert values(site)["gpu"] == "4"
+    assert "card" not in values(site)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPU each id of an RSMAP is: `gpulock install sge --map ID=GPU,...`, kept in sge-map.
+
+The administrator says it, once for each id in complex_values of this host: a site may call its
+first card GPU1, and no order of ids says which one that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpulock.daemon.slots.rsmap import parse_rsmap
+from gpulock.errors import Refusal
+from gpulock.install.hooks import InstallError
+from gpulock.node import devices
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
+from gpulock.sge.card_map import format_card_map, read_card_map
+
+RSMAP = "RSMAP"
+
+
+def is_rsmap(line: str) -> bool:
+    """Say whether a complex gives out ids; `line` is its line of `qconf -sc`; pure."""
+    return line.split()[2:3] == [RSMAP]
+
+
+def parse_map_option(text: str) -> dict[str, str]:
+    """Return id -> GPU of `--map GPU1=0,GPU2=1`; raise InstallError; pure."""
+    found: dict[str, str] = {}
+    for item in text.split(","):
+        card, equals, gpu = (word.strip() for word in item.partition("="))
+        if not (card and equals and gpu) or card in found:
+            raise InstallError(f"--map {text}: give each id once, as in GPU1=0,GPU2=1")
+        found[card] = gpu
+    return found
+
+
+def resolve_card_map(
+    given: dict[str, str], ids: Sequence[str], here: list[Device]
+) -> dict[str, str]:
+    """Return id -> device id for each of `ids`; raise InstallError; pure.
+
+    A GPU is named by its index, as `gpulock status` shows it, or by its PCI address.
+    """
+    known = {**{str(one.index): one.id for one in here}, **{one.id: one.id for one in here}}
+    if strange := [gpu for gpu in given.values() if gpu not in known]:
+        raise InstallError(f"--map: the driver shows no GPU {' '.join(strange)}")
+    found = {card: known[gpu] for card, gpu in given.items()}
+    if missing := [card for card in ids if card not in found]:
+        raise InstallError(f"--map: which GPU is {' '.join(missing)}? Name each id of the host")
+    if len({*found.values()}) != len(found):
+        raise InstallError("--map: one GPU has two ids, and would be granted to two jobs")
+    return found
+
+
+def sge_map_text(settings: Settings, host: str, name: str, value: str, option: str) -> str:
+    """Return what STATE_DIR/sge-map must say; raise InstallError.
+
+    `value` is what complex_values has of the complex `name` on `host`. Without an option the map
+    that is there stays, where it names each id.
+    """
+    try:
+        ids = [*parse_rsmap(value)]
+        _, old = read_card_map(settings.state_dir)
+        here = devices.read_devices(settings.driver_root, settings.sys_root)
+    except (OSError, ValueError) as fault:
+        raise InstallError(f"the ids of {name} on {host}: {fault}") from fault
+    except Refusal as refusal:
+        raise InstallError(f"{refusal.why}; {refusal.do}") from refusal
+    kept = {card: device for (complex_, card), device in old.items() if complex_ == name}
+    if not option and not kept:
+        raise InstallError(
+            f"{name} is an RSMAP: say which GPU each id is, as in --map"
+            f" {','.join(f'{card}={n}' for n, card in enumerate(ids))}"
+        )
+    cards = resolve_card_map(parse_map_option(option), ids, here) if option else kept
+    if missing := [card for card in ids if card not in cards]:
+        raise InstallError(f"which GPU is {' '.join(missing)} of {name}? Give --map")
+    others = {key: device for key, device in old.items() if key[0] != name}
+    return format_card_map(host, {**others, **{(name, card): d for card, d in cards.items()}})
+
+
+def card_map_fault(state_dir: str, host: str, name: str, value: str) -> str:
+    """Return what is wrong with the map of one complex, or nothing."""
+    if not Path(state_dir).is_dir():
+        return ""
+    try:
+        mapped, cards = read_card_map(state_dir)
+        missing = [card for card in parse_rsmap(value) if (name, card) not in cards]
+    except (OSError, ValueError) as fault:
+        return str(fault)
+    if missing:
+        return f"no GPU is known for {' '.join(missing)}: jobs that get them are refused"
+    return "" if mapped == host else f"the map is of host {mapped}: no id leaves or comes back"

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The map of ids is the administrator's word: whole, of GPUs that are there, and kept as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.hooks import InstallError
+from gpulock.install.sge.cards import (
+    card_map_fault,
+    is_rsmap,
+    parse_map_option,
+    resolve_card_map,
+    sge_map_text,
+)
+from gpulock.install.sge.install import plan_sge
+from gpulock.node.settings import Settings
+from gpulock.sge.card_map import NAME, format_card_map, read_card_map
+from tests.support.install_site import Site, ignore, make_site
+from tests.support.trees import Box, bus
+
+VALUE = "2(GPU1 GPU2)"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Return the settings of a node with four GPUs."""
+    box = Box(tmp_path, 4)
+    box.state.mkdir(exist_ok=True)
+    return Settings(box.settings)
+
+
+def text(settings: Settings, option: str = "", value: str = VALUE) -> str:
+    return sge_map_text(settings, "node1", "card", value, option)
+
+
+def test_a_complex_that_gives_out_ids_is_known_by_its_type() -> None:
+    assert is_rsmap("card card RSMAP <= YES YES NONE 0")
+    assert not is_rsmap("gpu gpu INT <= YES YES 0 0")
+    assert not is_rsmap("")
+
+
+@pytest.mark.parametrize("option", ["GPU1=0,GPU2=1", f"GPU1={bus(0)}, GPU2={bus(1)}"])
+def test_a_gpu_is_named_by_index_or_address(settings: Settings, option: str) -> None:
+    expected = {("card", "GPU1"): bus(0), ("card", "GPU2"): bus(1)}
+    assert text(settings, option) == format_card_map("node1", expected)
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("", "say which GPU"),  # never by the order of the ids
+        ("GPU1=0", "GPU2"),  # an id without a GPU
+        ("GPU1=0,GPU2=0", "two ids"),
+        ("GPU1=0,GPU2=9", "no GPU 9"),
+        ("GPU1=0,GPU1=1", "once"),
+        ("GPU1", "once"),
+        ("GPU1=,GPU2=1", "once"),
+    ],
+)
+def test_a_map_that_is_not_whole_is_refused(settings: Settings, option: str, why: str) -> None:
+    with pytest.raises(InstallError, match=why):
+        text(settings, option)
+
+
+@pytest.mark.parametrize("value", ["", "4", "3(GPU1 GPU2)"])
+def test_ids_that_are_not_single_are_refused(settings: Settings, value: str) -> None:
+    with pytest.raises(InstallError, match="card on node1"):
+        text(settings, "GPU1=0,GPU2=1", value)
+
+
+def test_a_map_that_is_there_stays(settings: Settings) -> None:
+    """While an id is withdrawn, and while its GPU is gone."""
+    old = {("card", "GPU1"): bus(0), ("card", "GPU2"): "0000:ff:00.0", ("other", "x"): bus(3)}
+    Path(settings.state_dir, NAME).write_text(format_card_map("node1", old))
+    Path(settings.state_dir, NAME).write_text(text(settings, value="1(GPU1)"))
+    assert read_card_map(settings.state_dir) == ("node1", {k: old[k] for k in sorted(old, key=str)})
+    with pytest.raises(InstallError, match="GPU3"):
+        text(settings, value="2(GPU1 GPU3)")
+
+
+def test_doctor_is_told_of_ids_that_are_not_mapped(settings: Settings) -> None:
+    state = settings.state_dir
+    assert "GPU1 GPU2" in card_map_fault(state, "node1", "card", VALUE)
+    Path(state, NAME).write_text(text(settings, "GPU1=0,GPU2=1"))
+    assert card_map_fault(state, "node1", "card", VALUE) == ""
+    assert "host node1" in card_map_fault(state, "node2", "card", VALUE)
+    assert "GPU7" in card_map_fault(state, "node1", "card", "1(GPU7)")
+    assert card_map_fault(state, "node1", "card", "garbage")
+
+
+def test_an_option_is_taken_apart() -> None:
+    assert parse_map_option("a=0, b = 1") == {"a": "0", "b": "1"}
+    assert resolve_card_map({}, [], []) == {}
+
+
+def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site: Site = make_site(tmp_path / "root", monkeypatch)
+    theirs = "card=2(GPU1 GPU2),gpux=2(a[devices=/dev/x:rw,mem=4G] b)"
+    site.edit("sc", "#name", "card card RSMAP <= YES YES NONE 0\n#name")
+    line = next(one for one in site.show("se").splitlines() if one.startswith("complex_values"))
+    site.edit("se", line, f"complex_values        {theirs}")
+    with pytest.raises(InstallError, match="GPU1=0,GPU2=1"):
+        plan_sge(site.options(complex="card"))
+    plan = plan_sge(site.options(complex="card", map="GPU1=1,GPU2=0"))
+    plan.apply(ignore)
+    (state,) = site.root.glob(f"**/{NAME}")
+    _, cards = read_card_map(str(state.parent))
+    assert [*cards] == [("card", "GPU1"), ("card", "GPU2")]
+    assert len({*cards.values()}) == len(cards)
+    assert theirs in site.show("se")

@@ -15,15 +15,21 @@ from gpulock.sge.cull import LayoutError, SgeJob
 
 HINT = "is qmaster up?"
 # In the head of an answer: the schema of 8.1.9, and of those that kept its names.
+OCS_SCHEMA = "/hpc-gridware/clusterscheduler/raw/master/source/dist/util/resources/schemas/qstat/"
 SCHEMA = "/darcs/sge/source/dist/util/resources/schemas/qstat/detailed_job_info.xsd"
 
 
-def query_qmaster_job(settings: Settings, job: str) -> SgeJob:
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.sge.cull import Granted
+
+
+def query_qmaster_job(settings: Settings, job: str, task: str) -> SgeJob:
     """Return the job as qmaster knows it; raise Refusal(UNKNOWN) for no or a strange answer."""
     qstat = make_sge_client(settings, "qstat")
     answer = qstat.output(["-j", job, "-xml"], Deadline(settings.sge_qstat_timeout))
     try:
-        return parse_qstat_job(answer.decode("utf-8", "replace"), job)
+        return parse_qstat_job(answer.decode("utf-8", "replace"), job, task)
     except ValueError as fault:
         raise Refusal(UNKNOWN, f"qstat's answer: {fault}", HINT) from fault
 
@@ -56,7 +62,7 @@ def client_folders(settings: Settings) -> list[str]:
         return []
 
 
-def parse_qstat_job(xml: str, job: str) -> SgeJob:
+def parse_qstat_job(xml: str, job: str, task: str = "1") -> SgeJob:
     """Return the job in `qstat -j N -xml`; raise ValueError unless the answer is unmistakable.
 
     qstat writes `<` of a value as an entity, so a tag is always qstat's own. Exactly one job
@@ -64,28 +70,56 @@ def parse_qstat_job(xml: str, job: str) -> SgeJob:
     nothing has no such list: that is believed only of a qstat that calls the list so, else
     LayoutError is raised.
     """
-    if SCHEMA not in xml.partition("<djob_info>")[0]:
+    head = xml.partition("<djob_info>")[0]
+    ocs = OCS_SCHEMA in head
+    if SCHEMA not in head and not ocs:
         raise LayoutError("a qstat that is not known wrote it")
     if not xml.rstrip().endswith("</detailed_job_info>"):
         raise ValueError("it is cut off")
     number = single_xml_element(xml, "JB_job_number")
     if number != job:
         raise ValueError(f"it is of job {number[:20]}")
-    requests: list[tuple[str, float, int]] = []
-    for block in list_xml_elements(xml, "JB_hard_resource_list"):
+    found = SgeJob(
+        int(number),
+        single_xml_element(xml, "JB_owner"),
+        int(single_xml_element(xml, "JB_uid")),
+        [],
+    )
+    for block in list_xml_elements(
+        xml, "JRS_hard_resource_list" if ocs else "JB_hard_resource_list"
+    ):
         names = list_xml_elements(block, "CE_name")
         values = list_xml_elements(block, "CE_doubleval")
         flags = list_xml_elements(block, "CE_consumable")
         if not len(names) == len(values) == len(flags):
             raise ValueError("a request lacks its value")
         for name, value, flag in zip(names, values, flags, strict=True):
-            requests.append((name, float(value), int(flag)))
-    return SgeJob(
-        int(number),
-        single_xml_element(xml, "JB_owner"),
-        int(single_xml_element(xml, "JB_uid")),
-        requests,
-    )
+            found.requests.append((name, float(value), int(flag)))
+    if ocs:
+        found.granted = parse_qstat_grants(xml, task)
+    return found
+
+
+def parse_qstat_grants(xml: str, task: str) -> "list[Granted]":
+    """Return what Open Cluster Scheduler granted one task of a job; raise ValueError."""
+    tasks = [piece.partition("</JAT_task_number>") for piece in xml.split("<JAT_task_number>")[1:]]
+    ours = [rest for number, _, rest in tasks if number.strip() == task]
+    if len(ours) != 1:
+        raise ValueError(f"task {task} is there {len(ours)} times")
+    found: list[Granted] = []
+    for block in list_xml_elements(ours[0], "JAT_granted_resources_list"):
+        for one in block.split("<GRU_type>")[1:]:
+            name = list_xml_elements(one, "GRU_name")
+            if not name:
+                continue  # of the binding
+            ids = list_xml_elements(one, "RESL_value")
+            times = list_xml_elements(one, "RESL_amount")
+            if len(name) != 1 or len(ids) != len(times):
+                raise ValueError("a grant lacks its amount")
+            cards = [(card, int(count)) for card, count in zip(ids, times, strict=True)]
+            amount = float(single_xml_element(one, "GRU_amount"))
+            found.append((name[0], amount, cards, single_xml_element(one, "GRU_host")))
+    return found
 
 
 def list_xml_elements(xml: str, tag: str) -> list[str]:

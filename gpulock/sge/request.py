@@ -120,5 +120,5 @@ def read_sge_job_gpus(
     if job is None:
         from gpulock.sge import qstat
 
-        job = qstat.query_qmaster_job(settings, spool.job)
+        job = qstat.query_qmaster_job(settings, spool.job, spool.task)
     return count_host_gpus(spool, settings, job), job

@@ -57,7 +57,7 @@ from gpulock.workstation.wire import (
 )
 from tests.layers import HOT, WARM
 from tests.support.few import FEW
-from tests.support.ocs_jobs import REAL
+from tests.support.ocs_jobs import DATA, REAL
 from tests.support.trees import BOOT, record
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -298,6 +298,11 @@ PARSERS = {
     ),
     "environment": Parser(job_environment, (), ((SGE / "array.environment").read_bytes(),)),
     "qstat -xml": Parser(of_text(lambda xml: parse_qstat_job(xml, "12")), (ValueError,), (QSTAT,)),
+    "qstat -xml of Open Cluster Scheduler": Parser(
+        of_text(lambda xml: parse_qstat_job(xml, "1")),
+        (ValueError,),
+        ((DATA / "qstat.xml").read_bytes(),),
+    ),
     "qhost -xml": Parser(of_text(parse_quarantined_counts), (), (QHOST,)),
     "qstat -g t -xml": Parser(booked_amount, (), (BOOKED,)),
     "verifier": Parser(verifier, (), SUBMISSION),

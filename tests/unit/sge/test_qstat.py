@@ -15,6 +15,7 @@ from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.settings import Settings
 from gpulock.sge import qstat
 from gpulock.sge.cull import LayoutError, SgeJob
+from tests.support import ocs_jobs
 
 ANSWER = """<?xml version='1.0'?>
 <detailed_job_info  xmlns:xsd="http://arc.liv.ac.uk/repos/darcs/sge/source/dist/util/resources/\
@@ -73,7 +74,7 @@ def program(tmp_path: Path, text: str) -> Settings:
 def ask(tmp_path: Path, text: str, seconds: str = "5") -> SgeJob:
     settings = program(tmp_path, text)
     settings.sge_qstat_timeout = float(seconds)
-    return qstat.query_qmaster_job(settings, "12")
+    return qstat.query_qmaster_job(settings, "12", "1")
 
 
 def refused(tmp_path: Path, text: str, seconds: str = "5") -> float:
@@ -206,7 +207,7 @@ def test_without_sge_binaries_the_clients_are_below_sge_root(tmp_path: Path) -> 
     folder.mkdir(parents=True)
     program(folder, f"cat {folder}/answer")
     settings = Settings({"SGE_QSTAT_TIMEOUT": "5", "SGE_ROOT": str(tmp_path)})
-    assert qstat.query_qmaster_job(settings, "12").requests[0] == ("gpu", 2.0, 1)
+    assert qstat.query_qmaster_job(settings, "12", "1").requests[0] == ("gpu", 2.0, 1)
 
 
 @pytest.mark.parametrize("root", ["", "/nowhere"])
@@ -220,7 +221,7 @@ def test_a_program_that_may_not_be_run_is_unknown(tmp_path: Path, mode: int) -> 
     settings = program(tmp_path, "exit 0")
     (tmp_path / "qstat").chmod(mode)
     with pytest.raises(Refusal) as caught:
-        qstat.query_qmaster_job(settings, "12")
+        qstat.query_qmaster_job(settings, "12", "1")
     assert caught.value.kind == UNKNOWN
 
 
@@ -228,10 +229,53 @@ def test_a_program_whose_interpreter_is_missing_is_unknown(tmp_path: Path) -> No
     settings = program(tmp_path, "")
     (tmp_path / "qstat").write_text("#!/no/such/interpreter\n")
     with pytest.raises(Refusal):
-        qstat.query_qmaster_job(settings, "12")
+        qstat.query_qmaster_job(settings, "12", "1")
 
 
 def test_time_that_is_up_already_is_still_a_refusal_not_a_hang(tmp_path: Path) -> None:
     program(tmp_path, "exec sleep 60")
     with pytest.raises(Refusal):
         SchedulerProgram(str(tmp_path / "qstat"), {}, "").output([], Deadline(0))
+
+
+OCS = (ocs_jobs.DATA / "qstat.xml").read_text()
+
+
+def test_what_open_cluster_scheduler_granted_is_read() -> None:
+    """`qsub -pe smp 2 -l gpu=2,card=1`, as 9.1.5 answers."""
+    job = qstat.parse_qstat_job(OCS, "1")
+    assert (job.number, job.owner, job.uid) == (1, "alice", 2701)
+    assert job.requests == [("card", 1.0, 1), ("gpu", 2.0, 1)]
+    assert job.granted == [
+        ("card", 2.0, [("GPU1", 1), ("GPU2", 1)], "ocs1"),
+        ("gpu", 4.0, [], "ocs1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("<JAT_task_number>1<", "<JAT_task_number>2<"),
+        ("<JAT_task_number>1</JAT_task_number>", "<JAT_task_number>1</JAT_task_number>" * 2),
+        ("<GRU_amount>4.000000</GRU_amount>", ""),
+        ("<GRU_amount>4.000000<", "<GRU_amount>four<"),
+        ("<RESL_amount>1</RESL_amount>", ""),
+        ("<GRU_host>ocs1</GRU_host>", ""),
+        ("</JAT_granted_resources_list>", ""),
+        ("</detailed_job_info>", ""),
+        ("<CE_doubleval>2.000000</CE_doubleval>", ""),
+    ],
+)
+def test_its_answer_is_not_believed_by_halves(old: str, new: str) -> None:
+    assert old in OCS
+    with pytest.raises(ValueError):
+        qstat.parse_qstat_job(OCS.replace(old, new, 1), "1")
+
+
+def test_each_task_of_an_array_has_its_own_grants() -> None:
+    begin, end = OCS.index("<JB_ja_tasks>"), OCS.index("</JB_ja_tasks>")
+    tasks = OCS[begin + len("<JB_ja_tasks>") : end]
+    other = tasks.replace("_number>1<", "_number>7<").replace("GPU1", "GPU3")
+    job = qstat.parse_qstat_job(OCS[:end] + other + OCS[end:], "1", "7")
+    assert job.granted is not None
+    assert job.granted[0][2] == [("GPU3", 1), ("GPU2", 1)]

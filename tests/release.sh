@@ -4,6 +4,7 @@
 # Runs a command in a Debian root of another release (trixie, sid), as root: its Python, its Slurm. /proc, /dev, /sys,
 # /tmp and this checkout are the machine's own, and so are the third-party modules of .venv (those in C need the stable
 # ABI). Nothing else is written: the root is read-only, and /run is the command's alone.
+# CGROUPS=2: a tree of cgroup version 2 alone is mounted, a part of the machine's own.
 # GPULOCK_ROOTS is where the roots are made, once each, from the mirror of this machine's apt.
 set -euo pipefail
 release=$1
@@ -18,24 +19,30 @@ root=$roots/$release
 make_root() {
     command -v mmdebstrap >/dev/null || { echo "$0 needs mmdebstrap: apt-get install mmdebstrap" >&2; return 1; }
     # A mirror may be behind; its signature counts all the same.
-    nice mmdebstrap --quiet --mode=root --variant=apt --include="$packages" \
-        --aptopt='Acquire::Check-Valid-Until "false"' "$release" "$root.new" >&2
-    mkdir -p "$(echo "$root.new"/usr/local/lib/python3.*/dist-packages)"
-    echo "$packages" >"$root.new/.packages"
+    # It mounts: what looks at the mounts of this machine meanwhile is to see none.
+    rm -rf "$root.new"
+    unshare --mount --propagation private nice mmdebstrap --quiet --mode=root --variant=apt --include="$packages" \
+        --aptopt='Acquire::Check-Valid-Until "false"' "$release" "$root.new" >&2 || return
+    # Beside /usr, over which a test lays another.
+    mkdir "$root.new/srv/modules"
+    pth=$(echo "$root.new"/usr/local/lib/python3.*/dist-packages)/modules.pth
+    echo 'import site; site.addsitedir("/srv/modules")' >"$pth"
+    echo "$recipe" >"$root.new/.recipe"
     rm -rf "$root"
     mv "$root.new" "$root"
 }
 
+recipe="$packages $(declare -f make_root)"
+
 mkdir -p "$roots"
-{
-    flock 9
-    # sid moves: what is a week old is another Slurm.
-    if [[ $(cat "$root/.packages" 2>/dev/null) != "$packages" || ($release == sid && $(find "$root/.packages" -mtime +7)) ]]; then
-        rm -rf "$root.new"
-        make_root
-    fi
-    mkdir -p "$root$checkout"
-} 9>"$roots/.lock"
+exec 9>"$roots/$release.lock"
+flock 9 # who runs in the root shares this lock
+# sid moves: what is a week old is another Slurm.
+if [[ $(cat "$root/.recipe" 2>/dev/null) != "$recipe" || ($release == sid && $(find "$root/.recipe" -mtime +7)) ]]; then
+    make_root || make_root # a mirror fails now and then
+fi
+mkdir -p "$root$checkout"
+flock -s 9
 
 modules=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # shellcheck disable=SC2016 # it is the inner shell's
@@ -46,17 +53,32 @@ shift 3
 mount --bind "$root" "$root"
 mount -o remount,bind,ro "$root"
 for tree in dev sys tmp var/tmp; do mount --rbind "/$tree" "$root/$tree"; done
+if [ "${CGROUPS:-}" = 2 ]; then
+    mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+    mkdir "$root/sys/fs/cgroup/init" # slurmd empties the topmost, and fails where one ends meanwhile
+    echo 0 >"$root/sys/fs/cgroup/init/cgroup.procs"
+fi
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mkdir -m 1777 "$root/run/lock"
 mkdir "$root/run/mount" # as the first mount(8) would
 mount -t proc proc "$root/proc"
 mount --rbind "$checkout" "$root$checkout"
-mount --bind "$modules" "$(echo "$root"/usr/local/lib/python3.*/dist-packages)"
+mount --bind "$modules" "$root/srv/modules"
 cd "$root"
 pivot_root . .
 umount -l .
 cd "$checkout"
 "$@" # no exec: PID 1 has orphans to reap, and signals that it does not handle do not reach it
 '
-exec unshare --mount --pid --fork --kill-child --propagation private \
-    bash -c "$inner" release "$root" "$checkout" "$modules" "$@"
+run=(bash -c "$inner" release "$root" "$checkout" "$modules" "$@")
+if [[ ${CGROUPS:-} == 2 ]]; then
+    group=/sys/fs/cgroup
+    [[ -e $group/cgroup.controllers ]] || group+=/unified
+    group+=/gpulock-release-$$
+    mkdir "$group"
+    trap 'find "$group" -depth -type d -exec rmdir {} +' EXIT
+    # Once in its PID namespace: slurmd wants no process in there that it does not see.
+    # shellcheck disable=SC2016 # it is the inner shell's
+    run=(bash -c 'echo 0 >"$1/cgroup.procs" && shift && exec unshare --cgroup "$@"' release "$group" "${run[@]}")
+fi
+unshare --mount --pid --fork --kill-child --propagation private "${run[@]}" 9>&-

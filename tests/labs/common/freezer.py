@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -13,18 +15,40 @@ from tests.labs.sge.wait import until
 @contextlib.contextmanager
 def frozen(name: str, pids: list[int]) -> Generator[None]:
     """Let processes be such as no signal ends, not even SIGKILL."""
-    group = Path("/sys/fs/cgroup/freezer") / name
-    group.mkdir(exist_ok=True)
-    for pid in pids:
-        (group / "cgroup.procs").write_text(str(pid))
-    state = group / "freezer.state"
-    state.write_text("FROZEN")
-    try:
-        until(lambda: state.read_text() == "FROZEN\n", what="all to be frozen")  # FREEZING before
-        yield
-    finally:
-        state.write_text("THAWED")
-        until(lambda: removed(group), what="the frozen to end")
+    with hierarchy() as top:
+        group = top / name
+        group.mkdir(exist_ok=True)
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        state = group / "freezer.state"
+        state.write_text("FROZEN")
+        try:
+            until(
+                lambda: state.read_text() == "FROZEN\n", what="all to be frozen"
+            )  # FREEZING first
+            yield
+        finally:
+            state.write_text("THAWED")
+            until(lambda: removed(group), what="the frozen to end")
+
+
+@contextlib.contextmanager
+def hierarchy() -> Generator[Path]:
+    """Return where the freezer of version 1 is mounted, for a while where only version 2 is.
+
+    A process that version 2 has frozen ends by SIGKILL.
+    """
+    usual = Path("/sys/fs/cgroup/freezer")
+    if usual.is_dir():
+        yield usual
+        return
+    with tempfile.TemporaryDirectory() as place:
+        mount = ["mount", "-t", "cgroup", "-o", "freezer", "gpulock-lab", place]
+        subprocess.run(mount, check=True, timeout=60)
+        try:
+            yield Path(place)
+        finally:
+            subprocess.run(["umount", place], check=True, timeout=60)
 
 
 def removed(group: Path) -> bool:

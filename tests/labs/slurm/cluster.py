@@ -14,9 +14,10 @@ from typing import Any, Final, Self
 
 from tests.labs.sge.machines import connect, end_processes
 from tests.labs.sge.wait import PATIENCE, LabError, until
-from tests.labs.slurm import haste
+from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.install import install
 from tests.labs.slurm.machines import MARKER, SlurmMachines
+from tests.labs.slurm.preloaded import preloaded
 from tests.labs.slurm.processes import remove_groups
 
 _REGISTERED: Final = "_handle_node_reg_resp: slurmctld sent back"  # in slurmd's log, at debug
@@ -114,7 +115,7 @@ class Cluster(SlurmMachines):
     def start_slurmctld(self, *options: str) -> None:
         """Start slurmctld and wait until it answers; `-c` forgets its state."""
         self.unheard = True  # slurmctld asks its nodes in its own time, up to eight seconds later
-        self._start(self.master, "slurmctld", *options, env=haste.environ(self.lab))
+        self._start(self.master, "slurmctld", *options, env=preloaded(self.lab, "haste"))
         until(
             lambda: "is UP" in self.run_in(self.master, ["scontrol", "ping"]).stdout,
             what="slurmctld to answer",
@@ -134,7 +135,7 @@ class Cluster(SlurmMachines):
             shutil.rmtree(self.lab / "spool" / node)
             (self.lab / "spool" / node).mkdir()
         before = self._registrations(node)
-        self._start(node, "slurmd")
+        self._start_slurmd(node)
         if self.slurmctld_pid():
             self._wait_registered({node: before})
         else:
@@ -159,7 +160,7 @@ class Cluster(SlurmMachines):
         for node in self.nodes:
             self.stop_slurmd(node)
             before[node] = self._registrations(node)  # slurmctld may have asked the old one
-            self._start(node, "slurmd")
+            self._start_slurmd(node)
         self._wait_registered(before)
         self.unheard = False
 
@@ -222,9 +223,12 @@ class Cluster(SlurmMachines):
         before = {node: self._registrations(node) for node in self.nodes}
         self.start_slurmctld()
         for node in self.nodes:
-            self._start(node, "slurmd")
+            self._start_slurmd(node)
         self._wait_registered(before)
         self.unheard = False
+
+    def _start_slurmd(self, node: str) -> None:
+        self._start(node, "slurmd", env=preloaded(self.lab, "unified") if UNIFIED else None)
 
     def _start(
         self, machine: str, program: str, *options: str, env: Mapping[str, str] | None = None

@@ -36,6 +36,8 @@ _SLURM: Final = {
     "SlurmdDebug": "debug",
     "LogTimeFormat": "iso8601_ms",
 }
+UNIFIED: Final = Path("/sys/fs/cgroup/cgroup.controllers").exists()  # cgroup version 2 alone
+_SCOPE: Final = "IgnoreSystemd=yes\n" if UNIFIED else ""  # there is none to ask for slurmstepd's
 CPUS: Final = 32  # of each node, whatever this machine has
 MAJOR: Final = 195  # NVIDIA's; without a driver an open that is allowed says ENXIO
 
@@ -74,7 +76,7 @@ def files(
     return {
         "slurm.conf": slurm_conf(lab, setup, master, nodes),
         "gres.conf": gres_conf(lab, setup, list(nodes)),
-        "cgroup.conf": f"CgroupMountpoint=/sys/fs/cgroup\nConstrainDevices={constrain}\n",
+        "cgroup.conf": f"CgroupMountpoint=/sys/fs/cgroup\nConstrainDevices={constrain}\n{_SCOPE}",
     }
 
 

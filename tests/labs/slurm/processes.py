@@ -82,7 +82,10 @@ def hook_runs(context: str) -> bool:
 
 def groups(nodes: Sequence[str]) -> list[Path]:
     """Return the cgroups that Slurm has made for nodes, in all hierarchies."""
-    return [group for node in nodes for group in sorted(_CGROUPS.glob(f"*/slurm_{node}"))]
+    names = [
+        f"*/{name}" for node in nodes for name in (f"slurm_{node}", f"{node}_slurmstepd.scope")
+    ]
+    return [group for name in names for group in sorted(_CGROUPS.glob(name))]
 
 
 def remove_groups(nodes: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from gpulock.install.sge import texts
 from gpulock.install.sge.cards import card_map_fault
 from gpulock.install.sge.install import SENSOR, SHEPHERD, parse_clock_seconds, queue_instances
 from gpulock.install.sge.places import effective_host_conf, effective_sge_hook
+from gpulock.install.sge.programs import minimum_id_fault, read_sge_release
 from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
 from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_site, sge_host_name
 from gpulock.install.sge.texts import complex_fault, login_script_text, sge_admin_user
@@ -290,7 +291,13 @@ class SgeClusterChecks:
     def parameters(self) -> Iterator[Check]:
         """Look at what changes how jobs start and end."""
         common = Path(self.site.root, self.site.cell, "common")
-        return check_execd_params(self.lines, self.settings.isolation, moves_jobs_to_scopes(common))
+        release = read_sge_release(
+            Path(self.site.binaries, "qstat"), self.site.root, self.site.cell
+        )
+        if why := minimum_id_fault(release, self.lines):
+            yield fault(f"{why}: queues go into error", "set both to 0 (qconf -mconf)")
+        scopes = moves_jobs_to_scopes(common)
+        yield from check_execd_params(self.lines, self.settings.isolation, scopes)
 
     def profile(self) -> Iterator[Check]:
         """Look at the login script for qlogin."""

@@ -105,7 +105,8 @@ class SgePlanner(NodePlanner):
                 " its jobs would get no lock; add it"
             )
         keys = {"EXPECTED_GPUS": str(gpus), **self.site.keys(), "SGE_COMPLEXES": options.complex}
-        keys["SGE_SHEPHERD"] = str(tried_sge_shepherd(self.settings, self.site, self.execd))
+        real = tried_sge_shepherd(self.settings, self.site, self.execd, self.lines)
+        keys["SGE_SHEPHERD"] = str(real)
         self.add_settings(keys)
         lock_dir = Path(self.settings.lock_dir)
         hooks = InstalledHooks(options.prefix, options.config, options.interpreter, lock_dir)

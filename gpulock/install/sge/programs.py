@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -33,11 +33,28 @@ KNOWN: Final = {
 }
 
 
+OCS: Final = "OCS "
+
+
 def release_fault(release: str) -> str:
     """Return why jobs of a release are not understood, or nothing; pure."""
     if any(re.fullmatch(pattern, release) for pattern in KNOWN.values()):
         return ""
     return f"this Grid Engine is {release}, and gpulock knows {', '.join(KNOWN)}"
+
+
+def minimum_id_fault(release: str, lines: Mapping[str, str]) -> str:
+    """Return why no hook of root's starts by a host's configuration, or nothing; pure.
+
+    The shepherd of Open Cluster Scheduler holds hooks to min_uid and min_gid as it holds jobs, and
+    puts the queue in error (docs/facts/grid-engine.md, user, directory and output of hooks).
+    """
+    high = [
+        f"{name}={lines[name]}" for name in ("min_uid", "min_gid") if lines.get(name, "0") != "0"
+    ]
+    if not (high and release.startswith(OCS)):
+        return ""
+    return f"{' '.join(high)}: the shepherd of {release} starts no hook as root then"
 
 
 def read_sge_release(program: Path, root: str, cell: str = "default") -> str:
@@ -104,8 +121,13 @@ def try_sge_shepherd(program: Path, root: str, execd: Execd | None) -> str:
     return read_sge_release(program, root)
 
 
-def tried_sge_shepherd(settings: Settings, site: SgeSite, execd: Execd | None) -> Path:
-    """Return the shepherd that ours becomes; raise InstallError for a release that is not known."""
+def tried_sge_shepherd(
+    settings: Settings, site: SgeSite, execd: Execd | None, lines: Mapping[str, str]
+) -> Path:
+    """Return the shepherd that ours becomes; raise InstallError where no job of ours would start.
+
+    `lines` are the host's configuration. A release that is not known is none of ours.
+    """
     real = find_sge_shepherd(settings, Path(site.root), execd)
     clients = read_sge_release(Path(site.binaries, "qstat"), site.root, site.cell)
     release = try_sge_shepherd(real, site.root, execd) or clients
@@ -113,6 +135,8 @@ def tried_sge_shepherd(settings: Settings, site: SgeSite, execd: Execd | None) -
         raise InstallError(f"{why}: nothing was installed (docs/grid-engine.md)")
     if release != clients:
         raise InstallError(f"{real} is of {release}, the clients are of {clients}")
+    if why := minimum_id_fault(release, lines):
+        raise InstallError(f"{why}; set both to 0 (qconf -mconf)")
     return real
 
 

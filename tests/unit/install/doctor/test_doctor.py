@@ -223,6 +223,7 @@ def no_driver(site: Site) -> None:
         (complex_line("x x INT <= YES YES 0 0"), "complex gpu", "does not exist", "--complex gpu"),
         (replace_in("se", "gpu=8", "gpu=9"), "complex_values", "gpu=9, but there are 8", "-mattr"),
         (replace_in("se", "gpu=8", "abc=8"), "complex_values", "no GPU job starts", "-mattr"),
+        (replace_in("release", "SGE 8.1.9", "OCS 9.1.5"), "execd_params", "min_gid=1000", "to 0"),
         (replace_in("se", "gpu=8", "gpu=2(a b)"), "complex_values", "known for a b", "--map"),
         (replace_in("sconf-node1", "sge-sensor", "no"), "load sensor", "not gpulock's", "install"),
         (

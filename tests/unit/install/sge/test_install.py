@@ -70,9 +70,27 @@ RELEASES = ("SGE 8.1.9", "SGE r1234.05d828f", "SGE r.05d828f.dirty", "OCS 9.0.13
 UNKNOWN = ("SGE 6.2u5", "UGE 8.6.18", "AGE 2024.1.0", "GCS 9.1.5", "OCS 9.3.0", "SGE 8.1.90", "")
 
 
+def let_root_run_hooks(site: Site) -> None:
+    """Set what the installer of Open Cluster Scheduler sets."""
+    for name in ("min_uid", "min_gid"):
+        line = next(one for one in site.show("sconf").splitlines() if one.startswith(name))
+        site.edit("sconf", line, f"{name} 0")
+
+
+def test_where_no_hook_of_roots_starts_nothing_is_installed(site: Site) -> None:
+    """8.1.9 starts it below min_gid; Open Cluster Scheduler puts every queue in error."""
+    site.edit("release", "SGE 8.1.9", "OCS 9.1.5")
+    with pytest.raises(InstallError, match="min_gid=1000"):
+        plan_sge(site.options())
+    let_root_run_hooks(site)
+    assert plan_sge(site.options()).changes
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_known_grid_engine_is_installed_on(site: Site, release: str) -> None:
     site.edit("release", "SGE 8.1.9", release)
+    if release.startswith("OCS"):
+        let_root_run_hooks(site)
 
     assert plan_sge(site.options()).changes
 

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PrologFlags=RunInJob: hooks run in the job's extern step, and give back what it held.
+
+Slurm has it since 24.05; an earlier one runs the same jobs with Contain.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.labs.common.processes import end
+from tests.labs.sge.wait import until
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.jobs import (
+    SHOW_MASK,
+    gate_file,
+    kill_steps,
+    notes,
+    reap,
+    started,
+    wait_requeued,
+)
+from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
+
+pytestmark = pytest.mark.lab
+SINCE = (24, 5)
+EXTRA = {**SLURM_CONF, "KillWait": "1", "BatchStartTimeout": "120"}
+KEYS = {"SLURM_WAIT": "2", "SYS_ROOT": "/sys"}
+JOBS = 8
+PROCTRACK = pytest.mark.parametrize("proctrack", ["linuxproc", "cgroup"])
+
+
+def run_in_job(gpus: Gpulock, proctrack: str) -> None:
+    """Let the hooks run in the job, where this Slurm can."""
+    flags = "RunInJob" if gpus.slurm.release >= SINCE else "Contain"
+    by_gpulock(gpus, KEYS, extra=EXTRA, proctrack=proctrack, prolog_flags=flags)
+
+
+@PROCTRACK
+def test_jobs_one_after_the_other_and_beside_each_other_give_back(
+    slurm_gpus: Gpulock, proctrack: str
+) -> None:
+    run_in_job(slurm_gpus, proctrack)
+    slurm = slurm_gpus.slurm
+    script = f"{SHOW_MASK}exec sleep 0.3\n"
+    jobs = [slurm.submit("slalice", "-w", NODE, "--gres=gpu:2", script=script) for _ in range(JOBS)]
+    for job in jobs:
+        assert slurm.wait_done(job) == "COMPLETED", slurm.said(job)
+        assert slurm.said(job) in ("mask=0,1.\n", "mask=2,3.\n")
+    # before 26.05 an Epilog may start as the job's user, and is the reaper's then
+    assert len(slurm_gpus.locks(NODE)) <= 2
+    assert {act for act, _ in reap(slurm_gpus, NODE).acts()} <= {"freed"}
+    assert (slurm_gpus.locks(NODE), slurm.node_words(NODE)) == ({}, {"IDLE"})
+
+
+@PROCTRACK
+def test_a_requeued_job_takes_the_same_devices_again(slurm_gpus: Gpulock, proctrack: str) -> None:
+    """Its own extern step daemon has the job's id, and was there before its Prolog."""
+    run_in_job(slurm_gpus, proctrack)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, "--gres=gpu:4")
+    slurm.requeue(job)
+    wait_requeued(slurm_gpus, job)
+    slurm.begin(job)
+    slurm.wait_running(job)
+    assert len(slurm_gpus.held_by(job)[NODE]) == 4
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    reap(slurm_gpus, NODE)
+    assert (slurm_gpus.locks(NODE), notes(slurm_gpus, NODE)) == ({}, [])
+
+
+def test_what_hides_in_the_jobs_cgroup_keeps_its_locks(slurm_gpus: Gpulock) -> None:
+    """The step daemons killed, no word of its environment left."""
+    by_gpulock(slurm_gpus, KEYS, extra=EXTRA, proctrack="cgroup")
+    slurm = slurm_gpus.slurm
+    told = gate_file(slurm_gpus, "hidden")
+    hide = f"setsid env -i sleep 602 &\necho $! >{told}\nwait\n"
+    job = started(slurm_gpus, NODE, "--gres=gpu:1", script=hide)
+    until(lambda: told.exists() and told.read_text().endswith("\n"), what="its child")
+    kill_steps(slurm_gpus, job, NODE)
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1]
+    assert reap(slurm_gpus, NODE).acts() == [("held", "alive")]
+    end([int(told.read_text())])
+    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")]

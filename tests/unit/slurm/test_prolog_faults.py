@@ -297,7 +297,11 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], lines: int
 ) -> None:
     """doctor left two lines of errors in there, each time."""
-    told: list[object] = []
-    monkeypatch.setattr(syslog, "syslog", lambda *words: told.append(words))
+    told: list[tuple[object, ...]] = []
+
+    def tell(*words: object) -> None:
+        told.append(words)
+
+    monkeypatch.setattr(syslog, "syslog", tell)
     assert (prolog.main(environ, "/gone"), len(told)) == (NODE_BROKEN, lines)
     assert (epilog.main(environ, "/gone"), len(told)) == (0, 2 * lines)

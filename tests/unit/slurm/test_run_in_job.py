@@ -152,9 +152,11 @@ def test_an_epilog_that_ends_leftovers_spares_its_own_step_daemon(
     site.process(900, "sleep")
     folder = site.cgroup(f"{V2}/step_0/user", 900)
     site.cgroup(f"{V2}/step_extern/slurm", STEPD, SCRIPT, me)
-    monkeypatch.setattr(
-        cleanup, "wait_for_leftovers", lambda *_: (folder / "cgroup.procs").write_text("")
-    )
+
+    def wait(*_: object) -> None:
+        (folder / "cgroup.procs").write_text("")
+
+    monkeypatch.setattr(cleanup, "wait_for_leftovers", wait)
     site.epilog()
     assert (ended, site.locks()) == ([900], [])
 

@@ -92,15 +92,24 @@ class Spool:
         """Return one value of `config`; raise Refusal where it is missing or forged."""
         values = self.config.get(key)
         if not values:
-            raise Refusal(UNKNOWN, f"the shepherd's config has no {key}", "see gpulock doctor")
+            raise unknown_config_refusal(f"the shepherd's config has no {key}")
         return values[0]
 
     def number(self, key: str) -> int:
         """Return one number of `config`; raise Refusal where it is none."""
         text = self.need(key)
         if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
-            raise Refusal(UNKNOWN, f"{key} is {text[:20]!r}", "see gpulock doctor")
+            raise unknown_config_refusal(f"{key} is {text[:20]!r}")
         return int(text)
+
+
+def unknown_config_refusal(what: str) -> Refusal:
+    """Return the refusal of a config that is not laid out as a known Grid Engine does."""
+    from gpulock.sge.cull import LayoutError
+
+    refusal = Refusal(UNKNOWN, what, "see gpulock doctor")
+    refusal.__cause__ = LayoutError(what)
+    return refusal
 
 
 def forged_config_refusal(key: str) -> Refusal:

@@ -28,7 +28,7 @@ CLIENTS: Final = ("qconf", "qstat", "qselect", "gethostname", "qmod", "qalter")
 # The first line of `-help`, of what gpulock was run on (docs/grid-engine.md, which Grid Engine).
 KNOWN: Final = {
     "Son of Grid Engine 8.1.9": r"SGE 8\.1\.9",
-    "Some Grid Engine": r"SGE r\d*\.[0-9a-f]{7,40}(\.dirty)?",
+    "Some Grid Engine": r"SGE r\d*\.[\w.-]*",  # of an archive without git it is `r.`
     "Open Cluster Scheduler 9.0 to 9.2": r"OCS 9\.[012](\.\w+)*",
 }
 

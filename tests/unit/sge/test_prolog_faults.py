@@ -72,6 +72,20 @@ def test_an_unknown_grid_engine_makes_jobs_wait_and_stops_no_queue(site: Site) -
         assert start(site, job) == REQUEUE
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("job_owner=", "owner="), ("host_slots=", "slots="), ("ja_task_id=0", "ja_task_id=none")],
+)
+def test_a_config_of_an_unknown_grid_engine_stops_no_queue(site: Site, old: str, new: str) -> None:
+    start(site, site.run(gpus(1), job_id=1))
+    for number, user in enumerate(("alice", "bob", "carol", "alice", "bob"), 13):
+        job = site.run(gpus(1), job_id=number, owner=user, pe="smp")
+        config = (job.folder / "config").read_text()
+        assert old in config
+        (job.folder / "config").write_text(config.replace(old, new))
+        assert start(site, job) == REQUEUE
+
+
 def test_an_unknown_qstat_makes_jobs_wait_and_stops_no_queue(site: Site) -> None:
     start(site, site.run(gpus(1), job_id=1))
     qstat = site.root / "qstat"

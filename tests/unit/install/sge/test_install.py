@@ -66,7 +66,10 @@ def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(site: Sit
     assert plan_sge(site.options()).changes == []
 
 
-RELEASES = ("SGE 8.1.9", "SGE r1234.05d828f", "SGE r.05d828f.dirty", "OCS 9.0.13", "OCS 9.1.5")
+RELEASES = (
+    *("SGE 8.1.9", "SGE r273.05d828f", "SGE r273.8.1.9-272-g05d828f.dirty", "SGE r."),
+    *("OCS 9.0.13", "OCS 9.1.5", "OCS 9.2.0alpha1"),
+)
 UNKNOWN = ("SGE 6.2u5", "UGE 8.6.18", "AGE 2024.1.0", "GCS 9.1.5", "OCS 9.3.0", "SGE 8.1.90", "")
 
 

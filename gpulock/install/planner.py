@@ -20,9 +20,12 @@ from gpulock.install.change import (
     install_record,
     plan_place_change,
 )
-from gpulock.install.hooks import InstallError
+from gpulock.install.hooks import InstallError, find_share_folder
 from gpulock.node import devices
 from gpulock.node.settings import Settings, parse_settings, read_settings
+
+ENROOT_HOOKS = Path("/etc/enroot/hooks.d")
+ENROOT_HOOK = "97-gpulock.sh"  # before 98-nvidia.sh, which reads what it writes
 
 
 @dataclass
@@ -110,6 +113,21 @@ class NodePlanner:
         if faults:
             raise InstallError(f"{'; '.join(faults)}; correct the file")
         self.add(plan_place_change(place, text))
+
+    def add_enroot(self, asked: bool) -> None:
+        """Add the hook by which `enroot start` in a job has its mask, where asked; or offer it.
+
+        Raises InstallError where enroot's folder is missing.
+        """
+        place = FilePlace(ENROOT_HOOKS / ENROOT_HOOK, 0o755)
+        if not asked and place.address not in self.plan_.record.load():  # once chosen, it stays
+            if ENROOT_HOOKS.is_dir() and place.read() is None:
+                self.note("enroot start gives a container no mask of the job: --enroot mends that")
+            return
+        if not ENROOT_HOOKS.is_dir():
+            raise InstallError(f"no {ENROOT_HOOKS}: --enroot puts a hook there; install enroot")
+        source = find_share_folder() / "prolog/enroot" / ENROOT_HOOK
+        self.add(plan_place_change(place, source.read_text()))
 
     def count_gpus(self, asked: int | None, needed: bool) -> int:
         """Return how many GPUs this node must have, 0 for one without; raise InstallError."""

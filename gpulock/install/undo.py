@@ -25,7 +25,7 @@ from gpulock.install.change import (
     lock_installation,
 )
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import current_settings
+from gpulock.install.planner import ENROOT_HOOK, ENROOT_HOOKS, current_settings
 from gpulock.install.versions import InstalledHooks
 
 SHARING: Final = {"sge": ("slurm", "Slurm"), "slurm": ("sge", "Grid Engine")}
@@ -141,10 +141,11 @@ def transfer_shared_hooks(giver: InstallRecord, taker: InstallRecord) -> bool:
     if not kept:
         return False
     config = {address[2] for address in (*entries, *kept) if address[0] == InstalledHooks.kind}
+    files = {*config, str(ENROOT_HOOKS / ENROOT_HOOK)}
     shared = [
         address
         for address in entries
-        if address[0] == InstalledHooks.kind or (address[0] == "file" and address[1] in config)
+        if address[0] == InstalledHooks.kind or (address[0] == "file" and address[1] in files)
     ]
     result = dict(kept)
     for address in shared:

@@ -17,6 +17,7 @@ from typing import Final
 from gpulock.daemon.reconcile import cdi
 from gpulock.errors import Refusal
 from gpulock.install.doctor.check import Check, fault, ok, run_all, run_checks, warning
+from gpulock.install.planner import ENROOT_HOOK, ENROOT_HOOKS
 from gpulock.job.environment import CDI_KIND, driver_binds, loaded_driver_version
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -189,3 +190,7 @@ def check_enroot(settings: Settings, root: Path) -> Iterator[Check]:
         yield warning(what, "set VISIBLE_DEVICES=uuid")
     else:
         yield ok("the mask holds UUIDs, which are the same in a container")
+    folder = root / str(ENROOT_HOOKS).removeprefix("/")
+    if folder.is_dir() and not (folder / ENROOT_HOOK).is_file():
+        what = "enroot start gives a container no mask of the job, and all GPUs"
+        yield warning(what, "gpulock install slurm --enroot, or sge --enroot")

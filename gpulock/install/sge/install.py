@@ -62,6 +62,7 @@ class SgeOptions:
     sge_root: str = ""
     sge_cell: str = ""
     profile: Path = PROFILE
+    enroot: bool = False
 
 
 def plan_sge(options: SgeOptions) -> InstallPlan:
@@ -111,6 +112,7 @@ class SgePlanner(NodePlanner):
         lock_dir = Path(self.settings.lock_dir)
         hooks = InstalledHooks(options.prefix, options.config, options.interpreter, lock_dir)
         self.add(plan_place_change(hooks, hooks.wanted()))
+        self.add_enroot(options.enroot)
         self.add(self.profile())
         self.add(self.complexes())
         if is_rsmap(Complex(self.qconf, options.complex).read() or ""):

@@ -53,6 +53,7 @@ class SlurmOptions:
     config: Path = Path(DEFAULT_PATH)
     interpreter: str = sys.executable
     spank: bool = False
+    enroot: bool = False
 
 
 def plan_slurm(options: SlurmOptions) -> InstallPlan:
@@ -106,6 +107,7 @@ class SlurmPlanner(NodePlanner):
             if self.plugin.read() != wanted:
                 find_compiler(), find_spank_header(self.site)  # what lacks is told before a change
             self.add(plan_place_change(self.plugin, wanted))
+        self.add_enroot(options.enroot)
         entries, shared = gres.read_gres_entries(self.site)
         self.check_shares(shared)
         self.add(self.map(entries, shared))

@@ -52,6 +52,7 @@ def test_without_the_plugin_a_step_in_a_container_does_not_start(slurm_gpus: Gpu
         assert "does not name" in plugstack_fault(stack, pyxis.plugin)
 
 
+@pytest.mark.short
 @BOTH
 def test_a_step_in_a_container_has_its_own_gpus_whatever_the_image_says(
     slurm_gpus: Gpulock, mode: Mode
@@ -93,6 +94,7 @@ def test_steps_beside_each_other_and_their_tasks_have_each_their_own(slurm_gpus:
         assert said[2:] == ["t0="]
 
 
+@pytest.mark.short
 def test_a_refused_job_runs_nothing_in_a_container_or_outside(pyxis: Pyxis) -> None:
     slurm = pyxis.gpus.slurm
     with occupied(pyxis.gpus, NODE, 0, 1, 2, 3):

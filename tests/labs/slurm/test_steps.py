@@ -33,7 +33,9 @@ echo "told $CUDA_VISIBLE_DEVICES;$NVIDIA_VISIBLE_DEVICES;$GPULOCK_DEVICES;${cdi%
 """
 
 
-@pytest.mark.parametrize("constrain", [True, False], ids=["constrained", "open"])
+@pytest.mark.parametrize(
+    "constrain", [pytest.param(True, marks=pytest.mark.short), False], ids=["constrained", "open"]
+)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)], ids=["in order", "shuffled"])
 def test_a_task_is_told_the_names_of_what_it_can_open(
     slurm_gpus: Gpulock, order: tuple[int, ...], constrain: bool

@@ -279,6 +279,15 @@ def test_a_mask_of_indexes_means_nothing_in_enroot(node: Node, mask: str, state:
     assert node.of("enroot").state == state
 
 
+def test_enroot_without_the_hook_has_no_mask(node: Node) -> None:
+    node.write("usr/bin/enroot", "")
+    node.keys["VISIBLE_DEVICES"] = "uuid"
+    node.write("etc/enroot/hooks.d/98-nvidia.sh", "")
+    assert [c.state for c in node.checks() if "no mask of the job" in c.what] == [WARNING]
+    node.write("etc/enroot/hooks.d/97-gpulock.sh", "")
+    assert node.of("enroot").state == OK
+
+
 def test_doctor_says_it_of_a_simulated_node_too_but_looks_nowhere_else(tmp_path: Path) -> None:
     files = write_simulated_node(tmp_path / "node", "dgx1")
     config = Path(files.config)

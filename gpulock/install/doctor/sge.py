@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -23,10 +24,15 @@ from gpulock.install.sge import texts
 from gpulock.install.sge.cards import card_map_fault
 from gpulock.install.sge.install import SENSOR, SHEPHERD, parse_clock_seconds, queue_instances
 from gpulock.install.sge.places import effective_host_conf, effective_sge_hook
-from gpulock.install.sge.programs import minimum_id_fault, read_sge_release
+from gpulock.install.sge.programs import minimum_id_fault
 from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
 from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_site, sge_host_name
-from gpulock.install.sge.texts import complex_fault, login_script_text, sge_admin_user
+from gpulock.install.sge.texts import (
+    complex_fault,
+    login_script_text,
+    sge_admin_user,
+    terminal_advice,
+)
 from gpulock.install.trial import self_test_sge_hooks
 from gpulock.install.versions import CURRENT, version_in_force
 from gpulock.node.procfs import Proc, status_line_value
@@ -112,6 +118,11 @@ class SgeClusterChecks:
         self.lines = effective_host_conf(self.qconf, self.host)
         self.exechost = self.qconf.show("-se", self.host)
         self.queues = [i.partition("@")[0] for i in self.instances if i.endswith(f"@{self.host}")]
+
+    @cached_property
+    def release(self) -> str:
+        """Return the release of Grid Engine's clients; raise InstallError."""
+        return self.site.release()
 
     def checks(self) -> list[Check]:
         """Return all checks of the cluster's configuration."""
@@ -264,14 +275,12 @@ class SgeClusterChecks:
     def terminals(self) -> Iterator[Check]:
         """Warn of Grid Engine's fault with hooks of jobs on a terminal (facts/grid-engine.md)."""
         user = sge_admin_user(self.site)
-        if user in ("none", "root"):
-            yield ok(f"admin_user is {user}")
-        elif user == "unknown":
+        if user == "unknown":
             yield warning("bootstrap cannot be read: admin_user is not known")
+        elif advice := terminal_advice(self.release, user):
+            yield warning(*advice)
         else:
-            what = f"admin_user is {user}: with any prolog, qrsh and qlogin on a terminal break"
-            do = "use qrsh -pty no, or set admin_user none in bootstrap and restart"
-            yield warning(what, do)
+            yield ok(f"admin_user is {user}")
 
     def shepherd(self) -> Iterator[Check]:
         """Look at shepherd_cmd: it refuses forged jobs, and alone reaches slave tasks."""
@@ -291,10 +300,7 @@ class SgeClusterChecks:
     def parameters(self) -> Iterator[Check]:
         """Look at what changes how jobs start and end."""
         common = Path(self.site.root, self.site.cell, "common")
-        release = read_sge_release(
-            Path(self.site.binaries, "qstat"), self.site.root, self.site.cell
-        )
-        if why := minimum_id_fault(release, self.lines):
+        if why := minimum_id_fault(self.release, self.lines):
             yield fault(f"{why}: queues go into error", "set both to 0 (qconf -mconf)")
         scopes = moves_jobs_to_scopes(common)
         yield from check_execd_params(self.lines, self.settings.isolation, scopes)

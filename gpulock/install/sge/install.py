@@ -30,7 +30,7 @@ from gpulock.install.sge.places import (
 from gpulock.install.sge.programs import tried_sge_shepherd
 from gpulock.install.sge.qconf import Qconf, is_sge_none, parse_sge_list
 from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_site, sge_host_name
-from gpulock.install.sge.texts import HOOKS, complex_fault, login_script_text, sge_admin_user
+from gpulock.install.sge.texts import HOOKS, complex_fault, login_script_text
 from gpulock.install.trial import command_program, rival_hook_reason
 from gpulock.install.undo import FORCE, Address, Uninstaller
 from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks, list_locked_devices
@@ -232,11 +232,8 @@ class SgePlanner(NodePlanner):
             line = effective_sge_hook(self.qconf, queue, host, "prolog", self.lines)
             if not texts.is_gpulock_command(line, "prolog"):
                 self.note(f"queue {queue} is on this host too, and its jobs get no locks: --queue?")
-        if sge_admin_user(self.site) not in ("none", "root"):
-            self.note(
-                "qrsh and qlogin with a terminal break as soon as a prolog exists, because"
-                f" admin_user is {sge_admin_user(self.site)}: use -pty no, or admin_user none"
-            )
+        if advice := texts.terminal_advice(self.site.release(), texts.sge_admin_user(self.site)):
+            self.note(": ".join(advice))
 
 
 def queue_instances(qconf: Qconf) -> list[str]:

@@ -129,7 +129,7 @@ def tried_sge_shepherd(
     `lines` are the host's configuration. A release that is not known is none of ours.
     """
     real = find_sge_shepherd(settings, Path(site.root), execd)
-    clients = read_sge_release(Path(site.binaries, "qstat"), site.root, site.cell)
+    clients = site.release()
     release = try_sge_shepherd(real, site.root, execd) or clients
     if why := release_fault(release) or release_fault(clients):
         raise InstallError(f"{why}: nothing was installed (docs/grid-engine.md)")

@@ -15,7 +15,7 @@ from gpulock.install.daemons import (
     trusted_program_owners,
 )
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.programs import find_sge_binaries
+from gpulock.install.sge.programs import find_sge_binaries, read_sge_release
 from gpulock.install.sge.qconf import Qconf, QconfError
 from gpulock.node.settings import Settings
 
@@ -55,6 +55,10 @@ class SgeSite:
             "SGE_BINARIES": self.binaries,
         }
         return {name: value for name, value in pairs.items() if value}
+
+    def release(self) -> str:
+        """Return the release of its clients, `SGE 8.1.9`; raise InstallError."""
+        return read_sge_release(Path(self.binaries, "qstat"), self.root, self.cell)
 
     def qconf(self, seconds: float = 20.0) -> Qconf:
         """Return the clients of this site."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.hooks import InstallError, find_share_folder
+from gpulock.install.sge.programs import OCS
 from gpulock.install.sge.site import SgeSite
 from gpulock.install.trial import command_program
 
@@ -109,3 +110,17 @@ def sge_admin_user(site: SgeSite) -> str:
         return "unknown"
     found = re.search(r"(?m)^admin_user\s+(\S+)", text)
     return found[1].lower() if found else "unknown"
+
+
+def terminal_advice(release: str, user: str) -> tuple[str, ...]:
+    """Return which interactive jobs a prolog breaks, and what to do; nothing for none; pure.
+
+    `user` is the daemons' user. The two Grid Engines break opposite ones (facts/grid-engine.md).
+    """
+    if release.startswith(OCS):
+        what = "with any prolog, qrsh -pty no fails and puts the queue in error"
+        return what, "tell users to leave -pty no out: qrsh and qlogin work"
+    if user in ("none", "root"):
+        return ()
+    what = f"admin_user is {user}: with any prolog, qrsh and qlogin on a terminal break"
+    return what, "use qrsh -pty no, or set admin_user none in bootstrap and restart"

@@ -55,3 +55,20 @@ def test_a_prolog_that_hands_out_gpus_itself_is_noticed(tmp_path: Path) -> None:
 
     assert rival_hook_reason(f"sgeadmin@{script} $job_id") == "it names CUDA_VISIBLE_DEVICES"
     assert rival_hook_reason("/bin/true") == ""
+
+
+@pytest.mark.parametrize(
+    ("release", "user", "word"),
+    [
+        ("SGE 8.1.9", "sgeadmin", "use qrsh -pty no"),
+        ("SGE 8.1.9", "none", ""),
+        ("SGE 8.1.9", "root", ""),
+        ("OCS 9.1.5", "sgeadmin", "leave -pty no out"),
+        ("OCS 9.1.5", "none", "leave -pty no out"),
+    ],
+)
+def test_the_two_grid_engines_break_opposite_interactive_jobs(
+    release: str, user: str, word: str
+) -> None:
+    said = " ".join(commands.terminal_advice(release, user))
+    assert word in said and bool(said) is bool(word)

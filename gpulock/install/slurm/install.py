@@ -105,7 +105,8 @@ class SlurmPlanner(NodePlanner):
         if self.by_spank:
             wanted = self.plugin.wanted(slurm_release(self.site))
             if self.plugin.read() != wanted:
-                find_compiler(), find_spank_header(self.site)  # what lacks is told before a change
+                find_compiler()  # what lacks is told before a change
+                find_spank_header(self.site)
             self.add(plan_place_change(self.plugin, wanted))
         self.add_enroot(options.enroot)
         entries, shared = gres.read_gres_entries(self.site)

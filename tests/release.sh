@@ -68,7 +68,8 @@ cd "$root"
 pivot_root . .
 umount -l .
 cd "$checkout"
-"$@" # no exec: PID 1 has orphans to reap, and signals that it does not handle do not reach it
+"$@"
+exit $? # or the shell would become that command, and PID 1 has orphans to reap
 '
 run=(bash -c "$inner" release "$root" "$checkout" "$modules" "$@")
 if [[ ${CGROUPS:-} == 2 ]]; then

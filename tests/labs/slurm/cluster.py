@@ -108,6 +108,10 @@ class Cluster(SlurmMachines):
         """The running slurmctld of this lab, or 0."""
         return self.daemon_pid(self.lab / "state/slurmctld.pid", "slurmctld")
 
+    def slurmd_env(self) -> dict[str, str]:
+        """Return the environment in which slurmd starts here."""
+        return preloaded(self.lab, "unified") if UNIFIED else {}
+
     def slurmd_pid(self, node: str) -> int:
         """The running slurmd of a node, or 0."""
         return self.daemon_pid(self.lab / f"spool/{node}.pid", "slurmd")
@@ -228,7 +232,7 @@ class Cluster(SlurmMachines):
         self.unheard = False
 
     def _start_slurmd(self, node: str) -> None:
-        self._start(node, "slurmd", env=preloaded(self.lab, "unified") if UNIFIED else None)
+        self._start(node, "slurmd", env=self.slurmd_env())
 
     def _start(
         self, machine: str, program: str, *options: str, env: Mapping[str, str] | None = None

@@ -118,9 +118,10 @@ def test_stale_locks_are_told_and_a_sensor_that_cannot_know_offers_nothing(
     wait_reported(sensed, hl_gpu=5, hl_gpu_stale=3, hl_gpu_held=0)
     assert reap(sensed, NODE).acts() == [("freed", "dead")] * 3
     wait_reported(sensed, hl_gpu_free=8, hl_gpu_stale=0)
-    sensed.sge.path_in(NODE, CONFIG).write_text("GUPS=8\n")
+    place = sensed.sge.path_in(NODE, CONFIG)
+    place.chmod(0o666)  # anyone's: what root obeyed last does not count either
     wait_reported(sensed, hl_gpu=0, hl_gpu_free=0)
-    sensed.configure(NODE)
+    place.chmod(0o644)
     wait_reported(sensed, hl_gpu_free=8)
     sensed.configure(NODE, DRIVER_ROOT="/nonexistent")
     wait_reported(sensed, hl_gpu=0, hl_gpu_free=0)

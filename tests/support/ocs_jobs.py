@@ -107,7 +107,7 @@ class Packer:
         letters, ids, times = ("USDLH", "SU", 1) if old else ("USDLLH", "SUUULL", 3)
         rows: list[dict[int, object]] = []
         for grant in grants:
-            kept = [{0: name, times: count} for name, count in grant.ids]
+            kept: list[dict[int, object]] = [{0: one, times: n} for one, n in grant.ids]
             packed = self.list(ids, 4150, *kept) if kept else None
             values = {0: 2 * bool(kept), 1: grant.name, 2: grant.amount, 3: packed}
             rows.append({**values, len(letters) - 1: grant.host})
@@ -117,7 +117,8 @@ class Packer:
         """Pack JB_request_set_list: a set for each scope."""
         sets: list[dict[int, object]] = []
         for scope in (MASTER, GLOBAL, SLAVE):
-            rows = [{0: a.name, 2: 1, 4: a.value, 6: a.flag} for a in asks if a.scope == scope]
+            ours = [one for one in asks if one.scope == scope]
+            rows: list[dict[int, object]] = [{0: a.name, 2: 1, 4: a.value, 6: a.flag} for a in ours]
             if rows:
                 sets.append({0: scope, 1: self.list(COMPLEX, 1350, *rows)})
         return self.list(REQUESTS, 200, *sets) if sets else number(0)

@@ -60,8 +60,8 @@ jsv_url none
 jsv_allowed_mod ac,h,i,e,o,j,M,N,p,w
 """
 # What an installation begins with; hooks and jobs log at once, and nothing is mailed.
-_GLOBAL: Final = {
-    **dict(line.split(None, 1) for line in _DEFAULTS.splitlines()),
+_GLOBAL: Final[dict[str, str]] = {
+    **{line.split()[0]: line.split(None, 1)[1] for line in _DEFAULTS.splitlines()},
     "conf_version": "0",
     "administrator_mail": "none",
     "load_report_time": "00:00:05",

@@ -22,6 +22,7 @@ from tests.support.trees import bus
 
 COMPLEXES = ("gpu", "gpuj", "gpuh", "card")
 RELEASES = sorted(JOBS)
+NO_IDS = list[tuple[str, int]]()
 SAMPLES = [*REAL.values(), *(ocs_job((Ask("gpu", 2),), (Grant("gpu", 2),), r) for r in RELEASES)]
 
 
@@ -45,12 +46,12 @@ def survives(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("number", "requests", "granted"),
     [
-        (12, ("gpu", 2.0, ocs_jobs.YES), ("gpu", 2.0, [], "ocs1")),
+        (12, ("gpu", 2.0, ocs_jobs.YES), ("gpu", 2.0, NO_IDS, "ocs1")),
         (13, ("card", 2.0, ocs_jobs.YES), ("card", 2.0, [("0", 1), ("1", 1)], "ocs1")),
         (14, ("card", 1.0, ocs_jobs.YES), ("card", 2.0, [("2", 1), ("3", 1)], "ocs1")),
-        (15, ("gpuj", 3.0, JOB), ("gpuj", 3.0, [], "ocs1")),
-        (16, ("gpuh", 2.0, HOST), ("gpuh", 2.0, [], "ocs1")),
-        (17, ("gpu", 1.0, ocs_jobs.YES), ("gpu", 1.0, [], "ocs1")),
+        (15, ("gpuj", 3.0, JOB), ("gpuj", 3.0, NO_IDS, "ocs1")),
+        (16, ("gpuh", 2.0, HOST), ("gpuh", 2.0, NO_IDS, "ocs1")),
+        (17, ("gpu", 1.0, ocs_jobs.YES), ("gpu", 1.0, NO_IDS, "ocs1")),
     ],
 )
 def test_the_real_files_say_what_was_granted(

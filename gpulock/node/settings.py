@@ -72,12 +72,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
         "source of the count, where gpulock selects: SLURM_JOB_GPUS, job comment, or slurmctld",
     ),
     ("SLURM_GRES", WORDS, "gpu", "GRES names that count GPUs"),
-    (
-        "SLURM_SHARDS",
-        CHOICE,
-        "refuse|share",
-        "a job that asks for gres/shard: refused, or it shares",
-    ),
+    ("SLURM_SHARDS", CHOICE, "refuse|share", "what a job gets that asks for gres/shard"),
     ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),
     ("SLURM_CONF", PATH, "", "path of slurm.conf, where it is not the default"),
     ("SLURM_TIMEOUT", ANSWER, "5", "longest wait for slurmctld"),

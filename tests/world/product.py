@@ -83,9 +83,9 @@ class StandIns:
         del path
         return self._site.settings
 
-    def log(self, settings: Settings | None, sentence: str, error: bool) -> None:
+    def log(self, settings: Settings | None, sentence: str, error: bool, **more: bool) -> None:
         """Stand for log_hook_line."""
-        del settings, error
+        del settings, error, more
         self._site.log.append(sentence)
 
     def crashed(self, fault: BaseException) -> Refusal:

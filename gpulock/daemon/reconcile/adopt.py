@@ -80,7 +80,8 @@ def read_run_records(node: Node) -> list[Owner]:
 def remember_grants(node: Node, judge: Judge, stood: Iterable[Lock]) -> None:
     """Give locks that stood at the last reconcile, and are gone with their second name, that again.
 
-    Not those that were released, nor those of the dead. Gate held; raises Refusal or OSError.
+    Not those that were released, nor those of dead Grid Engine jobs, of which that is not told.
+    Gate held; raises Refusal or OSError.
     """
     store = node.store
     held = store.read_all_locks()
@@ -90,7 +91,7 @@ def remember_grants(node: Node, judge: Judge, stood: Iterable[Lock]) -> None:
             continue
         if os.path.lexists(place) or was_released(node, record, lock.id):
             continue
-        if judge.verdict(lock).state != DEAD:
+        if record.scheduler != "sge" or judge.verdict(lock).state != DEAD:
             atomic.replace_file(place, owner.encode_owner(record).encode())
 
 

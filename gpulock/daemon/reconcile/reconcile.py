@@ -15,7 +15,7 @@ from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import FREED, Reaper, ReapOutcome, make_recorded_device, reap_locks
 from gpulock.daemon.reconcile import adopt
 from gpulock.deadline import Deadline
-from gpulock.errors import UNKNOWN, Refusal
+from gpulock.errors import UNKNOWN, Refusal, lost_locks_refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.slurm import note
@@ -82,7 +82,7 @@ def reconcile_locks(
             adopted = adopt.put_back_lost_locks(node, judge.scan)
         elif not dry_run:
             adopted = begin_boot_or_adopt(node, judge)
-        held = node.store.read_all_locks()
+        held = read_locks_after_adoption(node, adopted)
         shown = {device.id for device in devices if device.minor >= 0}
         # a card that fell off the bus is still open; without any driver nothing can be
         hidden = [lock for lock in held.values() if lock.owner and lock.id not in shown]
@@ -114,6 +114,24 @@ def reconcile_locks(
 
         report.fault = report.fault or cleanup.clean_up_isolation(node, devices, deadline)
     return report
+
+
+def read_locks_after_adoption(node: Node, adopted: list[Owner]) -> dict[str, Lock]:
+    """Return every lock, gate held; raise Refusal where what was put back is gone again.
+
+    LOCK_DIR is being removed then, and counts as lost, although its boot id was written: the next
+    reconcile puts all of it back.
+    """
+    try:
+        held = node.store.read_all_locks()
+        for name in [name for one in adopted for name in one.devices]:
+            if name not in held or not (held[name].owner or held[name].fault):
+                raise lost_locks_refusal(f"the locks of {name}")
+    except Refusal:
+        if adopted:
+            atomic.remove_quietly(f"{node.store.root}/boot_id")
+        raise
+    return held
 
 
 def begin_boot_or_adopt(node: Node, judge: Judge) -> list[Owner]:

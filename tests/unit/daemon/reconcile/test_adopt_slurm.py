@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
-from gpulock.store import atomic, claim_records
+from gpulock.errors import Refusal
+from gpulock.store import atomic, boot, claim_records
 from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, Site, row, slurm_record
 from tests.support.trees import OTHER_BOOT, bus, soon
@@ -296,3 +297,40 @@ def test_a_dry_run_adopts_nothing(site: Site) -> None:
     node = site.node()
     assert reconcile_locks(node, make_liveness_judge(node), soon(), dry_run=True).adopted == []
     assert not site.lock.exists()
+
+
+def test_locks_that_go_again_while_they_are_put_back_are_lost_still(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rm -rf` of LOCK_DIR goes on while a reconcile adopts: the boot id comes last, and stays."""
+    site.prolog(12, "0")
+    (site.lock / "boot_id").unlink()
+    begin = boot.begin_boot
+
+    def rm_goes_on(*words: Any) -> None:
+        begin(*words)
+        (site.lock / f"grant.{bus(0)}").unlink()
+        shutil.rmtree(site.lock / "locks" / bus(0))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(boot, "begin_boot", rm_goes_on)
+        with pytest.raises(Refusal, match="were lost"):
+            again(site)
+    assert site.prolog(14, "0") == RUN
+    site.refused(14, "unknown")
+    again(site)
+    assert site.locks() == site.granted(12) == [bus(0)]
+
+
+def test_a_job_that_ended_while_its_lock_was_lost_leaves_no_record(site: Site) -> None:
+    site.prolog(12, "0")
+    stood = list(site.node().store.read_all_locks().values())
+    again(site)
+    (site.lock / f"grant.{bus(0)}").unlink()
+    shutil.rmtree(site.lock / "locks" / bus(0))
+    site.proc.remove(700)
+    site.answers(row(12, State="COMPLETED"))
+    node = site.node()
+    report = reconcile_locks(node, make_liveness_judge(node), soon(), stood=stood)
+    assert [one.act for one in report.outcomes] == ["freed"]
+    assert (site.locks(), site.runs()) == ([], [])

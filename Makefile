@@ -137,7 +137,7 @@ soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 	@$(MAKE) mutants
 	@GPULOCK_SOAK=1 $(STEP) "soak" $(PYTEST) -m "lab or sweep or soak" --timeout 14400 tests
 	@for release in trixie sid; do $(MAKE) lab-slurm RELEASE=$$release; done
-	@CGROUPS=2 $(MAKE) lab-slurm RELEASE=sid
+	@CGROUPS=2 $(MAKE) lab-slurm RELEASE=sid SHORT=1
 
 bench: $(RUNTIME)  ## how long a claim and a hook take
 	@$(BIN)/python tests/bench/run.py

@@ -55,7 +55,8 @@ mount -o remount,bind,ro "$root"
 for tree in dev sys tmp var/tmp; do mount --rbind "/$tree" "$root/$tree"; done
 if [ "${CGROUPS:-}" = 2 ]; then
     mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
-    mkdir "$root/sys/fs/cgroup/init" # slurmd empties the topmost, and fails where one ends meanwhile
+    # slurmd empties the cgroup of PID 1, and fails where one ends in there meanwhile.
+    mkdir "$root/sys/fs/cgroup/init" "$root/sys/fs/cgroup/lab"
     echo 0 >"$root/sys/fs/cgroup/init/cgroup.procs"
 fi
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
@@ -68,7 +69,7 @@ cd "$root"
 pivot_root . .
 umount -l .
 cd "$checkout"
-"$@"
+( [ "${CGROUPS:-}" != 2 ] || echo 0 >/sys/fs/cgroup/lab/cgroup.procs; exec "$@")
 exit $? # or the shell would become that command, and PID 1 has orphans to reap
 '
 run=(bash -c "$inner" release "$root" "$checkout" "$modules" "$@")

@@ -111,6 +111,9 @@ def qconf(option: str, words: list[str]) -> str:
 def main(argv: list[str]) -> str:
     program = os.path.basename(argv[0])
     if argv[1:] == ["-help"]:
+        ports = {"SGE_QMASTER_PORT", "SGE_EXECD_PORT"} <= {*os.environ}
+        if read("release").startswith("OCS") and not ports:
+            raise SystemExit("error: could not get environment variable SGE_QMASTER_PORT")
         return read("release")
     if os.path.exists(path_of("down")):
         raise SystemExit("error: commlib error: got select error (Connection refused)")

@@ -34,6 +34,8 @@ KNOWN: Final = {
 
 
 OCS: Final = "OCS "
+# Open Cluster Scheduler says nothing without them, and asks nobody for its help.
+_PORTS: Final = {"SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445"}
 
 
 def release_fault(release: str) -> str:
@@ -59,7 +61,7 @@ def minimum_id_fault(release: str, lines: Mapping[str, str]) -> str:
 
 def read_sge_release(program: Path, root: str, cell: str = "default") -> str:
     """Run a program for its release, `SGE 8.1.9`; raise InstallError where it cannot be run."""
-    env = {"PATH": "/usr/bin:/bin", "SGE_ROOT": root, "SGE_CELL": cell}
+    env = {"PATH": "/usr/bin:/bin", "SGE_ROOT": root, "SGE_CELL": cell, **_PORTS}
     try:
         done = run_program([program, "-help"], _SECONDS, env, cwd="/")
     except (OSError, subprocess.SubprocessError) as fault:

@@ -113,12 +113,11 @@ def clean_slurm_leftovers(
 ) -> None:
     """Report or end what the job left behind; raise Refusal."""
     from gpulock.hooks.cleanup import clean_leftovers
-    from gpulock.slurm.remains import SlurmLeftoverFinder
     from gpulock.slurm.steps import SlurmSteps
 
-    remains = SlurmLeftoverFinder(SlurmSteps(node.settings, call.job))
+    find = SlurmSteps(node.settings, call.job).find_leftovers
     for line in clean_leftovers(
-        node, ours, lambda: make_slurm_epilog_judge(node, call.job), remains, deadline
+        node, ours, lambda: make_slurm_epilog_judge(node, call.job), find, deadline
     ):
         log_hook_line(node.settings, f"{call.who}: {line}", error=False)
 

@@ -115,6 +115,17 @@ class SlurmSteps:
                     return why
         return ""
 
+    def find_leftovers(self, lock: Lock, scan: ProcessScan) -> dict[int, str]:
+        """Return pid -> why of what a job left behind, for LEFTOVER_PROCESSES."""
+        record = lock.owner
+        assert record is not None
+        if self.has_cgroup(record, scan):
+            pids = [pid for pid in self.members(record, scan) if pid > 0]
+            return dict.fromkeys(pids, "in the job's cgroup")
+        # not by the leader's id, which the leader's processes have, and its components' too
+        own = record.copy(het_leader="")
+        return dict.fromkeys(self.find_by_environ(own, scan), "started as the job's")
+
     def find_by_environ(self, record: Owner, scan: ProcessScan) -> list[int]:
         """Return the user's processes that are seen to be started as this job's on this node."""
         return self._find_by_environ(record, scan)[0]

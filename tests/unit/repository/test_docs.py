@@ -92,6 +92,13 @@ def test_tests_that_a_page_names_are_there() -> None:
     assert [one for one in sorted(named) if f"\ndef {one[1]}(" not in there.get(one[0], "")] == []
 
 
+def test_each_promise_names_its_tests() -> None:
+    table = (ROOT / "docs/reliability.md").read_text().partition("## The promises")[2]
+    rows = [line for line in table.partition("\n## ")[0].splitlines() if line[:1] == "|"][2:]
+    assert len(rows) > 10
+    assert [row for row in rows if "::test_" not in row.rpartition(" | ")[2]] == []
+
+
 @cache
 def headings(page: Path) -> str:
     """Return the headings of a page in small letters."""

@@ -8,6 +8,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import claim_devices
+from gpulock.deadline import Deadline
+from gpulock.node.context import Node
+from gpulock.node.settings import read_settings
+from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.exporter.whole import Scrape, Whole
 from tests.nvml.double import Double
 from tests.support.exporter_contract import CONTRACT
@@ -32,6 +38,16 @@ def act(exporter: Whole) -> None:
         process.kill()
     exporter.gpulock("claim", "--devices", "0,2:gi1.ci0", "--pid", str(os.getpid()))
     exporter.gpulock("reap")
+    share_last_card(exporter)
+
+
+def share_last_card(exporter: Whole) -> None:
+    """Let a process hold a place on a card, as a shard job does."""
+    node = Node(read_settings(str(exporter.config)))
+    owner = make_process_owner(node, os.getppid(), "alice", "")
+    want = ClaimRequest(1, (node.devices()[-1].id,), share=True)
+    grant = claim_devices(node, owner, want, lambda: make_liveness_judge(node), Deadline(30.0))
+    assert grant.owner.devices[0].endswith(".share1")
 
 
 def whole(scrape: Scrape) -> bool:
@@ -51,7 +67,7 @@ def split(node: Path, bus: str) -> None:
 
 
 def test_every_family_has_values_of_nvml(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=3) as nvml:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=4) as nvml:
         nvml.split(2, PROFILES)
         nvml.update(ALL_AT_WORK)
         with Whole(tmp_path, nvml, settings=settings(tmp_path)) as exporter:
@@ -65,8 +81,8 @@ def test_every_family_has_values_of_nvml(tmp_path: Path) -> None:
 
 
 def test_every_family_has_values_on_a_simulated_node(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=3) as nvml:
-        first, _, third = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=4) as nvml:
+        first, _, third, _ = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))
         split(nvml.node, third)
         before = nvml.calls()
         own = settings(tmp_path, SIMULATION=str(nvml.node / "simulation"))

@@ -240,6 +240,7 @@ def test_an_idle_connection_ends_at_its_deadline() -> None:
         with dial(server.port) as idle:
             assert answer(idle, SOUND).startswith(b"HTTP/1.1 200 ")
             assert until(lambda: is_gone(idle))
+        assert until(lambda: server.server.counts()["open"] == 0)
         assert server.server.counts() == {"open": 0, "answered_200": 1, "dropped_idle": 1}
 
 

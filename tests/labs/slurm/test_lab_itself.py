@@ -105,7 +105,7 @@ def test_srun_runs_a_task_on_every_node(own: Slurm) -> None:
 
 
 def test_an_allocation_without_a_command_has_an_extern_step_alone(own: Slurm) -> None:
-    words = ("-J", "idle", "-w", own.nodes[0], "sleep", "600")
+    words = ("-J", "idle", "-w", own.nodes[0], "--kill-command=TERM", "sleep", "600")
     with own.start("slalice", "salloc", *words) as salloc:
         queued = ["squeue", "-h", "-n", "idle", "-o", "%A"]
         found = until(lambda: own.run_in(own.master, queued).stdout or None, what="the allocation")
@@ -114,7 +114,11 @@ def test_an_allocation_without_a_command_has_an_extern_step_alone(own: Slurm) ->
         assert [step.name for step in own.steps(job)] == ["extern"]
         assert own.job_processes(job) == []
         # that of 26.05 starts its command though the job was cancelled just before
-        until(lambda: children_of(salloc.pid) != [], what="salloc's command", why=own.logs)
+        until(
+            lambda: [one for one in children_of(salloc.pid) if command_of(one) == "sleep 600"],
+            what="salloc's command",
+            why=own.logs,
+        )
         own.scancel(job)
         assert salloc.wait(60) != 0
 

@@ -24,7 +24,7 @@ FORMS: Final = {
 # one line a task: its mask, the names it was told three times, and the minors that it can open
 TELL: Final = r"""#!/bin/bash
 opens=
-for d in @DEV@/nvidia*; do
+for d in @DEV@/nvidia[0-3]; do # a test before may have made more than Slurm knows of
     (: <"$d") 2>&1 | grep -q 'No such device or address' && opens+=${d##*nvidia},
 done
 cdi=$(printf '%s,' ${GPULOCK_CDI//--device=gpulock.io\/gpu=/})

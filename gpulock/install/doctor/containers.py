@@ -7,7 +7,9 @@ enroot and pyxis it is read from their sources (docs/containers.md).
 
 from __future__ import annotations
 
+import grp
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -28,6 +30,10 @@ PLACES: Final = ("etc", "usr/local/etc", "opt/apptainer/etc", "opt/singularity/e
 PROGRAMS: Final = ("apptainer", "singularity")
 FOLDERS: Final = ("/etc/cdi", "/var/run/cdi", "/run/cdi")  # where podman and Docker look
 ENROOT: Final = ("usr/bin/enroot", "usr/local/bin/enroot")
+# Daemons of root that start containers, by the sockets on which they take orders.
+DAEMONS: Final = {"run/docker.sock": "Docker", "run/podman/podman.sock": "podman's service"}
+DOCKER_CONF: Final = "etc/docker/daemon.json"
+_BY_DEFAULT: Final = re.compile(r'"default-runtime"\s*:\s*"nvidia"')
 _READ: Final = stat.S_IROTH | stat.S_IXOTH
 
 
@@ -41,7 +47,12 @@ def container_checks(settings: Settings, root: Path = Path("/")) -> list[Check]:
         paths = [root / place / program / f"{program}.conf" for place in PLACES]
         for path in (path for path in paths if path.is_file()):
             checks += run_checks(path.name, partial(check_container_conf, settings, path))
-    return checks + run_all({"enroot": lambda: check_enroot(settings, root)})
+    return checks + run_all(
+        {
+            "enroot": lambda: check_enroot(settings, root),
+            "container daemons": lambda: check_container_daemons(root),
+        }
+    )
 
 
 def check_driver_dir(settings: Settings) -> Iterator[Check]:
@@ -194,3 +205,37 @@ def check_enroot(settings: Settings, root: Path) -> Iterator[Check]:
     if folder.is_dir() and not (folder / ENROOT_HOOK).is_file():
         what = "enroot start gives a container no mask of the job, and all GPUs"
         yield warning(what, "gpulock install slurm --enroot, or sge --enroot")
+
+
+def check_container_daemons(root: Path) -> Iterator[Check]:
+    """Look who may have root's daemon start a container: nothing of a job reaches that."""
+    for name, daemon in DAEMONS.items():
+        path = root / name
+        if not path.exists():
+            continue
+        users, do = find_socket_users(path)
+        if users:
+            what = f"{users} may start containers of {daemon}: no mask, ISOLATION or end of a job"
+            how = "Apptainer, enroot and rootless podman start them within the job"
+            yield warning(f"{what} reaches those", f"{do}: {how}")
+        else:
+            yield ok(f"{path}: root alone may start containers of {daemon}")
+    path = root / DOCKER_CONF
+    if path.is_file() and _BY_DEFAULT.search(path.read_text(errors="replace")):
+        what = "Docker gives every GPU to a container whose image says all, unasked"
+        yield warning(what, f"take default-runtime out of {path}: --gpus asks for it")
+
+
+def find_socket_users(path: Path) -> tuple[str, str]:
+    """Return who else than root may connect to a socket, and how to end that; raise OSError."""
+    mode, folder = path.stat().st_mode, path.parent.stat().st_mode
+    if mode & stat.S_IWOTH and folder & stat.S_IXOTH:
+        return "any user", f"chmod 660 {path}"
+    if not (mode & stat.S_IWGRP and folder & (stat.S_IXOTH | stat.S_IXGRP)):
+        return "", ""
+    try:
+        group = grp.getgrgid(path.stat().st_gid)
+    except KeyError:
+        return "", ""
+    members = ", ".join(name for name in group.gr_mem if name != "root")
+    return members, f"take them out of group {group.gr_name}"

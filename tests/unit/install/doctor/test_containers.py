@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -288,6 +289,76 @@ def test_enroot_without_the_hook_has_no_mask(node: Node) -> None:
     assert node.of("enroot").state == OK
 
 
+def daemon_socket(node: Node, name: str, mode: int) -> Path:
+    """Put a socket of a container daemon there; return it."""
+    path = node.write(name, "")
+    path.chmod(mode)
+    for folder in path.parents:
+        if folder != node.root and node.root in folder.parents:
+            folder.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the sockets of this node belong to a group with these members."""
+
+    def made(*members: str) -> None:
+        found = grp.struct_group(("docker", "x", 998, list(members)))
+        monkeypatch.setattr(grp, "getgrgid", {os.getgid(): found}.__getitem__)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "daemon"),
+    [("run/docker.sock", "Docker"), ("run/podman/podman.sock", "podman's service")],
+)
+def test_users_who_may_start_containers_of_a_daemon_are_named(
+    node: Node, group: Callable[..., None], name: str, daemon: str
+) -> None:
+    """Such a container is root's and of no job: no mask, ISOLATION or end of a job reaches it."""
+    group("alice", "bob")
+    daemon_socket(node, name, 0o660)
+    check = node.of("container daemons")
+    assert check.state == WARNING
+    assert f"alice, bob may start containers of {daemon}" in check.what
+    assert "no mask" in check.what
+    assert "out of group docker" in check.do
+
+
+def test_a_socket_that_anybody_may_use_is_told(node: Node, group: Callable[..., None]) -> None:
+    group()
+    daemon_socket(node, "run/docker.sock", 0o666)
+    check = node.of("container daemons")
+    assert (check.state, "any user may start" in check.what) == (WARNING, True)
+
+
+@pytest.mark.parametrize(("mode", "members"), [(0o660, ("root",)), (0o600, ("alice",))])
+def test_a_daemon_for_root_alone_is_no_way_round(
+    node: Node, group: Callable[..., None], mode: int, members: tuple[str, ...]
+) -> None:
+    group(*members)
+    daemon_socket(node, "run/docker.sock", mode)
+    assert node.of("container daemons").state == OK
+
+
+def test_a_socket_in_a_closed_folder_is_roots(node: Node, group: Callable[..., None]) -> None:
+    """/run/podman has mode 0700."""
+    group("alice")
+    daemon_socket(node, "run/podman/podman.sock", 0o666).parent.chmod(0o700)
+    assert node.of("container daemons").state == OK
+
+
+def test_docker_that_gives_every_gpu_unasked_is_told(node: Node) -> None:
+    node.write("etc/docker/daemon.json", '{"default-runtime": "nvidia"}')
+    check = node.of("container daemons")
+    assert (check.state, "whose image says all" in check.what) == (WARNING, True)
+    assert "default-runtime" in check.do
+    node.write("etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "x"}}}')
+    assert "container daemons" not in {found.name for found in node.checks()}
+
+
 def test_doctor_says_it_of_a_simulated_node_too_but_looks_nowhere_else(tmp_path: Path) -> None:
     files = write_simulated_node(tmp_path / "node", "dgx1")
     config = Path(files.config)
@@ -295,4 +366,4 @@ def test_doctor_says_it_of_a_simulated_node_too_but_looks_nowhere_else(tmp_path:
 
     found = {check.name: check.state for check in run_doctor(DoctorOptions(config))}
     assert (found["driver set"], found["CDI"]) == (FAULT, OK)
-    assert not {"apptainer.conf", "enroot"} & set(found)
+    assert not {"apptainer.conf", "enroot", "container daemons"} & set(found)

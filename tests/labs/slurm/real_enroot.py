@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import pytest
 
@@ -69,9 +69,12 @@ def test_enroot_start_has_the_jobs_mask_by_gpulocks_hook(slurm_gpus: Gpulock) ->
 def test_steps_that_start_enroot_by_hand_have_each_their_own_cards(
     slurm_gpus: Gpulock, constrain: bool
 ) -> None:
-    confined = {"proctrack": "cgroup"} if constrain else {}
     order = (3, 1, 0, 2)
-    mode = functools.partial(by_slurm, order={NODE: order}, constrain_devices=constrain, **confined)
+
+    def mode(gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: Any) -> None:
+        setup |= {"proctrack": "cgroup", "constrain_devices": True} if constrain else {}
+        by_slurm(gpus, keys, order={NODE: order}, **setup)
+
     slurm = slurm_gpus.slurm
     dev = str(slurm.device(NODE, 0).parent)
     with with_pyxis(slurm_gpus, mode, DEV_ROOT=str(slurm.lab / "dev" / NODE)) as pyxis:

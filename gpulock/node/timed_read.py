@@ -42,8 +42,9 @@ class ReaderThread:
         self._act = act
         self._go.release()
         if not self._done.acquire(timeout=seconds):
-            self._act = None
-            self._go.release()  # should it come back: it ends
+            self._act = None  # should it come back, or get its first turn now: it ends
+            if self._go.locked():
+                self._go.release()
             raise TimeoutError
         if isinstance(self._result, BaseException):
             raise self._result
@@ -54,6 +55,7 @@ class ReaderThread:
             self._go.acquire()
             act = self._act
             if act is None:
+                self.finished = True  # it got no turn in time, and hangs nowhere
                 return
             try:
                 self._result = act()
@@ -66,10 +68,9 @@ class ReaderThread:
 class TimedReader:
     """Reads of processes' memory, one at a time; those that hang are not asked again meanwhile."""
 
-    __slots__ = ("_hung", "_seconds", "_worker")
+    __slots__ = ("_hung", "_worker")
 
     def __init__(self) -> None:
-        self._seconds = SECONDS
         self._worker: ReaderThread | None = None
         self._hung: dict[int, ReaderThread] = {}
 
@@ -83,7 +84,7 @@ class TimedReader:
         if worker is None or worker.pid != os.getpid():  # a fork has no threads
             worker = self._worker = ReaderThread()
         try:
-            return worker.do(act, self._seconds)
+            return worker.do(act, SECONDS)
         except TimeoutError:
             self._worker = None
             self._hung[pid] = worker

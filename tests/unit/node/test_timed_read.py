@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,22 @@ from gpulock.node.procfs import Proc
 from gpulock.node.timed_read import TimedReader
 from tests.support.faults import raising
 
-SHORT = 0.05  # seconds
+SHORT = 0.05  # seconds for what never comes
+LONG = 20.0  # seconds for what comes: a busy machine may keep a thread from its turn
 
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> TimedReader:
-    monkeypatch.setattr(timed_read, "SECONDS", SHORT)
+    monkeypatch.setattr(timed_read, "SECONDS", LONG)
     return TimedReader()
+
+
+def give_up(reader: TimedReader, pid: int, act: Callable[[], bytes]) -> None:
+    """Read what hangs."""
+    with pytest.MonkeyPatch.context() as short:
+        short.setattr(timed_read, "SECONDS", SHORT)
+        with pytest.raises(TimeoutError, match=f"process {pid} hangs"):
+            reader.read(pid, act)
 
 
 @pytest.fixture
@@ -35,6 +45,16 @@ def stuck() -> Iterator[threading.Event]:
 def hang(event: threading.Event) -> bytes:
     event.wait(30)
     return b"at last"
+
+
+def read_in_the_end(reader: TimedReader, pid: int) -> bytes:
+    """Read as often as it takes until the thread that hung has come back."""
+    for _ in range(500):
+        try:
+            return reader.read(pid, lambda: b"words")
+        except TimeoutError:
+            threading.Event().wait(0.01)
+    return b"it still hangs"
 
 
 def test_what_is_read_and_what_goes_wrong_comes_back(found: TimedReader) -> None:
@@ -52,8 +72,7 @@ def test_one_thread_reads_everything(found: TimedReader) -> None:
 def test_one_that_hangs_is_given_up_and_the_others_are_read(
     found: TimedReader, stuck: threading.Event
 ) -> None:
-    with pytest.raises(TimeoutError, match="process 7 hangs"):
-        found.read(7, lambda: hang(stuck))
+    give_up(found, 7, lambda: hang(stuck))
     assert found.read(8, lambda: b"words") == b"words"
 
 
@@ -67,17 +86,28 @@ def test_one_that_hangs_is_not_asked_again_until_it_has_answered(
         return hang(stuck)
 
     for _ in range(20):
-        with pytest.raises(TimeoutError):
-            found.read(7, ask)
+        give_up(found, 7, ask)
     assert asked == [7], "one thread waits, not twenty"
     stuck.set()
-    for thread in range(500):
-        try:
-            assert found.read(7, lambda: b"words") == b"words"
-            break
-        except TimeoutError:
-            assert thread < 499
-            threading.Event().wait(0.01)
+    assert read_in_the_end(found, 7) == b"words"
+
+
+def test_where_the_thread_itself_got_no_turn_the_process_is_asked_again(
+    found: TimedReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = threading.Event()
+
+    def start_late(run: Callable[[], None], arguments: tuple[()]) -> int:
+        def run_late() -> None:
+            turn.wait(30)
+            run(*arguments)
+
+        return _thread.start_new_thread(run_late, ())
+
+    monkeypatch.setattr(timed_read, "start_new_thread", start_late)
+    give_up(found, 7, lambda: b"words")
+    turn.set()
+    assert read_in_the_end(found, 7) == b"words"
 
 
 def test_a_fork_has_a_reader_of_its_own(found: TimedReader) -> None:
@@ -94,12 +124,12 @@ def test_a_fork_has_a_reader_of_its_own(found: TimedReader) -> None:
 def test_a_command_line_that_cannot_be_read_is_a_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timed_read, "SECONDS", SHORT)
     (tmp_path / "7").mkdir()
     os.mkfifo(tmp_path / "7" / "cmdline")
     (tmp_path / "7" / "environ").write_bytes(b"A=1\0")
     proc = Proc(str(tmp_path))
-    with pytest.raises(TimeoutError):
+    with monkeypatch.context() as short, pytest.raises(TimeoutError):
+        short.setattr(timed_read, "SECONDS", SHORT)
         proc.read_memory(7, "cmdline")
     os.close(os.open(tmp_path / "7" / "cmdline", os.O_RDWR))  # lets it go
     assert Proc(str(tmp_path)).read_memory(7, "environ") == b"A=1\0"

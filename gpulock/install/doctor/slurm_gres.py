@@ -11,6 +11,7 @@ from typing import Final
 
 from gpulock.install.change import FilePlace
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
+from gpulock.install.doctor.isolation import read_pam_stack
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf, read_slurm_file
@@ -19,6 +20,7 @@ from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import COPY, NAME
 from gpulock.slurm.request import SHARD
 
+SSHD_STACK = Path("/etc/pam.d/sshd")
 _AGAIN: Final = "run gpulock install slurm again"
 
 
@@ -42,6 +44,7 @@ class GresChecks:
                 "slurm-map": self.map,
                 "AutoDetect": self.detection,
                 "gres/shard, gres/mps": self.shares,
+                "pam_slurm_adopt": self.sessions,
             }
         )
 
@@ -69,6 +72,38 @@ class GresChecks:
             yield warning(what, "TaskPlugin=task/cgroup,task/affinity; restart all daemons")
         else:
             yield ok("yes: a job can open its own cards only")
+
+    def sessions(self) -> Iterator[Check]:
+        """Look which GPUs a session opens that comes by ssh (docs/facts/slurm.md, sessions)."""
+        lines = read_pam_stack(SSHD_STACK)
+        adopting = [words for words in lines if has_pam_module(words, "pam_slurm_adopt")]
+        by_cgroup = self.settings.isolation == "cgroup"
+        if not adopting:
+            if lines and self.constrains() and not by_cgroup:
+                yield ok(f"not in {SSHD_STACK}: who may log in here opens every card")
+            return
+        found: list[Check] = []
+        if self.conf.get("ProctrackType") != "proctrack/cgroup":
+            what = "without proctrack/cgroup a session by ssh is not in its job's cgroup"
+            found.append(warning(what, "ProctrackType=proctrack/cgroup; restart all daemons"))
+        if any(has_pam_module(words, "pam_systemd") for words in lines):
+            what = (
+                "pam_systemd takes a session by ssh out of its job again, and it outlives the job"
+            )
+            found.append(warning(what, f"take pam_systemd out of what {SSHD_STACK} includes"))
+        if by_cgroup:
+            pass  # sshd's own cgroup is closed: a session opens no card
+        elif not self.constrains():
+            what = "a session by ssh opens every card, and has no mask"
+            found.append(warning(what, "ConstrainDevices=yes in cgroup.conf, or ISOLATION=cgroup"))
+        elif (
+            "action_adopt_failure=deny" not in adopting[0] or "action_unknown=allow" in adopting[0]
+        ):
+            what = "a session that is not adopted goes on, and opens every card"
+            do = "action_adopt_failure=deny, and no action_unknown=allow, in its line"
+            found.append(warning(what, f"{do} of {SSHD_STACK}"))
+        opens = "no card" if by_cgroup else "its job's cards alone, and has no mask"
+        yield from found or [ok(f"a session by ssh opens {opens}")]
 
     def flag(self) -> Iterator[Check]:
         """Look whether Slurm, too, tells jobs which cards are theirs."""
@@ -179,6 +214,11 @@ class GresChecks:
             )
             do = f"after a card was changed or lost, {_AGAIN}; or write File= lines"
             yield warning(what, do)
+
+
+def has_pam_module(words: list[str], module: str) -> bool:
+    """Return whether a line of a PAM stack calls a module; pure."""
+    return any(word.rpartition("/")[2] == f"{module}.so" for word in words)
 
 
 def order_gres_files(entries: list[gres.GresEntry], real: list[int]) -> str:

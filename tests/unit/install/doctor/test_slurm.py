@@ -46,6 +46,7 @@ def installed() -> Iterator[SlurmNode]:
         node.config.write_text("".join(line for line in text if "SIMUL" not in line))
         patch.setattr(SlurmSteps, "is_slurmd_seen", _seen)
         patch.setattr("gpulock.install.doctor.doctor.find_execds", _nothing)
+        patch.setattr("gpulock.install.doctor.slurm_gres.SSHD_STACK", node.root / "pam.d/sshd")
         keep_copy(node.root)
         yield node
 
@@ -176,6 +177,26 @@ def hide_lock_dir(node: SlurmNode, folders: str = "/tmp,{0}") -> None:
     lock_dir = read_settings(str(node.config)).lock_dir
     text = f"BasePath=/scratch\nDirs={folders.format(Path(lock_dir).parent)}\n"
     node.conf.with_name("job_container.conf").write_text(text)
+
+
+ADOPT = "account required pam_slurm_adopt.so action_adopt_failure=deny"
+
+
+def adopting(
+    line: str = ADOPT, session: str = "", track: str = "cgroup", constrained: bool = True
+) -> Plant:
+    """Let sshd adopt sessions into jobs."""
+
+    def plant(node: SlurmNode) -> None:
+        folder = node.root / "pam.d"
+        folder.mkdir()
+        (folder / "sshd").write_text(f"@include common-session\n{line}\n")
+        (folder / "common-session").write_text(f"session required pam_unix.so\n{session}\n")
+        node.put("ProctrackType", f"proctrack/{track}")
+        if constrained:
+            constrain(node)
+
+    return plant
 
 
 def own_timeouts(node: SlurmNode, prolog: str = "30", epilog: str = "120") -> None:
@@ -351,6 +372,23 @@ def nothing_listed(node: SlurmNode) -> None:
         (old_bundles, "oci.conf", "the bundle's own mask"),
         (partial(own_timeouts, prolog="120", epilog="65534"), "EpilogTimeout", "blocks the node"),
         (by_spank(without_task_prolog=False), "TaskProlog", "inside containers of pyxis it fails"),
+        (adopting(constrained=False), "pam_slurm_adopt", "opens every card, and has no mask"),
+        (adopting(track="linuxproc"), "pam_slurm_adopt", "not in its job's cgroup"),
+        (
+            adopting(session="-session optional pam_systemd.so"),
+            "pam_slurm_adopt",
+            "out of its job again",
+        ),
+        (
+            adopting("account required pam_slurm_adopt.so"),
+            "pam_slurm_adopt",
+            "a session that is not adopted goes on",
+        ),
+        (
+            adopting(f"{ADOPT} action_unknown=allow"),
+            "pam_slurm_adopt",
+            "a session that is not adopted goes on",
+        ),
     ],
 )
 def test_what_is_only_doubtful_is_a_warning(
@@ -362,6 +400,31 @@ def test_what_is_only_doubtful_is_a_warning(
 
     assert (check.state, says in check.what) == (WARNING, True), check
     assert check.do
+
+
+def test_a_session_that_is_adopted_opens_its_jobs_cards(node: SlurmNode) -> None:
+    adopting()(node)
+
+    check = found(node)["pam_slurm_adopt"]
+
+    assert (check.state, "its job's cards alone" in check.what) == (OK, True), check
+
+
+def test_with_isolation_a_session_by_ssh_opens_no_card(node: SlurmNode) -> None:
+    adopting(constrained=False)(node)
+    node.set(ISOLATION="cgroup")
+
+    check = found(node)["pam_slurm_adopt"]
+
+    assert (check.state, "opens no card" in check.what) == (OK, True), check
+
+
+def test_a_login_that_nothing_adopts_is_told_where_slurm_confines_jobs(node: SlurmNode) -> None:
+    adopting(line="account required pam_nologin.so")(node)
+
+    check = found(node)["pam_slurm_adopt"]
+
+    assert (check.state, "who may log in here opens every card" in check.what) == (OK, True)
 
 
 def test_the_spank_plugin_takes_the_place_of_taskprolog(node: SlurmNode) -> None:

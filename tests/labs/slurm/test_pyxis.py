@@ -89,9 +89,38 @@ def test_steps_beside_each_other_and_their_tasks_have_each_their_own(slurm_gpus:
         script = f"srun -n2 --gres=gpu:2 {show}\nsrun -n1 --gres=none {show}\n"
         job = slurm_gpus.slurm.submit("slalice", "-n2", "--gres=gpu:2", "-w", NODE, script=script)
         slurm_gpus.slurm.wait_done(job)
-        said = slurm_gpus.slurm.said(job).splitlines()
+        # beside what srun says where a step has to wait
+        said = [line for line in slurm_gpus.slurm.said(job).splitlines() if line[:1] == "t"]
         assert sorted(said[:2]) == [f"t{n}={uuids(slurm_gpus, n)}" for n in (0, 1)]
         assert said[2:] == ["t0="]
+
+
+def test_shard_jobs_in_containers_are_told_the_card_that_they_share(slurm_gpus: Gpulock) -> None:
+    def shared(gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: Any) -> None:
+        by_slurm(gpus, keys, **setup, shares={"shard": 8})
+
+    with with_pyxis(slurm_gpus, shared, SLURM_SHARDS="share", SLURM_WAIT="0.2") as pyxis:
+        slurm, words = slurm_gpus.slurm, ("-w", NODE, "--gres=shard:1")
+        hold = "env | grep ^GPULOCK_DEVICES\nexec sleep 600\n"
+        first = slurm.submit("slbob", *words, script=hold)
+        wait_said(slurm_gpus, first, "GPULOCK_DEVICES")
+        seen = variables((done := pyxis.inside(*words)).stdout)
+        assert [seen.get(name) for name in MASKS] == ["0", *[uuids(slurm_gpus, 0)] * 2], done
+        assert variables(slurm.said(first))["GPULOCK_DEVICES"] == uuids(slurm_gpus, 0)
+        none = variables(pyxis.inside("-w", NODE).stdout)
+        assert [none.get(name) for name in MASKS] == ["", "void", ""]
+        with occupied(slurm_gpus, NODE, 1, 2, 3):
+            whole = pyxis.inside("-w", NODE, "--gres=gpu:1", command=RAN)
+            assert (ran(whole), whole.returncode != 0) == (False, True), whole
+            again = pyxis.inside(*words, command=RAN)
+            assert ran(again), again
+        slurm.scancel(first)
+        slurm.wait_done(first)
+        assert not [lock for lock in slurm_gpus.locks(NODE).values() if lock.job_id == str(first)]
+    with with_pyxis(slurm_gpus, shared, SLURM_SHARDS="refuse") as pyxis:
+        refused = pyxis.inside(*words, command=RAN)
+        assert (ran(refused), refused.returncode != 0) == (False, True), refused
+        assert "a part of a GPU (gres/shard)" in refused.stdout + refused.stderr
 
 
 @pytest.mark.short

@@ -3,7 +3,8 @@
 
 Found by comparing the headers of CUDA 11.0 to 13.3, as go-nvml's history has them (the newest
 branch here: what only nvidia-ml-py 13.615 and nvidia-nvml-dev 13.5 name), and the branch that
-each CUDA came with. What came with MIG (450) is that of CUDA 11.0 which serves MIG and A100.
+each CUDA came with. What came with MIG (450) is that of CUDA 11.0 which serves MIG and A100. Of
+older headers (375.66) one thing is here that clients meet: the second way to wait for events.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _FIRST = {
         DeviceGetGpuInstanceRemainingCapacity DeviceGetGpuInstances
         DeviceGetMaxMigDeviceCount DeviceGetMemoryAffinity DeviceGetMigDeviceHandleByIndex
         DeviceGetMigMode DeviceGetRemappedRows DeviceIsMigDeviceHandle DeviceSetMigMode
+        EventSetWait_v2
         GpuInstanceCreateComputeInstance GpuInstanceDestroy
         GpuInstanceGetComputeInstanceById GpuInstanceGetComputeInstanceProfileInfo
         GpuInstanceGetComputeInstanceRemainingCapacity GpuInstanceGetComputeInstances
@@ -168,8 +170,19 @@ FIRST_BRANCH: Mapping[str, int] = MappingProxyType(
     {f"nvml{name}": branch for branch, names in _FIRST.items() for name in names.split()}
 )
 
+# CUDA 12.2.0 and 12.2.1 (535.54, 535.86): entries of 32 bytes, and no other list that has them.
+DETAILS = "nvmlDeviceGetRunningProcessDetailList"
+WIDE_BRANCH, WIDE_UNTIL = 535, 99
+
 
 def missing_from(driver: str) -> frozenset[str]:
     """Return the functions that the library of a driver like `535.129.03` does not have."""
     branch = int(driver.partition(".")[0])
-    return frozenset(name for name, first in FIRST_BRANCH.items() if first > branch)
+    missing = frozenset(name for name, first in FIRST_BRANCH.items() if first > branch)
+    return missing | {DETAILS} if has_wide_entries(driver) else missing
+
+
+def has_wide_entries(driver: str) -> bool:
+    """Return whether version 3 of the process lists has entries of 32 bytes with this driver."""
+    branch, release = (int(part) for part in driver.split(".")[:2])
+    return branch == WIDE_BRANCH and release < WIDE_UNTIL

@@ -13,6 +13,7 @@ from pathlib import Path
 from gpulock.node.devices import INVENTORY_LINE, Device, read_devices
 from gpulock.store import atomic, kv
 from tests.nvml.cards import CARDS, NEWER_EVENTS, NEWER_KEYS, WITHOUT_COUNTERS
+from tests.nvml.drivers import has_wide_entries
 
 Keys = dict[str, str]
 
@@ -20,7 +21,7 @@ ENERGY = 7_000_000  # mJ: what a card may have taken in the first seconds after 
 
 _PROFILES = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # number of the profile with that many slices
 _MULTIPROCESSORS = {"NVIDIA A100-SXM4-80GB": 14, "NVIDIA H200": 16}  # a slice
-_CUDA = {418: 10010, 535: 12020, 570: 12080, 590: 13010}
+_CUDA = {390: 9010, 418: 10010, 535: 12020, 570: 12080, 590: 13010}
 _INTERNAL, _SINGLE, _MULTIPLE, _HOST_BRIDGE, _NODE, _SYSTEM = 0, 10, 20, 30, 40, 50
 
 
@@ -41,6 +42,7 @@ def node_keys(folder: Path, driver: str) -> Keys:
         "driver.version": driver,
         "nvml.version": f"{cuda // 1000}.{driver}",
         "cuda.version": str(cuda),
+        "processes.wide": str(int(has_wide_entries(driver))),
     }
     for device in devices:
         own = _card(device, driver, branch) | _place(folder, device, devices)

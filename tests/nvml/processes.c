@@ -19,9 +19,10 @@ struct process {
     unsigned long long memory;
 };
 
-struct list { /* one of three shapes to fill; all NULL: only the size is asked for */
+struct list { /* one of four shapes to fill; all NULL: only the size is asked for */
     nvmlProcessInfo_v1_t *first;
     nvmlProcessInfo_v2_t *second;
+    nvmlProcessInfo_t *third; /* of the last one with `processes.wide` */
     nvmlProcessDetail_v1_t *detail;
     unsigned int room, found;
 };
@@ -58,6 +59,12 @@ static void add(struct list *list, const struct process *process)
     if (list->second)
         list->second[n] = (nvmlProcessInfo_v2_t){process->pid, process->memory, process->gi,
                                                  process->ci};
+    if (list->third && !number_or(text_at(NONE, NONE, "processes.wide"), 0))
+        list->third[n] = (nvmlProcessInfo_t){process->pid, process->memory, process->gi,
+                                             process->ci};
+    else if (list->third) /* what nvml.h of CUDA 12.2.0 called nvmlProcessInfo_t */
+        ((nvmlProcessDetail_v1_t *)list->third)[n] =
+            (nvmlProcessDetail_v1_t){process->pid, process->memory, process->gi, process->ci, 0};
     if (list->detail)
         list->detail[n] = (nvmlProcessDetail_v1_t){process->pid, process->memory, process->gi,
                                                    process->ci, 0};
@@ -97,7 +104,7 @@ static nvmlReturn_t answer(const char *function, nvmlDevice_t device, char type,
                            unsigned int *count, struct list list)
 {
     nvmlReturn_t status = begin(function, device);
-    bool empty = !list.first && !list.second && !list.detail;
+    bool empty = !list.first && !list.second && !list.third && !list.detail;
     if (status == NVML_SUCCESS && (!count || (empty && *count)))
         status = NVML_ERROR_INVALID_ARGUMENT;
     if (status == NVML_SUCCESS) {
@@ -117,13 +124,13 @@ static nvmlReturn_t answer(const char *function, nvmlDevice_t device, char type,
 
 LIST_CALL(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, first, 'C')
 LIST_CALL(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, second, 'C')
-LIST_CALL(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t, second, 'C')
+LIST_CALL(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t, third, 'C')
 LIST_CALL(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t, first, 'G')
 LIST_CALL(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t, second, 'G')
-LIST_CALL(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t, second, 'G')
+LIST_CALL(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t, third, 'G')
 LIST_CALL(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t, first, 'M')
 LIST_CALL(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, second, 'M')
-LIST_CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t, second, 'M')
+LIST_CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t, third, 'M')
 
 nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
                                                    nvmlProcessDetailList_t *list)

@@ -27,10 +27,13 @@ PATIENCE = 20.0  # seconds for an answer on a machine that is busy
 
 
 class Eye:
-    """What looks at a double. Its clock can be set forward."""
+    """What looks at a double. Its clock can be set forward.
 
-    def __init__(self, nvml: Double) -> None:
-        path = os.pathsep.join((str(ROOT), str(ROOT / "exporter")))
+    `binding` is a folder with another nvidia-ml-py than that of this environment.
+    """
+
+    def __init__(self, nvml: Double, binding: Path | None = None) -> None:
+        path = os.pathsep.join(str(one) for one in (binding, ROOT, ROOT / "exporter") if one)
         self._process = subprocess.Popen(
             [sys.executable, __file__, f"{nvml.node}/sys"],
             stdin=subprocess.PIPE,

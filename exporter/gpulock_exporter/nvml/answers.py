@@ -124,6 +124,11 @@ def nvml_error_text(error: int) -> str:
     return str(pynvml.NVMLError(error))
 
 
+def has_nvml_function(name: str) -> bool:
+    """Return whether the driver's library, which is loaded, has a function."""
+    return hasattr(pynvml.nvmlLib, name)
+
+
 def call_nvml(name: str, *arguments: Any) -> None:
     """Call NVML; raise NVMLError, also where this driver has no such function."""
     try:

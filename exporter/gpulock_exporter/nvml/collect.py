@@ -7,29 +7,21 @@ absent. In MIG mode a card does not tell how busy it is, and its instances do by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import pynvml
 
 from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
 from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records, mig_gpm_sampler
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
 from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
+from gpulock_exporter.nvml.process_lists import read_processes
 from gpulock_exporter.nvml.utilisation_samples import NOTHING, BusyTime
-from gpulock_exporter.telemetry import CLOCK_REASONS, DeviceTelemetry, Process
+from gpulock_exporter.telemetry import CLOCK_REASONS, DeviceTelemetry
 
 SLOW = 5.0  # seconds between two looks at what changes seldom
 TURNS = 8  # cards take turns within that time
 MEGA = 1e6
 WHOLE = 100  # percent
 NO_SAMPLES = pynvml.NVML_ERROR_NOT_FOUND
-
-Listing = Callable[[pynvml.c_nvmlDevice_t], list[pynvml.c_nvmlProcessInfo_t]]
-
-MOST = 5000  # processes: more than that is garbage, and a frame has its limit
-ATTEMPTS = 4  # a list may grow between the call for its length and the one for itself
-KINDS = ("Compute", "Graphics", "MPSCompute")
-VERSIONS = ("v3", "v2")  # 510; 450
 
 
 def collect_utilization(card: NvmlCard, records: Records, look: PollContext) -> None:
@@ -211,59 +203,3 @@ def collect_processes(card: NvmlCard, records: Records, look: PollContext) -> No
 def percent_to_ratio(percent: int) -> float | None:
     """Return percent as a ratio, None for what cannot be."""
     return percent / WHOLE if 0 <= percent <= WHOLE else None
-
-
-def read_processes(
-    device: NvmlDevice, look: PollContext, kinds: Iterable[str] = KINDS
-) -> list[Process] | None:
-    """Return the processes on a device: those that compute, that draw, and those behind MPS.
-
-    None where they are not known: of a list that is not whole somebody's process would be missing.
-    A list costs the driver milliseconds with its lock held (docs/facts/nvml.md, cost).
-    """
-    lists: list[list[Process]] = []
-    for kind in kinds:
-        ways = WAYS[kind]
-        found = device.query(look, "processes", *ways)
-        if found is not None:
-            lists.append(found)
-        elif not all(device.is_absent(look, way) for way in ways):
-            return None  # it failed: what the others say is not all
-    if sum(len(one) for one in lists) > MOST:
-        look.fail("processes", device.name, f"more than {MOST} processes")
-        return None
-    return merge_process_lists(lists) if lists else None
-
-
-def merge_process_lists(lists: Iterable[Iterable[Process]]) -> list[Process]:
-    """Return each process once, with the most memory that any list gives it."""
-    found: dict[int, Process] = {}
-    for process in (one for some in lists for one in some):
-        known = found.setdefault(process.pid, process)
-        if (process.memory or 0) > (known.memory or 0):
-            found[process.pid] = process
-    return [found[pid] for pid in sorted(found)]
-
-
-def _retrying_listing(name: str) -> Callable[[pynvml.c_nvmlDevice_t], list[Process]]:
-    """Return a way to ask that asks again while the list outgrows the room that was made."""
-
-    def ask(handle: pynvml.c_nvmlDevice_t) -> list[Process]:
-        listing: Listing | None = getattr(pynvml, name, None)  # 12.535 has no v2
-        if listing is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return [Process(one.pid, one.usedGpuMemory) for one in listing(handle)]
-            except pynvml.NVMLError as fault:
-                if fault.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE or attempt == ATTEMPTS:
-                    raise
-        return []
-
-    return ask
-
-
-WAYS = {
-    kind: tuple(_retrying_listing(f"nvmlDeviceGet{kind}RunningProcesses_{v}") for v in VERSIONS)
-    for kind in KINDS
-}

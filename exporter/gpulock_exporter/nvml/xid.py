@@ -10,6 +10,7 @@ by a set of its own: the others are listened to meanwhile.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterable
 
 import pynvml
@@ -20,11 +21,14 @@ from gpulock_exporter.nvml.answers import (
     RETRY,
     NvmlDevice,
     PollContext,
+    call_nvml,
+    has_nvml_function,
     nvml_error_text,
 )
 from gpulock_exporter.telemetry import Xid
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the next event set
+EVENT = struct.Struct("@PQQ8x")  # nvmlEventData_t
 MOST = 256  # events taken at one look
 DEAF = ABSENT | LOST  # of one card, whose set is as good as before
 
@@ -66,10 +70,9 @@ class XidEventSet:
         found: list[Xid] = []
         try:
             while self._set is not None and len(found) < MOST:
-                event = pynvml.nvmlEventSetWait_v2(self._set, 0)
-                uuid = self._uuids.get(_handle_address(event.device), "")
-                if event.eventType & pynvml.nvmlEventTypeXidCriticalError:
-                    found.append(Xid(uuid, event.eventData))
+                address, kind, data = _take_event(self._set)
+                if kind & pynvml.nvmlEventTypeXidCriticalError:
+                    found.append(Xid(self._uuids.get(address, ""), data))
         except pynvml.NVMLError as fault:
             if fault.value == pynvml.NVML_ERROR_TIMEOUT:
                 self._pause = FIRST_PAUSE
@@ -110,8 +113,9 @@ class XidEventSet:
             except pynvml.NVMLError as fault:
                 self._spoilers[card.name] = nvml_error_text(fault.value)
                 return False
-        if not self._uuids:
-            self._break(look, pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if not self._uuids:  # nobody to hear of
+            self.close()
+            self._not_before = look.now + RETRY
         return True
 
     def _is_sound(self, card: NvmlDevice) -> bool:
@@ -131,12 +135,23 @@ class XidEventSet:
     def _break(self, look: PollContext, error: int) -> None:
         """Let go of the set; the next one is made after a pause."""
         self.close()
-        if error in ABSENT:
+        self._fault = nvml_error_text(error)
+        if error in ABSENT:  # then no card's XID is heard
             self._not_before = look.now + RETRY
             return
-        self._fault = nvml_error_text(error)
         self._not_before = look.now + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+def _take_event(events: pynvml.c_nvmlEventSet_t) -> tuple[int, int, int]:
+    """Return the address of a card's handle, the type and the data of an event; raise NVMLError.
+
+    What the first version of the call (before 450) fills in is the beginning of the second's.
+    """
+    version = "_v2" if has_nvml_function("nvmlEventSetWait_v2") else ""
+    raw = ctypes.create_string_buffer(EVENT.size)
+    call_nvml(f"nvmlEventSetWait{version}", events, raw, ctypes.c_uint(0))
+    return EVENT.unpack(raw.raw)
 
 
 def _register_xid_events(card: NvmlDevice, events: pynvml.c_nvmlEventSet_t) -> bool:

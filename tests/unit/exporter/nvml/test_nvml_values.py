@@ -12,7 +12,7 @@ import pytest
 from gpulock_exporter.nvml import field_values
 from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
 from gpulock_exporter.nvml.card import lock_id_of_bus, read_numa_node
-from gpulock_exporter.nvml.collect import merge_process_lists, percent_to_ratio
+from gpulock_exporter.nvml.collect import percent_to_ratio
 from gpulock_exporter.nvml.field_values import (
     ECC,
     NVLINK,
@@ -25,6 +25,7 @@ from gpulock_exporter.nvml.field_values import (
     field_error,
     read_fields,
 )
+from gpulock_exporter.nvml.process_lists import merge_process_lists
 from gpulock_exporter.telemetry import CLOCK_REASONS, DeviceTelemetry, Process
 from hypothesis import given
 from hypothesis import strategies as st

@@ -159,3 +159,11 @@ def test_what_came_before_a_card_is_back_is_told(tmp_path: Path) -> None:
         assert told(eye.look()) == [(uuid, 31)], "the next one makes the event set anew"
         nvml.event(0, 45)
         assert told(eye.look()) == [(uuid, 45)]
+
+
+def test_a_library_that_cannot_wait_for_events_is_a_failure(tmp_path: Path) -> None:
+    hidden = ("nvmlEventSetWait", "nvmlEventSetWait_v2")
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1, hidden=hidden) as nvml, Eye(nvml) as eye:
+        for _ in range(3):
+            assert eye.look().failures == {"xid": "Function Not Found"}
+        assert nvml.calls()["nvmlEventSetCreate"] == 1

@@ -46,6 +46,7 @@ from gpulock_exporter.worker.restart_policy import WorkerTimeouts
 from gpulock_exporter.worker.supervisor import Supervisor
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
+OBSERVED = 16.0  # seconds that the driver's buffer of samples holds
 YOUNGEST = 2.0  # seconds that a value must be good for: a tick without a frame comes after 1.5
 LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
 PAUSES = (signal.SIGUSR1, signal.SIGUSR2)
@@ -61,6 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = apply_exporter_options(read_settings(options.config), options)
         for wrong in settings.faults:
             write_stderr_line(f"gpulock-exporter: {wrong}; correct the file")
+        if settings.sample_period > OBSERVED:
+            write_stderr_line(
+                f"gpulock-exporter: SAMPLE_PERIOD is {settings.sample_period:g}, and the driver "
+                f"keeps {OBSERVED:g} s of samples: the rest is not observed; make it less"
+            )
         if options.act != "run":
             return request_pause_or_resume(settings.exporter_dir, options.act)
         return serve_exporter(settings)

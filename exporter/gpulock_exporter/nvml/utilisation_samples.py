@@ -21,7 +21,7 @@ from gpulock_exporter.nvml.answers import NARROW, WORDS, call_nvml
 Sample = tuple[int, float]  # time stamp in microseconds, percent
 
 LONGEST = 1.5  # seconds that one sample may stand for: nvml.h says 1/6 to 1 second
-SHORTEST = 1 / 6  # seconds that the driver's answer for now stands for at least
+KEPT = 16.0  # seconds that the buffer holds, and that one answer for now stands for at most
 WHOLE = 100  # percent
 MOST = 100  # entries of the buffer: a longer list is garbage (Syllo/nvtop issue 110)
 SLACK = 1.0  # seconds by which samples may come late
@@ -80,11 +80,13 @@ class UtilizationSamples:
         self._whole = True
         self.sound = True  # what the driver said last
         self._last = now
+        self._elapsed = 0.0  # seconds between the last two looks
         self._credit = SLACK  # seconds that may still be observed
 
     def since(self, now: float) -> int:
         """Return the time stamp after which to ask: 0 for the whole buffer."""
-        self._whole = not self._seen or now - max(self._moved, self._asked) > HEAL
+        stuck = self._moved < self._last and now - max(self._moved, self._asked) > HEAL
+        self._whole = stuck or not self._seen
         if self._whole:
             self._asked = now
         return 0 if self._whole else self._seen
@@ -105,15 +107,21 @@ class UtilizationSamples:
         return self._spend(found)
 
     def snapshot(self, percent: float, now: float) -> BusyTime:
-        """Take the driver's answer for now where its buffer has run dry, or there is none."""
+        """Take the driver's answer for now where its buffer has run dry, or there is none.
+
+        It stands for the time since the last look, of which it is a sample.
+        """
         self._pass(now)
         if now - self._moved <= DRY or not self.sound or not 0 <= percent <= WHOLE:
             return NOTHING
-        seconds = min(SHORTEST, self._credit)
+        seconds = min(self._elapsed, KEPT, self._credit)
         return self._spend(BusyTime(seconds * (percent / WHOLE), seconds))
 
     def _pass(self, now: float) -> None:
-        self._credit = min(self._credit, SLACK) + max(0.0, now - self._last)
+        """Let time go by; both ways to observe are asked at one moment, and it counts once."""
+        if now > self._last:
+            self._elapsed = now - self._last
+            self._credit = min(self._credit, SLACK) + self._elapsed
         self._last = now
 
     def _spend(self, found: BusyTime) -> BusyTime:

@@ -170,6 +170,14 @@ def test_settings_that_are_not_obeyed_are_told(tmp_path: Path) -> None:
     assert (done.returncode, "unknown key 'GUPS'; correct the file" in done.stderr) == (1, True)
 
 
+def test_a_period_of_which_the_driver_forgets_a_part_is_told(tmp_path: Path) -> None:
+    node = write_simulated_node(tmp_path / "node", "dgx1")
+    configure(node, SAMPLE_PERIOD=15, MAX_SAMPLE_AGE=60)
+    assert "SAMPLE_PERIOD" not in call(node, "resume").stderr
+    configure(node, SAMPLE_PERIOD=30)
+    assert "SAMPLE_PERIOD is 30, and the driver keeps 16 s" in call(node, "resume").stderr
+
+
 def test_an_option_counts_before_the_file_and_the_file_before_the_default() -> None:
     lines = ("EXPORTER_LISTEN=:1 :2", "WEB_CONFIG=/w", "EXPORTER_DIR=/d", "LABEL_USER=uid")
     words = ["--listen", ":3", "--web-config", "/v", "--folder", "/e", "--label-user", "none"]

@@ -7,10 +7,10 @@ import pytest
 from gpulock_exporter.nvml.utilisation_samples import (
     DRY,
     HEAL,
+    KEPT,
     LONGEST,
     MOST,
     NOTHING,
-    SHORTEST,
     SLACK,
     BusyTime,
     Sample,
@@ -96,6 +96,7 @@ def test_a_clock_that_was_set_back_is_found_again() -> None:
     fed(source, [buffer(0, 6), buffer(0, 12)])
     later = 100 + 2 + HEAL + 1
     assert source.since(later - 2) != 0
+    source.add([], later - 2)
     assert source.since(later) == 0
     assert source.add([(5_000_000, 50)], later) == (0, 0)
     assert source.since(later + 1) == 5_000_000
@@ -110,16 +111,44 @@ def test_a_driver_whose_clock_runs_too_fast_makes_no_time() -> None:
     assert 20 < sum(one.observed for one in found) <= 60 + SLACK
 
 
-def test_a_card_that_writes_no_samples_while_idle_is_seen_a_sixth_of_a_second_a_look() -> None:
+@pytest.mark.parametrize("period", [0.5, 1, 5, 9, 10, 11, 15])
+def test_a_period_of_up_to_15_seconds_is_observed_whole(period: float) -> None:
+    source, found = UtilizationSamples(100.0), list[BusyTime]()
+    for n in range(1, 21):
+        now = 100.0 + n * period
+        since, youngest = source.since(now), 100 + int(n * period * 1e6 / PERIOD)
+        samples = [one for one in buffer(youngest - 99, 99, 40) if one[0] > since]
+        found.append(source.add(samples, now))
+    assert sum(one.observed for one in found) == pytest.approx(19 * period, rel=0.03)
+    assert sum(one.busy for one in found) == pytest.approx(0.4 * 19 * period, rel=0.03)
+
+
+@pytest.mark.parametrize("period", [0.1, 1, 5, 15])
+def test_where_there_never_is_a_buffer_a_snapshot_stands_for_its_period(period: float) -> None:
+    source, now, found = UtilizationSamples(100.0), 100.0, list[BusyTime]()
+    while now < 100.0 + max(60, 5 * period):
+        now += period
+        found.append(source.snapshot(50, now))
+    observed = sum(one.observed for one in found)
+    assert observed == pytest.approx(now - 100.0, abs=DRY + 0.2)
+    assert sum(one.busy for one in found) == pytest.approx(observed / 2)
+
+
+def test_a_card_that_writes_no_samples_while_idle_is_seen_by_snapshots() -> None:
     source = UtilizationSamples(100.0)
     source.since(101)
     source.add(buffer(0, 6), 101)
     assert source.snapshot(0, 101.5) == (0, 0), "its buffer has the word"
     source.since(101 + DRY)
     source.add([], 101 + DRY)
-    assert source.snapshot(0, 102 + DRY) == (0, SHORTEST)
-    assert source.snapshot(50, 103 + DRY) == pytest.approx((SHORTEST / 2, SHORTEST))
+    assert source.snapshot(0, 102 + DRY) == (0, 1)
+    assert source.snapshot(50, 103 + DRY) == (0.5, 1)
     assert source.snapshot(900, 104 + DRY) == (0, 0)
+
+
+def test_a_snapshot_does_not_stand_for_minutes_in_which_a_card_was_lost() -> None:
+    source = UtilizationSamples(100.0)
+    assert source.snapshot(50, 100 + 600).observed == KEPT
 
 
 def test_no_answer_for_now_stands_in_for_a_buffer_of_garbage() -> None:

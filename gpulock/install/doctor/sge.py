@@ -22,12 +22,13 @@ from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.planner import current_settings
 from gpulock.install.sge import texts
 from gpulock.install.sge.cards import card_map_fault
-from gpulock.install.sge.install import SENSOR, SHEPHERD, parse_clock_seconds, queue_instances
+from gpulock.install.sge.install import SENSOR, parse_clock_seconds, queue_instances
 from gpulock.install.sge.places import effective_host_conf, effective_sge_hook
 from gpulock.install.sge.programs import minimum_id_fault
 from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
 from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_site, sge_host_name
 from gpulock.install.sge.texts import (
+    SHEPHERD,
     complex_fault,
     login_script_text,
     sge_admin_user,
@@ -277,7 +278,7 @@ class SgeClusterChecks:
         user = sge_admin_user(self.site)
         if user == "unknown":
             yield warning("bootstrap cannot be read: admin_user is not known")
-        elif advice := terminal_advice(self.release, user):
+        elif advice := terminal_advice(self.release, user, self.lines.get("shepherd_cmd", "none")):
             yield warning(*advice)
         else:
             yield ok(f"admin_user is {user}")

@@ -30,7 +30,7 @@ from gpulock.install.sge.places import (
 from gpulock.install.sge.programs import tried_sge_shepherd
 from gpulock.install.sge.qconf import Qconf, is_sge_none, parse_sge_list
 from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_site, sge_host_name
-from gpulock.install.sge.texts import HOOKS, complex_fault, login_script_text
+from gpulock.install.sge.texts import HOOKS, SHEPHERD, complex_fault, login_script_text
 from gpulock.install.trial import command_program, rival_hook_reason
 from gpulock.install.undo import FORCE, Address, Uninstaller
 from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks, list_locked_devices
@@ -38,7 +38,6 @@ from gpulock.node.settings import DEFAULT_PATH, Settings
 from gpulock.sge.card_map import NAME as SGE_MAP
 
 SENSOR: Final = "prolog/sge-sensor"
-SHEPHERD: Final = "prolog/sge_shepherd"
 REPORTED: Final = ("gpu.free", "gpu.held", "gpu.stale", "gpu.quarantined")
 PROFILE: Final = Path("/etc/profile.d/gpulock.sh")
 # gpu's fields behind name and shortcut: type relop requestable consumable default urgency
@@ -232,7 +231,8 @@ class SgePlanner(NodePlanner):
             line = effective_sge_hook(self.qconf, queue, host, "prolog", self.lines)
             if not texts.is_gpulock_command(line, "prolog"):
                 self.note(f"queue {queue} is on this host too, and its jobs get no locks: --queue?")
-        if advice := texts.terminal_advice(self.site.release(), texts.sge_admin_user(self.site)):
+        user, command = texts.sge_admin_user(self.site), self.lines.get("shepherd_cmd", "none")
+        if advice := texts.terminal_advice(self.site.release(), user, command):
             self.note(": ".join(advice))
 
 

@@ -14,9 +14,11 @@ from typing import Final
 
 from gpulock.install.hooks import InstallError, find_share_folder
 from gpulock.install.sge.programs import OCS
+from gpulock.install.sge.qconf import is_sge_none
 from gpulock.install.sge.site import SgeSite
 from gpulock.install.trial import command_program
 
+SHEPHERD: Final = "prolog/sge_shepherd"
 HOOKS: Final = ("prolog", "epilog")
 _JOB_WORDS: Final = "$job_id $ja_task_id $queue"
 _CHAIN_COUNT: Final = 7  # clean, chain, prolog or epilog, those three, $job_owner
@@ -112,14 +114,17 @@ def sge_admin_user(site: SgeSite) -> str:
     return found[1].lower() if found else "unknown"
 
 
-def terminal_advice(release: str, user: str) -> tuple[str, ...]:
+def terminal_advice(release: str, user: str, shepherd_cmd: str) -> tuple[str, ...]:
     """Return which interactive jobs a prolog breaks, and what to do; nothing for none; pure.
 
-    `user` is the daemons' user. The two Grid Engines break opposite ones (facts/grid-engine.md).
+    `user` is the daemons' user. The two Grid Engines break opposite ones (facts/grid-engine.md),
+    and our shepherd_cmd cures those of Open Cluster Scheduler; one that is not there is told of.
     """
     if release.startswith(OCS):
+        if is_sge_none(shepherd_cmd) or shepherd_cmd.endswith(f"/{SHEPHERD}"):
+            return ()
         what = "with any prolog, qrsh -pty no fails and puts the queue in error"
-        return what, "tell users to leave -pty no out: qrsh and qlogin work"
+        return what, "have gpulock's shepherd_cmd: qrsh and qlogin work"
     if user in ("none", "root"):
         return ()
     what = f"admin_user is {user}: with any prolog, qrsh and qlogin on a terminal break"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
+from tests.labs.sge.jobs import start_shepherds
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.wait import until
 
@@ -145,8 +146,18 @@ def test_the_other_queue_is_masked_and_served_alike(gpus: Gpulock) -> None:
 
 
 def test_qrsh_with_a_command_gets_its_gpus(gpus: Gpulock) -> None:
-    done = gpus.sge.qrsh("glalice", "-pty", "no", *ON_NODE, "-l", "gpu=2", "/usr/bin/env")
-    assert variables(done.stdout)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    """With shepherd_cmd: Open Cluster Scheduler fails on any prolog of such a job without it."""
+    start_shepherds(gpus.sge, str(gpus.hooks.folder / "prolog/sge_shepherd"))
+    try:
+        script = "env; test -t 0 || echo TERMINAL=none; exit 7"
+        words = ("-pty", "no", *ON_NODE, "-l", "gpu=2", f"sh -c '{script}'")
+        done = gpus.sge.qrsh("glalice", *words)
+        seen = variables(done.stdout)
+        assert (seen["CUDA_VISIBLE_DEVICES"], seen["TERMINAL"]) == ("0,1", "none")
+        assert done.returncode == 7
+        assert gpus.sge.queue_states()[NODE] == ""
+    finally:
+        start_shepherds(gpus.sge, "none")
     gpus.wait_free()
 
 

@@ -216,3 +216,48 @@ def test_a_shepherd_that_cannot_be_started_loses_no_job(
     assert (ended, said) == (code, "")
     assert (folder / "exit_status").read_text() == f"{code}\n"
     assert "sge_shepherd cannot be started" in (folder / "error").read_text()
+
+
+def interactive(script: str, pty: int, tls: bool) -> str:
+    """Return the config of a qrsh, of Open Cluster Scheduler 9.1 where it has a line `tls`."""
+    lines = re.sub(r"(?m)^script_file=.*$", f"script_file={script}", recorded("array"))
+    lines = re.sub(r"(?m)^pty=.*$", f"pty={pty}", lines)
+    return re.sub(r"(?m)^csp=.*$", "tls=0", lines) if tls else lines
+
+
+@pytest.mark.parametrize("shell", ["", "/bin/bash"])
+@pytest.mark.parametrize(
+    ("release", "script", "tls", "changed"),
+    [
+        ("OCS 9.1.5prealpha", "QRSH", True, True),
+        ("nothing", "QRLOGIN", True, True),
+        ("OCS 9.0.13", "QRSH", False, True),
+        ("OCS 9.0.9", "qlogin", False, True),
+        ("OCS 9.0.8", "QRSH", False, False),
+        ("SGE 8.1.9", "QRSH", False, False),
+        ("SGE r.", "QRSH", False, False),
+        ("OCS 9.1.5", "/bin/QRSH", True, False),
+    ],
+)
+def test_a_qrsh_without_terminal_gets_the_form_that_a_prolog_does_not_break(
+    launcher: Path, tmp_path: Path, release: str, script: str, tls: bool, changed: bool, shell: str
+) -> None:
+    shepherd = tmp_path / "elsewhere/sge_shepherd"
+    shepherd.parent.mkdir()
+    shepherd.write_text(f"#!/bin/sh\necho '{release}'\necho usage\n")
+    shepherd.chmod(0o755)
+    mine = tmp_path / "sge_shepherd"
+    mine.write_text(re.sub(r"(?m)^SHEPHERD=.*$", f"SHEPHERD={shepherd}", launcher.read_text()))
+    mine.chmod(0o755)
+    config = interactive(script, 0, tls)
+
+    assert start(mine, tmp_path, config, shell)[0] == 0
+    assert (tmp_path / "config").read_text() == config + ("pty=2\n" if changed else "")
+
+
+def test_only_a_qrsh_without_terminal_is_changed(launcher: Path, tmp_path: Path) -> None:
+    """The shepherd of the fixture has a name of the site's own: it is not run for its release."""
+    for config in (interactive("QRSH", 1, tls=True), interactive("QRSH", 0, tls=False)):
+        code, said = start(launcher, tmp_path, config)
+        assert (code, said.count(STARTED)) == (0, 1)
+        assert (tmp_path / "config").read_text() == config

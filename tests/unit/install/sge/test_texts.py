@@ -58,17 +58,18 @@ def test_a_prolog_that_hands_out_gpus_itself_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "user", "word"),
+    ("release", "user", "command", "word"),
     [
-        ("SGE 8.1.9", "sgeadmin", "use qrsh -pty no"),
-        ("SGE 8.1.9", "none", ""),
-        ("SGE 8.1.9", "root", ""),
-        ("OCS 9.1.5", "sgeadmin", "leave -pty no out"),
-        ("OCS 9.1.5", "none", "leave -pty no out"),
+        ("SGE 8.1.9", "sgeadmin", "none", "use qrsh -pty no"),
+        ("SGE 8.1.9", "none", "none", ""),
+        ("SGE 8.1.9", "root", "none", ""),
+        ("OCS 9.1.5", "sgeadmin", "/x/current/prolog/sge_shepherd", ""),
+        ("OCS 9.1.5", "sgeadmin", "none", ""),
+        ("OCS 9.1.5", "none", "/site/wrapper", "have gpulock's shepherd_cmd"),
     ],
 )
 def test_the_two_grid_engines_break_opposite_interactive_jobs(
-    release: str, user: str, word: str
+    release: str, user: str, command: str, word: str
 ) -> None:
-    said = " ".join(commands.terminal_advice(release, user))
+    said = " ".join(commands.terminal_advice(release, user, command))
     assert word in said and bool(said) is bool(word)

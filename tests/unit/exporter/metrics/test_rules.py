@@ -17,6 +17,7 @@ from gpulock_exporter.metrics.devices import family_name
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 
 from gpulock.cli import COMMANDS
+from gpulock.daemon.health.findings import HARDWARE
 
 ROOT = Path(__file__).resolve().parents[4]
 RULES = ROOT / "exporter" / "rules"
@@ -97,6 +98,26 @@ def test_an_alert_is_tested_to_fire_and_to_be_quiet(alert: str) -> None:
 def test_what_is_recorded_is_tested(record: str) -> None:
     whole = re.compile(rf"(?<![\w:]){re.escape(record)}(?![\w:])")
     assert [one for one in asked() if whole.search(one["expr"]) and one.get("exp_samples")]
+
+
+def codes_of(alert: str, how: str) -> set[int]:
+    """Return the XIDs that an alert names, by `=~` or `!~`."""
+    (found,) = re.findall(rf'xid{how}"([\d|]+)"', named("alert")[alert]["expr"])
+    codes = [int(code) for code in found.split("|")]
+    assert len(set(codes)) == len(codes)
+    return set(codes)
+
+
+def test_the_xids_that_quarantine_counts_are_those_of_the_critical_alert() -> None:
+    critical, application = (
+        codes_of(f"GpulockXid{of}", "=~") for of in ("Critical", "OfApplication")
+    )
+    assert critical == set(HARDWARE)
+    assert not critical & application
+    assert codes_of("GpulockXid", "!~") == critical | application
+    text = (ROOT / "docs/quarantine.md").read_text()
+    (told,) = re.findall(r"\*\*XIDs that count\*\* are these: ([\d ]+)\.", text)
+    assert {int(code) for code in told.split()} == critical
 
 
 def test_rules_and_dashboards_are_in_the_wheel() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards import boards
-from dashboards.node import IDLE_AFTER, LONG
+from dashboards.node import IDLE_AFTER, LONG, OUT_OF_ORDER, OUT_OF_ORDER_MEANS
 from dashboards.panels import RED, YELLOW, Column, Query, bars, lines, number, rows, stacked
 
 HERE = '{cluster=~"$cluster"}'
@@ -42,8 +42,9 @@ GLANCE = [
     number(
         "Out of order",
         "none",
-        Query(state("missing|quarantined|stale|unknown|foreign")),
+        Query(state(OUT_OF_ORDER)),
         steps=[(1, RED)],
+        about=OUT_OF_ORDER_MEANS,
     ),
     rows(
         "Models",
@@ -92,7 +93,12 @@ TIME = [
     lines(
         "Utilisation of what is held",
         "percentunit",
-        Query(f"avg by (user) (gpulock:gpu_hold:utilization_ratio{HERE})", "{{user}}"),
+        Query(
+            f"sum by (user) (rate(gpulock:gpu_hold:busy_seconds_total{HERE}[$__rate_interval]))"
+            f" / sum by (user) (rate(gpulock:gpu_hold:observed_seconds_total{HERE}"
+            "[$__rate_interval]))",
+            "{{user}}",
+        ),
         top=1,
     ),
 ]

@@ -58,6 +58,15 @@ def mean_use(window: str) -> str:
     return f"{busy} / {observed}"
 
 
+def hold_use(of: str) -> str:
+    """Return which part of the observed time each device of the job was at work."""
+    busy, observed = (
+        f"rate(gpulock:{of}:{name}_seconds_total{JOB}[$__rate_interval])"
+        for name in ("busy", "observed")
+    )
+    return f"{busy} / {observed}"
+
+
 GLANCE = [
     number("GPUs now", "none", Query(f"sum(gpulock:job:gpus:count{JOB})")),
     number(
@@ -106,7 +115,11 @@ GLANCE = [
 
 TIME = [
     lines(
-        "Utilisation", "percentunit", Query(f"gpulock:gpu_hold:utilization_ratio{JOB}", GPU), top=1
+        "Utilisation",
+        "percentunit",
+        Query(hold_use("gpu_hold"), GPU),
+        about="From counters: nothing between two scrapes is missed.",
+        top=1,
     ),
     bars(
         "Held and idle for",
@@ -118,17 +131,6 @@ TIME = [
     ),
     lines("Memory used", "bytes", Query(f"gpulock:gpu_hold:memory_used_bytes{JOB}", GPU)),
     lines("Power", "watt", Query(f"gpulock:gpu_hold:power_watts{JOB}", GPU)),
-    lines(
-        "At work, of observed time",
-        "percentunit",
-        Query(
-            f"rate(gpulock:gpu_hold:busy_seconds_total{JOB}[$__rate_interval])"
-            f" / rate(gpulock:gpu_hold:observed_seconds_total{JOB}[$__rate_interval])",
-            GPU,
-        ),
-        about="From counters: nothing between two scrapes is missed.",
-        top=1,
-    ),
     lines(
         "Clocks kept down by",
         "percentunit",
@@ -148,8 +150,6 @@ INSIDE = [
 ]
 
 MIG = [
-    lines(
-        "Utilisation", "percentunit", Query(f"gpulock:mig_hold:utilization_ratio{JOB}", GPU), top=1
-    ),
+    lines("Utilisation", "percentunit", Query(hold_use("mig_hold"), GPU), top=1),
     lines("Memory used", "bytes", Query(f"gpulock:mig_hold:memory_used_bytes{JOB}", GPU)),
 ]

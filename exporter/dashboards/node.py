@@ -25,6 +25,32 @@ HOLD = "GPU {{gpu}}: {{user}} {{job_id}}"
 DEVICE = ("gpu", "uuid")
 OWNER = ("job_id", "task_id", "user", "queue")
 IDLE_AFTER, LONG = 600, 3600  # seconds
+OUT_OF_ORDER = "missing|quarantined|stale|unknown|foreign"
+OUT_OF_ORDER_MEANS = (
+    "Missing, quarantined, stale, used without a lock, or held by an owner whose state is unknown."
+)
+
+
+XIDS = f"gpulock_gpu_xid_errors_total{HERE}"
+XID_AGE = (
+    "gpulock_sample_timestamp_seconds - on (instance) group_right () "
+    f"gpulock_gpu_xid_last_timestamp_seconds{HERE}"
+)
+# Of a new series `increase` misses the first event. Without one an hour ago (or with a higher one,
+# of the boot before) all are counted, where the last of them is of this hour.
+XIDS_IN_AN_HOUR = (
+    f"{XIDS} - (({XIDS} offset 1h <= {XIDS}) or {XIDS} * 0)"
+    f" and on (instance, uuid, xid) ({XID_AGE} < 3600)"
+)
+
+
+def use_ratio(kind: str) -> str:
+    """Return which part of the observed time the devices of a node were at work."""
+    busy, observed = (
+        f"rate(gpulock_{kind}_{name}_seconds_total{HERE}[$__rate_interval])"
+        for name in ("busy", "observed")
+    )
+    return f"{busy} / {observed}"
 
 
 def node() -> dict[str, Any]:
@@ -62,9 +88,9 @@ GLANCE = [
     number(
         "Out of order",
         "none",
-        Query('sum(gpulock_gpus{instance="$instance",state=~"missing|quarantined|stale|unknown"})'),
+        Query(f'sum(gpulock_gpus{{instance="$instance",state=~"{OUT_OF_ORDER}"}})'),
         steps=[(1, RED)],
-        about="Missing, quarantined, stale, or held by an owner whose state is unknown.",
+        about=OUT_OF_ORDER_MEANS,
     ),
     number(
         "Foreign processes",
@@ -95,7 +121,13 @@ GLANCE = [
 ]
 
 WORK = [
-    lines("Utilisation", "percentunit", Query(f"gpulock_gpu_utilization_ratio{HERE}", GPU), top=1),
+    lines(
+        "Utilisation",
+        "percentunit",
+        Query(use_ratio("gpu"), GPU),
+        about="From counters: nothing between two scrapes is missed.",
+        top=1,
+    ),
     lines(
         "Held and idle for",
         "s",
@@ -156,7 +188,7 @@ FAULTS = [
     lines(
         "XID errors in an hour",
         "none",
-        Query(f"increase(gpulock_gpu_xid_errors_total{HERE}[1h])", "GPU {{gpu}}: XID {{xid}}"),
+        Query(XIDS_IN_AN_HOUR, "GPU {{gpu}}: XID {{xid}}"),
     ),
     lines(
         "Memory errors in an hour",
@@ -177,7 +209,7 @@ FAULTS = [
 ]
 
 MIG = [
-    lines("Utilisation", "percentunit", Query(f"gpulock_mig_utilization_ratio{HERE}", GPU), top=1),
+    lines("Utilisation", "percentunit", Query(use_ratio("mig"), GPU), top=1),
     lines("Memory used", "bytes", Query(f"gpulock_mig_memory_used_bytes{HERE}", GPU)),
     rows(
         "Instances",

@@ -11,7 +11,7 @@ import pytest
 from dashboards import boards
 from dashboards.make import FOLDER, made
 
-from tests.unit.exporter.metrics.test_rules import families, named
+from tests.unit.exporter.metrics.test_rules import asked, families, named
 
 SERIES = re.compile(r"\b(?:gpulock[_:][\w:]+|ALERTS)\b")
 GRID = 24
@@ -73,3 +73,23 @@ def test_panels_and_queries_have_names_of_their_own(board: dict[str, Any]) -> No
 
 def test_each_dashboard_shows_what_is_held_and_idle(board: dict[str, Any]) -> None:
     assert any("gpu_hold:idle_seconds" in text for text in boards.queries(board))
+
+
+def test_the_panel_of_xids_asks_what_a_test_of_promtool_asks() -> None:
+    (panel,) = [one for one in boards_panels("gpulock-node.json") if "XID" in one["title"]]
+    (query,) = [target["expr"] for target in panel["targets"]]
+    assert query in {one["expr"] for one in asked()}
+
+
+@pytest.mark.parametrize("name", sorted(made()))
+def test_utilisation_over_time_is_drawn_from_counters(name: str) -> None:
+    drawn = [one for one in boards_panels(name) if one["title"].startswith("Utilisation")]
+    assert drawn
+    for text in [target["expr"] for one in drawn for target in one["targets"]]:
+        assert text.count("rate(") == 2 and "utilization_ratio" not in text
+
+
+def boards_panels(name: str) -> list[dict[str, Any]]:
+    """Return the panels of a dashboard."""
+    found: list[dict[str, Any]] = json.loads(made()[name])["panels"]
+    return found

@@ -130,7 +130,8 @@ SINGLE: tuple[tuple[str, str, Value], ...] = (
     (
         "recovery_action",
         "What the GPU needs: 0 nothing, 1 a reset, 2 a reboot of the node, "
-        "3 that its peers are drained, 4 to be drained and reset.",
+        "3 that its peers are drained, 4 to be drained and reset, 5 that its IMEX domain is "
+        "recovered, 6 a reset of its bus, 7 a reboot of the system.",
         attrgetter("recovery_action"),
     ),
     *(

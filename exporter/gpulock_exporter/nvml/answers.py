@@ -21,6 +21,7 @@ _T = TypeVar("_T")
 WORDS = ("d", "I4x", "L", "Q", "q", "i4x", "H6x")
 VALUES = tuple(struct.Struct(f"@{word}") for word in WORDS)
 NARROW = 1  # NVML_VALUE_TYPE_UNSIGNED_INT, of nvmlValueType_t
+NOT_AVAILABLE = frozenset({(1 << 32) - 1, (1 << 64) - 1})  # NVML_VALUE_NOT_AVAILABLE
 RETRY = 300.0  # seconds after which a device is asked again for what it does not support
 
 DEPRECATED = 26  # nvml.h 12.5 and later

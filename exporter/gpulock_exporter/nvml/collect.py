@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
+from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext
 from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records, mig_gpm_sampler
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
 from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
@@ -117,7 +117,9 @@ def collect_clocks(card: NvmlCard, records: Records, look: PollContext) -> None:
         pynvml.nvmlDeviceGetCurrentClocksEventReasons,  # 535
         pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
     )
-    if bits is not None:
+    if bits in NOT_AVAILABLE:  # no card has all reasons at once
+        look.fail("clocks", card.name, f"its reasons cannot be {bits:#x}")
+    elif bits is not None:
         records[0].clock_reasons = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
 
 

@@ -10,15 +10,22 @@ was a third of what the worker costs, so the lists are ours and are kept.
 from __future__ import annotations
 
 import ctypes
-import math
 import struct
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import NARROW, VALUES, NvmlDevice, PollContext, call_nvml
+from gpulock_exporter.nvml.answers import (
+    NARROW,
+    NOT_AVAILABLE,
+    VALUES,
+    NvmlDevice,
+    PollContext,
+    call_nvml,
+)
 
 FIELD = struct.Struct("@IIqqII8s")  # nvmlFieldValue_t
 ASKED = struct.Struct("@II")  # its first two members: number and scope
@@ -75,7 +82,7 @@ NVLINK = (  # KiB
 )
 
 WORD = 1 << 32
-NOT_AVAILABLE = frozenset({WORD - 1, (1 << 64) - 1})  # NVML_VALUE_NOT_AVAILABLE
+LARGEST = {PENDING: 1, FAILURE: 1}  # flags; other numbers may be any
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 UNKNOWN_FIELD = pynvml.NVML_ERROR_INVALID_ARGUMENT  # of one field: it is newer than the driver
 KIB = 1024
@@ -131,7 +138,7 @@ def read_fields(
         (number,) = VALUES[value_type].unpack(value)
         if number in NOT_AVAILABLE:
             continue
-        if 0 <= number < math.inf:
+        if 0 <= number <= LARGEST.get(field, sys.float_info.max):
             found[field] = number
         else:
             look.fail(field.collector, device.name, f"field {field.id} cannot be {number}")
@@ -248,7 +255,7 @@ def _with_sram(
     found = dict(ecc or {})
     for name, way in SRAM_QUERIES.items():
         count = card.query(look, "ecc", way)
-        if count is not None:
+        if count is not None and count not in NOT_AVAILABLE:
             found[name] = count
     return found or None
 

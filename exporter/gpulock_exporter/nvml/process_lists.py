@@ -15,7 +15,13 @@ from collections.abc import Callable, Iterable
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import NvmlDevice, PollContext, call_nvml, has_nvml_function
+from gpulock_exporter.nvml.answers import (
+    NOT_AVAILABLE,
+    NvmlDevice,
+    PollContext,
+    call_nvml,
+    has_nvml_function,
+)
 from gpulock_exporter.telemetry import Process
 
 MOST = 5000  # processes: more than that is garbage, and a frame has its limit
@@ -26,7 +32,6 @@ KINDS = ("Compute", "Graphics", "MPSCompute")
 FIRST = struct.Struct("@I4xQ")  # nvmlProcessInfo_v1_t: pid, bytes
 SECOND = struct.Struct("@I4xQ8x")  # nvmlProcessInfo_t: also the instances
 WIDE = struct.Struct("@I4xQ16x")  # the same of drivers 535.43 to 535.98: also protected memory
-NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE of the bytes
 
 Listing = Callable[[pynvml.c_nvmlDevice_t], list[Process]]
 
@@ -105,7 +110,7 @@ def read_process_entries(
 ) -> list[Process]:
     """Return the first `count` processes of a list as it lies in memory."""
     return [
-        Process(pid, None if memory == NOT_AVAILABLE else memory)
+        Process(pid, None if memory in NOT_AVAILABLE else memory)
         for pid, memory in layout.iter_unpack(memoryview(raw)[: layout.size * count])
     ]
 

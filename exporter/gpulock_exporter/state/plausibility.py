@@ -23,6 +23,8 @@ MOST_NAMES = 64  # of reasons, of ECC counters, of links: of whatever becomes a 
 LONGEST_TEXT = 128  # characters
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of a 64 bit kernel, proc_sys_kernel(5)
 MOST_BYTES = 1 << 50  # of memory
+MOST_ERRORS = (1 << 32) - 2  # of memory; 32 bits of ones are no count
+LAST_ACTION = 7  # of nvmlDeviceGpuRecoveryAction_t, nvml.h 13
 MOST_ID = 1 << 12  # of an index, a minor, an instance
 KEPT = 2048  # texts, cut to LONGEST_TEXT, that are judged once: each second has the same ones
 
@@ -58,9 +60,9 @@ RULES = {
     "index": FieldRule("devices", 0, MOST_ID),
     "minor": FieldRule("devices", 0, MOST_ID),
     "numa": FieldRule("devices", 0, MOST_ID),
-    "recovery_action": FieldRule("remapped", 0, 255),
+    "recovery_action": FieldRule("remapped", 0, LAST_ACTION),
     "clock_reason_seconds": FieldRule("clocks", 0, math.inf),
-    "ecc": FieldRule("ecc", 0, math.inf),
+    "ecc": FieldRule("ecc", 0, MOST_ERRORS),
     "remapped": FieldRule("remapped", 0, MOST_BYTES),
     "gpm": FieldRule("gpm", 0, 1),
     "links": FieldRule("devices", 0, MOST_ID),

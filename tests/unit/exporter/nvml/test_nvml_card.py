@@ -94,6 +94,34 @@ def test_a_ratio_above_the_whole_is_a_failure(tmp_path: Path) -> None:
             assert eye.look().failures == {}
 
 
+ALL_ONES = (1 << 64) - 1
+# a key and its garbage, whose failure that is (none: NVML calls all ones not available), what is
+# absent then
+GARBAGE: tuple[tuple[str, int, str, str], ...] = (
+    ("ecc.volatile.uncorrected.sram", 0xFFFFFFFF, "", "ecc.uncorrected.sram"),
+    ("ecc.volatile.corrected.sram", ALL_ONES, "", "ecc.corrected.sram"),
+    ("clocks.reasons", ALL_ONES, "clocks", "clock_reasons"),
+    ("clocks.reasons", 0xFFFFFFFF, "clocks", "clock_reasons"),
+    ("remapped.pending", 7, "remapped", "remap_pending"),
+    ("remapped.failure", 2, "remapped", "remap_failure"),
+)
+
+
+@pytest.mark.parametrize(("key", "value", "collector", "name"), GARBAGE)
+def test_what_no_card_can_say_is_absent(
+    tmp_path: Path, key: str, value: int, collector: str, name: str
+) -> None:
+    field, _, place = name.partition(".")
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml, Eye(nvml) as eye:
+        sound = getattr(device(eye.look()), field)
+        assert (sound[place] if place else sound) is not None
+        nvml.set(f"gpu0.{key}", value)
+        frame = eye.look(after=6)
+        told = getattr(device(frame), field)
+        assert (told.get(place) if place else told) is None
+        assert set(frame.failures) == ({collector} if collector else set())
+
+
 def test_what_a_card_does_not_have_is_absent_and_asked_for_again_but_rarely(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="k80-node", gpus=1) as nvml, Eye(nvml) as eye:
         card = device(eye.look(processes=True))

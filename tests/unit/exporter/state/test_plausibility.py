@@ -15,6 +15,7 @@ from gpulock_exporter.state.plausibility import (
 )
 from gpulock_exporter.telemetry import COLLECTORS, Frame, Process
 
+from gpulock.daemon.health.findings import ACTIONS
 from tests.support.exporter_nodes import card, full_card, instance
 from tests.support.trees import bus
 
@@ -40,6 +41,12 @@ def test_a_value_that_no_hardware_has_is_not_known(field: str, values: tuple[Any
         assert getattr(clean, field) is None
 
 
+@pytest.mark.parametrize("action", [0, *ACTIONS])
+def test_every_recovery_action_that_has_words_is_believed(action: int) -> None:
+    clean = drop_impossible_values(card(recovery_action=action))
+    assert clean is not None and clean.recovery_action == action
+
+
 def test_what_a_sound_card_says_is_all_believed() -> None:
     whole = full_card(processes=[Process(5, 100)], links={bus(1): 4, "switch": 6})
     failures: dict[str, str] = {}
@@ -61,7 +68,9 @@ def test_what_a_sound_card_says_is_all_believed() -> None:
         ({"clock_reason_seconds": {"board_limit": -1.0}}, "clocks"),
         ({"ecc": {"corrected.dram": 1, "uncorrected.dram": -1}}, "ecc"),
         ({"remapped": {"correctable": 2**60}}, "remapped"),
-        ({"recovery_action": 999}, "remapped"),
+        ({"ecc": {"uncorrected.sram": 0xFFFFFFFF}}, "ecc"),
+        ({"recovery_action": 99}, "remapped"),
+        ({"recovery_action": 8}, "remapped"),
         ({"gpm": {"sm_active": 9.0}}, "gpm"),
         ({"links": {bus(1): -4}}, "devices"),
         ({"minor": -1}, "devices"),

@@ -7,6 +7,7 @@ import base64
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from tests.exporter.certificates import trusting
 from tests.exporter.child import Child, serving, until
-from tests.exporter.wire import SOUND, dial, exchange, left_open
+from tests.exporter.wire import SOUND, dial, dial_many, exchange, left_open
 
 MEMORY_MIB = 64.0
 DEADLINE = 2  # of each phase, in the server under test
@@ -51,15 +52,6 @@ def closing(connections: Sequence[socket.socket]) -> Generator[None]:
             one.close()
 
 
-def dial_many(child: Child, count: int) -> list[socket.socket]:
-    """Connect so often; leave out those for which no place came free in time."""
-    found: list[socket.socket] = []
-    for _ in range(count):
-        with suppress(ConnectionError):
-            found.append(dial(child.port, child.client))
-    return found
-
-
 def holds_out(child: Child, attackers: Sequence[socket.socket], report: Report) -> None:
     """Check what must hold while the attackers are connected, and note how well it did."""
     seconds = max(child.scrape_seconds() for _ in range(3))
@@ -80,7 +72,7 @@ def test_200_silent_tls_connections(secure: Child, record_property: Report) -> N
 
 
 def test_200_half_sent_requests(secure: Child, record_property: Report) -> None:
-    attackers = dial_many(secure, 200)
+    attackers = dial_many(secure.port, secure.client, 200)
     with closing(attackers):
         assert len(attackers) > 128, "more than there are places"
         for one in attackers:
@@ -172,11 +164,13 @@ def test_200_readers_that_read_nothing(secure: Child, record_property: Report) -
     attackers = [dial(secure.port, secure.client) for _ in range(100)]
     with closing(attackers):
         for one in attackers:
-            one.sendall(request)
-        for _ in range(100):
-            for one in dial_many(secure, 1):
+            with suppress(OSError):
                 one.sendall(request)
+        for _ in range(100):
+            for one in dial_many(secure.port, secure.client, 1):
                 attackers.append(one)
+                with suppress(OSError):  # it has made room for a later one
+                    one.sendall(request)
         assert len(attackers) > 128, "more than there are places"
         holds_out(secure, attackers, record_property)
         assert until(lambda: secure.counts()["open"] == 1, LATEST)
@@ -191,7 +185,7 @@ def test_1000_connections_kept_alive(secure: Child, record_property: Report) -> 
     attackers: list[socket.socket] = []
     with closing(attackers):
         for _ in range(1000):
-            for one in dial_many(secure, 1):
+            for one in dial_many(secure.port, secure.client, 1):
                 attackers.append(one)
                 one.sendall(SOUND.replace(b"GET", b"HEAD"))
                 assert one.recv(4096).startswith(b"HTTP/1.1 200 ")
@@ -270,6 +264,7 @@ def test_many_wrong_passwords_do_not_stop_a_scrape(
                 results.append(child.get("/metrics", as_user(f"wrong{n}"))[0])
 
         guessers = [threading.Thread(target=guess, args=(n,)) for n in range(8)]
+        began = time.monotonic()
         for thread in guessers:
             thread.start()
         # Another address: its first check waits behind one of the guessers', not behind a thousand.
@@ -279,6 +274,6 @@ def test_many_wrong_passwords_do_not_stop_a_scrape(
         for thread in guessers:
             thread.join()
         record_property("slowest_scrape_ms", round(slowest * 1000, 1))
-        assert slowest < SCRAPE_SECONDS
+        assert slowest < (time.monotonic() - began) / 4, "each waits for few of them"
         assert results == [401] * guesses
         assert first == 200, "of the guessers' own address"

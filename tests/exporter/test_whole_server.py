@@ -9,17 +9,19 @@ import http.client
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import bcrypt
 import pytest
+from gpulock_exporter.web.serve import ServerLimits
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from tests.exporter.certificates import make_authority, make_certificate, trusting
 from tests.exporter.child import until
 from tests.exporter.test_server_process import PROMETHEUS
 from tests.exporter.whole import Answer, Scrape, Whole
-from tests.exporter.wire import SOUND, dial
+from tests.exporter.wire import SOUND, dial, dial_many
 from tests.nvml.double import Double
 from tests.support.exporter_contract import openmetrics_of
 
@@ -209,12 +211,12 @@ def test_floods_do_not_keep_prometheus_from_the_exporter_itself(
             slowest = max(slowest, exporter.get(headers=PROMETHEUS).seconds)
             for word in (SOUND[:-4], b"GET / HTTP/1.1\r\nX: " + b"a" * 10_000):
                 for _ in range(100):
-                    attackers.append(dial(exporter.port, client))
-                    send(attackers[-1], word)
+                    attackers += (new := dial_many(exporter.port, client, 1))
+                    send(new, word)
                 slowest = max(slowest, exporter.get(headers=PROMETHEUS).seconds)
             for _ in range(300):
-                attackers.append(dial(exporter.port, client))
-                send(attackers[-1], SOUND)
+                attackers += (new := dial_many(exporter.port, client, 1))
+                send(new, SOUND)
             slowest = max(slowest, *(exporter.get(headers=PROMETHEUS).seconds for _ in range(3)))
             pss = exporter.pss_mib()
         finally:
@@ -223,15 +225,14 @@ def test_floods_do_not_keep_prometheus_from_the_exporter_itself(
         record_property("slowest_scrape_ms", round(slowest * 1000, 1))
         record_property("pss_at_rest_mib", round(at_rest, 1))
         record_property("pss_mib", round(pss, 1))
-        assert slowest < 1.0
+        assert slowest < ServerLimits().header_seconds, "before any attacker must go"
         assert pss < MEMORY_MIB
 
 
-def send(one: socket.socket, word: bytes) -> None:
-    try:
-        one.sendall(word)
-    except OSError:
-        pass  # it has made room for a later one
+def send(connections: list[socket.socket], word: bytes) -> None:
+    for one in connections:
+        with suppress(OSError):  # it has made room for a later one
+            one.sendall(word)
 
 
 def test_scrapes_are_in_time_while_nvml_hangs(

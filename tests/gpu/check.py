@@ -157,11 +157,12 @@ def end(process: subprocess.Popen[str]) -> str:
 
 
 def look(exporter: Exporter, smi: Smi, fields: Sequence[str], phase: Phase, began: float) -> Round:
-    """Ask both, us before and after."""
+    """Ask both, us before and after. A counter stands where it stood at the exporter's sample."""
     before: Mapping[str, Card] = parse_cards(exporter.scrape())
-    at, told = time.monotonic(), smi.ask(fields)
-    settled = at - began > UNSETTLED
-    return Round(at, phase.name, settled, before, told, parse_cards(exporter.scrape()))
+    settled, told = time.monotonic() - began > UNSETTLED, smi.ask(fields)
+    text = exporter.scrape()
+    at = single(text, "gpulock_sample_timestamp_seconds") or time.time()
+    return Round(at, phase.name, settled, before, told, parse_cards(text))
 
 
 class Result(NamedTuple):

@@ -28,9 +28,10 @@ LATE = 1.2  # seconds by which a counter lags behind: it moves once a look
 
 
 class Round(NamedTuple):
-    """What was said at one moment: our scrapes before and after nvidia-smi, at `at` seconds.
+    """What was said at one moment: our scrapes before and after nvidia-smi.
 
-    `phase` says under which load; `settled` that it is not just changing.
+    `at` is when the latter's sample was taken, in seconds of the epoch. `phase` says under which
+    load; `settled` that it is not just changing.
     """
 
     at: float

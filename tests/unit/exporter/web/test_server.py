@@ -229,6 +229,7 @@ def test_a_reader_that_reads_nothing_is_reset_at_its_deadline() -> None:
     ):
         slow.sendall(SOUND)
         assert until(lambda: server.server.counts().get("dropped_write") == 1, EARLY)
+        assert until(lambda: server.server.counts()["open"] == 0)
         # A reset, not an end: what the kernel still held for it is given back at once.
         with pytest.raises(ConnectionResetError):
             while slow.recv(1_000_000):

@@ -34,6 +34,7 @@ CASES = [
     *[(make, place) for make in BOTH for place in (TMPFS, DISK)],
     *[(make, TMPFS) for make in STATE_DIR_ALONE],
 ]
+AT_ONCE = [claims.first_claim, writes.remembered]  # the others are for `make slow`
 SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 FEWEST = 4  # remainders of the smallest case
 
@@ -46,7 +47,14 @@ def case_name(value: object) -> str:
 @pytest.mark.parametrize(
     "effort", [pytest.param(QUICK, id="quick"), pytest.param(WHOLE, id="whole", marks=SOAK)]
 )
-@pytest.mark.parametrize(("make", "kept"), CASES, ids=case_name)
+@pytest.mark.parametrize(
+    ("make", "kept"),
+    [
+        pytest.param(make, kept, marks=() if make in AT_ONCE and not kept else pytest.mark.slow)
+        for make, kept in CASES
+    ],
+    ids=case_name,
+)
 def test_whatever_a_power_cut_leaves_the_node_comes_up_right(
     tmp_path: Path, make: Make, kept: bool, effort: Effort
 ) -> None:

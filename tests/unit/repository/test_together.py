@@ -109,6 +109,7 @@ def test_labs_that_pass_pass_together(tmp_path: Path) -> None:
     assert together.returncode == 0
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_told_with_its_processes_and_taken_down(
     told: Told, commands: list[str], tmp_path: Path
 ) -> None:

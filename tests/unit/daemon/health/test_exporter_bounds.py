@@ -307,6 +307,7 @@ def believe(lines: list[str]) -> None:
     assert state != WAIT, "nobody waits for longer than a sample is believed"
 
 
+@pytest.mark.slow
 @settings(FEW, max_examples=300)
 @given(LINES)
 def test_whatever_a_sample_says_root_believes_no_more_than_it_knows(lines: list[str]) -> None:

@@ -65,6 +65,7 @@ def test_a_hash_that_was_made_elsewhere_is_known() -> None:
     assert Users(alice=known).accepts("alice", b"fakepassword") is True
 
 
+@pytest.mark.slow
 def test_a_verdict_is_remembered_and_wrong_ones_push_no_right_one_out() -> None:
     users = Users(alice=hashed(b"right"))
     for _ in range(5):

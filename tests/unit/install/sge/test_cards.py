@@ -96,6 +96,7 @@ def test_an_option_is_taken_apart() -> None:
     assert resolve_card_map({}, [], []) == {}
 
 
+@pytest.mark.slow
 def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
     (folder / "prolog/clean").write_bytes(build_clean_program())
     (folder / "prolog/clean").chmod(0o755)
     (folder / "environment").write_text("PATH=/usr/bin:/bin\nSECRET=x\n")
+    (folder / "config").write_text("inherit_env=1\nenable_windomacc=0\n")
     monkeypatch.chdir(folder)
     for name in ("chain", "limits"):
         shutil.copy(ROOT / "prolog" / name, folder / "prolog" / name)
@@ -137,6 +138,20 @@ def test_a_site_hook_of_another_user_gets_that_user_and_the_shepherds_environmen
     assert "TMPDIR=/job\n" in text
     assert "LD_X=a\\b\nc \n\n" in text
     assert "-odd=1\n" in text
+
+
+def test_backslashes_are_as_in_the_job_of_open_cluster_scheduler(chain: Chain) -> None:
+    """Its execd writes a newline as \\n and leaves backslashes; its shepherd reads that back."""
+    (chain.folder / "config").write_text("inherit_env=1\nenable_addgrp_kill=1\n")
+    (chain.folder / "environment").write_text(
+        "A=c:\\temp\\\\x\\\nB=\\n1\\n\\n2\\\\n\\n\nSECRET=x\n"
+    )
+
+    assert chain.run("epilog") == 0
+
+    text = Path(f"{chain.log}.env").read_text()
+    assert "A=c:\\temp\\\\x\\\n" in text
+    assert "B=\n1\n\n2\\\n\n\n" in text
 
 
 @pytest.mark.root

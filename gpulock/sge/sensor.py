@@ -17,7 +17,7 @@ from gpulock.alloc.states import DeviceState
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import KEYS, read_settings
-from gpulock.sge import card_map, hook
+from gpulock.sge import hook
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,14 +48,10 @@ def sensor_report_lines(config: str) -> list[str]:
         return zero_sensor_lines(os.uname().nodename, tuple(names))
     try:
         found = read_sensor_rows(node)
-        mapped = [name for name, _ in card_map.read_card_map(node.settings.state_dir)[1]]
     except Exception:  # the one broad handler: a host in doubt offers nothing
         return zero_sensor_lines(node.name, node.settings.sge_complexes)
-    counted = tuple([name for name in node.settings.sge_complexes if name not in mapped])
-    return [  # ids of an RSMAP are no number: the gpulockd of this host takes them out
-        f"{node.name}:{name}:{value}"
-        for name, value in compute_sensor_values(found, counted).items()
-    ]
+    values = compute_sensor_values(found, node.settings.sge_complexes)
+    return [f"{node.name}:{name}:{value}" for name, value in values.items()]
 
 
 def zero_sensor_lines(host: str, complexes: tuple[str, ...]) -> list[str]:
@@ -82,12 +78,7 @@ def read_sensor_rows(node: Node) -> list[DeviceState]:
 def compute_sensor_values(found: list[DeviceState], complexes: tuple[str, ...]) -> dict[str, int]:
     """Return the value of each complex. Pure."""
     free = len([row for row in found if row.state == states.FREE])
-    ours = [
-        row
-        for row in found
-        if row.state in (states.HELD, states.HELD_IDLE) and is_booked_by_qmaster(row)
-    ]
-    offered = len(found) if free + len(ours) == len(found) else free
+    offered = len(found) if all(map(is_offered_row, found)) else free
     counted = {
         "gpu.free": free,
         "gpu.held": len([r for r in found if r.state in (states.HELD, states.HELD_IDLE)]),
@@ -97,7 +88,9 @@ def compute_sensor_values(found: list[DeviceState], complexes: tuple[str, ...]) 
     return {**dict.fromkeys(complexes, offered), **counted}
 
 
-def is_booked_by_qmaster(row: DeviceState) -> bool:
-    """Return whether qmaster counts the device as used: a job of its own that runs."""
+def is_offered_row(row: DeviceState) -> bool:
+    """Return whether qmaster may offer a device: it is free, or a job of its own runs on it."""
     record = row.lock.owner if row.lock else None
+    if row.state not in (states.HELD, states.HELD_IDLE):
+        return row.state == states.FREE
     return record is not None and record.scheduler == "sge" and not record.draining

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ids of an RSMAP on this host: those of devices that are out of service leave, and come back.
+"""The ids of an RSMAP on this host: those of devices that no job would get leave, and come back.
 
 Open Cluster Scheduler grants an id as long as it stands in complex_values of the host, also that of
 a card which no prolog would lock: its jobs would be sent back again and again. So the gpulockd of
-this host takes it out, and puts it back when the device is good. Only the one element is set, by
--mattr: whatever else stands in complex_values is not ours to write. What was taken out is noted
-before it is done, so that it comes back after a kill at any point.
+this host takes it out, and puts it back when the device is free, or held by a job of qmaster's.
+Only the one element is set, by -mattr: whatever else stands in complex_values is not ours to write.
+What was taken out is noted before it is done, so that it comes back after a kill at any point.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.sge import card_map
+from gpulock.sge import card_map, sensor
 from gpulock.store import atomic, kv, quarantine
 
 NAME: Final = "sge-rsmap"  # in STATE_DIR: what was taken out
@@ -94,9 +94,8 @@ def bad_card_ids(node: Node) -> tuple[str, dict[str, frozenset[str]]]:
     host, cards = card_map.read_card_map(node.settings.state_dir)
     if not host:
         return "", {}
-    good = {one.id for one in node.devices() if not (one.fault or one.withheld)}
-    for folder in (quarantine.QUARANTINE, quarantine.RESERVES):
-        good -= {*quarantine.read_device_notes(node.settings.state_dir, folder)}
+    good = {row.id for row in sensor.read_sensor_rows(node) if sensor.is_offered_row(row)}
+    good -= {*quarantine.read_device_notes(node.settings.state_dir, quarantine.RESERVES)}
     found: dict[str, set[str]] = {}
     for (name, card), device in cards.items():
         found.setdefault(name, set()).update([card] if device not in good else [])

@@ -7,10 +7,10 @@ first card GPU1, and no order of ids says which one that is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpulock.daemon.slots.rsmap import parse_rsmap
+from gpulock.daemon.slots.rsmap import load_withdrawn_ids, parse_rsmap, sync_card_ids
 from gpulock.errors import Refusal
 from gpulock.install.hooks import InstallError
 from gpulock.node import devices
@@ -94,3 +94,20 @@ def card_map_fault(state_dir: str, host: str, name: str, value: str) -> str:
     if missing:
         return f"no GPU is known for {' '.join(missing)}: jobs that get them are refused"
     return "" if mapped == host else f"the map is of host {mapped}: no id leaves or comes back"
+
+
+def restore_card_ids(state_dir: str, host: str, ask: Callable[..., str]) -> str:
+    """Put back the ids that gpulockd took out, before the map goes; return why not, or nothing.
+
+    Without a map nobody would, and a card that is good again would never be granted.
+    """
+    try:
+        notes = load_withdrawn_ids(state_dir)
+        if not notes:
+            return ""
+        _, wrong = sync_card_ids(state_dir, host, dict.fromkeys(notes, frozenset[str]()), ask)
+    except (InstallError, OSError, ValueError) as fault:
+        wrong = {host: str(fault)}
+    return "".join(
+        f"the ids of cards that are out of service stay out: {why}" for why in wrong.values()
+    )

@@ -18,7 +18,7 @@ from gpulock.install.change import Change, FilePlace, Place, plan_place_change
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import InstallPlan, NodePlanner
 from gpulock.install.sge import texts
-from gpulock.install.sge.cards import is_rsmap, sge_map_text
+from gpulock.install.sge.cards import is_rsmap, restore_card_ids, sge_map_text
 from gpulock.install.sge.places import (
     Complex,
     HostConfiguration,
@@ -275,6 +275,8 @@ class SgeUninstaller(Uninstaller):
                 if users := find_hook_references(self.qconf, self.host, prefix):
                     return f"{address[1]} stays: {users[0]} leads to the hooks"
             return self.sensor_reports() if address[0] == "hooks" else ""
+        if address[0] == "file" and address[1].endswith(f"/{SGE_MAP}"):
+            return restore_card_ids(self.settings.state_dir, self.host, self.qconf.run)
         if address[0] == "complex":
             users = [host for host in self.qconf.names("-sel") if self.uses(host, address[1])]
             if users:

@@ -11,6 +11,7 @@ import pytest
 
 from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
+from gpulock.daemon.slots.rsmap import bad_card_ids
 from gpulock.sge import card_map, hook, sensor
 from gpulock.store import verdicts
 from gpulock.store.verdicts import DEAD, Verdict
@@ -146,11 +147,27 @@ def test_a_fault_nobody_foresaw_does_not_end_the_sensor(
     assert sensor.main(site.config(), io.StringIO("\n"), io.StringIO()) == 0
 
 
-def test_a_complex_whose_ids_are_mapped_has_no_number(site: Site) -> None:
-    """The ids of an RSMAP leave complex_values one by one: no count stands for them."""
-    site.state.mkdir(exist_ok=True)
-    text = card_map.format_card_map("node1", {("card", "GPU1"): bus(0)})
-    (site.state / card_map.NAME).write_text(text)
+def test_the_ids_of_an_rsmap_are_counted_as_well(site: Site) -> None:
+    """Measured on 9.1.5: a sensor's 0 keeps jobs away from ids too."""
     site.settings["SGE_COMPLEXES"] = "gpu card"
-    assert values(site)["gpu"] == "4"
-    assert "card" not in values(site)
+    hold(site, 4, scheduler="process")
+    assert (values(site)["gpu"], values(site)["card"]) == ("0", "0")
+
+
+def test_an_id_is_good_while_its_card_is_free_or_a_job_of_qmasters_has_it(site: Site) -> None:
+    site.proc.shepherd(500, site.root)
+    hold(site, 1)
+    site.proc.add(501)
+    hold(site, 1, scheduler="process", job_id="13", pid=501)
+    cards = {("card", f"GPU{n}"): bus(n) for n in range(4)}
+    (site.state / card_map.NAME).write_text(card_map.format_card_map(HOST, cards))
+    node = site.node()
+    node.name = HOST
+    users = [
+        lock.id
+        for lock in node.store.read_all_locks().values()
+        if lock.owner and lock.owner.scheduler == "process"
+    ]
+    (bad,) = [card for (_, card), device in cards.items() if [device] == users]
+
+    assert bad_card_ids(node) == (HOST, {"card": frozenset({bad})})

@@ -7,15 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.slots.rsmap import (
+    WithdrawnIds,
+    load_withdrawn_ids,
+    save_withdrawn_ids,
+)
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.cards import (
     card_map_fault,
     is_rsmap,
     parse_map_option,
     resolve_card_map,
+    restore_card_ids,
     sge_map_text,
 )
-from gpulock.install.sge.install import plan_sge
+from gpulock.install.sge.install import SgeUninstaller, plan_sge
+from gpulock.install.sge.qconf import QconfError
 from gpulock.node.settings import Settings
 from gpulock.sge.card_map import NAME, format_card_map, read_card_map
 from tests.support.install_site import Site, ignore, make_site
@@ -114,3 +121,24 @@ def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
     assert [*cards] == [("card", "GPU1"), ("card", "GPU2")]
     assert len({*cards.values()}) == len(cards)
     assert theirs in site.show("se")
+    assert restore_card_ids(str(state.parent), "node1", no_client) == ""
+    base = "2(GPU1 GPU2)"
+    save_withdrawn_ids(str(state.parent), {"card": WithdrawnIds(base, ("GPU2",))})
+    site.edit("se", f"card={base}", "card=1(GPU1)")
+
+    assert SgeUninstaller(site.config, ignore).undo() == []
+
+    assert theirs in site.show("se")
+    assert load_withdrawn_ids(str(state.parent)) == {}
+
+
+def test_an_id_that_cannot_be_put_back_keeps_the_map(tmp_path: Path) -> None:
+    noted = {"card": WithdrawnIds("2(GPU1 GPU2)", ("GPU2",))}
+    save_withdrawn_ids(str(tmp_path), noted)
+
+    assert "no qmaster" in restore_card_ids(str(tmp_path), "node1", no_client)
+    assert load_withdrawn_ids(str(tmp_path)) == noted
+
+
+def no_client(*words: str) -> str:
+    raise QconfError(f"no qmaster for {words[0]}")

@@ -50,6 +50,8 @@ OBSERVED = 16.0  # seconds that the driver's buffer of samples holds
 YOUNGEST = 2.0  # seconds that a value must be good for: a tick without a frame comes after 1.5
 LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
 PAUSES = (signal.SIGUSR1, signal.SIGUSR2)
+HANDLED = (*PAUSES, signal.SIGHUP)  # what would end the exporter before its handler is there
+HUNG_UP = "SIGHUP: WEB_CONFIG is read when it changes, and gpulock.conf at a restart"
 WORKER_EXIT_SECONDS = 10.0  # seconds in which a worker that can be killed is gone
 ACCEPT_SECONDS = 5.0  # seconds for the thread that accepts connections, on a node that is busy
 NOT_RUNNING, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
@@ -129,7 +131,7 @@ def serve_exporter(settings: Settings) -> int:
     exporter = Exporter(Node(settings), SystemClock(), write_stderr_line)
     make_exporter_folders(settings.exporter_dir)
     # a signal to pause may come once the pid file shows: it waits until a handler is there
-    signal.pthread_sigmask(signal.SIG_BLOCK, PAUSES)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     with hold_exporter_folder(settings.exporter_dir):
         exporter.open()
         return serve_exporter_folder(settings, exporter)
@@ -137,7 +139,7 @@ def serve_exporter(settings: Settings) -> int:
 
 def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     """Serve as the only exporter that writes this folder."""
-    stopped = threading.Event()
+    stopped, hung_up = threading.Event(), threading.Event()
     if settings.web_config:
         exporter.reloader = Reloader(settings.web_config, write_stderr_line)
     # the next worker shall be heard before the values of the last one are too old to be told
@@ -147,8 +149,8 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     web = exporter.reloader.settings if exporter.reloader else None
     listeners, where = open_exporter_sockets(settings.exporter_listen)
     server = HttpServer(exporter.handler(), listeners, write_stderr_line, web)
-    install_signal_handlers(supervisor, settings.pause_max, stopped)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PAUSES)  # before there is a worker to inherit it
+    install_signal_handlers(supervisor, settings.pause_max, stopped, hung_up)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)  # before there is a worker to inherit it
     exporter.listed.start()
     server.start()
     pulse, systemd = Heartbeat(), take_notifier(os.environ, os.getpid())
@@ -162,6 +164,9 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         due = time.monotonic()
         while not stopped.is_set() and server.is_serving:
             pulse.beat()
+            if hung_up.is_set():
+                hung_up.clear()
+                write_stderr_line(f"gpulock-exporter: {HUNG_UP}")
             # once a second, and at once when a frame comes
             frames = supervisor.step(max(0.0, due - time.monotonic()))
             if frames or time.monotonic() >= due:
@@ -196,9 +201,12 @@ def open_exporter_sockets(addresses: Sequence[str]) -> tuple[list[socket.socket]
 
 
 def install_signal_handlers(
-    supervisor: Supervisor, longest_pause: float, stopped: threading.Event
+    supervisor: Supervisor,
+    longest_pause: float,
+    stopped: threading.Event,
+    hung_up: threading.Event,
 ) -> None:
-    """Let signals pause, resume and stop."""
+    """Let signals pause, resume and stop; a hang-up ends only what a terminal runs."""
 
     def on(number: signal.Signals, act: Callable[[], None]) -> None:
         def handle(_: int, __: FrameType | None) -> None:
@@ -210,6 +218,11 @@ def install_signal_handlers(
         stopped.set()
         supervisor.wake()
 
+    def hang_up() -> None:
+        (stopped if sys.stderr.isatty() else hung_up).set()
+        supervisor.wake()
+
+    on(signal.SIGHUP, hang_up)
     on(signal.SIGUSR1, lambda: supervisor.pause(longest_pause))
     on(signal.SIGUSR2, supervisor.resume)
     on(signal.SIGTERM, stop)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,12 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.app.exporter import Exporter
 from gpulock_exporter.app.pidfile import find_exporter_worker, wait_for_worker_exit
-from gpulock_exporter.app.program import apply_exporter_options, exporter_parser, worker_command
+from gpulock_exporter.app.program import (
+    HUNG_UP,
+    apply_exporter_options,
+    exporter_parser,
+    worker_command,
+)
 from gpulock_exporter.clock import SystemClock
 
 from gpulock.errors import Refusal
@@ -160,6 +166,21 @@ def test_a_second_exporter_does_not_write_into_the_files_of_the_first(running: R
 def test_resume_without_an_exporter_is_refused(tmp_path: Path) -> None:
     done = call(write_simulated_node(tmp_path / "node", "dgx1"), "resume")
     assert (done.returncode, "none runs" in done.stderr) == (1, True)
+
+
+def test_a_hang_up_does_not_end_the_exporter(running: Running) -> None:
+    running.wait("/metrics", lambda text: "gpulock_nvml_up 1" in text)
+    running.process.send_signal(signal.SIGHUP)
+    assert running.process.stderr is not None
+    told = next((line for line in running.process.stderr if "SIGHUP" in line), "")
+    assert told == f"gpulock-exporter: {HUNG_UP}\n"
+    before = running.get("/metrics")
+    running.wait("/metrics", lambda text: sample_time(text) > sample_time(before))
+
+
+def sample_time(text: str) -> float:
+    """Return when the driver answered last."""
+    return float(text.partition("\ngpulock_sample_timestamp_seconds ")[2].partition("\n")[0])
 
 
 def test_settings_that_are_not_obeyed_are_told(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from gpulock_exporter.webconfig.files import Entry, Section, WebConfigFiles, rea
 from gpulock_exporter.webconfig.passwords import Passwords, bcrypt_cost
 
 _TLS, _USERS = "tls_server_config", "basic_auth_users"
+_SUITES = "cipher_suites"
 _KEYS = {
-    _TLS: ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version"),
+    _TLS: ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version", _SUITES),
     _USERS: (),
 }
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -33,7 +34,7 @@ _LOWEST_COST, _HIGHEST_COST = 4, 15  # 15 takes 1.5 s: above it a scrape would t
 
 def load_web_config(path: str, files: WebConfigFiles) -> tuple[WebSettings, list[str]]:
     """Return what to serve by, and what to tell of it; raise WebConfigError for any mistake."""
-    sections = read_sections(os.path.abspath(path), files, _KEYS)
+    sections = read_sections(os.path.abspath(path), files, _KEYS, lists=(_SUITES,))
     tls, users = sections.get(_TLS), sections.get(_USERS)
     passwords = _make_passwords(users) if users else None
     notes: list[str] = []
@@ -41,6 +42,8 @@ def load_web_config(path: str, files: WebConfigFiles) -> tuple[WebSettings, list
         notes.append(f"{_USERS} without {_TLS}: passwords travel in the clear")
     if users and len({bcrypt_cost(entry.value) for entry in users.values()}) > 1:
         notes.append(f"{_USERS}: hashes of different cost tell strangers which names exist")
+    if tls and _SUITES in tls:
+        notes.append(f"{_SUITES} has no effect: TLS 1.3 alone has its own")
     if tls and (kind := tls.get("client_auth_type")) and kind.value == "RequestClientCert":
         notes.append("RequestClientCert lets in any client, as NoClientCert does")
     context = _make_tls_context(tls, files) if tls else None
@@ -55,6 +58,9 @@ def _make_tls_context(section: Section, files: WebConfigFiles) -> ssl.SSLContext
     version = section.get("min_version")
     if version and version.value not in _VERSIONS:  # RFC 8996: TLS 1.1 is served no more
         raise version.fault(f"{version.value!r} is not served: TLS12 or TLS13")
+    suites = section.get(_SUITES)
+    if suites and not (version and version.value == "TLS13"):
+        raise suites.fault(f"{_SUITES} needs min_version TLS13, which has no others; leave it out")
     verify, authority = _parse_client_auth(section)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[version.value if version else "TLS12"]

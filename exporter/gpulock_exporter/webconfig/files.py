@@ -75,11 +75,15 @@ def _current_stamp(path: str) -> tuple[int, ...]:
 
 
 def read_sections(
-    path: str, files: WebConfigFiles, known: Mapping[str, Collection[str]]
+    path: str,
+    files: WebConfigFiles,
+    known: Mapping[str, Collection[str]],
+    lists: Collection[str] = (),
 ) -> dict[str, Section]:
     """Read a YAML mapping of sections, which are mappings of texts; raise WebConfigError.
 
-    `known` has the names of the sections, and the keys of each; none: any key.
+    `known` has the names of the sections, and the keys of each; none: any key. The values of
+    `lists` are lists of texts, and come as one text, a comma between two.
     """
     try:
         content = files.read(path)
@@ -103,7 +107,10 @@ def read_sections(
     sections: dict[str, Section] = {}
     for name, (line, node) in _parse_mapping(path, top, 1, "this file", known).items():
         pairs = _parse_mapping(path, node, line, name, known[name]).items()
-        texts = ((key, at, _parse_text(path, text, at, key)) for key, (at, text) in pairs)
+        texts = [
+            (key, at, (_parse_list if key in lists else _parse_text)(path, text, at, key))
+            for key, (at, text) in pairs
+        ]
         sections[name] = {key: Entry(text, path, at) for key, at, text in texts}
     return sections
 
@@ -136,3 +143,12 @@ def _parse_text(path: str, node: Node, line: int, what: str) -> str:
     if not isinstance(node, ScalarNode) or not node.value or node.tag.endswith(":null"):
         raise WebConfigError(path, line, f"{what} is not a text: write one, or leave it out")
     return str(node.value)
+
+
+def _parse_list(path: str, node: Node, line: int, what: str) -> str:
+    from yaml import SequenceNode
+
+    if not isinstance(node, SequenceNode) or not node.value:
+        raise WebConfigError(path, line, f"{what} is not a list: write one, or leave it out")
+    entries: list[Node] = node.value
+    return ",".join(_parse_text(path, entry, line, what) for entry in entries)

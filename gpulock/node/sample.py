@@ -48,7 +48,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
         "why the driver is not looked at; `paused` where an administrator wants it",
     ),
     ("device", "uuid", TEXT, "as NVML names it"),
-    ("device", "index", COUNT, "NVML index of the card"),
+    ("device", "index", COUNT, "number of the card in this boot"),
     ("device", "looked", REAL, "when the driver last reported this device: the age of its values"),
     ("device", "utilization", REAL, "share of time at work, of the last look"),
     ("device", "memory_used", COUNT, "bytes"),

@@ -106,6 +106,8 @@ class CollectorState:
         looked, offset = self.memory.totals.at, self.offset or 0.0
         since = now.boottime - self.limits.oldest
         fresh = looked is not None and self.last is not None and looked >= since
+        if listed:
+            self.memory.totals.number_cards({one.bus: one.index for one in listed})
         devices, states = SnapshotJoin(
             devices=self.devices,
             at=looked or 0.0,

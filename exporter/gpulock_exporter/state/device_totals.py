@@ -11,7 +11,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
+from gpulock.node.devices import card_bus_id
 from gpulock_exporter.state.monotonic import KINDS, MonotonicCounter
 from gpulock_exporter.state.plausibility import MOST_NAMES
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
@@ -57,7 +59,8 @@ class XidCount:
 class DeviceTotals:
     """The counters of one device; times are CLOCK_BOOTTIME seconds.
 
-    `device` is the lock id of the place where it was last seen, `observable` whether the driver
+    `device` is the lock id of the place where it was last seen, `index` the number of its card in
+    this boot, `observable` whether the driver
     ever told whether it works. `counters` are by name: `energy`, `ecc.<name>`, `reason.<name>`.
     """
 
@@ -157,17 +160,32 @@ def counter_readings(device: DeviceTelemetry) -> Iterator[tuple[str, str, float]
 
 
 class TelemetryTotals:
-    """All devices of this boot, by key; `at` is the last look, `places` has the key at each id."""
+    """All devices of this boot, by key; `at` is the last look, `places` has the key at each id.
+
+    `numbers` has the number of each card by its bus id: people know it by that, so that it stays
+    the card's until the next boot, whichever cards leave the driver's list and come back.
+    """
 
     def __init__(self, devices: Mapping[str, DeviceTotals] | None = None, driver: str = "") -> None:
         self.devices = dict(devices or {})
         self.driver = driver
         self.places = {one.device: key for key, one in self.devices.items()}
+        self.numbers = {card_bus_id(one.device): one.index for one in self.devices.values()}
         self.at: float | None = max((one.looked for one in self.devices.values()), default=None)
 
     def of(self, device: str) -> DeviceTotals | None:
         """Return the counters of the device at a lock id."""
         return self.devices.get(self.places.get(device, ""))
+
+    def number_cards(self, indexes: Mapping[str, int]) -> None:
+        """Give cards that have none a number: the index of each, by bus id, or the lowest free."""
+        for bus, index in indexes.items():
+            if bus not in self.numbers and index >= 0:
+                taken = set(self.numbers.values())
+                free = next(number for number in count() if number not in taken)
+                self.numbers[bus] = free if index in taken else index
+        for one in self.devices.values():
+            one.index = self.numbers.get(card_bus_id(one.device), one.index)
 
     def advance(
         self, frame: Frame, devices: Mapping[str, DeviceTelemetry], now: float
@@ -189,7 +207,7 @@ class TelemetryTotals:
                 totals = self.devices[key] = DeviceTotals(key, name, device.index, at)
             if self.places.get(totals.device) == key:
                 del self.places[totals.device]  # it may be in another place now
-            totals.device, totals.index = name, device.index
+            totals.device = name
             self.places[name] = key
             looks[name] = totals.advance(device, at, restarted)
         for event in frame.xids:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpulock.alloc import states
-from gpulock.node.devices import SHARE, Device, lock_ids_overlap
+from gpulock.node.devices import SHARE, Device, card_bus_id, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import DEAD, UNKNOWN
@@ -82,6 +82,14 @@ class SnapshotJoin:
             return False
         return account.idle >= self.limits.idle_after
 
+    def _card_number(self, row: states.DeviceState, values: DeviceTelemetry | None) -> int | None:
+        """Return the number of a device's card, None where it has none or nobody knows."""
+        known = self.totals.numbers.get(card_bus_id(row.id))
+        if known is not None and (row.device is None or row.device.index >= 0):
+            return known
+        one = row.device or values or self.totals.of(row.id)
+        return one.index if one and one.index >= 0 else None
+
     def _device(self, row: states.DeviceState) -> DeviceSnapshot:
         """Return one device with all that is known of it."""
         counted = self.totals.of(row.id)
@@ -93,7 +101,7 @@ class SnapshotJoin:
         found = DeviceSnapshot(**vars(values or DeviceTelemetry(bus, "", -1)))
         found.id, found.told, found.reason = row.id, values is not None, row.reason
         found.uuid = (counted.key if counted else "") or found.uuid or uuid or row.id
-        found.card, found.instance = card_index_of_row(row, values, counted), f"{dot}{part}"[1:]
+        found.card, found.instance = self._card_number(row, values), f"{dot}{part}"[1:]
         card = "" if found.card is None else str(found.card)
         found.gpu_label = f"{card}:{found.instance}" if found.instance else card
         if self.facts.locks is not None:
@@ -156,17 +164,6 @@ def is_row_quarantined(row: states.DeviceState, facts: LocalState) -> bool | Non
         return None
     orphans = row.lock is not None and bool(row.lock.orphans)
     return orphans or any(lock_ids_overlap(name, row.id) for name in facts.quarantined)
-
-
-def card_index_of_row(
-    row: states.DeviceState, values: DeviceTelemetry | None, counted: DeviceTotals | None
-) -> int | None:
-    """Return the index of a device's card, None where it has none or nobody knows."""
-    if row.device is not None:
-        return row.device.index if row.device.index >= 0 else None
-    if values is not None:
-        return values.index
-    return counted.index if counted else None
 
 
 def is_lock_stale(record: Owner | None, facts: LocalState) -> bool | None:

@@ -20,12 +20,14 @@ from gpulock.install.change import (
     install_record,
     plan_place_change,
 )
-from gpulock.install.hooks import InstallError, find_share_folder
+from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
 from gpulock.node import devices
 from gpulock.node.settings import Settings, parse_settings, read_settings
 
 ENROOT_HOOKS = Path("/etc/enroot/hooks.d")
 ENROOT_HOOK = "97-gpulock.sh"  # before 98-nvidia.sh, which reads what it writes
+PODMAN_HOOKS = Path("/usr/share/containers/oci/hooks.d")  # rootless podman looks nowhere else
+PODMAN_HOOK, PODMAN_PROGRAM = "97-gpulock.json", "gpulock_mask.py"
 
 
 @dataclass
@@ -120,14 +122,32 @@ class NodePlanner:
         Raises InstallError where enroot's folder is missing.
         """
         place = FilePlace(ENROOT_HOOKS / ENROOT_HOOK, 0o755)
+        if self.is_hook_wanted("enroot", place, ENROOT_HOOKS, asked):
+            source = find_share_folder() / "prolog/enroot" / ENROOT_HOOK
+            self.add(plan_place_change(place, source.read_text()))
+
+    def add_podman(self, asked: bool, interpreter: str) -> None:
+        """Add the hook by which podman in a job has its mask, likewise."""
+        program = FilePlace(PODMAN_HOOKS / PODMAN_PROGRAM, 0o755)
+        hook = FilePlace(PODMAN_HOOKS / PODMAN_HOOK)
+        if self.is_hook_wanted("podman", hook, PODMAN_HOOKS.parents[1], asked):
+            source = find_share_folder() / "prolog/podman"
+            text = (source / PODMAN_PROGRAM).read_text().partition("\n")[2]
+            self.add(plan_place_change(program, f"#!{real_interpreter(interpreter)} -IS\n{text}"))
+            self.add(plan_place_change(hook, (source / PODMAN_HOOK).read_text()))
+
+    def is_hook_wanted(self, program: str, place: FilePlace, folder: Path, asked: bool) -> bool:
+        """Return whether a container program's hook is to be there, or offer it where it is not.
+
+        Raises InstallError where the program's own folder is missing.
+        """
         if not asked and place.address not in self.plan_.record.load():  # once chosen, it stays
-            if ENROOT_HOOKS.is_dir() and place.read() is None:
-                self.note("enroot start gives a container no mask of the job: --enroot mends that")
-            return
-        if not ENROOT_HOOKS.is_dir():
-            raise InstallError(f"no {ENROOT_HOOKS}: --enroot puts a hook there; install enroot")
-        source = find_share_folder() / "prolog/enroot" / ENROOT_HOOK
-        self.add(plan_place_change(place, source.read_text()))
+            if folder.is_dir() and place.read() is None:
+                self.note(f"{program} gives a container no mask of the job: --{program} mends that")
+            return False
+        if not folder.is_dir():
+            raise InstallError(f"no {folder}: --{program} puts a hook there; install {program}")
+        return True
 
     def count_gpus(self, asked: int | None, needed: bool) -> int:
         """Return how many GPUs this node must have, 0 for one without; raise InstallError."""

@@ -25,7 +25,14 @@ from gpulock.install.change import (
     lock_installation,
 )
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import ENROOT_HOOK, ENROOT_HOOKS, current_settings
+from gpulock.install.planner import (
+    ENROOT_HOOK,
+    ENROOT_HOOKS,
+    PODMAN_HOOK,
+    PODMAN_HOOKS,
+    PODMAN_PROGRAM,
+    current_settings,
+)
 from gpulock.install.versions import InstalledHooks
 
 SHARING: Final = {"sge": ("slurm", "Slurm"), "slurm": ("sge", "Grid Engine")}
@@ -141,7 +148,8 @@ def transfer_shared_hooks(giver: InstallRecord, taker: InstallRecord) -> bool:
     if not kept:
         return False
     config = {address[2] for address in (*entries, *kept) if address[0] == InstalledHooks.kind}
-    files = {*config, str(ENROOT_HOOKS / ENROOT_HOOK)}
+    podman = [str(PODMAN_HOOKS / name) for name in (PODMAN_HOOK, PODMAN_PROGRAM)]
+    files = {*config, str(ENROOT_HOOKS / ENROOT_HOOK), *podman}
     shared = [
         address
         for address in entries

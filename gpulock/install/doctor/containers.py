@@ -19,7 +19,13 @@ from typing import Final
 from gpulock.daemon.reconcile import cdi
 from gpulock.errors import Refusal
 from gpulock.install.doctor.check import Check, fault, ok, run_all, run_checks, warning
-from gpulock.install.planner import ENROOT_HOOK, ENROOT_HOOKS
+from gpulock.install.planner import (
+    ENROOT_HOOK,
+    ENROOT_HOOKS,
+    PODMAN_HOOK,
+    PODMAN_HOOKS,
+    PODMAN_PROGRAM,
+)
 from gpulock.job.environment import CDI_KIND, driver_binds, loaded_driver_version
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -30,6 +36,13 @@ PLACES: Final = ("etc", "usr/local/etc", "opt/apptainer/etc", "opt/singularity/e
 PROGRAMS: Final = ("apptainer", "singularity")
 FOLDERS: Final = ("/etc/cdi", "/var/run/cdi", "/run/cdi")  # where podman and Docker look
 ENROOT: Final = ("usr/bin/enroot", "usr/local/bin/enroot")
+PODMAN: Final = ("usr/bin/podman", "usr/local/bin/podman")
+# What has podman give a container more than its job's GPUs: NVIDIA's hook, and its CDI names.
+NVIDIA_SERVES: Final = (
+    "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
+    "etc/cdi/nvidia.yaml",
+    "var/run/cdi/nvidia.yaml",
+)
 # Daemons of root that start containers, by the sockets on which they take orders.
 DAEMONS: Final = {"run/docker.sock": "Docker", "run/podman/podman.sock": "podman's service"}
 DOCKER_CONF: Final = "etc/docker/daemon.json"
@@ -50,6 +63,7 @@ def container_checks(settings: Settings, root: Path = Path("/")) -> list[Check]:
     return checks + run_all(
         {
             "enroot": lambda: check_enroot(settings, root),
+            "podman": lambda: check_podman(root),
             "container daemons": lambda: check_container_daemons(root),
         }
     )
@@ -205,6 +219,25 @@ def check_enroot(settings: Settings, root: Path) -> Iterator[Check]:
     if folder.is_dir() and not (folder / ENROOT_HOOK).is_file():
         what = "enroot start gives a container no mask of the job, and all GPUs"
         yield warning(what, "gpulock install slurm --enroot, or sge --enroot")
+
+
+def check_podman(root: Path) -> Iterator[Check]:
+    """Look whether a container of podman's has its job's mask."""
+    if not any((root / path).exists() for path in PODMAN):
+        return
+    folder = root / str(PODMAN_HOOKS).removeprefix("/")
+    if not (folder / PODMAN_HOOK).is_file():
+        if served := [name for name in NVIDIA_SERVES if (root / name).exists()]:
+            what = f"/{served[0]} gives a container in a job every GPU, and it has no mask"
+            yield warning(what, "gpulock install slurm --podman, or sge --podman")
+        return
+    program = folder / PODMAN_PROGRAM
+    words = program.read_text().partition("\n")[0].split() if program.is_file() else []
+    if not (words and os.access(words[0].removeprefix("#!"), os.X_OK)):
+        what = f"{program} or its interpreter is gone: podman starts no container"
+        yield fault(what, f"install it again, or remove {folder / PODMAN_HOOK}")
+    else:
+        yield ok("a container in a job has the job's mask")
 
 
 def check_container_daemons(root: Path) -> Iterator[Check]:

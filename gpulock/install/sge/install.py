@@ -62,6 +62,7 @@ class SgeOptions:
     sge_cell: str = ""
     profile: Path = PROFILE
     enroot: bool = False
+    podman: bool = False
 
 
 def plan_sge(options: SgeOptions) -> InstallPlan:
@@ -112,6 +113,7 @@ class SgePlanner(NodePlanner):
         hooks = InstalledHooks(options.prefix, options.config, options.interpreter, lock_dir)
         self.add(plan_place_change(hooks, hooks.wanted()))
         self.add_enroot(options.enroot)
+        self.add_podman(options.podman, options.interpreter)
         self.add(self.profile())
         self.add(self.complexes())
         if is_rsmap(Complex(self.qconf, options.complex).read() or ""):

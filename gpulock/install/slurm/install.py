@@ -54,6 +54,7 @@ class SlurmOptions:
     interpreter: str = sys.executable
     spank: bool = False
     enroot: bool = False
+    podman: bool = False
 
 
 def plan_slurm(options: SlurmOptions) -> InstallPlan:
@@ -109,6 +110,7 @@ class SlurmPlanner(NodePlanner):
                 find_spank_header(self.site)
             self.add(plan_place_change(self.plugin, wanted))
         self.add_enroot(options.enroot)
+        self.add_podman(options.podman, options.interpreter)
         entries, shared = gres.read_gres_entries(self.site)
         self.check_shares(shared)
         self.add(self.map(entries, shared))

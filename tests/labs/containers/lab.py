@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -11,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from gpulock.install.hooks import find_share_folder
+from gpulock.install.planner import PODMAN_HOOKS
 from gpulock.isolation import confine, policy, tree
 from gpulock.job.environment import BIND_LISTS, grant_variable_names, loaded_driver_version
 from gpulock.node.settings import read_settings
@@ -37,6 +40,15 @@ conf=$1 image=$2; shift 2
 {_PODMAN} import -q "$image" lab:1 >/dev/null
 exec {_PODMAN} run --rm --network none "$@"
 """
+# "$1" the image, which podman wants to be the user's own; what follows is for podman run.
+_AS_ALICE: Final = """
+set -eu
+export XDG_RUNTIME_DIR=~/run
+mkdir ~/run
+cp -r "$1" ~/image; shift
+exec podman --root ~/podman --runroot ~/podman-run --storage-driver vfs --cgroup-manager cgroupfs \\
+    --events-backend none --runtime runc run --rm --network none --ulimit host "$@"
+"""
 
 
 class Containers:
@@ -52,6 +64,13 @@ class Containers:
     def node(self, preset: str, **keys: str) -> Node:
         """Return a node of its own."""
         return Node(self, self.folder / f"{preset}-{os.urandom(3).hex()}", preset, keys)
+
+    def podman_hooks(self) -> dict[str, str]:
+        """Return a folder with gpulock's hook, and where podman looks for it."""
+        hooks = self.folder / "hooks"
+        if not hooks.exists():
+            shutil.copytree(find_share_folder() / "prolog/podman", hooks)
+        return {str(hooks): str(PODMAN_HOOKS)}
 
     def down(self) -> None:
         """Remove the cgroups that podman leaves; all else went with its namespaces."""
@@ -175,10 +194,19 @@ class Node:
         finally:
             until(lambda: all(map(tree.remove_cgroup, folders)), what="the job's cgroups are empty")
 
+    def rootless_podman(
+        self, script: str, env: Mapping[str, str], *flags: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a shell script in podman as alice, on a node that has gpulock's hook."""
+        stage = Stage(Path("/"), self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
+        start = ["sh", "-c", _AS_ALICE, "podman", str(self.lab.image), *flags]
+        run = [*start, "--rootfs", "/home/alice/image", "sh", "-c", script]
+        return stage.run(run, env, mounts=self.lab.podman_hooks())
+
     def podman(
         self, script: str, env: Mapping[str, str], *flags: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a shell script in podman as root, with the CDI spec that gpulock writes there."""
+        """Run a shell script in podman as root, with gpulock's CDI spec, and its hook."""
         archive = self.lab.folder / "image.tar"
         if not archive.exists():
             subprocess.run(["tar", "-C", str(self.lab.image), "-cf", str(archive), "."], check=True)
@@ -188,4 +216,4 @@ class Node:
         start = ["sh", "-c", _IN_PODMAN, "podman", str(self.staged), str(archive)]
         run = [*_LIMITS, cgroup, *flags, "lab:1", "sh", "-c", script]
         python = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-        return stage.run([*start, *run], {**env, **python}, uid=0)
+        return stage.run([*start, *run], {**env, **python}, 0, self.lab.podman_hooks())

@@ -195,7 +195,9 @@ def test_podman_gives_a_job_its_own_cards_by_the_names_it_was_told(node: Node) -
     assert set(shown) == own | {"nvidiactl", "nvidia-uvm"}, done.stderr
     assert answers(done.stdout) == [ALLOWED, ALLOWED, ABSENT, REFUSED]
     assert f"\n{node.version}\n{node.version}\n" in done.stdout
-    assert told(done.stdout)["NVIDIA_VISIBLE_DEVICES"] == "void"
+    seen = told(done.stdout)
+    assert seen["NVIDIA_VISIBLE_DEVICES"] == "void"  # the spec's, which NVIDIA's own hook obeys
+    assert seen["CUDA_VISIBLE_DEVICES"] == job["GPULOCK_DEVICES"]  # by gpulock's hook
 
 
 def test_podman_knows_a_card_by_each_of_its_names_and_no_other(node: Node) -> None:
@@ -212,6 +214,19 @@ def test_podman_gives_nothing_to_a_job_without_gpus(node: Node) -> None:
     job = dict(grant_variables([], read_settings(node.site.config)))
     done = node.podman("ls /dev", job, *job["GPULOCK_CDI"].split())
     assert (done.returncode, "nvidia" in done.stdout) == (0, False)
+
+
+def test_podmans_hook_gives_a_container_the_jobs_mask(node: Node) -> None:
+    job = node.job(2)
+    image = ("-e", "NVIDIA_VISIBLE_DEVICES=all", "-e", "GPULOCK_DEVICES=x")
+    done = node.rootless_podman("env", job, *image)
+    names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
+    assert [told(done.stdout).get(name) for name in names] == [job["GPULOCK_DEVICES"]] * 3, done
+    idle = dict(grant_variables([], read_settings(node.site.config)))
+    done = node.rootless_podman("env", idle, *image)
+    assert [told(done.stdout).get(name) for name in names] == ["", "void", ""], done
+    done = node.rootless_podman("env", {}, *image)
+    assert [told(done.stdout).get(name) for name in names] == [None, "all", "x"], done
 
 
 def test_podman_gives_an_instance_with_its_own_access_nodes(lab: Containers) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import grp
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -287,6 +288,27 @@ def test_enroot_without_the_hook_has_no_mask(node: Node) -> None:
     assert [c.state for c in node.checks() if "no mask of the job" in c.what] == [WARNING]
     node.write("etc/enroot/hooks.d/97-gpulock.sh", "")
     assert node.of("enroot").state == OK
+
+
+def test_podman_without_the_hook_is_told_where_nvidias_gives_every_gpu(node: Node) -> None:
+    node.write("usr/bin/podman", "")
+    assert "podman" not in {found.name for found in node.checks()}
+    node.write("etc/cdi/nvidia.yaml", "")
+    check = node.of("podman")
+    assert (check.state, "every GPU" in check.what) == (WARNING, True)
+    assert "--podman" in check.do
+
+
+def test_podmans_hook_needs_its_program(node: Node) -> None:
+    node.write("usr/bin/podman", "")
+    folder = "usr/share/containers/oci/hooks.d"
+    node.write(f"{folder}/97-gpulock.json", "")
+    assert node.of("podman").state == FAULT
+    node.write(f"{folder}/gpulock_mask.py", f"#!{sys.executable} -IS\n")
+    assert node.of("podman").state == OK
+    node.write(f"{folder}/gpulock_mask.py", "#!/nowhere/python3 -IS\n")
+    check = node.of("podman")
+    assert (check.state, "podman starts no container" in check.what) == (FAULT, True)
 
 
 def daemon_socket(node: Node, name: str, mode: int) -> Path:

@@ -40,6 +40,10 @@ ALONE := unshare --pid --fork --mount-proc --kill-child bash -c
 demo: $(RUNTIME)  ## gpulock on a simulated node: no GPU, no scheduler, no root
 	@$(BIN)/gpulock demo
 
+man: $(RUNTIME)  ## man pages and completions for shells, below build/share
+	@$(BIN)/python packaging/manual.py build/share/man
+	@$(BIN)/python packaging/completion.py build/share
+
 ##@ Check
 check: tools $(DEV)  ## format, lint, types, layers, quick unit tests, all at the same time (the default)
 	@$(MAKE) -j -O pyright $(PARTS) mypy lint format-check world-10

@@ -16,6 +16,7 @@ from typing import NoReturn
 import click
 
 from gpulock.cli.admin import reap
+from gpulock.cli.complete import complete_preset
 from gpulock.cli.session import CommandRefusedError
 from gpulock.cli.status import status
 from gpulock.cli.status.status_view import view_node
@@ -235,7 +236,14 @@ class Demo:
 
 @click.command(epilog=HELP)
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--preset", default="dgx1", show_default=True, metavar="NAME", help="Machine type.")
+@click.option(
+    "--preset",
+    default="dgx1",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=complete_preset,
+    help="Machine type.",
+)
 @click.option("--gpus", type=click.IntRange(min=1), help="Only its first GPUs, this many.")
 def simulate_command(directory: Path, preset: str, gpus: int | None) -> None:
     """Write a simulated node into DIRECTORY, which must be empty or an older simulation."""

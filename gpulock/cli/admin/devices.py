@@ -16,6 +16,7 @@ import click
 from gpulock.alloc import reaper
 from gpulock.alloc.reaper import free_lock
 from gpulock.cli.claims.release import check_reason_length, resolve_lock_id
+from gpulock.cli.complete import complete_device
 from gpulock.cli.select import SelectError, match_devices
 from gpulock.cli.session import CommandRefusedError, Session, describe_caller, log_to_syslog
 from gpulock.deadline import Deadline
@@ -49,7 +50,7 @@ def reason_option(function: F) -> F:
 
 
 @click.command()
-@click.argument("device")
+@click.argument("device", shell_complete=complete_device)
 @reason_option
 @click.pass_obj
 def reserve_command(session: Session, device: str, reason: str) -> None:
@@ -77,7 +78,7 @@ def reserve_command(session: Session, device: str, reason: str) -> None:
 
 
 @click.command()
-@click.argument("device")
+@click.argument("device", shell_complete=complete_device)
 @click.pass_obj
 def unreserve_command(session: Session, device: str) -> None:
     """End the reserve of DEVICE."""
@@ -98,7 +99,7 @@ def unreserve_command(session: Session, device: str) -> None:
 
 
 @click.command()
-@click.argument("device")
+@click.argument("device", shell_complete=complete_device)
 @reason_option
 @click.pass_obj
 def quarantine_command(session: Session, device: str, reason: str) -> None:
@@ -121,7 +122,7 @@ def quarantine_command(session: Session, device: str, reason: str) -> None:
 
 
 @click.command()
-@click.argument("device")
+@click.argument("device", shell_complete=complete_device)
 @click.pass_obj
 def restore_command(session: Session, device: str) -> None:
     """Put DEVICE back into service."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import click
 
+from gpulock.cli.complete import complete_job
 from gpulock.cli.select import SelectError, parse_subject
 from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.deadline import Deadline
@@ -26,7 +27,7 @@ VERSION = 1
 
 
 @click.command()
-@click.argument("job", nargs=-1, metavar="JOB")
+@click.argument("job", nargs=-1, metavar="JOB", shell_complete=complete_job)
 @click.option("--last", "only_last", is_flag=True, help="Only the last run of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/reports.md).")
 @click.option("--js1", "as_js1", is_flag=True, help="Print the AdminComment that jobstats reads.")

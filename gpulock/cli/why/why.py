@@ -9,6 +9,7 @@ import click
 
 from gpulock.alloc.process_owner import is_claim_process
 from gpulock.alloc.states import QUARANTINED, DeviceState
+from gpulock.cli.complete import complete_subject
 from gpulock.cli.select import JOB, SelectError, Subject, parse_lock_id, parse_subject
 from gpulock.cli.session import CommandRefusedError, Session, owns_lock_dir
 from gpulock.cli.status.status_view import (
@@ -44,7 +45,9 @@ from gpulock.text.words import (
 
 
 @click.command()
-@click.argument("what", nargs=-1, required=True, metavar="JOB|DEVICE")
+@click.argument(
+    "what", nargs=-1, required=True, metavar="JOB|DEVICE", shell_complete=complete_subject
+)
 @click.pass_context
 def why_command(ctx: click.Context, what: tuple[str, ...]) -> None:
     """Explain JOB (12, 12.3, pid 4711) or DEVICE (index, bus id, UUID).

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the man pages, from what the programs themselves say: `python packaging/manual.py FOLDER`.
+
+One page a program and a command (section 1, of daemons 8), and gpulock.conf(5). Options, commands
+and settings come from the code's own tables, so that none is forgotten. The pages use the man(7)
+macros of any troff.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import click
+from gpulock_exporter.app.program import exporter_parser
+
+from gpulock import __version__
+from gpulock.cli import INTERRUPTED, NODE_BROKEN, REFUSED, command_group
+from gpulock.cli.claims.run import NOT_EXECUTABLE, NOT_FOUND
+from gpulock.daemon.app import HELP as DAEMON_HELP
+from gpulock.node.settings import CHOICE, DEFAULT_PATH, KEYS, TEXT
+
+USER, FILE, DAEMON = 1, 5, 8  # sections
+ENDS: Final = (
+    ("gpulock", USER),
+    ("gpulockd", DAEMON),
+    ("gpulock-exporter", DAEMON),
+    ("gpulock.conf", FILE),
+)
+LONG: Final = 200  # characters of a command's first sentence
+USAGE: Final = 2  # exit code: click's own, and argparse's
+COMMON: Final = (
+    ("0", "It was done."),
+    (str(REFUSED), "It was refused, or there is nothing of what was asked for."),
+    (str(USAGE), "The arguments are invalid."),
+    (str(NODE_BROKEN), "The node, its settings or its driver is at fault."),
+    (str(INTERRUPTED), "Ctrl-C."),
+)
+RUN: Final = (
+    (str(NOT_EXECUTABLE), "COMMAND cannot be executed."),
+    (str(NOT_FOUND), "COMMAND is not there."),
+    ("any other", "COMMAND's own."),
+)
+SERVICE: Final = (
+    ("0", "A signal ended it."),
+    ("1", "Another one runs on this node, or none where one is needed."),
+    COMMON[2],
+    ("3", "The settings are at fault."),
+)
+FILES: Final = (
+    (DEFAULT_PATH, "The settings of the node."),
+    ("/run/gpulock", "LOCK_DIR: a folder for each GPU that is held, with its owner."),
+    ("/var/lib/gpulock", "STATE_DIR: quarantine, reserves, history."),
+    ("/run/gpulock-exporter", "EXPORTER_DIR: the exporter's last sample."),
+)
+
+
+class Page(NamedTuple):
+    """A page: its name, section, one line on it, and its body in troff."""
+
+    name: str
+    section: int
+    what: str
+    body: tuple[str, ...]
+
+
+def escape(text: str) -> str:
+    r"""Return a line as troff prints it: no macro, `\\` and `-` as they are."""
+    shown = text.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{shown}" if shown[:1] in {".", "'"} else shown
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    r"""Yield a help text: blank lines part paragraphs, one behind `\b` is kept line by line."""
+    for part in filter(None, (one.strip("\n") for one in text.split("\n\n"))):
+        lines = part.strip().splitlines()
+        kept = lines[0].strip() == "\b"
+        yield ".PP"
+        yield from (".nf",) if kept else ()
+        yield from (escape(line.strip()) for line in (lines[1:] if kept else lines))
+        yield from (".fi",) if kept else ()
+
+
+def entries(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield a list of terms, each with what it means."""
+    for term, meaning in pairs:
+        yield from (".TP", f".B {escape(term)}", *map(escape, meaning.split("\n")))
+
+
+def section(title: str, body: Iterable[str]) -> tuple[str, ...]:
+    """Return a section, nothing where it is empty."""
+    lines = tuple(body)
+    return (f".SH {title}", *lines) if lines else ()
+
+
+def command_pages(command: click.Command, context: click.Context) -> Iterator[Page]:
+    """Yield the page of a command, and those of the commands below it."""
+    below = subcommands(command, context)
+    title = context.command_path
+    options = [
+        record
+        for one in command.get_params(context)
+        if isinstance(one, click.Option) and (record := one.get_help_record(context))
+    ]
+    yield Page(
+        title.replace(" ", "-"),
+        USER,
+        command.get_short_help_str(LONG).rstrip("."),
+        (
+            *section("SYNOPSIS", (f".B {escape(title)}", escape(usage(command, context)))),
+            *section("DESCRIPTION", paragraphs(command.help or "")),
+            *section(
+                "COMMANDS", entries((name, one.get_short_help_str(LONG)) for name, one in below)
+            ),
+            *section("OPTIONS", entries(options)),
+            *section("EXIT STATUS", entries((*COMMON, *(RUN if title.endswith(" run") else ())))),
+            *section("FILES", entries(FILES)),
+        ),
+    )
+    for name, found in below:
+        yield from command_pages(found, click.Context(found, info_name=name, parent=context))
+
+
+def subcommands(command: click.Command, context: click.Context) -> list[tuple[str, click.Command]]:
+    """Return the commands of a group with their names, in the order of its help."""
+    if not isinstance(command, click.Group):
+        return []
+    found = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
+    return [(name, one) for name, one in found if one is not None]
+
+
+def usage(command: click.Command, context: click.Context) -> str:
+    """Return what follows the command's name."""
+    return " ".join(command.collect_usage_pieces(context))
+
+
+def service_page(name: str, what: str, text: str) -> Page:
+    """Return the page of a program that runs as a service, by its own help."""
+    body = (".nf", *map(escape, text.strip().splitlines()), ".fi")
+    status, files = section("EXIT STATUS", entries(SERVICE)), section("FILES", entries(FILES))
+    return Page(name, DAEMON, what, (*section("SYNOPSIS", body), *status, *files))
+
+
+def setting_entry(key: tuple[str, str, str, str]) -> tuple[str, str]:
+    """Return a setting and what it means, with its kind and its default."""
+    name, kind, default, meaning = key
+    first = default.partition("|")[0] if kind == CHOICE else default
+    kinds = f"One of: {default.replace('|', ', ')}" if kind == CHOICE else f"Value: {kind}"
+    shown = "" if kind == TEXT else f"{kinds}. "
+    return name, f"{meaning[:1].upper()}{meaning[1:]}.\n{shown}Default: {first or 'empty'}."
+
+
+def settings_page() -> Page:
+    """Return gpulock.conf(5)."""
+    rules = (
+        "Each line is KEY=VALUE. A line that begins with # is a comment. The file must belong to"
+        " root and be writable by no other user.",
+        "What it does not name has its default. The environment configures nothing."
+        " gpulock config shows every setting; gpulock config \\-\\-check FILE checks a file.",
+    )
+    return Page(
+        "gpulock.conf",
+        FILE,
+        "settings of gpulock on a node",
+        (
+            *section("SYNOPSIS", (f".B {DEFAULT_PATH}",)),
+            *section("DESCRIPTION", [line for rule in rules for line in (".PP", rule)]),
+            *section("SETTINGS", entries(map(setting_entry, KEYS))),
+        ),
+    )
+
+
+def all_pages() -> list[Page]:
+    """Return every page."""
+    top = click.Context(command_group, info_name="gpulock", **command_group.context_settings)
+    return [
+        *command_pages(command_group, top),
+        service_page("gpulockd", "free what dead owners hold, and keep a node's GPUs", DAEMON_HELP),
+        service_page(
+            "gpulock-exporter",
+            "tell Prometheus what each GPU does and which job holds it",
+            exporter_parser().format_help(),
+        ),
+        settings_page(),
+    ]
+
+
+def render(page: Page) -> str:
+    """Return a page as troff reads it; the programs and gpulock.conf(5) are named at its end."""
+    head = f'.TH {escape(page.name).upper()} {page.section} "" "gpulock {__version__}" gpulock'
+    name = f"{escape(page.name)} \\- {escape(page.what)}"
+    others = [one for one in ENDS if one != (page.name, page.section)]
+    see = [f".BR {escape(one)} ({number})," for one, number in others]
+    return "\n".join(
+        [
+            head,
+            ".SH NAME",
+            name,
+            *page.body,
+            *section("SEE ALSO", [*see[:-1], see[-1].rstrip(",")]),
+            "",
+        ]
+    )
+
+
+def write_pages(folder: Path) -> list[Path]:
+    """Write all pages as FOLDER/manN/NAME.N; return their paths."""
+    found: list[Path] = []
+    for page in all_pages():
+        place = folder / f"man{page.section}" / f"{page.name}.{page.section}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(render(page))
+        found.append(place)
+    return found
+
+
+if __name__ == "__main__":
+    for path in write_pages(Path(sys.argv[1])):
+        print(path)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The man pages name every command, option and setting, in troff that a reader sees as meant."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from gpulock.cli import command_group
+from gpulock.node.settings import KEYS
+
+PACKAGING = Path(__file__).parents[3] / "packaging"
+MACROS = {"TH", "SH", "PP", "TP", "B", "BR", "nf", "fi"}
+
+
+def write(program: str, folder: Path) -> None:
+    """Run a program of packaging/ as `make man` does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [program, str(folder)])
+        runpy.run_path(str(PACKAGING / program), run_name="__main__")
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Every page by the name of its file."""
+    folder = tmp_path_factory.mktemp("man")
+    write("manual.py", folder)
+    return {path.name: path.read_text() for path in folder.glob("man*/*")}
+
+
+def commands(group: click.Group, path: str) -> dict[str, click.Command]:
+    """Return every command below a group by the name of its page."""
+    found: dict[str, click.Command] = {path: group}
+    with click.Context(group) as context:
+        for name in group.list_commands(context):
+            one = group.get_command(context, name)
+            assert one is not None
+            inner = f"{path}-{name}"
+            found |= commands(one, inner) if isinstance(one, click.Group) else {inner: one}
+    return found
+
+
+def test_every_command_has_a_page_with_every_option(pages: dict[str, str]) -> None:
+    for name, command in commands(command_group, "gpulock").items():
+        page = pages[f"{name}.1"].replace("\\-", "-")
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.hidden:
+                assert all(word in page for word in option.opts), f"{option.name} of {name}"
+
+
+def test_every_setting_is_told(pages: dict[str, str]) -> None:
+    for name, _, _, meaning in KEYS:
+        assert f".B {name}\n{meaning[0].upper()}" in pages["gpulock.conf.5"]
+
+
+def test_every_program_has_its_exit_codes(pages: dict[str, str]) -> None:
+    assert {"gpulockd.8", "gpulock-exporter.8"} <= set(pages)
+    for name, page in pages.items():
+        assert (".SH EXIT STATUS" in page) is not name.endswith(".5")
+    assert "any other" in pages["gpulock-run.1"]
+
+
+def test_no_text_is_taken_for_a_macro(pages: dict[str, str]) -> None:
+    for name, page in pages.items():
+        for line in page.splitlines():
+            assert not line.startswith("'"), name
+            assert not line.startswith(".") or line[1:].split()[0] in MACROS, f"{name}: {line}"
+
+
+def test_each_shell_gets_a_completion_where_it_looks(tmp_path: Path) -> None:
+    write("completion.py", tmp_path)
+    bash, fish, zsh = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    subprocess.run(["bash", "-n", bash], check=True)
+    assert "_GPULOCK_COMPLETE=fish_complete" in fish.read_text()
+    assert zsh.read_text().startswith("#compdef gpulock")

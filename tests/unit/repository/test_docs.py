@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.states import FREE, HELD, STATES
 from gpulock.node.settings import KEYS
 from tests.layers import HOT_STANDARD
 
@@ -112,6 +113,31 @@ def test_settings_in_code_blocks_are_settings() -> None:
         blocks = re.findall(r"```\n(.*?)```", page.read_text(), flags=re.DOTALL)
         own = {name for block in blocks for name in shown.findall(block)}
         assert own <= known, name_of(page)
+
+
+def test_the_index_has_each_page_once_and_the_readme_names_it() -> None:
+    index = ROOT / "docs/README.md"
+    links = re.findall(r"^- \[[^]]+\]\(([^)]+)\): \S", index.read_text(), flags=re.MULTILINE)
+    pages = listed("docs/*.md", "docs/facts/*.md", "docs/hardware/README.md")
+    wanted = {*pages, ROOT / "exporter/README.md"} - {index}
+    assert sorted((index.parent / link).resolve() for link in links) == sorted(wanted)
+    assert "](docs/README.md)" in (ROOT / "README.md").read_text()
+
+
+def test_the_glossary_is_in_order_and_has_each_state() -> None:
+    rows = re.findall(
+        r"^\| (.+?) \| .+\. \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE
+    )
+    words = [row.replace("`", "").replace("_", "-").lower() for row in rows]
+    assert len(rows) > 40
+    assert words == sorted(words)
+    told = {word.strip() for entry in words for word in re.split(r"[ ,]", entry)}
+    assert told >= {state.replace("_", "-") for state in STATES} - {HELD, FREE}
+
+
+def test_frequent_questions_are_few() -> None:
+    found = re.findall(r"^\*\*.+\?\*\*", (ROOT / "docs/faq.md").read_text(), flags=re.MULTILINE)
+    assert 10 <= len(found) <= 15
 
 
 def test_contributing_lists_what_hooks_may_import() -> None:

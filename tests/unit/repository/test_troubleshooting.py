@@ -208,6 +208,17 @@ def test_each_refusal_of_the_code_is_found() -> None:
     assert wordless == WORDLESS, "give it words of its own, or name it above"
 
 
+def test_each_message_of_the_scripts_and_of_the_spank_plugin_is_found() -> None:
+    scripts = [path for path in (ROOT / "prolog").iterdir() if path.is_file()]
+    found = re.findall(r'echo "gpulock: ([^"]+)"', "".join(path.read_text() for path in scripts))
+    plugin = (ROOT / "prolog/spank/spank_gpulock.c").read_text()
+    found += re.findall(r'\bstop\(.+, "([^"]+)"\);', plugin)
+    assert len(found) > 8
+    parts = [re.split(r"\$\{[^}]*\}|\$\w+", text) for text in found]
+    fixed = [tuple(part.strip(" :;,(") for part in text if len(part) > FEW) for text in parts]
+    assert [one for one in fixed if not one or not is_on_page(one)] == []
+
+
 def test_each_fault_of_doctor_is_found() -> None:
     found = collect_faults()
     assert len(found) > 60

@@ -4,7 +4,7 @@
 import ast
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class Source(NamedTuple):
     """One module of the product: its path, its lines, its syntax."""
 
     path: str
-    lines: list[str]
+    lines: Sequence[str]
     tree: ast.Module
 
 
@@ -161,8 +161,9 @@ def collect_refusals() -> tuple[list[Message], set[str]]:
     found: list[Message] = []
     wordless: set[str] = set()
     for source in parse_callers("gpulock", classes):
-        inner = {"__init__"} if any(line.startswith(made) for line in source.lines) else set()
-        for call, names in calls_in(source, classes | inner):
+        makes = any(line.startswith(made) for line in source.lines)
+        wanted = classes | {"__init__"} if makes else classes
+        for call, names in calls_in(source, wanted):
             kind = len(call.args) > 1  # the first says no more than the kind
             if pieces := searched_pieces(call.args[kind:], names):
                 found.append(Message(f"{source.path}: {ast.unparse(call)}", pieces))

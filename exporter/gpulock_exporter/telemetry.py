@@ -135,7 +135,10 @@ class Xid(FrameRecord):
 
 @dataclass
 class Frame(FrameRecord):
-    """One look at all devices. `failures` has the error of each collector that failed."""
+    """One look at all devices. `failures` has the error of each collector that failed.
+
+    `lost` has the driver's words on each card that was there and is lost, by bus id.
+    """
 
     sequence: int
     boottime: float
@@ -145,6 +148,7 @@ class Frame(FrameRecord):
     xids: list[Xid] = field(default_factory=list[Xid])
     durations: dict[str, float] = field(default_factory=dict[str, float])  # by collector, seconds
     failures: dict[str, str] = field(default_factory=dict[str, str])
+    lost: dict[str, str] = field(default_factory=dict[str, str])
     version: int = VERSION
 
 

@@ -7,6 +7,7 @@ lines, then a line for each device and each device of a claim:
 
     device <lock id> key=value ...
     token <token> <lock id> key=value ...
+    lost <bus id> <since> <why>
 
 FIELDS is normative. What is not known is left out, never 0. Unknown lines and keys are ignored,
 and so is a value that is not of its type: the rest of the file still counts.
@@ -29,6 +30,7 @@ AHEAD = 1.0  # seconds that a sample may seem to be of the future: read while it
 BUCKETS = 64  # of a claim; when they are full, two become one
 MILLI = 1000
 DEVICE_WORDS, TOKEN_WORDS = 2, 3  # of a line, before its pairs
+LOST, LOST_WORDS = "lost", 3  # a card that does not answer, and the words before the reason
 COUNT_DIGITS = 18  # of a whole number: no counter of a device has more
 TOKEN_LENGTH = 64  # characters at most
 TEXT, COUNT, REAL, LIST = "text", "count", "real", "list"
@@ -140,7 +142,10 @@ class ClaimUsage:
 
 
 class Sample:
-    """A whole file: devices by lock id, accounts by token and lock id, words of other lines."""
+    """A whole file: devices by lock id, accounts by token and lock id, words of other lines.
+
+    `lost` has since when a card does not answer, and why, by bus id.
+    """
 
     boot_id: str
     sequence: int | None
@@ -154,6 +159,7 @@ class Sample:
         self.__dict__ = {**BLANK[""], **values}
         self.devices: dict[str, DeviceSample] = {}
         self.tokens: dict[str, dict[str, ClaimUsage]] = {}
+        self.lost: dict[str, tuple[float, str]] = {}
         self.others: list[list[str]] = []
 
     def idle(self, device: str, token: str, oldest: float) -> float | None:
@@ -219,6 +225,11 @@ def parse_sample(text: str, first_line: str) -> Sample:
         elif words[0] == "token" and len(words) >= TOKEN_WORDS and is_claim_token(words[1]):
             account = ClaimUsage(parse_sample_fields("token", words[TOKEN_WORDS:])[0])
             found.tokens.setdefault(words[1], {})[words[2]] = account
+        elif words[0] == LOST and len(words) > LOST_WORDS:
+            try:
+                found.lost[words[1]] = parse_sample_real(words[2]), " ".join(words[3:])
+            except ValueError:
+                continue
         elif "=" not in words[0]:
             found.others.append(words)
     return found

@@ -218,7 +218,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
         node.settings.exporter_dir = place
         exporter.open()
         exporter.listed.read()
-        supervisor: Any = SimpleNamespace(fault="", abandoned=0)
+        supervisor: Any = SimpleNamespace(fault="", abandoned=0, hung=SimpleNamespace(out=dict))
         seen: set[str] = set()
 
         def note(frame: FrameType, event: str, value: object) -> None:

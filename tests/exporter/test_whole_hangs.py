@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.exporter.whole import UTILISATION, Scrape, Whole
-from tests.nvml.double import Double
+from tests.nvml.double import Double, Hang
 
+TEMPERATURE, RESPONDING = "gpulock_gpu_temperature_celsius", "gpulock_gpu_responding"
+OBSERVED = "gpulock_gpu_observed_seconds_total"
 AGE = {"MAX_SAMPLE_AGE": "2"}
 
 
@@ -40,7 +42,7 @@ def test_a_call_that_hangs_for_ever_costs_its_values_and_nothing_else(tmp_path: 
         before = exporter.up(2)
         exporter.claim(0)
         nvml.load(0, 100)
-        nvml.hang("nvmlDeviceGetTemperature", "deaf", gpu=1)
+        nvml.hang("nvmlDeviceGetCount*", "deaf")
         exporter.until(is_dark)
         assert "the driver has not answered for" in exporter.page_says("role=alert")
         assert exporter.get("/-/healthy").status == 200
@@ -49,6 +51,52 @@ def test_a_call_that_hangs_for_ever_costs_its_values_and_nothing_else(tmp_path: 
         after = exporter.until(lambda found: found.totals().keys() >= counted.keys())
         for key, value in counted.items():
             assert after.values[key] >= value, key
+
+
+def answers_for(found: Scrape, *gpus: int) -> bool:
+    """Tell whether these of the cards, and no others, are told of now."""
+    told = [int(found.all(TEMPERATURE, gpu=str(gpu)) != []) for gpu in range(3)]
+    wanted = [int(gpu in gpus) for gpu in range(3)]
+    return told == wanted == [sum(found.all(RESPONDING, gpu=str(gpu))) for gpu in range(3)]
+
+
+@pytest.mark.parametrize("manner", ["deaf", "undead"])
+def test_a_card_that_hangs_costs_its_own_values_alone_and_is_named(
+    tmp_path: Path, manner: Hang
+) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
+        Whole(tmp_path, nvml, settings=AGE) as exporter,
+    ):
+        assert answers_for(exporter.up(3), 0, 1, 2)
+        nvml.hang("nvmlDeviceGetTemperature", manner, gpu=1)
+        found = exporter.until(lambda s: answers_for(s, 0, 2))
+        assert found.one("gpulock_gpu_missing", gpu="1") == 1
+        assert exporter.page_says("nvmlDeviceGetTemperature hangs in the driver")
+        sample = (exporter.folder / "sample").read_text()
+        bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[1]
+        assert f"lost {bus} " in sample
+        before = found.one(OBSERVED, gpu="2")
+        exporter.until(lambda s: sum(s.all(OBSERVED, gpu="2")) > before + 2)
+        assert exporter.scrape().one("gpulock_nvml_workers_abandoned") == (manner == "undead")
+        nvml.reset()
+        exporter.until(lambda s: answers_for(s, 0, 1, 2))
+        said = exporter.errors.read_text()
+        assert f"GPU at {bus}: nvmlDeviceGetTemperature hangs in the driver" in said
+
+
+def test_cards_that_hang_one_after_another_are_left_out_one_by_one(tmp_path: Path) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
+        Whole(tmp_path, nvml, settings=AGE) as exporter,
+    ):
+        exporter.up(3)
+        for gpu in (0, 2):
+            nvml.hang("nvmlDeviceGetPowerUsage", "sleep", gpu=gpu)
+            nvml.hang("nvmlDeviceGetUUID", "sleep", gpu=gpu)
+        exporter.until(lambda s: answers_for(s, 1))
+        nvml.reset()
+        exporter.until(lambda s: answers_for(s, 0, 1, 2))
 
 
 def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_it(
@@ -60,7 +108,7 @@ def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_
     ):
         assert exporter.up(2).one("gpulock_nvml_workers_abandoned") == 0
         exporter.claim(1)
-        nvml.hang("nvmlDeviceGetMemoryInfo*", "undead")
+        nvml.hang("nvmlDeviceGetCount*", "undead")
         exporter.until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [1])
         (worker,) = exporter.workers()
         found = exporter.until(is_dark)

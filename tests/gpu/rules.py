@@ -225,6 +225,7 @@ OURS_ALONE: dict[str, str] = {
     "lock_stale": "the locks'",
     "quarantined": "the locks'",
     "missing": "the locks'",
+    "responding": "whether a call came back",
 }
 PROCESSES = Rule(
     "foreign_processes",

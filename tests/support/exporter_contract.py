@@ -13,7 +13,7 @@ from prometheus_client import Metric
 BOTH = """utilization_ratio busy_seconds_total observed_seconds_total memory_used_bytes
     memory_total_bytes sm_active_ratio sm_occupancy_ratio tensor_active_ratio
     dram_active_ratio locked lock_acquired_timestamp_seconds lock_stale
-    last_busy_timestamp_seconds foreign_processes quarantined missing lock_info info"""
+    last_busy_timestamp_seconds foreign_processes quarantined missing responding lock_info info"""
 BOARD = """memory_utilization_ratio power_watts energy_joules_total temperature_celsius
     sm_clock_hertz memory_clock_hertz
     clock_event_active clock_event_seconds_total xid_errors_total xid_last_timestamp_seconds

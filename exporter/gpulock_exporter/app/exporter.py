@@ -13,6 +13,7 @@ import gpulock
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.errors import one_line
 from gpulock.node.context import Node
+from gpulock.node.devices import Device
 from gpulock_exporter.clock import Clock, Moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
@@ -26,6 +27,7 @@ from gpulock_exporter.state.local_state import (
     read_locks_with_details,
 )
 from gpulock_exporter.state.node_devices import DeviceList, inventory_version
+from gpulock_exporter.state.plausibility import normalize_bus_id
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame
 from gpulock_exporter.web.http import (
@@ -40,6 +42,7 @@ from gpulock_exporter.web.page import PAGE_HEADERS
 from gpulock_exporter.web.page import render_page as page_html
 from gpulock_exporter.web.utilisation_history import UtilizationHistory, build_page
 from gpulock_exporter.webconfig.reload import Reloader
+from gpulock_exporter.worker.hung_cards import HungCard
 from gpulock_exporter.worker.supervisor import Supervisor
 
 LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
@@ -95,7 +98,8 @@ class Exporter:
         now = self._clock.now()
         self.listed.refresh_if_changed()
         facts = read_local_state(self._node, now.boottime, self._locks)
-        over = self._book.tick(frames, facts, now)
+        hung = name_hung_cards(supervisor.hung.out(), self.listed.devices)
+        over = self._book.tick(frames, facts, now, hung)
         self._fault = supervisor.fault
         facts.read("files", lambda: self._write(over, now), None)
         health = ExporterHealth(
@@ -112,6 +116,7 @@ class Exporter:
     def _tell(self, snapshot: NodeSnapshot, now: Moment) -> None:
         """Tell the journal why something fails, and that it is well again."""
         faults = {name: fault for name, (_, fault) in snapshot.health.collectors.items() if fault}
+        faults |= {f"GPU at {bus}": lost.why for bus, lost in self._book.lost.items()}
         if self._fault:
             faults["driver"] = self._fault
         for line in self._journal.lines(faults, now.boottime):
@@ -178,6 +183,22 @@ class Exporter:
         self._folder.write_sample(sample_text(self._book, now, self._fault))
         self._folder.write_finished(over, self._book.boot_id, now)
         self._folder.write_inventory(self._book.devices, self._book.boot_id)
+
+
+def name_hung_cards(
+    hung: Mapping[int, HungCard], listed: Sequence[Device] | None
+) -> dict[str, str]:
+    """Return why each card that hangs is left out, by bus id. Pure.
+
+    One that hung before it told its bus id has that place in the driver's own list.
+    """
+    places = {device.index: device.bus for device in listed or ()}
+    found: dict[str, str] = {}
+    for index, card in hung.items():
+        by_place = places.get(index, "") if len(set(places.values())) == card.call.cards else ""
+        if bus := normalize_bus_id(card.call.bus) or by_place:
+            found[bus] = card.words()
+    return found
 
 
 class FaultJournal:

@@ -21,6 +21,7 @@ from gpulock.node.sample import (
     FIELDS,
     FINISHED_LINE,
     LIST,
+    LOST,
     REAL,
     SAMPLE_LINE,
     TEXT,
@@ -80,6 +81,8 @@ def sample_text(state: CollectorState, now: Moment, fault: str = "") -> str:
     for key, totals in memory.totals.devices.items():
         if here.get(totals.device) != key:
             lines.append(" ".join([GONE, totals.device, *sample_device_words(totals)]))
+    for bus, lost in sorted(state.lost.items()):
+        lines.append(f"{LOST} {bus} {lost.since!r} {one_line(lost.why)}")
     for token, accounts in memory.ledger.accounts.items():
         lines += token_lines(token, accounts)
     return "\n".join(lines) + "\n"

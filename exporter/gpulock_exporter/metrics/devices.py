@@ -87,6 +87,12 @@ SINGLE: tuple[tuple[str, str, Value], ...] = (
         lambda seen: None if seen.state is None else seen.state == states.MISSING,
     ),
     (
+        "responding",
+        "Whether the driver answers for the {device}; "
+        "0 while a call for it hangs, or the driver has lost it.",
+        attrgetter("responding"),
+    ),
+    (
         "utilization_ratio",
         "Share of time in which the {device} worked, at the last sample.",
         attrgetter("utilization"),

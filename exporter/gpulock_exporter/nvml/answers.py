@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from gpulock_exporter.driver_calls import NO_CARD, CallNote
+
 _T = TypeVar("_T")
 
 # members of nvmlValue_t, by nvmlValueType_t: layouts of nvml.h, which the driver cannot change
@@ -22,6 +24,7 @@ WORDS = ("d", "I4x", "L", "Q", "q", "i4x", "H6x")
 VALUES = tuple(struct.Struct(f"@{word}") for word in WORDS)
 NARROW = 1  # NVML_VALUE_TYPE_UNSIGNED_INT, of nvmlValueType_t
 NOT_AVAILABLE = frozenset({(1 << 32) - 1, (1 << 64) - 1})  # NVML_VALUE_NOT_AVAILABLE
+LOOK_UP = "_nvmlGetFunctionPointer"  # of the binding: each of its calls passes through it
 RETRY = 300.0  # seconds after which a device is asked again for what it does not support
 
 DEPRECATED = 26  # nvml.h 12.5 and later
@@ -57,12 +60,13 @@ class NvmlStaleError(Exception):
 class PollContext:
     """One look: when it is (CLOCK_BOOTTIME seconds), and the first failure of each collector.
 
-    `processes` says whether process lists are wanted.
+    `processes` says whether process lists are wanted; `note` names each call.
     """
 
-    def __init__(self, now: float, processes: bool = False) -> None:
+    def __init__(self, now: float, processes: bool = False, note: CallNote | None = None) -> None:
         self.now = now
         self.processes = processes
+        self.note = note or CallNote()
         self.failures: dict[str, str] = {}
 
     def fail(self, collector: str, subject: str, words: object) -> None:
@@ -72,6 +76,8 @@ class PollContext:
 
 class NvmlDevice:
     """A device as it answers: `handle` is NVML's, `name` ours. Remembers what it does not have."""
+
+    index = NO_CARD  # of a card among those of NVML
 
     def __init__(self, handle: pynvml.c_nvmlDevice_t, name: str) -> None:
         self.handle = handle
@@ -120,6 +126,17 @@ class NvmlDevice:
         self._absent.clear()
 
 
+def name_calls_in(note: CallNote) -> None:
+    """Have every call of NVML named in a note: each looks its function up by its name."""
+    look_up: Callable[[str], Any] = getattr(pynvml, LOOK_UP)
+
+    def look_up_named(name: str) -> Any:
+        note.name_call(name)
+        return look_up(name)
+
+    setattr(pynvml, LOOK_UP, look_up_named)
+
+
 def nvml_error_text(error: int) -> str:
     """Return the driver's words for an error."""
     return str(pynvml.NVMLError(error))
@@ -132,10 +149,6 @@ def has_nvml_function(name: str) -> bool:
 
 def call_nvml(name: str, *arguments: Any) -> None:
     """Call NVML; raise NVMLError, also where this driver has no such function."""
-    try:
-        function = getattr(pynvml.nvmlLib, name)
-    except AttributeError:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND) from None
-    error = function(*arguments)
+    error = getattr(pynvml, LOOK_UP)(name)(*arguments)
     if error:
         raise pynvml.NVMLError(error)

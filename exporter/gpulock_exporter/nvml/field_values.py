@@ -181,7 +181,7 @@ class SlowCounters:
 
     def read(self, card: NvmlDevice, look: PollContext, nvlink: bool, pcie: bool) -> None:
         """Ask the card; `nvlink` and `pcie` say which of those counters are wanted."""
-        now = PollContext(look.now)
+        now = PollContext(look.now, note=look.note)
         self.values, self.failures = {}, now.failures
         wanted = (*ALWAYS, *(NVLINK if nvlink else ()), *(PCIE if pcie else ()))
         values = read_fields(card, now, wanted)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import pynvml
 
 from gpulock.deadline import clock_boottime
+from gpulock_exporter.driver_calls import CallNote, CardFilter
 from gpulock_exporter.nvml import collect
 from gpulock_exporter.nvml.answers import (
     LOST,
@@ -40,7 +41,15 @@ ADVICE = {
 class NvmlSource:
     """All cards of this node; see telemetry.FrameSource."""
 
-    def __init__(self, clock: Callable[[], float] = clock_boottime, sys_root: str = "/sys") -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = clock_boottime,
+        sys_root: str = "/sys",
+        note: CallNote | None = None,
+        cards: CardFilter | None = None,
+    ) -> None:
+        self._note_call = note or CallNote()
+        self._wanted = cards or CardFilter()
         self._clock = clock
         self._sys_root = sys_root
         self._sequence = 0
@@ -57,11 +66,12 @@ class NvmlSource:
 
     def open(self) -> None:
         """Initialise NVML; raise RuntimeError with the driver's words where that cannot be."""
-        self._open(PollContext(self._clock()))
+        self._open(PollContext(self._clock(), note=self._note_call))
+        self._note_call.leave_card()
 
     def look(self, processes: bool) -> Frame:
         """Look once; raise RuntimeError where the driver is gone."""
-        look = PollContext(self._clock(), processes)
+        look = PollContext(self._clock(), processes, self._note_call)
         self._sequence += 1
         frame = Frame(sequence=self._sequence, boottime=look.now, wall=time.time())
         began = time.perf_counter()
@@ -72,8 +82,10 @@ class NvmlSource:
             began = time.perf_counter()
             for card in self._cards:
                 if card.index not in lost:
+                    look.note.enter_card(card.index, card.name)
                     self._collect(card, found[card.index], look, name, collector, lost)
             frame.durations[name] = time.perf_counter() - began
+        look.note.leave_card()
         began = time.perf_counter()
         frame.xids = self._events.poll(look, [(card, card.uuid) for card in self._cards])
         frame.durations["xid"] = time.perf_counter() - began
@@ -81,11 +93,13 @@ class NvmlSource:
         frame.devices = [record for records in here for record in records]
         self._keep_failure(look)
         frame.driver, frame.failures = self._driver, look.failures
-        self._note(look, lost)
+        self._note(look, lost, frame)
+        look.note.leave_card()
         return frame
 
     def close(self) -> None:
         """Let go of the driver."""
+        self._note_call.leave_card()
         self._events.close()
         self._events.renew()
         for card in self._cards:
@@ -113,7 +127,11 @@ class NvmlSource:
             self._driver = ""
             look.fail("devices", "", fault)
         self._missing = {}
+        look.note.cards = self._count
         for index in range(self._count):
+            if not self._wanted.admits(index, self._count):
+                continue
+            look.note.enter_card(index, "")
             card = self._card(index, look)
             if card is not None:
                 self._cards.append(card)
@@ -148,6 +166,7 @@ class NvmlSource:
             self._reopen(look)
         lost = dict(self._missing)
         for place, card in enumerate(list(self._cards)):
+            look.note.enter_card(card.index, card.name)
             self._check(place, card, look, lost)
         if not lost:
             self._patience = FIRST_PATIENCE
@@ -176,11 +195,12 @@ class NvmlSource:
         else:
             self._cards[place] = other
 
-    def _note(self, look: PollContext, lost: dict[int, str]) -> None:
+    def _note(self, look: PollContext, lost: dict[int, str], frame: Frame) -> None:
         """Tell of the cards that are lost, and listen again to those that are back."""
         names = {card.index: card.name for card in self._cards}
         for index, fault in sorted(lost.items()):
             look.fail("devices", names.get(index, f"card {index}"), fault)
+        frame.lost = {names[index]: fault for index, fault in lost.items() if index in names}
         if self._lost - lost.keys():
             self._events.renew()
         self._lost = set(lost)

@@ -107,12 +107,14 @@ class XidEventSet:
             self._break(look, fault.value)
             return True
         for card, uuid in cards:
+            look.note.enter_card(card.index, card.name)
             try:
                 if _register_xid_events(card, events):
                     self._uuids[_handle_address(card.handle)] = uuid
             except pynvml.NVMLError as fault:
                 self._spoilers[card.name] = nvml_error_text(fault.value)
                 return False
+        look.note.leave_card()
         if not self._uuids:  # nobody to hear of
             self.close()
             self._not_before = look.now + RETRY

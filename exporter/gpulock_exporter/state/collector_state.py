@@ -19,10 +19,11 @@ from gpulock_exporter.state.claim_accounting import Accounts, Ledger
 from gpulock_exporter.state.device_totals import TelemetryTotals
 from gpulock_exporter.state.join import SnapshotJoin
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
-from gpulock_exporter.state.plausibility import usable_devices
+from gpulock_exporter.state.plausibility import usable_devices, usable_lost_cards
 from gpulock_exporter.state.snapshot import (
     DeviceProcesses,
     ExporterHealth,
+    LostCard,
     NodeSnapshot,
     SnapshotLimits,
 )
@@ -67,10 +68,20 @@ class CollectorState:
     devices: Mapping[str, DeviceTelemetry] = field(default_factory=dict[str, DeviceTelemetry])
     listed: dict[str, ProcessList] = field(default_factory=dict[str, ProcessList])
     last: Frame | None = None
+    lost: Mapping[str, LostCard] = field(default_factory=dict[str, LostCard])
     offset: float | None = None
 
-    def tick(self, frames: Sequence[Frame], facts: LocalState, now: Moment) -> dict[str, Accounts]:
-        """Take the frames of this tick, oldest first; return the accounts of claims now over."""
+    def tick(
+        self,
+        frames: Sequence[Frame],
+        facts: LocalState,
+        now: Moment,
+        hung: Mapping[str, str] | None = None,
+    ) -> dict[str, Accounts]:
+        """Take the frames of this tick, oldest first; return the accounts of claims now over.
+
+        `hung` has why a card is left out of the frames, by bus id.
+        """
         self.offset = steady_offset(self.offset, now)
         held = ledger_claims(facts.locks, self.boot_id, now.boottime)
         totals, ledger = self.memory.totals, self.memory.ledger
@@ -85,8 +96,15 @@ class CollectorState:
         if not frames:
             facts.read("foreign", lambda: self._judge(facts.locks), None)
             over = ledger.advance(held, None, now.boottime)
+        told = usable_lost_cards(self.last) if self.last and self._is_fresh(now) else {}
+        self.lost = merge_lost_cards(self.lost, {**told, **(hung or {})}, now.boottime)
         self.memory.sequence += 1
         return over
+
+    def _is_fresh(self, now: Moment) -> bool:
+        """Return whether the last frame is recent enough to be told."""
+        looked = self.memory.totals.at
+        return looked is not None and looked >= now.boottime - self.limits.oldest
 
     def present(self) -> dict[str, DeviceProcesses]:
         """Return who is on each device, as far as that is known."""
@@ -105,7 +123,7 @@ class CollectorState:
         """
         looked, offset = self.memory.totals.at, self.offset or 0.0
         since = now.boottime - self.limits.oldest
-        fresh = looked is not None and self.last is not None and looked >= since
+        fresh = self.last is not None and self._is_fresh(now)
         if listed:
             self.memory.totals.number_cards({one.bus: one.index for one in listed})
         devices, states = SnapshotJoin(
@@ -115,6 +133,7 @@ class CollectorState:
             since=since,
             offset=offset,
             present=self.present(),
+            lost={bus: one.why for bus, one in self.lost.items()},
             facts=facts,
             totals=self.memory.totals,
             ledger=self.memory.ledger,
@@ -173,6 +192,15 @@ class CollectorState:
             names = WITH_COUNTERS if "counters" in durations else ()
         every = sorted({*durations, *failures, *names})
         return {name: (durations.get(name), failures.get(name, "")) for name in every}
+
+
+def merge_lost_cards(
+    before: Mapping[str, LostCard], told: Mapping[str, str], now: float
+) -> dict[str, LostCard]:
+    """Return the lost cards by bus id; one that was lost before keeps its time. Pure."""
+    return {
+        bus: LostCard(before[bus].since if bus in before else now, why) for bus, why in told.items()
+    }
 
 
 def classify_device_processes(

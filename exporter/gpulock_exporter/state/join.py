@@ -31,7 +31,8 @@ class SnapshotJoin:
 
     `devices` are those of the last look by id, and `at` when that was (CLOCK_BOOTTIME); `fresh`
     says whether that is recent enough to be told, and `since` how old a counter may be. `present`
-    has who is on each device; `offset` makes a boottime epoch seconds.
+    has who is on each device, `lost` why a card does not answer, by bus id; `offset` makes a
+    boottime epoch seconds.
     """
 
     devices: Mapping[str, DeviceTelemetry]
@@ -40,6 +41,7 @@ class SnapshotJoin:
     since: float
     offset: float
     present: Mapping[str, DeviceProcesses]
+    lost: Mapping[str, str]
     facts: LocalState
     totals: TelemetryTotals
     ledger: Ledger
@@ -50,7 +52,7 @@ class SnapshotJoin:
     ) -> tuple[tuple[DeviceSnapshot, ...], Mapping[str, int] | None]:
         """Return the devices, and how many are in each state; `listed` is the driver's own list."""
         looked = self.devices if self.fresh else None
-        devices = merge_device_lists(listed, looked, self.devices)
+        devices = merge_device_lists(listed, looked, self.devices, self.lost)
         rows = self._judge(devices)
         found = [self._device(row) for row in name_missing_rows(rows, self.totals)]
         known = {one.id for one in found}
@@ -100,6 +102,8 @@ class SnapshotJoin:
         bus, dot, part = row.id.partition(".gi")
         found = DeviceSnapshot(**vars(values or DeviceTelemetry(bus, "", -1)))
         found.id, found.told, found.reason = row.id, values is not None, row.reason
+        if self.fresh or bus in self.lost:
+            found.responding = values is not None and bus not in self.lost
         found.uuid = (counted.key if counted else "") or found.uuid or uuid or row.id
         found.card, found.instance = self._card_number(row, values), f"{dot}{part}"[1:]
         card = "" if found.card is None else str(found.card)
@@ -191,11 +195,12 @@ def merge_device_lists(
     listed: Sequence[Device] | None,
     looked: Mapping[str, DeviceTelemetry] | None,
     remembered: Mapping[str, DeviceTelemetry],
+    lost: Mapping[str, str],
 ) -> list[Device] | None:
     """Return the devices by index, with what NVML adds; None where nobody ever told.
 
     `looked` is None where NVML is not heard now, `remembered` is what it said last. A card that
-    the driver lists and NVML does not is faulty: one off the bus shows like that.
+    the driver lists and NVML does not is faulty: one off the bus shows like that. `lost` says why.
     """
     if listed is None and not remembered:
         return None
@@ -208,8 +213,9 @@ def merge_device_lists(
         if seen is not None:
             device.uuid = seen.uuid or device.uuid
             device.model = device.model or seen.name
-        if looked is not None and device.id not in looked and not device.fault:
-            device.fault = NOT_LISTED
+        absent = looked is not None and device.id not in looked
+        if (absent or device.bus in lost) and not device.fault:
+            device.fault = lost.get(device.bus, NOT_LISTED)
         result.append(device)
     return result
 

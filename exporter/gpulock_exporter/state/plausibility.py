@@ -97,6 +97,12 @@ def usable_devices(frame: Frame) -> dict[str, DeviceTelemetry]:
     return found
 
 
+def usable_lost_cards(frame: Frame) -> dict[str, str]:
+    """Return the driver's words on each card that it has lost, by bus id."""
+    found = [(normalize_bus_id(bus), why) for bus, why in list(frame.lost.items())[:MOST_DEVICES]]
+    return {bus: _clean_text(why[:LONGEST_TEXT]) for bus, why in found if bus}
+
+
 def device_lock_id(device: DeviceTelemetry) -> str:
     """Return the id of a device's lock: its bus id, and for an instance which one it is."""
     if not device.parent:

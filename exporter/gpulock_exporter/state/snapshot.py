@@ -32,6 +32,14 @@ class SnapshotLimits:
 
 
 @dataclass(frozen=True)
+class LostCard:
+    """A card that does not answer: since when (CLOCK_BOOTTIME seconds), and why."""
+
+    since: float
+    why: str
+
+
+@dataclass(frozen=True)
 class DeviceProcesses:
     """Who is on one device: how many processes NVML listed, and what they turned out to be.
 
@@ -48,7 +56,8 @@ class DeviceProcesses:
 class DeviceSnapshot(DeviceTelemetry):
     """One device at one moment: the values of the driver, and what is known here besides.
 
-    `told` is whether the driver's values are there and not too old. What is None is not known. `id`
+    `told` is whether the driver's values are there and not too old, `responding` whether the driver
+    answers for the device at all. What is None is not known. `id`
     is its lock id and `uuid` its identity: the lock id where NVML tells none. `card` is the index
     of its card, `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its
     neighbours, as `gpulock status` does. `state` is None where the locks are not known, and for a
@@ -63,6 +72,7 @@ class DeviceSnapshot(DeviceTelemetry):
     instance: str = ""
     gpu_label: str = ""
     told: bool = False
+    responding: bool | None = None
     state: str | None = None
     reason: str = ""
     lock: Lock | None = None

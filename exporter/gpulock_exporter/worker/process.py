@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child that speaks NVML: it looks, writes a frame, and sleeps; the parent may kill it.
 
-Usage: python -m gpulock_exporter.worker.process PERIOD PROCESS_PERIOD SOURCE; SOURCE is `nvml` or
-`simulated:DIR`. A call into a driver that hangs cannot be interrupted from within, so everything
-that could hang is here. It ends when its standard input does: then nobody reads any more; and
-where it hangs at that time, the kernel kills it.
+Usage: python -m gpulock_exporter.worker.process PERIOD PROCESS_PERIOD SOURCE [NAME=VALUE ...];
+SOURCE is `nvml` or `simulated:DIR`. `note=FD` is where it names its calls, `without=3/8` the cards
+that it does not ask, `only=3/8` the one that it tries with a few looks, and then ends. A call into
+a driver that hangs cannot be interrupted from within, so everything that could hang is here. It
+ends when its standard input does: then nobody reads any more; and where it hangs at that time, the
+kernel kills it.
 """
 
 from __future__ import annotations
@@ -17,24 +19,29 @@ import sys
 from collections.abc import Callable
 
 from gpulock.deadline import clock_boottime
+from gpulock_exporter.driver_calls import CallNote, CardFilter, parse_card_filter
 from gpulock_exporter.telemetry import FrameSource, encode_frame
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CANNOT_OPEN = 3  # exit code: no driver, or one that does not answer as it should
+TRIAL_LOOKS = 2  # at a card that has hung: some of the calls are made from the second look on
 
 
 def main(argv: list[str]) -> int:
     """Look until standard input ends; return the exit code."""
     die_with_parent()
     period, process_period, name = float(argv[1]), float(argv[2]), argv[3]
-    source = make_frame_source(name)
+    words = dict(word.split("=", 1) for word in argv[4:])
+    cards = parse_card_filter(words)
+    source = make_frame_source(name, CallNote(int(words.get("note", -1))), cards)
     try:
         source.open()
     except RuntimeError as fault:
         os.write(2, f"{fault}\n".encode())
         return CANNOT_OPEN
     try:
-        run_worker(source, period, process_period, sys.stdin.fileno(), write_frame_line)
+        looks = None if cards.only is None else TRIAL_LOOKS
+        run_worker(source, period, process_period, sys.stdin.fileno(), write_frame_line, looks)
     except RuntimeError as fault:  # the whole driver is gone: the next worker opens it again
         os.write(2, f"{fault}\n".encode())
         return CANNOT_OPEN
@@ -52,16 +59,18 @@ def die_with_parent() -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)  # without it, all else still holds
 
 
-def make_frame_source(name: str) -> FrameSource:
+def make_frame_source(name: str, note: CallNote, cards: CardFilter) -> FrameSource:
     """Return the source of a name; nothing of another one is imported."""
     kind, _, folder = name.partition(":")
     if kind == "simulated":
         from gpulock_exporter.simulated.source import SimulatedSource
 
         return SimulatedSource(folder)
+    from gpulock_exporter.nvml.answers import name_calls_in
     from gpulock_exporter.nvml.source import NvmlSource
 
-    return NvmlSource()
+    name_calls_in(note)
+    return NvmlSource(note=note, cards=cards)
 
 
 def run_worker(
@@ -70,8 +79,9 @@ def run_worker(
     process_period: float,
     parent: int,
     send: Callable[[bytes], None],
+    looks: int | None = None,
 ) -> None:
-    """Look every `period` seconds, at process lists every `process_period`."""
+    """Look every `period` seconds, at process lists every `process_period`; so often, or on."""
     due = clock_boottime()
     processes_due = due
     while True:
@@ -80,6 +90,9 @@ def run_worker(
         if with_processes:
             processes_due = now + process_period
         send(encode_frame(source.look(with_processes)))
+        looks = looks - 1 if looks else looks
+        if looks == 0:
+            return
         # a look that took long does not make the next hurry
         due = max(due + period, clock_boottime())
         if sleep_until_stdin_closed(parent, due - clock_boottime()):

@@ -33,11 +33,13 @@ class WorkerStatus:
     """What there is: times are CLOCK_BOOTTIME seconds, 0 where there was none.
 
     `running` is whether a child is there and not reaped yet; `heard` whether it has sent a frame.
+    `calling` is since when it makes a call of one card, 0 where it makes none.
     """
 
     running: bool = False
     heard: bool = False
     since: float = 0.0  # of the start, or of the last frame
+    calling: float = 0.0
     killed: float = 0.0
     abandoned: bool = False
     not_before: float = 0.0  # the next start
@@ -52,6 +54,7 @@ def decide_worker_action(now: float, seen: WorkerStatus, limits: WorkerTimeouts)
         if seen.killed:
             return WorkerAction.ABANDON if now - seen.killed > REAP else WorkerAction.WAIT
         late = now - seen.since > (limits.frame if seen.heard else limits.first)
+        late |= seen.calling > 0 and now - seen.calling > limits.frame
         return WorkerAction.KILL if late or now < seen.paused_until else WorkerAction.WAIT
     return (
         WorkerAction.START if now >= max(seen.not_before, seen.paused_until) else WorkerAction.WAIT
@@ -65,4 +68,5 @@ def seconds_until_action(now: float, seen: WorkerStatus, limits: WorkerTimeouts)
     due = max(seen.not_before, seen.paused_until)
     if seen.running:
         due = seen.since + (limits.frame if seen.heard else limits.first)
+        due = min(due, seen.calling + limits.frame) if seen.calling else due
     return max(MOMENT, due - now)

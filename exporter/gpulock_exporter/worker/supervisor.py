@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep one worker at work, and never wait for it.
 
-A frame that is late means a driver that hangs: the worker is killed. One that does not even die
+A frame that is late means a driver that hangs: the worker is killed. Where it was in the call of
+one card, the next one leaves that card out (hung_cards). One that does not even die
 (uninterruptible, in the driver) is abandoned and counted, and no second one is started beside it:
-it would hang as well. What is due is decided in restart_policy; `Supervisor.step` does it. It
-sleeps until there is something to do: a wakening costs the node as much as a good deal of work.
+it would hang as well, unless it can leave a card out. What is due is decided in restart_policy;
+`Supervisor.step` does it. It sleeps until there is something to do: a wakening costs the node as
+much as a good deal of work.
 """
 
 from __future__ import annotations
 
 import os
 import selectors
-import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from gpulock_exporter.driver_calls import DriverCall
 from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError, decode_frame
+from gpulock_exporter.worker.child import WorkerChild
+from gpulock_exporter.worker.hung_cards import HungCards
 from gpulock_exporter.worker.restart_policy import (
     POLL,
     REAP,
@@ -28,6 +32,7 @@ from gpulock_exporter.worker.restart_policy import (
 )
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0  # seconds between two starts
+LONG_CALL = 0.25  # of the time after which a frame is late: a shorter call is not what it waits for
 WORDS = 400  # bytes of a worker's standard error that are kept
 CHUNK = 1 << 16  # bytes: what a pipe holds, pipe(7)
 
@@ -36,6 +41,7 @@ class Supervisor:
     """One worker; call `step` again and again, from one thread.
 
     `abandoned` counts the workers that could not be killed and are not reaped yet, `starts` all.
+    `hung` has the cards that are left out.
     `fault` says why there is no worker, in the driver's words where it has some.
     """
 
@@ -55,7 +61,10 @@ class Supervisor:
         self._seen = WorkerStatus()
         self._paused_until = 0.0  # a signal handler sets these two, at any moment
         self._hurry = False
-        self._child: subprocess.Popen[bytes] | None = None
+        self.hung = HungCards(argv, clock, self._limits, env)
+        self._named: DriverCall | None = None  # the card's call in which the last one was killed
+        self._worker: WorkerChild | None = None
+        self._child: subprocess.Popen[bytes] | None = None  # its process
         self._buffer = self._words = b""
         self._backoff = FIRST_BACKOFF
         self._ending = False  # it has closed a pipe
@@ -69,7 +78,7 @@ class Supervisor:
     @property
     def abandoned(self) -> int:
         """Return how many workers hang in the driver."""
-        return int(self._seen.abandoned)
+        return int(self._seen.abandoned) + self.hung.stuck
 
     def is_paused(self) -> bool:
         """Return whether the driver is let go on purpose."""
@@ -104,7 +113,13 @@ class Supervisor:
         if self._hurry:
             self._hurry = False
             self._seen = replace(self._seen, not_before=0.0)
+        if self.is_paused():
+            self.hung.retry_now()
+        elif self.hung.step() and self._worker is not None and not self._seen.killed:
+            self._end_worker("")  # the next one asks the card that answers again
         seen = replace(self._seen, paused_until=self._paused_until)
+        if self._worker is not None:
+            seen = replace(seen, calling=self._worker.calling_since())
         act = decide_worker_action(self._clock(), seen, self._limits)
         if act is WorkerAction.START:
             self._start()
@@ -123,6 +138,7 @@ class Supervisor:
                 self._child.wait(REAP)
             except subprocess.TimeoutExpired:
                 pass
+        self.hung.close()
         self._selector.close()
         ends, self._bell, self._ringer = (self._bell, self._ringer), -1, -1
         for end in ends:
@@ -153,19 +169,12 @@ class Supervisor:
         self._buffer = self._words = b""
         self.starts += 1
         try:
-            child = subprocess.Popen(
-                self._argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=self._env,
-                start_new_session=True,  # a terminal's ^C is for the parent
-            )
+            self._worker = WorkerChild([*self._argv, *self.hung.filter_words()], self._env)
         except OSError as fault:
             self.fault = f"the worker does not start: {fault}"
             self._later(now)
             return
-        self._child = child
+        self._child = child = self._worker.process
         for pipe in (child.stdout, child.stderr):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
@@ -173,21 +182,35 @@ class Supervisor:
         self._seen = WorkerStatus(running=True, since=now)
 
     def _kill(self) -> None:
-        if self._child is None:
+        """End a worker that hangs, or is to let go of the driver; leave out the card it is at."""
+        if self._worker is None:
             return
         if self.is_paused():
-            self.fault = "paused"
-        else:
-            seconds = self._clock() - self._seen.since
-            self.fault = f"the driver has not answered for {seconds:.0f} s"
-        try:
-            os.kill(self._child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+            self._end_worker("paused")
+            return
+        now, call = self._clock(), self._worker.call()
+        fault = f"the driver has not answered for {now - self._seen.since:.0f} s"
+        if call is not None and now - call.since >= LONG_CALL * self._limits.frame:
+            fault = f"{fault}: {call.name} of GPU {call.card} hangs"
+            self._named = call
+            self.hung.leave_out(call)
+        self._end_worker(fault)
+
+    def _end_worker(self, fault: str) -> None:
+        """Kill the worker, and say why."""
+        self.fault = fault
+        if self._worker is not None:
+            self._worker.kill()
         self._close_pipes()
         self._seen = replace(self._seen, killed=self._clock())
 
     def _abandon(self) -> None:
+        """Give up a worker that does not die; start one that leaves its card out, where it can."""
+        worker, call = self._worker, self._named
+        if worker is not None and call is not None and self.hung.keep_stuck(call.card, worker):
+            self._worker = self._child = self._named = None
+            self._seen = WorkerStatus()
+            return
         self.fault = "the worker hangs in the driver and cannot be killed"
         self._seen = replace(self._seen, abandoned=True)
 
@@ -195,12 +218,17 @@ class Supervisor:
         """Notice that the child is over, without waiting for it."""
         if self._child is None or self._child.poll() is None:
             return
+        hurry = self._named is not None or (self._seen.killed > 0 and not self.fault)
+        self._named = None
         if not self._seen.killed:
             self.fault = self._said() or f"the worker ended with {self._child.returncode}"
         self._close_pipes()
         heard = self._seen.heard
-        self._child = None
+        self._worker = self._child = None
         self._seen = WorkerStatus()
+        if hurry:
+            self._backoff = FIRST_BACKOFF
+            return
         if heard:
             self._backoff = FIRST_BACKOFF
         self._later(self._clock())

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A card that hangs is left out, named, and tried again: the decisions, and real children."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from gpulock_exporter.driver_calls import (
+    NO_CARD,
+    PAGE,
+    CallNote,
+    CardFilter,
+    DriverCall,
+    parse_card_filter,
+    read_driver_call,
+)
+from gpulock_exporter.worker.hung_cards import (
+    FIRST_PAUSE,
+    FORGOTTEN,
+    LONGEST_PAUSE,
+    HungCard,
+    card_after_hang,
+)
+from gpulock_exporter.worker.supervisor import Supervisor
+
+from tests.support.exporter_workers import LIMITS, Nest
+
+CALL = DriverCall(10.0, 3, 8, "0000:3b:00.0", "nvmlDeviceGetTemperature")
+
+
+def test_a_note_tells_card_and_call_to_the_other_process_that_has_its_page() -> None:
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, PAGE.size)
+    note = CallNote(fd)
+    note.cards = 8
+    told: list[DriverCall | None] = [read_driver_call(os.pread(fd, PAGE.size, 0))]
+    for card, bus in ((3, "0000:3b:00.0"), (NO_CARD, "")):
+        note.enter_card(card, bus)
+        note.name_call("nvmlDeviceGetTemperature")
+        told.append(read_driver_call(os.pread(fd, PAGE.size, 0)))
+        note.leave_card()
+        told.append(read_driver_call(os.pread(fd, PAGE.size, 0)))
+    os.close(fd)
+    plain = [one and one._replace(since=10.0) for one in told]
+    assert plain == [None, CALL, None, CALL._replace(card=NO_CARD, bus=""), None]
+
+
+@pytest.mark.parametrize("page", [b"", b"\x01" * (PAGE.size - 1), bytes(PAGE.size)])
+def test_a_page_that_is_not_whole_names_no_call(page: bytes) -> None:
+    assert read_driver_call(page) is None
+
+
+def test_what_a_worker_writes_is_never_more_than_a_line_of_plain_text() -> None:
+    found = read_driver_call(PAGE.pack(1.0, 3, 8, b"\xff\n", b"\x1b" * 200))
+    assert found is not None and found.bus.isprintable() and found.name == "?" * 128
+
+
+@pytest.mark.parametrize(
+    "cards", [CardFilter(), CardFilter(8, frozenset({1, 3})), CardFilter(8, only=3)]
+)
+def test_a_filter_goes_through_a_command_line_and_back(cards: CardFilter) -> None:
+    words = dict(word.split("=", 1) for word in cards.words())
+    assert parse_card_filter(words) == cards
+
+
+def test_an_index_stands_for_a_card_only_while_there_are_as_many() -> None:
+    without, only = CardFilter(8, frozenset({3})), CardFilter(8, only=3)
+    assert [n for n in range(8) if not without.admits(n, 8)] == [3]
+    assert [n for n in range(8) if only.admits(n, 8)] == [3]
+    assert all(without.admits(n, 7) for n in range(7))
+    assert not any(only.admits(n, 7) for n in range(7))
+
+
+def test_pauses_grow_and_begin_anew_after_a_long_time_without_a_hang() -> None:
+    card: HungCard | None = None
+    now, pauses = 0.0, []
+    for _ in range(12):
+        card = card_after_hang(card, CALL, now)
+        pauses.append(card.due - now)
+        now = card.due
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses[-1] == LONGEST_PAUSE and pauses == sorted(pauses)
+    assert card_after_hang(card, CALL, now + FORGOTTEN).due == now + FORGOTTEN + FIRST_PAUSE
+
+
+@pytest.mark.slow
+def test_a_worker_cannot_take_the_page_from_under_its_supervisor(nest: Nest) -> None:
+    """A mapped file that is made shorter ends who reads it: SIGBUS, mmap(2)."""
+    body = 'for word; do page=${word#note=}; done; : > /proc/self/fd/$page; echo "$GOOD"; sleep 60'
+    supervisor = nest.supervise(body)
+    step_until(nest, lambda: supervisor.step(0.01))
+    assert not is_calling(supervisor)
+
+
+# a worker of two cards, of which the second hangs until `well` is there, in the page of its call
+WORKER = """
+cd ROOT
+for word; do
+    case $word in
+        note=*) page=${word#note=} ;;
+        without=1/2) alone=1 ;;
+        only=1/2) trial=1 ;;
+    esac
+done
+echo "$*" >> starts
+[ -e well ] && [ "$trial" ] && exit 0
+[ "$alone" ] || [ -e well ] || { cat call 1<>/proc/self/fd/$page; exec sleep 60; }
+while echo "$GOOD"; do sleep 0.02; done
+"""
+
+
+def step_until(nest: Nest, true: Callable[[], object]) -> None:
+    """Step until something is so; no time passes on the supervisor's clock."""
+    for _ in range(12_000):
+        if true():
+            return
+        nest.made[-1].step(0.01)
+    raise AssertionError(nest.made[-1].fault)
+
+
+def is_calling(supervisor: Supervisor) -> bool:
+    """Tell whether the worker has named a call."""
+    worker = supervisor._worker
+    return worker is not None and worker.call() is not None
+
+
+def pass_time(nest: Nest, seconds: float) -> None:
+    """Let time pass on the supervisor's clock, in which a worker sends its frames."""
+    for _ in range(int(seconds)):
+        nest.clock.now += 1
+        step_until(nest, lambda: nest.made[-1].step(0.01))
+
+
+def starts(nest: Nest) -> list[str]:
+    """Return how each worker was started, without its page."""
+    path = nest.root / "starts"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [" ".join(w for w in line.split() if not w.startswith("note=")) for line in lines]
+
+
+@pytest.mark.slow
+def test_the_next_worker_leaves_the_card_out_until_a_trial_of_its_own_succeeds(nest: Nest) -> None:
+    supervisor = nest.supervise(WORKER.replace("ROOT", str(nest.root)))
+    page = PAGE.pack(nest.clock.now, 1, 2, b"0000:3b:00.0", b"nvmlDeviceGetTemperature")
+    (nest.root / "call").write_bytes(page)
+    step_until(nest, lambda: starts(nest) and is_calling(supervisor))
+    nest.clock.now += 6
+    step_until(nest, lambda: starts(nest) == ["", "without=1/2"])
+    (card,) = supervisor.hung.out().values()
+    assert (card.call.card, card.call.name) == (1, "nvmlDeviceGetTemperature")
+    (nest.root / "call").write_bytes(b"")  # the trial hangs before it names a call
+    pass_time(nest, FIRST_PAUSE + 1)
+    step_until(nest, lambda: starts(nest)[2:] == ["only=1/2"])
+    pass_time(nest, LIMITS.first + 1)
+    step_until(nest, lambda: supervisor.hung.cards[1].times >= 2)
+    (nest.root / "well").touch()
+    pass_time(nest, 2 * FIRST_PAUSE + 1)
+    step_until(nest, lambda: starts(nest)[-1] == "")
+    assert starts(nest)[-2] == "only=1/2"
+    assert supervisor.hung.out() == {}
+    step_until(nest, lambda: supervisor.fault == "")
+
+
+@pytest.mark.slow
+def test_a_call_that_has_only_begun_is_not_what_a_late_frame_waits_for(nest: Nest) -> None:
+    supervisor = nest.supervise(WORKER.replace("ROOT", str(nest.root)))
+    (nest.root / "call").write_bytes(PAGE.pack(nest.clock.now + 1e6, 1, 2, b"", b"nvmlX"))
+    step_until(nest, lambda: starts(nest))
+    nest.clock.now += 100
+    supervisor.step(0)
+    assert "has not answered" in supervisor.fault and not supervisor.hung.out()

@@ -94,6 +94,8 @@ def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
             claims[key.removeprefix(CLAIMS_KEY)] = value
         elif key == TIMEOUTS_KEY:
             claims[LOCK_TIMEOUT] = value
+    if snapshot.counters:  # `increase` needs a value before the first claim that times out
+        claims.setdefault(LOCK_TIMEOUT, 0.0)
     yield labelled_values(
         "gpus",
         "Devices in each state; together as many as are expected.",

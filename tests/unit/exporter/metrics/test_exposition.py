@@ -170,6 +170,17 @@ def test_users_are_named_as_the_site_wants(
     assert ("alice" in text) is (how is LabelUser.NAME)
 
 
+def test_the_first_claim_that_times_out_is_a_rise_from_zero() -> None:
+    node = Node()
+    node.facts = facts(counters={"claims_granted": "1"})
+    node.tick(card(0))
+    counted = flat(text_of(written(node.snapshot())))
+    timeouts = ("gpulock_claims_total", (("result", "lock_timeout"),))
+    assert counted[timeouts] == 0, "`increase` misses the first event of a new series"
+    node.facts = facts()
+    assert timeouts not in flat(text_of(written(node.snapshot()))), "not known is no zero"
+
+
 def test_the_job_is_on_one_series_a_device(scene: NodeSnapshot) -> None:
     with_job = [key for key in flat(text_of(written(scene))) if "job_id" in dict(key[1])]
     whole = ["gpulock_gpu_lock_info", "gpulock_gpu_lock_info", "gpulock_mig_lock_info"]

@@ -137,8 +137,9 @@ class XidEventSet:
     def _break(self, look: PollContext, error: int) -> None:
         """Let go of the set; the next one is made after a pause."""
         self.close()
-        self._fault = nvml_error_text(error)
-        if error in ABSENT:  # then no card's XID is heard
+        if error != pynvml.NVML_ERROR_NOT_SUPPORTED:  # that says that no XID is to be heard of
+            self._fault = nvml_error_text(error)
+        if error in ABSENT:
             self._not_before = look.now + RETRY
             return
         self._not_before = look.now + self._pause

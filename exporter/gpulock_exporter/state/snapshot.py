@@ -60,7 +60,7 @@ class DeviceSnapshot(DeviceTelemetry):
     answers for the device at all. What is None is not known. `id`
     is its lock id and `uuid` its identity: the lock id where NVML tells none. `card` is the index
     of its card, `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its
-    neighbours, as `gpulock status` does. `state` is None where the locks are not known, and for a
+    neighbours. `state` is None where the locks are not known, and for a
     card in MIG mode, which nobody can be granted. `owner` has the device alone, `sharers` by lock
     id have a share of it each. `counters` are this boot's: `busy`, `observed`, `energy`,
     `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the last was; times are

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpulock_exporter.telemetry import Frame
 
-from tests.nvml.double import ERROR_GPU_IS_LOST, ERROR_UNKNOWN, Double
+from tests.nvml.double import ERROR_GPU_IS_LOST, ERROR_NOT_SUPPORTED, ERROR_UNKNOWN, Double
 from tests.support.exporter_nvml import Eye, device
 
 STORM = 0x200  # nvmlEventTypeSingleBitEccErrorStorm
@@ -159,6 +159,14 @@ def test_what_came_before_a_card_is_back_is_told(tmp_path: Path) -> None:
         assert told(eye.look()) == [(uuid, 31)], "the next one makes the event set anew"
         nvml.event(0, 45)
         assert told(eye.look()) == [(uuid, 45)]
+
+
+def test_where_there_are_no_events_none_is_missing(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml:
+        nvml.fail("nvmlEventSetCreate", ERROR_NOT_SUPPORTED)
+        with Eye(nvml) as eye:
+            for _ in range(3):
+                assert eye.look().failures == {}
 
 
 def test_a_library_that_cannot_wait_for_events_is_a_failure(tmp_path: Path) -> None:

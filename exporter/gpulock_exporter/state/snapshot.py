@@ -57,11 +57,11 @@ class DeviceSnapshot(DeviceTelemetry):
     """One device at one moment: the values of the driver, and what is known here besides.
 
     `told` is whether the driver's values are there and not too old, `responding` whether the driver
-    answers for the device at all. What is None is not known. `id`
-    is its lock id and `uuid` its identity: the lock id where NVML tells none. `card` is the index
-    of its card, `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its
-    neighbours. `state` is None where the locks are not known, and for a
-    card in MIG mode, which nobody can be granted. `owner` has the device alone, `sharers` by lock
+    answers for the device at all. What is None is not known. `id` is its lock id and `uuid` its
+    identity: the lock id where NVML tells none. `card` is the number of its card in this boot,
+    `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its neighbours. `state`
+    is None where the locks are not known, and for a card in MIG mode, which nobody can be granted.
+    `owner` has the device alone, `sharers` by lock
     id have a share of it each. `counters` are this boot's: `busy`, `observed`, `energy`,
     `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the last was; times are
     epoch seconds. `foreign` counts processes; where none is seen and some are hidden it is None.

@@ -85,6 +85,19 @@ def test_busy_seconds_are_those_of_the_buffer(tmp_path: Path) -> None:
             assert frames[0].failures == {"utilization": f"{card.bus}: its samples cannot be"}
 
 
+def test_without_a_buffer_a_look_stands_for_the_time_since_the_last(tmp_path: Path) -> None:
+    hidden = ("nvmlDeviceGetSamples",)
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1, hidden=hidden) as nvml, Eye(nvml) as eye:
+        nvml.load(0, 40)
+        for after in (1, 3):
+            eye.look(after=after)
+        before = eye.look(after=5)
+        frame = eye.look(after=11)
+        card, passed = device(frame), frame.boottime - before.boottime
+        assert card.observed == pytest.approx(passed)
+        assert card.busy == pytest.approx(0.4 * passed)
+
+
 def test_a_ratio_above_the_whole_is_a_failure(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
         for name in ("gpu", "memory"):

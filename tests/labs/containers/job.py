@@ -44,7 +44,8 @@ _PREPARE: Final = """
 export XDG_RUNTIME_DIR=~/run
 mkdir -p ~/run
 [ -d ~/image ] || cp -r $IMAGE ~/image
-NODES=$(printf ' --device=%s' /dev/nvidia*)
+# podman 5 refuses a --device that it may not open itself
+NODES=$(for node in /dev/nvidia*; do printf ' --volume=%s:%s:dev' "$node" "$node"; done)
 """
 # What tests.labs.common.device_nodes.PROBE prints, by a shell; the mask; the driver.
 _PROBE: Final = r"""

@@ -62,7 +62,7 @@ _SPANK: Final = """
 #include <stdlib.h>
 #include <string.h>
 const char plugin_name[] = "evil", plugin_type[] = "spank";
-const unsigned int plugin_version = 0x160508, spank_plugin_version = 1;
+const unsigned int plugin_version = RELEASE, spank_plugin_version = 1;
 int spank_job_control_setenv(void *, const char *, const char *, int);
 int slurm_spank_init_post_opt(void *spank, int count, char **words)
 {
@@ -88,7 +88,8 @@ def spank_plugin(gpus: Gpulock, user: str, evil: Evil, count: int, size: int) ->
     """Return the environment in which sbatch gives a job variables of SPANK's job control."""
     home = gpus.slurm.users[user].home
     (home / "spank.c").write_text(_SPANK.replace("(words, ", "(spank, "))
-    build = ["gcc", "-shared", "-fPIC", "-o", str(home / "spank.so"), str(home / "spank.c")]
+    release = "-DRELEASE=0x{:02x}{:02x}00".format(*gpus.slurm.release)
+    build = ["gcc", "-shared", "-fPIC", release, "-o", f"{home}/spank.so", f"{home}/spank.c"]
     subprocess.run(build, check=True, timeout=60)
     (home / "plugstack.conf").write_text(f"required {home}/spank.so\n")
     own = (gpus.slurm.lab / "etc/slurm.conf").read_text()

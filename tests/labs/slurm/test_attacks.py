@@ -17,6 +17,7 @@ from gpulock.install.slurm.texts import job_submit_lua_page
 from gpulock.node.settings import Settings
 from tests.labs.common.device_nodes import opened
 from tests.labs.common.hostile_jobs import STEERING, environ_bytes
+from tests.labs.common.processes import command_of
 from tests.labs.common.stranger import stranger_script
 from tests.labs.sge.wait import until
 from tests.labs.slurm import evil as slurm_evil
@@ -36,6 +37,8 @@ from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 USER, OTHER = "slalice", "slbob"
 CONTROL = {"nvidiactl"}
+# Since this release a login file runs in a PID namespace, which ends with it.
+ENDS_LOGIN_FILES = (23, 11)
 
 
 @contextmanager
@@ -72,6 +75,11 @@ def test_a_login_file_that_slurmd_runs_opens_no_gpu(
         job = site.submit(*asked, *words, text="true\n")
         assert site.slurm.wait_done(job) == "COMPLETED"
     assert opened(seen.read_text()) == {"ENXIO": CONTROL, "EPERM": set(EVERY)}
+    if site.slurm.release >= ENDS_LOGIN_FILES:
+        pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+        until(lambda: not any(str(go) in command_of(p) for p in pids), what="the child to be ended")
+        assert site.left() == []
+        return
     go.touch()  # the job is over, its child is not
     until(lambda: after.exists() and "over" in after.read_text(), what="the child to look again")
     assert opened(after.read_text()) == {"ENXIO": CONTROL, "EPERM": set(EVERY)}
@@ -178,7 +186,8 @@ def test_variables_of_spank_that_no_prolog_can_start_with_reach_no_node(
     execve(2) of Prolog and Epilog then fails (E2BIG), whatever they are, and the node drains.
     Stopped by: the job_submit.lua that `gpulock install slurm` shows. Slurm alone does not.
     """
-    conf = parse_scontrol_config("SLURM_VERSION           = 22.05.8\n")
+    version = "{}.{:02}.8".format(*slurm_gpus.slurm.release)
+    conf = parse_scontrol_config(f"SLURM_VERSION           = {version}\n")
     page = job_submit_lua_page(conf, Settings({}))
     text = "\n".join(page[page.index("") :])
     (slurm_gpus.slurm.lab / "etc/job_submit.lua").write_text(text)

@@ -10,7 +10,7 @@ import os
 
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
-from gpulock.isolation import marks, sessions, tree
+from gpulock.isolation import confine, marks, sessions, tree
 from gpulock.isolation.job import CGROUP, GROUP, sync_device_groups
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.context import Node
@@ -45,7 +45,8 @@ def remove_ended_cgroups(node: Node) -> None:
         if node.settings.isolation == CGROUP:
             raise
         trees = []
-    left = [folder for folder in list_job_cgroups(node) if not remove_if_job_ended(folder, node)]
+    found = confine.list_job_cgroups(node)
+    left = [folder for folder in found if not remove_if_job_ended(folder, node)]
     if node.settings.isolation == CGROUP:
         marks.note_cgroup_folders(node.store, [])
         sessions.close_login_cgroups(trees, CLOSE_ALL_GPUS)
@@ -62,15 +63,3 @@ def remove_if_job_ended(folder: str, node: Node) -> bool:
     """Remove a cgroup of ours whose process is gone; return whether it is; raise OSError."""
     process = tree.parse_cgroup_name(os.path.basename(folder))
     return process is not None and not node.proc.running(*process) and tree.remove_cgroup(folder)
-
-
-def list_job_cgroups(node: Node) -> list[str]:
-    """Return the jobs' cgroups; raise OSError."""
-    found: list[str] = []
-    for folder in marks.read_cgroup_folders(node.store):
-        try:
-            names = os.listdir(folder)
-        except FileNotFoundError:
-            continue  # of a service that was stopped: its cgroups went with it
-        found += [f"{folder}/{name}" for name in names if tree.parse_cgroup_name(name)]
-    return found

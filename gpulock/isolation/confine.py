@@ -11,7 +11,7 @@ import os
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import marks, policy, tree
-from gpulock.isolation.tree import V1, CgroupHierarchy
+from gpulock.isolation.tree import V1, V2, CgroupHierarchy
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LEAST = 16  # minors that version 1 closes at least: cards may appear while a job runs
 DEPTH = 16  # of launchers between a shepherd and its epilog
 NODE, CAPS = "nvidia", "nvidia-caps"  # names in DEV_ROOT
+STEP, STEP_DAEMONS = "step_", "slurm"  # of JOB/step_0/slurm, which Slurm has beside step_0/user
+STEP_MARK = "user.gpulock"  # of a step's folder: who confined it, for its TaskProlog
 
 
 def confine_process(
@@ -42,8 +44,13 @@ def confine_process(
             (one, job_cgroup_folder(one, node, pid, name))
             for one in tree.find_hierarchies(settings.sys_root)
         ]
-        marks.note_cgroup_folders(node.store, [os.path.dirname(folder) for _, folder in places])
+        ours = [(one, folder) for one, folder in places if not slurm_step_folder(one, folder)]
+        marks.note_cgroup_folders(node.store, [os.path.dirname(folder) for _, folder in ours])
         for one, folder in places:
+            if step := slurm_step_folder(one, folder):
+                close_job_cgroup(one, os.path.dirname(step), rules, settings.dev_root)
+                os.setxattr(step, STEP_MARK, name.encode())
+                continue
             close_job_cgroup(one, folder, rules, settings.dev_root)
             tree.move_to_cgroup(pid, folder)
         if node.proc.running(pid, start):
@@ -64,6 +71,17 @@ def job_cgroup_folder(one: CgroupHierarchy, node: Node, pid: int, name: str) -> 
     """
     folder = tree.service_cgroup_folder(one, node.proc, pid)
     return folder if os.path.basename(folder) == name else f"{folder}/{name}"
+
+
+def slurm_step_folder(one: CgroupHierarchy, folder: str) -> str:
+    """Return Slurm's own cgroup of a step, where its daemon's would be `folder`, else nothing.
+
+    In version 2 Slurm moves each task from its daemon's cgroup to another one of the step's
+    (docs/facts/slurm.md, cgroups of a job). So the job's own is closed, with all its steps.
+    """
+    step, daemons = os.path.split(os.path.dirname(folder))
+    ours = one.version == V2 and daemons == STEP_DAEMONS
+    return step if ours and os.path.basename(step).startswith(STEP) else ""
 
 
 def close_job_cgroup(one: CgroupHierarchy, folder: str, rules: "Rules", dev_root: str) -> None:
@@ -152,13 +170,30 @@ def end_confinement(node: Node, label: str, pid: int, start: int) -> None:
 
 
 def remove_step_cgroups(node: Node, prefix: str) -> None:
-    """Take away the cgroups beside us of that name whose process is gone; raise as `free` does."""
-    for one in tree.find_hierarchies(node.settings.sys_root):
-        outer = tree.service_cgroup_folder(one, node.proc, os.getpid())
-        for name in os.listdir(outer):
-            process = tree.parse_cgroup_name(name) if name.startswith(prefix) else None
-            if process and not node.proc.running(*process):
-                remove_or_close_cgroup(one, f"{outer}/{name}", node.settings.dev_root)
+    """Take away the cgroups of that name whose process is gone; raise Refusal or OSError.
+
+    They may be far from slurmd: its step daemons have a scope of their own in version 2.
+    """
+    trees = tree.find_hierarchies(node.settings.sys_root)
+    for folder in list_job_cgroups(node):
+        name = os.path.basename(folder)
+        process = tree.parse_cgroup_name(name) if name.startswith(prefix) else None
+        if process and not node.proc.running(*process):
+            for one in trees:
+                if folder.startswith(f"{one.top}/"):
+                    remove_or_close_cgroup(one, folder, node.settings.dev_root)
+
+
+def list_job_cgroups(node: Node) -> list[str]:
+    """Return the jobs' cgroups; raise OSError."""
+    found: list[str] = []
+    for folder in marks.read_cgroup_folders(node.store):
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            continue  # of a service that was stopped: its cgroups went with it
+        found += [f"{folder}/{name}" for name in names if tree.parse_cgroup_name(name)]
+    return found
 
 
 def remove_or_close_cgroup(one: CgroupHierarchy, folder: str, dev_root: str) -> None:

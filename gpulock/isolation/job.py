@@ -111,10 +111,7 @@ def end_job_isolation(node: Node, who: IsolatedJob) -> str:
 
 
 def end_step_isolation(node: Node, number: str) -> str:
-    """Take away what the steps of a Slurm job left of theirs; return what went wrong.
-
-    Called from the cgroup of the daemon that starts the job's steps.
-    """
+    """Take away what the steps of a Slurm job left of theirs; return what went wrong."""
     try:
         if node.settings.isolation == CGROUP:
             confine.remove_step_cgroups(node, f"{tree.PREFIX}{number}.")

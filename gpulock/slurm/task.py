@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 GO_ON, FAILED = 0, 1
 TITLE = "slurmstepd: ["
 ORDINAL = "GPU_DEVICE_ORDINAL"
+STEP_MARK = "user.gpulock"  # gpulock.isolation.confine's: an import of it would cost each task
 
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
@@ -63,7 +64,7 @@ def build_task_prolog_lines(
     if not (is_slurm_number(job) and is_slurm_name(slurmd)):
         raise Refusal(UNKNOWN, "not called as a TaskProlog", "see docs/slurm.md")
     if settings.isolation == "cgroup":
-        check_confined(proc, job)
+        check_confined(proc, job, settings.sys_root)
     found = note.find_task_note(settings.lock_dir, slurmd, job)
     task = Task(environ, step)
     if found is None or found.uid != os.getuid():
@@ -82,9 +83,18 @@ def build_task_prolog_lines(
     return pairs
 
 
-def check_confined(proc: Proc, job: str) -> None:
+def check_confined(proc: Proc, job: str, sys_root: str) -> None:
     """Raise Refusal in a step that no PAM session has confined: Slurm was not told to open one."""
-    if f"/gpulock-{job}." not in proc.read(os.getpid(), "cgroup").decode("utf-8", "replace"):
+    text = proc.read(os.getpid(), "cgroup").decode("utf-8", "surrogateescape")
+    if f"/gpulock-{job}." in text:
+        return
+    # version 2: Slurm has moved the task, and the session has marked its step's own cgroup
+    step, in_step, _ = text.partition("0::")[2].partition("/user/task_")
+    try:
+        mark = os.getxattr(f"{sys_root}/fs/cgroup{step}", STEP_MARK) if in_step else b""
+    except OSError:
+        mark = b""
+    if not mark.startswith(f"gpulock-{job}.".encode()):
         raise Refusal(
             BROKEN, "the step is not confined to its devices", "set UsePAM=1, see docs/isolation.md"
         )

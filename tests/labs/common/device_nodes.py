@@ -104,11 +104,15 @@ def alone() -> Generator[None]:
 
 
 class Service:
-    """Cgroups as systemd gives a service, of both versions, with its daemons in them."""
+    """Cgroups as systemd gives a service, of both versions, with its daemons in them.
 
-    def __init__(self, name: str, *pids: int) -> None:
+    `beside` is another one in which its jobs begin.
+    """
+
+    def __init__(self, name: str, *pids: int, beside: Path | None = None) -> None:
         self.name = name
         self.folders = [Path(one.top) / name for one in TREES]
+        self.beside = [beside] if beside else []
         self._alone = contextlib.ExitStack()
         self._alone.enter_context(alone())
         try:
@@ -131,7 +135,8 @@ class Service:
 
     def places(self) -> list[Path]:
         """Return the jobs' cgroups."""
-        found = [path for folder in self.folders for path in folder.glob(f"{PREFIX}*")]
+        folders = [*self.folders, *self.beside]
+        found = [path for folder in folders for path in folder.glob(f"{PREFIX}*")]
         return [path for path in found if not tree.is_launcher_cgroup(str(path))]
 
     def launchers(self) -> list[Path]:

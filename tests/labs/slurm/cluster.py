@@ -18,7 +18,7 @@ from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.install import install
 from tests.labs.slurm.machines import MARKER, SlurmMachines
 from tests.labs.slurm.preloaded import preloaded
-from tests.labs.slurm.processes import remove_groups
+from tests.labs.slurm.processes import own_group, remove_groups
 
 _REGISTERED: Final = "_handle_node_reg_resp: slurmctld sent back"  # in slurmd's log, at debug
 
@@ -232,7 +232,11 @@ class Cluster(SlurmMachines):
         self.unheard = False
 
     def _start_slurmd(self, node: str) -> None:
-        self._start(node, "slurmd", env=self.slurmd_env())
+        command = ["slurmd"]
+        if UNIFIED:
+            enter = 'echo 0 >"$0/cgroup.procs" && exec "$@"'
+            command = ["sh", "-c", enter, str(own_group(node)), *command]
+        self._start(node, *command, env=self.slurmd_env())
 
     def _start(
         self, machine: str, program: str, *options: str, env: Mapping[str, str] | None = None

@@ -11,10 +11,12 @@ from typing import Any, Final
 
 from gpulock.install.hooks import HookPaths
 from tests.labs.common.device_nodes import PROBE, Service, make_nodes, programs, programs_beyond
+from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import script
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, settings
+from tests.labs.slurm.processes import step_daemons_group
 
 COUNT: Final = 4
 EVERY: Final = frozenset(f"nvidia{n}" for n in range(COUNT))
@@ -38,7 +40,9 @@ class Site:
         self.slurm = gpus.slurm
         self.dev = dev
         self.probe = f"/usr/bin/python3 -IS {script(gpus, 'probe.py', PROBE)} {dev}"
-        self.service = Service("gpulock-lab-slurmd.service", self.slurm.slurmd_pid(NODE))
+        beside = step_daemons_group(NODE) if UNIFIED else None
+        pid = self.slurm.slurmd_pid(NODE)
+        self.service = Service("gpulock-lab-slurmd.service", pid, beside=beside)
         self.programs = programs()
 
     def configure(self, **changes: str) -> None:

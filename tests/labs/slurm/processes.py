@@ -82,10 +82,24 @@ def hook_runs(context: str) -> bool:
 
 def groups(nodes: Sequence[str]) -> list[Path]:
     """Return the cgroups that Slurm has made for nodes, in all hierarchies."""
-    names = [
-        f"*/{name}" for node in nodes for name in (f"slurm_{node}", f"{node}_slurmstepd.scope")
-    ]
+    kinds = ("slurm_{}", "{}_slurmstepd.scope", "{}_slurmd.service")
+    names = [f"*/{kind.format(node)}" for node in nodes for kind in kinds]
     return [group for name in names for group in sorted(_CGROUPS.glob(name))]
+
+
+def step_daemons_group(node: str) -> Path:
+    """Return where a node's step daemons are in version 2, before they have a job's cgroup."""
+    return _CGROUPS / f"system.slice/{node}_slurmstepd.scope/system"
+
+
+def own_group(node: str) -> Path:
+    """Make a cgroup of version 2 for a node's slurmd, as systemd does.
+
+    slurmd moves every process of its own, and fails where one ends meanwhile.
+    """
+    group = _CGROUPS / f"system.slice/{node}_slurmd.service"
+    group.mkdir(parents=True, exist_ok=True)
+    return group
 
 
 def remove_groups(nodes: Sequence[str]) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.labs.common.device_nodes import modes, opened
+from gpulock.isolation.marks import MARK
+from tests.labs.common.device_nodes import TREES, modes, opened
 from tests.labs.containers import job as container_job
 from tests.labs.containers.job import CDI, STARTS, WITH_DRIVER
 from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge.wait import until
 from tests.labs.slurm import evil as slurm_evil
-from tests.labs.slurm.confined import COUNT, EVERY, Site
+from tests.labs.slurm.config import UNIFIED
+from tests.labs.slurm.confined import COUNT, EVERY, Site, confined_site
+from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import SOAK, gate_file, kill_steps, reap, waiting_for
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.machines import USERS
@@ -24,6 +27,18 @@ ROW = 20  # jobs, some of them at once
 
 @pytest.mark.short
 def test_every_step_of_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
+    every_step_opens_its_own_gpus(site)
+
+
+@pytest.mark.short
+def test_every_step_does_so_where_slurm_keeps_cgroups(slurm_gpus: Gpulock) -> None:
+    """Of version 2, where Slurm moves each task to a cgroup of its own after the session."""
+    with confined_site(slurm_gpus, proctrack="cgroup") as site:
+        every_step_opens_its_own_gpus(site)
+
+
+def every_step_opens_its_own_gpus(site: Site) -> None:
+    """Expect so of a batch step, of one of srun's, and of a child that leaves its parents."""
     go = gate_file(site.gpus, "go")
     child = f"(setsid sh -c '(sleep 0.3; echo child; {site.probe}; echo over) &' &)\n"
     text = f"{site.probe}\necho srun\nsrun {site.probe}\n{child}{waiting_for(go)}"
@@ -127,10 +142,18 @@ def test_a_node_that_cannot_confine_is_drained_and_says_why(
 
 
 def test_a_step_that_cannot_be_confined_does_not_start(site: Site) -> None:
-    site.configure(DEV_ROOT="/dev/null")  # where the Prolog does not look
+    mark = site.slurm.path_in(NODE, f"/run/gpulock/{MARK}")
+    if UNIFIED:  # which does not look at the nodes; slurmd is closed by now
+        site.slurm.wait_done(site.submit(text="true\n"))
+        mark.unlink()
+        mark.mkdir()
+    else:
+        site.configure(DEV_ROOT="/dev/null")  # where the Prolog does not look
     job = site.submit("--gres=gpu:1", text="echo ran\n")
     until(lambda: site.slurm.is_out(NODE), what="the node to be drained")
     never_ran(site, job)
+    if UNIFIED:
+        mark.rmdir()
 
 
 def never_ran(site: Site, job: JobId) -> None:
@@ -150,7 +173,7 @@ def test_what_a_killed_step_daemon_leaves_stays_confined_until_it_ends(site: Sit
     own = site.own(job)
     kill_steps(site.gpus, job, NODE)
     reap(site.gpus, NODE)
-    assert len(site.service.jobs()) == 2
+    assert len(site.service.jobs()) == len(TREES)
     late.touch()
     assert opened(wait_said(site.gpus, job, "over"))["EPERM"] == EVERY - own
     site.slurm.scancel(job)

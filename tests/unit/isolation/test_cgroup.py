@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which cgroups a node has, which are ours, and what version 1 is told."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from gpulock.errors import BROKEN, Refusal
-from gpulock.isolation import confine, tree
+from gpulock.isolation import bpf, confine, tree
+from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.isolation.tree import V1, V2, CgroupHierarchy
 from gpulock.node.procfs import Proc
+from tests.support.trees import Box
 
 HYBRID = """13:devices:/system.slice/sgeexecd.service
 12:cpu,cpuacct:/
@@ -116,3 +119,36 @@ def test_the_nodes_that_are_there_are_told_by_their_numbers(tmp_path: Path) -> N
 
     assert confine.device_node_minors(str(tmp_path))[1] == {3, 5}  # devices(4) of the kernel
     assert confine.device_node_minors(str(tmp_path / "missing")) == {}
+
+
+def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 2: a step daemon is in `slurm` of its step's folder, each task below `user`."""
+    box = Box(tmp_path)
+    top = make(Path(box.settings["SYS_ROOT"]), "cgroup.procs", "cgroup.controllers")
+    step = Path(top, "fs/cgroup/system.slice/slurmstepd.scope/job_12/step_0")
+    (step / "slurm").mkdir(parents=True)
+    box.proc.add(500, "slurmstepd", start=1000)
+    path = "/system.slice/slurmstepd.scope/job_12/step_0/slurm"
+    (box.proc.root / "500/cgroup").write_text(f"0::{path}\n")
+    (box.proc.root / "devices").write_text("Character devices:\n")
+    closed: list[str] = []
+    marks: dict[str, bytes] = {}
+
+    def close(folder: str, code: bytes) -> None:
+        assert code == bpf.assemble_device_program(CLOSE_ALL_GPUS)
+        closed.append(folder)
+
+    def mark(folder: str, name: str, value: bytes) -> None:
+        assert name == confine.STEP_MARK
+        marks[folder] = value
+
+    monkeypatch.setattr(bpf, "attach_device_program", close)
+    monkeypatch.setattr(os, "setxattr", mark)
+
+    confine.confine_process(box.node(), "12.0", 500, 1000, [])
+
+    assert closed == [str(step.parent)]
+    assert marks == {str(step): b"gpulock-12.0-500-1000"}
+    assert list((step / "slurm").iterdir()) == []

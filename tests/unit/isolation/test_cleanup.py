@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
-from gpulock.isolation import sessions
+from gpulock.isolation import confine, sessions
 from gpulock.isolation.marks import MARK
 from gpulock.isolation.tree import CgroupHierarchy, cgroup_name
 from tests.support.claims import ask
@@ -81,6 +82,18 @@ def test_another_process_of_that_pid_is_not_the_jobs(cell: Cell) -> None:
     cell.reconcile()
 
     assert cell.jobs() == set()
+
+
+def test_an_epilog_removes_what_its_jobs_steps_left_wherever_they_were(cell: Cell) -> None:
+    """In version 2 step daemons are not where slurmd is, whose child the Epilog is."""
+    own = cell.proc.add(os.getpid(), "python3")
+    (cell.proc.root / str(own) / "cgroup").write_text("4:devices:/slurmd\n")
+    (cell.devices / "slurmd").mkdir()
+
+    for number in ("1", "12", "13"):
+        confine.remove_step_cgroups(cell.node(), f"gpulock-{number}.")
+
+    assert cell.jobs() == {JOB}
 
 
 def test_a_dry_run_removes_nothing(cell: Cell) -> None:

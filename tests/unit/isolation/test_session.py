@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from gpulock.errors import BROKEN, Refusal
-from gpulock.isolation import job
+from gpulock.isolation import confine, job
 from gpulock.isolation.tree import cgroup_name
 from gpulock.node.context import Node
-from gpulock.slurm import session
+from gpulock.slurm import session, task
 from tests.support.faults import raising
 from tests.support.slurm_site import NODE_BROKEN, RUN, STEPD, UID, Site, row
 from tests.support.trees import bus
@@ -206,6 +207,37 @@ def test_a_task_of_a_step_without_a_session_does_not_start(
         (own / "cgroup").write_text(f"0::{path}\n")
         assert site.task() == code
     assert "UsePAM=1" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("path", "mark", "code"),
+    [
+        ("/scope/job_12/step_0/user/task_0", cgroup_name("12.0", STEPD, 1000), 0),
+        ("/scope/job_12/step_0/user/task_0", cgroup_name("13.0", STEPD, 1000), 213),
+        ("/scope/job_12/step_1/user/task_0", cgroup_name("12.0", STEPD, 1000), 213),
+        ("/scope/system", cgroup_name("12.0", STEPD, 1000), 213),
+    ],
+)
+def test_a_task_that_slurm_has_moved_starts_where_a_session_marked_its_step(
+    site: Site, monkeypatch: pytest.MonkeyPatch, path: str, mark: str, code: int
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: UID)
+    own = site.proc.root / str(os.getpid())
+    own.mkdir()
+    (own / "cgroup").write_text(f"0::{path}\n")
+
+    def marked(folder: str, name: str) -> bytes:
+        if (folder, name) != (f"{step}/scope/job_12/step_0", "user.gpulock"):
+            raise OSError(errno.ENODATA, "no mark")
+        return mark.encode()
+
+    step = f"{site.settings['SYS_ROOT']}/fs/cgroup"
+    monkeypatch.setattr(os, "getxattr", marked)
+    assert site.task() == code
+
+
+def test_the_mark_that_a_task_looks_for_is_the_one_that_a_session_sets() -> None:
+    assert task.STEP_MARK == confine.STEP_MARK
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from gpulock.errors import Refusal
 from gpulock.install.change import FilePlace
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.isolation import read_pam_stack
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf, read_slurm_file
+from gpulock.isolation import tree
 from gpulock.node import devices
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import COPY, NAME
@@ -22,6 +24,14 @@ from gpulock.slurm.request import SHARD
 
 SSHD_STACK = Path("/etc/pam.d/sshd")
 _AGAIN: Final = "run gpulock install slurm again"
+
+
+def has_version_2_alone(sys_root: str) -> bool:
+    """Return whether this node has cgroups of version 2 and no other to close devices with."""
+    try:
+        return [one.version for one in tree.find_hierarchies(sys_root)] == [tree.V2]
+    except Refusal:
+        return False
 
 
 class GresChecks:
@@ -92,7 +102,10 @@ class GresChecks:
             )
             found.append(warning(what, f"take pam_systemd out of what {SSHD_STACK} includes"))
         if by_cgroup:
-            pass  # sshd's own cgroup is closed: a session opens no card
+            # sshd's own cgroup is closed; where Slurm's extern step is no part of it, by sessions
+            if not self.constrains() and has_version_2_alone(self.settings.sys_root):
+                what = "before its job's first step a session by ssh opens every card"
+                found.append(warning(what, "see docs/isolation.md"))
         elif not self.constrains():
             what = "a session by ssh opens every card, and has no mask"
             found.append(warning(what, "ConstrainDevices=yes in cgroup.conf, or ISOLATION=cgroup"))

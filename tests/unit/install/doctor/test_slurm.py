@@ -419,6 +419,21 @@ def test_with_isolation_a_session_by_ssh_opens_no_card(node: SlurmNode) -> None:
     assert (check.state, "opens no card" in check.what) == (OK, True), check
 
 
+def test_with_isolation_by_version_2_a_session_by_ssh_may_come_before_a_step(
+    node: SlurmNode,
+) -> None:
+    adopting(constrained=False)(node)
+    node.set(ISOLATION="cgroup")
+    groups = node.root / "node/sys/fs/cgroup"
+    groups.mkdir(parents=True)
+    for name in ("cgroup.procs", "cgroup.controllers"):
+        (groups / name).touch()
+
+    check = found(node)["pam_slurm_adopt"]
+
+    assert (check.state, "before its job's first step" in check.what) == (WARNING, True), check
+
+
 def test_a_login_that_nothing_adopts_is_told_where_slurm_confines_jobs(node: SlurmNode) -> None:
     adopting(line="account required pam_nologin.so")(node)
 

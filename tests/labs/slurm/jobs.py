@@ -29,6 +29,7 @@ from tests.labs.common.reaped import REPOSITORY
 from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.releases import WAITS_FOR_ALL
 
 __all__ = [
     "SOAK",
@@ -139,6 +140,21 @@ def kill_steps(gpus: Gpulock, job: JobId, node: str) -> list[int]:
     """Kill a job's step daemons on a node, as an OOM killer would; return what lives on."""
     end(step.pid for step in gpus.slurm.steps(job, node))
     return gpus.slurm.job_processes(job, node)
+
+
+def cancel_past(gpus: Gpulock, job: JobId, node: str) -> None:
+    """Cancel a job of which nothing ends a process; return when its Epilog ran beside that.
+
+    Its step daemon gives it up and drains the node. One of 26.05 waits for it, so it is killed.
+    """
+    slurm = gpus.slurm
+    waits = slurm.release >= WAITS_FOR_ALL
+    if waits:
+        kill_steps(gpus, job, node)
+    slurm.scancel(job)
+    if not waits:
+        assert slurm.wait_node(node, "DRAIN").startswith("Kill task failed")
+    slurm.wait_done(job)
 
 
 def wait_detached(gpus: Gpulock, job: JobId, node: str, pid: int) -> None:

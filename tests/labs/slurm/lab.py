@@ -30,10 +30,6 @@ STARTED: Final = ("CONFIGURING", "RUNNING")
 ENDED: Final = ("CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 
 
-# From this release on a slurmd runs the Prolog of a requeued job however soon it begins again.
-FORGETS: Final = (24, 11)
-
-
 class Slurm(Cluster):
     """The lab as its tests use it; each method raises `LabError` when it could not do its work."""
 

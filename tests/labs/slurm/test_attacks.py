@@ -33,12 +33,11 @@ from tests.labs.slurm.jobs import (
     waiting_for,
 )
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
+from tests.labs.slurm.releases import ENDS_LOGIN_FILES
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 USER, OTHER = "slalice", "slbob"
 CONTROL = {"nvidiactl"}
-# Since this release a login file runs in a PID namespace, which ends with it.
-ENDS_LOGIN_FILES = (23, 11)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from tests.labs.common.freezer import frozen
 from tests.labs.common.processes import command_of, end, running
 from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import held, kill_steps, reap, started
+from tests.labs.slurm.jobs import cancel_past, held, kill_steps, reap, started
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 
 pytestmark = pytest.mark.lab
@@ -73,8 +73,7 @@ def test_one_that_nothing_ends_keeps_its_devices_and_the_epilog_ends_in_time(
         what="the job's sleep",
     )
     with frozen("gpulock-lab-frozen", pids):
-        slurm.scancel(job)
-        slurm.wait_done(job)
+        cancel_past(slurm_gpus, job, NODE)
         assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
         assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
     slurm.wait_stepless(job)  # its daemon ends with it

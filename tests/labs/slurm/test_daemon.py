@@ -38,6 +38,7 @@ from tests.labs.slurm.jobs import (
     SHOW_MASK,
     SLEEP,
     SOAK,
+    cancel_past,
     gate_file,
     kill_steps,
     lose_locks,
@@ -144,9 +145,7 @@ def test_a_process_that_no_signal_ends_keeps_its_devices_past_the_epilog(
     pids = [pid for pid in slurm.job_processes(job, NODE) if "sleep" in command_of(pid)]
     with Witness(claim, pids) as witness:
         with frozen("gpulock-lab-frozen", pids):
-            slurm.scancel(job)
-            assert slurm.wait_node(NODE, "DRAIN") == "Kill task failed"
-            slurm.wait_done(job)
+            cancel_past(slurm_gpus, job, NODE)
             assert_held(daemon, claim, "released by its epilog")
         slurm.wait_stepless(job)  # its daemon ends with it
         witness.never_free_too_soon(assert_freed(daemon, claim, SETTLED))

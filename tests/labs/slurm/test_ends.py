@@ -28,7 +28,7 @@ from tests.labs.slurm.jobs import (
     waiting_for,
 )
 from tests.labs.slurm.journal import doubles
-from tests.labs.slurm.lab import ENDED, FORGETS, JobId
+from tests.labs.slurm.lab import ENDED, JobId
 from tests.labs.slurm.modes import (
     NODE,
     SLURM_CONF,
@@ -39,6 +39,7 @@ from tests.labs.slurm.modes import (
     wait_said,
 )
 from tests.labs.slurm.processes import hook_runs
+from tests.labs.slurm.releases import FORGETS
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")

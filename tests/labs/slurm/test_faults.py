@@ -17,6 +17,7 @@ from tests.labs.slurm.gpulock import CONFIG, Gpulock
 from tests.labs.slurm.hooks import Stops, stops
 from tests.labs.slurm.jobs import (
     SHOW_MASK,
+    cancel_past,
     gate_file,
     held,
     kill_steps,
@@ -43,6 +44,7 @@ from tests.labs.slurm.modes import (
     wait_said,
 )
 from tests.labs.slurm.processes import hook_runs
+from tests.labs.slurm.releases import WAITS_FOR_ALL
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
@@ -423,9 +425,12 @@ def test_a_process_that_cannot_be_killed_keeps_its_locks_past_the_epilog(
         what="the job's sleep",
     )
     with frozen("gpulock-lab-frozen", pids):
-        slurm.scancel(job)
-        assert slurm.wait_node(NODE, "DRAIN") == "Kill task failed"
-        slurm.wait_done(job)
+        if slurm.release >= WAITS_FOR_ALL:  # neither Epilog nor drain: the job is COMPLETING
+            slurm.scancel(job)
+            slurm.wait_logged(NODE, job, rf"Sent SIGKILL signal to \S*{job}\.batch")
+            assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
+            assert slurm.state(job) == "COMPLETING"
+        cancel_past(slurm_gpus, job, NODE)
         assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
         assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
     slurm.wait_stepless(job)  # its daemon ends with it

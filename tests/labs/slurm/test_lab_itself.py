@@ -16,7 +16,8 @@ from tests.labs.slurm.config import Gres, Setup
 from tests.labs.slurm.gpulock import Gpulock, installed
 from tests.labs.slurm.install import install
 from tests.labs.slurm.journal import doubles
-from tests.labs.slurm.lab import ENDED, FORGETS, JobId, Slurm
+from tests.labs.slurm.lab import ENDED, JobId, Slurm
+from tests.labs.slurm.releases import FORGETS
 
 pytestmark = pytest.mark.lab
 

@@ -21,9 +21,9 @@ from tests.labs.slurm.jobs import (
     wait_requeued,
 )
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
+from tests.labs.slurm.releases import RUNS_HOOKS_IN_JOB
 
 pytestmark = pytest.mark.lab
-SINCE = (24, 5)
 EXTRA = {**SLURM_CONF, "KillWait": "1", "BatchStartTimeout": "120"}
 KEYS = {"SLURM_WAIT": "2", "SYS_ROOT": "/sys"}
 JOBS = 8
@@ -32,7 +32,7 @@ PROCTRACK = pytest.mark.parametrize("proctrack", ["linuxproc", "cgroup"])
 
 def run_in_job(gpus: Gpulock, proctrack: str) -> None:
     """Let the hooks run in the job, where this Slurm can."""
-    flags = "RunInJob" if gpus.slurm.release >= SINCE else "Contain"
+    flags = "RunInJob" if gpus.slurm.release >= RUNS_HOOKS_IN_JOB else "Contain"
     by_gpulock(gpus, KEYS, extra=EXTRA, proctrack=proctrack, prolog_flags=flags)
 
 

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the releases of Slurm differ in, as far as tests go by it: the one place that says so.
+
+No test is left out on a release. Where its premise is not to be had there it is set in another way,
+or the test judges what that release does instead. Each is a release, compared with `Slurm.release`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# From here on a login file runs in a PID namespace, so that none of its children outlives it.
+ENDS_LOGIN_FILES: Final = (23, 11)
+# From here on the extern step may run the hooks; for an earlier one the same jobs have Contain.
+RUNS_HOOKS_IN_JOB: Final = (24, 5)
+# From here on a slurmd runs the Prolog of a requeued job however soon it begins again: a hook that
+# fails in its place lets a run begin without one.
+FORGETS: Final = (24, 11)
+# From here on an Epilog waits for every process of its job, also for one that no signal ends, and
+# the node does not drain. It runs beside one whose step daemon was killed.
+WAITS_FOR_ALL: Final = (26, 5)

@@ -58,8 +58,8 @@ EXPORTER = {
     "webconfig": frozenset({"bcrypt", "yaml"}),
     "app": frozenset[str](),
 }
-# Beside hot modules: the service manager is spoken to in one place.
-EXPORTER_WARM = frozenset({"gpulock.daemon.core.journal"})
+# Beside hot modules: the service manager is spoken to in one place, and one table has the XIDs.
+EXPORTER_WARM = frozenset({"gpulock.daemon.core.journal", "gpulock.daemon.health.findings"})
 SOURCES = frozenset({"nvml", "simulated"})  # a driver hangs who looks at it: that is the worker
 
 

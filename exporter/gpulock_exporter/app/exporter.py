@@ -8,6 +8,7 @@ last moment that is whole; none waits for the driver or for a lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import gpulock
 from gpulock.alloc.process_owner import ProcessTree
@@ -38,7 +39,7 @@ from gpulock_exporter.web.http import (
     route_by_path,
 )
 from gpulock_exporter.web.negotiation import Format, RenderedMetrics, negotiated_response
-from gpulock_exporter.web.page import PAGE_HEADERS
+from gpulock_exporter.web.page import PAGE_HEADERS, RELOAD
 from gpulock_exporter.web.page import render_page as page_html
 from gpulock_exporter.web.utilisation_history import UtilizationHistory, build_page
 from gpulock_exporter.webconfig.reload import Reloader
@@ -143,8 +144,8 @@ class Exporter:
             rendered = RenderedMetrics(lambda form: self.text(form, snapshot, names))
         return negotiated_response(request, rendered)
 
-    def page(self, _: HttpRequest) -> HttpResponse:
-        """Answer a person."""
+    def page(self, request: HttpRequest) -> HttpResponse:
+        """Answer a person, who asks for a page that loads itself again by `/?live`."""
         snapshot = self._snapshot
         if snapshot is None:
             return error_response(503, "the first second is not over yet", ("Refresh", "1"))
@@ -160,9 +161,10 @@ class Exporter:
             self._label_user,
             self._node.boot_id,
         )
-        return HttpResponse(
-            200, page_html(shown).encode(), "text/html; charset=utf-8", PAGE_HEADERS
-        )
+        live = bool(request.values("live"))
+        text = page_html(replace(shown, live=live)).encode()
+        headers = (*PAGE_HEADERS, ("Refresh", str(RELOAD))) if live else PAGE_HEADERS
+        return HttpResponse(200, text, "text/html; charset=utf-8", headers)
 
     def healthy(self, _: HttpRequest) -> HttpResponse:
         """Answer a watchdog: this process is at work, whatever the driver does."""

@@ -117,7 +117,8 @@ class SnapshotJoin:
         found.foreign = count_foreign(self.present.get(row.id)) if self.fresh else None
         if opened := self.facts.open_foreign.get(row.id):  # also one that uses it without CUDA
             found.foreign = max(found.foreign or 0, opened.count)
-        found.idle = account.idle if account and account.observed else None
+        if account and account.observed:
+            found.idle, found.mean = account.idle, account.busy / account.observed
         if counted:
             found.counters = current_counters(counted, self.since) if values else {}
             found.xids = {xid: (of.count, of.at + self.offset) for xid, of in counted.xids.items()}

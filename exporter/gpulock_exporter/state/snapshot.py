@@ -65,6 +65,7 @@ class DeviceSnapshot(DeviceTelemetry):
     id have a share of it each. `counters` are this boot's: `busy`, `observed`, `energy`,
     `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the last was; times are
     epoch seconds. `foreign` counts processes; where none is seen and some are hidden it is None.
+    `idle` and `mean` are, of its claim, the observed seconds without work and the share at work.
     """
 
     id: str = ""
@@ -85,6 +86,7 @@ class DeviceSnapshot(DeviceTelemetry):
     last_busy: float | None = None
     foreign: int | None = None
     idle: float | None = None
+    mean: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The landing page: the node at a glance, for a person; a pure function to HTML.
 
-One page without script and with nothing from outside: it loads itself again every few seconds.
+One page without script and with nothing from outside. It loads itself again only for those
+who ask for that: others would lose the place, and a screen reader begins anew (WCAG 2.2, 3.2.5).
 Every text in it is escaped. What is not known is left out or a dash, never a zero.
 """
 
@@ -25,8 +26,8 @@ PAGE_HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
     ("Cache-Control", "no-store"),
 )
-RELOAD = 5  # seconds
 SPARK_WIDTH, SPARK_HEIGHT = 240, 40  # of the viewBox
+RELOAD = 5  # seconds, of a page that loads itself again
 GIB = 1 << 30
 # in the order of the summary; page.css has their colours, and the word stands beside each
 STATES = (
@@ -40,7 +41,8 @@ class Tile:
     """One device; `history` holds the utilisation of the last minutes, None where not observed.
 
     `card` names the card of a MIG instance: its neighbours stand together. `note` is what a person
-    should know of the state.
+    should know of the state, `warnings` what speaks against the device in any state. `mean` is the
+    utilisation since the lock, of the time that was observed.
     """
 
     name: str
@@ -51,9 +53,11 @@ class Tile:
     user: str = ""
     held: str = ""
     note: str = ""
+    warnings: Sequence[str] = ()
     card: str = ""
     utilization: float | None = None
     history: Sequence[float | None] = ()
+    mean: float | None = None
     memory_used: int | None = None
     memory_total: int | None = None
     temperature: float | None = None
@@ -65,7 +69,7 @@ class Page:
     """A node; `old` is how many seconds old the samples are, None where there are none.
 
     `fault` says why there are none, or why they are old, in the driver's words; `unread` why the
-    locks cannot be read.
+    locks cannot be read, `live` whether the page loads itself again.
     """
 
     node: str
@@ -77,11 +81,13 @@ class Page:
     unread: str = ""
     span: str = "5 minutes"
     driver: str = ""
+    live: bool = False
 
 
 def render_page(page: Page) -> str:
     """Return the page as HTML."""
     counts = {state: sum(tile.state == state for tile in page.tiles) for state in STATES}
+    sick = sum(bool(tile.warnings) for tile in page.tiles)
     there = [f"{count} {page_state_label(state)}" for state, count in counts.items() if count]
     title = f"{page.node}: {', '.join(there) or 'no GPU'}"
     together = groupby(page.tiles, key=lambda tile: tile.card)  # instances stand below their card
@@ -89,9 +95,8 @@ def render_page(page: Page) -> str:
         [
             "<!doctype html>\n<html lang=en><head><meta charset=utf-8>",
             '<meta name=viewport content="width=device-width,initial-scale=1">',
-            f'<meta http-equiv=refresh content="{RELOAD}">',
             f"<title>{escape(title)}</title><style>{page_style()}</style></head><body>",
-            f"<header><h1>{escape(page.node)}</h1>{render_page_summary(counts)}</header>",
+            f"<header><h1>{escape(page.node)}</h1>{render_page_summary(counts, sick)}</header>",
             render_page_warning(page),
             "<main>",
             *[render_tile_group(card, list(some), page.span) for card, some in together],
@@ -101,8 +106,8 @@ def render_page(page: Page) -> str:
     )
 
 
-def render_page_summary(counts: Mapping[str, int]) -> str:
-    """Return how many are free of how many, and how many are in each state."""
+def render_page_summary(counts: Mapping[str, int], sick: int) -> str:
+    """Return how many are free of how many, how many are in each state, and how many are sick."""
     whole = sum(counts.values())
     if not whole:
         return ""
@@ -111,6 +116,8 @@ def render_page_summary(counts: Mapping[str, int]) -> str:
         for state, count in counts.items()
         if count and state != "free"
     ]
+    if sick:
+        chips.append(f"<li class=warn><b>{sick}</b> with a fault</li>")
     free = f"<p><b>{counts['free']}</b> of {whole} free</p>"
     return f"{free}<ul>{''.join(chips)}</ul>"
 
@@ -132,6 +139,8 @@ def render_page_footer(page: Page) -> str:
         f"driver {escape(page.driver)}" if page.driver else "",
         f"sampled {format_sample_age(page.old)} ago" if page.old is not None else "",
         f"lines: the last {escape(page.span)}" if any(tile.history for tile in page.tiles) else "",
+        "<a href=/>stand still</a>" if page.live else "<a href=/>reload</a>",
+        "" if page.live else f'<a href="/?live">reload every {RELOAD} s</a>',
         "<a href=/metrics>metrics</a>",
         "<a href=/-/healthy>health</a>",
     ]
@@ -162,13 +171,15 @@ def render_tile(tile: Tile, span: str) -> str:
     state = escape(page_state_label(tile.state))
     about = f"{escape(tile.model)}" if tile.model else ""
     parts = [
-        f'<article class="{escape(tile.state)}">',
+        f'<article class="{escape(tile.state)}{" sick" if tile.warnings else ""}">',
         f"<header><b>{escape(tile.name)}</b><span title='{about}'>{about}</span>",
         f"<em>{state}</em></header>",
+        *[f"<p class=warn>{escape(words)}</p>" for words in tile.warnings],
         render_tile_holder(tile),
         ""
         if tile.state == "missing"
         else render_tile_utilization(tile, span) + render_tile_memory(tile),
+        "" if tile.mean is None else f"<p class=small>mean {tile.mean:.0%} since the lock</p>",
         f"<p class=note>{escape(tile.note)}</p>" if tile.note else "",
         f"<p class=place>{escape(tile.place)}</p></article>",
     ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from gpulock.alloc import states
+from gpulock.daemon.health.findings import HARDWARE, describe_recovery_action
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
@@ -15,6 +17,7 @@ from gpulock_exporter.web.page import Page, Tile
 
 LENGTH = 300  # values, one a second
 SHOWN = 100  # points of a sparkline
+HOT = 88.0  # degrees: above what cards run at in good air, as the alert GpulockGpuHot has it
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
@@ -58,12 +61,16 @@ def build_page(
 ) -> Page:
     """Return the landing page of a moment, in the boot `boot_id` where that is known."""
     sampled = snapshot.health.sampled
+    warnings = {seen.id: tuple(device_warnings(seen, snapshot.at)) for seen in snapshot.devices}
     _, unread = snapshot.health.collectors.get("locks", (None, ""))
     return Page(
         node=node,
         version=snapshot.health.version,
         tiles=[
-            build_tile(seen, history, snapshot.at, label_user, boot_id)
+            replace(
+                build_tile(seen, history, snapshot.at, label_user, boot_id),
+                warnings=warnings.get(seen.parent, ()) + warnings[seen.id],
+            )
             for seen in sorted(snapshot.devices, key=device_sort_key)
             if seen.state is not None or (unread and not in_mig_mode(seen))
         ],
@@ -115,6 +122,7 @@ def build_tile(
         user=user,
         held=held,
         note=device_note(seen),
+        mean=None if seen.sharers else seen.mean,
         card=f"GPU {seen.card} {seen.name}" if seen.instance else "",
         utilization=seen.utilization,
         history=history.of(seen.id),
@@ -132,7 +140,22 @@ def device_note(seen: DeviceSnapshot) -> str:
     if seen.state in (states.FOREIGN, states.HELD, states.HELD_IDLE) and seen.foreign:
         number = f"{seen.foreign} foreign process{'es' if seen.foreign > 1 else ''}"
         return f"{number} beside the owner's" if seen.owner else number
+    if seen.owner and seen.owner.scheduler == "admin" and not seen.reason:
+        return seen.owner.comment
     return seen.reason
+
+
+def device_warnings(seen: DeviceSnapshot, now: Moment) -> Iterator[str]:
+    """Yield what speaks against a device, whatever its state: what it had in this boot, or has."""
+    for xid, (_, at) in sorted(seen.xids.items()):
+        if xid in HARDWARE:
+            yield f"XID {xid} ({HARDWARE[xid]}), {format_page_duration(now.wall - at)} ago"
+    if seen.recovery_action:
+        yield f"the driver asks for {describe_recovery_action(seen.recovery_action)}"
+    if seen.remap_failure:
+        yield "a row of its memory could not be remapped"
+    if seen.temperature is not None and seen.temperature > HOT:
+        yield f"{seen.temperature:.0f} °C is hot"
 
 
 def format_page_duration(seconds: float) -> str:

@@ -41,6 +41,8 @@ def card(number: int, state: str) -> Tile:
         user=(LONG if state == "stale" else "alice") if held else "",
         held="2d 4h" if held else "",
         note=NOTES.get(state, ""),
+        warnings=("XID 79 (GPU has fallen off the bus), 2h 5m ago", "97 °C is hot") * (number % 2),
+        mean=0.45 if held else None,
         utilization=0.97 if works else 0.0,
         history=wave(number, 0.75, 0.3) if works else [0.0] * 100,
         memory_used=(17 * number + 3) * GIB if held or works else 0,

@@ -88,6 +88,16 @@ def test_while_it_ticks_it_answers_without_any_driver(ticking: Ticking) -> None:
         assert [ticking.status(path) for path in ("/metrics", "/", "/-/healthy")] == [200] * 3
 
 
+@pytest.mark.parametrize(("query", "refresh"), [("", []), ("live", ["5"]), ("live=1", ["5"])])
+def test_the_page_loads_itself_again_only_for_who_asks(
+    ticking: Ticking, query: str, refresh: list[str]
+) -> None:
+    ticking.tick()
+    answer = ticking.exporter.handler()(HttpRequest("GET", "/", query))
+    assert [value for name, value in answer.headers if name == "Refresh"] == refresh
+    assert (b"stand still" in answer.body) is bool(refresh)
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy"])
 def test_once_its_ticks_are_overdue_it_says_that_it_hangs(ticking: Ticking, path: str) -> None:
     ticking.tick()

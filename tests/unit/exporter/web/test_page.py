@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.metrics.labels import LabelUser
+from gpulock_exporter.telemetry import Xid
 from gpulock_exporter.web.page import GIB, Page, Tile, render_page, render_tile_sparkline
 from gpulock_exporter.web.utilisation_history import (
+    HOT,
     LENGTH,
     SHOWN,
     UtilizationHistory,
@@ -20,8 +22,9 @@ from gpulock_exporter.web.utilisation_history import (
     format_page_duration,
 )
 
-from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock
+from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock, uuid
 from tests.support.trees import BOOT
+from tests.unit.exporter.metrics.test_rules import named
 
 HELD = Tile("0", "A100", "held", "0000:07:00.0", "job 4711.3", "alice", "4h 12m", utilization=0.97)
 
@@ -74,7 +77,7 @@ def test_nothing_is_fetched_from_outside_and_nothing_is_run() -> None:
     page = Texts(render_page(Page("gpu017", "1", [HELD])))
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     links = [value for name, value in page.attributes if name in ("href", "src", "action")]
-    assert links == ["/metrics", "/-/healthy"]
+    assert links == ["/", "/?live", "/metrics", "/-/healthy"]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +118,91 @@ def test_a_note_says_since_when_and_how_many(
     (device,) = node.snapshot().devices
     changes: dict[str, Any] = {"state": "held_idle" if idle else "foreign", "idle": idle}
     assert device_note(replace(device, foreign=len(seen), **changes)) == note
+
+
+def tile_of(node: Node, **changes: Any) -> Tile:
+    """Return the tile of a node's only card."""
+    snapshot = node.snapshot([listed(0)])
+    (device,) = snapshot.devices
+    changed = replace(snapshot, devices=(replace(device, **changes),))
+    page = build_page(changed, UtilizationHistory(), "n", 10.0, "", LabelUser.NAME, BOOT)
+    (tile,) = page.tiles
+    return tile
+
+
+@pytest.mark.parametrize(
+    ("xid", "said"), [(79, ("XID 79 (GPU has fallen off the bus), 2m ago",)), (31, ())]
+)
+def test_a_card_that_had_an_xid_of_its_own_is_marked(xid: int, said: tuple[str, ...]) -> None:
+    node = Node()
+    node.tick(card(0), xids=[Xid(uuid(0), xid)])
+    node.tick(card(0), seconds=125)
+    tile = tile_of(node)
+    assert (tile.state, tile.warnings) == ("free", said)
+    text = render_page(Page("n", "1", [tile, HELD]))
+    assert ('<article class="free sick">' in text) is bool(said)
+    assert ("<b>1</b> with a fault" in text) is bool(said)
+    assert all(f"<p class=warn>{one}</p>" in text for one in said)
+
+
+def test_what_is_wrong_with_a_card_is_said_of_its_instances() -> None:
+    node = Node()
+    node.tick(card(0, mig=True, temperature=97.0), instance(0, 1), card(1))
+    page = build_page(node.snapshot(), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME)
+    assert [tile.warnings for tile in page.tiles] == [("97 °C is hot",), ()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"temperature": 97.0}, "97 °C is hot"),
+        ({"recovery_action": 1}, "the driver asks for a reset of the GPU"),
+        ({"remap_failure": True}, "a row of its memory could not be remapped"),
+    ],
+)
+def test_what_is_wrong_with_a_card_is_said(changes: dict[str, Any], said: str) -> None:
+    node = Node()
+    node.tick(card(0))
+    assert tile_of(node, **changes).warnings == (said,)
+    sound = {"temperature": 88.0, "recovery_action": 0, "remap_failure": False}
+    assert tile_of(node, **sound).warnings == ()
+
+
+def test_the_temperature_that_is_hot_is_that_of_the_alert() -> None:
+    assert f"gpulock_gpu_temperature_celsius > {HOT:g}" in named("alert")["GpulockGpuHot"]["expr"]
+
+
+def test_a_reserve_says_why() -> None:
+    node = Node()
+    node.facts = facts(lock(0, scheduler="admin", comment="fan <2>", user="root"))
+    node.tick(card(0))
+    assert tile_of(node).note == "fan <2>"
+    node.facts = facts(lock(0, scheduler="sge", comment="of a job"))
+    node.tick(card(0))
+    assert tile_of(node).note == ""
+
+
+def test_the_mean_since_the_lock_is_told_of_what_was_observed() -> None:
+    node = Node()
+    node.facts = facts(lock(0, claimed_boottime=node.now))
+    node.tick(card(0, busy=1.0, observed=1.0))
+    node.tick(card(0, busy=1.0, observed=1.0))
+    node.tick(card(0, busy=0.25, observed=1.0))
+    tile = tile_of(node)
+    assert tile.mean == pytest.approx(0.75, abs=0.13)
+    assert f"<p class=small>mean {tile.mean:.0%} since the lock</p>" in render_page(
+        Page("n", "1", [tile])
+    )
+    node.facts = facts()
+    node.tick(card(0))
+    assert tile_of(node).mean is None
+
+
+def test_a_reader_chooses_whether_the_page_loads_itself_again() -> None:
+    still, live = (render_page(Page("n", "1", [HELD], live=live)) for live in (False, True))
+    assert "http-equiv" not in still + live
+    assert '<a href=/>reload</a> · <a href="/?live">reload every 5 s</a>' in still
+    assert "<a href=/>stand still</a>" in live
 
 
 def test_memory_never_draws_beyond_its_bar() -> None:

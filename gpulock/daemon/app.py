@@ -22,6 +22,7 @@ from gpulock.daemon.core.journal import (
 )
 from gpulock.daemon.core.loop import DaemonSignals, ShutdownTimeoutError
 from gpulock.daemon.health.policy import HealthPolicy
+from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.main_loop import GpulockDaemon
@@ -55,6 +56,7 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
     return [
         InventoryPublisher(journal),
         HealthPolicy(journal),
+        SuspectWriter(journal),
         CdiSpecWriter(journal),
         HistoryWriter(say),
         IdlePolicy(say),

@@ -41,7 +41,7 @@ class Supervisor:
     """One worker; call `step` again and again, from one thread.
 
     `abandoned` counts the workers that could not be killed and are not reaped yet, `starts` all.
-    `hung` has the cards that are left out.
+    `hung` has the cards that are left out, `worker` is the one at work.
     `fault` says why there is no worker, in the driver's words where it has some.
     """
 
@@ -63,7 +63,7 @@ class Supervisor:
         self._hurry = False
         self.hung = HungCards(argv, clock, self._limits, env)
         self._named: DriverCall | None = None  # the card's call in which the last one was killed
-        self._worker: WorkerChild | None = None
+        self.worker: WorkerChild | None = None
         self._child: subprocess.Popen[bytes] | None = None  # its process
         self._buffer = self._words = b""
         self._backoff = FIRST_BACKOFF
@@ -115,11 +115,11 @@ class Supervisor:
             self._seen = replace(self._seen, not_before=0.0)
         if self.is_paused():
             self.hung.retry_now()
-        elif self.hung.step() and self._worker is not None and not self._seen.killed:
+        elif self.hung.step() and self.worker is not None and not self._seen.killed:
             self._end_worker("")  # the next one asks the card that answers again
         seen = replace(self._seen, paused_until=self._paused_until)
-        if self._worker is not None:
-            seen = replace(seen, calling=self._worker.calling_since())
+        if self.worker is not None:
+            seen = replace(seen, calling=self.worker.calling_since())
         act = decide_worker_action(self._clock(), seen, self._limits)
         if act is WorkerAction.START:
             self._start()
@@ -169,12 +169,12 @@ class Supervisor:
         self._buffer = self._words = b""
         self.starts += 1
         try:
-            self._worker = WorkerChild([*self._argv, *self.hung.filter_words()], self._env)
+            self.worker = WorkerChild([*self._argv, *self.hung.filter_words()], self._env)
         except OSError as fault:
             self.fault = f"the worker does not start: {fault}"
             self._later(now)
             return
-        self._child = child = self._worker.process
+        self._child = child = self.worker.process
         for pipe in (child.stdout, child.stderr):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
@@ -183,12 +183,12 @@ class Supervisor:
 
     def _kill(self) -> None:
         """End a worker that hangs, or is to let go of the driver; leave out the card it is at."""
-        if self._worker is None:
+        if self.worker is None:
             return
         if self.is_paused():
             self._end_worker("paused")
             return
-        now, call = self._clock(), self._worker.call()
+        now, call = self._clock(), self.worker.call()
         fault = f"the driver has not answered for {now - self._seen.since:.0f} s"
         if call is not None and now - call.since >= LONG_CALL * self._limits.frame:
             fault = f"{fault}: {call.name} of GPU {call.card} hangs"
@@ -199,16 +199,16 @@ class Supervisor:
     def _end_worker(self, fault: str) -> None:
         """Kill the worker, and say why."""
         self.fault = fault
-        if self._worker is not None:
-            self._worker.kill()
+        if self.worker is not None:
+            self.worker.kill()
         self._close_pipes()
         self._seen = replace(self._seen, killed=self._clock())
 
     def _abandon(self) -> None:
         """Give up a worker that does not die; start one that leaves its card out, where it can."""
-        worker, call = self._worker, self._named
+        worker, call = self.worker, self._named
         if worker is not None and call is not None and self.hung.keep_stuck(call.card, worker):
-            self._worker = self._child = self._named = None
+            self.worker = self._child = self._named = None
             self._seen = WorkerStatus()
             return
         self.fault = "the worker hangs in the driver and cannot be killed"
@@ -224,7 +224,7 @@ class Supervisor:
             self.fault = self._said() or f"the worker ended with {self._child.returncode}"
         self._close_pipes()
         heard = self._seen.heard
-        self._worker = self._child = None
+        self.worker = self._child = None
         self._seen = WorkerStatus()
         if hurry:
             self._backoff = FIRST_BACKOFF

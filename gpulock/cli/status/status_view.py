@@ -51,6 +51,9 @@ class StatusView(NodeView):
         self.use: SampleView = read_use(
             settings.exporter_dir, self.boottime, node.boot_id, settings.max_sample_age
         )
+        for device in self.devices:  # as the exporter shows it, too
+            if self.use.sample and device.bus in self.use.sample.lost:
+                device.fault = device.fault or self.use.sample.lost[device.bus][1]
 
     def rows(self) -> list[states.DeviceState]:
         """Return one row a device."""

@@ -25,6 +25,7 @@ def policy_checks(settings: Settings) -> list[Check]:
     return run_all(
         {
             "quarantine": lambda: check_quarantine_policy(settings),
+            "lost": lambda: check_lost_cards(settings),
             "out of service": lambda: check_quarantined_devices(settings),
             "counts": lambda: check_scheduler_counts(settings),
         }
@@ -65,6 +66,14 @@ def check_quarantined_devices(settings: Settings) -> Iterator[Check]:
         who = f" ({by})" if by else ""
         do = f"{back} brings it back; gpulock restore {name}"
         yield warning(f"{name} is out of service: {reason}{who}", do, "quarantine")
+
+
+def check_lost_cards(settings: Settings) -> Iterator[Check]:
+    """Tell which cards do not answer though the driver lists them."""
+    found = read_current_sample(settings)
+    for bus, (_, why) in sorted(found.lost.items() if found else ()):
+        do = f"look at dmesg; gpulock quarantine {bus}, until it is reset"
+        yield warning(f"{bus} does not answer: {why}; claims take it last", do, "lost")
 
 
 def check_scheduler_counts(settings: Settings) -> Iterator[Check]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices, claim_preferring_unused
 from gpulock.errors import BUSY
 from gpulock.store import boot, quarantine
+from gpulock.store.suspects import write_suspect_cards
 from tests.support.claims import ask, holder, ids, never, refused, totals
 from tests.support.faults import fail_at
 from tests.support.trees import NAME, OTHER_BOOT, Box, bus, record, soon
@@ -265,3 +267,20 @@ def test_who_waits_for_what_is_out_of_service_is_not_told_to_wait_for_jobs(box: 
     quarantine.remove_device_note(*out, bus(3))
     ask(box, 1)
     assert refused(box, 1, job_id="13").do == "the job can run when others have ended"
+
+
+def test_a_card_that_does_not_answer_is_taken_last_and_refused_to_nobody(box: Box) -> None:
+    node = box.node()
+    node.store.check(make=True)
+    write_suspect_cards(node.store.path, {bus(0): "GPU is lost", bus(2): "hangs"}, node.boot_id)
+    assert ids(ask(box)) == [bus(1), bus(3)]
+    assert ids(ask(box, job_id="123", pid=501)) == [bus(0), bus(2)]
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "gpulock-suspects 1\nboot_id=x\n{bus}=lost\n"])
+def test_suspects_that_are_not_of_this_boot_or_not_understood_change_nothing(
+    box: Box, text: str
+) -> None:
+    box.node().store.check(make=True)
+    Path(box.node().store.path, "suspects").write_text(text.format(bus=bus(0)))
+    assert ids(ask(box)) == [bus(0), bus(1)]

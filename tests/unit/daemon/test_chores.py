@@ -26,12 +26,12 @@ ON = {"QUARANTINE_ON": "xid", "IDLE_WARN": "60", "CDI_DIR": "/nowhere", "SGE_ROO
 ALWAYS = {"HistoryWriter"}
 # by what changes: the chores that follow, with every setting on, and with none
 EXPECTED = {
-    schedule.LOCKS: ({"HealthPolicy", "IdlePolicy"}, set[str]()),
+    schedule.LOCKS: ({"HealthPolicy", "IdlePolicy", "SuspectWriter"}, {"SuspectWriter"}),
     schedule.DEVICES: (
         {"InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "SlurmDrainSync"},
         {"InventoryPublisher", "SlurmDrainSync"},
     ),
-    schedule.SAMPLE: ({"HealthPolicy", "IdlePolicy"}, set[str]()),
+    schedule.SAMPLE: ({"HealthPolicy", "IdlePolicy", "SuspectWriter"}, {"SuspectWriter"}),
     schedule.INVENTORY: ({"InventoryPublisher"}, {"InventoryPublisher"}),
     schedule.QUARANTINE: (
         {"HealthPolicy", "SlurmDrainSync", "SgeSlotSync"},
@@ -42,10 +42,11 @@ EXPECTED = {
         {
             *("InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "IdlePolicy", "CountDrift"),
             *("RefusalNotifier", "SgeSlotSync", "SlurmDrainSync", "ForeignWatch"),
+            "SuspectWriter",
         },
         {
             *("InventoryPublisher", "HealthPolicy", "CountDrift", "RefusalNotifier"),
-            *("SlurmDrainSync", "ForeignWatch"),
+            *("SlurmDrainSync", "ForeignWatch", "SuspectWriter"),
         },
     ),
 }

@@ -75,7 +75,7 @@ def test_an_index_stands_for_a_card_only_while_there_are_as_many() -> None:
 
 def test_pauses_grow_and_begin_anew_after_a_long_time_without_a_hang() -> None:
     card: HungCard | None = None
-    now, pauses = 0.0, []
+    now, pauses = 0.0, list[float]()
     for _ in range(12):
         card = card_after_hang(card, CALL, now)
         pauses.append(card.due - now)
@@ -122,7 +122,7 @@ def step_until(nest: Nest, true: Callable[[], object]) -> None:
 
 def is_calling(supervisor: Supervisor) -> bool:
     """Tell whether the worker has named a call."""
-    worker = supervisor._worker
+    worker = supervisor.worker
     return worker is not None and worker.call() is not None
 
 

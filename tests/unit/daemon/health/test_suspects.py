@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A card that NVML has lost and the driver lists is no job's first choice, by default too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import claim_devices
+from gpulock.daemon.health.suspects import SuspectWriter
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.store.suspects import read_suspect_cards
+from tests.support.claims import never
+from tests.support.health_site import Ward
+from tests.support.trees import bus, judge_of, record, soon
+
+LOST = "GPU is lost"
+
+
+def write_suspects(ward: Ward, *lines: str) -> dict[str, str]:
+    """Let gpulockd go round after the exporter has told this; return what a claim reads."""
+    ward.sample(*lines)
+    node = ward.node()
+    report = reconcile_locks(node, judge_of(node), soon())
+    SuspectWriter(ward.journal, lambda: ward.now).run(node, report, ward.now)
+    return read_suspect_cards(node.store.path, node.boot_id)
+
+
+def test_a_lost_card_is_taken_last_without_any_policy(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, 4, QUARANTINE_ON="")
+    assert write_suspects(ward) == {}
+    assert write_suspects(ward, f"lost {bus(0)} 12.5 {LOST}") == {bus(0): LOST}
+    own = record(token="", devices=())
+    grant = claim_devices(ward.node(), own, ClaimRequest(2), never, soon())
+    assert [device.id for device in grant.devices] == [bus(1), bus(2)]
+    assert ward.out() == []
+    assert write_suspects(ward) == {}
+    assert not (Path(ward.node().store.path) / "suspects").exists()
+
+
+def test_what_is_no_card_of_this_node_or_no_reason_is_not_written(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, 4)
+    assert write_suspects(ward, f"lost ../x 1 {LOST}", f"lost {bus(1)}", f"lost {bus(1)} x y") == {}
+
+
+def test_what_was_told_stands_while_the_exporter_tells_nothing(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, 4)
+    lost = write_suspects(ward, f"lost {bus(3)} 12.5 {LOST}")
+    ward.now += 3600
+    node = ward.node()
+    report = reconcile_locks(node, judge_of(node), soon())
+    SuspectWriter(ward.journal, lambda: ward.now).run(node, report, ward.now)
+    assert read_suspect_cards(node.store.path, node.boot_id) == lost == {bus(3): LOST}

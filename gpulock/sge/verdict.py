@@ -5,6 +5,9 @@ Hot, loaded when a lock must be judged. Not the spool directory (it stays for se
 the end and vanishes while processes live), not qstat (`qdel -f` drops a job whose process lives).
 """
 
+import errno
+import os
+
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import OVER
 from gpulock.sge import spool
@@ -19,9 +22,10 @@ UNREADABLE_GROUP = -1  # stands for the group of a shepherd that does not show i
 class SgeJobRule:
     """Judge locks of Grid Engine; `simulated` ones have no group and no execd."""
 
-    __slots__ = ("_gids", "_sight", "_simulated")
+    __slots__ = ("_gids", "_sight", "_simulated", "_sys_root")
 
-    def __init__(self, simulated: bool = False) -> None:
+    def __init__(self, simulated: bool = False, sys_root: str = "/sys") -> None:
+        self._sys_root = sys_root
         self._simulated = simulated
         self._sight: str | None = None
         self._gids: dict[int, list[int]] | None = None
@@ -73,15 +77,40 @@ class SgeJobRule:
         return Verdict(DEAD, f"its shepherd is gone, its group {gid} is another job's now")
 
     def without_group(self, lock: Lock, scan: ProcessScan) -> Verdict:
-        """Judge a job that has no supplementary group: only in a simulation, by its session."""
+        """Judge a job that has no supplementary group: by its unit, in a simulation its session."""
         record = lock.owner
         assert record is not None
         if not self._simulated:
-            return Verdict(UNKNOWN, "its record names no supplementary group")
+            return judge_systemd_unit(self._sys_root, record.scope)
         members = scan.session_members(record.sid)
         if members:
             return Verdict(ALIVE, f"its process {members[0]} runs without a shepherd")
         return Verdict(DEAD, "its shepherd is gone, its session is empty")
+
+
+def judge_systemd_unit(sys_root: str, unit: str) -> Verdict:
+    """Judge a job whose shepherd is gone by the cgroup of its unit of systemd.
+
+    The kernel says at one moment whether a process is in it or below, and keeps it while one is.
+    It proves nothing where not the whole tree of version 2 is mounted, or systemd has another one.
+    """
+    if not unit:
+        return Verdict(UNKNOWN, "its record names no supplementary group")
+    top = f"{sys_root}/fs/cgroup"
+    if os.path.exists(f"{top}/unified/cgroup.procs"):
+        top = f"{top}/unified"
+    whole = os.path.exists(f"{top}/cgroup.procs") and not os.path.exists(f"{top}/cgroup.events")
+    if not (whole and os.path.isdir(f"{top}/system.slice")):
+        return Verdict(UNKNOWN, f"{top} does not show the units of systemd")
+    try:
+        events = atomic.read_text(f"{top}{unit}/cgroup.events")
+    except OSError as fault:
+        if fault.errno not in (errno.ENOENT, errno.ENODEV):
+            return Verdict(UNKNOWN, f"its unit {unit} cannot be seen: {fault}")
+        events = "populated 0"
+    if "populated 0" not in events.split("\n"):
+        return Verdict(ALIVE, f"processes run in its unit {unit}")
+    return Verdict(DEAD, f"its shepherd is gone, its unit {unit} is empty")
 
 
 def why_execd_hidden(scan: ProcessScan) -> str:

@@ -33,6 +33,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("queue", TEXT, "sge, slurm", "queue or partition"),
     ("spool_dir", TEXT, "sge", "the job's spool directory"),
     ("add_grp_id", NUMBER, "sge", "supplementary group of the job's processes, 0: none"),
+    ("scope", TEXT, "sge", "path of its systemd unit where it has no group, empty: none"),
     ("sid", NUMBER, "process", "session of the holding process"),
     ("boot_id", TEXT, "all", "boot in which the claim was made"),
     ("pid_ns", TEXT, "all", "pid namespace in which pid means something"),
@@ -76,6 +77,7 @@ class Owner:
     queue: str
     spool_dir: str
     add_grp_id: int
+    scope: str
     sid: int
     boot_id: str
     pid_ns: str

@@ -47,7 +47,7 @@ def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | Non
     @cache
     def rule(scheduler: str) -> liveness.LivenessRule:
         if scheduler == "sge":
-            return SgeJobRule(bool(settings.simulation))
+            return SgeJobRule(bool(settings.simulation), settings.sys_root)
         return verdict.SlurmJobRule(steps(), control() if control else SlurmctldClient(settings))
 
     def judge_job(lock: Lock, scan: ProcessScan) -> Verdict:

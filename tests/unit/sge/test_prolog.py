@@ -43,6 +43,29 @@ def test_the_record_in_the_spool_is_that_of_the_lock(site: Site) -> None:
     assert (lock.spool_dir, lock.boot_id) == (str(job.folder), BOOT)
 
 
+@pytest.mark.parametrize(
+    ("slice_", "scope", "unit"),
+    [
+        ("ocs-jobs.slice", "ocs.12.scope", "/ocs.slice/ocs-jobs.slice/ocs.12.scope"),
+        (
+            "ocs-jobs-12.slice",
+            "ocs.12.master.scope",
+            "/ocs.slice/ocs-jobs.slice/ocs-jobs-12.slice",
+        ),
+        ("ocs-jobs.slice", "../../x.scope", ""),
+    ],
+)
+def test_a_job_that_systemd_moves_is_known_by_its_unit(
+    site: Site, slice_: str, scope: str, unit: str
+) -> None:
+    job = site.run(gpus(1))
+    with (job.folder / "config").open("a") as file:
+        file.write(f"enable_systemd=1\nsystemd_slice={slice_}\nsystemd_scope={scope}\n")
+    assert start(site, job) == RUN
+    kept = site.node().store.read(bus(0)).owner
+    assert kept is not None and kept.scope == unit
+
+
 def test_a_job_that_asked_for_none_is_masked_and_locks_nothing(site: Site) -> None:
     job = site.run(variables=(("CUDA_VISIBLE_DEVICES", "0"), ("SGE_GPU", "0")))
     assert start(site, job) == RUN

@@ -17,6 +17,7 @@ from tests.support.faults import fail_at
 from tests.support.trees import BOOT, EXECD, NAME, FakeProc, record
 
 GID = 65400
+UNIT = "/ocs.slice/ocs-jobs.slice/ocs.12.scope"
 
 
 class Host:
@@ -42,7 +43,17 @@ class Host:
 
     def verdict(self, simulated: bool = False) -> Verdict:
         scan = ProcessScan(Proc(str(self.fake.root)))
-        return Judge(BOOT, NAME, scan, {"sge": SgeJobRule(simulated)}).verdict(self.lock)
+        rule = SgeJobRule(simulated, str(self.root / "sys"))
+        return Judge(BOOT, NAME, scan, {"sge": rule}).verdict(self.lock)
+
+    def unit(self, populated: int, top: str = "") -> None:
+        """Give job 12 no group, but a unit of systemd, in a tree of cgroup version 2."""
+        self.lock.owner = record(add_grp_id=0, scope=UNIT)
+        tree = self.root / "sys/fs/cgroup" / top
+        (tree / "system.slice").mkdir(parents=True)
+        (tree / "cgroup.procs").touch()
+        (tree / UNIT[1:]).mkdir(parents=True)
+        (tree / UNIT[1:] / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
 
 
 @pytest.fixture
@@ -196,4 +207,41 @@ def test_a_record_with_a_start_time_no_kernel_has_is_dead_only_by_its_group(host
 
 def test_a_pid_too_long_for_a_path_is_unknown(host: Host) -> None:
     host.lock = Lock("x", record(pid=10**300), "")
+    assert host.verdict().state == UNKNOWN
+
+
+@pytest.mark.parametrize("top", ["", "unified"])
+@pytest.mark.parametrize(("populated", "state"), [(1, ALIVE), (0, DEAD)])
+def test_a_job_without_a_group_lives_while_a_process_is_in_its_unit(
+    host: Host, populated: int, state: str, top: str
+) -> None:
+    host.unit(populated, top)
+    assert host.verdict().state == state
+    host.fake.remove(EXECD)
+    assert host.verdict().state == UNKNOWN
+
+
+def test_a_unit_that_systemd_has_removed_is_empty(host: Host) -> None:
+    host.unit(1)
+    (host.root / f"sys/fs/cgroup{UNIT}/cgroup.events").unlink()
+    assert host.verdict().state == DEAD
+    host.fake.shepherd(500, host.spool("12.1"))
+    assert host.verdict().state == ALIVE
+
+
+@pytest.mark.parametrize("hidden", ["a part", "no units", "no tree", "unreadable", "no unit"])
+def test_where_units_cannot_be_seen_whole_nothing_is_proven(host: Host, hidden: str) -> None:
+    host.unit(0)
+    tree = host.root / "sys/fs/cgroup"
+    if hidden == "a part":
+        (tree / "cgroup.events").write_text("populated 1\n")  # only the root has none
+    elif hidden == "no units":
+        (tree / "system.slice").rmdir()
+    elif hidden == "no tree":
+        (tree / "cgroup.procs").unlink()
+    elif hidden == "unreadable":
+        (tree / f"{UNIT[1:]}/cgroup.events").unlink()
+        (tree / f"{UNIT[1:]}/cgroup.events").mkdir()
+    else:
+        host.lock.owner = record(add_grp_id=0)
     assert host.verdict().state == UNKNOWN

@@ -65,9 +65,10 @@ class Cluster(Machines):
         connect(machines[0], machines[1:])
         lap("machines")
         self.start_qmaster()
+        template = self.client("qconf", "-sq").stdout
         for sequence, (name, slots) in enumerate(config.QUEUES.items()):
             queue = config.queue(name, NODES, slots, sequence)
-            self.load("-Aq", name, config.table(queue))
+            self.load("-Aq", name, config.edited(template, queue))
         scheduler = self.client("qconf", "-ssconf").stdout
         self.load("-Msconf", "scheduler", config.edited(scheduler, config.SCHEDULER))
         lap("qmaster")

@@ -79,8 +79,6 @@ SCHEDULER: Final = {
     "job_load_adjustments": "NONE",
 }
 
-_LIMITS: Final = ("rt", "cpu", "fsize", "data", "stack", "core", "rss", "vmem")
-
 # What `spoolinit classic` makes.
 _SPOOLED: Final = (
     *("admin_hosts", "advance_reservations", "calendars", "centry", "ckpt", "cqueues"),
@@ -131,44 +129,18 @@ def parallel_environment(name: str, rule: str) -> dict[str, str]:
 
 
 def queue(name: str, nodes: Sequence[str], slots: int, sequence: int) -> dict[str, str]:
-    """Describe a queue without hooks or limits on all nodes."""
+    """Return what differs from this Grid Engine's own template of a queue: no hooks, no limits."""
     return {
         "qname": name,
         "hostlist": " ".join(nodes),
         "seq_no": str(sequence),
         "load_thresholds": "NONE",
-        "suspend_thresholds": "NONE",
-        "nsuspend": "1",
-        "suspend_interval": "00:05:00",
-        "priority": "0",
-        "min_cpu_interval": "00:05:00",
-        "processors": "UNDEFINED",
-        "qtype": "BATCH INTERACTIVE",
-        "ckpt_list": "NONE",
         "pe_list": "smp mpi",
-        "rerun": "FALSE",
         "slots": str(slots),
         # Private to each node: execd makes and removes <tmpdir>/JOB.TASK.QUEUE on every host.
         "tmpdir": "/run/tmp",
         "shell": "/bin/bash",
-        "prolog": "NONE",
-        "epilog": "NONE",
         "shell_start_mode": "unix_behavior",
-        "starter_method": "NONE",
-        "suspend_method": "NONE",
-        "resume_method": "NONE",
-        "terminate_method": "NONE",
-        "notify": "00:00:60",
-        "owner_list": "NONE",
-        "user_lists": "NONE",
-        "xuser_lists": "NONE",
-        "subordinate_list": "NONE",
-        "complex_values": "NONE",
-        "projects": "NONE",
-        "xprojects": "NONE",
-        "calendar": "NONE",
-        "initial_state": "default",
-        **{f"{kind}_{limit}": "INFINITY" for limit in _LIMITS for kind in "sh"},
     }
 
 
@@ -244,8 +216,9 @@ def write_spool(lab: Path, master: str, nodes: Sequence[str]) -> None:
     """Write what qmaster reads at its start: hosts, queues, complexes, configuration."""
     common, spool = lab / "root" / CELL / "common", lab / "spool/qmaster"
     values = {**_GLOBAL, "execd_spool_dir": str(lab / "spool")}
-    if INSTALLATION.is_ocs:  # it starts no hook of root's under a limit
+    if INSTALLATION.is_ocs:  # it starts no hook of root's under a limit, and drops LD_PRELOAD
         values |= {"min_uid": "0", "min_gid": "0"}
+        values["qmaster_params"] = "ENABLE_SUBMIT_LD_PRELOAD=1 ENABLE_SUBMIT_LIB_PATH=1"
     (common / "configuration").write_text(table({"conf_name": "global", **values}))
     for folder in _SPOOLED:
         (spool / folder).mkdir(parents=True, exist_ok=True)

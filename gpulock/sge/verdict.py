@@ -92,16 +92,18 @@ def judge_systemd_unit(sys_root: str, unit: str) -> Verdict:
     """Judge a job whose shepherd is gone by the cgroup of its unit of systemd.
 
     The kernel says at one moment whether a process is in it or below, and keeps it while one is.
-    It proves nothing where not the whole tree of version 2 is mounted, or systemd has another one.
+    It proves nothing but in the tree of version 2 that has process 1 where systemd puts itself.
     """
     if not unit:
         return Verdict(UNKNOWN, "its record names no supplementary group")
     top = f"{sys_root}/fs/cgroup"
     if os.path.exists(f"{top}/unified/cgroup.procs"):
         top = f"{top}/unified"
-    whole = os.path.exists(f"{top}/cgroup.procs") and not os.path.exists(f"{top}/cgroup.events")
-    if not (whole and os.path.isdir(f"{top}/system.slice")):
-        return Verdict(UNKNOWN, f"{top} does not show the units of systemd")
+    try:
+        if "1" not in atomic.read_text(f"{top}/init.scope/cgroup.procs").split("\n"):
+            return Verdict(UNKNOWN, f"{top} is not the tree of this node's systemd")
+    except OSError as fault:
+        return Verdict(UNKNOWN, f"the units of systemd cannot be seen: {fault}")
     try:
         events = atomic.read_text(f"{top}{unit}/cgroup.events")
     except OSError as fault:

@@ -50,7 +50,8 @@ class Host:
         """Give job 12 no group, but a unit of systemd, in a tree of cgroup version 2."""
         self.lock.owner = record(add_grp_id=0, scope=UNIT)
         tree = self.root / "sys/fs/cgroup" / top
-        (tree / "system.slice").mkdir(parents=True)
+        (tree / "init.scope").mkdir(parents=True)
+        (tree / "init.scope/cgroup.procs").write_text("1\n")
         (tree / "cgroup.procs").touch()
         (tree / UNIT[1:]).mkdir(parents=True)
         (tree / UNIT[1:] / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
@@ -229,16 +230,14 @@ def test_a_unit_that_systemd_has_removed_is_empty(host: Host) -> None:
     assert host.verdict().state == ALIVE
 
 
-@pytest.mark.parametrize("hidden", ["a part", "no units", "no tree", "unreadable", "no unit"])
+@pytest.mark.parametrize("hidden", ["a container's", "no units", "unreadable", "no unit"])
 def test_where_units_cannot_be_seen_whole_nothing_is_proven(host: Host, hidden: str) -> None:
     host.unit(0)
     tree = host.root / "sys/fs/cgroup"
-    if hidden == "a part":
-        (tree / "cgroup.events").write_text("populated 1\n")  # only the root has none
+    if hidden == "a container's":
+        (tree / "init.scope/cgroup.procs").write_text("11\n4711\n")
     elif hidden == "no units":
-        (tree / "system.slice").rmdir()
-    elif hidden == "no tree":
-        (tree / "cgroup.procs").unlink()
+        (tree / "init.scope/cgroup.procs").unlink()
     elif hidden == "unreadable":
         (tree / f"{UNIT[1:]}/cgroup.events").unlink()
         (tree / f"{UNIT[1:]}/cgroup.events").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -145,12 +146,14 @@ def kill_steps(gpus: Gpulock, job: JobId, node: str) -> list[int]:
 def cancel_past(gpus: Gpulock, job: JobId, node: str) -> None:
     """Cancel a job of which nothing ends a process; return when its Epilog ran beside that.
 
-    Its step daemon gives it up and drains the node. One of 26.05 waits for it, so it is killed.
+    Its step daemon gives it up and drains the node. One of 26.05 waits for it, so it is killed,
+    and cannot send the signal that is to end the process at last.
     """
     slurm = gpus.slurm
     waits = slurm.release >= WAITS_FOR_ALL
     if waits:
-        kill_steps(gpus, job, node)
+        for pid in kill_steps(gpus, job, node):
+            os.kill(pid, signal.SIGKILL)
     slurm.scancel(job)
     if not waits:
         assert slurm.wait_node(node, "DRAIN").startswith("Kill task failed")

@@ -332,3 +332,17 @@ def test_an_exporter_that_runs_and_writes_nothing_is_told_from_none(
     (site.files.exporter_dir / "pid").write_text(f"{os.getpid()} {start}\n")
     said = note(site.call("status").stdout, "samples")
     assert "runs, but has written nothing" in said and "see its journal" in said
+
+
+def test_a_card_that_does_not_answer_is_missing_and_its_holder_is_still_told(
+    site: Site, sampled: Sampled
+) -> None:
+    site.hold(1)
+    sampled.lines += [f"lost {site.id(number)} 12.5 GPU is lost" for number in (1, 3)]
+    sampled.write()
+    text = site.call("status").stdout
+    assert row(text, 3)["STATE"] == "missing"
+    assert row(text, 2)["STATE"] == "free"
+    assert "GPU is lost" in text
+    held = next(line for line in text.splitlines() if line.strip().startswith("1 "))
+    assert "missing  12   alice" in held

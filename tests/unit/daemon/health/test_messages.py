@@ -48,6 +48,15 @@ def test_without_a_policy_doctor_says_that_it_is_by_hand(tmp_path: Path) -> None
     assert told(ward) == [(OK, "quarantine: by hand alone (QUARANTINE_ON is empty); ")]
 
 
+def test_doctor_tells_which_card_does_not_answer(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, QUARANTINE_ON="")
+    ward.sample(f"lost {bus(1)} 12.5 GPU is lost")
+    (state, first) = told(ward)[1]
+    assert state == WARNING
+    assert first.startswith(f"lost: {bus(1)} does not answer: GPU is lost; claims take it last")
+    assert f"gpulock quarantine {bus(1)}" in first
+
+
 def test_doctor_tells_what_is_out_and_what_brings_it_back(tmp_path: Path) -> None:
     ward = Ward(tmp_path)
     ward.tell(1, "x.79=1,100.0")

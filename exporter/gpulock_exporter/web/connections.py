@@ -43,6 +43,11 @@ class Phase(Enum):
         return self in {Phase.IDLE, Phase.LINGER}
 
     @property
+    def is_arriving(self) -> bool:
+        """Tell whether a request is on the way, or may be."""
+        return self in {Phase.HANDSHAKE, Phase.HEADER}
+
+    @property
     def is_answering(self) -> bool:
         """Tell whether a sound request is being answered."""
         return self in {Phase.HANDLE, Phase.WRITE}
@@ -180,13 +185,18 @@ class ConnectionTable:
             if connection.state.phase is Phase.IDLE:
                 connection.cut()
 
-    def finish(self, seconds: float) -> None:
-        """Let the answers under way be written, at most so long; cut all else at once."""
+    def finish(self, seconds: float, arriving_seconds: float) -> None:
+        """Let the answers under way be written, at most so long; cut all else at once.
+
+        One that was just accepted has its request on the way: it is cut when that is overdue.
+        """
         end = time.monotonic() + seconds
         with self._changed:
             while self._connections and time.monotonic() < end:
+                arrived = time.monotonic() - arriving_seconds
                 for connection in self._connections:
-                    if not connection.state.phase.is_answering:
+                    phase, since, _ = connection.state
+                    if not phase.is_answering and not (phase.is_arriving and since > arrived):
                         connection.cut()
                 self._changed.wait(0.05)
             for connection in self._connections:

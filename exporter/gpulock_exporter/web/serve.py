@@ -42,6 +42,7 @@ class ServerLimits:
     idle_seconds: float = 150.0  # longer than two scrapes a minute apart
     linger_seconds: float = 1.0  # for a client to read why it is refused
     stop_seconds: float = 5.0
+    arriving_seconds: float = 0.5  # at a stop, for the request of one that was just accepted
     header_bytes: int = 16 * 1024
     header_count: int = 100
     send_buffer_bytes: int = 128 * 1024  # the kernel's, for each connection

@@ -71,7 +71,7 @@ class HttpServer:
         self._thread.join()
         for listener in self._listeners:
             listener.close()
-        self._table.finish(self._limits.stop_seconds)
+        self._table.finish(self._limits.stop_seconds, self._limits.arriving_seconds)
         self._selector.close()
         self._bell.close()
         self._ringer.close()

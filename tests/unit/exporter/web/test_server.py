@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -321,6 +322,29 @@ def test_stop_lets_an_answer_be_finished_and_ends_the_idle() -> None:
         dial(server.port)
     idle.close()
     busy.close()
+
+
+@pytest.mark.parametrize(("seconds", "answered"), [(60.0, True), (0.0, False)])
+def test_stop_waits_for_the_request_of_one_that_was_just_accepted(
+    seconds: float, answered: bool
+) -> None:
+    with running(TABLE, limits=ServerLimits(arriving_seconds=seconds, stop_seconds=60)) as server:
+        new = dial(server.port)
+        new.sendall(SOUND[:20])
+        assert until(lambda: server.server.counts()["open"] == 1)
+
+        def send_the_rest() -> None:
+            until(lambda: not server.server.is_serving)
+            if not answered:
+                until(lambda: is_gone(new))
+            with suppress(OSError):
+                new.sendall(SOUND[20:])
+
+        client = threading.Thread(target=send_the_rest)
+        client.start()
+    client.join()
+    with new:
+        assert exchange(new, b"")[0].startswith(b"HTTP/1.1 200 ") is answered
 
 
 def test_new_settings_end_idle_connections_and_hold_for_the_next_request() -> None:

@@ -41,8 +41,7 @@ def complete_job(
     try:
         for lock in completed_node(ctx).store.read_all_locks().values():
             if lock.owner is not None and lock.owner.scheduler not in {"process", "admin"}:
-                task = f".{lock.owner.task_id}" if lock.owner.task_id else ""
-                found[f"{lock.owner.job_id}{task}"] = lock.owner.user
+                found[lock.owner.job()] = lock.owner.user
     except (OSError, Refusal):
         return []
     return [CompletionItem(k, help=v) for k, v in sorted(found.items()) if k.startswith(incomplete)]

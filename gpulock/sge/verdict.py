@@ -91,8 +91,9 @@ class SgeJobRule:
 def judge_systemd_unit(sys_root: str, unit: str) -> Verdict:
     """Judge a job whose shepherd is gone by the cgroup of its unit of systemd.
 
-    The kernel says at one moment whether a process is in it or below, and keeps it while one is.
-    It proves nothing but in the tree of version 2 that has process 1 where systemd puts itself.
+    The kernel says at one moment whether a process is in it or below. That proves life, in the tree
+    of version 2 that has process 1 where systemd puts itself. It never proves death: a shepherd
+    that could not reach systemd runs its job outside of any unit (facts/grid-engine.md).
     """
     if not unit:
         return Verdict(UNKNOWN, "its record names no supplementary group")
@@ -112,7 +113,7 @@ def judge_systemd_unit(sys_root: str, unit: str) -> Verdict:
         events = "populated 0"
     if "populated 0" not in events.split("\n"):
         return Verdict(ALIVE, f"processes run in its unit {unit}")
-    return Verdict(DEAD, f"its shepherd is gone, its unit {unit} is empty")
+    return Verdict(UNKNOWN, f"its unit {unit} is empty, but its processes may be outside of it")
 
 
 def why_execd_hidden(scan: ProcessScan) -> str:

@@ -60,8 +60,8 @@ class DeviceTotals:
     """The counters of one device; times are CLOCK_BOOTTIME seconds.
 
     `device` is the lock id of the place where it was last seen, `index` the number of its card in
-    this boot, `observable` whether the driver
-    ever told whether it works. `counters` are by name: `energy`, `ecc.<name>`, `reason.<name>`.
+    this boot, `observable` whether the driver ever told whether it works. `counters` are by name:
+    `energy`, `ecc.<name>`, `reason.<name>`.
     """
 
     key: str

@@ -61,11 +61,11 @@ class DeviceSnapshot(DeviceTelemetry):
     identity: the lock id where NVML tells none. `card` is the number of its card in this boot,
     `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its neighbours. `state`
     is None where the locks are not known, and for a card in MIG mode, which nobody can be granted.
-    `owner` has the device alone, `sharers` by lock
-    id have a share of it each. `counters` are this boot's: `busy`, `observed`, `energy`,
-    `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the last was; times are
-    epoch seconds. `foreign` counts processes; where none is seen and some are hidden it is None.
-    `idle` and `mean` are, of its claim, the observed seconds without work and the share at work.
+    `owner` has the device alone, `sharers` by lock id have a share of it each. `counters` are this
+    boot's: `busy`, `observed`, `energy`, `ecc.<name>`, `reason.<name>`. `xids` has how many there
+    were and when the last was; times are epoch seconds. `foreign` counts processes; where none is
+    seen and some are hidden it is None. `idle` and `mean` are, of its claim, the observed seconds
+    without work and the share at work.
     """
 
     id: str = ""

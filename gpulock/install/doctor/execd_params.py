@@ -40,7 +40,7 @@ def check_execd_params(lines: Mapping[str, str], isolation: str, scopes: bool) -
         what = "execd moves jobs to scopes of systemd: with ISOLATION=cgroup all are refused"
         yield fault(what, "set ENABLE_SYSTEMD=false in execd_params, or ISOLATION=off")
     if scopes and not says("ENABLE_ADDGRP_KILL", _ON):
-        what = "jobs have no supplementary group: what they leave behind keeps running, unseen"
+        what = "jobs have no supplementary group: without an epilog their GPUs stay locked"
         yield fault(what, "set ENABLE_ADDGRP_KILL=true in execd_params")
     elif says("ENABLE_ADDGRP_KILL", _OFF):
         what = "ENABLE_ADDGRP_KILL=false: stray processes of a job keep running and keep its GPUs"

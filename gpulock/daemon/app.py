@@ -8,24 +8,32 @@ signal; 1 another one runs; 2 usage; 3 the settings cannot be believed.
 from __future__ import annotations
 
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
+import gpulock
 from gpulock import __version__
 from gpulock.daemon.core.instance_lock import AlreadyRunningError
 from gpulock.daemon.core.journal import (
     ERROR,
+    INFO,
     WARNING,
     DaemonJournal,
     is_journal_stream,
     notifier_from_environ,
 )
 from gpulock.daemon.core.loop import DaemonSignals, ShutdownTimeoutError
+from gpulock.daemon.core.process_lister import ensure_process_list
+from gpulock.daemon.health.auto_reset import CardResetter
+from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.main_loop import GpulockDaemon
+from gpulock.daemon.mps.keeper import MpsKeeper
 from gpulock.daemon.reconcile.cdi import CdiSpecWriter
 from gpulock.daemon.reconcile.foreign_watch import ForeignWatch
 from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
@@ -35,14 +43,17 @@ from gpulock.daemon.slots.drift import CountDrift
 from gpulock.daemon.slots.sge import SgeSlotSync
 from gpulock.daemon.slots.slurm import SlurmDrainSync
 from gpulock.errors import BROKEN, Refusal
-from gpulock.node.settings import DEFAULT_PATH, read_settings
+from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 
+PACKAGES = ("store", "node", "job", "alloc", "isolation", "workstation", "daemon")
 DONE, REFUSED, USAGE, NODE_BROKEN = 0, 1, 2, 3
-HELP = """usage: gpulockd [--config FILE]
+PREPARE = "--prepare"
+HELP = """usage: gpulockd [--config FILE] [--prepare]
 
 Free what dead owners hold, publish verdicts, write the history: see docs/gpulockd.md.
 
   --config FILE  settings of the node  [default: /etc/gpulock/gpulock.conf]
+  --prepare      pin the list of processes for the hooks, and exit (docs/hand-over.md)
   --version      show the version
 """
 
@@ -54,11 +65,14 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         journal.say(WARNING, text)
 
     return [
+        HistoryWriter(say),  # first: a claim that is over waits for no other chore
+        MpsKeeper(journal),  # before the rest: a job may wait for it
         InventoryPublisher(journal),
+        CardChecker(journal),
         HealthPolicy(journal),
         SuspectWriter(journal),
+        CardResetter(journal),
         CdiSpecWriter(journal),
-        HistoryWriter(say),
         IdlePolicy(say),
         CountDrift(journal),
         ForeignWatch(journal),
@@ -68,9 +82,17 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
     ]
 
 
+def import_all_modules() -> None:
+    """Import what a round may need: later an upgrade may have replaced it by another version's."""
+    for package in PACKAGES:
+        folders = [f"{folder}/{package}" for folder in gpulock.__path__]
+        for module in pkgutil.walk_packages(folders, f"gpulock.{package}."):
+            import_module(module.name)
+
+
 def parse_config_path(argv: Sequence[str]) -> str:
     """Return the settings file that the arguments name; raise ValueError."""
-    words = list(argv)
+    words = [word for word in argv if word != PREPARE]
     path = DEFAULT_PATH
     while words:
         word = words.pop(0)
@@ -94,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"gpulockd: {fault}\n{HELP}")
         return USAGE
     os.umask(0o022)  # everybody may read locks and records
+    import_all_modules()
     journal = DaemonJournal(levels=is_journal_stream(os.environ))
     signals = DaemonSignals()
     signals.install()
@@ -103,6 +126,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.geteuid() != 0 and not settings.simulation:
             raise Refusal(BROKEN, f"gpulockd runs as uid {os.geteuid()}", "it must be root's")
         journal.quiet = bool(settings.simulation)
+        why = ensure_process_list(settings)
+        if PREPARE in arguments:
+            journal.say(INFO, f"the processes are listed by {f'/proc: {why}' if why else 'BPF'}")
+            return DONE
         journal.log_changes("settings", {fault: fault for fault in settings.faults}, ERROR)
         GpulockDaemon(settings, journal, notify, signals, make_daemon_chores(journal)).run()
         signals.close()

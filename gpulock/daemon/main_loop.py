@@ -19,7 +19,8 @@ from gpulock.daemon.rounds import Rounds, needs_recheck
 from gpulock.daemon.serve_policy import ServePolicy
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
-from gpulock.node.settings import Settings, read_settings
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import read_settings
 from gpulock.store.verdicts import PERIOD
 from gpulock.workstation.server import ClaimServer
 

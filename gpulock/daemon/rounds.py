@@ -120,6 +120,9 @@ class Rounds:
                 continue
             try:
                 chore.run(self.node, report, now)
+            except Refusal as refusal:
+                failed[f"{type(chore).__name__} {refusal.kind}"] = f"{refusal.why}; {refusal.do}"
+                self._owed.add(chore)
             except Exception as fault:  # one that fails stops no other, and is tried again
                 name = type(chore).__name__
                 failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)

@@ -16,7 +16,7 @@ from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.store import atomic
 
 if TYPE_CHECKING:
-    from filelock import FileLock
+    from filelock import BaseFileLock
 
 NAME = "daemon"  # in LOCK_DIR; it holds the pid for people
 PID_BYTES = 32
@@ -25,13 +25,13 @@ POLL = 0.02  # seconds between two tries
 
 def private_file_lock(
     path: str, seconds: float, acquired: Callable[[int], None] | None = None
-) -> FileLock:
+) -> BaseFileLock:
     """Return a lock on a file that only this uid may open: who else may could block us.
 
     Taking it calls `acquired` with the descriptor. It raises OSError (filelock.Timeout, a
     TimeoutError, where another holds it for `seconds`) or Refusal(BROKEN) for another's file.
     """
-    from filelock import FileLock  # 8 MiB and 60 ms, which readers of the history spare
+    import filelock  # 8 MiB and 60 ms, which readers of the history spare
 
     def check(fd: int) -> None:
         info = os.fstat(fd)
@@ -42,8 +42,12 @@ def private_file_lock(
         if acquired is not None:
             acquired(fd)
 
+    if filelock.__version__.startswith("3."):
+        from gpulock.daemon.core.older_filelock import lent_file_lock
+
+        return lent_file_lock(path, seconds, check)
     # without flock(2) it would fall back to a file that outlives its holder
-    return FileLock(
+    return filelock.FileLock(
         path, seconds, 0o600, poll_interval=POLL, fallback_to_soft=False, on_acquired=check
     )
 
@@ -59,7 +63,7 @@ class InstanceLock:
     """
 
     def __init__(self) -> None:
-        self._lock: FileLock | None = None
+        self._lock: BaseFileLock | None = None
         self._file = (0, 0)
 
     def take(self, lock_dir: str) -> None:
@@ -75,7 +79,7 @@ class InstanceLock:
         self.release()  # of a file that is gone
         lock = private_file_lock(path, 0.0, self._write_pid)
         try:
-            lock.acquire()
+            lock.acquire()  # pyright: ignore[reportUnknownMemberType] (its types are of 3.11)
         except TimeoutError as fault:
             try:
                 who = atomic.read_text(path, PID_BYTES).strip()

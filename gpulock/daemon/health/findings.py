@@ -19,12 +19,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gpulock.alloc.memory_check import may_quarantine_card
+from gpulock.errors import one_line
 from gpulock.node import sample
 from gpulock.node.devices import EXCLUDED, Device, card_bus_id
 
-XID, ECC, MISSING, MEMORY = "xid", "ecc", "missing", "memory"
-CAUSES: Final = (XID, ECC, MISSING, MEMORY)
-EXPORTER_CAUSES: Final = frozenset((XID, ECC, MEMORY))  # by the exporter alone
+XID, ECC, MISSING, MEMORY, HEALTH, LOST = "xid", "ecc", "missing", "memory", "health", "lost"
+POLICY_WORDS: Final = (XID, ECC, MISSING, MEMORY, HEALTH)  # of QUARANTINE_ON
+CAUSES: Final = (*POLICY_WORDS, LOST)  # in a note; `missing` asks for those that are lost, too
+EXPORTER_CAUSES: Final = frozenset((XID, ECC, MEMORY, HEALTH, LOST))  # by the exporter alone
 UNCORRECTED: Final = "c.ecc.uncorrected."
 MOST_PLACES, PLACE_LENGTH = 32, 16  # NVML has nine memories in which errors are counted
 MOST_TIMES: Final = 10**15
@@ -32,8 +34,13 @@ LASTING_KEYS: Final = (
     "recovery",
     "remap",
     MISSING,
+    LOST,
     MEMORY,
+    HEALTH,
 )  # keys of what is over when it is not told
+LAST_SECONDS: Final = 60.0  # for which a card is gone or lost before it goes out: a driver reload
+LONGEST_GAP: Final = 30.0  # seconds between two looks that count: a suspended machine looks at none
+LONGEST_REASON: Final = 100  # characters of the exporter's words
 
 
 class HealthFinding(NamedTuple):
@@ -93,6 +100,37 @@ def find_missing_cards(
         fault = shown.get(bus, "the driver does not show it any more")
         if fault and fault != EXCLUDED:
             yield HealthFinding(bus, MISSING, MISSING, 1, fault)
+
+
+def find_lost_cards(found: sample.Sample, devices: Collection[Device]) -> Iterator[HealthFinding]:
+    """Yield the cards that the driver lists and, as the exporter says, does not answer for."""
+    for bus, why in read_lost_cards(found, devices).items():
+        words = f"the driver does not answer for it: {why[:LONGEST_REASON]}"
+        yield HealthFinding(bus, LOST, LOST, 1, words)
+
+
+def read_lost_cards(found: sample.Sample, devices: Collection[Device]) -> dict[str, str]:
+    """Return why each card of this node does not answer, by bus id, of those the driver lists."""
+    here = {device.bus for device in devices if not device.fault}
+    return {bus: one_line(why) for bus, (_, why) in sorted(found.lost.items()) if bus in here}
+
+
+class LossTimer:
+    """For how long each card is gone or lost, by looks that are close to each other."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def select_lasting(self, found: Collection[HealthFinding], now: float) -> list[HealthFinding]:
+        """Return `found` without the losses that are younger than LAST_SECONDS."""
+        before, self._seen = self._seen, {}
+        for one in found:
+            if one.cause in (MISSING, LOST):
+                lasted, last = before.get((one.device, one.cause), (0.0, now))
+                lasted += min(now - last, LONGEST_GAP)
+                self._seen[one.device, one.cause] = lasted, now
+        young = {key for key, (lasted, _) in self._seen.items() if lasted < LAST_SECONDS}
+        return [one for one in found if (one.device, one.cause) not in young]
 
 
 def quarantinable_ids(devices: Collection[Device]) -> set[str]:

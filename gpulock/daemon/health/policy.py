@@ -16,17 +16,19 @@ from gpulock.alloc import memory_check, reaper
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
 from gpulock.daemon.health import findings, recovery, state
 from gpulock.daemon.health.findings import (
-    CAUSES,
     ECC,
     EXPORTER_CAUSES,
     LASTING_KEYS,
+    LOST,
     MEMORY,
+    POLICY_WORDS,
     XID,
     HealthFinding,
 )
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
 from gpulock.daemon.health.snapshot import HealthSnapshot
 from gpulock.daemon.health.state import HealthState
+from gpulock.daemon.health.steps import BACK, OUT, note_health_step
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import DEVICES, LOCKS, QUARANTINE, SAMPLE, TIME, Chore, Due
 from gpulock.deadline import Deadline, clock_boottime
@@ -55,15 +57,16 @@ class HealthPolicy(Chore):
         self._journal = journal
         self._clock = clock
         self._free: dict[str, float] = {}  # since when a device is known to have no lock
+        self._losses = findings.LossTimer()
         self._noted: set[tuple[str, str]] | None = None  # what is out and why, all of it told
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Put out what is bad, and back what is clean; raise Refusal or OSError."""
         out = read_quarantine_notes(node)
         ours = {name: note for name, note in out.items() if recovery.is_policy_note(note)}
-        wanted = frozenset(node.settings.quarantine_on) & frozenset(CAUSES)
+        wanted = frozenset(node.settings.quarantine_on) & frozenset(POLICY_WORDS)
         self._update_free_devices(report)
-        self._tell(report, ours)
+        self._tell(node, ours, report)
         if not report.devices or not (wanted or ours):
             return  # without a driver nothing is known about a card
         look = HealthSnapshot(node, report, self._clock())
@@ -73,7 +76,12 @@ class HealthPolicy(Chore):
         found += self._find_dirty_devices(look) if MEMORY in wanted else []
         clean = [name for name in self._free if look.memory(name) == memory_check.CLEAN]
         book.done = findings.expire_finding_marks(book.done, found, look.reported_devices(), clean)
-        fresh = findings.select_new_findings(found, book.done)
+        lasting = [
+            one
+            for one in self._losses.select_lasting(found, look.now)
+            if one.cause != LOST or one.device not in ours  # what is out and lost stays out
+        ]
+        fresh = findings.select_new_findings(lasting, book.done)
         failed = self._quarantine_found(look, book, fresh, out)
         bad = [one for one in [*fresh, *found] if one in fresh or one.key in LASTING_KEYS]
         failed.update(self._restore_recovered(look, book, ours, bad))
@@ -81,7 +89,7 @@ class HealthPolicy(Chore):
             state.save_health_state(node, book)
         self._journal.log_changes("health", failed, ERROR)
 
-    def _tell(self, report: ReconcileReport, ours: QuarantineNotes) -> None:
+    def _tell(self, node: Node, ours: QuarantineNotes, report: ReconcileReport) -> None:
         """Log what a hand-over put out of service, at a reconcile or an epilog.
 
         What was noted before this daemon began is told already, but for what its own first
@@ -93,6 +101,7 @@ class HealthPolicy(Chore):
             self._noted = {pair for pair in pairs if pair[0] not in away}
         for name, reason in sorted(pairs - self._noted):
             self._journal.say(WARNING, f"{name} is out of service: {reason}")
+            note_health_step(node.settings.state_dir, name, OUT, reason)
         self._noted = pairs
 
     def _update_free_devices(self, report: ReconcileReport) -> None:
@@ -130,7 +139,9 @@ class HealthPolicy(Chore):
     ) -> dict[str, str]:
         """Act on what is new; return what could not be done, by a key."""
         advice = [o.device for o in fresh if o.cause in EXPORTER_CAUSES and o.device not in out]
-        allowed = findings.limit_exporter_quarantine(advice, look.cards_out(out), look.cards())
+        allowed = findings.limit_exporter_quarantine(
+            advice, look.cards_out(out), look.cards(book.known)
+        )
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in fresh}):
             reasons = [one for one in fresh if one.device == name]
@@ -168,7 +179,7 @@ class HealthPolicy(Chore):
                 "; ".join(merge_note_reasons(known, reasons, is_device_flapping(node, name)))
             )
             facts = recovery.read_card_start_ids(
-                node.boot_id, node.settings.sys_root, card_bus_id(name)
+                node.boot_id, node.settings.sys_root, card_bus_id(name), node.store.path
             )
             more = tuple(facts._asdict().items())
             if known and not any(one.cause in (XID, ECC) for one in reasons):
@@ -176,6 +187,7 @@ class HealthPolicy(Chore):
             if reason == known.get("reason") and dict(more).items() <= known.items():
                 return
             notes.write_device_note(state_dir, folder, name, notes.POLICY, reason, more)
+            note_health_step(state_dir, name, OUT, reason)
         self._journal.say(WARNING, f"{name} is out of service: {reason}")
         if self._noted is not None:
             self._noted.add((name, reason))
@@ -201,7 +213,9 @@ class HealthPolicy(Chore):
             for name in ours
             if look.wants_repair(name) or any(lock_ids_overlap(one, name) for one in told)
         ]
-        heard = findings.limit_exporter_quarantine(kept, look.cards_out(ours), look.cards())
+        heard = findings.limit_exporter_quarantine(
+            kept, look.cards_out(ours), look.cards(book.known)
+        )
         for name, note in ours.items():
             believed = card_bus_id(name) in heard
             against = any(
@@ -221,6 +235,8 @@ class HealthPolicy(Chore):
             book.clean[name] = (times + 1, look.now)
             if times + 1 < max(1, look.node.settings.restore_after):
                 continue
+            if not look.has_passed_command(name, note):
+                continue  # the chore tests what is out first
             try:
                 self._restore(look.node, name, note)
             except (OSError, ValueError) as fault:
@@ -241,6 +257,7 @@ class HealthPolicy(Chore):
                 return
             state.note_comeback(node, name, time.time())
             notes.remove_device_note(state_dir, folder, name)
+            note_health_step(state_dir, name, BACK, f"clean: was {note['reason']}")
         self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['reason']}")
 
 

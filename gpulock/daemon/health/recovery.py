@@ -13,12 +13,15 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from gpulock.alloc.memory_check import CLEAN, DIRTY
-from gpulock.daemon.health.findings import CAUSES, ECC, MEMORY, MISSING, XID
+from gpulock.daemon.health.findings import CAUSES, ECC, HEALTH, LOST, MEMORY, MISSING, XID
 from gpulock.node import sample
+from gpulock.store import atomic, kv
 from gpulock.store.quarantine import POLICY
 
 MAX_COMEBACKS: Final = 3  # comebacks in a day, after which a device stays out
 ADMIN_RESTORE_ONLY: Final = "only an administrator brings it back"
+RESETS: Final = "resets"  # in LOCK_DIR: when gpulock reset a card in this boot
+RESETS_LINE: Final = "gpulock-resets 1"
 
 
 class CardStartIds(NamedTuple):
@@ -26,18 +29,36 @@ class CardStartIds(NamedTuple):
 
     A note has what was seen when it was made, by these names.
     `driver` and `place` are inode numbers in sysfs, which the kernel never gives twice in a boot:
-    of the driver's module, and of the card below its PCI bridge.
+    of the driver's module, and of the card below its PCI bridge. `reset` is when gpulock reset it.
     """
 
     boot: str
     driver: str
     place: str
+    reset: str = ""
 
 
-def read_card_start_ids(boot_id: str, sys_root: str, bus: str) -> CardStartIds:
+def read_card_start_ids(boot_id: str, sys_root: str, bus: str, lock_dir: str = "") -> CardStartIds:
     """Return the facts of one card."""
     driver = read_inode(f"{sys_root}/module/nvidia")
-    return CardStartIds(boot_id, driver, read_inode(f"{sys_root}/bus/pci/devices/{bus}"))
+    place = read_inode(f"{sys_root}/bus/pci/devices/{bus}")
+    return CardStartIds(boot_id, driver, place, read_resets(lock_dir, boot_id).get(bus, ""))
+
+
+def read_resets(lock_dir: str, boot_id: str) -> dict[str, str]:
+    """Return when each card was reset in this boot, CLOCK_BOOTTIME seconds, by bus id."""
+    try:
+        pairs = kv.decode_pairs(atomic.read_text(f"{lock_dir}/{RESETS}"), RESETS_LINE)
+    except (OSError, kv.MalformedError):
+        return {}
+    return pairs if pairs.pop("boot_id", "") == boot_id else {}
+
+
+def note_reset(lock_dir: str, boot_id: str, card: str, now: float) -> None:
+    """Note that a card was reset now; raise OSError."""
+    known = read_resets(lock_dir, boot_id) | {card: f"{now:.3f}"}
+    text = f"{RESETS_LINE}\n{kv.encode_pairs([('boot_id', boot_id), *sorted(known.items())])}"
+    atomic.replace_file(f"{lock_dir}/{RESETS}", text.encode())
 
 
 def read_inode(path: str) -> str:
@@ -52,7 +73,7 @@ def was_card_restarted(note: Mapping[str, str], now: CardStartIds) -> bool:
     """Return whether the card was started again since a note was made."""
     if not note.get("boot"):
         return False
-    if note["boot"] != now.boot:
+    if note["boot"] != now.boot or (now.reset and now.reset != note.get("reset")):
         return True
     pairs = [(note.get(name), getattr(now, name)) for name in ("driver", "place")]
     return any(before and after and before != after for before, after in pairs)
@@ -101,8 +122,10 @@ def check_device_recovered(note: Mapping[str, str], sight: DeviceObservation) ->
 
 def is_cause_cleared(cause: str, note: Mapping[str, str], sight: DeviceObservation) -> bool | None:
     """Return whether one cause is over, None where that cannot be told."""
-    if cause == MISSING:
+    if cause in (MISSING, HEALTH):
         return True
+    if cause == LOST:
+        return True if sight.seen is not None else None
     if cause == MEMORY:
         return {CLEAN: True, DIRTY: False}.get(sight.memory)
     return True if sight.seen is not None and was_card_restarted(note, sight.now) else None
@@ -113,7 +136,8 @@ def describe_recovery(reason: str) -> str:
     found: Collection[str] = parse_note_causes({"reason": reason})
     if ADMIN_RESTORE_ONLY in reason or not found:
         return "an administrator"
-    clean = "RESTORE_AFTER clean checks by gpulockd in a row"
+    clean = "RESTORE_AFTER clean checks by gpulockd in a row (and HEALTH_COMMAND where set)"
     if XID in found or ECC in found:
-        return f"a reboot or a reload of the driver, then {clean}; or an administrator"
+        again = "gpulock reset, a reboot or a reload of the driver"
+        return f"{again}, then {clean}; or an administrator"
     return f"{clean}, or an administrator"

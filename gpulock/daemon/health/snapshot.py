@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from gpulock.alloc import device_users, memory_check, reaper
 from gpulock.alloc.memory_check import MIB
 from gpulock.daemon.health import findings, recovery
-from gpulock.daemon.health.findings import MEMORY, MISSING, HealthFinding
+from gpulock.daemon.health.card_checks import describe_serious
+from gpulock.daemon.health.findings import HEALTH, MEMORY, MISSING, HealthFinding
 from gpulock.daemon.health.recovery import DeviceObservation
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
+from gpulock.store.checks import has_passed_command, read_card_checks
+from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge
@@ -32,9 +36,10 @@ class HealthSnapshot:
         self._holders: device_users.OpenFiles | None = None
         self._held: dict[str, Lock] = {}
 
-    def cards(self) -> int:
-        """Return how many cards this node has."""
-        return max(self.node.settings.expected_gpus, len({d.bus for d in self._report.devices}))
+    def cards(self, known: set[str]) -> int:
+        """Return how many cards this node has, with those that were here in this boot."""
+        here = {device.bus for device in self._report.devices}
+        return max(self.node.settings.expected_gpus, len(here | known))
 
     def reported_devices(self) -> set[str]:
         """Return the devices of this node of which the exporter tells now."""
@@ -53,8 +58,17 @@ class HealthSnapshot:
             for outcome in self._report.outcomes
             if outcome.lock.owner and outcome.lock.owner.boot_id == self.node.boot_id
         }
+        if HEALTH in wanted:
+            checks, _ = read_card_checks(self.node.store.path, self.node.boot_id)
+            here = findings.quarantinable_ids(devices)
+            found += [
+                HealthFinding(bus, HEALTH, HEALTH, 1, why)
+                for bus, card in sorted(checks.items())
+                if bus in here and (why := describe_serious(card.found))
+            ]
         if MISSING in wanted:
             found += findings.find_missing_cards(devices, known)
+            found += findings.find_lost_cards(self._sample, devices) if self._sample else []
         return found
 
     def _fresh(self, name: str) -> sample.DeviceSample | None:
@@ -107,6 +121,20 @@ class HealthSnapshot:
         seen = self._fresh(name)
         return seen is not None and bool(seen.recovery_action or seen.remap_failure)
 
+    def has_passed_command(self, name: str, note: Mapping[str, str]) -> bool:
+        """Return whether HEALTH_COMMAND passed on a card since it was put out, and since a reset.
+
+        It does not count where none is set, nor for what it is never run on: MIG.
+        """
+        node = self.node
+        if not node.settings.health_command or name not in {
+            one.bus for one in self._report.devices if not one.parent and not one.withheld
+        }:
+            return True
+        out = self.now - max(0.0, time.time() - int_or_zero(note.get("at", "")))
+        reset = float(recovery.read_resets(node.store.path, node.boot_id).get(name, "0"))
+        return has_passed_command(node.store.path, node.boot_id, name, max(out, reset))
+
     def observe_device(self, name: str, bad: bool) -> DeviceObservation:
         """Return what is to be seen of a device that is out."""
         shown = [d for d in self._report.devices if lock_ids_overlap(d.id, name) and not d.fault]
@@ -118,5 +146,7 @@ class HealthSnapshot:
             seen=self._fresh(name),
             memory=self.memory(name) if free else memory_check.NO_SAMPLE,
             bad=bad,
-            now=recovery.read_card_start_ids(self.node.boot_id, self.node.settings.sys_root, bus),
+            now=recovery.read_card_start_ids(
+                self.node.boot_id, self.node.settings.sys_root, bus, self.node.store.path
+            ),
         )

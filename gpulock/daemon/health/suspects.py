@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cards that the driver lists and does not answer for: told, and taken last by every claim.
+"""Cards that do not answer, or degrade each job: told, and taken last by every claim.
 
 Such a card (XID 79, a call that hangs) is still in /proc, so it looks free. Each job that fails on
 it at once frees it for the next. With every setting, QUARANTINE_ON empty too, LOCK_DIR/suspects
-names it to the claims. The exporter's word is enough: the order of choice harms nobody.
+names it to the claims. So it names a card of which a check has failed that concerns every job
+(card_checks.SERIOUS). The exporter's word is enough: the order of choice harms nobody.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.health.card_checks import describe_serious
+from gpulock.daemon.health.findings import read_lost_cards
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, SAMPLE, TIME, Chore, Due
 from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 from gpulock.node import sample
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.store.checks import read_card_checks
 from gpulock.store.suspects import read_suspect_cards, write_suspect_cards
 
 LONGEST = 200  # characters of a reason
@@ -41,18 +44,14 @@ class SuspectWriter(Chore):
         )
         if told is None:
             return
-        found = suspect_cards(told, report.devices)
+        checks, _ = read_card_checks(node.store.path, node.boot_id)
+        poor = {bus: describe_serious(card.found) for bus, card in checks.items()}
+        lost = read_lost_cards(told, report.devices)
+        found = {bus: one_line(why)[:LONGEST] for bus, why in {**poor, **lost}.items() if why}
         if found != read_suspect_cards(node.store.path, node.boot_id):
             write_suspect_cards(node.store.path, found, node.boot_id)
         lasting = {
-            bus: f"{bus} does not answer: {why}; claims take it last" for bus, why in found.items()
+            bus: f"{bus} does not answer: {why[:LONGEST]}; claims take it last"
+            for bus, why in lost.items()
         }
         self._journal.log_changes("suspects", lasting)
-
-
-def suspect_cards(told: sample.Sample, devices: list[Device]) -> dict[str, str]:
-    """Return why each card of this node does not answer, by bus id. Pure."""
-    here = {device.bus for device in devices if not device.fault}
-    return {
-        bus: one_line(why)[:LONGEST] for bus, (_, why) in sorted(told.lost.items()) if bus in here
-    }

@@ -53,6 +53,8 @@ def read_released_claims(store: LockStore, faults: set[str]) -> EndedClaims:
     for name, part in parts.items():
         if part is None and not os.path.lexists(f"{store.released_dir}/{name}/owner"):
             remove_released_lock(f"{store.released_dir}/{name}", faults)
+        elif part is not None and part.owner.is_health_check():
+            remove_released_lock(f"{store.released_dir}/{name}", faults)  # nobody's use
         elif part is not None:
             found.setdefault(part.owner.token, {})[part.device] = part
     return found

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +38,7 @@ RELEASE_REASONS: Final = (  # how a lock says it was released, and the word for 
 SLACK: Final = 2.0  # seconds: a look begins before the claim and ends after the release
 MOST_WATTS: Final = 20_000.0  # of one device: no board comes near to it
 MOST_MEMORY: Final = 1 << 50  # bytes
+MOST_PROCESSORS: Final = 1 << 13  # of a host that does not tell
 FIRST_WIDTH, LONGEST_WIDTH = 1.0, 1e8  # seconds of a bucket
 LONGEST_WAIT: Final = 60.0  # seconds that the history waits for the exporter
 
@@ -101,7 +103,7 @@ def clamp_usage_buckets(
         return None, (), ()
     whole = round(width * MILLI)
     covered = tuple([min(one, whole) for one in account.covered[:BUCKETS]])
-    used = tuple([min(*both) for both in zip(account.used, covered, strict=False)])
+    used = tuple([min(*both) for both in zip(account.used, covered)])
     return width, used, covered[: len(used)]
 
 
@@ -124,36 +126,31 @@ class ExporterSamples:
         """Return the usage of a claim, by lock id: its last account, or the last sample's."""
         left = None if standing else sample.read_finished_claim(self.folder, record.token)
         for found in (left, self.last):
-            if found is not None and found.boot_id == record.boot_id:
-                accounts = found.tokens.get(record.token)
-                if accounts:
-                    return accounts
+            if found and found.boot_id == record.boot_id and record.token in found.tokens:
+                return found.tokens[record.token]
         return {}
 
     def may_come(self, token: str, boot_id: str, released_at: float, now: float) -> bool:
         """Return whether the exporter, alive, has yet to write what is left of a claim.
 
-        `released_at` and `now` are epoch seconds. It closes an account within a second or two of
-        the release, or five where the driver does not answer; nobody waits for longer than
-        LONGEST_WAIT.
+        Times are epoch seconds. It closes an account within a second or two of the release, or
+        five where the driver does not answer; nobody waits for longer than LONGEST_WAIT.
         """
         if not -sample.AHEAD <= now - released_at <= LONGEST_WAIT:  # written to the millisecond
             return False
         found = self.last
         if found is None or found.boot_id != boot_id or found.wall is None:
             return False
-        if now - found.wall > sample.FRESH:
-            return False
-        if sample.read_finished_claim(self.folder, token) is not None:
+        if now - found.wall > sample.FRESH or sample.read_finished_claim(self.folder, token):
             return False
         return token in found.tokens or found.wall < released_at + SLACK
 
 
 class ClaimedDevice(NamedTuple):
-    """One device of a claim: its owner record, when it was released and how.
+    """One device of a claim: its owner record, when it was released (epoch seconds) and how.
 
-    `at` is epoch seconds, `how` as the lock says. `held` is for how many seconds, at least, it was
-    held (None: not known), by the clock of the claim's boot where the end was `noted`.
+    `held` is for how many seconds, at least, it was held (None: not known), by the clock of the
+    claim's boot where the end was `noted`.
     """
 
     device: str
@@ -162,6 +159,11 @@ class ClaimedDevice(NamedTuple):
     how: str = ""
     held: float | None = None
     noted: bool = False
+
+    @property
+    def card(self) -> str:
+        """Return its device, of a share its card."""
+        return self.device.partition(SHARE)[0]
 
 
 def build_history_record(
@@ -177,12 +179,12 @@ def build_history_record(
     for part in parts:
         device = place_device(devices, part.device)
         memory = device.memory_mib << 20 or None if device else None
-        observed = advice.last.devices.get(part.device) if advice.last else None
+        observed = advice.last.devices.get(part.card) if advice.last else None
         if observed and observed.memory_total and observed.memory_total <= MOST_MEMORY:
             memory = observed.memory_total
         account, held, usage = accounts.get(part.device), part.held, UNKNOWN_USAGE
         if account is not None and held is not None:
-            usage = clamp_device_usage(account, part.owner, held, memory)
+            usage = share_usage(clamp_device_usage(account, part.owner, held, memory), part)
         found.append((part, usage, memory))
     last = max(parts, key=lambda part: (part.at, part.device))
     owner = last.owner
@@ -193,7 +195,7 @@ def build_history_record(
         "released_at": None if standing else round_to_milli(last.at),
         "claimed_at": round_to_milli(owner.claimed_at),
         "user": owner.user,
-        "gpus": len(parts),
+        "gpus": len({part.card for part in parts}),
         "gpu_seconds": join_known_values(sum, [card_seconds(part) for part in parts]),
         "busy_seconds": join_known_values(sum, [usage.busy for usage in usages]),
         "observed_seconds": round_to_milli(sum(usage.observed for usage in usages)),
@@ -216,26 +218,61 @@ def build_history_record(
         "memory_peak_bytes": max([u.memory_peak for u in usages if u.memory_peak], default=None),
         "last_busy": join_known_values(max, [usage.last_busy or None for usage in usages]),
         "foreign_seconds": join_known_values(sum, [usage.foreign for usage in usages]),
+        **host_usage_fields(accounts.values(), max([part.held or 0.0 for part in parts])),
         "devices": [
             build_history_device(part, usage, place_device(devices, part.device), memory)
             for part, usage, memory in found
         ],
         "shapes": {
-            part.device: {"width": usage.width, "use": bucket_utilization(usage)}
+            part.card: {"width": usage.width, "use": bucket_utilization(usage)}
             for part, usage, _ in found
             if usage.width is not None
         },
     }
 
 
+def host_usage_fields(accounts: Iterable[ClaimUsage], held: float) -> dict[str, Any]:
+    """Return what a claim's job used of its host in `held` seconds, as each account has it."""
+    told = list(accounts)
+    processors = os.cpu_count() or MOST_PROCESSORS
+    cpus = max([one.cpus for one in told if one.cpus], default=None)
+    spent = [one.cpu_seconds for one in told if one.cpu_seconds is not None]
+    peak = max([one.host_memory_peak for one in told if one.host_memory_peak], default=None)
+    limit = max([one.host_memory for one in told if one.host_memory], default=None)
+    believed = bool(spent) and max(spent) <= (held + SLACK) * processors
+    return {
+        "cpu_seconds": round_to_milli(max(spent)) if believed else None,
+        "cpus": cpus if cpus and cpus <= processors else None,
+        "host_memory_peak_bytes": peak if peak and peak <= MOST_MEMORY else None,
+        "host_memory_bytes": limit if limit and limit <= MOST_MEMORY else None,
+    }
+
+
 def card_seconds(part: ClaimedDevice) -> float | None:
-    """Return for how long a device was held; of a share how much of that was its is not known."""
-    return None if SHARE in part.device else part.held
+    """Return for how long a device was held; a place of N counts as the Nth part of its card.
+
+    So the parts of a card are no more than the card. Of a part that nobody counted, as a shard of
+    Slurm, it is not known.
+    """
+    if part.card == part.device or part.held is None:
+        return part.held
+    return part.held / part.owner.places if part.owner.places else None
+
+
+def share_usage(usage: DeviceUsage, part: ClaimedDevice) -> DeviceUsage:
+    """Return a device's usage; of a place of N the Nth part of the seconds, as `card_seconds`."""
+    if part.card == part.device:
+        return usage
+    if not part.owner.places:
+        return UNKNOWN_USAGE._replace(memory_peak=usage.memory_peak)
+    busy = None if usage.busy is None else usage.busy / part.owner.places
+    observed = usage.observed / part.owner.places
+    return usage._replace(busy=busy, observed=observed, energy=None)  # all places take the energy
 
 
 def bucket_utilization(usage: DeviceUsage) -> list[int | None]:
     """Return the use in each bucket, in thousandths of what was observed; None: nothing was."""
-    both = zip(usage.used, usage.covered, strict=True)
+    both = zip(usage.used, usage.covered)
     return [round(MILLI * used / covered) if covered else None for used, covered in both]
 
 
@@ -246,7 +283,7 @@ def build_history_device(
     minor = part.owner.minor  # N of its /dev/nvidiaN
     plain = minor.isascii() and minor.isdigit()
     return {
-        "id": part.device.partition(SHARE)[0],
+        "id": part.card,
         "held_seconds": round_to_milli(card_seconds(part)),
         "busy_seconds": round_to_milli(usage.busy),
         "observed_seconds": round_to_milli(usage.observed),
@@ -262,7 +299,9 @@ def build_history_device(
         "last_busy": round_to_milli(usage.last_busy),
         "foreign_seconds": round_to_milli(usage.foreign),
         "how": parse_release_reason(part.how)[0],
-        **({"share": True} if SHARE in part.device else {}),
+        **(
+            {"share": True, "places": part.owner.places or None} if part.card != part.device else {}
+        ),
     }
 
 
@@ -302,8 +341,7 @@ def encode_history_record(record: Mapping[str, Any]) -> bytes:
 def is_whole_record(line: bytes) -> bool:
     """Return whether a line is a record.
 
-    Of lines that were not durable yet a power cut may leave the blocks at both ends, and zeros in
-    between: one line with the beginning of one record and the end of another.
+    A power cut may leave the beginning of one record, zeros, and the end of another in one line.
     """
     try:
         json.loads(line)

@@ -7,8 +7,10 @@ every living job was looked at; one that cannot be read stops the adoption. Wher
 a lost lock is put back from its second name (store.locks), also of the dead: the reap judges it.
 """
 
+from __future__ import annotations
+
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
@@ -77,14 +79,13 @@ def read_run_records(node: Node) -> list[Owner]:
     return found
 
 
-def remember_grants(node: Node, judge: Judge, stood: Iterable[Lock]) -> None:
+def remember_grants(node: Node, judge: Judge, stood: Iterable[Lock], held: Collection[str]) -> None:
     """Give locks that stood at the last reconcile, and are gone with their second name, that again.
 
-    Not those that were released, nor those of dead Grid Engine jobs, of which that is not told.
-    Gate held; raises Refusal or OSError.
+    Not those that are `held`, or were released, nor those of dead Grid Engine jobs, of which that
+    is not told. Gate held; raises Refusal or OSError.
     """
     store = node.store
-    held = store.read_all_locks()
     for lock in stood:
         record, place = lock.owner, f"{store.root}/{GRANT}{lock.id}"
         if record is None or any(lock_ids_overlap(lock.id, name) for name in held):
@@ -111,15 +112,15 @@ def was_released(node: Node, record: Owner, device: str) -> bool:
         return False
 
 
-def put_back_lost_locks(node: Node, scan: ProcessScan) -> list[Owner]:
+def put_back_lost_locks(node: Node, scan: ProcessScan, held: dict[str, Lock]) -> list[Owner]:
     """Make the locks again that somebody removed, gate held; return their records.
 
-    A record has the devices that were put back. Tasks that share a lock come before its own
-    record: cut short in between, it still is lost. Raises Refusal, or OSError.
+    `held` are all locks, and has those afterwards. A record has the devices that were put back.
+    Tasks that share a lock come before its own record: cut short in between, it still is lost.
+    Raises Refusal, or OSError.
     """
     store = node.store
-    held = store.read_all_locks()
-    lost = store.lost_ids(held)
+    lost = store.find_lost(held)[0]
     for name in [name for name, lock in held.items() if lock.owner]:
         store.keep(name)  # an earlier version made none, nor a release cut short
     if not lost:
@@ -139,6 +140,7 @@ def put_back_lost_locks(node: Node, scan: ProcessScan) -> list[Owner]:
             if record and one and one.token == record.token:
                 store.anchor(name, one.pid, one.start, one.add_grp_id)
         os.link(f"{store.root}/{GRANT}{name}", f"{store.locks_dir}/{name}/owner")
+        held[name] = store.read(name)
         if record:
             found.setdefault(record.token, []).append(record.copy(devices=(name,)))
     return [same[0].copy(devices=tuple(one.devices[0] for one in same)) for same in found.values()]

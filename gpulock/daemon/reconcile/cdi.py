@@ -14,7 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from typing import ClassVar, Final, NotRequired, TypedDict
+from typing import ClassVar, Final, TypedDict
 
 from gpulock.alloc.device_users import mig_access_nodes
 from gpulock.daemon.core.background_call import BackgroundCall
@@ -38,14 +38,14 @@ SECONDS: Final = 5.0  # DRIVER_DIR may be on a file server
 _NAME: Final = re.compile("[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 
-class CdiDeviceNode(TypedDict):
+class CdiDeviceNode(TypedDict, total=False):
     """One node; without numbers the runtime takes those of `hostPath` or `path`."""
 
     path: str
-    hostPath: NotRequired[str]
+    hostPath: str
     type: str
-    major: NotRequired[int]
-    minor: NotRequired[int]
+    major: int
+    minor: int
     permissions: str
 
 

@@ -35,7 +35,7 @@ class DriverCard(NamedTuple):
     uuid: str
 
 
-@dataclass(slots=True)
+@dataclass
 class ReconcileReport:
     """What a reconcile did: one outcome a lock, and the records it adopted.
 
@@ -66,7 +66,7 @@ def reconcile_locks(
     that is known.
     """
     devices: list[Device] = []
-    driver: Refusal | None = None
+    driver: "Refusal | None" = None
     try:
         devices = node.devices()
     except Refusal as refusal:
@@ -75,14 +75,16 @@ def reconcile_locks(
         return ReconcileReport([], [])
     node.store.check(make=True)
     with Gate(node.store, deadline, node.settings.gate_timeout):
-        adopted: list[Owner] = []
         if not dry_run and node.store.boot_id() == node.boot_id:
             boot.make_claim_folders(node.store, node.settings.state_dir)
-            adopt.remember_grants(node, judge, stood)
-            adopted = adopt.put_back_lost_locks(node, judge.scan)
-        elif not dry_run:
-            adopted = begin_boot_or_adopt(node, judge)
-        held = read_locks_after_adoption(node, adopted)
+            held = node.store.read_all_locks()
+            adopt.remember_grants(node, judge, stood, held)
+            adopted = adopt.put_back_lost_locks(node, judge.scan, held)
+        else:
+            held = {}
+            adopted = [] if dry_run else begin_boot_or_adopt(node, judge)
+        if adopted or not held:
+            held = read_locks_after_adoption(node, adopted)
         shown = {device.id for device in devices if device.minor >= 0}
         # a card that fell off the bus is still open; without any driver nothing can be
         hidden = [lock for lock in held.values() if lock.owner and lock.id not in shown]
@@ -144,7 +146,8 @@ def begin_boot_or_adopt(node: Node, judge: Judge) -> list[Owner]:
     if lost:
         boot.mark_locks_lost(node.store)
         adopt.check_records_complete(node)
-    adopted = {one.token: one for one in adopt.put_back_lost_locks(node, judge.scan)}
+    held = node.store.read_all_locks()
+    adopted = {one.token: one for one in adopt.put_back_lost_locks(node, judge.scan, held)}
     if lost:
         adopted |= {one.token: one for one in adopt.adopt_lost_locks(node, judge.scan)}
     boot.begin_boot(node.store, state_dir, node.boot_id, node.name)

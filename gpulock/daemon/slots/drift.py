@@ -19,7 +19,9 @@ from gpulock.daemon.slots.sge import QmasterClient
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
+from gpulock.node.kinds import SHARE_KIND
 from gpulock.node.settings import Settings
+from gpulock.sge.complexes import count_complex
 from gpulock.slurm import gres_map
 
 EVERY = 600.0  # seconds between two questions
@@ -41,7 +43,7 @@ class CountDrift(Chore):
         if not report.devices:
             return
         if self.asking is not None and self.asking.wait(0.0):
-            self._sge = find_sge_drift(self.asking, node.settings, len(report.devices))
+            self._sge = find_sge_drift(self.asking, node.settings, report.devices)
             self.asking = None
         elif now < self._next:
             return
@@ -56,16 +58,20 @@ class CountDrift(Chore):
         self._journal.log_changes("drift", found)
 
 
-def find_sge_drift(asking: BackgroundCall[str], settings: Settings, count: int) -> dict[str, str]:
+def find_sge_drift(
+    asking: BackgroundCall[str], settings: Settings, devices: list[Device]
+) -> dict[str, str]:
     """Return what is wrong with qmaster's count, by a key; no answer is nothing to tell."""
     try:
         known = parse_complex_values(asking.answer())
     except (Refusal, OSError):
         return {}
+    there = {name: count_complex(devices, settings, name) for name in settings.sge_complexes}
     return {
-        f"sge {name}": f"Grid Engine counts {name}={known[name]} here, there are {count} devices;"
+        f"sge {name}": f"Grid Engine counts {name}={known[name]} here, there are {count}"
+        f" {'shares' if settings.sge_kinds.get(name) == SHARE_KIND else 'devices'};"
         f" see gpulock doctor"
-        for name in settings.sge_complexes
+        for name, count in there.items()
         if name in known and "(" not in known[name] and known[name] != str(count)
     }
 

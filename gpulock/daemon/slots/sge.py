@@ -146,6 +146,8 @@ def sync_host_counts(
     for name in [name for name in settings.sge_complexes if name in values]:
         if "(" in values[name]:
             continue  # an RSMAP: the host's own gpulockd takes its ids out
+        if settings.sge_kinds.get(name):
+            continue  # its own load sensor value is of its kind; how many are out is of all
         if not values[name].isdecimal():
             told.wrong[f"{host} {name}"] = f"{name}={values[name]} of {host} is no count"
             continue

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.app import make_daemon_chores
+from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.reconcile import schedule
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -22,31 +23,45 @@ from gpulock.store.verdicts import PERIOD
 from tests.support.journal import HeardJournal
 from tests.support.trees import NAME, Box, bus, record
 
-ON = {"QUARANTINE_ON": "xid", "IDLE_WARN": "60", "CDI_DIR": "/nowhere", "SGE_ROOT": "/nowhere"}
+ON = {
+    **{"QUARANTINE_ON": "xid", "IDLE_WARN": "60", "CDI_DIR": "/nowhere", "SGE_ROOT": "/nowhere"},
+    "QUARANTINE_RESET": "yes",
+}
+OFF = {"QUARANTINE_ON": ""}
 ALWAYS = {"HistoryWriter"}
 # by what changes: the chores that follow, with every setting on, and with none
 EXPECTED = {
-    schedule.LOCKS: ({"HealthPolicy", "IdlePolicy", "SuspectWriter"}, {"SuspectWriter"}),
+    schedule.LOCKS: (
+        {
+            *("HealthPolicy", "IdlePolicy", "SuspectWriter", "CardResetter", "CardChecker"),
+            "MpsKeeper",
+        },
+        {"SuspectWriter", "CardChecker", "MpsKeeper"},
+    ),
     schedule.DEVICES: (
         {"InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "SlurmDrainSync"},
         {"InventoryPublisher", "SlurmDrainSync"},
     ),
-    schedule.SAMPLE: ({"HealthPolicy", "IdlePolicy", "SuspectWriter"}, {"SuspectWriter"}),
+    schedule.SAMPLE: (
+        {"HealthPolicy", "IdlePolicy", "SuspectWriter", "CardChecker"},
+        {"SuspectWriter", "CardChecker"},
+    ),
     schedule.INVENTORY: ({"InventoryPublisher"}, {"InventoryPublisher"}),
     schedule.QUARANTINE: (
-        {"HealthPolicy", "SlurmDrainSync", "SgeSlotSync"},
-        {"HealthPolicy", "SlurmDrainSync"},
+        {"HealthPolicy", "SlurmDrainSync", "SgeSlotSync", "CardResetter", "CardChecker"},
+        {"HealthPolicy", "SlurmDrainSync", "CardChecker"},
     ),
     schedule.REFUSALS: ({"RefusalNotifier"}, {"RefusalNotifier"}),
     schedule.TIME: (
         {
             *("InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "IdlePolicy", "CountDrift"),
             *("RefusalNotifier", "SgeSlotSync", "SlurmDrainSync", "ForeignWatch"),
-            "SuspectWriter",
+            *("SuspectWriter", "CardResetter", "CardChecker", "MpsKeeper"),
         },
         {
             *("InventoryPublisher", "HealthPolicy", "CountDrift", "RefusalNotifier"),
-            *("SlurmDrainSync", "ForeignWatch", "SuspectWriter"),
+            *("SlurmDrainSync", "ForeignWatch", "SuspectWriter", "CardResetter"),
+            *("CardChecker", "MpsKeeper"),
         },
     ),
 }
@@ -119,7 +134,7 @@ class Watched:
 
 @pytest.fixture(params=["on", "off"])
 def watched(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watched]:
-    made = Watched(tmp_path, ON if request.param == "on" else {})
+    made = Watched(tmp_path, ON if request.param == "on" else OFF)
     yield made
     made.rounds.single.release()
 
@@ -205,16 +220,21 @@ def test_a_chore_that_failed_runs_in_each_round_until_it_does_not(
 
 def test_what_changes_while_chores_run_is_seen_by_the_next_round(watched: Watched) -> None:
     watched.rest()
-    writer = next(chore for chore in watched.chores if type(chore).__name__ == "HistoryWriter")
-    run = writer.run
+    later = next(chore for chore in watched.chores if type(chore).__name__ == "CountDrift")
+    run = later.run
 
     def publish(node: Node, report: ReconcileReport, now: float) -> None:
-        writer.__dict__["run"] = run
+        later.__dict__["run"] = run
         (watched.exporter / "inventory").write_text("x")
 
-    writer.__dict__["run"] = publish
-    assert watched.go() == set()
-    assert "InventoryPublisher" in watched.go()
+    later.__dict__["run"] = publish
+    assert "InventoryPublisher" in watched.go(PERIOD)  # it ran before that change
+    assert watched.go() >= {"InventoryPublisher"}
+    assert watched.go() == ALWAYS
+
+
+def test_the_history_is_written_before_any_other_chore_may_wait(tmp_path: Path) -> None:
+    assert isinstance(make_daemon_chores(HeardJournal())[0], HistoryWriter)
 
 
 def test_time_changes_a_period_after_it_did_however_many_rounds_come(watched: Watched) -> None:

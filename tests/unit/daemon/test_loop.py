@@ -30,7 +30,7 @@ from gpulock.daemon.serve_policy import (
     scheduler_from_settings,
 )
 from gpulock.node.context import Node
-from gpulock.node.settings import DEFAULT_PATH, read_settings
+from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, Verdict

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.cli.why.why import explain_subject
 from gpulock.daemon.health.findings import ACTIONS, HARDWARE, describe_recovery_action
@@ -29,7 +29,7 @@ from gpulock.text.advice import quarantine_end_condition
 from tests.support.health_site import ROUND, Ward
 from tests.support.trees import bus, judging, record, soon
 
-AFTER = "a reboot or a reload of the driver, then RESTORE_AFTER clean checks"
+AFTER = "gpulock reset, a reboot or a reload of the driver, then RESTORE_AFTER clean checks"
 
 
 def told(ward: Ward) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.memory_check import MIB
 from gpulock.daemon.health import state
@@ -16,6 +16,7 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import LockTimeout, Refusal
 from gpulock.node import sample
 from gpulock.store import quarantine
+from gpulock.store.checks import COMMAND, CardChecks, write_card_checks
 from gpulock.store.gate import Gate
 from tests.support.faults import disk_full
 from tests.support.health_site import GIB, Ward
@@ -106,6 +107,8 @@ def test_a_card_that_is_gone_is_out_until_it_was_here_for_long_enough(ward: Ward
     place = ward.driver / "gpus" / bus(3)
     place.rename(ward.root / "fell-out")
     del ward.facts[3]
+    ward.round(2)
+    assert ward.out() == []
     ward.round()
     assert ward.reason(3) == "missing: the driver does not show it any more"
     (ward.root / "fell-out").rename(place)
@@ -238,6 +241,25 @@ def test_after_a_reload_of_the_driver_it_comes_back(ward: Ward) -> None:
     ward.round()
     assert ward.out() == []
     assert "is back in service, clean: was xid: XID 79" in ward.said()[-1]
+
+
+def test_it_does_not_come_back_before_the_command_passed_on_it(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, HEALTH_COMMAND="/bin/true")
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.reload()
+    ward.round(9)
+    assert ward.out() == [bus(1)], "never tested"
+    for said, tested, out in (
+        ("", ward.now - 3600, [bus(1)]),  # before it was put out
+        ("it failed", ward.now + 3600, [bus(1)]),
+        ("", ward.now + 3600, []),
+    ):
+        one = CardChecks()
+        one.found, one.tested = {COMMAND: said}, tested
+        write_card_checks(str(ward.lock), {bus(1): one}, ward.boot, ward.now)
+        ward.round(3)
+        assert ward.out() == out
 
 
 def test_it_survives_a_reboot_and_comes_back_when_it_is_clean(ward: Ward) -> None:

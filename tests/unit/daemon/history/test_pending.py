@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.history import pending
 from gpulock.daemon.history.files import HistoryWriter
@@ -74,7 +75,7 @@ def test_slurms_prolog_and_a_process_keep_one_as_well(tmp_path: Path) -> None:
     assert slurm.prolog(12, "0") == 0
     node = slurm.node()
     slurm.process(900, "python")
-    grant = claim_for_process(node, make_process_owner(node, 900, "alice"), 1, (), soon())
+    grant = claim_for_process(node, make_process_owner(node, 900, "alice"), ClaimRequest(1), soon())
     kept = [
         owner.parse_owner((slurm.state / "owed" / name).read_text())
         for name in os.listdir(slurm.state / "owed")

@@ -18,7 +18,8 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.errors import BROKEN, Refusal
 from gpulock.job import environment
 from gpulock.node.devices import Device
-from gpulock.node.settings import Settings, read_settings
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import read_settings
 from tests.support.cli_site import Site, until
 from tests.support.journal import HeardJournal
 

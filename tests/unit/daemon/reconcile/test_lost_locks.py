@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.alloc.reaper import free_lock
 from gpulock.alloc.release import release_locks
@@ -211,7 +212,7 @@ def test_of_a_process_gpulockd_remembers_what_its_record_still_has(box: Box, kep
     box.proc.add(900)
     node = box.node()
     own = make_process_owner(node, 900, "alice")
-    grant = claim_for_process(node, own, 1, (), soon())
+    grant = claim_for_process(node, own, ClaimRequest(1), soon())
     last = again(box)
     if kept:
         lose_every_name(box)
@@ -262,7 +263,7 @@ def test_a_lost_lock_that_cannot_be_read_is_held(box: Box) -> None:
     ask(box, 1)
     lose_all(box.lock / "locks")
     (box.lock / f"grant.{bus(0)}").write_text("gpulock-owner 2\n")
-    again(box)
+    assert [outcome.lock.id for outcome in again(box).outcomes] == [bus(0)]
     assert box.node().store.read(bus(0)).fault
     assert holders(box)[0] == ""
     ask(box, 1, job_id="13", pid=501)

@@ -13,19 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import kv, owner
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench.scene import folder, linked_proc
+from tests.support.pairs import zip_equal
 
 FORK = get_context("fork")
 GONE = 1 << 22  # no pid is so large
@@ -109,7 +110,7 @@ class Rivals:
 
     def end(self) -> None:
         """End both."""
-        for end, process in zip(self.ends, self.processes, strict=True):
+        for end, process in zip_equal(self.ends, self.processes):
             end.send(False)
             process.join()
 
@@ -122,6 +123,7 @@ def rivals() -> Iterator[Rivals]:
         made.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_of_gpulockd_and_a_prolog_one_frees_a_stale_lock(rivals: Rivals, rounds: int) -> None:
     node = rivals.node

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QUARANTINE_RESET: gpulockd resets what the policy took out, when nobody has it; told, bounded.
+
+A reset runs in a thread of its own, and hooks see only the locks of the GPU and its link peers. A
+GPU is tried three times in a boot, with pauses: one that fails again after each reset needs hands.
+Cut resets of whatever process are freed here, also where the setting is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Final
+
+from gpulock.alloc.reaper import FREED
+from gpulock.daemon.core.background_call import BackgroundCall, NoAnswerError
+from gpulock.daemon.core.journal import ERROR, INFO, NOTICE, DaemonJournal
+from gpulock.daemon.health import recovery, reset
+from gpulock.daemon.health.findings import ECC, LOST, XID
+from gpulock.daemon.health.policy import read_quarantine_notes
+from gpulock.daemon.health.steps import RESET, note_health_step
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import LOCKS, QUARANTINE, TIME, Chore, Due
+from gpulock.deadline import clock_boottime
+from gpulock.errors import Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import card_bus_id
+from gpulock.store.quarantine import POLICY
+
+MOST_TRIES: Final = 3  # of a card in a boot, by one gpulockd
+TRY_PAUSE: Final = 3600.0  # seconds between two tries of a card
+POLL: Final = 1.0  # seconds
+LATE: Final = 2 * (reset.RESET_SECONDS + reset.PAUSE_SECONDS)  # then it is told that it hangs
+REPAIRED_BY_RESET: Final = frozenset((XID, ECC, LOST))
+
+
+class CardResetter(Chore):
+    """The chore; `clock` is CLOCK_BOOTTIME in seconds."""
+
+    after: ClassVar[Due] = {
+        **dict.fromkeys((LOCKS, QUARANTINE), ("quarantine_reset",)),
+        TIME: (),
+    }
+
+    def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._tries: dict[str, list[float]] = {}
+        self._running: tuple[Node, list[str], BackgroundCall[str]] | None = None
+
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+        """Begin a reset where one is due; raise Refusal or OSError."""
+        if self._running is not None:
+            return
+        left = [one.lock for one in report.outcomes if one.act != FREED]
+        for name in reset.free_cut_resets(node, left):
+            self._journal.say(NOTICE, f"{name} is free: the process of its reset is gone")
+        if not node.settings.quarantine_reset or not report.devices:
+            return
+        shown = {device.bus for device in report.devices if not device.fault}
+        waits: dict[str, str] = {}
+        for card in find_cards_to_reset(node):
+            if card not in shown or self._is_tried(card):
+                continue
+            try:
+                cards = reset.reserve_for_reset(node, card, POLICY)
+            except Refusal as refusal:
+                waits[card] = f"{card} is not reset yet: {refusal.why}"
+                continue
+            self._begin(Node(node.settings, node.name), cards)
+            break
+        self._journal.log_changes("reset", waits, INFO)
+
+    def _is_tried(self, card: str) -> bool:
+        """Return whether a card was tried too often or a moment ago."""
+        tries = self._tries.get(card, [])
+        return len(tries) >= MOST_TRIES or bool(tries and self._clock() - tries[-1] < TRY_PAUSE)
+
+    def _begin(self, node: Node, cards: list[str]) -> None:
+        """Reset the first of these cards, which are reserved."""
+        self._tries.setdefault(cards[0], []).append(self._clock())
+        self._running = node, cards, BackgroundCall(lambda: reset.run_reset(node, cards[0]))
+        self.due = clock_boottime() + POLL
+
+    def run_due(self, now: float) -> None:
+        """See whether the reset is over; raise Refusal or OSError."""
+        self.due = float("inf")
+        if self._running is None:
+            return
+        node, cards, call = self._running
+        try:
+            failed = call.answer()
+        except NoAnswerError:
+            self.due = now + POLL
+            late = self._clock() - self._tries[cards[0]][-1] > LATE
+            what = f"the reset of {cards[0]} does not end: {' '.join(cards)} stay reserved"
+            self._journal.log_changes("reset at work", {cards[0]: what} if late else {}, ERROR)
+            return
+        except Exception as fault:
+            failed = f"{type(fault).__name__}: {fault}"
+        self._running = None
+        card, tries = cards[0], len(self._tries.get(cards[0], []))
+        words = f"failed: {failed}" if failed else "done"
+        note_health_step(node.settings.state_dir, card, RESET, f"{words} ({POLICY})")
+        what = f"was not reset: {failed}" if failed else "was reset"
+        last = "; it is not tried again in this boot" if tries >= MOST_TRIES else ""
+        self._journal.say(
+            ERROR if failed else NOTICE, f"{card} {what} ({tries} of {MOST_TRIES}){last}"
+        )
+        reset.free_reset_locks(node, cards, POLICY)
+
+
+def find_cards_to_reset(node: Node) -> list[str]:
+    """Return the cards that the policy took out and that were not started again since."""
+    found: set[str] = set()
+    for name, note in read_quarantine_notes(node).items():
+        card = card_bus_id(name)
+        if wants_reset(note, node, card):
+            found.add(card)
+    return sorted(found)
+
+
+def wants_reset(note: Mapping[str, str], node: Node, card: str) -> bool:
+    """Return whether a reset may repair what a note names, and none was made since."""
+    if not recovery.is_policy_note(note) or recovery.ADMIN_RESTORE_ONLY in note["reason"]:
+        return False
+    if not REPAIRED_BY_RESET & set(recovery.parse_note_causes(note)):
+        return False
+    settings = node.settings
+    now = recovery.read_card_start_ids(node.boot_id, settings.sys_root, card, node.store.path)
+    return not recovery.was_card_restarted(note, now)

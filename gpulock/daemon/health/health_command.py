@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HEALTH_COMMAND on one free card: started, locked in its name, ended at its deadline.
+
+Its process owns the lock, so any claim, reap or reconcile proves it dead as it does any other
+owner. gpulockd waits for the process only once the lock is gone. Its number is nobody else's then.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from gpulock.daemon.health import check_runner
+from gpulock.deadline import Deadline, clock_boottime
+from gpulock.errors import one_line
+from gpulock.node.context import Node
+from gpulock.node.devices import Device, lock_ids_overlap
+from gpulock.store.gate import Gate
+from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER, Owner
+from gpulock.store.quarantine import RESERVES, list_noted_devices
+
+USER: Final = "nobody"
+NOBODY: Final = 65534
+GATE_SECONDS: Final = 1.0
+WORDS_KEPT: Final = 200  # bytes of the last line that the command wrote
+
+
+class HealthCommand:
+    """The command at work on the card `bus`; times are CLOCK_BOOTTIME seconds."""
+
+    def __init__(self, node: Node, device: Device, now: float) -> None:
+        """Start it and lock the card; raise OSError or Refusal, CardTakenError where it is held."""
+        settings = node.settings
+        self.bus = device.bus
+        self._end = now + settings.health_timeout
+        self.late = False
+        uid, gid = find_unprivileged_user() if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+        words = [str(os.getpid()), str(uid), str(gid), *settings.health_command]
+        stdin, go = os.pipe2(os.O_CLOEXEC)
+        self._output, output = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self.pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-IS", str(check_runner.__file__), *words],
+                build_check_environment(device),
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, stdin, 0),
+                    (os.POSIX_SPAWN_DUP2, output, 1),
+                    (os.POSIX_SPAWN_DUP2, output, 2),
+                ],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+            )
+            os.close(output)
+            output = -1
+            try:
+                self.token = lock_for_check(node, device, self.pid, uid)
+                try:
+                    os.write(go, b"g")
+                except BrokenPipeError:
+                    pass  # a claim has taken the card back already
+            except BaseException:
+                os.close(self._output)
+                self.kill()
+                os.waitpid(self.pid, 0)
+                raise
+        finally:
+            os.close(stdin)
+            os.close(go)
+            if output >= 0:
+                os.close(output)
+                os.close(self._output)
+
+    def poll(self, node: Node, now: float) -> str | None:
+        """Return None while it runs or its lock stands, then why it failed, or nothing.
+
+        Raises GaveWayError where a claim took the card back.
+        """
+        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if info is None:
+            if now >= self._end and not self.late:
+                self.late = True
+                self.kill()
+            return None
+        self.kill()  # what it left behind: its number is still that of its group
+        if node.store.exists() and node.store.has_token(self.bus, self.token):
+            return None  # the reconcile that its end brought about frees the lock
+        os.waitpid(self.pid, 0)
+        said = self._last_line()
+        if self.late:
+            return f"it took longer than {node.settings.health_timeout:.0f} s"
+        if info.si_code == os.CLD_EXITED:
+            return one_line(f"it ended with {info.si_status}: {said}") if info.si_status else ""
+        if info.si_status == signal.SIGKILL:
+            raise GaveWayError
+        return one_line(f"signal {info.si_status} ended it: {said}")
+
+    def kill(self) -> None:
+        """End it with its group."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+
+    def close(self) -> None:
+        """End it: the daemon ends. Its lock is a dead owner's."""
+        self.kill()
+        os.waitpid(self.pid, 0)
+        os.close(self._output)
+
+    def _last_line(self) -> str:
+        """Return the last line that it wrote."""
+        text = b""
+        try:
+            while more := os.read(self._output, 1 << 16):
+                text = (text + more)[-4 * WORDS_KEPT :]
+        except BlockingIOError:
+            pass
+        os.close(self._output)
+        lines = text.decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")[:WORDS_KEPT]
+
+
+class CardTakenError(Exception):
+    """Say that somebody has the card, or may have."""
+
+
+class GaveWayError(Exception):
+    """Say that a claim needed the card before the test was over."""
+
+
+def find_unprivileged_user() -> tuple[int, int]:
+    """Return uid and gid of the user that the command runs as."""
+    try:
+        found = pwd.getpwnam(USER)
+    except KeyError:
+        return NOBODY, NOBODY
+    return found.pw_uid, found.pw_gid
+
+
+def build_check_environment(device: Device) -> Mapping[str, str]:
+    """Return the whole environment of the command: which card it is to test."""
+    return {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": device.uuid or str(device.index),
+        "GPULOCK_DEVICE": device.bus,
+        "GPULOCK_INDEX": str(device.index),
+        "GPULOCK_UUID": device.uuid,
+    }
+
+
+def lock_for_check(node: Node, device: Device, pid: int, uid: int) -> str:
+    """Lock a card in the name of a test's process; return the token.
+
+    Raises CardTakenError, Refusal or OSError.
+    """
+    store = node.store
+    with Gate(store, Deadline(GATE_SECONDS)):
+        held = store.read_all_locks()
+        reserved = list_noted_devices(node.settings.state_dir, RESERVES)
+        if store.find_lost(held)[0] or store.boot_id() != node.boot_id:
+            raise CardTakenError("locks were lost")
+        if any(lock_ids_overlap(name, device.bus) for name in [*held, *reserved]):
+            raise CardTakenError(device.bus)
+        record = Owner(
+            scheduler="process",
+            cluster=node.settings.cluster,
+            node=node.name,
+            job_id=str(pid),
+            pid=pid,
+            start=node.proc.start(pid),
+            sid=pid,
+            user=HEALTH_USER,
+            uid=uid,
+            comment=HEALTH_COMMENT,
+            boot_id=node.boot_id,
+            pid_ns=node.proc.pid_namespace(""),
+            claimed_at=time.time(),
+            claimed_boottime=clock_boottime(),
+            token=os.urandom(8).hex(),
+            uuid=device.uuid,
+            minor=str(device.minor),
+            devices=(device.bus,),
+        )
+        try:
+            store.make(device.bus, record)
+        except BaseException:
+            store.undo(device.bus)
+            raise
+    return record.token

@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SHARE_MPS: NVIDIA's MPS for the user of a shared card, started with the first share of it.
+
+Warm.
+"""

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chore of gpulockd that runs MPS on cards whose places are held: SHARE_MPS.
+
+It is started when the first place of a card is held, watched, and ended with the last one: asked
+first, then killed. Until nothing of it is left the card's folder stays, and the card is closed to
+everybody but the same user's shares. gpulockd itself may end at any moment: the next one finds the
+folders, takes a daemon over that runs, and ends what is left of any other.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.process_owner import find_foreign_pids
+from gpulock.alloc.process_scan import ProcessScan
+from gpulock.alloc.reaper import FREED
+from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
+from gpulock.daemon.mps.folder import (
+    MpsError,
+    list_card_folders,
+    make_card_folder,
+    read_server_note,
+    remove_card_folder,
+    write_server_note,
+)
+from gpulock.daemon.mps.processes import (
+    ASK_SECONDS,
+    NOBODY_THERE,
+    TURN,
+    MpsSite,
+    Steps,
+    ask_daemon,
+    find_daemon,
+    kill_mps_processes,
+    learn_groups,
+    list_mps_processes,
+    start_daemon,
+)
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import LOCKS, TIME, Chore, Due
+from gpulock.deadline import Deadline, clock_boottime
+from gpulock.errors import Refusal, one_line
+from gpulock.job.mps import mps_folder
+from gpulock.node.context import Node
+from gpulock.node.devices import SHARE
+from gpulock.slurm.steps import is_slurm_job_process
+from gpulock.store import atomic, kv
+from gpulock.store.gate import Gate
+
+WATCH: Final = 5.0  # seconds between two looks at a daemon that runs
+AGAIN: Final = 10.0  # seconds until a start that failed is tried again
+QUIT_SECONDS: Final = 5.0  # that MPS has to end by itself
+LONG: Final = 10.0  # seconds of killing after which it is told
+SLOWLY: Final = 1.0  # seconds between two looks at what does not end
+GATE_SECONDS: Final = 1.0
+FOREVER: Final = float("inf")
+
+
+class CardMps:
+    """The MPS of one card, from its start to its end; `due` is when it goes on (boottime).
+
+    `wanted` are the shares that it serves, by lock id with their tokens. `fault` is why it does
+    not run, `over` whether nothing is left of it.
+    """
+
+    def __init__(self, site: MpsSite, journal: DaemonJournal, adopted: bool = False) -> None:
+        self.site = site
+        self.wanted: dict[str, str] = {}
+        self.fault = ""
+        self.over = False
+        self.due = 0.0
+        self._told: dict[str, str] = {}  # marks by token
+        self._journal = journal
+        self._life = self._live(adopted)
+
+    def advance(self, now: float) -> None:
+        """Go on as far as that is possible without waiting."""
+        try:
+            self.due = now + next(self._life)
+        except StopIteration:
+            self.over, self.due = True, 0.0
+
+    def _live(self, adopted: bool) -> Steps:
+        """Start it, watch it, end it."""
+        site, what = self.site, f"MPS of {self.site.card.bus}"
+        try:
+            if not adopted:
+                yield from learn_groups(site)
+                make_card_folder(site.folder, site.uid, site.gid, site.node.boot_id)
+                yield from start_daemon(site)
+                write_server_note(site.folder, site.uid, site.node.boot_id, *site.control)
+                self._journal.say(
+                    NOTICE, f"{what} started for uid {site.uid}, pid {site.control[0]}"
+                )
+            while self.wanted and site.runs():
+                self.mark(site.mark)
+                yield WATCH
+            if self.wanted:
+                self.fault = "its daemon died"
+        except (MpsError, OSError) as fault:
+            self.fault = one_line(str(fault))
+        if self.fault:
+            self.mark(f"! {self.fault}")
+        yield from self._end()
+        self._journal.say(NOTICE, f"{what} ended")
+
+    def mark(self, text: str) -> None:
+        """Tell the jobs that wait; what cannot be told now is told the next time."""
+        new = {name: token for name, token in self.wanted.items() if self._told.get(token) != text}
+        if not new:
+            return
+        store = self.site.node.store
+        try:
+            with Gate(store, Deadline(GATE_SECONDS)):
+                for name, token in new.items():
+                    if store.has_token(name, token):
+                        atomic.replace_file(f"{store.locks_dir}/{name}/mps", f"{text}\n".encode())
+                    self._told[token] = text
+        except (Refusal, OSError):
+            return
+
+    def _end(self) -> Steps:
+        """End it and all that is left of it, then open the card."""
+        site, begun = self.site, clock_boottime()
+        if site.runs():
+            try:
+                yield from ask_daemon(site, "quit\n")
+                while list_mps_processes(site) and clock_boottime() < begun + QUIT_SECONDS:
+                    yield TURN
+            except (MpsError, OSError):
+                pass  # it is killed
+        while True:
+            left = kill_mps_processes(site)
+            held = "" if left else self._device_user()
+            if not left and not held:
+                try:
+                    remove_card_folder(site.folder)
+                    return self._journal.log_changes(f"mps {site.card.bus}", {})
+                except OSError as fault:
+                    held = str(fault)
+            spent = clock_boottime() - begun
+            if spent > QUIT_SECONDS + ASK_SECONDS + LONG:
+                why = held or f"{left} processes of it do not end"
+                text = f"MPS of {site.card.bus}: the card stays closed: {why}"
+                self._journal.log_changes(f"mps {site.card.bus}", {why: text}, ERROR)
+            yield SLOWLY if spent > QUIT_SECONDS + ASK_SECONDS else TURN
+
+    def _device_user(self) -> str:
+        """Return who of the user's has the card open without a claim, as a clause, or nothing."""
+        site = self.site
+        files = OpenFiles(ProcessScan(site.node.proc), [site.card], site.node.settings)
+        pids = files.pids_with_open(site.card.bus, site.uid)
+        if not pids:
+            return files.why_blind_about(site.uid)
+        members, services = {"slurm": is_slurm_job_process}, site.node.settings.allowed_processes
+        try:
+            held = site.node.store.read_all_locks()
+            for lock in held.values():
+                site.node.store.read_details(lock)
+            found = find_foreign_pids(pids, held, files.scan, services, members)
+        except (Refusal, OSError, ValueError) as fault:
+            return str(fault)
+        return f"process {found[0]} has it open" if found else ""
+
+
+class MpsKeeper(Chore):
+    """One MPS for each card whose places one user holds: `cards`, by bus id.
+
+    `failed` has when a card may be tried again, and why it failed.
+    """
+
+    after: ClassVar[Due] = {LOCKS: (), TIME: ()}
+
+    def __init__(self, journal: DaemonJournal) -> None:
+        self._journal = journal
+        self.cards: dict[str, CardMps] = {}
+        self.failed: dict[str, tuple[float, str]] = {}
+        self._adopted = False
+
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+        """See which cards have places held, and start or end their MPS."""
+        wanted = select_mps_shares(report, node)
+        if not (wanted or self.cards or not self._adopted):
+            return
+        if not self._adopted:
+            self._adopt(node)
+            self._adopted = True
+        for bus, one in self.cards.items():
+            uid, shares = wanted.pop(bus, (-1, {}))
+            one.site.node = node
+            one.wanted = shares if uid == one.site.uid else {}
+            one.due = 0.0
+        for bus, (uid, shares) in wanted.items():
+            self._start(node, bus, uid, shares, now)
+        self.run_due(now)
+
+    def run_due(self, now: float) -> None:
+        """Go on with each card whose time has come."""
+        for bus, one in list(self.cards.items()):
+            if now >= one.due:
+                one.advance(now)
+            if one.over:
+                del self.cards[bus]
+                self.failed.pop(bus, None)
+                if one.fault:
+                    self.failed[bus] = now + AGAIN, one.fault
+                if one.wanted:  # a share that came while it ended
+                    self._start(one.site.node, bus, one.site.uid, one.wanted, now)
+            elif one.site.control != NOBODY_THERE:
+                self.failed.pop(bus, None)
+        faults = {bus: f"no MPS on {bus}: {why}" for bus, (_, why) in self.failed.items()}
+        self._journal.log_changes("mps", faults, ERROR)
+        self.due = min([one.due for one in self.cards.values()], default=FOREVER)
+
+    def _adopt(self, node: Node) -> None:
+        """Take over what an earlier gpulockd of this boot ran, and end what is left of others."""
+        cards = {mps_folder(node.settings.mps_dir, d.bus): d for d in node.devices_if_driver()}
+        for folder in list_card_folders(node.settings.mps_dir):
+            note, card = read_server_note(folder), cards.get(folder)
+            if card is None or note.get("boot_id") != node.boot_id:
+                remove_card_folder(folder)  # of another boot, or of a card that is gone
+                continue
+            site = MpsSite(node, card, kv.int_or_zero(note.get("uid", "")))
+            site.control = find_daemon(site) or NOBODY_THERE
+            self.cards[card.bus] = CardMps(site, self._journal, adopted=True)
+
+    def _start(self, node: Node, bus: str, uid: int, shares: dict[str, str], now: float) -> None:
+        """Start MPS on a card; one that failed a moment ago fails again at once."""
+        card = next((d for d in node.devices_if_driver() if d.id == bus), None)
+        if card is None:
+            return
+        one = CardMps(MpsSite(node, card, uid), self._journal)
+        one.wanted = shares
+        until, why = self.failed.get(bus, (0.0, ""))
+        if now < until:
+            one.fault = why
+            one.mark(f"! {why}")
+            return
+        self.cards[bus] = one
+        one.advance(now)
+
+
+def select_mps_shares(report: ReconcileReport, node: Node) -> dict[str, tuple[int, dict[str, str]]]:
+    """Return by card whose the held places are, and their lock ids with tokens.
+
+    A job that has ended needs none. With SHARE_MPS off only what runs already goes on, until its
+    places are free: `served` by MPS is a place whose lock says so.
+    """
+    found: dict[str, tuple[int, dict[str, str]]] = {}
+    for outcome in report.outcomes:
+        lock = outcome.lock
+        card, share, _ = lock.id.partition(SHARE)
+        record = lock.owner
+        if not share or outcome.act == FREED or record is None or record.draining:
+            continue
+        if record.places and (node.settings.share_mps or lock.mps):
+            uid, shares = found.setdefault(card, (record.uid, {}))
+            if uid == record.uid:
+                shares[lock.id] = record.token
+    return found

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What gpulockd finds wrong with a card that works: each check, with evidence, and no false one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.memory_check import MIB
+from gpulock.daemon.health.card_checks import (
+    SERIOUS,
+    WINDOW,
+    CardHistory,
+    CardLook,
+    describe_serious,
+    judge_card,
+)
+from gpulock.daemon.health.checker import CardChecker
+from gpulock.daemon.health.suspects import SuspectWriter
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.node.sample import DeviceSample, parse_sample_fields
+from gpulock.store.checks import CardChecks, has_passed_command, read_card_checks, write_card_checks
+from gpulock.store.suspects import read_suspect_cards
+from tests.support.claims import never
+from tests.support.health_site import Ward
+from tests.support.trees import BOOT, bus, judge_of, record, soon
+
+GOOD = (
+    "looked=100 pcie_width=16 pcie_width_max=16 pcie_generation=1 nvlink_active=18 power=70"
+    " power_limit=700 utilization=0 memory_used=0 processes=0 remap_pending=0 remap_failure=0"
+    " recovery_action=0 persistence=1 clock_reasons=gpu_idle busy=0 observed=90"
+)
+
+
+def card(facts: str = "") -> DeviceSample:
+    """Return a good card's sample with these facts in place of others."""
+    pairs: dict[str, str] = {}
+    for word in f"{GOOD} {facts}".split():
+        key, _, value = word.partition("=")
+        pairs[key] = value
+    words = [f"{key}={value}" for key, value in pairs.items()]
+    return DeviceSample(*parse_sample_fields("device", words))
+
+
+def failed(
+    facts: str, had: CardHistory | None = None, *, free: bool = True, others: str = ""
+) -> dict[str, str]:
+    """Return what fails of a card with these facts beside one neighbour."""
+    history = had or CardHistory()
+    seen = card(facts)
+    history.follow(seen, 100.0)
+    found = judge_card(CardLook(seen, free, [card(others)]), history, 256)
+    return {name: why for name, why in found.items() if why}
+
+
+def test_a_good_card_passes_each_check_that_can_be_made() -> None:
+    found = judge_card(CardLook(card(), True, []), CardHistory(), 256)
+    assert not any(found.values())
+    assert found.keys() == {
+        *("pcie_width", "pcie_speed", "nvlink_links", "remapped_rows", "recovery_action"),
+        *("persistence", "clocks", "memory", "idle_power"),
+    }
+
+
+def test_what_an_older_driver_does_not_tell_is_no_check() -> None:
+    nothing = DeviceSample({}, {})
+    assert judge_card(CardLook(nothing, True, [nothing]), CardHistory((16, 4, 6)), 256) == {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "evidence"),
+    [
+        ("pcie_width=8", "pcie_width", "x8 on PCIe, and its neighbours have x16"),
+        ("remap_pending=1", "remapped_rows", "a row of its memory waits for a reset"),
+        ("remap_failure=1", "remapped_rows", "a row of its memory could not be remapped"),
+        ("recovery_action=1", "recovery_action", "the driver asks for a reset of the GPU"),
+        ("persistence=0", "persistence", "persistence mode is off, and on for its neighbours"),
+        ("power=400", "idle_power", "it draws 400 W without work"),
+        (f"memory_used={300 * MIB}", "memory", "300 MiB are in use without a process"),
+        (
+            "clock_reasons=gpu_idle,hw_power_brake_slowdown",
+            "clocks",
+            "its clocks are held down without work: hw_power_brake_slowdown",
+        ),
+    ],
+)
+def test_a_card_that_is_not_as_it_should_be_fails_one_check(
+    facts: str, check: str, evidence: str
+) -> None:
+    assert failed(facts) == {check: evidence}
+
+
+@pytest.mark.parametrize(
+    ("facts", "others"),
+    [
+        ("pcie_width=8", "pcie_width=8"),  # the board has such slots
+        ("pcie_width=8 pcie_width_max=8", ""),
+        ("persistence=0", "persistence=0"),
+        ("pcie_generation=1", "pcie_generation=5"),  # it saves power
+        ("power=400 utilization=0.5", ""),
+        ("nvlink_active=0", "nvlink_active=18"),  # no bridge on this pair
+    ],
+)
+def test_what_many_sound_cards_show_fails_no_check(facts: str, others: str) -> None:
+    assert failed(facts, others=others) == {}
+
+
+def test_a_card_in_use_is_not_judged_by_what_a_job_does() -> None:
+    facts = f"power=690 memory_used={300 * MIB} clock_reasons=hw_slowdown"
+    assert failed(facts, free=False) == {}
+
+
+def test_lanes_and_nvlinks_count_against_the_most_that_the_card_had_in_this_boot() -> None:
+    had = CardHistory((16, 5, 18))
+    assert failed("pcie_width=4 pcie_width_max=4 nvlink_active=17", had) == {
+        "pcie_width": "x4 on PCIe, and x16 before in this boot",
+        "nvlink_links": "17 NVLinks are up, and 18 were in this boot",
+    }
+
+
+def test_the_speed_of_the_link_counts_only_of_a_card_that_worked_all_the_time() -> None:
+    had = CardHistory((16, 5, 18))
+    had.follow(card("looked=100 busy=50 pcie_generation=1"), 100.0)
+    had.follow(card("looked=130 busy=60 pcie_generation=1"), 130.0)
+    assert "pcie_speed" not in failed("looked=131", had)
+    had.follow(card("looked=160 busy=90 pcie_generation=3"), 160.0)
+    assert failed("looked=161 busy=90", had) == {
+        "pcie_speed": "PCIe generation 3 at work, and 5 before in this boot"
+    }
+    had.follow(card("looked=200 busy=130 pcie_generation=5"), 200.0)
+    assert failed("looked=201 busy=130", had) == {}
+
+
+@pytest.mark.parametrize(
+    ("counter", "much", "evidence"),
+    [
+        ("pcie_replays", 100, "20 PCIe replays a minute, more than 8"),
+        (
+            "nvlink_error.crc_flit",
+            50_000,
+            "10000 NVLink errors (CRC FLIT) a minute, more than 6000",
+        ),
+        ("nvlink_error.recovery", 10, "2 NVLink errors (RECOVERY) a minute, more than 1"),
+    ],
+)
+def test_errors_count_by_how_many_there_are_in_a_while(
+    counter: str, much: int, evidence: str
+) -> None:
+    had = CardHistory()
+    for second, total in ((0, 7), (WINDOW / 2, 7), (WINDOW, 7 + much)):
+        had.follow(card(f"c.{counter}={total},{total},0,0"), second)
+    check = "pcie_replays" if counter == "pcie_replays" else "nvlink_errors"
+    found = judge_card(CardLook(card(), True, []), had, 256)
+    assert found[check] == evidence
+    had.follow(card(f"c.{counter}=0,0,0,0"), 2 * WINDOW)  # the exporter began anew
+    had.follow(card(f"c.{counter}=1,1,0,0"), 3 * WINDOW)
+    assert judge_card(CardLook(card(), True, []), had, 256)[check] == ""
+
+
+# --- in gpulockd ----------------------------------------------------------------------------------
+
+
+def test_what_a_process_that_is_not_listed_yet_does_is_not_found_at_once() -> None:
+    had, found = CardHistory(), {"memory": "300 MiB", "pcie_width": "x8", "clocks": ""}
+    assert had.leave_out_passing(found, 100.0) == {"pcie_width": "x8", "clocks": ""}
+    assert had.leave_out_passing({"memory": ""}, 110.0) == {"memory": ""}
+    assert "memory" not in had.leave_out_passing(found, 120.0)
+    assert had.leave_out_passing(found, 150.0) == found
+
+
+def look(ward: Ward) -> dict[str, CardChecks]:
+    """Let gpulockd go round once; return what it wrote."""
+    ward.sample()
+    node = ward.node()
+    report = reconcile_locks(node, judge_of(node), soon())
+    CardChecker(ward.journal, lambda: ward.now).run(node, report, ward.now)
+    SuspectWriter(ward.journal, lambda: ward.now).run(node, report, ward.now)
+    return read_card_checks(node.store.path, node.boot_id)[0]
+
+
+def test_a_degraded_card_is_told_once_and_taken_last_and_stays_in_service(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, 2)
+    ward.tell(0, *GOOD.replace("looked=100 ", "").replace("width=16", "width=8").split())
+    ward.tell(1, *GOOD.replace("looked=100 ", "").split())
+    look(ward)
+    ward.now += 30
+    cards = look(ward)
+    why = "x8 on PCIe, and its neighbours have x16"
+    assert cards[bus(0)].failed() == {"pcie_width": why}
+    assert cards[bus(1)].failed() == {}
+    assert ward.said() == [f"<4>{bus(0)}: {why}"]
+    assert read_suspect_cards(ward.node().store.path, BOOT) == {bus(0): why}
+    own = record(token="", devices=())
+    grant = claim_devices(ward.node(), own, ClaimRequest(1), never, soon())
+    assert [device.id for device in grant.devices] == [bus(1)]
+    assert ward.out() == []
+
+
+def test_the_word_health_puts_a_degraded_card_out_until_it_is_good(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, 2, QUARANTINE_ON="health")
+    good = GOOD.replace("looked=100 ", "").split()
+    ward.tell(1, *good)
+    ward.tell(0, *good, "pcie_width=8")
+    look(ward)
+    ward.round()
+    assert ward.out() == [bus(0)]
+    assert ward.reason(0) == "health: x8 on PCIe, and its neighbours have x16"
+    ward.tell(0, *good)
+    for _ in range(3):
+        look(ward)
+        ward.round()
+    assert ward.out() == []
+
+
+def test_the_most_that_a_card_had_outlives_gpulockd_and_no_boot(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, 1)
+    ward.tell(0, "pcie_width=16", "pcie_width_max=16")
+    look(ward)
+    ward.tell(0, "pcie_width=8", "pcie_width_max=16")
+    assert look(ward)[bus(0)].failed() == {"pcie_width": "x8 on PCIe, and x16 before in this boot"}
+    ward.reboot()
+    ward.tell(0, "pcie_width=8", "pcie_width_max=16")
+    assert look(ward)[bus(0)].failed() == {}
+
+
+def test_what_gpulockd_wrote_is_read_again_and_garbage_is_not_known(tmp_path: Path) -> None:
+    one = CardChecks()
+    one.found, one.most, one.tested = {"command": "it failed", "memory": ""}, (16, 5, 18), 12.5
+    write_card_checks(str(tmp_path), {bus(0): one}, BOOT, 99.0)
+    cards, looked = read_card_checks(str(tmp_path), BOOT)
+    assert (looked, cards[bus(0)].found, cards[bus(0)].most) == (99.0, one.found, one.most)
+    assert cards[bus(0)].tested == 12.5
+    assert read_card_checks(str(tmp_path), "another boot") == ({}, 0.0)
+    for text in ("", "gpulock-checks 1\nmost x=1\n", "gpulock-checks 2\n"):
+        (tmp_path / "checks").write_text(text)
+        assert read_card_checks(str(tmp_path), BOOT) == ({}, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "tested", "passed"),
+    [
+        ({"memory": ""}, None, False),
+        ({"command": ""}, 40.0, False),
+        ({"command": "", "memory": "300 MiB"}, 60.0, True),
+        ({"command": "it failed"}, 60.0, False),
+    ],
+)
+def test_a_card_has_passed_when_the_command_ended_well_since(
+    tmp_path: Path, found: dict[str, str], tested: float | None, passed: bool
+) -> None:
+    one = CardChecks()
+    one.found, one.tested = found, tested
+    write_card_checks(str(tmp_path), {bus(0): one}, BOOT, 70.0)
+    lock_dir = str(tmp_path)
+    assert has_passed_command(lock_dir, BOOT, bus(0), 50.0) is passed
+    assert not has_passed_command(lock_dir, "another boot", bus(0), 50.0)
+    assert not has_passed_command(lock_dir, BOOT, bus(1), 50.0)
+
+
+def test_only_what_degrades_each_job_makes_a_card_the_last_choice() -> None:
+    assert describe_serious({"memory": "300 MiB", "persistence": "off"}) == ""
+    assert describe_serious(dict.fromkeys(SERIOUS, "x")) == "; ".join("x" * len(SERIOUS))

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes out of service where QUARANTINE_ON is not set, and what must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.release import release_locks
+from gpulock.errors import BUSY, Refusal
+from tests.support.health_site import ROUND, Ward
+from tests.support.trees import bus, judge_of, judging, record, soon
+
+LOST = "lost: the driver does not answer for it: GPU is lost"
+
+
+def default_ward(root: Path, gpus: int = 4) -> Ward:
+    """Return a node whose settings do not name a policy, after its first round."""
+    ward = Ward(root, gpus)
+    del ward.settings["QUARANTINE_ON"]
+    for number in range(gpus):
+        ward.tell(number)
+    ward.round()
+    return ward
+
+
+def next_job(ward: Ward, job_id: str, count: int) -> list[str]:
+    """Let a job have so many GPUs and end at once; return them."""
+    node = ward.node()
+    own = record(token="", devices=(), job_id=job_id)
+    grant = claim_devices(node, own, ClaimRequest(count), judging(node), soon())
+    token = grant.owner.token
+    release_locks(node, lambda owner: owner.token == token, judge_of(node), soon(), "failed")
+    return [device.id for device in grant.devices]
+
+
+def test_a_card_with_xid_79_is_granted_to_neither_of_the_next_two_jobs(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path)
+    ward.tell(0, "x.79=1,100.0")
+    ward.lose(0)
+    ward.round()
+    assert ward.reason(0) == "xid: XID 79 (GPU has fallen off the bus)"
+    for job in ("1", "2"):
+        assert bus(0) not in next_job(ward, job, 3)
+        with pytest.raises(Refusal) as refused:
+            next_job(ward, job, 4)
+        assert refused.value.kind == BUSY, "no queue stops for it"
+
+
+def test_a_card_that_does_not_answer_is_taken_last_and_goes_out_after_a_minute(
+    tmp_path: Path,
+) -> None:
+    ward = default_ward(tmp_path)
+    ward.lose(0)
+    ward.round()
+    assert ward.out() == []
+    assert bus(0) not in next_job(ward, "1", 3)
+    ward.round(2)
+    assert ward.reason(0) == LOST
+    with pytest.raises(Refusal) as refused:
+        next_job(ward, "2", 4)
+    assert refused.value.kind == BUSY
+
+
+def test_a_card_that_answers_again_is_back_after_clean_checks(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path)
+    ward.lose(0, "a call for it hangs")
+    ward.round(4)
+    assert ward.reason(0) == "lost: the driver does not answer for it: a call for it hangs"
+    ward.find(0)
+    ward.round(2)
+    assert ward.out() == [bus(0)]
+    ward.round()
+    assert ward.out() == []
+
+
+def test_a_lost_card_is_not_back_because_the_exporter_says_no_more_of_it(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path)
+    ward.lose(0)
+    ward.round(4)
+    del ward.lost[0]
+    ward.round(5)
+    assert ward.out() == [bus(0)], "nothing was seen of it"
+
+
+def test_a_hang_shorter_than_a_minute_puts_nothing_out(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path)
+    for _ in range(5):
+        ward.lose(1, "a call for it hangs")
+        ward.round(2)
+        ward.find(1)
+        ward.round()
+    assert ward.out() == []
+
+
+def test_two_looks_before_and_after_a_long_pause_are_no_lasting_loss(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path)
+    ward.lose(1)
+    ward.round()
+    ward.now += 8 * 3600  # the machine was suspended
+    ward.round()
+    assert ward.out() == []
+
+
+def test_cards_that_come_one_by_one_while_the_driver_is_loaded_are_not_missing(
+    tmp_path: Path,
+) -> None:
+    ward = default_ward(tmp_path)
+    gpus = ward.driver / "gpus"
+    for _ in range(5):  # a driver that is loaded anew for each job
+        gpus.rename(ward.root / "unloaded")
+        ward.round(3)
+        gpus.mkdir()
+        for number in range(4):
+            (ward.root / "unloaded" / bus(number)).rename(gpus / bus(number))
+            ward.now -= ROUND - 5
+            ward.round()
+        (ward.root / "unloaded").rmdir()
+    assert (ward.out(), ward.said()) == ([], [])
+
+
+def test_an_exporter_that_loses_every_card_takes_half_of_the_node_out(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path)
+    for number in range(4):
+        ward.lose(number, "Driver/library version mismatch")
+    ward.round(9)
+    assert len(ward.out()) == 2
+    assert len([line for line in ward.said() if "stays in service" in line]) == 2
+    assert len(next_job(ward, "1", 2)) == 2
+
+
+def test_an_exporter_that_hangs_or_is_gone_changes_nothing(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path)
+    ward.lose(0)
+    ward.round()
+    ward.round(9, sampled=False)
+    assert ward.out() == []
+
+
+def test_a_split_card_is_neither_missing_nor_lost(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path)
+    ward.inventory(f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1", f"gpu.{bus(1)}.mig=1")
+    ward.round(9)
+    ward.inventory(f"gpu.{bus(0)}.mig=0")
+    ward.round(9)
+    assert ward.out() == []
+
+
+def test_the_only_card_of_a_node_is_out_and_the_node_is_not(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path, 1)
+    ward.tell(0, "x.79=1,100.0")
+    ward.round()
+    assert ward.out() == [bus(0)]
+    with pytest.raises(Refusal) as refused:
+        next_job(ward, "1", 1)
+    assert refused.value.kind == BUSY
+
+
+def test_memory_puts_nothing_out(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path)
+    ward.tell(0, "c.ecc.uncorrected.dram=2,2,90.0,0.0")
+    ward.tell(1, f"memory_used={1 << 30}")
+    ward.tell(2, "remap_failure=1")
+    ward.round(9)
+    assert ward.out() == []
+
+
+def test_a_card_that_fell_off_the_bus_still_counts_for_half_of_the_node(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path)
+    (ward.driver / "gpus" / bus(3)).rename(ward.root / "fell-off")
+    for number in (0, 1):
+        ward.tell(number, "x.79=1,100.0")
+    ward.round()
+    assert ward.out() == [bus(0), bus(1)]

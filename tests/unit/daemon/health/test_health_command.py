@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HEALTH_COMMAND on free cards: real processes, and claims that take the card back."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc import health_check
+from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.health_check import runs_in_session
+from gpulock.alloc.liveness import Judge
+from gpulock.daemon.health.checker import AGAIN, CardChecker
+from gpulock.daemon.history.pending import read_released_claims
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.node.context import Node
+from gpulock.sge.sensor import compute_sensor_values, read_sensor_rows
+from gpulock.store import quarantine
+from gpulock.store.checks import CardChecks, has_passed_command, read_card_checks
+from gpulock.store.owner import Owner
+from gpulock.store.quarantine import QUARANTINE
+from gpulock.workstation.process_claims import make_process_owner
+from gpulock.workstation.tickets import FOLDER
+from tests.support.health_site import Ward
+from tests.support.trees import bus, judge_of, soon
+
+PATIENCE = 40.0  # seconds until a test gives up what a loaded machine may take
+WAITS = 'echo "$GPULOCK_DEVICE" >"$0.began"; read -r line <"$0.fifo"\n'
+
+pytestmark = pytest.mark.another_user
+
+
+class Clinic(Ward):
+    """A node with cards of its own and this machine's processes; `script` is HEALTH_COMMAND."""
+
+    def __init__(self, root: Path, script: str, gpus: int = 2, **keys: str) -> None:
+        self.program = root / "check"
+        own = {"PROC_ROOT": "/proc", "QUARANTINE_ON": "", "HEALTH_COMMAND": str(self.program)}
+        super().__init__(root, gpus, **{**own, **keys})
+        self.write(script)
+        self.boot = self.node().boot_id
+        self.checker = CardChecker(self.journal, lambda: self.now)
+
+    def write(self, script: str) -> None:
+        """Let HEALTH_COMMAND do this; what it writes it may write."""
+        self.program.write_text(f"#!/bin/sh\n{script}")
+        self.program.chmod(0o755)
+        for name in ("check.began", "check.said"):
+            path = self.root / name
+            path.touch()
+            path.chmod(0o666)
+        fifo = self.root / "check.fifo"
+        if not fifo.exists():
+            os.mkfifo(fifo)
+            fifo.chmod(0o666)
+
+    def go_round(self) -> ReconcileReport:
+        """Let gpulockd go round once."""
+        node = self.node()
+        report = reconcile_locks(node, judge_of(node), soon())
+        self.checker.run(node, report, self.now)
+        return report
+
+    def wait_for(self, done: Callable[[], bool], act: Callable[[], object] = int) -> None:
+        """Wait until something is so, and act meanwhile."""
+        late = time.monotonic() + PATIENCE
+        while not done():
+            assert time.monotonic() < late, self.said()
+            act()
+            select.select([], [], [], 0.01)
+
+    def start_check(self) -> int:
+        """Let gpulockd begin to test a card; return the pid once the program runs."""
+        self.go_round()
+        assert self.checker.command is not None, self.said()
+        began = self.root / "check.began"
+        self.wait_for(lambda: bool(began.read_text()))
+        return self.checker.command.pid
+
+    def finish_check(self) -> None:
+        """Wait until the command is over and its outcome known, as rounds see it."""
+        self.wait_for(lambda: self.checker.command is None, self.go_round_without_next)
+
+    def go_round_without_next(self) -> None:
+        node = self.node()
+        reconcile_locks(node, judge_of(node), soon())
+        self.checker.run_due(self.now)
+
+    def outcome(self, number: int) -> CardChecks | None:
+        node = self.node()
+        return read_card_checks(node.store.path, node.boot_id)[0].get(bus(number))
+
+    def claim(self, count: int, wanted: tuple[str, ...] = ()) -> list[str]:
+        """Let this process claim."""
+        node = self.node()
+        own = make_process_owner(node, os.getpid(), "root")
+        want = ClaimRequest(count, wanted)
+        grant = claim_devices(node, own, want, lambda: judge_of(node), soon())
+        return [device.id for device in grant.devices]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Clinic]]:
+    for folder in (tmp_path, *tmp_path.parents):  # the program runs as nobody
+        if not folder.stat().st_mode & stat.S_IXOTH:
+            folder.chmod(0o755)
+    made: list[Clinic] = []
+
+    def clinic(script: str, gpus: int = 2, **keys: str) -> Clinic:
+        made.append(Clinic(tmp_path, script, gpus, **keys))
+        return made[-1]
+
+    yield clinic
+    for one in made:
+        one.checker.close()
+
+
+def test_a_free_card_is_tested_without_rights_and_the_outcome_is_kept(
+    make: Callable[..., Clinic],
+) -> None:
+    site = make('id -un >"$0.said"; echo "$GPULOCK_DEVICE $CUDA_VISIBLE_DEVICES" >>"$0.said"\n', 1)
+    since = site.now
+    site.now += 1
+    site.go_round()
+    assert site.locks() == [bus(0)]
+    site.finish_check()
+    site.go_round_without_next()
+    one = site.outcome(0)
+    assert one is not None
+    assert one.found["command"] == ""
+    assert one.tested == pytest.approx(site.now, abs=0.001)
+    assert site.locks() == []
+    assert (site.root / "check.said").read_text().split() == ["nobody", bus(0), "GPU-00000000-aaaa"]
+    node = site.node()
+    site.tell(0)
+    site.sample()
+    site.now += 1
+    site.go_round()
+    assert has_passed_command(node.store.path, node.boot_id, bus(0), since)
+    assert site.checker.command is None, "it is tested once in HEALTH_PERIOD"
+
+
+def test_cards_are_tested_one_after_another_and_again_after_the_period(
+    make: Callable[..., Clinic],
+) -> None:
+    site = make('echo "$GPULOCK_INDEX" >>"$0.said"\n', 3, HEALTH_PERIOD="100")
+    for _ in range(3):
+        site.go_round()
+        assert len(site.locks()) == 1
+        site.finish_check()
+    site.go_round()
+    assert site.checker.command is None
+    site.now += 101
+    site.go_round()
+    site.finish_check()
+    assert (site.root / "check.said").read_text().split() == ["0", "1", "2", "0"]
+
+
+def test_a_card_that_fails_is_told_with_what_the_command_said_and_tested_again_later(
+    make: Callable[..., Clinic],
+) -> None:
+    site = make('echo "memory test: bad"; exit 3\n', 1)
+    site.go_round()
+    site.finish_check()
+    why = "HEALTH_COMMAND: it ended with 3: memory test: bad"
+    one = site.outcome(0)
+    assert one is not None
+    assert one.failed() == {"command": why}
+    site.go_round()
+    assert site.checker.command is None
+    assert site.said() == [f"<4>{bus(0)}: {why}"]
+    site.write("exit 0\n")
+    site.now += AGAIN + 1
+    site.go_round()
+    site.finish_check()
+    assert site.said()[-1] == f"<5>{bus(0)} passed HEALTH_COMMAND"
+
+
+def test_a_claim_takes_the_card_back_from_a_running_test(make: Callable[..., Clinic]) -> None:
+    site = make(f"sleep 1000 & {WAITS}", 1)
+    pid = site.start_check()
+    assert site.claim(1) == [bus(0)]
+    assert not site.node().proc.running(pid, site.node().proc.start(pid)), "it is a zombie at most"
+    (lock,) = site.node().store.read_all_locks().values()
+    assert lock.owner is not None
+    assert not lock.owner.is_health_check()
+    site.go_round_without_next()
+    assert site.checker.command is None
+    assert site.outcome(0) is None, "a test that gave way says nothing"
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    site.go_round()
+    assert site.checker.command is None, "a job has the card"
+
+
+def test_a_claim_waits_for_the_last_process_of_a_test(
+    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_and_kill(node: Node, pid: int, session: int) -> bool:
+        found = runs_in_session(node, pid, session)
+        if found:
+            os.kill(pid, signal.SIGKILL)
+        return found
+
+    site = make(f"sleep 1000 & {WAITS}", 1)
+    site.start_check()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", os.kill)  # the leader ends first
+        patch.setattr(health_check, "runs_in_session", look_and_kill)
+        assert site.claim(1) == [bus(0)]
+
+
+def test_a_claim_that_finds_other_cards_disturbs_no_test(make: Callable[..., Clinic]) -> None:
+    site = make(WAITS, 3)
+    pid = site.start_check()
+    assert site.claim(2) == [bus(1), bus(2)]
+    assert site.node().proc.running(pid, site.node().proc.start(pid))
+
+
+def test_a_claim_of_a_certain_card_stops_the_test_of_that_card_alone(
+    make: Callable[..., Clinic],
+) -> None:
+    site = make(WAITS, 2)
+    pid = site.start_check()
+    assert site.claim(1, (bus(1),)) == [bus(1)]
+    assert site.node().proc.running(pid, site.node().proc.start(pid))
+
+
+def test_a_claim_may_come_at_any_moment_of_a_start(
+    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock stands, and the program waits for the word to go: the claim comes right then."""
+    site = make(WAITS, 1)
+    write, got = os.write, list[str]()
+
+    def claim_first(fd: int, data: bytes) -> int:
+        if data == b"g":
+            monkeypatch.setattr(os, "write", write)
+            got.extend(site.claim(1))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", claim_first)
+    site.go_round()
+    assert got == [bus(0)]
+    site.finish_check()
+    assert site.said() == []
+    assert site.outcome(0) is None
+    assert not (site.root / "check.began").read_text()
+
+
+def test_a_claim_waits_for_the_end_of_what_it_killed(
+    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kill and the reap are apart: whoever dies between them is seen as dead."""
+    site = make(WAITS, 1)
+    pid = site.start_check()
+    kill, killed = os.killpg, list[int]()
+
+    def note_kill(group: int, number: int) -> None:
+        killed.append(group)
+        assert number == signal.SIGKILL
+        kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", note_kill)
+    assert site.claim(1) == [bus(0)]
+    assert killed == [pid]
+
+
+def test_a_judge_that_has_looked_before_looks_again(make: Callable[..., Clinic]) -> None:
+    site = make(WAITS, 1)
+    site.start_check()
+    (Path(site.node().store.path) / "lost").touch()  # so that the claim looks at open files first
+    node = site.node()
+    own = make_process_owner(node, os.getpid(), "root")
+    made: list[Judge] = []
+
+    def judge() -> Judge:
+        made.append(judge_of(node))
+        return made[-1]
+
+    grant = claim_devices(node, own, ClaimRequest(1), judge, soon())
+    assert [device.id for device in grant.devices] == [bus(0)]
+    assert len(made) == 2
+
+
+def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(
+    make: Callable[..., Clinic],
+) -> None:
+    site = make(f"sleep 1000 & {WAITS}", 1, HEALTH_TIMEOUT="5")
+    pid = site.start_check()
+    site.now += 6
+    site.finish_check()
+    one = site.outcome(0)
+    assert one is not None
+    assert one.failed() == {"command": "HEALTH_COMMAND: it took longer than 5 s"}
+    site.wait_for(lambda: not judge_of(site.node()).scan.session_members(pid))
+
+
+def test_gpulockd_that_is_killed_leaves_nothing_that_the_next_round_does_not_free(
+    make: Callable[..., Clinic],
+) -> None:
+    site = make(WAITS, 1)
+    pid = site.start_check()
+    site.checker.command = None  # it is gone, and the kernel kills its child
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    node = site.node()
+    reconcile_locks(node, judge_of(node), soon())
+    assert site.locks() == []
+
+
+def test_the_program_ends_with_gpulockd(make: Callable[..., Clinic], tmp_path: Path) -> None:
+    site = make(WAITS, 1)
+    runner = Path(health_check.__file__).parents[1] / "daemon/health/check_runner.py"
+    script = (
+        "import os, subprocess, sys\n"
+        f"words = [sys.executable, '-IS', {str(runner)!r}, str(os.getpid()), '0', '0',"
+        f" {str(site.program)!r}]\n"
+        "child = subprocess.Popen(words, stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\n"
+        "child.stdin.write(b'g'); child.stdin.flush()\n"
+        "sys.stdin.read()\n"
+    )
+    words = ["/usr/bin/python3", "-c", script]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout is not None
+        pid = int(daemon.stdout.readline())
+        fd = os.pidfd_open(pid)
+        began = tmp_path / "check.began"
+        site.wait_for(lambda: bool(began.read_text()))
+        daemon.kill()
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    assert waiting.poll(PATIENCE * 1000), "it outlives gpulockd"
+    os.close(fd)
+
+
+def test_no_test_begins_while_somebody_waits_for_a_card(make: Callable[..., Clinic]) -> None:
+    site = make("exit 0\n", 1)
+    site.go_round()
+    site.finish_check()
+    site.now += 1e6
+    folder = Path(site.node().store.path) / FOLDER
+    folder.mkdir(exist_ok=True)
+    (folder / "00000001.1.1").touch()
+    site.go_round()
+    assert site.checker.command is None
+
+
+def test_a_card_that_the_policy_put_out_is_tested_first_and_an_administrators_not(
+    make: Callable[..., Clinic],
+) -> None:
+    site = make(WAITS, 3)
+    state = str(site.state)
+    node = site.node()
+    reconcile_locks(node, judge_of(node), soon())
+    quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "its fan died")
+    quarantine.write_device_note(state, QUARANTINE, bus(2), "gpulock", "xid: XID 79")
+    site.start_check()
+    assert site.locks() == [bus(2)]
+
+
+def test_a_program_that_is_not_roots_alone_is_not_run(make: Callable[..., Clinic]) -> None:
+    site = make("exit 0\n", 1)
+    site.program.chmod(0o777)
+    site.go_round()
+    assert site.checker.command is None
+    assert "is not run" in site.said()[0]
+    assert site.locks() == []
+
+
+def test_schedulers_count_a_card_under_test_as_free_and_the_history_has_no_line_of_it(
+    make: Callable[..., Clinic],
+) -> None:
+    site = make(WAITS, 2)
+    site.start_check()
+    node = site.node()
+    assert compute_sensor_values(read_sensor_rows(node), node.settings)["gpu"] == 2
+    site.claim(2)
+    assert os.listdir(node.store.released_dir)
+    assert read_released_claims(node.store, set()) == {}
+    assert os.listdir(node.store.released_dir) == []
+
+
+def test_only_gpulockds_own_record_is_a_tests() -> None:
+    assert Owner(user="gpulockd", comment="health check").is_health_check()
+    assert not Owner(user="alice", comment="health check").is_health_check()
+    assert not Owner(user="gpulockd").is_health_check()

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reset of a GPU: by nobody's leave but root's, while nobody has it or a link peer of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.claim import claim_devices
+from gpulock.daemon.health import reset
+from gpulock.daemon.health.auto_reset import MOST_TRIES, TRY_PAUSE, CardResetter
+from gpulock.daemon.health.reset import (
+    free_cut_resets,
+    free_reset_locks,
+    linked_cards,
+    reserve_for_reset,
+    run_reset,
+)
+from gpulock.daemon.health.steps import LIMIT, NAME, note_health_step, read_health_steps
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.deadline import clock_boottime
+from gpulock.errors import BROKEN, BUSY, Refusal
+from gpulock.node import sample
+from gpulock.node.context import Node
+from tests.support.health_site import Ward
+from tests.support.trees import bus, judge_of, judging, record, soon
+
+SECONDS = 60.0  # no test comes near to it
+
+
+class Bench(Ward):
+    """A node whose GPUs can be reset: 0 and 1 are linked; `nvidia-smi` is a script."""
+
+    def __init__(self, root: Path, **keys: str) -> None:
+        self.smi, self.called = root / "nvidia-smi", root / "called"
+        super().__init__(root, 4, NVIDIA_SMI=str(self.smi), **keys)
+        self.proc.add(os.getpid(), "gpulockd", uids=(0,) * 4)
+        self.script(f"ls {self.lock}/locks | tr '\\n' ' ' >> {self.called}")
+        for number in range(4):
+            self.tell(number)
+        self.round()
+        self.inventory(f"link.{bus(0)}.{bus(1)}=2")
+        self.resetter = CardResetter(self.journal, lambda: self.now)
+
+    def script(self, text: str) -> None:
+        """Let nvidia-smi do this."""
+        self.smi.write_text(f'#!/bin/sh\necho "$@" >> {self.called}\n{text}\n')
+        self.smi.chmod(0o755)
+
+    def calls(self) -> int:
+        """Return how often nvidia-smi was called."""
+        text = self.called.read_text() if self.called.exists() else ""
+        return text.count("--gpu-reset")
+
+    def daemon(self, rounds: int = 1) -> None:
+        """Let gpulockd do rounds, and wait for the end of each reset that it begins."""
+        for _ in range(rounds):
+            self.round()
+            node = self.node()
+            self.resetter.run(node, reconcile_locks(node, judge_of(node), soon()), self.now)
+            while self.resetter.due < float("inf"):
+                self.resetter.run_due(0.0)
+                time.sleep(0.01)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def exporter_runs(folder: str) -> int:
+    """Return the pid of an exporter."""
+    return 4711
+
+
+def refused(node: Node, number: int) -> Refusal:
+    """Return why a GPU cannot be reset now."""
+    with pytest.raises(Refusal) as found:
+        reserve_for_reset(node, bus(number), "root")
+    return found.value
+
+
+def test_a_link_peer_is_reserved_while_a_gpu_is_reset(bench: Bench) -> None:
+    node = bench.node()
+    cards = reserve_for_reset(node, bus(0), "root")
+    assert cards == [bus(0), bus(1)]
+    assert run_reset(node, bus(0), SECONDS) == ""
+    assert bench.called.read_text() == f"--gpu-reset -i {bus(0)}\n{bus(0)} {bus(1)} "
+    with pytest.raises(Refusal):
+        claim_devices(node, record(token="", devices=()), ClaimRequest(3), judging(node), soon())
+    free_reset_locks(node, cards, "root")
+    assert bench.locks() == []
+
+
+def test_an_nvswitch_joins_all_that_are_on_it(bench: Bench) -> None:
+    bench.inventory(*[f"gpu.{bus(number)}.nvswitch=1" for number in (0, 2, 3)])
+    node = bench.node()
+    assert linked_cards(node, node.devices(), bus(2)) == [bus(0), bus(3)]
+    assert linked_cards(node, node.devices(), bus(1)) == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_a_job_holds_or_is_linked_to_is_not_reset(bench: Bench, number: int) -> None:
+    bench.hold(number)
+    found = refused(bench.node(), 0)
+    assert found.kind == BUSY
+    assert f"{bus(number)}" in found.why and "is held by job 12 of alice" in found.why
+    assert ("a link peer of" in found.why) is (number == 1)
+    assert bench.locks() == [bus(number)]
+
+
+@pytest.mark.parametrize("name", ["python", "nv-hostengine"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_a_process_has_open_is_not_reset(bench: Bench, number: int, name: str) -> None:
+    bench.proc.add(700, name, uids=(0,) * 4, fds={3: bench.dev / f"nvidia{number}"})
+    found = refused(bench.node(), 0)
+    assert (found.kind, found.why) == (BUSY, f"process 700 ({name}) has {bus(number)} open")
+    assert bench.locks() == []
+
+
+def test_a_card_that_the_driver_does_not_show_wants_a_reboot(bench: Bench) -> None:
+    (bench.driver / "gpus" / bus(3)).rename(bench.root / "fell-out")
+    assert refused(bench.node(), 3).kind == BROKEN
+
+
+def test_a_reset_that_fails_is_told_and_proves_nothing(bench: Bench) -> None:
+    bench.tell(2, "x.79=1,100.0")
+    bench.round()
+    bench.script("echo 'GPU 2 is in use'; exit 19")
+    assert run_reset(bench.node(), bus(2), SECONDS) == "nvidia-smi ended with 19: GPU 2 is in use"
+    bench.tell(2)
+    bench.round(9)
+    assert bench.out() == [bus(2)]
+
+
+def test_a_reset_that_does_not_end_is_ended(bench: Bench) -> None:
+    bench.script("exec sleep 600")
+    assert run_reset(bench.node(), bus(2), 0.2) == "nvidia-smi did not answer in time"
+
+
+def test_a_program_that_is_not_there_is_told(bench: Bench) -> None:
+    bench.smi.unlink()
+    assert "No such file" in run_reset(bench.node(), bus(2), SECONDS)
+
+
+def test_a_program_that_others_may_write_is_not_run(bench: Bench) -> None:
+    bench.smi.chmod(0o777)
+    assert "writable by others" in run_reset(bench.node(), bus(2), SECONDS)
+    assert bench.calls() == 0
+
+
+def test_an_exporter_is_paused_for_a_reset_and_resumed_unless_it_was_paused_before(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acts: list[str] = []
+
+    def call(node: Node, act: str) -> None:
+        acts.append(act)
+
+    monkeypatch.setattr(reset, "call_exporter", call)
+    monkeypatch.setattr(sample, "find_running_exporter", exporter_runs)
+    assert run_reset(bench.node(), bus(2), SECONDS) == ""
+    assert acts == ["pause", "resume"]
+    bench.now = clock_boottime()
+    bench.sample("fault=paused")
+    assert run_reset(bench.node(), bus(2), SECONDS) == ""
+    assert acts == ["pause", "resume"]
+
+
+def test_an_exporter_that_does_not_let_go_keeps_a_gpu_from_a_reset(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample, "find_running_exporter", exporter_runs)
+    found = run_reset(bench.node(), bus(2), SECONDS)
+    assert found.startswith("the exporter did not pause: ")
+    assert bench.calls() == 0
+
+
+def test_after_a_reset_a_failed_card_comes_back_when_it_is_clean(bench: Bench) -> None:
+    bench.tell(2, "x.79=1,100.0")
+    bench.round(5)
+    assert bench.out() == [bus(2)]
+    assert run_reset(bench.node(), bus(2), SECONDS) == ""
+    bench.round(2)
+    assert bench.out() == [bus(2)]
+    bench.round()
+    assert bench.out() == []
+    bench.tell(2, "x.79=2,200.0")
+    bench.round(9)
+    assert bench.out() == [bus(2)], "it wants one more reset"
+
+
+def test_a_reset_of_an_earlier_boot_proves_nothing_of_this_one(bench: Bench) -> None:
+    assert run_reset(bench.node(), bus(2), SECONDS) == ""
+    bench.tell(2, "x.79=1,100.0")
+    bench.round()
+    (bench.lock / "resets").unlink()
+    bench.round(9)
+    assert bench.out() == [bus(2)]
+
+
+def test_a_cut_reset_is_freed_when_its_process_is_gone_and_nobody_has_the_gpu_open(
+    bench: Bench,
+) -> None:
+    node = bench.node()
+    reserve_for_reset(node, bus(0), "root")
+    locks = [*node.store.read_all_locks().values()]
+    for lock in locks:
+        assert lock.owner
+        lock.owner.pid, lock.owner.start = 4711, 1000
+        node.store.rewrite(lock.id, lock.owner)
+    bench.proc.add(4711, "gpulock")
+    assert free_cut_resets(node, locks) == []
+    bench.proc.remove(4711)
+    bench.proc.add(4712, "nvidia-smi", uids=(0,) * 4, fds={3: bench.dev / "nvidia0"})
+    assert free_cut_resets(node, locks) == []
+    assert bench.locks() == [bus(0), bus(1)]
+    bench.proc.remove(4712)
+    bench.daemon()
+    assert bench.locks() == []
+
+
+def test_an_administrators_reserve_is_no_reset(bench: Bench) -> None:
+    node = bench.node()
+    reserve_for_reset(node, bus(3), "root")
+    (lock,) = node.store.read_all_locks().values()
+    assert lock.owner
+    lock.owner.comment = "new cooling"
+    lock.owner.pid = 0
+    assert free_cut_resets(node, [lock]) == []
+
+
+# --- by gpulockd ----------------------------------------------------------------------------------
+
+
+def test_by_default_gpulockd_resets_nothing(bench: Bench) -> None:
+    bench.tell(2, "x.79=1,100.0")
+    bench.daemon(3)
+    assert (bench.out(), bench.calls()) == ([bus(2)], 0)
+
+
+def test_gpulockd_resets_what_the_policy_took_out_and_it_comes_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, QUARANTINE_RESET="yes")
+    bench.tell(0, "x.79=1,100.0")
+    bench.hold(1)
+    bench.daemon(2)
+    assert bench.calls() == 0, "a job has a link peer of it"
+    assert len([line for line in bench.said() if "is not reset yet" in line]) == 1
+    bench.proc.remove(500)
+    bench.daemon()
+    assert (bench.calls(), bench.locks()) == (1, [])
+    bench.daemon(3)
+    assert bench.out() == []
+    assert bench.calls() == 1
+    steps = [(one.device, one.step) for one in read_health_steps(str(bench.state), bus(0))]
+    assert steps == [(bus(0), "out"), (bus(0), "reset"), (bus(0), "back")]
+
+
+def test_an_administrators_quarantine_and_what_no_reset_repairs_are_left_alone(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, QUARANTINE_RESET="yes")
+    bench.by_hand(0, "xid: its fan died")
+    bench.tell(1, f"memory_used={1 << 30}")
+    bench.daemon(4)
+    assert bench.out() == [bus(0), bus(1)]
+    assert bench.calls() == 0
+
+
+def test_resets_that_fail_are_bounded_and_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, QUARANTINE_RESET="yes")
+    bench.script("exit 1")
+    bench.tell(2, "x.79=1,100.0")
+    bench.daemon(3)
+    assert bench.calls() == 1
+    for _ in range(MOST_TRIES + 2):
+        bench.now += TRY_PAUSE
+        bench.daemon()
+    assert bench.calls() == MOST_TRIES
+    told = [line for line in bench.said() if "was not reset" in line]
+    assert len(told) == MOST_TRIES
+    assert "it is not tried again in this boot" in told[-1]
+    assert bench.locks() == []
+
+
+def test_gpulockd_frees_what_it_could_not_free_at_the_end_of_a_reset(bench: Bench) -> None:
+    reserve_for_reset(bench.node(), bus(0), "gpulock")
+    bench.daemon()
+    assert bench.locks() == []
+
+
+# --- the history ----------------------------------------------------------------------------------
+
+
+def test_the_history_of_health_is_bounded_and_keeps_the_latest(tmp_path: Path) -> None:
+    for number in range(3000):
+        note_health_step(str(tmp_path), bus(number % 2), "out", f"{number} {'x' * 150}\nout")
+    assert (tmp_path / NAME).stat().st_size <= LIMIT
+    found = read_health_steps(str(tmp_path), bus(1))
+    assert found[-1].words.startswith("2999 ")
+    assert {one.device for one in found} == {bus(1)}
+    assert len(found) > 100
+
+
+def test_a_history_that_cannot_be_written_or_read_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    note_health_step(str(tmp_path), bus(0), "out", "it fails")
+    assert read_health_steps(str(tmp_path)) == []
+    (tmp_path / NAME).rmdir()
+    (tmp_path / NAME).write_text("\nx y\n12 a out\n13 b out why \x00\n")
+    assert [one.device for one in read_health_steps(str(tmp_path))] == ["b"]
+
+
+def test_a_process_that_cannot_be_seen_keeps_a_gpu_from_a_reset(bench: Bench) -> None:
+    bench.proc.add(700, "python")
+    (bench.proc.root / "700/fd").rmdir()
+    (bench.proc.root / "700/fd").write_text("no folder")
+    found = refused(bench.node(), 2)
+    assert (found.kind, "cannot be seen" in found.why) == (BUSY, True)
+    assert bench.locks() == []

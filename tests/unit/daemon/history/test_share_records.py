@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU hours of shares: the records of a card never add up to more than the card's own time."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_history_record
+from gpulock.node.sample import SAMPLE_LINE, parse_sample
+from gpulock.report.bars import ASCII
+from gpulock.report.claims import ReportedClaim, parse_reported_claim
+from gpulock.report.js1 import PREFIX, make_jobstats_comment
+from gpulock.report.text import format_claim_heading, format_claim_times, report_device_cells
+from tests.support.few import FEW
+from tests.support.trees import BOOT, bus, record
+
+DAY = 86400.0
+TOKEN = "feed"
+ROUNDING = 0.0005  # seconds: half of the last digit of a record
+SUMS = ("gpu_seconds", "busy_seconds", "observed_seconds")
+
+
+class Stay(NamedTuple):
+    """A claim on one card: its places of `of` (0: the whole card), and for how many seconds."""
+
+    places: tuple[int, ...]
+    of: int
+    seconds: float
+
+
+@st.composite
+def stays(draw: st.DrawFn) -> list[Stay]:
+    """Return claims of one card of a day: one after the other, shares beside each other."""
+    found: list[Stay] = []
+    left = DAY
+    while left > 1 and len(found) < 12:
+        span = draw(st.floats(0.1, left))
+        left -= span
+        of = draw(st.sampled_from((0, 2, 3, 4, 7, 100)))
+        if not of:
+            found.append(Stay((), 0, span))
+            continue
+        free = list(range(1, min(of, 6) + 1))
+        while free and (count := draw(st.integers(0, len(free)))):
+            places, free = free[:count], free[count:]
+            found.append(Stay(tuple(places), of, draw(st.floats(0, span))))
+    return found
+
+
+def share_record(device: str, stay: Stay, **told: float) -> dict[str, Any]:
+    """Return the record of a claim of one card, of which the exporter says `told`."""
+    names = [f"{device}.share{place}" for place in stay.places] or [device]
+    owner = record(token=TOKEN, devices=tuple(names), places=stay.of, claimed_boottime=100.0)
+    pairs = " ".join([f"{name}={value}" for name, value in told.items()])
+    lines = [f"token {TOKEN} {name} {pairs}" for name in names]
+    advice = ExporterSamples("")
+    advice.last = parse_sample("\n".join([SAMPLE_LINE, f"boot_id={BOOT}", *lines]), SAMPLE_LINE)
+    parts = [ClaimedDevice(name, owner, 1.7e9, held=stay.seconds) for name in names]
+    return build_history_record(parts, advice, {}, standing=True)
+
+
+@settings(FEW, max_examples=30)
+@given(
+    st.lists(stays(), min_size=1, max_size=3),
+    st.sampled_from((0.0, 0.5, 1.0, 9.0)),
+    st.sampled_from((0.3, 1.0, 9.0)),
+)
+def test_the_claims_of_a_card_never_have_more_than_its_time(
+    cards: list[list[Stay]], work: float, look: float
+) -> None:
+    of_claims: dict[str, float] = defaultdict(float)
+    of_devices: dict[tuple[str, str], float] = defaultdict(float)
+    count = 0
+    for number, claims in enumerate(cards):
+        for stay in claims:
+            seen = stay.seconds * look
+            made = share_record(bus(number), stay, busy=seen * work, observed=seen)
+            count += max(1, len(stay.places))
+            for name in SUMS:
+                of_claims[name] += made[name] or 0.0
+                key = name.replace("gpu_", "held_")
+                for one in made["devices"]:
+                    of_devices[bus(number), key] += one[key] or 0.0
+    assert all(total <= DAY * len(cards) + ROUNDING * count for total in of_claims.values())
+    assert all(total <= DAY + ROUNDING * count for total in of_devices.values())
+
+
+def test_a_place_counts_as_its_part_of_each_second() -> None:
+    made = share_record(bus(0), Stay((1, 2), 4, 1000.0), busy=400.0, observed=800.0)
+    assert [made[name] for name in SUMS] == [500.0, 200.0, 400.0]
+    assert (made["held_seconds"], made["utilization"], made["gpus"]) == (1000.0, 0.5, 1)
+    for one in made["devices"]:
+        times = one["held_seconds"], one["busy_seconds"], one["observed_seconds"]
+        assert (times, one["utilization"]) == ((250.0, 100.0, 200.0), 0.5)
+
+
+def test_the_energy_of_a_card_is_no_shares() -> None:
+    made = share_record(bus(0), Stay((1,), 4, 1000.0), energy=5000.0)
+    assert (made["energy_joules"], made["devices"][0]["energy_joules"]) == (None, None)
+
+
+def test_of_a_place_that_nobody_counts_no_time_is_known() -> None:
+    made = share_record(bus(0), Stay((1,), 0, 1000.0), busy=400.0, observed=800.0)
+    assert [made[name] for name in SUMS] == [None, None, 0.0]
+    assert made["held_seconds"] == 1000.0
+
+
+def claim_of(*places: int, **told: float) -> ReportedClaim:
+    """Return a claim of an hour as a report sees it."""
+    return parse_reported_claim(share_record(bus(0), Stay(places, 4, 3600.0), **told))
+
+
+def test_a_report_says_for_how_long_a_share_was_held_and_what_it_did() -> None:
+    claim = claim_of(1, busy=900.0, observed=3600.0)
+    assert (claim.held, claim.cards[0].held) == (3600.0, 900.0)
+    assert format_claim_times(claim)[0].endswith("for 01:00 so far")
+    (card,) = claim.cards
+    assert (card.utilization, card.unobserved) == (0.25, 0.0)
+
+
+def test_places_of_one_card_are_one_row_and_one_gpu() -> None:
+    claim = claim_of(2, 4, busy=900.0, observed=1800.0, memory_peak=1 << 30)
+    (card,) = claim.cards
+    assert (card.held, card.observed, card.busy) == (1800.0, 900.0, 450.0)
+    assert (card.part, card.memory_peak) == ("2/4", 1 << 30)
+    assert " 1 GPU" in format_claim_heading(claim)
+    assert report_device_cells(card, ASCII)[0].text.endswith(" (2/4)")
+
+
+@pytest.mark.parametrize("places", [(1,), (1, 2, 3)])
+def test_jobstats_gets_a_card_of_shares_once(places: tuple[int, ...]) -> None:
+    claim = claim_of(*places, busy=900.0, observed=1800.0, memory_peak=1 << 30)
+    cards = tuple([replace(card, memory=80 << 30, minor=3) for card in claim.cards])
+    comment = make_jobstats_comment([replace(claim, cards=cards)])
+    told = json.loads(gzip.decompress(base64.b64decode(comment.removeprefix(PREFIX))))
+    (node,) = told["nodes"].values()
+    assert (node["gpu_utilization"], node["gpu_used_memory"]) == ({"3": 50.0}, {"3": 1 << 30})
+    assert (told["total_time"], told["gpus"]) == (3600, 1)

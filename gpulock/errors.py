@@ -43,3 +43,8 @@ def lost_locks_refusal(what: str) -> Refusal:
 def one_line(text: str) -> str:
     """Return `text` with every control character shown as `?`: log lines cannot be forged."""
     return "".join([c if c.isprintable() else "?" for c in text])
+
+
+def format_requested_gpus(count: int) -> str:
+    """Return how many GPUs are asked for, in words."""
+    return "1 GPU asked for" if count == 1 else f"{count} GPUs asked for"

@@ -41,7 +41,7 @@ _gpulock_export() {
 		_gpulock_name=${_gpulock_name#APPTAINERENV_}
 		case ${_gpulock_name#SINGULARITYENV_} in
 		CUDA_VISIBLE_DEVICES | CUDA_DEVICE_ORDER | NVIDIA_VISIBLE_DEVICES | GPULOCK_DEVICES | \
-			GPU_DEVICE_ORDINAL | GPULOCK_CDI | SGE_GPU | \
+			GPU_DEVICE_ORDINAL | GPULOCK_CDI | GPULOCK_SHARE | SGE_GPU | \
 			APPTAINER_BINDPATH | SINGULARITY_BINDPATH)
 			# shellcheck disable=SC2163 # NAME=value, as it stands in the line
 			export "$_gpulock_line"

@@ -6,11 +6,11 @@ Hot. The gate is held, but for `check_possible`.
 
 import os
 
-from gpulock.alloc.choose import choose_devices
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
+from gpulock.alloc.choose import ClaimRequest, choose_devices
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, format_requested_gpus
 from gpulock.node import devices
 from gpulock.node.context import Node
-from gpulock.node.devices import SHARE, Device, place_device
+from gpulock.node.devices import SHARE, Device
 from gpulock.store import quarantine
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.locks import Lock
@@ -20,33 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpulock.alloc.liveness import Judge
+    from gpulock.node.settings import Settings
 
-
-class ClaimRequest:
-    """What is asked for: `count` devices, of `wanted` ids alone where there are some.
-
-    `join`: a task may share what its job holds here already. `share`: a place on each of the
-    `wanted` cards is enough, beside others of that kind. `check` refuses what was chosen.
-    `last` are ids that are taken only where there are not enough others.
-    """
-
-    __slots__ = ("check", "count", "join", "last", "share", "wanted")
-
-    def __init__(
-        self,
-        count: int,
-        wanted: tuple[str, ...] = (),
-        join: bool = False,
-        check: "Callable[[list[Device]], object]" = list,
-        last: "frozenset[str]" = frozenset(),
-        share: bool = False,
-    ) -> None:
-        self.check = check
-        self.last = last
-        self.count = count
-        self.wanted = wanted
-        self.join = join
-        self.share = share
+OUT = "quarantined"  # of a device that an administrator or gpulockd brings back
 
 
 def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -> Refusal:
@@ -64,11 +40,6 @@ def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -
         )
     missing = next(name for name in want.wanted if name not in healthy)
     return Refusal(INVALID_REQUEST, f"no device {missing} here", "see gpulock status")
-
-
-def format_requested_gpus(count: int) -> str:
-    """Return how many GPUs are asked for, in words."""
-    return "1 GPU asked for" if count == 1 else f"{count} GPUs asked for"
 
 
 def reap_held_locks(
@@ -126,18 +97,19 @@ def pick_free_devices(
     want: ClaimRequest,
     judge: "Callable[[], Judge]",
     refilled: bool,
-) -> tuple[list[Device], list[str]]:
-    """Return the devices to lock, nothing when too few are free, and the ids that are out.
+) -> tuple[list[Device], dict[str, str]]:
+    """Return the devices to lock, nothing when too few are free, and why others are out, by id.
 
-    Out are those that are quarantined, reserved or withheld, and once locks were lost those that
-    are open: LOCK_DIR was `refilled`.
+    Out are those that are quarantined, reserved or withheld, those whose MPS is another's, and once
+    locks were lost those that are open: LOCK_DIR was `refilled`.
     Raises Refusal.
     """
-    out = [d.id for d in found if d.withheld]
+    away = [d.id for d in found if d.withheld]
     for folder in (quarantine.QUARANTINE, quarantine.RESERVES):
-        out += quarantine.list_noted_devices(node.settings.state_dir, folder)
+        away += quarantine.list_noted_devices(node.settings.state_dir, folder)
     if refilled:
-        out += open_device_ids(node, found, judge())
+        away += open_device_ids(node, found, judge())
+    out = dict.fromkeys(away, OUT)
     taken = [*(whole_claims(held) if want.share else held), *out]
     free = [
         d
@@ -151,27 +123,31 @@ def pick_free_devices(
         want.last |= {d.id for d in free if d.bus in suspects}
     if want.wanted:
         free = [d for d in free if d.id in want.wanted]
+    if os.access(node.settings.mps_dir, os.F_OK):  # also once SHARES names no card any more
+        from gpulock.job.mps import cards_with_mps
+
+        uid = want.uid if want.share else None
+        closed = cards_with_mps(node.settings, node.boot_id, uid)
+        free, out = [d for d in free if d.id not in closed], {**closed, **out}
+    if want.share or node.settings.shares:
+        from gpulock.alloc.shares import choose_share_places
+        from gpulock.node.shares import count_places_by_card
+
+        if want.share:
+            return choose_share_places(free, held, want, node.settings), out
+        want.last |= {*count_places_by_card(free, node.settings.shares)}
+    if want.kinds:
+        from gpulock.alloc.kinds import choose_by_kind
+
+        return choose_by_kind(free, want, node.links), out
     if want.last:
         free = prefer_unused_devices(free, want)
-    chosen = choose_devices(free, want.count, node.links)
-    if want.share:
-        chosen = [free_share(device, held) for device in chosen]
-    return chosen, out
+    return choose_devices(free, want.count, node.links), out
 
 
 def whole_claims(held: dict[str, Lock]) -> dict[str, Lock]:
     """Return the locks that nobody can hold a share beside."""
     return {name: lock for name, lock in held.items() if SHARE not in name}
-
-
-def free_share(card: Device, held: dict[str, Lock]) -> Device:
-    """Return the first free place on a card."""
-    number = 1
-    while f"{card.id}{SHARE}{number}" in held:
-        number += 1
-    place = place_device({card.id: card}, f"{card.id}{SHARE}{number}")
-    assert place is not None
-    return place
 
 
 def prefer_unused_devices(free: list[Device], want: ClaimRequest) -> list[Device]:
@@ -186,32 +162,49 @@ def prefer_unused_devices(free: list[Device], want: ClaimRequest) -> list[Device
 
 
 def shortage_refusal(
-    found: list[Device], held: dict[str, Lock], out: list[str], want: ClaimRequest
+    found: list[Device],
+    held: dict[str, Lock],
+    out: dict[str, str],
+    want: ClaimRequest,
+    settings: "Settings",
 ) -> Refusal:
     """Return the refusal that says who has the devices."""
+    if want.share and not want.counted:
+        from gpulock.alloc.shares import share_shortage_refusal
+
+        return share_shortage_refusal(
+            found, held, want, settings, lambda card: lock_holder(held, card, out)
+        )
     if want.wanted:
         in_the_way = whole_claims(held) if want.share else held
         return wanted_device_refusal(found, in_the_way, out, want)
-    count = want.count
+    count, asked = want.count, format_requested_gpus(want.count)
+    if want.kinds:
+        from gpulock.alloc.kinds import format_requested_kinds
+        from gpulock.node.kinds import is_of_kind
+
+        found = [d for d in found if any([is_of_kind(d, kind) for kind, _ in want.kinds])]
+        asked = format_requested_kinds(want)
     holders = [f"{device_label(d)}: {lock_holder(held, d.id, out)}" for d in found]
     free = len([h for h in holders if h.endswith(": free")])
     good = [
         d
         for d in found
-        if not d.fault and not any([devices.lock_ids_overlap(d.id, o) for o in out])
+        if not d.fault
+        and not any([why == OUT and devices.lock_ids_overlap(d.id, o) for o, why in out.items()])
     ]
     do = "the job can run when others have ended"
     if len(good) < count:
         do = "the job can run when enough are back in service, see gpulock status"
     return Refusal(
         BUSY,
-        f"{format_requested_gpus(count)}, {free} of {len(found)} free ({'; '.join(holders)})",
+        f"{asked}, {free} of {len(found)} free ({'; '.join(holders)})",
         do,
     )
 
 
 def wanted_device_refusal(
-    found: list[Device], held: dict[str, Lock], out: list[str], want: ClaimRequest
+    found: list[Device], held: dict[str, Lock], out: dict[str, str], want: ClaimRequest
 ) -> Refusal:
     """Return the refusal of a job that may have certain devices alone."""
     who = [(d, lock_holder(held, d.id, out)) for d in found if d.id in want.wanted]
@@ -231,15 +224,15 @@ def device_label(device: Device) -> str:
     return f"{device.index}:{device.id[len(device.bus) + 1 :]}"
 
 
-def lock_holder(held: dict[str, Lock], device: str, out: list[str]) -> str:
+def lock_holder(held: dict[str, Lock], device: str, out: dict[str, str]) -> str:
     """Return who has a device, in a word or two; of a shared one everybody."""
     holders = [
         lock_owner_words(lock)
         for name, lock in held.items()
         if devices.lock_ids_overlap(name, device)
     ]
-    away = any([devices.lock_ids_overlap(name, device) for name in out])
-    return " and ".join(holders) or ("quarantined" if away else "free")
+    away = [why for name, why in out.items() if devices.lock_ids_overlap(name, device)]
+    return " and ".join(holders) or (away[0] if away else "free")
 
 
 def lock_owner_words(lock: Lock) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the free devices a job gets: a pure, deterministic function.
+"""What a claim asks for, and which of the free devices it gets: a pure, deterministic function.
 
 Hot. First the best links inside the set (a job's GPUs talk to each other), then the best links
 among the devices that stay free (a single takes the card that nobody misses), then the lowest
@@ -8,10 +8,49 @@ indexes. Exact up to EXACT free devices (70 sets at most); beyond that greedy fr
 
 from gpulock.node.devices import Device
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 EXACT = 8  # C(8,4) sets take 0.14 ms, C(16,8) 70 ms (docs/facts/locking.md, cost of choosing)
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
 SHARED_BRIDGES = 3  # host bridge, root port, switch: from there on the way is a PCIe switch's
+
+
+class ClaimRequest:
+    """What is asked for: `count` devices, of `wanted` ids alone where there are some.
+
+    `join`: a task may share what its job holds here already. `share`: places on cards are enough,
+    on each of the `wanted` cards where there are some, beside others' (gpulock.alloc.shares);
+    `counted`: the caller has counted them. `check` refuses what was chosen. `last` are ids that
+    are taken only where there are not enough others. `kinds` are (kind, count) of
+    gpulock.node.kinds, whose sum is `count`; an empty kind is what PLAIN_REQUEST says. `uid` is
+    whose claim it is, once it is made.
+    """
+
+    __slots__ = ("check", "count", "counted", "join", "kinds", "last", "share", "uid", "wanted")
+
+    def __init__(
+        self,
+        count: int,
+        wanted: tuple[str, ...] = (),
+        join: bool = False,
+        check: "Callable[[list[Device]], object]" = list,
+        last: "frozenset[str]" = frozenset(),
+        share: bool = False,
+        counted: bool = False,
+        kinds: "tuple[tuple[str, int], ...]" = (),
+    ) -> None:
+        self.check = check
+        self.last = last
+        self.count = count
+        self.wanted = wanted
+        self.join = join
+        self.share = share
+        self.counted = counted
+        self.uid = -1
+        self.kinds = kinds
 
 
 def pair_score(a: Device, b: Device, links: dict[tuple[str, str], int]) -> int:
@@ -34,7 +73,7 @@ def behind_one_switch(a: Device, b: Device) -> bool:
 
 
 def choose_devices(
-    free: list[Device], count: int, links: dict[tuple[str, str], int] | None = None
+    free: list[Device], count: int, links: "dict[tuple[str, str], int] | None" = None
 ) -> list[Device]:
     """Return `count` of `free` (in their order), or nothing when there are too few."""
     if count <= 0 or count > len(free):
@@ -81,7 +120,7 @@ def choose_exhaustively(scores: list[list[int]], count: int) -> list[int]:
                 value - gain[new],
                 lost + weight[new] - gain[new],
                 (*members, new),
-                gain if final else [a + b for a, b in zip(gain, scores[new], strict=True)],
+                gain if final else [a + b for a, b in zip(gain, scores[new])],
             )
             for value, lost, members, gain in sets
             for new in range(members[-1] + 1, last + more + 1)
@@ -114,12 +153,12 @@ def grow_device_set(
     """Return (members, inner score) after taking what adds most until there are `count`."""
     first, second = members
     value = scores[first][second]
-    gain = [a + b for a, b in zip(scores[first], scores[second], strict=True)]
+    gain = [a + b for a, b in zip(scores[first], scores[second])]
     left = [i for i in range(len(scores)) if i not in members]
     while len(members) < count:
         taken = max(left, key=lambda i: (gain[i], -weight[i], -i))
         left.remove(taken)
         members.append(taken)
         value += gain[taken]
-        gain = [a + b for a, b in zip(gain, scores[taken], strict=True)]
+        gain = [a + b for a, b in zip(gain, scores[taken])]
     return members, value

@@ -10,13 +10,13 @@ import os
 import time
 
 from gpulock.alloc.availability import (
-    ClaimRequest,
     foreign_device_ids,
     impossible_refusal,
     pick_free_devices,
     reap_held_locks,
     shortage_refusal,
 )
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, lost_locks_refusal
 from gpulock.node.context import Node
@@ -66,15 +66,25 @@ def claim_devices(
     """
     made: list[Judge] = []
 
-    def judge_once() -> "Judge":
-        if not made:
-            made.append(judge())
+    def judge_once(anew: bool = False) -> "Judge":
+        if anew or not made:
+            made[:] = [judge()]
         return made[0]
 
     found = node.devices()
+    several = any([d.parent or d.model != found[0].model for d in found])
+    if want.kinds or (several and not want.wanted and not want.share):
+        from gpulock.alloc.kinds import resolve_kinds
+
+        resolve_kinds(node, found, want)
     healthy = [d.id for d in found if not d.fault]
-    if len(healthy) < want.count or any([name not in healthy for name in want.wanted]):
+    if want.share and not want.counted:
+        from gpulock.alloc.shares import check_share_request
+
+        check_share_request(found, want, node.settings)
+    elif len(healthy) < want.count or any([name not in healthy for name in want.wanted]):
         raise impossible_refusal(found, want, node.settings.expected_gpus)
+    want.uid = template.uid
     node.store.check(make=True)
     try:
         with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
@@ -137,7 +147,7 @@ def claim_under_gate(
     found: list[Device],
     template: Owner,
     want: ClaimRequest,
-    judge: "Callable[[], Judge]",
+    judge: "Callable[..., Judge]",
     totals: ClaimCounters,
 ) -> Grant:
     """Do steps 4 to 7 of the life of a claim; the gate is held."""
@@ -155,13 +165,18 @@ def claim_under_gate(
         held = node.store.read_all_locks()
     chosen, out = pick_free_devices(node, found, held, want, judge, refilled)
     if not chosen:
+        if any([lock.owner and lock.owner.is_health_check() for lock in held.values()]):
+            from gpulock.alloc.health_check import stop_health_checks
+
+            if stop_health_checks(node, held, want.wanted):
+                judge(anew=True)  # by a look at the processes that are left
         reap_held_locks(node, found, held, judge(), totals)
         held = node.store.read_all_locks()
         chosen, out = pick_free_devices(
             node, found, held, want, judge, refilled
         )  # some may be out by now
     if not chosen:
-        raise shortage_refusal(found, held, out, want)
+        raise shortage_refusal(found, held, out, want, node.settings)
     want.check(chosen)
     return lock_devices(node, gate, chosen, template)
 
@@ -174,6 +189,7 @@ def lock_devices(node: Node, gate: Gate, chosen: list[Device], template: Owner) 
     record = template.copy(
         token=os.urandom(8).hex(),
         devices=tuple([d.id for d in chosen]),
+        places=chosen[0].places,
         claimed_at=time.time(),
         claimed_boottime=clock_boottime(),
     )

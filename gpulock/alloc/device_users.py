@@ -11,7 +11,12 @@ import os
 import time
 
 from gpulock.alloc.liveness import Judge
-from gpulock.alloc.process_owner import INIT, belongs_to_other_claim, is_service_process
+from gpulock.alloc.process_owner import (
+    INIT,
+    belongs_to_other_claim,
+    is_mps_process,
+    is_service_process,
+)
 from gpulock.alloc.process_scan import ROUNDS, ProcessScan
 from gpulock.node.devices import MAJOR, SHARE, Device
 from gpulock.node.mounts import Mounts, device_file_key
@@ -85,8 +90,8 @@ class OpenFiles:
     """
 
     __slots__ = (
-        *("_dev_root", "_end", "_keys", "_late", "_looks", "_mounts"),
-        *("_services", "_spent", "blind", "dark", "scan", "seconds"),
+        *("_dev_root", "_driver_root", "_end", "_keys", "_late", "_looks", "_mounts"),
+        *("_services", "_spent", "blind", "dark", "ids", "scan", "seconds"),
     )
 
     def __init__(
@@ -96,22 +101,30 @@ class OpenFiles:
         settings: "Settings",
     ) -> None:
         self.scan = scan
-        self._dev_root = settings.dev_root
+        self._dev_root, self._driver_root = settings.dev_root, settings.driver_root
         self._services = frozenset(settings.allowed_processes)
         self._keys: dict[tuple[int, int, int], list[str]] = {}
-        for device in devices:
-            for key in device_node_keys(device, settings.dev_root, settings.driver_root):
-                self._keys.setdefault(key, []).append(device.id.partition(SHARE)[0])
-        self._mounts = Mounts(scan.proc.root)
         # by user, or None for all: the pids by device, and why there may be more
-        self._looks: dict[int | None, tuple[dict[str, list[int]], str]] = {}
+        self._looks: "dict[int | None, tuple[dict[str, list[int]], str]]" = {}
+        self.ids: set[str] = set()
+        for device in devices:
+            self.add(device)
+        self._mounts = Mounts(scan.proc.root)
         self._end = self._late = 0.0
         self._spent: dict[int, float] = {}
         self.blind = ""
         self.dark = ""
         self.seconds = LONGEST  # for one look
 
-    def pids_with_open(self, device: str, uid: int | None = None) -> list[int]:
+    def add(self, device: Device) -> None:
+        """Know one device more; what was seen before did not look for it."""
+        name = device.id.partition(SHARE)[0]
+        self.ids.add(name)
+        for key in device_node_keys(device, self._dev_root, self._driver_root):
+            self._keys.setdefault(key, []).append(name)
+        self._looks.clear()
+
+    def pids_with_open(self, device: str, uid: "int | None" = None) -> list[int]:
         """Return the processes, services left out, that have a device's node open.
 
         Those of user `uid` (docs/hand-over.md, whose a process is), or anybody's. Of a share
@@ -127,7 +140,7 @@ class OpenFiles:
         """Return why processes of a user may have been missed, or nothing."""
         return self.dark or self._look(uid)[1]
 
-    def _look(self, uid: int | None) -> tuple[dict[str, list[int]], str]:
+    def _look(self, uid: "int | None") -> tuple[dict[str, list[int]], str]:
         """Return the look at one user's processes, or at all; each is taken once."""
         if uid not in self._looks:
             pids: dict[str, list[int]] = {}
@@ -138,7 +151,7 @@ class OpenFiles:
             self.blind = self.blind or self.dark or blind
         return self._looks[uid]
 
-    def _fill(self, found: dict[str, list[int]], uid: int | None) -> str:
+    def _fill(self, found: dict[str, list[int]], uid: "int | None") -> str:
         """Look at every process as ProcessScan does: list again until nothing vanished unread.
 
         Where that look is not taken yet, both share their listings. One that may not be seen is
@@ -182,7 +195,7 @@ class OpenFiles:
             return ""
         return "processes came and went faster than their files could be read"
 
-    def _opened_by(self, pid: int, uid: int | None) -> set[str]:
+    def _opened_by(self, pid: int, uid: "int | None") -> set[str]:
         """Return the devices that a process has open, if it is of user `uid`; raise OSError.
 
         In a look at everybody's no user takes more than a share of the time.
@@ -296,8 +309,12 @@ def remaining_device_user(
 
     Processes of other claims in `held` are not this job's and do not keep its lock: without a
     device cgroup, CUDA opens every node it can see. Another user's without a claim are foreign.
+    The MPS of a shared card is gpulockd's to end, and the card is closed until then (job.mps).
     """
     pids = files.pids_with_open(device, record.uid)
+    mark = held[device].mps if device in held else ""
+    if mark:
+        pids = [pid for pid in pids if not is_mps_process(pid, mark, files.scan)]
     left = unclaimed_processes(pids, files.scan, held.values(), record) if pids else []
     return f"process {left[0]} has {device} open" if left else files.why_blind_about(record.uid)
 

@@ -33,6 +33,7 @@ BY, CAUSE = "gpulock", "memory"  # in the note of the quarantine
 EXPORTER_MEMORY_CAUSES = (
     "xid",
     "ecc",
+    "lost",
     CAUSE,
 )  # causes in a note that an exporter's word alone brought about
 QUARANTINE_LIMIT_REACHED = (
@@ -96,7 +97,7 @@ class Handover:
         oldest, listing = settings.max_sample_age, settings.process_period
         return judge_memory_sample(seen, quiet, self._now, oldest, limit, listing)
 
-    def reason_to_keep_lock(self, lock: Lock, quiet: float | None = None) -> str:
+    def reason_to_keep_lock(self, lock: Lock, quiet: "float | None" = None) -> str:
         """Return why a quiet device's lock stays for now, or nothing: then it may be freed.
 
         Without `quiet` the moment is the one noted in the lock, where there is one. A device
@@ -106,8 +107,8 @@ class Handover:
         record = lock.owner
         if record is None or record.boot_id != self._node.boot_id:
             return ""  # a reboot empties every memory
-        if SHARE in lock.id and self._is_shared(lock.id):
-            return ""  # what is in use is its neighbours'
+        if SHARE in lock.id and (lock.mps or self._is_shared(lock.id)):
+            return ""  # what is in use is its neighbours', or of the MPS that ends after it
         if quiet is None:
             quiet = self._quiet_since(lock.id)
         state = self.memory_state(lock.id, quiet)

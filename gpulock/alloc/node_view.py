@@ -30,10 +30,10 @@ class NodeView:
 
     def __init__(
         self,
-        locks: dict[str, Lock] | None = None,
-        quarantined: dict[str, str] | None = None,
-        verdicts: dict[str, Verdict] | None = None,
-        reconciled: float | None = None,
+        locks: "dict[str, Lock] | None" = None,
+        quarantined: "dict[str, str] | None" = None,
+        verdicts: "dict[str, Verdict] | None" = None,
+        reconciled: "float | None" = None,
         lost: bool = False,
     ) -> None:
         self.locks = locks
@@ -42,6 +42,7 @@ class NodeView:
         self.reconciled = reconciled
         self.lost = lost
         self.open_foreign: dict[str, ForeignUse] = {}  # by device, as gpulockd saw it
+        self.closed: dict[str, str] = {}  # why a card without a lock is not free: its MPS ends
 
     @property
     def held(self) -> dict[str, Lock]:
@@ -57,7 +58,14 @@ class NodeView:
     ) -> list[DeviceState]:
         """Return one row a device; `expected` GPUs, `foreign` and `idle` ids are the caller's."""
         return device_states(
-            devices, self.held, self.quarantined or {}, self.verdicts, expected, foreign, idle
+            devices,
+            self.held,
+            self.quarantined or {},
+            self.verdicts,
+            expected,
+            foreign,
+            idle,
+            self.closed,
         )
 
 
@@ -70,6 +78,7 @@ def read_node_view(node: Node, now: float) -> NodeView:
     view.locks = read_settled_locks(node.store)
     view.lost = view.lost or are_locks_missing(node.store, view.locks)
     view.quarantined = read_quarantine_reasons(node.settings.state_dir)
+    view.closed = read_closed_cards(node)
     try:
         view.verdicts, view.reconciled = read_node_verdicts(node, now)
         view.open_foreign = read_foreign_uses(node.store.path, now, node.boot_id) or {}
@@ -91,9 +100,9 @@ def are_locks_missing(store: LockStore, held: dict[str, Lock]) -> bool:
 
     A claim that is being made now, or undone, is none: what is missing is missed twice.
     """
-    if not os.path.lexists(store.path) or not store.lost_ids(held):
+    if not os.path.lexists(store.path) or not store.find_lost(held)[0]:
         return False
-    return bool(store.lost_ids(store.read_all_locks() if store.exists() else {}))
+    return bool(store.find_lost(store.read_all_locks() if store.exists() else {})[0])
 
 
 def read_settled_locks(store: LockStore, settle: float = SETTLE) -> dict[str, Lock]:
@@ -121,7 +130,16 @@ def read_quarantine_reasons(state_dir: str) -> dict[str, str]:
     return {name: note_reason(note) for name, note in notes.items()}
 
 
-def read_node_verdicts(node: Node, now: float) -> tuple[dict[str, Verdict] | None, float | None]:
+def read_closed_cards(node: Node) -> dict[str, str]:
+    """Return why each card that has an MPS is closed, once no place of it is held; by bus id."""
+    if not os.access(node.settings.mps_dir, os.F_OK):
+        return {}
+    from gpulock.job.mps import cards_with_mps
+
+    return cards_with_mps(node.settings, node.boot_id, None)
+
+
+def read_node_verdicts(node: Node, now: float) -> "tuple[dict[str, Verdict] | None, float | None]":
     """Return the verdicts where they are fresh, and when the last reconcile of this boot was.
 
     Raises OSError, ValueError or Refusal.

@@ -29,7 +29,7 @@ RUN = "run"  # the comment of a claim whose process is the command itself
 HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
 COMM = 15  # characters of a process's name, proc_pid_comm(5)
 SYSTEM_UIDS = 1000  # below: system users (login.defs(5) UID_MIN)
-DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
+DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmd-wlm", "slurmstepd"))
 
 
 class ProcessTree:
@@ -40,7 +40,7 @@ class ProcessTree:
     def __init__(self, proc: Proc) -> None:
         self.proc = proc
         self._known: dict[int, ProcessStatus] = {}
-        self._sees_all: bool | None = None
+        self._sees_all: "bool | None" = None
 
     def status(self, pid: int) -> ProcessStatus:
         """Return a process's status; raise OSError or ValueError as Proc.status does."""
@@ -124,7 +124,7 @@ def is_claim_process(
     lock: Lock,
     tree: ProcessTree,
     members: "Mapping[str, ClaimMembership] | None" = None,
-    beside: Owner | None = None,
+    beside: "Owner | None" = None,
 ) -> bool:
     """Return whether a process is of a claim: by group, session, descent or its scheduler's word.
 
@@ -144,8 +144,27 @@ def is_claim_process(
     for keeper, start in lock.shepherds():
         if keeper in above and is_same_process_running(keeper, start, tree.proc):
             return True
+    if lock.mps and is_mps_process(pid, lock.mps, tree):
+        return True
     more = members.get(record.scheduler) if members else None
     return more is not None and more(pid, record, tree)
+
+
+def is_mps_process(pid: int, mark: str, tree: ProcessTree) -> bool:
+    """Return whether a process is of the MPS that gpulockd started, by the mark in a lock.
+
+    By descent or session, while that very daemon is seen to run: nobody joins the session of a
+    process that is not below it. Raises OSError or ValueError where `pid` cannot be seen.
+    """
+    daemon, _, start = mark.partition(" ")
+    if not (daemon.isdecimal() and start.isdecimal()):
+        return False  # it could not be started
+    status, above = tree.status(pid), tree.ancestry(pid)
+    try:
+        same = int(daemon) in above or status.session == tree.status(int(daemon)).session
+    except (OSError, ValueError):
+        return False
+    return same and is_same_process_running(int(daemon), int(start), tree.proc)
 
 
 def belongs_to_other_claim(pid: int, lock: Lock, record: Owner, tree: ProcessTree) -> bool:

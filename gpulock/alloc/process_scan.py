@@ -21,6 +21,7 @@ ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is gi
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
 SHORTLY, MANY = 256, 1024  # numbers before a mark, and after it, that are asked for one by one
+CROWD = 400  # processes: fewer are listed by /proc before the module is loaded
 RATE = 1e6  # numbers a second: no machine starts so many processes
 SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
 
@@ -36,7 +37,7 @@ class ProcessScan(ProcessTree):
 
     __slots__ = (
         *("_accounts", "_listings", "_mark", "_newest", "_nobody", "_seen", "_shepherd", "_spent"),
-        *("_statuses", "_users", "blind", "complete", "others", "partial", "restless"),
+        *("_statuses", "_uids", "_users", "blind", "complete", "others", "partial", "restless"),
     )
 
     def __init__(self, proc: Proc) -> None:
@@ -44,18 +45,19 @@ class ProcessScan(ProcessTree):
         self.blind = ""
         self.partial = False
         self.others: set[int] = set()
-        self._users: dict[int, str] | None = None
-        self._shepherd: int | None = 0
+        self._users: "dict[int, str] | None" = None
+        self._shepherd: "int | None" = 0
         self._accounts: dict[int, int] = {}
         self.restless = False
-        self._newest: list[ProcessStatus] | None = None
+        self._newest: "list[ProcessStatus] | None" = None
         self._statuses: dict[int, ProcessStatus] = {}
         self._seen: set[int] = set()
         self._nobody = self.complete = False
         self._listings, self._spent = 0, 0.0
-        self._mark: tuple[int, float] | None = None  # the pid given last, and when it was asked
+        self._uids: dict[int, int] = {}  # the effective one of each process that was listed with it
+        self._mark: "tuple[int, float] | None" = None  # the pid given last, and when it was asked
 
-    def restrict(self, users: dict[int, str], shepherd: int | None = 0) -> None:
+    def restrict(self, users: dict[int, str], shepherd: "int | None" = 0) -> None:
         """Leave out processes of ordinary users but these (uid -> name); called before the look.
 
         Where they have none, only what root runs may be the job's. That is looked for near its
@@ -130,28 +132,39 @@ class ProcessScan(ProcessTree):
         (a process that is not dumpable): a sixth of what a status costs. One that vanished
         meanwhile may be anybody's, and is among them.
         """
-        left_out: dict[int, bool] = {}
-        others, kept = self.others, list[int]()
-        stat = os.stat
+        told, self._uids = self._uids, {}
+        try:  # a user at a time, not a process
+            sample = {uid: pid for pid, uid in told.items()}.items()
+            out = {uid for uid, pid in sample if self._is_of_others(pid, uid, users)}
+            self.others |= {pid for pid, uid in told.items() if uid in out}
+            pids = [pid for pid in pids if pid not in self.others] if out else pids
+        except OSError:
+            pass  # one vanished: each is asked
+        left_out, kept = dict[int, bool](), list[int]()
         folder = os.open(self.proc.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for pid in pids:
                 try:
-                    uid = stat(f"{pid}", dir_fd=folder).st_uid
+                    uid = told.get(pid, -1)
+                    if uid < 0:
+                        uid = os.stat(f"{pid}", dir_fd=folder).st_uid
                     other = left_out.get(uid)
                     if other is None:
-                        ours = uid < SYSTEM_UIDS or uid in users or uid == os.geteuid()
-                        other = not ours and self.account(pid, uid) not in users
-                        left_out[uid] = other
+                        other = left_out[uid] = self._is_of_others(pid, uid, users)
                 except OSError:
                     other = False  # it is looked at more closely
                 if other:
-                    others.add(pid)
+                    self.others.add(pid)
                 else:
                     kept.append(pid)
         finally:
             os.close(folder)
         return kept
+
+    def _is_of_others(self, pid: int, uid: int, users: "Collection[int]") -> bool:
+        """Return whether an ordinary user who is not asked for has a process; raise OSError."""
+        ours = uid < SYSTEM_UIDS or uid in users or uid == os.geteuid()
+        return not ours and self.account(pid, uid) not in users
 
     def _list(self) -> list[int]:
         """Return the processes that are there, or those that began since the last listing."""
@@ -161,11 +174,23 @@ class ProcessScan(ProcessTree):
                 return numbers
             if self.sees_all():
                 self._mark = self.proc.last_pid(), begun
+                if self._users is not None and self._listings == 1 and self._list_at_once():
+                    return list(self._uids)
         except (OSError, ValueError, IndexError):
             pass  # the last number is not told
         return self.proc.pids()
 
-    def _begun_since(self, mark: int, when: float) -> list[int] | None:
+    def _list_at_once(self) -> bool:
+        """Note all processes with their users from the kernel's own list, where that is there."""
+        if self.proc.root != "/proc" or os.stat(self.proc.root).st_nlink < CROWD:
+            return False
+        from gpulock.node.process_list import read_process_list
+
+        found = read_process_list(self.proc.pins)
+        self._uids = dict(zip(*found)) if found else {}
+        return found is not None
+
+    def _begun_since(self, mark: int, when: float) -> "list[int] | None":
         """Return the processes whose number was given after `mark`; None where that is unsure.
 
         Numbers are given upwards: who forks and ends on the way is met by its child's, and in the
@@ -185,7 +210,7 @@ class ProcessScan(ProcessTree):
         self._mark = last, begun
         return [pid for pid in found if self.proc.leads(pid)]
 
-    def _pids_near(self, shepherd: int) -> list[int] | None:
+    def _pids_near(self, shepherd: int) -> "list[int] | None":
         """Return the children of a shepherd and of all above it; None where it is not above us.
 
         The parent of a job's process is of that job too, or has ended: then the process is a child
@@ -300,8 +325,8 @@ class ProcessScan(ProcessTree):
         return [pid for pid, status in self.statuses().items() if status.session == sid]
 
     def named(self, name: str) -> list[int]:
-        """Return the processes of one name (at most 15 characters, comm)."""
-        return [pid for pid, status in self.statuses().items() if status.name == name]
+        """Return the processes of one name, or of one with Debian's ending (slurmd-wlm)."""
+        return [p for p, one in self.statuses().items() if one.name.partition("-")[0] == name]
 
 
 def may_have_subordinate_uids(

@@ -73,6 +73,8 @@ def decide_reap(
         return ReapOutcome(lock, HELD, verdict, f"draining: {left}" if over == DIED else left)
     if verdict.state == ALIVE:
         verdict = Verdict(DEAD, "released by its job, whose processes are gone")
+    if lock.id.partition(SHARE)[0] not in files.ids:
+        add_recorded_device(files, lock)
     if record is not None and (left := remaining_device_user(lock.id, record, files, held)):
         blind = left == files.why_blind_about(record.uid)
         kept = HELD if blind or over != DIED else ORPHANS
@@ -123,8 +125,8 @@ class Reaper:
         self.held = held
         self.files = OpenFiles(judge.scan, devices, node.settings)
         self._asks_memory = node.settings.leftover_processes != "off"
-        self._memory: Handover | None = None
-        self._quiet: float | None = None
+        self._memory: "Handover | None" = None
+        self._quiet: "float | None" = None
 
     def read_locks(self) -> None:
         """Read all locks and their details; the gate is held."""
@@ -215,13 +217,14 @@ class Reaper:
 
     def device_user(self, lock: Lock) -> str:
         """Return who has the device of a lock open, as a clause, or nothing."""
+        add_recorded_device(self.files, lock)
         if lock.owner is not None:
             return remaining_device_user(lock.id, lock.owner, self.files, self.held)
         pids = self.files.pids_with_open(lock.id)
         return f"process {pids[0]} has {lock.id} open" if pids else self.files.blind
 
 
-def make_recorded_device(lock: Lock) -> Device | None:
+def make_recorded_device(lock: Lock) -> "Device | None":
     """Return the device of a lock by its record alone; None where that does not tell the node."""
     minor = lock.owner.minor if lock.owner else ""
     if not (minor.isascii() and minor.isdigit()):
@@ -229,6 +232,16 @@ def make_recorded_device(lock: Lock) -> Device | None:
     device = Device(lock.id, -1)
     device.minor = int(minor)
     return device
+
+
+def add_recorded_device(files: OpenFiles, lock: Lock) -> None:
+    """Let a look see who has a device open that the node does not show any more.
+
+    A card that fell off the bus is still open, and one whose MIG mode nobody tells any more.
+    """
+    device = make_recorded_device(lock)
+    if device is not None and device.id.partition(SHARE)[0] not in files.ids:
+        files.add(device)
 
 
 def reap_locks(reaper: Reaper, dry_run: bool = False) -> list[ReapOutcome]:

@@ -8,7 +8,7 @@ from gpulock.alloc import reaper
 from gpulock.alloc.liveness import Judge
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.node.devices import SHARE, Device, place_device
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
@@ -25,7 +25,7 @@ def granted_before(
     count: int,
     join: bool,
     judge: "Callable[[], Judge]",
-) -> tuple[list[Device], Owner] | None:
+) -> "tuple[list[Device], Owner] | None":
     """Return the devices that a claim of a job which has `locks` here is granted, and the record.
 
     `count` is how many are asked for; with `join` a task shares what its job holds. None where it
@@ -87,9 +87,22 @@ def whole_grant(mine: list[Lock], found: list[Device]) -> list[Device]:
     record = mine[0].owner
     assert record is not None
     ids = {lock.id for lock in mine if lock.owner and lock.owner.token == record.token}
-    granted = [d for d in found if d.id in ids]
+    granted = granted_devices(found, ids, record.places)
     whole = ids == set(record.devices) and len(ids) == len(mine) == len(granted)
     return granted if whole else []
+
+
+def granted_devices(found: list[Device], ids: set[str], places: int) -> list[Device]:
+    """Return the devices, or places on them, that have these ids, in the order of the node."""
+    granted: list[Device] = []
+    for card in found:
+        for name in sorted(ids):
+            if name.partition(SHARE)[0] == card.id and (
+                place := place_device({card.id: card}, name)
+            ):
+                place.places = places
+                granted.append(place)
+    return granted
 
 
 def join_devices(

@@ -30,7 +30,7 @@ class DeviceState:
     __slots__ = ("device", "id", "lock", "noted", "others", "reason", "state")
 
     def __init__(
-        self, name: str, device: Device | None, lock: Lock | None, state: str, reason: str
+        self, name: str, device: "Device | None", lock: "Lock | None", state: str, reason: str
     ) -> None:
         self.id = name
         self.device = device
@@ -49,18 +49,22 @@ def device_states(
     devices: list[Device],
     held: dict[str, Lock],
     out: dict[str, str],
-    verdicts: dict[str, Verdict] | None,
+    verdicts: "dict[str, Verdict] | None",
     expected: int = 0,
     foreign: frozenset[str] = frozenset(),
     idle: frozenset[str] = frozenset(),
+    closed: "dict[str, str] | None" = None,
 ) -> list[DeviceState]:
     """Return one row a device: the node's, locked ones that are gone, and as many as are missing.
 
     `out` gives the reason for each quarantined id; `verdicts` those by token, None where they
     are not known; `expected` GPUs, 0 where that is not known. `foreign` are ids with processes
-    of nobody's, `idle` those that are held and observed to do nothing.
+    of nobody's, `idle` those that are held and observed to do nothing. `closed` has why a device
+    without a lock is not free, by id: the MPS of its last shares ends.
     """
-    result = [shown_device_state(device, held, out, verdicts, foreign, idle) for device in devices]
+    result = [
+        shown_device_state(device, held, out, verdicts, foreign, idle, closed) for device in devices
+    ]
     known = [device.id for device in devices]
     for name, lock in sorted(held.items()):
         if any([lock_ids_overlap(name, other) for other in known]):
@@ -84,19 +88,23 @@ def shown_device_state(
     device: Device,
     held: dict[str, Lock],
     out: dict[str, str],
-    verdicts: dict[str, Verdict] | None,
+    verdicts: "dict[str, Verdict] | None",
     foreign: frozenset[str],
     idle: frozenset[str],
+    closed: "dict[str, str] | None" = None,
 ) -> DeviceState:
     """Return the row of a device that the driver shows."""
+    why = (closed or {}).get(device.id, "")
     lock = held.get(device.id)
-    over: list[Lock | None] = [lock]
+    over: "list[Lock | None]" = [lock]
     if lock is None:
         over = [held[name] for name in sorted(held) if lock_ids_overlap(name, device.id)] or [None]
     judged = [(*classify_device(device, one, out, verdicts), one) for one in over]
     state, reason, lock = min(judged, key=lambda one: STATES.index(one[0]))
     if state == FREE and device.id in foreign:
-        state, reason = FOREIGN, "free, but in use by a process"
+        state, reason = FOREIGN, f"{why or 'free'}, but in use by a process"
+    elif state == FREE and why:
+        state, reason = HELD, why
     if state == HELD and device.id in idle:
         state = HELD_IDLE
     row = DeviceState(device.id, device, lock, state, reason)
@@ -108,9 +116,9 @@ def shown_device_state(
 
 def classify_device(
     device: Device,
-    lock: Lock | None,
+    lock: "Lock | None",
     out: dict[str, str],
-    verdicts: dict[str, Verdict] | None,
+    verdicts: "dict[str, Verdict] | None",
 ) -> tuple[str, str]:
     """Return (state, reason) as far as locks, quarantine and verdicts tell."""
     if device.fault:

@@ -123,7 +123,7 @@ def own_ancestor_pids(scan: ProcessScan) -> set[int]:
 
 def check_leftover(
     pid: int, why: str, lock: Lock, held: dict[str, Lock], scan: ProcessScan
-) -> LeftoverProcess | None:
+) -> "LeftoverProcess | None":
     """Return a process as left behind, None where it is gone, another's, or a service's.
 
     root's processes are no job's, unless its owner may end them; a daemon of a scheduler never is.

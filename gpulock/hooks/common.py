@@ -9,7 +9,8 @@ import syslog
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.context import Node
-from gpulock.node.settings import Settings, read_settings
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import read_settings
 
 LONGEST_LINE = 4000  # bytes: as much as a pipe takes at once (PIPE_BUF)
 
@@ -58,7 +59,7 @@ def unexpected_refusal(fault: BaseException) -> Refusal:
 
 
 def log_hook_line(
-    settings: Settings | None,
+    settings: "Settings | None",
     sentence: str,
     error: bool,
     to_job: bool = True,

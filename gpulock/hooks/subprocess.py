@@ -60,7 +60,7 @@ class SchedulerProgram:
             raise Refusal(UNKNOWN, f"{self.path}: {fault}", self.hint) from fault
         finally:
             os.close(write_end)
-        status: int | None = None
+        status: "int | None" = None
         try:
             output = self._collect(read_end, deadline)
             status = wait_for_child(pid, deadline)
@@ -95,7 +95,7 @@ class SchedulerProgram:
                 raise Refusal(UNKNOWN, f"{self.name}'s answer has no end", self.hint)
 
 
-def wait_for_child(pid: int, deadline: Deadline) -> int | None:
+def wait_for_child(pid: int, deadline: Deadline) -> "int | None":
     """Wait for a child that closed its output; return its status, None at the deadline.
 
     Polled: not every kernel that runs this has pidfd_open.

@@ -11,7 +11,7 @@ import os
 
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, lost_locks_refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.node.devices import SHARE, Device
 from gpulock.store import atomic, kv, owner
 from gpulock.store.locks import Lock
 
@@ -25,17 +25,18 @@ PARAMS, SWITCH = "params", "ModifyDeviceFiles"  # of /proc/driver/nvidia
 
 
 def check_group_grant(granted: list[Device], gid: int) -> None:
-    """Refuse what a group cannot part: instances share a card's node, which has one group."""
+    """Refuse what a group cannot part: instances and shares have their card's node, and it one."""
     if gid <= 0:
         raise Refusal(
             BROKEN,
             "ISOLATION=group needs the job's own supplementary group, which only Grid Engine gives",
             "set ISOLATION=cgroup",
         )
-    if any([device.parent for device in granted]):
-        raise Refusal(
-            INVALID_REQUEST, "ISOLATION=group cannot separate MIG instances", "set ISOLATION=cgroup"
-        )
+    for device in granted:
+        if device.parent or SHARE in device.id:
+            what = "MIG instances" if device.parent else "shares of a GPU"
+            why = f"ISOLATION=group cannot separate {what}"
+            raise Refusal(INVALID_REQUEST, why, "set ISOLATION=cgroup")
 
 
 def check_modify_device_files(driver_root: str) -> None:
@@ -102,7 +103,7 @@ def apply_device_groups(node: Node, devices: list[Device]) -> dict[int, int]:
     changed: Refusal.
     """
     held = node.store.read_all_locks()
-    if lost := node.store.lost_ids(held):
+    if lost := node.store.find_lost(held)[0]:
         raise lost_locks_refusal(f"the locks of {' '.join(lost)}")
     wanted = job_groups_by_minor(held, node)
     for minor in sorted({device.minor for device in devices if device.minor >= 0} | {*wanted}):

@@ -110,13 +110,13 @@ def for_each_cgroup(folders: "list[str]", act: "Callable[[str], None]") -> None:
         raise faults[0]
 
 
-def try_on_cgroup(folder: str, act: "Callable[[str], None]") -> OSError | None:
+def try_on_cgroup(folder: str, act: "Callable[[str], None]") -> "OSError | None":
     """Do something to a cgroup; return what failed.
 
     A service that is stopped or started again takes its cgroup away at any moment: what is gone is
     neither open nor closed, and one that is back by then is a new one.
     """
-    gone: OSError | None = None
+    gone: "OSError | None" = None
     for _ in range(TURNS):
         try:
             act(folder)

@@ -99,7 +99,7 @@ def cgroup_name(label: str, pid: int, start: int) -> str:
     return f"{PREFIX}{label}-{pid}-{start}"
 
 
-def parse_cgroup_name(name: str) -> tuple[int, int] | None:
+def parse_cgroup_name(name: str) -> "tuple[int, int] | None":
     """Return (pid, start time) by the name of a cgroup of ours, None for any other."""
     words = name.removeprefix(PREFIX).rsplit("-", PARTS)
     if not name.startswith(PREFIX) or len(words) != PARTS + 1:

@@ -27,6 +27,8 @@ MASK_VARIABLES = (
     "GPULOCK_DEVICES",
     "GPU_DEVICE_ORDINAL",
 )
+SHARE_PARTS = "GPULOCK_SHARE"  # 1/4: of each card in the mask so many of its places
+OPTIONAL_VARIABLES = (CDI_FLAGS, SHARE_PARTS, *[twin + SHARE_PARTS for twin in CONTAINER_PREFIXES])
 
 
 def grant_variables(
@@ -38,6 +40,10 @@ def grant_variables(
     setting, or for a MIG instance, which has no index) and one is not known yet. Variables that
     cannot be told are left out, never wrong: `drop_names` keeps the user's own from standing.
     """
+    parts, places = "", granted
+    if granted and granted[0].places:
+        own, granted = granted, list({d.bus: d for d in granted}.values())
+        parts = ",".join([f"{len([p for p in own if p.bus == d.bus])}/{d.places}" for d in granted])
     uuids = ",".join([d.uuid for d in granted]) if all([d.uuid for d in granted]) else ""
     by_uuid = settings.visible_devices == "uuid" or any([d.parent for d in granted])
     if by_uuid and granted and not uuids:
@@ -53,6 +59,12 @@ def grant_variables(
     if not by_uuid:
         pairs.append(("GPU_DEVICE_ORDINAL", mask))
     pairs += [(name, mask) for name in also]
+    if parts:
+        pairs.append((SHARE_PARTS, parts))
+        if settings.share_mps:
+            from gpulock.job.mps import mps_variables
+
+            pairs += mps_variables(places, settings)
     twins = [(twin + name, value) for twin in CONTAINER_PREFIXES for name, value in pairs]
     if settings.cdi_dir:  # a flag each: podman 5 and Docker split no list
         names = [d.id if d.parent else d.bus for d in granted]  # a share is of its card
@@ -64,7 +76,11 @@ def grant_variable_names(also: tuple[str, ...] = ()) -> frozenset[str]:
     """Return every name that `variables` may set: none of the user's may survive."""
     names = (*MASK_VARIABLES, *also)
     return frozenset(
-        [*names, CDI_FLAGS, *[twin + name for twin in CONTAINER_PREFIXES for name in names]]
+        [
+            *names,
+            *OPTIONAL_VARIABLES,
+            *[twin + name for twin in CONTAINER_PREFIXES for name in names],
+        ]
     )
 
 

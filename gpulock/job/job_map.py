@@ -9,15 +9,28 @@ A mapping never stops a job: what cannot be written is left, and `gpulock doctor
 
 import os
 
+from gpulock.deadline import Deadline
+from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
+from gpulock.store.gate import Gate
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 
 
-def write_job_map(settings: Settings, record: Owner, devices: list[Device]) -> None:
-    """Write the files of a grant, where the site has set a folder for them."""
+def write_job_map(node: Node, record: Owner, devices: list[Device], deadline: Deadline) -> None:
+    """Write the files of a grant, where the site has set a folder for them.
+
+    Those of a share need the gate; raises Refusal where it stays shut.
+    """
+    settings = node.settings
+    shares = [device.id for device in devices if SHARE in device.id]
+    if shares:
+        with Gate(node.store, deadline, settings.gate_timeout):
+            for name in shares:
+                write_shared_map(settings, node.store, node.devices(), name)
+        return
     for device in devices:
         for path, text in job_map_files(settings, record, device):
             try:

@@ -43,7 +43,7 @@ class Node:
         self._version = (0, 0, 0)
         self._memory = DeviceCache()
 
-    def devices(self, cards: list[Device] | None = None) -> list[Device]:
+    def devices(self, cards: "list[Device] | None" = None) -> list[Device]:
         """Return the node's devices by index; raise Refusal(BROKEN) without a driver.
 
         `cards` are those that the driver shows, where they were read already. What root published

@@ -36,7 +36,8 @@ class Device:
     a GPU that is shared. `parent` is the bus id of an instance's GPU, empty for a GPU and a share.
     `index` is the GPU's NVML index, `minor` the N of /dev/nvidiaN, `numa` -1 where the kernel does
     not know. `path` is the chain of PCI bridges from the root. `fault` says why it cannot be
-    granted, by the driver; `withheld` why it is not, by NVML's data.
+    granted, by the driver; `withheld` why it is not, by NVML's data. `places` is how many its card
+    has, of a share that gpulock counts.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Device:
         "numa",
         "parent",
         "path",
+        "places",
         "profile",
         "switched",
         "uuid",
@@ -67,6 +69,7 @@ class Device:
         self.numa = -1
         self.path: tuple[str, ...] = ()
         self.memory_mib = 0
+        self.places = 0
         self.profile = ""
         self.switched = False
         self.fault = ""
@@ -225,7 +228,7 @@ def lock_ids_overlap(a: str, b: str) -> bool:
     return a == b or a.startswith(f"{b}.") or b.startswith(f"{a}.")
 
 
-def place_device(devices: "Mapping[str, Device]", name: str) -> Device | None:
+def place_device(devices: "Mapping[str, Device]", name: str) -> "Device | None":
     """Return the device of a lock id, None where it is not among `devices` (by id).
 
     Of a share it is a copy of its card under the share's id.

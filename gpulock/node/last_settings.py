@@ -5,7 +5,6 @@ Hot, but loaded only where the file has a fault or has changed. Hooks and gpuloc
 soon as they obey a changed file; its time is the file's, in whole seconds of st_ctime. A copy that
 cannot be brought up to date is removed: an old one would bring back an old LOCK_DIR, where every
 GPU is free. Who may not read the file may not read the copy. The end mark shows that it is whole.
-`parse` is gpulock.node.settings.parse_settings, which imports this module.
 """
 
 import os
@@ -13,46 +12,30 @@ import stat
 import time
 
 from gpulock.errors import Refusal
+from gpulock.node.settings import Settings, parse_settings
 from gpulock.store import atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from gpulock.node.settings import Settings
-
-    Parse = Callable[[str, str], Settings]
+    from collections.abc import Mapping
 
 HEAD = "# gpulock-settings 1: obeyed last of {!r}; not to be edited\n"
 END = "# end\n"
 READ_BITS = 0o644  # of the file's mode, which the copy has as well
 MAY_CHANGE_UNSEEN = 1  # time of a copy whose file may still change within the same second
-RENAMED = {  # who still writes an old name is told the new one
-    "SERVICES": "ALLOWED_PROCESSES",
-    "GPUS": "EXPECTED_GPUS",
-    "SERVE": "USER_CLAIMS",
-    "SLURM_CHOOSER": "SLURM_DEVICE_SELECTION",
-    "REFUSE": "SLURM_ON_REFUSAL",
-    "SLURM_ON_BAD": "SLURM_ON_UNHEALTHY",
-    "CLEAN": "LEFTOVER_PROCESSES",
-    "CLEAN_MEMORY": "LEFTOVER_MEMORY",
-    "CLEAN_TIMEOUT": "LEFTOVER_TIMEOUT",
-}
 LEVELS = ("off", "group", "cgroup")  # of ISOLATION, the strictest last
 
 
-def recover_settings(
-    parse: "Parse", found: "Settings | Refusal", path: str, text: str, caller: int
-) -> "Settings":
+def recover_settings(found: "Settings | Refusal", path: str, text: str, caller: int) -> Settings:
     """Return what counts in the place of a file that has a fault, and tell it.
 
     The settings obeyed last. Raises the refusal that was found where there are none, and where the
     file asks for more isolation than they have.
     """
     if not isinstance(found, Refusal):
-        return keep_missing_keys(parse, found, caller)
-    place = parse(find_state_dir_line(text), path)
-    settings = read_copy(parse, place, caller)
+        return keep_missing_keys(found, caller)
+    place = parse_settings(find_state_dir_line(text), path)
+    settings = read_copy(place, caller)
     if settings is None or isolation_asked(text) > LEVELS.index(settings.isolation):
         raise found
     why = found.why.removeprefix("settings: ")
@@ -60,18 +43,18 @@ def recover_settings(
     return settings
 
 
-def keep_missing_keys(parse: "Parse", settings: "Settings", caller: int) -> "Settings":
+def keep_missing_keys(settings: Settings, caller: int) -> Settings:
     """Return the settings of a file with an unknown key, with what the keys that it lacks said.
 
     The unknown key may be another version's name of one of them, or its misspelling. Likewise of
-    an empty file: whoever writes it anew may have cut it short a moment ago.
+    an empty file: the program that rewrites it may have cut it short a moment ago.
     """
-    copy = read_copy(parse, settings, caller)
+    copy = read_copy(settings, caller)
     before = copy.given if copy else {}
     kept = {name: value for name, value in before.items() if name not in settings.given}
     if not kept:
         return settings
-    merged = parse(format_given_keys({**settings.given, **kept}), settings.path)
+    merged = parse_settings(format_given_keys({**settings.given, **kept}), settings.path)
     names = ", ".join(sorted(kept))
     why = "while a key is unknown" if settings.faults else "while it is empty or gone"
     told = f"{settings.path}: {names} stay as they were {why}"
@@ -79,7 +62,7 @@ def keep_missing_keys(parse: "Parse", settings: "Settings", caller: int) -> "Set
     return merged
 
 
-def read_copy(parse: "Parse", place: "Settings", caller: int) -> "Settings | None":
+def read_copy(place: Settings, caller: int) -> "Settings | None":
     """Return the settings obeyed last of the file `place.path`, None where none are believed."""
     try:
         for path in (place.state_dir, place.copy_path):
@@ -89,19 +72,19 @@ def read_copy(parse: "Parse", place: "Settings", caller: int) -> "Settings | Non
         text = atomic.read_text(place.copy_path, 2 * atomic.LIMIT)
         if not text.startswith(HEAD.format(os.path.abspath(place.path))) or "\0" in text:
             return None
-        settings = parse(text, place.path)
+        settings = parse_settings(text, place.path)
     except (OSError, ValueError):
         return None
     return settings if text.endswith(END) and settings.state_dir == place.state_dir else None
 
 
-def write_copy(parse: "Parse", settings: "Settings", info: os.stat_result) -> None:
+def write_copy(settings: Settings, info: os.stat_result) -> None:
     """Make the copy that of `settings`, which root obeys; what fails leaves none.
 
     `info` is the file's. The copy is readable to the same users.
     """
-    path, default = settings.copy_path, parse("", settings.path)
-    if path != default.copy_path and read_copy(parse, default, os.geteuid()):
+    path, default = settings.copy_path, parse_settings("", settings.path)
+    if path != default.copy_path and read_copy(default, os.geteuid()):
         atomic.remove_quietly(default.copy_path)
     try:
         now = os.stat(settings.path)

@@ -41,7 +41,7 @@ class Mounts:
         self._read: set[str] = set()
         self._types: dict[str, str] = {}
 
-    def key(self, pid: int, folder: str, fd: str) -> tuple[int, int, int] | None:
+    def key(self, pid: int, folder: str, fd: str) -> "tuple[int, int, int] | None":
         """Return what tells the open file `folder`/`fd` from others, None for one that is no node.
 
         (rdev, 0, 0) of a device, (0, st_dev, inode) of another file. Raises OSError.

@@ -20,6 +20,7 @@ KEPT = 256  # lists of groups: those of the processes of most nodes
 STAT_FIELDS = 20  # after the name, up to the start time
 UIDS = 4  # real, effective, saved, file system
 OVER = ("Z", "X")  # states of a process that has ended, unless a thread of it goes on
+PINS = "/sys/fs/bpf/gpulock"  # of gpulock.node.process_list
 KTHREADD = 2  # the parent of all kernel threads
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
 
@@ -64,7 +65,7 @@ def parse_stat(data: bytes) -> ProcessStat:
     return found
 
 
-def parse_status(data: bytes, known: dict[bytes, frozenset[int]] | None = None) -> ProcessStatus:
+def parse_status(data: bytes, known: "dict[bytes, frozenset[int]] | None" = None) -> ProcessStatus:
     """Parse /proc/PID/status; raise ValueError where a line is missing (a tree that is no proc).
 
     The lines are looked up one after the other: thousands of processes are read in a scan. Most
@@ -100,16 +101,16 @@ def status_line_value(data: bytes, key: bytes) -> bytes:
 
 
 class Proc:
-    """The process tree below `root` (`/proc`)."""
+    """The process tree below `root` (`/proc`); `pins` has a list of it, where gpulockd made one."""
 
-    __slots__ = ("_groups", "_kthreadd", "_own_users", "_reader", "root")
+    __slots__ = ("_groups", "_kthreadd", "_own_users", "_reader", "pins", "root")
 
-    def __init__(self, root: str = "/proc") -> None:
-        self.root = root
+    def __init__(self, root: str = "/proc", pins: str = PINS) -> None:
+        self.root, self.pins = root, pins
         self._groups: dict[bytes, frozenset[int]] = {}
-        self._kthreadd: bool | None = None
-        self._own_users: int | None = None
-        self._reader: TimedReader | None = None
+        self._kthreadd: "bool | None" = None
+        self._own_users: "int | None" = None
+        self._reader: "TimedReader | None" = None
 
     def read(self, pid: int, name: str) -> bytes:
         """Return the bytes of /proc/PID/NAME; raise ProcessLookupError when the process is gone.
@@ -275,7 +276,7 @@ class Proc:
         finally:
             os.close(fd)
 
-    def pid_namespace(self, unseen: str | None = None) -> str:
+    def pid_namespace(self, unseen: "str | None" = None) -> str:
         """Return our pid and time namespaces (`pid:[4026531836] time:[4026531834]`).
 
         In another time namespace the start times of processes read differently. A kernel before

@@ -69,6 +69,13 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("device", "recovery_action", COUNT, "what the driver asks for, by nvml.h; 0: nothing"),
     ("device", "remap_failure", COUNT, "1: a row of its memory could not be remapped"),
     ("device", "remap_pending", COUNT, "1: a row is remapped at the next reset"),
+    ("device", "pcie_width", COUNT, "lanes of its PCIe link"),
+    ("device", "pcie_width_max", COUNT, "most lanes that card and slot can have"),
+    ("device", "pcie_generation", COUNT, "of its PCIe link; lower while it idles"),
+    ("device", "nvlink_active", COUNT, "NVLinks that are up"),
+    ("device", "clock_reasons", TEXT, "why the clocks are low, by a comma"),
+    ("device", "power_limit", REAL, "watts"),
+    ("device", "persistence", COUNT, "1: the driver keeps the card ready"),
     ("token", "since", REAL, "the claim; its buckets begin here"),
     ("token", "until", REAL, "the last look that counts for it"),
     ("token", "busy", REAL, "seconds at work"),
@@ -79,6 +86,10 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("token", "energy", REAL, "joules"),
     ("token", "memory_peak", COUNT, "bytes, the most that was seen in use"),
     ("token", "foreign", REAL, "seconds in which foreign processes were seen beside it"),
+    ("token", "cpu_seconds", REAL, "processor time of the cgroup of the claim's job on this host"),
+    ("token", "cpus", COUNT, "processors that the job may use"),
+    ("token", "host_memory_peak", COUNT, "bytes of the host's memory, the most of that cgroup"),
+    ("token", "host_memory", COUNT, "bytes of it that the job may use"),
     ("token", "width", REAL, "seconds of a bucket"),
     ("token", "used", LIST, "milliseconds at work in each bucket"),
     ("token", "covered", LIST, "milliseconds observed in each bucket"),
@@ -109,6 +120,13 @@ class DeviceSample:
     recovery_action: int | None
     remap_failure: int | None
     remap_pending: int | None
+    pcie_width: int | None
+    pcie_width_max: int | None
+    pcie_generation: int | None
+    nvlink_active: int | None
+    clock_reasons: str
+    power_limit: float | None
+    persistence: int | None
 
     def __init__(self, values: dict[str, object], own: dict[str, str]) -> None:
         self.__dict__ = {**BLANK["device"], **values}
@@ -128,6 +146,10 @@ class ClaimUsage:
     energy: float | None
     memory_peak: int | None
     foreign: float | None
+    cpu_seconds: float | None
+    cpus: int | None
+    host_memory_peak: int | None
+    host_memory: int | None
     width: float | None
     used: tuple[int, ...]
     covered: tuple[int, ...]
@@ -137,7 +159,7 @@ class ClaimUsage:
 
     def means(self) -> list[float | None]:
         """Return the share of time at work in each bucket, None where nothing was observed."""
-        pairs = zip(self.used, self.covered, strict=False)
+        pairs = zip(self.used, self.covered)
         return [min(1.0, used / covered) if covered else None for used, covered in pairs]
 
 

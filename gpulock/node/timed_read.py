@@ -26,8 +26,8 @@ class ReaderThread:
     def __init__(self) -> None:
         self.finished = True
         self.pid = os.getpid()
-        self._act: Callable[[], bytes] | None = None
-        self._result: bytes | BaseException = b""
+        self._act: "Callable[[], bytes] | None" = None
+        self._result: "bytes | BaseException" = b""
         self._go, self._done = allocate_lock(), allocate_lock()
         self._go.acquire()
         self._done.acquire()
@@ -71,7 +71,7 @@ class TimedReader:
     __slots__ = ("_hung", "_worker")
 
     def __init__(self) -> None:
-        self._worker: ReaderThread | None = None
+        self._worker: "ReaderThread | None" = None
         self._hung: dict[int, ReaderThread] = {}
 
     def read(self, pid: int, act: "Callable[[], bytes]") -> bytes:

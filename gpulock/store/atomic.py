@@ -16,7 +16,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # no room: an administrator's doing, no fau
 LIMIT = 1 << 16  # bytes: an owner record has about 700, a settings file a few thousand
 
 
-def read_file(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> bytes:
+def read_file(path: str, limit: int = LIMIT, dir_fd: "int | None" = None) -> bytes:
     """Return the whole of a regular file; raise OSError (EINVAL: not regular, EFBIG: too long)."""
     fd = os.open(path, OPEN_READ, dir_fd=dir_fd)
     try:
@@ -41,7 +41,7 @@ def read_file(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> bytes
         os.close(fd)
 
 
-def read_text(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> str:
+def read_text(path: str, limit: int = LIMIT, dir_fd: "int | None" = None) -> str:
     """Return the file as text; bytes that are no UTF-8 survive as surrogates."""
     return read_file(path, limit, dir_fd).decode("utf-8", "surrogateescape")
 
@@ -65,8 +65,8 @@ def replace_file(
     path: str,
     data: bytes,
     mode: int = 0o644,
-    dir_fd: int | None = None,
-    owner: tuple[int, int] | None = None,
+    dir_fd: "int | None" = None,
+    owner: "tuple[int, int] | None" = None,
     durable: bool = False,
 ) -> None:
     """Put `data` in the place of `path`, whole or not at all; raise OSError.
@@ -99,7 +99,7 @@ def replace_file(
         raise
 
 
-def fsync_path(path: str, dir_fd: int | None = None) -> None:
+def fsync_path(path: str, dir_fd: "int | None" = None) -> None:
     """Make the content of a file, or the names in a folder, survive a power cut; raise OSError."""
     fd = os.open(path, OPEN_READ, dir_fd=dir_fd)
     try:
@@ -118,7 +118,7 @@ def append_file(path: str, data: bytes) -> None:
         os.close(fd)
 
 
-def create_file(path: str, data: bytes, mode: int = 0o644, dir_fd: int | None = None) -> None:
+def create_file(path: str, data: bytes, mode: int = 0o644, dir_fd: "int | None" = None) -> None:
     """Write a file that is not there yet; raise OSError. A crash may leave it cut short."""
     fd = os.open(path, OPEN_NEW, mode, dir_fd=dir_fd)
     try:
@@ -135,7 +135,7 @@ def mkdir_if_missing(path: str) -> None:
         return
 
 
-def remove_quietly(path: str, dir_fd: int | None = None) -> None:
+def remove_quietly(path: str, dir_fd: "int | None" = None) -> None:
     """Remove a file where that is possible; for clean-up after an error that counts more."""
     try:
         os.unlink(path, dir_fd=dir_fd)

@@ -86,7 +86,7 @@ def forget_earlier_grants(store: LockStore, boot_id: str) -> None:
     Raises Refusal, also where one was lost in this boot: then STATE_DIR has lost its boot id.
     """
     try:
-        for name in store.lost_ids(store.read_all_locks()):
+        for name in store.find_lost(store.read_all_locks())[0]:
             text = atomic.read_text(f"{store.root}/{GRANT}{name}")
             if f"\nboot_id={boot_id}\n" in text:
                 raise lost_locks_refusal(f"the locks of {name}")

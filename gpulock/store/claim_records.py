@@ -77,7 +77,7 @@ def drop_device_from_record(state_dir: str, record: Owner, device: str) -> None:
 
 
 def record_pending_history(
-    state_dir: str, lock_dir: str, record: Owner, kept: str, dir_fd: int | None = None
+    state_dir: str, lock_dir: str, record: Owner, kept: str, dir_fd: "int | None" = None
 ) -> None:
     """Note that a claim will be owed a line of the history; what fails here fails no job.
 

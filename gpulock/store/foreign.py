@@ -41,7 +41,7 @@ def write_foreign_uses(
     atomic.replace_file(f"{lock_dir}/foreign", text.encode("utf-8", "replace"))
 
 
-def read_foreign_uses(lock_dir: str, now: float, boot_id: str) -> dict[str, ForeignUse] | None:
+def read_foreign_uses(lock_dir: str, now: float, boot_id: str) -> "dict[str, ForeignUse] | None":
     """Return what is known by device, None where nothing is; raise OSError or ValueError."""
     try:
         text = atomic.read_text(f"{lock_dir}/foreign", LIMIT)

@@ -33,12 +33,13 @@ class Lock:
     `anchors` are (pid, start, supplementary group) of further shepherds, `orphans` what stopped
     a reap, `seen` whether a Slurm job's extern step was ever seen; empty until `read_details`.
     `steps` are (pid, start) of a Slurm job's step daemons and processes, `extern` whether one is
-    the daemon of the whole allocation; told by `Judge.attach`.
+    the daemon of the whole allocation; told by `Judge.attach`. `mps` is gpulockd's word on the MPS
+    of a share's card: `PID START`, or `! WHY` there is none.
     """
 
-    __slots__ = ("anchors", "extern", "fault", "id", "orphans", "owner", "seen", "steps")
+    __slots__ = ("anchors", "extern", "fault", "id", "mps", "orphans", "owner", "seen", "steps")
 
-    def __init__(self, name: str, record: Owner | None, fault: str) -> None:
+    def __init__(self, name: str, record: "Owner | None", fault: str) -> None:
         self.id = name
         self.owner = record
         self.fault = fault
@@ -47,6 +48,7 @@ class Lock:
         self.seen = False
         self.extern = False
         self.steps: list[tuple[int, int]] = []
+        self.mps = ""
 
     def shepherds(self) -> list[tuple[int, int]]:
         """Return (pid, start) of every process that keeps the lock alive."""
@@ -72,7 +74,7 @@ class LockStore:
         self.path = path
         self.enter(None)
 
-    def enter(self, fd: int | None) -> None:
+    def enter(self, fd: "int | None") -> None:
         """Let every path be below the folder that is open as `fd`; None: below LOCK_DIR's name."""
         self.fd = fd
         self.root = root = self.path if fd is None else f"/proc/self/fd/{fd}"
@@ -155,17 +157,22 @@ class LockStore:
             return
         lock.seen = "seen" in names
         if "orphans" in names:
-            try:
-                lock.orphans = atomic.read_text(f"{self.locks_dir}/{lock.id}/orphans").strip()
-            except OSError:
-                lock.orphans = "unreadable"
+            lock.orphans = self._read_mark(lock.id, "orphans") or "unreadable"
+        if "mps" in names:
+            lock.mps = self._read_mark(lock.id, "mps")
         if "anchors" in names:
             try:
                 folder = f"{self.locks_dir}/{lock.id}/anchors"
-                found = [read_anchor(folder, n) for n in os.listdir(folder) if n[0] != "."]
+                found = [owner.read_anchor(folder, n) for n in os.listdir(folder) if n[0] != "."]
                 lock.anchors = [anchor for anchor in found if anchor]
             except (OSError, ValueError) as fault:
                 lock.fault = f"its anchors: {fault}"
+
+    def _read_mark(self, name: str, mark: str) -> str:
+        try:
+            return atomic.read_text(f"{self.locks_dir}/{name}/{mark}").strip()
+        except OSError:
+            return ""
 
     def make(self, name: str, record: Owner) -> None:
         """Lock one device: mkdir, then the owner; raise OSError (EEXIST: it is held)."""
@@ -214,14 +221,10 @@ class LockStore:
         except FileNotFoundError:
             return
 
-    def lost_ids(self, held: dict[str, Lock]) -> list[str]:
-        """Return the ids whose lock, or its record, is gone, but not by us; raise Refusal."""
-        return self.find_lost(held)[0]
-
     def find_lost(self, held: dict[str, Lock]) -> tuple[list[str], bool]:
-        """Return the same, and whether LOCK_DIR itself was lost in this boot; raise Refusal.
+        """Return the ids whose lock, or its record, is gone, but not by us; raise Refusal.
 
-        `held` are all locks, read before.
+        And whether LOCK_DIR itself was lost in this boot. `held` are all locks, read before.
         """
         try:
             names = os.listdir(self.root)
@@ -300,7 +303,7 @@ class LockStore:
         except OSError:
             return
 
-    def has_token(self, name: str, token: str | None) -> bool:
+    def has_token(self, name: str, token: "str | None") -> bool:
         """Return whether a lock has this token, or for None no owner; raise OSError."""
         try:
             text = atomic.read_text(f"{self.at}locks/{name}/owner", dir_fd=self.fd)
@@ -335,15 +338,3 @@ class LockStore:
             atomic.append_file(f"{self.root}/{DROPPED}", b"." * count)
         except OSError:
             return
-
-
-def read_anchor(folder: str, name: str) -> tuple[int, int, int] | None:
-    """Return (pid, start, group) of an anchor, None for one forgotten since it was listed.
-
-    Raises OSError or ValueError.
-    """
-    pid, _, start = name.partition(".")
-    try:
-        return int(pid), int(start), int(atomic.read_text(f"{folder}/{name}"))
-    except FileNotFoundError:
-        return None

@@ -5,7 +5,7 @@ Hot. FIELDS is normative. The key fields (scheduler, cluster, node, job_id, task
 in all versions; an unknown key is ignored; an unknown version is held and reported, never reaped.
 """
 
-from gpulock.store import kv
+from gpulock.store import atomic, kv
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("token", TEXT, "all", "random, one a claim"),
     ("uuid", TEXT, "all", "UUID of this device, empty: not known at the claim"),
     ("minor", TEXT, "all", "N of its /dev/nvidiaN, empty: not known"),
+    (
+        "places",
+        NUMBER,
+        "all",
+        "of a share: how many of them its card was parted into, 0: not known",
+    ),
     ("comment", TEXT, "admin", "why"),
     ("devices", LIST, "all", "ids of the whole grant; the last line: it marks a whole record"),
 )
@@ -54,6 +60,8 @@ CONVERT: "dict[str, Callable[[str], object]]" = {
     REAL: float,
     LIST: lambda text: tuple(text.split(",")) if text else (),
 }
+LONGEST = 4300  # digits of a number, as newer Pythons have it; the first of 3.9 read any number
+HEALTH_USER, HEALTH_COMMENT = "gpulockd", "health check"  # of a claim that gives way to any other
 CONVERTED = [(key, CONVERT[kind]) for key, kind in TYPES.items() if kind != TEXT]
 
 
@@ -87,6 +95,7 @@ class Owner:
     token: str
     uuid: str
     minor: str
+    places: int
     comment: str
     devices: tuple[str, ...]
 
@@ -108,6 +117,10 @@ class Owner:
     def run(self) -> tuple[int, int, int]:
         """Return what tells one run of the same job from another."""
         return (self.pid, self.start, self.restart)
+
+    def is_health_check(self) -> bool:
+        """Return whether gpulockd holds the device for HEALTH_COMMAND: a claim takes it back."""
+        return self.comment == HEALTH_COMMENT and self.user == HEALTH_USER
 
     def job(self) -> str:
         """Return how people name the job: `12`, `12.3` for an array task, `pid 4711`."""
@@ -146,6 +159,8 @@ def parse_owner(text: str) -> Owner:
     for key, convert in CONVERTED:
         if key in pairs:
             try:
+                if convert is int and len(pairs[key]) > LONGEST:
+                    raise ValueError
                 fields[key] = convert(pairs[key])
             except ValueError:
                 raise kv.MalformedError(f"{key}={pairs[key][:40]!r} is no number") from None
@@ -164,3 +179,15 @@ def is_cut_short(text: str) -> bool:
     """
     begins = text.startswith(VERSION_LINE) or VERSION_LINE.startswith(text)
     return "\0" in text or (begins and not (text.endswith("\n") and "\ndevices=" in text))
+
+
+def read_anchor(folder: str, name: str) -> "tuple[int, int, int] | None":
+    """Return (pid, start, group) of an anchor, None for one forgotten since it was listed.
+
+    Raises OSError or ValueError.
+    """
+    pid, _, start = name.partition(".")
+    try:
+        return int(pid), int(start), int(atomic.read_text(f"{folder}/{name}"))
+    except FileNotFoundError:
+        return None

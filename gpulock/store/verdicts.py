@@ -41,7 +41,7 @@ def write_verdicts(lock_dir: str, found: dict[str, Verdict], boot_id: str) -> No
 
 def read_dated_verdicts(
     lock_dir: str, now: float, boot_id: str
-) -> tuple[dict[str, Verdict] | None, float | None]:
+) -> "tuple[dict[str, Verdict] | None, float | None]":
     """Return the verdicts by token, None where none are fresh, and when they were made.
 
     `now` and that time are CLOCK_BOOTTIME seconds; the time is None where there are none of this

@@ -51,10 +51,15 @@ def advise_device_release(
     if row.state in SIMPLE:
         return REMEMBERS if row.reason.endswith(MEMORY_CHECK_PENDING) else SIMPLE[row.state]
     if record is None or (row.lock and row.lock.fault):
-        return advise_unreadable_lock(row, name)
+        return advise_without_owner(row, name)
     if row.state == states.NOT_KNOWN:
         return "a reap that can prove its end", f"gpulock reap, or {FORCE.format(name)}"
     return advise_held_device(record, name, proof)
+
+
+def is_closed_by_mps(row: DeviceState) -> bool:
+    """Return whether nobody holds a device, and its MPS keeps it from being free."""
+    return row.state == states.HELD and row.lock is None
 
 
 def advise_open_device(row: DeviceState, name: str, pids: Sequence[int]) -> tuple[str, str]:
@@ -65,8 +70,10 @@ def advise_open_device(row: DeviceState, name: str, pids: Sequence[int]) -> tupl
     return "the end of the process that has it open", f"{end_process_hint(pids)}, or {out}"
 
 
-def advise_unreadable_lock(row: DeviceState, name: str) -> tuple[str, str]:
-    """Return the advice for a lock without an owner that can be read."""
+def advise_without_owner(row: DeviceState, name: str) -> tuple[str, str]:
+    """Return the advice for a device without an owner that can be read."""
+    if is_closed_by_mps(row):
+        return "the end of that MPS, by gpulockd", "gpulock doctor"
     if row.lock and row.lock.fault:
         return "an administrator: no reap frees what it cannot read", FORCE.format(name)
     return "a reap, where no claim is at work", "gpulock reap"

@@ -139,7 +139,7 @@ def format_table_line(row: Sequence[Cell], columns: Sequence[Column], widths: Se
     """Return one line: padded first, coloured then, no blanks at its end."""
     parts: list[str] = []
     last = len(columns) - 1
-    for n, (cell, column, width) in enumerate(zip(row, columns, widths, strict=True)):
+    for n, (cell, column, width) in enumerate(zip(row, columns, widths)):
         text = clip_text(cell.text, width)
         padded = text.rjust(width) if column.right else text if n == last else text.ljust(width)
         parts.append(padded.replace(text, paint_text(text, cell.colour), 1) if text else padded)

@@ -13,13 +13,15 @@ from collections.abc import Callable
 from functools import cache
 
 from gpulock.alloc import liveness
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, claim_preferring_unused
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
+from gpulock.node.devices import SHARE
+from gpulock.node.kinds import is_of_kind
 from gpulock.sge import hook
 from gpulock.sge.verdict import SgeJobRule
 from gpulock.slurm import verdict
@@ -94,9 +96,7 @@ def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Ow
     )
 
 
-def find_other_process_grant(
-    node: Node, record: Owner, count: int, wanted: tuple[str, ...]
-) -> tuple[str, ...]:
+def find_other_process_grant(node: Node, record: Owner, want: ClaimRequest) -> tuple[str, ...]:
     """Return what the process of `record` holds in another grant: it may have one."""
     if not node.store.exists():
         return ()
@@ -106,7 +106,13 @@ def find_other_process_grant(
             continue
         if other.run() != record.run() or other.boot_id != record.boot_id:
             continue  # of an earlier process of this number
-        if len(other.devices) != count or (wanted and set(wanted) != set(other.devices)):
+        cards = {name.partition(SHARE)[0] for name in other.devices}
+        same = len(other.devices) == want.count and want.share == (SHARE in lock.id)
+        if same and not want.wanted and not want.share:
+            kinds = dict(want.kinds or ((node.settings.plain_request, 0),))
+            held = [device for device in node.devices() if device.id in other.devices]
+            same = all(any(is_of_kind(device, kind) for kind in kinds) for device in held)
+        if not same or (want.wanted and set(want.wanted) != cards):
             return other.devices
     return ()
 
@@ -127,18 +133,10 @@ def ensure_node_dirs(node: Node) -> None:
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
 
 
-def claim_for_process(
-    node: Node, record: Owner, count: int, wanted: tuple[str, ...], deadline: Deadline
-) -> Grant:
+def claim_for_process(node: Node, record: Owner, want: ClaimRequest, deadline: Deadline) -> Grant:
     """Claim for a process, and note it for a later adoption; raise Refusal."""
-    if wanted:
-        grant = claim_devices(
-            node, record, ClaimRequest(count, wanted), lambda: make_liveness_judge(node), deadline
-        )
-    else:
-        grant = claim_preferring_unused(
-            node, record, ClaimRequest(count), lambda: make_liveness_judge(node), deadline
-        )
+    claim = claim_devices if want.wanted or want.share else claim_preferring_unused
+    grant = claim(node, record, want, lambda: make_liveness_judge(node), deadline)
     kept, token = "", grant.owner.token
     try:
         kept, grant.fault = claim_records.write_record_or_mark(node.settings.state_dir, grant.owner)

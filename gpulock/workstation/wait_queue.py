@@ -11,6 +11,7 @@ from __future__ import annotations
 import pwd
 from collections.abc import Callable
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import INFO, WARNING, DaemonJournal
@@ -154,7 +155,7 @@ class SocketClaims:
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
         self._busy: SocketReply | None = None
-        self._asked: tuple[int, tuple[str, ...]] = (0, ())
+        self._asked: tuple[object, ...] = ()
         self._until = 0.0
         self._names: dict[int, str] = {}
 
@@ -166,7 +167,8 @@ class SocketClaims:
         """Return GRANTED, REFUSED, or WAITING where the devices are not free yet."""
         request = client.request
         assert request is not None
-        question = request.number, request.devices
+        asked = request.number, request.devices, request.share, request.device_kind
+        question = (*asked, client.peer.account)
         if self._busy and question == self._asked and clock_boottime() < self._until:
             return self._busy
         reply = self._claim(node, client, request, deadline)
@@ -177,17 +179,16 @@ class SocketClaims:
     def _claim(
         self, node: Node, client: Client, request: SocketRequest, deadline: Deadline
     ) -> SocketReply:
+        kinds = ((request.device_kind, request.number),) if request.device_kind else ()
+        share = bool(request.share)
+        want = ClaimRequest(request.number, request.devices, share=share, kinds=kinds)
         try:
             record = self._record(node, client, request)
-            other = process_claims.find_other_process_grant(
-                node, record, request.number, request.devices
-            )
+            other = process_claims.find_other_process_grant(node, record, want)
             if other:
                 why = f"pid {record.pid} holds {' '.join(other)} already"
                 raise Refusal(INVALID_REQUEST, why, f"gpulock release --pid {record.pid} first")
-            grant = process_claims.claim_for_process(
-                node, record, request.number, request.devices, deadline
-            )
+            grant = process_claims.claim_for_process(node, record, want, deadline)
         except Refusal as refusal:
             state = WAITING if is_temporary_refusal(refusal) else REFUSED
             return SocketReply(state, kind=refusal.kind, why=refusal.why, do=refusal.do)
@@ -196,7 +197,8 @@ class SocketClaims:
         self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {grant.waited * 1000:.1f} ms")
         if grant.fault:
             self._journal.say(WARNING, f"{who}: {grant.fault}")
-        return SocketReply(GRANTED, token=grant.owner.token, devices=ids)
+        places = grant.owner.places
+        return SocketReply(GRANTED, token=grant.owner.token, devices=ids, places=places)
 
     def _record(self, node: Node, client: Client, request: SocketRequest) -> Owner:
         """Return the record of a claim by a process that is still the client's; raise Refusal."""

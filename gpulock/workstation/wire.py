@@ -11,6 +11,7 @@ import socket
 from typing import NamedTuple, cast
 
 from gpulock.errors import one_line
+from gpulock.node.kinds import SHARE_KIND, parse_kind
 from gpulock.store import kv
 
 SOCKET = "socket"  # in LOCK_DIR
@@ -26,8 +27,9 @@ FOR_EVER = float("inf")
 class SocketRequest(NamedTuple):
     """What a client asks for. `pid` and `start` name the process that holds or is to hold.
 
-    `number` devices, of `devices` (lock ids) alone where there are some. `wait` in seconds.
-    `comment` as in an owner record.
+    `number` devices, of `devices` (lock ids) alone where there are some; with `share` 1 a place
+    on each is enough. `device_kind` as in gpulock.node.kinds. `wait` in seconds. `comment` as in
+    an owner record.
     """
 
     act: str
@@ -37,12 +39,15 @@ class SocketRequest(NamedTuple):
     devices: tuple[str, ...] = ()
     wait: float = 0.0
     comment: str = ""
+    share: int = 0
+    device_kind: str = ""
 
 
 class SocketReply(NamedTuple):
     """What the daemon answers; after WAITING there is more to come.
 
-    `kind`, `why` and `do` of a refusal; `why` and `before` (callers in line) while waiting.
+    `places` of shares that were granted: how many their card has. `kind`, `why` and `do` of a
+    refusal; `why` and `before` (callers in line) while waiting.
     """
 
     state: str
@@ -52,6 +57,7 @@ class SocketReply(NamedTuple):
     kind: str = ""
     why: str = ""
     do: str = ""
+    places: int = 0
 
 
 def encode_request(request: SocketRequest) -> bytes:
@@ -78,7 +84,13 @@ def parse_request(data: bytes) -> SocketRequest:
     if comment not in ("", "run"):
         raise ValueError("no such comment")
     pid, start = parse_whole_number(pairs, "pid"), parse_whole_number(pairs, "start")
-    return SocketRequest(act, pid, start, count, devices, wait, comment)
+    share = int(parse_whole_number(pairs, "share") > 0)
+    kind = pairs.get("device_kind", "")
+    if kind:
+        kind = parse_kind(kind[:LONGEST])
+        if devices or share or kind == SHARE_KIND:
+            raise ValueError("a kind, and devices or shares")
+    return SocketRequest(act, pid, start, count, devices, wait, comment, share, kind)
 
 
 def encode_reply(reply: SocketReply) -> bytes:
@@ -92,7 +104,8 @@ def parse_reply(data: bytes) -> SocketReply:
     names = pairs.get("devices", "")
     devices, before = tuple(names.split(",")) if names else (), parse_whole_number(pairs, "before")
     texts = {key: pairs.get(key, "") for key in ("state", "token", "kind", "why", "do")}
-    return SocketReply(devices=devices, before=before, **texts)
+    places = parse_whole_number(pairs, "places")
+    return SocketReply(devices=devices, before=before, places=places, **texts)
 
 
 def encode_packet(first_line: str, fields: dict[str, object]) -> bytes:

@@ -7,7 +7,8 @@
 set -euo pipefail
 [ -z "${PYXIS_VERSION-}" ] || exit 0
 [ -v CUDA_VISIBLE_DEVICES ] || exit 0 # no job of gpulock's
-for name in CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER NVIDIA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL GPULOCK_DEVICES; do
+for name in CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER NVIDIA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL \
+	GPULOCK_DEVICES GPULOCK_SHARE; do
 	sed -i "/^${name}=/d" "${ENROOT_ENVIRON}"
 	[ ! -v "${name}" ] || printf '%s=%s\n' "${name}" "${!name}" >>"${ENROOT_ENVIRON}"
 done

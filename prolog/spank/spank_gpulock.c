@@ -39,6 +39,7 @@ static const char *const given[] = {
 	"SLURM_JOB_ID=",        "SLURM_STEP_ID=",       "SLURM_STEP_GPUS=", "SLURM_GPUS_ON_NODE=",
 	"SLURM_LOCALID=",       "SLURM_GTIDS=",         "SLURMD_NODENAME=", "CUDA_VISIBLE_DEVICES=",
 	"APPTAINER_BINDPATH=",  "SINGULARITY_BINDPATH=",
+	"SLURM_RESTART_COUNT=",
 };
 #define GIVEN (sizeof given / sizeof *given)
 

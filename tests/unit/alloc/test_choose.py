@@ -165,6 +165,7 @@ def shuffled_links(size: int, seed: int) -> tuple[list[Device], Links]:
     return free, links
 
 
+@pytest.mark.slow
 @FEW
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(0, 1000))
 def test_a_choice_is_a_subset_of_just_that_size_in_order_and_always_the_same(

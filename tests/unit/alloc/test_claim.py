@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices, claim_preferring_unused
 from gpulock.errors import BUSY
 from gpulock.store import boot, quarantine

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.same_job import whole_grant
 from gpulock.errors import BUSY, Refusal

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import release_locks
 from gpulock.errors import UNKNOWN, Refusal

@@ -21,15 +21,16 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.reaper import FREED
 from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
-from gpulock.node import settings
 from gpulock.node.context import Node
+from gpulock.node.devices import SHARE
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import owner
 from gpulock.store.counters import ClaimCounters
@@ -42,6 +43,7 @@ from tests.bench.scene import folder, linked_proc
 pytestmark = pytest.mark.slow
 
 GPUS, MOST = 8, 4
+PLACES = 6  # more locks than GPUs, where three of them have 10 places
 BOLD = 0.02  # how often a worker asks although it sees that too few are free
 SOAK = pytest.mark.soak
 FORK = get_context("fork")
@@ -56,7 +58,7 @@ class Field:
         with self.config.open("a") as file:
             file.write(f"PROC_ROOT={self.proc}\n")
         self.log = root / "log"
-        self.node = Node(settings.read_settings(str(self.config)))
+        self.node = Node(read_settings(str(self.config)))
         self._crowd: list[BaseProcess] = []
 
     def clear(self) -> None:
@@ -86,13 +88,12 @@ class Field:
         lines = [line.split(" ") for line in self.log.read_text().splitlines()]
         return sorted((int(when), event, int(pid), name) for when, event, pid, name in lines)
 
-    def claim(self, count: int, record: Owner | None = None) -> Grant:
+    def claim(self, count: int, record: Owner | None = None, share: bool = False) -> Grant:
         """Claim for this process."""
         node = self.node
         own = record or make_process_owner(node, os.getpid(), "worker")
-        return claim_devices(
-            node, own, ClaimRequest(count), lambda: make_liveness_judge(node), Deadline(60)
-        )
+        want = ClaimRequest(count, share=share)
+        return claim_devices(node, own, want, lambda: make_liveness_judge(node), Deadline(60))
 
     def release(self, token: str) -> ReleaseResult:
         """Release one claim."""
@@ -105,7 +106,7 @@ class Field:
         """Claim, log, log, release, so many times; a worker's whole life."""
         luck = random.Random(seed)
         for _ in range(claims):
-            grant = self.insist(luck.randint(1, MOST), luck)
+            grant = self.insist(luck.randint(1, MOST), luck, bool(luck.randrange(3)))
             ids = [device.id for device in grant.devices]
             self.note("take", ids)
             self.note("give", ids)
@@ -114,16 +115,19 @@ class Field:
             self.hide(os.getpid())
             assert sorted([*released.freed, *[name for name, _ in released.kept]]) == sorted(ids)
 
-    def insist(self, count: int, luck: random.Random) -> Grant:
+    def insist(self, count: int, luck: random.Random, share: bool = False) -> Grant:
         """Claim until it is granted, and be seen by every judge from before the claim on.
 
-        A refused claim looks at all processes: so peek first, and be seen only when at it.
+        With `share` it is places, where the node has some. A refused claim looks at all processes:
+        so peek first, and be seen only when at it.
         """
         while True:
-            if len(os.listdir(self.node.store.locks_dir)) + count <= GPUS or luck.random() < BOLD:
+            share = share and bool(self.node.settings.shares)
+            most = GPUS + PLACES if self.node.settings.shares else GPUS
+            if len(os.listdir(self.node.store.locks_dir)) + count <= most or luck.random() < BOLD:
                 self.show(os.getpid())
                 try:
-                    return self.claim(count)
+                    return self.claim(count, share=share)
                 except Refusal as refusal:
                     self.hide(os.getpid())
                     if refusal.kind != BUSY:
@@ -206,6 +210,55 @@ def test_64_processes_contend_for_8_devices(field: Field, workers: int, claims: 
     freed = len([e for e in events if e[1] == "freed"])
     freed += int(totals.get("reaped_process", "0"))  # kept by a release, then settled
     assert freed == len([e for e in events if e[1] == "take"])
+    assert field.node.store.read_all_locks() == {}
+    assert len(field.claim(GPUS).devices) == GPUS
+
+
+def places_beyond(events: list[tuple[int, str, int, str]], places: dict[str, int]) -> list[str]:
+    """Return where the log shows more places of a card held than it has, or one beside its card."""
+    held: set[str] = set()
+    wrong: list[str] = []
+    for when, event, pid, name in events:
+        if event == "take":
+            held.add(name)
+        elif event == "give":
+            held.discard(name)
+        card = name.partition(SHARE)[0]
+        taken = [one for one in held if one.startswith(f"{card}{SHARE}")]
+        if len(taken) > places.get(card, 0) or (taken and card in held):
+            wrong.append(f"{when}: {pid} {event}s {name}, and there are {' '.join(taken)}")
+    return wrong
+
+
+def test_more_places_than_there_are_and_a_card_beside_its_places_are_found() -> None:
+    two = [(1, "take", 7, "a.share1"), (2, "take", 8, "a.share2")]
+    assert places_beyond(two, {"a": 2}) == []
+    assert len(places_beyond(two, {"a": 1})) == 1
+    assert len(places_beyond([(1, "take", 7, "a.share1"), (2, "take", 8, "a")], {"a": 2})) == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "claims"), [(64, 6), pytest.param(64, 60, marks=[SOAK, pytest.mark.timeout(600)])]
+)
+def test_64_processes_contend_for_places_and_devices(
+    field: Field, workers: int, claims: int
+) -> None:
+    with field.config.open("a") as file:
+        file.write("SHARES=5:4 6:4 7:2\n")
+    field.node = Node(read_settings(str(field.config)))
+    field.release(field.claim(1).owner.token)
+    crowd = [field.start(seed, claims) for seed in range(workers)]
+    for process in crowd:
+        process.join()
+
+    assert [process.exitcode for process in crowd] == [0] * workers
+    events = field.events()
+    cards = field.node.devices()
+    assert held_twice(events) == []
+    assert places_beyond(events, {cards[5].id: 4, cards[6].id: 4, cards[7].id: 2}) == []
+    names = {name for _, event, _, name in events if event == "take"}
+    assert {card.id for card in cards} & names
+    assert [name for name in names if SHARE in name]
     assert field.node.store.read_all_locks() == {}
     assert len(field.claim(GPUS).devices) == GPUS
 

@@ -20,6 +20,7 @@ from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
+from tests.support.pairs import zip_equal
 from tests.support.trees import FakeProc, record
 
 OWNER, OTHER, SUBORDINATE = 61_001, 61_002, 3_000_005
@@ -366,7 +367,7 @@ def test_who_may_have_subordinate_uids(
     tmp_path: Path, subuid: str | None, nsswitch: str | None, may: bool
 ) -> None:
     paths = tmp_path / "subuid", tmp_path / "nsswitch.conf"
-    for path, text in zip(paths, (subuid, nsswitch), strict=True):
+    for path, text in zip_equal(paths, (subuid, nsswitch)):
         if text is not None:
             path.write_text(text)
     assert may_have_subordinate_uids(OWNER, "owner", *map(str, paths)) is may

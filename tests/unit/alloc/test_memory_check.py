@@ -10,7 +10,7 @@ import click
 import pytest
 
 from gpulock.alloc import memory_check
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.memory_check import CLEAN, DIRTY, MIB, NO_SAMPLE, OTHER_PROCESSES, WAIT
 from gpulock.alloc.release import ReleaseResult, release_locks

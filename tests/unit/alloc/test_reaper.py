@@ -39,6 +39,27 @@ def reap_all(box: Box, dry_run: bool = False) -> dict[str, ReapOutcome]:
     return {outcome.lock.id: outcome for outcome in found}
 
 
+@pytest.mark.parametrize(
+    ("name", "inventory"),
+    [
+        (f"{bus(0)}.gi1.ci0", ()),
+        (bus(0), (f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-a")),
+        (bus(9), ()),
+    ],
+    ids=["an instance", "a card that is split", "a card that is gone"],
+)
+def test_the_last_guard_knows_what_the_node_does_not_show_any_more(
+    box: Box, name: str, inventory: tuple[str, ...]
+) -> None:
+    box.inventory(*inventory)
+    box.node().store.make(name, record(devices=(name,), minor="0"))
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    outcome = reap_all(box)[name]
+    assert (outcome.act, outcome.reason) == (ORPHANS, f"process 700 has {name} open")
+    box.proc.remove(700)
+    assert reap_all(box)[name].act == FREED
+
+
 def act(box: Box, number: int = 0) -> str:
     return reap_all(box)[bus(number)].act
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.deadline import Deadline

@@ -10,6 +10,7 @@ from gpulock.alloc.states import STATES, DeviceState
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
+from tests.support.pairs import zip_equal
 from tests.support.trees import bus, record
 
 
@@ -57,7 +58,7 @@ def test_a_lock_is_what_its_verdict_says(verdict: str, expected: str) -> None:
 def shares(*jobs: str) -> dict[str, Lock]:
     names = [f"{bus(0)}.share{number}" for number, _ in enumerate(jobs, 1)]
     owners = [record(job_id=job, token=f"t{job}") for job in jobs]
-    return {n: Lock(n, owner, "") for n, owner in zip(names, owners, strict=True)}
+    return {n: Lock(n, owner, "") for n, owner in zip_equal(names, owners)}
 
 
 def test_a_shared_card_names_every_holder_the_one_in_trouble_first() -> None:
@@ -83,6 +84,20 @@ def test_a_device_without_a_lock_is_free_or_used_by_a_stranger() -> None:
     assert one({}).state == "free"
     assert one({}, foreign=bus(0)).state == "foreign"
     assert one(locked(), foreign=bus(0)).state == "held"
+
+
+def test_a_card_that_its_mps_closes_is_held_without_a_lock_or_used_by_a_stranger() -> None:
+    closed = {bus(0): "MPS of uid 1001 ends on it"}
+
+    def row(held: dict[str, Lock], *foreign: str) -> tuple[str, str]:
+        cards = [card(0), card(1)]
+        found = states.device_states(cards, held, {}, None, 0, frozenset(foreign), closed=closed)
+        assert found[1].state == "free"
+        return found[0].state, found[0].reason
+
+    assert row({}) == ("held", "MPS of uid 1001 ends on it")
+    assert row(shares("12")) == ("held", "")
+    assert row({}, bus(0)) == ("foreign", "MPS of uid 1001 ends on it, but in use by a process")
 
 
 def test_idle_is_said_only_of_what_is_held() -> None:

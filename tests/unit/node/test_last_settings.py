@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import BROKEN, Refusal
-from gpulock.node import last_settings, settings
-from gpulock.node.settings import Settings, parse_settings, read_settings
+from gpulock.node import last_settings, setting_keys, settings, settings_file
+from gpulock.node.settings import Settings, parse_settings
+from gpulock.node.settings_file import read_settings
 from gpulock.store import atomic
 
 COPY = "settings.obeyed"
@@ -23,7 +24,7 @@ OLD = 1_000_000_000  # seconds since the epoch, long ago
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the default STATE_DIR, which is not this machine's."""
     folder = tmp_path / "default"
-    keys = [(n, k, str(folder) if n == "STATE_DIR" else d, m) for n, k, d, m in settings.KEYS]
+    keys = [(n, k, str(folder) if n == "STATE_DIR" else d, m) for n, k, d, m in setting_keys.KEYS]
     monkeypatch.setattr(settings, "KEYS", tuple(keys))
     return folder
 
@@ -101,7 +102,7 @@ def test_a_malformed_file_leaves_the_settings_as_root_obeyed_them_last(
 
     found = file.read()
 
-    names = [key[0].lower() for key in settings.KEYS]
+    names = [key[0].lower() for key in setting_keys.KEYS]
     assert [getattr(found, name) for name in names] == [getattr(before, name) for name in names]
     assert found.path == str(file.path)
     assert f"{file.path}:" in found.faults[0]
@@ -397,7 +398,7 @@ def test_an_empty_file_or_a_default_one_that_is_gone_takes_nothing_back(
     file: File, default: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """Between a truncation and a write every GPU of a LOCK_DIR of its own would be free."""
-    monkeypatch.setattr(settings, "DEFAULT_PATH", str(file.path))
+    monkeypatch.setattr(settings_file, "DEFAULT_PATH", str(file.path))
     at_the_default(file, default)
     file.path.write_text("")
     if fault == "gone":

@@ -142,7 +142,7 @@ def test_a_hook_can_afford_it() -> None:
     loaded = {
         node.module if isinstance(node, ast.ImportFrom) else name.name
         for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
         for name in node.names
     }
     assert loaded <= {*HOT_STANDARD, "gpulock.store", "gpulock.store.kv", "__future__"}

@@ -9,15 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import BROKEN, Refusal
-from gpulock.node import settings
-from gpulock.node.settings import (
-    CHOICE,
-    KEYS,
-    Settings,
-    convert_setting,
-    parse_settings,
-    read_settings,
-)
+from gpulock.node import settings_file
+from gpulock.node.setting_keys import CHOICE, KEYS
+from gpulock.node.settings import Settings, convert_setting, parse_settings
+from gpulock.node.settings_file import read_settings
 
 GOOD = "gpulock-simulation 1\n"
 
@@ -39,7 +34,7 @@ def refusal(path: str, uid: int | None = None) -> Refusal:
 def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
     names = [name for name, _, _, _ in KEYS]
     assert len(set(names)) == len(names)
-    others = {"path", "copy_path", "given", "faults"}
+    others = {"path", "copy_path", "given", "faults", "sge_kinds"}
     assert {name.lower() for name in names} | others == set(Settings.__annotations__)
     assert all(meaning for _, _, _, meaning in KEYS)
 
@@ -63,6 +58,23 @@ def test_each_kind_is_read() -> None:
     assert (found.lock_dir, found.cluster, found.expected_gpus) == ("/a/b", "c d", 8)
     assert (found.gate_timeout, found.hide_unrequested) == (0.5, False)
     assert (found.allowed_processes, found.visible_devices) == (("a", "b"), "uuid")
+
+
+def test_a_complex_may_say_which_kind_it_counts() -> None:
+    text = "SGE_COMPLEXES=gpu a=model:A100* mig_3g=mig:3g.40GB gpu_share=share\n"
+    found = parse_settings(text, "f")
+    assert found.sge_complexes == ("gpu", "a", "mig_3g", "gpu_share")
+    assert found.sge_kinds == {
+        **{"gpu": "", "a": "model:a100*"},
+        **{"mig_3g": "mig:3g.40gb", "gpu_share": "share"},
+    }
+    assert parse_settings("SGE_COMPLEXES=gpu gpuj\n", "f").sge_kinds == {}
+
+
+@pytest.mark.parametrize("value", ["a=", "a=h100", "a=model:", "a=mig:big", "=share", "a=any a"])
+def test_a_complex_of_no_kind_is_refused_with_its_line(value: str) -> None:
+    with pytest.raises(ValueError, match=r"^f:1: SGE_COMPLEXES must "):
+        parse_settings(f"SGE_COMPLEXES={value}\n", "f")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +132,7 @@ def test_a_missing_file_is_an_error_unless_it_is_the_default_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusal(str(tmp_path / "gone"))
-    monkeypatch.setattr(settings, "DEFAULT_PATH", str(tmp_path / "gone"))
+    monkeypatch.setattr(settings_file, "DEFAULT_PATH", str(tmp_path / "gone"))
     assert read_settings(str(tmp_path / "gone")).lock_dir == "/run/gpulock"
 
 
@@ -199,3 +211,11 @@ def test_a_marker_that_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
     elif kind == "folder":
         marker.mkdir()
     refusal(path)
+
+
+def test_mps_serves_one_user_a_card_and_a_mask_of_uuids() -> None:
+    one = parse_settings("SHARES=0:4\nSHARE_MPS=yes\n", "conf")
+    assert (one.share_mps, one.visible_devices, one.faults) == (True, "uuid", ())
+    many = parse_settings("SHARES=0:4\nSHARE_MPS=yes\nSHARE_USERS=many\n", "conf")
+    assert (many.share_mps, many.visible_devices) == (False, "index")
+    assert many.faults == ("conf: SHARE_MPS=yes needs SHARE_USERS=one: MPS serves one user a card",)

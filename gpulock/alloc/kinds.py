@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests by kind: may the node ever grant one, and which of the free devices does it get.
+
+Hot, loaded where a kind is asked for or the node has devices of several kinds: on a node of one
+model a plain request never comes here.
+"""
+
+from gpulock.alloc.choose import choose_devices
+from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, format_requested_gpus
+from gpulock.node.context import Node
+from gpulock.node.devices import Device, driver_mig_instances
+from gpulock.node.kinds import ANY, CARD, MIG, MIXED, MODEL, format_device_kinds, is_of_kind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.alloc.choose import ClaimRequest
+
+Links = dict[tuple[str, str], int]
+
+
+def resolve_kinds(node: Node, found: list[Device], want: "ClaimRequest") -> None:
+    """Say in `want.kinds` what a plain request means here; raise Refusal for what cannot be.
+
+    With PLAIN_REQUEST=any a plain request stays plain.
+    """
+    plain = node.settings.plain_request
+    if not want.kinds and plain == ANY:
+        return
+    want.kinds = tuple([(kind or plain, n) for kind, n in want.kinds or (("", want.count),)])
+    cards = len({device.bus for device in found})
+    for kind, count in want.kinds:
+        check_kind_possible(node, found, kind, count, node.settings.expected_gpus - cards)
+    if not choose_by_kind([d for d in found if not d.fault], want, {}):
+        raise unmatched_kind_refusal(found, format_requested_kinds(want))
+
+
+def check_kind_possible(node: Node, found: list[Device], kind: str, count: int, gone: int) -> None:
+    """Raise Refusal for more of a kind than the node has, or than work.
+
+    A card that is gone, or whose model cannot be read, may be of a model that is here.
+    """
+    fit = [device for device in found if is_of_kind(device, kind)]
+    works = largest_count(kind, [device for device in fit if not device.fault])
+    if 0 < count <= works:
+        return
+    asked = format_requested_kind(kind, count)
+    unread = [device for device in found if device.fault and not device.model]
+    there = largest_count(kind, [device for device in fit if device not in unread])
+    if there or not kind.startswith(MODEL):
+        there += len(unread) + max(gone, 0)
+    if 0 < count <= there and not kind.startswith(MIG):
+        raise Refusal(
+            BROKEN, f"{asked}, {works} of {there} work", "see gpulock status for the missing card"
+        )
+    if kind.startswith(MIG) and has_untold_instances(node, found):
+        why = f"{asked}: no exporter tells the profiles of this node's instances"
+        raise Refusal(UNKNOWN, why, "see gpulock inventory")
+    raise unmatched_kind_refusal(found, asked if fit else f"{kind.replace(':', ' ')}")
+
+
+def unmatched_kind_refusal(found: list[Device], asked: str) -> Refusal:
+    """Return the refusal of what the node does not have, with what it has."""
+    return Refusal(
+        INVALID_REQUEST, f"{asked}: this node has {format_device_kinds(found)}", "ask for these"
+    )
+
+
+def has_untold_instances(node: Node, found: list[Device]) -> bool:
+    """Return whether the driver shows MIG instances whose profile is not known."""
+    known = {device.id for device in found if device.profile}
+    return any(
+        [
+            f"{device.bus}.{name}" not in known
+            for device in {d.bus: d for d in found}.values()
+            for name in driver_mig_instances(node.settings.driver_root, device.minor)
+        ]
+    )
+
+
+def largest_count(kind: str, fit: list[Device]) -> int:
+    """Return how many devices one request of a kind could get of these."""
+    groups = group_by_model(fit)
+    if kind == CARD:
+        return max([len(group) for group in groups], default=0)
+    return len(fit)
+
+
+def group_by_model(fit: list[Device]) -> list[list[Device]]:
+    """Return the devices by model and profile, in the order of the node."""
+    groups: dict[tuple[str, str], list[Device]] = {}
+    for device in fit:
+        groups.setdefault((device.model, device.profile), []).append(device)
+    return list(groups.values())
+
+
+def choose_by_kind(free: list[Device], want: "ClaimRequest", links: Links) -> list[Device]:
+    """Return the devices for every kind of a request, in their order; nothing if one is short.
+
+    The kind that fewest devices fit chooses first.
+    """
+    fits = [(kind, count, [d for d in free if is_of_kind(d, kind)]) for kind, count in want.kinds]
+    chosen: list[Device] = []
+    for kind, count, fit in sorted(fits, key=lambda one: len(one[2])):
+        left = [device for device in fit if device not in chosen]
+        found = choose_one_kind(left, kind, count, want.last, links)
+        if not found:
+            return []
+        chosen += found
+    return [device for device in free if device in chosen]
+
+
+def choose_one_kind(
+    fit: list[Device], kind: str, count: int, last: frozenset[str], links: Links
+) -> list[Device]:
+    """Return `count` of these devices: of one model if they can be, those in `last` last.
+
+    Of several models that with the fewest free is taken, so that larger requests find room.
+    """
+    unused = [device for device in fit if device.id not in last]
+    for some in (unused, fit):
+        if count == 1 and some:
+            return choose_devices(some, 1, links)
+        groups = [group for group in group_by_model(some) if len(group) >= count]
+        if groups:
+            return choose_devices(min(groups, key=len), count, links)
+    if kind == CARD:
+        return []
+    return choose_devices(unused, count, links) or choose_devices(fit, count, links)
+
+
+def format_requested_kinds(want: "ClaimRequest") -> str:
+    """Return what is asked for, in words."""
+    return " and ".join([format_requested_kind(kind, count) for kind, count in want.kinds])
+
+
+def format_requested_kind(kind: str, count: int) -> str:
+    """Return how many of a kind are asked for, in words."""
+    if kind == CARD:
+        return format_requested_gpus(count) + (", all of one model" if count > 1 else "")
+    if kind in (MIXED, ANY):
+        return format_requested_gpus(count)
+    start = MODEL if kind.startswith(MODEL) else MIG
+    return f"{count} of {start[:-1]} {kind[len(start) :]} asked for"

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SHARE_MPS: where the MPS of a card listens, whose it is, and what a job's place of it is.
+
+Hot, loaded where SHARE_MPS is set and a share is held. gpulockd starts NVIDIA's MPS for the user
+of a card, writes MPS_DIR/CARD/server before that, and `mps` into the lock of each place once it
+answers (docs/shares.md, MPS). The card is that user's until gpulockd has removed CARD.
+"""
+
+import os
+import time
+
+from gpulock.errors import BUSY, Refusal
+from gpulock.store import atomic, kv
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.deadline import Deadline
+    from gpulock.node.context import Node
+    from gpulock.node.devices import Device
+    from gpulock.node.settings import Settings
+    from gpulock.store.owner import Owner
+
+PIPES, LOGS, SERVER = "pipe", "log", "server"  # in the folder of a card
+LINE = "gpulock-mps 1"  # begins SERVER
+PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
+READY_SECONDS = 20.0  # for which a job waits
+PAUSE = 0.02  # seconds between two looks
+
+
+def mps_folder(mps_dir: str, bus: str) -> str:
+    """Return the folder of a card's MPS; a colon in a path would be two binds to a container."""
+    return f"{mps_dir}/{bus.replace(':', '-')}"
+
+
+def mps_variables(places: "list[Device]", settings: "Settings") -> list[tuple[str, str]]:
+    """Return what a job needs to use the MPS of the card on which it has these places.
+
+    The limit of memory is left out where nobody knows how much the card has.
+    """
+    card, count = places[0], len(places)
+    percentage = max(1, 100 * count // card.places)
+    found = [
+        (PIPE_DIRECTORY, f"{mps_folder(settings.mps_dir, card.bus)}/{PIPES}"),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", str(percentage)),
+    ]
+    if card.memory_mib:
+        limit = card.memory_mib * count // card.places
+        found.append(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", f"0={limit}M"))
+    return found
+
+
+def wait_for_mps(node: "Node", record: "Owner", deadline: "Deadline") -> None:
+    """Return once the MPS of a claim's card answers; raise Refusal where it does not in time."""
+    limit, path = deadline.sooner(READY_SECONDS), ""
+    while True:
+        path = f"{node.store.locks_dir}/{record.devices[0]}/mps"
+        try:
+            said = atomic.read_text(path).strip()
+        except OSError:
+            said = ""
+        if is_mps_mark_running(node, said):
+            return
+        if said.startswith("!") or limit.left() <= 0:
+            why = said[1:].strip() or f"gpulockd has not started it in {READY_SECONDS:.0f} s"
+            raise Refusal(
+                BUSY, f"the MPS of this card is not ready: {why}", "gpulock doctor says more"
+            )
+        time.sleep(min(PAUSE, limit.left()))
+
+
+def is_mps_mark_running(node: "Node", said: str) -> bool:
+    """Return whether the MPS that a lock's mark names is seen to run."""
+    try:
+        pid, start = map(int, said.split())
+        return node.proc.running(pid, start)
+    except (OSError, ValueError):
+        return False
+
+
+def read_mps_user(folder: str) -> "tuple[int, str]":
+    """Return the user and the boot of a card's MPS; -1 where that cannot be read: nobody's."""
+    try:
+        pairs = kv.decode_pairs(atomic.read_text(f"{folder}/{SERVER}"), LINE)
+        return int(pairs["uid"]), pairs["boot_id"]
+    except FileNotFoundError:
+        return -1, ""  # gpulockd makes it first, or removes it this moment
+    except (OSError, KeyError, ValueError):
+        return -1, ""
+
+
+def cards_with_mps(settings: "Settings", boot_id: str, uid: "int | None") -> dict[str, str]:
+    """Return the cards, by bus id, whose MPS is still there and not of user `uid`, with the words.
+
+    With None also those of anybody: a job of a whole card waits until MPS has ended. A folder that
+    an ordinary user has made there is not gpulockd's.
+    """
+    try:
+        info = os.lstat(settings.mps_dir)
+        if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
+            return {}
+        names = os.listdir(settings.mps_dir)
+    except OSError:
+        return {}  # there is no MPS
+    found: dict[str, str] = {}
+    for name in names:
+        if name.startswith("."):
+            continue
+        user, boot = read_mps_user(f"{settings.mps_dir}/{name}")
+        if (uid is None or user != uid) and boot in ("", boot_id):
+            whose = f"MPS of uid {user}" if user >= 0 else "an MPS"
+            found[name.replace("-", ":", 2)] = f"{whose} ends on it"
+    return found

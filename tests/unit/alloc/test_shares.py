@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares: several owners on a card, each with a place; never beside one that holds it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices
+from gpulock.alloc.node_view import read_node_view
+from gpulock.alloc.release import release_locks
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.deadline import clock_boottime
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
+from gpulock.job import environment
+from gpulock.store import quarantine
+from gpulock.workstation.process_claims import make_liveness_judge
+from tests.support.claims import ids, never
+from tests.support.fake_mps import leave_mps
+from tests.support.trees import Box, bus, judging, record, soon
+
+Share = Callable[..., Grant]
+
+
+@pytest.fixture
+def box(box: Box) -> Box:
+    """A node of 4 cards: 4 places on the third, 2 on the last."""
+    box.settings["SHARES"] = "2:4 3:2"
+    return box
+
+
+def place(card: int, number: int) -> str:
+    return f"{bus(card)}.share{number}"
+
+
+def take(
+    box: Box,
+    job: int,
+    count: int = 1,
+    share: bool = True,
+    wanted: tuple[str, ...] = (),
+    **changes: object,
+) -> Grant:
+    """Claim for a job of its own, whose shepherd is pid 1000 + job."""
+    pid = 1000 + job
+    if not (box.proc.root / str(pid)).exists():
+        box.proc.shepherd(pid, box.root)
+    own = {"job_id": str(job), "pid": pid, "add_grp_id": 66000 + job, **changes}
+    template = record(token="", devices=(), **own)
+    want, node = ClaimRequest(count, wanted, share=share), box.node()
+    return claim_devices(node, template, want, judging(node), soon())
+
+
+def fails(
+    box: Box,
+    job: int,
+    count: int = 1,
+    share: bool = True,
+    wanted: tuple[str, ...] = (),
+    **changes: object,
+) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        take(box, job, count, share, wanted, **changes)
+    return caught.value
+
+
+def free(box: Box, job: int) -> None:
+    node = box.node()
+    box.proc.remove(1000 + job)
+    release_locks(node, lambda o: o.job_id == str(job), judging(node)(), soon(), "epilog")
+
+
+def variables(box: Box, grant: Grant) -> dict[str, str]:
+    return dict(environment.grant_variables(grant.devices, box.node().settings))
+
+
+# --- who gets which place -------------------------------------------------------------------------
+
+
+def test_shares_fill_the_fullest_card_first(box: Box) -> None:
+    assert ids(take(box, 1)) == [place(2, 1)]
+    assert ids(take(box, 2)) == [place(2, 2)]
+    assert ids(take(box, 3, uid=1001)) == [place(3, 1)]
+    assert ids(take(box, 4, uid=1001)) == [place(3, 2)]
+    assert ids(take(box, 5)) == [place(2, 3)]
+    assert ids(take(box, 6)) == [place(2, 4)]
+    assert fails(box, 7).kind == BUSY
+    free(box, 2)
+    assert ids(take(box, 7)) == [place(2, 2)]
+
+
+def test_a_record_tells_into_how_many_places_the_card_was_parted(box: Box) -> None:
+    grant = take(box, 1)
+    found = box.node().store.read(place(2, 1)).owner
+    assert found is not None
+    assert (found.places, found.devices, found.minor) == (4, (place(2, 1),), "2")
+    assert variables(box, grant)["GPULOCK_SHARE"] == "1/4"
+    assert variables(box, grant)["CUDA_VISIBLE_DEVICES"] == "2"
+
+
+def test_several_places_are_of_one_card_and_the_mask_names_it_once(box: Box) -> None:
+    take(box, 1)
+    grant = take(box, 2, 3)
+    assert ids(grant) == [place(2, 2), place(2, 3), place(2, 4)]
+    told = variables(box, grant)
+    assert (told["CUDA_VISIBLE_DEVICES"], told["GPULOCK_SHARE"]) == ("2", "3/4")
+    assert told["GPULOCK_DEVICES"] == grant.devices[0].uuid
+
+
+def test_places_of_unlike_cards_are_never_mixed(box: Box) -> None:
+    assert fails(box, 1, 6).kind == BUSY
+    box.settings["SHARES"] = "2:4 3:4"
+    take(box, 1, 2)
+    grant = take(box, 2, 6)
+    assert ids(grant) == [place(2, 3), place(2, 4), *[place(3, n) for n in range(1, 5)]]
+    told = variables(box, grant)
+    assert (told["CUDA_VISIBLE_DEVICES"], told["GPULOCK_SHARE"]) == ("2,3", "2/4,4/4")
+
+
+def test_wanted_cards_give_a_place_each(box: Box) -> None:
+    grant = take(box, 1, 2, wanted=(bus(2), bus(3)))
+    assert ids(grant) == [place(2, 1), place(3, 1)]
+
+
+def test_the_same_run_gets_the_same_places(box: Box) -> None:
+    first = take(box, 1, 2)
+    node = box.node()
+    own = record(token="", devices=(), job_id="1", pid=1001, add_grp_id=66001)
+    again = claim_devices(node, own, ClaimRequest(2, share=True), never, soon())
+    assert (ids(again), again.fresh) == (ids(first), False)
+    assert variables(box, again) == variables(box, first)
+
+
+# --- whole cards and shares -----------------------------------------------------------------------
+
+
+def test_a_card_with_a_share_held_is_closed_to_whole_claims(box: Box) -> None:
+    take(box, 1)
+    assert ids(take(box, 2, 3, share=False)) == [bus(0), bus(1), bus(3)]
+    assert fails(box, 3, share=False).kind == BUSY
+    free(box, 1)
+    assert ids(take(box, 3, share=False)) == [bus(2)]
+
+
+def test_a_card_that_is_held_whole_is_closed_to_shares(box: Box) -> None:
+    take(box, 1, share=False, wanted=(bus(2),))
+    assert ids(take(box, 2)) == [place(3, 1)]
+    take(box, 3)
+    assert "2: job 1" in fails(box, 4).why
+    free(box, 1)
+    assert ids(take(box, 4)) == [place(2, 1)]
+
+
+def test_whole_claims_take_cards_of_shares_last(box: Box) -> None:
+    box.settings["SHARES"] = "0:4 2:2"
+    granted = [ids(take(box, job, share=False)) for job in (1, 2, 3)]
+    assert granted == [[bus(1)], [bus(3)], [bus(0)]]
+
+
+# --- whose they are -------------------------------------------------------------------------------
+
+
+def test_a_card_is_one_users_at_a_time(box: Box) -> None:
+    box.settings["SHARES"] = "2:4"
+    take(box, 1)
+    told = fails(box, 2, uid=1001)
+    assert (told.kind, "one user's at a time" in told.why) == (BUSY, True)
+    free(box, 1)
+    take(box, 2, uid=1001)
+    assert fails(box, 3).kind == BUSY
+
+
+def test_with_share_users_many_a_card_is_anybodys(box: Box) -> None:
+    box.settings |= {"SHARES": "2:4", "SHARE_USERS": "many"}
+    assert ids(take(box, 1)) + ids(take(box, 2, uid=1001)) == [place(2, 1), place(2, 2)]
+
+
+@pytest.mark.parametrize("users", ["one", "many"])
+def test_beside_an_owner_that_cannot_be_read_nobody_gets_a_place(box: Box, users: str) -> None:
+    box.settings |= {"SHARES": "2:4", "SHARE_USERS": users}
+    take(box, 1)
+    (box.lock / "locks" / place(2, 1) / "owner").write_text("gpulock-owner 9\n")
+    assert fails(box, 2).kind == BUSY
+
+
+# --- what cannot be -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shares", "count", "wanted", "kind", "why"),
+    [
+        ("", 1, (), INVALID_REQUEST, "no shares of a GPU"),
+        ("9:4", 1, (), INVALID_REQUEST, "no shares of a GPU"),
+        ("2:4", 5, (), INVALID_REQUEST, "5 shares asked for, this node has 4"),
+        ("2:4", 1, (bus(1),), INVALID_REQUEST, "GPU 1 has no shares: GPU 2 has"),
+        ("3:4", 1, (), BROKEN, "1 share asked for, 0 of 4 work"),
+        ("2:4 3:4", 1, (bus(3),), BROKEN, "4 of 8 work"),
+    ],
+)
+def test_what_the_node_can_never_give_is_told(
+    box: Box, shares: str, count: int, wanted: tuple[str, ...], kind: str, why: str
+) -> None:
+    (box.driver / "gpus" / bus(3) / "information").write_text("garbage\n")
+    box.settings["SHARES"] = shares
+    told = fails(box, 1, count, wanted=wanted)
+    assert (told.kind, why in told.why) == (kind, True), told.why
+
+
+@pytest.mark.parametrize("folder", [quarantine.QUARANTINE, quarantine.RESERVES])
+def test_a_card_that_is_out_of_service_gives_no_more_places(box: Box, folder: str) -> None:
+    take(box, 1)
+    quarantine.write_device_note(str(box.state), folder, bus(2), "root", "its fan died")
+    assert ids(take(box, 2)) == [place(3, 1)]
+    assert place(2, 1) in box.locks()
+
+
+# --- the setting changes --------------------------------------------------------------------------
+
+
+def test_what_is_held_keeps_its_part_when_the_setting_changes(box: Box) -> None:
+    box.settings["SHARES"] = "2:2"
+    take(box, 1)
+    box.settings["SHARES"] = "2:4"
+    assert variables(box, take(box, 2))["GPULOCK_SHARE"] == "1/4"
+    take(box, 3)
+    assert fails(box, 4).kind == BUSY  # a half and two quarters
+    free(box, 1)
+    take(box, 4)
+    take(box, 5)
+    assert fails(box, 6).kind == BUSY
+
+
+def test_fewer_places_count_once_enough_are_free(box: Box) -> None:
+    box.settings["SHARES"] = "2:4"
+    for job in (1, 2, 3):
+        take(box, job)
+    box.settings["SHARES"] = "2:2"
+    assert fails(box, 4).kind == BUSY
+    free(box, 1)
+    assert fails(box, 4).kind == BUSY  # two places of four, and two are allowed
+    free(box, 2)
+    assert variables(box, take(box, 4))["GPULOCK_SHARE"] == "1/2"
+    assert fails(box, 5).kind == BUSY
+
+
+def test_a_card_that_is_no_more_in_shares_stays_closed_to_whole_claims(box: Box) -> None:
+    take(box, 1)
+    box.settings["SHARES"] = ""
+    assert fails(box, 2, share=False, wanted=(bus(2),)).kind == BUSY
+    free(box, 1)
+    assert ids(take(box, 2, share=False, wanted=(bus(2),))) == [bus(2)]
+
+
+# --- death ----------------------------------------------------------------------------------------
+
+
+def test_a_dead_owner_loses_its_place_and_its_neighbours_nothing(box: Box) -> None:
+    for job in (1, 2, 3):
+        take(box, job)
+    box.proc.remove(1002)
+    report = reconcile_locks(box.node(), make_liveness_judge(box.node()), soon())
+    assert report.fault == ""
+    assert box.locks() == [place(2, 1), place(2, 3)]
+
+
+def test_a_claim_that_is_short_of_places_reaps_those_of_dead_owners(box: Box) -> None:
+    box.settings["SHARES"] = "2:2"
+    take(box, 1)
+    take(box, 2)
+    box.proc.remove(1001)
+    assert ids(take(box, 3)) == [place(2, 1)]
+
+
+def test_processes_of_a_neighbour_keep_no_place_and_the_jobs_own_does(box: Box) -> None:
+    take(box, 1)
+    take(box, 2)
+    box.proc.add(700, groups=[66002], fds={9: box.dev / "nvidia2"})
+    free(box, 1)
+    assert box.locks() == [place(2, 2)]
+    free(box, 2)
+    assert box.locks() == [place(2, 2)]
+
+
+# --- a card whose MPS ends ------------------------------------------------------------------------
+
+
+def test_a_refusal_names_the_mps_that_ends_on_a_card(box: Box) -> None:
+    box.settings["MPS_DIR"] = str(box.root / "mps")
+    leave_mps(box.root / "mps", bus(2), 1001, box.node().boot_id)
+    take(box, 1, 3, share=False)
+    whole = fails(box, 2, share=False)
+    assert "2: MPS of uid 1001 ends on it" in whole.why
+    assert "quarantined" not in whole.why
+    assert whole.do == "the job can run when others have ended"
+    other = fails(box, 3, 1, uid=1002)
+    assert "2: MPS of uid 1001 ends on it" in other.why
+    assert ids(take(box, 4, 1, uid=1001)) == [place(2, 1)]
+
+
+def test_of_a_quarantined_card_whose_mps_ends_the_quarantine_is_told(box: Box) -> None:
+    box.settings["MPS_DIR"] = str(box.root / "mps")
+    leave_mps(box.root / "mps", bus(2), 1001, box.node().boot_id)
+    (box.state / quarantine.QUARANTINE).mkdir()
+    quarantine.write_device_note(str(box.state), quarantine.QUARANTINE, bus(2), "root", "broken")
+    said = fails(box, 1, 4, share=False)
+    assert "2: quarantined" in said.why
+    assert "back in service" in said.do
+
+
+def test_a_card_whose_mps_ends_is_closed_although_it_has_no_places_any_more(box: Box) -> None:
+    box.settings |= {"SHARES": "", "MPS_DIR": str(box.root / "mps")}
+    leave_mps(box.root / "mps", bus(2), 1001, box.node().boot_id)
+    assert bus(2) not in ids(take(box, 1, 3, share=False))
+    assert "2: MPS of uid 1001 ends on it" in fails(box, 2, share=False).why
+    assert read_node_view(box.node(), clock_boottime()).closed == {
+        bus(2): "MPS of uid 1001 ends on it"
+    }

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of devices: what the driver's names become, and what a request of a kind matches."""
+
+from __future__ import annotations
+
+import fnmatch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulock.node.devices import Device
+from gpulock.node.kinds import (
+    device_kind,
+    format_device_kinds,
+    gres_type_kind,
+    is_of_kind,
+    matches_pattern,
+    model_slug,
+    parse_kind,
+)
+
+
+def card(model: str, number: int = 1) -> Device:
+    device = Device(f"0000:{number:02x}:00.0", number)
+    device.model = model
+    return device
+
+
+def instance(profile: str, model: str = "NVIDIA A100-SXM4-80GB") -> Device:
+    device = Device("0000:01:00.0.gi1.ci0", 0)
+    device.model, device.profile = model, profile
+    return device
+
+
+@pytest.mark.parametrize(
+    ("model", "slug"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3"),
+        ("NVIDIA", "nvidia"),
+        ("", ""),
+    ],
+)
+def test_a_model_is_written_as_requests_write_it(model: str, slug: str) -> None:
+    assert model_slug(model) == slug
+    assert device_kind(card(model)) == slug
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("model:a100", "model:A100*", "model:*80gb", "model:a100-sxm4-80gb", "model:*"),
+        *("model:nvidia_a100-sxm4-80gb", "model:sxm4", "card", "mixed", "any"),
+    ],
+)
+def test_a_card_is_of_its_model(kind: str) -> None:
+    assert is_of_kind(card("NVIDIA A100-SXM4-80GB"), parse_kind(kind))
+
+
+@pytest.mark.parametrize(
+    "kind", ["model:a10", "model:h100", "model:100*", "mig:3g.40gb", "mig:*", "share"]
+)
+def test_a_card_is_of_no_other_kind(kind: str) -> None:
+    assert not is_of_kind(card("NVIDIA A100-SXM4-80GB"), parse_kind(kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits"),
+    [
+        *(("mig:3g.40gb", True), ("mig:3G.40GB", True), ("mig:*", True), ("any", True)),
+        *(("mig:3g.20gb", False), ("model:a100", False), ("card", False), ("mixed", False)),
+    ],
+)
+def test_an_instance_is_of_its_profile_and_no_card(kind: str, fits: bool) -> None:
+    assert is_of_kind(instance("3g.40gb"), parse_kind(kind)) == fits
+
+
+def test_what_is_not_known_is_matched_by_no_kind_that_is_named() -> None:
+    for kind in ("model:*", "mig:*", "mig:3g.40gb"):
+        assert not is_of_kind(instance(""), kind)
+        assert not is_of_kind(card(""), kind)
+    assert format_device_kinds([card(""), instance("")]) == "? (2)"
+
+
+@pytest.mark.parametrize("text", ["", "a100", "model:", "mig:", "mig:h100", "model:a/b", "model:é"])
+def test_what_is_no_kind_is_said(text: str) -> None:
+    with pytest.raises(ValueError, match="must be model:NAME"):
+        parse_kind(text)
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("a100", "model:a100"),
+        ("nvidia_a100-sxm4-80gb", "model:a100-sxm4-80gb"),
+        ("3g.40gb", "mig:3g.40gb"),
+        ("share", "share"),
+    ],
+)
+def test_a_type_of_slurm_means_a_kind(word: str, kind: str) -> None:
+    assert gres_type_kind(word) == kind
+
+
+@given(st.text("ab*-", max_size=7), st.text("ab-", max_size=8))
+def test_a_star_stands_for_anything(pattern: str, name: str) -> None:
+    assert matches_pattern(name, pattern) == fnmatch.fnmatchcase(name, pattern)
+
+
+def test_what_there_is_is_counted_by_kind() -> None:
+    found = [card("NVIDIA H200", 1), card("NVIDIA H200", 2), instance("3g.40gb")]
+    assert format_device_kinds(found) == "h200 (2), 3g.40gb (1)"
+    assert format_device_kinds([]) == "no GPU"

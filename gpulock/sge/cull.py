@@ -50,7 +50,7 @@ class SgeJob:
         self.owner = owner
         self.uid = uid
         self.requests = requests
-        self.granted: list[Granted] | None = None
+        self.granted: "list[Granted] | None" = None
 
 
 class CullReader:

@@ -39,7 +39,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     """Run the epilog; return 0."""
     call = hook.SgeHookCall(argv, environ)
     begun = clock_boottime()
-    settings: Settings | None = None
+    settings: "Settings | None" = None
     try:
         settings = read_hook_settings(config)
         released = release_sge_job(Node(settings), call, Deadline(hook.DEADLINE))
@@ -117,7 +117,7 @@ def secure_exit_status(found: Spool) -> None:
 
 
 def decide_exit_status(word: str) -> int:
-    """Return what execd may be told of a job that ran, by the first word of `exit_status`; pure."""
+    """Return what execd learns about a job that ran, from the first word of `exit_status`; pure."""
     return int(word) if word in OWN_STATES else APPLICATION_ERROR
 
 

@@ -133,7 +133,7 @@ def make_sge_members(node: Node) -> "dict[str, LeftoverCheck]":
     return {"sge": SgeLeftoverFinder(node).describe_leftover}
 
 
-def sge_hook_exit_code(refusal: Refusal, settings: Settings | None) -> int:
+def sge_hook_exit_code(refusal: Refusal, settings: "Settings | None") -> int:
     """Return what Grid Engine is told (docs/grid-engine.md, what a job sees)."""
     if refusal.kind == INVALID_REQUEST:
         return JOB_ERROR

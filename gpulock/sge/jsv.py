@@ -11,7 +11,13 @@ import os
 import select
 
 from gpulock.errors import Refusal
-from gpulock.node.settings import KEYS, read_settings
+from gpulock.node.setting_keys import KEYS
+from gpulock.node.settings_file import read_settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.node.settings import Settings
+    from gpulock.sge.survey import ClusterSurvey
 
 FORGED = "a newline in an argument, name or path, or more than 90 kB: submit without"
 LONGEST = 90_000  # bytes: of a longer line the shepherd makes several (fgets of 100,000 in 8.1.9)
@@ -28,9 +34,15 @@ def main(argv: list[str], config: str) -> int:
 
     Without names they are SGE_COMPLEXES of the settings: jsv_url takes no arguments.
     """
-    names = tuple([word for word in argv[1:] if not word.startswith("-")]) or read_sge_complexes(
-        config
-    )
+    settings = read_jsv_settings(config)
+    kinds = settings.sge_kinds if settings else {}
+    survey: "ClusterSurvey | None" = None
+    if settings and any(kinds.values()):
+        from gpulock.sge.survey import ClusterSurvey
+
+        survey = ClusterSurvey(settings)
+    known = settings.sge_complexes if settings else default_complexes()
+    names = tuple([word for word in argv[1:] if not word.startswith("-")]) or known
     limits = "--limits" in argv
     params: dict[str, str] = {}
     forged = within = False
@@ -48,7 +60,10 @@ def main(argv: list[str], config: str) -> int:
             forged = forged or len(line.encode("utf-8", "surrogateescape")) > LONGEST
         elif word == "BEGIN":
             forged, within = source.drop() or forged, False
-            why = FORGED if forged else jsv_reject_reason(params, names, limits)
+            why = FORGED if forged else jsv_reject_reason(params, names, limits, kinds)
+            if survey and not why and params.get("CONTEXT") == "server":  # a client's ends now
+                hard = parse_jsv_resources(params.get("l_hard", ""))
+                why = missing_kind_reason(hard, kinds, survey.amounts())
             send_jsv_line(f"RESULT STATE REJECT gpulock: {why}" if why else "RESULT STATE ACCEPT")
         elif word == "QUIT":
             break
@@ -57,13 +72,18 @@ def main(argv: list[str], config: str) -> int:
     return 0
 
 
-def read_sge_complexes(config: str) -> tuple[str, ...]:
-    """Return the GPU complexes of the settings; where they cannot be read, the default's."""
+def read_jsv_settings(config: str) -> "Settings | None":
+    """Return the settings, None where they cannot be read."""
     try:
-        return read_settings(config).sge_complexes
+        return read_settings(config)
     except Refusal as refusal:
         os.write(2, refusal.sentence("sge-jsv").encode("utf-8", "backslashreplace") + b"\n")
-        return tuple([default for name, _, default, _ in KEYS if name == "SGE_COMPLEXES"])
+        return None
+
+
+def default_complexes() -> tuple[str, ...]:
+    """Return the GPU complexes of a site that names none."""
+    return tuple([default for name, _, default, _ in KEYS if name == "SGE_COMPLEXES"])
 
 
 class JsvInput:
@@ -78,7 +98,7 @@ class JsvInput:
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
-    def line(self) -> str | None:
+    def line(self) -> "str | None":
         """Return the next line, None at the end."""
         while not self._lines:
             data = os.read(self._fd, 1 << 16)
@@ -110,8 +130,13 @@ def send_jsv_line(line: str) -> None:
     os.write(1, text.encode("utf-8", "replace") + b"\n")
 
 
-def jsv_reject_reason(params: dict[str, str], names: tuple[str, ...], limits: bool) -> str:
-    """Return why a job with these parameters is turned away, or nothing; pure."""
+def jsv_reject_reason(
+    params: dict[str, str], names: tuple[str, ...], limits: bool, of_kind: dict[str, str]
+) -> str:
+    """Return why a job with these parameters is turned away, or nothing; pure.
+
+    `of_kind` are the kinds that complexes count: a job may ask for several, each once.
+    """
     hard, soft = (
         parse_jsv_resources(params.get("l_hard", "")),
         parse_jsv_resources(params.get("l_soft", "")),
@@ -123,9 +148,25 @@ def jsv_reject_reason(params: dict[str, str], names: tuple[str, ...], limits: bo
     for name, value in wanted.items():
         if not (value.isascii() and value.isdigit()):
             return f"-l {name}={value}: ask for a whole number of GPUs"
-    if len(wanted) > 1:
+    kinds = [of_kind.get(name, "") for name in wanted]
+    if len(set(kinds)) < len(kinds):
         return f"GPUs are asked for twice ({', '.join(wanted)}); use one complex"
     return low_limit_reason(hard) if limits else ""
+
+
+def missing_kind_reason(
+    hard: list[tuple[str, str]], of_kind: dict[str, str], there: dict[str, int]
+) -> str:
+    """Return why no node can have what is asked for, or nothing; pure.
+
+    `there` says how many one node has at most, by complex; it is empty where that is not known.
+    """
+    for name, value in hard:
+        kind = of_kind.get(name, "")
+        if kind and there and value.strip("0") and not there.get(name):
+            known = ", ".join([f"{one} ({most})" for one, most in there.items() if most])
+            return f"{kind.replace(':', ' ')}: this cluster's nodes have {known or 'no GPU'}"
+    return ""
 
 
 def parse_jsv_resources(value: str) -> list[tuple[str, str]]:
@@ -144,7 +185,7 @@ def low_limit_reason(hard: list[tuple[str, str]]) -> str:
     return ""
 
 
-def parse_sge_memory(value: str) -> float | None:
+def parse_sge_memory(value: str) -> "float | None":
     """Return a memory specifier (sge_types(1)) in bytes, None where it is no number."""
     unit = UNITS.get(value[-1:], 0)
     try:

@@ -88,7 +88,7 @@ class OcsReader(CullReader):
             fields = self.descriptor()
         return [self.value(kind) for _, kind in fields]
 
-    def table(self) -> CullTable | None:
+    def table(self) -> "CullTable | None":
         """Read a list, None for none."""
         if not self.number():
             return None

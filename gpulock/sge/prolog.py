@@ -4,7 +4,7 @@
 Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (docs/grid-engine.md).
 """
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
@@ -39,7 +39,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     """Run the prolog; return the exit code."""
     call = hook.SgeHookCall(argv, environ)
     begun = clock_boottime()
-    settings: Settings | None = None
+    settings: "Settings | None" = None
     try:
         settings = read_hook_settings(config)
         grant = claim_sge_job(Node(settings), call, Deadline(hook.DEADLINE))
@@ -62,7 +62,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     return hook.sge_hook_exit_code(told, settings)
 
 
-def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Grant | None:
+def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> "Grant | None":
     """Claim and tell the job; return the grant, None for a job without GPUs; raise Refusal."""
     who = Owner(job_id=call.job, task_id=call.task, user=f"job {call.job}")
     try:
@@ -83,19 +83,14 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
         return None
     binds = environment.driver_binds(node.settings) if node.settings.driver_dir else ""
     template = hook.make_sge_owner(node, found, job.uid)
-    grant = claim_devices(
-        node,
-        template,
-        ClaimRequest(
-            count,
-            request.wanted_devices(found, node.settings, job) if job.granted else (),
-            check=lambda chosen: environment.grant_variables(
-                chosen, node.settings, EXTRA_MASK_NAMES
-            ),
-        ),
-        lambda: hook.make_sge_judge(node),
-        deadline,
+    want = ClaimRequest(
+        count,
+        request.wanted_devices(found, node.settings, job) if job.granted else (),
+        check=lambda chosen: environment.grant_variables(chosen, node.settings, EXTRA_MASK_NAMES),
     )
+    if node.settings.sge_kinds:
+        request.add_requested_kinds(want, found, node.settings, job)
+    grant = claim_devices(node, template, want, lambda: hook.make_sge_judge(node), deadline)
     try:
         check_shepherd_alive(node, found)
         if node.settings.isolation != "off":
@@ -105,18 +100,22 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
             claim_records.record_pending_history(
                 node.settings.state_dir, node.settings.lock_dir, grant.owner, RECORD, found.fd
             )
+        if node.settings.share_mps and grant.owner.places:
+            from gpulock.job import mps
+
+            mps.wait_for_mps(node, grant.owner, deadline)
         write_sge_variables(found, grant, node.settings, binds)
         if node.settings.job_map_dir or node.settings.gpustat_dir:
             from gpulock.job import job_map
 
-            job_map.write_job_map(node.settings, grant.owner, grant.devices)
+            job_map.write_job_map(node, grant.owner, grant.devices, deadline)
     except BaseException:  # whatever it is, the job does not start: it keeps nothing
         undo_sge_claim(node, grant, deadline)
         raise
     return grant
 
 
-def check_host_count(node: Node, found: Spool, job: SgeJob | None) -> None:
+def check_host_count(node: Node, found: Spool, job: "SgeJob | None") -> None:
     """Raise Refusal for a parallel job whose tasks would have GPUs nobody locks, or confines.
 
     `job` is None without GPUs. Slave tasks have no prolog: SGE_SLAVE_TASKS or a per-job complex
@@ -161,7 +160,7 @@ def check_shepherd_alive(node: Node, found: Spool) -> None:
         raise Refusal(UNKNOWN, f"the shepherd {found.pid} died meanwhile", "nothing to do")
 
 
-def isolate_sge_job(node: Node, found: Spool, grant: Grant | None, deadline: Deadline) -> None:
+def isolate_sge_job(node: Node, found: Spool, grant: "Grant | None", deadline: Deadline) -> None:
     """Let the kernel keep the job to its grant, to no GPU without one; raise Refusal.
 
     systemd moves a job into a scope of its own, out of the cgroup that is closed here.
@@ -196,7 +195,9 @@ def write_spool_record(node: Node, found: Spool, record: Owner) -> None:
     node.store.check_token(record.devices, record.token)
 
 
-def write_sge_variables(found: Spool, grant: Grant | None, settings: Settings, binds: str) -> None:
+def write_sge_variables(
+    found: Spool, grant: "Grant | None", settings: Settings, binds: str
+) -> None:
     """Write the job's variables."""
     devices = grant.devices if grant else []
     pairs = environment.grant_variables(devices, settings, EXTRA_MASK_NAMES)
@@ -218,7 +219,7 @@ def undo_sge_claim(node: Node, grant: Grant, deadline: Deadline) -> None:
         return
 
 
-def format_sge_grant(call: hook.SgeHookCall, grant: Grant | None, seconds: float) -> str:
+def format_sge_grant(call: hook.SgeHookCall, grant: "Grant | None", seconds: float) -> str:
     """Return the one line of a job that may start."""
     if grant is None:
         return f"{call.who}: no GPU asked for, {seconds * 1000:.1f} ms"

@@ -93,7 +93,7 @@ def parse_qstat_job(xml: str, job: str, task: str = "1") -> SgeJob:
         flags = list_xml_elements(block, "CE_consumable")
         if not len(names) == len(values) == len(flags):
             raise ValueError("a request lacks its value")
-        for name, value, flag in zip(names, values, flags, strict=True):
+        for name, value, flag in zip(names, values, flags):
             found.requests.append((name, float(value), int(flag)))
     if ocs:
         found.granted = parse_qstat_grants(xml, task)
@@ -116,7 +116,7 @@ def parse_qstat_grants(xml: str, task: str) -> "list[Granted]":
             times = list_xml_elements(one, "RESL_amount")
             if len(name) != 1 or len(ids) != len(times):
                 raise ValueError("a grant lacks its amount")
-            cards = [(card, int(count)) for card, count in zip(ids, times, strict=True)]
+            cards = [(card, int(count)) for card, count in zip(ids, times)]
             amount = float(single_xml_element(one, "GRU_amount"))
             found.append((name[0], amount, cards, single_xml_element(one, "GRU_host")))
     return found

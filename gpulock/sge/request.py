@@ -11,6 +11,10 @@ from gpulock.sge import cull
 from gpulock.sge.spool import Spool, unread_spool_refusal
 from gpulock.store import atomic
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.alloc.choose import ClaimRequest
+
 JOB_LIMIT = 1 << 26  # bytes: the environment of a job is in its file
 PER_SLOT, PER_JOB = 1, 2  # CE_consumable (sge_centryL.h: CONSUMABLE_YES, CONSUMABLE_JOB)
 
@@ -21,7 +25,7 @@ def execd_job_path(job: str, task: str) -> str:
     return f"jobs/{number // 10**8:02}/{number // 10**4 % 10**4:04}/{number % 10**4:04}.{task}"
 
 
-def read_execd_job(spool: Spool, up: str = "../..") -> cull.SgeJob | None:
+def read_execd_job(spool: Spool, up: str = "../..") -> "cull.SgeJob | None":
     """Return the job from execd's spool, None where there is no file; raise Refusal.
 
     `up` leads from the shepherd's directory to execd's.
@@ -71,12 +75,74 @@ def count_sge_job_gpus(
 
 def count_host_gpus(spool: Spool, settings: Settings, job: cull.SgeJob) -> int:
     """Return how many GPUs of this host a job was granted; raise Refusal."""
+    if settings.sge_kinds:
+        return sum([count for _, count in count_job_kinds(spool, settings, job)])
     if job.granted is not None:
         from gpulock.sge import granted
 
         return granted.count_granted_gpus(job, settings.sge_complexes, spool.need("host"))
     slots = 1 if spool.need("pe") == "none" else spool.number("host_slots")
     return count_sge_job_gpus(job.requests, settings.sge_complexes, slots)
+
+
+def count_job_kinds(
+    spool: Spool, settings: Settings, job: cull.SgeJob
+) -> tuple[tuple[str, int], ...]:
+    """Return (kind, count) of what was granted on this host; raise Refusal.
+
+    The kind is empty for a complex that names none.
+    """
+    from gpulock.node.kinds import SHARE_KIND
+
+    asked = [one for one in job.requests if one[0] in settings.sge_complexes]
+    kinds = settings.sge_kinds
+    names = [name for name, _, _ in asked]
+    if len({kinds[name] for name in names}) < len(names):
+        why = f"GPUs are asked for twice ({', '.join(names)})"
+        raise Refusal(INVALID_REQUEST, why, "use one complex of a kind")
+    alone = spool.need("pe") == "none"
+    if not alone and job.granted is None and len({flag for _, _, flag in asked}) > 1:
+        raise Refusal(
+            INVALID_REQUEST,
+            f"{', '.join(names)} are counted by job and by slot",
+            "ask a parallel job's GPUs by slot, or all by job",
+        )
+    slots = 1 if alone or job.granted is not None else spool.number("host_slots")
+    found: list[tuple[str, int]] = []
+    for one in asked:
+        if job.granted is None:
+            count = count_sge_job_gpus([one], settings.sge_complexes, slots)
+        else:
+            from gpulock.sge import granted
+
+            count = granted.count_granted_gpus(job, (one[0],), spool.need("host"))
+        if count:
+            found.append((kinds[one[0]], count))
+    if len(found) > 1 and SHARE_KIND in dict(found):
+        why = "a share and other GPUs are asked for in one job"
+        raise Refusal(INVALID_REQUEST, why, "ask for one of them")
+    return tuple(found)
+
+
+def add_requested_kinds(
+    want: "ClaimRequest", spool: Spool, settings: Settings, job: cull.SgeJob
+) -> "ClaimRequest":
+    """Say of which kinds the devices of a claim are to be; raise Refusal.
+
+    Of ids that qmaster chose (RSMAP) it is no question.
+    """
+    from gpulock.node.kinds import SHARE_KIND
+
+    kinds = count_job_kinds(spool, settings, job)
+    if want.wanted:
+        if len(want.wanted) != want.count:
+            why = "GPUs are asked for by id and by count"
+            raise Refusal(INVALID_REQUEST, why, "ask for GPUs of complexes that have ids")
+    elif SHARE_KIND in dict(kinds):
+        want.share = True
+    else:
+        want.kinds = kinds
+    return want
 
 
 def wanted_devices(spool: Spool, settings: Settings, job: cull.SgeJob) -> tuple[str, ...]:

@@ -16,8 +16,13 @@ from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.states import DeviceState
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.context import Node
-from gpulock.node.settings import KEYS, read_settings
+from gpulock.node.devices import SHARE
+from gpulock.node.kinds import SHARE_KIND
+from gpulock.node.setting_keys import KEYS
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import read_settings
 from gpulock.sge import hook
+from gpulock.sge.complexes import complex_devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +55,7 @@ def sensor_report_lines(config: str) -> list[str]:
         found = read_sensor_rows(node)
     except Exception:  # the one broad handler: a host in doubt offers nothing
         return zero_sensor_lines(node.name, node.settings.sge_complexes)
-    values = compute_sensor_values(found, node.settings.sge_complexes)
+    values = compute_sensor_values(found, node.settings)
     return [f"{node.name}:{name}:{value}" for name, value in values.items()]
 
 
@@ -67,6 +72,11 @@ def read_sensor_rows(node: Node) -> list[DeviceState]:
     view = read_node_view(node, deadline.clock_boottime())
     if view.lost:
         raise Refusal(UNKNOWN, "the locks of this boot were lost", "run gpulock reap")
+    view.locks = {  # a health check gives way to any job
+        name: lock
+        for name, lock in view.held.items()
+        if not (lock.owner and lock.owner.is_health_check())
+    }
     if view.verdicts is None:
         judge = hook.make_sge_judge(node)
         view.verdicts = {
@@ -75,22 +85,59 @@ def read_sensor_rows(node: Node) -> list[DeviceState]:
     return view.device_rows(devices, node.settings.expected_gpus)
 
 
-def compute_sensor_values(found: list[DeviceState], complexes: tuple[str, ...]) -> dict[str, int]:
-    """Return the value of each complex. Pure."""
-    free = len([row for row in found if row.state == states.FREE])
-    offered = len(found) if all(map(is_offered_row, found)) else free
+def compute_sensor_values(found: list[DeviceState], settings: Settings) -> dict[str, int]:
+    """Return the value of each complex. Pure.
+
+    qmaster counts each complex alone. So of complexes of several kinds that have devices in common
+    only what is free is offered: a job that holds one of them may have asked for another's.
+    """
+    devices = [row.device for row in found if row.device]
+    kinds = {name: settings.sge_kinds.get(name, "") for name in settings.sge_complexes}
+    ids = {name: {d.id for d in complex_devices(devices, settings, name)} for name in kinds}
+    offered: dict[str, int] = {}
+    for name, kind in kinds.items():
+        rows = [row for row in found if row.device is None or row.id in ids[name]]
+        others = [ids[n] for n, other in kinds.items() if other not in (kind, SHARE_KIND)]
+        beside = any([other & ids[name] for other in others])
+        if kind == SHARE_KIND:
+            offered[name] = count_offered_shares(found, settings.shares)
+        elif not beside and all(map(is_offered_row, rows)):
+            offered[name] = len(rows)
+        else:
+            offered[name] = len([row for row in rows if row.state == states.FREE])
     counted = {
-        "gpu.free": free,
+        "gpu.free": len([row for row in found if row.state == states.FREE]),
         "gpu.held": len([r for r in found if r.state in (states.HELD, states.HELD_IDLE)]),
         "gpu.stale": len([r for r in found if r.state in STALE_STATES]),
         "gpu.quarantined": len([r for r in found if r.state in OUT_STATES]),
     }
-    return {**dict.fromkeys(complexes, offered), **counted}
+    return {**offered, **counted}
+
+
+def count_offered_shares(found: list[DeviceState], words: tuple[str, ...]) -> int:
+    """Return how many shares qmaster may count: all, or the free ones while a card gives fewer."""
+    from gpulock.alloc.shares import card_share_room
+
+    held = {lock.id: lock for row in found for lock in row.locks()}
+    room = card_share_room(found, held, words)
+    rows = [row for row in found if row.id in room and row.state != states.FREE]
+    served = all([is_held_by_jobs(row) and SHARE in row.locks()[0].id for row in rows])
+    return sum([places if served else free for places, free in room.values()])
 
 
 def is_offered_row(row: DeviceState) -> bool:
-    """Return whether qmaster may offer a device: it is free, or a job of its own runs on it."""
-    record = row.lock.owner if row.lock else None
+    """Return whether qmaster may offer a device: it is free, or a job of its own runs on it.
+
+    One with a share held is not free for a job that asks for it whole, and qmaster has not counted
+    it as such a job's.
+    """
     if row.state not in (states.HELD, states.HELD_IDLE):
         return row.state == states.FREE
-    return record is not None and record.scheduler == "sge" and not record.draining
+    return is_held_by_jobs(row) and SHARE not in row.locks()[0].id
+
+
+def is_held_by_jobs(row: DeviceState) -> bool:
+    """Return whether a device is held, by Grid Engine's jobs alone, which qmaster has counted."""
+    owners = [lock.owner for lock in row.locks()]
+    ours = [one for one in owners if one and one.scheduler == "sge" and not one.draining]
+    return row.state in (states.HELD, states.HELD_IDLE) and 0 < len(ours) == len(owners)

@@ -10,7 +10,7 @@ have its GPUs gets an empty mask and GPULOCK_REFUSED, which the starter method r
 
 import os
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import UNKNOWN, Refusal
@@ -42,8 +42,8 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     """Claim for the task whose shepherd-to-be is argv[1]; return 0 when it may start."""
     call = hook.SgeHookCall(argv, environ)
     begun = clock_boottime()
-    settings: Settings | None = None
-    found: spool.Spool | None = None
+    settings: "Settings | None" = None
+    found: "spool.Spool | None" = None
     try:
         os.setresuid(0, 0, 0)  # execd runs shepherds with euid of the admin user, ruid 0
         settings = read_hook_settings(config)
@@ -67,7 +67,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     return mask_refused_task(found, settings, told.sentence(call.who))
 
 
-def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> Grant | None:
+def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> "Grant | None":
     """Give the task the GPUs of its job on this host; raise Refusal."""
     job = request.read_execd_job(found, UP)
     if job is None:
@@ -87,6 +87,8 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> Gran
         raise Refusal(UNKNOWN, "the job holds no GPU on its master host", "see gpulock why")
     wanted = request.wanted_devices(found, node.settings, job) if job.granted else ()
     want = ClaimRequest(count, wanted, join=True)
+    if node.settings.sge_kinds:
+        request.add_requested_kinds(want, found, node.settings, job)
     grant = claim_devices(node, template, want, lambda: hook.make_sge_judge(node), deadline)
     own = grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
     try:
@@ -101,7 +103,7 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> Gran
         if node.settings.job_map_dir or node.settings.gpustat_dir:
             from gpulock.job import job_map
 
-            job_map.write_job_map(node.settings, grant.owner, grant.devices)
+            job_map.write_job_map(node, grant.owner, grant.devices, deadline)
     except BaseException:  # whatever it is, the task has no GPU: it keeps nothing of its own
         undo_sge_claim(node, grant, deadline)
         raise
@@ -126,7 +128,9 @@ def job_holds_lock(node: Node, key: tuple[str, str, str, str, str]) -> bool:
     )
 
 
-def mask_refused_task(found: spool.Spool | None, settings: Settings | None, sentence: str) -> int:
+def mask_refused_task(
+    found: "spool.Spool | None", settings: "Settings | None", sentence: str
+) -> int:
     """Let the task start without a GPU and with the reason; return 1 when even that fails."""
     if found is None or settings is None:
         return 1

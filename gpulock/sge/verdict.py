@@ -27,8 +27,8 @@ class SgeJobRule:
     def __init__(self, simulated: bool = False, sys_root: str = "/sys") -> None:
         self._sys_root = sys_root
         self._simulated = simulated
-        self._sight: str | None = None
-        self._gids: dict[int, list[int]] | None = None
+        self._sight: "str | None" = None
+        self._gids: "dict[int, list[int]] | None" = None
 
     def __call__(self, lock: Lock, scan: ProcessScan) -> Verdict:
         record = lock.owner

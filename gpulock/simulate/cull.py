@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Union
 
 VERSION = 0x10020000  # CULL_VERSION of 6.2 and of all Son of Grid Engine releases
 
@@ -23,7 +23,7 @@ TYPE_MASK = 0xFF
 BOUND, OF_OBJECT = 2, 8  # status of an element: in a list, a sub-object (cull_listP.h)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CullList:
     """A list: its name, its descriptor as (name, type) numbers, its elements' fields."""
 
@@ -34,7 +34,7 @@ class CullList:
     status: int = BOUND
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CullObject:
     """A sub-object: its descriptor and its fields."""
 
@@ -43,7 +43,7 @@ class CullObject:
     status: int = OF_OBJECT
 
 
-Value: TypeAlias = int | float | str | CullList | CullObject | None
+Value = Union[int, float, str, CullList, CullObject, None]
 
 
 def make_cull_descriptor(first: int, types: Iterable[int]) -> tuple[tuple[int, int], ...]:
@@ -61,7 +61,7 @@ def pack_element(types: Sequence[int], fields: Sequence[Value], status: int) -> 
     if len(types) != len(fields):
         raise ValueError(f"{len(fields)} fields for a type of {len(types)}")
     changed = pack_number(len(types)) + bytes((len(types) + 7) // 8)
-    packed = [pack_value(kind, value) for kind, value in zip(types, fields, strict=True)]
+    packed = [pack_value(kind, value) for kind, value in zip(types, fields)]
     return pack_number(status) + changed + b"".join(packed)
 
 
@@ -72,7 +72,7 @@ def pack_value(kind: int, value: Value) -> bytes:
         return pack_number(value or 0)
     if kind in (STRING, HOST) and (value is None or isinstance(value, str)):
         return pack_string(value or "")
-    if kind == DOUBLE and (value is None or isinstance(value, int | float)):
+    if kind == DOUBLE and (value is None or isinstance(value, (int, float))):
         return struct.pack(">d", value or 0.0)
     if kind == LIST and (value is None or isinstance(value, CullList)):
         return pack_number(0) if value is None else pack_list(value)

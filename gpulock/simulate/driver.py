@@ -74,7 +74,7 @@ def format_driver_version(driver: DriverRelease) -> str:
 
 def format_gpu_information(machine: Machine, gpu: Gpu) -> str:
     """Return `information` of one GPU."""
-    card, branch = machine.card, machine.driver.branch
+    card, branch = machine.model(gpu), machine.driver.branch
     lines = [
         f"Model: \t\t {card.model}",
         f"IRQ:   \t\t {gpu.irq}",

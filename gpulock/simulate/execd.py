@@ -22,7 +22,7 @@ JOB_TYPE_BINARY = 64  # JB_type of `qsub -b y` (sge_job.h, JOB_TYPE_BINARY)
 NO_LIMIT = 0xFFFFFFFF  # JB_hard_wallclock_gmt of a job without h_rt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SimulatedJob:
     """One task of a job on this host. `task_id` 0: not an array job.
 
@@ -61,7 +61,7 @@ class SimulatedJob:
         return sum(slots for _, slots in self.hosts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SpooledJob:
     """Where a job lies: its spool folder, execd's packed copy, its temporary folder, its output."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 VERSION_LINE = "gpulock-inventory 1"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DriverRelease:
     """One release of the NVIDIA kernel module.
 
@@ -33,7 +33,7 @@ class DriverRelease:
         return int(self.version.split(".", 1)[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuModel:
     """A model of GPU. `dma_bits` is the width of a DMA address, `memory_mib` NVML's total."""
 
@@ -44,7 +44,7 @@ class GpuModel:
     has_gsp: bool  # from Turing on the driver runs firmware on the card
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MigDevice:
     """A MIG device: compute instance `ci` of GPU instance `gi`."""
 
@@ -59,9 +59,12 @@ class MigDevice:
         return f"gi{self.gi}.ci{self.ci}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gpu:
-    """One card in its slot. `bridges` lead from the root port down to it; `numa` -1 is unknown."""
+    """One card in its slot. `bridges` lead from the root port down to it; `numa` -1 is unknown.
+
+    `card` is its model where it is not the machine's.
+    """
 
     bus: str
     bridges: tuple[str, ...]
@@ -70,9 +73,10 @@ class Gpu:
     irq: int
     mig: tuple[MigDevice, ...] = ()
     fallen: bool = False  # off the bus: expected, but neither driver nor kernel shows it
+    card: GpuModel | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Machine:
     """A whole machine. `links` are direct NVLinks as (index, index, count) with a < b.
 
@@ -87,6 +91,7 @@ class Machine:
     cpus: tuple[str, ...]
     links: tuple[tuple[int, int, int], ...] = ()
     nvswitch: bool = False
+    shares: str = ""  # of its settings
     initialised: bool = True  # False: no client has opened the cards yet, UUIDs are unread
 
     @property
@@ -99,9 +104,13 @@ class Machine:
         links = tuple(link for link in self.links if link[1] < count)
         return dataclasses.replace(self, gpus=self.gpus[:count], links=links)
 
+    def model(self, gpu: Gpu) -> GpuModel:
+        """Return the model of a card."""
+        return gpu.card or self.card
+
     def uuid(self, gpu: Gpu) -> str:
         """Return the UUID of a card: the same each time, another for each model and slot."""
-        digest = hashlib.sha256(f"{self.card.model} {gpu.bus}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{self.model(gpu).model} {gpu.bus}".encode()).hexdigest()
         return f"GPU-{uuid.UUID(digest[:32])}"
 
     def instance_uuid(self, gpu: Gpu, instance: MigDevice) -> str:
@@ -126,7 +135,7 @@ def _gpu_lines(machine: Machine, gpu: Gpu) -> list[str]:
     """Return the lines of one card. In MIG mode its NVLinks are off (NVIDIA MIG user guide)."""
     lines = [
         f"gpu.{gpu.bus}.uuid={machine.uuid(gpu)}",
-        f"gpu.{gpu.bus}.memory_mib={machine.card.memory_mib}",
+        f"gpu.{gpu.bus}.memory_mib={machine.model(gpu).memory_mib}",
         f"gpu.{gpu.bus}.mig={1 if gpu.mig else 0}",
     ]
     if machine.nvswitch and not gpu.mig:

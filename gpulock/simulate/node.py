@@ -23,6 +23,7 @@ MARKER = "simulation"
 MARKER_LINE = "gpulock-simulation 1"
 NVML = "nvml"  # what NVML would tell: the exporter's; gpulockd writes an `inventory` of its own
 LISTEN = "127.0.0.1:9465"  # a simulation is nobody else's
+LOCAL_MAJORS = range(240, 255)  # admin-guide/devices.txt: LOCAL/EXPERIMENTAL USE
 MARKER_LIMIT = 4096  # bytes read of a file that may be anybody's
 
 # All that a simulation may hold; on rewriting these go, and nothing else is touched.
@@ -46,11 +47,14 @@ class SimulatedNode:
         self.exporter_dir = directory / "run/gpulock-exporter"  # an exporter makes it
 
 
-def write_simulated_node(directory: Path, preset: str, gpus: int | None = None) -> SimulatedNode:
+def write_simulated_node(
+    directory: Path, preset: str, gpus: int | None = None, for_scheduler: bool = False
+) -> SimulatedNode:
     """Write the node `preset` with its first `gpus` GPUs below `directory`.
 
     A folder with anything in it is refused unless it is a simulation of the caller's, which is
-    then written anew.
+    then written anew. `for_scheduler`: only the GPUs are simulated, for hooks that a real
+    scheduler starts as root.
     """
     machine = _cut_preset_machine(preset, gpus)
     node = SimulatedNode(_prepare_node_folder(directory), machine)
@@ -59,7 +63,7 @@ def write_simulated_node(directory: Path, preset: str, gpus: int | None = None) 
         "run/gpulock/inventory": told,
         NVML: told,
         "state": FolderEntry(),
-        "gpulock.conf": os.fsencode(format_node_config(node)),
+        "gpulock.conf": os.fsencode(format_node_config(node, for_scheduler)),
     }
     whole = driver_tree(machine) | sys_tree(machine) | device_tree(machine) | own
     try:
@@ -69,22 +73,45 @@ def write_simulated_node(directory: Path, preset: str, gpus: int | None = None) 
     return node
 
 
-def format_node_config(node: SimulatedNode) -> str:
-    """Return gpulock.conf of a node. PROC_ROOT stays: the processes are real ones."""
+def format_node_config(node: SimulatedNode, for_scheduler: bool = False) -> str:
+    """Return gpulock.conf of a node. PROC_ROOT stays: the processes are real ones.
+
+    A scheduler's jobs are real as well, so their locks are at the usual place.
+    """
     machine = node.machine
+    own = (
+        f"LOCK_DIR={node.lock_dir}\n"
+        f"STATE_DIR={node.state_dir}\n"
+        f"EXPORTER_DIR={node.exporter_dir}\n"
+        f"EXPORTER_LISTEN={LISTEN}\n"
+        f"SIMULATION={node.marker}\n"
+    )
     return (
         f"# A simulated node, preset {machine.name}: {machine.summary}.\n"
         "# Written by `gpulock simulate`; writing it anew replaces this file.\n"
         f"DRIVER_ROOT={node.driver_root}\n"
         f"SYS_ROOT={node.sys_root}\n"
         f"DEV_ROOT={node.dev_root}\n"
-        f"LOCK_DIR={node.lock_dir}\n"
-        f"STATE_DIR={node.state_dir}\n"
-        f"EXPORTER_DIR={node.exporter_dir}\n"
-        f"EXPORTER_LISTEN={LISTEN}\n"
-        f"SIMULATION={node.marker}\n"
-        f"EXPECTED_GPUS={len(machine.gpus)}\n"
+        + ("" if for_scheduler else own)
+        + f"EXPECTED_GPUS={len(machine.gpus)}\n"
+        + (f"SHARES={machine.shares}\n" if machine.shares else "")
     )
+
+
+def make_device_nodes(node: SimulatedNode, devices: str = "/proc/devices") -> None:
+    """Make device nodes of the files in `dev`, of a number that no driver has; raise OSError.
+
+    slurmd takes no other file in gres.conf (docs/facts/slurm.md, positions). An open says ENXIO.
+    """
+    text, _, _ = Path(devices).read_text().partition("Block devices:")
+    taken = {int(line.split()[0]) for line in text.splitlines()[1:] if line.strip()}
+    major = next((number for number in LOCAL_MAJORS if number not in taken), LOCAL_MAJORS[0])
+    files = sorted(path for path in node.dev_root.rglob("nvidia*") if path.is_file())
+    for minor, path in enumerate(files):
+        new = path.with_name(f"{path.name}.new")
+        os.mknod(new, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+        new.chmod(0o666)
+        new.replace(path)
 
 
 def marker_text(uid: int) -> str:

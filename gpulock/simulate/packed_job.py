@@ -66,7 +66,7 @@ QUEUE = ((250, 0x28220C), (251, 0x282008), (252, 0x280708), (299, 0x281009))
 TASK_RUNNING = 128  # JAT_status JRUNNING (sge_ja_task_JAT_L.h)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ResourceRequest:
     """One `-l name=text` of a job: `value` as Grid Engine parsed it, and the complex's flag."""
 

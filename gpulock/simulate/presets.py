@@ -63,7 +63,7 @@ def _make_preset_gpus(
     """Return the GPUs of `slots`, each a bus number and its bridges, all in domain 0000."""
     return tuple(
         Gpu(f"0000:{bus}:00.0", tuple(f"0000:{b}" for b in bridges.split()), node, minor, irq + n)
-        for n, ((bus, bridges), node, minor) in enumerate(zip(slots, numa, minors, strict=True))
+        for n, ((bus, bridges), node, minor) in enumerate(zip(slots, numa, minors))
     )
 
 
@@ -204,9 +204,31 @@ _WORKSTATION = Machine(
     cpus=("0-31",),
 )
 
+_TWO_MODELS = Machine(
+    name="two-models",
+    summary="a server of two models: 4 A100 80 GB and 4 H200, no NVLink",
+    driver=_570,
+    card=_A100,
+    gpus=tuple(
+        dataclasses.replace(gpu, card=_H200) if slot % 4 > 1 else gpu
+        for slot, gpu in enumerate(_A100_PLAIN)
+    ),
+    cpus=_A100_MIG.cpus,
+)
+
+_CLASSROOM = dataclasses.replace(
+    _WORKSTATION,
+    name="classroom",
+    summary="the workstation, whose second GPU is shared by four jobs (SHARES)",
+    shares="1:4",
+)
+
 PRESETS: Mapping[str, Machine] = MappingProxyType(
     {
         machine.name: machine
-        for machine in (_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _MISSING, _BIG, _WORKSTATION)
+        for machine in (
+            *(_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _MISSING, _BIG, _WORKSTATION),
+            *(_TWO_MODELS, _CLASSROOM),
+        )
     }
 )

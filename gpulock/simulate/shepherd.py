@@ -17,17 +17,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Union
 
 from gpulock.simulate.execd import SpooledJob
 
 POLL_SECONDS = 0.005
 PROGRAM = Path(__file__).with_name("shepherd_process.py")
 
-Status = int | Literal["missing"] | None
+Status = Union[int, Literal["missing"], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShepherdResult:
     """How a job ended: the exit statuses of its children, None for one that did not run.
 

@@ -11,6 +11,8 @@ the shepherd leads a session and the job stays in it, in a process group of its 
 lead sessions of their own, as real ones do.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
@@ -53,7 +55,7 @@ def run_hook(name: str, orders: dict[str, Any]) -> int | str:
 
 def run_job(orders: dict[str, Any]) -> int | str:
     """Run the job as its owner, with the environment file as the prolog left it."""
-    others: dict[str, Any] = {"process_group": 0}
+    others: dict[str, Any] = {"preexec_fn": os.setpgrp}  # process_group= is of Python 3.11
     if os.geteuid() == 0:
         gid = orders["add_grp_id"]
         others |= {"user": orders["uid"], "group": orders["gid"]}

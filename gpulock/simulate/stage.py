@@ -58,11 +58,15 @@ class DemoJob:
         except TimeoutError:
             self.result = self.shepherd.wait(END_SECONDS)
 
-    def visible_devices(self) -> str:
-        """Return the CUDA_VISIBLE_DEVICES that the prolog wrote for the job."""
+    def variables(self) -> dict[str, str]:
+        """Return the variables that the prolog wrote for the job."""
         text = (self.shepherd.spooled.folder / "environment").read_text()
         pairs = (line.partition("=") for line in text.splitlines())
-        return {name: value for name, _, value in pairs}["CUDA_VISIBLE_DEVICES"]
+        return {name: value for name, _, value in pairs}
+
+    def visible_devices(self) -> str:
+        """Return the job's CUDA_VISIBLE_DEVICES."""
+        return self.variables()["CUDA_VISIBLE_DEVICES"]
 
     def output(self) -> str:
         """Return what job and hooks printed."""
@@ -121,18 +125,25 @@ class DemoNode:
         self.hooks: HookPaths = render_hooks(directory / "hooks", self.node.config)
         self._plays: list[DemoJob] = []
 
-    def submit(self, job_id: int, gpus: str = "", task: int = 0, name: str = "job") -> DemoJob:
-        """Start a job that asks for `-l gpu=<gpus>`, or for none."""
+    def submit(
+        self, job_id: int, gpus: str = "", task: int = 0, name: str = "job", asked: str = "gpu"
+    ) -> DemoJob:
+        """Start a job that asks for `-l gpu=<gpus>`, or another complex, or for none."""
         bell = self.node.directory / f"bell.{job_id}.{task}"
         os.mkfifo(bell)
         script = ("/bin/sh", "-c", SCRIPT, name, str(self.node.dev_root), str(bell))
-        wanted = (ResourceRequest("gpu", float(gpus), gpus),) if gpus else ()
+        wanted = (ResourceRequest(asked, float(gpus), gpus),) if gpus else ()
         play = DemoJob(
             self, SimulatedJob(job_id, script, task_id=task, name=name, resources=wanted), bell
         )
         self._plays.append(play)
         play.start()
         return play
+
+    def allow_shares(self) -> None:
+        """Let four jobs share the last GPU from now on."""
+        with self.node.config.open("a") as file:
+            file.write("SHARES=7:4\nSGE_COMPLEXES=gpu gpu_share=share\n")
 
     def close(self) -> None:
         """End every job and shepherd."""

@@ -7,32 +7,32 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Union
 
 FOLDER_MODE = 0o755
 FILE_MODE = 0o644
 DEVICE_MODE = 0o666  # as the driver's DeviceFileMode 438
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LinkEntry:
     """A symbolic link."""
 
     target: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FolderEntry:
     """A folder that may be empty."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceEntry:
     """A device file: an empty regular file of mode 0666."""
 
 
-Entry: TypeAlias = bytes | LinkEntry | FolderEntry | DeviceEntry
-Tree: TypeAlias = dict[str, Entry]
+Entry = Union[bytes, LinkEntry, FolderEntry, DeviceEntry]
+Tree = dict[str, Entry]
 
 
 def write_tree(root: Path, tree: Mapping[str, Entry]) -> None:

@@ -33,7 +33,7 @@ TICKS = os.sysconf("SC_CLK_TCK")  # a second, of a process's start time
 def main(environ: "Mapping[str, str]", config: str) -> int:
     """Run the Epilog; return 0."""
     begun = clock_boottime()
-    settings: Settings | None = None
+    settings: "Settings | None" = None
     who = f"job {environ.get('SLURM_JOB_ID', '?')[:20]}"
     try:
         settings = read_hook_settings(config)
@@ -158,7 +158,7 @@ def epilog_launch_time(proc: Proc, pid: int, leader: int, begun: float, job: str
     try:
         for _ in range(DEPTH):
             status = proc.status(pid)
-            if status.name == "slurmd" or (
+            if status.name.partition("-")[0] == "slurmd" or (
                 status.name == STEPD and find_hook_pids(proc, hook, job)
             ):
                 return begun

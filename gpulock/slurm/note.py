@@ -52,6 +52,8 @@ class TaskNote:
             ("devices", ",".join([d.id for d in self.devices])),
             ("indexes", ",".join([str(d.index) for d in self.devices])),
             ("uuids", ",".join([d.uuid for d in self.devices])),
+            ("places", str(self.devices[0].places if self.devices else 0)),
+            ("memory", str(self.devices[0].memory_mib if self.devices else 0)),
             ("positions", ",".join(self.positions)),
             ("binds", self.binds),
             ("refused", self.refused),
@@ -62,8 +64,8 @@ class TaskNote:
 
 def parse_task_note(text: str) -> TaskNote:
     """Return a note; raise kv.MalformedError."""
-    pairs = kv.decode_pairs(text, LINE)
     try:
+        pairs = kv.decode_pairs(text, LINE)
         note = TaskNote(pairs["slurmd"], pairs["job"], int(pairs["uid"]), int(pairs["restart"]))
         note.token = pairs["token"]
         note.positions = [p for p in pairs["positions"].split(",") if p]
@@ -72,10 +74,11 @@ def parse_task_note(text: str) -> TaskNote:
         indexes, uuids = pairs["indexes"].split(","), pairs["uuids"].split(",")
         for number, name in enumerate(ids):
             device = Device(name, int(indexes[number]))
-            device.uuid = uuids[number]
+            device.uuid, device.places = uuids[number], int(pairs.get("places", "0"))
+            device.memory_mib = int(pairs.get("memory", "0"))
             note.devices.append(device)
     except (KeyError, ValueError, IndexError) as fault:
-        raise kv.MalformedError(f"not a task's note: {fault!r}") from None
+        raise kv.MalformedError(f"not a task's note: {fault}") from None
     return note
 
 
@@ -137,7 +140,7 @@ def remove_task_note(
     atomic.remove_quietly(path)
 
 
-def find_task_note(lock_dir: str, slurmd: str, job: str) -> TaskNote | None:
+def find_task_note(lock_dir: str, slurmd: str, job: str) -> "TaskNote | None":
     """Return a job's note, None where there is none; raise OSError or kv.MalformedError."""
     try:
         return parse_task_note(atomic.read_text(task_note_path(lock_dir, slurmd, job)))

@@ -8,10 +8,10 @@ was refused finds its reason in its note, and TaskProlog stops it. Only a broken
 import os
 import time
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks.common import (
     NotRootError,
     log_hook_line,
@@ -27,7 +27,6 @@ from gpulock.slurm import note, request
 from gpulock.slurm.call import DEADLINE, SlurmHookCall
 from gpulock.slurm.note import TaskNote
 from gpulock.store import atomic, claim_records, kv
-from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -43,8 +42,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two looks at a device t
 def main(environ: "Mapping[str, str]", config: str) -> int:
     """Run the Prolog; return the exit code."""
     begun = clock_boottime()
-    settings: Settings | None = None
-    call: SlurmHookCall | None = None
+    settings: "Settings | None" = None
+    call: "SlurmHookCall | None" = None
     try:
         call = SlurmHookCall(environ)
         settings = read_hook_settings(config)
@@ -62,17 +61,18 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     return report_slurm_refusal(call, settings, told, to_syslog="SLURM_JOB_ID" in environ)
 
 
-def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Grant | None:
+def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> "Grant | None":
     """Claim and write the note; return the grant, None for a job without GPUs; raise Refusal."""
     settings = node.settings
     share = request.asks_for_share(call, settings)
     try:
-        count = request.count_slurm_job_gpus(call, settings)
+        asked = request.list_slurm_job_gres(call, settings)
     except Refusal as refusal:
         if refusal.kind == UNKNOWN and not is_slurmctld_silent(refusal):
             count_unknown_refusal(node, refusal, Owner(job_id=call.job, user=call.user), deadline)
         raise
     own = TaskNote(call.slurmd, call.job, call.uid, call.restart)
+    count = sum([number for _, number in asked])
     if count == 0:
         try:
             prepare_isolation(node, count)
@@ -83,20 +83,21 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Gran
     prepare_isolation(node, count)
     own.binds = environment.driver_binds(settings)
     own.positions = call.positions() if request.uses_slurm_job_gpus(settings) else []
-    grant = retry_slurm_claim(node, call, own, count, share, deadline)
+    kinds = request.resolve_gres_kinds(call, node, asked)
+    want = make_gres_claim(node, count, kinds, share)
+    grant = retry_slurm_claim(node, call, own, want, deadline)
     try:
         record_slurm_claim(node, call, grant)
+        if settings.share_mps and grant.owner.places:
+            from gpulock.job import mps
+
+            mps.wait_for_mps(node, grant.owner, deadline)
         own.token, own.devices = grant.owner.token, order_slurm_devices(node, own.positions, grant)
         save_task_note(node, own)
         if node.settings.job_map_dir or node.settings.gpustat_dir:
             from gpulock.job import job_map
 
-            if share:
-                with Gate(node.store, deadline, settings.gate_timeout):
-                    for device in grant.devices:
-                        job_map.write_shared_map(settings, node.store, node.devices(), device.id)
-            else:
-                job_map.write_job_map(settings, grant.owner, grant.devices)
+            job_map.write_job_map(node, grant.owner, grant.devices, deadline)
     except BaseException as fault:  # whatever it is, the job does not start: it keeps nothing
         undo_slurm_claim(node, grant, deadline)
         if isinstance(fault, OSError):
@@ -140,8 +141,25 @@ def is_slurmctld_silent(refusal: Refusal) -> bool:
     return type(refusal).__name__ == "SlurmctldSilentError"
 
 
+def make_gres_claim(
+    node: Node, count: int, kinds: tuple[tuple[str, int], ...], shard: bool
+) -> ClaimRequest:
+    """Return what is asked for; raise Refusal. Places of a `shard` job Slurm has counted."""
+    share = "share" in dict(kinds)
+    if share and len(kinds) > 1:
+        why = "a share and other GPUs are asked for in one job"
+        raise Refusal(INVALID_REQUEST, why, "ask for one of them")
+    return ClaimRequest(
+        count,
+        check=lambda chosen: environment.grant_variables(chosen, node.settings),
+        share=share or shard,
+        counted=shard,
+        kinds=() if share else kinds,
+    )
+
+
 def retry_slurm_claim(
-    node: Node, call: SlurmHookCall, own: TaskNote, count: int, share: bool, deadline: Deadline
+    node: Node, call: SlurmHookCall, own: TaskNote, want: ClaimRequest, deadline: Deadline
 ) -> Grant:
     """Claim, and wait for a device that is still held: Slurm says that it is free."""
     wait = deadline.sooner(node.settings.slurm_wait)
@@ -149,19 +167,10 @@ def retry_slurm_claim(
     template.positions = ",".join(own.positions)
     pause = FIRST_PAUSE
     while True:
-        wanted = request.list_slurm_device_ids(call, node)
+        want.wanted = request.list_slurm_device_ids(call, node)
         try:
             return claim_devices(
-                node,
-                template,
-                ClaimRequest(
-                    count,
-                    wanted,
-                    check=lambda chosen: environment.grant_variables(chosen, node.settings),
-                    share=share,
-                ),
-                lambda: make_slurm_prolog_judge(node, call.job),
-                deadline,
+                node, template, want, lambda: make_slurm_prolog_judge(node, call.job), deadline
             )
         except Refusal as refusal:
             if refusal.kind != BUSY or wait.left() <= 0:
@@ -216,8 +225,8 @@ def undo_slurm_claim(node: Node, grant: Grant, deadline: Deadline) -> None:
 
 
 def report_slurm_refusal(
-    call: SlurmHookCall | None,
-    settings: Settings | None,
+    call: "SlurmHookCall | None",
+    settings: "Settings | None",
     refusal: Refusal,
     to_syslog: bool = True,
 ) -> int:
@@ -258,7 +267,7 @@ def report_slurm_refusal(
     return GO_ON
 
 
-def format_slurm_grant(call: SlurmHookCall, grant: Grant | None, seconds: float) -> str:
+def format_slurm_grant(call: SlurmHookCall, grant: "Grant | None", seconds: float) -> str:
     """Return the one line of a job that may start."""
     if grant is None:
         return f"{call.who}: no GPU asked for, {seconds * 1000:.1f} ms"

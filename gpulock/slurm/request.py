@@ -64,12 +64,15 @@ def part_of_gpu_refusal(name: str) -> Refusal:
     return Refusal(INVALID_REQUEST, why, "ask for whole ones: --gres=gpu:1")
 
 
-def count_slurm_job_gpus(call: SlurmHookCall, settings: Settings) -> int:
-    """Return how many devices the job asked for on this node; raise Refusal."""
+def list_slurm_job_gres(call: SlurmHookCall, settings: Settings) -> list[tuple[str, int]]:
+    """Return (type, number) of what the job asked for on this node; raise Refusal.
+
+    The type is empty where none is said, or Slurm tells positions.
+    """
     if uses_slurm_job_gpus(settings):
-        return len(call.positions())
+        return [("", len(call.positions()))]
     if settings.slurm_count == "comment":
-        return parse_gres_count(call.comment, settings.slurm_gres)
+        return parse_gres_request(call.comment, settings.slurm_gres)
     from gpulock.slurm.scontrol import SlurmctldClient
 
     found = SlurmctldClient(settings, call.conf).job(call.job)
@@ -78,7 +81,41 @@ def count_slurm_job_gpus(call: SlurmHookCall, settings: Settings) -> int:
     for text in (found["PerJob"], found["PerSocket"], found["PerTask"]):
         if text != "N/A" and any([name in text for name in settings.slurm_gres]):
             raise invalid_gres_request(text, "is not per node")
-    return parse_gres_count("" if found["Gres"] == "N/A" else found["Gres"], settings.slurm_gres)
+    return parse_gres_request("" if found["Gres"] == "N/A" else found["Gres"], settings.slurm_gres)
+
+
+def resolve_gres_kinds(
+    call: SlurmHookCall, node: Node, asked: list[tuple[str, int]]
+) -> tuple[tuple[str, int], ...]:
+    """Return the kinds (gpulock.node.kinds) that the types of a request mean; raise Refusal.
+
+    None where Slurm chooses, or all is plain. Of positions that Slurm has counted for the job
+    devices of the same kinds are taken, where the node has several and the map knows them.
+    """
+    settings = node.settings
+    if slurm_selects_devices(settings):
+        return ()
+    from gpulock.node import kinds
+
+    if settings.slurm_count != "gpus":
+        if not any([name for name, _ in asked]):
+            return ()
+        try:
+            return tuple(
+                [(kinds.gres_type_kind(name) if name else "", n) for name, n in asked if n]
+            )
+        except ValueError as fault:
+            raise invalid_gres_request(",".join([name for name, _ in asked]), str(fault)) from fault
+    found = node.devices()
+    if len(kinds.count_device_kinds(found)) == 1:
+        return ()
+    from gpulock.slurm.gres_map import resolve_gres_devices
+
+    try:
+        counted = resolve_gres_devices(settings.state_dir, call.positions(), found)
+    except Refusal:
+        return ()
+    return tuple(kinds.count_requestable_kinds(counted).items())
 
 
 def list_slurm_device_ids(call: SlurmHookCall, node: Node) -> tuple[str, ...]:
@@ -93,14 +130,16 @@ def list_slurm_device_ids(call: SlurmHookCall, node: Node) -> tuple[str, ...]:
     return tuple([d.id for d in chosen])
 
 
-def parse_gres_count(text: str, names: tuple[str, ...]) -> int:
-    """Return the devices in `gres:gpux:2,gres:nvme:1` (per node); raise Refusal(INVALID_REQUEST).
+def parse_gres_request(text: str, names: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Return (type, number) of the devices in `gres:gpux:2,gres:nvme:1` (per node).
+
+    Raises Refusal(INVALID_REQUEST).
 
     `gres:` or `gres/` may stand before a name, a type behind it; no number means one. Of one that
     is named twice Slurm charges the last alone, so it is refused, as is what is neither a type
     nor a number: the text is the user's.
     """
-    total = 0
+    found: list[tuple[str, int]] = []
     kinds: list[tuple[str, str]] = []
     for entry in text.split(",") if text else ():
         words = split_gres_entry(entry)
@@ -109,11 +148,11 @@ def parse_gres_count(text: str, names: tuple[str, ...]) -> int:
         if words[0] in names:
             kind, number = parse_gres_entry(words[1:], text)
             kinds.append((words[0], kind))
-            total += number
+            found.append((kind, number))
     for name, kind in kinds:
         if kinds.count((name, kind)) > 1 or (kind and (name, "") in kinds):
             raise invalid_gres_request(text, f"names {name} twice")
-    return total
+    return found
 
 
 def split_gres_entry(entry: str) -> list[str]:

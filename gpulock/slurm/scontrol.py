@@ -62,9 +62,9 @@ class SlurmctldClient:
 
     def __init__(self, settings: Settings, conf: str = "") -> None:
         self._settings = settings
-        self._answers: dict[str, dict[str, str] | None] = {}
-        self._deadline: Deadline | None = None
-        self._silent: Refusal | None = None
+        self._answers: "dict[str, dict[str, str] | None]" = {}
+        self._deadline: "Deadline | None" = None
+        self._silent: "Refusal | None" = None
         self._env = {"PATH": "/usr/bin:/bin"}
         if settings.slurm_conf or conf:
             self._env["SLURM_CONF"] = settings.slurm_conf or conf
@@ -82,7 +82,7 @@ class SlurmctldClient:
             raise SlurmctldSilentError(fault.why) from fault
         return code, output.decode("utf-8", "replace")
 
-    def job(self, job: str) -> dict[str, str] | None:
+    def job(self, job: str) -> "dict[str, str] | None":
         """Return what slurmctld knows of one job, None for an invalid id; raise Refusal.
 
         Asked once: where it is silent it is so for every job of a reconcile.
@@ -98,7 +98,7 @@ class SlurmctldClient:
                 raise
         return self._answers[job]
 
-    def _ask(self, job: str) -> dict[str, str] | None:
+    def _ask(self, job: str) -> "dict[str, str] | None":
         code, output = self.run("squeue", "-h", "-t", "all", "-j", job, "-O", FORMAT)
         if code != 0 and INVALID in output:
             return None

@@ -40,7 +40,7 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
 
     Of a session that is closed slurmstepd only logs it: the step is over, and nothing is put back.
     """
-    settings: Settings | None = None
+    settings: "Settings | None" = None
     label = ""
     try:
         settings = read_hook_settings(config)
@@ -126,7 +126,7 @@ def find_step_devices(node: Node, number: str, user: str) -> list[Device]:
     return found
 
 
-def find_note_by_job(node: Node, number: str) -> note.TaskNote | None:
+def find_note_by_job(node: Node, number: str) -> "note.TaskNote | None":
     """Return what this node granted to a job, None where it was not asked; raise Refusal."""
     folder = f"{node.store.path}/{note.FOLDER}"
     try:

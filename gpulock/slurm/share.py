@@ -45,8 +45,8 @@ class Task:
 
 
 def select_task_devices(
-    task: Task, found: TaskNote, settings: Settings, opened: list[Device] | None = None
-) -> tuple[list[Device] | None, str | None]:
+    task: Task, found: TaskNote, settings: Settings, opened: "list[Device] | None" = None
+) -> "tuple[list[Device] | None, str | None]":
     """Return (the task's devices, Slurm's mask where it stands or None); raise Refusal.
 
     `opened` are those of the job's devices that the task may open, by default all. The devices
@@ -73,8 +73,8 @@ def select_task_devices(
 
 
 def select_by_slurm_mask(
-    task: Task, found: TaskNote, settings: Settings, opened: list[Device] | None
-) -> tuple[list[Device] | None, str | None]:
+    task: Task, found: TaskNote, settings: Settings, opened: "list[Device] | None"
+) -> "tuple[list[Device] | None, str | None]":
     """Return the devices behind Slurm's mask as far as they can be told, and that mask.
 
     Raises Refusal when the mask names what this node did not lock for the job.

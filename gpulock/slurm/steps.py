@@ -244,7 +244,8 @@ def scan_process_environ(pid: int, scan: ProcessScan) -> list[bytes]:
 def is_slurmd(proc: Proc, pid: int) -> bool:
     """Return whether a process runs a program `slurmd`: a name alone can be given to any.
 
-    Debian's program is `slurmd-wlm`.
+    Debian's program is `slurmd-wlm`, and so is the process after `scontrol reconfigure`
+    (docs/facts/slurm.md, slurmd and its programs).
     """
     try:
         program = proc.link(pid, "exe")
@@ -260,7 +261,7 @@ def find_slurmds(node: Node, pid: int) -> list[int]:
     With PrologFlags=RunInJob a Prolog is no child of slurmd's.
     """
     for one, status in ProcessTree(node.proc).ancestry(pid).items():
-        if status.name == SLURMD:
+        if status.name.partition("-")[0] == SLURMD:
             return [one]
     scan = ProcessScan(node.proc)
     found = [one for one in scan.named(SLURMD) if set(scan.status(one).uids[:3]) == {0}]

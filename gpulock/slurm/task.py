@@ -13,7 +13,8 @@ from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, one_line
 from gpulock.job import environment
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
-from gpulock.node.settings import Settings, read_settings
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import read_settings
 from gpulock.slurm import note, share
 from gpulock.slurm.call import is_slurm_name, is_slurm_number
 from gpulock.slurm.note import TaskNote
@@ -115,11 +116,18 @@ def find_task_step(proc: Proc, environ: "Mapping[str, str]") -> tuple[str, str]:
 def mask_task_without_note(
     settings: Settings, environ: "Mapping[str, str]", task: Task
 ) -> list[str]:
-    """Mask a task of which the Prolog left no word; stop one that Slurm gave GPUs."""
-    if task.positions or "SLURM_GPUS_ON_NODE" in environ:
+    """Mask a task of which the Prolog left no word; stop one that Slurm gave GPUs.
+
+    Of a GRES that is only counted Slurm tells a task nothing. There each second run is stopped, for
+    which slurmd may have run no Prolog (docs/facts/slurm.md, job ids that come again).
+    """
+    counted = settings.slurm_device_selection != "slurm" and settings.slurm_count != "gpus"
+    again = counted and environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    if task.positions or again or "SLURM_GPUS_ON_NODE" in environ:
+        may = "may have given" if again else "gave"
         raise Refusal(
             UNKNOWN,
-            "this node has no claim of the job, although Slurm gave it GPUs",
+            f"this node has no claim of the job, although Slurm {may} it GPUs",
             "did the Prolog run? see gpulock doctor on the node",
         )
     return task_export_lines([], settings) if settings.hide_unrequested else []
@@ -159,7 +167,7 @@ def list_open_devices(dev_root: str, devices: list[Device]) -> list[Device]:
 
 
 def task_export_lines(
-    chosen: list[Device] | None, settings: Settings, mask: str | None = None
+    chosen: "list[Device] | None", settings: Settings, mask: "str | None" = None
 ) -> list[str]:
     """Return the export lines; `mask` is Slurm's own value, which stands.
 

@@ -57,7 +57,7 @@ class SlurmJobRule:
                 return Verdict(UNKNOWN, f"slurmd is not visible, and {silent.why}")
         return Verdict(DEAD, "its steps, seen before, are gone, and no epilog is at work")
 
-    def _on_node(self, record: Owner, lock: Lock, scan: ProcessScan) -> Verdict | None:
+    def _on_node(self, record: Owner, lock: Lock, scan: ProcessScan) -> "Verdict | None":
         """Return what this node alone shows, None where it shows nothing of the job."""
         daemons = self._steps.daemons(scan)
         mine = daemons.get(record.job_id, {})
@@ -75,7 +75,7 @@ class SlurmJobRule:
         return Verdict(UNKNOWN, blind) if blind else None
 
 
-def judge_slurmctld_answer(found: dict[str, str] | None, record: Owner) -> Verdict:
+def judge_slurmctld_answer(found: "dict[str, str] | None", record: Owner) -> Verdict:
     """Return the verdict by slurmctld's answer: only a clear end of this very run is one."""
     from gpulock.slurm.scontrol import is_slurm_job_finished, slurm_job_uid
 

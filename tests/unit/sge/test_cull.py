@@ -63,6 +63,7 @@ def test_every_single_byte_may_be_wrong(sample: bytes) -> None:
             survives(sample[:at] + bytes([value]) + sample[at + 1 :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_a_file_cut_short_is_never_a_smaller_request(sample: bytes) -> None:
     whole = parse_cull_job(sample).requests
@@ -135,6 +136,7 @@ def free_element(sample: bytes, fields: bytes, values: bytes) -> bytes:
     return sample[:first] + b"\0\0\0\1" + fields + bits + values + sample[first + 10 :]
 
 
+@pytest.mark.slow
 def test_a_field_that_takes_no_room_takes_no_time_and_no_memory() -> None:
     """200 references an element: 64 MiB of a list were 13 GB of nothing."""
     names = b"".join([b"\0\0\0\1\0\0\0\x0b"] * 200)

@@ -9,13 +9,14 @@ import shutil
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.slots.rsmap import bad_card_ids
 from gpulock.sge import card_map, hook, sensor
-from gpulock.store import verdicts
+from gpulock.store import quarantine, verdicts
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.claims import ask
+from tests.support.fake_mps import leave_mps
 from tests.support.faults import raising
 from tests.support.jobs import Site
 from tests.support.trees import BOOT, Box, bus, record, soon
@@ -29,13 +30,13 @@ def values(site: Box) -> dict[str, str]:
     return {name: value for _, name, value in lines}
 
 
-def hold(site: Box, count: int, **changes: object) -> str:
+def hold(site: Box, count: int, share: bool = False, **changes: object) -> str:
     node = site.node()
     node.name = HOST
     fields: dict[str, object] = {"node": HOST, "token": "", "devices": (), "add_grp_id": 0}
     one = record(**{**fields, "sid": 500, **changes})
     return claim_devices(
-        node, one, ClaimRequest(count), lambda: hook.make_sge_judge(node), soon()
+        node, one, ClaimRequest(count, share=share), lambda: hook.make_sge_judge(node), soon()
     ).owner.token
 
 
@@ -171,3 +172,75 @@ def test_an_id_is_good_while_its_card_is_free_or_a_job_of_qmasters_has_it(site: 
     (bad,) = [card for (_, card), device in cards.items() if [device] == users]
 
     assert bad_card_ids(node) == (HOST, {"card": frozenset({bad})})
+
+
+def test_shares_are_counted_by_their_places_and_a_shared_card_is_no_whole_one(site: Site) -> None:
+    site.settings |= {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "2:4 3:8"}
+    assert (values(site)["gpu"], values(site)["gpu_share"]) == ("4", "12")
+    site.proc.shepherd(500, site.root)
+    hold(site, 1, share=True, job_id="1")
+    assert (values(site)["gpu"], values(site)["gpu_share"]) == ("3", "12")
+    hold(site, 3, job_id="2")  # all other cards, one with places among them
+    taken = {name.partition(".share")[0] for name in site.locks()}
+    assert len(taken) == 4
+    assert (values(site)["gpu"], values(site)["gpu_share"]) in (("0", "3"), ("0", "7"))
+
+
+def test_a_share_that_qmaster_has_not_counted_is_not_offered(site: Site) -> None:
+    site.settings |= {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "2:4"}
+    site.proc.add(500)
+    hold(site, 1, share=True, scheduler="process")
+    assert values(site)["gpu_share"] == "3"
+
+
+def test_a_card_out_of_service_offers_no_shares(site: Site) -> None:
+    site.settings |= {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "2:4 3:4"}
+    hold(site, 1)
+    site.node().store.undo(bus(0))
+    quarantine.write_device_note(str(site.state), quarantine.QUARANTINE, bus(3), "root", "broken")
+    assert (values(site)["gpu"], values(site)["gpu_share"]) == ("3", "4")
+
+
+KINDS = "gpu gpu_a=model:a100* gpu_h=model:h200"
+
+
+def two_models(site: Site) -> None:
+    for number, model in enumerate(("NVIDIA A100-SXM4-80GB",) * 3 + ("NVIDIA H200",)):
+        site.gpu(bus(number), number, Model=model)
+    site.settings["SGE_COMPLEXES"] = KINDS
+
+
+def test_each_kind_is_reported_by_itself(site: Site) -> None:
+    two_models(site)
+    found = values(site)
+    assert (found["gpu"], found["gpu_a"], found["gpu_h"]) == ("4", "3", "1")
+    site.settings["SGE_COMPLEXES"] = "gpu_x=model:h100 mig=mig:3g.40gb"
+    found = values(site)
+    assert (found["gpu_x"], found["mig"]) == ("0", "0")
+
+
+def test_of_cards_that_two_complexes_count_only_the_free_are_offered(site: Site) -> None:
+    two_models(site)
+    site.proc.shepherd(500, site.root)
+    hold(site, 2)  # qmaster's books have it under one of the complexes, and it counts on all
+    found = values(site)
+    assert (found["gpu"], found["gpu_a"], found["gpu_h"]) == ("2", "1", "1")
+    site.settings["SGE_COMPLEXES"] = "gpu_a=model:a100* gpu_h=model:h200"
+    found = values(site)
+    assert (found["gpu_a"], found["gpu_h"]) == ("3", "1")
+
+
+def test_an_instance_is_offered_to_no_plain_request(site: Site) -> None:
+    of = f"mig.{bus(0)}.gi1.ci0"
+    site.inventory(f"gpu.{bus(0)}.mig=1", f"{of}.uuid=MIG-a", f"{of}.profile=3g.40gb")
+    site.settings["SGE_COMPLEXES"] = "gpu mig_3g=mig:3g.40gb"
+    assert (values(site)["gpu"], values(site)["mig_3g"]) == ("3", "1")
+    site.settings["PLAIN_REQUEST"] = "any"
+    assert values(site)["gpu"] == "4"
+
+
+def test_a_card_whose_mps_ends_is_not_offered(site: Site) -> None:
+    site.settings |= {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "2:4 3:4"}
+    site.settings["MPS_DIR"] = str(site.root / "mps")
+    leave_mps(site.root / "mps", bus(2), 1001, site.node().boot_id)
+    assert (values(site)["gpu"], values(site)["gpu_share"]) == ("3", "4")

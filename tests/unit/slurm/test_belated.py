@@ -61,8 +61,9 @@ def test_a_claim_that_follows_within_a_millisecond_is_a_later_one(
     assert late.freed == freed
 
 
-def test_an_epilog_below_slurmd_began_when_it_says(proc: FakeProc) -> None:
-    proc.add(50, name="slurmd", ppid=1, start=10)
+@pytest.mark.parametrize("name", ["slurmd", "slurmd-wlm"])
+def test_an_epilog_below_slurmd_began_when_it_says(proc: FakeProc, name: str) -> None:
+    proc.add(50, name=name, ppid=1, start=10)
     proc.add(60, name="site-epilog", ppid=50, start=1000)
     proc.add(70, name="python3", ppid=60, start=2000)
     assert epilog.epilog_launch_time(Proc(str(proc.root)), 70, 60, 99.5, "12") == 99.5

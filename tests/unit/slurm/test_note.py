@@ -149,6 +149,10 @@ def nothing(text: str) -> str:
     return text[:0]
 
 
+def half(text: str) -> str:
+    return text[: text.index("=") - 2]
+
+
 SPOILS = [
     other_version,
     no_token,
@@ -159,6 +163,7 @@ SPOILS = [
     strange_code,
     twice,
     nothing,
+    half,
 ]
 
 
@@ -170,7 +175,7 @@ def test_a_note_that_is_not_whole_is_malformed_and_any_epilog_may_remove_it(
     path = site.lock / "tasks/n1.12"
     assert spoil(path.read_text()) != path.read_text()
     path.write_text(spoil(path.read_text()))
-    with pytest.raises(kv.MalformedError):
+    with pytest.raises(kv.MalformedError, match="not a task's note"):
         note.find_task_note(str(site.lock), "n1", "12")
     note.remove_task_note(site.node().store, "n1", "12", OTHER_UID, 0)
     assert site.notes() == []

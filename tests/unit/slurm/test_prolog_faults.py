@@ -238,7 +238,7 @@ def test_a_gate_that_stays_shut_is_could_not_be_found_out(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", [(request, "count_slurm_job_gpus"), (environment, "grant_variables")]
+    "where", [(request, "list_slurm_job_gres"), (environment, "grant_variables")]
 )
 def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str]

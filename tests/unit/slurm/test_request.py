@@ -10,7 +10,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm import request
 from gpulock.slurm.call import SlurmHookCall
-from tests.support.slurm_site import INVALID, SILENT, Site, refusal, row
+from tests.support.slurm_site import INVALID, SILENT, Site, gres_count, refusal, row
 from tests.support.trees import bus
 
 
@@ -20,6 +20,10 @@ def settings(site: Site, **keys: str) -> Settings:
 
 def wanted(site: Site, call: SlurmHookCall, **keys: str) -> tuple[str, ...]:
     return request.list_slurm_device_ids(call, Node(settings(site, **keys)))
+
+
+def job_count(call: SlurmHookCall, keys: Settings) -> int:
+    return sum(number for _, number in request.list_slurm_job_gres(call, keys))
 
 
 def commented(site: Site, comment: str) -> SlurmHookCall:
@@ -54,7 +58,7 @@ def commented(site: Site, comment: str) -> SlurmHookCall:
     ],
 )
 def test_a_request_by_name_type_and_number_is_counted(text: str, count: int) -> None:
-    assert request.parse_gres_count(text, ("gpu", "gpux")) == count
+    assert gres_count(text, ("gpu", "gpux")) == count
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,7 @@ def test_a_request_by_name_type_and_number_is_counted(text: str, count: int) -> 
     ],
 )
 def test_a_request_that_cannot_be_read_is_unknown(text: str) -> None:
-    found = refusal(lambda: request.parse_gres_count(text, ("gpu",)))
+    found = refusal(lambda: gres_count(text, ("gpu",)))
     assert (found.kind, len(found.why) < 140) == (INVALID_REQUEST, True)
 
 
@@ -82,22 +86,22 @@ def test_a_request_that_cannot_be_read_is_unknown(text: str) -> None:
     [f"gpu:{'9' * 19}", "gpu:-1", "gpu:", "gpu:v100:two", "gpu:v100:", "gpu:v100:-2", "gpu:2:2"],
 )
 def test_a_number_that_is_none_is_not_taken_for_one_device(text: str) -> None:
-    assert refusal(lambda: request.parse_gres_count(text, ("gpu",))).kind == INVALID_REQUEST
+    assert refusal(lambda: gres_count(text, ("gpu",))).kind == INVALID_REQUEST
 
 
 def test_a_comment_of_control_characters_is_refused_in_one_line() -> None:
-    refusal(lambda: request.parse_gres_count("gpu:a:b:c:\n\x1b[2J\udcff", ("gpu",)))
+    refusal(lambda: gres_count("gpu:a:b:c:\n\x1b[2J\udcff", ("gpu",)))
 
 
 def test_where_slurm_chooses_its_list_is_the_count_whatever_else_is_set(site: Site) -> None:
     call = site.call(gpus="1,3", SLURM_JOB_COMMENT="gres:gpu:4")
-    assert request.count_slurm_job_gpus(call, settings(site, SLURM_COUNT="comment")) == 2
+    assert job_count(call, settings(site, SLURM_COUNT="comment")) == 2
     assert wanted(site, call, SLURM_COUNT="comment") == (bus(1), bus(3))
 
 
 def test_where_gpulock_chooses_the_length_of_slurms_list_is_the_count(site: Site) -> None:
     call = site.call(gpus="1,3", SLURM_JOB_COMMENT="gres:gpu:4")
-    assert request.count_slurm_job_gpus(call, settings(site, SLURM_DEVICE_SELECTION="gpulock")) == 2
+    assert job_count(call, settings(site, SLURM_DEVICE_SELECTION="gpulock")) == 2
     assert wanted(site, call, SLURM_DEVICE_SELECTION="gpulock") == ()
 
 
@@ -105,10 +109,7 @@ def test_a_job_without_gpus_needs_no_map_and_no_slurmctld(site: Site) -> None:
     (site.state / "slurm-map").unlink()
     for selection in ("slurm", "gpulock"):
         assert (
-            request.count_slurm_job_gpus(
-                site.call(gpus=None), settings(site, SLURM_DEVICE_SELECTION=selection)
-            )
-            == 0
+            job_count(site.call(gpus=None), settings(site, SLURM_DEVICE_SELECTION=selection)) == 0
         )
     assert site.calls() == []
 
@@ -117,22 +118,19 @@ def test_the_comment_counts_only_where_the_site_says_so(site: Site) -> None:
     keys = settings(
         site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment", SLURM_GRES="gpux gpuy"
     )
-    assert request.count_slurm_job_gpus(commented(site, "gres:gpux:2,gres:gpuy"), keys) == 3
-    assert request.count_slurm_job_gpus(commented(site, "gres:gpu:2"), keys) == 0
-    assert request.count_slurm_job_gpus(commented(site, ""), keys) == 0
-    assert request.count_slurm_job_gpus(site.call(gpus=None), keys) == 0
+    assert job_count(commented(site, "gres:gpux:2,gres:gpuy"), keys) == 3
+    assert job_count(commented(site, "gres:gpu:2"), keys) == 0
+    assert job_count(commented(site, ""), keys) == 0
+    assert job_count(site.call(gpus=None), keys) == 0
     plain = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpux")
-    assert request.count_slurm_job_gpus(commented(site, "gres:gpux:2"), plain) == 0
+    assert job_count(commented(site, "gres:gpux:2"), plain) == 0
 
 
 @pytest.mark.parametrize(("gres", "count"), [("gres:gpu:3", 3), ("gpu", 1), ("N/A", 0), ("", 0)])
 def test_slurmctld_is_asked_only_where_the_site_says_so(site: Site, gres: str, count: int) -> None:
     site.answers(row(12, Gres=gres))
     keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
-    assert (
-        request.count_slurm_job_gpus(site.call(gpus=None, SLURM_JOB_COMMENT="gres:gpu:4"), keys)
-        == count
-    )
+    assert job_count(site.call(gpus=None, SLURM_JOB_COMMENT="gres:gpu:4"), keys) == count
     assert len(site.calls()) == 1
 
 
@@ -140,7 +138,7 @@ def test_slurmctld_is_asked_only_where_the_site_says_so(site: Site, gres: str, c
 def test_a_job_that_slurmctld_does_not_know_or_tell_is_unknown(site: Site, words: str) -> None:
     site.fails(words)
     keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
-    assert refusal(lambda: request.count_slurm_job_gpus(site.call(gpus=None), keys)).kind == UNKNOWN
+    assert refusal(lambda: request.list_slurm_job_gres(site.call(gpus=None), keys)).kind == UNKNOWN
 
 
 def test_a_position_that_cannot_be_told_is_a_broken_node(site: Site) -> None:
@@ -152,13 +150,13 @@ def test_a_position_that_cannot_be_told_is_a_broken_node(site: Site) -> None:
     "text", ["gpu:3,gpu:1", "gres:gpu:1,gres/gpu:2", "gpu:a:1,gpu:2", "gpu,gpu"]
 )
 def test_what_is_named_twice_is_refused_because_slurm_charges_the_last_alone(text: str) -> None:
-    found = refusal(lambda: request.parse_gres_count(text, ("gpu",)))
+    found = refusal(lambda: gres_count(text, ("gpu",)))
     assert (found.kind, "twice" in found.why) == (INVALID_REQUEST, True)
 
 
 @pytest.mark.parametrize("text", ["gpu: 1", "gpu:+1", "gpu:a: 1"])
 def test_a_number_is_read_as_slurm_reads_it(text: str) -> None:
-    assert request.parse_gres_count(text, ("gpu",)) == 1
+    assert gres_count(text, ("gpu",)) == 1
 
 
 @pytest.mark.parametrize("field", ["tres-per-job", "tres-per-task", "tres-per-socket"])
@@ -167,5 +165,5 @@ def test_what_is_not_asked_for_by_node_is_refused_and_not_taken_for_nothing(
 ) -> None:
     keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
     site.answers(row(12, **{field: "gres:gpu:2"}))
-    found = refusal(lambda: request.count_slurm_job_gpus(site.call(gpus=None), keys))
+    found = refusal(lambda: request.list_slurm_job_gres(site.call(gpus=None), keys))
     assert (found.kind, "not per node" in found.why) == (INVALID_REQUEST, True)

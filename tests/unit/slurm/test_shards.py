@@ -280,6 +280,21 @@ def test_the_history_has_a_line_a_holder_and_bills_the_card_to_none(site: Site) 
         assert line["held_seconds"] is not None
         (device,) = line["devices"]
         assert (device["id"], device["share"], device["index"]) == (bus(0), True, 0)
+        assert device["places"] is None
+
+
+def test_of_a_place_that_gpulock_counts_the_history_has_its_part(site: Site) -> None:
+    site.set(SHARES="0:4", SHARE_USERS="many")
+    both(site)
+    site.epilog(12, "0")
+    end_other(site)
+    site.fails(SILENT)
+    HistoryWriter(list[str]().append).run(site.node(), again(site), clock_boottime())
+    lines = (site.state / "history/history.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    for line in map(json.loads, lines):
+        assert line["gpu_seconds"] == pytest.approx(line["held_seconds"] / 4, abs=0.001)
+        assert [device["places"] for device in line["devices"]] == [4]
 
 
 def test_the_job_map_of_a_card_has_a_line_a_holder(site: Site) -> None:

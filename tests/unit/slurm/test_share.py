@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Optional
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import TypeAlias
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN
 from gpulock.node.devices import Device
@@ -31,7 +32,7 @@ def note(*positions: str, uuids: bool = True) -> TaskNote:
     return found
 
 
-Seen: TypeAlias = tuple[list[int] | None, str | None]
+Seen: TypeAlias = tuple[Optional[list[int]], Optional[str]]
 
 
 def see(found: TaskNote, environ: dict[str, str], step: str = "0", **keys: str) -> Seen:

@@ -280,9 +280,11 @@ def test_init_is_no_hook_and_nobody_is_where_an_environment_is_not_to_be_seen(
     assert (sight.find_running_hook(owner, scan), "900" in scan.blind) == (0, True)
 
 
-def test_the_slurmd_above_a_prolog_is_the_one_that_is_closed(site: Site) -> None:
+@pytest.mark.parametrize("name", ["slurmd", "slurmd-wlm"])
+def test_the_slurmd_above_a_prolog_is_the_one_that_is_closed(site: Site, name: str) -> None:
+    """Debian's has its program's name after `scontrol reconfigure`."""
     for pid in (700, 701):
-        site.proc.add(pid, "slurmd", uids=(0, 0, 0, 0), exe="/usr/sbin/slurmd-wlm")
+        site.proc.add(pid, name, uids=(0, 0, 0, 0), exe="/usr/sbin/slurmd-wlm")
     site.proc.add(800, "slurmd", ppid=1, uids=(UID, UID, UID, UID))
     site.proc.add(900, "python3", ppid=701, uids=(0, 0, 0, 0))
     assert steps.find_slurmds(site.node(), 900) == [701]
@@ -290,12 +292,13 @@ def test_the_slurmd_above_a_prolog_is_the_one_that_is_closed(site: Site) -> None
     assert sorted(steps.find_slurmds(site.node(), 900)) == [700, 701]
 
 
-def test_only_roots_slurmd_is_slurmd(site: Site) -> None:
+@pytest.mark.parametrize("name", ["slurmd", "slurmd-wlm"])
+def test_only_roots_slurmd_is_slurmd(site: Site, name: str) -> None:
     sight, scan = found(site)
     assert not sight.is_slurmd_seen(scan)
-    site.process(60, "slurmd", uid=UID)
+    site.process(60, name, uid=UID)
     assert not sight.is_slurmd_seen(found(site)[1])
-    site.process(60, "slurmd", uid=ROOT)
+    site.process(60, name, uid=ROOT)
     assert sight.is_slurmd_seen(found(site)[1])
 
 

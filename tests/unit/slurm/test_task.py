@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.job import environment
 from gpulock.slurm import note
 from gpulock.slurm.note import TaskNote
 from tests.support.slurm_site import RUN, STEPD, UID
@@ -14,6 +15,7 @@ from tests.support.slurm_tasks import NAMES, TWINS, TaskSite, stopped
 from tests.support.trees import bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
+OPTIONAL = {*environment.OPTIONAL_VARIABLES}
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def test_the_lines_where_gpulock_chooses(site: TaskSite) -> None:
     }
     assert told.exported == {f"{twin}{name}": own[name] for twin in ("", *TWINS) for name in own}
     assert (told.code, told.printed) == (RUN, [])
-    assert told.unset == {"GPULOCK_CDI"}  # no CDI_DIR is set
+    assert told.unset == OPTIONAL  # no CDI_DIR is set
 
 
 def test_the_lines_where_slurm_chooses(site: TaskSite) -> None:
@@ -53,7 +55,7 @@ def test_the_lines_where_slurm_chooses(site: TaskSite) -> None:
     }
     assert told.exported == {f"{twin}{name}": own[name] for twin in ("", *TWINS) for name in own}
     ordinals = {f"{twin}GPU_DEVICE_ORDINAL" for twin in TWINS}
-    assert told.unset == ordinals | {"GPULOCK_CDI"}  # no CDI_DIR is set
+    assert told.unset == ordinals | OPTIONAL  # no CDI_DIR is set
     assert (told.code, told.printed) == (RUN, [])
 
 
@@ -111,7 +113,7 @@ def test_names_of_devices_are_left_out_where_they_cannot_be_told(site: TaskSite)
     assert {*told.exported} == {f"{twin}{name}" for twin in ("", *TWINS) for name in kept}
     names = ("NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
     wanted = {f"{twin}{name}" for twin in ("", *TWINS) for name in names}
-    assert told.unset == {*wanted, *[f"{twin}GPU_DEVICE_ORDINAL" for twin in TWINS], "GPULOCK_CDI"}
+    assert told.unset == {*wanted, *[f"{twin}GPU_DEVICE_ORDINAL" for twin in TWINS], *OPTIONAL}
 
 
 def test_slurms_own_uuids_stand(site: TaskSite) -> None:
@@ -140,7 +142,7 @@ def test_a_step_that_asked_for_none_gets_an_empty_mask_and_a_batch_script_all(
 
 
 def test_an_instance_is_recognised_by_its_uuid(site: TaskSite) -> None:
-    site.set(**OURS)
+    site.set(**OURS, PLAIN_REQUEST="any")
     site.mig()
     site.prolog(12, "0,1,2,3,4")
     told = site.run(SLURM_STEP_GPUS="1")

@@ -45,6 +45,17 @@ def test_without_a_note_and_without_evidence_the_task_sees_nothing(
     assert (told.code, told.mask) == (RUN, "")
 
 
+@pytest.mark.parametrize("count", ["comment", "slurmctld"])
+def test_a_second_run_of_a_counted_gres_without_a_note_is_stopped(
+    site: TaskSite, count: str
+) -> None:
+    """Slurm tells a task nothing of such a GRES, and may run it again without a Prolog."""
+    site.set(**OURS, SLURM_COUNT=count)
+    assert "no claim" in stopped(site.run(SLURM_RESTART_COUNT="1"))
+    site.set(**OURS, SLURM_COUNT="gpus")  # there Slurm tells a task
+    assert site.run(SLURM_RESTART_COUNT="1").code == RUN
+
+
 def test_what_a_batch_script_exported_is_no_evidence(site: TaskSite) -> None:
     site.stepd(STEPD, "12.batch", UID)
     assert site.run(SLURM_STEP_GPUS="31337", SLURM_STEP_ID="31337").mask == ""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Optional
 
 from gpulock.daemon.core.instance_lock import private_file_lock
 from gpulock.errors import Refusal
@@ -26,6 +27,7 @@ from gpulock.store import atomic
 
 VERSION: Final = 1
 LOCK: Final = "lock"  # beside the records
+_UNRENAMED: Final = re.compile(r"\.(.+)\.\d+\.[0-9a-f]{12}")  # see gpulock.store.atomic
 _SHOWN: Final = 12  # lines: a longer text (a script of ours) is only counted
 
 
@@ -57,14 +59,18 @@ class Place:
         """Set or take away the value; raise InstallError."""
         raise NotImplementedError
 
+    def discard_leftovers(self) -> None:
+        """Remove what a write that was killed has left; raise InstallError."""
+
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of one place."""
+    """What becomes of one place; `first` is done before, and raises InstallError against it."""
 
     place: Place
     before: str | None
     after: str | None
+    first: Callable[[Callable[[str], None]], None] | None = field(default=None, compare=False)
 
     @property
     def what(self) -> str:
@@ -73,6 +79,7 @@ class Change:
 
     def apply(self) -> None:
         """Make the change, unless the place no longer holds what was shown; raise InstallError."""
+        self.place.discard_leftovers()
         if self.place.read() != self.before:
             raise InstallError(f"{self.what} was changed meanwhile; run it again")
         self.place.write(self.after)
@@ -81,6 +88,7 @@ class Change:
 
     def undo(self) -> str:
         """Take the change back; return why not, or nothing; raise InstallError."""
+        self.place.discard_leftovers()
         now = self.place.read()
         if now == self.before:
             return ""
@@ -150,6 +158,25 @@ class FilePlace(Place):
         except OSError as fault:
             raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
 
+    def discard_leftovers(self) -> None:
+        discard_unrenamed(self.path.parent, self.path.name)
+
+
+def discard_unrenamed(folder: Path, name: str = "") -> None:
+    """Remove what a killed `replace_file` of a name (any: of all) left; raise InstallError.
+
+    Nobody else writes there now: installers have one lock.
+    """
+    try:
+        for path in folder.iterdir():
+            found = _UNRENAMED.fullmatch(path.name)
+            if found and name in ("", found[1]):
+                path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as fault:
+        raise InstallError(f"{fault.filename}: {fault.strerror}; are you root?") from fault
+
 
 @dataclass(frozen=True)
 class FolderPlace(Place):
@@ -186,7 +213,7 @@ class FolderPlace(Place):
 
 # --- the record of what was made --------------------------------------------------------------
 
-Entries = dict[tuple[str, ...], tuple[str | None, str | None]]  # (before, after) by address
+Entries = dict[tuple[str, ...], tuple[Optional[str], Optional[str]]]  # (before, after) by address
 
 
 class InstallRecord:
@@ -245,7 +272,7 @@ def lock_installation(folder: Path) -> Generator[None, None, None]:
     lock = private_file_lock(str(path), 0.0)
     try:
         make_public_folder(folder)
-        lock.acquire()
+        lock.acquire()  # pyright: ignore[reportUnknownMemberType] (its types are of 3.11)
         path.write_text(f"{os.getpid()}\n")
     except TimeoutError as busy:
         holder = (FilePlace(path).read() or "").strip() or "unknown"
@@ -258,6 +285,7 @@ def lock_installation(folder: Path) -> Generator[None, None, None]:
         lock.release()
         raise InstallError(f"{path}: {fault.strerror}; are you root?") from fault
     try:
+        discard_unrenamed(folder)
         yield
     finally:
         lock.release()
@@ -272,6 +300,8 @@ def apply_changes(
     """
     with lock_installation(record.path.parent):
         for change in changes:
+            if change.first:
+                change.first(echo)
             record.note(change)
             change.apply()
             echo(f"done: {change.what}")

@@ -69,7 +69,7 @@ def _read_daemon_process(name: str, proc: Path, pid: int) -> SchedulerDaemon | N
     processes, entry = Proc(str(proc)), proc / str(pid)
     try:
         start, status = processes.start(pid), processes.status(pid)
-        if status.name != name or status.uids[0] not in trusted_program_owners():
+        if status.name.partition("-")[0] != name or status.uids[0] not in trusted_program_owners():
             return None
         if not _same_machine(proc, entry) or not _started_by_its_owner(name, entry):
             return None

@@ -28,13 +28,14 @@ LIMITS: Final = "limits"
 _SOURCE: Final = '. "${0%/*}/limits"'  # a line of launch and of chain
 # packages; gpulock/*.py is hot as well
 HOT: Final = ("store", "node", "job", "alloc", "hooks", "isolation", "slurm", "sge")
+SYSTEM_PYTHON: Final = "/usr/bin/python3"
 _SHEBANG_LIMIT: Final = 127  # bytes of `#!` line: BINPRM_BUF_SIZE before Linux 5.1
 _PROBE: Final = (
-    "import sys; print(sys.version_info >= (3, 11), sys.implementation.cache_tag, sys.version)"
+    "import sys; print(sys.version_info >= (3, 9), sys.implementation.cache_tag, sys.version)"
 )
 # Run by the interpreter that will load it: byte code is of one version. Without docstrings and
 # columns, which nobody reads there: 0.4 ms. Importing each hook tells what it needs, in the order
-# in which imports end; a package comes before its modules.
+# in which imports end; a package comes before its modules. marshal writes an interned name once.
 _PACK: Final = """
 import marshal, os, sys
 from importlib import import_module, machinery, util
@@ -50,13 +51,14 @@ for top, _, files in os.walk(library + "/gpulock"):
         package = dotted.endswith(".__init__")
         code = compile(open(path, "rb").read(), path, "exec", dont_inherit=True, optimize=2)
         packed = marshal.dumps(code)
-        modules[dotted.removesuffix(".__init__")] = (package, head + len(data), len(packed))
+        dotted = sys.intern(dotted.removesuffix(".__init__"))
+        modules[dotted] = (package, head + len(data), len(packed))
         data += packed
 sys.path.insert(0, library)
 run, order = machinery.SourceFileLoader.exec_module, []
 def exec_module(loader, module):
     run(loader, module)
-    order.append(module.__name__)
+    order.append(sys.intern(module.__name__))
 machinery.SourceFileLoader.exec_module = exec_module
 needed = {}
 for hook in hooks:
@@ -177,7 +179,8 @@ def real_interpreter(path: str = sys.executable) -> str:
     """Return the real file of an interpreter that hooks can rely on; raise InstallError.
 
     Not the link in a virtual environment: a hook whose interpreter is gone puts every job into
-    error, and the environment may be made anew at any time. Hooks bring their own library.
+    error, and the environment may be made anew at any time. Hooks bring their own library. The
+    distribution's own python3 has the name that its upgrades keep: `python3.11` goes with them.
     """
     real = os.path.realpath(path)
     try:
@@ -187,6 +190,8 @@ def real_interpreter(path: str = sys.executable) -> str:
         raise InstallError(f"interpreter {path}: {fault.strerror}; name another") from fault
     if magic != b"\x7fELF":
         raise InstallError(f"interpreter {real} is a script (a shim?); name the real program")
+    if real == os.path.realpath(SYSTEM_PYTHON):
+        return SYSTEM_PYTHON
     if any(c.isspace() for c in real) or len(f"#!{real} -IS\n") > _SHEBANG_LIMIT:
         raise InstallError(f"interpreter {real}: too long or with blanks for a #! line; move it")
     return real
@@ -200,7 +205,7 @@ def probe_interpreter(interpreter: str) -> str:
         raise InstallError(f"interpreter {interpreter} does not run: {fault}") from fault
     fits, _, identity = done.stdout.strip().partition(" ")
     if fits != "True":
-        raise InstallError(f"interpreter {interpreter} is too old ({identity}): 3.11 is needed")
+        raise InstallError(f"interpreter {interpreter} is too old ({identity}): 3.9 is needed")
     return identity
 
 
@@ -244,7 +249,7 @@ def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) 
             atomic.replace_file(str(path), data, mode)
         for path in sorted(folder.rglob("*"), reverse=True):
             if path.is_file() and str(path.relative_to(folder)) not in {*files, f"lib/{NAME}"}:
-                path.unlink()
+                os.unlink(path)
         _compile_library(real, folder / "lib")
         for path in (folder, *folder.rglob("*")):
             if path.is_dir() or path.suffix == ".pyc":
@@ -257,19 +262,23 @@ def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) 
 def make_public_folder(path: Path) -> None:
     """Make a folder and what is above it, mode 0755 whatever the umask; raise OSError.
 
-    It outlives a power cut, and so does what is made durable in it.
+    It outlives a power cut, and so does what is made durable in it. A kill leaves none half open.
     """
-    for folder in [*reversed(path.parents), path]:
-        if not folder.is_dir():
-            folder.mkdir()
-            folder.chmod(0o755)
-            atomic.fsync_path(f"{folder.parent}/.")
+    umask = os.umask(0o022)
+    try:
+        for folder in [*reversed(path.parents), path]:
+            if not folder.is_dir():
+                folder.mkdir(0o755)
+                folder.chmod(0o755)  # without what it inherited from the folder above
+                atomic.fsync_path(f"{folder.parent}/.")
+    finally:
+        os.umask(umask)
 
 
 def remove_file_durably(path: Path) -> None:
     """Remove a file that may be there, so that no power cut brings it back; raise OSError."""
     try:
-        path.unlink()
+        os.unlink(path)
     except FileNotFoundError:
         return
     atomic.fsync_path(f"{path.parent}/.")
@@ -286,4 +295,7 @@ def _compile_library(interpreter: str, library: Path) -> None:
     modules = [f"gpulock.{module}" for _, module, _ in HOOKS.values()]
     options = ("-IS", "-X", "no_debug_ranges", "-c", _PACK)
     command = [interpreter, *options, str(library), NAME, str(HEAD), *modules]
-    run_program(command, 60, {}, check=True)
+    done = run_program(command, 60, {})
+    if done.returncode != 0:
+        why = done.stderr.strip().rpartition("\n")[2]
+        raise InstallError(f"{interpreter} cannot pack the hooks: {why[-300:]}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
+from gpulock.daemon.health.findings import POLICY_WORDS
 from gpulock.errors import Refusal
 from gpulock.install.change import (
     Change,
@@ -22,7 +23,8 @@ from gpulock.install.change import (
 )
 from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
 from gpulock.node import devices
-from gpulock.node.settings import Settings, parse_settings, read_settings
+from gpulock.node.settings import Settings, parse_settings
+from gpulock.node.settings_file import read_settings
 
 ENROOT_HOOKS = Path("/etc/enroot/hooks.d")
 ENROOT_HOOK = "97-gpulock.sh"  # before 98-nvidia.sh, which reads what it writes
@@ -30,14 +32,28 @@ PODMAN_HOOKS = Path("/usr/share/containers/oci/hooks.d")  # rootless podman look
 PODMAN_HOOK, PODMAN_PROGRAM = "97-gpulock.json", "gpulock_mask.py"
 
 
+@dataclass(frozen=True)
+class Offer:
+    """Changes that are made where the administrator agrees; else `by_hand` says how to."""
+
+    question: str
+    changes: tuple[Change, ...]
+    by_hand: str
+
+
 @dataclass
 class InstallPlan:
-    """The changes in the order they are made, and what the administrator should know."""
+    """The changes in the order they are made, and what the administrator should know.
+
+    `trial` runs a job by what was installed, and returns what came of it; None: none can be run.
+    """
 
     record: InstallRecord
     changes: list[Change] = field(default_factory=list[Change])
     notes: list[str] = field(default_factory=list[str])
     pages: list[list[str]] = field(default_factory=list[list[str]])  # to be changed by hand
+    offers: list[Offer] = field(default_factory=list[Offer])
+    trial: Callable[[], str] | None = None
 
     def apply(self, echo: Callable[[str], None]) -> None:
         """Make all changes; raise InstallError at the first that fails.
@@ -116,6 +132,24 @@ class NodePlanner:
             raise InstallError(f"{'; '.join(faults)}; correct the file")
         self.add(plan_place_change(place, text))
 
+    def quarantine_keys(self, asked: str | None) -> dict[str, str]:
+        """Return QUARANTINE_ON where it is asked for; else offer it. Raises InstallError."""
+        stated = "QUARANTINE_ON" in self.given
+        words = " ".join(self.settings.quarantine_on)
+        if asked is None:
+            if not stated:
+                self.note(
+                    f"gpulockd takes a GPU out of service on: {words} (QUARANTINE_ON);"
+                    " --quarantine-on WORDS sets it, '' for none"
+                )
+            return {}
+        if unknown := [word for word in asked.split() if word not in POLICY_WORDS]:
+            known = " ".join(POLICY_WORDS)
+            raise InstallError(f"--quarantine-on: {' '.join(unknown)}: not one of {known}")
+        if stated and asked.split() != words.split():
+            raise InstallError(f"{self.config_path} says QUARANTINE_ON={words}; change it there")
+        return {"QUARANTINE_ON": asked}
+
     def add_enroot(self, asked: bool) -> None:
         """Add the hook by which `enroot start` in a job has its mask, where asked; or offer it.
 
@@ -143,7 +177,7 @@ class NodePlanner:
         """
         if not asked and place.address not in self.plan_.record.load():  # once chosen, it stays
             if folder.is_dir() and place.read() is None:
-                self.note(f"{program} gives a container no mask of the job: --{program} mends that")
+                self.note(f"{program} gives a container no mask of the job: --{program} sets it")
             return False
         if not folder.is_dir():
             raise InstallError(f"no {folder}: --{program} puts a hook there; install {program}")

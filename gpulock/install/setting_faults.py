@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from gpulock.daemon.health.findings import CAUSES
+from gpulock.daemon.health.findings import POLICY_WORDS
 from gpulock.node.settings import Settings
 
 HIGHEST_PORT: Final = 65535
@@ -22,8 +22,8 @@ _LISTEN: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]*):([0-9]{1,5})")
 def find_setting_faults(settings: Settings) -> Iterator[str]:
     """Yield `KEY=VALUE: what is wrong`, of a password nothing."""
     for word in settings.quarantine_on:
-        if word not in CAUSES:
-            yield f"QUARANTINE_ON={word}: not one of {' '.join(CAUSES)}"
+        if word not in POLICY_WORDS:
+            yield f"QUARANTINE_ON={word}: not one of {' '.join(POLICY_WORDS)}"
     for word in settings.exporter_listen:
         found = _LISTEN.fullmatch(word)
         if not found or int(found[1]) > HIGHEST_PORT:
@@ -37,6 +37,8 @@ def find_setting_faults(settings: Settings) -> Iterator[str]:
         yield f"PROMETHEUS_URL={re.sub('//.*@', '//', url)}: neither http://HOST nor https://HOST"
     if settings.web_config and not os.path.isfile(settings.web_config):
         yield f"WEB_CONFIG={settings.web_config}: no such file"
+    if settings.health_command and not os.access(settings.health_command[0], os.X_OK):
+        yield f"HEALTH_COMMAND={settings.health_command[0]}: no such program"
     if settings.idle_command and not os.access(settings.idle_command, os.X_OK):
         yield f"IDLE_COMMAND={settings.idle_command}: no such program"
 

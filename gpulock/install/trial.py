@@ -14,14 +14,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Union
 
 from gpulock.install.hooks import HookPaths, InstallError, hook_modules, run_program
 
 SECONDS: Final = 5.0  # a hook that needs longer to refuse is not fit for use
 _INTERPRETER_SECONDS: Final = 20.0  # for one that was never started here
 _NOBODY: Final = 65534  # uid and gid, where the name is not known
-Command = Sequence[str | Path]
+Command = Sequence[Union[str, Path]]
 _JOB: Final = {"JOB_ID": "self-test"}
 NO_PROCESS: Final = str((1 << 22) + 1)  # no pid is so large (PID_MAX_LIMIT): nobody's parent
 _REFUSES: Final = (1, 99, 100)  # ON_BROKEN, and 100 where limits cannot be lifted

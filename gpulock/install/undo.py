@@ -37,6 +37,7 @@ from gpulock.install.versions import InstalledHooks
 
 SHARING: Final = {"sge": ("slurm", "Slurm"), "slurm": ("sge", "Grid Engine")}
 FORCE: Final = "--force --reason TEXT"
+WAIT_OR_REAP: Final = "gpulock reap frees what dead jobs have left; wait for the others"
 Address = tuple[str, ...]
 
 
@@ -79,29 +80,31 @@ class Uninstaller:
 
         Raises InstallError while something speaks against it; with `force` a reason is needed.
         """
-        if not self.record.load():
-            return []
         folder = self.record.path.parent
+        if not folder.is_dir():
+            return []
         with lock_installation(folder):
-            for what, do in self.obstacles():
-                if not (force and reason):
-                    raise InstallError(f"{what}{do}")
-                log_forced_uninstall(f"{self.scheduler} uninstalled by force: {what}: {reason}")
-            if self.scheduler in SHARING:
-                other, name = SHARING[self.scheduler]
-                if transfer_shared_hooks(self.record, install_record(self.settings, other)):
-                    self.echo(f"the hooks and the settings stay: {name} uses them")
-            left: list[str] = []
-            if self.record.load():
-                self.begin()
-                left = undo_recorded_changes(
-                    self.record, self.place, self.echo, self.reason_to_keep
-                )
-                self.end()
-            if not left and os.listdir(folder) == [LOCK]:
+            left = self._undo_record(force, reason) if self.record.load() else []
+            if not left and os.listdir(folder) == [LOCK]:  # also of an uninstallation cut short
                 Path(self.settings.copy_path).unlink(missing_ok=True)
                 (folder / LOCK).unlink()
                 FolderPlace(folder).write(None)
+        return left
+
+    def _undo_record(self, force: bool, reason: str) -> list[str]:
+        for what, do in self.obstacles():
+            if not (force and reason):
+                raise InstallError(f"{what}{do}")
+            log_forced_uninstall(f"{self.scheduler} uninstalled by force: {what}: {reason}")
+        if self.scheduler in SHARING:
+            other, name = SHARING[self.scheduler]
+            if transfer_shared_hooks(self.record, install_record(self.settings, other)):
+                self.echo(f"the hooks and the settings stay: {name} uses them")
+        if not self.record.load():
+            return []
+        self.begin()
+        left = undo_recorded_changes(self.record, self.place, self.echo, self.reason_to_keep)
+        self.end()
         return left
 
 

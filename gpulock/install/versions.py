@@ -10,6 +10,7 @@ kept, for hooks that run at that moment.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from gpulock.store import atomic
 
 DEFAULT_PREFIX: Final = Path("/usr/local/libexec/gpulock")
 CURRENT: Final = "current"
+_NAME: Final = re.compile(r"[0-9][^/-]*-[0-9a-f]{12}")  # of a version's folder
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,13 @@ class InstalledHooks(Place):
                 return f"{name} (damaged: {file})"
         return name
 
+    def discard_leftovers(self) -> None:
+        if version_in_force(self.prefix) is None:
+            self.write(None)
+
     def write(self, value: str | None) -> None:
         try:
+            discard_cut_switch(self.prefix)
             if value is None:
                 remove_file_durably(self.prefix / CURRENT)
                 for name in list_hook_versions(self.prefix):
@@ -117,12 +124,19 @@ def version_in_force(prefix: Path) -> str | None:
 
 
 def list_hook_versions(prefix: Path) -> list[str]:
-    """Return the names of the version folders."""
+    """Return the names of the version folders, also of one that was killed while it was made."""
     try:
-        entries = sorted(prefix.iterdir())
+        entries = [one for one in sorted(prefix.iterdir()) if one.is_dir()]
     except OSError:
         return []
-    return [e.name for e in entries if e.is_dir() and not e.is_symlink() and (e / "lib").is_dir()]
+    ours = [one for one in entries if (one / "lib").is_dir() or _NAME.fullmatch(one.name)]
+    return [one.name for one in ours if not one.is_symlink()]
+
+
+def discard_cut_switch(prefix: Path) -> None:
+    """Remove the link of a switch that was killed; raise OSError."""
+    for link in prefix.glob(f".{CURRENT}.*"):
+        link.unlink()
 
 
 def switch_hook_version(prefix: Path, name: str) -> None:

@@ -25,7 +25,8 @@ from gpulock.install.planner import current_settings
 from gpulock.install.sge.install import PROFILE
 from gpulock.install.sge.site import find_execds
 from gpulock.install.versions import DEFAULT_PREFIX
-from gpulock.node.settings import DEFAULT_PATH, Settings
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import DEFAULT_PATH
 
 MARKS: Final = {OK: "✓", WARNING: "!", FAULT: "✗"}
 

@@ -131,22 +131,23 @@ def running_scheduler_daemons(proc: Proc) -> list[tuple[int, str]]:
             status = proc.status(pid)
         except (OSError, ValueError):
             continue
-        if status.name in (EXECD, SLURMD) and status.uids[0] == 0:
-            found.append((pid, status.name))
+        name = status.name.partition("-")[0]  # Debian's slurmd-wlm
+        if name in (EXECD, SLURMD) and status.uids[0] == 0:
+            found.append((pid, name))
     return found
 
 
 def check_daemon_cgroup(proc: Proc, found: list[CgroupHierarchy], pid: int, daemon: str) -> Check:
-    """Look at the cgroup of one daemon: its jobs' are made below."""
+    """Look at the cgroup of one daemon: jobs are below it, or below one that slurmd asked for."""
     name = f"{NAME}: {daemon}"
     folders = [tree.service_cgroup_folder(one, proc, pid) for one in found]
     if any(_LOGINS in f"{folder}/" for folder in folders):
         what = f"{daemon} runs in a login's cgroup, where every GPU is closed to users"
         return fault(what, f"start {daemon} as a service", name)
-    if any(folder == one.top for folder, one in zip(folders, found, strict=True)):
+    if any(folder == one.top for folder, one in zip(folders, found)):
         what = f"{daemon} has no cgroup of its own: to stop it does not stop its jobs"
         return warning(what, "run it as a systemd service with Delegate=yes", name)
-    return ok(f"jobs are confined below {folders[-1]}", name)
+    return ok(f"it has a cgroup of its own: {folders[-1]}", name)
 
 
 def check_launcher(proc: Proc, second: CgroupHierarchy, pid: int) -> Check:

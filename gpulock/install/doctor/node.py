@@ -9,17 +9,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpulock.alloc.node_view import are_locks_missing
+from gpulock.daemon.core.instance_lock import NAME as INSTANCE
+from gpulock.daemon.core.process_lister import PROC_LISTING, find_listing_fault
 from gpulock.errors import Refusal
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.setting_faults import find_setting_faults
+from gpulock.job.environment import loaded_driver_version
+from gpulock.job.mps import cards_with_mps
 from gpulock.node import devices
 from gpulock.node.context import Node
-from gpulock.node.settings import Settings, read_settings
+from gpulock.node.devices import SHARE
+from gpulock.node.process_list import read_process_list
+from gpulock.node.procfs import PINS, Proc
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import read_settings
+from gpulock.node.shares import count_places_by_card
 from gpulock.store import atomic, boot
 from gpulock.store.counters import read_history_dropped
 from gpulock.store.locks import RELEASED_CAP, LockStore
 
 _MEND = "correct the file, or upgrade gpulock here where the key is of a later version"
+MPS_MEMORY_DRIVER = 495  # of CUDA 11.5, the first that limits memory (docs/facts/nvml.md, mps)
 _GATE_MODE = 0o600  # a user who may open the gate can block the node
 
 
@@ -48,6 +58,10 @@ def node_checks(settings: Settings) -> list[Check]:
             "STATE_DIR": lambda: check_state_dir(settings),
             "boot": lambda: check_boot_locks(settings),
             "driver": lambda: check_driver_devices(settings),
+            "SHARES": lambda: check_shares(settings),
+            "PROCESS_LIST": lambda: check_process_list(settings),
+            "MIG": lambda: check_held_parts(settings),
+            "SHARE_MPS": lambda: check_mps(settings),
         }
     )
 
@@ -157,6 +171,98 @@ def check_driver_devices(settings: Settings) -> Iterator[Check]:
         what += " containers and VISIBLE_DEVICES=uuid lack them"
         state = fault if settings.visible_devices == "uuid" else warning
         yield state(what, "run nvidia-persistenced", "UUIDs")
+
+
+def check_shares(settings: Settings) -> Iterator[Check]:
+    """Tell which cards have places, whose they are at a time, and what waits for held ones."""
+    node = Node(settings)
+    held = node.store.read_all_locks() if node.store.exists() else {}
+    places = count_places_by_card(node.devices() if settings.shares else [], settings.shares)
+    for word in settings.shares:
+        if not count_places_by_card(node.devices(), (word,)):
+            what = f"{word} names no card here, or one in MIG mode: it gives no shares"
+            yield warning(what, "correct SHARES; gpulock inventory names the cards")
+    if places and settings.isolation == "group":
+        what = "ISOLATION=group cannot separate shares: each job that asks for one is refused"
+        yield fault(what, "set ISOLATION=cgroup, or SHARES=")
+    if places:
+        names = ", ".join(f"{name} has {number} places" for name, number in places.items())
+        if settings.share_users == "many":
+            what = f"{names}, for several users at a time: nothing fences their memory"
+            yield warning(what, "set SHARE_USERS=one, unless they trust each other")
+        else:
+            yield ok(f"{names}, for one user at a time")
+    for name, lock in sorted(held.items()):
+        card, share, _ = name.partition(SHARE)
+        before, now = lock.owner.places if lock.owner else 0, places.get(card, 0)
+        if share and before and before != now:
+            what = f"{lock.owner.job() if lock.owner else name} holds one of {before} places of"
+            yield warning(f"{what} {card}, SHARES says {now}: that counts when it ends")
+
+
+def check_process_list(settings: Settings) -> Iterator[Check]:
+    """Tell who lists the processes of this machine, and compare the list with /proc."""
+    if settings.simulation or settings.proc_root != "/proc":
+        return
+    if read_process_list(PINS) is None:
+        asked = settings.process_list == PROC_LISTING
+        why = f"PROCESS_LIST={PROC_LISTING}" if asked else f"there is no list in {PINS}"
+        yield ok(f"the processes are listed by /proc: {why}")
+    elif why := find_listing_fault(Proc()):
+        yield fault(why, f"set PROCESS_LIST={PROC_LISTING}, and restart gpulockd")
+    else:
+        yield ok("the processes are listed by a BPF iterator; /proc says the same")
+
+
+def check_held_parts(settings: Settings) -> Iterator[Check]:
+    """Tell of claims from before the MIG mode of their card was changed."""
+    node = Node(settings)
+    shown = node.devices_if_driver() if node.store.exists() else []
+    split, cards = {d.parent for d in shown}, {d.bus for d in shown}
+    known = {device.id for device in shown}
+    for name, lock in sorted((node.store.read_all_locks() if cards else {}).items()):
+        card = devices.card_bus_id(name)
+        who = lock.owner.job() if lock.owner else "a lock without a readable owner"
+        if ".gi" in name and name not in known and card in cards:
+            what = f"{who} holds {name}, which is not shown now"
+        elif ".gi" not in name and card in split:
+            what = f"{who} holds {name}, which is in MIG mode now"
+        else:
+            continue
+        yield warning(f"{what}: that counts when it ends", "gpulock inventory")
+
+
+def check_mps(settings: Settings) -> Iterator[Check]:
+    """Tell what keeps gpulockd from starting MPS, and the MPS that does not end."""
+    if not settings.share_mps:
+        return
+    program, node = settings.mps_control, Node(settings)
+    if not settings.shares:
+        yield warning("no card has places, so that none has an MPS", "set SHARES, or SHARE_MPS=no")
+    if not os.access(program, os.X_OK):
+        what = f"{program} is no program: each job that asks for a share is sent back"
+        yield fault(what, "install the driver's MPS, or set MPS_CONTROL or SHARE_MPS=no")
+    try:
+        node.proc.stat(int(atomic.read_text(f"{settings.lock_dir}/{INSTANCE}")))
+    except (OSError, ValueError):
+        what = (
+            "gpulockd does not run, and it starts MPS: each job that asks for a share is sent back"
+        )
+        yield fault(what, "start gpulockd, see gpulock install systemd")
+    try:
+        version = loaded_driver_version(settings.driver_root)
+    except Refusal:
+        version = ""
+    if version and int(version.partition(".")[0]) < MPS_MEMORY_DRIVER:
+        what = f"MPS of driver {version} does not limit the memory of a place"
+        yield warning(what, f"use driver {MPS_MEMORY_DRIVER} or newer")
+    locks = node.store.read_all_locks() if node.store.exists() else {}
+    held = {name.partition(SHARE)[0] for name in locks}
+    for card in cards_with_mps(settings, node.boot_id, None):
+        if card not in held:
+            what = f"the MPS of {card} has not ended: the card is closed until then"
+            yield warning(what, "look again in a minute; then see journalctl -u gpulockd")
+    yield ok(f"MPS serves one user a card, below {settings.mps_dir}")
 
 
 def check_gpu_number(wanted: int, there: int) -> Check:

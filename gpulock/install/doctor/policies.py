@@ -7,13 +7,16 @@ import os
 from collections.abc import Iterator
 
 from gpulock.daemon.health import policy as health
-from gpulock.daemon.health.findings import CAUSES, MISSING
+from gpulock.daemon.health.card_checks import SERIOUS
+from gpulock.daemon.health.findings import MISSING, POLICY_WORDS
+from gpulock.daemon.idle.command import check_program_trust
 from gpulock.daemon.slots import sge, slurm
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
+from gpulock.store.checks import read_card_checks
 from gpulock.store.quarantine import POLICY
 from gpulock.text.advice import quarantine_end_condition
 
@@ -26,6 +29,7 @@ def policy_checks(settings: Settings) -> list[Check]:
         {
             "quarantine": lambda: check_quarantine_policy(settings),
             "lost": lambda: check_lost_cards(settings),
+            "checks": lambda: check_card_checks(settings),
             "out of service": lambda: check_quarantined_devices(settings),
             "counts": lambda: check_scheduler_counts(settings),
         }
@@ -49,13 +53,17 @@ def check_quarantine_policy(settings: Settings) -> Iterator[Check]:
     if not wanted:
         yield ok("by hand alone (QUARANTINE_ON is empty)")
         return
-    told = [word for word in wanted if word in CAUSES and word != MISSING]
+    told = [word for word in wanted if word in POLICY_WORDS and word != MISSING]
+    default = "" if "QUARANTINE_ON" in settings.given else " (the default)"
     if told and read_current_sample(settings) is None:
+        if default:
+            yield ok(f"on {' '.join(wanted)}{default}; without an exporter {MISSING} alone is seen")
+            return
         what = f"{' '.join(told)}: no exporter runs here, so nothing is detected"
         yield warning(what, "start gpulock-exporter")
     else:
         back = f"back after {max(1, settings.restore_after)} clean checks where the cause allows"
-        yield ok(f"on {' '.join(wanted)}; {back}")
+        yield ok(f"on {' '.join(wanted)}{default}; {back}")
 
 
 def check_quarantined_devices(settings: Settings) -> Iterator[Check]:
@@ -72,8 +80,22 @@ def check_lost_cards(settings: Settings) -> Iterator[Check]:
     """Tell which cards do not answer though the driver lists them."""
     found = read_current_sample(settings)
     for bus, (_, why) in sorted(found.lost.items() if found else ()):
-        do = f"look at dmesg; gpulock quarantine {bus}, until it is reset"
+        do = f"look at dmesg; gpulock quarantine {bus}, then gpulock reset {bus}"
         yield warning(f"{bus} does not answer: {why}; claims take it last", do, "lost")
+
+
+def check_card_checks(settings: Settings) -> Iterator[Check]:
+    """Tell what gpulockd found wrong with cards that work all the same."""
+    node = Node(settings)
+    for bus, card in sorted(read_card_checks(node.store.path, node.boot_id)[0].items()):
+        for name, why in sorted(card.failed().items()):
+            last = "; claims take it last" if name in SERIOUS else ""
+            yield warning(f"{bus}: {why}{last}", "see docs/health.md", "checks")
+    if words := settings.health_command:
+        if why := check_program_trust(words[0]):
+            yield fault(f"HEALTH_COMMAND {words[0]} is not run: {why}", "make it root's alone")
+        else:
+            yield ok(f"HEALTH_COMMAND {words[0]}, on each free GPU")
 
 
 def check_scheduler_counts(settings: Settings) -> Iterator[Check]:

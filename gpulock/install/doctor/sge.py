@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.execd_params import check_execd_params, moves_jobs_to_scopes
 from gpulock.install.doctor.hooks import InstalledHookChecks
@@ -22,11 +23,16 @@ from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.planner import current_settings
 from gpulock.install.sge import texts
 from gpulock.install.sge.cards import card_map_fault
-from gpulock.install.sge.install import SENSOR, parse_clock_seconds, queue_instances
-from gpulock.install.sge.places import effective_host_conf, effective_sge_hook
+from gpulock.install.sge.host_report import SENSOR, parse_clock_seconds
+from gpulock.install.sge.kinds import plain_amount, sensor_difference
+from gpulock.install.sge.places import (
+    effective_host_conf,
+    effective_sge_hook,
+    queue_instances,
+)
 from gpulock.install.sge.programs import minimum_id_fault
 from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
-from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_site, sge_host_name
+from gpulock.install.sge.site import find_execd, find_execds, find_sge_site, sge_host_name
 from gpulock.install.sge.texts import (
     SHEPHERD,
     complex_fault,
@@ -82,19 +88,18 @@ def sge_checks(settings: Settings, config: Path, prefix: Path, profile: Path) ->
     return [*checks, *cluster.checks()]
 
 
-def check_execd(settings: Settings, execd: Execd | None) -> Iterator[Check]:
+def check_execd(settings: Settings, execd: SchedulerDaemon | None) -> Iterator[Check]:
     """Look whether execd can be seen, as the reaper must, and may lift a job's limits."""
     if execd is None:
         yield fault("no sge_execd runs here", "start it")
-        return
-    if blind := verdict.why_execd_hidden(ProcessScan(Proc(settings.proc_root))):
+    elif blind := verdict.why_execd_hidden(ProcessScan(Proc(settings.proc_root))):
         yield fault(blind, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
-        return
-    yield ok(f"pid {execd.pid}, spool {execd.spool}")
-    bounds = int(status_line_value(Proc().read(execd.pid, "status"), b"\nCapBnd:"), 16)
-    if not bounds >> _SYS_RESOURCE & 1:
-        what = "execd lacks CAP_SYS_RESOURCE: hooks run under the job's own limits"
-        yield warning(what, "use prolog/sge-jsv-limits as jsv_url", "limits")
+    else:
+        yield ok(f"pid {execd.pid}, spool {execd.folder}")
+        bounds = int(status_line_value(Proc().read(execd.pid, "status"), b"\nCapBnd:"), 16)
+        if not bounds >> _SYS_RESOURCE & 1:
+            what = "execd lacks CAP_SYS_RESOURCE: hooks run under the job's own limits"
+            yield warning(what, "use prolog/sge-jsv-limits as jsv_url", "limits")
 
 
 class SgeClusterChecks:
@@ -104,7 +109,7 @@ class SgeClusterChecks:
         self,
         settings: Settings,
         given: frozenset[str],
-        execd: Execd | None,
+        execd: SchedulerDaemon | None,
         prefix: Path,
         profile: Path,
     ) -> None:
@@ -236,28 +241,35 @@ class SgeClusterChecks:
             shown = self.qconf.show("-sq", f"{queue}@{self.host}").get("complex_values", "")
             values = parse_sge_list(shown) | values
         found = {key: values[key] for key in self.settings.sge_complexes if key in values}
-        set_it = f"qconf -mattr exechost complex_values COMPLEX=N {self.host}"
+        set_it = f"qconf -mattr exechost complex_values {{}}={{}} {self.host}".format
         if not found:
             names = " ".join(self.settings.sge_complexes)
-            yield fault(f"host {self.host} has no {names}: no GPU job starts here", set_it)
-        there = self.settings.expected_gpus
+            what = f"host {self.host} has no {names}: no GPU job starts here"
+            yield fault(what, set_it("COMPLEX", "N"))
         for key, amount in found.items():
+            there = plain_amount(self.settings, key, self.settings.expected_gpus)
             if "(" in amount:
                 why = card_map_fault(self.settings.state_dir, self.host, key, amount)
-                do = "run gpulock install sge --map again"
-                yield fault(f"{key}: {why}", do) if why else ok(f"{key}={amount}")
+                again = "run gpulock install sge --map again"
+                yield fault(f"{key}: {why}", again) if why else ok(f"{key}={amount}")
             elif there and float(amount) > there:
-                yield fault(f"{key}={amount}, but there are {there}: jobs are sent back", set_it)
+                what = f"{key}={amount}, but there are {there}: jobs are sent back"
+                yield fault(what, set_it(key, there))
             elif there and float(amount) < there:
-                yield warning(f"{key}={amount} of {there} GPUs", set_it)
+                yield warning(f"{key}={amount} of {there} GPUs", set_it(key, there))
             else:
                 yield ok(f"{key}={amount}")
-        if len(found) > 1:
-            what = f"{' and '.join(found)} stand for the same GPUs, qmaster counts each alone"
-            if any("(" in amount for amount in found.values()):
-                yield fault(f"{what}: jobs meet on one card, and wait", "use one of them")
-            else:
-                yield warning(what, "the load sensor evens it out; better to use one")
+        kinds = self.settings.sge_kinds
+        for key in kinds:
+            if kinds[key] and key not in found and (there := plain_amount(self.settings, key, 0)):
+                what = f"this host has {there} of {kinds[key]}, but no {key}: no job gets them"
+                yield warning(what, _AGAIN)
+        same = [key for key in found if not kinds.get(key)]
+        if len(same) > 1:
+            what = f"{' and '.join(same)} stand for the same GPUs, qmaster counts each alone"
+            meet = fault(f"{what}: jobs meet on one card, and wait", "use one of them")
+            even = warning(what, "the load sensor evens it out; better to use one")
+            yield meet if any("(" in amount for amount in found.values()) else even
 
     def sensor(self) -> Iterator[Check]:
         """Look whether the load sensor is configured and its values arrive."""
@@ -265,21 +277,24 @@ class SgeClusterChecks:
         if f"{self.current}/{SENSOR}" not in [word.strip() for word in set_now.split(",")]:
             what = f"not gpulock's: {set_now}; jobs go where no GPU is free, and come back"
             yield fault(what, _AGAIN)
-        elif "gpu.free" not in parse_sge_list(self.exechost["load_values"]):
+        elif "gpu.free" not in (loads := parse_sge_list(self.exechost["load_values"])):
             do = "execd starts it within 2 load_report_times; then look at its messages file"
             yield warning("configured, but no values have arrived", do)
+        elif what := sensor_difference(self.settings, loads):
+            do = "wait a load_report_time; then end prolog/sge-sensor, which execd starts again"
+            yield warning(what, do)
         else:
             yield ok("its values arrive")
-        seconds = parse_clock_seconds(self.lines.get("load_report_time", ""))
-        yield ok(f"a job sent back starts here again after about {2 * seconds} s", "retry")
+        seconds = 2 * parse_clock_seconds(self.lines.get("load_report_time", ""))
+        yield ok(f"a job sent back starts here again after about {seconds} s", "retry")
 
     def terminals(self) -> Iterator[Check]:
-        """Warn of Grid Engine's fault with hooks of jobs on a terminal (facts/grid-engine.md)."""
+        """Look whether a user's job on a terminal stops the queue (facts/grid-engine.md)."""
         user = sge_admin_user(self.site)
         if user == "unknown":
             yield warning("bootstrap cannot be read: admin_user is not known")
         elif advice := terminal_advice(self.release, user, self.lines.get("shepherd_cmd", "none")):
-            yield warning(*advice)
+            yield fault(*advice)
         else:
             yield ok(f"admin_user is {user}")
 
@@ -313,8 +328,8 @@ class SgeClusterChecks:
             yield warning(f"no {path}: qlogin shells get no mask", _AGAIN)
         elif self.execd is None:
             yield warning(f"{path}: execd's folder is not known", "start execd")
-        elif path.read_text() != login_script_text(str(self.execd.spool), groups):
-            what = f"{path} does not fit execd's folder {self.execd.spool} and gid_range"
+        elif path.read_text() != login_script_text(str(self.execd.folder), groups):
+            what = f"{path} does not fit execd's folder {self.execd.folder} and gid_range"
             yield fault(what, _AGAIN)
         else:
             yield ok(str(path))

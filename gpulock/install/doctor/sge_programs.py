@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor.check import Check, fault, ok, warning
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.programs import (
@@ -17,7 +18,6 @@ from gpulock.install.sge.programs import (
     release_fault,
     try_sge_shepherd,
 )
-from gpulock.install.sge.site import Execd
 from gpulock.node.settings import Settings
 from gpulock.sge import cull, ocs_job
 
@@ -26,7 +26,7 @@ _CORRECT: Final = "correct SGE_SHEPHERD, " + _AGAIN
 _JOBS_READ: Final = 20
 
 
-def check_sge_release(settings: Settings, execd: Execd | None) -> Iterator[Check]:
+def check_sge_release(settings: Settings, execd: SchedulerDaemon | None) -> Iterator[Check]:
     """Look whether this Grid Engine is one that gpulock was run on."""
     root = settings.sge_root or (execd.env.get("SGE_ROOT", "") if execd else "")
     beside = execd.program.parent / "sge_shepherd" if execd else None
@@ -41,7 +41,7 @@ def check_sge_release(settings: Settings, execd: Execd | None) -> Iterator[Check
         yield ok(f"{release}, {real.parent}")
 
 
-def check_launcher(launcher: Path, root: str, execd: Execd | None) -> Iterator[Check]:
+def check_launcher(launcher: Path, root: str, execd: SchedulerDaemon | None) -> Iterator[Check]:
     """Look whether the shepherd that a shepherd_cmd of ours becomes is there, runs, and fits."""
     if not launcher.is_file():
         yield fault(f"{launcher} is not there: no job starts", _AGAIN)
@@ -65,10 +65,10 @@ def check_launcher(launcher: Path, root: str, execd: Execd | None) -> Iterator[C
         yield ok(f"{launcher}, then {real}")
 
 
-def check_execd_job_files(execd: Execd | None) -> Iterator[Check]:
+def check_execd_job_files(execd: SchedulerDaemon | None) -> Iterator[Check]:
     """Look whether execd's files of the jobs that run now can be read."""
     read = 0
-    for path in sorted(execd.spool.glob("jobs/*/*/*"))[:_JOBS_READ] if execd else ():
+    for path in sorted(execd.folder.glob("jobs/*/*/*"))[:_JOBS_READ] if execd else ():
         try:
             data = path.read_bytes()
             try:

@@ -14,10 +14,16 @@ from gpulock.install.change import FilePlace
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.isolation import read_pam_stack
 from gpulock.install.slurm import gres
+from gpulock.install.slurm.counted import (
+    count_gres_type,
+    counted_gres_names,
+    place_gres_page,
+)
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf, read_slurm_file
 from gpulock.isolation import tree
 from gpulock.node import devices
+from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import COPY, NAME
 from gpulock.slurm.request import SHARD
@@ -43,7 +49,7 @@ class GresChecks:
         self.conf = conf
         self.by_slurm = settings.slurm_device_selection == "slurm"
         self.gres_conf = gres.find_gres_conf(site)
-        self.listed = cache(lambda: gres.read_gres_entries(site))  # slurmd -G may take 19 s
+        self.listed = cache(lambda: gres.read_gres_list(site))  # slurmd -G may take 19 s
 
     def checks(self) -> list[Check]:
         """Return all checks of the GPUs."""
@@ -54,6 +60,7 @@ class GresChecks:
                 "slurm-map": self.map,
                 "AutoDetect": self.detection,
                 "gres/shard, gres/mps": self.shares,
+                "counted GRES": self.counted,
                 "pam_slurm_adopt": self.sessions,
             }
         )
@@ -138,7 +145,8 @@ class GresChecks:
         """Compare the map with slurmd's list, and Slurm's numbers with CUDA's."""
         if not gres.counts_by_gres(self.settings):
             return
-        entries, shared = self.listed()
+        listed = self.listed()
+        entries, shared = listed.entries, listed.shared
         if not entries:
             what = "slurmd has no gres/gpu with File= here: no job gets a GPU"
             yield warning(what, "if one should: look at gres.conf, and Gres= in slurm.conf")
@@ -157,7 +165,7 @@ class GresChecks:
 
     def shares(self) -> Iterator[Check]:
         """Look whether slurmd gives out parts of GPUs, and whether jobs can have them."""
-        _, shared = self.listed() if gres.counts_by_gres(self.settings) else ([], ())
+        shared = self.listed().shared if gres.counts_by_gres(self.settings) else ()
         if not shared:
             return
         name = f"gres/{', gres/'.join(shared)}"
@@ -176,6 +184,29 @@ class GresChecks:
         else:
             what = "SLURM_SHARDS is not set: a job that asks for a part of a GPU ends at once"
             yield fault(what, f"set SLURM_SHARDS=share; or {do}", name)
+
+    def counted(self) -> Iterator[Check]:
+        """Compare what Slurm only counts, by type, with what this node has."""
+        if self.by_slurm:
+            return
+        found = Node(self.settings).devices_if_driver()
+        by_position = gres.counts_by_gres(self.settings)
+        counted = {} if by_position else self.listed().counted
+        for name, count in counted.items():
+            gres_name, _, word = name.partition(":")
+            if gres_name not in counted_gres_names(self.settings):
+                continue
+            there = count_gres_type(found, self.settings, word)
+            if count == there:
+                yield ok(f"{count} of {name}")
+            else:
+                more = "jobs are sent back" if there else "such jobs fail"
+                becomes = more if count > there else "no job gets the rest"
+                what = f"Slurm counts {count} of {name}, this node has {there}: {becomes}"
+                yield warning(what, f"Count={there} in gres.conf and Gres=; restart all daemons")
+        if place_gres_page(self.settings, found, counted, ""):
+            what = "SHARES is set, and Slurm counts no places: no job can ask for one"
+            yield warning(what, f"{_AGAIN}: it prints the lines for slurm.conf and gres.conf")
 
     def stale(self, wanted: str, positions: int) -> Iterator[Check]:
         """Compare map and copy with what they would be now."""

@@ -7,14 +7,15 @@ in the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import install_record
+from gpulock.install.change import FilePlace, install_record
 from gpulock.install.doctor.check import FAULT, WARNING, Check, ok, run_checks, warning
+from gpulock.install.hooks import InstallError
 from gpulock.install.systemd import manager
 from gpulock.install.systemd.install import (
     ETC,
@@ -26,13 +27,15 @@ from gpulock.install.systemd.install import (
     unit_file_path,
 )
 from gpulock.install.systemd.manager import ON, Systemctl, SystemdService, unit_properties
-from gpulock.install.systemd.units import DAEMON, EXPORTER, USER, render_units
+from gpulock.install.systemd.units import DAEMON, EXPORTER, PACKAGE_CARDS, USER, render_units
 from gpulock.node.settings import Settings
 
 _AGAIN: Final = "run gpulock install systemd again"
 _SEES: Final = frozenset(("cap_sys_ptrace", "cap_dac_override"))  # others' processes
 _NEVER: Final = ("0", "infinity")
 _RUN: Final = "/run/"
+LIB: Final = Path("/usr/lib")  # of the package's units
+_UNUSED: Final = (None, "disabled, inactive", "masked")
 
 
 @dataclass(frozen=True)
@@ -86,19 +89,52 @@ RULES: Final = (
 
 
 def systemd_checks(
-    settings: Settings, config: Path, etc: Path = ETC, ctl: Systemctl = manager.systemctl
+    settings: Settings,
+    config: Path,
+    etc: Path = ETC,
+    ctl: Systemctl = manager.systemctl,
+    lib: Path = LIB,
 ) -> list[Check]:
-    """Return the checks of the services; none where they were not installed for systemd."""
-    options = SystemdOptions(config, etc=etc, ctl=ctl)
+    """Return the checks of the services; none where they are not installed for systemd.
+
+    Those that come with the package are looked at once somebody has enabled or started them.
+    """
     if not manager.RUNNING.is_dir():
         return []
-    if not install_record(settings, "systemd").load() and not unit_file_path(etc, DAEMON).exists():
+    if install_record(settings, "systemd").load() or unit_file_path(etc, DAEMON).exists():
+        checks = run_checks(
+            "units", lambda: check_unit_files(SystemdOptions(config, etc=etc, ctl=ctl), settings)
+        )
+        where, services = etc, systemd_services(ctl)
+    elif unit_file_path(lib, DAEMON).exists():
+        try:
+            services = [one for one in systemd_services(ctl) if one.read() not in _UNUSED]
+        except InstallError as fault:
+            return [warning(f"were not looked at: {fault}", name="units")]
+        where = lib
+        look = partial(check_package_units, SystemdOptions(config, etc=lib), settings, services)
+        checks = run_checks("units", look) if services else []
+    else:
         return []
-    checks = run_checks("units", lambda: check_unit_files(options, settings))
-    for service in systemd_services(ctl):
-        look = partial(check_service_state, service, settings, etc, ctl)
+    for service in services:
+        look = partial(check_service_state, service, settings, where, ctl)
         checks += run_checks(service.name, look)
     return checks
+
+
+def check_package_units(
+    options: SystemdOptions, settings: Settings, services: Iterable[SystemdService]
+) -> Iterator[Check]:
+    """Look whether the package's units, which are for default settings, fit these settings."""
+    found, _ = read_unit_inputs(options, settings)
+    count = max(PACKAGE_CARDS, *(minor + 1 for minor in found.minors))
+    texts = render_units(replace(found, minors=tuple(range(count))))
+    names = [name for service in services for name in service.units]
+    paths = {unit_file_path(options.etc, name): texts[name] for name in names}
+    if other := [str(path) for path, text in paths.items() if FilePlace(path).read() != text]:
+        yield warning(f"not for these settings: {', '.join(other)}", "run gpulock install systemd")
+    else:
+        yield ok(f"{options.etc}/systemd/system, of the package")
 
 
 def check_unit_files(options: SystemdOptions, settings: Settings) -> Iterator[Check]:
@@ -143,9 +179,10 @@ def check_unit_properties(
     if seen.get("LoadState") == "not-found":
         return
     fragment = seen.get("FragmentPath", "")
-    if fragment and Path(fragment) != unit_file_path(etc, unit):
+    if fragment and Path(fragment).resolve() != unit_file_path(etc, unit).resolve():
         what = f"systemd uses {fragment}, not the installed unit"
-        yield warning(what, f"remove {fragment}", unit)
+        is_package = "/lib/systemd/system/" in fragment
+        yield warning(what, _AGAIN if is_package else f"remove {fragment}", unit)
     where = seen.get("DropInPaths", "")
     do = f"look at {where}" if where else _AGAIN
     for rule in RULES:

@@ -8,17 +8,19 @@ this host alone, once its hooks are in place; `all_hosts` sets it for the whole 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from gpulock.install.change import Change, FilePlace, Place, plan_place_change
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import InstallPlan, NodePlanner
+from gpulock.install.planner import InstallPlan, NodePlanner, Offer
 from gpulock.install.sge import texts
 from gpulock.install.sge.cards import is_rsmap, restore_card_ids, sge_map_text
+from gpulock.install.sge.host_report import REPORTED, SENSOR, HostReport
+from gpulock.install.sge.kinds import CONSUMABLE, plain_amount, plan_kind_complexes
 from gpulock.install.sge.places import (
     Complex,
     HostConfiguration,
@@ -26,23 +28,29 @@ from gpulock.install.sge.places import (
     QueueAttribute,
     effective_host_conf,
     effective_sge_hook,
+    find_hook_references,
+    queue_instances,
 )
-from gpulock.install.sge.programs import tried_sge_shepherd
-from gpulock.install.sge.qconf import Qconf, is_sge_none, parse_sge_list
-from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_site, sge_host_name
-from gpulock.install.sge.texts import HOOKS, SHEPHERD, complex_fault, login_script_text
+from gpulock.install.sge.programs import OCS
+from gpulock.install.sge.qconf import is_sge_none
+from gpulock.install.sge.site import (
+    find_own_execd,
+    find_sge_site,
+    sge_host_name,
+    tried_sge_shepherd,
+)
+from gpulock.install.sge.texts import SHEPHERD, complex_fault, login_script_text
 from gpulock.install.trial import command_program, rival_hook_reason
-from gpulock.install.undo import FORCE, Address, Uninstaller
+from gpulock.install.trial_job import run_sge_trial
+from gpulock.install.undo import FORCE, WAIT_OR_REAP, Address, Uninstaller
 from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks, list_locked_devices
-from gpulock.node.settings import DEFAULT_PATH, Settings
+from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.sge.card_map import NAME as SGE_MAP
 
-SENSOR: Final = "prolog/sge-sensor"
-REPORTED: Final = ("gpu.free", "gpu.held", "gpu.stale", "gpu.quarantined")
+VERIFIER: Final = "prolog/sge-jsv"
 PROFILE: Final = Path("/etc/profile.d/gpulock.sh")
 # gpu's fields behind name and shortcut: type relop requestable consumable default urgency
-_CONSUMABLE: Final = "INT <= YES YES 0 0"
-_LOAD_VALUE: Final = "INT <= YES NO 0 0"
+_LOAD_VALUE = "INT <= YES NO 0 0"
 
 
 @dataclass(frozen=True)
@@ -63,20 +71,13 @@ class SgeOptions:
     profile: Path = PROFILE
     enroot: bool = False
     podman: bool = False
+    quarantine_on: str | None = None
+    accept_terminal_jobs: bool = False
 
 
 def plan_sge(options: SgeOptions) -> InstallPlan:
     """Return what must change for a node's jobs to get GPUs; raise InstallError."""
     return SgePlanner(options).plan()
-
-
-def find_own_execd(
-    settings: Settings, given: frozenset[str], root: str = "", cell: str = ""
-) -> Execd | None:
-    """Return the execd that was asked for or is in the settings; raise InstallError."""
-    root = root or (settings.sge_root if "SGE_ROOT" in given else "")
-    cell = cell or (settings.sge_cell if "SGE_CELL" in given else "")
-    return find_execd(find_execds(), root, cell)
 
 
 class SgePlanner(NodePlanner):
@@ -107,11 +108,12 @@ class SgePlanner(NodePlanner):
             )
         keys = {"EXPECTED_GPUS": str(gpus), **self.site.keys(), "SGE_COMPLEXES": options.complex}
         real = tried_sge_shepherd(self.settings, self.site, self.execd, self.lines)
-        keys["SGE_SHEPHERD"] = str(real)
+        self.check_terminal_jobs()
+        keys |= {"SGE_SHEPHERD": str(real), **self.quarantine_keys(options.quarantine_on)}
         self.add_settings(keys)
-        lock_dir = Path(self.settings.lock_dir)
-        hooks = InstalledHooks(options.prefix, options.config, options.interpreter, lock_dir)
-        self.add(plan_place_change(hooks, hooks.wanted()))
+        where = (options.prefix, options.config, options.interpreter)
+        installed = InstalledHooks(*where, Path(self.settings.lock_dir))
+        self.add(plan_place_change(installed, installed.wanted()))
         self.add_enroot(options.enroot)
         self.add_podman(options.podman, options.interpreter)
         self.add(self.profile())
@@ -121,18 +123,40 @@ class SgePlanner(NodePlanner):
             text = sge_map_text(self.settings, self.host, options.complex, value, options.map)
             self.add(plan_place_change(FilePlace(Path(self.settings.state_dir, SGE_MAP)), text))
         else:
-            self.add(self.amount(gpus))
+            self.add(self.amount(plain_amount(self.settings, options.complex, gpus)))
+        self.add(plan_kind_complexes(self.qconf, self.host, self.settings, self.note))
         self.add(self.sensor())
         self.add(self.shepherd())
-        for hook in ("epilog", "prolog"):  # no job may claim before there is an epilog
-            for queue in options.queues:
-                self.add(self.hook(queue, hook))
+        hooks = [  # no job may claim before there is an epilog
+            change
+            for hook in ("epilog", "prolog")
+            for queue in options.queues
+            for change in self.hook(queue, hook)
+        ]
+        if hooks:
+            hooks[0] = replace(hooks[0], first=self.await_execd)
+        self.add(hooks)
+        self.offer_verifier()
         self.note_others()
+        instance = f"{options.queues[0]}@{self.host}"
+        if self.execd and instance in self.instances:
+            self.plan_.trial = partial(run_sge_trial, self.qconf, instance, options.complex)
         return self.plan_
+
+    def offer_verifier(self) -> None:
+        """Offer the verifier where qmaster runs, which starts it, and has none."""
+        place = HostConfiguration(self.qconf, "global", "jsv_url")
+        if not self.site.is_master(self.host) or not is_sge_none(place.read()):
+            return
+        wanted = f"script:{self.current}/{VERIFIER}"
+        question = "Have qmaster refuse invalid GPU requests at submission (jsv_url)?"
+        by_hand = f"qconf -mconf: jsv_url {wanted} has qmaster refuse invalid requests"
+        offer = Offer(question, tuple(plan_place_change(place, wanted)), by_hand)
+        self.plan_.offers.append(offer)
 
     def profile(self) -> Iterable[Change]:
         """Install the login script for qlogin, which knows execd's spool directory."""
-        spool = self.execd.spool if self.execd else Path(self.lines["execd_spool_dir"], self.host)
+        spool = self.execd.folder if self.execd else Path(self.lines["execd_spool_dir"], self.host)
         if not self.execd and not spool.is_dir():
             self.note(f"no execd runs here: {self.options.profile} for qlogin is left out")
             return ()
@@ -141,17 +165,15 @@ class SgePlanner(NodePlanner):
 
     def complexes(self) -> Iterator[Change]:
         """Add the complexes; the one that stands for GPUs must be a consumable without default."""
-        name = self.options.complex
-        place = Complex(self.qconf, name)
+        place = Complex(self.qconf, name := self.options.complex)
         line = place.read()
         if line is None:
-            yield Change(place, None, f"{name} {name} {_CONSUMABLE}")
+            yield Change(place, None, f"{name} {name} {CONSUMABLE}")
         elif fault := complex_fault(line):
             raise InstallError(f"complex {name}: {fault}; correct it by qconf -mc")
         for reported in REPORTED:
             place = Complex(self.qconf, reported)
-            line = place.read()
-            if line is None:
+            if place.read() is None:
                 yield Change(place, None, f"{reported} {reported} {_LOAD_VALUE}")
 
     def amount(self, gpus: int) -> Iterable[Change]:
@@ -186,6 +208,37 @@ class SgePlanner(NodePlanner):
             return ()
         place = HostConfiguration(self.qconf, self.host, "shepherd_cmd")
         return plan_place_change(place, f"{self.current}/{SHEPHERD}")
+
+    def check_terminal_jobs(self) -> None:
+        """Raise InstallError where any user's job on a terminal would put a queue in error."""
+        found = self.lines.get("shepherd_cmd", "none")
+        command = SHEPHERD if is_sge_none(found) else found
+        user, release = texts.sge_admin_user(self.site), self.site.release()
+        advice = texts.terminal_advice(release, user, f"/{command}")
+        if advice and not self.options.accept_terminal_jobs:
+            raise InstallError("; ".join([*advice, "--accept-terminal-jobs installs as it is"]))
+        if advice:
+            self.note(": ".join(advice))
+        elif texts.terminal_advice(release, user, "none") and not release.startswith(OCS):
+            self.note(
+                f"admin_user is {user}: qlogin, and qrsh without -pty no, are refused with the"
+                " reason; to have them, set admin_user none in bootstrap and restart the daemons"
+            )
+
+    def await_execd(self, echo: Callable[[str], None]) -> None:
+        """Wait until execd starts jobs by our shepherd_cmd, which the hooks need.
+
+        Its sensor reports by then: both are of one configuration. Raises InstallError.
+        """
+        if self.execd is None:
+            return
+        report = HostReport(self.qconf, self.host)
+        wait = f"waiting for execd of {self.host} to take its configuration"
+        if not report.wait_sensor(True, lambda: echo(wait)):
+            raise InstallError(
+                f"execd of {self.host} starts no load sensor after {report.delay_seconds():.0f} s,"
+                f" so no queue was changed: look at {self.execd.folder}/messages; run it again"
+            )
 
     def hook(self, queue: str, hook: str) -> Iterable[Change]:
         """Set a queue's prolog or epilog, with the one in force behind it."""
@@ -233,33 +286,27 @@ class SgePlanner(NodePlanner):
             line = effective_sge_hook(self.qconf, queue, host, "prolog", self.lines)
             if not texts.is_gpulock_command(line, "prolog"):
                 self.note(f"queue {queue} is on this host too, and its jobs get no locks: --queue?")
-        user, command = texts.sge_admin_user(self.site), self.lines.get("shepherd_cmd", "none")
-        if advice := texts.terminal_advice(self.site.release(), user, command):
-            self.note(": ".join(advice))
-
-
-def queue_instances(qconf: Qconf) -> list[str]:
-    """Return every QUEUE@HOST of the cluster."""
-    return [word for word in qconf.run("qselect").split() if "@" in word]
 
 
 class SgeUninstaller(Uninstaller):
     """Grid Engine's part of a node and of its cluster."""
 
     scheduler = "sge"
+    sensor_stays = ""
 
     def obstacles(self) -> Iterator[tuple[str, str]]:
         if locked := list_locked_devices(Path(self.settings.lock_dir)):
             what = f"{len(locked)} devices are locked ({' '.join(locked)})"
-            yield what, f": wait for their jobs, or {FORCE}"
+            yield what, f": {WAIT_OR_REAP}, or {FORCE}"
 
     def begin(self) -> None:
         addresses = list(self.record.load())
         self.prefixes = [address[1] for address in addresses if address[0] == "hooks"]
-        self.had_sensor = any(a[0] == "configuration" and a[2] == "load_sensor" for a in addresses)
         execd = find_own_execd(self.settings, self.given)
-        self.qconf = find_sge_site(self.settings, self.given, execd).qconf()
+        self.site = find_sge_site(self.settings, self.given, execd)
+        self.qconf = self.site.qconf()
         hosts = [a[1] for a in addresses if a[0] in ("exechost", "configuration")]
+        hosts = [host for host in hosts if host != "global"]
         self.host = sge_host_name(self.qconf, hosts[0] if hosts else "")
 
     def place(self, address: Address) -> Place:
@@ -268,15 +315,16 @@ class SgeUninstaller(Uninstaller):
         if kind in places:
             return places[kind](self.qconf, name, rest[0])
         if kind == Complex.kind:
-            return Complex(self.qconf, name, self.config_delay_seconds() if self.had_sensor else 0)
+            return Complex(self.qconf, name, HostReport(self.qconf, self.host).delay_seconds())
         return super().place(address)
 
     def reason_to_keep(self, address: Address) -> str:
         if address[0] == "hooks" or (address[0], address[1]) == ("file", self.settings.path):
+            is_master = self.site.is_master(self.host)
             for prefix in self.prefixes:
-                if users := find_hook_references(self.qconf, self.host, prefix):
+                if users := find_hook_references(self.qconf, self.host, prefix, is_master):
                     return f"{address[1]} stays: {users[0]} leads to the hooks"
-            return self.sensor_reports() if address[0] == "hooks" else ""
+            return self.sensor_reports()
         if address[0] == "file" and address[1].endswith(f"/{SGE_MAP}"):
             return restore_card_ids(self.settings.state_dir, self.host, self.qconf.run)
         if address[0] == "complex":
@@ -287,33 +335,12 @@ class SgeUninstaller(Uninstaller):
         return ""
 
     def sensor_reports(self) -> str:
-        """Wait until execd has stopped our sensor; return why that did not happen, or nothing.
-
-        execd takes a new configuration within two load_report_times (docs/facts/grid-engine.md).
-        """
-        if not self.had_sensor:
-            return ""
-        deadline = time.monotonic() + self.config_delay_seconds()
-        told = False
-        while self.reported():
-            if time.monotonic() > deadline:
-                return f"execd of {self.host} still runs the load sensor; run it again later"
-            if not told:
-                self.echo(f"waiting for execd of {self.host} to stop the load sensor")
-                told = True
-            time.sleep(0.5)
-        return ""
-
-    def config_delay_seconds(self) -> float:
-        """Return in how many seconds execd and qmaster follow a change of configuration."""
-        lines = effective_host_conf(self.qconf, self.host)
-        return 2.0 * parse_clock_seconds(lines.get("load_report_time", "")) + 10.0
-
-    def reported(self) -> bool:
-        """Say whether this host's report still holds values of our sensor."""
-        return bool(
-            {*REPORTED} & {*parse_sge_list(self.qconf.show("-se", self.host)["load_values"])}
-        )
+        """Wait, once, until execd has stopped our sensor; return why not, or nothing."""
+        wait = f"waiting for execd of {self.host} to stop the load sensor"
+        report = HostReport(self.qconf, self.host)
+        if not self.sensor_stays and not report.wait_sensor(False, lambda: self.echo(wait)):
+            self.sensor_stays = f"execd of {self.host} still runs the load sensor"
+        return self.sensor_stays and f"{self.sensor_stays}; run it again later"
 
     def uses(self, host: str, name: str) -> bool:
         """Say whether a host has some of a complex, or a sensor that reports it."""
@@ -321,30 +348,3 @@ class SgeUninstaller(Uninstaller):
             return True
         lines = self.qconf.configuration(host) or {}
         return name in REPORTED and f"/{SENSOR}" in lines.get("load_sensor", "")
-
-
-def parse_clock_seconds(text: str) -> int:
-    """Return `00:00:40` in seconds, 40 (Grid Engine's default) for anything else."""
-    parts = text.split(":")
-    if len(parts) != 3 or not all(part.isdigit() for part in parts):  # noqa: PLR2004 (h:m:s)
-        return 40
-    hours, minutes, seconds = map(int, parts)
-    return hours * 3600 + minutes * 60 + seconds
-
-
-def find_hook_references(qconf: Qconf, host: str, prefix: str) -> list[str]:
-    """Return what on a host still names a path below `prefix`."""
-    lines = effective_host_conf(qconf, host)
-    found = [
-        f"{hook} of {instance}"
-        for instance in queue_instances(qconf)
-        if instance.endswith(f"@{host}")
-        for hook in HOOKS
-        if f"{prefix}/"
-        in (effective_sge_hook(qconf, instance.partition("@")[0], host, hook, lines) or "")
-    ]
-    return found + [
-        f"{name} of host {host}"
-        for name in ("load_sensor", "shepherd_cmd")
-        if f"{prefix}/" in lines.get(name, "")
-    ]

@@ -17,6 +17,7 @@ from gpulock.install.sge.qconf import (
     parse_host_overrides,
     parse_sge_list,
 )
+from gpulock.install.sge.texts import HOOKS
 
 
 @dataclass(frozen=True)
@@ -143,3 +144,25 @@ def effective_sge_hook(
 def effective_host_conf(qconf: Qconf, host: str) -> dict[str, str]:
     """Return the configuration that execd of a host goes by: its own lines before the global."""
     return {**(qconf.configuration("global") or {}), **(qconf.configuration(host) or {})}
+
+
+def queue_instances(qconf: Qconf) -> list[str]:
+    """Return every QUEUE@HOST of the cluster."""
+    return [word for word in qconf.run("qselect").split() if "@" in word]
+
+
+def find_hook_references(qconf: Qconf, host: str, prefix: str, is_master: bool) -> list[str]:
+    """Return what on a host still names a path below `prefix`; qmaster starts the verifier."""
+    lines = effective_host_conf(qconf, host)
+    names = ("load_sensor", "shepherd_cmd", *(("jsv_url",) if is_master else ()))
+    found = [
+        f"{hook} of {instance}"
+        for instance in queue_instances(qconf)
+        if instance.endswith(f"@{host}")
+        for hook in HOOKS
+        if f"{prefix}/"
+        in (effective_sge_hook(qconf, instance.partition("@")[0], host, hook, lines) or "")
+    ]
+    return found + [
+        f"{name} of host {host}" for name in names if f"{prefix}/" in lines.get(name, "")
+    ]

@@ -12,14 +12,12 @@ import re
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpulock.daemon.idle.command import why_untrusted_program
+from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.hooks import InstallError, run_program
 from gpulock.node.settings import Settings
-
-if TYPE_CHECKING:
-    from gpulock.install.sge.site import Execd, SgeSite
 
 _ELF: Final = b"\x7fELF"
 _SHEPHERD: Final = "sge_shepherd"
@@ -73,7 +71,7 @@ def read_sge_release(program: Path, root: str, cell: str = "default") -> str:
     return line
 
 
-def find_sge_binaries(root: Path, execd: Execd | None) -> str:
+def find_sge_binaries(root: Path, execd: SchedulerDaemon | None) -> str:
     """Return the folder of the real clients: Debian's in the PATH are wrapper scripts.
 
     Beside the execd that runs, or below an SGE_ROOT that may be its word: only what nobody but
@@ -96,7 +94,7 @@ def why_untrusted_clients(folder: Path, owners: Collection[int]) -> str:
     return next((why for path in there if (why := why_untrusted_program(path, owners))), "")
 
 
-def find_sge_shepherd(settings: Settings, root: Path, execd: Execd | None) -> Path:
+def find_sge_shepherd(settings: Settings, root: Path, execd: SchedulerDaemon | None) -> Path:
     """Return the shepherd that execd would start, or SGE_SHEPHERD; raise InstallError."""
     if settings.sge_shepherd:
         found = Path(settings.sge_shepherd)
@@ -110,7 +108,7 @@ def find_sge_shepherd(settings: Settings, root: Path, execd: Execd | None) -> Pa
     raise InstallError(f"no {_SHEPHERD} beside execd or below {root}/bin: set SGE_SHEPHERD")
 
 
-def try_sge_shepherd(program: Path, root: str, execd: Execd | None) -> str:
+def try_sge_shepherd(program: Path, root: str, execd: SchedulerDaemon | None) -> str:
     """Return the release of a real shepherd; raise InstallError where it cannot or may not be run.
 
     A program of the site's own that starts it is not run: nobody knows what it does. Its release
@@ -123,26 +121,7 @@ def try_sge_shepherd(program: Path, root: str, execd: Execd | None) -> str:
     return read_sge_release(program, root)
 
 
-def tried_sge_shepherd(
-    settings: Settings, site: SgeSite, execd: Execd | None, lines: Mapping[str, str]
-) -> Path:
-    """Return the shepherd that ours becomes; raise InstallError where no job of ours would start.
-
-    `lines` are the host's configuration. A release that is not known is none of ours.
-    """
-    real = find_sge_shepherd(settings, Path(site.root), execd)
-    clients = site.release()
-    release = try_sge_shepherd(real, site.root, execd) or clients
-    if why := release_fault(release) or release_fault(clients):
-        raise InstallError(f"{why}: nothing was installed (docs/grid-engine.md)")
-    if release != clients:
-        raise InstallError(f"{real} is of {release}, the clients are of {clients}")
-    if why := minimum_id_fault(release, lines):
-        raise InstallError(f"{why}; set both to 0 (qconf -mconf)")
-    return real
-
-
-def program_folders(root: Path, execd: Execd | None) -> Iterator[Path]:
+def program_folders(root: Path, execd: SchedulerDaemon | None) -> Iterator[Path]:
     """Yield where programs may stand, most likely first."""
     if execd:
         yield execd.program.parent

@@ -7,32 +7,22 @@ The environment of the caller is not used: it may lead to another cell than this
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpulock.install.daemons import (
-    find_scheduler_daemons,
-    trusted_program_owners,
-)
+from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.programs import find_sge_binaries, read_sge_release
+from gpulock.install.sge.programs import (
+    find_sge_binaries,
+    find_sge_shepherd,
+    minimum_id_fault,
+    read_sge_release,
+    release_fault,
+    try_sge_shepherd,
+)
 from gpulock.install.sge.qconf import Qconf, QconfError
 from gpulock.node.settings import Settings
-
-_NAME = "sge_execd"
-
-
-@dataclass(frozen=True)
-class Execd:
-    """The execd of this node: what it was started with, and its spool directory."""
-
-    pid: int
-    env: dict[str, str]
-    program: Path
-    spool: Path
-    owners: frozenset[int] = field(
-        default_factory=trusted_program_owners
-    )  # whose programs beside it are run
 
 
 @dataclass(frozen=True)
@@ -56,6 +46,14 @@ class SgeSite:
         }
         return {name: value for name, value in pairs.items() if value}
 
+    def is_master(self, host: str) -> bool:
+        """Say whether qmaster runs on a host, given by Grid Engine's name of it."""
+        try:
+            name = Path(self.root, self.cell, "common/act_qmaster").read_text().strip().lower()
+        except OSError:
+            return False
+        return name.partition(".")[0] == host.lower().partition(".")[0]
+
     def release(self) -> str:
         """Return the release of its clients, `SGE 8.1.9`; raise InstallError."""
         return read_sge_release(Path(self.binaries, "qstat"), self.root, self.cell)
@@ -66,15 +64,12 @@ class SgeSite:
         return Qconf(Path(self.binaries), env, seconds)
 
 
-def find_execds(proc: Path = Path("/proc")) -> list[Execd]:
-    """Return every execd of this machine that can be seen, none of another container's."""
-    return [
-        Execd(daemon.pid, daemon.env, daemon.program, daemon.folder, daemon.owners)
-        for daemon in find_scheduler_daemons(_NAME, proc)
-    ]
+def find_execds(proc: Path = Path("/proc")) -> list[SchedulerDaemon]:
+    """Return every execd of this machine that can be seen: its folder is its spool directory."""
+    return find_scheduler_daemons("sge_execd", proc)
 
 
-def find_execd(execds: list[Execd], root: str, cell: str) -> Execd | None:
+def find_execd(execds: list[SchedulerDaemon], root: str, cell: str) -> SchedulerDaemon | None:
     """Return the one execd of a cell (empty: of any); raise InstallError for several."""
     fitting = [
         e
@@ -88,8 +83,21 @@ def find_execd(execds: list[Execd], root: str, cell: str) -> Execd | None:
     return fitting[0] if fitting else None
 
 
+def find_own_execd(
+    settings: Settings, given: frozenset[str], root: str = "", cell: str = ""
+) -> SchedulerDaemon | None:
+    """Return the execd that was asked for or is in the settings; raise InstallError."""
+    root = root or (settings.sge_root if "SGE_ROOT" in given else "")
+    cell = cell or (settings.sge_cell if "SGE_CELL" in given else "")
+    return find_execd(find_execds(), root, cell)
+
+
 def find_sge_site(
-    settings: Settings, given: frozenset[str], execd: Execd | None, root: str = "", cell: str = ""
+    settings: Settings,
+    given: frozenset[str],
+    execd: SchedulerDaemon | None,
+    root: str = "",
+    cell: str = "",
 ) -> SgeSite:
     """Return the site: settings that were `given`, then what was asked for, then execd's.
 
@@ -112,6 +120,25 @@ def find_sge_site(
     folder = settings.sge_binaries or find_sge_binaries(Path(root), execd)
     ports = pick("SGE_QMASTER_PORT"), pick("SGE_EXECD_PORT")
     return SgeSite(root, pick("SGE_CELL", "default"), *ports, folder)
+
+
+def tried_sge_shepherd(
+    settings: Settings, site: SgeSite, execd: SchedulerDaemon | None, lines: Mapping[str, str]
+) -> Path:
+    """Return the shepherd that ours becomes; raise InstallError where no job of ours would start.
+
+    `lines` are the host's configuration. A release that is not known is none of ours.
+    """
+    real = find_sge_shepherd(settings, Path(site.root), execd)
+    clients = site.release()
+    release = try_sge_shepherd(real, site.root, execd) or clients
+    if why := release_fault(release) or release_fault(clients):
+        raise InstallError(f"{why}: nothing was installed (docs/grid-engine.md)")
+    if release != clients:
+        raise InstallError(f"{real} is of {release}, the clients are of {clients}")
+    if why := minimum_id_fault(release, lines):
+        raise InstallError(f"{why}; set both to 0 (qconf -mconf)")
+    return real
 
 
 def sge_host_name(qconf: Qconf, name: str = "") -> str:

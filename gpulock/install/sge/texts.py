@@ -115,17 +115,19 @@ def sge_admin_user(site: SgeSite) -> str:
 
 
 def terminal_advice(release: str, user: str, shepherd_cmd: str) -> tuple[str, ...]:
-    """Return which interactive jobs a prolog breaks, and what to do; nothing for none; pure.
+    """Return which interactive jobs stop a queue with a prolog, and what to do; pure.
 
     `user` is the daemons' user. The two Grid Engines break opposite ones (facts/grid-engine.md),
-    and our shepherd_cmd cures those of Open Cluster Scheduler; one that is not there is told of.
+    and our shepherd_cmd cures both.
     """
+    if shepherd_cmd.endswith(f"/{SHEPHERD}"):
+        return ()
+    ours = "have gpulock's shepherd_cmd start the site's"
+    if is_sge_none(shepherd_cmd):
+        ours = "have gpulock's shepherd_cmd"
     if release.startswith(OCS):
-        if is_sge_none(shepherd_cmd) or shepherd_cmd.endswith(f"/{SHEPHERD}"):
-            return ()
-        what = "with any prolog, qrsh -pty no fails and puts the queue in error"
-        return what, "have gpulock's shepherd_cmd: qrsh and qlogin work"
+        return "a qrsh -pty no of any user puts its queue in error", f"{ours} (SGE_SHEPHERD)"
     if user in ("none", "root"):
         return ()
-    what = f"admin_user is {user}: with any prolog, qrsh and qlogin on a terminal break"
-    return what, "use qrsh -pty no, or set admin_user none in bootstrap and restart"
+    what = f"admin_user is {user}: a qrsh of any user on a terminal puts its queue in error"
+    return what, f"{ours} (SGE_SHEPHERD), or set admin_user none in bootstrap and restart"

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal
-from gpulock.install.change import Place
+from gpulock.install.change import Place, discard_unrenamed
 from gpulock.install.hooks import InstallError, make_public_folder, remove_file_durably
+from gpulock.install.slurm.counted import parse_counted_types
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import read_slurm_file
 from gpulock.node import devices
@@ -106,8 +107,17 @@ def gres_positions(entries: Iterable[GresEntry]) -> list[tuple[str, ...]]:
     return [files for entry in entries for files in entry.positions]
 
 
-def read_gres_entries(site: SlurmSite) -> tuple[list[GresEntry], tuple[str, ...]]:
-    """Return slurmd's own list of GPUs, and the GRES that are parts of them.
+@dataclass(frozen=True)
+class GresList:
+    """What slurmd lists: its GPUs, the GRES that are parts of them, and what it only counts."""
+
+    entries: list[GresEntry]
+    shared: tuple[str, ...]
+    counted: dict[str, int]
+
+
+def read_gres_list(site: SlurmSite) -> GresList:
+    """Return slurmd's own list.
 
     Raises InstallError where two nodes here differ.
     """
@@ -118,7 +128,7 @@ def read_gres_entries(site: SlurmSite) -> tuple[list[GresEntry], tuple[str, ...]
             f"the nodes of this machine ({' '.join(site.nodes)}) have different GPUs in gres.conf,"
             " and there is one map: name one by --node, and give the others settings of their own"
         )
-    return lists[0]
+    return GresList(*lists[0], parse_counted_types(texts[0]))
 
 
 def counts_by_gres(settings: Settings) -> bool:
@@ -274,6 +284,9 @@ class GresCopy(Place):
             atomic.replace_file(str(self.path), read_slurm_file(self.source), durable=True)
         except OSError as fault:
             raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
+
+    def discard_leftovers(self) -> None:
+        discard_unrenamed(self.path.parent, self.path.name)
 
 
 def gres_conf_identity(path: Path) -> str:

@@ -2,14 +2,16 @@
 """`gpulock install slurm` and `uninstall slurm`: this node's part.
 
 On the node: the hooks, the settings, the map of slurmd's positions. slurm.conf and gres.conf are
-the cluster's, and are only read: what to put there is said.
+the cluster's, and are only read unless --write-conf is given: what to put there is said.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +21,7 @@ from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
 from gpulock.install.planner import InstallPlan, NodePlanner
 from gpulock.install.slurm import gres, texts
 from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
+from gpulock.install.slurm.counted import place_gres_page
 from gpulock.install.slurm.plugstack import PLUGIN, PlugStack, find_plugstack, plugstack_page
 from gpulock.install.slurm.site import SlurmError, find_slurm_site, find_slurmds, slurmds_of_site
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
@@ -29,10 +32,22 @@ from gpulock.install.slurm.spank import (
     slurm_release,
 )
 from gpulock.install.slurm.texts import hook_removal_page
+from gpulock.install.slurm.write_conf import (
+    SlurmConfFile,
+    check_other_nodes,
+    plan_slurm_conf,
+    restore_slurm_conf,
+    slurm_conf_after,
+    wanted_slurm_keys,
+)
 from gpulock.install.trial import check_hook_interpreter, rival_hook_reason, try_slurm_hooks
-from gpulock.install.undo import FORCE, Address, Uninstaller
+from gpulock.install.trial_job import run_slurm_trial
+from gpulock.install.undo import FORCE, WAIT_OR_REAP, Address, Uninstaller
 from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks, list_locked_devices
-from gpulock.node.settings import DEFAULT_PATH, KEYS, Settings
+from gpulock.node.context import Node
+from gpulock.node.setting_keys import KEYS
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.slurm.gres_map import COPY, NAME
 from gpulock.store.locks import LockStore
 
@@ -55,6 +70,9 @@ class SlurmOptions:
     spank: bool = False
     enroot: bool = False
     podman: bool = False
+    quarantine_on: str | None = None
+    write_conf: bool = False
+    installed_everywhere: bool = False
 
 
 def plan_slurm(options: SlurmOptions) -> InstallPlan:
@@ -97,7 +115,8 @@ class SlurmPlanner(NodePlanner):
         self.add_folders()
         gpus = self.count_gpus(options.gpus, needed=False)
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
-        self.add_settings(counted | self.way_to_slurm(), texts.NEW_SETTINGS)
+        asked = self.quarantine_keys(options.quarantine_on)
+        self.add_settings(counted | self.way_to_slurm() | asked, texts.NEW_SETTINGS)
         lock_dir = Path(self.settings.lock_dir)
         hooks = InstalledHooks(
             options.prefix, options.config, options.interpreter, lock_dir, try_slurm_hooks
@@ -111,11 +130,33 @@ class SlurmPlanner(NodePlanner):
             self.add(plan_place_change(self.plugin, wanted))
         self.add_enroot(options.enroot)
         self.add_podman(options.podman, options.interpreter)
-        entries, shared = gres.read_gres_entries(self.site)
-        self.check_shares(shared)
-        self.add(self.map(entries, shared))
-        self.pages(entries, conf, stack)
+        listed = gres.read_gres_list(self.site)
+        self.check_shares(listed.shared)
+        self.add(self.map(listed.entries, listed.shared))
+        if options.write_conf:
+            conf = self.write_conf(conf)
+        self.pages(listed, conf, stack)
+        found = find_slurm_hooks(conf, HookPaths(options.prefix / CURRENT), self.site.conf)
+        starts = all(hook.ours or (self.by_spank and hook.key == TASK) for hook in found)
+        if self.slurmds and starts and gres.counts_by_gres(self.settings):
+            self.plan_.trial = partial(run_slurm_trial, self.site, self.node_name())
+        elif not starts:
+            self.note("no job is protected before slurm.conf has the lines below, and is in force")
         return self.plan_
+
+    def node_name(self) -> str:
+        """Return the name of this node, the first where it is several."""
+        return self.site.nodes[0] if self.site.nodes else os.uname().nodename.split(".")[0]
+
+    def write_conf(self, conf: SlurmConf) -> SlurmConf:
+        """Add our lines to slurm.conf; return what is in force then; raise InstallError."""
+        paths = HookPaths(self.options.prefix / CURRENT)
+        hooks = find_slurm_hooks(conf, paths, self.site.conf)
+        wanted = wanted_slurm_keys(conf, hooks, paths, self.settings, self.by_spank)
+        if wanted:
+            check_other_nodes(self.site, self.options.installed_everywhere)
+        self.add(plan_slurm_conf(self.site, wanted, paths))
+        return slurm_conf_after(conf, wanted)
 
     def way_to_slurm(self) -> dict[str, str]:
         """Return the settings that lead to Slurm, where it is not at its usual place."""
@@ -179,7 +220,7 @@ class SlurmPlanner(NodePlanner):
                 " now, before the next GPU job starts here"
             )
 
-    def pages(self, entries: list[gres.GresEntry], conf: SlurmConf, stack: PlugStack) -> None:
+    def pages(self, listed: gres.GresList, conf: SlurmConf, stack: PlugStack) -> None:
         """Say what to put into the cluster's own files."""
         paths = HookPaths(self.options.prefix / CURRENT)
         hooks = find_slurm_hooks(conf, paths, self.site.conf)
@@ -191,7 +232,9 @@ class SlurmPlanner(NodePlanner):
         if self.settings.slurm_device_selection == "gpulock":
             path = self.site.gres_conf
             if self.settings.slurm_count == "gpus" and not (path and gres.has_gres_flag(path)):
-                pages.append(texts.gres_conf_page(entries, path))
+                pages.append(texts.gres_conf_page(listed.entries, path))
+            found = Node(self.settings).devices_if_driver()
+            pages.append(place_gres_page(self.settings, found, listed.counted, self.node_name()))
         pages.append(texts.job_submit_lua_page(conf, self.settings))
         self.plan_.pages += [page for page in pages if page]
         for hook in hooks:
@@ -218,7 +261,12 @@ class SlurmUninstaller(Uninstaller):
     def obstacles(self) -> Iterator[tuple[str, str]]:
         if held := held_by_slurm(Path(self.settings.lock_dir)):
             what = f"Slurm jobs hold {len(held)} devices ({' '.join(held)})"
-            yield what, f": wait for them, or {FORCE}"
+            yield what, f": {WAIT_OR_REAP}, or {FORCE}"
+        if any(address[0] == SlurmConfFile.kind for address in self.record.load()):
+            site = find_slurm_site(
+                self.settings, self.given, slurmds_of_site(find_slurmds(), self.settings)
+            )
+            restore_slurm_conf(self.record, site, self.echo)
         records = [self.record, install_record(self.settings, "sge")]
         prefixes = [Path(a[1]) for one in records for a in one.load() if a[0] == "hooks"]
         for prefix in dict.fromkeys(prefixes):
@@ -241,6 +289,8 @@ class SlurmUninstaller(Uninstaller):
             return gres.GresCopy(Path(address[1]), Path(address[2]))
         if address[0] == SpankPlugin.kind:
             return SpankPlugin(Path(address[1]))
+        if address[0] == SlurmConfFile.kind:
+            return SlurmConfFile(Path(address[1]))
         return super().place(address)
 
 

@@ -8,11 +8,12 @@ used: it may lead to another cluster.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.daemons import (
@@ -65,7 +66,7 @@ class SlurmSite:
 
     def scontrol(self, *arguments: str) -> str:
         """Return what scontrol prints; raise SlurmError."""
-        done = self._run([self.binaries / "scontrol", *arguments], self.seconds)
+        done = self.run_client([self.binaries / "scontrol", *arguments], self.seconds)
         if done.returncode != 0:
             raise SlurmError(f"scontrol {' '.join(arguments)}: {_last_output_line(done)}")
         return done.stdout
@@ -93,7 +94,7 @@ class SlurmSite:
         command: list[str | Path] = [NAME, "-G"]
         command += ["-N", node] if node else []
         command += ["-f", self.conf] if self.conf else []
-        done = self._run(command, _GRES_SECONDS, self.slurmd)
+        done = self.run_client(command, _GRES_SECONDS, self.slurmd)
         if done.returncode != 0:
             named = f" -N {node}" if node else ""
             raise SlurmError(f"{NAME} -G{named}: {_fatal_message(done) or 'no such node?'}")
@@ -101,17 +102,22 @@ class SlurmSite:
 
     def version(self) -> str:
         """Return what slurmd says of its release; raise SlurmError."""
-        done = self._run([NAME, "-V"], self.seconds, self.slurmd)
+        done = self.run_client([NAME, "-V"], self.seconds, self.slurmd)
         if done.returncode != 0:
             raise SlurmError(f"{NAME} -V: {_last_output_line(done)}")
         return done.stdout
 
-    def _run(
-        self, command: list[str | Path], seconds: float, program: Path | None = None
+    def run_client(
+        self,
+        command: list[str | Path],
+        seconds: float,
+        program: Path | None = None,
+        **who: Any,
     ) -> subprocess.CompletedProcess[str]:
+        """Run a program of Slurm's, as the user `who` as subprocess knows it; raise SlurmError."""
         env = {"PATH": _PATH, **({"SLURM_CONF": str(self.conf)} if self.conf else {})}
         try:
-            return run_program(command, seconds, env, executable=program)
+            return run_program(command, seconds, env, executable=program, **who)
         except subprocess.TimeoutExpired as late:
             words = " ".join(map(str, command[:3]))
             raise SlurmError(f"{words} gave no answer within {seconds:.0f} s") from late
@@ -126,10 +132,11 @@ def _last_output_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _fatal_message(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what a daemon of Slurm's said from `fatal:` on, which may be several lines."""
-    said = " ".join((done.stdout + done.stderr).split())
-    _, fatal, message = said.partition("fatal: ")
-    return f"{fatal}{message}"[:_MESSAGE] if fatal else _last_output_line(done)
+    """Return what a daemon of Slurm's said from `fatal:` on, or its errors, the cause first."""
+    said = done.stdout + done.stderr
+    _, fatal, message = " ".join(said.split()).partition("fatal: ")
+    errors = re.findall(r"(?m)^.*?\berror: (.*\S)", said)
+    return f"{fatal}{message}"[:_MESSAGE] or "; ".join(errors)[:_MESSAGE] or _last_output_line(done)
 
 
 def find_slurm_site(

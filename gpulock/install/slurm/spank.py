@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.daemon.idle.command import why_untrusted_program
-from gpulock.install.change import Place
+from gpulock.install.change import Place, discard_unrenamed
 from gpulock.install.hooks import (
     InstallError,
     find_share_folder,
@@ -38,6 +39,7 @@ _SYSTEM: Final = (Path("/usr"), Path("/usr/local"))
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _FLAGS: Final = ("-std=gnu11", "-O2", "-Wall", "-fPIC", "-shared", "-fstack-protector-strong")
 _SECONDS: Final = 60.0
+_BESIDE: Final = ".spank."  # begins the name of the folder in which one is compiled
 _LOAD: Final = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_LAZY)"
 
 
@@ -74,12 +76,22 @@ class SpankPlugin(Place):
             if self.site is None or value != self.wanted(slurm_release(self.site)):
                 raise InstallError(f"{self.path} of {value} cannot be had again; remove it")
             make_public_folder(self.path.parent)
-            with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=".spank.") as folder:
+            with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=_BESIDE) as folder:
                 made = Path(folder, self.path.name)
                 self._compile(made, value)
-                atomic.replace_file(str(self.path), made.read_bytes(), 0o644, durable=True)
+                program = made.read_bytes()
+            # once nothing is left beside it: where this is cut short, the next run has it to do
+            atomic.replace_file(str(self.path), program, 0o644, durable=True)
         except OSError as fault:
             raise InstallError(f"{self.path}: {fault}; are you root?") from fault
+
+    def discard_leftovers(self) -> None:
+        discard_unrenamed(self.path.parent, self.path.name)
+        try:
+            for folder in self.path.parent.glob(f"{_BESIDE}*"):
+                shutil.rmtree(folder)
+        except OSError as fault:
+            raise InstallError(f"{fault.filename}: {fault.strerror}; are you root?") from fault
 
     def _compile(self, made: Path, value: str) -> None:
         """Compile the plugin, and load it as a trial; raise OSError or InstallError."""

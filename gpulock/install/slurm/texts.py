@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `install slurm` tells the administrator to put into the cluster's files.
 
-slurm.conf, gres.conf and job_submit.lua are the site's, for the whole cluster: gpulock never writes
-there.
+slurm.conf, gres.conf and job_submit.lua are the site's, for the whole cluster: gpulock writes none
+of them unasked (`write_conf.py`).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ NEW_SETTINGS: Final = """\
 #REQUEUE_EXIT=213              must stand in RequeueExit of slurm.conf
 #SLURM_WAIT=15                 seconds to wait for a device that Slurm gave and a lock still holds
 #HIDE_UNREQUESTED=yes          an empty mask for jobs that asked for no GPU
+#QUARANTINE_ON=xid missing     what takes a GPU out of service (gpulockd; docs/quarantine.md)
 """
 
 
@@ -150,7 +151,7 @@ def slurm_conf_page(
         return []
     page += ["", *INSTALL_FIRST] if not all(hook.ours for hook in hooks) else []
     page += ["", "Then, at the controller: scontrol reconfigure (no restart is needed)."]
-    return [*page, "Until gpulockd comes, run gpulock reap from cron every minute on each node."]
+    return [*page, "On a node without gpulockd run gpulock reap from cron every minute."]
 
 
 def keep_site_hook(hook: InForceHook, paths: HookPaths) -> tuple[str, list[str]]:

@@ -13,9 +13,11 @@ import pwd
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from gpulock.daemon.core.process_lister import remove_process_list
 from gpulock.errors import Refusal
 from gpulock.install.change import Change, FilePlace, Place, plan_place_change
 from gpulock.install.hooks import InstallError
@@ -25,7 +27,8 @@ from gpulock.install.trial import try_interpreter, why_users_cannot_run
 from gpulock.install.undo import Address, Uninstaller
 from gpulock.isolation.marks import MARK
 from gpulock.node import devices
-from gpulock.node.settings import DEFAULT_PATH, Settings
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import DEFAULT_PATH
 
 SERVICES: Final = {"gpulock-exporter": (units.SOCKET, units.EXPORTER), "gpulockd": (units.DAEMON,)}
 ETC: Final = Path("/etc")
@@ -43,6 +46,7 @@ class SystemdOptions:
     python: str = sys.executable
     etc: Path = ETC
     ctl: manager.Systemctl = field(default=manager.systemctl, compare=False)
+    quarantine_on: str | None = None
 
 
 def systemd_services(ctl: manager.Systemctl = manager.systemctl) -> list[manager.SystemdService]:
@@ -85,6 +89,8 @@ def plan_systemd(options: SystemdOptions) -> InstallPlan:
     if note:
         planner.note(note)
     planner.add_folders()
+    if asked := planner.quarantine_keys(options.quarantine_on):
+        planner.add_settings(asked)
     planner.add(plan_unit_files(options.etc, units.render_units(what)))
     plan = planner.plan_
     touched = {c.place.address[1] for c in plan.changes}
@@ -115,7 +121,9 @@ def make_unit_place(path: Path) -> FilePlace:
             path, program="systemd-sysusers", there=exporter_user_exists
         )
     if path.parent.name == "tmpfiles.d":
-        return manager.SystemdFilePlace(path, program="systemd-tmpfiles --create")
+        return manager.SystemdFilePlace(
+            path, program="systemd-tmpfiles --create", there=partial(exporter_folder_exists, path)
+        )
     return FilePlace(path)
 
 
@@ -130,7 +138,7 @@ def plan_service_start(
     if now == manager.ON and not why:
         why = service.restart_reason(own)
     if now != manager.ON or why:
-        yield manager.ServiceStart(service, now, manager.ON, why)
+        yield manager.ServiceStart(service, now, manager.ON, reason=why)
 
 
 def exporter_user_exists() -> bool:
@@ -140,6 +148,12 @@ def exporter_user_exists() -> bool:
     except KeyError:
         return False
     return True
+
+
+def exporter_folder_exists(path: Path) -> bool:
+    """Say whether the exporter's folder is there, where a file for systemd-tmpfiles names one."""
+    rows = [line.split() for line in (FilePlace(path).read() or "").splitlines()]
+    return all(Path(row[1]).is_dir() for row in rows if row[0] == "d" and row[3] == units.USER)
 
 
 def check_exporter_python(python: str) -> None:
@@ -168,27 +182,31 @@ class SystemdUninstaller(Uninstaller):
     ) -> None:
         super().__init__(config, echo)
         self.ctl = ctl
-        self.were_on: list[manager.SystemdService] = []
 
     def begin(self) -> None:
+        """Stop each service; what it was before stays in the record, as what is put back last."""
         entries = self.record.load()
         for address, (was, _) in reversed(list(entries.items())):
-            if address[0] == manager.SystemdService.kind:
-                service = manager.SystemdService(address[1], address[2:], self.ctl)
-                service.write(None)
-                self.echo(f"stopped and disabled: {service.name}")
-                self.were_on += [service] if was == manager.ON else []
-                del entries[address]
-                self.record.save(entries)
+            if address[0] != manager.SystemdService.kind:
+                continue
+            service = manager.SystemdService(address[1], address[2:], self.ctl)
+            service.write(None)
+            if units.DAEMON in service.units:
+                remove_process_list()
+            self.echo(f"stopped and disabled: {service.name}")
+            del entries[address]
+            earlier = manager.EarlierService(service.name, service.units)
+            before = entries.pop(earlier.address, (None, None))[0] or was
+            entries = {earlier.address: (before if before == manager.ON else None, None), **entries}
+            self.record.save(entries)
 
     def place(self, address: Address) -> Place:
+        if address[0] == manager.EarlierService.kind:
+            return manager.EarlierService(address[1], address[2:], self.ctl)
         if address[0] == manager.SystemdFilePlace.kind:
             return FilePlace(Path(address[1]))
         return super().place(address)
 
     def end(self) -> None:
-        self.ctl("daemon-reload")
-        for service in self.were_on:
-            service.write(manager.ON)
         if exporter_user_exists():
             self.echo(f"user {units.USER} stays, and so do locks and history")

@@ -76,7 +76,7 @@ class SystemdService(Place):
         states = [unit_state(unit_properties(unit, _ASKED, self.ctl)) for unit in self.units]
         if not any(states):
             return None
-        odd = [f"{u}: {s or 'not there'}" for u, s in zip(self.units, states, strict=True)]
+        odd = [f"{u}: {s or 'not there'}" for u, s in zip(self.units, states)]
         return states[0] if len({*states}) == 1 else "; ".join(odd)
 
     def write(self, value: str | None) -> None:
@@ -105,6 +105,18 @@ class SystemdService(Place):
         return ""
 
 
+@dataclass(frozen=True)
+class EarlierService(SystemdService):
+    """A service as it was before gpulock's, once the units of then are back: on, or None."""
+
+    kind, named = "service-before", "service {name}, as it was before"
+
+    def read(self) -> str | None:
+        """Return `enabled, active`, or None for any other state of the units that are there."""
+        self.ctl("daemon-reload")
+        return ON if super().read() == ON else None
+
+
 def unit_state(seen: dict[str, str]) -> str | None:
     """Return a unit's state in two words, None for one that is not there; pure."""
     if seen.get("LoadState") == "not-found":
@@ -117,11 +129,13 @@ def unit_state(seen: dict[str, str]) -> str | None:
 def first_file_newer(files: Sequence[Path], when: float) -> Path | None:
     """Return the first file that was changed after a time (seconds of the epoch).
 
-    What the kernel says of a process's start may be off by a second (btime is whole seconds).
+    What the kernel says of a process's start may be off by a second (btime is whole seconds). A
+    file of a package has the time of its release: when it came here, its inode tells.
     """
     for path in files:
         try:
-            if path.stat().st_mtime > when + _OFF:
+            info = path.stat()
+            if max(info.st_mtime, info.st_ctime) > when + _OFF:
                 return path
         except FileNotFoundError:
             continue

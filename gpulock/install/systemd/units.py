@@ -26,6 +26,7 @@ TMPFILES: Final = "tmpfiles.d/gpulock.conf"
 SYSUSERS: Final = "sysusers.d/gpulock.conf"
 LOGROTATE: Final = "gpulock.logrotate"
 USER: Final = "gpulock-exporter"
+PACKAGE_CARDS: Final = 16  # whose nodes a package's unit names; an older systemd needs that
 _RUN: Final = "/run/"
 _STATE_DIR: Final = "/var/lib/gpulock"  # as the example for logrotate has it
 _TEMPORARY: Final = ("/tmp/", "/var/tmp/")  # what PrivateTmp= hides
@@ -39,6 +40,16 @@ _ANY_COMMAND: Final = (
     "MemoryDenyWriteExecute=no",
     "CapabilityBoundingSet=CAP_SETUID CAP_SETGID",
 )
+
+_MPS: Final = (
+    "# SHARE_MPS: what it starts runs as the user of a card, and outlives gpulockd.",
+    "KillMode=process",
+    "DevicePolicy=auto",
+    "TasksMax=infinity",
+    "MemoryDenyWriteExecute=no",
+    "CapabilityBoundingSet=CAP_SETUID CAP_SETGID CAP_CHOWN CAP_FOWNER",
+)
+_TEST_COMMAND: Final = ("# HEALTH_COMMAND tests GPUs.", "DevicePolicy=auto", "TasksMax=4096")
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ class UnitInputs:
             "LOCK_DIR": check_unit_path("LOCK_DIR", settings.lock_dir),
             "STATE_DIR": check_unit_path("STATE_DIR", settings.state_dir),
             "WRITABLE": " ".join(writable_folders(settings)),
-            "COMMAND": "\n".join(_ANY_COMMAND if settings.idle_command else _NO_COMMAND),
+            "COMMAND": "\n".join(command_directives(settings)),
             "ISOLATION": "\n".join(isolation_directives(settings.isolation, self.was_isolated)),
             "MINORS": " ".join(f"-c {minor}" for minor in (_CONTROL, *self.minors)),
             "NODES": "\n".join(f"DeviceAllow=/dev/nvidia{minor} rw" for minor in self.minors),
@@ -75,7 +86,8 @@ class UnitInputs:
         """Say whether the exporter reads anything that PrivateTmp= would hide."""
         s = self.settings
         read = (s.lock_dir, s.state_dir, s.exporter_dir, s.driver_root, s.sys_root, s.web_config)
-        return any(path.startswith(_TEMPORARY) for path in (*read, str(self.config), self.python))
+        more = (s.mps_dir, str(self.config), self.python)
+        return any(path.startswith(_TEMPORARY) for path in (*read, *more))
 
 
 def read_unit_templates() -> dict[str, str]:
@@ -124,6 +136,7 @@ def writable_folders(settings: Settings) -> list[str]:
         settings.gpustat_dir,
         settings.report_dir,
         settings.cdi_dir.replace("/var/run/", _RUN, 1),
+        os.path.dirname(settings.mps_dir) if settings.share_mps else "",
     ]
     found: list[str] = []
     for path in (*needed, *filter(None, others)):
@@ -131,6 +144,13 @@ def writable_folders(settings: Settings) -> list[str]:
         if not any(f"{path}/".startswith(f"{known.lstrip('-')}/") for known in found):
             found.append(path if path in needed else f"-{path}")
     return found
+
+
+def command_directives(settings: Settings) -> list[str]:
+    """Return what the programs need that gpulockd starts for the site."""
+    found = [*(_ANY_COMMAND if settings.idle_command or settings.health_command else _NO_COMMAND)]
+    found += _TEST_COMMAND if settings.health_command else ()
+    return [*found, *(_MPS if settings.share_mps else ())]
 
 
 def isolation_directives(kind: str, was_isolated: bool) -> list[str]:

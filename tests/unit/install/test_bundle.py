@@ -16,7 +16,7 @@ import pytest
 
 from gpulock.bundle import HEAD, NAME
 from gpulock.install.hook_script import HOOKS
-from gpulock.install.hooks import HookPaths, render_hooks
+from gpulock.install.hooks import HookPaths, InstallError, render_hooks
 from gpulock.simulate.node import write_simulated_node
 
 pytestmark = pytest.mark.slow
@@ -56,6 +56,23 @@ def loaded(hooks: HookPaths, name: str = "prolog/sge", extra: str = "more = {}")
     assert (done.returncode, done.stderr) == (0, "")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def test_the_head_has_room_for_the_larger_code_of_other_pythons(hooks: HookPaths) -> None:
+    """That of 3.14 takes 1,100 bytes more than that of 3.11, and a longer path takes its length."""
+    head = (hooks.library / NAME).read_bytes()[:HEAD]
+
+    assert len(head.rstrip(b"\0")) < HEAD * 2 / 3
+
+
+def test_an_installation_whose_head_does_not_fit_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulock.install.hooks.HEAD", 4096)
+    config = write_simulated_node(tmp_path / "node", "workstation").config
+
+    with pytest.raises(InstallError, match=r"cannot pack the hooks: .*the head takes \d+ bytes"):
+        render_hooks(tmp_path / "hooks", config)
 
 
 @pytest.mark.parametrize("name", HOOKS)
@@ -144,6 +161,20 @@ def test_a_hook_does_without_pythons_os_until_it_needs_it(hooks: HookPaths) -> N
     assert found["made"] == ["os", True]
     assert found["all"] == []
     assert found["none"] == [False, False]
+
+
+def test_a_module_may_begin_with_a_name_of_os_path(hooks: HookPaths) -> None:
+    """As sysconfig does, which `import ctypes` loads since Python 3.14."""
+    more = (
+        "from os.path import join; import os.path as place;"
+        " more = {'path': [join('a', 'b'), place.__name__, os.path is place],"
+        " 'abc': ['_collections_abc' in sys.modules]}"
+    )
+
+    found = loaded(hooks, extra=more)
+    assert found["path"] == ["a/b", "posixpath", True]
+    assert found["abc"] == [False]
+    assert loaded(hooks, extra="import ctypes; more = {}")["ours"]
 
 
 def test_the_lent_os_has_the_environment_as_pythons_has(hooks: HookPaths) -> None:

@@ -144,14 +144,39 @@ def test_backslashes_are_as_in_the_job_of_open_cluster_scheduler(chain: Chain) -
     """Its execd writes a newline as \\n and leaves backslashes; its shepherd reads that back."""
     (chain.folder / "config").write_text("inherit_env=1\nenable_addgrp_kill=1\n")
     (chain.folder / "environment").write_text(
-        "A=c:\\temp\\\\x\\\nB=\\n1\\n\\n2\\\\n\\n\nSECRET=x\n"
+        "A=c:\\temp\\\\x\\\nyes=a\\b\nC=*\\n\\\nB=\\n1\\n\\n2\\\\n\\n\nSECRET=x\n"
     )
 
     assert chain.run("epilog") == 0
 
     text = Path(f"{chain.log}.env").read_text()
     assert "A=c:\\temp\\\\x\\\n" in text
+    assert "yes=a\\b\nC=*\n\\\n" in text
     assert "B=\n1\n\n2\\\n\n\n" in text
+
+
+def test_every_byte_of_a_variable_reaches_the_sites_hook(chain: Chain) -> None:
+    wild = bytes(byte for byte in range(1, 256) if byte not in b"\n\\")
+    told = [b"A=" + wild, b"B=''", b"C='\\\\'\\n'\\\\n'", b"D=$(id)`id`\\\\", b"SECRET=x"]
+    (chain.folder / "environment").write_bytes(b"\n".join(told) + b"\n")
+
+    assert chain.run("epilog") == 0
+
+    seen = Path(f"{chain.log}.env").read_bytes()
+    for line in (b"A=" + wild, b"B=''", b"C='\\'\n'\\n'", b"D=$(id)`id`\\"):
+        assert b"\n" + line + b"\n" in b"\n" + seen, line
+
+
+@pytest.mark.slow
+def test_a_job_with_very_many_variables_does_not_keep_the_sites_hook(chain: Chain) -> None:
+    """A list that grew with each of them took minutes; Linux takes 130,000 as small as these."""
+    told = [f"V{number}=\\\\'" for number in range(40_000)]
+    (chain.folder / "environment").write_text("\n".join([*told, "SECRET=x"]) + "\n")
+
+    assert chain.run("epilog") == 0
+
+    seen = set(Path(f"{chain.log}.env").read_text().splitlines())
+    assert {f"V{number}=\\'" for number in range(40_000)} <= seen
 
 
 @pytest.mark.root

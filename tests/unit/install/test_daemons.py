@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.idle.command import why_untrusted_program
-from gpulock.install.daemons import find_scheduler_daemons
+from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.programs import find_sge_binaries
-from gpulock.install.sge.site import Execd, find_execds
+from gpulock.install.sge.site import find_execds
 from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds
 from gpulock.node.settings import Settings
 
@@ -73,17 +73,18 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_daemon_is_found_with_what_it_was_started_with(machine: Machine) -> None:
+@pytest.mark.parametrize("name", ["slurmd", "slurmd-wlm"])
+def test_a_daemon_is_found_with_what_it_was_started_with(machine: Machine, name: str) -> None:
     machine.run(7, "sge_execd", machine.program("sge/bin/sge_execd"), SGE_ROOT="/sge", X="a=b")
     conf = "/x/slurm.conf"
     slurmd = machine.program("slurm/sbin/slurmd")
-    machine.run(8, "slurmd", slurmd, words="slurmd -N n1", SLURM_CONF=conf)
+    machine.run(8, name, slurmd, words="slurmd -N n1", SLURM_CONF=conf)
 
     [execd] = find_execds(machine.proc)
     [found] = find_slurmds(machine.proc)
 
     assert (execd.pid, execd.env) == (7, {"SGE_ROOT": "/sge", "X": "a=b"})
-    assert (execd.program, execd.spool) == (machine.root / "sge/bin/sge_execd", machine.root)
+    assert (execd.program, execd.folder) == (machine.root / "sge/bin/sge_execd", machine.root)
     assert (found.pid, found.program, found.conf, found.node) == (8, slurmd, conf, "n1")
 
 
@@ -192,10 +193,15 @@ def test_a_program_of_a_strangers_is_not_run(machine: Machine) -> None:
     assert f"{path} belongs to uid {ME}" in why_untrusted_program(path, (STRANGER,))
 
 
-def execd_beside(machine: Machine, folder: str) -> Execd:
+def make_execd(machine: Machine, folder: str) -> SchedulerDaemon:
+    program = machine.root / folder / "sge_execd"
+    return SchedulerDaemon(7, 1, ME, program, machine.root, (), {})
+
+
+def execd_beside(machine: Machine, folder: str) -> SchedulerDaemon:
     for name in ("qconf", "qstat", "qselect"):
         machine.program(f"{folder}/{name}")
-    return Execd(7, {}, machine.root / folder / "sge_execd", machine.root)
+    return make_execd(machine, folder)
 
 
 def test_the_clients_beside_execd_are_run_where_only_root_could_have_put_them(
@@ -225,7 +231,7 @@ def test_no_client_is_run_that_others_can_write(machine: Machine) -> None:
 def test_an_sge_root_that_execd_names_is_not_believed_further(machine: Machine) -> None:
     execd_beside(machine, "root/bin/lx-amd64")
     (machine.root / "root").chmod(0o777)
-    execd = Execd(7, {}, machine.root / "elsewhere/sge_execd", machine.root)
+    execd = make_execd(machine, "elsewhere")
 
     with pytest.raises(InstallError, match="root is writable by others"):
         find_sge_binaries(machine.root / "root", execd)

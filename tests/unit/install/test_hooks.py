@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -123,6 +124,42 @@ def test_an_interpreter_whose_path_does_not_fit_a_hash_bang_line_is_refused(
 
     with pytest.raises(InstallError, match="with blanks"):
         real_interpreter(str(spaced))
+
+
+def test_the_distributions_python_has_the_name_that_its_upgrades_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hooks named python3.11, and every job failed once Debian had removed it."""
+    link = tmp_path / "python3"
+    link.symlink_to(sys.executable)
+    monkeypatch.setattr("gpulock.install.hooks.SYSTEM_PYTHON", str(link))
+    other = tmp_path / "elsewhere"
+    shutil.copy(os.path.realpath(sys.executable), other)
+
+    assert real_interpreter(sys.executable) == str(link)
+    assert real_interpreter(os.path.realpath(sys.executable)) == str(link)
+    assert real_interpreter(str(other)) == str(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", [[], ["/bin/bash"]])
+def test_a_prolog_whose_interpreter_is_gone_says_so_and_what_to_do(
+    tmp_path: Path, config: Path, shell: list[str]
+) -> None:
+    hooks = render_hooks(tmp_path / "hooks", config)
+    text = hooks.prolog.read_text().partition("\n")[2]
+    hooks.prolog.write_text(f"#!/nowhere/python3.11 -IS\n{text}")
+    job = ["7", "0", "gpu.q"]
+
+    alone = [*shell, str(hooks.launch), str(hooks.prolog), *job]
+    chained = [*shell, str(hooks.chain), "prolog", *job, "root", "/bin/true"]
+    for line in (alone, chained):
+        done = subprocess.run(
+            line, env={}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 1, done.stderr
+        assert "/nowhere/python3.11 -IS cannot be started, so no job can" in done.stderr
+        assert "run gpulock install sge again" in done.stderr
 
 
 def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config: Path) -> None:

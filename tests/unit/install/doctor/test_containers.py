@@ -15,7 +15,8 @@ from gpulock.install.doctor import containers
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
 from gpulock.install.doctor.containers import container_checks
 from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
-from gpulock.node.settings import Settings, read_settings
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 
 VERSION = "570.172.08"

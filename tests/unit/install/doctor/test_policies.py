@@ -10,11 +10,12 @@ import pytest
 
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import FAULT, OK, WARNING
-from gpulock.install.doctor.node import check_settings_file
+from gpulock.install.doctor.node import check_settings_file, node_checks
 from gpulock.install.doctor.policies import handover_checks
 from gpulock.node import sample
+from gpulock.store.owner import encode_owner
 from tests.support.faults import raising
-from tests.support.trees import BOOT, Box, bus
+from tests.support.trees import BOOT, Box, bus, record
 
 
 @pytest.fixture
@@ -63,3 +64,87 @@ def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> N
     assert [check.state for check in checks] == [FAULT, FAULT]
     path.write_text("QUARANTINE_ON=xid\n")
     assert [check.state for check in check_settings_file(path)[1]] == [OK]
+
+
+def told_of(box: Box, name: str) -> list[tuple[str, str]]:
+    found = node_checks(box.node().settings)
+    return [(check.state, check.what) for check in found if check.name == name]
+
+
+def shares_of(box: Box) -> list[tuple[str, str]]:
+    return told_of(box, "SHARES")
+
+
+def test_a_node_without_shares_is_not_told_of_any(box: Box) -> None:
+    assert shares_of(box) == []
+
+
+def test_the_places_of_each_card_are_told_and_whose_they_are(box: Box) -> None:
+    box.settings["SHARES"] = "0:4 9:2"
+    wrong, places = shares_of(box)
+    assert wrong[0] == WARNING
+    assert wrong[1].startswith("9:2 names no card here")
+    assert places == (OK, f"{bus(0)} has 4 places, for one user at a time")
+    box.settings["SHARE_USERS"] = "many"
+    assert shares_of(box)[1][0] == WARNING
+    box.settings["ISOLATION"] = "group"
+    assert shares_of(box)[1][0] == FAULT
+
+
+def test_a_place_that_an_earlier_setting_gave_waits(box: Box) -> None:
+    (box.lock / "locks" / f"{bus(0)}.share1").mkdir(parents=True)
+    held = record(devices=(f"{bus(0)}.share1",), places=4)
+    (box.lock / "locks" / f"{bus(0)}.share1" / "owner").write_text(encode_owner(held))
+    for words, waits in (("0:4", 0), ("0:2", 1), ("", 1)):
+        box.settings["SHARES"] = words
+        told = [what for state, what in shares_of(box) if state == WARNING]
+        assert len(told) == waits
+    assert told == [
+        f"12 holds one of 4 places of {bus(0)}, SHARES says 0: that counts when it ends"
+    ]
+
+
+def test_claims_from_before_a_change_of_mig_mode_wait(box: Box) -> None:
+    instance = f"{bus(0)}.gi1.ci0"
+    for name in (instance, bus(1)):
+        (box.lock / "locks" / name).mkdir(parents=True)
+        (box.lock / "locks" / name / "owner").write_text(encode_owner(record(devices=(name,))))
+    split = (f"gpu.{bus(0)}.mig=1", f"mig.{instance}.uuid=MIG-a")
+    box.inventory(*split)
+    assert told_of(box, "MIG") == []
+    box.inventory(f"gpu.{bus(1)}.mig=1", f"mig.{bus(1)}.gi1.ci0.uuid=MIG-b")
+    assert told_of(box, "MIG") == [
+        (WARNING, f"12 holds {instance}, which is not shown now: that counts when it ends"),
+        (WARNING, f"12 holds {bus(1)}, which is in MIG mode now: that counts when it ends"),
+    ]
+
+
+def test_what_keeps_mps_from_starting_is_told(box: Box) -> None:
+    assert told_of(box, "SHARE_MPS") == []
+    own = {"SHARES": "0:4", "SHARE_MPS": "yes", "MPS_DIR": f"{box.root}/mps"}
+    box.settings |= {**own, "MPS_CONTROL": "/bin/none"}
+    (box.driver / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.1  x\n"
+    )
+    program, daemon, memory, _ = told_of(box, "SHARE_MPS")
+    assert program[0] == daemon[0] == FAULT
+    assert program[1].startswith("/bin/none is no program")
+    assert daemon[1].startswith("gpulockd does not run")
+    assert memory == (WARNING, "MPS of driver 470.1 does not limit the memory of a place")
+    box.proc.add(77)
+    box.lock.mkdir(exist_ok=True)
+    (box.lock / "daemon").write_text("77\n")
+    (box.driver / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1  x\n"
+    )
+    box.settings["MPS_CONTROL"] = "/bin/true"
+    assert [state for state, _ in told_of(box, "SHARE_MPS")] == [OK]
+
+
+def test_a_card_whose_mps_does_not_end_is_told(box: Box) -> None:
+    own = {"SHARES": "0:4", "SHARE_MPS": "yes", "MPS_DIR": f"{box.root}/mps"}
+    box.settings |= own
+    card = box.root / "mps" / bus(0).replace(":", "-")
+    card.mkdir(parents=True)
+    closed = [what for _, what in told_of(box, "SHARE_MPS") if "has not ended" in what]
+    assert closed == [f"the MPS of {bus(0)} has not ended: the card is closed until then"]

@@ -15,7 +15,7 @@ import pytest
 from gpulock.install.doctor import doctor, slurm
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
 from gpulock.install.hooks import InstallError
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.faults import raising
 from tests.support.install_site import ignore, keep_copy, put_back, worst_of
@@ -348,9 +348,37 @@ def nothing_listed(node: SlurmNode) -> None:
     node.install()
 
 
+def counting(*lines: str, **keys: str) -> Plant:
+    """Let gpulock select, with places on two cards, and Slurm count these GRES."""
+
+    def plant(node: SlurmNode) -> None:
+        own = {"SLURM_COUNT": "slurmctld", "SLURM_GRES": "gpu gpux", "SHARES": "6:4 7:4"}
+        node.set(SLURM_DEVICE_SELECTION="gpulock", **{**own, **keys})
+        node.count_gres(*lines)
+
+    return plant
+
+
 @pytest.mark.parametrize(
     ("plant", "name", "says"),
     [
+        (
+            counting("gpux Type=share Count=9"),
+            "counted GRES",
+            "counts 9 of gpux:share, this node has 8: jobs are sent back",
+        ),
+        (
+            counting("gpux Type=share Count=7"),
+            "counted GRES",
+            "counts 7 of gpux:share, this node has 8: no job gets the rest",
+        ),
+        (
+            counting("gpux Type=share Count=8", "gpux Type=a100 Count=1"),
+            "counted GRES",
+            "counts 1 of gpux:a100, this node has 0: such jobs fail",
+        ),
+        (counting("nvme Type=share Count=8"), "counted GRES", "no job can ask for one"),
+        (counting(SLURM_COUNT="gpus"), "counted GRES", "no job can ask for one"),
         (ignore, "ConstrainDevices", "a job can open any card"),
         (put("PrologEpilogTimeout", "(null)"), "PrologEpilogTimeout", "blocks the node"),
         (put("SchedulerParameters", "(null)"), "SchedulerParameters", "are held"),
@@ -400,6 +428,11 @@ def test_what_is_only_doubtful_is_a_warning(
 
     assert (check.state, says in check.what) == (WARNING, True), check
     assert check.do
+
+
+def test_types_that_the_node_has_are_as_counted(node: SlurmNode) -> None:
+    counting("gpux Type=share Count=8", "gpux Type=v100 Count=8")(node)
+    assert found(node)["counted GRES"].state == OK
 
 
 def test_a_session_that_is_adopted_opens_its_jobs_cards(node: SlurmNode) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
 from gpulock.install.doctor.systemd import RULES, systemd_checks
 from gpulock.install.systemd import manager
-from gpulock.node.settings import read_settings
+from gpulock.install.systemd.units import PACKAGE_CARDS, UNITS, UnitInputs, render_units
+from gpulock.node.settings_file import read_settings
 from tests.support.systemd_site import SystemdNode, make_systemd_node
 
 DAEMON, EXPORTER = "gpulockd.service", "gpulock-exporter.service"
@@ -183,3 +185,86 @@ def test_watchdogs_of_another_length_are_the_sites_own(node: SystemdNode) -> Non
 
 def test_every_rule_is_about_a_property_that_the_tests_know() -> None:
     assert {rule.name for rule in RULES} == {name for found in GOOD.values() for name in found}
+
+
+# --- the units that the package brings ----------------------------------------------------------
+
+
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
+    """Give a node on which nobody ran `gpulock install systemd`."""
+    node = make_systemd_node(tmp_path, monkeypatch)
+    settings = read_settings(str(node.config))
+    node.ctl.folder = tmp_path / "usr/lib/systemd/system"
+    node.ctl.folder.mkdir(parents=True)
+    inputs = UnitInputs(sys.executable, node.config, settings, tuple(range(PACKAGE_CARDS)))
+    for name in UNITS:
+        (node.ctl.folder / name).write_text(render_units(inputs)[name])
+    node.ctl.properties.update({unit: dict(found) for unit, found in GOOD.items()})
+    return node
+
+
+def look_at_package(node: SystemdNode) -> list[Check]:
+    lib = node.root / "usr/lib"
+    settings = read_settings(str(node.config))
+    return systemd_checks(settings, node.config, node.etc, node.ctl, lib)
+
+
+def test_services_of_the_package_that_nobody_started_are_no_fault(packaged: SystemdNode) -> None:
+    assert look_at_package(packaged) == []
+
+
+def test_a_service_of_the_package_that_runs_is_well(packaged: SystemdNode) -> None:
+    packaged.ctl("enable", DAEMON)
+    packaged.ctl("restart", DAEMON)
+    path = packaged.ctl.folder / DAEMON  # as systemd of Debian 12 names it
+    (packaged.root / "lib").symlink_to("usr/lib")
+    shown = str(path).replace("/usr/lib/", "/lib/")
+    packaged.ctl.properties[DAEMON]["FragmentPath"] = shown
+
+    assert states(look_at_package(packaged)) == {"units": OK, "gpulockd": OK}
+
+
+def test_a_service_of_the_package_that_is_enabled_and_dead_is_named(packaged: SystemdNode) -> None:
+    packaged.ctl("enable", DAEMON)
+
+    last = look_at_package(packaged)[-1]
+
+    assert (last.name, last.state, last.what) == ("gpulockd", WARNING, "is enabled, inactive")
+    assert last.do == "systemctl enable --now gpulockd.service"
+
+
+def test_the_packages_units_are_for_default_settings_and_doctor_says_where_these_are_not(
+    packaged: SystemdNode,
+) -> None:
+    packaged.ctl("restart", DAEMON)
+    packaged.set(EXPORTER_LISTEN=":9999")
+    assert states(look_at_package(packaged))["units"] == OK  # the exporter does not run
+    packaged.set(ISOLATION="cgroup")
+
+    first = look_at_package(packaged)[0]
+
+    assert (first.name, first.state) == ("units", WARNING)
+    assert first.what == f"not for these settings: {packaged.ctl.folder}/{DAEMON}"
+    assert first.do == "run gpulock install systemd"
+
+
+def test_a_drop_in_that_breaks_a_service_of_the_package_is_a_fault(packaged: SystemdNode) -> None:
+    packaged.ctl("restart", DAEMON)
+    packaged.ctl.properties[DAEMON]["ProtectProc"] = "invisible"
+
+    assert FAULT in [check.state for check in look_at_package(packaged)]
+
+
+def test_a_packages_unit_in_place_of_the_installed_one_is_not_to_be_removed(
+    node: SystemdNode,
+) -> None:
+    (node.etc / "systemd/system" / DAEMON).unlink()
+    node.ctl.folder = node.root / "usr/lib/systemd/system"
+    node.ctl.folder.mkdir(parents=True)
+    for name in UNITS:
+        (node.ctl.folder / name).touch()
+
+    found = [check for check in look_at_package(node) if check.name == DAEMON]
+
+    assert [check.do for check in found] == ["run gpulock install systemd again"]

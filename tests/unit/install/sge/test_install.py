@@ -10,8 +10,13 @@ import pytest
 
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import add_settings
-from gpulock.install.sge.install import SgeUninstaller, plan_sge
+from gpulock.install.sge.install import SgePlanner, SgeUninstaller, plan_sge
+from gpulock.install.sge.kinds import offered_complexes, plain_amount, plan_kind_complexes
 from gpulock.install.sge.texts import complex_fault, login_script_text
+from gpulock.node.context import Node
+from gpulock.node.settings import parse_settings
+from gpulock.node.settings_file import read_settings
+from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import Site, ignore, make_site, tree
 
 pytestmark = pytest.mark.slow
@@ -26,7 +31,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 def values(text: str) -> dict[str, str]:
     """Return the objects of qconf without the blanks between their columns."""
-    lines = [line.split(None, 1) for line in text.replace("\\\n", " ").splitlines()]
+    lines = [
+        line.split(None, 1) for line in text.replace("\\\n", " ").splitlines() if line[:1] != "#"
+    ]
     return {line[0]: " ".join(" ".join(line[1:]).split()) for line in lines if line}
 
 
@@ -120,7 +127,7 @@ def test_the_shepherd_beside_execd_is_the_one_that_ours_becomes(site: Site) -> N
 def test_without_execd_the_shepherd_is_below_sge_root(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpulock.install.sge.install.find_execds", list)
+    monkeypatch.setattr("gpulock.install.sge.site.find_execds", list)
     folder = site.root / "root/bin/lx-arm64"
     folder.parent.mkdir()
     folder.symlink_to(site.root / "sge")
@@ -188,17 +195,85 @@ def test_uninstall_puts_everything_back(site: Site) -> None:
     assert SgeUninstaller(site.config, ignore).undo() == []
 
     after = {name: values(site.show(name)) for name in OBJECTS}
-    assert {k: v for k, v in after["sc"].items() if k[0] != "#"} == {
-        k: v for k, v in before["sc"].items() if k[0] != "#"
-    }
-    assert {n: v for n, v in after.items() if n not in ("sc", "sconf-node1")} == {
-        n: v for n, v in before.items() if n not in ("sc", "sconf-node1")
+    assert {n: v for n, v in after.items() if n != "sconf-node1"} == {
+        n: v for n, v in before.items() if n != "sconf-node1"
     }
     assert "load_sensor" not in after["sconf-node1"]
     assert site.config.read_text() == config
     assert not (site.root / "libexec").exists()
     assert not (site.root / "profile.d/gpulock.sh").exists()
     assert SgeUninstaller(site.config, ignore).undo() == []
+
+
+def quick_reports(site: Site) -> None:
+    """Let nobody wait for long."""
+    line = next(one for one in site.show("sconf").splitlines() if one.startswith("load_report"))
+    site.edit("sconf", line, "load_report_time 00:00:00")
+
+
+def test_an_execd_without_a_configuration_of_its_own_takes_the_new_one(site: Site) -> None:
+    """It asked for it only when a version that it knew was another: no sensor ever started."""
+    (site.state / "sconf-node1").unlink()
+    before = values(site.show("sconf"))
+    said: list[str] = []
+
+    plan_sge(site.options()).apply(said.append)
+
+    assert "gpu.free=8" in site.show("se")
+    assert "waiting for execd of node1 to take its configuration" in said
+    assert values(site.show("sconf")) == before
+    assert SgeUninstaller(site.config, ignore).undo() == []
+    assert not (site.state / "sconf-node1").exists()
+    assert values(site.show("sconf")) == before
+
+
+def test_no_queue_is_changed_before_execd_starts_our_shepherd(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulock.install.sge.host_report._SLACK_SECONDS", 0.0)
+    quick_reports(site)
+    (site.state / "deaf").touch()
+
+    with pytest.raises(InstallError, match="no queue was changed"):
+        plan_sge(site.options()).apply(ignore)
+    assert "libexec/current" not in site.show("sq")
+
+    (site.state / "deaf").unlink()
+    plan_sge(site.options()).apply(ignore)
+    assert "libexec/current" in site.show("sq")
+
+
+def test_the_hooks_stay_while_the_sensor_runs_however_often_they_are_uninstalled(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run no longer knew of the sensor, and took the program away under it."""
+    monkeypatch.setattr("gpulock.install.sge.host_report._SLACK_SECONDS", 0.0)
+    quick_reports(site)
+    plan_sge(site.options()).apply(ignore)
+    (site.state / "deaf").touch()
+
+    for _ in range(2):
+        left = SgeUninstaller(site.config, ignore).undo()
+        assert any("still runs the load sensor" in line for line in left)
+        assert (site.root / "libexec/current/prolog/sge-sensor").is_file()
+
+    (site.state / "deaf").unlink()
+    assert SgeUninstaller(site.config, ignore).undo() == []
+    assert not (site.root / "libexec").exists()
+
+
+@pytest.mark.parametrize("user", ["sgeadmin", "none"])
+def test_a_site_whose_queues_any_qrsh_would_stop_is_refused(site: Site, user: str) -> None:
+    (site.root / "root/default/common/bootstrap").write_text(f"admin_user {user}\n")
+    site.edit("sconf", "shepherd_cmd                 none", "shepherd_cmd  /site/wrapper")
+
+    if user == "none":
+        assert plan_sge(site.options()).changes
+        return
+    with pytest.raises(InstallError, match=r"puts its queue in error.*--accept-terminal-jobs"):
+        plan_sge(site.options())
+    plan = plan_sge(site.options(accept_terminal_jobs=True))
+    assert any("puts its queue in error" in note for note in plan.notes)
 
 
 def test_what_an_administrator_changed_since_is_left_alone(site: Site) -> None:
@@ -217,7 +292,7 @@ def test_uninstall_refuses_while_a_device_is_locked(site: Site) -> None:
     lock = site.root / "node/run/gpulock/locks/0000:06:00.0"
     lock.mkdir(parents=True)
 
-    with pytest.raises(InstallError, match="1 devices are locked"):
+    with pytest.raises(InstallError, match=r"1 devices are locked.*gpulock reap frees"):
         SgeUninstaller(site.config, ignore).undo()
     with pytest.raises(InstallError, match="--force --reason"):
         SgeUninstaller(site.config, ignore).undo(force=True)
@@ -302,3 +377,35 @@ def test_a_spool_folder_or_group_range_that_the_shell_would_read_otherwise_is_re
         login_script_text("/spool/a'b", "1-2")
     with pytest.raises(InstallError, match="gid_range"):
         login_script_text("/spool/a", "none")
+
+
+def test_complexes_of_kinds_are_made_with_the_hosts_amounts(site: Site) -> None:
+    names = "gpu gpu_v=model:v100* gpu_h=model:h200"
+    site.config.write_text(f"{site.config.read_text()}SGE_COMPLEXES={names}\n")
+
+    plan = plan_sge(site.options())
+    plan.apply(ignore)
+
+    assert "complex gpu_v" in [change.what for change in plan.changes]
+    assert "gpu_v gpu_v INT <= YES YES 0 0" in site.show("sc")
+    amounts = values(site.show("se"))["complex_values"].split(",")
+    assert {"gpu=8", "gpu_v=8"} <= set(amounts)
+    assert not any(amount.startswith("gpu_h") for amount in amounts), "it has none"
+    assert plan_sge(site.options()).changes == []
+
+
+def test_a_node_of_several_kinds_is_offered_complexes_for_them(site: Site) -> None:
+    node = write_simulated_node(site.root / "other", "a100-mig")
+    settings = read_settings(str(node.config))
+    found = Node(settings).devices()
+    assert offered_complexes(found, settings) == [
+        *("mig_3g.40gb=mig:3g.40gb", "mig_2g.20gb=mig:2g.20gb", "mig_1g.10gb=mig:1g.10gb"),
+        "gpu_a100=model:a100-sxm4-80gb",
+    ]
+    shared = parse_settings("SHARES=6:4\nSGE_COMPLEXES=gpu gpu_a=model:a100*\n", "conf")
+    assert offered_complexes(found, shared) == ["gpu_share=share"]
+    assert plain_amount(settings, "gpu", 8) == 6, "two cards have instances"
+    told: list[str] = []
+    qconf = SgePlanner(site.options()).qconf
+    assert list(plan_kind_complexes(qconf, "node1", settings, told.append)) == []
+    assert 'set SGE_COMPLEXES="gpu mig_3g.40gb=mig:3g.40gb ' in told[0]

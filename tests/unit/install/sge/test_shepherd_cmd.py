@@ -14,6 +14,8 @@ import pytest
 from gpulock.install.hooks import render_hooks
 from gpulock.sge.prolog import LAUNCHER_MARKER
 
+pytestmark = pytest.mark.slow  # a shell each
+
 RECORDED = Path(__file__).parents[3] / "support/data/sge-8.1.9"
 CONFIGS = ("array", "parallel")
 STARTED = "the shepherd was started"
@@ -218,11 +220,25 @@ def test_a_shepherd_that_cannot_be_started_loses_no_job(
     assert "sge_shepherd cannot be started" in (folder / "error").read_text()
 
 
-def interactive(script: str, pty: int, tls: bool) -> str:
+def interactive(script: str, pty: int, tls: bool, ocs: bool, admin: str = "sgeadmin") -> str:
     """Return the config of a qrsh, of Open Cluster Scheduler 9.1 where it has a line `tls`."""
     lines = re.sub(r"(?m)^script_file=.*$", f"script_file={script}", recorded("array"))
     lines = re.sub(r"(?m)^pty=.*$", f"pty={pty}", lines)
+    lines = re.sub(r"(?m)^admin_user=.*$", f"admin_user={admin}", lines)
+    lines = re.sub(r"(?m)^enable_windomacc=.*\n", "", lines) if ocs else lines
     return re.sub(r"(?m)^csp=.*$", "tls=0", lines) if tls else lines
+
+
+def launcher_of_release(launcher: Path, folder: Path, release: str) -> Path:
+    """Return a launcher whose shepherd is of a release."""
+    shepherd = folder / "elsewhere/sge_shepherd"
+    shepherd.parent.mkdir()
+    shepherd.write_text(f"#!/bin/sh\necho '{release}'\necho usage\n")
+    shepherd.chmod(0o755)
+    mine = folder / "sge_shepherd"
+    mine.write_text(re.sub(r"(?m)^SHEPHERD=.*$", f"SHEPHERD={shepherd}", launcher.read_text()))
+    mine.chmod(0o755)
+    return mine
 
 
 @pytest.mark.parametrize("shell", ["", "/bin/bash"])
@@ -242,22 +258,120 @@ def interactive(script: str, pty: int, tls: bool) -> str:
 def test_a_qrsh_without_terminal_gets_the_form_that_a_prolog_does_not_break(
     launcher: Path, tmp_path: Path, release: str, script: str, tls: bool, changed: bool, shell: str
 ) -> None:
-    shepherd = tmp_path / "elsewhere/sge_shepherd"
-    shepherd.parent.mkdir()
-    shepherd.write_text(f"#!/bin/sh\necho '{release}'\necho usage\n")
-    shepherd.chmod(0o755)
-    mine = tmp_path / "sge_shepherd"
-    mine.write_text(re.sub(r"(?m)^SHEPHERD=.*$", f"SHEPHERD={shepherd}", launcher.read_text()))
-    mine.chmod(0o755)
-    config = interactive(script, 0, tls)
+    mine = launcher_of_release(launcher, tmp_path, release)
+    config = interactive(script, 0, tls, ocs=not release.startswith("SGE"))
 
     assert start(mine, tmp_path, config, shell)[0] == 0
     assert (tmp_path / "config").read_text() == config + ("pty=2\n" if changed else "")
 
 
-def test_only_a_qrsh_without_terminal_is_changed(launcher: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shell", ["", "/bin/bash"])
+@pytest.mark.parametrize(
+    ("release", "script", "pty", "admin", "refused"),
+    [
+        ("SGE 8.1.9", "QRSH", 1, "sgeadmin", True),
+        ("SGE 8.1.9", "QRLOGIN", 2, "sgeadmin", True),
+        ("SGE r273.05d828f", "QLOGIN", 2, "gridadm", True),
+        ("SGE 8.1.9", "/bin/job", 1, "sgeadmin", True),  # qsub -pty y
+        ("SGE 8.1.9", "/bin/job", 0, "sgeadmin", False),
+        ("SGE 8.1.9", "QRSH", 1, "none", False),
+        ("SGE 8.1.9", "QRSH", 1, "root", False),
+        ("OCS 9.0.3", "QRSH", 1, "sgeadmin", False),
+        ("OCS 9.1.5", "QLOGIN", 2, "sgeadmin", False),
+    ],
+)
+def test_a_job_on_a_terminal_that_would_stop_the_queue_is_refused(
+    launcher: Path, tmp_path: Path, release: str, script: str, pty: int, admin: str,
+    refused: bool, shell: str,
+) -> None:  # fmt: skip
+    """Its prolog was ended by SIGTERM, and the queue was in error (facts, hooks of such jobs)."""
+    mine = launcher_of_release(launcher, tmp_path, release)
+    ocs = release.startswith("OCS")
+    config = interactive(script, pty, tls=False, ocs=ocs, admin=admin)
+
+    assert start(mine, tmp_path, config, shell)[0] == (APPERROR if refused else 0)
+    if refused:
+        assert "use qrsh -pty no COMMAND" in (tmp_path / "error").read_text()
+        assert (tmp_path / "exit_status").read_text() == f"{APPERROR}\n"
+    else:
+        assert (tmp_path / "config").read_text() == config
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog", "pe_start", "pe_stop"])
+def test_a_job_on_a_terminal_that_no_hook_breaks_is_started(
+    launcher: Path, tmp_path: Path, hook: str
+) -> None:
+    """A queue of the same host without GPUs has no hook: its terminals worked before gpulock."""
+    config = re.sub(r"(?m)^pty=.*$", "pty=1", recorded("parallel"))
+    free = re.sub(r"(?m)^(prolog|epilog|pe_start|pe_stop)=.*", r"\1=NONE", config)
+    one = free.replace(f"\n{hook}=NONE\n", f"\n{hook}=/site/hook\n")
+
+    assert start(launcher, tmp_path, free)[0] == 0
+    assert (tmp_path / "config").read_text() == free
+    assert start(launcher, tmp_path, one)[0] == APPERROR
+    assert "use qrsh -pty no COMMAND" in (tmp_path / "error").read_text()
+
+
+def test_an_interactive_job_of_a_newer_open_cluster_scheduler_is_started_as_it_is(
+    launcher: Path, tmp_path: Path
+) -> None:
     """The shepherd of the fixture has a name of the site's own: it is not run for its release."""
-    for config in (interactive("QRSH", 1, tls=True), interactive("QRSH", 0, tls=False)):
+    for pty, tls in ((1, True), (1, False), (0, False)):
+        config = interactive("QRSH", pty, tls, ocs=True)
         code, said = start(launcher, tmp_path, config)
         assert (code, said.count(STARTED)) == (0, 1)
         assert (tmp_path / "config").read_text() == config
+
+
+def with_stack(soft: str, hard: str, ocs: bool = True) -> str:
+    """Return a config with limits of the stack, of Open Cluster Scheduler or of 8.1.9."""
+    lines = re.sub(r"(?m)^s_stack=.*$", f"s_stack={soft}", recorded("array"))
+    lines = re.sub(r"(?m)^h_stack=.*$", f"h_stack={hard}", lines)
+    return re.sub(r"(?m)^enable_windomacc=.*\n", "", lines) if ocs else lines
+
+
+MIB = 1 << 20
+NONE = "INFINITY"
+
+
+@pytest.mark.parametrize("shell", ["", "/bin/bash"])
+@pytest.mark.parametrize(
+    ("soft", "hard", "size", "starts"),
+    [
+        (NONE, NONE, 5 * MIB, True),
+        (NONE, NONE, 6 * MIB, False),
+        (NONE, str(8 * MIB), MIB, True),
+        (NONE, str(8 * MIB), 2 * MIB, False),
+        (str(MIB), NONE, MIB // 5, True),
+        (str(MIB), str(8 * MIB), MIB // 4, False),
+        (str(8 * MIB), str(MIB), MIB // 4, False),
+        ("16384", "16384", MIB // 16, True),  # the kernel leaves 128 KiB to all
+        ("0", "0", MIB // 8, False),
+        ("9" * 20, "18446744073709551615", 5 * MIB, True),
+        (NONE, "1M", MIB // 5, True),
+        (NONE, "1M", MIB // 4, False),
+        ("8m", "100G", MIB, True),
+        ("8192K", NONE, 2 * MIB, False),
+        *(
+            (NONE, small, MIB // 4, False)
+            for small in ("0.001G", "0x100000", "01M", "00000000001M")
+        ),
+    ],
+)
+def test_a_job_whose_environment_starts_no_hook_is_in_error_and_its_queue_is_not(
+    launcher: Path, tmp_path: Path, soft: str, hard: str, size: int, starts: bool, shell: str
+) -> None:
+    """Open Cluster Scheduler takes such a prolog for the fault of the queue."""
+    value = "x" * 1022
+    (tmp_path / "environment").write_text(f"A={value}\n" * (size // 1025))
+
+    code, said = start(launcher, tmp_path, with_stack(soft, hard), shell)
+
+    assert (code, STARTED in said) == ((0, True) if starts else (APPERROR, False))
+    told = (tmp_path / "error").read_text()
+    assert ("environment is too large" in told) is not starts
+
+
+def test_8_1_9_answers_for_such_a_job_itself(launcher: Path, tmp_path: Path) -> None:
+    (tmp_path / "environment").write_text("A=x\n" * MIB)
+    assert start(launcher, tmp_path, with_stack("0", "0", ocs=False))[0] == 0

@@ -60,11 +60,13 @@ def test_a_prolog_that_hands_out_gpus_itself_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("release", "user", "command", "word"),
     [
-        ("SGE 8.1.9", "sgeadmin", "none", "use qrsh -pty no"),
+        ("SGE 8.1.9", "sgeadmin", "none", "have gpulock's shepherd_cmd"),
+        ("SGE 8.1.9", "sgeadmin", "/site/wrapper", "or set admin_user none"),
+        ("SGE 8.1.9", "sgeadmin", "/x/current/prolog/sge_shepherd", ""),
         ("SGE 8.1.9", "none", "none", ""),
         ("SGE 8.1.9", "root", "none", ""),
         ("OCS 9.1.5", "sgeadmin", "/x/current/prolog/sge_shepherd", ""),
-        ("OCS 9.1.5", "sgeadmin", "none", ""),
+        ("OCS 9.1.5", "sgeadmin", "none", "have gpulock's shepherd_cmd"),
         ("OCS 9.1.5", "none", "/site/wrapper", "have gpulock's shepherd_cmd"),
     ],
 )

@@ -7,18 +7,19 @@ import os
 import time
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.install.change import InstallRecord, lock_installation
 from gpulock.install.daemons import process_start_time
+from tests.support.runner import command_runner
 from tests.support.slurm_node import SlurmNode
 
 pytestmark = pytest.mark.slow
 
 
 def call(node: SlurmNode, *args: str) -> Result:
-    return CliRunner().invoke(command_group, ["--config", str(node.config), *args])
+    return command_runner().invoke(command_group, ["--config", str(node.config), *args])
 
 
 def install(node: SlurmNode, *args: str) -> Result:

@@ -18,9 +18,11 @@ from gpulock.install.slurm.gres import (
     slurm_map_text,
 )
 from gpulock.node import devices
-from gpulock.node.settings import Settings, read_settings
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.slurm.gres_map import resolve_gres_devices
+from tests.support.pairs import zip_equal
 
 # Printed by slurmd 22.05.8.
 ONE_LINE = (
@@ -124,7 +126,7 @@ def test_the_prolog_finds_the_cards_that_the_map_names(tmp_path: Path) -> None:
 def test_a_mig_instance_is_named_by_its_card_and_its_capabilities(tmp_path: Path) -> None:
     settings = node(tmp_path, "a100-mig")
     table = Path(f"{settings.driver_root}-caps/mig-minors").read_text().split()
-    of = dict(zip(table[::2], table[1::2], strict=True))
+    of = dict(zip_equal(table[::2], table[1::2]))
     caps = [f"{settings.dev_root}/nvidia-caps/nvidia-cap{of[name]}" for name in _OF_MIG]
     card = f"{settings.dev_root}/nvidia2"
 
@@ -147,7 +149,7 @@ _OF_MIG = ("gpu2/gi10/access", "gpu2/gi10/ci0/access")
 def test_a_mig_instance_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     settings = node(tmp_path, "a100-mig")
     table = Path(f"{settings.driver_root}-caps/mig-minors").read_text().split()
-    of = dict(zip(table[::2], table[1::2], strict=True))
+    of = dict(zip_equal(table[::2], table[1::2]))
     caps: list[str] = []
     for name in ("gpu2/gi5/access", "gpu2/gi5/ci0/access"):
         caps.append(f"{settings.dev_root}/nvidia-caps/nvidia-cap{of[name]}")

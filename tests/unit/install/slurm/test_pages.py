@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from gpulock.slurm.request import parse_gres_count
+import pytest
+
 from tests.support.slurm_node import SlurmNode, told
+from tests.support.slurm_site import gres_count
 
 
 def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
@@ -26,6 +28,7 @@ def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_is_in_force_is_not_asked_for_again(node: SlurmNode) -> None:
     node.install()
     node.put_hooks()
@@ -111,6 +114,23 @@ def test_where_gpulock_chooses_slurm_must_not_set_the_mask(node: SlurmNode) -> N
     assert "no_gpu_env" not in told(node)
 
 
+def test_the_lines_are_shown_by_which_slurm_counts_places(node: SlurmNode) -> None:
+    node.set(SLURM_DEVICE_SELECTION="gpulock", SHARES="6:4 7:4")
+    text = told(node)
+    assert "    GresTypes=gpux\n" in text
+    assert "    NodeName=node1 Gres=gpux:share:8\n" in text
+    assert "    NodeName=node1 Name=gpux Type=share Count=8 Flags=CountOnly\n" in text
+    assert "    SLURM_GRES=gpu gpux\n    SLURM_COUNT=slurmctld\n" in text
+
+    node.set(SLURM_COUNT="slurmctld", SLURM_GRES="gpu place")
+    text = told(node)
+    assert "NodeName=node1 Gres=place:share:8" in text
+    assert "SLURM_GRES=" not in text
+
+    node.count_gres("place Type=share Count=8")
+    assert "places" not in told(node)
+
+
 def test_a_script_keeps_variables_that_would_drain_a_node_from_jobs(node: SlurmNode) -> None:
     text = told(node)
     assert "job.spank_job_env" in text and "job.comment" not in text
@@ -127,4 +147,4 @@ def test_for_a_count_in_the_comment_the_submit_script_is_shown(node: SlurmNode) 
     assert "JobSubmitPlugins=lua" in text
     assert 'job.comment = job.tres_per_node or ""' in text
     assert "--gres=gpux:N" in text
-    assert parse_gres_count("gres:gpux:2", ("gpux",)) == 2  # what tres_per_node holds in 22.05
+    assert gres_count("gres:gpux:2", ("gpux",)) == 2  # what tres_per_node holds in 22.05

@@ -122,3 +122,14 @@ def test_a_program_that_is_none_of_ours_is_replaced_and_not_brought_back(tmp_pat
         place.write("Slurm 22.05 abc")
     assert Change(place, None, "another program").undo() == ""
     assert not place.path.exists()
+
+
+def test_what_a_killed_compilation_left_goes_with_the_next_run(tmp_path: Path) -> None:
+    place = SpankPlugin(tmp_path / "spank_gpulock.so")
+    (tmp_path / ".spank.x6f").mkdir()
+    (tmp_path / ".spank.x6f/spank_gpulock.so").write_text("half")
+    (tmp_path / ".spank_gpulock.so.77.0123456789ab").write_text("half")
+
+    assert Change(place, None, "Slurm 22.05 made").undo() == ""
+
+    assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from gpulock.install.slurm.install import (
     SlurmUninstaller,
 )
 from gpulock.install.undo import transfer_shared_hooks
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
 from gpulock.store import owner
 from gpulock.store.owner import Owner
 from tests.support.install_site import ignore, tree

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.install.hooks import InstallError
@@ -21,6 +21,7 @@ from gpulock.install.systemd.manager import (
     unit_state,
 )
 from tests.support.install_site import ignore
+from tests.support.runner import command_runner
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
 STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service", "restart gpulockd.service"]
@@ -115,15 +116,22 @@ def test_a_service_that_somebody_stopped_is_started_again(node: SystemdNode) -> 
     ]
 
 
-def test_a_service_that_is_older_than_its_package_is_started_afresh(node: SystemdNode) -> None:
+def test_a_service_that_is_older_than_its_package_is_started_afresh(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.install()
     node.ctl.properties["gpulockd.service"] = {"MainPID": str(os.getpid())}
     path = node.etc / "systemd/system/gpulockd.service"
     service = SystemdService("gpulockd", ("gpulockd.service",), node.ctl)
-    os.utime(path, (0, 0))
+    started = path.stat().st_mtime
+
+    def start_time(_pid: int) -> float:
+        return started
+
+    monkeypatch.setattr(manager, "process_start_time", start_time)
     assert service.restart_reason([path]) == ""
 
-    os.utime(path, (2**31, 2**31))
+    started -= 3600
 
     assert service.restart_reason([path]) == f"gpulockd was started before {path} was changed"
 
@@ -131,10 +139,18 @@ def test_a_service_that_is_older_than_its_package_is_started_afresh(node: System
 def test_a_file_that_changed_within_the_clocks_doubt_is_not_younger(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.touch()
-    os.utime(path, (1000, 1000))
+    now = path.stat().st_ctime
 
-    assert first_file_newer([tmp_path / "gone.py", path], 999.0) is None
-    assert first_file_newer([tmp_path / "gone.py", path], 997.0) == path
+    assert first_file_newer([tmp_path / "gone.py", path], now - 1.0) is None
+    assert first_file_newer([tmp_path / "gone.py", path], now - 3.0) == path
+
+
+def test_a_file_of_a_package_is_as_young_as_its_installation(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.touch()
+    os.utime(path, (1000, 1000))  # the time of the release
+
+    assert first_file_newer([path], path.stat().st_ctime - 3.0) == path
 
 
 def test_the_modules_of_both_programs_are_looked_at() -> None:
@@ -210,8 +226,9 @@ def test_without_a_driver_it_goes_by_the_settings_and_says_so(node: SystemdNode)
 
     assert "/dev/nvidia2 rw" in node.unit("gpulock-exporter.service")
     assert "/dev/nvidia3" not in node.unit("gpulock-exporter.service")
-    assert len(plan.notes) == 1
-    assert "once the driver is loaded" in plan.notes[0]
+    driver, policy = plan.notes
+    assert "once the driver is loaded" in driver
+    assert "QUARANTINE_ON" in policy
 
 
 # --- uninstall ----------------------------------------------------------------------------------
@@ -262,7 +279,7 @@ def test_uninstall_says_that_the_user_stays(node: SystemdNode) -> None:
 
 
 def call(node: SystemdNode, *words: str) -> Result:
-    return CliRunner().invoke(command_group, ["--config", str(node.config), *words])
+    return command_runner().invoke(command_group, ["--config", str(node.config), *words])
 
 
 def test_the_command_refuses_in_one_line_where_systemd_does_not_run(
@@ -273,7 +290,7 @@ def test_the_command_refuses_in_one_line_where_systemd_does_not_run(
     done = call(node, "install", "systemd", "--dry-run")
 
     assert done.exit_code == 1
-    assert "start gpulockd and gpulock-exporter yourself" in done.output
+    assert "start gpulockd and gpulock-exporter yourself" in done.stderr
 
 
 def test_uninstall_where_nothing_is_installed_is_silent(node: SystemdNode) -> None:

@@ -28,6 +28,7 @@ from gpulock.install.systemd.units import (
     writable_folders,
 )
 from gpulock.node.settings import Settings
+from tests.support.pairs import zip_equal
 
 EXPOSURE = 25  # tenths: what `systemd-analyze security` may say of the exporter at most
 
@@ -64,7 +65,9 @@ EVERY_SETTING = {
 }
 
 
-@pytest.mark.parametrize("keys", [{}, EVERY_SETTING, {"ISOLATION": "group"}])
+@pytest.mark.parametrize(
+    "keys", [{}, EVERY_SETTING, {"ISOLATION": "group"}, {"SHARES": "0:4", "SHARE_MPS": "yes"}]
+)
 def test_systemd_finds_nothing_to_say_against_the_units(
     tmp_path: Path, keys: dict[str, str]
 ) -> None:
@@ -99,7 +102,7 @@ def exposure(path: str, threshold: int) -> tuple[int, float]:
 
 
 def test_the_exporter_is_exposed_as_little_as_it_must_be(tmp_path: Path) -> None:
-    paths = dict(zip(UNITS, write(tmp_path, units()), strict=True))
+    paths = dict(zip_equal(UNITS, write(tmp_path, units())))
 
     code, found = exposure(paths[EXPORTER], EXPOSURE)
     daemon_code, daemon = exposure(paths[DAEMON], EXPOSURE)
@@ -203,6 +206,7 @@ def test_private_tmp_hides_nothing_that_the_exporter_reads() -> None:
     assert private("/usr/bin/python3") == ["yes"]
     assert private("/tmp/venv/bin/python3") == ["no"]
     assert private("/usr/bin/python3", STATE_DIR="/var/tmp/state") == ["no"]
+    assert private("/usr/bin/python3", MPS_DIR="/tmp/mps") == ["no"]
 
 
 def test_both_see_all_processes() -> None:
@@ -288,7 +292,7 @@ def test_every_line_of_the_templates_fits_a_terminal() -> None:
 
 
 def test_security_knows_every_property_it_is_asked_about(tmp_path: Path) -> None:
-    path = dict(zip(UNITS, write(tmp_path, units()), strict=True))[EXPORTER]
+    path = dict(zip_equal(UNITS, write(tmp_path, units())))[EXPORTER]
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=yes", "--json=short", "--no-pager", path],
         capture_output=True,
@@ -301,3 +305,19 @@ def test_security_knows_every_property_it_is_asked_about(tmp_path: Path) -> None
     # whose the processes on a card are, can only be seen by who sees processes and users
     assert {"ProtectProc", "ProcSubset", "PrivateUsers", "PrivateDevices"} <= open_
     assert not {"NoNewPrivileges", "ProtectSystem", "PrivateNetwork", "ProtectHome"} & open_
+
+
+def test_a_health_command_may_open_devices_and_become_another_user() -> None:
+    text = units(HEALTH_COMMAND="/usr/bin/dcgmi diag -r 1")[DAEMON]
+    assert text.index("DevicePolicy=auto") > text.index("DevicePolicy=closed")
+    assert "CAP_SETUID CAP_SETGID" in text
+    assert "MemoryDenyWriteExecute=no" in text
+
+
+def test_mps_may_open_devices_and_outlives_gpulockd() -> None:
+    text = units(SHARES="0:4", SHARE_MPS="yes", MPS_DIR="/srv/mps/gpulock")[DAEMON]
+    assert "KillMode=process" in text
+    assert text.index("DevicePolicy=auto") > text.index("DevicePolicy=closed")
+    assert "CAP_SETUID CAP_SETGID CAP_CHOWN" in text
+    assert "-/srv/mps" in text
+    assert "KillMode" not in units(SHARES="0:4")[DAEMON]

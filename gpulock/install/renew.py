@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Render the installed hooks again, as when an upgrade of the distribution took their Python.
+
+The schedulers name a link, so none of them is asked. Only hooks that this gpulock's Python
+installed are rendered: those of another environment are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from gpulock.install.change import (
+    Change,
+    FilePlace,
+    InstallRecord,
+    apply_changes,
+    install_record,
+)
+from gpulock.install.hooks import real_interpreter
+from gpulock.install.planner import PODMAN_HOOKS, PODMAN_PROGRAM
+from gpulock.install.trial import try_slurm_hooks
+from gpulock.install.versions import CURRENT, InstalledHooks
+from gpulock.node.settings import Settings
+
+SCHEDULERS: Final = ("sge", "slurm")
+
+
+def renew_hooks(
+    settings: Settings, python: str, if_broken: bool, echo: Callable[[str], None]
+) -> None:
+    """Render the installed hooks for `python` again, and say what was changed.
+
+    With `if_broken` only where the interpreter that a hook names is gone. Raises InstallError.
+    """
+    for scheduler in SCHEDULERS:
+        record = install_record(settings, scheduler)
+        trial = try_slurm_hooks if scheduler == "slurm" else None
+        for address, (_, after) in record.load().items():
+            path = Path(address[1])
+            if address[0] == InstalledHooks.kind and address[3] == python:
+                lock_dir = Path(settings.lock_dir)
+                hooks = InstalledHooks(path, Path(address[2]), python, lock_dir, trial)
+                keep = if_broken and has_interpreter(path / CURRENT / "prolog/slurm")
+                renew_place(record, Change(hooks, after, hooks.wanted()), keep, echo)
+            elif path == PODMAN_HOOKS / PODMAN_PROGRAM and after is not None:
+                text = f"#!{real_interpreter(python)} -IS\n" + after.partition("\n")[2]
+                keep = if_broken and has_interpreter(path)
+                renew_place(record, Change(FilePlace(path, 0o755), after, text), keep, echo)
+
+
+def renew_place(
+    record: InstallRecord, change: Change, keep: bool, echo: Callable[[str], None]
+) -> None:
+    """Make a change unless it is kept as it is, or is gone or another's by now.
+
+    What the renewal for another scheduler has made is recorded for this one as well.
+    """
+    now = change.place.read()
+    if now == change.after != change.before:
+        record.note(change)
+    elif now == change.before != change.after and not keep:
+        apply_changes([change], record, echo)
+
+
+def has_interpreter(hook: Path) -> bool:
+    """Return whether the interpreter is there that a hook names; true where there is no hook."""
+    try:
+        with hook.open() as file:
+            line = file.readline()
+    except OSError:
+        return True
+    return Path(line.removeprefix("#!").partition(" ")[0].strip()).is_file()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What execd of a host reports to qmaster, by which it is seen which configuration it has taken.
+
+execd asks for its configuration when the version of a part that it has is another. A host's own
+that is new is no such part: execd takes it with the next change of the global one
+(docs/facts/grid-engine.md, configuration changes).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gpulock.install.sge.places import effective_host_conf
+from gpulock.install.sge.qconf import Qconf, join_continued_lines, parse_sge_list
+
+REPORTED: Final = ("gpu.free", "gpu.held", "gpu.stale", "gpu.quarantined")
+SENSOR: Final = "prolog/sge-sensor"
+_DEFAULT_SECONDS: Final = 40  # load_report_time, Grid Engine's default
+_REPORTS: Final = 3  # one takes the configuration, one starts or stops the sensor, one has values
+_SLACK_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """The report of one host, as qmaster has it."""
+
+    qconf: Qconf
+    host: str
+
+    def has_sensor_values(self) -> bool:
+        """Say whether the report holds values of our sensor."""
+        values = parse_sge_list(self.qconf.show("-se", self.host)["load_values"])
+        return bool({*REPORTED} & {*values})
+
+    def delay_seconds(self) -> float:
+        """Return in how many seconds execd and qmaster follow a change of configuration."""
+        lines = effective_host_conf(self.qconf, self.host)
+        return _REPORTS * parse_clock_seconds(lines.get("load_report_time", "")) + _SLACK_SECONDS
+
+    def wait_sensor(self, runs: bool, begun: Callable[[], None]) -> bool:
+        """Wait until the sensor reports, or does so no more; return whether that came about.
+
+        The first look costs nothing; `begun` is called before the first pause.
+        """
+        if self.has_sensor_values() is runs:
+            return True
+        begun()
+        if runs or self.host not in self.qconf.names("-sconfl"):
+            renew_global_conf(self.qconf)
+        deadline = time.monotonic() + self.delay_seconds()
+        while self.has_sensor_values() is not runs:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.5)
+        return True
+
+
+def renew_global_conf(qconf: Qconf) -> None:
+    """Load the global configuration as it is: each execd takes all of its own anew."""
+    text = qconf.run("qconf", "-sconf", "global")
+    qconf.load("-Mconf", "global", "\n".join(join_continued_lines(text)) + "\n")
+
+
+def parse_clock_seconds(text: str) -> int:
+    """Return `00:00:40` in seconds, 40 (Grid Engine's default) for anything else."""
+    parts = text.split(":")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):  # noqa: PLR2004 (h:m:s)
+        return _DEFAULT_SECONDS
+    hours, minutes, seconds = map(int, parts)
+    return hours * 3600 + minutes * 60 + seconds

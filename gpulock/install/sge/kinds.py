@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The complexes that count GPUs of one kind: offered, made, and given their amount on a host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from gpulock.errors import Refusal
+from gpulock.install.change import Change, plan_place_change
+from gpulock.install.hooks import InstallError
+from gpulock.install.sge.cards import is_rsmap
+from gpulock.install.sge.places import Complex, HostValue
+from gpulock.install.sge.qconf import Qconf
+from gpulock.install.sge.texts import complex_fault
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.node.kinds import MODEL, SHARE_KIND, count_requestable_kinds
+from gpulock.node.settings import Settings
+from gpulock.sge.complexes import count_complex
+
+CONSUMABLE: Final = "INT <= YES YES 0 0"  # a complex(5) from its type on
+
+
+def read_node_devices(settings: Settings) -> list[Device]:
+    """Return the devices of this node, none where no driver is loaded."""
+    try:
+        return Node(settings).devices()
+    except Refusal:
+        return []
+
+
+def plan_kind_complexes(
+    qconf: Qconf, host: str, settings: Settings, note: Callable[[str], None]
+) -> Iterator[Change]:
+    """Add the complexes of SGE_COMPLEXES that count a kind, and tell qmaster this host's amounts.
+
+    A value that stands there stays. On a node of several kinds without such complexes `note` is
+    told which would fit. Raises InstallError for a complex that cannot count.
+    """
+    found = read_node_devices(settings)
+    kinds = {name: kind for name, kind in settings.sge_kinds.items() if kind}
+    for name, kind in kinds.items():
+        place = Complex(qconf, name)
+        line = place.read()
+        if line is None:
+            yield Change(place, None, f"{name} {name} {CONSUMABLE}")
+        elif fault := complex_fault(line):
+            raise InstallError(f"complex {name}: {fault}; correct it by qconf -mc")
+        value, count = HostValue(qconf, host, name), count_complex(found, settings, name)
+        now = value.read()
+        if now is None and count:
+            yield from plan_place_change(value, str(count))
+        elif now is not None and now != str(count) and not is_rsmap(line or ""):
+            note(f"{value.title} stays {now}, though it has {count} of {kind}")
+    if words := offered_complexes(found, settings):
+        names = " ".join([*settings.sge_complexes, *words])
+        note(f'jobs may ask for a kind: set SGE_COMPLEXES="{names}", and run this again')
+
+
+def plain_amount(settings: Settings, name: str, gpus: int) -> int:
+    """Return how many GPUs a complex counts: `gpus`, of a node with MIG those of its kind."""
+    found = read_node_devices(settings)
+    split = any(device.parent for device in found)
+    return count_complex(found, settings, name) if split or settings.sge_kinds.get(name) else gpus
+
+
+def offered_complexes(found: list[Device], settings: Settings) -> list[str]:
+    """Return words for SGE_COMPLEXES that a node of several kinds, or of shares, still lacks.
+
+    Two models of one first word have their whole names.
+    """
+    kinds = {kind for kind in settings.sge_kinds.values() if kind}
+    known = [kind for kind in count_requestable_kinds(found) if not kind.endswith("?")]
+    words: list[str] = []
+    if len(known) > 1 and not kinds - {SHARE_KIND}:
+        short = Counter(complex_name(kind) for kind in known)
+        for kind in known:
+            name = complex_name(kind)
+            words.append(f"{name if short[name] == 1 else 'gpu_' + kind[len(MODEL) :]}={kind}")
+    if settings.shares and SHARE_KIND not in kinds:
+        words.append(f"gpu_share={SHARE_KIND}")
+    return words
+
+
+def complex_name(kind: str) -> str:
+    """Return a name for the complex of a kind: `gpu_a100` of a model, `mig_3g.40gb`."""
+    start, _, name = kind.partition(":")
+    return f"gpu_{name.partition('-')[0]}" if f"{start}:" == MODEL else f"{start}_{name}"
+
+
+def sensor_difference(settings: Settings, loads: Mapping[str, str]) -> str:
+    """Return in which complex the load sensor's values do not fit the node, or nothing.
+
+    `loads` are the values that qmaster has. Fewer than the node has are those in use.
+    """
+    for name in settings.sge_complexes:
+        there = plain_amount(settings, name, settings.expected_gpus)
+        told = loads.get(name)
+        if told is None:
+            return f"it reports no {name}, which SGE_COMPLEXES has"
+        if there and float(told) > there:
+            return f"it reports {name}={float(told):g}, this node has {there}"
+    return ""

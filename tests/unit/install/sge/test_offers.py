@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `install sge` offers besides, and what an administrator's answer does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from gpulock.cli.admin.install import run_installer
+from gpulock.cli.admin.offers import Consent
+from gpulock.cli.session import CommandRefusedError, Session
+from gpulock.install.change import InstallRecord
+from gpulock.install.hooks import InstallError
+from gpulock.install.planner import InstallPlan
+from gpulock.install.sge.install import SgeUninstaller, plan_sge
+from gpulock.install.systemd import manager
+from tests.support.install_site import Site, ignore, make_site
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Give a node on which qmaster runs as well."""
+    made = make_site(tmp_path, monkeypatch)
+    (made.root / "root/default/common/act_qmaster").write_text("node1.example.org\n")
+    return made
+
+
+def consent(site: Site, yes: bool = False, person: bool = False, dry_run: bool = False) -> Consent:
+    made = Consent(Session(str(site.config)), yes, dry_run)
+    made.person = person
+    return made
+
+
+def planned(site: Site, answer: Consent) -> InstallPlan:
+    plan = plan_sge(site.options())
+    answer.take_offers(plan)
+    return plan
+
+
+def jsv_url(site: Site) -> str:
+    return next(line for line in site.show("sconf").splitlines() if line.startswith("jsv_url"))
+
+
+def test_the_verifier_is_set_where_it_is_agreed_to_and_goes_before_the_hooks(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = jsv_url(site)
+
+    run_installer(lambda: plan_sge(site.options()), False, consent=consent(site, yes=True))
+
+    shown = capsys.readouterr().out.splitlines()
+    assert "done: jsv_url in the configuration of host global" in shown
+    assert shown[-1].startswith("no trial job: ")  # there is no qsub here
+    assert jsv_url(site).endswith(f" script:{site.root}/libexec/current/prolog/sge-jsv")
+    assert plan_sge(site.options()).offers == []
+
+    said: list[str] = []
+    assert SgeUninstaller(site.config, said.append).undo() == []
+    assert jsv_url(site).split() == before.split()
+    assert said[0] == "put back: jsv_url in the configuration of host global"
+
+
+def test_without_an_answer_nothing_of_it_is_done_and_the_way_is_said(site: Site) -> None:
+    plan = planned(site, consent(site))
+
+    assert [change for change in plan.changes if "jsv_url" in change.what] == []
+    assert f"qconf -mconf: jsv_url script:{site.root}/libexec" in "\n".join(plan.notes)
+    assert any(note.startswith("admin_user is sgeadmin: qlogin, and") for note in plan.notes)
+    assert "no trial job is run: --yes does both" in plan.notes[-1]
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_person_is_asked_each_question(
+    site: Site, answer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def confirm(question: str, **_: object) -> bool:
+        asked.append(question)
+        return answer
+
+    monkeypatch.setattr(click, "confirm", confirm)
+
+    plan = planned(site, consent(site, person=True))
+
+    assert asked == ["Have qmaster refuse invalid GPU requests at submission (jsv_url)?"]
+    assert any("jsv_url" in change.what for change in plan.changes) is answer
+
+
+def test_it_is_offered_neither_elsewhere_nor_over_the_sites_own(site: Site) -> None:
+    master = site.root / "root/default/common/act_qmaster"
+    master.write_text("master\n")
+    assert plan_sge(site.options()).offers == []
+    master.unlink()
+    assert plan_sge(site.options()).offers == []
+
+    master.write_text("node1\n")
+    site.edit("sconf", jsv_url(site), "jsv_url script:/site/jsv")
+    assert plan_sge(site.options()).offers == []
+
+
+def test_hooks_stay_while_a_verifier_set_by_hand_needs_them(site: Site) -> None:
+    """qmaster would refuse every submission without it."""
+    plan_sge(site.options()).apply(ignore)
+    url = f"jsv_url script:{site.root}/libexec/current/prolog/sge-jsv"
+    site.edit("sconf", jsv_url(site), url)
+
+    left = SgeUninstaller(site.config, ignore).undo()
+
+    assert any("jsv_url of host node1 leads to the hooks" in one for one in left)
+    assert (site.root / "libexec/current/prolog/sge-jsv").is_file()
+
+
+def test_a_dry_run_asks_nothing_and_runs_no_job(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = consent(site, yes=True, dry_run=True)
+    plan = planned(site, answer)
+    assert "jsv_url" in plan.changes[-1].what
+
+    plan.trial = None if plan.trial is None else pytest.fail
+    answer.run_trial(plan)
+    monkeypatch.setattr(manager, "RUNNING", site.root)
+    answer.offer_services()
+
+
+def trial_of(what: str | InstallError) -> InstallPlan:
+    def trial() -> str:
+        if isinstance(what, InstallError):
+            raise what
+        return what
+
+    return InstallPlan(InstallRecord(Path("/nowhere")), trial=trial)
+
+
+def test_the_trial_jobs_result_is_shown_and_an_unprotected_one_fails(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    consent(site, yes=True).run_trial(trial_of("trial job 3 ran"))
+    assert capsys.readouterr().out == "trial job 3 ran\n"
+    consent(site).run_trial(trial_of("trial job 3 ran"))
+    assert capsys.readouterr().out == ""
+    with pytest.raises(CommandRefusedError, match="no GPU"):
+        consent(site, yes=True).run_trial(trial_of(InstallError("no GPU")))

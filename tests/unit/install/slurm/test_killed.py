@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A killed `install slurm --write-conf` leaves nothing that another run does not put back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulock.install import hooks, versions
+from gpulock.install.slurm.install import SlurmUninstaller
+from gpulock.install.slurm.site import SlurmSite
+from gpulock.install.slurm.spank import SpankPlugin
+from tests.support import fake_slurm
+from tests.support.install_site import ignore
+from tests.support.killed import ALL_OR_SAMPLE, KilledSite
+from tests.support.slurm_node import SlurmNode
+
+pytestmark = pytest.mark.slow
+SLURM = 998  # who slurm.conf belongs to, where root may give it away
+
+
+def write_plugin(_: SpankPlugin, made: Path, value: str) -> None:
+    """Be the compiler."""
+    made.write_bytes(b"gpulock-spank-build %s\0" % value.encode())
+
+
+class KilledSlurm(KilledSite):
+    """A node of a recorded Slurm, with the controller's slurm.conf and pyxis."""
+
+    def __init__(self, node: SlurmNode, patch: pytest.MonkeyPatch) -> None:
+        self.node = node
+        patch.setattr(fake_slurm, "HERE", str(node.root / "slurm"))
+        patch.setattr(SlurmSite, "run_client", self._run)
+        patch.setattr(hooks, "_compile_library", ignore)  # two programs, which take a second
+        probe = functools.cache(hooks.probe_interpreter)
+        for module in (hooks, versions):
+            patch.setattr(module, "probe_interpreter", probe)
+        patch.setenv("SLURM_CONF", str(node.conf))
+        patch.setattr(SpankPlugin, "_compile", write_plugin)  # a second, likewise
+        node.give_header()
+        node.conf.chmod(0o664)
+        if os.geteuid() == 0:
+            os.chown(node.conf, SLURM, -1)
+        super().__init__(node.root)
+
+    def _run(
+        self, command: list[str | Path], *_: object, **__: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Be a program of Slurm's, which does its work or does not."""
+        name, *words = [os.path.basename(str(command[0])), *map(str, command[1:])]
+        play = fake_slurm.scontrol if name == "scontrol" else fake_slurm.slurmd
+        out, errors = io.StringIO(), io.StringIO()
+        with contextlib.ExitStack() as stack:
+            if words == ["reconfigure"]:
+                stack.enter_context(self.one_call("reconfigure"))
+            stack.enter_context(contextlib.redirect_stdout(out))
+            stack.enter_context(contextlib.redirect_stderr(errors))
+            code = play(words)
+        return subprocess.CompletedProcess(command, code, out.getvalue(), errors.getvalue())
+
+    def apply(self) -> None:
+        self.node.plan(write_conf=True, spank=True).apply(ignore)
+
+    def undo(self) -> list[str]:
+        return SlurmUninstaller(self.node.config, ignore).undo()
+
+
+@pytest.fixture
+def played(node: SlurmNode, monkeypatch: pytest.MonkeyPatch) -> KilledSlurm:
+    return KilledSlurm(node, monkeypatch)
+
+
+@ALL_OR_SAMPLE
+def test_an_installation_killed_anywhere_is_taken_back_or_completed(
+    played: KilledSlurm, share: int
+) -> None:
+    assert played.killed_installations(share) == []
+
+
+@ALL_OR_SAMPLE
+def test_an_uninstallation_killed_anywhere_is_completed_by_another(
+    played: KilledSlurm, share: int
+) -> None:
+    assert played.killed_uninstallations(share) == []

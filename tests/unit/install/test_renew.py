@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks whose Python went with an upgrade of the distribution are rendered again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpulock.install import renew
+from gpulock.install.change import Change, FilePlace, apply_changes, install_record
+from gpulock.install.hooks import real_interpreter
+from gpulock.install.planner import PODMAN_PROGRAM
+from gpulock.install.renew import renew_hooks
+from gpulock.install.versions import CURRENT, InstalledHooks
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import read_settings
+from gpulock.simulate.node import write_simulated_node
+from tests.support.install_site import ignore
+
+
+class Distribution:
+    """A Python with a link to it, as packages have one, and a node with hooks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.old = folder / "python3.old"
+        shutil.copy(real_interpreter(), self.old)
+        self.link = folder / "python3"
+        self.link.symlink_to(self.old)
+        config = write_simulated_node(folder / "node", "workstation").config
+        self.settings: Settings = read_settings(str(config))
+        self.hooks = InstalledHooks(folder / "hooks", config, str(self.link))
+        self.said: list[str] = []
+
+    def install(self) -> None:
+        """Install the hooks, as the command for a scheduler does."""
+        change = Change(self.hooks, None, self.hooks.wanted())
+        apply_changes([change], install_record(self.settings, "sge"), self.said.append)
+
+    def upgrade(self) -> None:
+        """Replace the Python by another, as an upgrade does."""
+        self.old.unlink()
+        self.link.unlink()
+        self.link.symlink_to(real_interpreter())
+
+    def renew(self, python: str, if_broken: bool = True) -> list[str]:
+        """Render the hooks again; return what is said of it."""
+        del self.said[:]
+        renew_hooks(self.settings, python, if_broken, self.said.append)
+        return self.said
+
+    def recorded(self, scheduler: str) -> tuple[str | None, str | None]:
+        """Return what stood there before the installation, and what is to stand there now."""
+        return install_record(self.settings, scheduler).load()[self.hooks.address]
+
+    def named(self) -> str:
+        """Return the first line of a hook."""
+        return (self.hooks.prefix / CURRENT / "prolog/sge").read_text().partition("\n")[0]
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Distribution:
+    """A distribution on which nothing is installed."""
+    return Distribution(tmp_path)
+
+
+@pytest.mark.slow
+def test_hooks_of_two_schedulers_run_by_the_new_python_and_can_still_be_uninstalled(
+    there: Distribution,
+) -> None:
+    there.install()
+    entries = install_record(there.settings, "sge").load()
+    install_record(there.settings, "slurm").save(entries)
+    assert str(there.old) in there.named() and there.renew(str(there.link)) == []
+    there.upgrade()
+
+    assert there.renew(real_interpreter()) == []  # hooks of another environment are its own
+    assert there.renew(str(there.link)) == [f"done: hooks {there.hooks.prefix}/{CURRENT}"]
+
+    assert there.named() == f"#!{real_interpreter()} -IS"
+    assert there.recorded("sge") == there.recorded("slurm") == (None, there.hooks.read())
+    assert Change(there.hooks, *there.recorded("sge")).undo() == ""
+
+
+def test_podmans_hook_gets_the_new_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renew, "PODMAN_HOOKS", tmp_path)
+    program = FilePlace(tmp_path / PODMAN_PROGRAM, 0o755)
+    settings = Settings({"STATE_DIR": str(tmp_path / "state")}, "")
+    record = install_record(settings, "slurm")
+    apply_changes([Change(program, None, "#!/gone/python3 -IS\nx = 1\n")], record, ignore)
+
+    renew_hooks(settings, real_interpreter(), True, ignore)
+
+    assert program.path.read_text() == f"#!{real_interpreter()} -IS\nx = 1\n"
+    assert record.load()[program.address] == (None, program.read())
+
+
+def test_a_hook_that_was_changed_by_hand_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renew, "PODMAN_HOOKS", tmp_path)
+    program = FilePlace(tmp_path / PODMAN_PROGRAM, 0o755)
+    settings = Settings({"STATE_DIR": str(tmp_path / "state")}, "")
+    record = install_record(settings, "slurm")
+    apply_changes([Change(program, None, "#!/gone/python3 -IS\nx = 1\n")], record, ignore)
+    program.write("#!/gone/python3 -IS\nx = 2\n")
+
+    renew_hooks(settings, real_interpreter(), True, ignore)
+
+    assert program.read() == "#!/gone/python3 -IS\nx = 2\n"

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: basic, reportArgumentType=false
+# Grafana's builders are typed for Python 3.11, with which `make dashboards` runs.
 """A dashboard from rows of panels, and the choices at its top."""
 
 from __future__ import annotations

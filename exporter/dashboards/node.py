@@ -145,8 +145,18 @@ WORK = [
 ]
 
 BOARD = [
-    lines("Power", "watt", Query(f"gpulock_gpu_power_watts{HERE}", GPU)),
-    lines("Temperature", "celsius", Query(f"gpulock_gpu_temperature_celsius{HERE}", GPU)),
+    lines(
+        "Power",
+        "watt",
+        Query(f"gpulock_gpu_power_watts{HERE}", GPU),
+        Query(f"gpulock_gpu_power_limit_enforced_watts{HERE}", f"{GPU} limit"),
+    ),
+    lines(
+        "Temperature",
+        "celsius",
+        Query(f"gpulock_gpu_temperature_celsius{HERE}", GPU),
+        Query(f"gpulock_gpu_memory_temperature_celsius{HERE}", f"{GPU} memory"),
+    ),
     lines("Clock of the multiprocessors", "hertz", Query(f"gpulock_gpu_sm_clock_hertz{HERE}", GPU)),
     lines(
         "Clocks kept down by",
@@ -172,6 +182,14 @@ BOARD = [
         ),
         Query(f"rate(gpulock_gpu_nvlink_receive_bytes_total{HERE}[$__rate_interval])", f"{GPU} in"),
     ),
+    lines(
+        "Memory read or written",
+        "percentunit",
+        Query(f"gpulock_gpu_memory_utilization_ratio{HERE}", GPU),
+        about="Share of time in which memory was read or written, at the last sample.",
+        top=1,
+    ),
+    lines("Fan", "percentunit", Query(f"gpulock_gpu_fan_ratio{HERE}", GPU), top=1),
 ]
 
 INSIDE = [
@@ -205,6 +223,34 @@ FAULTS = [
         Query(f"gpulock_gpu_remapped_rows{HERE}", "GPU {{gpu}}: remapped, {{cause}}"),
         Query(f"gpulock_gpu_remapped_rows_pending{HERE}", "GPU {{gpu}}: to be remapped"),
         Query(f"gpulock_gpu_remapped_rows_failure{HERE}", "GPU {{gpu}}: not remapped"),
+    ),
+    stacked(
+        "Checks that fail",
+        "none",
+        Query(f"(gpulock_gpu_health{HERE} == 0) + 1", "GPU {{gpu}}: {{check}}"),
+        about="What gpulockd's last look found wrong; `gpulock why` has the evidence.",
+    ),
+    lines(
+        "Errors on links in an hour",
+        "none",
+        Query(f"increase(gpulock_gpu_pcie_replays_total{HERE}[1h])", "GPU {{gpu}}: PCIe replays"),
+        Query(
+            f"increase(gpulock_gpu_nvlink_errors_total{HERE}[1h])", "GPU {{gpu}}: NVLink {{kind}}"
+        ),
+    ),
+    lines(
+        "Links",
+        "none",
+        Query(f"gpulock_gpu_pcie_width_lanes{HERE}", "GPU {{gpu}}: PCIe lanes"),
+        Query(f"gpulock_gpu_pcie_generation{HERE}", "GPU {{gpu}}: PCIe generation"),
+        Query(f"gpulock_gpu_nvlink_active_links{HERE}", "GPU {{gpu}}: NVLinks"),
+        about="An idle GPU lowers the generation of its PCIe link.",
+    ),
+    lines(
+        "Answer of the driver",
+        "s",
+        Query(f"gpulock_gpu_driver_answer_seconds{HERE}", GPU),
+        about="How long the driver took for each GPU at the last sample.",
     ),
 ]
 

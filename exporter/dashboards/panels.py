@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: basic, reportArgumentType=false
+# Grafana's builders are typed for Python 3.11, with which `make dashboards` runs.
 """The panels that the dashboards are made of: each shows queries, in a unit, in so much room."""
 
 from __future__ import annotations
@@ -133,11 +135,7 @@ def rows(
 ) -> table.Panel:
     """Return a table with a line for each device, which the labels in `key` name."""
     queries = lettered([column.query(key) for column in columns])
-    hidden = [
-        f"Value #{ref}"
-        for column, (_, ref) in zip(columns, queries, strict=True)
-        if not column.heading
-    ]
+    hidden = [f"Value #{ref}" for column, (_, ref) in zip(columns, queries) if not column.heading]
     hide = dict.fromkeys(("Time", *hidden), True)
     tidy = {"excludeByName": hide, "indexByName": {}, "renameByName": {}}
     panel = (
@@ -155,7 +153,7 @@ def rows(
         )
         .targets([instant(query, ref, table=True) for query, ref in queries])
     )
-    for column, (_, ref) in zip(columns, queries, strict=True):
+    for column, (_, ref) in zip(columns, queries):
         if column.heading:
             shown = {"displayName": column.heading, "unit": column.unit}
             properties = [model.DynamicConfigValue(name, value) for name, value in shown.items()]

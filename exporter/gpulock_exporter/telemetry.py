@@ -9,9 +9,10 @@ crosses the pipe as one line of JSON; what comes out of the pipe is checked like
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_type_hints
+from typing import Any, NamedTuple, Optional, Protocol, TypeVar, cast, get_type_hints
 
 VERSION = 1
 LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
@@ -71,7 +72,7 @@ class Process(FrameRecord):
     """A process that NVML lists on a device; memory in bytes, None where NVML does not tell."""
 
     pid: int
-    memory: int | None = None
+    memory: Optional[int] = None
 
 
 @dataclass
@@ -80,49 +81,64 @@ class DeviceTelemetry(FrameRecord):
 
     `busy` and `observed` are seconds since the last look: how long the device did work, and how
     long the driver's sample buffer covers. `utilization` and `memory_utilization` are ratios from
-    0 to 1. Counters (`energy` J, `pcie_*` and `nvlink_*` bytes, `*_seconds` by reason, `ecc`) run
-    since the driver was loaded and may wrap or restart at 0; the exporter makes them monotonic.
+    0 to 1. Counters (`energy` J, `*_transmit` and `*_receive` bytes, `*_seconds` by reason,
+    `ecc`, `pcie_replays`, `nvlink_errors`) run since the driver was loaded and may wrap or restart
+    at 0; the exporter makes them monotonic.
     `clock_reasons` are the names of those that are active.
     """
 
     bus: str
     uuid: str
     index: int
-    minor: int | None = None
+    minor: Optional[int] = None
     name: str = ""
     parent: str = ""
-    gi: int | None = None
-    ci: int | None = None
+    gi: Optional[int] = None
+    ci: Optional[int] = None
     profile: str = ""
-    mig: bool | None = None
-    persistence: bool | None = None
-    numa: int | None = None
-    utilization: float | None = None
-    memory_utilization: float | None = None
-    busy: float | None = None
-    observed: float | None = None
-    memory_used: int | None = None
-    memory_total: int | None = None
-    power: float | None = None
-    energy: float | None = None
-    temperature: float | None = None
-    sm_clock: float | None = None
-    memory_clock: float | None = None
-    clock_reasons: list[str] | None = None
-    clock_reason_seconds: dict[str, float] | None = None
-    ecc: dict[str, int] | None = None  # `corrected.sram`, `uncorrected.dram`, ...
-    remapped: dict[str, int] | None = None  # rows by cause
-    remap_pending: bool | None = None
-    remap_failure: bool | None = None
-    recovery_action: int | None = None
-    pcie_transmit: int | None = None
-    pcie_receive: int | None = None
-    nvlink_transmit: int | None = None
-    nvlink_receive: int | None = None
-    summed: list[str] | None = None  # of these bytes, what the worker adds up: from 0 with it
-    gpm: dict[str, float] | None = None  # ratios by name: sm_active, tensor_active, ...
-    processes: list[Process] | None = None  # None: not looked at this time, or not supported
-    links: dict[str, int] | None = None  # NVLinks to the bus id of a peer; `switch`: to NVSwitch
+    mig: Optional[bool] = None
+    persistence: Optional[bool] = None
+    answer: Optional[float] = None  # seconds that the driver took for this card at the last look
+    numa: Optional[int] = None
+    utilization: Optional[float] = None
+    memory_utilization: Optional[float] = None
+    busy: Optional[float] = None
+    observed: Optional[float] = None
+    memory_used: Optional[int] = None
+    memory_total: Optional[int] = None
+    power: Optional[float] = None
+    energy: Optional[float] = None
+    temperature: Optional[float] = None
+    memory_temperature: Optional[float] = None
+    power_limit: Optional[float] = None  # as set; the enforced one may be lower
+    power_limit_enforced: Optional[float] = None
+    fan: Optional[float] = None  # ratio of its highest speed
+    sm_clock: Optional[float] = None
+    memory_clock: Optional[float] = None
+    clock_reasons: Optional[list[str]] = None
+    clock_reason_seconds: Optional[dict[str, float]] = None
+    ecc: Optional[dict[str, int]] = None  # `corrected.sram`, `uncorrected.dram`, ...
+    remapped: Optional[dict[str, int]] = None  # rows by cause
+    remap_pending: Optional[bool] = None
+    remap_failure: Optional[bool] = None
+    recovery_action: Optional[int] = None
+    pcie_generation: Optional[int] = None  # now, and the most that card and slot can have
+    pcie_generation_max: Optional[int] = None
+    pcie_width: Optional[int] = None
+    pcie_width_max: Optional[int] = None
+    pcie_replays: Optional[int] = None
+    nvlink_errors: Optional[dict[str, int]] = None  # by kind: `crc_flit`, `replay`, ...
+    nvlink_active: Optional[int] = None  # links that are up
+    fabric: Optional[int] = None  # of nvml.h: 1 not started, 2 in progress, 3 done; 4: and failed
+    pcie_transmit: Optional[int] = None
+    pcie_receive: Optional[int] = None
+    nvlink_transmit: Optional[int] = None
+    nvlink_receive: Optional[int] = None
+    summed: Optional[list[str]] = None  # of these bytes, what the worker adds up: from 0 with it
+    gpm: Optional[dict[str, float]] = None  # ratios by name: sm_active, tensor_active, ...
+    process_use: Optional[dict[str, float]] = None  # by pid, share of time since the last look
+    processes: Optional[list[Process]] = None  # None: not looked at this time, or not supported
+    links: Optional[dict[str, int]] = None  # NVLinks to the bus id of a peer; `switch`: to NVSwitch
 
 
 @dataclass
@@ -158,8 +174,11 @@ class FrameSource(Protocol):
     def open(self) -> None:
         """Get ready; raise RuntimeError with the driver's words where that cannot be."""
 
-    def look(self, processes: bool) -> Frame:
-        """Look once, with process lists where they are wanted."""
+    def look(self, processes: bool, shared: Collection[str] = ()) -> Frame:
+        """Look once, with process lists where they are wanted.
+
+        `shared` are the cards of which it is wanted how much each process worked, by bus id.
+        """
         ...
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ import click
 from gpulock import __version__
 from gpulock.cli.session import Session
 from gpulock.errors import BROKEN, Refusal
-from gpulock.node.settings import DEFAULT_PATH
+from gpulock.node.settings_file import DEFAULT_PATH
 
 REFUSED, NODE_BROKEN, INTERRUPTED = 1, 3, 130  # 2, usage, is click's own
 
@@ -59,6 +59,7 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("unreserve", "admin.devices:unreserve_command", "End a reserve."),
             ("quarantine", "admin.devices:quarantine_command", "Take a device out of service."),
             ("restore", "admin.devices:restore_command", "Put a device back into service."),
+            ("reset", "admin.reset:reset_command", "Reset a GPU that nobody uses."),
         ),
     ),
     (

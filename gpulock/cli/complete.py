@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 from gpulock.cli.session import Session
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.settings import DEFAULT_PATH
+from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.text.words import device_name
 
 

@@ -11,7 +11,8 @@ import click
 from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
-from gpulock.node.settings import Settings, read_settings
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import read_settings
 
 PUBLIC = 0o022  # umask: everybody may read the records, or `status` would be root's alone
 

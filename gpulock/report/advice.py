@@ -52,7 +52,7 @@ def advise_mig_slice(cards: Sequence[tuple[ReportedClaim, ReportedDevice]]) -> s
     if len(cards) != 1:
         return ""
     card = cards[0][1]
-    if card.memory is None or card.memory_peak is None or ".gi" in card.id:
+    if card.memory is None or card.memory_peak is None or ".gi" in card.id or card.part:
         return ""
     can = any(name in card.model.replace("-", " ").split() for name in WITH_MIG)
     if not can or card.memory_peak > card.memory / SLICE:

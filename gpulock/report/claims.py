@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 from gpulock.daemon.history.record import VERSION
@@ -32,7 +32,10 @@ class UseTimeline:
 
 @dataclass(frozen=True)
 class ReportedDevice:
-    """One device of a claim; seconds, joules, bytes, epoch. None is not known."""
+    """One device of a claim; seconds, joules, bytes, epoch. None is not known.
+
+    Of a share `part` is `2/4`, and the seconds are those of such a part of its card.
+    """
 
     id: str
     held: float
@@ -50,6 +53,7 @@ class ReportedDevice:
     foreign: float | None = None
     shape: UseTimeline | None = None
     timed: bool = True  # False: for how long it was held is not known, and `held` is 0
+    part: str = ""
 
     @property
     def utilization(self) -> float | None:
@@ -68,16 +72,22 @@ class ReportedDevice:
 
     @property
     def name(self) -> str:
-        """Return what names it on its node: index, and the instance."""
+        """Return what names it on its node: index, and the instance or the share."""
         instance = self.id.partition(".gi")[2]
+        part = f" ({self.part})" if self.part else ""
         if self.index is None:
-            return self.id
-        return f"{self.index}:gi{instance}" if instance else str(self.index)
+            return f"{self.id}{part}"
+        return f"{self.index}:gi{instance}" if instance else f"{self.index}{part}"
 
 
 @dataclass(frozen=True)
 class ReportedClaim:
-    """All devices that one job held on one node; `ended` is None while it stands."""
+    """All devices that one job held on one node; `ended` is None while it stands.
+
+    `elapsed` is for how many seconds, None where the record does not say.
+    Of that host the job used `cpu_seconds` of its `cpus`, and `host_memory_peak` bytes of its
+    `host_memory`, as far as its cgroup told.
+    """
 
     token: str
     scheduler: str
@@ -94,17 +104,24 @@ class ReportedClaim:
     restart: int = 0
     how: str = ""
     proof: str = ""
+    cpu_seconds: float | None = None
+    cpus: int | None = None
+    host_memory_peak: int | None = None
+    host_memory: int | None = None
+    elapsed: float | None = None
     record: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def held(self) -> float:
-        """Return for how many seconds its longest device was held."""
+        """Return for how many seconds its longest device was held; of a share all of them."""
+        if self.elapsed is not None:
+            return self.elapsed
         return max([card.held for card in self.cards], default=0.0)
 
     @property
     def timed(self) -> bool:
         """Return whether it is known for how long anything was held."""
-        return any(card.timed for card in self.cards)
+        return self.elapsed is not None or any(card.timed for card in self.cards)
 
     @property
     def job(self) -> str:
@@ -136,7 +153,12 @@ def parse_reported_claim(record: object) -> ReportedClaim:
         uid=get_record_count(fields, "uid") or 0,
         begun=begun,
         ended=get_record_number(fields, "released_at"),
-        cards=tuple(cards),
+        cards=tuple(merge_places(cards)),
+        elapsed=get_record_number(fields, "held_seconds"),
+        cpu_seconds=get_record_number(fields, "cpu_seconds"),
+        cpus=get_record_count(fields, "cpus"),
+        host_memory_peak=get_record_count(fields, "host_memory_peak_bytes"),
+        host_memory=get_record_count(fields, "host_memory_bytes"),
         record=fields,
         **{key: get_record_text(fields, key) for key in keys},
     )
@@ -168,7 +190,34 @@ def parse_reported_device(record: object, shapes: Mapping[str, Any]) -> Reported
         foreign=get_record_number(fields, "foreign_seconds"),
         shape=parse_use_timeline(shapes.get(name)),
         timed=get_record_number(fields, "held_seconds") is not None,
+        part=f"1/{get_record_count(fields, 'places') or '?'}" if fields.get("share") else "",
     )
+
+
+def merge_places(cards: Sequence[ReportedDevice]) -> list[ReportedDevice]:
+    """Return the devices; the places of a claim on one card are one of them.
+
+    All processes of the claim use each of its places: only the times add up.
+    """
+    found: dict[tuple[str, str], ReportedDevice] = {}
+    for number, card in enumerate(cards):
+        _, _, places = card.part.partition("/")
+        key = (card.id, places or str(-number))
+        first = found.get(key)
+        if first is None:
+            found[key] = card
+            continue
+        count = int(first.part.partition("/")[0]) + 1
+        busy = [one.busy for one in (first, card) if one.busy is not None]
+        found[key] = replace(
+            first,
+            held=first.held + card.held,
+            observed=first.observed + card.observed,
+            busy=sum(busy) if busy else None,
+            memory_peak=max(first.memory_peak or 0, card.memory_peak or 0) or None,
+            part=f"{count}/{places}",
+        )
+    return list(found.values())
 
 
 def parse_use_timeline(record: object) -> UseTimeline | None:

@@ -3,9 +3,8 @@
 
 Format of PrincetonUniversity/jobstats 1.0: nodes, by name, each with cpus, total_time (CPU
 seconds), total_memory, used_memory (bytes), and by minor number gpu_total_memory, gpu_used_memory
-(bytes), gpu_utilization (percent); then total_time (seconds that the job ran) and gpus. Its
-readers divide by cpus, total_memory and total_time and fail where a node lacks one, so an
-unknown size of the host is 1, and an unknown use is 0.
+(bytes), gpu_utilization (percent); then total_time (seconds that the job ran) and gpus. What is
+not known is left out: jobstats then shows no CPU or memory, reportseff neither (docs/reports.md).
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ PREFIX: Final = "JS1:"
 SHORT, NONE = "JS1:Short", "JS1:None"
 LEAST: Final = 2.0  # seconds: two samples of ours
 PERCENT: Final = 100
-HOST: Final = {"cpus": 1, "total_time": 0.0, "total_memory": 1, "used_memory": 0}  # not known
 
 
 def make_jobstats_comment(claims: Sequence[ReportedClaim]) -> str:
@@ -44,13 +42,25 @@ def jobstats_node(claim: ReportedClaim) -> dict[str, Any] | None:
     if not cards:
         return None
     return {
-        **HOST,
+        **jobstats_host(claim),
         "gpu_total_memory": {jobstats_minor(card): card.memory for card in cards},
         "gpu_used_memory": {jobstats_minor(card): card.memory_peak or 0 for card in cards},
         "gpu_utilization": {
             jobstats_minor(card): round((card.utilization or 0.0) * PERCENT, 1) for card in cards
         },
     }
+
+
+def jobstats_host(claim: ReportedClaim) -> dict[str, float]:
+    """Return what a job used of a host; its readers divide a use by the size beside it."""
+    found: dict[str, float] = {}
+    if claim.cpus and claim.cpu_seconds is not None:
+        most = claim.cpus * max(1.0, claim.held)
+        found |= {"cpus": claim.cpus, "total_time": round(min(claim.cpu_seconds, most), 1)}
+    if claim.host_memory and claim.host_memory_peak is not None:
+        used = min(claim.host_memory_peak, claim.host_memory)
+        found |= {"total_memory": claim.host_memory, "used_memory": used}
+    return found
 
 
 def jobstats_minor(card: ReportedDevice) -> str:

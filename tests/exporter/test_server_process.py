@@ -84,6 +84,8 @@ def refuses(port: int) -> bool:
         dial(port).close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:
+        return False  # it stopped to listen while the kernel made this connection
     return False
 
 

@@ -8,11 +8,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
+from gpulock.store.checks import CardChecks, write_card_checks
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.exporter.whole import Scrape, Whole
 from tests.nvml.double import Double
@@ -21,6 +22,8 @@ from tests.support.exporter_contract import CONTRACT
 # NVML has no call that tells how busy an instance's memory is
 WEB_CONFIG = "# no TLS, no users\n"
 PROFILES = ("3g.71gb", "1g.18gb")
+FANLESS = CONTRACT - {"gpulock_gpu_fan_ratio"}  # the cards of a DGX have none
+SIMULATED = FANLESS - {"gpulock_gpu_fabric_state"}  # a simulated card joins no fabric
 ALL_AT_WORK = {f"gpu2.mig0.gpm.{metric}": 50 for metric in (1, 2, 3, 5, 10)}
 
 
@@ -39,19 +42,27 @@ def act(exporter: Whole) -> None:
     exporter.gpulock("claim", "--devices", "0,2:gi1.ci0", "--pid", str(os.getpid()))
     exporter.gpulock("reap")
     share_last_card(exporter)
+    pass_checks(exporter)
+
+
+def pass_checks(exporter: Whole) -> None:
+    """Let the first card pass a check, as gpulockd notes it."""
+    node, card = Node(read_settings(str(exporter.config))), CardChecks()
+    card.found = {"pcie_width": ""}
+    write_card_checks(node.store.path, {node.devices()[0].bus: card}, node.boot_id, 1.0)
 
 
 def share_last_card(exporter: Whole) -> None:
     """Let a process hold a place on a card, as a shard job does."""
     node = Node(read_settings(str(exporter.config)))
     owner = make_process_owner(node, os.getppid(), "alice", "")
-    want = ClaimRequest(1, (node.devices()[-1].id,), share=True)
+    want = ClaimRequest(1, (node.devices()[-1].id,), share=True, counted=True)
     grant = claim_devices(node, owner, want, lambda: make_liveness_judge(node), Deadline(30.0))
     assert grant.owner.devices[0].endswith(".share1")
 
 
 def whole(scrape: Scrape) -> bool:
-    return scrape.names() >= CONTRACT
+    return scrape.names() >= FANLESS
 
 
 def split(node: Path, bus: str) -> None:
@@ -69,14 +80,14 @@ def split(node: Path, bus: str) -> None:
 def test_every_family_has_values_of_nvml(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=4) as nvml:
         nvml.split(2, PROFILES)
-        nvml.update(ALL_AT_WORK)
+        nvml.update({**ALL_AT_WORK, "gpu0.fabric.state": 3})
         with Whole(tmp_path, nvml, settings=settings(tmp_path)) as exporter:
             nvml.load(0, 100)
             exporter.up(2)
             shutil.copy(exporter.folder / "inventory", nvml.node / "run/gpulock")  # as root does
             act(exporter)
             nvml.event(0, 79)
-            assert exporter.until(whole).names() == CONTRACT
+            assert exporter.until(whole).names() == FANLESS
             exporter.release()
 
 
@@ -90,6 +101,7 @@ def test_every_family_has_values_on_a_simulated_node(tmp_path: Path) -> None:
             exporter.up(2)
             act(exporter)
             (nvml.node / "telemetry").write_text(f"xid={first}:79\n")
-            assert exporter.until(whole).names() == CONTRACT
+            found = exporter.until(lambda scrape: scrape.names() >= SIMULATED)
+            assert found.names() == SIMULATED
             exporter.release()
         assert nvml.calls() == before

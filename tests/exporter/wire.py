@@ -48,7 +48,7 @@ def is_gone(one: socket.socket) -> bool:
     try:
         while one.recv(65536):
             pass
-    except TimeoutError:
+    except socket.timeout:  # TimeoutError from Python 3.10 on
         return False
     except OSError:
         return True
@@ -72,7 +72,7 @@ def exchange(one: socket.socket, data: bytes, seconds: float = 30.0) -> tuple[by
     while time.monotonic() < end:
         try:
             part = one.recv(65536)
-        except TimeoutError:
+        except socket.timeout:  # TimeoutError from Python 3.10 on
             return received, False
         except OSError:
             return received, True

@@ -2,7 +2,7 @@
 """Build the double of NVIDIA's management library: once on a machine, about a second with gcc.
 
 What is built lies in a folder of this user's below the system's temporary one, under a name made
-of the sources and the flags: a change builds anew, a second process finds it ready.
+of the sources, the flags and the C library: a change builds anew, a second process finds it ready.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def sources() -> list[Path]:
 
 
 def _digest() -> str:
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    libc = os.confstr("CS_GNU_LIBC_VERSION") or ""  # a Debian root with another shares the folder
+    digest = hashlib.sha256(" ".join((*FLAGS, libc)).encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

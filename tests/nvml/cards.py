@@ -47,6 +47,9 @@ _NEWER = {
     "pcie.rx_rate": "337",
     "clocks.reasons.supported": "0x1ff",
 }
+_NVLINK_ERRORS = {
+    f"nvlink.errors.{kind}": "0" for kind in ("crc_flit", "crc_data", "replay", "recovery")
+}
 _VIOLATIONS = {
     f"violation.{name}": "0"
     for name in (
@@ -131,6 +134,7 @@ _V100 = {
     **{"inforom.oem": "1.1", "inforom.ecc": "5.0", "module_id": "1"},
     **{"pci.device_id": "0x1DB510DE", "pci.subsystem_id": "0x124910DE"},
     **{"memory.reserved": "270M", "events.supported": "0x1f"},
+    **_NVLINK_ERRORS,
     **{"nvlink.count": "6", "nvlink.*.state": "1", "nvlink.*.version": "2"},
     **{"nvlink.*.speed": "25781", "nvlink.*.capability.0": "1", "nvlink.*.capability.5": "1"},
 }
@@ -150,6 +154,7 @@ _A100 = {
     **{"pci.device_id": "0x20B210DE", "pci.subsystem_id": "0x147F10DE"},
     **{"pcie.generation.max": "4", "pcie.generation": "4"},
     **{"mig.mode": "0", "mig.mode.pending": "0", "mig.max": "7", "events.supported": "0x11f"},
+    **_NVLINK_ERRORS,
     **{"nvlink.count": "12", "nvlink.*.state": "1", "nvlink.*.version": "4"},
     **{"nvlink.*.speed": "25000", "nvlink.*.capability.0": "1", "nvlink.*.capability.5": "1"},
 }
@@ -170,6 +175,7 @@ _H200 = {
     **{"pci.device_id": "0x233510DE", "pci.subsystem_id": "0x18BE10DE", "module_id": "1"},
     **{"pcie.generation.max": "5", "pcie.generation": "5"},
     **{"mig.mode": "0", "mig.mode.pending": "0", "mig.max": "7", "events.supported": "0x11f"},
+    **_NVLINK_ERRORS,
     **{"nvlink.count": "18", "nvlink.*.state": "1", "nvlink.*.version": "6"},
     **{"nvlink.*.speed": "26562", "nvlink.*.capability.0": "1", "nvlink.*.capability.5": "1"},
     **{"gpm": "1", **{f"gpm.{n}": "0" for n in (*range(1, 14), 20, 21, 60, 61)}},

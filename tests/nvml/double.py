@@ -22,7 +22,6 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple
 
 from gpulock.simulate.node import write_simulated_node
@@ -87,12 +86,7 @@ class Double:
     def __enter__(self) -> Double:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Let go of every call that hangs."""
         self.reset()
 

@@ -60,6 +60,19 @@ static nvmlReturn_t answer_link(const char *function, nvmlDevice_t device, unsig
     return end(status);
 }
 
+/* fabric.state and fabric.status; a card that has neither is in no fabric (state 0). */
+nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *fabric)
+{
+    nvmlReturn_t status = begin(__func__, device);
+    if (status == NVML_SUCCESS && !fabric)
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS) {
+        fabric->state = (unsigned char)number_or(text_of(device, "fabric.state"), 0);
+        fabric->status = (nvmlReturn_t)number_or(text_of(device, "fabric.status"), 0);
+    }
+    return end(status);
+}
+
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link,
                                       nvmlEnableState_t *active)
 {

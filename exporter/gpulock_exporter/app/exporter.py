@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import gpulock
 from gpulock.alloc.process_owner import ProcessTree
+from gpulock.daemon.health.steps import read_health_steps
 from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock_exporter.clock import Clock, Moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
-from gpulock_exporter.metrics.collectors import collect_families, render_exposition
+from gpulock_exporter.metrics.devices import collect_families
+from gpulock_exporter.metrics.families import render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState
+from gpulock_exporter.state.job_cgroups import JobCgroups
 from gpulock_exporter.state.local_state import (
     LockCache,
     read_local_state,
@@ -52,6 +56,7 @@ OVERTAKEN = (
     "observed seconds, XIDs, bytes) starts at 0"
 )
 QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
+SHOWN_STEPS = 10  # of GPUs that went out of service, on the page
 LONGEST = 300  # characters of a reason that are shown
 STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack shows where"
 
@@ -69,6 +74,7 @@ class Exporter:
         self._journal = FaultJournal()
         self._label_user = LabelUser(settings.label_user)
         self._locks = LockCache(read_locks_with_details)
+        self._jobs = JobCgroups(node)
         self._folder = ExporterFolder(settings.exporter_dir)
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
@@ -98,10 +104,10 @@ class Exporter:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock.now()
         self.listed.refresh_if_changed()
-        facts = read_local_state(self._node, now.boottime, self._locks)
+        facts = read_local_state(self._node, now.boottime, self._locks, self._jobs)
         hung = name_hung_cards(supervisor.hung.out(), self.listed.devices)
         over = self._book.tick(frames, facts, now, hung)
-        self._fault = supervisor.fault
+        self._fault, supervisor.shared = supervisor.fault, frozenset(self._book.shares.cards)
         facts.read("files", lambda: self._write(over, now), None)
         health = ExporterHealth(
             version=gpulock.__version__,
@@ -162,9 +168,18 @@ class Exporter:
             self._node.boot_id,
         )
         live = bool(request.values("live"))
-        text = page_html(replace(shown, live=live)).encode()
+        text = page_html(replace(shown, live=live, steps=self._health_steps())).encode()
         headers = (*PAGE_HEADERS, ("Refresh", str(RELOAD))) if live else PAGE_HEADERS
         return HttpResponse(200, text, "text/html; charset=utf-8", headers)
+
+    def _health_steps(self) -> list[str]:
+        """Return the last steps of GPUs that went out of service, the latest first."""
+        steps = read_health_steps(self._node.settings.state_dir)[-SHOWN_STEPS:]
+        shown: list[str] = []
+        for one in reversed(steps):
+            at = datetime.fromtimestamp(one.at)
+            shown.append(f"{at:%Y-%m-%d %H:%M}  {one.device}  {one.step}: {one.words}")
+        return shown
 
     def healthy(self, _: HttpRequest) -> HttpResponse:
         """Answer a watchdog: this process is at work, whatever the driver does."""

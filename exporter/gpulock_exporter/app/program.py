@@ -21,7 +21,8 @@ from types import FrameType
 import gpulock
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.context import Node
-from gpulock.node.settings import DEFAULT_PATH, Settings, read_settings
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock_exporter.app.exporter import Exporter
 from gpulock_exporter.app.pidfile import (
     NotRunningError,
@@ -93,7 +94,8 @@ def exporter_parser() -> argparse.ArgumentParser:
         default="run",
         help="run it (the default); or make the running one release the driver, or use it again",
     )
-    found.add_argument("--version", action="version", version=f"gpulock {gpulock.__version__}")
+    version = f"%(prog)s {gpulock.__version__}"
+    found.add_argument("--version", action="version", version=version)
     found.add_argument("--config", default=DEFAULT_PATH, help="settings of this node")
     found.add_argument(
         "--listen", action="append", metavar="HOST:PORT", help="in place of EXPORTER_LISTEN"

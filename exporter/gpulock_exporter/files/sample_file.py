@@ -121,6 +121,8 @@ def sample_device_words(
         "energy": energy.total if energy and energy.last else None,
         "processes": None,
     }
+    if device is not None:
+        values["clock_reasons"] = ",".join(device.clock_reasons or ())
     if present is not None:
         values |= {
             "processes": present.listed,
@@ -238,6 +240,10 @@ def restore_ledger_account(account: ClaimUsage, now: float) -> LedgerAccount:
         account.memory_peak,
         account.seen,
         restore_buckets(since, account.width, account.used, account.covered),
+        account.cpu_seconds,
+        account.cpus,
+        account.host_memory_peak,
+        account.host_memory,
     )
 
 

@@ -1,39 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of devices: one table of what each is called, means, and is read from."""
+"""All families of a snapshot; of devices one table: what each is called, means, is read from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
+from typing import Optional
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from gpulock.alloc import states
 from gpulock.node.devices import SHARE
 from gpulock.store.owner import Owner
+from gpulock_exporter.metrics.families import (
+    DeviceLabels,
+    add_samples,
+    collect_identity_families,
+    make_family,
+)
 from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels
-from gpulock_exporter.state.snapshot import DeviceSnapshot
+from gpulock_exporter.metrics.node import collect_health_families, collect_node_families
+from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
 from gpulock_exporter.telemetry import CLOCK_REASONS
 
-TOTAL = "_total"
-UNITS = ("seconds", "bytes", "ratio", "joules", "watts", "celsius", "hertz")
 TWIN = "{device}"  # in a meaning: the family has a twin of MIG instances, which board facts lack
 
-Value = Callable[[DeviceSnapshot], float | None]
+Value = Callable[[DeviceSnapshot], Optional[float]]
 Several = Callable[[DeviceSnapshot], Iterable[tuple[Labels, float]]]
-DeviceLabels = Sequence[tuple[DeviceSnapshot, Labels]]
-
-
-def make_family(name: str, meaning: str) -> Metric:
-    """Return the family `gpulock_<name>`: a counter where that ends in `_total`, else a gauge."""
-    unit = name.removesuffix(TOTAL).rpartition("_")[2]
-    kind = CounterMetricFamily if name.endswith(TOTAL) else GaugeMetricFamily
-    return kind(f"gpulock_{name}", meaning, unit=unit if unit in UNITS else "")
-
-
-def family_name(family: Metric) -> str:
-    """Return the name of a family's samples."""
-    return family.name + TOTAL if family.type == "counter" else family.name
 
 
 def read_counter(name: str) -> Value:
@@ -120,7 +113,44 @@ SINGLE: tuple[tuple[str, str, Value], ...] = (
         "Energy that the board took in this boot.",
         read_counter("energy"),
     ),
+    ("power_limit_watts", "Limit of the power draw, as set.", attrgetter("power_limit")),
+    (
+        "power_limit_enforced_watts",
+        "Limit of the power draw that is enforced.",
+        attrgetter("power_limit_enforced"),
+    ),
     ("temperature_celsius", "Temperature of the GPU.", attrgetter("temperature")),
+    (
+        "memory_temperature_celsius",
+        "Temperature of the GPU's memory.",
+        attrgetter("memory_temperature"),
+    ),
+    ("fan_ratio", "Speed of the fan, as a share of its highest.", attrgetter("fan")),
+    (
+        "driver_answer_seconds",
+        "Time that the driver took to answer for the GPU, at the last sample.",
+        attrgetter("answer"),
+    ),
+    ("pcie_generation", "Generation of the PCIe link now.", attrgetter("pcie_generation")),
+    (
+        "pcie_generation_max",
+        "Highest generation that GPU and slot can have.",
+        attrgetter("pcie_generation_max"),
+    ),
+    ("pcie_width_lanes", "Lanes of the PCIe link now.", attrgetter("pcie_width")),
+    (
+        "pcie_width_max_lanes",
+        "Most lanes that GPU and slot can have.",
+        attrgetter("pcie_width_max"),
+    ),
+    ("pcie_replays_total", "Packets that the PCIe link sent again.", read_counter("pcie_replays")),
+    ("nvlink_active_links", "NVLinks that are up.", attrgetter("nvlink_active")),
+    (
+        "fabric_state",
+        "Whether the GPU has joined the NVLink fabric: 1 not started; 2 in progress; 3 done; "
+        "4 done with an error.",
+        attrgetter("fabric"),
+    ),
     ("sm_clock_hertz", "Clock of the multiprocessors.", attrgetter("sm_clock")),
     ("memory_clock_hertz", "Clock of the memory.", attrgetter("memory_clock")),
     (
@@ -135,9 +165,9 @@ SINGLE: tuple[tuple[str, str, Value], ...] = (
     ),
     (
         "recovery_action",
-        "What the GPU needs: 0 nothing, 1 a reset, 2 a reboot of the node, "
-        "3 that its peers are drained, 4 to be drained and reset, 5 that its IMEX domain is "
-        "recovered, 6 a reset of its bus, 7 a reboot of the system.",
+        "What the GPU needs: 0 nothing; 1 a reset; 2 a reboot of the node; "
+        "3 that its peers are drained; 4 to be drained and reset; 5 that its IMEX domain is "
+        "recovered; 6 a reset of its bus; 7 a reboot of the system.",
         attrgetter("recovery_action"),
     ),
     *(
@@ -180,6 +210,11 @@ def ecc_errors(seen: DeviceSnapshot) -> Iterator[tuple[Labels, float]]:
 
 
 SEVERAL: tuple[tuple[str, str, Several], ...] = (
+    (
+        "health",
+        "Whether the GPU passed a check at gpulockd's last look at it.",
+        lambda seen: [({"check": name}, not why) for name, why in seen.checks.items()],
+    ),
     ("clock_event_active", "Whether a reason lowers the clocks.", active_reasons),
     (
         "clock_event_seconds_total",
@@ -204,6 +239,13 @@ SEVERAL: tuple[tuple[str, str, Several], ...] = (
         ecc_errors,
     ),
     (
+        "nvlink_errors_total",
+        "Errors on all NVLinks, by kind.",
+        lambda seen: [
+            ({"kind": of}, value) for of, value in counters_with_prefix(seen, "nvlink_error.")
+        ],
+    ),
+    (
         "remapped_rows",
         "Rows of memory that were remapped, by cause.",
         lambda seen: [({"cause": cause}, count) for cause, count in (seen.remapped or {}).items()],
@@ -211,12 +253,15 @@ SEVERAL: tuple[tuple[str, str, Several], ...] = (
 )
 
 
-def collect_device_families(
-    devices: Sequence[DeviceSnapshot], driver: str, label_user: LabelUser
+def collect_families(
+    snapshot: NodeSnapshot, label_user: LabelUser = LabelUser.NAME
 ) -> Iterator[Metric]:
-    """Yield every family of devices; `driver` is its version."""
-    found = [(one, known_labels([("gpu", one.gpu_label), ("uuid", one.uuid)])) for one in devices]
-    yield from collect_identity_families(found, driver)
+    """Yield all families, those without a value too; `label_user` says how users are named."""
+    found = [
+        (one, known_labels([("gpu", one.gpu_label), ("uuid", one.uuid)]))
+        for one in snapshot.devices
+    ]
+    yield from collect_identity_families(found, snapshot.driver)
     yield from collect_pair(
         found,
         "lock_info",
@@ -229,10 +274,24 @@ def collect_device_families(
         "Which jobs share the GPU, each by its own lock; 1 while they do.",
         lambda seen: share_info_labels(seen, label_user),
     )
+    yield from collect_pair(
+        found,
+        "share_memory_used_bytes",
+        "Memory in use by the processes of a share of the GPU.",
+        lambda seen: share_values(seen.share_memory),
+    )
+    yield from collect_pair(
+        found,
+        "share_utilization_ratio",
+        "Share of time in which the processes of a share of the GPU worked, at the last sample.",
+        lambda seen: share_values(seen.share_use),
+    )
     for name, meaning, value in SINGLE:
         yield from collect_pair(found, name, meaning, single_value(value))
     for name, meaning, several in SEVERAL:
         yield from collect_pair(found, name, meaning, several)
+    yield from collect_node_families(snapshot.counters, snapshot.states, snapshot.reconciled)
+    yield from collect_health_families(snapshot.health)
 
 
 def single_value(value: Value) -> Several:
@@ -257,13 +316,6 @@ def collect_pair(found: DeviceLabels, name: str, meaning: str, values: Several) 
     return pair
 
 
-def add_samples(family: Metric, own: Labels, values: Iterable[tuple[Labels, float]]) -> None:
-    """Add the samples of a device, whose labels are `own`, to a family."""
-    name = family_name(family)
-    for more, value in values:
-        family.add_sample(name, {**own, **more} if more else own, value)
-
-
 def lock_info_labels(seen: DeviceSnapshot, label_user: LabelUser) -> Iterator[tuple[Labels, float]]:
     """Yield who holds a device alone."""
     if seen.owner is not None:
@@ -279,6 +331,12 @@ def share_info_labels(
         yield known_labels([*owner_labels(record, label_user), *place]), 1
 
 
+def share_values(values: Mapping[str, float]) -> Iterator[tuple[Labels, float]]:
+    """Yield a value of each share, by the number of its place."""
+    for name, value in values.items():
+        yield {"share": name.partition(SHARE)[2]}, value
+
+
 def owner_labels(record: Owner, label_user: LabelUser) -> list[tuple[str, str]]:
     """Return whose a claim is; the record's comment and paths stay where they are."""
     return [
@@ -288,37 +346,3 @@ def owner_labels(record: Owner, label_user: LabelUser) -> list[tuple[str, str]]:
         ("user", label_user.of(record)),
         ("queue", record.queue),
     ]
-
-
-def collect_identity_families(found: DeviceLabels, driver: str) -> list[Metric]:
-    """Return what each device is, on one series, for those that NVML tells of."""
-    cards = {seen.id: seen.uuid for seen, _ in found}
-    gpus = make_family("gpu_info", "What a GPU is; always 1.")
-    instances = make_family("mig_info", "What a MIG instance is, and of which GPU; always 1.")
-    for seen, own in found:
-        if not seen.told:
-            continue
-        if seen.instance:
-            pairs: dict[str, object] = {
-                "parent_uuid": cards.get(seen.parent, seen.parent),
-                "gi": seen.gi,
-                "ci": seen.ci,
-                "profile": seen.profile,
-            }
-        else:
-            pairs = {
-                "name": seen.name,
-                "pci_bus_id": seen.bus,
-                "minor": seen.minor,
-                "numa_node": seen.numa,
-                "driver_version": driver,
-                "mig_mode": seen.mig,
-                "persistence_mode": seen.persistence,
-            }
-        texts = [
-            (name, str(int(value) if isinstance(value, bool) else value))
-            for name, value in pairs.items()
-            if value is not None
-        ]
-        add_samples(instances if seen.instance else gpus, own, [(known_labels(texts), 1)])
-    return [gpus, instances]

@@ -10,7 +10,7 @@ NvmlStaleError where NVML must be initialised again.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, TypeVar
 
 import pynvml
@@ -60,12 +60,20 @@ class NvmlStaleError(Exception):
 class PollContext:
     """One look: when it is (CLOCK_BOOTTIME seconds), and the first failure of each collector.
 
-    `processes` says whether process lists are wanted; `note` names each call.
+    `processes` says whether process lists are wanted, `shared` has the cards of which it is wanted
+    how much each process worked, by bus id; `note` names each call.
     """
 
-    def __init__(self, now: float, processes: bool = False, note: CallNote | None = None) -> None:
+    def __init__(
+        self,
+        now: float,
+        processes: bool = False,
+        note: CallNote | None = None,
+        shared: Collection[str] = (),
+    ) -> None:
         self.now = now
         self.processes = processes
+        self.shared = shared
         self.note = note or CallNote()
         self.failures: dict[str, str] = {}
 

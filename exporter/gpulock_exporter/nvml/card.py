@@ -14,6 +14,7 @@ import pynvml
 from gpulock_exporter.nvml.answers import ABSENT, NvmlDevice, PollContext
 from gpulock_exporter.nvml.field_values import SlowCounters
 from gpulock_exporter.nvml.gpm import GpmWindow
+from gpulock_exporter.nvml.process_use import ProcessUse
 from gpulock_exporter.nvml.utilisation_samples import SampleList, UtilizationSamples
 from gpulock_exporter.telemetry import DeviceTelemetry
 
@@ -42,6 +43,7 @@ class NvmlCard(NvmlDevice):
         self.instances = NvmlMigDevices()
         self.buffer = SampleList()
         self.samples = UtilizationSamples(look.now)
+        self.process_use = ProcessUse()
         self.slow = SlowCounters()
         self.has_gpm = False
         self.window: GpmWindow | None = None

@@ -25,9 +25,11 @@ NO_SAMPLES = pynvml.NVML_ERROR_NOT_FOUND
 
 
 def collect_utilization(card: NvmlCard, records: Records, look: PollContext) -> None:
-    """How busy the card is now, and for how long it was since the last look."""
+    """How busy the card is now, and was since the last look; of a shared one also by whom."""
     if card.instances.enabled:
         return
+    if card.name in look.shared:
+        records[0].process_use = card.process_use.read(card, look)
     rates = card.query(look, "utilization", pynvml.nvmlDeviceGetUtilizationRates)
     if rates is not None:
         records[0].utilization = percent_to_ratio(rates.gpu)
@@ -64,7 +66,7 @@ def _collect_busy_samples(card: NvmlCard, look: PollContext) -> BusyTime | None:
 def collect_memory(card: NvmlCard, records: Records, look: PollContext) -> None:
     """Bytes in use, without what the driver reserves where it tells that apart."""
     whose: list[NvmlDevice] = [card, *card.instances.all]
-    for device, record in zip(whose, records, strict=False):
+    for device, record in zip(whose, records):
         found = device.query(look, "memory", _query_memory_v2, pynvml.nvmlDeviceGetMemoryInfo)
         if found is not None:
             record.memory_used, record.memory_total = found.used, found.total
@@ -137,7 +139,7 @@ def collect_gpm(card: NvmlCard, records: Records, look: PollContext) -> None:
         card.has_gpm = is_gpm_supported(card, look)
     if not card.has_gpm:
         return
-    for instance, record in zip(card.instances.all, records[1:], strict=False):
+    for instance, record in zip(card.instances.all, records[1:]):
         _collect_instance_gpm(card, instance, record, look)
     if card.instances.enabled:
         return
@@ -198,7 +200,7 @@ def collect_processes(card: NvmlCard, records: Records, look: PollContext) -> No
         return
     if not card.instances.enabled:
         records[0].processes = read_processes(card, look)
-    for instance, record in zip(card.instances.all, records[1:], strict=False):
+    for instance, record in zip(card.instances.all, records[1:]):
         record.processes = read_processes(instance, look)
 
 

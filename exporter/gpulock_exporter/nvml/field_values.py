@@ -76,17 +76,30 @@ PENDING = NvmlField(144, 0, "remapped", "pending")
 FAILURE = NvmlField(145, 0, "remapped", "failure")
 RECOVERY_ACTION = NvmlField(230, 0, "remapped", "recovery_action")  # 570
 PCIE = (NvmlField(197, 0, "pcie", "transmit"), NvmlField(198, 0, "pcie", "receive"))  # bytes; 555
+MEMORY_TEMPERATURE = NvmlField(82, 0, "temperature", "memory")
+REPLAYS = NvmlField(94, 0, "pcie", "replays")
+NVLINK_ERRORS = (  # of all links together
+    NvmlField(38, 0, "nvlink", "crc_flit"),
+    NvmlField(45, 0, "nvlink", "crc_data"),
+    NvmlField(52, 0, "nvlink", "replay"),
+    NvmlField(59, 0, "nvlink", "recovery"),
+)
+NVLINK_STATES = tuple([NvmlField(165, link, "nvlink", f"link{link}") for link in range(18)])
 NVLINK = (  # KiB
     NvmlField(138, ALL_LINKS, "nvlink", "transmit"),
     NvmlField(139, ALL_LINKS, "nvlink", "receive"),
 )
 
 WORD = 1 << 32
-LARGEST = {PENDING: 1, FAILURE: 1}  # flags; other numbers may be any
+LARGEST = dict.fromkeys((PENDING, FAILURE, *NVLINK_STATES), 1)  # flags; others may be any
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 UNKNOWN_FIELD = pynvml.NVML_ERROR_INVALID_ARGUMENT  # of one field: it is newer than the driver
 KIB = 1024
-ALWAYS = (*REASON_SECONDS, *ECC, *REMAPPED, PENDING, FAILURE, RECOVERY_ACTION)
+FABRIC_DONE, FABRIC_FAILED = 3, 4  # NVML_GPU_FABRIC_STATE_COMPLETED, and ours with an error
+FABRIC_BYTE = 0xFF  # nvml.h has one byte for the state, the binding four
+BOARD_FIELDS = (PENDING, FAILURE, RECOVERY_ACTION, MEMORY_TEMPERATURE, REPLAYS)
+ALWAYS = (*REASON_SECONDS, *ECC, *REMAPPED, *BOARD_FIELDS)
+MILLI, WHOLE = 1e3, 100  # milliwatts, percent
 
 FieldValue = tuple[int, int, bytes]  # error, nvmlValueType_t, the value as it lies in memory
 
@@ -130,7 +143,7 @@ def read_fields(
             device.refused(look, field.collector, field, fault.value)
         return {}
     found: dict[NvmlField, float] = {}
-    for field, (error, value_type, value) in zip(wanted, answers, strict=True):
+    for field, (error, value_type, value) in zip(wanted, answers):
         wrong = field_error(field, error, value_type)
         if wrong:
             device.refused(look, field.collector, field, wrong)
@@ -183,7 +196,8 @@ class SlowCounters:
         """Ask the card; `nvlink` and `pcie` say which of those counters are wanted."""
         now = PollContext(look.now, note=look.note)
         self.values, self.failures = {}, now.failures
-        wanted = (*ALWAYS, *(NVLINK if nvlink else ()), *(PCIE if pcie else ()))
+        links = (*NVLINK, *NVLINK_ERRORS, *NVLINK_STATES) if nvlink else ()
+        wanted = (*ALWAYS, *links, *(PCIE if pcie else ()))
         values = read_fields(card, now, wanted)
         self._leave_out_narrow(card, now, values)
         persistence = card.query(now, "devices", pynvml.nvmlDeviceGetPersistenceMode)
@@ -191,7 +205,10 @@ class SlowCounters:
             **board_values(values),
             "ecc": _with_sram(card, now, _error_counts(values, ECC)),
             "persistence": None if persistence is None else persistence == 1,
+            **_limits_and_link(card, now),
         }
+        if nvlink:
+            self.values["fabric"] = card.query(now, "nvlink", read_fabric_state) or None
 
     def _leave_out_narrow(
         self, card: NvmlDevice, look: PollContext, values: dict[NvmlField, float]
@@ -209,6 +226,7 @@ class SlowCounters:
 def board_values(values: dict[NvmlField, float]) -> dict[str, Any]:
     """Return what field values say, by the names of the fields of a record."""
     seconds = fields_by_name(values, REASON_SECONDS)
+    states = fields_by_name(values, NVLINK_STATES)
     links, pcie = _link_direction_pair(values, NVLINK), _link_direction_pair(values, PCIE)
     return {
         "clock_reason_seconds": seconds and {name: ns / 1e9 for name, ns in seconds.items()},
@@ -216,6 +234,10 @@ def board_values(values: dict[NvmlField, float]) -> dict[str, Any]:
         "remap_pending": _flag_of_field(values.get(PENDING)),
         "remap_failure": _flag_of_field(values.get(FAILURE)),
         "recovery_action": _whole_number(values.get(RECOVERY_ACTION)),
+        "memory_temperature": values.get(MEMORY_TEMPERATURE) or None,  # 0: no sensor
+        "pcie_replays": _whole_number(values.get(REPLAYS)),
+        "nvlink_errors": _error_counts(values, NVLINK_ERRORS),
+        "nvlink_active": states and int(sum(states.values())),
         "nvlink_transmit": links and int(links[0]) * KIB,
         "nvlink_receive": links and int(links[1]) * KIB,
         "pcie_transmit": pcie and int(pcie[0]),
@@ -236,6 +258,27 @@ def _error_counts(
 ) -> dict[str, int] | None:
     found = fields_by_name(values, fields)
     return None if found is None else {name: int(count) for name, count in found.items()}
+
+
+def _limits_and_link(card: NvmlDevice, look: PollContext) -> dict[str, Any]:
+    """Return the limits of power, the fan, and the PCIe link, by the names of a record."""
+    found: dict[str, Any] = {}
+    for name, (collector, way, unit) in BOARD_CALLS.items():
+        value = card.query(look, collector, way)
+        if value is not None and value not in NOT_AVAILABLE:
+            found[name] = value / unit if unit else value
+    return found
+
+
+def read_fabric_state(handle: pynvml.c_nvmlDevice_t) -> int:
+    """Return how far a card is registered with the NVLink fabric: 0: there is none.
+
+    Without it CUDA finds no card on a node with NVSwitch (Hopper and later).
+    """
+    found = pynvml.c_nvmlGpuFabricInfo_t()
+    pynvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(found))  # 525
+    state = found.state & FABRIC_BYTE
+    return FABRIC_FAILED if state == FABRIC_DONE and found.status else state
 
 
 def _flag_of_field(value: float | None) -> bool | None:
@@ -266,6 +309,15 @@ def _sram_error_query(kind: int) -> Callable[[pynvml.c_nvmlDevice_t], int]:
     return lambda handle: pynvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, since_load, place)
 
 
+BOARD_CALLS: dict[str, tuple[str, Callable[[pynvml.c_nvmlDevice_t], int], float]] = {
+    "power_limit": ("power", pynvml.nvmlDeviceGetPowerManagementLimit, MILLI),
+    "power_limit_enforced": ("power", pynvml.nvmlDeviceGetEnforcedPowerLimit, MILLI),
+    "fan": ("temperature", pynvml.nvmlDeviceGetFanSpeed, WHOLE),
+    "pcie_generation": ("pcie", pynvml.nvmlDeviceGetCurrPcieLinkGeneration, 0),
+    "pcie_generation_max": ("pcie", pynvml.nvmlDeviceGetMaxPcieLinkGeneration, 0),
+    "pcie_width": ("pcie", pynvml.nvmlDeviceGetCurrPcieLinkWidth, 0),
+    "pcie_width_max": ("pcie", pynvml.nvmlDeviceGetMaxPcieLinkWidth, 0),
+}
 SRAM_QUERIES = {
     "corrected.sram": _sram_error_query(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
     "uncorrected.sram": _sram_error_query(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),

@@ -10,7 +10,7 @@ number of cards changes, and now and then while a card is lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pynvml
 
@@ -69,9 +69,9 @@ class NvmlSource:
         self._open(PollContext(self._clock(), note=self._note_call))
         self._note_call.leave_card()
 
-    def look(self, processes: bool) -> Frame:
+    def look(self, processes: bool, shared: Collection[str] = ()) -> Frame:
         """Look once; raise RuntimeError where the driver is gone."""
-        look = PollContext(self._clock(), processes, self._note_call)
+        look = PollContext(self._clock(), processes, self._note_call, shared)
         self._sequence += 1
         frame = Frame(sequence=self._sequence, boottime=look.now, wall=time.time())
         began = time.perf_counter()
@@ -83,7 +83,10 @@ class NvmlSource:
             for card in self._cards:
                 if card.index not in lost:
                     look.note.enter_card(card.index, card.name)
-                    self._collect(card, found[card.index], look, name, collector, lost)
+                    asked = time.perf_counter()
+                    records = found[card.index]
+                    self._collect(card, records, look, name, collector, lost)
+                    records[0].answer = (records[0].answer or 0.0) + time.perf_counter() - asked
             frame.durations[name] = time.perf_counter() - began
         look.note.leave_card()
         began = time.perf_counter()

@@ -93,6 +93,13 @@ def fill_board(
     record.clock_reasons = ["gpu_idle"] if load < IDLE else ["sw_power_cap"] * (load > BUSY)
     record.clock_reason_seconds = {"sw_power_cap": round(state.capped, 3)}
     record.ecc = dict.fromkeys(model.ecc, 0) or None
+    record.power_limit = record.power_limit_enforced = model.watts[1]
+    record.memory_temperature = record.temperature + 6 if model.nvlink else None
+    record.fan = None if model.nvlink else round(0.3 + 0.4 * state.warmth, 2)
+    record.answer = 0.004
+    record.pcie_generation = record.pcie_generation_max = 4
+    record.pcie_width = record.pcie_width_max = 16
+    record.pcie_replays = 0
     if model.ecc is NEW_ECC:
         record.remapped = {"correctable": 0, "uncorrectable": 0}
         record.remap_pending = record.remap_failure = False
@@ -102,6 +109,8 @@ def fill_board(
         record.pcie_receive = int(state.worked * 2300) * MIB
     if model.nvlink and record.links:
         record.nvlink_transmit = record.nvlink_receive = int(state.worked * 41000) * MIB
+        record.nvlink_errors = dict.fromkeys(("crc_data", "crc_flit", "recovery", "replay"), 0)
+        record.nvlink_active = sum(record.links.values())
 
 
 def fill_work(

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from gpulock.node import devices
-from gpulock.node.devices import mig_instances
+from gpulock.node.devices import SHARE, mig_instances
 from gpulock.store import atomic, kv
 from gpulock.store.locks import Lock
 from gpulock_exporter.simulated.card import (
@@ -38,16 +38,22 @@ class SimulationScript(NamedTuple):
 
 
 class SimulatedWork(NamedTuple):
-    """What a device does: load now, its mean since the last look, part of memory, processes."""
+    """What a device does: load now, its mean since the last look, part of memory.
+
+    `users` has of each process its mean and its part of the memory, by pid.
+    """
 
     now: float = 0.0
     mean: float = 0.0
     memory: float = 0.0
-    pids: tuple[int, ...] = ()
+    users: Mapping[int, tuple[float, float]] = {}
 
 
 class Scene(NamedTuple):
-    """A look at the moment `now`, `before` being that of the last one."""
+    """A look at the moment `now`, `before` being that of the last one.
+
+    `shared` are the cards of which it is wanted how much each process worked, by bus id.
+    """
 
     before: float
     now: float
@@ -56,6 +62,7 @@ class Scene(NamedTuple):
     script: SimulationScript
     inventory: dict[str, str]
     links: Mapping[tuple[str, str], int]
+    shared: Collection[str] = ()
 
     def records(self, card: devices.Device, state: SimulatedState) -> list[DeviceTelemetry]:
         """Return what there is to say of a card and of its instances; `state` moves on."""
@@ -70,9 +77,11 @@ class Scene(NamedTuple):
                 mean += work.mean * mig_profile_slices(instance.profile) / SLICES
             record.memory_used = sum(part.memory_used or 0 for part in parts)
         else:
-            work = self.work(card.bus, card.index)
+            work = self.card_work(card)
             mean = work.mean
             self._use(record, work)
+            if card.bus in self.shared:
+                record.process_use = {str(pid): part for pid, (part, _) in work.users.items()}
             fill_work(record, model, work.now, mean, self.now - self.before)
         state.advance(model, mean, self.now - self.before)
         fill_board(record, model, state, mean)
@@ -89,10 +98,25 @@ class Scene(NamedTuple):
         if since is None:
             return SimulatedWork()
         ages = self.before - since, self.now - since
-        share = memory_share(seed, ages[1])
-        return SimulatedWork(
-            device_load(seed, ages[1]), mean_device_load(seed, *ages), share, (pid,) if pid else ()
-        )
+        mean, memory = mean_device_load(seed, *ages), memory_share(seed, ages[1])
+        users = {pid: (mean, memory)} if pid else {}
+        return SimulatedWork(device_load(seed, ages[1]), mean, memory, users)
+
+    def card_work(self, card: devices.Device) -> SimulatedWork:
+        """Return what a card does: that of its lock, or of each place its part."""
+        places = [name for name in sorted(self.locks) if name.startswith(card.bus + SHARE)]
+        if not places:
+            return self.work(card.bus, card.index)
+        now = mean = memory = 0.0
+        users: dict[int, tuple[float, float]] = {}
+        for number, name in enumerate(places):
+            owner, one = self.locks[name].owner, self.work(name, card.index + number)
+            of = (owner.places if owner else 0) or len(places)
+            now, mean, memory = now + one.now / of, mean + one.mean / of, memory + one.memory / of
+            for pid, (part, used) in one.users.items():
+                before = users.get(pid, (0.0, 0.0))
+                users[pid] = (before[0] + part / of, before[1] + used / of)
+        return SimulatedWork(now, mean, memory, users)
 
     def _card(self, card: devices.Device, model: SimulatedModel) -> DeviceTelemetry:
         told = self.inventory
@@ -141,7 +165,10 @@ class Scene(NamedTuple):
         """Say how much of its memory is in use, and by whom where that is asked."""
         record.memory_used = int(work.memory * (record.memory_total or 0))
         if self.processes and not record.mig:
-            record.processes = [Process(pid, record.memory_used) for pid in work.pids]
+            total = record.memory_total or 0
+            record.processes = [
+                Process(pid, int(of * total)) for pid, (_, of) in work.users.items()
+            ]
 
     def _links(self, card: devices.Device) -> dict[str, int]:
         if self.inventory.get(f"gpu.{card.bus}.nvswitch") == "1":

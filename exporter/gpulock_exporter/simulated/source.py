@@ -14,11 +14,11 @@ one, says what is otherwise; it is read at each look, and its lists have commas:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
-from gpulock.node import devices, settings
+from gpulock.node import devices, settings, settings_file
 from gpulock.node.devices import INVENTORY_LINE as LINE
 from gpulock.node.devices import nvlink_counts as links_of
 from gpulock.store import atomic, kv
@@ -44,13 +44,13 @@ class SimulatedSource:
     def open(self) -> None:
         """Read the node's settings; raise RuntimeError where the folder is no simulated node."""
         try:
-            self._settings = settings.read_settings(f"{self._folder}/gpulock.conf")
+            self._settings = settings_file.read_settings(f"{self._folder}/gpulock.conf")
         except Refusal as fault:
             raise RuntimeError(f"{fault.why}; {fault.do}") from fault
         if not self._settings.simulation:
             raise RuntimeError(f"{self._folder} is no simulated node; make one: gpulock simulate")
 
-    def look(self, processes: bool) -> Frame:
+    def look(self, processes: bool, shared: Collection[str] = ()) -> Frame:
         """Look once; raise RuntimeError where the node has no driver any more."""
         now = self._clock()
         before, self._last = now if self._last is None else self._last, now
@@ -69,7 +69,7 @@ class SimulatedSource:
             locks = {}
             frame.failures["devices"] = fault.why
         links = links_of(inventory)
-        scene = Scene(before, now, processes, locks, script, inventory, links)
+        scene = Scene(before, now, processes, locks, script, inventory, links, shared)
         for card in cards:
             frame.devices += scene.records(
                 card, self._states.setdefault(card.bus, SimulatedState())

@@ -62,7 +62,7 @@ class Buckets:
 
         Every second has them all, of which one or two have changed.
         """
-        for values, texts in zip((self.used, self.covered), self._texts, strict=True):
+        for values, texts in zip((self.used, self.covered), self._texts):
             texts[self._moved :] = [f"{value * MILLI:.0f}" for value in values[self._moved :]]
         self._moved = len(self.used)
         used, covered = self._texts
@@ -85,7 +85,7 @@ def restore_buckets(
     """Return the buckets of a file; with an invalid width they start empty."""
     if width is None or not FIRST_WIDTH <= width <= LONGEST:
         return Buckets(since)
-    both = list(zip(used, covered, strict=False))[:BUCKETS]
+    both = list(zip(used, covered))[:BUCKETS]
     spans = [of / MILLI for _, of in both]
-    works = [min(work / MILLI, span) for (work, _), span in zip(both, spans, strict=True)]
+    works = [min(work / MILLI, span) for (work, _), span in zip(both, spans)]
     return Buckets(since, width, works, spans)

@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpulock.alloc.process_owner import FOREIGN, GONE, UNSEEN, ProcessTree, classify_process
-from gpulock.node.devices import Device, lock_ids_overlap
-from gpulock.slurm.steps import is_slurm_job_process
+from gpulock.alloc.process_owner import (
+    FOREIGN,
+    GONE,
+    UNSEEN,
+    ProcessTree,
+    classify_process,
+)
+from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
@@ -20,6 +25,7 @@ from gpulock_exporter.state.device_totals import TelemetryTotals
 from gpulock_exporter.state.join import SnapshotJoin
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
 from gpulock_exporter.state.plausibility import usable_devices, usable_lost_cards
+from gpulock_exporter.state.share_use import MEMBERS, ShareUse, sum_share_memory
 from gpulock_exporter.state.snapshot import (
     DeviceProcesses,
     ExporterHealth,
@@ -71,6 +77,9 @@ class CollectorState:
     lost: Mapping[str, LostCard] = field(default_factory=dict[str, LostCard])
     offset: float | None = None
 
+    def __post_init__(self) -> None:
+        self.shares = ShareUse(self.services, self.kin)
+
     def tick(
         self,
         frames: Sequence[Frame],
@@ -91,11 +100,15 @@ class CollectorState:
             looks = totals.advance(frame, self.devices, now.boottime)
             self._list()
             facts.read("foreign", lambda: self._judge(facts.locks), None)
-            strangers = frozenset(name for name, on in self.present().items() if on.foreign)
-            over |= ledger.advance(held, looks, totals.at or now.boottime, strangers)
+            present = self.present()
+            looks |= self.shares.divide(looks, self.devices, facts.locks, present)
+            strangers = {name for name, on in present.items() if on.foreign}
+            strangers |= {name for name in looks if card_bus_id(name) in strangers}
+            over |= ledger.advance(held, looks, totals.at or now.boottime, frozenset(strangers))
         if not frames:
             facts.read("foreign", lambda: self._judge(facts.locks), None)
             over = ledger.advance(held, None, now.boottime)
+        ledger.note_host(facts.host_usage)
         told = usable_lost_cards(self.last) if self.last and self._is_fresh(now) else {}
         self.lost = merge_lost_cards(self.lost, {**told, **(hung or {})}, now.boottime)
         self.memory.sequence += 1
@@ -133,6 +146,7 @@ class CollectorState:
             since=since,
             offset=offset,
             present=self.present(),
+            share_use=self.shares.ratios,
             lost={bus: one.why for bus, one in self.lost.items()},
             facts=facts,
             totals=self.memory.totals,
@@ -174,7 +188,7 @@ class CollectorState:
             if locks is None:
                 one.who = None
                 continue
-            holders = [lock for at, lock in locks.items() if lock_ids_overlap(at, name)]
+            holders = [lock for at, lock in sorted(locks.items()) if lock_ids_overlap(at, name)]
             tokens = frozenset(lock.owner.token if lock.owner else "" for lock in holders)
             if one.who is None or one.tokens != tokens:
                 kin = kin or self.kin()
@@ -210,8 +224,10 @@ def classify_device_processes(
 
     NVML tells pids, /proc tells the rest. What cannot be seen is not foreign: it is counted apart.
     """
-    holders, more = list(locks), {"slurm": is_slurm_job_process}
-    judged = {one.pid: classify_process(one.pid, holders, kin, services, more) for one in listed}
+    holders = list(locks)
+    judged = {one.pid: classify_process(one.pid, holders, kin, services, MEMBERS) for one in listed}
     foreign = tuple(sorted(pid for pid, of in judged.items() if of == FOREIGN))
-    found = list(judged.values())
-    return DeviceProcesses(len(judged) - found.count(GONE), foreign, found.count(UNSEEN))
+    found, memory = list(judged.values()), sum_share_memory(listed, holders, kin)
+    return DeviceProcesses(
+        len(judged) - found.count(GONE), foreign, found.count(UNSEEN), share_memory=memory
+    )

@@ -23,10 +23,13 @@ KEPT_CREDIT = 5.0  # seconds that one look may tell of more than has passed sinc
 LONGEST_LOOK = 120.0  # seconds that a driver remembers
 MOST_KNOWN = 256  # devices that are remembered
 MOST_XID = 9999
-BOARD_COUNTERS = ("energy", "pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive")
+BOARD_COUNTERS = (
+    *("energy", "pcie_replays", "pcie_transmit", "pcie_receive"),
+    *("nvlink_transmit", "nvlink_receive"),
+)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceActivity:
     """What one device did from `since` until `at`; None is not known.
 
@@ -61,7 +64,7 @@ class DeviceTotals:
 
     `device` is the lock id of the place where it was last seen, `index` the number of its card in
     this boot, `observable` whether the driver ever told whether it works. `counters` are by name:
-    `energy`, `ecc.<name>`, `reason.<name>`.
+    `energy`, `ecc.<name>`, `reason.<name>`, `nvlink_error.<kind>`.
     """
 
     key: str
@@ -157,6 +160,8 @@ def counter_readings(device: DeviceTelemetry) -> Iterator[tuple[str, str, float]
         yield f"reason.{reason}", "reason", seconds
     for place, errors in (device.ecc or {}).items():
         yield f"ecc.{place}", "ecc", errors
+    for of, errors in (device.nvlink_errors or {}).items():
+        yield f"nvlink_error.{of}", "nvlink_error", errors
 
 
 class TelemetryTotals:

@@ -31,8 +31,9 @@ class SnapshotJoin:
 
     `devices` are those of the last look by id, and `at` when that was (CLOCK_BOOTTIME); `fresh`
     says whether that is recent enough to be told, and `since` how old a counter may be. `present`
-    has who is on each device, `lost` why a card does not answer, by bus id; `offset` makes a
-    boottime epoch seconds.
+    has who is on each device, `share_use` which part of the last look the claim of a share worked,
+    by lock id, `lost` why a card does not answer, by bus id; `offset` makes a boottime epoch
+    seconds.
     """
 
     devices: Mapping[str, DeviceTelemetry]
@@ -41,6 +42,7 @@ class SnapshotJoin:
     since: float
     offset: float
     present: Mapping[str, DeviceProcesses]
+    share_use: Mapping[str, float]
     lost: Mapping[str, str]
     facts: LocalState
     totals: TelemetryTotals
@@ -112,6 +114,13 @@ class SnapshotJoin:
             found.state, found.lock = row.state or None, row.lock
             found.sharers = {o.id: o.owner for o in row.locks() if o.owner and SHARE in o.id}
             found.owner = None if found.sharers else record
+            on = self.present.get(row.id) if self.fresh else None
+            memory: Mapping[str, int] = on.share_memory if on else {}
+            found.share_memory = {name: memory[name] for name in found.sharers if name in memory}
+            told: Mapping[str, float] = self.share_use if self.fresh else {}
+            found.share_use = {name: told[name] for name in found.sharers if name in told}
+        if row.id in self.facts.checks:
+            found.checks = self.facts.checks[row.id].found
         found.stale = is_lock_stale(record, self.facts)
         found.quarantined = is_row_quarantined(row, self.facts) if row.state else None
         found.foreign = count_foreign(self.present.get(row.id)) if self.fresh else None
@@ -150,7 +159,7 @@ def name_missing_rows(
         return found
     here = {row.id.partition(".gi")[0] for row in found}
     gone = [name for name in sorted(totals.places) if ".gi" not in name and name not in here]
-    given = zip(unnamed, gone, strict=False)
+    given = zip(unnamed, gone)
     return found + [
         states.DeviceState(name, None, None, row.state, row.reason) for row, name in given
     ]

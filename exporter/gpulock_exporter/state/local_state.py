@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Optional, TypeVar
 
 from gpulock.alloc import node_view
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.store import atomic, kv
+from gpulock.store.checks import CardChecks, read_card_checks
 from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.verdicts import Verdict
 from gpulock_exporter.state.claim_accounting import LedgerClaim
+from gpulock_exporter.state.job_cgroups import HostUsage, JobCgroups
 
 SETTLE = 0.005  # seconds for a lock without owner, of each tick: a claim takes 0.2 ms
 
@@ -29,7 +31,7 @@ Mark = tuple[str, int, int, int, int]  # path, inode, size, time stamps in nanos
 Marks = tuple[Mark, ...]
 
 _T = TypeVar("_T")
-Judged = tuple[dict[str, Verdict] | None, float | None]
+Judged = tuple[Optional[dict[str, Verdict]], Optional[float]]
 
 
 class LocalState(node_view.NodeView):
@@ -49,6 +51,8 @@ class LocalState(node_view.NodeView):
     ) -> None:
         super().__init__(locks, quarantined, verdicts, reconciled)
         self.counters: dict[str, str] = dict(counters or {})
+        self.checks: dict[str, CardChecks] = {}  # by bus id
+        self.host_usage: dict[str, HostUsage] = {}  # by token
         self.failures: dict[str, str] = {}
         self.durations: dict[str, float] = dict(durations or {})
 
@@ -64,22 +68,32 @@ class LocalState(node_view.NodeView):
             self.durations[source] = time.perf_counter() - begun
 
 
-def read_local_state(node: Node, now: float, known: LockCache | None = None) -> LocalState:
+def read_local_state(
+    node: Node, now: float, known: LockCache | None = None, jobs: JobCgroups | None = None
+) -> LocalState:
     """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds.
 
-    `known` are the locks as they were read before, for a caller that reads them each second.
+    `known` are the locks, and `jobs` the jobs' cgroups, as they were read before, for a caller that
+    reads them each second.
     """
     facts, locks = LocalState(), known or LockCache(read_locks_with_details)
     facts.locks = facts.read("locks", lambda: read_boot_locks(node, locks), None)
     facts.quarantined = facts.read(
         "quarantine", lambda: node_view.read_quarantine_reasons(node.settings.state_dir), None
     )
+    facts.closed = node_view.read_closed_cards(node)
     nothing: Judged = (None, None)
     judged = facts.read("verdicts", lambda: node_view.read_node_verdicts(node, now), nothing)
     facts.verdicts, facts.reconciled = judged
     facts.open_foreign = facts.read(
         "foreign", lambda: read_foreign_uses(node.store.path, now, node.boot_id) or {}, {}
     )
+    facts.checks = facts.read(
+        "checks", lambda: read_card_checks(node.store.path, node.boot_id)[0], {}
+    )
+    if jobs is not None:
+        owners = {lock.owner.token: lock.owner for lock in facts.held.values() if lock.owner}
+        facts.host_usage = facts.read("jobs", lambda: jobs.read(owners, now), {})
     facts.counters = facts.read("counters", lambda: read_hook_counters(node.store), {})
     return facts
 

@@ -36,6 +36,8 @@ KINDS: dict[str, CounterKind] = {
     "energy": CounterKind(5e3),
     "reason": CounterKind(1.1),
     "ecc": CounterKind(1e7),
+    "pcie_replays": CounterKind(1e7),
+    "nvlink_error": CounterKind(1e9),
     "pcie_transmit": CounterKind(2.6e11, (WORD, KIB_WORD), whole=False),
     "pcie_receive": CounterKind(2.6e11, (WORD, KIB_WORD), whole=False),
     "nvlink_transmit": CounterKind(2e12, (WORD, KIB_WORD), whole=False),

@@ -21,6 +21,8 @@ from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Process
 MOST_DEVICES = 1024  # of a frame: 16 cards of 7 instances are 128
 MOST_NAMES = 64  # of reasons, of ECC counters, of links: of whatever becomes a label
 LONGEST_TEXT = 128  # characters
+PID_LENGTH = 8  # digits, and one more than any pid has
+MOST_WORKING = 1 << 10  # processes of a card that say how much they worked
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of a 64 bit kernel, proc_sys_kernel(5)
 MOST_BYTES = 1 << 50  # of memory
 MOST_ERRORS = (1 << 32) - 2  # of memory; 32 bits of ones are no count
@@ -55,6 +57,19 @@ RULES = {
     "memory_total": FieldRule("memory", 1, MOST_BYTES),
     "power": FieldRule("power", 0, 5000),  # watts: the largest boards are at 1,400
     "temperature": FieldRule("temperature", -50, 200),
+    "memory_temperature": FieldRule("temperature", -50, 200),
+    "power_limit": FieldRule("power", 0, 5000),
+    "power_limit_enforced": FieldRule("power", 0, 5000),
+    "fan": FieldRule("temperature", 0, 2),  # some fans turn faster than their nominal speed
+    "answer": FieldRule("devices", 0, 1e6),
+    "pcie_generation": FieldRule("pcie", 1, 9),
+    "pcie_generation_max": FieldRule("pcie", 1, 9),
+    "pcie_width": FieldRule("pcie", 1, 32),
+    "pcie_width_max": FieldRule("pcie", 1, 32),
+    "pcie_replays": FieldRule("pcie", 0, MOST_ERRORS),
+    "nvlink_errors": FieldRule("nvlink", 0, MOST_BYTES),
+    "nvlink_active": FieldRule("nvlink", 0, MOST_ID),
+    "fabric": FieldRule("nvlink", 1, 4),
     "sm_clock": FieldRule("clocks", 0, 2e10),  # hertz
     "memory_clock": FieldRule("clocks", 0, 2e11),
     "index": FieldRule("devices", 0, MOST_ID),
@@ -78,6 +93,9 @@ BOARD = (
         "clock_reasons",
     ),
     *("clock_reason_seconds", "ecc", "remapped", "remap_pending", "remap_failure"),
+    *("memory_temperature", "power_limit", "power_limit_enforced", "fan", "answer"),
+    *("pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "pcie_replays"),
+    *("nvlink_errors", "nvlink_active", "fabric"),
     *("recovery_action", "pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive"),
 )
 
@@ -136,6 +154,9 @@ def drop_impossible_values(
     clean.clock_reasons = _clean_names(device.clock_reasons)
     clean.summed = _clean_names(device.summed)
     clean.processes = _clean_processes(device.processes)
+    clean.process_use = _clean_process_use(device.process_use)
+    if clean.process_use is None and device.process_use is not None:
+        _note_impossible_value(failures, bus, "utilization", device.process_use)
     if clean.uuid != device.uuid:
         _note_impossible_value(failures, bus, "uuid", device.uuid)
     for field, rule in RULES.items():
@@ -214,3 +235,12 @@ def _clean_processes(found: list[Process] | None) -> list[Process] | None:
         Process(one.pid, one.memory if 0 <= (one.memory or 0) <= MOST_BYTES else None)
         for one in {p.pid: p for p in found if 0 < p.pid <= MOST_PID}.values()
     ]
+
+
+def _clean_process_use(found: dict[str, float] | None) -> dict[str, float] | None:
+    """Return how much each process worked; where one of them cannot be, none is believed."""
+    sound = found is not None and all(
+        word.isascii() and word.isdigit() and len(word) < PID_LENGTH and 0 <= part <= 1
+        for word, part in found.items()
+    )
+    return found if sound and len(found or ()) <= MOST_WORKING else None

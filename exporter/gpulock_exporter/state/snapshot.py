@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Optional
 
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -43,13 +44,15 @@ class LostCard:
 class DeviceProcesses:
     """Who is on one device: how many processes NVML listed, and what they turned out to be.
 
-    `at` is when it listed them, CLOCK_BOOTTIME seconds.
+    `at` is when it listed them, CLOCK_BOOTTIME seconds. `share_memory` has the bytes in use by the
+    processes of each share of the device, by lock id, where that is known.
     """
 
     listed: int
     foreign: tuple[int, ...] = ()
     unseen: int = 0
     at: float | None = None
+    share_memory: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass
@@ -61,11 +64,13 @@ class DeviceSnapshot(DeviceTelemetry):
     identity: the lock id where NVML tells none. `card` is the number of its card in this boot,
     `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its neighbours. `state`
     is None where the locks are not known, and for a card in MIG mode, which nobody can be granted.
-    `owner` has the device alone, `sharers` by lock id have a share of it each. `counters` are this
+    `owner` has the device alone, `sharers` by lock id have a share of it each, whose processes
+    use `share_memory` bytes and worked for `share_use` of the last look. `counters` are this
     boot's: `busy`, `observed`, `energy`, `ecc.<name>`, `reason.<name>`. `xids` has how many there
     were and when the last was; times are epoch seconds. `foreign` counts processes; where none is
-    seen and some are hidden it is None. `idle` and `mean` are, of its claim, the observed seconds
-    without work and the share at work.
+    seen and some are hidden it is None. `checks` has why each check of gpulockd's failed, nothing
+    for one that is good. `idle` and `mean` are, of its claim, the observed seconds without work and
+    the share at work.
     """
 
     id: str = ""
@@ -79,10 +84,13 @@ class DeviceSnapshot(DeviceTelemetry):
     lock: Lock | None = None
     owner: Owner | None = None
     sharers: Mapping[str, Owner] = field(default_factory=dict[str, Owner])
+    share_memory: Mapping[str, int] = field(default_factory=dict[str, int])
+    share_use: Mapping[str, float] = field(default_factory=dict[str, float])
     stale: bool | None = None
     quarantined: bool | None = None
     counters: Mapping[str, float] = field(default_factory=dict[str, float])
     xids: Mapping[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
+    checks: Mapping[str, str] = field(default_factory=dict[str, str])
     last_busy: float | None = None
     foreign: int | None = None
     idle: float | None = None
@@ -101,7 +109,7 @@ class ExporterHealth:
     abandoned: int = 0
     sampled: float | None = None  # epoch seconds of the last frame
     collectors: Mapping[str, tuple[float | None, str]] = field(
-        default_factory=dict[str, tuple[float | None, str]]
+        default_factory=dict[str, tuple[Optional[float], str]]
     )
     reloaded: bool | None = None  # None: no web configuration
 

@@ -31,7 +31,7 @@ _VERSIONS = (b"1.0", b"1.1")
 Headers = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HttpRequest:
     """One request whose head was found sound; a request of this server has no body."""
 
@@ -48,7 +48,7 @@ class HttpRequest:
         return tuple(parse_qs(self.query, keep_blank_values=True).get(name, ()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HttpResponse:
     """One answer; the server adds Date, Content-Length and Connection."""
 

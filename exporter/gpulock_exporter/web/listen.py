@@ -22,7 +22,7 @@ class ListenError(ValueError):
     """An address that cannot be listened on, with what to do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ListenAddress:
     """A host and a port; no host means every address of this node."""
 

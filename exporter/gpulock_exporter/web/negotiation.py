@@ -97,7 +97,8 @@ class RenderedMetrics:
 
 def gzip_body(body: bytes) -> bytes:
     """Compress a body for a client that takes gzip."""
-    return zlib.compress(body, GZIP_LEVEL, _GZIP_CONTAINER)
+    packer = zlib.compressobj(GZIP_LEVEL, wbits=_GZIP_CONTAINER)
+    return packer.compress(body) + packer.flush()
 
 
 def negotiated_response(request: HttpRequest, rendered: RenderedMetrics) -> HttpResponse:

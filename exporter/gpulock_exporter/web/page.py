@@ -2,7 +2,7 @@
 """The landing page: the node at a glance, for a person; a pure function to HTML.
 
 One page without script and with nothing from outside. It loads itself again only for those
-who ask for that: others would lose the place, and a screen reader begins anew (WCAG 2.2, 3.2.5).
+who ask for that: others would lose the place, and a screen reader starts over (WCAG 2.2, 3.2.5).
 Every text in it is escaped. What is not known is left out or a dash, never a zero.
 """
 
@@ -69,7 +69,8 @@ class Page:
     """A node; `old` is how many seconds old the samples are, None where there are none.
 
     `fault` says why there are none, or why they are old, in the driver's words; `unread` why the
-    locks cannot be read, `live` whether the page loads itself again.
+    locks cannot be read, `live` whether the page loads itself again. `steps` are of GPUs that went
+    out of service, were reset or came back, the latest first.
     """
 
     node: str
@@ -82,6 +83,7 @@ class Page:
     span: str = "5 minutes"
     driver: str = ""
     live: bool = False
+    steps: Sequence[str] = ()
 
 
 def render_page(page: Page) -> str:
@@ -101,6 +103,7 @@ def render_page(page: Page) -> str:
             "<main>",
             *[render_tile_group(card, list(some), page.span) for card, some in together],
             "" if page.tiles else "<p class=none>No GPU is known here.</p>",
+            render_page_steps(page.steps),
             f"</main><footer>{render_page_footer(page)}</footer></body></html>\n",
         ]
     )
@@ -130,6 +133,12 @@ def render_tile_group(card: str, tiles: Sequence[Tile], span: str) -> str:
     free = sum(tile.state == "free" for tile in tiles)
     count = f"{len(tiles)} MIG instance{'s' if len(tiles) > 1 else ''}, {free} free"
     return f"<h2>{escape(card)} <span>{count}</span></h2><div class=mig>{inner}</div>"
+
+
+def render_page_steps(steps: Sequence[str]) -> str:
+    """Return what became of GPUs of late: out of service, reset, back."""
+    lines = "".join(f"<p class=small>{escape(step)}</p>" for step in steps)
+    return f"<h2>Health</h2>{lines}" if lines else ""
 
 
 def render_page_footer(page: Page) -> str:

@@ -30,7 +30,7 @@ _NOT_TLS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ServerLimits:
     """How much and how long a client may; each deadline is for the whole of that phase."""
 
@@ -48,7 +48,7 @@ class ServerLimits:
     send_buffer_bytes: int = 128 * 1024  # the kernel's, for each connection
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WebSettings:
     """What a reload can change: swapped as one object, so that no request sees half of it."""
 
@@ -56,7 +56,7 @@ class WebSettings:
     refusal: Callable[[HttpRequest], HttpResponse | None] | None = None  # before the handler
 
 
-@dataclass(slots=True)
+@dataclass
 class ServerContext:
     """What all connections of a server share."""
 

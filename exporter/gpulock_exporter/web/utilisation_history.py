@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpulock.alloc import states
 from gpulock.daemon.health.findings import HARDWARE, describe_recovery_action
+from gpulock.store.owner import Owner
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
@@ -104,13 +105,13 @@ def build_tile(
     record = seen.owner
     job = user = held = ""
     if record is not None:
-        job = record.job() if record.scheduler in ("process", "admin") else f"job {record.job()}"
+        job = page_job_name(record)
         user = label_user.of(record)
         earlier = boot_id and record.boot_id != boot_id  # its CLOCK_BOOTTIME was another one
         since = now.wall - record.claimed_at if earlier else now.boottime - record.claimed_boottime
         held = format_page_duration(since)
     if seen.sharers:
-        job = f"shared by {', '.join(f'job {one.job()}' for one in seen.sharers.values())}"
+        job = f"shared by {', '.join(list_page_sharers(seen))}"
         users = dict.fromkeys(label_user.of(one) for one in seen.sharers.values())
         user = ", ".join(name for name in users if name)
     return Tile(
@@ -131,6 +132,21 @@ def build_tile(
         temperature=seen.temperature,
         power=seen.power,
     )
+
+
+def page_job_name(record: Owner) -> str:
+    """Return how the page names who holds a device."""
+    return record.job() if record.scheduler in ("process", "admin") else f"job {record.job()}"
+
+
+def list_page_sharers(seen: DeviceSnapshot) -> Iterable[str]:
+    """Return the claims that share a device, each once, and how much it worked at the last look."""
+    found: dict[str, str] = {}
+    for name, record in seen.sharers.items():
+        use = seen.share_use.get(name)
+        worked = "" if use is None else f" ({use:.0%})"
+        found.setdefault(record.token, f"{page_job_name(record)}{worked}")
+    return found.values()
 
 
 def device_note(seen: DeviceSnapshot) -> str:

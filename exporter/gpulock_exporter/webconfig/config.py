@@ -110,8 +110,8 @@ def _check_pem(entry: Entry, files: WebConfigFiles, marker: bytes) -> str:
     path = os.path.join(os.path.dirname(entry.path), entry.value)
     try:
         content = files.read(path)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        why = error.strerror if isinstance(error, OSError) else str(error)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "this holds a NUL byte"
         raise entry.fault(f"{path}: {why}") from error
     if marker not in content:
         kind = marker.decode().removesuffix("-----").lower()

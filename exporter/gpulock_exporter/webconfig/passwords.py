@@ -8,7 +8,7 @@ another by one check each; a user's first login from that very address waits for
 
 from __future__ import annotations
 
-import binascii
+import base64
 import hmac
 import ipaddress
 import os
@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError  # its own before Python 3.11
 
 from gpulock_exporter.web.http import HttpRequest, HttpResponse, error_response
 
@@ -50,7 +51,11 @@ class CheckQueue:
         try:
             left = deadline - time.monotonic()
             return asked.result(min(max(left, 0), threading.TIMEOUT_MAX))
-        except (CancelledError, TimeoutError, ValueError):  # ValueError: a hash bcrypt dislikes
+        except (
+            CancelledError,
+            FutureTimeoutError,
+            ValueError,
+        ):  # a hash bcrypt dislikes
             asked.cancel()
             return None
 
@@ -149,7 +154,7 @@ def parse_basic_credentials(authorization: str) -> tuple[str, bytes] | None:
     if scheme.lower() != "basic":
         return None
     try:
-        decoded = binascii.a2b_base64(encoded.strip().encode("ascii"), strict_mode=True)
+        decoded = base64.b64decode(encoded.strip().encode("ascii"), validate=True)
         name, colon, password = decoded.partition(b":")
         return (name.decode(), password) if colon else None
     except ValueError:  # not ASCII, not base64, not UTF-8

@@ -18,6 +18,7 @@ class WorkerChild:
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str] | None, listened: bool = True
     ) -> None:
+        self._shared = frozenset[str]()
         end = subprocess.PIPE if listened else subprocess.DEVNULL
         # read, not mapped: what a worker makes shorter would end who has it mapped (mmap(2))
         self._page = page = os.memfd_create("gpulock-call")
@@ -42,6 +43,21 @@ class WorkerChild:
         """Return since when it makes that call, 0 where it makes none."""
         call = self.call()
         return call.since if call else 0.0
+
+    def share(self, cards: frozenset[str]) -> None:
+        """Say which cards are shared, by bus id, where that has changed.
+
+        One that hangs does not read: it is told as soon as there is room.
+        """
+        pipe = self.process.stdin
+        if pipe is None or pipe.closed or cards == self._shared:
+            return
+        try:
+            os.set_blocking(pipe.fileno(), False)
+            os.write(pipe.fileno(), f"{' '.join(sorted(cards))}\n".encode())
+        except OSError:
+            return
+        self._shared = cards
 
     def kill(self) -> None:
         """Send SIGKILL; a driver that hangs may keep it from dying."""

@@ -22,7 +22,7 @@ from gpulock_exporter.worker.restart_policy import (
 )
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 640.0  # seconds until a card is tried again
-FORGOTTEN = 3600.0  # seconds without a hang, after which the pauses begin anew
+FORGOTTEN = 3600.0  # seconds without a hang, after which the pauses start over
 MOST_STUCK = 4  # processes that cannot be killed, beyond which no worker is started beside them
 
 

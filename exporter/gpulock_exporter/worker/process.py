@@ -5,8 +5,8 @@ Usage: python -m gpulock_exporter.worker.process PERIOD PROCESS_PERIOD SOURCE [N
 SOURCE is `nvml` or `simulated:DIR`. `note=FD` is where it names its calls, `without=3/8` the cards
 that it does not ask, `only=3/8` the one that it tries with a few looks, and then ends. A call into
 a driver that hangs cannot be interrupted from within, so everything that could hang is here. It
-ends when its standard input does: then nobody reads any more; and where it hangs at that time, the
-kernel kills it.
+reads from its standard input, a line each, which cards are shared. It ends when that does: then
+nobody reads any more; and where it hangs at that time, the kernel kills it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gpulock.deadline import clock_boottime
 from gpulock_exporter.driver_calls import CallNote, CardFilter, parse_card_filter
 from gpulock_exporter.telemetry import FrameSource, encode_frame
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+CHUNK = 1 << 16  # bytes: what a pipe holds, pipe(7)
 CANNOT_OPEN = 3  # exit code: no driver, or one that does not answer as it should
 TRIAL_LOOKS = 2  # at a card that has hung: some of the calls are made from the second look on
 
@@ -84,25 +85,35 @@ def run_worker(
     """Look every `period` seconds, at process lists every `process_period`; so often, or on."""
     due = clock_boottime()
     processes_due = due
-    while True:
+    shared: Collection[str] | None = ()
+    while shared is not None:
         now = clock_boottime()
         with_processes = now >= processes_due
         if with_processes:
             processes_due = now + process_period
-        send(encode_frame(source.look(with_processes)))
+        send(encode_frame(source.look(with_processes, shared)))
         looks = looks - 1 if looks else looks
         if looks == 0:
             return
         # a look that took long does not make the next hurry
         due = max(due + period, clock_boottime())
-        if sleep_until_stdin_closed(parent, due - clock_boottime()):
-            return
+        shared = sleep_until_next_look(parent, due, shared)
 
 
-def sleep_until_stdin_closed(parent: int, seconds: float) -> bool:
-    """Sleep; return whether the parent has closed our standard input."""
-    readable, _, _ = select.select([parent], [], [], max(0.0, seconds))
-    return bool(readable) and os.read(parent, 1) == b""
+def sleep_until_next_look(
+    parent: int, due: float, shared: Collection[str]
+) -> Collection[str] | None:
+    """Sleep; return the cards that the parent named as shared last, by bus id.
+
+    Return None where the parent has closed our standard input. Each of its lines has all of them.
+    """
+    while select.select([parent], [], [], max(0.0, due - clock_boottime()))[0]:
+        heard = os.read(parent, CHUNK)
+        if not heard:
+            return None
+        lines = heard.decode("ascii", "replace").split("\n")
+        shared = frozenset(lines[-2].split()) if lines[1:] else shared
+    return shared
 
 
 def write_frame_line(line: bytes) -> None:

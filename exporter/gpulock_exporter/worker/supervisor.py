@@ -41,7 +41,8 @@ class Supervisor:
     """One worker; call `step` again and again, from one thread.
 
     `abandoned` counts the workers that could not be killed and are not reaped yet, `starts` all.
-    `hung` has the cards that are left out, `worker` is the one at work.
+    `hung` has the cards that are left out, `shared` those of which the worker is to ask how much
+    each process worked (by bus id), `worker` is the one at work.
     `fault` says why there is no worker, in the driver's words where it has some.
     """
 
@@ -54,6 +55,7 @@ class Supervisor:
     ) -> None:
         self.starts = 0
         self.fault = ""
+        self.shared = frozenset[str]()
         self._argv = list(argv)
         self._clock = clock
         self._limits = limits or WorkerTimeouts()
@@ -127,6 +129,8 @@ class Supervisor:
             self._kill()
         elif act is WorkerAction.ABANDON:
             self._abandon()
+        if self.worker is not None:
+            self.worker.share(self.shared)
         return self._receive(min(seconds, self._rest()))
 
     def close(self) -> None:

@@ -10,17 +10,17 @@ import click
 
 from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.install.setting_faults import find_setting_faults
-from gpulock.node.settings import (
+from gpulock.node.setting_keys import (
     ANSWER,
     CHOICE,
     FLAG,
     KEYS,
+    KINDS,
     LIMIT,
     SECONDS,
     WORDS,
-    Settings,
-    parse_settings,
 )
+from gpulock.node.settings import Settings, parse_settings
 from gpulock.store import atomic
 from gpulock.text import table
 
@@ -59,6 +59,8 @@ def format_config_lines(settings: Settings) -> list[str]:
     longest = max(len(name) for name, *_ in KEYS)
     for name, kind, default, meaning in KEYS:
         value = format_setting_value(getattr(settings, name.lower())) or '""'
+        if kind == KINDS and name in names:
+            value = settings.given.get(name, value)
         usual = default_setting_value(kind, default) or '""'
         source = f"file, default {usual}" if name in names else "default"
         head = f"{name.ljust(longest)}  {value}"
@@ -93,5 +95,6 @@ def setting_unit_hint(kind: str, default: str) -> str:
         LIMIT: " (seconds; 0: never)",
         FLAG: " (yes|no)",
         WORDS: " (words)",
+        KINDS: " (words, each NAME or NAME=KIND)",
     }
     return units.get(kind, "")

@@ -25,8 +25,13 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.install.hooks import InstallError
 from gpulock.node.context import Node
-from gpulock.node.settings import read_settings
-from gpulock.simulate.node import SimulationError, write_simulated_node
+from gpulock.node.settings_file import read_settings
+from gpulock.simulate.node import (
+    SimulatedNode,
+    SimulationError,
+    make_device_nodes,
+    write_simulated_node,
+)
 from gpulock.simulate.presets import PRESETS
 from gpulock.simulate.stage import DemoJob, DemoNode, open_demo_node
 from gpulock.text import table
@@ -164,8 +169,19 @@ class Demo:
             raise CommandRefusedError(
                 "the demo did not end with every GPU free", "report this as a bug"
             )
+        self.shares()
         name = gpulock_program_name()
         click.echo(f"\nTry it: {name} simulate DIR, then {name} --config DIR/gpulock.conf status")
+
+    def shares(self) -> None:
+        """Show two jobs on one card."""
+        self.scene("Small jobs may share a GPU, where the site says which (SHARES=7:4).")
+        self.stage.allow_shares()
+        self.command("qsub -l gpu_share=1 class.sh")
+        for play in [self.submit(number, "1", asked="gpu_share") for number in (107, 108)]:
+            play.finish()
+        self.settle()
+        self.pause()
 
     def all_free(self) -> bool:
         """Return whether nothing is held."""
@@ -178,17 +194,20 @@ class Demo:
             node = self.node()
             reconcile_locks(node, make_liveness_judge(node), deadline)
 
-    def submit(self, job_id: int, gpus: str = "", task: int = 0) -> DemoJob:
+    def submit(self, job_id: int, gpus: str = "", task: int = 0, asked: str = "gpu") -> DemoJob:
         """Run a job's prolog and show the mask it got; raise Refused where it does not run."""
-        play = self.stage.submit(job_id, gpus, task)
+        play = self.stage.submit(job_id, gpus, task, asked=asked)
         if play.result is not None:
             raise CommandRefusedError(
                 f"job {play.name} did not start: {play.output().strip()}", "see TMPDIR"
             )
         mask = play.visible_devices() or '""'
-        click.echo(
-            f"{INDENT}job {play.name.ljust(6)} CUDA_VISIBLE_DEVICES={click.style(mask, fg='green')}"
-        )
+        words = {
+            "CUDA_VISIBLE_DEVICES": mask,
+            "GPULOCK_SHARE": play.variables().get("GPULOCK_SHARE"),
+        }
+        told = [f"{name}={click.style(word, fg='green')}" for name, word in words.items() if word]
+        click.echo(f"{INDENT}job {play.name.ljust(6)} {' '.join(told)}")
         return play
 
     def refused(self, play: DemoJob, what: str) -> None:
@@ -245,13 +264,40 @@ class Demo:
     help="Machine type.",
 )
 @click.option("--gpus", type=click.IntRange(min=1), help="Only its first GPUs, this many.")
-def simulate_command(directory: Path, preset: str, gpus: int | None) -> None:
+@click.option("--for-scheduler", is_flag=True, help="GPUs for a real scheduler's jobs; as root.")
+def simulate_command(directory: Path, preset: str, gpus: int | None, for_scheduler: bool) -> None:
     """Write a simulated node into DIRECTORY, which must be empty or an older simulation."""
+    if for_scheduler and os.geteuid() != 0:
+        raise CommandRefusedError("a scheduler's hooks obey root's files alone", "run it as root")
     try:
-        node = write_simulated_node(directory, preset, gpus)
+        node = write_simulated_node(directory, preset, gpus, for_scheduler)
     except SimulationError as fault:
         raise CommandRefusedError(str(fault)) from fault
     machine = node.machine
     click.echo(f"{machine.name}: {machine.summary}")
     click.echo(f"{len(machine.gpus)} GPUs below {node.directory}; look at them with")
     click.echo(f"  gpulock --config {node.config} status")
+    if for_scheduler:
+        try:
+            make_device_nodes(node)
+        except OSError as fault:
+            what = f"{node.dev_root} has plain files, which slurmd does not take: {fault}"
+            click.echo(f"gpulock: simulate: {what}", err=True)
+        for line in scheduler_steps(node):
+            click.echo(line)
+
+
+def scheduler_steps(node: SimulatedNode) -> list[str]:
+    """Return what makes a real scheduler give out the GPUs of a simulated node."""
+    minors = sorted(gpu.minor for gpu in node.machine.present)
+    files = f"{node.dev_root}/nvidia[{','.join(map(str, minors))}]"
+    return [
+        "",
+        "Then for Grid Engine:",
+        f"  gpulock --config {node.config} install sge --queue QUEUE",
+        "For Slurm, put these lines into gres.conf and slurm.conf, and restart its daemons:",
+        f"  NodeName=NODE Name=gpu File={files}",
+        f"  GresTypes=gpu    and NodeName=NODE ... Gres=gpu:{len(minors)}",
+        f"  gpulock --config {node.config} install slurm --write-conf",
+        "docs/try-without-gpus.md has every step.",
+    ]

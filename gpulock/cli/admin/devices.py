@@ -19,6 +19,7 @@ from gpulock.cli.claims.release import check_reason_length, resolve_lock_id
 from gpulock.cli.complete import complete_device
 from gpulock.cli.select import SelectError, match_devices
 from gpulock.cli.session import CommandRefusedError, Session, describe_caller, log_to_syslog
+from gpulock.daemon.health.steps import BACK, OUT, note_health_step
 from gpulock.deadline import Deadline
 from gpulock.errors import lost_locks_refusal, one_line
 from gpulock.node.context import Node
@@ -110,6 +111,7 @@ def quarantine_command(session: Session, device: str, reason: str) -> None:
         notes.write_device_note(
             node.settings.state_dir, notes.QUARANTINE, name, describe_caller(), reason
         )
+        note_health_step(node.settings.state_dir, name, OUT, f"{reason} ({describe_caller()})")
         held = [
             lock for lock in node.store.read_all_locks().values() if lock_ids_overlap(lock.id, name)
         ]
@@ -151,6 +153,7 @@ def restore_command(session: Session, device: str) -> None:
             what = f"{label} is not quarantined{', but reserved' if kept else ''}"
             raise CommandRefusedError(what, undo or "see gpulock status")
         notes.remove_device_note(node.settings.state_dir, notes.QUARANTINE, name)
+        note_health_step(node.settings.state_dir, name, BACK, f"restored by {describe_caller()}")
     done = f"is not quarantined any more, but reserved; {undo}" if kept else "is back in service"
     report_admin_change(node, f"{label} {done}")
 
@@ -183,7 +186,7 @@ def make_admin_gate(node: Node) -> Gate:
 def reap_device_lock(node: Node, found: list[Device], name: str) -> Lock | None:
     """Return the lock on a device once what dead owners left is freed; gate held."""
     every = node.store.read_all_locks()
-    if lost := node.store.lost_ids(every):
+    if lost := node.store.find_lost(every)[0]:
         raise lost_locks_refusal(f"the locks of {' '.join(lost)}")
     held = {key: lock for key, lock in every.items() if lock_ids_overlap(key, name)}
     if held:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpulock.cli.admin.offers import Consent
 from gpulock.cli.session import CommandRefusedError, Session
+from gpulock.daemon.health.findings import POLICY_WORDS
 from gpulock.install.hooks import InstallError
 from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.text.words import format_count
@@ -38,11 +40,25 @@ def dry_run_option(function: F) -> F:
     return click.option("--dry-run", is_flag=True, help=text)(function)
 
 
+def quarantine_option(function: F) -> F:
+    """Add --quarantine-on."""
+    text = f"QUARANTINE_ON: what takes a GPU out of service, of {' '.join(POLICY_WORDS)}."
+    return click.option("--quarantine-on", metavar="WORDS", default=None, help=text)(function)
+
+
+def yes_option(function: F) -> F:
+    """Add --yes."""
+    text = "Agree to all that is offered: verifier, services, a trial job."
+    return click.option("--yes", is_flag=True, help=text)(function)
+
+
 def hook_options(function: F) -> F:
     """Add the options of an installation of hooks."""
     gpus, folder = "GPUs of this node.  [default: count them]", "Folder for the hooks."
     for option in (
         dry_run_option,
+        yes_option,
+        quarantine_option,
         click.option("--interpreter", default=sys.executable, help="Python of the hooks."),
         click.option(
             "--prefix", type=FOLDER, default=DEFAULT_PREFIX, show_default=True, help=folder
@@ -63,47 +79,88 @@ def hook_options(function: F) -> F:
 @click.option("--all-hosts", is_flag=True, help="Set the hooks for all hosts of the queue.")
 @click.option("--sge-root", default="", help="SGE_ROOT, where there are several.")
 @click.option("--sge-cell", default="", help="SGE_CELL.")
+@click.option(
+    "--accept-terminal-jobs",
+    is_flag=True,
+    help="Install although a qrsh on a terminal puts the queue in error.",
+)
 @hook_options
 @click.pass_obj
-def install_sge_command(session: Session, /, dry_run: bool, prefix: Path, **options: Any) -> None:
-    """Install prolog, epilog and load sensor for Grid Engine on this node."""
+def install_sge_command(
+    session: Session, /, dry_run: bool, yes: bool, prefix: Path, **options: Any
+) -> None:
+    """Install prolog, epilog and load sensor for Grid Engine on this node.
+
+    On a terminal it offers the rest: a verifier, services, a trial job.
+    """
     from gpulock.install.sge.install import SgeOptions, plan_sge
 
     options |= {"prefix": prefix.absolute(), "config": Path(session.config)}
-    run_installer(lambda: plan_sge(SgeOptions(**options)), dry_run)
+    consent = Consent(session, yes, dry_run)
+    run_installer(lambda: plan_sge(SgeOptions(**options)), dry_run, consent=consent)
 
 
 @install_group.command("slurm")
 @click.option("--node", default="", help="Slurm's name of this node.  [default: ask slurmd]")
 @click.option("--spank", is_flag=True, help="A SPANK plugin in place of TaskProlog, for pyxis.")
+@click.option("--write-conf", is_flag=True, help="Edit slurm.conf beside a backup; reconfigure.")
+@click.option("--installed-everywhere", is_flag=True, help="Every node of the cluster has gpulock.")
 @hook_options
 @click.pass_obj
-def install_slurm_command(session: Session, /, dry_run: bool, prefix: Path, **options: Any) -> None:
+def install_slurm_command(
+    session: Session, /, dry_run: bool, yes: bool, prefix: Path, **options: Any
+) -> None:
     """Install Prolog, TaskProlog and Epilog for Slurm on this node.
 
-    Reads slurm.conf and gres.conf, and prints the lines to add there.
+    Reads slurm.conf and gres.conf, and prints the lines to add there, or adds them to slurm.conf.
+    On a terminal it offers services and a trial job.
     """
     from gpulock.install.slurm.install import SlurmOptions, plan_slurm
 
     options |= {"prefix": prefix.absolute(), "config": Path(session.config)}
-    run_installer(lambda: plan_slurm(SlurmOptions(**options)), dry_run)
+    consent = Consent(session, yes, dry_run)
+    run_installer(lambda: plan_slurm(SlurmOptions(**options)), dry_run, consent=consent)
 
 
 @install_group.command("systemd")
 @dry_run_option
+@quarantine_option
 @click.pass_obj
-def install_systemd_command(session: Session, /, dry_run: bool) -> None:
+def install_systemd_command(session: Session, /, dry_run: bool, quarantine_on: str | None) -> None:
     """Install and start gpulockd and the exporter as systemd services."""
     from gpulock.install.systemd.install import SystemdOptions, plan_systemd
 
-    options = SystemdOptions(config=Path(session.config).absolute())
+    options = SystemdOptions(Path(session.config).absolute(), quarantine_on=quarantine_on)
     run_installer(lambda: plan_systemd(options), dry_run, shown=True)
 
 
-def run_installer(plan_it: Callable[[], InstallPlan], dry_run: bool, shown: bool = False) -> None:
-    """Make the changes, or show them (`shown`: both); then say what there is to know."""
+@install_group.command("hooks")
+@click.option("--if-broken", is_flag=True, help="Only where the Python that they name is gone.")
+@click.pass_obj
+def install_hooks_command(session: Session, /, if_broken: bool) -> None:
+    """Render the installed hooks again, for this version and its Python; ask no scheduler."""
+    from gpulock.install.renew import renew_hooks
+
+    try:
+        renew_hooks(session.settings(), sys.executable, if_broken, click.echo)
+    except InstallError as fault:
+        raise CommandRefusedError(str(fault)) from fault
+
+
+def run_installer(
+    plan_it: Callable[[], InstallPlan],
+    dry_run: bool,
+    shown: bool = False,
+    consent: Consent | None = None,
+) -> None:
+    """Make the changes, or show them (`shown`: both); then say what there is to know.
+
+    What the plan offers is asked for by `consent`, as are services and a trial job at the end.
+    """
     try:
         plan = plan_it()
+        if consent:
+            consent.take_offers(plan)
         for change in plan.changes if dry_run or shown else ():
             click.echo("\n".join(change.lines()))
         if not dry_run:
@@ -118,6 +175,9 @@ def run_installer(plan_it: Callable[[], InstallPlan], dry_run: bool, shown: bool
         click.echo(f"{format_count(len(plan.changes), 'change')} would be made")
     for page in plan.pages:
         click.echo("\n" + "\n".join(page))
+    if consent:
+        consent.offer_services()
+        consent.run_trial(plan)
 
 
 @click.command()
@@ -156,7 +216,7 @@ def doctor_command(ctx: click.Context, prefix: Path | None) -> None:
         found = checks.run_doctor(checks.DoctorOptions(config=Path(session.config), prefix=prefix))
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
-    colours = dict(zip(checks.MARKS.values(), ("green", "yellow", "red"), strict=True))
+    colours = dict(zip(checks.MARKS.values(), ("green", "yellow", "red")))
     checks.print_checks(
         found, lambda line: click.echo(click.style(line[:1], colours.get(line[:1])) + line[1:])
     )

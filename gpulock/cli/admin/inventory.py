@@ -19,6 +19,7 @@ from gpulock.errors import Refusal
 from gpulock.job.environment import loaded_driver_version
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
+from gpulock.node.kinds import format_device_kinds
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import device_name, format_count, short_model
@@ -60,6 +61,7 @@ def format_inventory_lines(
     result += table.render_table(
         COLUMNS, [inventory_device_cells(device) for device in found], max(width, table_width)
     )
+    result.append(f"Kinds that a job may ask for: {format_device_kinds(found)}")
     result += table.render_facts(
         [(f"GPU {device_name(device)}", device.fault) for device in found if device.fault], width
     )
@@ -99,7 +101,7 @@ def format_link_matrix(found: list[Device], links: Links) -> list[str]:
     columns = [Column("", right=True), *(Column(name, right=True) for name in names)]
     rows = [
         [Cell(name), *(device_link_cell(device, other, links) for other in found)]
-        for name, device in zip(names, found, strict=True)
+        for name, device in zip(names, found)
     ]
     return table.render_table(columns, rows, table.UNCUT)
 

@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import click
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
+from gpulock.alloc.release import release_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.select import SelectError, match_device_list
 from gpulock.cli.session import CommandRefusedError, Session, uid_to_user_name
 from gpulock.deadline import Deadline, clock_boottime
+from gpulock.job.mps import wait_for_mps
 from gpulock.node.context import Node
+from gpulock.node.kinds import MIG, MODEL, parse_kind
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_count, format_device_list, format_duration, parse_duration
 from gpulock.workstation import process_claims, tickets
@@ -35,8 +40,33 @@ def parse_wait_option(ctx: click.Context, param: click.Parameter, value: str | N
         raise click.BadParameter(f"{fault}. Put -- before the command.", ctx, param) from fault
 
 
+class ClaimWishes(NamedTuple):
+    """What the options of `claim_options` say, but for --wait."""
+
+    number: int | None
+    devices: str | None
+    share: bool
+    model: str | None
+    mig: str | None
+
+
 def claim_options(function: F) -> F:
-    """Add the options that say how many devices, which, and how long to wait."""
+    """Add the options that say how many devices, which (`wishes`), and how long to wait."""
+
+    @functools.wraps(function)
+    def collected(
+        *rest: object,
+        number: int | None,
+        devices: str | None,
+        share: bool,
+        model: str | None,
+        mig: str | None,
+        **others: object,
+    ) -> object:
+        wishes = ClaimWishes(number, devices, share, model, mig)
+        return function(*rest, wishes=wishes, **others)
+
+    added: Callable[..., object] = collected
     for option in (
         click.option(
             "--wait",
@@ -47,10 +77,15 @@ def claim_options(function: F) -> F:
             help="Wait in the queue: 90s, 30m, 1h; without a duration for ever.",
         ),
         click.option("--devices", metavar="LIST", help="Exactly these: 0,1, bus ids or UUIDs."),
-        click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="How many GPUs."),
+        click.option("--model", metavar="NAME", help="Cards of this model: a100, a100*, h200."),
+        click.option("--mig", metavar="PROFILE", help="MIG instances of this profile: 3g.40gb."),
+        click.option("--share", is_flag=True, help="Places on a GPU that others share (SHARES)."),
+        click.option(
+            "-n", "number", type=click.IntRange(min=1), metavar="N", help="How many GPUs."
+        ),
     ):
-        function = option(function)
-    return function
+        added = option(added)
+    return cast("F", added)
 
 
 def open_node_for_claim(session: Session) -> Node:
@@ -68,42 +103,59 @@ def prepare_claim_folders(node: Node) -> None:
         process_claims.ensure_node_dirs(node)
 
 
-def resolve_wanted_devices(
-    node: Node, count: int | None, devices: str | None
-) -> tuple[int, tuple[str, ...]]:
-    """Return how many devices are wanted, and which; raise UsageError or Refused."""
+def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
+    """Return what is asked for; raise UsageError or Refused. Of a kind one is asked for without -n.
+
+    Only one option names a kind or devices, but shares may be of certain cards.
+    """
+    count, devices, share, model, mig = wishes
+    if (model is not None) + (mig is not None) + bool(share or devices is not None) > 1:
+        raise click.UsageError("use one of --model, --mig, --share and --devices.")
+    if model is not None or mig is not None:
+        try:
+            kind = parse_kind(f"{MODEL}{model}" if model is not None else f"{MIG}{mig}")
+        except ValueError as fault:
+            raise click.UsageError(f"--{'model' if mig is None else 'mig'} {fault}.") from fault
+        return ClaimRequest(count or 1, kinds=((kind, count or 1),))
     if devices is None:
-        if count is None:
+        if count is None and not share:
             raise click.UsageError("say how many GPUs with -n N, or which with --devices.")
-        return count, ()
+        return ClaimRequest(count or 1, share=share)
     try:
         wanted = tuple(device.id for device in match_device_list(devices, node.devices()))
     except SelectError as fault:
         raise CommandRefusedError(str(fault), "see gpulock status") from fault
     if count not in (None, len(wanted)):
         raise click.UsageError(f"-n {count} and --devices with {len(wanted)} do not fit.")
-    return len(wanted), wanted
+    return ClaimRequest(len(wanted), wanted, share=share)
 
 
-def acquire_devices(
-    node: Node, record: Owner, count: int, wanted: tuple[str, ...], wait: float
-) -> Grant:
+def acquire_devices(node: Node, record: Owner, want: ClaimRequest, wait: float) -> Grant:
     """Claim in turn, waiting so long; raise Refusal or Refused.
 
-    Where LOCK_DIR is another's, its gpulockd claims for us.
+    Where LOCK_DIR is another's, its gpulockd claims for us. Of a share whose card has an MPS it
+    waits for that.
     """
-    line = WaitProgress(count)
+    grant = wait_for_grant(node, record, want, wait)
+    if node.settings.share_mps and grant.owner.places:
+        try:
+            wait_for_mps(node, grant.owner, Deadline(CLAIM_SECONDS))
+        except BaseException:
+            release_cli_claim(node, grant, "its MPS did not start")
+            raise
+    return grant
+
+
+def wait_for_grant(node: Node, record: Owner, want: ClaimRequest, wait: float) -> Grant:
+    """Claim in turn, waiting so long; raise Refusal or Refused."""
+    line = WaitProgress(format_count(want.count, "share" if want.share else "GPU"))
     try:
         if socket_client.is_daemon_needed(node):
-            return socket_client.request_daemon_claim(
-                node, record, count, wanted, wait, line.show_waiting
-            )
-        refuse_second_claim(node, record, count, wanted)
+            return socket_client.request_daemon_claim(node, record, want, wait, line.show_waiting)
+        refuse_second_claim(node, record, want)
         grant = tickets.claim_in_turn(
             node,
-            lambda: process_claims.claim_for_process(
-                node, record, count, wanted, Deadline(CLAIM_SECONDS)
-            ),
+            lambda: process_claims.claim_for_process(node, record, want, Deadline(CLAIM_SECONDS)),
             Deadline(wait),
             line.show_waiting,
         )
@@ -114,15 +166,25 @@ def acquire_devices(
         line.end()
 
 
+def release_cli_claim(node: Node, grant: Grant, how: str) -> None:
+    """Give a claim back that is of no use."""
+    if socket_client.is_daemon_needed(node):
+        socket_client.request_daemon_release(node, grant.owner.pid)
+        return
+    token = grant.owner.token
+    judge = process_claims.make_liveness_judge(node)
+    release_locks(node, lambda o: o.token == token, judge, Deadline(CLAIM_SECONDS), how)
+
+
 def make_cli_owner(node: Node, pid: int, comment: str = "") -> Owner:
     """Return the record for a claim by `pid`, with its owner's name; raise Refusal."""
     record = process_claims.make_process_owner(node, pid, "", comment)
     return record.copy(user=uid_to_user_name(record.uid))
 
 
-def refuse_second_claim(node: Node, record: Owner, count: int, wanted: tuple[str, ...]) -> None:
+def refuse_second_claim(node: Node, record: Owner, want: ClaimRequest) -> None:
     """Raise Refused when the process holds another grant: one claim a process."""
-    other = process_claims.find_other_process_grant(node, record, count, wanted)
+    other = process_claims.find_other_process_grant(node, record, want)
     if other:
         raise CommandRefusedError(
             f"pid {record.pid} holds {format_device_list(other, node.devices())} already",
@@ -133,8 +195,8 @@ def refuse_second_claim(node: Node, record: Owner, count: int, wanted: tuple[str
 class WaitProgress:
     """What a waiting caller is told on stderr: one line, kept up to date on a terminal."""
 
-    def __init__(self, count: int) -> None:
-        self._what = format_count(count, "GPU")
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._begun = clock_boottime()
         self._last = ""
         self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

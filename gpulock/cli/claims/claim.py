@@ -10,12 +10,13 @@ import click
 
 from gpulock.alloc.claim import Grant
 from gpulock.cli.claims.acquire import (
+    ClaimWishes,
     acquire_devices,
     claim_options,
+    make_claim_request,
     make_cli_owner,
     open_node_for_claim,
     prepare_claim_folders,
-    resolve_wanted_devices,
 )
 from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell
 from gpulock.job import environment
@@ -30,8 +31,7 @@ from gpulock.text.words import device_name, short_model
 @click.pass_obj
 def claim_command(
     session: Session,
-    count: int | None,
-    devices: str | None,
+    wishes: ClaimWishes,
     wait: float,
     pid: int | None,
     export: bool,
@@ -42,7 +42,7 @@ def claim_command(
     eval "$(gpulock claim -n 1 --export)"
     """
     node = open_node_for_claim(session)
-    number, wanted = resolve_wanted_devices(node, count, devices)
+    want = make_claim_request(node, wishes)
     prepare_claim_folders(node)
     record = make_cli_owner(node, pid or find_calling_shell(node.proc))
     if os.geteuid() not in (0, record.uid):
@@ -50,7 +50,7 @@ def claim_command(
             f"process {record.pid} is {record.user}'s", "claim for one of your own"
         )
     binds = environment.driver_binds(node.settings) if export else ""
-    grant = acquire_devices(node, record, number, wanted, wait)
+    grant = acquire_devices(node, record, want, wait)
     click.echo(
         "\n".join(
             shell_export_lines(grant, node.settings, binds)
@@ -73,7 +73,8 @@ def shell_export_lines(grant: Grant, settings: Settings, binds: str) -> list[str
 
 def format_granted_devices(grant: Grant) -> list[str]:
     """Return a line for each device granted."""
+    of = "a share of " if grant.owner.places else ""
     return [
-        f"GPU {device_name(d)}  {d.bus}  {short_model(d.model)}  {d.uuid}".rstrip()
+        f"{of}GPU {device_name(d)}  {d.bus}  {short_model(d.model)}  {d.uuid}".rstrip()
         for d in grant.devices
     ]

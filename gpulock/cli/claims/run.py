@@ -17,23 +17,19 @@ import click
 
 from gpulock.alloc.claim import Grant
 from gpulock.alloc.process_owner import RUN
-from gpulock.alloc.release import release_locks
-from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.acquire import (
-    CLAIM_SECONDS,
+    ClaimWishes,
     acquire_devices,
     claim_options,
+    make_claim_request,
     make_cli_owner,
     open_node_for_claim,
     prepare_claim_folders,
-    resolve_wanted_devices,
+    release_cli_claim,
 )
 from gpulock.cli.session import Session
-from gpulock.deadline import Deadline
 from gpulock.job import environment
-from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.workstation import process_claims
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
 
@@ -43,29 +39,37 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit statu
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def run_command(
-    ctx: click.Context, count: int | None, devices: str | None, wait: float, command: tuple[str]
+    ctx: click.Context,
+    wishes: ClaimWishes,
+    wait: float,
+    command: tuple[str],
 ) -> None:
-    """Run COMMAND with its own GPUs. They are released when it ends.
+    """Run COMMAND with its own GPUs, until it ends.
+
+    gpulockd releases them then; without it the next claim does, or gpulock reap.
 
     \b
     gpulock run -n 2 -- python train.py
     gpulock run -n 1 --wait 1h -- ./job.sh
+    gpulock run --model a100 -n 2 -- python train.py
+    gpulock run --share -- python class.py
     """
     session: Session = ctx.obj
     refuse_missing_command(ctx, command[0])
     mask = os.umask(0)
     os.umask(mask)
     node = open_node_for_claim(session)
-    number, wanted = resolve_wanted_devices(node, count, devices)
+    want = make_claim_request(node, wishes)
     prepare_claim_folders(node)
     start_own_session()
-    grant = acquire_devices(node, make_cli_owner(node, os.getpid(), RUN), number, wanted, wait)
+    record = make_cli_owner(node, os.getpid(), RUN)
+    grant = acquire_devices(node, record, want, wait)
     try:
         environ = make_command_environment(grant, node.settings, dict(os.environ))
         os.umask(mask)
         exec_command(command, environ)
     except BaseException as fault:
-        release_unstarted_claim(node, grant)
+        release_cli_claim(node, grant, "its command did not start")
         if isinstance(fault, OSError):
             exit_as_shell(ctx, command[0], fault)
         raise
@@ -116,14 +120,3 @@ def exec_command(command: tuple[str, ...], environ: dict[str, str]) -> NoReturn:
     for name in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, a command expects them
         signal.signal(name, signal.SIG_DFL)
     os.execvpe(command[0], command, environ)
-
-
-def release_unstarted_claim(node: Node, grant: Grant) -> None:
-    """Release a claim whose command did not start."""
-    if socket_client.is_daemon_needed(node):
-        socket_client.request_daemon_release(node, os.getpid())
-        return
-    token = grant.owner.token
-    judge = process_claims.make_liveness_judge(node)
-    deadline = Deadline(CLAIM_SECONDS)
-    release_locks(node, lambda o: o.token == token, judge, deadline, "its command did not start")

@@ -12,9 +12,12 @@ import socket
 import time
 from collections.abc import Callable
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING, PERIODS
+from gpulock.alloc.same_job import granted_devices
 from gpulock.cli.session import CommandRefusedError, owns_lock_dir, uid_to_user_name
+from gpulock.daemon.serve_policy import scheduler_from_settings
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, KINDS, Refusal
 from gpulock.node.context import Node
@@ -65,6 +68,8 @@ def connect_to_daemon(node: Node) -> socket.socket:
     except OSError as fault:
         connection.close()
         uid = os.lstat(path).st_uid
+        if owned := scheduler_from_settings(node):
+            raise CommandRefusedError(owned, "submit a job that asks it for GPUs") from fault
         missing = isinstance(fault, FileNotFoundError)
         what = "gpulockd does not serve users here" if missing else "gpulockd does not run"
         raise CommandRefusedError(
@@ -101,8 +106,7 @@ def send_daemon_request(
 def request_daemon_claim(
     node: Node,
     record: Owner,
-    count: int,
-    wanted: tuple[str, ...],
+    want: ClaimRequest,
     wait: float,
     waiting: Callable[[int, str], None],
 ) -> Grant:
@@ -111,7 +115,10 @@ def request_daemon_claim(
     lost: Deadline | None = None
     while True:
         request = SocketRequest(
-            CLAIM, record.pid, record.start, count, wanted, end.left(), record.comment
+            *(CLAIM, record.pid, record.start, want.count, want.wanted, end.left()),
+            comment=record.comment,
+            share=int(want.share),
+            device_kind=want.kinds[0][0] if want.kinds else "",
         )
         ended: Exception
         try:
@@ -134,12 +141,12 @@ def request_daemon_claim(
 
 def make_granted_owner(record: Owner, reply: SocketReply) -> Owner:
     """Return the record of what was granted."""
-    return record.copy(token=reply.token, devices=reply.devices)
+    return record.copy(token=reply.token, devices=reply.devices, places=reply.places)
 
 
 def find_granted_devices(node: Node, reply: SocketReply) -> list[Device]:
     """Return the devices that were granted, by index; raise Refusal where one is not there."""
-    found = [device for device in node.devices() if device.id in reply.devices]
+    found = granted_devices(node.devices(), {*reply.devices}, reply.places)
     if len(found) != len(reply.devices):
         raise Refusal(BROKEN, f"not all of {', '.join(reply.devices)} are there", "see status")
     return found

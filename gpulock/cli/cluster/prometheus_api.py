@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import threading
 import urllib.request
 from collections.abc import Sequence
@@ -191,6 +192,6 @@ def quote_answer_start(data: bytes) -> str:
 def describe_query_fault(fault: Exception, seconds: float) -> str:
     """Return a fault as a clause."""
     reason = fault.reason if isinstance(fault, URLError) else fault
-    if isinstance(reason, TimeoutError):
+    if isinstance(reason, (TimeoutError, socket.timeout)):  # one from Python 3.10 on
         return f"no answer within {seconds:g} s"
     return one_line(str(reason)) or type(reason).__name__

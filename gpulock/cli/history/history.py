@@ -17,8 +17,9 @@ import click
 
 from gpulock.cli.select import SelectError, parse_lock_id, parse_subject
 from gpulock.cli.session import Session
+from gpulock.daemon.health.steps import read_health_steps
 from gpulock.daemon.history.files import FOLDER
-from gpulock.errors import Refusal
+from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.report.bars import format_percent
 from gpulock.report.claims import ReportedClaim
@@ -44,6 +45,7 @@ FIELDS = (
     *("queue", "gpus", "held_seconds", "gpu_seconds", "busy_seconds", "observed_seconds"),
     *("utilization", "energy_joules", "memory_peak_bytes", "last_busy", "foreign_seconds"),
     *("how", "proof", "token"),
+    *("cpu_seconds", "cpus", "host_memory_peak_bytes", "host_memory_bytes"),
 )
 HOUR = 3600.0
 REFUSED = 1  # exit code
@@ -78,16 +80,20 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
     show_default=True,
     help="Number of rows; 0: all.",
 )
+@click.option("--health", is_flag=True, help="GPUs out of service, reset and back, not claims.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV; times in seconds.")
-@click.option("--json", "form", flag_value="json", help="Print JSON (docs/reports.md).")
+@click.option("--json", "form", flag_value="json", help="Print JSON.")
 @click.option("--table", "form", flag_value="table", default=True, hidden=True)
 @click.pass_obj
 def history_command(
-    session: Session, /, by: str | None, limit: int, form: str, **which: str
+    session: Session, /, by: str | None, limit: int, form: str, health: bool, **which: str
 ) -> None:
     """Show finished claims of this node and their GPU hours, the latest last."""
     node = session.node()
     query = parse_history_query(node, **which)
+    if health:
+        print_health_steps(node, query, limit)
+        return
     folder = f"{node.settings.state_dir}/{FOLDER}"
     faults = HistoryFaults()
     if by:
@@ -132,6 +138,17 @@ def parse_history_query(
     if meant.pid:
         return ClaimQuery(begin, end, user, str(meant.pid), "", "process", place)
     return ClaimQuery(begin, end, user, meant.job, meant.task, device=place)
+
+
+def print_health_steps(node: Node, query: ClaimQuery, limit: int) -> None:
+    """Print a line for each step of a GPU's health in the time that is asked for."""
+    steps = read_health_steps(node.settings.state_dir, query.device)
+    found = [one for one in steps if query.since <= one.at < query.until]
+    for one in found[-limit:]:
+        when = format_local_time(one.at)
+        click.echo(one_line(f"{when}  {one.device}  {one.step}  {one.words}"))
+    if not found:
+        click.echo("no GPU went out of service, was reset or came back")
 
 
 def find_history_device_id(node: Node, text: str) -> str:
@@ -222,7 +239,7 @@ def print_history_sums(found: dict[str, GpuTimeSum], by: str, form: str) -> None
     ordered = sorted(found.items(), key=lambda pair: (-pair[1].held, pair[0]))
     rows = [
         {by: name, "claims": one.claims}
-        | {key: round(value, 3) for key, value in zip(SUM_FIELDS[1:], one.times(), strict=True)}
+        | {key: round(value, 3) for key, value in zip(SUM_FIELDS[1:], one.times())}
         for name, one in ordered
     ]
     if form == "json":

@@ -29,7 +29,7 @@ VERSION = 1
 @click.command()
 @click.argument("job", nargs=-1, metavar="JOB", shell_complete=complete_job)
 @click.option("--last", "only_last", is_flag=True, help="Only the last run of the job.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/reports.md).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--js1", "as_js1", is_flag=True, help="Print the AdminComment that jobstats reads.")
 @click.option("--uid", type=click.IntRange(min=0), help="Only jobs of this user.")
 @click.option("--tokens", default="", hidden=True, help="At a job's end: its claims.")

@@ -25,6 +25,7 @@ def build_status_document(
 ) -> dict[str, object]:
     """Return the document as a value."""
     node = view.node
+    room = view.share_room(rows)
     cards = {row.device.bus if row.device else row.id for row in rows}
     return {
         "version": VERSION,
@@ -32,7 +33,7 @@ def build_status_document(
         "boot_id": node.boot_id,
         "settings_faults": list(node.settings.faults),
         "sample": status_sample_entry(view.use),
-        "gpus": [status_device_entry(view, row) for row in shown],
+        "gpus": [status_device_entry(view, row, room.get(row.id)) for row in shown],
         "totals": {
             **states.count_device_states(rows),
             "expected": node.settings.expected_gpus or len(cards),
@@ -40,8 +41,10 @@ def build_status_document(
     }
 
 
-def status_device_entry(view: StatusView, row: DeviceState) -> dict[str, object]:
-    """Return one device; what is not known is null."""
+def status_device_entry(
+    view: StatusView, row: DeviceState, room: tuple[int, int] | None
+) -> dict[str, object]:
+    """Return one device; what is not known is null. `room` are its shares, and the free ones."""
     device = row.device
     record = row.lock.owner if row.lock else None
     held: dict[str, object] | None = None
@@ -64,6 +67,7 @@ def status_device_entry(view: StatusView, row: DeviceState) -> dict[str, object]
             {key: getattr(lock.owner, key) for key in TYPES} for lock in row.locks() if lock.owner
         ],
         "held_seconds": seconds,
+        "shares": {"places": room[0], "free": room[1]} if room else None,
         "use": status_use_entry(view, row),
     }
 

@@ -13,6 +13,7 @@ from gpulock.text import table
 from gpulock.text.advice import (
     ADMINISTRATOR,
     NEEDS_INSTANCE,
+    is_closed_by_mps,
     quarantine_end_condition,
     restore_hint,
 )
@@ -26,7 +27,7 @@ def format_attention_lines(view: StatusView, rows: list[DeviceState], width: int
     """Return a line for each such thing, devices of one fate on one line."""
     groups: dict[str, list[DeviceState]] = {}
     for row in rows:
-        if row.state in ATTENTION:
+        if row.state in ATTENTION or is_closed_by_mps(row):
             foreign = format_foreign_processes(view, row)
             fate = f"{row.state} {row.reason} {foreign} {row_claim_key(row)}"
             groups.setdefault(fate, []).append(row)
@@ -65,7 +66,7 @@ def format_row_label(rows: list[DeviceState]) -> str:
 def format_row_sentence(view: StatusView, row: DeviceState) -> str:
     """Return state, reason and the next command."""
     who = format_foreign_processes(view, row) if row.state == states.FOREIGN else ""
-    reason = f"free, but in use by {who}" if who else row.reason
+    reason = row.reason.replace("a process", who) if who else row.reason
     if find_stray_path(view.node, row.lock):
         return f"{row.state}: {reason}; gpulock why {format_row_label([row]).removeprefix('GPU ')}"
     return f"{row.state}: {reason}; {next_command(row)}"

@@ -36,7 +36,7 @@ def parse_idle_option(_: click.Context, __: click.Parameter, text: str | None) -
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/status-json.md).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--free", "only_free", is_flag=True, help="List only free devices; exit 1 if none.")
 @click.option(
     "--idle",
@@ -201,6 +201,10 @@ def format_status_lines(
     if shown:
         result += device_table.render_status_table(view, shown, max(width, table_width), whole)
     result += device_table.format_status_totals(rows, width)
+    if idle is None and (room := view.share_room(rows)):
+        names = [(format_device_label(name, view.devices), *room[name]) for name in room]
+        words = [f"{name} {free} of {places} free" for name, places, free in names]
+        result += table.render_facts([("shares", ", ".join(words))], width)
     if idle is not None:
         return result + format_unknown_idle(view, rows, width)
     if len(shown) == len(rows):

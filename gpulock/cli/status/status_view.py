@@ -45,7 +45,7 @@ class StatusView(NodeView):
         super().__init__(
             found.locks, found.quarantined, found.verdicts, found.reconciled, found.lost
         )
-        self.open_foreign = found.open_foreign
+        self.open_foreign, self.closed = found.open_foreign, found.closed
         self.foreign: frozenset[str] = frozenset()
         settings = node.settings
         self.use: SampleView = read_use(
@@ -78,6 +78,15 @@ class StatusView(NodeView):
         found = states.DeviceState(row.id, row.device, lock, *judged)
         found.noted = row.noted
         return found
+
+    def share_room(self, rows: list[states.DeviceState]) -> dict[str, tuple[int, int]]:
+        """Return (places, how many of them are free for one user) of each card that has some."""
+        words = self.node.settings.shares
+        if not words:
+            return {}
+        from gpulock.alloc.shares import card_share_room
+
+        return card_share_room(rows, self.held, words)
 
     def _awaits_memory_sample(self, lock: Lock) -> bool:
         """Return whether a lock waits for the exporter's word on its device's memory."""

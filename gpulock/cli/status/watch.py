@@ -14,7 +14,7 @@ import signal
 import sys
 import termios
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import click
@@ -102,12 +102,7 @@ class Screen:
         self._enter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, act in self._before.items():
             signal.signal(number, act)
         signal.set_wakeup_fd(self._woken)

@@ -13,9 +13,11 @@ from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
 from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
+from gpulock.daemon.health.steps import read_health_steps
 from gpulock.node.devices import SHARE
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic, kv, owner
+from gpulock.store.checks import read_card_checks
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.text.advice import PROCESS_IN_PROOF
@@ -28,7 +30,8 @@ from gpulock.text.words import (
 )
 
 FactList = list[tuple[str, str]]
-SHOWN = 4  # processes named before `and 7 more`
+SHOWN = 4  # processes named before `and 7 more`; steps of a device's health
+HEALTH_SECONDS = 30 * 86400.0  # for which a step is told
 
 
 def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactList:
@@ -45,10 +48,22 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
         return found
     found.append(("verdict", describe_verdict(view, record)))
     found += describe_owner_processes(sight, lock, record)
+    found += describe_share_work(view, lock)
     found.append(("open", "; ".join(describe_open_device(view, sight, name) for name in ids)))
     if sight.scan.blind or sight.holders.blind:
         found.append(("not seen", sight.scan.blind or sight.holders.blind))
     return found
+
+
+def describe_share_work(view: StatusView, lock: Lock) -> FactList:
+    """Return how much the claim of a share worked, as far as it is told from its neighbours."""
+    account = view.use.account(lock.id, lock) if SHARE in lock.id else None
+    if account is None:
+        return []
+    mean = view.use.mean(lock.id, lock)
+    if mean is None:
+        return [("work", "not told apart from that of the other holders")]
+    return [("work", f"{mean:.0%} of the observed time, as gpulock-exporter saw it")]
 
 
 def describe_claim_time(view: StatusView, record: Owner) -> str:
@@ -130,12 +145,22 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
     if who:
         seen_by = "gpulockd" if row.id in view.open_foreign else "gpulock-exporter"
         found.append(("foreign", f"{who}, as {seen_by} saw it"))
+    checks, _ = read_card_checks(view.node.store.path, view.node.boot_id)
+    if row.id in checks:
+        found += [("check", why) for why in checks[row.id].failed().values()]
     idle = view.use.idle(row.id, row.lock) if row.state == HELD_IDLE else None
     if idle is not None:
         found.append(
             ("idle", f"did nothing for {format_duration(idle)}, as gpulock-exporter saw it")
         )
     return found
+
+
+def describe_health_steps(view: StatusView, device: str) -> FactList:
+    """Return when a device went out of service, was reset and came back, of the last days."""
+    steps = read_health_steps(view.node.settings.state_dir, device)
+    late = [one for one in steps if one.at > view.now - HEALTH_SECONDS][-SHOWN:]
+    return [("health", f"{format_local_time(one.at)} {one.step}: {one.words}") for one in late]
 
 
 def find_blocking_pids(view: StatusView, sight: ProcessView, row: DeviceState) -> list[int]:

@@ -8,7 +8,7 @@ import os
 import click
 
 from gpulock.alloc.process_owner import is_claim_process
-from gpulock.alloc.states import QUARANTINED, DeviceState
+from gpulock.alloc.states import FREE, QUARANTINED, DeviceState
 from gpulock.cli.complete import complete_subject
 from gpulock.cli.select import JOB, SelectError, Subject, parse_lock_id, parse_subject
 from gpulock.cli.session import CommandRefusedError, Session, owns_lock_dir
@@ -22,6 +22,7 @@ from gpulock.cli.status.status_view import (
 from gpulock.cli.why.evidence import (
     FactList,
     ReleasedLock,
+    describe_health_steps,
     describe_lock,
     describe_observed_use,
     describe_open_device,
@@ -29,12 +30,13 @@ from gpulock.cli.why.evidence import (
     find_blocking_pids,
     list_released_locks,
 )
+from gpulock.daemon.serve_policy import scheduler_from_settings
 from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
 from gpulock.text import table
-from gpulock.text.advice import advise_device_release
+from gpulock.text.advice import advise_device_release, is_closed_by_mps
 from gpulock.text.words import (
     device_name,
     format_device_list,
@@ -120,6 +122,7 @@ def explain_device(view: StatusView, sight: ProcessView, row: DeviceState, width
     found += describe_observed_use(view, row)
     if row.lock is None and row.device is not None:
         found += last_holder_facts(view, row.id)
+    found += describe_health_steps(view, row.id)
     found += next_step_facts(view, sight, row)
     name = f"GPU {device_name(row.device)}" if row.device else row.id
     place = f"  {row.device.bus}  {short_model(row.device.model)}" if row.device else ""
@@ -159,9 +162,19 @@ def next_step_facts(view: StatusView, sight: ProcessView, row: DeviceState) -> F
     known = (view.verdicts or {}).get(record.token) if record else None
     proof = known.proof if known else ""
     freed, command = advise_device_release(row, proof, find_stray_path(view.node, row.lock), pids)
+    if row.state == FREE:
+        command = format_request_command(view.node, command)
     if row.state == QUARANTINED and not (row.lock and row.lock.orphans):
         return [("back by", freed), ("next", command)]
-    return [("freed by", freed), ("next", command)] if row.lock else [("next", command)]
+    held = row.lock or is_closed_by_mps(row)
+    return [("freed by", freed), ("next", command)] if held else [("next", command)]
+
+
+def format_request_command(node: Node, otherwise: str) -> str:
+    """Return how a user gets a GPU of a scheduler's node; `otherwise` on one without."""
+    if node.settings.sge_root:
+        return f"qsub -l {(*node.settings.sge_complexes, 'gpu')[0]}=1 JOB_SCRIPT"
+    return "sbatch --gres=gpu:1 JOB_SCRIPT" if scheduler_from_settings(node) else otherwise
 
 
 def last_holder_facts(view: StatusView, device: str) -> FactList:

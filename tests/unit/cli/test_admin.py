@@ -245,3 +245,51 @@ def test_status_says_what_comes_back_by_itself(site: Site) -> None:
     )
     text = " ".join(site.call("status").stdout.split())
     assert "gpulockd brings it back when it is clean, or gpulock restore 3" in text
+
+
+def stand_in(site: Site, text: str) -> None:
+    """Let a script stand for nvidia-smi."""
+    path = site.files.state_dir.parent / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    config = Path(site.config)
+    config.write_text(f"{config.read_text()}NVIDIA_SMI={path}\n")
+
+
+def test_a_reset_runs_nvidia_smi_for_one_gpu_and_is_told_and_kept(site: Site) -> None:
+    stand_in(site, 'echo "$@" > "$0.called"')
+    result = site.call("reset", "3")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "GPU 3 was reset")
+    called = (site.files.state_dir.parent / "nvidia-smi.called").read_text()
+    assert called == f"--gpu-reset -i {site.id(3)}\n"
+    assert [row["state"] for row in site.json()["gpus"]] == ["free"] * 8
+    assert "reset: done" in site.call("why", "3").stdout
+    assert f"{site.id(3)}  reset  done" in site.call("history", "--health").stdout
+
+
+def test_a_reset_is_refused_while_a_job_has_the_gpu_or_a_link_peer(site: Site) -> None:
+    stand_in(site, "exit 9")
+    site.hold(3)
+    result = site.call("reset", "3")
+    assert result.exit_code == 1
+    assert "is held by job 12 of alice" in result.stderr
+
+
+def test_a_reset_that_fails_is_told_with_the_programs_words(site: Site) -> None:
+    stand_in(site, "echo GPU is in use; exit 9")
+    result = site.call("reset", "5")
+    assert result.exit_code == 1
+    assert "GPU 5 was not reset: nvidia-smi ended with 9: GPU is in use" in result.stderr
+    assert [row["state"] for row in site.json()["gpus"]] == ["free"] * 8
+
+
+def test_the_history_of_health_is_of_the_device_and_time_that_are_asked_for(site: Site) -> None:
+    assert "no GPU went out of service" in site.call("history", "--health").stdout
+    for number in ("2", "4"):
+        site.call("quarantine", number, "--reason", "its fan died")
+    site.call("restore", "4")
+    found = site.call("history", "--health", "--device", "4").stdout.splitlines()
+    assert [line.split("  ")[2] for line in found] == ["out", "back"]
+    assert "its fan died" in found[0] and "restored by" in found[1]
+    assert site.call("history", "--health", "--last", "1").stdout.count("\n") == 1
+    assert "no GPU" in site.call("history", "--health", "--until", "2020-01-01").stdout

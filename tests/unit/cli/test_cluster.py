@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from gpulock_exporter.metrics.collectors import collect_families, render_exposition
+from click.testing import Result
+from gpulock_exporter.metrics.devices import collect_families
+from gpulock_exporter.metrics.families import render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.telemetry import Process
 
@@ -21,7 +22,9 @@ from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.cli_site import ROOT
 from tests.support.exporter_nodes import Node, card, facts, instance, listed, lock
+from tests.support.pairs import zip_equal
 from tests.support.prometheus_server import Prometheus
+from tests.support.runner import command_runner
 from tests.support.trees import FakeProc, bus
 
 BUSY = {"utilization": 0.8, "busy": 0.8}
@@ -47,7 +50,7 @@ def call(tmp_path: Path, prometheus: Prometheus) -> Any:
     config.write_text(f"PROMETHEUS_URL={prometheus.url}\n")
 
     def run(*words: str) -> Result:
-        return CliRunner().invoke(
+        return command_runner().invoke(
             command_group, ["--config", str(config), "status", "--cluster", *words]
         )
 
@@ -65,7 +68,7 @@ def table(text: str, title: str) -> dict[str, dict[str, str]]:
         cells = [word.strip() for word in words if word.strip()]
         if not cells or len(cells) < 3:
             break
-        found[cells[0]] = dict(zip(head[1:], cells[1:], strict=False))
+        found[cells[0]] = dict(zip(head[1:], cells[1:]))
     return found
 
 
@@ -266,7 +269,7 @@ def test_a_shared_gpu_is_one_of_all_its_holders(call: Any, prometheus: Prometheu
     node = Node()
     shares = [(1, "12", "alice"), (2, "13", "bob")]
     locks = [held(0, str(n), user, job_id=job) for n, job, user in shares]
-    for (number, _, _), one in zip(shares, locks, strict=True):
+    for (number, _, _), one in zip_equal(shares, locks):
         one.id = f"{one.id}.share{number}"
     node.facts = facts(*locks)
     node.tick(card(0))

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from gpulock.cli.cluster import prometheus_api
 from gpulock.cli.cluster.prometheus_api import query_prometheus
 from gpulock.cli.session import CommandRefusedError
-from gpulock.node.settings import KEYS
+from gpulock.node.setting_keys import KEYS
 from tests.support.cli_site import Site
 from tests.support.prometheus_server import Act, Prometheus, send
 
@@ -98,7 +99,7 @@ def test_a_host_without_address_is_said() -> None:
         (answers(200, b" " * (1 << 21)), "longer than 1 MiB"),
         (
             answers(422, b'{"status": "error", "error": "too many samples\\u001b"}'),
-            "it answers 422 Unprocessable Entity: too many samples?",
+            f"it answers 422 {HTTPStatus(422).phrase}: too many samples?",
         ),
         (answers(200, b'{"status": "error", "error": "no"}'), "it cannot answer: no"),
         (answers(404, b"not found", "text/plain"), "it answers 404 Not Found;"),

@@ -20,10 +20,14 @@ def offered(config: Path | str, *words: str) -> list[str]:
 
 
 def test_commands_are_offered(site: Site) -> None:
-    assert offered(site.config, "re") == ["report", "release", "reap", "reserve", "restore"]
+    assert offered(site.config, "re") == [
+        *("report", "release", "reap", "reserve", "restore", "reset"),
+    ]
 
 
-@pytest.mark.parametrize("command", ["reserve", "unreserve", "quarantine", "restore", "release"])
+@pytest.mark.parametrize(
+    "command", ["reserve", "unreserve", "quarantine", "restore", "reset", "release"]
+)
 def test_devices_are_offered_by_number_and_by_what_is_begun(site: Site, command: str) -> None:
     assert offered(site.config, command, "") == [str(number) for number in range(8)]
     assert offered(site.config, command, site.id(3)[:7]) == [site.id(3)]

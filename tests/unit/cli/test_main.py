@@ -13,7 +13,6 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from gpulock import __version__
 from gpulock.cli import COMMANDS, command_group
@@ -21,16 +20,17 @@ from gpulock.cli.admin.demo import gpulock_program_name
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.node.settings import KEYS
+from gpulock.node.setting_keys import KEYS
 from gpulock.simulate.presets import PRESETS
 from tests.support.cli_site import ROOT, Site, until
 from tests.support.faults import raising
+from tests.support.runner import command_runner
 
 NAMES = [name for _, group in COMMANDS for name, _, _ in group]
 
 
 def call(*args: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(command_group, args)
+    result = command_runner().invoke(command_group, args)
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -244,6 +244,7 @@ def test_inventory_shows_instances_and_what_is_not_known(tmp_path: Path) -> None
     assert "no inventory was published" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_every_command_to_look_with_works_on_every_preset(preset: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "node")
@@ -357,6 +358,7 @@ def test_the_demo_ends_with_everything_free_and_nothing_left(tmp_path: Path) -> 
         "runs without a shepherd",
         "freed       GPU 1: job 102.8",
         "8 GPUs: 8 free",
+        "job 107    CUDA_VISIBLE_DEVICES=7 GPULOCK_SHARE=1/4",
     ):
         assert part in text
     assert os.listdir(tmp_path) == []

@@ -47,8 +47,8 @@ def test_the_command_gets_the_variables_of_a_job(site: Site) -> None:
     assert found["SINGULARITYENV_CUDA_VISIBLE_DEVICES"] == "0,3"
     assert found["NVIDIA_VISIBLE_DEVICES"] == found["GPULOCK_DEVICES"] == uuids
     assert environment.grant_variable_names() - found.keys() == {
-        environment.CDI_FLAGS
-    }  # no CDI_DIR
+        *environment.OPTIONAL_VARIABLES
+    }  # no CDI_DIR, no share
     assert found["HOME"] == os.environ["HOME"]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.cli.claims import socket_client
@@ -67,7 +69,15 @@ class Daemon:
         """Ask for two devices."""
         node = self.box.node()
         one = record(scheduler="process", pid=4711, start=99, token="", devices=(), comment="run")
-        return socket_client.request_daemon_claim(node, one, 2, (), wait, self._hear)
+        return socket_client.request_daemon_claim(node, one, ClaimRequest(2), wait, self._hear)
+
+    def ask_kind(self) -> SocketRequest:
+        """Ask for a device of a kind; return what the daemon is asked."""
+        node, one = self.box.node(), record(scheduler="process", pid=4711, start=99)
+        want = ClaimRequest(1, kinds=(("mig:3g.40gb", 1),))
+        with contextlib.suppress(Refusal):
+            socket_client.request_daemon_claim(node, one, want, 0.0, self._hear)
+        return self.asked[-1]
 
     def release(self, *devices: str) -> tuple[str, ...]:
         """Give devices back."""
@@ -196,8 +206,23 @@ def test_where_nobody_serves_that_is_said(tmp_path: Path) -> None:
         socket_client.connect_to_daemon(box.node())
 
 
+def test_on_a_node_of_a_scheduler_the_way_is_a_job_of_it(tmp_path: Path) -> None:
+    """It said to ask for USER_CLAIMS=yes, which is not served there."""
+    box = Box(tmp_path)
+    box.lock.mkdir()
+    box.settings["SGE_ROOT"] = "/opt/sge"
+    with pytest.raises(CommandRefusedError, match=r"Grid Engine owns this node.*submit a job"):
+        socket_client.connect_to_daemon(box.node())
+
+
 def test_a_caller_with_the_rights_does_not_ask_the_daemon(tmp_path: Path) -> None:
     box = Box(tmp_path)
     assert not socket_client.is_daemon_needed(box.node())
     box.lock.mkdir()
     assert not socket_client.is_daemon_needed(box.node())
+
+
+def test_the_daemon_is_told_the_kind_that_is_asked_for(daemon: Daemon) -> None:
+    daemon.answers([NO])
+    request = daemon.ask_kind()
+    assert (request.number, request.device_kind, request.devices) == (1, "mig:3g.40gb", ())

@@ -19,6 +19,7 @@ from gpulock.store import quarantine
 from gpulock.store.owner import TYPES
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
+from tests.support.fake_mps import leave_mps
 
 
 def line_of(text: str, index: int) -> list[str]:
@@ -216,7 +217,7 @@ def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
     held = found["gpus"][3]
     assert held.keys() == {
         *("index", "id", "uuid", "minor", "model", "numa_node", "memory_mib"),
-        *("state", "reason", "held", "holders", "held_seconds", "use"),
+        *("state", "reason", "held", "holders", "held_seconds", "shares", "use"),
     }
     assert held["held"].keys() == TYPES.keys()
     assert (held["held"]["job_id"], held["held"]["task_id"]) == ("12", "7")
@@ -377,3 +378,33 @@ def test_a_lock_directory_that_may_not_be_read_is_not_called_free(public: Site) 
     done = public.run("status", user=NOBODY, group=NOBODY, extra_groups=[])
     assert (done.returncode, done.stdout) == (3, "")
     assert "Permission denied" in done.stderr
+
+
+def test_the_shares_of_a_card_and_how_many_are_free_are_shown(site: Site) -> None:
+    assert "shares" not in site.call("status").stdout
+    with site.files.config.open("a") as file:
+        file.write("SHARES=6:4 7:2\n")
+    record, place = site.hold(7, job_id="13"), f"{site.id(6)}.share1"
+    site.node().store.make(place, record.copy(devices=(place,), places=4, token="u"))
+    assert " ".join(site.call("status").stdout.split()).endswith(
+        "8 GPUs: 6 free, 2 held shares GPU 6 3 of 4 free, GPU 7 0 of 2 free"
+    )
+    gpus = site.json()["gpus"]
+    assert [gpu["shares"] for gpu in gpus[5:]] == [
+        None,
+        {"places": 4, "free": 3},
+        {"places": 2, "free": 0},
+    ]
+
+
+def test_a_card_whose_mps_ends_is_held_and_says_so(site: Site) -> None:
+    with site.files.config.open("a") as file:
+        file.write(f"SHARES=6:4\nMPS_DIR={site.files.lock_dir}.mps\n")
+    leave_mps(Path(f"{site.files.lock_dir}.mps"), site.id(6), 1001, site.node().boot_id)
+    text = site.call("status").stdout
+    assert line_of(text, 6)[3] == "held"
+    assert "GPU 6  held: MPS of uid 1001 ends on it; gpulock why 6" in text
+    assert "GPU 6 0 of 4 free" in text
+    gpu = site.json()["gpus"][6]
+    assert (gpu["state"], gpu["reason"]) == ("held", "MPS of uid 1001 ends on it")
+    assert (gpu["held"], gpu["holders"]) == (None, [])

@@ -102,6 +102,7 @@ def test_what_does_not_fit_into_the_window_is_counted() -> None:
     assert "line2" in text and "line3" not in text and "6 more lines" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [b"q", b"\x03", b"\x04"])
 def test_a_key_ends_it_and_the_terminal_is_as_before(screen: Terminal, key: bytes) -> None:
     assert "8 GPUs" in screen.until(1)
@@ -114,6 +115,7 @@ def test_a_key_ends_it_and_the_terminal_is_as_before(screen: Terminal, key: byte
     assert termios.tcgetattr(screen.slave) == screen.modes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_and_the_terminal_is_as_before(
     screen: Terminal, number: signal.Signals
@@ -132,6 +134,7 @@ def test_another_size_of_the_window_is_drawn_at_once(screen: Terminal) -> None:
     assert last.count("\n") == 4 and "more lines" in last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("columns", "titles"),
     [
@@ -156,7 +159,7 @@ def test_on_a_narrow_terminal_whole_columns_are_left_out_and_whole_words_wrapped
     assert "q ends it" in text and "8 GPUs: 6 free, 1 held, 1 quarantined" in text
     head = next(n for n, line in enumerate(lines) if line.startswith("GPU"))
     assert re.split(r"  +", lines[head]) == titles
-    held = dict(zip(titles, re.split(r"  +", lines[head + 2].strip()), strict=False))
+    held = dict(zip(titles, re.split(r"  +", lines[head + 2].strip())))
     assert (held["STATE"], held["JOB"], held["USER"]) == ("held", "123456.17", "alexandra")
 
 

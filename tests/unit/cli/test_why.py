@@ -22,6 +22,7 @@ from gpulock.node.procfs import Proc
 from gpulock.store import refusal_notes
 from gpulock.store.boot import reserve_owner
 from tests.support.cli_site import Site, dead_process
+from tests.support.fake_mps import leave_mps
 from tests.support.samples import Sampled
 from tests.support.trees import Box, bus
 
@@ -64,6 +65,24 @@ def test_a_shared_gpu_names_every_holder_and_each_job_its_gpu(site: Site) -> Non
     assert freed.exit_code == 0 and freed.stdout.count("freed GPU 2") == 2
 
 
+def test_each_holder_of_a_shared_gpu_has_its_own_work(site: Site) -> None:
+    sampled = Sampled(site.files.exporter_dir)
+    sampled.device(site.id(2))
+    for number, told in enumerate(({"busy": 30.0, "observed": 120.0}, {"observed": 0.0}), 1):
+        name = f"{site.id(2)}.share{number}"
+        site.node().store.make(
+            name, site.hold(job_id=f"1{number}", token=f"t{number}", devices=(name,))
+        )
+        sampled.claim(f"t{number}", name, **told)
+    sampled.write()
+    works = [line.strip() for line in site.call("why", "2").stdout.splitlines() if "work  " in line]
+    assert [" ".join(line.split()) for line in works] == [
+        "work 25% of the observed time, as gpulock-exporter saw it",
+        "work not told apart from that of the other holders",
+    ]
+    assert facts(site.call("why", "11").stdout)["work"].startswith("25% ")
+
+
 def test_a_held_device_names_holder_verdict_processes_and_next_command(
     site: Site, process: Process
 ) -> None:
@@ -80,6 +99,15 @@ def test_a_held_device_names_holder_verdict_processes_and_next_command(
     assert found["open"] == f"GPU 3: nobody{SEEN}"
     assert found["freed by"] == "its epilog, when the job ends"
     assert found["next"] == "qstat -j 12"
+
+
+def test_a_free_device_is_asked_for_as_the_node_gives_it(site: Site) -> None:
+    assert facts(site.call("why", "3").stdout)["next"] == "gpulock run -n 1 -- COMMAND"
+    (Path(site.node().settings.state_dir) / "slurm-map").write_text("")
+    assert facts(site.call("why", "3").stdout)["next"] == "sbatch --gres=gpu:1 JOB_SCRIPT"
+    with open(site.config, "a") as file:
+        file.write("SGE_ROOT=/opt/sge\nSGE_COMPLEXES=gpu gpu_a100=model:a100*\n")
+    assert facts(site.call("why", "3").stdout)["next"] == "qsub -l gpu=1 JOB_SCRIPT"
 
 
 def test_a_job_without_shepherd_is_alive_while_its_session_is(site: Site, process: Process) -> None:
@@ -370,3 +398,13 @@ def test_a_lock_that_waits_for_a_word_on_its_memory_says_so_in_why_and_status(si
     assert "freed by the exporter's next sample of its memory, then a reap" in said
     shown = " ".join(site.call("status").stdout.split())
     assert f"its session is empty; {MEMORY_CHECK_PENDING}; gpulock why 2" in shown
+
+
+def test_a_card_whose_mps_ends_is_explained(site: Site) -> None:
+    with site.files.config.open("a") as file:
+        file.write(f"SHARES=6:4\nMPS_DIR={site.files.lock_dir}.mps\n")
+    leave_mps(Path(f"{site.files.lock_dir}.mps"), site.id(6), 1001, site.node().boot_id)
+    said = facts(site.call("why", "6").stdout)
+    assert said["reason"] == "MPS of uid 1001 ends on it"
+    assert said["freed by"] == "the end of that MPS, by gpulockd"
+    assert said["next"] == "gpulock doctor"

@@ -15,7 +15,7 @@ from gpulock_exporter.web.http import HttpRequest
 from gpulock_exporter.worker.supervisor import Supervisor
 
 from gpulock.node.context import Node
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 
 AGE = 10.0

@@ -26,7 +26,8 @@ from gpulock_exporter.clock import SystemClock
 
 from gpulock.errors import Refusal
 from gpulock.node.context import Node as GpulockNode
-from gpulock.node.settings import Settings, parse_settings, read_settings
+from gpulock.node.settings import Settings, parse_settings
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import SimulatedNode, write_simulated_node
 
 pytestmark = pytest.mark.slow

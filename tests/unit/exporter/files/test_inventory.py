@@ -36,7 +36,7 @@ def from_machine(machine: Machine) -> dict[str, DeviceTelemetry]:
             gpu.bus,
             machine.uuid(gpu),
             index,
-            memory_total=machine.card.memory_mib << 20,
+            memory_total=machine.model(gpu).memory_mib << 20,
             mig=bool(gpu.mig),
             links={**links, "switch": 6} if machine.nvswitch else links,
         )

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.metrics.collectors import collect_families, render_exposition
-from gpulock_exporter.metrics.devices import UNITS, family_name, make_family
+from gpulock_exporter.metrics.devices import collect_families
+from gpulock_exporter.metrics.families import UNITS, family_name, make_family, render_exposition
 from gpulock_exporter.metrics.labels import LONGEST_LABEL, LabelUser, clean_label, known_labels
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from gpulock_exporter.telemetry import Process, Xid
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
+from gpulock.store.checks import CardChecks
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 from tests.support.exporter_contract import CONTRACT, openmetrics_of
 from tests.support.exporter_nodes import (
@@ -34,7 +35,7 @@ from tests.support.exporter_nodes import (
     uuid,
 )
 from tests.support.few import FEW
-from tests.support.trees import FakeProc
+from tests.support.trees import FakeProc, bus
 
 DATA = Path(__file__).parents[3] / "support/data/exporter"
 HOSTILE = 'o"h\nno\\ {}=,\x00\x1b\udcff€'
@@ -46,12 +47,13 @@ def scene(tmp_path: Path) -> NodeSnapshot:
     """Return a node with everything on it: GPUs, MIG, a shared one, jobs, a stranger, an XID."""
     proc = FakeProc(tmp_path / "proc")
     proc.add(77)
+    proc.add(80, groups=[65480])
     node = Node(proc=str(proc.root), gpus=5)
     node.facts = facts(
         lock(0, A, task_id="3"),
         lock(1, B, user=HOSTILE, comment="SECRET --password=hunter2", spool_dir="/SECRET"),
         lock(2, C, "gi1.ci0", scheduler="slurm", queue="", job_id="77"),
-        lock(3, D, "share1", scheduler="slurm", queue="", job_id="80"),
+        lock(3, D, "share1", scheduler="slurm", queue="", job_id="80", add_grp_id=65480),
         lock(3, E, "share2", scheduler="slurm", queue="", job_id="81", user="bob"),
         verdicts={A: Verdict(ALIVE, "SECRET"), B: Verdict(DEAD, ""), C: Verdict(ALIVE, "")},
         counters={
@@ -75,9 +77,12 @@ def scene(tmp_path: Path) -> NodeSnapshot:
             full_card(2, mig=True, busy=None, observed=None, utilization=None),
             instance(2, 1, busy=0.25, observed=1.0, utilization=0.25, processes=[], **use),
             instance(2, 2, memory_utilization=0.5),
-            card(3, busy=0.5),
+            card(3, busy=0.5, processes=[Process(80, 1 << 30)], process_use={"80": 0.25}),
             xids=[Xid(uuid(0), 79)] if second == 2 else [],
         )
+    checks = CardChecks()
+    checks.found = {"pcie_width": "x8 on PCIe", "memory": ""}
+    node.facts.checks = {bus(0): checks}
     node.facts.durations = {"locks": 0.001, "foreign": 0.0}
     node.facts.failures = {"verdicts": "SECRET"}
     found = [listed(0), listed(1), listed(2, "gi1.ci0"), listed(2, "gi2.ci0"), listed(3)]

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 import yaml
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.metrics.collectors import collect_families
-from gpulock_exporter.metrics.devices import family_name
+from gpulock_exporter.metrics.devices import collect_families
+from gpulock_exporter.metrics.families import family_name
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 
 from gpulock.cli import COMMANDS
@@ -121,7 +121,7 @@ def test_the_xids_that_quarantine_counts_are_those_of_the_critical_alert() -> No
 
 
 def test_rules_and_dashboards_are_in_the_wheel() -> None:
-    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    built = tomli.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     included = built["targets"]["wheel"]["force-include"]
     assert included["exporter/rules"] == "gpulock/share/rules"
     boards = sorted((ROOT / "exporter/dashboards").glob("*.json"))

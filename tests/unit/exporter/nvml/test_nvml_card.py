@@ -13,6 +13,7 @@ from tests.nvml.double import ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double, Proces
 from tests.support.exporter_nvml import Eye, device
 
 PERIOD = 166_667  # microseconds between two samples
+ERROR_NOT_SUPPORTED = 3
 ERROR_INSUFFICIENT_SIZE = 7
 
 
@@ -120,6 +121,7 @@ GARBAGE: tuple[tuple[str, int, str, str], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "value", "collector", "name"), GARBAGE)
 def test_what_no_card_can_say_is_absent(
     tmp_path: Path, key: str, value: int, collector: str, name: str
@@ -223,6 +225,11 @@ FAILING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("nvmlDeviceGetFieldValues.144", "remapped", ("remap_pending",)),
     ("nvmlDeviceGetFieldValues.138", "nvlink", ("nvlink_transmit", "nvlink_receive")),
     ("nvmlDeviceGetMemoryErrorCounter", "ecc", ()),
+    ("nvmlDeviceGetFieldValues.82", "temperature", ("memory_temperature",)),
+    ("nvmlDeviceGetFieldValues.94", "pcie", ("pcie_replays",)),
+    ("nvmlDeviceGetFieldValues.38", "nvlink", ()),
+    ("nvmlDeviceGetEnforcedPowerLimit", "power", ("power_limit_enforced",)),
+    ("nvmlDeviceGetCurrPcieLinkWidth", "pcie", ("pcie_width",)),
     ("nvmlDeviceGetPersistenceMode", "devices", ("persistence",)),
     ("nvmlGpmMetricsGet", "gpm", ("gpm", "summed", "pcie_transmit", "pcie_receive")),
     ("nvmlDeviceGetMigMode", "mig", ()),
@@ -305,3 +312,52 @@ def test_a_frame_says_which_bytes_its_worker_adds_up(tmp_path: Path) -> None:
         card = device(eye.look(after=2))
         assert card.summed == ["pcie_transmit", "pcie_receive"], "the card counts NVLink itself"
         assert card.nvlink_transmit is not None
+
+
+def test_a_card_tells_its_link_its_limits_and_its_nvlinks(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml, Eye(nvml) as eye:
+        nvml.update({"gpu0.pcie.width": 8, "gpu0.pcie.generation": 1, "gpu0.pcie.replays": 7})
+        nvml.update({"gpu0.nvlink.3.state": 0, "gpu0.nvlink.errors.replay": 9})
+        one = device(eye.look(), 0)
+    link = one.pcie_width, one.pcie_width_max, one.pcie_generation, one.pcie_generation_max
+    assert link == (8, 16, 1, 5)
+    assert (one.pcie_replays, one.nvlink_active) == (7, 17)
+    assert one.nvlink_errors == {"crc_flit": 0, "crc_data": 0, "replay": 9, "recovery": 0}
+    assert (one.power_limit, one.power_limit_enforced, one.memory_temperature) == (700, 700, 32)
+    assert one.answer is not None
+    assert one.answer > 0
+    assert one.fan is None
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        ({"fabric.state": 1}, 1),
+        ({"fabric.state": 2, "fabric.status": 999}, 2),
+        ({"fabric.state": 3}, 3),
+        ({"fabric.state": 3, "fabric.status": 999}, 4),
+        ({}, None),
+    ],
+)
+def test_a_card_behind_nvswitches_tells_whether_it_has_joined_their_fabric(
+    tmp_path: Path, told: dict[str, int], state: int | None
+) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.update({f"gpu0.{key}": value for key, value in told.items()})
+        frame = eye.look()
+    assert (device(frame, 0).fabric, frame.failures) == (state, {})
+
+
+def test_what_an_older_card_or_driver_does_not_tell_is_absent_and_no_failure(
+    tmp_path: Path,
+) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1, driver="390.144") as nvml:
+        for call in ("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetFieldValues.82"):
+            nvml.fail(call, ERROR_NOT_SUPPORTED)
+        with Eye(nvml) as eye:
+            frame = eye.look()
+    one = device(frame, 0)
+    assert (one.pcie_width, one.memory_temperature, one.fan) == (None, None, None)
+    assert one.fabric is None, "a driver before 525 has no such call"
+    assert (one.pcie_width_max, one.power_limit) == (16, 300)
+    assert frame.failures == {}

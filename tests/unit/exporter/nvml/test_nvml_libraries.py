@@ -45,6 +45,7 @@ def look_tells_all(folder: Path, driver: str, binding: Path | None = None) -> No
     assert [(one.uuid, one.xid) for one in frame.xids] == [(other.uuid, 79)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_look_tells_all_on_the_library_of(driver: str, tmp_path: Path) -> None:
     look_tells_all(tmp_path, driver)

@@ -16,6 +16,7 @@ from gpulock_exporter.nvml.gpm import METRIC
 from gpulock_exporter.nvml.utilisation_samples import SAMPLES, SampleList
 
 from tests.nvml.double import ERROR_NOT_SUPPORTED, Double
+from tests.support.pairs import zip_equal
 
 NVML: Any = pynvml  # of its structures the stub declares what gpulock uses
 UTILIZATION = NVML.NVML_GPU_UTILIZATION_SAMPLES
@@ -68,7 +69,7 @@ def test_field_values_are_what_pynvml_gets(nvml: Double) -> None:
         told = NVML.nvmlDeviceGetFieldValues(handle, wanted)
         values = [ctypes.string_at(ctypes.addressof(one.value), 8) for one in told]
         assert fields.read(handle) == [
-            (one.nvmlReturn, one.valueType, value) for one, value in zip(told, values, strict=True)
+            (one.nvmlReturn, one.valueType, value) for one, value in zip_equal(told, values)
         ]
 
 

@@ -169,6 +169,7 @@ MOMENTS = st.one_of(
 PERCENTS = st.one_of(st.integers(0, 100), st.integers(-(2**31), 2**32))
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.lists(st.tuples(MOMENTS, PERCENTS), max_size=12), st.floats(0, 30)),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.clock import Moment, steady_offset
-from gpulock_exporter.metrics.collectors import collect_families
-from gpulock_exporter.metrics.devices import family_name
+from gpulock_exporter.metrics.devices import collect_families
+from gpulock_exporter.metrics.families import family_name
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.join import NOT_LISTED
 from gpulock_exporter.state.snapshot import (
@@ -320,9 +320,7 @@ def test_stale_is_told_only_where_a_verdict_tells() -> None:
     node = Node()
     tokens = [f"{number:016x}" for number in range(4)]
     locks = [lock(number, token) for number, token in enumerate(tokens)]
-    verdicts = dict(
-        zip(tokens, [Verdict(word, "") for word in (DEAD, ALIVE, UNKNOWN)], strict=False)
-    )
+    verdicts = dict(zip(tokens, [Verdict(word, "") for word in (DEAD, ALIVE, UNKNOWN)]))
     node.facts = facts(*locks, verdicts=verdicts)
     node.tick(*[card(number) for number in range(5)])
     snapshot = node.snapshot([listed(number) for number in range(5)])

@@ -41,7 +41,14 @@ def test_everything_is_read_and_timed(box: Box) -> None:
     now = clock_boottime()
     facts = read_local_state(node, now)
     assert facts.failures == {}
-    assert sorted(facts.durations) == ["counters", "foreign", "locks", "quarantine", "verdicts"]
+    assert sorted(facts.durations) == [
+        "checks",
+        "counters",
+        "foreign",
+        "locks",
+        "quarantine",
+        "verdicts",
+    ]
     assert facts.locks is not None
     assert facts.locks[bus(0)].orphans == "process 7"
     assert facts.quarantined == {bus(1): "ECC (root)"}

@@ -10,8 +10,9 @@ from gpulock_exporter.telemetry import Process
 
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node.procfs import Proc
+from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import lock
-from tests.support.trees import FakeProc
+from tests.support.trees import FakeProc, record
 
 ROOT = (0, 0, 0, 0)
 JOB = 700
@@ -30,3 +31,22 @@ def test_all_on_a_device_are_counted_by_whose_they_are(tmp_path: Path) -> None:
         listed, [lock()], ProcessTree(Proc(str(proc.root))), ("Xorg",)
     )
     assert (found.listed, found.foreign, found.unseen) == (5, (JOB + 2, JOB + 3), 1)
+
+
+def test_memory_is_of_the_share_whose_process_uses_it(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    for pid, groups in ((JOB, (65401,)), (JOB + 1, (65402,)), (JOB + 2, (65402,)), (JOB + 3, ())):
+        proc.add(pid, groups=groups)
+    bus = "0000:01:00.0"
+    locks: list[Lock] = []
+    for number, gid in ((1, 65401), (2, 65402), (3, 65402), (4, 65403)):
+        owner = record(add_grp_id=gid, token=f"t{gid}", devices=(f"{bus}.share{number}",))
+        locks.append(Lock(f"{bus}.share{number}", owner, ""))
+    tree = ProcessTree(Proc(str(proc.root)))
+    listed = [Process(JOB + number, 10**number) for number in range(4)]
+    found = classify_device_processes(listed, locks, tree, ())
+    used = {name.rpartition(".")[2]: memory for name, memory in found.share_memory.items()}
+    assert used == {"share1": 1, "share2": 110, "share3": 0, "share4": 0}
+    untold = [*listed, Process(JOB + 4)]
+    assert classify_device_processes(untold, locks, tree, ()).share_memory == {}
+    assert classify_device_processes(listed, [lock()], tree, ()).share_memory == {}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from gpulock_exporter.web.utilisation_history import (
 )
 
 from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock, uuid
-from tests.support.trees import BOOT
+from tests.support.trees import BOOT, FakeProc
 from tests.unit.exporter.metrics.test_rules import named
 
 HELD = Tile("0", "A100", "held", "0000:07:00.0", "job 4711.3", "alice", "4h 12m", utilization=0.97)
@@ -277,6 +278,24 @@ def test_a_shared_device_names_all_its_jobs() -> None:
     assert (tile.job, tile.user, tile.state) == ("shared by job 12, job 13", "alice, bob", "held")
 
 
+def test_of_a_shared_device_each_holder_is_named_once_with_its_own_work(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(701, groups=[65401])
+    node = Node(proc=str(proc.root))
+    process: dict[str, Any] = {"scheduler": "process", "job_id": "99", "pid": 99, "sid": 99}
+    node.facts = facts(
+        lock(0, "a" * 16, "share1", job_id="12", add_grp_id=65401),
+        lock(0, "a" * 16, "share2", job_id="12", add_grp_id=65401),
+        lock(0, "b" * 16, "share3", **process),
+    )
+    node.tick(card(0))
+    node.tick(card(0, process_use={"701": 0.4}))
+    page = build_page(
+        node.snapshot([listed(0)]), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME, BOOT
+    )
+    assert [tile.job for tile in page.tiles] == ["shared by job 12 (40%), pid 99 (0%)"]
+
+
 def test_a_lock_of_an_earlier_boot_is_as_old_as_the_wall_clock_says() -> None:
     node = Node()
     changes: dict[str, Any] = {
@@ -290,3 +309,10 @@ def test_a_lock_of_an_earlier_boot_is_as_old_as_the_wall_clock_says() -> None:
         node.snapshot([listed(0)]), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME, BOOT
     )
     assert [tile.held for tile in page.tiles] == ["2h 0m"]
+
+
+def test_what_became_of_gpus_is_listed_and_is_no_markup() -> None:
+    steps = ["2026-11-23 07:01  0000:01:00.0  out: xid: XID 79 <b>"]
+    text = render_page(Page("n", "1", [HELD], steps=steps))
+    assert "<h2>Health</h2>" in text and "out: xid: XID 79 &lt;b&gt;" in text
+    assert "<h2>Health</h2>" not in render_page(Page("n", "1", [HELD]))

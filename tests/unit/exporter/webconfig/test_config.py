@@ -90,7 +90,7 @@ WRONG: list[tuple[str, int, str]] = [
     (TLS.replace("server.pem", "folder"), 2, "folder: Is a directory"),
     (TLS.replace("server.pem", "/dev/zero"), 2, "/dev/zero: this is not a regular file"),
     (TLS.replace("server.pem", "large.pem"), 2, "large.pem: this is larger than 1048576 bytes"),
-    (TLS.replace("server.pem", '"a\\0b"'), 2, "embedded null byte"),
+    (TLS.replace("server.pem", '"a\\0b"'), 2, "this holds a NUL byte"),
     (TLS.replace("server.pem", "empty.pem"), 2, "holds no PEM certificate"),
     (TLS.replace("server.pem", "server.key"), 2, "holds no PEM certificate"),
     (TLS.replace("server.key", "server.pem"), 3, "holds no PEM private key"),

@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from gpulock_exporter.simulated.card import device_load, mean_device_load, memory_share
 from gpulock_exporter.simulated.source import SimulatedSource
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, decode_frame, encode_frame
+from gpulock_exporter.worker.process import sleep_until_next_look
 from gpulock_exporter.worker.restart_policy import WorkerTimeouts
 from gpulock_exporter.worker.supervisor import Supervisor
 from hypothesis import given
@@ -37,13 +38,17 @@ class Scene:
         self.source.open()
         self.source.look(False)
 
-    def look(self, after: float = 1.0, *, processes: bool = False) -> Frame:
+    def look(
+        self, after: float = 1.0, *, processes: bool = False, shared: Sequence[str] = ()
+    ) -> Frame:
         self.now += after
-        frame = self.source.look(processes)
+        frame = self.source.look(processes, shared)
         assert decode_frame(encode_frame(frame)) == frame
         return frame
 
-    def hold(self, *lock_ids: str, scheduler: str = "process") -> None:
+    def hold(
+        self, *lock_ids: str, scheduler: str = "process", pid: int = 4711, places: int = 0
+    ) -> None:
         locks = self.node.lock_dir / "locks"
         locks.mkdir(exist_ok=True)
         for lock_id in lock_ids:
@@ -51,7 +56,8 @@ class Scene:
                 scheduler=scheduler,
                 node="node",
                 job_id="4711",
-                pid=4711,
+                pid=pid,
+                places=places,
                 token="t",
                 boot_id="b",
                 claimed_boottime=self.now,
@@ -79,6 +85,21 @@ def test_it_does_not_forget_what_gpulockd_has_not_been_told_yet(
     assert any(uuid.startswith("MIG-") for uuid in before)
     (scene.node.lock_dir / "inventory").write_text("gpulock-inventory 1\nboot_id=b\n")
     assert {device.uuid: device.memory_total for device in scene.look().devices} == before
+
+
+def test_places_of_a_card_are_at_work_each_with_its_part(stage: Callable[[str], Scene]) -> None:
+    scene = stage("dgx1")
+    bus = "0000:06:00.0"
+    scene.hold(f"{bus}.share1", pid=71, places=2)
+    scene.hold(f"{bus}.share2", pid=72, places=2)
+    looks = [scene.look(processes=True, shared=[bus]) for _ in range(30)]
+    seen = card(looks[-1], bus)
+    assert seen.process_use is not None and seen.busy is not None and seen.processes is not None
+    assert set(seen.process_use) == {"71", "72"}
+    assert 0 < min(seen.process_use.values()) <= max(seen.process_use.values()) <= 0.5
+    assert seen.busy == pytest.approx(sum(seen.process_use.values()))
+    assert {one.pid: (one.memory or 0) > 0 for one in seen.processes} == {71: True, 72: True}
+    assert card(scene.look(), bus).process_use is None
 
 
 def card(frame: Frame, bus: str) -> DeviceTelemetry:
@@ -214,6 +235,22 @@ def test_neighbours_work_in_patterns_that_can_be_told_apart() -> None:
     ]
     assert len({round(mean, 1) for mean in means}) == 4
     assert spreads[0] < 0.1 < spreads[3] < 0.3 < spreads[1] < spreads[2]
+
+
+def test_a_worker_sleeps_on_when_it_is_told_what_is_shared_and_ends_with_its_parent() -> None:
+    reading, writing = os.pipe()
+    try:
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert sleep_until_next_look(reading, now, frozenset("x")) == frozenset("x")
+        os.write(writing, b"a b\nc d\n")
+        assert sleep_until_next_look(reading, now + 0.05, ()) == {"c", "d"}
+        assert time.clock_gettime(time.CLOCK_BOOTTIME) >= now + 0.05
+        os.write(writing, b"\n")
+        assert sleep_until_next_look(reading, now, frozenset("x")) == frozenset()
+    finally:
+        os.close(writing)
+    assert sleep_until_next_look(reading, now + 60, ()) is None
+    os.close(reading)
 
 
 def test_the_worker_looks_at_a_simulated_node(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
@@ -22,6 +21,7 @@ from gpulock_exporter.worker.restart_policy import (
 from gpulock_exporter.worker.supervisor import Supervisor
 
 from tests.support.exporter_workers import LIMITS, Nest, children
+from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +43,31 @@ def settle(supervisor: Supervisor, word: str) -> None:
             return
         supervisor.step(0.05)
     raise AssertionError(f"{supervisor.fault!r} does not speak of {word!r}")
+
+
+def test_a_worker_is_told_which_cards_are_shared_and_the_next_one_as_well(nest: Nest) -> None:
+    heard = nest.root / "heard"
+    supervisor = nest.supervise(
+        f'echo "$GOOD"; while read -r line; do echo "$line" >>{heard}; done'
+    )
+    cards: frozenset[str] = frozenset()
+    told = ["0000:3b:00.0 0000:5e:00.0", "0000:5e:00.0", ""]
+    for number, line in enumerate(told, 1):
+        cards = supervisor.shared = frozenset(line.split())
+        for _ in range(1200):
+            supervisor.step(0.05)
+            if heard.exists() and len(heard.read_text().splitlines()) == number:
+                break
+    assert heard.read_text().splitlines() == told
+    supervisor.shared = cards | {"0000:5e:00.0"}
+    assert supervisor.worker is not None
+    supervisor.worker.kill()
+    for _ in range(1200):
+        nest.clock.now += 1
+        supervisor.step(0.05)
+        if supervisor.starts > 1 and heard.read_text().splitlines()[3:]:
+            break
+    assert heard.read_text().splitlines()[-1] == "0000:5e:00.0"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +160,7 @@ def test_starts_grow_rare_until_a_frame_comes(nest: Nest) -> None:
         if len(begun) == 8:
             break
         nest.clock.now += 0.05
-    gaps = [round(b - a) for a, b in itertools.pairwise(begun)]
+    gaps = [round(b - a) for a, b in pairwise(begun)]
     assert gaps[0] <= 2 and gaps == sorted(gaps) and 29 <= gaps[-1] <= 32, gaps
 
 

@@ -1,70 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All families of a snapshot, in the order of the text, and that text by prometheus_client. Pure.
-
-Metrics are its `Metric` objects, and both formats are its exposition: Prometheus 0.0.4 and
-OpenMetrics 1.0.0.
-"""
+"""The families of the node and of the exporter itself. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics import exposition as openmetrics_exposition
-from prometheus_client.registry import Collector
 
-from gpulock_exporter.metrics.devices import collect_device_families, family_name, make_family
-from gpulock_exporter.metrics.labels import LabelUser, known_labels
-from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
+from gpulock_exporter.metrics.families import family_name, make_family
+from gpulock_exporter.metrics.labels import known_labels
+from gpulock_exporter.state.snapshot import ExporterHealth
 
 REAPED_KEY, CLAIMS_KEY = "reaped_", "claims_"  # of gpulock.store.counters
 TIMEOUTS_KEY, WAITED_KEY = "lock_timeouts", "lock_wait_seconds"
 DROPPED_KEY = "history_dropped"
 LOCK_TIMEOUT = "lock_timeout"  # the result of a claim that never got in
-EVERYTHING: frozenset[str] = frozenset()
-
-# all names here are plain ones; prometheus_client from 0.23 on looks at each letter otherwise
-HOW = {"escaping": "allow-utf-8"} if hasattr(openmetrics_exposition, "ALLOWUTF8") else {}
-untyped: Any = openmetrics_exposition
-
-
-def render_exposition(
-    families: Iterable[Metric], openmetrics: bool = False, names: Set[str] = EVERYTHING
-) -> bytes:
-    """Return the text; `names` are families or samples that are wanted, none meaning all."""
-    wanted = WantedFamilies(families, names)
-    if not openmetrics:
-        return exposition.generate_latest(wanted)
-    text: bytes = untyped.generate_latest(wanted, **HOW)
-    return text
-
-
-class WantedFamilies(Collector):
-    """Those families that have a value and are asked for, as prometheus_client collects them."""
-
-    def __init__(self, families: Iterable[Metric], names: Set[str]) -> None:
-        self._families = families
-        self._names = names
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield them."""
-        for one in self._families:
-            if self._names and self._names.isdisjoint((one.name, family_name(one))):
-                continue
-            if one.samples:
-                yield one
-
-
-def collect_families(
-    snapshot: NodeSnapshot, label_user: LabelUser = LabelUser.NAME
-) -> Iterator[Metric]:
-    """Yield all families, those without a value too; `label_user` says how users are named."""
-    yield from collect_device_families(snapshot.devices, snapshot.driver, label_user)
-    yield from collect_node_families(snapshot)
-    yield from collect_health_families(snapshot.health)
 
 
 def one_value(name: str, meaning: str, value: float | None) -> Metric:
@@ -80,11 +31,16 @@ def labelled_values(name: str, meaning: str, label: str, values: Mapping[str, fl
     return family
 
 
-def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    """Yield the families of the node: its devices by state, and what the hooks have counted."""
+def collect_node_families(
+    counters: Mapping[str, str], states: Mapping[str, float] | None, reconciled: float | None
+) -> Iterator[Metric]:
+    """Yield the families of the node: its devices by state, and what the hooks have counted.
+
+    `reconciled` is when a reconcile last judged all locks, epoch seconds.
+    """
     reaped: dict[str, float] = {}
     claims: dict[str, float] = {}
-    for key, text in snapshot.counters.items():
+    for key, text in counters.items():
         value = parse_hook_counter(text)
         if value is None:
             continue
@@ -94,18 +50,18 @@ def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
             claims[key.removeprefix(CLAIMS_KEY)] = value
         elif key == TIMEOUTS_KEY:
             claims[LOCK_TIMEOUT] = value
-    if snapshot.counters:  # `increase` needs a value before the first claim that times out
+    if counters:  # `increase` needs a value before the first claim that times out
         claims.setdefault(LOCK_TIMEOUT, 0.0)
     yield labelled_values(
         "gpus",
         "Devices in each state; together as many as are expected.",
         "state",
-        snapshot.states or {},
+        states or {},
     )
     yield one_value(
         "reconcile_timestamp_seconds",
         "When the owners of all locks were last judged.",
-        snapshot.reconciled,
+        reconciled,
     )
     yield labelled_values(
         "locks_reaped_total",
@@ -119,13 +75,13 @@ def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
     yield one_value(
         "lock_wait_seconds_total",
         "Time that claims waited for the gate, in this boot.",
-        parse_hook_counter(snapshot.counters.get(WAITED_KEY, "")),
+        parse_hook_counter(counters.get(WAITED_KEY, "")),
     )
     yield one_value(
         "history_dropped_total",
         "Released devices that were dropped before their line in the history, in this boot.",
         # 0 from the first claim on: `increase` needs a value before the first loss
-        parse_hook_counter(snapshot.counters.get(DROPPED_KEY, "0" if snapshot.counters else "")),
+        parse_hook_counter(counters.get(DROPPED_KEY, "0" if counters else "")),
     )
 
 

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A family of metrics, made by its name and filled device by device; and the text of families.
+
+A family is a `Metric` of prometheus_client, and both formats are its exposition: Prometheus 0.0.4
+and OpenMetrics 1.0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import Any
+
+from prometheus_client import exposition
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics_exposition
+from prometheus_client.registry import Collector
+
+from gpulock_exporter.metrics.labels import Labels, known_labels
+from gpulock_exporter.state.snapshot import DeviceSnapshot
+
+TOTAL = "_total"
+UNITS = ("seconds", "bytes", "ratio", "joules", "watts", "celsius", "hertz")
+
+EVERYTHING: frozenset[str] = frozenset()
+
+# all names here are plain ones; prometheus_client from 0.23 on looks at each letter otherwise
+HOW = {"escaping": "allow-utf-8"} if hasattr(openmetrics_exposition, "ALLOWUTF8") else {}
+untyped: Any = openmetrics_exposition
+
+DeviceLabels = Sequence[tuple[DeviceSnapshot, Labels]]
+
+
+def make_family(name: str, meaning: str) -> Metric:
+    """Return the family `gpulock_<name>`: a counter where that ends in `_total`, else a gauge."""
+    unit = name.removesuffix(TOTAL).rpartition("_")[2]
+    kind = CounterMetricFamily if name.endswith(TOTAL) else GaugeMetricFamily
+    return kind(f"gpulock_{name}", meaning, unit=unit if unit in UNITS else "")
+
+
+def family_name(family: Metric) -> str:
+    """Return the name of a family's samples."""
+    return family.name + TOTAL if family.type == "counter" else family.name
+
+
+def add_samples(family: Metric, own: Labels, values: Iterable[tuple[Labels, float]]) -> None:
+    """Add the samples of a device, whose labels are `own`, to a family."""
+    name = family_name(family)
+    for more, value in values:
+        family.add_sample(name, {**own, **more} if more else own, value)
+
+
+def collect_identity_families(found: DeviceLabels, driver: str) -> list[Metric]:
+    """Return what each device is, on one series, for those that NVML tells of."""
+    cards = {seen.id: seen.uuid for seen, _ in found}
+    gpus = make_family("gpu_info", "What a GPU is; always 1.")
+    instances = make_family("mig_info", "What a MIG instance is, and of which GPU; always 1.")
+    for seen, own in found:
+        if not seen.told:
+            continue
+        if seen.instance:
+            pairs: dict[str, object] = {
+                "parent_uuid": cards.get(seen.parent, seen.parent),
+                "gi": seen.gi,
+                "ci": seen.ci,
+                "profile": seen.profile,
+            }
+        else:
+            pairs = {
+                "name": seen.name,
+                "pci_bus_id": seen.bus,
+                "minor": seen.minor,
+                "numa_node": seen.numa,
+                "driver_version": driver,
+                "mig_mode": seen.mig,
+                "persistence_mode": seen.persistence,
+            }
+        texts = [
+            (name, str(int(value) if isinstance(value, bool) else value))
+            for name, value in pairs.items()
+            if value is not None
+        ]
+        add_samples(instances if seen.instance else gpus, own, [(known_labels(texts), 1)])
+    return [gpus, instances]
+
+
+def render_exposition(
+    families: Iterable[Metric], openmetrics: bool = False, names: Set[str] = EVERYTHING
+) -> bytes:
+    """Return the text; `names` are families or samples that are wanted, none meaning all."""
+    wanted = WantedFamilies(families, names)
+    if not openmetrics:
+        return exposition.generate_latest(wanted)
+    text: bytes = untyped.generate_latest(wanted, **HOW)
+    return text
+
+
+class WantedFamilies(Collector):
+    """Those families that have a value and are asked for, as prometheus_client collects them."""
+
+    def __init__(self, families: Iterable[Metric], names: Set[str]) -> None:
+        self._families = families
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield them."""
+        for one in self._families:
+            if self._names and self._names.isdisjoint((one.name, family_name(one))):
+                continue
+            if one.samples:
+                yield one

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a claim's job used of the host: processor time and memory, by the job's own cgroup.
+
+The cgroup may be gone when an epilog runs, so it is read once a second while the claim stands. Its
+counters are whole: what was missed before is in the next reading, and no more than the last second
+of a job is lost. A job without a cgroup of its own is looked for more and more seldom.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from gpulock.isolation.marks import read_cgroup_folders
+from gpulock.isolation.tree import cgroup_name
+from gpulock.node.context import Node
+from gpulock.slurm.job_cgroup import job_cgroup_folders, job_cgroup_paths_v1
+from gpulock.store import atomic
+from gpulock.store.owner import Owner
+
+LONGEST_PAUSE = 32.0  # seconds between two searches for a cgroup that is not there
+LIMITS_EVERY = 30  # readings; limits hardly ever change
+LIMITS_FIRST = (
+    3  # readings in which they are asked each time: they are set after the folder is made
+)
+NO_LIMIT = 1 << 60  # bytes: version 1 writes a number near 2^63 for none
+NANO, MICRO = 1e-9, 1e-6
+
+
+@dataclass(frozen=True)
+class HostUsage:
+    """What a job used on this host; None is not known.
+
+    `cpu_seconds` and `host_memory_peak` (bytes) are what it used, `cpus` and `host_memory` (bytes)
+    what it may use at most.
+    """
+
+    cpu_seconds: float | None = None
+    cpus: int | None = None
+    host_memory_peak: int | None = None
+    host_memory: int | None = None
+
+
+class CgroupFiles(NamedTuple):
+    """The files of a job's cgroup, each of them may be missing."""
+
+    cpu: str  # `cpuacct.usage` in nanoseconds, or `cpu.stat` with `usage_usec`
+    peak: str
+    limit: str
+    cpus: str
+
+
+@dataclass
+class JobReading:
+    """What was read of a claim's cgroup so far, and when to search for it again.
+
+    `before` are the seconds of cgroups that the job had earlier: Slurm without an extern step
+    makes one for each of the job's steps that follow each other.
+    """
+
+    files: CgroupFiles | None = None
+    pause: float = 0.5
+    due: float = 0.0
+    readings: int = 0
+    before: float = 0.0
+    last: float = 0.0
+    usage: HostUsage = field(default_factory=HostUsage)
+
+
+class JobCgroups:
+    """The cgroups of the claims that stand, read at each tick."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._jobs: dict[str, JobReading] = {}
+
+    def read(self, owners: Mapping[str, Owner], now: float) -> dict[str, HostUsage]:
+        """Return what is known of each claim, by token; `now` is in seconds of a steady clock."""
+        self._jobs = {token: self._jobs.get(token) or JobReading() for token in owners}
+        for token, job in self._jobs.items():
+            if job.files is None and now >= job.due:
+                job.files = find_cgroup_files(self._node, owners[token])
+                job.pause = min(job.pause * 2, LONGEST_PAUSE)
+                job.due = now + job.pause
+            if job.files is not None:
+                read_job_cgroup(job, job.files)
+        blank = HostUsage()
+        return {token: job.usage for token, job in self._jobs.items() if job.usage != blank}
+
+
+def read_job_cgroup(job: JobReading, files: CgroupFiles) -> None:
+    """Take a reading; a cgroup that is gone is searched for again at once."""
+    spent, peak = read_cpu_seconds(files.cpu), read_cgroup_bytes(files.peak)
+    if spent is None and peak is None:
+        job.files, job.pause, job.due, job.readings = None, 0.5, 0.0, 0
+        job.before, job.last = job.before + job.last, 0.0
+        return
+    if spent is not None:
+        if spent < job.last:
+            job.before += job.last
+        job.last = spent
+        job.usage = replace(job.usage, cpu_seconds=job.before + spent)
+    if peak is not None:
+        most = max(peak, job.usage.host_memory_peak or 0)
+        job.usage = replace(job.usage, host_memory_peak=most)
+    if job.readings < LIMITS_FIRST or job.readings % LIMITS_EVERY == 0:
+        limit = read_cgroup_bytes(files.limit)
+        job.usage = replace(
+            job.usage,
+            cpus=count_cpu_list(read_cgroup_text(files.cpus)) or job.usage.cpus,
+            host_memory=limit if limit and limit < NO_LIMIT else job.usage.host_memory,
+        )
+    job.readings += 1
+
+
+def find_cgroup_files(node: Node, owner: Owner) -> CgroupFiles | None:
+    """Return the files of a job's own cgroup, None where it has none now."""
+    for files in possible_cgroup_files(node, owner):
+        if os.path.exists(files.cpu) or os.path.exists(files.peak):
+            return files
+    return None
+
+
+def possible_cgroup_files(node: Node, owner: Owner) -> Iterator[CgroupFiles]:
+    """Yield the files of each cgroup that may be the job's: only root can make one of its name."""
+    root = f"{node.settings.sys_root}/fs/cgroup"
+    if owner.scheduler == "slurm":
+        for path in job_cgroup_paths_v1(owner):
+            if path.startswith("/memory/"):
+                yield cgroup_files_v1(root, path[len("/memory") :])
+        for folder in job_cgroup_folders(root, owner, node.proc):
+            yield cgroup_files_v2(folder)
+    elif owner.scheduler == "sge" and owner.scope:
+        unified = f"{root}/unified"
+        top = unified if os.path.exists(f"{unified}/cgroup.procs") else root
+        yield cgroup_files_v2(f"{top}{owner.scope}")
+    elif owner.scheduler == "sge":  # ISOLATION=cgroup
+        name = cgroup_name(f"{owner.job_id}.{owner.task_id or 1}", owner.pid, owner.start)
+        for outer in read_isolation_folders(node):
+            yield cgroup_files_v2(f"{outer}/{name}")
+
+
+def read_isolation_folders(node: Node) -> list[str]:
+    """Return below which cgroups jobs were confined, none where that cannot be read."""
+    try:
+        return read_cgroup_folders(node.store)
+    except OSError:
+        return []
+
+
+def cgroup_files_v1(root: str, path: str) -> CgroupFiles:
+    """Return the files of a job in the hierarchies of version 1."""
+    memory = f"{root}/memory{path}/memory"
+    return CgroupFiles(
+        f"{root}/cpuacct{path}/cpuacct.usage",
+        f"{memory}.max_usage_in_bytes",
+        f"{memory}.limit_in_bytes",
+        f"{root}/cpuset{path}/cpuset.cpus",
+    )
+
+
+def cgroup_files_v2(folder: str) -> CgroupFiles:
+    """Return the files of a cgroup of version 2; before Linux 5.19 the peak is the most we see."""
+    peak = f"{folder}/memory.peak"
+    if not os.path.exists(peak):
+        peak = f"{folder}/memory.current"
+    return CgroupFiles(
+        f"{folder}/cpu.stat", peak, f"{folder}/memory.max", f"{folder}/cpuset.cpus.effective"
+    )
+
+
+def read_cpu_seconds(path: str) -> float | None:
+    """Return the seconds of processor time in a file of either version."""
+    text = read_cgroup_text(path)
+    if text.startswith("usage_usec "):
+        word = text.split()[1]
+        return int(word) * MICRO if word.isdecimal() else None
+    word = text.strip()
+    return int(word) * NANO if word.isdecimal() else None
+
+
+def read_cgroup_bytes(path: str) -> int | None:
+    """Return the number in a file, None for `max`, and where there is none."""
+    text = read_cgroup_text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def read_cgroup_text(path: str) -> str:
+    """Return a file of the kernel's, nothing where it is not there."""
+    try:
+        return atomic.read_text(path)
+    except (OSError, ValueError):
+        return ""
+
+
+def count_cpu_list(text: str) -> int | None:
+    """Return how many processors `0-3,8` names, None where it names none."""
+    total = 0
+    for part in text.strip().split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            return None
+        total += int(last) - int(first) + 1 if dash else 1
+    return total or None

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an installation of hooks offers besides: a verifier, services, a trial job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpulock.cli.session import CommandRefusedError, Session
+from gpulock.install.hooks import InstallError
+from gpulock.install.systemd import manager
+
+if TYPE_CHECKING:
+    from gpulock.install.planner import InstallPlan
+
+SERVICES = "Start gpulockd and gpulock-exporter as services of systemd?"
+TRIAL = "Run a trial job of one GPU?"
+
+
+class Consent:
+    """Whether the administrator agrees: to all (--yes), to each question, or to nothing.
+
+    Without a terminal nobody is asked, and a dry run asks nothing.
+    """
+
+    def __init__(self, session: Session, yes: bool, dry_run: bool) -> None:
+        self.session, self.yes, self.dry_run = session, yes, dry_run
+        self.person = not dry_run and sys.stdin.isatty() and sys.stdout.isatty()
+
+    def agrees(self, question: str) -> bool:
+        """Return the answer to a question."""
+        return self.yes or (self.person and click.confirm(question, default=True))
+
+    def take_offers(self, plan: InstallPlan) -> None:
+        """Add to a plan what the administrator agrees to; note how to make the rest by hand."""
+        for offer in plan.offers:
+            if self.agrees(offer.question):
+                plan.changes += offer.changes
+            else:
+                plan.notes.append(offer.by_hand)
+        if not (self.yes or self.person):
+            plan.notes.append("no services are set up, and no trial job is run: --yes does both")
+
+    def offer_services(self) -> None:
+        """Install both services, where systemd runs and they are not what is installed."""
+        if self.dry_run or not (self.yes or self.person) or not manager.RUNNING.is_dir():
+            return
+        from gpulock.install.systemd.install import SystemdOptions, plan_systemd
+
+        try:
+            plan = plan_systemd(SystemdOptions(Path(self.session.config).absolute()))
+            if plan.changes and self.agrees(SERVICES):
+                plan.apply(click.echo)
+        except InstallError as fault:
+            click.echo(f"note: no services: {fault}")
+
+    def run_trial(self, plan: InstallPlan) -> None:
+        """Run the trial job of a plan; raise CommandRefusedError where it was not protected."""
+        if self.dry_run or plan.trial is None or not self.agrees(TRIAL):
+            return
+        try:
+            click.echo(plan.trial())
+        except InstallError as fault:
+            raise CommandRefusedError(
+                str(fault), "it is installed, and does not work yet"
+            ) from fault

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock reset`: reset one GPU by nvidia-smi, where nobody has it or what it is linked to."""
+
+from __future__ import annotations
+
+import click
+
+from gpulock.cli.admin.devices import (
+    make_admin_gate,
+    prepare_admin_device,
+    reap_device_lock,
+    report_admin_change,
+)
+from gpulock.cli.complete import complete_device
+from gpulock.cli.session import CommandRefusedError, Session, describe_caller
+from gpulock.daemon.health.reset import free_reset_locks, reserve_for_reset, run_reset
+from gpulock.daemon.health.steps import RESET, note_health_step
+from gpulock.node.devices import card_bus_id
+from gpulock.text.words import format_count, format_device_label
+
+
+@click.command()
+@click.argument("device", shell_complete=complete_device)
+@click.pass_obj
+def reset_command(session: Session, device: str) -> None:
+    """Reset the GPU of DEVICE; refused while somebody has it or a link peer of it."""
+    node, found, name = prepare_admin_device(session, device, card=True)
+    card, by = card_bus_id(name), describe_caller()
+    label = format_device_label(card, found)
+    with make_admin_gate(node):
+        reap_device_lock(node, found, card)  # what a dead job left holds up nothing
+    cards = reserve_for_reset(node, card, by)
+    if cards[1:]:
+        peers = format_count(len(cards) - 1, "link peer")
+        click.echo(f"{label} is being reset; {peers} reserved meanwhile: {' '.join(cards[1:])}")
+    failed = run_reset(node, card)
+    free_reset_locks(node, cards, by)
+    state_dir = node.settings.state_dir
+    if failed:
+        note_health_step(state_dir, card, RESET, f"failed: {failed} ({by})")
+        do = "see dmesg for NVRM and Xid; reboot the node where it cannot be reset"
+        raise CommandRefusedError(f"{label} was not reset: {failed}", do)
+    note_health_step(state_dir, card, RESET, f"done ({by})")
+    report_admin_change(node, f"{label} was reset")

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who did what on a shared card: work goes to the owner of each process, or to nobody."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.telemetry import Process
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.exporter_nodes import GIB, Node, card, facts, lock
+from tests.support.few import FEW
+from tests.support.trees import FakeProc, bus
+
+A, B = "a" * 16, "b" * 16
+FIRST, SECOND, THIRD = (f"{bus(0)}.share{number}" for number in (1, 2, 3))
+OF_A, OF_B, OTHER, SERVER, HIDDEN = 701, 702, 703, 704, 705
+BOTH = (lock(0, A, "share1", add_grp_id=65401), lock(0, B, "share2", add_grp_id=65402))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A card that two claims share, with a process of each, a stranger and a display server."""
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(OF_A, groups=(65401,))
+    proc.add(OF_B, groups=(65402,))
+    proc.add(OTHER)
+    proc.add(SERVER, "Xorg", uids=(0, 0, 0, 0))
+    proc.add(HIDDEN)
+    (proc.root / str(HIDDEN) / "status").write_text("nonsense")
+    found = Node(proc=str(proc.root))
+    found.facts = facts(*BOTH)
+    found.tick(card())
+    return found
+
+
+def told(node: Node, token: str, name: str) -> tuple[float, float]:
+    """Return the seconds at work and observed of a share."""
+    account = node.book.memory.ledger.of(name, token)
+    assert account is not None
+    return round(account.busy, 6), round(account.observed, 6)
+
+
+def both(node: Node) -> list[tuple[float, float]]:
+    """Return the seconds of both claims."""
+    return [told(node, A, FIRST), told(node, B, SECOND)]
+
+
+def test_work_goes_to_the_owner_of_each_process(node: Node) -> None:
+    node.tick(card(process_use={str(OF_A): 0.3, str(OF_B): 0.1}))
+    assert both(node) == [(0.3, 1.0), (0.1, 1.0)]
+    (seen,) = node.snapshot().devices
+    assert seen.share_use == pytest.approx({FIRST: 0.3, SECOND: 0.1})
+
+
+def test_who_did_nothing_beside_one_at_work_is_idle(node: Node) -> None:
+    node.tick(card(process_use={str(OF_A): 0.3}))
+    assert both(node) == [(0.3, 1.0), (0.0, 1.0)]
+
+
+def test_on_a_card_that_did_nothing_all_are_idle_without_the_drivers_word(node: Node) -> None:
+    node.tick(card(busy=0.0))
+    assert both(node) == [(0.0, 1.0), (0.0, 1.0)]
+
+
+def test_as_little_as_a_monitor_works_is_nobodys_work(node: Node) -> None:
+    node.tick(card(busy=0.005))
+    assert both(node) == [(0.0, 1.0), (0.0, 1.0)]
+
+
+@pytest.mark.parametrize("use", [None, {}, {str(OF_A): 0.0}])
+def test_what_cannot_be_told_apart_is_billed_to_nobody(
+    node: Node, use: dict[str, float] | None
+) -> None:
+    node.tick(card(process_use=use))
+    assert both(node) == [(0.0, 0.0), (0.0, 0.0)]
+    assert node.snapshot().devices[0].share_use == {}
+
+
+@pytest.mark.parametrize("pid", [OTHER, HIDDEN, 999])
+def test_beside_a_stranger_nobody_is_known_to_be_idle(node: Node, pid: int) -> None:
+    """A stranger may be of a claim in a way that cannot be proven; one that is gone as well."""
+    node.tick(card(process_use={str(OF_A): 0.3, str(pid): 0.2}))
+    expected = (0.3, 1.0) if pid == OTHER else (0.0, 0.0)
+    assert both(node) == [expected, (0.0, 0.0)]
+
+
+def test_where_little_of_the_cards_work_is_told_nobody_is_known_to_be_idle(node: Node) -> None:
+    node.tick(card(process_use={str(OF_A): 0.2}))
+    assert both(node) == [(0.2, 1.0), (0.0, 0.0)]
+
+
+def test_processes_that_say_more_than_the_card_share_what_it_did(node: Node) -> None:
+    node.tick(card(process_use={str(OF_A): 0.9, str(OF_B): 0.3, str(SERVER): 0.3}))
+    assert both(node) == [(0.3, 1.0), (0.1, 1.0)]
+
+
+def test_a_service_takes_nobodys_time(node: Node) -> None:
+    node.tick(card(process_use={str(OF_A): 0.3, str(SERVER): 0.2}))
+    assert both(node) == [(0.3, 1.0), (0.0, 1.0)]
+
+
+def test_what_may_be_of_both_claims_is_of_none(node: Node) -> None:
+    node.facts = facts(BOTH[0], lock(0, B, "share2", add_grp_id=65401))
+    node.tick(card(process_use={str(OF_A): 0.3}))
+    node.tick(card(process_use={str(OF_A): 0.3}))
+    assert both(node) == [(0.0, 0.0), (0.0, 0.0)]
+
+
+def test_the_last_second_of_a_process_is_its_owners(node: Node, tmp_path: Path) -> None:
+    node.tick(card(process_use={str(OF_A): 0.3}))
+    shutil.rmtree(tmp_path / "proc" / str(OF_A))
+    node.tick(card(process_use={str(OF_A): 0.4}))
+    assert both(node) == [(0.7, 2.0), (0.0, 2.0)]
+    node.tick(card(process_use={str(OF_A): 0.4}, busy=0.0))
+    node.tick(card(process_use={str(OF_A): 0.4}))
+    assert both(node)[0] == (0.7, 3.0), "its pid may be another process's by now"
+
+
+def test_all_that_a_card_does_is_of_the_only_claim_on_it(node: Node) -> None:
+    node.facts = facts(BOTH[0])
+    node.tick(card(processes=[Process(OF_A, GIB)]))
+    assert told(node, A, FIRST) == (0.0, 0.0), "the look began with two"
+    node.tick(card())
+    assert told(node, A, FIRST) == (0.5, 1.0)
+    node.tick(card(processes=[Process(OF_A, GIB), Process(OTHER, GIB)]))
+    assert told(node, A, FIRST) == (0.5, 1.0), "a stranger works there as well"
+    node.tick(card(processes=[Process(OF_A, GIB), Process(HIDDEN, GIB)]))
+    assert told(node, A, FIRST) == (0.5, 1.0), "and so may one that is hidden"
+
+
+def test_a_claim_of_two_places_works_on_both_and_is_shown_once(node: Node) -> None:
+    more = lock(0, A, "share3", add_grp_id=65401)
+    node.facts = facts(*BOTH, more)
+    node.tick(card(busy=0.0))
+    node.tick(card(process_use={str(OF_A): 0.3}))
+    assert told(node, A, FIRST)[0] == told(node, A, THIRD)[0] == 0.3
+    assert set(node.snapshot().devices[0].share_use) == {FIRST, SECOND}
+
+
+def test_beside_a_lock_that_cannot_be_read_nobody_is_billed(node: Node) -> None:
+    broken = lock(0, B, "share3")
+    broken.owner = None
+    node.facts = facts(*BOTH, broken)
+    node.tick(card(process_use={str(OF_A): 0.3}))
+    assert both(node) == [(0.0, 0.0), (0.0, 0.0)]
+    node.facts = facts(BOTH[0], broken)
+    for _ in range(2):
+        node.tick(card(processes=[]))
+    assert told(node, A, FIRST) == (0.0, 0.0), "it is not known to be alone"
+
+
+def test_the_memory_peak_of_a_share_is_that_of_its_processes(node: Node) -> None:
+    node.tick(card(processes=[Process(OF_A, 3 * GIB), Process(OF_B, GIB)]))
+    node.tick(card(processes=[Process(OF_A, 2 * GIB), Process(OF_B, GIB)]))
+    accounts = [node.book.memory.ledger.of(*of) for of in ((FIRST, A), (SECOND, B))]
+    assert [one.memory_peak for one in accounts if one] == [3 * GIB, GIB]
+
+
+USES = st.dictionaries(
+    st.sampled_from([str(pid) for pid in (OF_A, OF_B, OTHER, SERVER, 999)]), st.floats(0, 1)
+)
+
+
+@settings(FEW, max_examples=20)
+@given(st.lists(st.tuples(st.none() | USES, st.floats(0, 1)), max_size=8))
+def test_no_claim_works_more_than_its_card(
+    tmp_path_factory: pytest.TempPathFactory, looks: list[tuple[dict[str, float] | None, float]]
+) -> None:
+    proc = FakeProc(tmp_path_factory.mktemp("proc") / "proc")
+    proc.add(OF_A, groups=(65401,))
+    proc.add(OF_B, groups=(65402,))
+    node = Node(proc=str(proc.root))
+    node.facts = facts(*BOTH)
+    node.tick(card())
+    for use, busy in looks:
+        node.tick(card(process_use=use, busy=busy))
+    whole = node.book.memory.totals.of(bus(0))
+    assert whole is not None
+    assert sum(busy for busy, _ in both(node)) <= whole.busy + 1e-5
+    for busy, observed in both(node):
+        assert busy <= observed + 1e-6 <= whole.observed + 2e-6

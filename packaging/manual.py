@@ -20,7 +20,8 @@ from gpulock import __version__
 from gpulock.cli import INTERRUPTED, NODE_BROKEN, REFUSED, command_group
 from gpulock.cli.claims.run import NOT_EXECUTABLE, NOT_FOUND
 from gpulock.daemon.app import HELP as DAEMON_HELP
-from gpulock.node.settings import CHOICE, DEFAULT_PATH, KEYS, TEXT
+from gpulock.node.setting_keys import CHOICE, KEYS, TEXT
+from gpulock.node.settings_file import DEFAULT_PATH
 
 USER, FILE, DAEMON = 1, 5, 8  # sections
 ENDS: Final = (
@@ -38,17 +39,41 @@ COMMON: Final = (
     (str(NODE_BROKEN), "The node, its settings or its driver is at fault."),
     (str(INTERRUPTED), "Ctrl-C."),
 )
-RUN: Final = (
-    (str(NOT_EXECUTABLE), "COMMAND cannot be executed."),
-    (str(NOT_FOUND), "COMMAND is not there."),
-    ("any other", "COMMAND's own."),
-)
-SERVICE: Final = (
-    ("0", "A signal ended it."),
-    ("1", "Another one runs on this node, or none where one is needed."),
-    COMMON[2],
-    ("3", "The settings are at fault."),
-)
+# What a code means in one command, in place of COMMON's; the last words of its path name it.
+OWN: Final = {
+    "status": (
+        (str(REFUSED), "With --free or --idle: no GPU is to be shown."),
+        ("128 + N", "Signal N ended --watch."),
+    ),
+    "why": ((str(REFUSED), "JOB or DEVICE is not known on this node."),),
+    "config": ((str(REFUSED), "With --check: FILE has a fault."),),
+    "doctor": ((str(NODE_BROKEN), "There is a fault."),),
+    "uninstall": ((str(REFUSED), "It was refused, or not everything could be put back."),),
+    "run": (
+        (str(NOT_EXECUTABLE), "COMMAND cannot be executed."),
+        (str(NOT_FOUND), "COMMAND is not there."),
+        ("any other", "COMMAND's own."),
+    ),
+}
+ENDED: Final = ("0", "A signal ended it.")
+SERVICES: Final = {
+    "gpulockd": (
+        ENDED,
+        (str(REFUSED), "Another gpulockd runs on this node."),
+        COMMON[2],
+        (str(NODE_BROKEN), "The settings are at fault, or it does not run as root."),
+    ),
+    "gpulock-exporter": (
+        (ENDED[0], f"{ENDED[1]} Of pause and resume: it was done."),
+        ("1", "pause, resume: no exporter runs, or it is another user's."),
+        COMMON[2],
+        (
+            "3",
+            "The settings are at fault, another exporter runs, or it ended by itself. Of pause: the"
+            " driver was not released.",
+        ),
+    ),
+}
 FILES: Final = (
     (DEFAULT_PATH, "The settings of the node."),
     ("/run/gpulock", "LOCK_DIR: a folder for each GPU that is held, with its owner."),
@@ -115,12 +140,18 @@ def command_pages(command: click.Command, context: click.Context) -> Iterator[Pa
                 "COMMANDS", entries((name, one.get_short_help_str(LONG)) for name, one in below)
             ),
             *section("OPTIONS", entries(options)),
-            *section("EXIT STATUS", entries((*COMMON, *(RUN if title.endswith(" run") else ())))),
+            *section("EXIT STATUS", entries(exit_codes(title.split()[-1]))),
             *section("FILES", entries(FILES)),
         ),
     )
     for name, found in below:
         yield from command_pages(found, click.Context(found, info_name=name, parent=context))
+
+
+def exit_codes(command: str) -> list[tuple[str, str]]:
+    """Return what each exit code of a command means."""
+    own = dict(OWN.get(command, ()))
+    return [*({**dict(COMMON), **own}).items()]
 
 
 def subcommands(command: click.Command, context: click.Context) -> list[tuple[str, click.Command]]:
@@ -139,7 +170,10 @@ def usage(command: click.Command, context: click.Context) -> str:
 def service_page(name: str, what: str, text: str) -> Page:
     """Return the page of a program that runs as a service, by its own help."""
     body = (".nf", *map(escape, text.strip().splitlines()), ".fi")
-    status, files = section("EXIT STATUS", entries(SERVICE)), section("FILES", entries(FILES))
+    status, files = (
+        section("EXIT STATUS", entries(SERVICES[name])),
+        section("FILES", entries(FILES)),
+    )
     return Page(name, DAEMON, what, (*section("SYNOPSIS", body), *status, *files))
 
 

@@ -1,28 +1,45 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Usage: tests/release.sh RELEASE COMMAND...
-# Runs a command in a Debian root of another release (trixie, sid), as root: its Python, its Slurm. /proc, /dev, /sys,
-# /tmp and this checkout are the machine's own, and so are the third-party modules of .venv (those in C need the stable
-# ABI). Nothing else is written: the root is read-only, and /run is the command's alone.
+# Runs a command in a Debian root of another release, as root: its Python, and that of trixie and sid has Slurm. /proc,
+# /dev, /sys, /tmp and this checkout are the machine's own, and so are the third-party modules of .venv (those in C need
+# the stable ABI). Nothing else is written: the root is read-only, and /run is the command's alone.
 # CGROUPS=2: a tree of cgroup version 2 alone is mounted, a part of the machine's own.
+# SHOWN="/etc/ssl /etc/pip.conf": places of the machine that the command sees too.
 # GPULOCK_ROOTS is where the roots are made, once each, from the mirror of this machine's apt.
 set -euo pipefail
 release=$1
 shift
 checkout=$(pwd -P)
 roots=${GPULOCK_ROOTS:-/var/cache/gpulock-roots}
-packages=slurmctld,slurmd,slurm-client,munge,iproute2,procps,mount,strace,gcc,libc6-dev,libslurm-dev,libcap-dev,libbsd-dev,python3,make
+packages=slurmctld,slurmd,slurm-client,libpam-slurm-adopt,munge,iproute2,procps,mount,strace,gcc,libc6-dev,libslurm-dev,libcap-dev,libbsd-dev,python3,make
+# of slurmd under systemd, which it asks by D-Bus
+packages+=,systemd,dbus
 # of the test with containers
 packages+=,bubblewrap,busybox-static,charliecloud-runtime,mmdebstrap,podman,runc,fuse2fs,fuse3,squashfuse,squashfs-tools
+packages+=,openssl # of unit tests
+mirror=()
+case $release in
+bullseye | bookworm) # for their Python alone
+    packages=python3,python3-distutils,gcc,libc6-dev,strace,procps,iproute2,mount,make,openssl
+    # There may be no mirror of its -security: this machine's own archive alone.
+    # shellcheck disable=SC2016 # it is apt's
+    mapfile -t mirror < <(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' | awk '!/security/ && !n++')
+    ;;
+esac
 root=$roots/$release
 
+die() {
+    echo "$*" >&2
+    exit 1
+}
+
 make_root() {
-    command -v mmdebstrap >/dev/null || { echo "$0 needs mmdebstrap: apt-get install mmdebstrap" >&2; return 1; }
     # A mirror may be behind; its signature counts all the same.
     # It mounts: what looks at the mounts of this machine meanwhile is to see none.
     rm -rf "$root.new"
     unshare --mount --propagation private nice mmdebstrap --quiet --mode=root --variant=apt --include="$packages" \
-        --aptopt='Acquire::Check-Valid-Until "false"' "$release" "$root.new" >&2 || return
+        --aptopt='Acquire::Check-Valid-Until "false"' "$release" "$root.new" "${mirror[@]}" >&2 || return
     # Beside /usr, over which a test lays another.
     mkdir "$root.new/srv/modules"
     pth=$(echo "$root.new"/usr/local/lib/python3.*/dist-packages)/modules.pth
@@ -39,9 +56,15 @@ exec 9>"$roots/$release.lock"
 flock 9 # who runs in the root shares this lock
 # sid moves: what is a week old is another Slurm.
 if [[ $(cat "$root/.recipe" 2>/dev/null) != "$recipe" || ($release == sid && $(find "$root/.recipe" -mtime +7)) ]]; then
-    make_root || make_root # a mirror fails now and then
+    command -v mmdebstrap >/dev/null || die "$0 needs mmdebstrap: apt-get install mmdebstrap"
+    # A mirror fails now and then, for some seconds.
+    make_root || { sleep 30 && make_root; } || die "$0: no root of Debian $release could be made"
 fi
 mkdir -p "$root$checkout"
+for place in ${SHOWN:-}; do
+    mkdir -p "$root${place%/*}"
+    if [[ -d $place ]]; then mkdir -p "$root$place"; else touch "$root$place"; fi
+done
 flock -s 9
 
 modules=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -63,7 +86,7 @@ mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mkdir -m 1777 "$root/run/lock"
 mkdir "$root/run/mount" # as the first mount(8) would
 mount -t proc proc "$root/proc"
-mount --rbind "$checkout" "$root$checkout"
+for place in "$checkout" ${SHOWN:-}; do mount --rbind "$place" "$root$place"; done
 mount --bind "$modules" "$root/srv/modules"
 cd "$root"
 pivot_root . .

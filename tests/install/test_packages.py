@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packages, as the package managers of distributions install, upgrade and remove them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gpulock import __version__
+from tests.install.roots import HOST, RPM, Machine, find_root
+
+pytestmark = [pytest.mark.install, pytest.mark.root, pytest.mark.timeout(900)]
+ROOT: Final = Path(__file__).resolve().parents[2]
+DEBIANS: Final = (
+    HOST,
+    *(pytest.param(name, marks=pytest.mark.soak) for name in ("bullseye", "bookworm", "trixie")),
+)
+PYTHON: Final = "readlink /usr/lib/gpulock/bin/python3"
+HOOK: Final = "sed -n 1p /usr/local/libexec/gpulock/current/prolog/sge"
+# What `gpulock install sge` does to the node itself.
+INSTALL_HOOKS: Final = """
+cat >/tmp/hooks.py <<'END'
+from pathlib import Path
+from gpulock.install.change import Change, apply_changes, install_record
+from gpulock.install.versions import DEFAULT_PREFIX, InstalledHooks
+from gpulock.node.settings_file import DEFAULT_PATH, read_settings
+import sys
+hooks = InstalledHooks(DEFAULT_PREFIX, Path(DEFAULT_PATH), sys.executable)
+record = install_record(read_settings(DEFAULT_PATH), "sge")
+apply_changes([Change(hooks, None, hooks.wanted())], record, print)
+END
+/usr/lib/gpulock/bin/python3 -I /tmp/hooks.py
+"""
+# A Python as a distribution's next release brings it, and takes the one before away.
+NEW_PYTHON: Final = """
+mkdir -p /tmp/new/DEBIAN /tmp/new/usr/bin
+cp "$(readlink -f /usr/bin/python3)" /tmp/new/usr/bin/python3.19
+printf '%s\\n' 'Package: python3.19' 'Version: 1' 'Architecture: all' \\
+    'Maintainer: nobody <nobody@example.org>' 'Description: a Python' >/tmp/new/DEBIAN/control
+dpkg-deb -b /tmp/new /tmp/new.deb
+dpkg -i /tmp/new.deb
+"""
+# rpm's own database knows nothing of Debian's Python.
+PYTHON_RPM: Final = """
+cat >/tmp/python.spec <<'END'
+Name: python3
+Version: 3.11
+Release: 1
+Summary: stands for the Python of this machine
+License: none
+BuildArch: noarch
+Provides: python(abi) = 3.11
+%description
+%files
+END
+rpmbuild -bb --define '_rpmdir /tmp' /tmp/python.spec
+rpm -i /tmp/noarch/python3-*.rpm
+"""
+
+
+def build(folder: Path, *releases: str) -> Path:
+    """Build the packages for this machine."""
+    words = [word for release in releases for word in ("--release", release)]
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    command = [sys.executable, str(ROOT / "packaging/build.py"), str(folder), "--machine", machine]
+    done = subprocess.run(
+        [*command, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two releases of the packages."""
+    return build(tmp_path_factory.mktemp("packages") / "built", "1", "2")
+
+
+@pytest.fixture
+def machine(request: pytest.FixtureRequest, packages: Path, tmp_path: Path) -> Iterator[Machine]:
+    """A machine of the kind that the test names."""
+    top = tmp_path / "machine"
+    top.mkdir()
+    yield Machine(find_root(request.param), top, packages)
+
+
+def check_programs(machine: Machine) -> None:
+    """Run each program, as an administrator does first, and look at what is not to be there."""
+    programs = ("gpulock", "gpulockd", "gpulock-exporter")
+    said = machine.run("; ".join(f"{name} --version" for name in programs))
+    assert said.split("\n") == [*(f"{name} {__version__}" for name in programs), ""]
+    assert "8 GPUs: 8 free" in machine.run("gpulock demo")
+    machine.run("gpulock config --check /etc/gpulock/gpulock.conf")
+    machine.run("/usr/lib/gpulock/bin/python3 -I -c 'import bcrypt, pynvml, yaml'")
+    machine.run("ls /usr/share/man/man1/gpulock-run.1.gz /usr/lib/systemd/system/gpulockd.service")
+    started = machine.run(
+        "find /etc /usr/local -path '*systemd*gpulock*' -o -path '*libexec*gpulock*'"
+    )
+    assert started == "", "nothing is started, no scheduler's hooks are there"
+
+
+def check_refused_removal(machine: Machine, remove: str) -> None:
+    """Try to remove the package while a node needs it; then remove it all the same."""
+    hooks, lock = "/var/lib/gpulock/install/sge.json", "/run/gpulock/locks/0000:06:00.0"
+    for needed, says in ((hooks, "gpulock uninstall sge"), (lock, "GPUs are held")):
+        machine.run(f"mkdir -p {os.path.dirname(needed)}; echo >{needed}")
+        assert says in machine.run(f"! {remove}")
+        assert f"gpulock {__version__}" in machine.run("gpulock --version")
+        machine.run(f"rm {needed}")
+    machine.run(f"echo >{lock}; GPULOCK_REMOVE=anyway {remove}")
+    machine.run(f"test ! -e /usr/lib/gpulock; test -e {lock}")
+
+
+@pytest.mark.parametrize("machine", DEBIANS, indirect=True)
+def test_a_deb_is_installed_upgraded_downgraded_and_removed(machine: Machine) -> None:
+    install = "apt-get install -qq -y --no-install-recommends --allow-downgrades"
+    machine.run(f"{install} /mnt/gpulock_*-1_*.deb")
+    check_programs(machine)
+    machine.run("echo EXPECTED_GPUS=8 >>/etc/gpulock/gpulock.conf")
+    for release in ("2", "1"):
+        machine.run(f"{install} /mnt/gpulock_*-{release}_*.deb")
+        assert machine.run("dpkg-query -W gpulock").endswith(f"-{release}\n")
+        assert "EXPECTED_GPUS=8\n" in machine.run("cat /etc/gpulock/gpulock.conf")
+        assert machine.run("dpkg --verify gpulock").split()[1:] == [
+            "c",
+            "/etc/gpulock/gpulock.conf",
+        ]
+
+    check_refused_removal(machine, "dpkg --remove gpulock")
+
+    assert "EXPECTED_GPUS=8" in machine.run("cat /etc/gpulock/gpulock.conf")
+    machine.run("dpkg --purge gpulock")
+    assert machine.run("ls -d /usr/lib/gpulock /etc/gpulock /var/lib/gpulock || true").count(
+        "No such file"
+    ) == len(("/usr/lib/gpulock", "/etc/gpulock", "/var/lib/gpulock"))
+
+
+@pytest.mark.parametrize("machine", DEBIANS, indirect=True)
+def test_hooks_follow_a_python_that_an_upgrade_of_debian_takes_away(machine: Machine) -> None:
+    machine.run("dpkg -i /mnt/gpulock_*-1_*.deb")
+    assert machine.run(PYTHON) == "/usr/bin/python3\n"
+    machine.run(NEW_PYTHON)
+    assert machine.run(PYTHON) == "/usr/bin/python3.19\n"
+    machine.run(INSTALL_HOOKS)
+    assert machine.run(HOOK) == "#!/usr/bin/python3.19 -IS\n"
+
+    machine.run("dpkg --remove python3.19")
+
+    assert machine.run(PYTHON) == "/usr/bin/python3\n"
+    assert machine.run(HOOK) == "#!/usr/bin/python3 -IS\n"  # which an upgrade keeps
+    assert f"gpulock {__version__}" in machine.run("gpulock --version")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("machine", [RPM], indirect=True)
+@pytest.mark.parametrize("tool", ["rpm", "dnf"])
+def test_an_rpm_is_installed_upgraded_downgraded_and_removed(machine: Machine, tool: str) -> None:
+    dnf = "dnf -y --disablerepo='*'"
+    commands = {
+        "rpm": ("rpm -i", "rpm -U", "rpm -U --oldpackage", "rpm -e"),
+        "dnf": (f"{dnf} install", f"{dnf} upgrade", f"{dnf} downgrade", f"{dnf} remove"),
+    }
+    install, upgrade, downgrade, remove = commands[tool]
+    assert "python(abi)" in machine.run(f"! {install} /mnt/gpulock-*-1.*.rpm")
+    machine.run(PYTHON_RPM)
+    machine.run(f"{install} /mnt/gpulock-*-1.*.rpm")
+    check_programs(machine)
+    machine.run("echo EXPECTED_GPUS=8 >>/etc/gpulock/gpulock.conf")
+    for act, release in ((upgrade, "2"), (downgrade, "1")):
+        machine.run(f"{act} /mnt/gpulock-*-{release}.*.rpm")
+        assert f"-{release}." in machine.run("rpm -q gpulock")
+        assert "EXPECTED_GPUS=8\n" in machine.run("cat /etc/gpulock/gpulock.conf")
+
+    check_refused_removal(machine, f"{remove} gpulock")
+
+    machine.run("test ! -e /usr/lib/gpulock; ! rpm -q gpulock")
+
+
+def test_the_same_commit_gives_the_same_bytes(packages: Path, tmp_path: Path) -> None:
+    again = build(tmp_path / "again", "1", "2")
+
+    first, second = (
+        {
+            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+        for folder in (packages, again)
+    )
+    assert len(first) > len(("deb", "rpm")) * 2
+    assert first == second
+
+
+@pytest.mark.parametrize("source", ["wheel", "sdist"])
+def test_pip_installs_without_a_network(packages: Path, tmp_path: Path, source: str) -> None:
+    wheels = packages / "wheels"
+    what = "gpulock[web]" if source == "wheel" else str(next(wheels.glob("gpulock-*.tar.gz")))
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    pip = ["-m", "pip", "--python", str(venv / "bin/python3"), "install", "-q", "--no-index"]
+    alone = ["unshare", "--net"]
+    subprocess.run([*alone, sys.executable, *pip, f"--find-links={wheels}", what], check=True)
+
+    said = subprocess.run([venv / "bin/gpulock", "--version"], capture_output=True, check=True)
+
+    assert said.stdout.decode() == f"gpulock {__version__}\n"

@@ -18,6 +18,7 @@ from gpulock.isolation.tree import LAUNCHER, PREFIX
 from gpulock.node.devices import MAJOR
 from tests.labs.common.processes import parent_of
 from tests.labs.sge.wait import until
+from tests.support.pairs import zip_equal
 
 CONTROL = 255  # nvidiactl
 TREES = tree.find_hierarchies("/sys")
@@ -167,7 +168,7 @@ class Service:
     def _removed(self) -> bool:
         """Remove the cgroups; return whether that was possible: somebody may come meanwhile."""
         left: list[Path] = []
-        for one, folder in zip(TREES, self.folders, strict=True):
+        for one, folder in zip_equal(TREES, self.folders):
             for place in (*(path for path in folder.glob("*/") if path.is_dir()), folder):
                 for pid in tree.cgroup_pids(str(place)) if place.is_dir() else ():
                     with contextlib.suppress(ProcessLookupError):

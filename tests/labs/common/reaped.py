@@ -19,7 +19,7 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.errors import Refusal
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
 node = Node(read_settings(sys.argv[1]))
 told = {"refused": "", "adopted": [], "outcomes": {}}
 for _ in range(20):

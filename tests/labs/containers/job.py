@@ -140,7 +140,7 @@ def fitted(machine: Machine, nodes: Path, settings: Settings) -> Generator[Boxes
 def seen(text: str) -> dict[str, Seen]:
     """Return what `Boxes.script` printed, by the kind of container."""
     parts = text.partition("\nout\n")[0].split("\nin\n")[1:]
-    return {name: _seen(part) for name, part in zip(STARTS, parts, strict=True)}
+    return {name: _seen(part) for name, part in zip(STARTS, parts)}
 
 
 def _seen(part: str) -> Seen:

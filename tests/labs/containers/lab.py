@@ -12,15 +12,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+import click
+
 from gpulock.install.hooks import find_share_folder
 from gpulock.install.planner import PODMAN_HOOKS
 from gpulock.isolation import confine, policy, tree
 from gpulock.job.environment import BIND_LISTS, grant_variable_names, loaded_driver_version
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
 from tests.labs.containers.install import install, make_image, sid
 from tests.labs.containers.stage import CAPS_MAJOR, MAJOR, Stage
 from tests.labs.sge.wait import LabError, until
 from tests.support.cli_site import Site
+from tests.support.pairs import zip_equal
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -188,7 +191,7 @@ class Node:
         )
         folders = [f"{one.top}/{self.lab.parent}-confined" for one in tree.find_hierarchies("/sys")]
         try:
-            for one, folder in zip(tree.find_hierarchies("/sys"), folders, strict=True):
+            for one, folder in zip_equal(tree.find_hierarchies("/sys"), folders):
                 confine.close_job_cgroup(one, folder, rules, "/dev")
             yield folders
         finally:
@@ -210,7 +213,8 @@ class Node:
         archive = self.lab.folder / "image.tar"
         if not archive.exists():
             subprocess.run(["tar", "-C", str(self.lab.image), "-cf", str(archive), "."], check=True)
-        shared = (self.lab.folder, ROOT)
+        modules = Path(click.__file__).parents[1]  # a mount of its own in another release's root
+        shared = (self.lab.folder, ROOT, modules)
         stage = Stage(Path("/"), self.lab.folder / "mnt", shared, self.nodes)
         cgroup = f"--cgroup-parent=/{self.lab.parent}"
         start = ["sh", "-c", _IN_PODMAN, "podman", str(self.staged), str(archive)]

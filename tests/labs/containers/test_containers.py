@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES, grant_variables
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
 from tests.labs.common.device_nodes import alone
 from tests.labs.containers.lab import Containers, Node
 

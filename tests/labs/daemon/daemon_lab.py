@@ -14,7 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
@@ -40,13 +42,20 @@ class Daemon:
     It tells us by its service manager's socket when a reconcile is over.
     """
 
-    def __init__(self, enter: Sequence[str], lock_dir: Path, log: Path, around: Sequence[str]):
+    def __init__(
+        self,
+        enter: Sequence[str],
+        lock_dir: Path,
+        log: Path,
+        around: Sequence[str],
+        program: str = GPULOCKD,
+    ) -> None:
         self.lock_dir = lock_dir
         self.state_dir = lock_dir.parents[1] / "var/lib/gpulock"
         self.pid = 0
         self._before = 0  # characters that an earlier one said
         self._log = log
-        self._argv = [*enter, *around, sys.executable, "-c", GPULOCKD, "--config", CONFIG]
+        self._argv = [*enter, *around, sys.executable, "-c", program, "--config", CONFIG]
         self._forks = "--fork" in around
         self._address = log.with_suffix(".notify")
         self._told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -207,11 +216,13 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def daemon_on(gpus: Installed, node: str, *around: str) -> Generator[Daemon]:
+def daemon_on(
+    gpus: Installed, node: str, *around: str, program: str = GPULOCKD
+) -> Generator[Daemon]:
     """Run a gpulockd on a node, ended at last; `around` are words before its command."""
     lab = gpus.cluster
     enter, lock_dir = lab.machines[node].enter(), lab.path_in(node, "/run/gpulock")
-    daemon = Daemon(enter, lock_dir, lab.lab / "gpulockd.log", around)
+    daemon = Daemon(enter, lock_dir, lab.lab / "gpulockd.log", around, program)
     try:
         yield daemon.ready()
         daemon.stop()

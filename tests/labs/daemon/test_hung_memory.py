@@ -22,7 +22,7 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.node.procfs import Proc
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
 from gpulock.slurm.steps import SlurmSteps
 words = dict(scheduler="slurm", node="n", slurmd="n1", task_id="", token="t", boot_id="b")
 settings = read_settings(sys.argv[1])

@@ -17,7 +17,6 @@ import subprocess
 import time
 import zlib
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 PACKAGES = ("chromium", "fonts-dejavu-core")
@@ -112,12 +111,7 @@ class Browser:
         self.do("Page.setLifecycleEventsEnabled", enabled=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         try:
             self._process.wait(10)

@@ -22,9 +22,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import yaml
+from typing_extensions import Self
 
 from tests.labs.sge.wait import PATIENCE, LabError, until
 

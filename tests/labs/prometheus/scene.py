@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.execd import SimulatedJob
 from gpulock.simulate.packed_job import ResourceRequest
 from gpulock.simulate.stage import DemoJob, DemoNode
@@ -62,6 +62,11 @@ class Scene:
         words = gpulock(self.stage.node.config, "run", *options, "--", "sleep", "600")
         self.started.append(subprocess.Popen(words, env=ENVIRONMENT))
         return self.started[-1]
+
+    def wait_for_locks(self, count: int) -> None:
+        """Wait until so many devices are held."""
+        locks = self.stage.node.lock_dir / "locks"
+        until(lambda: len([*locks.glob("*/owner")]) == count, what=f"{count} devices to be held")
 
     def end(self, job: subprocess.Popen[bytes]) -> None:
         """End a job of `gpulock run`, and free what it held as gpulockd does."""

@@ -21,6 +21,7 @@ from tests.exporter.whole import Whole
 from tests.labs.prometheus.browser import Browser, Picture
 from tests.labs.prometheus.page_scenes import scenes
 from tests.nvml.double import Double
+from tests.support.pairs import zip_equal
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -129,7 +130,7 @@ def contrast(colour: str, below: list[str]) -> float:
     ground = (1.0, 1.0, 1.0)
     for one in reversed(below):
         red, green, blue, share = rgba(one)
-        pairs = zip((red, green, blue), ground, strict=True)
+        pairs = zip_equal((red, green, blue), ground)
         first, second, third = (share * top + (1 - share) * under for top, under in pairs)
         ground = (first, second, third)
     light, shade = sorted((luminance(*rgba(colour)[:3]), luminance(*ground)), reverse=True)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.labs.prometheus.lab import ROOT, RULES, program, rule_names, shipped
+from tests.support.pairs import zip_equal
 
 pytestmark = pytest.mark.lab
 TESTS = ROOT / "tests" / "rules"
@@ -50,7 +51,7 @@ def sentences(folder: Path) -> dict[str, list[str]]:
         names = [re.findall(r'alertname="(\w+)"', one["expr"])[0] for one in fires]
         test["alert_rule_test"] = [
             {"eval_time": one["eval_time"], "alertname": name, "exp_alerts": []}
-            for name, one in zip(names, fires, strict=True)
+            for name, one in zip_equal(names, fires)
         ]
     path = folder / "alerts.json"
     path.write_text(json.dumps(found))

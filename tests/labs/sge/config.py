@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.labs.sge.install import ADMIN, INSTALLATION
+from tests.support.pairs import zip_equal
 
 CELL: Final = "gpulock"
 # Inside the lab's own network namespaces, so they are free whatever runs on the host.
@@ -103,7 +104,7 @@ def table(values: dict[str, str]) -> str:
 def complex_fields(name: str, line: str) -> dict[str, str]:
     """Split `TYPE RELOP REQUESTABLE CONSUMABLE DEFAULT URGENCY` into a complex's spool file."""
     keys = ("type", "relop", "requestable", "consumable", "default", "urgency")
-    return {"name": name, "shortcut": name, **dict(zip(keys, line.split(), strict=True))}
+    return {"name": name, "shortcut": name, **dict(zip_equal(keys, line.split()))}
 
 
 def parallel_environment(name: str, rule: str) -> dict[str, str]:

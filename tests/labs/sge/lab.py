@@ -46,7 +46,10 @@ class GridEngine(Cluster):
 
     def forget_conf(self, host: str, *keys: str) -> None:
         """Take lines out of a host's own configuration; its execd reads that when it reports."""
-        self.load("-Mconf", host, without(self.qconf("-sconf", host), keys))
+        if left := without(self.qconf("-sconf", host), keys).strip():
+            self.load("-Mconf", host, f"{left}\n")
+        else:  # no configuration may be empty
+            self.qconf("-dconf", host)
 
     def set_hooks(self, prolog: str, epilog: str, *, queues: Iterable[str] = config.QUEUES) -> None:
         """Set prolog and epilog of the queues; `NONE` takes one away."""

@@ -409,7 +409,7 @@ def test_a_quarantined_device_is_not_granted_and_a_reserve_survives_a_reboot(
     assert gpus.locks(OTHER) == {}
 
 
-def machine(gpus: Gpulock, node: str, preset: str) -> Path:
+def machine(gpus: Gpulock, node: str, preset: str, **keys: str) -> Path:
     """Give a node the GPUs of another machine; return its tree."""
     tree = gpus.sge.lab / f"machine.{preset}"
     shutil.rmtree(tree, ignore_errors=True)
@@ -420,6 +420,7 @@ def machine(gpus: Gpulock, node: str, preset: str) -> Path:
         SYS_ROOT=str(found.sys_root),
         DEV_ROOT=str(found.dev_root),
         EXPECTED_GPUS=str(len(found.machine.gpus)),
+        **keys,
     )
     inventory = tree / "run/gpulock/inventory"
     shutil.copy(inventory, gpus.sge.path_in(node, "/run/gpulock/inventory"))
@@ -429,7 +430,7 @@ def machine(gpus: Gpulock, node: str, preset: str) -> Path:
 
 def test_instances_are_granted_by_uuid_and_the_sixteenth_gpu_by_its_index(gpus: Gpulock) -> None:
     try:
-        tree = machine(gpus, NODE, "a100-mig")
+        tree = machine(gpus, NODE, "a100-mig", PLAIN_REQUEST="any")
         machine(gpus, OTHER, "big")
         words = on(NODE, "-l", "gpu=1")  # of several devices CUDA sees one instance alone
         split = [gpus.sge.submit("glalice", *words, stdin=SHOW + SLEEP) for _ in range(3)]

@@ -105,3 +105,25 @@ def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(
         assert names[0] not in held(gpus, NODE, job)
         told.tell(names[0])
         daemon.rounds_until(lambda: notes(gpus) == {}, "the device to come back")
+
+
+def test_by_default_the_next_jobs_do_not_get_a_card_that_fell_off_the_bus(gpus: Gpulock) -> None:
+    """The driver still lists it, so it looks free to whoever asks the driver alone."""
+    place = gpus.sge.path_in(NODE, PLACE)
+    gpus.configure(NODE, EXPORTER_DIR=PLACE, RESTORE_AFTER="1")
+    reload_driver(gpus)
+    reap(gpus, NODE)
+    names = names_of(gpus)
+    with exporter(place, names) as told, daemon_on(gpus, NODE) as daemon:
+        told.lose(names[0])
+        told.tell(names[0], "x.79=1,100.0")
+        daemon.rounds_until(lambda: names[0] in notes(gpus), "it to be put away", interval=0.5)
+        for _ in range(2):
+            job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
+            gpus.sge.wait_running(job)
+            assert names[0] not in held(gpus, NODE, job)
+            gpus.sge.qdel(str(job))
+            gpus.sge.wait_done(job)
+        told.lose()
+        reload_driver(gpus)
+        daemon.rounds_until(lambda: notes(gpus) == {}, "the device to come back")

@@ -10,7 +10,9 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import Any, Final
+
+from typing_extensions import Self
 
 from tests.labs.sge.machines import connect, end_processes
 from tests.labs.sge.wait import PATIENCE, LabError, until

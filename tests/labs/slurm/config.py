@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Union
+
+from typing_extensions import TypeAlias
 
 Gres: TypeAlias = Literal["slurm", "gpulock", "count", "none"]
 
@@ -38,7 +40,7 @@ _SLURM: Final = {
 }
 UNIFIED: Final = Path("/sys/fs/cgroup/cgroup.controllers").exists()  # cgroup version 2 alone
 _SCOPE: Final = "IgnoreSystemd=yes\n" if UNIFIED else ""  # there is none to ask for slurmstepd's
-CPUS: Final = 32  # of each node, whatever this machine has
+CPUS: Final = 32
 MAJOR: Final = 195  # NVIDIA's; without a driver an open that is allowed says ENXIO
 
 
@@ -47,9 +49,10 @@ class Setup:
     """What a test may choose; `extra` are lines of slurm.conf that win over the lab's own.
 
     `gres`: Slurm chooses devices, gpulock chooses (`Flags=no_gpu_env`), a mere count under the
-    name gpux, or none. `order` has the minors in gres.conf's order by node, `types` the Type= by
-    minor. `hooks` maps Prolog, TaskProlog, Epilog, PrologSlurmctld, ... to programs. `shares` has
-    the count of each GRES that shares the devices of a node: shard, mps.
+    name gpux, or none. `counts` has the count of each type of gpux, beside gpu or alone. `order`
+    has the minors in gres.conf's order by node, `types` the Type= by minor. `hooks` maps Prolog,
+    TaskProlog, Epilog, PrologSlurmctld, ... to programs. `shares` has the count of each GRES that
+    shares the devices of a node: shard, mps.
     """
 
     gres: Gres = "slurm"
@@ -57,11 +60,13 @@ class Setup:
     order: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     types: Mapping[int, str] = field(default_factory=dict[int, str])
     shares: Mapping[str, int] = field(default_factory=dict[str, int])
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
     prolog_flags: str = "Contain"
     proctrack: Literal["linuxproc", "cgroup", "pgid"] = "linuxproc"
     constrain_devices: bool = False
-    hooks: Mapping[str, str | Path] = field(default_factory=dict[str, str | Path])
+    hooks: Mapping[str, str | Path] = field(default_factory=dict[str, Union[str, Path]])
     extra: Mapping[str, str] = field(default_factory=dict[str, str])
+    cpus: int = CPUS  # of each node, whatever this machine has
 
     def minors(self, node: str) -> Sequence[int]:
         """Return the minors of a node's devices by their position in gres.conf."""
@@ -107,14 +112,14 @@ def slurm_conf(lab: Path, setup: Setup, master: tuple[str, str], nodes: Mapping[
         "ProctrackType": f"proctrack/{setup.proctrack}",
         "TaskPlugin": "task/cgroup" if constrained else "task/none",
         **({"PrologFlags": setup.prolog_flags} if setup.prolog_flags else {}),
-        **({"GresTypes": ",".join([name, *setup.shares])} if (name := _NAMES[setup.gres]) else {}),
+        **({"GresTypes": ",".join(names)} if (names := _gres_names(setup)) else {}),
         **{key: str(program) for key, program in setup.hooks.items()},
         **setup.extra,
     }
     lines = [f"{key}={value}" for key, value in pairs.items()]
     for node, address in nodes.items():
         gres = f" Gres={asked}" if (asked := _gres(setup, node)) else ""
-        lines.append(f"NodeName={node} NodeAddr={address} CPUs={CPUS} RealMemory=1000{gres}")
+        lines.append(f"NodeName={node} NodeAddr={address} CPUs={setup.cpus} RealMemory=1000{gres}")
     lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=NO")
     return "\n".join(lines) + "\n"
 
@@ -123,8 +128,11 @@ def gres_conf(lab: Path, setup: Setup, nodes: Sequence[str]) -> str:
     """Return gres.conf, one line a device in the order asked for."""
     lines = ["AutoDetect=off"]
     for node in nodes:
+        for kind, count in setup.counts.items():
+            lines.append(f"NodeName={node} Name=gpux Type={kind} Count={count} Flags=CountOnly")
         if setup.gres == "count":
-            lines.append(f"NodeName={node} Name=gpux Count={setup.gpus} Flags=CountOnly")
+            if not setup.counts:
+                lines.append(f"NodeName={node} Name=gpux Count={setup.gpus} Flags=CountOnly")
         elif setup.gres != "none":
             flags = " Flags=no_gpu_env" if setup.gres == "gpulock" else ""
             for minor in setup.minors(node):
@@ -136,13 +144,22 @@ def gres_conf(lab: Path, setup: Setup, nodes: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_NAMES: Final = {"slurm": "gpu", "gpulock": "gpu", "count": "gpux", "none": ""}
+_COUNTED: Final = "gpux"
+_NAMES: Final = {"slurm": "gpu", "gpulock": "gpu", "count": _COUNTED, "none": ""}
+
+
+def _gres_names(setup: Setup) -> list[str]:
+    names = [_NAMES[setup.gres], *([_COUNTED] if setup.counts else []), *setup.shares]
+    return [name for name in dict.fromkeys(names) if name]
 
 
 def _gres(setup: Setup, node: str) -> str:
     name = _NAMES[setup.gres]
+    counts = [f"{_COUNTED}:{kind}:{count}" for kind, count in setup.counts.items()]
+    if counts and setup.gres == "count":
+        return ",".join(counts)
     if not name or setup.gres == "count":
         return f"{name}:{setup.gpus}" if name else ""
     kinds = Counter(setup.types.get(minor, "") for minor in setup.minors(node))
     shown = [f"{name}:{kind}:{n}" if kind else f"{name}:{n}" for kind, n in kinds.items()]
-    return ",".join([*shown, *[f"{other}:{n}" for other, n in setup.shares.items()]])
+    return ",".join([*shown, *counts, *[f"{other}:{n}" for other, n in setup.shares.items()]])

@@ -7,11 +7,12 @@ from typing import Final
 
 from tests.labs.common import debian
 
-_PACKAGES: Final = {
+PACKAGES: Final = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "slurm-client": "sbatch",
     "libslurm-dev": "/usr/include/slurm/spank.h",
+    "libpam-slurm-adopt": "/var/lib/dpkg/info/libpam-slurm-adopt.list",
     "gcc": "gcc",
     "munge": "munged",
     "iproute2": "ip",
@@ -21,4 +22,4 @@ _PACKAGES: Final = {
 
 def install() -> bool:
     """Install what is missing; return whether anything was."""
-    return debian.install(_PACKAGES)
+    return debian.install(PACKAGES)

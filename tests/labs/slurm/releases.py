@@ -16,6 +16,12 @@ RUNS_HOOKS_IN_JOB: Final = (24, 5)
 # From here on a slurmd runs the Prolog of a requeued job however soon it begins again: a hook that
 # fails in its place lets a run begin without one.
 FORGETS: Final = (24, 11)
+# From here on a job whose login file fails is requeued and held; one that may not be is cancelled.
+HOLDS_FAILED_LOGINS: Final = (25, 5)
 # From here on an Epilog waits for every process of its job, also for one that no signal ends, and
 # the node does not drain. It runs beside one whose step daemon was killed.
 WAITS_FOR_ALL: Final = (26, 5)
+# From here on the scope of a node's jobs may be in a slice of the site's own (CgroupSlice).
+HAS_SLICE: Final = (25, 11)
+# From here on the cgroup of a job has the job's SLUID for a name.
+HAS_SLUIDS: Final = (26, 5)

@@ -54,6 +54,7 @@ from tests.labs.slurm.modes import NODE, by_gpulock, settings, wait_empty, wait_
 from tests.labs.slurm.processes import hook_runs
 from tests.labs.slurm.test_ends import EXTRA, KEYS, MORE, TWO, UNASKED, forget_completing, leak
 from tests.labs.slurm.test_faults import forget
+from tests.support.pairs import zip_equal
 
 pytestmark = pytest.mark.lab
 IMPATIENT = {"extra": {**EXTRA, "UnkillableStepTimeout": "8", "PrologEpilogTimeout": "8"}}
@@ -110,7 +111,7 @@ def bring_back_slurmctld(gpus: Gpulock) -> None:
     before = registrations(gpus)
     gpus.slurm.start_slurmctld()
     until(
-        lambda: all(now > then for now, then in zip(registrations(gpus), before, strict=True)),
+        lambda: all(now > then for now, then in zip_equal(registrations(gpus), before)),
         what="all nodes to register",
         why=gpus.slurm.logs,
     )

@@ -19,6 +19,7 @@ from tests.labs.slurm.jobs import SOAK, gate_file, kill_steps, reap, waiting_for
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.machines import USERS
 from tests.labs.slurm.modes import NODE, wait_empty, wait_said
+from tests.support.pairs import zip_equal
 
 pytestmark = pytest.mark.lab
 ROWS = 25 if SOAK else 1
@@ -98,7 +99,7 @@ def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
         wait_said(site.gpus, job, "begun")
     both.touch()
     owns = [site.own(job) for job in jobs]
-    for job, own in zip(jobs, owns, strict=True):
+    for job, own in zip_equal(jobs, owns):
         seen = opened(wait_said(site.gpus, job, "over"))
         assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": EVERY - own}
     assert len(owns[0] | owns[1]) == 2

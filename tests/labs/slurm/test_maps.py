@@ -211,6 +211,7 @@ def test_instances_stand_by_gpu_and_instance(slurm_gpus: Gpulock) -> None:
         "SYS_ROOT": str(found.sys_root),
         "DEV_ROOT": str(found.dev_root),
         "EXPECTED_GPUS": str(len(found.machine.gpus)),
+        "PLAIN_REQUEST": "any",
     }
     slurm_gpus.configure(
         NODE, **settings(slurm_gpus, SLURM_DEVICE_SELECTION="gpulock", **KEYS, **roots)

@@ -16,20 +16,33 @@ import pytest
 from tests.labs.common.report_node import GIB, WATTS, observed
 from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.jobs import script
 from tests.labs.slurm.lab import JobId
-from tests.labs.slurm.modes import by_slurm, settings
+from tests.labs.slurm.modes import SLURM_CONF, by_slurm, settings
 
 pytestmark = pytest.mark.lab
 SECONDS = 10
+MIB = 1 << 20
+CPU_SECONDS, TOUCHED = 3, 200 * MIB
+ACCOUNTED = {"JobAcctGatherType": "jobacct_gather/cgroup"}
+BURN = f"""
+import time
+held = b"x" * {TOUCHED}
+while time.process_time() < {CPU_SECONDS}:
+    pass
+"""
 
 
-def watched(gpus: Gpulock, stack: ExitStack, nodes: list[str]) -> Path:
+def watched(
+    gpus: Gpulock, stack: ExitStack, nodes: list[str], sys_root: str = "", **setup: Any
+) -> Path:
     """Let nodes be observed; return the folder that collects their reports."""
-    by_slurm(gpus)
+    by_slurm(gpus, **setup)
+    more = {"SYS_ROOT": sys_root} if sys_root else {}
     for node in nodes:
 
         def configure(node: str = node, **keys: str) -> None:
-            gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="slurm", **keys))
+            gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="slurm", **more, **keys))
 
         folder = gpus.slurm.lab / "report" / node
         stack.enter_context(observed(gpus, node, folder, configure))
@@ -81,6 +94,22 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(
             what="the report in the job's output",
         )
         assert f"Job {job} of slalice on {node}" in printed
+
+
+def test_a_jobs_report_has_what_the_job_used_of_its_host(slurm_gpus: Gpulock) -> None:
+    slurm, node = slurm_gpus.slurm, slurm_gpus.slurm.nodes[0]
+    with ExitStack() as stack:
+        setup = {"proctrack": "cgroup", "extra": {**SLURM_CONF, **ACCOUNTED}}
+        watched(slurm_gpus, stack, [node], "/sys", **setup)
+        burn = script(slurm_gpus, "burn.py", BURN)
+        text = f"/usr/bin/python3 -IS {burn}\nsleep 3\n"
+        job = slurm.submit("slalice", "--gres=gpu:1", "-w", node, script=text)
+        slurm.wait_done(job)
+        until(lambda: "gpulock report" in slurm.said(job), what="the report")
+        (found,) = claims(slurm_gpus, node, job)
+        assert CPU_SECONDS <= found["cpu_seconds"] <= CPU_SECONDS + 2
+        assert TOUCHED <= found["host_memory_peak_bytes"] <= TOUCHED + 100 * MIB
+        assert "Host: " in slurm.said(job)
 
 
 def test_a_job_on_two_nodes_is_told_as_one_also_to_jobstats(slurm_gpus: Gpulock) -> None:

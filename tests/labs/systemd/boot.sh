@@ -70,7 +70,8 @@ done
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 
 cd "$root"
-pivot_root . .
+# The system call: pivot_root(8) is in a package of its own since util-linux 2.42.
+python3 -IS -c 'import ctypes, sys; sys.exit(ctypes.CDLL(None).pivot_root(b".", b"."))'
 umount -l .
 cd /
 mount --make-rshared /

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import shutil
-import tomllib
 import venv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import tomli
 
 from gpulock.install.systemd.units import DAEMON, EXPORTER, SOCKET
 from gpulock.simulate.node import write_simulated_node
@@ -74,7 +75,7 @@ def make_package(folder: Path) -> Package:
     opt = folder / "opt"
     venv.create(opt, symlinks=True, with_pip=False)
     target = next(opt.glob("lib/python*/site-packages"))
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    project = tomli.loads((REPOSITORY / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     for source in wheel["packages"]:
         copy(REPOSITORY / source, target / Path(source).name)

@@ -27,6 +27,8 @@ V1: Final = ("systemd", "devices", "memory", "pids", "cpu", "cpuacct", "freezer"
 POWER_OFF: Final = signal.SIGRTMIN + 4  # systemd(1): starts poweroff.target
 ENV: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
 NAMESPACES: Final = ("--pid", "--mount", "--uts", "--ipc", "--net", "--cgroup")
+# Or a command's own cgroup, which slurmd and hooks read, would be one above the machine's top.
+_JOIN: Final = 'mkdir -p $0 && echo 0 >$0/cgroup.procs && exec "$@"'
 WATCHED: Final = ("/dev/null", "/dev/console", "/dev/tty")
 
 
@@ -155,7 +157,8 @@ class Machine:
 
     def enter(self) -> list[str]:
         """Return what begins a command line that runs as root on the machine."""
-        return ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-C", "--"]
+        line = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-C", "--"]
+        return [*line, "sh", "-c", _JOIN, "/sys/fs/cgroup/lab"] if self.mode == "unified" else line
 
     def run(
         self, *command: str | Path, check: bool = True, seconds: float = 60.0, stdin: str = ""

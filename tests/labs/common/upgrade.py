@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One node of a lab on which another release of gpulock takes the place of the one that runs.
+
+The older release is a commit of this repository, or of GPULOCK_OLDER. Where a clone lacks it, this
+tree under an older number stands for it. A package's files are replaced as dpkg does it: each by a
+rename, beneath the gpulockd that runs from them. Hooks are swapped by the installer's own place.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpulock import __version__
+from tests.labs.common.installed import CONFIG, SOAK, Installed, gate_file, totals
+from tests.labs.common.reaped import REPOSITORY
+from tests.labs.daemon.daemon_lab import Daemon, daemon_on
+from tests.labs.sge.wait import until
+from tests.labs.slurm.journal import Journal, doubles
+
+OLDER: Final = os.environ.get("GPULOCK_OLDER", "6c5ae6e4")
+PARTS: Final = ("gpulock", "prolog", "epilog")
+PREFIX: Final = Path("/var/lib/gpulock-hooks")  # private to each machine of a lab
+JOBS: Final = 200 if SOAK else 10  # that run at the same time through every step
+WAVE: Final = 20 if SOAK else 4  # short ones that begin and end at each step
+GPULOCKD: Final = (
+    "import sys; sys.path[:0] = [{!r}]; from gpulock.daemon.app import main; sys.exit(main())"
+)
+INSTALL_HOOKS: Final = """
+import sys
+sys.path[:0] = sys.argv[1:2]
+from pathlib import Path
+from gpulock.install.versions import InstalledHooks, version_in_force
+place = InstalledHooks(Path(sys.argv[2]), Path(sys.argv[3]), sys.executable)
+place.write(place.wanted())
+print(version_in_force(place.prefix))
+"""
+
+
+def write_older_release(place: Path) -> None:
+    """Write the tree of the older release into a new folder."""
+    command = ["git", "-C", str(REPOSITORY), "archive", OLDER, *PARTS]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode == 0:
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(place)
+    else:
+        write_this_release(place, "0.0.9")
+
+
+def write_this_release(place: Path, version: str) -> None:
+    """Write this tree under another number into a new folder."""
+    for part in PARTS:
+        skipped = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(REPOSITORY, part), place / part, ignore=skipped)
+    module = place / "gpulock/__init__.py"
+    module.write_text(module.read_text().replace(f'"{__version__}"', f'"{version}"'))
+
+
+@dataclass(frozen=True)
+class Package:
+    """Where one release of gpulock is installed; releases are trees beside it."""
+
+    place: Path
+
+    def put(self, release: Path) -> None:
+        """Replace the files by those of a release, as dpkg does: each by a rename."""
+        wanted = {path.relative_to(release) for path in release.rglob("*") if path.is_file()}
+        for name in sorted(wanted):
+            target = self.place / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(release / name, f"{target}.dpkg-new")
+            Path(f"{target}.dpkg-new").rename(target)
+        for path in [*self.place.rglob("*")]:
+            if path.is_file() and path.relative_to(self.place) not in wanted:
+                path.unlink()  # byte code as well
+
+
+class UpgradedNode(ABC):
+    """A node of a lab, what runs on it, and every job that was ever begun there."""
+
+    def __init__(self, gpus: Installed, name: str, package: Package, journal: Journal) -> None:
+        self.gpus = gpus
+        self.name = name
+        self.package = package
+        self.journal = journal
+        self.begun: dict[int, int] = {}  # GPUs by job
+        package.place.mkdir()
+        journal.clear()
+
+    @abstractmethod
+    def submit(self, devices: int, script: str) -> int:
+        """Submit a job that asks for so many GPUs; return its number."""
+
+    @abstractmethod
+    def wait_running(self, job: int) -> None:
+        """Wait until a job runs."""
+
+    @abstractmethod
+    def wait_done(self, job: int) -> None:
+        """Wait until a job and its epilog are over, and check that nothing was wrong with it."""
+
+    @abstractmethod
+    def troubles(self) -> list[str]:
+        """Return what is wrong with the node as its scheduler sees it."""
+
+    def begin(self, devices: int, script: str = "") -> int:
+        """Submit a job that writes into the journal what it has."""
+        job = self.submit(devices, self.journal.around(script))
+        self.begun[job] = devices
+        return job
+
+    def install_hooks(self) -> str:
+        """Put the hooks of the package in force; return the name of their version."""
+        words = [str(self.package.place), str(PREFIX), CONFIG]
+        done = self.gpus.cluster.run_in(self.name, [sys.executable, "-c", INSTALL_HOOKS, *words])
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    def held(self) -> dict[str, str]:
+        """Return the token of each lock."""
+        return {name: record.token for name, record in self.gpus.locks(self.name).items()}
+
+    def check_step(self, daemon: Daemon, jobs: Sequence[int]) -> None:
+        """Let short jobs come and go beside those that run, and look at everything."""
+        before = self.held()
+        wave = [self.begin(number % 2) for number in range(WAVE)]
+        daemon.goes_round()
+        for job in wave:
+            self.wait_done(job)
+        daemon.goes_round()
+        assert self.held() == before, daemon.said()
+        assert self.troubles() == []
+        for job in jobs:
+            self.wait_running(job)
+        counted = totals(self.gpus, self.name)
+        assert [key for key in counted if key.startswith("claims_")] == ["claims_granted"]
+        assert not [key for key in counted if key.startswith("reaped_")]
+
+
+@contextmanager
+def upgraded_node(node: UpgradedNode) -> Generator[Daemon]:
+    """Install the older release on a node, and run its gpulockd."""
+    assert node.install_hooks()
+    program = GPULOCKD.format(str(node.package.place))
+    with daemon_on(node.gpus, node.name, program=program) as daemon:
+        yield daemon
+
+
+def upgrade_and_go_back(node: UpgradedNode, trees: Path, cards: int) -> None:
+    """Upgrade a node and take that back, step by step, while `cards` and other jobs run.
+
+    The jobs that begin under one release end under each of both. A job without GPUs has hooks as
+    well: those fill up what the node's cards do not.
+    """
+    older, newer = trees / "older", trees / "newer"
+    write_older_release(older)
+    write_this_release(newer, "99.0")
+    node.package.put(older)
+    gates = [gate_file(node.gpus, f"gate{number}") for number in range(3)]
+    with upgraded_node(node) as daemon:
+        waits = [f"until [ -e {gate} ]; do sleep 2; done" for gate in gates]
+        jobs = {
+            number: [
+                node.begin(devices, waits[number])
+                for devices in [1] * (cards // 4) + [0] * ((JOBS - cards // 4 * 2) // 2)
+            ]
+            for number in (0, 1)
+        }
+        for job in [*jobs[0], *jobs[1]]:
+            node.wait_running(job)
+        node.check_step(daemon, [*jobs[0], *jobs[1]])
+
+        for release, gate, version in ((newer, 0, "99.0-"), (older, 1, "")):
+            here = [job for one in list(jobs) for job in jobs[one]]
+            node.package.put(release)
+            node.check_step(daemon, here)  # gpulockd and hooks are the other release's
+            assert node.install_hooks().startswith(version)
+            node.check_step(daemon, here)  # only gpulockd is
+            daemon.stop()
+            daemon.restart()
+            node.check_step(daemon, here)
+            gates[gate].touch()  # these began under the other release
+            for job in jobs.pop(gate):
+                node.wait_done(job)
+            if gate == 0:
+                jobs[2] = [node.begin(devices, waits[2]) for devices in (1, 0)]
+                for job in jobs[2]:
+                    node.wait_running(job)
+
+        gates[2].touch()
+        for job in jobs.pop(2):
+            node.wait_done(job)
+        until(lambda: not node.held(), what="all locks to be gone", why=daemon.said)
+        daemon.goes_round()
+        check_journal(node, daemon)
+
+
+def check_journal(node: UpgradedNode, daemon: Daemon) -> None:
+    """Each job has had what it asked for, alone, and is in the history once."""
+    holds = node.journal.holds()
+    assert doubles(holds) == []
+    assert {hold.job: len(hold.devices) for hold in holds} == node.begun
+    claims = sorted(int(line["job_id"]) for line in daemon.history())
+    assert claims == sorted(job for job, devices in node.begun.items() if devices)
+    assert {line["how"] for line in daemon.history()} == {"epilog"}

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From nothing to the first job as Debian's packages set Grid Engine up, and back to nothing.
+
+The daemons run since before, the host has no configuration of its own, and their user is
+`sgeadmin`: `gpulock install sge` alone has to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.labs.sge import config
+from tests.labs.sge.bare_node import NODE, ON_NODE, PREFIX, Node, bare_node
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.install import PROGRAMS
+from tests.labs.sge.lab import GridEngine
+from tests.labs.sge.machines import PATH
+from tests.labs.sge.wait import until
+
+pytestmark = pytest.mark.lab
+SENSOR_PROGRAM = Path(PREFIX, "current/prolog/sge-sensor")
+
+
+@pytest.fixture
+def node(sge: GridEngine) -> Iterator[Node]:
+    """Give a node whose host has no configuration of its own."""
+    groups = config.gid_range(sge.lab, NODES.index(NODE) + 1)
+    shared = sge.qconf("-sconf", "global").partition("gid_range")[2].split()[0]
+    sensor = sge.lab / "site-sensor"
+    sensor.write_text("#!/bin/sh\nwhile read -r line; do echo begin; echo end; done\n")
+    sensor.chmod(0o755)
+    sge.set_conf("load_sensor", str(sensor), host=NODE)
+    until(lambda: running(sensor), what="execd to take the host's own configuration")
+    sge.qconf("-dconf", NODE)
+    sge.set_conf("gid_range", groups)  # no two nodes on one kernel may share one
+    until(lambda: not running(sensor), what="execd to have none but the global configuration")
+    yield from bare_node(sge)
+    sge.load("-Aconf", NODE, f"gid_range {groups}\n")
+    sge.set_conf("gid_range", shared)
+
+
+def running(program: Path) -> bool:
+    """Return whether some process runs a script."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(program) in entry.read_bytes().split(b"\0"):
+                return True
+    return False
+
+
+def reports_sensor(node: Node) -> bool:
+    """Return whether qmaster has values of the load sensor."""
+    return "gpu.free" in node.sge.qconf("-se", NODE)
+
+
+def on_terminal(*words: str) -> list[str]:
+    """Return a command line that runs a client on a terminal of its own."""
+    line = " ".join(words)
+    return ["script", "--quiet", "--return", "--command", line, "/dev/null"]
+
+
+@contextlib.contextmanager
+def client_on_terminal(node: Node, *words: str) -> Generator[Path]:
+    """Run a client of glalice on a terminal; give the file with what that showed."""
+    sge, user = node.sge, node.sge.users["glalice"]
+    line = [str(PROGRAMS / words[0]), *ON_NODE[:2], "-l", "gpu=1", "-now", "n", *words[1:]]
+    said = sge.lab / "terminal"
+    with open(said, "wb") as out:
+        client = subprocess.Popen(
+            [
+                *sge.machines[sge.master].enter(uid=user.uid, cwd=str(user.home)),
+                *on_terminal(*line),
+            ],
+            env={"PATH": PATH, **sge.login("glalice")},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+        )
+    try:
+        yield said
+    finally:
+        sge.qdel("-u", "*")
+        client.kill()
+        client.wait()
+
+
+def assert_queue_goes_on(node: Node) -> None:
+    """Assert that the queue is open, has no lock, and runs the next job."""
+    assert node.sge.queue_states()[NODE] == "", node.sge.qstat("-f", "-explain", "E")
+    assert node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")[1] == "0,1\n"
+    until(
+        lambda: not list(node.sge.path_in(NODE, "/run/gpulock/locks").iterdir()),
+        what="all locks to be gone",
+    )
+
+
+def test_no_users_terminal_stops_a_queue(node: Node) -> None:
+    """Of twelve such jobs nine left the queue in error, and every job waited.
+
+    A qrsh with a command is in error, for qstat. A login is removed by Grid Engine itself.
+    """
+    node.install()
+    sge = node.sge
+    with client_on_terminal(node, "qrsh", "hostname"):
+        until(lambda: "Eqw" in sge.qstat("-u", "*"), what="the job to be refused")
+        number = sge.qstat("-u", "*").splitlines()[2].split()[0]
+        assert "use qrsh -pty no COMMAND" in sge.qstat("-j", number)
+        assert_queue_goes_on(node)
+    for login in ("qlogin", "qrsh"):
+        with client_on_terminal(node, login) as said:
+            until(
+                lambda: "could not be scheduled" in said.read_text(errors="replace"),
+                what=f"{login} to end",
+                why=lambda: said.read_text(errors="replace") + sge.qstat("-u", "*"),
+            )
+            assert "glalice" not in sge.qstat("-u", "*")
+            assert_queue_goes_on(node)
+
+
+def test_the_load_sensor_starts_on_a_host_without_a_configuration_and_all_is_put_back(
+    node: Node,
+) -> None:
+    """execd knew nothing of it: no sensor after four minutes, and uninstall left six things."""
+    objects, files = node.objects(), node.files()
+
+    assert "ran with CUDA_VISIBLE_DEVICES=" in node.install("--yes")
+    until(lambda: reports_sensor(node), what="the sensor's values to arrive")
+    assert node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")[1] == "0,1\n"
+    said = node.uninstall()
+
+    assert "left as it is" not in said
+    assert not reports_sensor(node)
+    assert (node.objects(), node.files()) == (objects, files)
+    assert "nothing" in node.uninstall() or not node.uninstall()
+
+
+def test_an_installation_killed_while_it_waits_for_execd_is_taken_back_at_once(node: Node) -> None:
+    """execd has the new configuration, and its sensor has not reported yet."""
+    objects, files = node.objects(), node.files()
+    with node.installing() as installer:
+        until(lambda: running(SENSOR_PROGRAM), what="execd to start the sensor")
+        os.killpg(installer.pid, signal.SIGKILL)
+
+    said = node.uninstall()
+
+    assert "left as it is" not in said
+    assert "later" not in said
+    assert (node.objects(), node.files()) == (objects, files)
+    assert not running(SENSOR_PROGRAM)
+    assert node.run(script="echo ran\n")[1] == "ran\n"

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typed GRES that gpulock selects: places on a card (`gpux:share:1`), models, MIG instances.
+
+Slurm 22.05 counts none of `Name=gpu ... Flags=CountOnly`, so what is only counted has a name of its
+own: beside gres/gpu, or alone. The lines are those of docs/slurm.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+
+import pytest
+
+from gpulock.install.slurm.counted import parse_counted_types
+from gpulock.node.devices import SHARE
+from gpulock.simulate.node import write_simulated_node
+from tests.labs.common.contention import CONTENDERS, contender_script, prepare_log, replay
+from tests.labs.common.processes import end
+from tests.labs.sge.wait import LabError, until
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.jobs import (
+    SHOW_MASK,
+    SLEEP,
+    SOAK,
+    kill_steps,
+    reap,
+    started,
+    wait_requeued,
+)
+from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.modes import NODE, by_gpulock, settings, wait_said
+
+pytestmark = pytest.mark.lab
+CARDS = 4
+PLACES = 4
+ONE, TWO = f"3:{PLACES}", f"2:{PLACES} 3:{PLACES}"  # SHARES: the cards that have places
+AGAIN = 8.0  # seconds until a job is told again to start now
+COUNT = 250 if SOAK else 10  # short jobs of each user
+SHOW = f"echo share=${{GPULOCK_SHARE-none}}.\n{SHOW_MASK}"
+
+
+def sharing(gpus: Gpulock, shares: str, gres: str = "count", **counts: int) -> None:
+    """Let NODE have cards of places, and Slurm count what `counts` says of each type."""
+    by_gpulock(gpus, gres=gres, counts=counts)
+    configure(gpus, SHARES=shares)
+
+
+def configure(gpus: Gpulock, **keys: str) -> None:
+    """Write NODE's settings: gpulock selects what slurmctld counts."""
+    known = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "slurmctld"}
+    known |= {"SLURM_GRES": "gpu gpux", "SLURM_WAIT": "0.2"}
+    gpus.configure(NODE, **settings(gpus, **{**known, **keys}))
+
+
+def places(gpus: Gpulock, job: JobId) -> list[str]:
+    """Return the locks of a job by their ids."""
+    return sorted(name for name, r in gpus.locks(NODE).items() if r.job_id == str(job))
+
+
+def card(name: str) -> str:
+    return name.partition(SHARE)[0]
+
+
+def share_job(gpus: Gpulock, user: str = "slalice", count: int = 1) -> JobId:
+    words = ("-w", NODE, f"--gres=gpux:share:{count}")
+    return gpus.slurm.submit(user, *words, script=SHOW + SLEEP)
+
+
+def end_all(gpus: Gpulock, seconds: float) -> None:
+    """Wait until the queue is empty; a job that was sent back starts again soon."""
+    slurm = gpus.slurm
+    begun: dict[str, float] = {}
+
+    def over() -> bool:
+        lines = (slurm.queue("-h", "-t", "PD", "-o", "%i %r") or "").splitlines()
+        now = time.monotonic()
+        for job in [line.split()[0] for line in lines if line.endswith("BeginTime")]:
+            if now - begun.get(job, -AGAIN) >= AGAIN:
+                begun[job] = now
+                with contextlib.suppress(LabError):  # it has started meanwhile
+                    slurm.scontrol("update", f"jobid={job}", "starttime=now+2")
+        return slurm.queue("-h", "--all") == ""
+
+    until(over, what="the queue to be empty", seconds=seconds, why=slurm.logs)
+
+
+@pytest.mark.parametrize("gres", ["count", "gpulock"])
+def test_three_shares_are_on_one_card_and_the_end_of_one_disturbs_no_neighbour(
+    slurm_gpus: Gpulock, gres: str
+) -> None:
+    cards = {"v100": CARDS} if gres == "count" else {}  # else they are gres/gpu
+    sharing(slurm_gpus, TWO, gres, **cards, share=2 * PLACES)
+    slurm = slurm_gpus.slurm
+    jobs = [share_job(slurm_gpus) for _ in range(3)]
+    told = {" ".join(wait_said(slurm_gpus, job, "mask=").split()) for job in jobs}
+    assert told <= {f"share=1/{PLACES}. mask={number}." for number in (2, 3)} and len(told) == 1
+    (one,), (two,), (three,) = (places(slurm_gpus, job) for job in jobs)
+    assert card(one) == card(two) == card(three)
+    slurm.scancel(jobs[0])
+    slurm.wait_done(jobs[0])
+    end(kill_steps(slurm_gpus, jobs[1], NODE))
+    slurm.scancel(jobs[1])
+    slurm.wait_done(jobs[1])
+    reap(slurm_gpus, NODE)
+    assert list(slurm_gpus.locks(NODE)) == [three]
+    word = "gpux:v100" if cards else "gpu"
+    other = started(slurm_gpus, NODE, f"--gres={word}:3")
+    assert len(places(slurm_gpus, other)) == 3
+    assert card(three) not in places(slurm_gpus, other)
+    both = slurm.submit("slalice", "-w", NODE, f"--gres={word}:1,gpux:share:1", script="echo ran\n")
+    assert slurm.wait_done(both) == "FAILED"
+    assert "a share and other GPUs are asked for in one job" in slurm.said(both)
+    assert not slurm.is_out(NODE)
+
+
+def test_a_whole_card_job_waits_for_the_last_share(slurm_gpus: Gpulock) -> None:
+    sharing(slurm_gpus, ONE, v100=CARDS, share=PLACES)
+    slurm = slurm_gpus.slurm
+    part = share_job(slurm_gpus)
+    wait_said(slurm_gpus, part, "mask=")
+    whole = slurm.submit("slbob", "-w", NODE, f"--gres=gpux:v100:{CARDS}", script="echo ran\n")
+    wait_requeued(slurm_gpus, whole)
+    assert f"asked for, 3 of {CARDS} free" in slurm.said(whole)
+    assert f"3: job {part}" in slurm.said(whole)
+    assert "ran" not in slurm.said(whole).splitlines()
+    assert len(places(slurm_gpus, part)) == 1
+    slurm.scancel(part)
+    slurm.wait_done(part)
+    slurm.begin(whole)
+    assert slurm.wait_done(whole) == "COMPLETED"
+    assert not slurm.is_out(NODE)
+
+
+def test_a_card_of_one_user_takes_no_other_users_share(slurm_gpus: Gpulock) -> None:
+    sharing(slurm_gpus, ONE, v100=CARDS, share=PLACES)
+    slurm = slurm_gpus.slurm
+    mine = share_job(slurm_gpus)
+    wait_said(slurm_gpus, mine, "mask=")
+    other = slurm.submit("slbob", "-w", NODE, "--gres=gpux:share:1", script=SHOW + SLEEP)
+    wait_requeued(slurm_gpus, other)
+    assert "a card is one user's at a time" in slurm.said(other)
+    assert places(slurm_gpus, other) == []
+    configure(slurm_gpus, SHARES=ONE, SHARE_USERS="many", SLURM_WAIT="5")
+    slurm.begin(other)
+    slurm.wait_running(other)
+    assert card(places(slurm_gpus, other)[0]) == card(places(slurm_gpus, mine)[0])
+
+
+def test_a_place_is_asked_for_in_the_comment_and_slurmd_lists_what_it_counts(
+    slurm_gpus: Gpulock,
+) -> None:
+    sharing(slurm_gpus, ONE, "gpulock", share=2 * PLACES)
+    configure(slurm_gpus, SHARES=ONE, SLURM_COUNT="comment")
+    words = ("--gres=gpux:share:2", "--comment=gres:gpux:share:2")  # as job_submit.lua writes it
+    job = slurm_gpus.slurm.submit("slalice", "-w", NODE, *words, script=SHOW + SLEEP)
+    assert f"share=2/{PLACES}." in wait_said(slurm_gpus, job, "mask=")
+    assert len(places(slurm_gpus, job)) == 2
+    slurm = slurm_gpus.slurm
+    listed = slurm.run_in(NODE, ["slurmd", "-G", "-N", NODE], env=slurm.slurmd_env()).stderr
+    assert parse_counted_types(listed) == {"gpux:share": 2 * PLACES}
+
+
+def test_models_and_instances_are_granted_by_type(slurm_gpus: Gpulock) -> None:
+    counts = {"a100": 6, "3g.40gb": 3}
+    by_gpulock(slurm_gpus, gres="count", counts=counts)
+    tree = slurm_gpus.slurm.lab / "machine.mig"
+    shutil.rmtree(tree, ignore_errors=True)
+    found = write_simulated_node(tree, "a100-mig")
+    roots = {
+        "DRIVER_ROOT": str(found.driver_root),
+        "SYS_ROOT": str(found.sys_root),
+        "DEV_ROOT": str(found.dev_root),
+    }
+    configure(slurm_gpus, **roots)
+    lock_dir = slurm_gpus.slurm.path_in(NODE, "/run/gpulock")
+    shutil.copy(tree / "run/gpulock/inventory", lock_dir / "inventory")
+    cards = started(slurm_gpus, NODE, "--gres=gpux:a100:2")
+    part = started(slurm_gpus, NODE, "--gres=gpux:3g.40gb:1")
+    both = started(slurm_gpus, NODE, "--gres=gpux:a100:1,gpux:3g.40gb:1")
+    assert len(whole := places(slurm_gpus, cards)) == 2
+    assert not [name for name in whole if ".gi" in name]
+    (instance,) = places(slurm_gpus, part)
+    profiles = {
+        f"{gpu.bus}.{one.name}": one.profile for gpu in found.machine.gpus for one in gpu.mig
+    }
+    assert profiles[instance] == "3g.40gb"
+    kinds = [profiles.get(name, "card") for name in places(slurm_gpus, both)]
+    assert sorted(kinds) == ["3g.40gb", "card"]
+
+
+def test_sixty_four_jobs_contend_for_places_and_cards(slurm_gpus: Gpulock) -> None:
+    sharing(slurm_gpus, TWO, v100=CARDS, share=2 * PLACES)
+    configure(slurm_gpus, SHARES=TWO, SLURM_WAIT="5")  # else most are sent back, and wait longer
+    slurm = slurm_gpus.slurm
+    log = prepare_log(slurm.lab / "contention")
+    each = f"--array=1-{CONTENDERS // 4}"
+    for user in ("slalice", "slbob"):
+        for gres in ("gpux:share:1", "gpux:v100:1"):
+            slurm.submit(user, "-w", NODE, f"--gres={gres}", each, script=contender_script(log))
+    end_all(slurm_gpus, seconds=240.0)
+    assert replay(log.read_text().splitlines(), PLACES) == (CONTENDERS, "")
+    assert slurm_gpus.locks(NODE) == {}
+    assert not slurm.is_out(NODE)
+
+
+def test_many_short_share_jobs_leave_nothing(slurm_gpus: Gpulock) -> None:
+    sharing(slurm_gpus, TWO, v100=CARDS, share=2 * PLACES)
+    configure(slurm_gpus, SHARES=TWO, SLURM_WAIT="5")
+    words = ("-w", NODE, "--gres=gpux:share:1", f"--array=1-{COUNT}")
+    for user in ("slalice", "slbob"):
+        slurm_gpus.slurm.submit(user, *words, script="true\n")
+    end_all(slurm_gpus, seconds=900.0 if SOAK else 240.0)
+    assert slurm_gpus.locks(NODE) == {}
+    assert not slurm_gpus.slurm.is_out(NODE)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another release of gpulock on a node of a real Slurm whose jobs begin, run and end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.hooks import HookPaths
+from tests.labs.common.upgrade import JOBS, PREFIX, Package, UpgradedNode, upgrade_and_go_back
+from tests.labs.sge.wait import until
+from tests.labs.slurm.config import CPUS
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.jobs import SOAK
+from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+
+
+class SlurmNode(UpgradedNode):
+    """One compute node."""
+
+    def __init__(self, gpus: Gpulock, place: Path) -> None:
+        super().__init__(gpus, NODE, Package(place), gpus.journal)
+        self.slurm = gpus.slurm
+
+    def submit(self, devices: int, script: str) -> int:
+        asked = ("-w", NODE, *((f"--gres=gpu:{devices}",) if devices else ()))
+        return self.slurm.submit("slalice", *asked, script=script)
+
+    def wait_running(self, job: int) -> None:
+        self.slurm.wait_state(JobId(job), "RUNNING", seconds=300)
+        begun = f" {job} {NODE} "  # a job whose Prolog is at work runs, for Slurm
+        until(lambda: begun in self.journal.path.read_text(), what=f"job {job} to begin")
+
+    def wait_done(self, job: int) -> None:
+        slurm = self.slurm
+        assert slurm.wait_done(JobId(job), seconds=300) == "COMPLETED", slurm.said(JobId(job))
+        assert slurm.job(JobId(job))["Restarts"] == "0"
+
+    def troubles(self) -> list[str]:
+        return [NODE] if self.slurm.is_out(NODE) else []
+
+
+@pytest.mark.parametrize("mode", [by_slurm, by_gpulock] if SOAK else [by_slurm])
+def test_jobs_go_on_while_gpulock_is_upgraded_and_downgraded(
+    slurm_gpus: Gpulock, mode: Mode, tmp_path: Path
+) -> None:
+    paths = HookPaths(PREFIX / "current")
+    hooks = {
+        "Prolog": paths.slurm_prolog,
+        "TaskProlog": paths.slurm_task,
+        "Epilog": paths.slurm_epilog,
+    }
+    mode(slurm_gpus, hooks=hooks, cpus=max(CPUS, JOBS + 20))
+    node = SlurmNode(slurm_gpus, tmp_path / "package")
+
+    upgrade_and_go_back(node, tmp_path, slurm_gpus.setup.gpus)

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node whose Slurm is systemd's: munge, slurmctld and slurmd as Debian's own units, cgroups of 2.
+
+`gpulock install` puts the hooks there, and what it prints goes into slurm.conf as it stands.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.labs.common import debian
+from tests.labs.common.device_nodes import PROBE, opened
+from tests.labs.sge.wait import LabError, until
+from tests.labs.slurm.config import first_job
+from tests.labs.slurm.install import PACKAGES
+from tests.labs.slurm.preloaded import preloaded
+from tests.labs.slurm.releases import HAS_SLICE, RUNS_HOOKS_IN_JOB
+from tests.labs.systemd.gpulock import GPUS, Node
+
+HOST: Final = "gpulock-lab"  # of boot.sh
+ADDRESS: Final = "192.0.2.1"  # of no network (RFC 5737)
+USER: Final = "lab-alice"
+UID: Final = 27011
+HOME: Final = f"/srv/{USER}"
+SLICE: Final = "gpulab.slice"
+SLURMD: Final = "slurmd.service"
+DAEMONS: Final = ("munge", "slurmctld", "slurmd")
+STATE: Final = "/srv/slurm"  # of slurmctld's and slurmd's own
+_PROBE: Final = "/srv/probe.py"
+_CONF: Final = f"""
+ClusterName=gpulock
+SlurmUser=slurm
+SlurmctldHost={HOST}
+AuthType=auth/munge
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1,nohold_on_prolog_fail
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+MinJobAge=3600
+KillWait=5
+StateSaveLocation={STATE}/state
+SlurmdSpoolDir={STATE}/spool
+SlurmctldLogFile={STATE}/log/slurmctld
+SlurmdLogFile={STATE}/log/slurmd
+SlurmctldDebug=verbose
+SlurmdDebug=debug
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup
+GresTypes=gpu
+NodeName={HOST} CPUs=32 RealMemory=1000 Gres=gpu:{GPUS}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE
+"""
+_PAM: Final = """account required pam_permit.so
+session required pam_exec.so quiet /usr/local/libexec/gpulock/current/prolog/slurm-session
+"""
+_ADVICE: Final = re.compile(r"    ([A-Z]\w+=.*?)(?:  #.*)?$", re.MULTILINE)  # of `install slurm`
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to run the node: where the hooks run, and who keeps jobs to their GPUs."""
+
+    name: str
+    isolation: str
+    prolog_flags: str = "Contain"
+
+    @property
+    def constrains(self) -> bool:
+        """Return whether Slurm itself closes devices."""
+        return self.isolation == "off"
+
+
+class SlurmNode:
+    """The machine of a `Node` with Slurm on it."""
+
+    def __init__(self, node: Node, kind: Kind) -> None:
+        self.node = node
+        self.kind = kind
+        self.machine = node.machine
+        self.run = node.machine.run
+
+    # --- up -----------------------------------------------------------------------------------
+
+    def up(self, lab: Path) -> None:
+        """Start Slurm without hooks, install gpulock, and start Slurm with what that asks for."""
+        self.run("useradd", "-m", "-d", HOME, "-u", str(UID), USER)
+        # getaddrinfo(AI_ADDRCONFIG) finds no family where each address is a loopback's.
+        self.run("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
+        self.machine.write("/etc/hosts", f"127.0.0.1 localhost\n{ADDRESS} {HOST}\n")
+        for name in ("state", "spool", "log"):
+            self.run("install", "-d", "-o", "slurm", f"{STATE}/{name}")
+        self.machine.write(_PROBE, PROBE)
+        self._show_one_hierarchy(lab)
+        self.configure()
+        self.run("systemctl", "daemon-reload")
+        self.restart(*DAEMONS)
+        self.node.gpulock("install", "systemd")
+        printed = self.node.gpulock("install", "slurm")
+        self.configure(*_ADVICE.findall(printed.partition("Into slurm.conf")[2]))
+        if not self.kind.constrains:
+            self.machine.write("/etc/pam.d/slurm", _PAM)
+        self.restart("slurmctld", "slurmd")
+
+    def configure(self, *advice: str) -> None:
+        """Write gpulock's settings, and Slurm's files with these lines of slurm.conf."""
+        self.node.configure(SYS_ROOT="/sys", ISOLATION=self.kind.isolation, SLURM_WAIT="2")
+        in_job = self.release >= RUNS_HOOKS_IN_JOB
+        flags = f"PrologFlags={self.kind.prolog_flags if in_job else 'Contain'}"
+        own = [
+            line for line in advice if not line.startswith(("SchedulerParameters", "PrologFlags"))
+        ]
+        text = "\n".join([f"FirstJobId={first_job(self.machine.lab)}", flags, *own, _CONF])
+        gres = [f"Name=gpu File=/dev/nvidia{minor}" for minor in range(GPUS)]
+        constrain = "yes" if self.kind.constrains else "no"
+        cgroup = ["CgroupPlugin=cgroup/v2", f"ConstrainDevices={constrain}"]
+        cgroup += [f"CgroupSlice={SLICE}"] if self.release >= HAS_SLICE else []
+        for name, lines in (
+            ("slurm", [text]),
+            ("gres", ["AutoDetect=off", *gres]),
+            ("cgroup", cgroup),
+        ):
+            self.machine.write(f"/etc/slurm/{name}.conf", "\n".join([*lines, ""]))
+
+    @functools.cached_property
+    def release(self) -> tuple[int, int]:
+        """Return the release of Slurm, such as `(22, 5)`."""
+        year, month, *_ = self.run("slurmctld", "-V").stdout.split()[-1].split(".")
+        return int(year), int(month)
+
+    def restart(self, *units: str) -> None:
+        """Start services anew, and wait until the node takes jobs."""
+        if self.run("systemctl", "restart", *units, check=False).returncode != 0:
+            raise LabError(self.logs())
+        self.wait_idle()
+
+    def wait_idle(self) -> None:
+        """Wait until slurmctld has heard of slurmd."""
+        until(
+            lambda: self.state() in ("idle", "mixed"),
+            what="the node to take jobs",
+            interval=0.2,
+            why=self.logs,
+        )
+
+    def state(self) -> str:
+        """Return the node's state; one that does not answer has a star."""
+        return self.run("sinfo", "-h", "-o", "%T", check=False).stdout.strip()
+
+    def _show_one_hierarchy(self, lab: Path) -> None:
+        """Hide hierarchies of version 1, which the kernel names though none is mounted here."""
+        named = Path("/proc/self/cgroup").read_text().splitlines()
+        if any(not line.startswith("0::") for line in named):
+            made = Path(preloaded(lab, "unified")["LD_PRELOAD"])
+            inside = f"/srv/{made.name}"
+            self.machine.path(inside).write_bytes(made.read_bytes())
+            self.machine.path(inside).chmod(0o755)
+            self.machine.write("/etc/ld.so.preload", f"{inside}\n")
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    @property
+    def probe(self) -> str:
+        """Return the command that opens every GPU's device node, and says what came of it."""
+        return f"/usr/bin/python3 -IS {_PROBE} /dev | grep nvidia"
+
+    def submit(self, text: str, *words: str) -> str:
+        """Submit a batch job of the user's; return its id."""
+        asked = " ".join(map(shlex.quote, words))
+        submit = f"cd {HOME} && exec sbatch --parsable -o %j.out {asked}"
+        line = ["runuser", "-u", USER, "--", "sh", "-c", submit]
+        return self.run(*line, stdin=f"#!/bin/bash\n{text}\n").stdout.strip()
+
+    def said(self, job: str) -> str:
+        """Return what a job has printed."""
+        try:
+            return self.machine.path(f"{HOME}/{job}.out").read_text()
+        except FileNotFoundError:
+            return ""
+
+    def wait_said(self, job: str, word: str) -> str:
+        """Wait until a job has printed a word; return all it has printed."""
+        return until(
+            lambda: said if word in (said := self.said(job)) else None,
+            what=f"job {job} to print {word}",
+            why=lambda: f"{self.said(job)}\n{self.shown(job)}\n{self.logs()}",
+        )
+
+    def touch(self, name: str) -> None:
+        """Make a file in the user's home, for which a job waits."""
+        self.machine.path(f"{HOME}/{name}").touch()
+
+    def shown(self, job: str) -> str:
+        """Return what scontrol shows of a job."""
+        return self.run("scontrol", "show", "job", "-o", job, check=False).stdout
+
+    def wait_over(self, job: str) -> str:
+        """Wait until a job and its Epilog are over; return its state."""
+        done = until(
+            lambda: (
+                found
+                if (found := re.search(r"JobState=(COMPLETED|FAILED|CANCELLED)", self.shown(job)))
+                else None
+            ),
+            what=f"job {job} to end",
+            interval=0.1,
+            why=lambda: f"{self.said(job)}\n{self.shown(job)}\n{self.logs()}",
+        )
+        return done[1]
+
+    def held_by(self, job: str) -> set[str]:
+        """Return the device nodes of the GPUs that a job holds."""
+        locks = self.node.locks().values()
+        return {f"nvidia{record.minor}" for record in locks if record.job_id == job}
+
+    def wait_free(self, job: str) -> None:
+        """Wait until a job holds nothing."""
+        until(
+            lambda: not self.held_by(job),
+            what=f"the GPUs of job {job}",
+            why=lambda: f"{self.node.locks()}\n{self.shown(job)}\n{self.logs()}",
+        )
+
+    def opens(self, text: str) -> set[str]:
+        """Return the GPUs that a probe could open; raise LabError where it said anything odd."""
+        seen = opened(text)
+        every = {f"nvidia{minor}" for minor in range(GPUS)}
+        may = seen.get("ENXIO", set()) & every
+        if seen.get("EPERM", set()) != every - may:
+            raise LabError(f"neither opened nor denied: {seen}")
+        return may
+
+    def clear(self) -> None:
+        """End every job, whatever became of its daemons, and leave a node that takes jobs."""
+        self.run("systemctl", "start", "slurmctld", "slurmd")
+        self.run("scancel", "-u", USER)
+        until(
+            lambda: not self.run("squeue", "-h", "--all", check=False).stdout,
+            what="the queue to be empty",
+            interval=0.1,
+            why=self.logs,
+        )
+        if self.state() not in ("idle", "mixed"):
+            self.run("scontrol", "update", f"nodename={HOST}", "state=resume", check=False)
+            self.wait_idle()
+        self.run("sh", "-c", f"rm -f {HOME}/*")
+
+    def logs(self) -> str:
+        """Return the last words of the daemons."""
+        found = self.run("sh", "-c", f"tail -n 25 {STATE}/log/*; sinfo -R", check=False).stdout
+        return "\n".join(
+            [found, *(line for unit in DAEMONS for line in self.machine.journal(unit)[-10:])]
+        )
+
+
+def install_slurm() -> None:
+    """Have Slurm, and the bus by which slurmd asks systemd for a scope, on this machine."""
+    if os.geteuid() != 0:
+        raise LabError("systemd and Slurm need root")
+    debian.install({**PACKAGES, "dbus": "dbus-daemon"})

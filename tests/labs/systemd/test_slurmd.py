@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""slurmd as a service of a real systemd, on cgroup version 2: `make lab-systemd RELEASE=sid`.
+
+Debian's own units, `Delegate=yes` among them. slurmd asks systemd for the scope of its jobs by
+D-Bus, and from 25.11 on in a slice of the site's (`CgroupSlice`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.labs.common.device_nodes import alone
+from tests.labs.sge.wait import until
+from tests.labs.slurm.releases import HAS_SLICE, HAS_SLUIDS
+from tests.labs.systemd.gpulock import Node, Package, make_package
+from tests.labs.systemd.machine import Machine
+from tests.labs.systemd.slurm_node import HOST, SLICE, SLURMD, Kind, SlurmNode, install_slurm
+
+pytestmark = pytest.mark.lab
+KINDS = (Kind("isolation", "cgroup"), Kind("constrain", "off", "RunInJob"))
+SCOPE = "slurmstepd.scope"
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    install_slurm()
+    return make_package(tmp_path_factory.mktemp("gpulock"))
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
+def booted(
+    request: pytest.FixtureRequest, package: Package, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmNode]:
+    machine = Machine("unified", binds=package.binds)
+    with alone():  # its programs are not to be counted by others' tests
+        machine.up()
+        try:
+            node = Node(machine, package)
+            node.prepare()
+            slurm = SlurmNode(node, request.param)
+            slurm.up(tmp_path_factory.mktemp("slurm"))
+            yield slurm
+        finally:
+            machine.down()
+
+
+@pytest.fixture
+def slurm(booted: SlurmNode) -> Iterator[SlurmNode]:
+    """Give a test a node without jobs or locks."""
+    yield booted
+    booted.clear()
+    until(lambda: not booted.node.locks(), what="all devices to be free", why=booted.logs)
+
+
+def waiting_for(name: str) -> str:
+    """Return lines of a script that wait for a file, without a child that could be left behind."""
+    return f"exec 9<> <(:)\nuntil [ -e {name} ]; do read -rt 0.1 -u 9 || :; done\n"
+
+
+def cgroup_of(slurm: SlurmNode, pid: int) -> str:
+    """Return the cgroup of a process, by its number on the machine."""
+    lines = slurm.run("cat", f"/proc/{pid}/cgroup").stdout.splitlines()
+    return next(line for line in lines if line.startswith("0::")).removeprefix("0::")
+
+
+def is_running(slurm: SlurmNode, pid: int) -> bool:
+    """Return whether a process is there, by its number on the machine."""
+    return slurm.run("kill", "-0", str(pid), check=False).returncode == 0
+
+
+def child_of(said: str) -> int:
+    """Return the process that a job has named."""
+    return int(said.partition("child=")[2].split()[0])
+
+
+def test_doctor_finds_no_fault(slurm: SlurmNode) -> None:
+    seen = slurm.node.gpulock("doctor", check=False)
+    assert "✗" not in seen, seen
+    assert "nothing to change" in slurm.node.gpulock("install", "slurm")
+
+
+def test_each_step_has_its_mask_and_opens_its_own_gpus_and_no_other(slurm: SlurmNode) -> None:
+    probe = f"echo mask=$CUDA_VISIBLE_DEVICES uuids=$GPULOCK_DEVICES\n{slurm.probe}"
+    left = f"setsid sh -c '{slurm.probe}; echo over'"
+    slurm.machine.write("/srv/step.sh", probe)
+    job = slurm.submit(
+        f"{probe}\necho srun\nsrun sh /srv/step.sh\necho left\n({left} &)\n{waiting_for('go')}",
+        "--gres=gpu:2",
+    )
+    said = slurm.wait_said(job, "over")
+    own = slurm.held_by(job)
+    uuids = {record.uuid for record in slurm.node.locks().values() if record.job_id == job}
+    assert len(own) == 2
+    batch, _, rest = said.partition("srun\n")
+    step, _, child = rest.partition("left\n")
+    assert [slurm.opens(part) for part in (batch, step, child)] == [own] * 3
+    for part in (batch, step):
+        mask, named = re.findall(r"(?:mask|uuids)=(\S+)", part)
+        assert set(named.split(",")) == uuids
+        assert mask in (named, "0,1")  # what it opens is counted from 0
+    slurm.touch("go")
+    assert slurm.wait_over(job) == "COMPLETED"
+    slurm.wait_free(job)
+
+
+def test_a_job_without_gpus_opens_none(slurm: SlurmNode) -> None:
+    job = slurm.submit(f"echo mask=${{CUDA_VISIBLE_DEVICES-unset}}.\n{slurm.probe}\necho over")
+    said = slurm.wait_said(job, "over")
+    assert "mask=.\n" in said
+    assert slurm.opens(said) == set()
+
+
+def test_a_jobs_cgroup_is_in_the_scope_that_systemd_made(slurm: SlurmNode) -> None:
+    job = slurm.submit(f"echo child=$$\n{waiting_for('go')}", "--gres=gpu:1")
+    path = cgroup_of(slurm, child_of(slurm.wait_said(job, "child=")))
+    top, scope, name, *_ = path.removeprefix("/").split("/")
+    assert top == (SLICE if slurm.release >= HAS_SLICE else "system.slice")
+    assert scope.endswith(SCOPE)
+    assert slurm.machine.show(scope, "ActiveState") == "active"
+    assert slurm.machine.show(scope, "Slice") == top
+    assert (name == f"job_{job}") == (slurm.release < HAS_SLUIDS)
+    service = cgroup_of(slurm, slurm.node.main_pid(SLURMD))
+    assert service.startswith(f"/system.slice/{SLURMD}")
+    slurm.touch("go")
+
+
+def test_a_child_that_leaves_its_job_ends_with_it_and_keeps_no_lock(slurm: SlurmNode) -> None:
+    text = "setsid env -i sleep 600 &\necho child=$!\n"
+    job = slurm.submit(text, "--gres=gpu:1")
+    pid = child_of(slurm.wait_said(job, "child="))
+    assert slurm.wait_over(job) == "COMPLETED"
+    slurm.wait_free(job)
+    assert not is_running(slurm, pid)
+
+
+def test_a_job_lives_on_while_slurmd_is_started_again(slurm: SlurmNode) -> None:
+    """Its locks and its cgroup stay; what it opens does, too, and a new job gets other GPUs."""
+    text = f"echo child=$$\n{waiting_for('again')}{slurm.probe}\necho over\n{waiting_for('go')}"
+    job = slurm.submit(text, "--gres=gpu:3")
+    pid = child_of(slurm.wait_said(job, "child="))
+    own, group = slurm.held_by(job), cgroup_of(slurm, pid)
+    assert len(own) == 3
+    for words in (("restart",), ("kill", "--signal=KILL"), ("stop",)):
+        slurm.run("systemctl", *words, SLURMD)
+        slurm.node.gpulock("reap")
+        assert (slurm.held_by(job), cgroup_of(slurm, pid)) == (own, group)
+        slurm.restart(SLURMD)
+        other = slurm.submit(f"{slurm.probe}\necho over\n{waiting_for('go')}", "--gres=gpu:1")
+        opened = slurm.opens(slurm.wait_said(other, "over"))
+        assert (slurm.held_by(other), len(opened), opened & own) == (opened, 1, set())
+        slurm.run("scancel", other)
+        slurm.wait_free(other)
+    slurm.touch("again")
+    assert slurm.opens(slurm.wait_said(job, "over")) == own
+    slurm.touch("go")
+    assert slurm.wait_over(job) == "COMPLETED"
+    slurm.wait_free(job)
+    assert "✗" not in slurm.node.gpulock("doctor", check=False)
+
+
+def test_what_hides_in_the_jobs_cgroup_keeps_its_lock(slurm: SlurmNode) -> None:
+    """Its step daemons killed, no word of its environment left: the cgroup alone tells."""
+    text = f"setsid env -i sleep 600 &\necho child=$!\n{waiting_for('go')}"
+    job = slurm.submit(text, "--gres=gpu:1")
+    pid = child_of(slurm.wait_said(job, "child="))
+    own = slurm.held_by(job)
+    slurm.run("pkill", "-KILL", "-f", f"^slurmstepd: \\[{job}\\.")
+    slurm.run("scontrol", "update", f"nodename={HOST}", "state=down", "reason=lab")
+    # where slurmd has said meanwhile that it is there, the node is back already
+    slurm.run("scontrol", "update", f"nodename={HOST}", "state=resume", check=False)
+    slurm.node.gpulock("reap")
+    assert (is_running(slurm, pid), slurm.held_by(job)) == (True, own)
+    slurm.run("kill", "-KILL", str(pid))
+    slurm.touch("go")
+    until(
+        lambda: slurm.node.gpulock("reap") and not slurm.held_by(job),
+        what="the reaper to free it",
+        interval=0.5,
+        why=slurm.logs,
+    )

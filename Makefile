@@ -22,8 +22,7 @@ LAB := $(BIN)/pytest $(LIMITS)
 RELEASED = $(if $(RELEASE),GPULOCK_LAB=/tmp/gpulock-lab-$(RELEASE) tests/release.sh $(RELEASE) \
     python3 -m pytest -p no:hypothesispytest $(LIMITS),$(LAB))
 # Unit tests keep their files in memory where they can.
-MEMORY := $(shell tests/memory.sh)
-FAST := $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))
+FAST := tests/memory.sh
 # The quick unit tests go to a process for each core, file by file: every worker of xdist would collect them all.
 CORES := $(shell nproc)
 PARTS := $(addprefix unit-,$(shell seq $(CORES)))
@@ -32,7 +31,9 @@ LABS := $(wildcard tests/labs/*/test_*.py)
 ITSELF := $(filter %_itself.py,$(LABS))
 SLURM := $(filter-out $(ITSELF),$(wildcard tests/labs/slurm/test_*.py))
 SGE := $(filter-out $(ITSELF),$(wildcard tests/labs/sge/test_*.py))
-OTHERS := $(filter-out $(ITSELF) $(SLURM) $(SGE),$(LABS))
+# slurmd under systemd is of `make lab-systemd` and `make soak`: it takes a minute alone.
+SLURMD := tests/labs/systemd/test_slurmd.py
+OTHERS := $(filter-out $(ITSELF) $(SLURM) $(SGE) $(SLURMD),$(LABS))
 # Processes of one lab are none of another's business: each scheduler has a /proc of its own.
 ALONE := unshare --pid --fork --mount-proc --kill-child bash -c
 
@@ -44,9 +45,17 @@ man: $(RUNTIME)  ## man pages and completions for shells, below build/share
 	@$(BIN)/python packaging/manual.py build/share/man
 	@$(BIN)/python packaging/completion.py build/share
 
+docs: $(RUNTIME)  ## the pages as a site, below build/site; a link that leads nowhere ends it
+	@$(BIN)/python packaging/collect_pages.py build/pages
+	@test -d build/mkdocs || $(BIN)/python -m pip install -qq --target build/mkdocs mkdocs==1.6.1
+	@PYTHONPATH=build/mkdocs $(STEP) "docs" $(BIN)/python -m mkdocs build --strict -f packaging/site.yml
+
+packages: $(RUNTIME)  ## a .deb and an .rpm for each machine, and wheels for pip, below build/packages
+	@$(STEP) "packages" $(BIN)/python packaging/build.py build/packages
+
 ##@ Check
 check: tools $(DEV)  ## format, lint, types, layers, quick unit tests, all at the same time (the default)
-	@$(MAKE) -j -O pyright $(PARTS) mypy lint format-check world-10
+	@$(MAKE) -j -O pyright $(PARTS) mypy lint format-check world-5
 
 format-check: $(DEV)
 	@$(STEP) "ruff format" $(BIN)/ruff format --check
@@ -64,12 +73,15 @@ $(PARTS): unit-%: $(DEV)
 slow: tools $(DEV)  ## the slow unit tests: many processes, installations
 	@$(FAST) $(STEP) "slow tests" $(PYTEST) -n auto -m "slow and not soak" tests/unit
 
+pythons: tools $(RUNTIME)  ## the demo and the quick unit tests on other Pythons, or in a Debian with it: PYTHONS="3.9 3.13"
+	@$(FAST) env QUICK="$(QUICK)" $(STEP) "pythons" tests/pythons.sh $(or $(PYTHONS),3.9 3.13)
+
 world-%: $(DEV)
-	@$(FAST) GPULOCK_WORLD_SECONDS=$* GPULOCK_WORLD_SEED=$(or $(SEED),1) $(STEP) "world $* s" \
-	    $(PYTEST) -m "$(if $(filter 10,$*),not slow,not soak)" tests/world
+	@GPULOCK_WORLD_SECONDS=$* GPULOCK_WORLD_SEED=$(or $(SEED),1) $(FAST) $(STEP) "world $* s" \
+	    $(PYTEST) -m "$(if $(filter 5,$*),not slow,not soak)" tests/world
 world: $(DEV)  ## the real code in a deterministic world: SCHEDULES=10000 SEED=1 (as printed) WORDS='-k slurm'
-	@$(FAST) GPULOCK_WORLD_SCHEDULES=$(or $(SCHEDULES),10000) GPULOCK_WORLD_SEED=$(SEED) \
-	    $(PYTEST) -n auto --timeout 0 $(WORDS) tests/world
+	@GPULOCK_WORLD_SCHEDULES=$(or $(SCHEDULES),10000) GPULOCK_WORLD_SEED=$(SEED) \
+	    $(FAST) $(PYTEST) -n auto --timeout 0 $(WORDS) tests/world
 
 tools:
 	@tests/tools.sh "make $(or $(MAKECMDGOALS),check)"
@@ -92,7 +104,7 @@ booted: $(DEV)  ## unit and exporter tests on a machine that was booted 30 s and
 	    $(PYTEST) -n 4 --dist loadfile --timeout 120 -m "$(QUICK)" tests/unit tests/exporter tests/gpu; done
 others: $(DEV)
 	@$(LAB) -m lab $(OTHERS)
-	@$(LAB) -m install tests/install tests/unit/repository/test_nvml_double_faithful.py
+	@$(LAB) -m "install and not soak" tests/install tests/unit/repository/test_nvml_double_faithful.py
 	@$(ALONE) '$(PYTEST) -m sweep --timeout 1500 tests/sweep; exit $$?'
 
 lab-sge: $(DEV)  ## the lab with a real Grid Engine (root); GRIDENGINE=/opt/sge: the one below that folder
@@ -120,9 +132,9 @@ lab-prometheus: $(DEV)  ## the lab with a real Prometheus: rules, alerts and das
 	@tests/consent.sh "make lab-prometheus"
 	@$(STEP) "lab-prometheus" $(LAB) -m lab tests/labs/prometheus
 
-lab-systemd: $(DEV)  ## both services under a real systemd, in namespaces (root)
+lab-systemd: $(DEV)  ## gpulock's services and slurmd under a real systemd, in namespaces (root); RELEASE=: slurmd
 	@tests/consent.sh "make lab-systemd"
-	@$(STEP) "lab-systemd" $(LAB) -m lab tests/labs/systemd
+	@$(STEP) "$(strip lab-systemd $(RELEASE))" env $(RELEASED) -m lab $(if $(RELEASE),$(SLURMD),tests/labs/systemd)
 
 attack: $(DEV)  ## what hostile users tried in the labs, and what stopped it (root)
 	@tests/consent.sh "make attack"
@@ -136,11 +148,11 @@ mutants: $(DEV)  ## small wrong changes, each of which a unit test must see (roo
 
 soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 	@tests/consent.sh "make soak"
-	@$(FAST) GPULOCK_WORLD_SCHEDULES=1000000 GPULOCK_WORLD_ALL=1 $(STEP) "world" \
+	@GPULOCK_WORLD_SCHEDULES=1000000 GPULOCK_WORLD_ALL=1 $(FAST) $(STEP) "world" \
 	    $(PYTEST) -n auto --timeout 0 tests/world
 	@$(MAKE) mutants
 	@GPULOCK_SOAK=1 $(STEP) "soak" $(PYTEST) -m "lab or sweep or soak" --timeout 14400 tests
-	@for release in trixie sid; do $(MAKE) lab-slurm RELEASE=$$release; done
+	@for release in trixie sid; do for lab in slurm systemd; do $(MAKE) lab-$$lab RELEASE=$$release; done; done
 	@CGROUPS=2 $(MAKE) lab-slurm RELEASE=sid SHORT=1
 
 bench: $(RUNTIME)  ## how long a claim and a hook take
@@ -183,7 +195,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check tools booted format-check lint mypy pyright unit $(PARTS) slow format test others lab-sge lab-isolation lab-slurm lab-pyxis lab-systemd lab-prometheus dashboards lab-containers attack sweep mutants soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
+.PHONY: demo man docs packages check tools booted format-check lint mypy pyright unit $(PARTS) slow pythons format test others lab-sge lab-isolation lab-slurm lab-pyxis lab-systemd lab-prometheus dashboards lab-containers attack sweep mutants soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

@@ -11,7 +11,7 @@ import sys
 HOT = ("", "store", "node", "job", "alloc", "isolation", "hooks", "slurm", "sge")
 WARM = (
     *("daemon.core", "workstation", "daemon.reconcile", "daemon.slots", "daemon.history"),
-    *("daemon.idle", "daemon.health", "daemon"),
+    *("daemon.idle", "daemon.health", "daemon.mps", "daemon"),
 )
 COLD = (
     *("text", "report", "install", "install.sge", "install.slurm", "install.systemd"),
@@ -59,7 +59,12 @@ EXPORTER = {
     "app": frozenset[str](),
 }
 # Beside hot modules: the service manager is spoken to in one place, and one table has the XIDs.
-EXPORTER_WARM = frozenset({"gpulock.daemon.core.journal", "gpulock.daemon.health.findings"})
+EXPORTER_WARM = frozenset(
+    {
+        *("gpulock.daemon.core.journal", "gpulock.daemon.health.findings"),
+        "gpulock.daemon.health.steps",
+    }
+)
 SOURCES = frozenset({"nvml", "simulated"})  # a driver hangs who looks at it: that is the worker
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from gpulock.alloc.availability import ClaimRequest  # noqa: E402 (the checkout is put on the path first)
+from gpulock.alloc.choose import ClaimRequest  # noqa: E402 (the checkout is put on the path first)
 from gpulock.alloc.claim import claim_devices  # noqa: E402
 from gpulock.alloc.reaper import FREED, HELD  # noqa: E402
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks  # noqa: E402

@@ -22,10 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
-from gpulock_exporter.metrics.collectors import (  # noqa: E402 (the checkout is put on the path first)
+from gpulock_exporter.metrics.devices import (  # noqa: E402 (the checkout is put on the path first)
     collect_families,
-    render_exposition,
 )
+from gpulock_exporter.metrics.families import render_exposition  # noqa: E402
 from gpulock_exporter.metrics.labels import LabelUser  # noqa: E402
 from gpulock_exporter.web.negotiation import gzip_body  # noqa: E402
 

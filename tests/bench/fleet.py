@@ -19,7 +19,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,7 +152,7 @@ def scrapes_of(server: Server, seconds: int) -> Scrapes:
     return Scrapes(
         [value for one in up for _, value in one],
         [value for one in spent for _, value in one],
-        [later[0] - earlier[0] for one in up for earlier, later in pairwise(one)],
+        [later[0] - earlier[0] for one in up for earlier, later in zip(one, one[1:])],
         min((len(one) for one in up), default=0),
     )
 
@@ -175,7 +174,7 @@ def measure(root: Path, nodes: int, seconds: int) -> bool:
             passed = time.monotonic() - began
             cores = [
                 (Cost.of(one).seconds - past.seconds) / passed
-                for one, past in zip((pid, fleet.pid), before, strict=True)
+                for one, past in zip((pid, fleet.pid), before)
             ]
             memory = [pss_mib(one) for one in (pid, fleet.pid)]
             met = report(server, scrapes_of(server, seconds), nodes, seconds)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.metrics.collectors import collect_families, render_exposition
+from gpulock_exporter.metrics.devices import collect_families
+from gpulock_exporter.metrics.families import render_exposition
 from gpulock_exporter.simulated.card import SimulatedState
 from gpulock_exporter.simulated.scene import Scene, SimulationScript
 from gpulock_exporter.state.collector_state import CollectorState

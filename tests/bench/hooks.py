@@ -63,7 +63,7 @@ class SgeBench:
 
     def imports(self) -> None:
         """Import what the hooks import, and stop there."""
-        for name, hook in zip(NAMES, self._imports, strict=True):
+        for name, hook in zip(NAMES, self._imports):
             self._run(f"{name} imports", hook, self._pid)
 
     def direct(self) -> None:
@@ -93,7 +93,7 @@ class SgeBench:
 
     def inside(self) -> None:
         """Time main() inside the process."""
-        for name, hook in zip(NAMES, self._timed, strict=True):
+        for name, hook in zip(NAMES, self._timed):
             self._recorder.timed_inside(f"{name} main()", [hook, self._pid], self._env)
         self._restore()
 

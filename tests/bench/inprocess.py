@@ -14,16 +14,14 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.release import release_locks
 from gpulock.deadline import Deadline
 from gpulock.hooks.common import observer_judge
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
-from gpulock.node.settings import Settings
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench.bare import bare, bare_looks, clear
@@ -33,7 +31,7 @@ from tests.bench.scene import Scene, linked_proc
 DRAIN = 100  # rounds
 SWITCHED = 1000  # tries: on a busy machine many a claim is interrupted
 BARE, BARE_LOCKS = "its bare system calls", "  those of the locks alone"
-OWNER, GROUP = 64_001, 65_400  # of the job that ended
+OWNER = 64_001  # of the job that ended
 SPARE = 1500  # pids
 CROWD = """\
 import os, signal, sys
@@ -167,36 +165,6 @@ def drain(released: Path) -> None:
     """Take away released locks."""
     for path in released.iterdir() if released.is_dir() else ():
         shutil.rmtree(path)
-
-
-def guard_scan(node: Node, everybody: bool = False, rounds: int = 21) -> list[float]:
-    """Look at what a job's owner left, as a release does before the gate; or at all open files."""
-    devices = node.devices()
-
-    def look() -> None:
-        scan = ProcessScan(Proc())
-        files = OpenFiles(scan, devices, Settings({}))
-        if everybody:
-            files.pids_with_open("")
-        else:
-            scan.restrict({OWNER: "bench-owner"}, os.getppid())
-            files.any_device_open((OWNER,))
-            scan.carriers(GROUP)
-        if scan.blind or files.blind:
-            raise RuntimeError(f"the guard is blind: {scan.blind or files.blind}")
-
-    return [undisturbed(lambda: timed(look), lambda: None) for _ in range(rounds)]
-
-
-@contextmanager
-def owner_runs() -> Generator[None]:
-    """Let the owner have a process elsewhere on the node, as in a login; needs root."""
-    process = subprocess.Popen(["/bin/sleep", "1000"], user=OWNER if os.getuid() == 0 else None)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager

@@ -29,7 +29,7 @@ PROFILED = r"""    import json
     def note(frame, event, _):
         code = frame.f_code
         if event == "call" and "/lib/gpulock/" in code.co_filename and code.co_name[0] != "<":
-            calls.add((code.co_filename, code.co_qualname))
+            calls.add((code.co_filename, f"{code.co_name}:{code.co_firstlineno}"))
     sys.setprofile(note)
     code = \2
     sys.setprofile(None)

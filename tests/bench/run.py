@@ -13,11 +13,9 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from tests.bench import daemon, hooks, inprocess, status, table  # noqa: E402 (the checkout is put on the path first)
+from tests.bench import daemon, hooks, inprocess, looks, status, table  # noqa: E402 (the checkout is put on the path first)
 from tests.bench.disturbed import print_disturbances  # noqa: E402
 from tests.bench.scene import Scene, folder  # noqa: E402
-
-LOOKS = ("a release's look, owner gone", "the same, owner runs elsewhere")
 
 
 def main() -> int:
@@ -61,25 +59,7 @@ def measure(root: Path, options: argparse.Namespace) -> int:
     )
     print("  driver's files and the look at processes take their time in any case")
     node = scene.node()
-    targets: list[table.Target] = []
-    for count, limit in ((200, 3.0), (options.crowd, 10.0), (options.most, 30.0)):
-        more = max(0, count - inprocess.process_count())
-        with inprocess.room_for(more) as room:
-            if not room:
-                print(f"\n{count} processes are not measured: kernel.pid_max is too low")
-                continue
-            with inprocess.crowd(more):
-                rows = {LOOKS[0]: inprocess.guard_scan(node)}
-                with inprocess.owner_runs():
-                    rows[LOOKS[1]] = inprocess.guard_scan(node)
-                if count < options.most:
-                    rows["a look at everybody's files"] = inprocess.guard_scan(node, everybody=True)
-                    rows["claim 2, settles 8 dead locks"] = inprocess.reaping(node)
-                title = f"within a process, {inprocess.process_count()} processes"
-                table.print_inside(title, rows)
-        for name in LOOKS:
-            found = table.quantile(rows[name], 0.5)
-            targets.append((f"{name}, {count} processes, ms", found, limit))
+    targets = looks.measure(root, node, (options.crowd, options.most))
     over = status.over_interpreter(scene, options.rounds)
     targets += [*table.hook_targets(samples), *table.claim_targets(claims, inprocess.BARE)]
     targets += daemon.measure(root, options.crowd)

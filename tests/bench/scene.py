@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpulock.install.hooks import HookPaths, render_hooks
-from gpulock.node import settings
 from gpulock.node.context import Node
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate import execd
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.packed_job import ResourceRequest
@@ -48,7 +48,7 @@ class Scene:
 
     def node(self) -> Node:
         """Return the node as every command sees it."""
-        return Node(settings.read_settings(str(self.config)))
+        return Node(read_settings(str(self.config)))
 
     def spool(self, job_id: int, gpus: int) -> execd.SpooledJob:
         """Spool a job that asks for so many GPUs."""

@@ -17,7 +17,7 @@ USER = 64123 if os.geteuid() == 0 else os.geteuid()  # a job's owner: nobody who
 NO_CONF = "/dev/null"  # a real scontrol that a hook may start, without settings, then fails at once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlurmJob:
     """A job of USER to which Slurm gave `positions` of this node, empty: no GPUs.
 

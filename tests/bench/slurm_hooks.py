@@ -62,7 +62,7 @@ class SlurmBench:
 
     def job(self) -> None:
         """Run a job's three hooks."""
-        for (row, recorder, hook, env), held in zip(self._rows, (2, 2, 0), strict=True):
+        for (row, recorder, hook, env), held in zip(self._rows, (2, 2, 0)):
             recorder.timed(row, [str(hook)], env)
             recorder.held(held, row)
 

@@ -59,10 +59,7 @@ def print_hooks(samples: dict[str, list[float]], interpreter: str) -> None:
     floor = statistics.median(samples["floor"])
     print(f"whole processes, ms, {len(samples['floor'])} rounds; floor: {interpreter} -IS -c pass")
     heads = ("median", "p25", "p75", "x floor", "- floor", "cpu", "x floor")
-    print(
-        " " * (NAME + 2)
-        + "".join(f"{head:>{width}}" for head, width in zip(heads, WIDTHS, strict=True))
-    )
+    print(" " * (NAME + 2) + "".join(f"{head:>{width}}" for head, width in zip(heads, WIDTHS)))
     for name in ROWS:
         values = samples[name]
         low, middle, high = (quantile(values, share) for share in (0.25, 0.5, 0.75))

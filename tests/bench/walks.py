@@ -28,7 +28,7 @@ from typing import Any, cast
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
-from gpulock.alloc.availability import ClaimRequest  # noqa: E402 (the checkout is put on the path first)
+from gpulock.alloc.choose import ClaimRequest  # noqa: E402 (the checkout is put on the path first)
 from gpulock.alloc.claim import claim_devices  # noqa: E402
 from gpulock.deadline import Deadline  # noqa: E402
 from gpulock.workstation.process_claims import (  # noqa: E402
@@ -39,7 +39,7 @@ from tests.bench.rounds import profiling  # noqa: E402
 from tests.bench.scene import Scene, folder  # noqa: E402
 from tests.bench.starter import Shepherd  # noqa: E402
 
-FIRST, LAST = "OwnerWatcher._owner_ended", "append_history_lines"  # the pidfd event, the line
+FIRST, LAST = "_owner_ended", "append_history_lines"  # the pidfd event, the line
 PATIENCE = 30.0  # seconds
 PERCENT = 73  # a utilisation that no other number is
 DEPTH = 6  # levels at which a value is looked for in a record
@@ -78,6 +78,8 @@ def prolog_calls(root: Path) -> Calls:
     """Return what the prolog of a job that gets 2 of 8 GPUs calls."""
     scene = Scene(root)
     told = scene.root / "told"
+    settled = int(scene.config.stat().st_ctime) + 1  # a younger file is copied by each hook
+    wait_until(lambda: time.time() > settled, "the settings to be a second old")
     with Shepherd(scene.spool(1, 2)) as shepherd:
         for path in (scene.hooks.prolog, scene.hooks.epilog):  # the first claim of a boot does more
             shepherd.run([str(path), str(shepherd.pid)], shepherd.environment())
@@ -106,12 +108,12 @@ class Profile:
         """Note one call (the protocol of sys.setprofile)."""
         code = frame.f_code
         ours = any(part in code.co_filename for part in OURS)
-        if event == "call" and code.co_qualname == FIRST:
+        if event == "call" and code.co_name == FIRST:
             self._on = True
-        if event == "return" and code.co_qualname == LAST:
+        if event == "return" and code.co_name == LAST:
             self._on = False
         if event == "call" and self._on and ours and not code.co_name.startswith("<"):
-            self.calls.add((module_of(code.co_filename), code.co_qualname))
+            self.calls.add((module_of(code.co_filename), f"{code.co_name}:{code.co_firstlineno}"))
 
 
 def dead_owner_calls(root: Path) -> Calls:
@@ -207,7 +209,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
     from gpulock_exporter.web.http import HttpRequest
 
     from gpulock.node.context import Node
-    from gpulock.node.settings import read_settings
+    from gpulock.node.settings_file import read_settings
 
     node = Node(read_settings(str(node_folder / "gpulock.conf")))
     source = NvmlSource(sys_root=f"{node_folder}/sys")
@@ -242,7 +244,7 @@ def holds(value: object, depth: int = DEPTH) -> bool:
     """Return whether a value is the utilisation, or has it within."""
     if isinstance(value, bool) or value is None:
         return False
-    if isinstance(value, int | float):
+    if isinstance(value, (int, float)):
         return value in (PERCENT, PERCENT / 100)
     if isinstance(value, str):
         return str(PERCENT / 100) in value
@@ -253,7 +255,7 @@ def holds(value: object, depth: int = DEPTH) -> bool:
     within: list[object] = []
     if isinstance(value, dict):
         within = list(cast("dict[object, object]", value).values())
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, (list, tuple, set, frozenset)):
         within = list(cast("list[object]", value))
     elif any(part.strip("/") in type(value).__module__ for part in OURS):
         names = [*getattr(type(value), "__slots__", ()), *getattr(value, "__dict__", {})]

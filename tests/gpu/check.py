@@ -221,7 +221,7 @@ def about(result: Result, options: argparse.Namespace, extra: Sequence[str]) -> 
     rows = list(last.told.fields.values())
     load = "none" if result.fault or options.no_load else options.load or "tests/gpu/load.py"
     return record.About(
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         model=rows[0].get("name", "GPU"),
         driver=rows[0].get("driver_version", "unknown"),
         cards=len(rows),

@@ -88,8 +88,8 @@ def differences(proc: list[Device], nvml: list[Device], listed: list[str]) -> li
     found: list[str] = []
     if len(proc) != len(nvml):
         found.append(f"/proc has {len(proc)} GPUs, NVML has {len(nvml)}")
-    for index, (ours, theirs) in enumerate(zip(proc, nvml, strict=False)):
-        for field, mine, other in zip(Device._fields, ours, theirs, strict=True):
+    for index, (ours, theirs) in enumerate(zip(proc, nvml)):
+        for field, mine, other in zip(Device._fields, ours, theirs):
             if mine != other:
                 found.append(f"GPU {index}: {field} is {mine} in /proc, {other} in NVML")
     if listed != [device.uuid for device in nvml]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from itertools import pairwise
 from typing import NamedTuple
 
 from tests.gpu.rules import (
@@ -223,8 +222,8 @@ def integral(times: Sequence[float], values: Sequence[float | None]) -> float | 
     known = [value for value in values if value is not None]
     if len(known) != len(values) or not known:
         return None
-    pairs = zip(pairwise(times), pairwise(known), strict=True)
-    return sum((later - sooner) * (a + b) / 2 for (sooner, later), (a, b) in pairs)
+    steps = zip(times, times[1:], known, known[1:])
+    return sum((later - sooner) * (a + b) / 2 for sooner, later, a, b in steps)
 
 
 def processes(uuid: str, rounds: Sequence[Round]) -> Line:

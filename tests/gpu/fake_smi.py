@@ -38,6 +38,11 @@ def field(number: int, divisor: float = 1.0) -> Ask:
     return ask
 
 
+def milliwatts(ask: Ask) -> Ask:
+    """Return what asks for a limit, in watts."""
+    return lambda handle: f"{float(str(ask(handle))) / 1000:.2f}"
+
+
 def ecc(kind: int, place: int) -> Ask:
     """Return what asks for errors since the driver was loaded."""
     return lambda handle: pynvml.nvmlDeviceGetMemoryErrorCounter(
@@ -85,6 +90,13 @@ FIELDS: dict[str, Ask] = {
     "memory.used": memory("used"),
     "power.draw.instant": field(186, 1000),
     "power.draw": lambda handle: f"{pynvml.nvmlDeviceGetPowerUsage(handle) / 1000:.2f}",
+    "power.limit": milliwatts(pynvml.nvmlDeviceGetPowerManagementLimit),
+    "enforced.power.limit": milliwatts(pynvml.nvmlDeviceGetEnforcedPowerLimit),
+    "temperature.memory": field(82),
+    "pcie.link.gen.max": pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
+    "pcie.link.width.current": pynvml.nvmlDeviceGetCurrPcieLinkWidth,
+    "pcie.link.width.max": pynvml.nvmlDeviceGetMaxPcieLinkWidth,
+    "fan.speed": pynvml.nvmlDeviceGetFanSpeed,
     "temperature.gpu": lambda handle: pynvml.nvmlDeviceGetTemperature(handle, 0),
     "clocks.sm": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
     "clocks.mem": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),

@@ -14,7 +14,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, cast
 
 import pynvml
@@ -111,7 +110,7 @@ def samples(handle: Any) -> dict[str, Any]:
     except pynvml.NVMLError as fault:
         return {"error": fault.value}
     times = [one.timeStamp for one in found]
-    steps = [later - sooner for sooner, later in pairwise(times)]
+    steps = [later - sooner for sooner, later in zip(times, times[1:])]
     return {
         "type": value_type,
         "count": len(times),

@@ -90,7 +90,7 @@ def parse_rows(text: str, columns: Sequence[str]) -> dict[str, dict[str, str]]:
         values = [value.strip() for value in line.split(",")]
         if len(values) != len(columns):
             raise SmiError(f"{len(values)} values for {len(columns)} fields: {line!r}")
-        row = dict(zip(columns, values, strict=True))
+        row = dict(zip(columns, values))
         found[row[UUID]] = row
     return found
 

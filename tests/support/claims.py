@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.liveness import Judge
 from gpulock.errors import Refusal

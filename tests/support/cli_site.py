@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.node.context import Node
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import verdicts
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import Verdict
 from gpulock.workstation.process_claims import ensure_node_dirs
+from tests.support.runner import command_runner
 
 NOBODY = 65534
 PROGRAM = (sys.executable, "-c", "from gpulock.cli import main; main()")
@@ -39,7 +40,7 @@ class Site:
 
     def call(self, *args: str) -> Result:
         """Run a command in this process."""
-        return CliRunner().invoke(command_group, ["--config", self.config, *args])
+        return command_runner().invoke(command_group, ["--config", self.config, *args])
 
     def command(self, *args: str) -> list[str]:
         """Return the argument list of a command as a process of its own."""

@@ -14,11 +14,14 @@ BOTH = """utilization_ratio busy_seconds_total observed_seconds_total memory_use
     memory_total_bytes sm_active_ratio sm_occupancy_ratio tensor_active_ratio
     dram_active_ratio locked lock_acquired_timestamp_seconds lock_stale
     last_busy_timestamp_seconds foreign_processes quarantined missing responding lock_info info"""
-BOARD = """memory_utilization_ratio power_watts energy_joules_total temperature_celsius
+BOARD = """health memory_utilization_ratio power_watts energy_joules_total temperature_celsius
     sm_clock_hertz memory_clock_hertz
     clock_event_active clock_event_seconds_total xid_errors_total xid_last_timestamp_seconds
+    power_limit_watts power_limit_enforced_watts memory_temperature_celsius
+    driver_answer_seconds fan_ratio pcie_generation pcie_generation_max pcie_width_lanes
+    pcie_width_max_lanes pcie_replays_total nvlink_active_links nvlink_errors_total fabric_state
     ecc_errors_total remapped_rows remapped_rows_pending remapped_rows_failure recovery_action
-    share_info
+    share_info share_memory_used_bytes share_utilization_ratio
     pcie_transmit_bytes_total pcie_receive_bytes_total nvlink_transmit_bytes_total
     nvlink_receive_bytes_total"""
 NODE = """gpus reconcile_timestamp_seconds locks_reaped_total claims_total

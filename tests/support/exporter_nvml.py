@@ -12,8 +12,8 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpulock_exporter.nvml.source import NvmlSource
@@ -49,22 +49,19 @@ class Eye:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def open(self) -> None:
         """Open the source; raise RuntimeError with its words."""
         self._order("open")
 
-    def look(self, *, processes: bool = False, after: float = 1.0) -> Frame:
+    def look(
+        self, *, processes: bool = False, after: float = 1.0, shared: Sequence[str] = ()
+    ) -> Frame:
         """Look, `after` so many seconds of its clock; raise RuntimeError with its words."""
         self._order("advance", after)
-        return decode_frame(self._order("look", processes))
+        return decode_frame(self._order("look", [processes, list(shared)]))
 
     def close(self) -> None:
         """Close the source."""
@@ -74,7 +71,7 @@ class Eye:
         self._process.kill()
         self._process.communicate()
 
-    def _order(self, what: str, value: float = 0) -> bytes:
+    def _order(self, what: str, value: float | list[object] = 0) -> bytes:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([what, value]).encode() + b"\n")
@@ -107,7 +104,7 @@ def main(argv: list[str]) -> int:
             if what == "advance":
                 ahead += value
             elif what == "look":
-                answer = encode_frame(source.look(bool(value)))
+                answer = encode_frame(source.look(*value))
             else:
                 getattr(source, what)()
         except RuntimeError as fault:

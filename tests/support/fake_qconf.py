@@ -4,8 +4,12 @@
 
 The files lie in the folder `state` beside: `sq`, `sc`, `se`, `sconf` and, where there is one,
 `sconf-node1`; `release` is what `-help` prints, a shepherd's as well. One queue, gpu.q, on one
-host, node1. What is set is written back into them.
+host, node1. What is set is written back into them. Its execd takes a new configuration at once,
+one of its own where it had none with the next global one (`unknown` stands until then), and none
+while there is a file `deaf`. It reports at once what its load sensor would.
 """
+
+from __future__ import annotations
 
 import os
 import sys
@@ -78,7 +82,26 @@ def of_instance() -> str:
 def load(option: str, path: str) -> None:
     with open(path, encoding="utf-8") as file:
         text = file.read()
-    write("sc" if option == "-Mc" else f"sconf-{os.path.basename(path)}", text)
+    name = os.path.basename(path)
+    if option == "-Aconf":
+        write("unknown", "")
+    elif name == "global" and os.path.exists(path_of("unknown")):
+        os.unlink(path_of("unknown"))
+    write("sc" if option == "-Mc" else "sconf" if name == "global" else f"sconf-{name}", text)
+    if option != "-Mc":
+        take_configuration()
+
+
+def take_configuration() -> None:
+    """Have execd start or stop the load sensor, and report."""
+    if os.path.exists(path_of("unknown")) or os.path.exists(path_of("deaf")):
+        return
+    own = path_of(f"sconf-{HOST}")
+    runs = os.path.exists(own) and "/prolog/sge-sensor" in read(f"sconf-{HOST}")
+    values = get("se", "load_values").split(",")
+    others = [one for one in values if "gpu.free=" not in one]
+    if runs is (len(others) == len(values)):
+        put("se", "load_values", ",".join([*others, *(["gpu.free=8"] if runs else [])]))
 
 
 def qconf(option: str, words: list[str]) -> str:
@@ -87,6 +110,8 @@ def qconf(option: str, words: list[str]) -> str:
         return of_instance() if words[0] == f"{QUEUE}@{HOST}" else read("sq")
     if option == "-sconf":
         return read("sconf" if words[0] == "global" else own)
+    if option == "-se":
+        take_configuration()
     if option in ("-sc", "-se"):
         return read(option[1:])
     if option == "-sel":
@@ -103,6 +128,7 @@ def qconf(option: str, words: list[str]) -> str:
         load(option, words[0])
     elif option == "-dconf":
         os.unlink(path_of(own))
+        take_configuration()
     else:
         raise SystemExit(f"what is {option}?")
     return ""

@@ -3,10 +3,12 @@
 """Play `scontrol show` and `slurmd -G` from files that a real Slurm printed.
 
 The files lie in the folder `state` beside `bin` and `sbin`: `config`, `node`, `gres` or
-`gres.<node>`; where there is a `down`, slurmctld does not answer.
+`gres.<node>`; where there is a `down`, slurmctld does not answer, and where there is an
+`elsewhere` it goes by another slurm.conf. `reconfigure` puts the keys of slurm.conf in force.
 """
 
 import os
+import re
 import sys
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -21,8 +23,26 @@ def scontrol(arguments: list[str]) -> int:
     if os.path.exists(f"{HERE}/state/down"):
         print("slurm_load_ctl_conf error: Unable to contact slurm controller", file=sys.stderr)
         return 1
-    print(read("config" if arguments[1] == "config" else "node"), end="")
+    if arguments == ["reconfigure"]:
+        reconfigure()
+    else:
+        print(read("config" if arguments[1] == "config" else "node"), end="")
     return 0
+
+
+def reconfigure() -> None:
+    if os.path.exists(f"{HERE}/state/elsewhere"):
+        return
+    with open(os.environ["SLURM_CONF"], encoding="utf-8") as file:
+        given = dict(line.strip().split("=", 1) for line in file if re.match(r"\w+=\S*\s*$", line))
+    lines = read("config").splitlines(keepends=True)
+    keys = ("Prolog", "TaskProlog", "Epilog", "PrologFlags", "RequeueExit")
+    for number, line in enumerate(lines):
+        key = line.partition("=")[0].strip()
+        if key in keys:
+            lines[number] = f"{key} = {given.get(key, '(null)')}\n"
+    with open(f"{HERE}/state/config", "w", encoding="utf-8") as file:
+        file.writelines(lines)
 
 
 def slurmd(arguments: list[str]) -> int:

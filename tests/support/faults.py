@@ -6,9 +6,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from typing import Any, Never
+from typing import Any
 
 import pytest
+from typing_extensions import Never
 
 
 def raising(fault: BaseException | type[BaseException]) -> Callable[..., Never]:

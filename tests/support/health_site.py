@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from gpulock.daemon.health.policy import HealthPolicy
+from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.node.sample import SAMPLE_LINE
@@ -30,19 +31,32 @@ class Ward(Box):
         super().__init__(root, gpus, EXPORTER_DIR=str(self.exporter), **{**defaults, **keys})
         self.module = root / "sys/module/nvidia"
         self.module.mkdir(parents=True)
-        self.now: float = clock_boottime()
+        # whole seconds: the sum of two rounds is then two rounds, with no rounding
+        self.now: float = clock_boottime() // 1
         self.boot = BOOT
         self.facts: dict[int, str] = {}
+        self.lost: dict[int, str] = {}  # why a GPU does not answer
         self.journal = HeardJournal()
         self.start()
 
     def start(self) -> None:
         """Restart gpulockd."""
         self.health = HealthPolicy(self.journal, lambda: self.now)
+        self.suspects = SuspectWriter(self.journal, lambda: self.now)
 
     def tell(self, number: int, *pairs: str) -> None:
         """Let the exporter tell this of a GPU from now on."""
         self.facts[number] = " ".join(pairs)
+
+    def lose(self, number: int, why: str = "GPU is lost") -> None:
+        """Let the driver list a GPU and not answer for it: its values stay what they were."""
+        self.lost[number] = why
+        self.facts[number] = f"looked={self.now} {self.facts.get(number, '')}"
+
+    def find(self, number: int) -> None:
+        """Let a GPU answer again."""
+        del self.lost[number]
+        self.facts[number] = ""
 
     def sample(self, *lines: str, ago: float = 0.0) -> None:
         """Let the exporter write how things stand."""
@@ -51,7 +65,8 @@ class Ward(Box):
         cards = [
             " ".join([f"device {bus(n)}", *told(at, facts)]) for n, facts in self.facts.items()
         ]
-        (self.exporter / "sample").write_text("\n".join([*head, *cards, *lines]) + "\n")
+        lost = [f"lost {bus(n)} {at} {why}" for n, why in self.lost.items()]
+        (self.exporter / "sample").write_text("\n".join([*head, *cards, *lost, *lines]) + "\n")
 
     def round(self, times: int = 1, *, sampled: bool = True) -> None:
         """Let so many rounds pass, each with a fresh sample."""
@@ -62,6 +77,7 @@ class Ward(Box):
             node = self.node()
             report = reconcile_locks(node, judge_of(node), soon())
             self.health.run(node, report, self.now)
+            self.suspects.run(node, report, self.now)
 
     def reboot(self) -> None:
         """Boot the machine: LOCK_DIR is empty, and the exporter counts from nothing."""

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.install import versions
+from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor import sge as doctor_sge
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
-from gpulock.install.sge import install
+from gpulock.install.sge import site
 from gpulock.install.sge.install import SgeOptions
-from gpulock.install.sge.site import Execd
 from gpulock.simulate.node import write_simulated_node
 
 RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
@@ -98,8 +98,10 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     (common / "bootstrap").write_text("admin_user              sgeadmin\n")
     spool = folder / "spool/node1"
     spool.mkdir(parents=True)
-    execd = Execd(os.getpid(), {"SGE_ROOT": str(folder / "root")}, programs / "sge_execd", spool)
-    for module in (install, doctor_sge):
+    env = {"SGE_ROOT": str(folder / "root")}
+    program = programs / "sge_execd"
+    execd = SchedulerDaemon(os.getpid(), 1, os.geteuid(), program, spool, (), env)
+    for module in (site, doctor_sge):
         patch.setattr(module, "find_execds", lambda: [execd])
     patch.setattr(versions, "self_test_sge_hooks", ignore)  # ten processes; has its own test
     config = folder / "etc/gpulock.conf"

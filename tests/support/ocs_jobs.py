@@ -10,9 +10,11 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.pairs import zip_equal
+
 DATA = Path(__file__).parent / "data/ocs-9.1.5"
 REAL = {int(path.stem): path.read_bytes() for path in sorted(DATA.glob("*.job"))}
-CODES = {**dict(zip("DUBSLORH6", (2, 3, 6, 8, 9, 10, 11, 12, 13), strict=True))}
+CODES = {**dict(zip_equal("DUBSLORH6", (2, 3, 6, 8, 9, 10, 11, 12, 13)))}
 NO, YES, JOB, HOST = range(4)  # CE_consumable
 GLOBAL, MASTER, SLAVE = range(3)  # JRS_scope
 BOUND, OBJECT = 2, 8  # status of an element
@@ -69,7 +71,7 @@ class Packer:
     def value(self, letter: str, value: object) -> bytes:
         """Pack a value, an empty one for None."""
         if letter in "SH":
-            return string(value) if isinstance(value, str | bytes) else string("")
+            return string(value) if isinstance(value, (str, bytes)) else string("")
         if letter == "D":
             return struct.pack(">d", value or 0)
         if letter == "6":

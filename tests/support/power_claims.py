@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.release import release_locks
 from gpulock.sge import epilog, prolog
 from gpulock.store import adoption_state, claim_records
@@ -52,7 +53,7 @@ def claim(powered: PoweredNode, count: int) -> Owner:
     powered.box.proc.add(PID, "python", uids=(os.geteuid(),) * 4)
     node = powered.node()
     own = make_process_owner(node, PID, "alice")
-    grant = claim_for_process(node, own, count, (), soon())
+    grant = claim_for_process(node, own, ClaimRequest(count), soon())
     powered.made.add(grant.owner.token)
     return grant.owner
 

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Union
 
 import pytest
 
@@ -47,8 +47,8 @@ class Told(NamedTuple):
     what: str
 
 
-Event = Names | Data | Sync | Told
-Tree = dict[str, tuple[int, bytes] | None]  # by path: mode and content, or None for a folder
+Event = Union[Names, Data, Sync, Told]
+Tree = dict[str, Optional[tuple[int, bytes]]]  # by path: mode and content, or None for a folder
 
 
 class Log:

@@ -24,6 +24,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from tests.support.pairs import zip_equal
 from tests.support.power_log import Data, Event, Log, Names, Sync, Told, Tree
 
 SECTOR, PAGE = 512, 4096  # bytes
@@ -194,7 +195,7 @@ def combinations(
     """Yield contents for all files; the first of each list is the whole, the second the base."""
     if math.prod(map(len, files.values())) <= effort.product:
         for chosen in itertools.product(*files.values()):
-            yield dict(zip(files, chosen, strict=True))
+            yield dict(zip_equal(files, chosen))
         return
     for kind in range(max(map(len, files.values()), default=1)):
         yield {inode: some[min(kind, len(some) - 1)] for inode, some in files.items()}

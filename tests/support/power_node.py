@@ -12,7 +12,7 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.daemon.history.files import (
     FOLDER,

@@ -11,16 +11,16 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Unpack
 
 import pytest
+from typing_extensions import Unpack
 
 from gpulock import deadline
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.slurm import epilog, note, prolog, task
+from gpulock.slurm import epilog, note, prolog, request, task
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.note import TaskNote
 from gpulock.store.locks import Lock
@@ -365,3 +365,8 @@ class Failing:
             return real(*arguments, **more)
 
         patch.setattr(os, name, call)
+
+
+def gres_count(text: str, names: tuple[str, ...]) -> int:
+    """Return how many devices a request asks for; raise Refusal."""
+    return sum(number for _, number in request.parse_gres_request(text, names))

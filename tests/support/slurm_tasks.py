@@ -18,6 +18,7 @@ NAMES = (
     "GPULOCK_DEVICES",
     "GPU_DEVICE_ORDINAL",
     "GPULOCK_CDI",
+    "GPULOCK_SHARE",
 )
 
 

@@ -11,7 +11,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict
+
+from typing_extensions import Unpack
 
 from gpulock.alloc.liveness import Judge, process_verdict
 from gpulock.alloc.process_scan import ProcessScan

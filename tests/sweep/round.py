@@ -18,7 +18,7 @@ from gpulock.daemon.reconcile.driver import DaemonNode  # noqa: E402
 from gpulock.daemon.rounds import Rounds  # noqa: E402
 from gpulock.deadline import clock_boottime  # noqa: E402
 from gpulock.errors import Refusal  # noqa: E402
-from gpulock.node.settings import read_settings  # noqa: E402
+from gpulock.node.settings_file import read_settings  # noqa: E402
 
 DONE, REFUSED, NODE_BROKEN = 0, 1, 3
 

@@ -85,7 +85,7 @@ class SlurmPlay(Play):
         """Return what a task must learn about the job's devices, which must be whole."""
         positions = [p for p in self.mine.positions.split(",") if p]
         indexes = self.holds_whole(len(positions))
-        seen = [i for p, i in zip(positions, indexes, strict=False) if p in self.sees.split(",")]
+        seen = [i for p, i in zip(positions, indexes) if p in self.sees.split(",")]
         uuids = ",".join([d.uuid for d in self.stage.node.devices() if str(d.index) in seen])
         pairs = {
             MASK: self.env.get(MASK, "") if self.mine.is_masked else ",".join(seen),

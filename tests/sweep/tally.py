@@ -47,7 +47,7 @@ class Tally:
             found.append(
                 f"  {case:30} {kind:7} {tried:5} of {there:5} points tried, {missed} not reached"
             )
-        found.append(f"  in all {self.tried.total()} of {self.there.total()} points")
+        found.append(f"  in all {sum(self.tried.values())} of {sum(self.there.values())} points")
         found += [f"  left behind {count:4} x {what}" for what, count in self.leftovers.items()]
         return found
 

@@ -42,7 +42,7 @@ KINDS = (KILL, *ERRORS)
 _CALL = re.compile(r"^(\d+) +(\w+)\(")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Point:
     """The `number`-th call of `name` since exec, to be failed by `kind`; `text` is strace's."""
 

@@ -5,10 +5,35 @@ from __future__ import annotations
 
 import os
 
-from gpulock.store import atomic
+from gpulock.errors import Refusal
+from gpulock.node.context import Node
+from gpulock.store import atomic, quarantine
+from gpulock.workstation.process_claims import ensure_node_dirs
 from tests.world.actors import Play
 from tests.world.processes import Process
-from tests.world.site import Site
+from tests.world.site import NAME, Site
+
+
+def quarantined(device: str) -> Play:
+    """Return an administrator who takes a device out of service, at any time."""
+
+    def play(site: Site) -> None:
+        kernel = site.kernel
+        kernel.wait(lambda: os.path.isdir(f"{site.lock_dir}/locks"), "LOCK_DIR")
+
+        def main() -> int:
+            folder, node = quarantine.QUARANTINE, Node(site.settings, NAME)
+            try:
+                ensure_node_dirs(node)
+            except Refusal as refusal:
+                site.log.append(str(refusal))
+                return 1
+            quarantine.write_device_note(site.state_dir, folder, device, "root", "its fan died")
+            return 0
+
+        kernel.program(kernel.tree.spawn("gpulock"), main)
+
+    return play
 
 
 def straggler() -> Play:

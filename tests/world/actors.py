@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.process_owner import RUN
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.history.files import HistoryWriter
@@ -16,7 +17,8 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import card_bus_id
+from gpulock.node.devices import SHARE, card_bus_id
+from gpulock.node.kinds import CARD
 from gpulock.sge import epilog as sge_epilog
 from gpulock.sge import prolog as sge_prolog
 from gpulock.slurm import epilog as slurm_epilog
@@ -69,25 +71,31 @@ def uses(site: Site, mine: Held, process: Process, calls: int = 2) -> None:
 
 
 def sge_job(
-    number: int = 11, count: int = 1, lingers: bool = False, runs: int = 1, pid: int = 0
+    number: int = 11,
+    count: int = 1,
+    lingers: bool = False,
+    runs: int = 1,
+    pid: int = 0,
+    asks: str = "gpu",
 ) -> Play:
     """Return a job of Grid Engine: prolog, process, epilog, each run under a shepherd of its own.
 
-    With `lingers` a child of its process outlives it, until `straggler` ends it.
+    With `lingers` a child of its process outlives it, until `straggler` ends it. `asks` are the
+    complexes that it asks for, so many of each.
     """
 
     def play(site: Site) -> None:
         for _ in range(runs):
-            sge_run(site, number, count, lingers, pid)
+            sge_run(site, number, count, lingers, pid, asks)
 
     return play
 
 
-def sge_run(site: Site, number: int, count: int, lingers: bool, pid: int) -> None:
+def sge_run(site: Site, number: int, count: int, lingers: bool, pid: int, asks: str) -> None:
     """Play one run of a Grid Engine job."""
     kernel, tree = site.kernel, site.kernel.tree
     kernel.step("execd starts", f"job {number}")
-    job = site.spooled(number, count)
+    job = site.spooled(number, count, asks=asks)
     tree = kernel.tree
     shepherd = tree.spawn(
         "sge_shepherd", pid, ppid=site.execd.pid, uids=(0, 104, 0, 104), cwd=job.folder
@@ -105,9 +113,13 @@ def sge_run(site: Site, number: int, count: int, lingers: bool, pid: int) -> Non
         devices = site.devices_of(mask.partition("=")[2])
         kept = (job.folder / "gpulock").read_text()
         token = kept.partition("\ntoken=")[2].partition("\n")[0]
+        locked = frozenset(kept.partition("\ndevices=")[2].partition("\n")[0].split(","))
+        if frozenset(name.partition(SHARE)[0] for name in locked) != devices:
+            raise Violation(f"job {number} sees {devices}, and has {locked}")
+        devices = locked
         about = {"ppid": shepherd.pid, "uids": (USER,) * 4, "groups": (65400 + number,)}
         process = tree.spawn("job", **about, fds=site.opened(devices))  # type: ignore[arg-type]
-        mine = site.begin(f"job {number}", token, devices)
+        mine = site.begin(f"job {number}", token, devices, " ".join([asks] * count))
         mine.processes, mine.keeper = [process], shepherd
         uses(site, mine, process)
         if lingers:
@@ -237,11 +249,20 @@ def slurm_task(
     tree.end(process)
 
 
-def run_claim(count: int = 1, comment: str = RUN, stays: bool = False, found: bool = True) -> Play:
+def run_claim(
+    count: int = 1,
+    comment: str = RUN,
+    stays: bool = False,
+    found: bool = True,
+    share: bool = False,
+    kind: str = "",
+) -> Play:
     """Return `gpulock run`, or with another comment `gpulock claim` for a shell that stays.
 
-    Of a command that is not `found` the claim is given back at once.
+    Of a command that is not `found` the claim is given back at once. With `share` it asks for
+    places on a card, with `kind` for devices of that kind.
     """
+    kinds = ((kind, count),) if kind else ()
 
     def play(site: Site) -> None:
         kernel, tree = site.kernel, site.kernel.tree
@@ -252,7 +273,9 @@ def run_claim(count: int = 1, comment: str = RUN, stays: bool = False, found: bo
             try:
                 process_claims.ensure_node_dirs(node)
                 owner = process_claims.make_process_owner(node, process.pid, "alice", comment)
-                grant = process_claims.claim_for_process(node, owner, count, (), Deadline(30.0))
+                grant = process_claims.claim_for_process(
+                    node, owner, ClaimRequest(count, share=share, kinds=kinds), Deadline(30.0)
+                )
             except (Refusal, OSError) as refusal:
                 site.log.append(str(refusal))
                 return 1
@@ -265,7 +288,8 @@ def run_claim(count: int = 1, comment: str = RUN, stays: bool = False, found: bo
                     site.log.append(str(refusal))
                 return 127
             process.fds = {n: str(path) for n, path in site.opened(site.granted(grant)).items()}
-            mine = site.begin(f"run {process.pid}", grant.owner.token, site.granted(grant))
+            asked = " ".join([kind or ("share" if share else CARD)] * count)
+            mine = site.begin(f"run {process.pid}", grant.owner.token, site.granted(grant), asked)
             mine.processes = [process]
             uses(site, mine, process)
             if stays:

@@ -237,6 +237,24 @@ class Machine(Kernel):
 
         return call
 
+    def _pidfd_open(self, pid: int, flags: int = 0) -> int:
+        """Return a descriptor of a process, which is gone at once when it is killed."""
+        del flags
+        self.step("pidfd_open", f"{PROC}/{pid}")
+        if pid not in self.tree.by_pid:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        self._last += 1
+        return self._opened(self._last, f"{PROC}/{pid}")
+
+    def _killpg(self, group: int, signal: int) -> None:
+        """Kill a group of processes: a session has one here."""
+        self.step("killpg", f"{group} {signal}")
+        mine = [one for one in self.tree.by_pid.values() if one.session == group]
+        if not mine:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        for process in mine:
+            self.kill(process)
+
     def _make_os(self) -> types.ModuleType:
         made = types.ModuleType("os")
         vars(made).update(vars(os))
@@ -266,6 +284,8 @@ class Machine(Kernel):
             "fdopen": self._fdopen,
             "urandom": urandom,
             "makedirs": makedirs,
+            "pidfd_open": self._pidfd_open,
+            "killpg": self._killpg,
             "geteuid": nobody_else,
             "umask": usual_mask,
         }

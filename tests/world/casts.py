@@ -9,6 +9,7 @@ from tests.world.accidents import (
     disk_full,
     lock_dir_lost,
     pid_is_reused,
+    quarantined,
     reboot,
     shepherd_dies,
     straggler,
@@ -28,6 +29,8 @@ from tests.world.kernel import FREEZE, KILL
 # Where nothing else is chosen, the first that can goes on: an accident, gpulockd, then another job.
 SGE = sge_job(11, 1)
 SHARD = slurm_job(21, 1, shard=True)
+SHARE = run_claim(1, share=True)
+SGE_SHARE = sge_job(31, 1, asks="gpu_share")
 CASTS: dict[str, Cast] = {
     "two_jobs": Cast(one=SGE, two=sge_job(12, 2)),
     "straggler": Cast(
@@ -57,6 +60,31 @@ CASTS: dict[str, Cast] = {
     "release_by_user": Cast(
         one=run_claim(1, "shell", True), user=user_release(), d=gpulockd(1), two=run_claim(2)
     ),
+    "shares": Cast(one=SHARE, two=SHARE, three=SHARE, d=gpulockd(2)),
+    "shares_and_cards": Cast(
+        one=SHARE, two=sge_job(11, 2), d=gpulockd(2), three=SHARE, root=reap()
+    ),
+    "sge_shares": Cast(
+        one=SGE_SHARE,
+        two=sge_job(32, 2, asks="gpu_share"),
+        d=gpulockd(2),
+        three=sge_job(33, 1, lingers=True, asks="gpu_share"),
+        end=straggler(),
+    ),
+    "sge_shares_and_cards": Cast(
+        one=sge_job(31, 1, runs=2, asks="gpu_share"),
+        end=shepherd_dies(),
+        d=gpulockd(2),
+        two=SHARE,
+        whole=sge_job(12, 2),
+    ),
+    "shares_die": Cast(
+        one=SHARE, end=shepherd_dies("gpulock"), two=run_claim(2, share=True), d=gpulockd(2)
+    ),
+    "shares_and_a_reboot": Cast(one=SHARE, two=SHARE, power=reboot(), d=gpulockd(2)),
+    "shares_and_a_quarantine": Cast(
+        one=SHARE, root=quarantined(bus(1)), two=SHARE, d=gpulockd(1), whole=sge_job(11, 1)
+    ),
     "clock_is_set": Cast(one=SGE, root=clock_is_set(-5000.0), d=gpulockd(2), two=run_claim(1)),
     "state_is_full": Cast(one=SGE, disk=disk_full("state"), d=gpulockd(2), two=run_claim(1)),
     "lock_dir_is_full": Cast(one=slurm_job(21, 1), disk=disk_full("run"), d=gpulockd(2), two=SGE),
@@ -82,6 +110,10 @@ LOST: dict[str, Cast] = {
         two=slurm_job(22, 1, shard=True),
         d=gpulockd(2),
     ),
+    "shares": Cast(one=SHARE, root=lock_dir_lost(), two=SHARE, d=gpulockd(2)),
+    "a_place": Cast(
+        one=SHARE, root=lock_dir_lost(f"/locks/{bus(1)}.share1"), two=SHARE, d=gpulockd(2)
+    ),
     "locks_and_reap": Cast(
         one=run_claim(2), root=lock_dir_lost("/locks"), two=reap(), d=sge_job(12, 1)
     ),
@@ -95,6 +127,9 @@ PAIRS: dict[str, Cast] = {
     "slurm_jobs": Cast(one=slurm_job(21, 1), two=slurm_job(22, 1)),
     "slurm_shards": Cast(one=SHARD, two=slurm_job(22, 1, shard=True)),
     "slurm_shard_and_card": Cast(one=SHARD, two=slurm_job(22, 1)),
+    "shares": Cast(one=SHARE, two=SHARE),
+    "share_and_cards": Cast(one=SHARE, two=sge_job(11, 2)),
+    "sge_share_and_card": Cast(one=SGE_SHARE, two=sge_job(12, 2)),
     "job_and_gpulockd": Cast(one=sge_job(11, 1), two=gpulockd(1)),
     "slurm_job_and_reap": Cast(one=slurm_job(21, 1), two=reap()),
     "command_and_gpulockd": Cast(one=run_claim(1), two=gpulockd(1)),
@@ -124,6 +159,16 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("slurm_shards_and_a_card", "whole", KILL),
     ("commands", "one", KILL),
     ("commands", "two", FREEZE),
+    ("shares", "one", KILL),
+    ("shares", "two", FREEZE),
+    ("shares_and_cards", "one", KILL),
+    ("shares_and_cards", "two", FREEZE),
+    ("sge_shares", "one", KILL),
+    ("sge_shares", "two", FREEZE),
+    ("sge_shares_and_cards", "one", "end"),
+    ("shares_die", "two", "end"),
+    ("shares_and_a_reboot", "two", "power"),
+    ("shares_and_a_quarantine", "two", "root"),
     ("command_not_found", "one", KILL),
     ("command_not_found", "one", FREEZE),
     ("release_by_user", "user", KILL),

@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from typing import Unpack
+
+from typing_extensions import Unpack
 
 from tests.support.trees import HOST_NS, About, stat_line, status_text
 

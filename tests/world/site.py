@@ -19,7 +19,7 @@ from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
+from gpulock.node.devices import SHARE, Device, card_bus_id, lock_ids_overlap
 from gpulock.node.settings import Settings
 from gpulock.simulate import execd
 from gpulock.simulate.execd import SimulatedJob, SpooledJob
@@ -32,6 +32,7 @@ from tests.world.processes import PROC, Process
 
 NAME = os.uname().nodename
 USER = 1000
+PLACES = 2  # on the last card
 DAEMONS = ("systemd", "slurmd", "sge_execd")
 
 
@@ -91,10 +92,13 @@ class Site:
                 "DEV_ROOT": f"{root}/dev",
                 "EXPORTER_DIR": f"{root}/exporter",
                 "SLURM_SHARDS": "share",
+                "SHARES": f"{count - 1}:{PLACES}",
+                "SGE_COMPLEXES": "gpu gpu_share=share",
                 **keys,
             }
         )
-        self.jobs: dict[int, tuple[int, SpooledJob]] = {}
+        self.uuids = {f"GPU-{number:08d}-aaaa": bus(number) for number in range(count)}
+        self.jobs: dict[int, tuple[tuple[int, str], SpooledJob]] = {}
         self.environments: dict[int, bytes] = {}
         self.kernel = Machine(
             (self.lock_dir, self.state_dir, f"{self.spool}/active"),
@@ -148,23 +152,26 @@ class Site:
         node = WorldNode(self.settings, NAME)
         return Rounds(node, self.journal, [HistoryWriter(self.journal.said.append)])
 
-    def spooled(self, number: int, count: int, uid: int = USER) -> SpooledJob:
-        """Return the spool of a Grid Engine job that asks for so many GPUs, as execd leaves it."""
-        asked, found = self.jobs.get(number, (0, None))
-        if found is None or asked != count:
+    def spooled(self, number: int, count: int, asks: str = "gpu") -> SpooledJob:
+        """Return the spool of a Grid Engine job as execd leaves it.
+
+        The job asks for so many of each complex in `asks`.
+        """
+        asked, found = self.jobs.get(number, ((0, ""), None))
+        if found is None or asked != (count, asks):
             job = SimulatedJob(
                 number,
                 ("/bin/true",),
-                uid=uid,
+                uid=USER,
                 owner="alice",
                 add_grp_id=65400 + number,
-                resources=(gpus(count),),
+                resources=tuple(gpus(count, name) for name in asks.split()),
             )
             if found is not None:
                 found.job_file.unlink()
                 shutil.rmtree(found.folder)
             found = execd.spool_job(self.root, job)
-            self.jobs[number] = count, found
+            self.jobs[number] = (count, asks), found
             self.environments[number] = (found.folder / "environment").read_bytes()
         for file in os.listdir(found.folder):
             if file not in ("config", "pe_hostfile"):
@@ -187,13 +194,21 @@ class Site:
             return ""
         return text.partition("\ntoken=")[2].partition("\n")[0]
 
-    def begin(self, who: str, token: str, devices: frozenset[str]) -> Held:
-        """Let a job start with a grant: from now on it is an owner. Raises Violation."""
+    def begin(self, who: str, token: str, devices: frozenset[str], asks: str = "") -> Held:
+        """Let a job start with a grant: from now on it is an owner. Raises Violation.
+
+        `asks` has a word for each device, the complex or the kind that it asked for.
+        """
+        del asks
         mine = Held(who, token, devices)
         for other in self.held:
             both = {a for a in other.devices for b in devices if lock_ids_overlap(a, b)}
             if other.alive() and both:
                 raise Violation(f"{', '.join(sorted(both))}: {other.who} has it, and now {who}")
+        last = f"{bus(self.count - 1)}{SHARE}"
+        taken = [*devices, *[name for one in self.held if one.alive() for name in one.devices]]
+        if len([name for name in taken if name.startswith(last)]) > PLACES:
+            raise Violation(f"a card of {PLACES} places has {' '.join(sorted(taken))}")
         self.held.append(mine)
         self.check()
         return mine
@@ -254,8 +269,9 @@ class Site:
     # --- devices --------------------------------------------------------------------------------
 
     def devices_of(self, mask: str) -> frozenset[str]:
-        """Return the devices that a mask names, by index."""
-        return frozenset(bus(int(part)) for part in mask.split(",") if part.isdigit())
+        """Return the devices that a mask names, by index or UUID."""
+        words = [part for part in mask.split(",") if part]
+        return frozenset(self.uuids[one] if one in self.uuids else bus(int(one)) for one in words)
 
     def opened(self, devices: frozenset[str]) -> dict[int, Path]:
         """Return what a process has open that uses these devices."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.world.budget import AT_CALLS, seeds, shuffled, some
+from tests.world.budget import AT_CALLS, shuffled, some
 from tests.world.casts import CASTS, LOST, LOST_POINTS, POINTS
 from tests.world.choosers import Planned
 from tests.world.explore import Explorer
+from tests.world.play import sample_schedules
 from tests.world.site import Site
 
 
 @pytest.mark.parametrize("name", LOST)
 def test_locks_that_are_lost_at_random_are_put_back(site: Site, name: str) -> None:
-    explorer = Explorer(site, LOST[name])
-    for seed in seeds(1 / len(CASTS)):
-        explorer.sample(seed)
+    sample_schedules(site, LOST[name], 1 / len(CASTS))
 
 
 @pytest.mark.parametrize(("name", "actor", "what"), LOST_POINTS)

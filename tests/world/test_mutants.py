@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpulock.alloc import availability, reaper
+from gpulock.alloc import availability, reaper, shares
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import DIED, Reaper, ReapOutcome
 from gpulock.daemon.history import files
@@ -19,11 +19,10 @@ from gpulock.store.locks import Lock, LockStore
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.world.casts import CASTS
 from tests.world.choosers import Planned
-from tests.world.counts import SCHEDULES
 from tests.world.explore import Explorer, WorldError
+from tests.world.play import MOST, find_planted_fault
 from tests.world.site import Site
 
-MOST = 300  # schedules
 Plant = Callable[[pytest.MonkeyPatch, Site], None]
 
 
@@ -141,6 +140,19 @@ def card_is_granted_beside_its_shares(patch: pytest.MonkeyPatch, site: Site) -> 
     patch.setattr(devices, "lock_ids_overlap", same)
 
 
+def places_are_not_counted(patch: pytest.MonkeyPatch, site: Site) -> None:
+    def all_of_them(card: str, places: int, held: dict[str, Lock], uid: int | None = None) -> int:
+        del card, held, uid
+        return places
+
+    del site
+    patch.setattr(shares, "count_free_places", all_of_them)
+
+
+def share_joins_a_card_of_a_whole_job(patch: pytest.MonkeyPatch, site: Site) -> None:
+    share_joins_a_card_that_is_held(patch, site)
+
+
 MUTANTS: tuple[tuple[Plant, str], ...] = (
     (gate_is_not_locked, "commands"),
     (lock_is_taken_where_it_is, "two_jobs"),
@@ -153,6 +165,8 @@ MUTANTS: tuple[tuple[Plant, str], ...] = (
     (living_owner_counts_as_ended, "straggler"),
     (share_joins_a_card_that_is_held, "slurm_shards_and_a_card"),
     (card_is_granted_beside_its_shares, "slurm_shards_and_a_card"),
+    (places_are_not_counted, "sge_shares"),
+    (share_joins_a_card_of_a_whole_job, "sge_shares_and_cards"),
 )
 
 
@@ -162,12 +176,7 @@ def test_a_planted_fault_is_found(
     site: Site, monkeypatch: pytest.MonkeyPatch, plant: Plant, name: str
 ) -> None:
     plant(monkeypatch, site)
-    explorer = Explorer(site, CASTS[name])
-    for seed in range(1, MOST):
-        if explorer.play(explorer.drawn(seed)[0], seed):
-            SCHEDULES["of planted faults"] += seed
-            return
-    pytest.fail(f"{plant.__name__} was not found in {MOST} schedules")
+    find_planted_fault(site, CASTS[name])
 
 
 @pytest.mark.slow

@@ -11,27 +11,24 @@ import random
 
 import pytest
 
-from tests.world.budget import ALL, AT_CALLS, PREEMPTED, SEED, seeds, shuffled, some
+from tests.world.budget import ALL, PREEMPTED, SEED, some
 from tests.world.casts import CASTS, PAIRS, POINTS
 from tests.world.choosers import Planned
 from tests.world.explore import Explorer
+from tests.world.play import check_each_call, sample_schedules
 from tests.world.site import Site
 
 
 @pytest.mark.parametrize("name", CASTS)
 def test_random_schedules_keep_every_promise(site: Site, name: str) -> None:
-    explorer = Explorer(site, CASTS[name])
-    for seed in seeds(1 / len(CASTS)):
-        explorer.sample(seed)
+    sample_schedules(site, CASTS[name], 1 / len(CASTS))
 
 
 @pytest.mark.parametrize(("name", "actor", "what"), POINTS)
 def test_an_accident_at_any_call_breaks_no_promise(
     site: Site, name: str, actor: str, what: str
 ) -> None:
-    explorer = Explorer(site, CASTS[name])
-    for plan in some(shuffled(explorer.each_call(actor, what)), AT_CALLS / len(POINTS)):
-        explorer.check(Planned(plan), f"at a call {what}" if what[0] == "(" else "accident")
+    check_each_call(site, CASTS[name], actor, what, 1 / len(POINTS))
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan

@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from gpulock.cli import command_group
 from gpulock.deadline import Deadline
@@ -28,6 +27,7 @@ from gpulock.slurm.epilog import slurm_output_path
 from tests.support.cli_site import until
 from tests.support.history_site import Ended, public_place
 from tests.support.jobs import Site, child_of, gpus
+from tests.support.runner import command_runner
 
 NOBODY = 65534
 ROOT = os.geteuid() == 0
@@ -40,7 +40,7 @@ def site(tmp_path: Path) -> Ended:
 
 def at_end(site: Ended, *words: str) -> str:
     """Return what the hidden command prints."""
-    done = CliRunner().invoke(
+    done = command_runner().invoke(
         command_group, ["--config", site.config(), "report", "--tokens", "feed", *words]
     )
     assert done.exit_code == 0, done.output

@@ -83,8 +83,12 @@ def test_each_variable_has_its_twins_for_containers() -> None:
 
 def test_every_name_that_may_be_set_is_dropped_first() -> None:
     dropped = environment.grant_variable_names(("SGE_GPU",))
+    of_shares = {name for name in environment.OPTIONAL_VARIABLES if "SHARE" in name}
     for granted in ([], [card(2, "GPU-b")]):
-        assert set(variables(granted, CDI_DIR="/run/cdi")) == dropped
+        assert set(variables(granted, CDI_DIR="/run/cdi")) == dropped - of_shares
+    place = card(2, "GPU-b")
+    place.places = 4
+    assert set(variables([place], CDI_DIR="/run/cdi")) == dropped
     assert set(variables([card(2)])) < dropped
 
 

@@ -16,7 +16,7 @@ from gpulock.store.owner import Owner
 from tests.support.jobs import Site as SgeSite
 from tests.support.jobs import child_of, gpus
 from tests.support.slurm_site import RUN, UID, Site, slurm_record
-from tests.support.trees import bus
+from tests.support.trees import bus, soon
 
 
 @pytest.fixture
@@ -241,5 +241,5 @@ def test_a_job_of_grid_engines_is_told_as_well(
 )
 def test_a_job_is_named_as_people_do(site: Site, changes: dict[str, object], job: str) -> None:
     record: Owner = slurm_record(**changes)
-    job_map.write_job_map(site.node().settings, record, site.node().devices()[:1])
+    job_map.write_job_map(site.node(), record, site.node().devices()[:1], soon())
     assert dcgm(site) == {"0": f"{job}\n"}

@@ -18,6 +18,8 @@ from tests.support.power_log import Log, Names, Sync
 from tests.support.power_model import QUICK, WHOLE, Effort, check_remainders
 from tests.sweep.tally import TALLY
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[[Path, bool], Case]
 TMPFS, DISK = False, True  # where LOCK_DIR is
 BOTH: list[Make] = [
@@ -34,7 +36,6 @@ CASES = [
     *[(make, place) for make in BOTH for place in (TMPFS, DISK)],
     *[(make, TMPFS) for make in STATE_DIR_ALONE],
 ]
-AT_ONCE = [claims.first_claim, writes.remembered]  # the others are for `make slow`
 SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 FEWEST = 4  # remainders of the smallest case
 
@@ -47,14 +48,7 @@ def case_name(value: object) -> str:
 @pytest.mark.parametrize(
     "effort", [pytest.param(QUICK, id="quick"), pytest.param(WHOLE, id="whole", marks=SOAK)]
 )
-@pytest.mark.parametrize(
-    ("make", "kept"),
-    [
-        pytest.param(make, kept, marks=() if make in AT_ONCE and not kept else pytest.mark.slow)
-        for make, kept in CASES
-    ],
-    ids=case_name,
-)
+@pytest.mark.parametrize(("make", "kept"), CASES, ids=case_name)
 def test_whatever_a_power_cut_leaves_the_node_comes_up_right(
     tmp_path: Path, make: Make, kept: bool, effort: Effort
 ) -> None:

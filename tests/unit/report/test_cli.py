@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.cli.history.history import parse_time
@@ -27,6 +27,7 @@ from gpulock.report.scan import ClaimQuery, HistoryFaults
 from gpulock.report.sources import select_trusted_claims
 from tests.support.cli_site import PROGRAM, ROOT
 from tests.support.history_site import GIB, Ended, public_place
+from tests.support.runner import command_runner
 from tests.support.trees import bus
 from tests.unit.report.test_report import card, record
 
@@ -38,7 +39,7 @@ class Desk(Ended):
 
     def call(self, *words: str) -> Result:
         """Run a command."""
-        return CliRunner().invoke(command_group, ["--config", self.config(), *words])
+        return command_runner().invoke(command_group, ["--config", self.config(), *words])
 
     def text(self, *words: str) -> str:
         """Return what a command that succeeds says."""
@@ -123,8 +124,8 @@ def test_a_process_is_no_job_of_its_number(desk: Desk) -> None:
 @pytest.mark.parametrize("words", [["12"], ["gpu", "0"], ["x y"], ["12", "--json"]])
 def test_a_job_that_nobody_knows_is_refused_in_a_line(desk: Desk, words: list[str]) -> None:
     done = desk.call("report", *words)
-    assert (done.exit_code, len(done.output.splitlines())) == (1, 1)
-    assert done.output.startswith("gpulock: report:")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("gpulock: report:")
 
 
 def test_no_job_at_all_is_a_wrong_call(desk: Desk) -> None:
@@ -237,6 +238,7 @@ def flooded(shared: Path, *names: str) -> None:
             os.chown(shared / name, NOBODY, -1)
 
 
+@pytest.mark.slow
 def test_a_job_is_not_hidden_by_files_of_its_number(desk: Desk, shared: Path) -> None:
     flooded(shared, *[f"12.0.{number}.json" for number in range(folder.MOST)])
     folder.write_report_file(str(shared), own())
@@ -265,7 +267,7 @@ def test_a_report_dir_that_is_gone_is_told(desk: Desk) -> None:
     desk.settings["REPORT_DIR"] = str(desk.root / "none")
     desk.past(0)
     done = desk.call("report", "12")
-    assert done.exit_code == 0 and "REPORT_DIR" in done.output
+    assert done.exit_code == 0 and "REPORT_DIR" in done.stderr
 
 
 def test_a_name_in_report_dir_cannot_leave_it(shared: Path) -> None:
@@ -296,9 +298,34 @@ def test_the_comment_of_jobstats_can_be_read_by_its_readers(desk: Desk, shared: 
     assert node["gpu_utilization"] == {"0": 25.0}
     assert node["gpu_total_memory"] == {"0": 80 * GIB}
     assert node["gpu_used_memory"] == {"0": 40 * GIB}
-    # what its readers divide by
-    assert node["total_time"] / node["cpus"] / found["total_time"] * 100 == 0
-    assert node["used_memory"] / node["total_memory"] == 0
+    hosts = {"cpus", "total_time", "total_memory", "used_memory"}
+    assert not hosts & node.keys(), "what no cgroup told is left out, not 0"
+
+
+def test_what_a_job_used_of_its_host_is_in_the_comment_as_its_readers_divide_it() -> None:
+    whole = {"cpu_seconds": 7200.0, "cpus": 4, "host_memory_peak_bytes": GIB}
+    told = record(card(0), host_memory_bytes=4 * GIB, **whole)
+    found = decoded(js1.make_jobstats_comment([parse_reported_claim(told)]))
+    node = found["nodes"]["node1"]
+    assert node["total_time"] / node["cpus"] / found["total_time"] * 100 == 50
+    assert node["used_memory"] / node["total_memory"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("known", "keys"),
+    [
+        ({"cpu_seconds": 9.0}, set[str]()),
+        ({"cpus": 4}, set[str]()),
+        ({"host_memory_peak_bytes": 9}, set[str]()),
+        ({"host_memory_bytes": 9}, set[str]()),
+        ({"cpu_seconds": 0.0, "cpus": 4}, {"cpus", "total_time"}),
+    ],
+)
+def test_a_use_without_the_size_beside_it_is_left_out_of_the_comment(
+    known: dict[str, Any], keys: set[str]
+) -> None:
+    told = parse_reported_claim(record(card(0), **known))
+    assert js1.jobstats_host(told).keys() == keys
 
 
 def test_a_short_job_and_one_that_was_not_seen_have_jobstats_own_words(desk: Desk) -> None:
@@ -481,7 +508,7 @@ def test_lines_that_are_garbage_are_counted_and_the_rest_is_told(busy: Desk) -> 
     busy.past(0, job_id="99")
     done = busy.call("history", "--since", "10d")
     assert "9 claims" in done.output
-    assert "5 lines of the history cannot be read" in done.output
+    assert "5 lines of the history cannot be read" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["cut", "fifo", "garbage"])
@@ -494,7 +521,7 @@ def test_a_damaged_file_is_told_and_the_others_are_read(busy: Desk, kind: str) -
     else:
         rotated.write_bytes(data[:-20] if kind == "cut" else b"garbage")
     done = busy.call("history")
-    assert str(rotated) in done.output
+    assert str(rotated) in done.stderr
     assert "claims" in done.output and done.exit_code == 1
 
 

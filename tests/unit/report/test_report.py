@@ -102,6 +102,16 @@ def test_a_report_says_what_each_device_did() -> None:
     assert found[-1] == "GPU 1 was never used: ask for 1."
 
 
+def test_a_report_says_what_the_job_used_of_its_host() -> None:
+    known = {"cpu_seconds": HOUR, "cpus": 4, "host_memory_peak_bytes": 3 * GIB}
+    found = text_of(claim(card(0), **known, host_memory_bytes=8 * GIB))
+    line = "Host: 01:00 of processor time on 4 CPUs, 25 % of the time held; memory peak 3 of 8 GiB"
+    assert " ".join(found).count(line) == 1
+    found = text_of(claim(card(0), host_memory_peak_bytes=3 * GIB))
+    assert "Host: memory peak 3 GiB" in found
+    assert not any(words.startswith("Host") for words in text_of(claim(card(0))))
+
+
 def test_what_was_not_observed_is_neither_busy_nor_idle() -> None:
     found = text_of(claim(card(0, observed_seconds=0, busy_seconds=None, memory_peak_bytes=None)))
     assert found[4].split() == ["0", "not", "observed", "-", "100", "%", "-", "400.0", "Wh"]
@@ -166,6 +176,7 @@ def test_several_runs_are_told_one_after_another_and_the_advice_is_of_the_last()
     text=st.text(max_size=300),
 )
 @FEW
+@pytest.mark.slow
 def test_no_line_is_wider_than_80_columns(
     use: float, held: float, seen: float, count: int, text: str
 ) -> None:
@@ -340,6 +351,7 @@ def test_a_record_is_believed_as_far_as_it_can_be() -> None:
     assert one.shape is not None and set(one.shape.use) == {1.0, None} and len(one.shape.use) == 64
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(),

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
-from gpulock.node.settings import read_settings
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench import disturbed, table

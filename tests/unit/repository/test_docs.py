@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.states import FREE, HELD, STATES
-from gpulock.node.settings import KEYS
+from gpulock.node.setting_keys import KEYS
 from tests.layers import HOT_STANDARD
 
 ROOT = Path(__file__).resolve().parents[3]
-WIDTH, LONGEST, MOST_OF_THEM = 100, 35, 22  # columns; words of a clause, and of 95 % of them
+WIDTH, LONGEST, MOST_OF_THEM = 100, 25, 22  # columns; words of a clause, and of 95 % of them
 CITED = re.compile(r"(?<!/)((?:docs/)?facts/[\w-]+\.md)(?:, ([\w' ]+))?|(?<!/)(docs/[\w-]+\.md)")
 
 

@@ -28,6 +28,7 @@ from gpulock.job import environment
 from gpulock.node import sample
 from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc, parse_stat, parse_status
+from gpulock.node.settings import Settings, parse_settings
 from gpulock.report.folder import read_report_file
 from gpulock.report.scan import HistoryFaults, parse_history_line
 from gpulock.sge import jsv
@@ -37,10 +38,10 @@ from gpulock.sge.ocs_job import parse_ocs_job
 from gpulock.sge.qstat import SCHEMA, parse_qstat_job
 from gpulock.sge.request import count_sge_job_gpus, count_sge_job_hosts
 from gpulock.sge.spool import Spool, rewrite_env_text
+from gpulock.sge.survey import ClusterSurvey, parse_amounts
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.job_cgroup import read_cgroup_paths
 from gpulock.slurm.note import parse_task_note
-from gpulock.slurm.request import parse_gres_count
 from gpulock.slurm.scontrol import parse_squeue_row, slurm_array_task_name, slurm_job_uid
 from gpulock.slurm.share import Task
 from gpulock.slurm.steps import parse_stepd_title
@@ -57,12 +58,13 @@ from gpulock.workstation.wire import (
 )
 from tests.layers import HOT, WARM
 from tests.support.few import FEW
+from tests.support.mutations import WORDS, mixed, try_a_million
 from tests.support.ocs_jobs import DATA, REAL
+from tests.support.slurm_site import gres_count
 from tests.support.trees import BOOT, record
 
 ROOT = Path(__file__).resolve().parents[3]
 SGE = ROOT / "tests/support/data/sge-8.1.9"
-MANY = 1_000_000
 LARGE = 1 << 18  # bytes of the inputs that are timed
 Reader = Callable[[bytes, Path], object]
 SLOWEST, HUNGRIEST = 3.0, 200  # seconds of the processor, bytes of memory for each byte read
@@ -134,6 +136,14 @@ def job_environment(data: bytes, _: Path) -> None:
     assert all(len(one) <= 9998 for one in lines.split(b"\n"))
 
 
+def two_complexes(_: str) -> Settings:
+    return parse_settings("SGE_COMPLEXES=gpu card=model:h100", "conf")
+
+
+def eight_cards(_: ClusterSurvey) -> dict[str, int]:
+    return {"gpu": 8, "card": 0}
+
+
 def verifier(data: bytes, _: Path) -> None:
     """Let the verifier serve what qmaster might send."""
     source, said, real = os.memfd_create("jsv"), list[str](), jsv.JsvInput
@@ -144,6 +154,8 @@ def verifier(data: bytes, _: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsv, "JsvInput", opened)
         patch.setattr(jsv, "send_jsv_line", said.append)
+        patch.setattr(jsv, "read_jsv_settings", two_complexes)
+        patch.setattr(ClusterSurvey, "amounts", eight_cards)
         os.write(source, data)
         os.lseek(source, 0, os.SEEK_SET)
         try:
@@ -249,6 +261,7 @@ QSTAT = (
     b"<CE_doubleval>2.0</CE_doubleval><CE_consumable>1</CE_consumable>"
     b"</JB_hard_resource_list></detailed_job_info>"
 )
+AMOUNTS = b"complex_values gpu=8,\\\n c=4(a b)\nload_values x=0.5,[n=gpu=1e9],inf=inf\n"
 QHOST = (
     b"<host name='n1'><resourcevalue name='gpu.quarantined' dominance='hl'>2.0</resourcevalue>"
     b"</host>"
@@ -260,6 +273,7 @@ BOOKED = (
 SUBMISSION = (
     b"START\nPARAM N x\nPARAM CMDARG0 y\nPARAM l_hard gpu=2,h_vmem=1G\nBEGIN\n",
     b"ENV ADD A b\nQUIT\n",
+    b"START\nPARAM l_hard gpu=1,card=2\nPARAM l_soft h_vmem=1M\nBEGIN\nQUIT\n",
 )
 CGROUP = b"12:devices,cpu:/slurm/uid_1000/job_12\n0::/system.slice/slurmstepd.scope/job_12\n"
 CMDLINES = (b"slurmstepd: [12.batch]\0", b"-X\0a\0-m\0gpulock_exporter.app\0")
@@ -305,6 +319,7 @@ PARSERS = {
     ),
     "qhost -xml": Parser(of_text(parse_quarantined_counts), (), (QHOST,)),
     "qstat -g t -xml": Parser(booked_amount, (), (BOOKED,)),
+    "qconf -se": Parser(of_text(parse_amounts), (), (AMOUNTS,)),
     "verifier": Parser(verifier, (), SUBMISSION),
     "/proc/PID/stat": Parser(of_bytes(parse_stat), (ValueError,), (STAT,)),
     "/proc/PID/status": Parser(process_status, (ValueError,), (STATUS,)),
@@ -316,7 +331,7 @@ PARSERS = {
     "Prolog's environment": Parser(slurm_call, (Refusal,), (SLURM,)),
     "task's environment": Parser(slurm_task, (Refusal,), (STEP,)),
     "request of GRES": Parser(
-        of_text(lambda text: parse_gres_count(text, ("gpu",))),
+        of_text(lambda text: gres_count(text, ("gpu",))),
         (Refusal,),
         (b"gres:gpu:a100:2,gres/nvme=1",),
     ),
@@ -337,37 +352,6 @@ PARSERS = {
     ),
     "ticket": Parser(ticket_name, (ValueError,), (b"00000001.4711.99",)),
 }
-WORDS = (
-    *(b"\0", b"\n", b"=", b" ", b".", b",", b":", b"-", b'"', b"\\", b"<", b"\xff", b"\n\n", b"()"),
-    *("\u2028".encode(), "\x85".encode(), "\u00b2".encode(), "\u0967".encode(), b"\r", b"\x0c"),
-    *(
-        b"-1",
-        b"1e999",
-        b"nan",
-        b"inf",
-        b"0x7",
-        b"1_0",
-        b"9" * 20,
-        b"9" * 5000,
-        b"null",
-        b"[" * 2000,
-    ),
-    *(b"\0\0\0\1", b"\xff\xff\xff\xff", b"\nPARAM l_hard gpu=1\n", b"BEGIN\n", b"- fuse x"),
-)
-
-
-def mixed(samples: tuple[bytes, ...], rng: random.Random) -> bytes:
-    """Return a sample with some of it cut, doubled, flipped, or replaced by another's or a word."""
-    data = bytearray(rng.choice(samples))
-    for _ in range(rng.randrange(1, 7)):
-        at = rng.randrange(len(data) + 1)
-        end = min(len(data), at + rng.choice((0, 1, 4, 30, 1000)))
-        other = rng.choice(samples)
-        piece = rng.choice(
-            (b"", bytes(data[at:end]) * 2, rng.choice(WORDS), rng.randbytes(4), other[at:end])
-        )
-        data[at:end] = piece
-    return bytes(data)
 
 
 def survives(parser: Parser, data: bytes, folder: Path) -> None:
@@ -400,8 +384,8 @@ def test_any_bytes_are_a_value_or_the_documented_error(
 @pytest.mark.timeout(14_400)
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_million_inputs(name: str, tmp_path: Path) -> None:
-    for seed in range(MANY):
-        survives(PARSERS[name], mixed(PARSERS[name].samples, random.Random(seed)), tmp_path)
+    parser = PARSERS[name]
+    try_a_million(parser.samples, lambda data: survives(parser, data, tmp_path))
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
+import tomli
 
 from gpulock.install.hook_script import HOOKS, render_python_hook
 from tests.layers import HOT_ONE_OF, HOT_STANDARD, is_ours, layer_of
@@ -27,7 +27,7 @@ def imports_of(hook: str) -> str:
     return "\n".join(
         ast.unparse(node)
         for node in ast.walk(ast.parse(script))
-        if isinstance(node, ast.Import | ast.ImportFrom)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
     )
 
 
@@ -69,6 +69,7 @@ def test_a_hook_loads_nothing_outside_the_budget(hook: str) -> None:
     assert over_budget(loaded) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("planted", "found"),
     [
@@ -107,7 +108,7 @@ def test_a_hook_calls_its_main_as_that_is_defined(hook: str) -> None:
 
 
 def test_every_hook_of_the_checkout_is_the_one_script() -> None:
-    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    tools = tomli.loads((ROOT / "pyproject.toml").read_text())["tool"]
 
     assert all((ROOT / hook).resolve() == ROOT / SCRIPT for hook in HOOKS)
     assert SCRIPT in tools["pyright"]["include"]

@@ -12,6 +12,7 @@ import pytest
 
 from gpulock.store import owner
 from gpulock.store.owner import Owner
+from tests.labs.common.contention import replay
 from tests.labs.daemon.daemon_witness import ROUNDING, Claim, Witness, claims_of
 
 DEVICES = ("0000:06:00.0", "0000:07:00.0")
@@ -85,3 +86,24 @@ def test_a_line_of_the_history_that_is_older_than_the_last_look_at_life_is_told(
 def test_a_witness_of_nobody_is_refused(claim: Claim) -> None:
     with pytest.raises(AssertionError, match="nobody"):
         Witness(claim, []).__enter__()
+
+
+SHARES = ["+ a 1/2 6", "+ b whole 0", "+ a 1/2 6", "- a 1/2 6", "- b whole 0", "- a 1/2 6"]
+
+
+def test_contenders_that_keep_apart_are_counted() -> None:
+    assert replay(SHARES, 2) == (3, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("+ a whole 6", "GPU 6 has 1 and 1 shares"),
+        ("+ b 1/2 6", "shares of a and b"),
+        ("+ a 2/2 6", "GPU 6 has 0 and 3 shares"),
+        ("+ a 1/2,1/2 0,7", "GPU 0 has 1 and 1 shares"),
+        ("- a 1/2 6", "GPU 6 is in use at the end"),
+    ],
+)
+def test_contenders_that_meet_on_a_card_are_told(line: str, what: str) -> None:
+    assert what in replay([*SHARES[:2], line, *SHARES[3:]], 2)[1]

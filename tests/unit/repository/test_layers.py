@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """No module imports what its layer must not, at its top or inside a function."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 

@@ -25,6 +25,7 @@ from tests.nvml import double as face
 from tests.nvml.cards import CARDS
 from tests.nvml.double import Double, Process
 from tests.nvml.node import node_keys
+from tests.support.pairs import zip_equal
 
 NVML: Any = importlib.import_module("pynvml")
 NEW = "610.43.02"  # one driver for all tests here: a process has one library
@@ -101,7 +102,7 @@ def fields(handle: Any, *ids: Any) -> list[int | None]:
         else a.value.uiVal
         for a in answers
     ]
-    return [None if a.nvmlReturn else value for a, value in zip(answers, values, strict=True)]
+    return [None if a.nvmlReturn else value for a, value in zip_equal(answers, values)]
 
 
 @pytest.mark.parametrize("node", PRESETS, indirect=True)
@@ -238,12 +239,12 @@ def test_the_choices_have_the_numbers_that_pynvml_gives_them(nvml: Double) -> No
     handle = gpu()
     clocks = {"GRAPHICS": 11, "SM": 12, "MEM": 13, "VIDEO": 14}
     names = ("graphics", "sm", "memory", "video")
-    nvml.update({f"gpu0.clock.{n}": v for n, v in zip(names, clocks.values(), strict=True)})
+    nvml.update({f"gpu0.clock.{n}": v for n, v in zip_equal(names, clocks.values())})
     for name, value in clocks.items():
         assert NVML.nvmlDeviceGetClockInfo(handle, getattr(NVML, f"NVML_CLOCK_{name}")) == value
     limits = {"SHUTDOWN": 1, "SLOWDOWN": 2, "MEM_MAX": 3, "GPU_MAX": 4}
     names = ("shutdown", "slowdown", "memory_max", "gpu_max")
-    nvml.update({f"gpu0.temperature.{n}": v for n, v in zip(names, limits.values(), strict=True)})
+    nvml.update({f"gpu0.temperature.{n}": v for n, v in zip_equal(names, limits.values())})
     for name, value in limits.items():
         limit = getattr(NVML, f"NVML_TEMPERATURE_THRESHOLD_{name}")
         assert NVML.nvmlDeviceGetTemperatureThreshold(handle, limit) == value

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from gpulock.simulate.node import write_simulated_node
 from tests.nvml.double import Double, Hang
 from tests.nvml.drivers import FIRST_BRANCH, missing_from
+from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.slow
 NEW = "610.43.02"
@@ -201,5 +201,5 @@ def test_the_library_of_an_old_driver_lacks_what_came_later(tmp_path: Path) -> N
 def test_each_driver_has_what_the_older_ones_had() -> None:
     branches = sorted(set(FIRST_BRANCH.values()))
     missing = [missing_from(f"{branch}.1") for branch in branches]
-    assert all(newer < older for older, newer in itertools.pairwise(missing))
+    assert all(newer < older for older, newer in pairwise(missing))
     assert not missing[-1] and "nvmlInitWithFlags" not in missing_from("418.87.00")

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpulock.simulate import cull, execd, packed_job
 from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
+from tests.support.pairs import zip_equal
 
 REAL = Path(__file__).parents[2] / "support/data/sge-8.1.9"
 SAMPLES = ("parallel", "array")
@@ -45,23 +47,19 @@ class Reader:
         return status, [self.value(kind & 0xFF) for kind in kinds]
 
     def value(self, kind: int) -> cull.Value:
-        match kind:
-            case 3 | 6:
-                return self.number()
-            case 8 | 12:
-                return self.text()
-            case 2:
-                (double,) = struct.unpack(">d", self.take(8))
-                assert isinstance(double, float)
-                return double
-            case 11:
-                return None
-            case 9:
-                return self.list() if self.number() else None
-            case 10:
-                return self.object() if self.number() else None
-            case _:
-                raise AssertionError(f"type {kind}")
+        if kind == 2:
+            (double,) = struct.unpack(">d", self.take(8))
+            assert isinstance(double, float)
+            return double
+        readers: dict[int, Callable[[], cull.Value]] = {
+            **dict.fromkeys((3, 6), self.number),
+            **dict.fromkeys((8, 12), self.text),
+            9: lambda: self.list() if self.number() else None,
+            10: lambda: self.object() if self.number() else None,
+            11: lambda: None,
+        }
+        assert kind in readers, f"type {kind}"
+        return readers[kind]()
 
     def list(self) -> cull.CullList:
         count, name, changed, pairs = self.number(), self.text(), self.number(), self.pairs()
@@ -82,7 +80,7 @@ def decode(data: bytes) -> dict[str, cull.Value]:
     status, fields = reader.element([kind for _, kind in packed_job.JOB_FIELDS])
     assert status == 2
     assert reader.at == len(data)
-    return dict(zip([name for name, _ in packed_job.JOB_FIELDS], fields, strict=True))
+    return dict(zip_equal([name for name, _ in packed_job.JOB_FIELDS], fields))
 
 
 def requests(job: dict[str, cull.Value]) -> list[tuple[object, object, object, object]]:

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.simulate.node import MARKER, SimulationError, marker_text, write_simulated_node
+from gpulock.cli.admin.demo import scheduler_steps
+from gpulock.simulate.node import (
+    MARKER,
+    SimulationError,
+    make_device_nodes,
+    marker_text,
+    write_simulated_node,
+)
 from gpulock.simulate.presets import PRESETS
 
 
@@ -186,3 +193,30 @@ def test_what_cannot_be_had_is_refused_in_one_line_before_anything_is_written(
         write_simulated_node(tmp_path / "n", preset, gpus)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "n").exists()
+
+
+@pytest.mark.root
+def test_a_scheduler_gets_device_nodes_of_a_number_that_no_driver_has(tmp_path: Path) -> None:
+    node = write_simulated_node(tmp_path / "n", "dgx1", 2, for_scheduler=True)
+    devices = tmp_path / "devices"
+    devices.write_text("Character devices:\n  1 mem\n240 mine\n\nBlock devices:\n241 sd\n")
+
+    make_device_nodes(node, str(devices))
+
+    made = {path.name: path.stat() for path in node.dev_root.iterdir()}
+    assert {stat.filemode(info.st_mode) for info in made.values()} == {"crw-rw-rw-"}
+    assert {os.major(info.st_rdev) for info in made.values()} == {241}
+    assert len({info.st_rdev for info in made.values()}) == len(made) == 5
+    write_simulated_node(tmp_path / "n", "dgx1", 2, for_scheduler=True)
+
+
+def test_for_a_scheduler_only_the_gpus_are_simulated(tmp_path: Path) -> None:
+    """Its hooks run as root, and its jobs' locks are where every program looks for them."""
+    node = write_simulated_node(tmp_path / "n", "missing", for_scheduler=True)
+    assert settings_of(node.config) == {
+        "DRIVER_ROOT": f"{tmp_path}/n/proc/driver/nvidia",
+        "SYS_ROOT": f"{tmp_path}/n/sys",
+        "DEV_ROOT": f"{tmp_path}/n/dev",
+        "EXPECTED_GPUS": "8",
+    }
+    assert f"File={tmp_path}/n/dev/nvidia[0,2,3,4,5,6,7]" in "\n".join(scheduler_steps(node))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import Refusal
 from gpulock.store import adoption_state, boot, claim_records
@@ -95,7 +96,7 @@ def test_a_slurm_job_starts_and_the_log_says_what_is_lost(
 def test_so_does_a_process_whose_user_is_told(site: Site, disk: Disk) -> None:
     node = site.node()
     own = record(scheduler="process", pid=60, start=1000, job_id="60")
-    grant = claim_for_process(node, own, 1, (), soon())
+    grant = claim_for_process(node, own, ClaimRequest(1), soon())
     assert "No space left" in grant.fault
     assert (site.locks(), marks(site)) == ([grant.devices[0].id], ["runs.partial"])
 

@@ -142,13 +142,11 @@ def proofs_of_death() -> list[str]:
     for path in sorted((ROOT / "gpulock").rglob("*.py")):
         text = path.read_text()
         for node in ast.walk(ast.parse(text)) if "Verdict(" in text else ():
-            match node:
-                case ast.Call(func=ast.Name("Verdict"), args=[ast.Name("DEAD"), proof]):
-                    first = proof.values[0] if isinstance(proof, ast.JoinedStr) else proof
-                    assert isinstance(first, ast.Constant), path
-                    found.append(str(first.value))
-                case _:
-                    pass
+            if isinstance(node, ast.Call) and ast.unparse(node).startswith("Verdict(DEAD, "):
+                proof = node.args[1]
+                first = proof.values[0] if isinstance(proof, ast.JoinedStr) else proof
+                assert isinstance(first, ast.Constant), path
+                found.append(str(first.value))
     return found
 
 

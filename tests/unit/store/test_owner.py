@@ -28,6 +28,7 @@ def fields(one: Owner) -> dict[str, object]:
     return {key: getattr(one, key) for key in owner.TYPES}
 
 
+@pytest.mark.slow
 @FEW
 @given(ANY)
 def test_every_record_reads_back_as_it_was_written(values: dict[str, object]) -> None:

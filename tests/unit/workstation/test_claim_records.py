@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import UNKNOWN, Refusal
@@ -28,7 +29,9 @@ def box(tmp_path: Path) -> Box:
 
 def claim(box: Box, count: int = 2) -> Grant:
     node = box.node()
-    return claim_for_process(node, make_process_owner(node, 900, "alice"), count, (), soon())
+    return claim_for_process(
+        node, make_process_owner(node, 900, "alice"), ClaimRequest(count), soon()
+    )
 
 
 def lose_before_the_record(box: Box, patch: pytest.MonkeyPatch, what: Path) -> None:
@@ -63,7 +66,7 @@ def test_what_is_left_of_a_claim_with_a_lost_lock_is_released(
     lose_before_the_record(box, monkeypatch, box.lock / "locks" / bus(1))
     node = box.node()
     with pytest.raises(Refusal):
-        claim_for_process(node, make_process_owner(node, 901, "bob"), 2, (), soon())
+        claim_for_process(node, make_process_owner(node, 901, "bob"), ClaimRequest(2), soon())
     assert box.locks() == [bus(0)]
     assert len(os.listdir(box.state / "runs")) == 1
 

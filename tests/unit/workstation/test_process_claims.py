@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -151,3 +152,37 @@ def test_it_waits_for_a_gate_that_is_shut_at_its_start(field: Started) -> None:
         field.start()
         assert "timed out on the lock" in field.wait_for("READY=1")
     assert os.listdir(field.simulated.lock_dir)
+
+
+def test_an_upgrade_beneath_it_changes_nothing_of_it(field: Started, tmp_path: Path) -> None:
+    """A package's files are replaced while gpulockd runs: it imports none of the new ones."""
+    package = tmp_path / "library/gpulock"
+    shutil.copytree(ROOT / "gpulock", package, ignore=shutil.ignore_patterns("__pycache__"))
+    config = field.simulated.config
+    with config.open("a") as file:
+        file.write(f"JOB_MAP_DIR={tmp_path}\n")
+    daemon = field.start(program=MAIN.replace(repr(str(ROOT)), repr(str(package.parent))))
+    field.wait_for("READY=1")
+    for place in package.rglob("*.py"):
+        place.write_text("raise SystemExit(f'{__name__} is another version')\n")
+    for place in [*package.rglob("__pycache__")]:
+        shutil.rmtree(place)
+
+    with config.open("a") as file:
+        file.write("SHARES=6:4\nSGE_COMPLEXES=gpu=card gpu.share=share\nIDLE_KILL=600\n")
+    daemon.send_signal(signal.SIGHUP)
+    field.wait_for("RELOADING=1")
+    field.wait_for("READY=1")
+    words = ["run", "-n", "2", "--", "true"]
+    command = [sys.executable, "-c", "from gpulock.cli import main; main()", *field.config()]
+    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    daemon.send_signal(signal.SIGHUP)
+    field.wait_for("RELOADING=1")
+    field.wait_for("READY=1")
+
+    locks = field.simulated.lock_dir / "locks"
+    assert list(locks.iterdir()) == []
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.stderr is not None
+    assert (daemon.wait(SECONDS), "another version" in daemon.stderr.read()) == (0, False)

@@ -16,6 +16,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings
 from gpulock.store.gate import Gate
 from gpulock.workstation import server as server_module
 from gpulock.workstation import tickets
@@ -546,3 +547,16 @@ def test_a_client_gone_before_its_turn_gives_nothing_back(desk: Desk) -> None:
     assert desk.server.due() > clock_boottime()  # nor does it cost any client a turn
     desk.server.run_due(clock_boottime())
     assert desk.box.locks() == [bus(0)]
+
+
+def test_a_share_is_granted_beside_anothers_and_told_its_part(desk: Desk) -> None:
+    desk.node = Node(Settings({**desk.box.settings, "SHARES": "1:4", "SHARE_USERS": "many"}))
+    first, second = f"{bus(1)}.share1", f"{bus(1)}.share2"
+    held = record(uid=UIDS[0] + 1, devices=(first,), places=4, token="other")
+    desk.node.store.make(first, held)
+    reply = last(desk.ask(SocketRequest(CLAIM, ME, MINE, 1, share=1)))
+    assert (reply.state, reply.devices, reply.places) == (GRANTED, (second,), 4)
+    whole = last(desk.ask(SocketRequest(CLAIM, ME, MINE, 1)))
+    assert (whole.state, whole.kind) == (REFUSED, INVALID_REQUEST)  # it holds something else
+    assert last(desk.ask(SocketRequest(RELEASE, ME, MINE))).devices == (second,)
+    assert desk.box.locks() == [first]

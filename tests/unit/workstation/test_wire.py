@@ -31,6 +31,7 @@ from tests.support.trees import bus
         SocketRequest(CLAIM, 4711, 99, 2),
         SocketRequest(CLAIM, 4711, 99, 2, (bus(0), bus(1)), 3600.0, "run"),
         SocketRequest(CLAIM, 1, 2, 128, tuple(bus(n) for n in range(128)), FOR_EVER),
+        SocketRequest(CLAIM, 4711, 99, 2, device_kind="model:a100*"),
         SocketRequest(RELEASE, 4711, 99),
         SocketRequest(RELEASE, 4711, 0, devices=("0000:3b:00.0.gi1.ci0",)),
     ],
@@ -73,6 +74,10 @@ def asked(*lines: str) -> bytes:
         asked("act=claim", "count=2", "devices=a,a"),
         asked("act=claim", "count=2", "devices=a"),
         asked("act=claim", "act=claim", "count=1"),
+        asked("act=claim", "number=1", "device_kind=a100"),
+        asked("act=claim", "number=1", "device_kind=share"),
+        asked("act=claim", "number=1", "device_kind=any", "share=1"),
+        asked("act=claim", "number=1", "device_kind=any", "devices=a"),
     ],
 )
 def test_anything_else_is_no_request(data: bytes) -> None:

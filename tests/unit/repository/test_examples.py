@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of README and pages: each command is one, and README's print what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import click
+import pytest
+
+from gpulock.cli import command_group
+from gpulock.node.settings_file import DEFAULT_PATH
+from gpulock.simulate.presets import PRESETS
+from tests.support.cli_site import Site
+from tests.support.runner import command_runner
+from tests.unit.repository.test_docs import ROOT, documents, name_of
+
+README: Final = ROOT / "README.md"
+FENCED: Final = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE: Final = re.compile(
+    r"`(gpulock [a-z]+(?:\s[^`]*)?)`"
+)  # not `gpulock quarantine: GPU`, a message
+COMMAND: Final = re.compile(r"^(?:\.venv/bin/)?(gpulock [a-z].*?)(?:  +.*)?(?:; .*)?$")
+# Each block of README by its first words: the test that runs it, or what does elsewhere, and why.
+BLOCKS: Final = {
+    "git clone": "the Makefile's targets are looked up; `make test` has started this test",
+    "1. A job asks": "test_the_demo_prints_what_readme_shows",
+    "apt install": "tests/install/test_packages.py, in roots of Debian: it needs the package",
+    "python3 -m venv": "tests/install/test_wheel.py, with a folder of its own: it needs an index",
+    "gpulock install sge": "tests/labs/sge/test_install.py: it needs a Grid Engine",
+    "gpulock install slurm": "tests/unit/install/slurm: it needs a Slurm",
+    "gpulock status": "test_readmes_daily_commands_work_on_a_node_with_jobs",
+}
+ELSEWHERE: Final = {"gpulock status --cluster": "tests/unit/cli: it needs a Prometheus"}
+
+
+@cache
+def readme_blocks() -> dict[str, str]:
+    """Return the text of each fenced block of README by its first line."""
+    return {text.partition("\n")[0]: text for text in FENCED.findall(README.read_text())}
+
+
+def block_commands(text: str) -> Iterator[str]:
+    """Yield the commands of gpulock in a block, without what is said about them."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if found := COMMAND.match(line.strip().removeprefix("$ ").removeprefix("sudo ")):
+            yield found[1].split(" # ")[0].strip()
+
+
+def block(first: str) -> str:
+    """Return README's block that begins with these words."""
+    (found,) = [text for text in readme_blocks().values() if text.startswith(first)]
+    return found
+
+
+def find_command(words: list[str]) -> tuple[click.Command, click.Context, list[str]]:
+    """Return the command that the words name, and the words that are left."""
+    command: click.Command = command_group
+    context = click.Context(command_group, info_name="gpulock")
+    while isinstance(command, click.Group) and words:
+        found = command.get_command(context, words[0])
+        if words[0] == "...":  # any of them: the one with the most options
+            others = [command.get_command(context, one) for one in command.list_commands(context)]
+            found = max(filter(None, others), key=lambda one: len(one.params))
+        assert found is not None, f"gpulock has no command {words[0]}"
+        context = click.Context(found, parent=context, info_name=words[0])
+        command, words = found, words[1:]
+    return command, context, words
+
+
+@pytest.mark.parametrize("page", documents(), ids=name_of)
+def test_each_command_in_a_block_is_understood(page: Path) -> None:
+    for text in FENCED.findall(page.read_text()):
+        for line in block_commands(text):
+            command, context, words = find_command(shlex.split(line)[1:])
+            try:
+                command.make_context(context.info_name, words, parent=context.parent)
+            except click.UsageError as fault:
+                pytest.fail(f"{line}: {fault.format_message()}")
+
+
+@pytest.mark.parametrize("page", documents(), ids=name_of)
+def test_each_command_and_option_in_a_sentence_is_there(page: Path) -> None:
+    for line in INLINE.findall(re.sub(FENCED, "", page.read_text())):
+        own = line.replace("\n", " ").split(" -- ")[0]
+        command, _, words = find_command(own.split()[1:])
+        known = {option for one in command.params for option in one.opts} | {"--help", "-h"}
+        used = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert used <= known, line
+
+
+def test_each_block_of_readme_is_run_or_says_why_not() -> None:
+    matched = {first: [b for b in BLOCKS if first.startswith(b)] for first in readme_blocks()}
+
+    assert [first for first, found in matched.items() if len(found) != 1] == []
+    assert {found[0] for found in matched.values()} == {*BLOCKS}
+    for where in BLOCKS.values():
+        assert not where.startswith("test_") or where in globals()
+        path = where.partition(",")[0].partition(":")[0]
+        assert not where.startswith("tests/") or (ROOT / path).exists()
+
+
+def test_readme_names_targets_that_the_makefile_has() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^make (\w+)", block("git clone"), flags=re.MULTILINE)
+    assert {"demo", "test"} <= {*targets}
+    assert [one for one in targets if not re.search(rf"^{one}:", makefile, re.MULTILINE)] == []
+
+
+@pytest.mark.slow
+def test_the_demo_prints_what_readme_shows() -> None:
+    shown = command_runner().invoke(command_group, ["demo"])
+    assert shown.exit_code == 0, shown.output
+    printed = [
+        re.sub(r"\b(root|alice|\w+)(?= +gpu\.q)", "USER", one) for one in squeeze(shown.output)
+    ]
+    wanted = [
+        re.sub(r"\balice(?= +gpu\.q)", "USER", one) for one in squeeze(block("1. A job asks"))
+    ]
+
+    parts = "\n".join(wanted).split("\n...\n")
+    assert len(parts) > 1
+    rest = "\n".join(printed)
+    for part in parts:
+        before, found, rest = rest.partition(part.strip("\n"))
+        assert found, f"not printed after what comes before it:\n{part}\n--- but\n{before}"
+
+
+def squeeze(text: str) -> list[str]:
+    """Return lines without the widths of columns."""
+    return [" ".join(line.split()) for line in text.strip().splitlines()]
+
+
+def test_readmes_daily_commands_work_on_a_node_with_jobs(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.hold(0, token="one", job_id="12", task_id="7")
+    site.hold(1, token="two", job_id="12", task_id="")
+    for line in block_commands(block("gpulock status")):
+        if not any(line.startswith(other) for other in ELSEWHERE):
+            done = site.call(*shlex.split(line)[1:])
+            assert done.exit_code == 0, f"{line}: {done.output}{done.stderr}"
+    for option in ("--free", "--json"):
+        assert site.call("status", option).exit_code == 0
+    assert "no gpulock-exporter runs" in site.call("status", "--idle", "30m").stderr
+
+
+def test_readmes_simulated_node_is_made_and_shown(tmp_path: Path) -> None:
+    text = README.read_text()
+    made = re.search(r"`\.venv/bin/gpulock (simulate /tmp/node [^`]*)`", text)
+    shown = re.search(r"`\.venv/bin/gpulock (--config /tmp/node/gpulock\.conf status)`", text)
+    assert made and shown
+    place = str(tmp_path / "node")
+    for line in (made[1], shown[1]):
+        words = [word.replace("/tmp/node", place) for word in line.split()]
+        done = command_runner().invoke(command_group, words)
+        assert done.exit_code == 0, done.output
+    assert "8 GPUs: 8 free" in done.output
+    assert words and "dgx-h200" in PRESETS
+
+
+def test_readme_names_the_settings_file_and_the_command_that_shows_it() -> None:
+    assert DEFAULT_PATH in README.read_text()
+    assert "gpulock config" in {*block_commands(block("gpulock status"))}

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests play of a cast: schedules at random, something at each call, a planted fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.world.actors import Cast
+from tests.world.budget import AT_CALLS, seeds, shuffled, some
+from tests.world.choosers import Planned
+from tests.world.counts import SCHEDULES
+from tests.world.explore import Explorer
+from tests.world.site import Site
+
+MOST = 300  # schedules until a planted fault is found
+
+
+def sample_schedules(site: Site, cast: Cast, part: float) -> None:
+    """Play schedules at random for this part of their time."""
+    explorer = Explorer(site, cast)
+    for seed in seeds(part):
+        explorer.sample(seed)
+
+
+def check_each_call(site: Site, cast: Cast, actor: str, what: str, part: float) -> None:
+    """Let something happen at each call of an actor, for this part of their time."""
+    explorer = Explorer(site, cast)
+    named = f"at a call {what}" if what[0] == "(" else "accident"
+    for plan in some(shuffled(explorer.each_call(actor, what)), AT_CALLS * part):
+        explorer.check(Planned(plan), named)
+
+
+def find_planted_fault(site: Site, cast: Cast) -> None:
+    """Fail unless a schedule breaks a promise."""
+    explorer = Explorer(site, cast)
+    for seed in range(1, MOST):
+        if explorer.play(explorer.drawn(seed)[0], seed):
+            SCHEDULES["of planted faults"] += seed
+            return
+    pytest.fail(f"no promise was broken in {MOST} schedules")

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cards that sicken, recover and are tested: schedules, and planted faults that they find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gpulock.daemon.health import findings, policy
+from gpulock.daemon.health.findings import HealthFinding
+from tests.world.health import HEALTH_CASTS, HEALTH_POINTS
+from tests.world.play import check_each_call, find_planted_fault, sample_schedules
+from tests.world.site import Site
+
+PART = 0.15  # of the time of the other schedules, beside it
+
+
+@pytest.mark.parametrize("name", HEALTH_CASTS)
+def test_random_schedules_of_health_keep_every_promise(health_site: Site, name: str) -> None:
+    sample_schedules(health_site, HEALTH_CASTS[name], PART / len(HEALTH_CASTS))
+
+
+@pytest.mark.parametrize(("name", "actor", "what"), HEALTH_POINTS)
+def test_an_accident_at_any_call_of_health_breaks_no_promise(
+    health_site: Site, name: str, actor: str, what: str
+) -> None:
+    check_each_call(health_site, HEALTH_CASTS[name], actor, what, PART / len(HEALTH_POINTS))
+
+
+def nothing_is_put_out(patch: pytest.MonkeyPatch) -> None:
+    """What is found stays in service."""
+
+    def none(*_: object) -> list[HealthFinding]:
+        return []
+
+    patch.setattr(findings, "select_new_findings", none)
+
+
+def nothing_comes_back(patch: pytest.MonkeyPatch) -> None:
+    """What was put out stays out."""
+
+    def none(*_: object) -> dict[str, str]:
+        return {}
+
+    patch.setattr(policy.HealthPolicy, "_restore_recovered", none)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", [nothing_is_put_out, nothing_comes_back])
+def test_a_planted_fault_of_health_is_found(
+    health_site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    plant(monkeypatch)
+    find_planted_fault(health_site, HEALTH_CASTS["link"])

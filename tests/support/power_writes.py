@@ -239,8 +239,9 @@ def clock_set(root: Path, kept: bool) -> Case:
     due = owe(powered, "feed")
     own = earlier_claim(powered, "feed")
     state = str(powered.box.state)
+    later = own.claimed_boottime + 60  # of any machine, however long it has been up
     with recording(*powered.roots(), told=due) as disk:
-        pending.touch_last_seen(state, [own], time.time() + 86400, clock_boottime())
+        pending.touch_last_seen(state, [own], time.time() + 86400, later)
     found, _ = pending.read_pending_record(f"{state}/{claim_records.PENDING_FOLDER}", "feed")
     assert found is not None
     assert found.claimed_at > own.claimed_at

@@ -14,7 +14,6 @@ from gpulock.daemon.history import pending
 from gpulock.daemon.history.files import FOLDER, NAME, HistoryWriter
 from gpulock.daemon.slots import sge
 from gpulock.daemon.slots.sge import LoweredCount
-from gpulock.deadline import clock_boottime
 from gpulock.store import atomic, claim_records, quarantine
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY, QUARANTINE, RESERVES

@@ -108,16 +108,17 @@ def are_locks_missing(store: LockStore, held: dict[str, Lock]) -> bool:
 def read_settled_locks(store: LockStore, settle: float = SETTLE) -> dict[str, Lock]:
     """Return every lock with its details; raise Refusal where they cannot be seen.
 
-    A lock without owner is read again for at most `settle` seconds.
+    A lock without owner is read again for `settle` seconds, and once at least: this process may
+    itself have had no turn for as long.
     """
     if not store.exists():
         return {}
     held = store.read_all_locks()
     late = time.monotonic() + settle
-    while not all([lock.owner or lock.fault for lock in held.values()]):
-        if time.monotonic() >= late:
-            break
+    last = False
+    while not last and not all([lock.owner or lock.fault for lock in held.values()]):
         time.sleep(PAUSE)
+        last = time.monotonic() >= late
         held = store.read_all_locks()
     for lock in held.values():
         store.read_details(lock)

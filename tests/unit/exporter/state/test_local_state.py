@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from gpulock_exporter.state import local_state
 from gpulock_exporter.state.local_state import ledger_claims, read_local_state
 
 from gpulock.deadline import clock_boottime
@@ -134,6 +135,7 @@ def test_a_lock_that_is_half_written_is_looked_at_again(
         return everything(store)
 
     monkeypatch.setattr(LockStore, "read_all_locks", claims_on)
+    monkeypatch.setattr(local_state, "SETTLE", 0.0)  # over while the process had no turn
     facts = read_local_state(node, clock_boottime())
     assert facts.locks is not None
     assert facts.locks[bus(1)].owner is not None

@@ -133,13 +133,6 @@ class ProcessScan(ProcessTree):
         meanwhile may be anybody's, and is among them.
         """
         told, self._uids = self._uids, {}
-        try:  # a user at a time, not a process
-            sample = {uid: pid for pid, uid in told.items()}.items()
-            out = {uid for uid, pid in sample if self._is_of_others(pid, uid, users)}
-            self.others |= {pid for pid, uid in told.items() if uid in out}
-            pids = [pid for pid in pids if pid not in self.others] if out else pids
-        except OSError:
-            pass  # one vanished: each is asked
         left_out, kept = dict[int, bool](), list[int]()
         folder = os.open(self.proc.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -174,21 +167,26 @@ class ProcessScan(ProcessTree):
                 return numbers
             if self.sees_all():
                 self._mark = self.proc.last_pid(), begun
-                if self._users is not None and self._listings == 1 and self._list_at_once():
+                users = self._users
+                if users is not None and self._listings == 1 and self._list_at_once(users):
                     return list(self._uids)
         except (OSError, ValueError, IndexError):
             pass  # the last number is not told
         return self.proc.pids()
 
-    def _list_at_once(self) -> bool:
-        """Note all processes with their users from the kernel's own list, where that is there."""
+    def _list_at_once(self, users: "Collection[int]") -> bool:
+        """Note all processes from the kernel's own list, where that is there; others' apart."""
         if self.proc.root != "/proc" or os.stat(self.proc.root).st_nlink < CROWD:
             return False
-        from gpulock.node.process_list import read_process_list
+        from gpulock.node.process_list import leave_out_users, read_process_list
 
         found = read_process_list(self.proc.pins)
-        self._uids = dict(zip(*found)) if found else {}
-        return found is not None
+        if found is None:
+            return False
+        self._uids = leave_out_users(*found, lambda pid, uid: self._is_of_others(pid, uid, users))
+        self.others.update(found[0])
+        self.others.difference_update(self._uids)
+        return True
 
     def _begun_since(self, mark: int, when: float) -> "list[int] | None":
         """Return the processes whose number was given after `mark`; None where that is unsure.

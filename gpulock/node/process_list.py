@@ -9,6 +9,10 @@ stat(2) of each. Where anything is odd there is no list, and the caller reads `/
 import os
 import stat
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 NAME = "processes"
 INIT = 1
 END = 0xFFFFFFFF  # in place of a pid: the list is whole
@@ -38,14 +42,32 @@ def read_process_list(folder: str) -> "tuple[list[int], list[int]] | None":
         return None
     if size % 8:
         return None
-    words = memoryview(b"".join(parts)).cast("I")
-    pids, uids = words[0::2].tolist(), words[1::2].tolist()
+    words = memoryview(b"".join(parts)).cast("I").tolist()
+    pids, uids = words[0::2], words[1::2]
     if not pids or pids.pop() != END or uids.pop() != FORMAT:
         return None
     if INIT not in pids[:1]:
         pids.append(INIT)
         uids.append(0)
     return pids, uids
+
+
+def leave_out_users(
+    pids: "list[int]", uids: "list[int]", is_left_out: "Callable[[int, int], bool]"
+) -> dict[int, int]:
+    """Return the effective uid of each process, by its pid, but of users who are left out.
+
+    A user is judged by one process, not by each. Where that one vanished meanwhile (OSError), the
+    user's processes stay. One that stands twice stays if either user does.
+    """
+    kept = dict(zip(uids, pids))
+    for uid, pid in list(kept.items()):
+        try:
+            if is_left_out(pid, uid):
+                del kept[uid]
+        except OSError:
+            continue
+    return {pid: uid for pid, uid in zip(pids, uids) if uid in kept}
 
 
 def open_process_list(folder: str) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,6 +114,37 @@ def test_a_look_takes_the_users_from_the_list(pins: Path, monkeypatch: pytest.Mo
     scan = sight(pins, monkeypatch)
     assert ME in scan.statuses()
     assert os.getppid() in scan.others
+
+
+def test_a_process_that_vanished_says_nothing_of_its_users_others(
+    pins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = Proc().pid_max() - 1
+
+    def account(_: ProcessScan, pid: int, uid: int) -> int:
+        if pid == gone:
+            raise ProcessLookupError
+        return uid
+
+    monkeypatch.setattr(ProcessScan, "account", account)
+    write_process_list(pins, {INIT: 0, os.getppid(): OTHER, gone: OTHER})
+    scan = sight(pins, monkeypatch)
+    assert os.getppid() not in scan.statuses()
+    assert os.getppid() in scan.others
+    assert scan.blind == ""
+
+
+@pytest.mark.parametrize("first", [os.geteuid(), OTHER])
+def test_a_process_that_stands_twice_is_looked_at_if_either_is_the_users(
+    pins: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    second = OTHER if first != OTHER else os.geteuid()
+    file = write_process_list(pins, {INIT: 0, ME: first})
+    *head, end = struct.iter_unpack("<II", file.read_bytes())
+    file.write_bytes(b"".join(struct.pack("<II", *words) for words in (*head, (ME, second), end)))
+    scan = sight(pins, monkeypatch)
+    assert ME in scan.statuses()
+    assert ME not in scan.others
 
 
 def test_a_look_sees_who_began_after_the_list(pins: Path, monkeypatch: pytest.MonkeyPatch) -> None:

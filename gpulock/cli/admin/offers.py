@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpulock.cli.session import CommandRefusedError, Session
+from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.install.hooks import InstallError
 from gpulock.install.systemd import manager
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 SERVICES = "Start gpulockd and gpulock-exporter as services of systemd?"
 TRIAL = "Run a trial job of one GPU?"
+NO_DAEMON = "gpulockd does not run: gpulock install systemd starts both services"
+NO_SYSTEMD = (
+    "gpulockd does not run, for there is no systemd here: start it and gpulock-exporter yourself,"
+    " or run gpulock reap from cron every minute"
+)
 
 
 class Consent:
@@ -42,20 +48,31 @@ class Consent:
             else:
                 plan.notes.append(offer.by_hand)
         if not (self.yes or self.person):
-            plan.notes.append("no services are set up, and no trial job is run: --yes does both")
+            plan.notes.append("no trial job is run: --yes runs one")
 
     def offer_services(self) -> None:
-        """Install both services, where systemd runs and they are not what is installed."""
-        if self.dry_run or not (self.yes or self.person) or not manager.RUNNING.is_dir():
-            return
-        from gpulock.install.systemd.install import SystemdOptions, plan_systemd
+        """Install both services, where systemd runs and they are not what is installed.
 
+        Where gpulockd does not run in the end, one sentence says so.
+        """
+        if self.dry_run:
+            return
         try:
-            plan = plan_systemd(SystemdOptions(Path(self.session.config).absolute()))
-            if plan.changes and self.agrees(SERVICES):
-                plan.apply(click.echo)
+            if manager.RUNNING.is_dir() and (self.yes or self.person):
+                self._install_services()
+            settings = self.session.settings()
+            if find_running_daemon(settings.lock_dir, settings.proc_root) is None:
+                click.echo(f"note: {NO_DAEMON if manager.RUNNING.is_dir() else NO_SYSTEMD}")
         except InstallError as fault:
             click.echo(f"note: no services: {fault}")
+
+    def _install_services(self) -> None:
+        """Install both services where the administrator agrees; raise InstallError."""
+        from gpulock.install.systemd.install import SystemdOptions, plan_systemd
+
+        plan = plan_systemd(SystemdOptions(Path(self.session.config).absolute()))
+        if plan.changes and self.agrees(SERVICES):
+            plan.apply(click.echo)
 
     def run_trial(self, plan: InstallPlan) -> None:
         """Run the trial job of a plan; raise CommandRefusedError where it was not protected."""

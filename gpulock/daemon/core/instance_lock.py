@@ -52,6 +52,22 @@ def private_file_lock(
     )
 
 
+def find_running_daemon(lock_dir: str, proc_root: str) -> int | None:
+    """Return the pid of the gpulockd that has this node's lock open; None where none is seen.
+
+    The file outlives its holder, and its pid may be another process's by now.
+    """
+    path = f"{lock_dir}/{NAME}"
+    try:
+        pid = int(atomic.read_text(path, PID_BYTES))
+        file, folder = os.stat(path), f"{proc_root}/{pid}/fd"
+        if any(os.path.samestat(file, os.stat(f"{folder}/{fd}")) for fd in os.listdir(folder)):
+            return pid
+    except (OSError, ValueError):
+        return None
+    return None
+
+
 class AlreadyRunningError(Refusal):
     """Refuse to go on: another gpulockd is this node's."""
 

@@ -14,6 +14,7 @@ from typing import Final
 from gpulock.install.change import install_record
 from gpulock.install.doctor.check import BROKEN, FAULT, OK, WARNING, Check
 from gpulock.install.doctor.containers import container_checks
+from gpulock.install.doctor.daemon import daemon_checks
 from gpulock.install.doctor.isolation import isolation_checks
 from gpulock.install.doctor.node import check_settings_file, node_checks
 from gpulock.install.doctor.policies import handover_checks, policy_checks
@@ -55,6 +56,7 @@ def run_doctor(where: DoctorOptions) -> list[Check]:
         if not is_slurm_only(settings, where.config):
             checks += sge_checks(settings, where.config, prefix, where.profile)
         checks += slurm_checks(settings, where.config, prefix)
+        checks += daemon_checks(settings)
         checks += systemd_checks(settings, where.config)
         checks += isolation_checks(settings)
         checks += handover_checks(settings)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpulock.alloc.node_view import are_locks_missing
-from gpulock.daemon.core.instance_lock import NAME as INSTANCE
 from gpulock.daemon.core.process_lister import PROC_LISTING, find_listing_fault
 from gpulock.errors import Refusal
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
@@ -242,13 +241,6 @@ def check_mps(settings: Settings) -> Iterator[Check]:
     if not os.access(program, os.X_OK):
         what = f"{program} is no program: each job that asks for a share is sent back"
         yield fault(what, "install the driver's MPS, or set MPS_CONTROL or SHARE_MPS=no")
-    try:
-        node.proc.stat(int(atomic.read_text(f"{settings.lock_dir}/{INSTANCE}")))
-    except (OSError, ValueError):
-        what = (
-            "gpulockd does not run, and it starts MPS: each job that asks for a share is sent back"
-        )
-        yield fault(what, "start gpulockd, see gpulock install systemd")
     try:
         version = loaded_driver_version(settings.driver_root)
     except Refusal:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.instance_lock import NAME, InstanceLock
+from gpulock.daemon.core.instance_lock import NAME, InstanceLock, find_running_daemon
 from gpulock.errors import BROKEN, BUSY, Refusal
 
 
@@ -123,3 +123,13 @@ def test_a_planted_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
 
 def test_the_file_is_private(first: InstanceLock, folder: Path) -> None:
     assert (folder / NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_daemon_is_seen_to_run_by_the_file_that_it_holds(folder: Path) -> None:
+    assert find_running_daemon(str(folder), "/proc") is None
+    lock = InstanceLock()
+    lock.take(str(folder))
+    assert find_running_daemon(str(folder), "/proc") == os.getpid()
+    lock.release()
+    assert (folder / NAME).read_text() == f"{os.getpid()}\n"
+    assert find_running_daemon(str(folder), "/proc") is None, "its pid is another process's by now"

@@ -126,14 +126,10 @@ def test_what_keeps_mps_from_starting_is_told(box: Box) -> None:
     (box.driver / "version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.1  x\n"
     )
-    program, daemon, memory, _ = told_of(box, "SHARE_MPS")
-    assert program[0] == daemon[0] == FAULT
+    program, memory, _ = told_of(box, "SHARE_MPS")
+    assert program[0] == FAULT
     assert program[1].startswith("/bin/none is no program")
-    assert daemon[1].startswith("gpulockd does not run")
     assert memory == (WARNING, "MPS of driver 470.1 does not limit the memory of a place")
-    box.proc.add(77)
-    box.lock.mkdir(exist_ok=True)
-    (box.lock / "daemon").write_text("77\n")
     (box.driver / "version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1  x\n"
     )

@@ -8,14 +8,17 @@ from pathlib import Path
 import click
 import pytest
 
+from gpulock.cli.admin import offers
 from gpulock.cli.admin.install import run_installer
 from gpulock.cli.admin.offers import Consent
 from gpulock.cli.session import CommandRefusedError, Session
+from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.install.change import InstallRecord
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import InstallPlan
 from gpulock.install.sge.install import SgeUninstaller, plan_sge
 from gpulock.install.systemd import manager
+from gpulock.node.settings_file import read_settings
 from tests.support.install_site import Site, ignore, make_site
 
 pytestmark = pytest.mark.slow
@@ -70,7 +73,7 @@ def test_without_an_answer_nothing_of_it_is_done_and_the_way_is_said(site: Site)
     assert [change for change in plan.changes if "jsv_url" in change.what] == []
     assert f"qconf -mconf: jsv_url script:{site.root}/libexec" in "\n".join(plan.notes)
     assert any(note.startswith("admin_user is sgeadmin: qlogin, and") for note in plan.notes)
-    assert "no trial job is run: --yes does both" in plan.notes[-1]
+    assert plan.notes[-1] == "no trial job is run: --yes runs one"
 
 
 @pytest.mark.parametrize("answer", [True, False])
@@ -146,3 +149,46 @@ def test_the_trial_jobs_result_is_shown_and_an_unprotected_one_fails(
     assert capsys.readouterr().out == ""
     with pytest.raises(CommandRefusedError, match="no GPU"):
         consent(site, yes=True).run_trial(trial_of(InstallError("no GPU")))
+
+
+def services_told(
+    site: Site, capsys: pytest.CaptureFixture[str], yes: bool = False, dry_run: bool = False
+) -> list[str]:
+    consent(site, yes=yes, dry_run=dry_run).offer_services()
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("yes", [True, False])
+def test_where_no_systemd_runs_one_sentence_says_that_no_daemon_does(
+    site: Site, yes: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "RUNNING", site.root / "none")
+
+    assert services_told(site, capsys, yes) == [f"note: {offers.NO_SYSTEMD}"]
+    assert services_told(site, capsys, yes, dry_run=True) == []
+
+
+def test_services_are_named_as_missing_only_while_no_daemon_runs(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "RUNNING", site.root)
+    assert services_told(site, capsys) == [f"note: {offers.NO_DAEMON}"]
+
+    settings = read_settings(str(site.config))
+    Path(settings.lock_dir).mkdir(parents=True, exist_ok=True)
+    running = InstanceLock()
+    running.take(settings.lock_dir)
+    assert services_told(site, capsys) == []
+
+    running.release()
+    assert services_told(site, capsys) == [f"note: {offers.NO_DAEMON}"]
+
+
+def test_services_that_cannot_be_installed_are_told_once_with_the_reason(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "RUNNING", site.root)
+
+    (told,) = services_told(site, capsys, yes=True)
+
+    assert told.startswith("note: no services: ") and "simulated" in told

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doctor says whether gpulockd runs, and what of the node waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import clock_boottime
+from gpulock.install.doctor import daemon
+from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
+from gpulock.store.verdicts import FRESH, write_verdicts
+from tests.support.trees import BOOT, Box, bus
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.lock.mkdir(exist_ok=True)
+    return made
+
+
+def told(box: Box) -> list[Check]:
+    return daemon.daemon_checks(box.node().settings)
+
+
+def run_daemon(box: Box) -> None:
+    file = box.lock / "daemon"
+    file.write_text("77\n")
+    box.proc.add(77, fds={3: file})
+
+
+def test_a_daemon_that_runs_is_well(box: Box) -> None:
+    box.settings["USER_CLAIMS"] = "yes"
+    run_daemon(box)
+    assert [(check.state, check.what) for check in told(box)] == [(OK, "gpulockd runs, pid 77")]
+
+
+def test_without_a_daemon_it_is_a_warning_with_both_ways(box: Box) -> None:
+    run_daemon(box)
+    box.proc.add(77)  # another process's pid by now
+    (check,) = told(box)
+    assert check.state == WARNING
+    assert check.what == "gpulockd does not run: what a hook could not free stays locked"
+    assert "gpulock install systemd" in check.do and "cron" in check.do
+
+
+def test_a_reap_from_cron_does_while_it_is_fresh(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_verdicts(str(box.lock), {}, BOOT)
+    (check,) = told(box)
+    assert (check.state, "gpulock reap did" in check.what) == (OK, True)
+    later = clock_boottime() + FRESH + 1
+    monkeypatch.setattr(daemon, "clock_boottime", lambda: later)
+    assert [check.state for check in told(box)] == [WARNING]
+
+
+def test_a_reap_of_another_boot_is_none(box: Box) -> None:
+    write_verdicts(str(box.lock), {}, "33333333-3333-3333-3333-333333333333")
+    assert [check.state for check in told(box)] == [WARNING]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"USER_CLAIMS": "yes"}, "USER_CLAIMS=yes serves no user"),
+        ({"SHARES": "0:4", "SHARE_MPS": "yes"}, "SHARE_MPS=yes gives no share"),
+    ],
+)
+def test_what_needs_it_is_a_fault_whoever_reaps(box: Box, keys: dict[str, str], says: str) -> None:
+    box.settings |= keys
+    assert [check.state for check in told(box)] == [FAULT, WARNING]
+    write_verdicts(str(box.lock), {}, BOOT)
+    (check,) = told(box)
+    assert (check.state, check.what) == (FAULT, f"gpulockd does not run: {says}")
+    assert check.do == "start gpulockd (gpulock install systemd)"
+
+
+def test_a_card_in_mig_mode_whose_instances_nobody_tells_needs_it(box: Box) -> None:
+    box.inventory(f"gpu.{bus(1)}.mig=1", f"mig.{bus(1)}.gi1.ci0.uuid=MIG-b")
+    assert [check.state for check in told(box)] == [WARNING]
+    box.inventory(f"gpu.{bus(1)}.mig=1")
+    fault, _ = told(box)
+    assert (fault.state, "MIG mode gives no instance" in fault.what) == (FAULT, True)

@@ -28,10 +28,10 @@ ALL_AT_WORK = {f"gpu2.mig0.gpm.{metric}": 50 for metric in (1, 2, 3, 5, 10)}
 
 
 def settings(folder: Path, **more: str) -> dict[str, str]:
-    """Return the settings of an exporter with a web configuration."""
+    """Return the settings of an exporter with a web configuration, whose last card is shared."""
     path = folder / "web-config.yml"
     path.write_text(WEB_CONFIG)
-    return {"WEB_CONFIG": str(path), **more}
+    return {"WEB_CONFIG": str(path), "SHARES": "3:4", **more}
 
 
 def act(exporter: Whole) -> None:

@@ -84,7 +84,11 @@ class Exporter:
         self.reloader: Reloader | None = None
         listed = LISTS_MISSED * settings.process_period + settings.max_sample_age
         self.limits = SnapshotLimits(
-            settings.max_sample_age, settings.idle_after, settings.expected_gpus, listed
+            settings.max_sample_age,
+            settings.idle_after,
+            settings.expected_gpus,
+            listed,
+            settings.shares,
         )
         self._book = CollectorState(
             node.boot_id, self.limits, settings.allowed_processes, lambda: ProcessTree(node.proc)

@@ -3,23 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Optional
 
 from prometheus_client.metrics_core import Metric
 
 from gpulock.alloc import states
-from gpulock.node.devices import SHARE
-from gpulock.store.owner import Owner
 from gpulock_exporter.metrics.families import (
     DeviceLabels,
     add_samples,
     collect_identity_families,
     make_family,
 )
-from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels
+from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels, owner_labels
 from gpulock_exporter.metrics.node import collect_health_families, collect_node_families
+from gpulock_exporter.metrics.shares import share_families
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
 from gpulock_exporter.telemetry import CLOCK_REASONS
 
@@ -268,24 +267,8 @@ def collect_families(
         "Which job holds the {device}; 1 while it does.",
         lambda seen: lock_info_labels(seen, label_user),
     )
-    yield from collect_pair(
-        found,
-        "share_info",
-        "Which jobs share the GPU, each by its own lock; 1 while they do.",
-        lambda seen: share_info_labels(seen, label_user),
-    )
-    yield from collect_pair(
-        found,
-        "share_memory_used_bytes",
-        "Memory in use by the processes of a share of the GPU.",
-        lambda seen: share_values(seen.share_memory),
-    )
-    yield from collect_pair(
-        found,
-        "share_utilization_ratio",
-        "Share of time in which the processes of a share of the GPU worked, at the last sample.",
-        lambda seen: share_values(seen.share_use),
-    )
+    for name, meaning, several in share_families(label_user):
+        yield from collect_pair(found, name, meaning, several)
     for name, meaning, value in SINGLE:
         yield from collect_pair(found, name, meaning, single_value(value))
     for name, meaning, several in SEVERAL:
@@ -320,29 +303,3 @@ def lock_info_labels(seen: DeviceSnapshot, label_user: LabelUser) -> Iterator[tu
     """Yield who holds a device alone."""
     if seen.owner is not None:
         yield known_labels(owner_labels(seen.owner, label_user)), 1
-
-
-def share_info_labels(
-    seen: DeviceSnapshot, label_user: LabelUser
-) -> Iterator[tuple[Labels, float]]:
-    """Yield who has a share of a device: a family of its own, since joins need one series each."""
-    for name, record in seen.sharers.items():
-        place = [("share", name.partition(SHARE)[2])]
-        yield known_labels([*owner_labels(record, label_user), *place]), 1
-
-
-def share_values(values: Mapping[str, float]) -> Iterator[tuple[Labels, float]]:
-    """Yield a value of each share, by the number of its place."""
-    for name, value in values.items():
-        yield {"share": name.partition(SHARE)[2]}, value
-
-
-def owner_labels(record: Owner, label_user: LabelUser) -> list[tuple[str, str]]:
-    """Return whose a claim is; the record's comment and paths stay where they are."""
-    return [
-        ("scheduler", record.scheduler),
-        ("job_id", record.job_id),
-        ("task_id", record.task_id),
-        ("user", label_user.of(record)),
-        ("queue", record.queue),
-    ]

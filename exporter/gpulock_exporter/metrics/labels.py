@@ -32,6 +32,17 @@ class LabelUser(Enum):
         return str(record.uid) if self is LabelUser.UID else ""
 
 
+def owner_labels(record: Owner, label_user: LabelUser) -> list[tuple[str, str]]:
+    """Return whose a claim is; the record's comment and paths stay where they are."""
+    return [
+        ("scheduler", record.scheduler),
+        ("job_id", record.job_id),
+        ("task_id", record.task_id),
+        ("user", label_user.of(record)),
+        ("queue", record.queue),
+    ]
+
+
 def known_labels(pairs: Iterable[tuple[str, str]]) -> Labels:
     """Return labels, those without a value left out."""
     return {name: clean_label(value) for name, value in pairs if value}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gpulock.alloc import states
 from gpulock.node.devices import SHARE, Device, card_bus_id, lock_ids_overlap
+from gpulock.node.shares import count_places_by_card
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import DEAD, UNKNOWN
@@ -61,6 +62,9 @@ class SnapshotJoin:
         for name in looked or ():  # a card in MIG mode, or one that has no row yet
             if name not in known:
                 found.append(self._device(states.DeviceState(name, None, None, "", "")))
+        places = count_places_by_card(devices or (), self.limits.shares)
+        for one in found:
+            one.places = places.get(one.id)
         found.sort(key=lambda one: (one.card is None, one.card or 0, one.id))
         locks_known = self.facts.locks is not None and devices is not None
         return make_uuids_unique(found), states.count_device_states(rows) if locks_known else None

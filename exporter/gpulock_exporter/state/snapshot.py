@@ -23,13 +23,15 @@ class SnapshotLimits:
 
     `oldest` is the age at which a value of the driver is dropped (MAX_SAMPLE_AGE), `idle_after`
     the observed idleness that makes a held device held-idle (IDLE_AFTER), `listed` the age at which
-    a process list says nothing of now any more: the next one was due long ago.
+    a process list says nothing of now any more: the next one was due long ago. `shares` are the
+    words of SHARES.
     """
 
     oldest: float = 10.0
     idle_after: float = 600.0
     gpus: int = 0
     listed: float = 30.0
+    shares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,13 @@ class DeviceSnapshot(DeviceTelemetry):
     `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its neighbours. `state`
     is None where the locks are not known, and for a card in MIG mode, which nobody can be granted.
     `owner` has the device alone, `sharers` by lock id have a share of it each, whose processes
-    use `share_memory` bytes and worked for `share_use` of the last look. `counters` are this
-    boot's: `busy`, `observed`, `energy`, `ecc.<name>`, `reason.<name>`. `xids` has how many there
-    were and when the last was; times are epoch seconds. `foreign` counts processes; where none is
-    seen and some are hidden it is None. `checks` has why each check of gpulockd's failed, nothing
-    for one that is good. `idle` and `mean` are, of its claim, the observed seconds without work and
-    the share at work.
+    use `share_memory` bytes and worked for `share_use` of the last look. `places` is how many
+    shares it gives out, None for one that gives none. `counters` are this boot's: `busy`,
+    `observed`, `energy`, `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the
+    last was; times are epoch seconds. `foreign` counts processes; where none is seen and some are
+    hidden it is None. `checks` has why each check of gpulockd's failed, nothing for one that is
+    good. `idle` and `mean` are, of its claim, the observed seconds without work and the share at
+    work.
     """
 
     id: str = ""
@@ -83,6 +86,7 @@ class DeviceSnapshot(DeviceTelemetry):
     reason: str = ""
     lock: Lock | None = None
     owner: Owner | None = None
+    places: int | None = None
     sharers: Mapping[str, Owner] = field(default_factory=dict[str, Owner])
     share_memory: Mapping[str, int] = field(default_factory=dict[str, int])
     share_use: Mapping[str, float] = field(default_factory=dict[str, float])

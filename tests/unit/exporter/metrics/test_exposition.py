@@ -48,12 +48,12 @@ def scene(tmp_path: Path) -> NodeSnapshot:
     proc = FakeProc(tmp_path / "proc")
     proc.add(77)
     proc.add(80, groups=[65480])
-    node = Node(proc=str(proc.root), gpus=5)
+    node = Node(proc=str(proc.root), gpus=5, shares=("3:4",))
     node.facts = facts(
         lock(0, A, task_id="3"),
         lock(1, B, user=HOSTILE, comment="SECRET --password=hunter2", spool_dir="/SECRET"),
         lock(2, C, "gi1.ci0", scheduler="slurm", queue="", job_id="77"),
-        lock(3, D, "share1", scheduler="slurm", queue="", job_id="80", add_grp_id=65480),
+        lock(3, D, "share1", scheduler="slurm", queue="", job_id="80", add_grp_id=65480, places=4),
         lock(3, E, "share2", scheduler="slurm", queue="", job_id="81", user="bob"),
         verdicts={A: Verdict(ALIVE, "SECRET"), B: Verdict(DEAD, ""), C: Verdict(ALIVE, "")},
         counters={
@@ -190,6 +190,16 @@ def test_the_job_is_on_one_series_a_device(scene: NodeSnapshot) -> None:
     with_job = [key for key in flat(text_of(written(scene))) if "job_id" in dict(key[1])]
     whole = ["gpulock_gpu_lock_info", "gpulock_gpu_lock_info", "gpulock_mig_lock_info"]
     assert [key[0] for key in with_job] == [*whole, *["gpulock_gpu_share_info"] * 2]
+
+
+def test_a_share_is_its_part_of_the_gpu_where_somebody_counts_it(scene: NodeSnapshot) -> None:
+    found = flat(text_of(written(scene)))
+    parts = {
+        dict(key[1])["share"]: value for key, value in found.items() if "share_ratio" in key[0]
+    }
+    assert parts == {"1": 0.25}, "of the other, which Slurm alone counts, nobody knows"
+    places = {dict(key[1])["gpu"]: n for key, n in found.items() if "share_places" in key[0]}
+    assert places == {"3": 4}
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gpulock.alloc import states as state
 from gpulock.cli.cluster.prometheus_api import Series
 from gpulock.text.words import short_model
 
+OF_SHARE = "share_"  # begins the name of a fact of one share
 FACTS = (
     *(
         "locked",
         "lock_info",
-        "share_info",
+        f"{OF_SHARE}info",
+        f"{OF_SHARE}ratio",
+        f"{OF_SHARE}utilization_ratio",
         "lock_stale",
         "quarantined",
         "missing",
@@ -43,16 +47,36 @@ MOST = 1e6  # devices of a node: a server may say anything
 DIGITS = 18  # of a number in a name
 DAY = "the last day"  # what SEEN looks back
 
+_K = TypeVar("_K")
+
+
+@dataclass
+class ClusterHolder:
+    """Who holds a device, or a share of it: the labels that name the job.
+
+    `part` is which part of the device it holds, `use` how busy that is; None is not told.
+    """
+
+    labels: dict[str, str]
+    part: float | None
+    use: float | None
+
 
 @dataclass
 class ClusterDevice:
-    """One device; what is None is not told."""
+    """One device; what is None is not told.
+
+    `lock` names who holds it alone, `sharers` those that share it, by share; `share_facts` has what
+    is told of a share.
+    """
 
     node: str
     uuid: str
     mig: bool
     facts: dict[str, float] = field(default_factory=dict[str, float])
-    holder: dict[str, str] | None = None
+    lock: dict[str, str] | None = None
+    sharers: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    share_facts: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     model: str = ""
     state: str | None = None
 
@@ -60,10 +84,29 @@ class ClusterDevice:
         """Return whether a fact is told and not 0."""
         return bool(self.facts.get(name))
 
+    def holders(self) -> list[ClusterHolder]:
+        """Return who holds it: nobody, one, or an entry a share."""
+        if self.lock is not None:
+            return [ClusterHolder(self.lock, 1.0, ratio_or_none(self.facts, "utilization_ratio"))]
+        return [
+            ClusterHolder(
+                labels,
+                ratio_or_none(self.share_facts, (share, "ratio")) or None,
+                ratio_or_none(self.share_facts, (share, "utilization_ratio")),
+            )
+            for share, labels in self.sharers.items()
+        ]
+
     def last_active_time(self) -> float:
         """Return when its holder was last seen at work with it, or took it."""
         names = ("last_busy_timestamp_seconds", "lock_acquired_timestamp_seconds")
         return max(self.facts.get(name, 0.0) for name in names)
+
+
+def ratio_or_none(facts: Mapping[_K, float], name: _K) -> float | None:
+    """Return a fact that is a ratio, None where it is not told or cannot be."""
+    found = facts.get(name, -1.0)
+    return found if 0 <= found <= 1 else None
 
 
 @dataclass
@@ -117,13 +160,13 @@ def add_node_series(nodes: dict[str, ClusterNode], one: Series) -> None:
     kind, _, fact = what.partition("_")
     uuid = one.labels.get("uuid", "")
     device = node.devices.setdefault(uuid, ClusterDevice(instance, uuid, kind == "mig"))
+    share = one.labels.get("share", "")
     if fact == "lock_info":
-        device.holder = one.labels
-    elif fact == "share_info":
-        before = device.holder or {}
-        both = {key: [before[key]] if key in before else [] for key in ("job_id", "user")}
-        joined = {key: ",".join([*known, one.labels.get(key, "")]) for key, known in both.items()}
-        device.holder = {**one.labels, **joined, "task_id": ""}
+        device.lock = one.labels
+    elif fact == f"{OF_SHARE}info":
+        device.sharers[share] = one.labels
+    elif fact.startswith(OF_SHARE):
+        device.share_facts[share, fact.removeprefix(OF_SHARE)] = one.value
     else:
         device.facts[fact] = one.value
 
@@ -193,7 +236,7 @@ def assign_held_states(held: list[ClusterDevice], states: dict[str, int]) -> Non
     """Tell the unknown and the idle among the held devices by how many there are of each."""
     # one that a reconcile judged has a lock_stale of 0, so it is not unknown
     doubt = [one for one in held if "lock_stale" not in one.facts]
-    doubt.sort(key=lambda one: one.holder is not None)
+    doubt.sort(key=lambda one: bool(one.lock or one.sharers))
     for one in doubt[: states[state.NOT_KNOWN]]:
         one.state = state.NOT_KNOWN
     rest = [one for one in held if one.state is None and "observed_seconds_total" in one.facts]

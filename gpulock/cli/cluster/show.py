@@ -15,6 +15,7 @@ from gpulock.cli.cluster.prometheus_api import (
 )
 from gpulock.cli.cluster.sums import (
     ClusterSum,
+    UserSum,
     sum_by_model,
     sum_by_node,
     sum_by_user,
@@ -106,11 +107,11 @@ def unknown_node_cells(node: ClusterNode) -> list[Cell]:
     return [*[Cell("-")] * 5, Cell(why, "red")]
 
 
-def cluster_user_cells(one: ClusterSum) -> list[Cell]:
+def cluster_user_cells(one: UserSum) -> list[Cell]:
     """Return the cells of USERS."""
     return [
         Cell(one.name),
-        Cell(str(one.devices)),
+        Cell("-" if one.devices is None else format_parts(one.devices)),
         state_count_cell(one.states[states.HELD_IDLE], states.HELD_IDLE),
         cluster_percent_cell(one.utilization),
         Cell(str(one.jobs)),
@@ -118,9 +119,14 @@ def cluster_user_cells(one: ClusterSum) -> list[Cell]:
     ]
 
 
-def state_count_cell(count: int, name: str) -> Cell:
+def state_count_cell(count: float, name: str) -> Cell:
     """Return a count in the colour of its state, 0 in none."""
-    return Cell(str(count), table.COLOURS[name] if count else None)
+    return Cell(format_parts(count), table.COLOURS[name] if count else None)
+
+
+def format_parts(count: float) -> str:
+    """Return `2`, or `1.25` of what has shares in it."""
+    return f"{count:.2f}".rstrip("0").rstrip(".")
 
 
 def cluster_percent_cell(ratio: float | None) -> Cell:
@@ -203,7 +209,15 @@ def cluster_node_entry(node: ClusterNode, of: ClusterSum | None) -> dict[str, ob
     return {**own, **rest, "node": node.name}
 
 
-def cluster_sum_entry(what: str, one: ClusterSum) -> dict[str, object]:
+def cluster_sum_entry(what: str, one: ClusterSum | UserSum) -> dict[str, object]:
     """Return one sum."""
     use = round(one.utilization, 4) if one.utilization is not None else None
-    return {what: one.name, "devices": one.devices, "states": one.states, "utilization": use}
+    devices = None if one.devices is None else whole_or_parts(one.devices)
+    counts = {name: whole_or_parts(count) for name, count in one.states.items()}
+    return {what: one.name, "devices": devices, "states": counts, "utilization": use}
+
+
+def whole_or_parts(count: float) -> float:
+    """Return a count as a whole number where it is one."""
+    rounded = round(count, 4)
+    return int(rounded) if rounded == int(rounded) else rounded

@@ -7,7 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpulock.alloc import states
-from gpulock.cli.cluster.devices import ClusterDevice, ClusterNode
+from gpulock.cli.cluster.devices import (
+    ClusterDevice,
+    ClusterHolder,
+    ClusterNode,
+    ratio_or_none,
+)
 
 NO_MODEL, NO_USER = "not known", "not told"
 TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN, states.STALE)
@@ -22,8 +27,6 @@ class ClusterSum:
 
     name: str
     states: dict[str, int] = field(default_factory=lambda: dict.fromkeys(states.STATES, 0))
-    jobs: int = 0
-    nodes: int = 0
     utilization: float | None = None
 
     @property
@@ -36,6 +39,21 @@ class ClusterSum:
         """Return those that are neither free nor held, by state."""
         usual = (states.FREE, states.HELD, states.HELD_IDLE)
         return {name: n for name, n in self.states.items() if n and name not in usual}
+
+
+@dataclass
+class UserSum:
+    """What a user holds: how many devices in each state, a share as its part of one.
+
+    `devices` is None where the part of no share is known.
+    """
+
+    name: str
+    states: dict[str, float] = field(default_factory=lambda: dict.fromkeys(states.STATES, 0.0))
+    devices: float | None = None
+    jobs: int = 0
+    nodes: int = 0
+    utilization: float | None = None
 
 
 def sum_by_node(nodes: Iterable[ClusterNode]) -> list[ClusterSum]:
@@ -72,23 +90,42 @@ def sum_by_model(nodes: Iterable[ClusterNode]) -> list[ClusterSum]:
     return [*found, rest] if rest.devices else found
 
 
-def sum_by_user(nodes: Iterable[ClusterNode]) -> list[ClusterSum]:
+def sum_by_user(nodes: Iterable[ClusterNode]) -> list[UserSum]:
     """Return one sum a user who holds something, most devices first."""
-    groups: dict[str, list[ClusterDevice]] = {}
+    groups: dict[str, list[tuple[ClusterDevice, ClusterHolder]]] = {}
     for node in nodes:
         for device in node.devices.values():
-            if device.holder is not None and device.state in TAKEN:
-                user = device.holder.get("user") or NO_USER
-                groups.setdefault(user, []).append(device)
-    found = [sum_cluster_devices(name, devices) for name, devices in groups.items()]
-    return sorted(found, key=lambda one: (-one.devices, one.name))
+            for holder in device.holders() if device.state in TAKEN else ():
+                user = holder.labels.get("user") or NO_USER
+                groups.setdefault(user, []).append((device, holder))
+    found = [sum_user_holdings(name, holdings) for name, holdings in groups.items()]
+    return sorted(found, key=lambda one: (-(one.devices or 0), one.name))
+
+
+def sum_user_holdings(
+    name: str, holdings: Sequence[tuple[ClusterDevice, ClusterHolder]]
+) -> UserSum:
+    """Return what a user holds: a share is its part of the device."""
+    result = UserSum(name)
+    jobs: set[tuple[str, ...]] = set()
+    for device, holder in holdings:
+        if device.state is not None and holder.part is not None:
+            result.states[device.state] += holder.part
+        keys = ("scheduler", "job_id", "task_id")
+        local = device.node if holder.labels.get("scheduler") in ("process", "admin") else ""
+        jobs.add((local, *(holder.labels.get(key, "") for key in keys)))
+    parts = [holder.part for _, holder in holdings if holder.part is not None]
+    result.devices = sum(parts) if parts else None
+    used = [holder.use for _, holder in holdings if holder.use is not None]
+    result.utilization = sum(used) / len(used) if used else None
+    result.jobs, result.nodes = len(jobs), len({device.node for device, _ in holdings})
+    return result
 
 
 def sum_cluster_nodes(sums: Iterable[ClusterSum]) -> ClusterSum:
     """Return the sum of sums of nodes."""
     whole = ClusterSum("total")
     for one in sums:
-        whole.nodes += 1
         for name, count in one.states.items():
             whole.states[name] += count
     return whole
@@ -97,16 +134,10 @@ def sum_cluster_nodes(sums: Iterable[ClusterSum]) -> ClusterSum:
 def sum_cluster_devices(name: str, devices: Sequence[ClusterDevice]) -> ClusterSum:
     """Return the sum of some devices."""
     result = ClusterSum(name)
-    jobs: set[tuple[str, ...]] = set()
     for one in devices:
         if one.state is not None:
             result.states[one.state] += 1
-        if one.holder is not None:
-            keys = ("scheduler", "job_id", "task_id")
-            local = one.node if one.holder.get("scheduler") in ("process", "admin") else ""
-            jobs.add((local, *(one.holder.get(key, "") for key in keys)))
-    told = [one.facts.get("utilization_ratio", -1.0) for one in devices]
-    used = [ratio for ratio in told if 0 <= ratio <= 1]
+    told = [ratio_or_none(one.facts, "utilization_ratio") for one in devices]
+    used = [ratio for ratio in told if ratio is not None]
     result.utilization = sum(used) / len(used) if used else None
-    result.jobs, result.nodes = len(jobs), len({one.node for one in devices})
     return result

@@ -22,7 +22,6 @@ from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.cli_site import ROOT
 from tests.support.exporter_nodes import Node, card, facts, instance, listed, lock
-from tests.support.pairs import zip_equal
 from tests.support.prometheus_server import Prometheus
 from tests.support.runner import command_runner
 from tests.support.trees import FakeProc, bus
@@ -265,16 +264,78 @@ def test_an_instance_is_of_its_cards_model(call: Any, prometheus: Prometheus) ->
     assert "1 node, 2 devices: 1 free, 1 held" in text
 
 
-def test_a_shared_gpu_is_one_of_all_its_holders(call: Any, prometheus: Prometheus) -> None:
-    node = Node()
-    shares = [(1, "12", "alice"), (2, "13", "bob")]
-    locks = [held(0, str(n), user, job_id=job) for n, job, user in shares]
-    for (number, _, _), one in zip_equal(shares, locks):
-        one.id = f"{one.id}.share{number}"
-    node.facts = facts(*locks)
-    node.tick(card(0))
-    write(prometheus, ONE, node, 1)
-    assert list(table(call().stdout, "USER")) == ["alice,bob"]
+def shared(prometheus: Prometheus) -> None:
+    """Have alice two of four places on a card, with bob, who has another card, and carol a shard.
+
+    Nobody but Slurm counts shards.
+    """
+    node = Node(shares=("0:4",))
+    places = [(0, 1, "12", "alice", 4), (0, 2, "12", "alice", 4), (0, 3, "13", "bob", 4)]
+    places += [(2, 1, "14", "carol", 0)]
+    locks = [
+        lock(card, f"{job}.{place}", f"share{place}", user=user, job_id=job, places=parted)
+        for card, place, job, user, parted in places
+    ]
+    node.facts = facts(*locks, held(1, "15", "bob"))
+    node.tick(card(0), card(1, **BUSY), card(2))
+    write(prometheus, ONE, node, 3)
+
+
+def test_a_share_counts_for_its_holder_as_its_part_of_the_gpu(
+    call: Any, prometheus: Prometheus
+) -> None:
+    shared(prometheus)
+    users = table(call().stdout, "USER")
+    assert {name: (one["GPUS"], one["JOBS"]) for name, one in users.items()} == {
+        "bob": ("1.25", "2"),
+        "alice": ("0.5", "1"),
+        "carol": ("-", "1"),
+    }
+    found = json.loads(call("--json").stdout)
+    assert [(one["user"], one["devices"]) for one in found["users"]] == [
+        ("bob", 1.25),
+        ("alice", 0.5),
+        ("carol", None),
+    ]
+    assert [one["states"]["held"] for one in found["users"]] == [1.25, 0.5, 0]  # of 3 GPUs
+    assert (found["totals"]["devices"], found["models"][0]["devices"]) == (3, 3)
+    assert "1 node, 3 GPUs: 0 free, 3 held" in call().stdout
+
+
+@pytest.mark.parametrize("part", [float("nan"), float("inf"), -1.0, 0.0, 2.0])
+def test_a_part_that_cannot_be_is_not_known(call: Any, prometheus: Prometheus, part: float) -> None:
+    own = {"instance": ONE, "uuid": "u", "gpu": "0"}
+    prometheus.samples[QUERIES[0]] += [
+        ({"__name__": "gpulock_gpus", "state": "held", **own}, 1),
+        ({"__name__": "gpulock_gpu_locked", **own}, 1),
+        ({"__name__": "gpulock_gpu_share_info", "share": "1", "user": "alice", **own}, 1),
+        ({"__name__": "gpulock_gpu_share_ratio", "share": "1", **own}, part),
+    ]
+    assert json.loads(call("--json").stdout)["users"][0]["devices"] is None
+
+
+def test_a_share_is_as_busy_as_its_own_processes(call: Any, prometheus: Prometheus) -> None:
+    own = {"instance": ONE, "uuid": "u", "gpu": "0"}
+    for share, user, use in (("1", "alice", 0.25), ("2", "bob", 0.5)):
+        prometheus.samples[QUERIES[0]] += [
+            ({"__name__": f"gpulock_gpu_share_{name}", "share": share, **more, **own}, value)
+            for name, more, value in (
+                ("utilization_ratio", {}, use),
+                ("ratio", {}, 0.25),
+                ("info", {"user": user, "job_id": user}, 1),
+            )
+        ]
+    prometheus.samples[QUERIES[0]] += [
+        ({"__name__": "gpulock_gpus", "state": "held", **own}, 1),
+        ({"__name__": "gpulock_gpu_locked", **own}, 1),
+        ({"__name__": "gpulock_gpu_utilization_ratio", **own}, 0.75),
+    ]
+    found = json.loads(call("--json").stdout)
+    assert {one["user"]: one["utilization"] for one in found["users"]} == {
+        "alice": 0.25,
+        "bob": 0.5,
+    }
+    assert found["nodes"][0]["utilization"] == 0.75
 
 
 @pytest.mark.parametrize(("how", "name"), [(LabelUser.UID, "1000"), (LabelUser.NONE, "not told")])

@@ -102,8 +102,8 @@ class Connection:
     def drain(self, most: int) -> None:
         """Say that nothing more comes, then read and drop: unread bytes would reset the answer.
 
-        TLS is left without its closing alert: every answer has a length, and OpenSSL would keep
-        the session of a properly closed connection in memory.
+        TLS is left without its closing alert: every answer has a length, and until Python 3.13
+        OpenSSL would keep the session of a properly closed connection in memory.
         """
         socket.socket.shutdown(self._sock, socket.SHUT_WR)
         while most > 0 and (data := socket.socket.recv(self._sock, 16384)):

@@ -22,6 +22,7 @@ interrupt_all() {
 interrupted() {
     interrupt_all
     wait
+    [[ -z ${clock:-} ]] || kill -- "-$clock" 2>/dev/null # it would signal whoever has this pid by then
     rm -rf "$logs"
     exit 130
 }

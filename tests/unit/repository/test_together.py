@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,15 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.exporter.child import until
+
 TOGETHER = Path(__file__).resolve().parents[2] / "together.sh"
 INTERRUPTED = 130
 OVERDUE = 124
-# A lab: what it puts up it takes down when it is interrupted. A process below it has 3 open.
+# A lab: what it puts up it takes down when it is interrupted. A process below it has 3 open, and
+# tells that it is up: an interrupt before that process is there would find nothing to end.
 LAB = """\
 exec 3>"$1"
 trap 'echo down >&3; exit 2' INT
-echo up >&3
-sleep 20  # no longer, where no interrupt comes
+sh -c 'echo up >&3; exec sleep 20'  # no longer, where no interrupt comes
 """
 # What puts a lab into namespaces: interrupted alone, it tells nobody and waits.
 AROUND = 'trap : INT; bash "$1" "$2"; exit $?'
@@ -81,6 +84,16 @@ def started(commands: list[str], tmp_path: Path, seconds: int = 60) -> subproces
     return subprocess.Popen(words, stdout=pipe, stderr=pipe, env=env, text=True)
 
 
+def living(tmp_path: Path) -> list[str]:
+    """Return the programs that were started for a test and still run, by their environment."""
+    found: list[str] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"TMPDIR={tmp_path}/logs\0" in (folder / "environ").read_text(errors="replace"):
+                found.append((folder / "comm").read_text().strip())
+    return found
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_takes_every_lab_down_and_leaves_no_process(
     told: Told, commands: list[str], tmp_path: Path, number: int
@@ -90,6 +103,7 @@ def test_an_interrupt_takes_every_lab_down_and_leaves_no_process(
         together.send_signal(number)
         assert together.wait(10) == INTERRUPTED
         assert told.rest() == ["down", "down"]
+        assert until(lambda: not living(tmp_path), 10)
         assert list((tmp_path / "logs").iterdir()) == []
 
 

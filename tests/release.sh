@@ -23,8 +23,7 @@ case $release in
 bullseye | bookworm) # for their Python alone
     packages=python3,python3-distutils,gcc,libc6-dev,strace,procps,iproute2,mount,make,openssl
     # There may be no mirror of its -security: this machine's own archive alone.
-    # shellcheck disable=SC2016 # it is apt's
-    mapfile -t mirror < <(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' | awk '!/security/ && !n++')
+    mapfile -t mirror < <(.venv/bin/python tests/support/mirror.py)
     ;;
 esac
 root=$roots/$release

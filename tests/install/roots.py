@@ -12,6 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from tests.support.mirror import ask_for_mirror
+
 HOST: Final = "host"
 RPM: Final = "rpm"  # Debian with the package managers of Fedora
 ROOTS: Final = Path(os.environ.get("GPULOCK_ROOTS", "/var/cache/gpulock-roots"))
@@ -70,14 +72,6 @@ class Machine:
         )
         assert done.returncode == status, done.stdout
         return done.stdout
-
-
-def ask_for_mirror() -> str:
-    """Return the URL of the archive that this machine's own packages come from."""
-    told = subprocess.check_output(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI)"], text=True
-    )
-    return next(url for url in told.split() if "security" not in url)
 
 
 def find_root(name: str) -> Path:

@@ -105,7 +105,7 @@ def shown_device_state(
         state, reason = FOREIGN, f"{why or 'free'}, but in use by a process"
     elif state == FREE and why:
         state, reason = HELD, why
-    if state == HELD and device.id in idle:
+    if state == HELD and lock is not None and idle.issuperset([one.id for one in over if one]):
         state = HELD_IDLE
     row = DeviceState(device.id, device, lock, state, reason)
     row.others = [one for one in over if one and one is not lock]

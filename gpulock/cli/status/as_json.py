@@ -9,6 +9,7 @@ from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import SampleView, count_seen_foreign
 from gpulock.cli.status.status_view import StatusView
+from gpulock.store.locks import Lock
 from gpulock.store.owner import TYPES
 from gpulock.text.words import held_seconds
 
@@ -63,9 +64,7 @@ def status_device_entry(
         "state": row.state,
         "reason": row.reason,
         "held": held,
-        "holders": [
-            {key: getattr(lock.owner, key) for key in TYPES} for lock in row.locks() if lock.owner
-        ],
+        "holders": [holder_entry(view.use, lock) for lock in row.locks() if lock.owner],
         "held_seconds": seconds,
         "shares": {"places": room[0], "free": room[1]} if room else None,
         "use": status_use_entry(view, row),
@@ -86,7 +85,6 @@ def status_use_entry(view: StatusView, row: DeviceState) -> dict[str, object] | 
     seen = use.seen(row.id)
     if seen is None:
         return None
-    account = use.account(row.id, row.lock)
     last = seen.last_busy
     return {
         "utilization": seen.utilization,
@@ -98,7 +96,21 @@ def status_use_entry(view: StatusView, row: DeviceState) -> dict[str, object] | 
         "processes": seen.processes,
         "foreign_processes": count_seen_foreign(seen),
         "foreign_pids": list(seen.foreign_pids),
-        "idle_seconds": use.idle(row.id, row.lock),
+        **claim_use_entry(use, row.lock if row.lock and row.lock.id == row.id else None),
+    }
+
+
+def holder_entry(use: SampleView, lock: Lock) -> dict[str, object]:
+    """Return who holds a device, or a share of it, and what it did for that claim."""
+    record = {key: getattr(lock.owner, key) for key in TYPES}
+    return {**record, "use": claim_use_entry(use, lock)}
+
+
+def claim_use_entry(use: SampleView, lock: Lock | None) -> dict[str, object]:
+    """Return what a device did for the claim of a lock; what is not known is null."""
+    account = use.account(lock.id, lock) if lock else None
+    return {
+        "idle_seconds": use.idle(lock.id, lock) if lock else None,
         "busy_seconds": account.busy if account else None,
         "observed_seconds": account.observed if account else None,
         "memory_peak_bytes": account.memory_peak if account else None,

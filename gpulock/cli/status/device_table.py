@@ -6,7 +6,8 @@ from __future__ import annotations
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import SampleView, count_seen_foreign
-from gpulock.cli.status.status_view import StatusView
+from gpulock.cli.status.status_view import StatusView, group_row_claims
+from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
@@ -21,6 +22,7 @@ COLUMNS = (
     Column("JOB", least=12),
     Column("USER", least=8),
     Column("QUEUE", least=8, drop=2, spare=True),
+    Column("SHARE", spare=True),
     Column("HELD FOR", right=True),
     Column("UTIL", right=True, spare=True),
     Column("MEAN", right=True, spare=True, drop=table.EARLY),
@@ -28,6 +30,7 @@ COLUMNS = (
     Column("LAST BUSY", right=True, spare=True),
     Column("FOREIGN", right=True, spare=True, drop=table.EARLY + 1),
 )
+STATE, USE = 3, 9  # columns: what is said of a holder stands between them
 GIB = 1 << 30
 MINUTE, HOUR, DAY = 60, 3600, 86400
 SMALL = 9.95  # GiB, below which a decimal is shown
@@ -40,28 +43,36 @@ def render_status_table(
     """Return the lines of the table, with `whole` columns only."""
     rows: list[list[Cell]] = []
     for row in shown:
-        rows.append(status_row_cells(view, row))
-        rows += [other_holder_cells(view, lock) for lock in row.others if lock.owner]
+        first, *others = group_row_claims(row) or [[]]
+        rows.append(status_row_cells(view, row, first))
+        rows += [other_holder_cells(view, row, locks) for locks in others if locks[0].owner]
     return table.render_table(COLUMNS, rows, width, whole)
 
 
-def other_holder_cells(view: StatusView, lock: Lock) -> list[Cell]:
+def other_holder_cells(view: StatusView, row: DeviceState, locks: list[Lock]) -> list[Cell]:
     """Return the row of one more holder of a device, below the device's own."""
-    empty = [Cell("")] * len(COLUMNS)
-    return [*empty[:4], *[Cell(text) for text in holder_texts(view, lock)], *empty[8:]]
+    result = [Cell("")] * len(COLUMNS)
+    state = view.holder_state(row, locks[0])
+    if state != row.state:
+        result[STATE] = table.state_cell(state)
+    result[STATE + 1 : USE] = holder_cells(view, locks)
+    if row.device is not None and view.use.seen(row.id) is not None:
+        result[USE + 1], result[USE + 3] = claim_use_cells(view.use, row, locks[0])
+    return result
 
 
-def holder_texts(view: StatusView, lock: Lock | None) -> list[str]:
-    """Return job, user, queue, and for how long."""
-    record = lock.owner if lock else None
+def holder_cells(view: StatusView, locks: list[Lock]) -> list[Cell]:
+    """Return job, user, queue, which part of a card, and for how long."""
+    record = locks[0].owner if locks else None
     if record is None:
-        return [""] * 4
+        return [Cell("")] * 5
     held = format_duration(held_seconds(record, view.node.boot_id, view.boottime, view.now))
-    return [record.job(), record.user, record.queue, held]
+    part = f"{len(locks)}/{record.places or '?'}" if SHARE in locks[0].id else ""
+    return [Cell(text) for text in (record.job(), record.user, record.queue, part, held)]
 
 
-def status_row_cells(view: StatusView, row: DeviceState) -> list[Cell]:
-    """Return one row of the table."""
+def status_row_cells(view: StatusView, row: DeviceState, locks: list[Lock]) -> list[Cell]:
+    """Return the row of a device with the claim that has these locks on it, none where free."""
     device = row.device
     name, bus, model = "-", row.id, ""
     if device is not None:
@@ -69,11 +80,9 @@ def status_row_cells(view: StatusView, row: DeviceState) -> list[Cell]:
         model = f"{short_model(device.model)} {device.profile}".strip()
     elif row.lock is None:
         bus = ""  # a card that is only known to be missing
-    texts = [name, bus, model, "", *holder_texts(view, row.lock)]
-    result = [Cell(text) for text in texts]
-    result[3] = table.state_cell(row.state)
+    result = [*(Cell(text) for text in (name, bus, model)), table.state_cell(row.state)]
     use = status_use_cells(view.use, row) if device is not None else [Cell("")] * 5
-    return [*result, *use]
+    return [*result, *holder_cells(view, locks), *use]
 
 
 def status_use_cells(use: SampleView, row: DeviceState) -> list[Cell]:
@@ -82,14 +91,21 @@ def status_use_cells(use: SampleView, row: DeviceState) -> list[Cell]:
     if seen is None:
         return [UNKNOWN] * 4 + [Cell("")]
     strangers = count_seen_foreign(seen)
-    mean = use.mean(row.id, row.lock) if row.lock else None
+    mean, last = claim_use_cells(use, row, row.lock)
     return [
         use_percent_cell(seen.utilization),
-        use_percent_cell(mean) if row.lock else Cell(""),
+        mean,
         memory_use_cell(seen.memory_used, seen.memory_total),
-        last_busy_cell(use, row.id, row.lock),
+        last,
         Cell(str(strangers), "yellow") if strangers else Cell(""),
     ]
+
+
+def claim_use_cells(use: SampleView, row: DeviceState, lock: Lock | None) -> tuple[Cell, Cell]:
+    """Return how much a device worked for a claim, and when last; that of nobody's where free."""
+    name = lock.id if lock else row.id
+    mean = use_percent_cell(use.mean(name, lock)) if lock else Cell("")
+    return mean, last_busy_cell(use, name, lock)
 
 
 def use_percent_cell(ratio: float | None) -> Cell:

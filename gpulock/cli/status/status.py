@@ -181,7 +181,8 @@ def select_status_rows(
         )
         raise CommandRefusedError(f"what is idle is not known: {why}", "look at gpulock-exporter")
     ids = view.use.idle_ids(view.held, idle)
-    return [row for row in rows if row.state in TAKEN and row.id in ids]
+    taken = [row for row in rows if row.state in TAKEN]
+    return [row for row in taken if row.id in ids or any(one.id in ids for one in row.locks())]
 
 
 def format_status_lines(
@@ -203,7 +204,7 @@ def format_status_lines(
     result += device_table.format_status_totals(rows, width)
     if idle is None and (room := view.share_room(rows)):
         names = [(format_device_label(name, view.devices), *room[name]) for name in room]
-        words = [f"{name} {free} of {places} free" for name, places, free in names]
+        words = [f"{name}: {free} of {places} free" for name, places, free in names]
         result += table.render_facts([("shares", ", ".join(words))], width)
     if idle is not None:
         return result + format_unknown_idle(view, rows, width)
@@ -217,8 +218,14 @@ def format_unknown_idle(view: StatusView, rows: list[DeviceState], width: int) -
     names = [
         format_device_label(row.id, view.devices)
         for row in rows
-        if row.state in TAKEN and view.use.idle(row.id, row.lock) is None
+        if row.state in TAKEN and not is_idle_known(view, row)
     ]
     return table.render_facts(
         [("not known", f"whether {', '.join(names)} idle")] if names else [], width
     )
+
+
+def is_idle_known(view: StatusView, row: DeviceState) -> bool:
+    """Return whether it is known of each holder of a device how long it has been idle."""
+    locks = row.locks()
+    return bool(locks) and all(view.use.idle(lock.id, lock) is not None for lock in locks)

@@ -79,6 +79,12 @@ class StatusView(NodeView):
         found.noted = row.noted
         return found
 
+    def holder_state(self, row: states.DeviceState, lock: Lock) -> str:
+        """Return the state of a device as it is for one of those that hold it."""
+        state = self.row_of_lock(row, lock).state
+        idle = self.use.idle_ids({lock.id: lock}, self.node.settings.idle_after)
+        return states.HELD_IDLE if state == states.HELD and idle else state
+
     def share_room(self, rows: list[states.DeviceState]) -> dict[str, tuple[int, int]]:
         """Return (places, how many of them are free for one user) of each card that has some."""
         words = self.node.settings.shares
@@ -140,6 +146,17 @@ class ProcessView:
             for lock in held.values()
             if not (lock.owner and lock.owner.scheduler == "slurm" and lock.owner.token in known)
         ]
+
+
+def group_row_claims(row: states.DeviceState) -> list[list[Lock]]:
+    """Return the locks on a device by claim, its own first; what cannot be read stands alone.
+
+    Several places of a shared GPU may be one claim's.
+    """
+    found: dict[str, list[Lock]] = {}
+    for lock in row.locks():
+        found.setdefault(lock.owner.token if lock.owner else lock.id, []).append(lock)
+    return list(found.values())
 
 
 def view_node(node: Node, judging: bool) -> StatusView:

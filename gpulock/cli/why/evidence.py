@@ -23,6 +23,7 @@ from gpulock.store.owner import Owner
 from gpulock.text.advice import PROCESS_IN_PROOF
 from gpulock.text.words import (
     format_count,
+    format_device_label,
     format_device_list,
     format_duration,
     format_local_time,
@@ -40,7 +41,9 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
     if record is None:
         return [("record", lock.fault or "none: a claim cut short, or one at work this moment")]
     found: FactList = [("since", describe_claim_time(view, record))]
-    if len(record.devices) > 1:
+    if SHARE in lock.id:
+        found.append(("share", describe_share(view, lock.id, record)))
+    if len({name.partition(SHARE)[0] for name in record.devices}) > 1:
         found.append(("grant", f"{format_device_list(record.devices, view.devices)} in one claim"))
     if record.comment:
         found.append(("reason", record.comment))
@@ -53,6 +56,16 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
     if sight.scan.blind or sight.holders.blind:
         found.append(("not seen", sight.scan.blind or sight.holders.blind))
     return found
+
+
+def describe_share(view: StatusView, name: str, record: Owner) -> str:
+    """Return how many places a claim has on the card of one of them."""
+    card = name.partition(SHARE)[0]
+    count = sum(one.partition(SHARE)[0] == card for one in record.devices)
+    of = format_device_label(name, view.devices)
+    if record.places:
+        return f"{count} of {record.places} places of {of}"
+    return f"{format_count(count, 'place')} of {of}, of how many is not known"
 
 
 def describe_share_work(view: StatusView, lock: Lock) -> FactList:

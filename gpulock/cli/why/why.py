@@ -16,6 +16,7 @@ from gpulock.cli.status.status_view import (
     ProcessView,
     StatusView,
     find_stray_path,
+    group_row_claims,
     judge_node_view,
     view_node,
 )
@@ -113,7 +114,7 @@ def explain_device(view: StatusView, sight: ProcessView, row: DeviceState, width
     said = known is not None and known.proof == row.reason
     found: FactList = [("reason", row.reason)] if row.reason and not said else []
     ids = [row.id] if row.device else []
-    for lock in row.locks():
+    for lock, *_ in group_row_claims(row):
         if lock.owner:
             found.append(("holder", format_holder_and_queue(lock)))
         found += describe_lock(view, sight, lock, ids)

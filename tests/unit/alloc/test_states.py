@@ -106,6 +106,13 @@ def test_idle_is_said_only_of_what_is_held() -> None:
     assert one({}, idle=bus(0)).state == "free"
 
 
+def test_a_shared_card_is_idle_when_all_its_shares_are() -> None:
+    first, second = held = shares("12", "13")
+    assert one(held, idle=f"{first} {second}").state == "held_idle"
+    assert one(held, idle=first).state == "held"
+    assert one(held).state == "held"
+
+
 def test_each_word_gives_way_to_those_before_it() -> None:
     fallen = card(0)
     fallen.fault = "garbage"

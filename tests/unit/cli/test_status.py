@@ -387,7 +387,7 @@ def test_the_shares_of_a_card_and_how_many_are_free_are_shown(site: Site) -> Non
     record, place = site.hold(7, job_id="13"), f"{site.id(6)}.share1"
     site.node().store.make(place, record.copy(devices=(place,), places=4, token="u"))
     assert " ".join(site.call("status").stdout.split()).endswith(
-        "8 GPUs: 6 free, 2 held shares GPU 6 3 of 4 free, GPU 7 0 of 2 free"
+        "8 GPUs: 6 free, 2 held shares GPU 6: 3 of 4 free, GPU 7: 0 of 2 free"
     )
     gpus = site.json()["gpus"]
     assert [gpu["shares"] for gpu in gpus[5:]] == [
@@ -404,7 +404,7 @@ def test_a_card_whose_mps_ends_is_held_and_says_so(site: Site) -> None:
     text = site.call("status").stdout
     assert line_of(text, 6)[3] == "held"
     assert "GPU 6  held: MPS of uid 1001 ends on it; gpulock why 6" in text
-    assert "GPU 6 0 of 4 free" in text
+    assert "GPU 6: 0 of 4 free" in text
     gpu = site.json()["gpus"][6]
     assert (gpu["state"], gpu["reason"]) == ("held", "MPS of uid 1001 ends on it")
     assert (gpu["held"], gpu["holders"]) == (None, [])

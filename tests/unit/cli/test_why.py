@@ -65,6 +65,22 @@ def test_a_shared_gpu_names_every_holder_and_each_job_its_gpu(site: Site) -> Non
     assert freed.exit_code == 0 and freed.stdout.count("freed GPU 2") == 2
 
 
+def test_a_claim_of_several_places_is_one_holder_with_its_part(site: Site) -> None:
+    places = tuple(f"{site.id(2)}.share{number}" for number in (1, 2))
+    for job, ids, parted in (("12", places, 4), ("13", (f"{site.id(2)}.share3",), 0)):
+        held = site.hold(job_id=job, token=f"t{job}", devices=ids, places=parted)
+        for name in ids:
+            site.node().store.make(name, held)
+    said = [" ".join(line.split()) for line in site.call("why", "2").stdout.splitlines()]
+    assert [line for line in said if line.startswith(("holder", "share", "grant"))] == [
+        "holder job 12 of alice in gpu.q",
+        "share 2 of 4 places of GPU 2",
+        "holder job 13 of alice in gpu.q",
+        "share 1 place of GPU 2, of how many is not known",
+    ]
+    assert facts(site.call("why", "12").stdout)["share"] == "2 of 4 places of GPU 2"
+
+
 def test_each_holder_of_a_shared_gpu_has_its_own_work(site: Site) -> None:
     sampled = Sampled(site.files.exporter_dir)
     sampled.device(site.id(2))

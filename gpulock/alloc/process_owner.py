@@ -68,7 +68,8 @@ class ProcessTree:
         """Return whether a process that is not shown is gone: no hidepid, and the host's pids."""
         if self._sees_all is None:
             try:
-                self._sees_all = HOST_PIDS in self.proc.pid_namespace() and bool(self.status(INIT))
+                self.proc.status(INIT)
+                self._sees_all = HOST_PIDS in self.proc.pid_namespace()
             except (OSError, ValueError):
                 self._sees_all = False
         return self._sees_all

@@ -160,11 +160,27 @@ class ProcessScan(ProcessTree):
         return not ours and self.account(pid, uid) not in users
 
     def _list(self) -> list[int]:
-        """Return the processes that are there, or those that began since the last listing."""
+        """Return the processes that are there, or those that began since the last listing.
+
+        Numbers are given upwards: who forks and ends on the way is met by its child's, and in the
+        end no number was given that was not asked for. A process that was being made at the mark
+        has a number shortly before it. Where a look takes long, numbers may have come round.
+        """
         begun, mark, self._mark = time.monotonic(), self._mark, None
+        root, found = self.proc.root, list[int]()
         try:
-            if mark and (numbers := self._begun_since(*mark)) is not None:
-                return numbers
+            if mark:
+                number, last = max(0, mark[0] - SHORTLY), self.proc.last_pid()
+                while number < last <= mark[0] + MANY:
+                    number += 1
+                    if number not in self._seen and os.access(f"{root}/{number}", os.F_OK):
+                        found.append(number)
+                    if number == last:
+                        last = self.proc.last_pid()
+                longest = int(atomic.read_text(f"{root}/sys/kernel/pid_max")) / RATE
+                if mark[0] <= last <= number and time.monotonic() - mark[1] <= longest:
+                    self._mark = last, begun
+                    return [pid for pid in found if self.proc.leads(pid)]
             if self.sees_all():
                 self._mark = self.proc.last_pid(), begun
                 users = self._users
@@ -187,26 +203,6 @@ class ProcessScan(ProcessTree):
         self.others.update(found[0])
         self.others.difference_update(self._uids)
         return True
-
-    def _begun_since(self, mark: int, when: float) -> "list[int] | None":
-        """Return the processes whose number was given after `mark`; None where that is unsure.
-
-        Numbers are given upwards: who forks and ends on the way is met by its child's, and in the
-        end no number was given that was not asked for. A process that was being made at the mark
-        has a number shortly before it. Where a look takes long, numbers may have come round.
-        """
-        begun, number, found = time.monotonic(), max(0, mark - SHORTLY), list[int]()
-        last = self.proc.last_pid()
-        while number < last <= mark + MANY:
-            number += 1
-            if number not in self._seen and os.access(f"{self.proc.root}/{number}", os.F_OK):
-                found.append(number)
-            if number == last:
-                last = self.proc.last_pid()
-        if not mark <= last <= number or time.monotonic() - when > self.proc.pid_max() / RATE:
-            return None
-        self._mark = last, begun
-        return [pid for pid in found if self.proc.leads(pid)]
 
     def _pids_near(self, shepherd: int) -> "list[int] | None":
         """Return the children of a shepherd and of all above it; None where it is not above us.
@@ -253,7 +249,7 @@ class ProcessScan(ProcessTree):
         """
         if pid in self.others and uid in (self._users or ()):
             return False
-        if pid not in self._begun() and not self._leave_out_others([pid], (uid,)):
+        if pid not in self._statuses and not self._leave_out_others([pid], (uid,)):
             return False
         uids = self.status(pid).uids[:3]
         return uid in uids or (uids[0] >= SYSTEM_UIDS and self.account(pid, uids[0]) == uid)
@@ -308,11 +304,9 @@ class ProcessScan(ProcessTree):
 
     def status(self, pid: int) -> ProcessStatus:
         """Return one process's status, read afresh where it appeared since."""
-        return self._begun().get(pid) or super().status(pid)
-
-    def _begun(self) -> dict[int, ProcessStatus]:
-        """Return what the look has met so far; take it where it was not begun."""
-        return self._statuses if self._listings else self.statuses()
+        if not self._listings:
+            self.statuses()
+        return self._statuses.get(pid) or super().status(pid)
 
     def carriers(self, gid: int) -> list[int]:
         """Return the processes that carry a supplementary group."""

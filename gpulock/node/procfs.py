@@ -9,6 +9,8 @@ import errno
 import os
 import sys
 
+from gpulock.store import atomic
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.node.timed_read import TimedReader
@@ -168,19 +170,7 @@ class Proc:
 
     def last_pid(self) -> int:
         """Return the pid that was given last; raise OSError, ValueError or IndexError."""
-        return int(self._read_word("loadavg"))
-
-    def pid_max(self) -> int:
-        """Return where pids come round; raise OSError, ValueError or IndexError."""
-        return int(self._read_word("sys/kernel/pid_max"))
-
-    def _read_word(self, name: str) -> bytes:
-        """Return the last word of a file that is no process's."""
-        fd = os.open(f"{self.root}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(fd, CHUNK).split()[-1]
-        finally:
-            os.close(fd)
+        return int(atomic.read_text(f"{self.root}/loadavg").split()[-1])
 
     def leads(self, pid: int) -> bool:
         """Return whether a number is a process's, not a thread's; also where nobody can tell."""

@@ -130,18 +130,17 @@ class OpenFiles:
         Those of user `uid` (docs/hand-over.md, whose a process is), or anybody's. Of a share
         it is the card's.
         """
-        return self._look(uid)[0].get(device.partition(SHARE)[0], [])
+        return self.look(uid)[0].get(device.partition(SHARE)[0], [])
 
     def any_device_open(self, uids: "Iterable[int]") -> bool:
         """Return whether a process of any of these users has any of the devices open."""
-        return any([self._look(uid)[0] for uid in uids])
+        return any([self.look(uid)[0] for uid in uids])
 
-    def why_blind_about(self, uid: int) -> str:
-        """Return why processes of a user may have been missed, or nothing."""
-        return self.dark or self._look(uid)[1]
+    def look(self, uid: "int | None") -> tuple[dict[str, list[int]], str]:
+        """Return the processes of a user, or of all, by device, and why there may be more.
 
-    def _look(self, uid: "int | None") -> tuple[dict[str, list[int]], str]:
-        """Return the look at one user's processes, or at all; each is taken once."""
+        Each look is taken once. Of a share the device is its card.
+        """
         if uid not in self._looks:
             pids: dict[str, list[int]] = {}
             blind = ""
@@ -149,7 +148,8 @@ class OpenFiles:
                 blind = self._fill(pids, uid)
             self._looks[uid] = pids, blind
             self.blind = self.blind or self.dark or blind
-        return self._looks[uid]
+        pids, blind = self._looks[uid]
+        return pids, self.dark or blind
 
     def _fill(self, found: dict[str, list[int]], uid: "int | None") -> str:
         """Look at every process as ProcessScan does: list again until nothing vanished unread.
@@ -311,12 +311,13 @@ def remaining_device_user(
     device cgroup, CUDA opens every node it can see. Another user's without a claim are foreign.
     The MPS of a shared card is gpulockd's to end, and the card is closed until then (job.mps).
     """
-    pids = files.pids_with_open(device, record.uid)
+    found, blind = files.look(record.uid)
+    pids = found.get(device.partition(SHARE)[0], [])
     mark = held[device].mps if device in held else ""
     if mark:
         pids = [pid for pid in pids if not is_mps_process(pid, mark, files.scan)]
     left = unclaimed_processes(pids, files.scan, held.values(), record) if pids else []
-    return f"process {left[0]} has {device} open" if left else files.why_blind_about(record.uid)
+    return f"process {left[0]} has {device} open" if left else blind
 
 
 def unclaimed_processes(

@@ -76,7 +76,7 @@ def decide_reap(
     if lock.id.partition(SHARE)[0] not in files.ids:
         add_recorded_device(files, lock)
     if record is not None and (left := remaining_device_user(lock.id, record, files, held)):
-        blind = left == files.why_blind_about(record.uid)
+        blind = left == files.look(record.uid)[1]
         kept = HELD if blind or over != DIED else ORPHANS
         return ReapOutcome(lock, kept, verdict, left)
     return ReapOutcome(lock, FREED, verdict, verdict.proof)

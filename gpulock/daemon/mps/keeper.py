@@ -152,7 +152,7 @@ class CardMps:
         files = OpenFiles(ProcessScan(site.node.proc), [site.card], site.node.settings)
         pids = files.pids_with_open(site.card.bus, site.uid)
         if not pids:
-            return files.why_blind_about(site.uid)
+            return files.look(site.uid)[1]
         members, services = {"slurm": is_slurm_job_process}, site.node.settings.allowed_processes
         try:
             held = site.node.store.read_all_locks()

@@ -118,9 +118,9 @@ def append_file(path: str, data: bytes) -> None:
         os.close(fd)
 
 
-def create_file(path: str, data: bytes, mode: int = 0o644, dir_fd: "int | None" = None) -> None:
+def create_file(path: str, data: bytes) -> None:
     """Write a file that is not there yet; raise OSError. A crash may leave it cut short."""
-    fd = os.open(path, OPEN_NEW, mode, dir_fd=dir_fd)
+    fd = os.open(path, OPEN_NEW, 0o644)
     try:
         write_descriptor(fd, data)
     finally:

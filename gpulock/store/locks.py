@@ -287,11 +287,7 @@ class LockStore:
             times.append(("released_boottime", f"{boottime:.3f}"))
         try:  # first: a process killed in between frees nothing
             data = kv.encode_pairs([*times, ("how", how)]).encode()
-            try:
-                atomic.create_file(f"{folder}/released", data, dir_fd=at)
-            except FileExistsError:  # of a release that was cut short
-                os.unlink(f"{folder}/released", dir_fd=at)
-                atomic.create_file(f"{folder}/released", data, dir_fd=at)
+            atomic.replace_file(f"{folder}/released", data, dir_fd=at)
         except (OSError, ValueError):
             pass  # the history lacks when and how
         self.forget(lock.id)

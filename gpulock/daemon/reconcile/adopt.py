@@ -79,14 +79,14 @@ def read_run_records(node: Node) -> list[Owner]:
     return found
 
 
-def remember_grants(node: Node, judge: Judge, stood: Iterable[Lock], held: Collection[str]) -> None:
-    """Give locks that stood at the last reconcile, and are gone with their second name, that again.
+def remember_grants(node: Node, judge: Judge, gone: Iterable[Lock], held: Collection[str]) -> None:
+    """Give locks that are gone since the last reconcile with their second name that name again.
 
-    Not those that are `held`, or were released, nor those of dead Grid Engine jobs, of which that
-    is not told. Gate held; raises Refusal or OSError.
+    Not where one in `held` overlaps it, nor one that was released, nor one of a dead Grid Engine
+    job, of which that is not told. Gate held; raises Refusal or OSError.
     """
     store = node.store
-    for lock in stood:
+    for lock in gone:
         record, place = lock.owner, f"{store.root}/{GRANT}{lock.id}"
         if record is None or any(lock_ids_overlap(lock.id, name) for name in held):
             continue

@@ -78,7 +78,8 @@ def reconcile_locks(
         if not dry_run and node.store.boot_id() == node.boot_id:
             boot.make_claim_folders(node.store, node.settings.state_dir)
             held = node.store.read_all_locks()
-            adopt.remember_grants(node, judge, stood, held)
+            if gone := [lock for lock in stood if lock.id not in held]:
+                adopt.remember_grants(node, judge, gone, held)
             adopted = adopt.put_back_lost_locks(node, judge.scan, held)
         else:
             held = {}
@@ -98,16 +99,7 @@ def reconcile_locks(
         if judge.scan.restless and report.blind not in {one.reason for one in report.outcomes}:
             report.blind = reaper.files.blind  # who forks all the time holds up no lock of others
         if not dry_run:
-            try:
-                publish_verdicts(node, report.outcomes)
-                boot.repair_state_boot_id(node.settings.state_dir, node.boot_id)
-                whole = f"{node.settings.state_dir}/{adoption_state.WHOLE}"
-                if not os.path.lexists(whole):
-                    adopt.write_missing_records(node)
-            except OSError as fault:
-                where = str(fault.filename or node.store.path)
-                where = where.replace(node.store.root, node.store.path)
-                report.fault = f"{where}: {fault.strerror}"
+            report.fault = publish_outcomes(node, report.outcomes)
     if not dry_run and not judge.scan.blind:
         remove_dead_temporaries(node)
     isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.path}/isolation")
@@ -187,22 +179,32 @@ def is_process_gone(node: Node, pid: int) -> bool:
         return False
 
 
-def publish_verdicts(node: Node, outcomes: list[ReapOutcome]) -> None:
-    """Write verdicts and counters, and drop the notes of runs that are over.
+def publish_outcomes(node: Node, outcomes: list[ReapOutcome]) -> str:
+    """Write verdicts, counters, and what STATE_DIR lacks; return what fails, or nothing; gate held.
 
-    Of which Slurm jobs the extern step was seen is noted: from then on its absence counts.
+    Of which Slurm jobs the extern step was seen is noted: from then on its absence counts. The
+    notes of runs that are over go.
     """
-    for outcome in outcomes:
-        if outcome.act != FREED and outcome.lock.extern and not outcome.lock.seen:
-            node.store.mark_seen(outcome.lock.id)
+    store, state_dir = node.store, node.settings.state_dir
     left = {o.lock.owner.token: o.verdict for o in outcomes if o.act != FREED and o.lock.owner}
-    verdicts.write_verdicts(node.store.root, left, node.boot_id)
-    totals = ClaimCounters(node.store)
-    freed = [outcome for outcome in outcomes if outcome.act == FREED]
-    for outcome in freed:
-        totals.count_reap(outcome.verdict.proof)
-    totals.save()
-    for record in [outcome.lock.owner for outcome in freed]:
-        if record is not None and record.scheduler == "slurm":
-            who = record.slurmd, record.job_id, record.uid, record.restart
-            note.remove_task_note(node.store, *who)
+    try:
+        for outcome in outcomes:
+            if outcome.act != FREED and outcome.lock.extern and not outcome.lock.seen:
+                store.mark_seen(outcome.lock.id)
+        verdicts.write_verdicts(store.root, left, node.boot_id)
+        totals = ClaimCounters(store)
+        freed = [outcome for outcome in outcomes if outcome.act == FREED]
+        for outcome in freed:
+            totals.count_reap(outcome.verdict.proof)
+        totals.save()
+        for record in [outcome.lock.owner for outcome in freed]:
+            if record is not None and record.scheduler == "slurm":
+                who = record.slurmd, record.job_id, record.uid, record.restart
+                note.remove_task_note(store, *who)
+        boot.repair_state_boot_id(state_dir, node.boot_id)
+        if not os.path.lexists(f"{state_dir}/{adoption_state.WHOLE}"):
+            adopt.write_missing_records(node)
+    except OSError as fault:
+        where = str(fault.filename or store.path).replace(store.root, store.path)
+        return f"{where}: {fault.strerror}"
+    return ""

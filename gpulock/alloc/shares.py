@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from gpulock.alloc.choose import ClaimRequest
     from gpulock.alloc.states import DeviceState
+    from gpulock.store.owner import Owner
 
 ROUNDING = 1e-9  # in sums of parts
 
@@ -46,6 +47,14 @@ def check_share_request(found: list[Device], want: "ClaimRequest", settings: Set
     if want.count > working or broken:
         why = f"{format_requested_shares(want.count)}, {working} of {whole} work"
         raise Refusal(BROKEN, why, "see gpulock status for the missing card")
+
+
+def holds_places(held: dict[str, Lock], template: "Owner", found: list[Device]) -> bool:
+    """Return whether the job that asks has places here already, on cards that are there."""
+    cards = [device.id for device in found]
+    mine = [one.id for one in held.values() if one.owner and one.owner.key() == template.key()]
+    parts = [name.partition(SHARE) for name in mine]
+    return bool(parts) and all([share and card in cards for card, share, _ in parts])
 
 
 def format_requested_shares(count: int) -> str:

@@ -223,9 +223,12 @@ def card_bus_id(name: str) -> str:
 def lock_ids_overlap(a: str, b: str) -> bool:
     """Return whether two locks cannot be held at a time by the same silicon.
 
-    They are equal, or of a card and of its instance or share. Two shares of a card can.
+    They are equal, or of a card and of its instance or share, or of an instance and a share of one
+    card, whose MIG mode was changed. Two shares of a card can.
     """
-    return a == b or a.startswith(f"{b}.") or b.startswith(f"{a}.")
+    if a == b or a.startswith(f"{b}.") or b.startswith(f"{a}."):
+        return True
+    return (SHARE in a) is not (SHARE in b) and card_bus_id(a) == card_bus_id(b)
 
 
 def place_device(devices: "Mapping[str, Device]", name: str) -> "Device | None":

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpulock.alloc.node_view import are_locks_missing
+from gpulock.alloc.shares import shares_of_card
 from gpulock.daemon.core.process_lister import PROC_LISTING, find_listing_fault
 from gpulock.errors import Refusal
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
@@ -197,6 +198,12 @@ def check_shares(settings: Settings) -> Iterator[Check]:
         if share and before and before != now:
             what = f"{lock.owner.job() if lock.owner else name} holds one of {before} places of"
             yield warning(f"{what} {card}, SHARES says {now}: that counts when it ends")
+    for card in places if settings.share_users == "one" else ():
+        owners = [one.owner for one in shares_of_card(card, held) if one.owner]
+        if len({owner.uid for owner in owners}) > 1:
+            names = " and ".join(sorted({owner.user for owner in owners}))
+            what = f"{names} share {card}, SHARE_USERS says one"
+            yield warning(f"{what}: that counts when one is left")
 
 
 def check_process_list(settings: Settings) -> Iterator[Check]:

@@ -253,6 +253,86 @@ def test_a_card_that_is_no_more_in_shares_stays_closed_to_whole_claims(box: Box)
     assert ids(take(box, 2, share=False, wanted=(bus(2),))) == [bus(2)]
 
 
+def test_a_run_keeps_its_places_and_its_part_when_the_setting_changes(box: Box) -> None:
+    first = take(box, 1, 2)
+    for words in ("2:2", "2:8", ""):
+        box.settings["SHARES"] = words
+        again = take(box, 1, 2)
+        assert (ids(again), again.fresh) == (ids(first), False)
+        assert variables(box, again) == variables(box, first)
+        assert again.owner.places == 4
+
+
+def test_a_card_that_is_held_whole_has_places_once_it_is_free(box: Box) -> None:
+    box.settings["SHARES"] = ""
+    take(box, 1, share=False, wanted=(bus(2),))
+    box.settings["SHARES"] = "2:4"
+    assert "2: job 1" in fails(box, 2).why
+    free(box, 1)
+    assert ids(take(box, 2)) == [place(2, 1)]
+
+
+def test_a_place_that_nobody_counted_is_one_of_those_that_the_setting_gives(box: Box) -> None:
+    box.settings["SHARES"] = ""
+    node, want = box.node(), ClaimRequest(1, (bus(2),), share=True, counted=True)
+    box.proc.shepherd(1001, box.root)
+    shard = record(token="", devices=(), job_id="1", pid=1001, add_grp_id=66001)
+    claim_devices(node, shard, want, judging(node), soon())
+    box.settings["SHARES"] = "2:2"
+    assert variables(box, take(box, 2))["GPULOCK_SHARE"] == "1/2"
+    assert fails(box, 3).kind == BUSY
+
+
+def test_users_who_share_a_card_keep_their_places_when_it_becomes_one_users(box: Box) -> None:
+    box.settings |= {"SHARES": "2:4", "SHARE_USERS": "many"}
+    take(box, 1)
+    take(box, 2, uid=1001)
+    box.settings["SHARE_USERS"] = "one"
+    assert box.locks() == [place(2, 1), place(2, 2)]
+    assert fails(box, 3).kind == fails(box, 3, uid=1001).kind == BUSY
+    free(box, 1)
+    assert fails(box, 3).kind == BUSY
+    assert ids(take(box, 3, uid=1001)) == [place(2, 1)]
+
+
+# --- the MIG mode changes -------------------------------------------------------------------------
+
+
+def in_mig_mode(card: int) -> tuple[str, ...]:
+    """Return what an inventory says of a card with one instance."""
+    name = f"mig.{bus(card)}.gi1.ci0"
+    return f"gpu.{bus(card)}.mig=1", f"{name}.uuid=MIG-a", f"{name}.profile=3g.40gb"
+
+
+def test_while_a_place_is_held_nobody_gets_an_instance_of_its_card(box: Box) -> None:
+    take(box, 1)
+    box.inventory(*in_mig_mode(2))
+    instance = f"{bus(2)}.gi1.ci0"
+    assert fails(box, 2, share=False, wanted=(instance,)).kind == BUSY
+    assert box.locks() == [place(2, 1)]
+    free(box, 1)
+    assert ids(take(box, 2, share=False, wanted=(instance,))) == [instance]
+
+
+def test_a_card_in_mig_mode_gives_no_more_places(box: Box) -> None:
+    box.settings["SHARES"] = "2:4"
+    take(box, 1)
+    box.inventory(*in_mig_mode(2))
+    for job in (1, 2):
+        assert "no shares of a GPU" in fails(box, job).why
+    assert box.locks() == [place(2, 1)]
+
+
+def test_while_an_instance_is_held_nobody_gets_a_place_on_its_card(box: Box) -> None:
+    box.settings["SHARES"] = "2:4"
+    box.inventory(*in_mig_mode(2))
+    take(box, 1, share=False, wanted=(f"{bus(2)}.gi1.ci0",))
+    box.inventory()
+    assert fails(box, 2).kind == BUSY
+    free(box, 1)
+    assert ids(take(box, 2)) == [place(2, 1)]
+
+
 # --- death ----------------------------------------------------------------------------------------
 
 

@@ -222,9 +222,16 @@ def test_a_card_in_mig_mode_without_instances_or_information_gives_nothing(box: 
         ("0000:1b:00.0", "0000:1b:00.01", False),
         ("0000:1b:00.0", "0000:1b:00.1", False),
         ("0000:1b:00.0", "10000:1b:00.0", False),
+        ("0000:1b:00.0", "0000:1b:00.0.share1", True),
+        ("0000:1b:00.0.share1", "0000:1b:00.0.share2", False),
+        ("0000:1b:00.0.share1", "0000:1b:00.0.share11", False),
+        ("0000:1b:00.0.share1", "0000:1b:00.0.gi1.ci0", True),
+        ("0000:1b:00.0.share1", "0000:1c:00.0.gi1.ci0", False),
     ],
 )
-def test_a_card_overlaps_its_instances_and_they_not_each_other(a: str, b: str, same: bool) -> None:
+def test_a_card_overlaps_its_parts_and_they_not_each_other_but_a_share_an_instance(
+    a: str, b: str, same: bool
+) -> None:
     assert devices.lock_ids_overlap(a, b) is devices.lock_ids_overlap(b, a) is same
 
 

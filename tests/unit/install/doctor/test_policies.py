@@ -104,6 +104,36 @@ def test_a_place_that_an_earlier_setting_gave_waits(box: Box) -> None:
     ]
 
 
+def test_users_who_share_a_card_that_is_one_users_now_wait(box: Box) -> None:
+    for number, user in enumerate(("alice", "bob"), 1):
+        name = f"{bus(0)}.share{number}"
+        (box.lock / "locks" / name).mkdir(parents=True)
+        held = record(devices=(name,), places=4, user=user, uid=1000 + number)
+        (box.lock / "locks" / name / "owner").write_text(encode_owner(held))
+    box.settings |= {"SHARES": "0:4", "SHARE_USERS": "many"}
+    assert len(shares_of(box)) == 1
+    box.settings["SHARE_USERS"] = "one"
+    assert shares_of(box)[1:] == [
+        (
+            WARNING,
+            f"alice and bob share {bus(0)}, SHARE_USERS says one: that counts when one is left",
+        )
+    ]
+
+
+def test_a_share_of_a_card_that_is_in_mig_mode_now_waits(box: Box) -> None:
+    name = f"{bus(0)}.share1"
+    (box.lock / "locks" / name).mkdir(parents=True)
+    held = record(devices=(name,), places=4)
+    (box.lock / "locks" / name / "owner").write_text(encode_owner(held))
+    box.settings["SHARES"] = "0:4"
+    box.inventory(f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-a")
+    assert told_of(box, "MIG") == [
+        (WARNING, f"12 holds {name}, which is in MIG mode now: that counts when it ends")
+    ]
+    assert "0:4 names no card here, or one in MIG mode" in shares_of(box)[0][1]
+
+
 def test_claims_from_before_a_change_of_mig_mode_wait(box: Box) -> None:
     instance = f"{bus(0)}.gi1.ci0"
     for name in (instance, bus(1)):

@@ -48,6 +48,7 @@ HOME: Final = "usr/lib/gpulock"
 LIBRARY: Final = f"{HOME}/lib/python"
 CONFIG: Final = DEFAULT_PATH.lstrip("/")
 LOGROTATE_PATH: Final = "etc/logrotate.d/gpulock"
+DEFAULTS: Final = f"{HOME}/etc"  # what a .deb makes those two of, where they are not there
 OLDEST, NEWEST = 9, 20  # minor versions of Python 3 that find the library
 MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # as Debian and as Python name them
 _WHEEL_TAGS: Final = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux2010")
@@ -185,7 +186,7 @@ def write_environment(root: Path) -> None:
 
 def write_system_files(root: Path) -> None:
     """Write settings, services, man pages and completions; nothing of them is started."""
-    write_text(root / CONFIG, (SOURCES / "gpulock.conf").read_text())
+    write_configuration(root, CONFIG, (SOURCES / "gpulock.conf").read_text())
     inputs = UnitInputs(
         f"/{HOME}/bin/python3",
         Path(DEFAULT_PATH),
@@ -193,12 +194,23 @@ def write_system_files(root: Path) -> None:
         tuple(range(PACKAGE_CARDS)),
     )
     for name, text in render_units(inputs).items():
+        if name == LOGROTATE:
+            write_configuration(root, LOGROTATE_PATH, text)
+            continue
         folder = "usr/lib" if name in (SYSUSERS, TMPFILES) else "usr/lib/systemd/system"
-        path = LOGROTATE_PATH if name == LOGROTATE else f"{folder}/{name}"
-        write_text(root / path, text)
+        write_text(root / folder / name, text)
     for page in write_pages(root / "usr/share/man"):
         compress_file(page)
     write_completions(root / "usr/share")
+
+
+def write_configuration(root: Path, place: str, text: str) -> None:
+    """Write a file that the administrator may change, and its default for a .deb.
+
+    dpkg asks about a conffile that was there before the package, also where nobody can answer.
+    """
+    write_text(root / place, text)
+    write_text(root / DEFAULTS / place, text)
 
 
 def write_documents(root: Path) -> None:
@@ -230,8 +242,9 @@ def package_contents(root: Path, when: str) -> Iterator[dict[str, Any]]:
                 yield {**entry, "type": "dir"}
         else:
             entry["file_info"]["mode"] = 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
-            kind = {"type": "config|noreplace"} if place in (CONFIG, LOGROTATE_PATH) else {}
-            yield {**entry, "src": str(path), **kind}
+            if place in (CONFIG, LOGROTATE_PATH):
+                entry |= {"type": "config|noreplace", "packager": "rpm"}
+            yield {**entry, "src": str(path)}
 
 
 def package_recipe(root: Path, machine: str, release: str, when: str) -> Mapping[str, Any]:

@@ -4,6 +4,11 @@
 set -e
 case ${1:-} in
 abort-*) exit 0 ;;
+configure) # of a .deb, at its first installation: there it brings no conffile, about which dpkg would ask
+    for file in /etc/gpulock/gpulock.conf /etc/logrotate.d/gpulock; do
+        [ -n "${2:-}" ] || [ -e "$file" ] || [ -L "$file" ] || install -D -m 644 "/usr/lib/gpulock/etc$file" "$file"
+    done
+    ;;
 esac
 if command -v systemd-sysusers >/dev/null; then
     systemd-sysusers gpulock.conf || true # the services' user; the services themselves are the administrator's to start

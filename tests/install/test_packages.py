@@ -133,18 +133,32 @@ def test_a_deb_is_installed_upgraded_downgraded_and_removed(machine: Machine) ->
         machine.run(f"{install} /mnt/gpulock_*-{release}_*.deb")
         assert machine.run("dpkg-query -W gpulock").endswith(f"-{release}\n")
         assert "EXPECTED_GPUS=8\n" in machine.run("cat /etc/gpulock/gpulock.conf")
-        assert machine.run("dpkg --verify gpulock").split()[1:] == [
-            "c",
-            "/etc/gpulock/gpulock.conf",
-        ]
+        assert machine.run("dpkg --verify gpulock") == ""
 
     check_refused_removal(machine, "dpkg --remove gpulock")
 
     assert "EXPECTED_GPUS=8" in machine.run("cat /etc/gpulock/gpulock.conf")
     machine.run("dpkg --purge gpulock")
-    assert machine.run("ls -d /usr/lib/gpulock /etc/gpulock /var/lib/gpulock || true").count(
-        "No such file"
-    ) == len(("/usr/lib/gpulock", "/etc/gpulock", "/var/lib/gpulock"))
+    gone = ("/usr/lib/gpulock", "/etc/gpulock", "/var/lib/gpulock", "/etc/logrotate.d/gpulock")
+    said = machine.run(f"ls -d {' '.join(gone)} || true")
+    assert said.count("No such file") == len(gone)
+
+
+@pytest.mark.parametrize("machine", DEBIANS, indirect=True)
+def test_a_deb_asks_nothing_and_keeps_what_stood_before_it_and_what_was_taken_away(
+    machine: Machine,
+) -> None:
+    install = "apt-get install -qq -y --no-install-recommends"
+    own, rotated = "/etc/gpulock/gpulock.conf", "/etc/logrotate.d/gpulock"
+    machine.run(f"mkdir -p /etc/gpulock; echo EXPECTED_GPUS=8 >{own}; ln -s /nowhere {rotated}")
+
+    machine.run(f"{install} /mnt/gpulock_*-1_*.deb")
+    assert machine.run(f"cat {own}; readlink {rotated}") == "EXPECTED_GPUS=8\n/nowhere\n"
+    assert machine.run("dpkg-query -W -f '${Conffiles}' gpulock") == ""
+    machine.run(f"rm {own} {rotated}; {install} /mnt/gpulock_*-2_*.deb; ! ls {own} {rotated}")
+
+    machine.run(f"dpkg --purge gpulock; {install} /mnt/gpulock_*-1_*.deb")
+    machine.run(f"gpulock config --check {own}; grep -q history {rotated}")
 
 
 @pytest.mark.parametrize("machine", DEBIANS, indirect=True)

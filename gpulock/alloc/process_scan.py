@@ -100,7 +100,8 @@ class ProcessScan(ProcessTree):
                 break
             try:
                 status = self.proc.status(pid)
-                if status.state not in OVER or not self.proc.finished(pid):
+                over = status.state in OVER and self.proc.finished(pid)
+                if not (over or status.thread):
                     self._statuses[pid] = status
                     new.append(pid)
             except ProcessLookupError:
@@ -180,7 +181,7 @@ class ProcessScan(ProcessTree):
                 longest = int(atomic.read_text(f"{root}/sys/kernel/pid_max")) / RATE
                 if mark[0] <= last <= number and time.monotonic() - mark[1] <= longest:
                     self._mark = last, begun
-                    return [pid for pid in found if self.proc.leads(pid)]
+                    return found
             if self.sees_all():
                 self._mark = self.proc.last_pid(), begun
                 users = self._users

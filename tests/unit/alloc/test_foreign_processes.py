@@ -178,6 +178,7 @@ class Restless(Proc):
         return self._fake.add(20_000 + self._met, uids=(self._uid,) * 4)
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("restrict", [True, False])
 def test_who_forks_all_the_time_blinds_the_look_at_that_user_alone(
     fake: FakeProc, restrict: bool
@@ -188,6 +189,7 @@ def test_who_forks_all_the_time_blinds_the_look_at_that_user_alone(
     assert ask(Restless(fake, OTHER, process_scan.ENOUGH - 1), restrict=restrict) == faster
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_restless_scan_is_blind_about_a_group_that_a_new_process_carries(fake: FakeProc) -> None:
     scan = ProcessScan(Restless(fake, OTHER))
     scan.statuses()
@@ -200,6 +202,7 @@ def test_a_restless_scan_is_blind_about_a_group_that_a_new_process_carries(fake:
     assert "faster" in again.why_blind_about(-1, 65_400)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_what_a_scheduler_could_not_see_is_not_taken_for_restlessness(fake: FakeProc) -> None:
     scan = ProcessScan(Restless(fake, OTHER))
     scan.statuses()
@@ -277,6 +280,7 @@ def comes(fake: FakeProc, pid: int, last: int, goes: int = 0) -> Callable[[], in
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no look take long, however busy the machine is."""
     monkeypatch.setattr(process_scan, "RATE", 1.0)
+    monkeypatch.setattr(process_scan, "SAMPLING", 3600.0)
 
 
 @pytest.mark.usefixtures("unhurried")

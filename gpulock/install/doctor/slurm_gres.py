@@ -178,7 +178,10 @@ class GresChecks:
             what = "shard jobs share a card's lock, but a job that asks for mps ends at once"
             yield warning(what, "take mps out: beside it 22.05 tells no shard job's card", name)
         elif chosen == "share":
-            yield ok("shard jobs share a card's lock", name)
+            billed = (
+                "" if self.settings.shares else "; their GPU hours are not known without SHARES"
+            )
+            yield ok(f"shard jobs share a card's lock{billed}", name)
         elif "SLURM_SHARDS" in self.settings.given:
             yield warning("SLURM_SHARDS=refuse: a job that asks for it ends at once", do, name)
         else:

@@ -430,6 +430,17 @@ def test_what_is_only_doubtful_is_a_warning(
     assert check.do
 
 
+def test_shard_jobs_whose_gpu_hours_nobody_knows_are_told(node: SlurmNode) -> None:
+    node.give_shards()
+    node.set(SLURM_SHARDS="share", SLURM_DEVICE_SELECTION="slurm")
+    node.install()
+    told = found(node)["gres/shard"]
+    assert (told.state, "GPU hours are not known without SHARES" in told.what) == (OK, True)
+    node.set(SHARES="0:2")
+    told = found(node)["gres/shard"]
+    assert (told.state, "GPU hours" in told.what) == (OK, False)
+
+
 def test_types_that_the_node_has_are_as_counted(node: SlurmNode) -> None:
     counting("gpux Type=share Count=8", "gpux Type=v100 Count=8")(node)
     assert found(node)["counted GRES"].state == OK

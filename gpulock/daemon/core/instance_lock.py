@@ -55,17 +55,32 @@ def private_file_lock(
 def find_running_daemon(lock_dir: str, proc_root: str) -> int | None:
     """Return the pid of the gpulockd that has this node's lock open; None where none is seen.
 
-    The file outlives its holder, and its pid may be another process's by now.
+    The file outlives its holder, and its pid may be another process's by now. One whose open files
+    may not be seen is believed: in a container root may lack that right.
     """
     path = f"{lock_dir}/{NAME}"
     try:
         pid = int(atomic.read_text(path, PID_BYTES))
         file, folder = os.stat(path), f"{proc_root}/{pid}/fd"
-        if any(os.path.samestat(file, os.stat(f"{folder}/{fd}")) for fd in os.listdir(folder)):
-            return pid
     except (OSError, ValueError):
         return None
-    return None
+    try:
+        return pid if _has_open(folder, file) else None
+    except PermissionError:
+        return pid
+    except OSError:
+        return None
+
+
+def _has_open(folder: str, file: os.stat_result) -> bool:
+    """Return whether a folder of descriptors, in /proc, has one of a file; raise OSError."""
+    for fd in os.listdir(folder):
+        try:
+            if os.path.samestat(file, os.stat(f"{folder}/{fd}")):
+                return True
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    return False
 
 
 class AlreadyRunningError(Refusal):

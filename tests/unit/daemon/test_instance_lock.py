@@ -13,6 +13,7 @@ import pytest
 
 from gpulock.daemon.core.instance_lock import NAME, InstanceLock, find_running_daemon
 from gpulock.errors import BROKEN, BUSY, Refusal
+from tests.support.faults import raising
 
 
 @pytest.fixture
@@ -125,11 +126,29 @@ def test_the_file_is_private(first: InstanceLock, folder: Path) -> None:
     assert (folder / NAME).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_daemon_is_seen_to_run_by_the_file_that_it_holds(folder: Path) -> None:
+def test_a_daemon_is_seen_to_run_by_the_file_that_it_holds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert find_running_daemon(str(folder), "/proc") is None
     lock = InstanceLock()
     lock.take(str(folder))
+    fds = ["9999", *os.listdir("/proc/self/fd")]  # and one that is closed meanwhile
+
+    def listed(_: str) -> list[str]:
+        return fds
+
+    monkeypatch.setattr(os, "listdir", listed)
     assert find_running_daemon(str(folder), "/proc") == os.getpid()
     lock.release()
     assert (folder / NAME).read_text() == f"{os.getpid()}\n"
     assert find_running_daemon(str(folder), "/proc") is None, "its pid is another process's by now"
+
+
+def test_a_daemon_whose_files_may_not_be_seen_is_believed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / NAME).write_text("77\n")
+    monkeypatch.setattr(os, "listdir", raising(PermissionError(13, "Permission denied")))
+    assert find_running_daemon(str(folder), "/proc") == 77
+    monkeypatch.setattr(os, "listdir", raising(FileNotFoundError(2, "No such process")))
+    assert find_running_daemon(str(folder), "/proc") is None

@@ -100,8 +100,7 @@ class ProcessScan(ProcessTree):
                 break
             try:
                 status = self.proc.status(pid)
-                over = status.state in OVER and self.proc.finished(pid)
-                if not (over or status.thread):
+                if status.state not in OVER or not self.proc.finished(pid):
                     self._statuses[pid] = status
                     new.append(pid)
             except ProcessLookupError:
@@ -181,7 +180,7 @@ class ProcessScan(ProcessTree):
                 longest = int(atomic.read_text(f"{root}/sys/kernel/pid_max")) / RATE
                 if mark[0] <= last <= number and time.monotonic() - mark[1] <= longest:
                     self._mark = last, begun
-                    return found
+                    return [pid for pid in found if self.proc.leads(pid)]
             if self.sees_all():
                 self._mark = self.proc.last_pid(), begun
                 users = self._users

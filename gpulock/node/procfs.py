@@ -42,11 +42,10 @@ class ProcessStatus:
     """Fields of /proc/PID/status: name, state letter, parent, user ids, groups, session.
 
     `uids` are real, effective, saved, file system; `session` is -1 where the file does not tell it
-    (NSsid, since Linux 4.1); `kernel` says whether it is a kernel thread, which has no files;
-    `thread` whether the number is that of a thread, which no listing of /proc has.
+    (NSsid, since Linux 4.1); `kernel` says whether it is a kernel thread, which has no files.
     """
 
-    __slots__ = ("groups", "kernel", "name", "ppid", "session", "state", "thread", "uids")
+    __slots__ = ("groups", "kernel", "name", "ppid", "session", "state", "uids")
 
     name: str
     state: str
@@ -55,7 +54,6 @@ class ProcessStatus:
     groups: frozenset[int]
     session: int
     kernel: bool
-    thread: bool
 
 
 def parse_stat(data: bytes) -> ProcessStat:
@@ -79,8 +77,6 @@ def parse_status(data: bytes, known: "dict[bytes, frozenset[int]] | None" = None
     name = data[: data.index(b"\n")].partition(b":")[2].strip()
     found.name = name.decode("utf-8", "surrogateescape")
     found.state = status_line_value(data, b"\nState:").strip()[:1].decode()
-    leader = status_line_value(data, b"\nTgid:") if b"\nTgid:" in data else b""
-    found.thread = bool(leader) and leader != status_line_value(data, b"\nPid:")
     found.ppid = int(status_line_value(data, b"\nPPid:"))
     found.uids = tuple([int(uid) for uid in status_line_value(data, b"\nUid:").split()])
     if len(found.uids) != UIDS:
@@ -175,6 +171,14 @@ class Proc:
     def last_pid(self) -> int:
         """Return the pid that was given last; raise OSError, ValueError or IndexError."""
         return int(atomic.read_text(f"{self.root}/loadavg").split()[-1])
+
+    def leads(self, pid: int) -> bool:
+        """Return whether a number is a process's, not a thread's; also where nobody can tell."""
+        try:
+            data = self.read(pid, "status")
+        except OSError:
+            return True
+        return b"\nTgid:" not in data or b"\nTgid:\t%d\n" % pid in data
 
     def children(self, pid: int) -> list[int]:
         """Return the children of a process, of each of its threads; raise OSError or ValueError."""

@@ -329,12 +329,12 @@ def test_where_numbers_prove_nothing_everybody_is_listed_again(
 @pytest.mark.usefixtures("unhurried")
 def test_the_number_of_a_thread_is_no_process(fake: FakeProc) -> None:
     status = fake.root / str(fake.add(901, groups=[65_400])) / "status"
-    text = status.read_bytes()
-    for leader, found in ((901, [901]), (700, [])):
-        status.write_bytes(text + b"Tgid:\t%d\nPid:\t901\n" % leader)
-        proc = Numbered(fake, 900, 901)
-        proc.pids = list  # type: ignore[method-assign]
-        assert ProcessScan(proc).carriers(65_400) == found
+    status.write_bytes(status.read_bytes() + b"Tgid:\t700\n")
+    proc = Numbered(fake, 900, 901)
+    scan = ProcessScan(Listed(fake))
+    assert scan.carriers(65_400) == [901]
+    proc.pids = lambda: []  # type: ignore[method-assign]
+    assert ProcessScan(proc).carriers(65_400) == []
 
 
 def test_the_kernel_tells_numbers_upwards_and_which_are_threads() -> None:
@@ -342,7 +342,7 @@ def test_the_kernel_tells_numbers_upwards_and_which_are_threads() -> None:
     thread = threading.Thread(target=(go := threading.Event()).wait)
     thread.start()
     assert thread.native_id is not None
-    assert not proc.status(os.getpid()).thread and proc.status(thread.native_id).thread
+    assert proc.leads(os.getpid()) and not proc.leads(thread.native_id)
     go.set()
     thread.join()
 

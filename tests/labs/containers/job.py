@@ -74,7 +74,8 @@ done
 mount --rbind /dev /run/dev/before
 layers=lowerdir=/run/dev/host:/dev,upperdir=/run/dev/up,workdir=/run/dev/work
 mount -t overlay -o "$layers" gpulock-dev /dev
-for inner in pts shm; do mount --rbind "/run/dev/before/$inner" "/dev/$inner"; done
+mount --rbind /run/dev/before/pts /dev/pts
+mount -t tmpfs -o mode=1777,nosuid,nodev gpulock-shm /dev/shm # the machine's may be root's alone
 [ "$(stat -f -c %T /dev)" = overlayfs ]
 rm -rf /dev/nvidia* # hides them in this layer, and changes nothing below it
 for node in "$2"/*; do

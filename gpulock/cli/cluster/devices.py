@@ -24,6 +24,7 @@ FACTS = (
         "locked",
         "lock_info",
         f"{OF_SHARE}info",
+        f"{OF_SHARE}places",
         f"{OF_SHARE}ratio",
         f"{OF_SHARE}utilization_ratio",
         "lock_stale",
@@ -96,6 +97,11 @@ class ClusterDevice:
             )
             for share, labels in self.sharers.items()
         ]
+
+    def places(self) -> tuple[int, int]:
+        """Return how many shares it gives out, and how many are held; (0, 0) where none are."""
+        given = self.share_facts.get(("", "places"), 0.0)
+        return (int(given), len(self.sharers)) if 0 < given <= MOST else (0, 0)
 
     def last_active_time(self) -> float:
         """Return when its holder was last seen at work with it, or took it."""

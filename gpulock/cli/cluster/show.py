@@ -20,6 +20,7 @@ from gpulock.cli.cluster.sums import (
     sum_by_node,
     sum_by_user,
     sum_cluster_nodes,
+    sum_cluster_places,
 )
 from gpulock.cli.session import CommandRefusedError
 from gpulock.text import table
@@ -83,7 +84,7 @@ def format_cluster_tables(
     return [
         *result,
         *format_cluster_totals(nodes, width),
-        *table.render_facts(find_cluster_faults(nodes), width),
+        *table.render_facts([*describe_cluster_places(nodes), *find_cluster_faults(nodes)], width),
     ]
 
 
@@ -147,6 +148,12 @@ def format_cluster_totals(nodes: Sequence[ClusterNode], width: int) -> list[str]
     return table.wrap_word_list(f"{format_count(len(nodes), 'node')}, {what}", names, width)
 
 
+def describe_cluster_places(nodes: Sequence[ClusterNode]) -> list[tuple[str, str]]:
+    """Return how many shares of GPUs are held, nothing where no node gives any."""
+    places, held = sum_cluster_places(nodes)
+    return [("shares", f"{held} of {format_count(places, 'place')} held")] if places else []
+
+
 def find_cluster_faults(nodes: Sequence[ClusterNode]) -> list[tuple[str, str]]:
     """Return what is not known, and of which nodes."""
     groups = (
@@ -178,6 +185,7 @@ def format_cluster_json(
 ) -> str:
     """Return the JSON document (docs/status-json.md)."""
     whole = sum_cluster_nodes(sum_by_node(nodes))
+    places, held = sum_cluster_places(nodes)
     sums = {one.name: one for one in sum_by_node(shown)}
     document = {
         "version": VERSION,
@@ -187,6 +195,8 @@ def format_cluster_json(
             "devices": whole.devices,
             "nodes": len(nodes),
             "nodes_down": sum(not node.up for node in nodes),
+            "places": places,
+            "places_held": held,
         },
         "nodes": [cluster_node_entry(node, sums.get(node.name)) for node in shown],
         "models": [cluster_sum_entry("model", one) for one in sum_by_model(nodes)],

@@ -131,6 +131,12 @@ def sum_cluster_nodes(sums: Iterable[ClusterSum]) -> ClusterSum:
     return whole
 
 
+def sum_cluster_places(nodes: Iterable[ClusterNode]) -> tuple[int, int]:
+    """Return how many shares all cards give out, and how many of those are held."""
+    found = [device.places() for node in nodes for device in node.devices.values()]
+    return sum(given for given, _ in found), sum(held for _, held in found)
+
+
 def sum_cluster_devices(name: str, devices: Sequence[ClusterDevice]) -> ClusterSum:
     """Return the sum of some devices."""
     result = ClusterSum(name)

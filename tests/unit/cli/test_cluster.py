@@ -152,6 +152,7 @@ def test_json_says_the_same(call: Any, prometheus: Prometheus, tmp_path: Path) -
     assert found["totals"] == {
         **{name: 1 for name in states.STATES},
         **{"held": 3, "devices": 10, "nodes": 3, "nodes_down": 1},
+        **{"places": 0, "places_held": 0},
     }
     first, second, third = found["nodes"]
     assert first == {
@@ -300,6 +301,20 @@ def test_a_share_counts_for_its_holder_as_its_part_of_the_gpu(
     assert [one["states"]["held"] for one in found["users"]] == [1.25, 0.5, 0]  # of 3 GPUs
     assert (found["totals"]["devices"], found["models"][0]["devices"]) == (3, 3)
     assert "1 node, 3 GPUs: 0 free, 3 held" in call().stdout
+
+
+def test_how_many_places_are_held_is_told_where_there_are_some(
+    call: Any, prometheus: Prometheus
+) -> None:
+    node = Node()
+    node.tick(card(0))
+    write(prometheus, TWO, node, 1)
+    assert "shares" not in call().stdout
+    assert json.loads(call("--json").stdout)["totals"]["places"] == 0
+    shared(prometheus)
+    assert "  shares  3 of 4 places held" in call().stdout.splitlines()
+    found = json.loads(call("--json").stdout)["totals"]
+    assert (found["places"], found["places_held"]) == (4, 3), "a shard is on no card of SHARES"
 
 
 @pytest.mark.parametrize("part", [float("nan"), float("inf"), -1.0, 0.0, 2.0])

@@ -7,12 +7,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 pytestmark = [pytest.mark.install, pytest.mark.soak, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 ANSIBLE = ROOT / "packaging/ansible"
+INSTALLERS = {"ansible.builtin.apt": "deb", "ansible.builtin.dnf": "name"}
 PARTS = ("node", "controller", "monitoring")
 
 
@@ -39,6 +42,59 @@ def run(playbook: list[str], *words: str | Path) -> str:
     done = subprocess.run(command, cwd=ANSIBLE, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def watch_installers(tasks: list[dict[str, Any]], seen: Path) -> list[dict[str, Any]]:
+    """Return the tasks; in place of an installer is a look at its file and each folder above."""
+    changed: list[dict[str, Any]] = []
+    for task in tasks:
+        named = next(((name, key) for name, key in INSTALLERS.items() if name in task), None)
+        if named:
+            look = (
+                f"path={task[named[0]][named[1]]}; test -f $path || exit 1; "
+                f'while [ "$path" != / ]; do stat -c "%u %a %n" "$path" >>{seen}; '
+                'path=$(dirname "$path"); done'
+            )
+            changed.append({"name": task["name"], "ansible.builtin.shell": look})
+        else:
+            parts = {key: watch_installers(task[key], seen) for key in ("block",) if key in task}
+            changed.append({**task, **parts})
+    return changed
+
+
+@pytest.mark.root
+def test_no_user_could_have_made_or_can_write_the_file_that_root_installs(
+    playbook: list[str], tmp_path: Path
+) -> None:
+    tasks = yaml.safe_load((ANSIBLE / "roles/gpulock/tasks/node.yml").read_text())
+    given = yaml.safe_load((ANSIBLE / "roles/gpulock/defaults/main.yml").read_text())
+    package, seen, play = tmp_path / "gpulock_1_all.deb", tmp_path / "seen", tmp_path / "play.yml"
+    package.write_bytes(b"the package")
+    until = next(n for n, task in enumerate(tasks) if task["name"] == "Set the settings")
+    watched = watch_installers(tasks[:until], seen)
+    play.write_text(
+        json.dumps(
+            [
+                {
+                    "hosts": "all",
+                    "gather_facts": False,
+                    "vars": {**given, "gpulock_package": str(package)},
+                    "tasks": watched,
+                }
+            ]
+        )
+    )
+
+    run(playbook, play)
+
+    looks = [line.split(None, 2) for line in seen.read_text().splitlines()]
+    files = [path for _, _, path in looks if path.endswith(package.name)]
+    assert len(files) == len(INSTALLERS)
+    for uid, mode, path in looks:
+        assert uid == "0", path
+        assert not int(mode, 8) & 0o022, f"{path} has mode {mode}: users may make names there"
+    assert not Path(files[0]).exists(), "it goes when it is installed"
+    assert not Path(files[0]).parent.exists()
 
 
 @pytest.mark.parametrize("part", PARTS)

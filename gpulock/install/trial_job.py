@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpulock.install.hooks import InstallError
+from gpulock.store import atomic
 
 if TYPE_CHECKING:
     from gpulock.install.sge.qconf import Qconf
@@ -25,6 +26,7 @@ SECONDS: Final = 60.0
 _NAME: Final = "gpulock-trial"
 _PROGRAM: Final = "/usr/bin/env"
 _PAUSE: Final = 0.5
+_OUTPUT: Final = 1 << 20  # bytes: what execve(2) takes of an environment is seldom more
 _REASONS: Final = 3  # that are shown of those that a scheduler has
 _GRACE: Final = 15.0  # for Slurm's answer, behind the time in which the job must start
 
@@ -77,7 +79,20 @@ def run_sge_trial(qconf: Qconf, where: str, complex_: str, seconds: float = SECO
         if why:
             qconf.run("qdel", number)
             return f"{job} was withdrawn: not over after {seconds:.0f} s ({why})"
-        return judge_trial_output(job, out.read_text(errors="replace") if out.exists() else "")
+        return judge_trial_output(job, read_trial_output(job, str(out)))
+
+
+def read_trial_output(job: str, path: str) -> str:
+    """Return what a job printed, nothing where it printed nothing; raise TrialJobError.
+
+    The folder is the job's user's, who may have put anything there.
+    """
+    try:
+        return atomic.read_file(path, _OUTPUT).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as fault:
+        raise TrialJobError(f"{job} ran, and its output cannot be read: {fault}") from fault
 
 
 def wait_for_sge_job(qconf: Qconf, number: str, seconds: float) -> str:

@@ -8,6 +8,7 @@ import shutil
 import stat
 from pathlib import Path
 
+from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.simulate.driver import device_tree, driver_tree, sys_tree
 from gpulock.simulate.machine import Machine, format_machine_inventory
 from gpulock.simulate.presets import PRESETS
@@ -54,10 +55,10 @@ def write_simulated_node(
 
     A folder with anything in it is refused unless it is a simulation of the caller's, which is
     then written anew. `for_scheduler`: only the GPUs are simulated, for hooks that a real
-    scheduler starts as root.
+    scheduler starts as root. No other user may then be able to change the folder or one above.
     """
     machine = _cut_preset_machine(preset, gpus)
-    node = SimulatedNode(_prepare_node_folder(directory), machine)
+    node = SimulatedNode(_prepare_node_folder(directory, for_scheduler), machine)
     told = format_machine_inventory(machine, _read_kernel_boot_id()).encode()
     own: Tree = {
         "run/gpulock/inventory": told,
@@ -130,20 +131,26 @@ def _cut_preset_machine(preset: str, gpus: int | None) -> Machine:
     return machine.take(gpus)
 
 
-def _prepare_node_folder(directory: Path) -> Path:
+def _prepare_node_folder(directory: Path, for_scheduler: bool) -> Path:
     """Return the absolute folder, empty but for the marker.
 
-    The marker comes first, so that a simulation cut short can be written anew.
+    The marker comes first, so that a simulation cut short can be written anew. `for_scheduler`:
+    the folders are looked at before one is made below them, and again once they lead nowhere else.
     """
     folder = directory.absolute()
     if not all(c.isprintable() or c > "\x7f" for c in str(folder)):
         raise SimulationError(f"{str(folder)!r} has a control character: take another name")
     try:
+        if for_scheduler:
+            _refuse_others_folder(next(path for path in folder.parents if path.exists()))
         folder.mkdir(parents=True, exist_ok=True)
         folder = folder.resolve()
         if folder.stat().st_uid != os.geteuid():
             raise SimulationError(f"{folder} is not yours: take a folder of your own")
-        if any(folder.iterdir()):
+        filled = any(folder.iterdir())
+        if for_scheduler:
+            _refuse_others_folder(folder if filled else folder.parent)
+        if filled:
             _clear_simulation(folder)
         else:
             folder.chmod(FOLDER_MODE)
@@ -153,6 +160,12 @@ def _prepare_node_folder(directory: Path) -> Path:
     except OSError as fault:
         raise SimulationError(f"{folder}: {fault}; take another folder") from fault
     return folder
+
+
+def _refuse_others_folder(folder: Path) -> None:
+    """Raise SimulationError where another user can change a folder or what leads to it."""
+    if why := why_untrusted_program(folder, (0, os.geteuid())):
+        raise SimulationError(f"{why}: hooks obey root's folders alone; take another folder")
 
 
 def _clear_simulation(folder: Path) -> None:

@@ -76,6 +76,26 @@ def test_a_job_that_ran_without_gpulock_is_an_error(folder: Path) -> None:
         run_sge_trial(qconf, "gpu.q@node1", "gpu")
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        ('mkfifo "$2"', "not a regular file"),
+        ('ln -s /proc/self/environ "$2"', "symbolic link"),
+        ('truncate -s 8G "$2"', "longer than"),
+    ],
+)
+def test_an_output_that_its_user_replaced_is_not_waited_for_followed_or_read_whole(
+    folder: Path, made: str, why: str
+) -> None:
+    qconf = sge_clients(folder, GIVEN, GONE)
+    seek = 'while [ "$1" != -o ]; do shift; done\n'
+    program(folder, "qsub", f"{seek}{made}\necho 12\n")
+
+    with pytest.raises(TrialJobError, match=f"trial job 12 ran, .*{why}"):
+        run_sge_trial(qconf, "gpu.q@node1", "gpu")
+
+
 def test_a_job_that_does_not_start_is_withdrawn_with_the_reasons(folder: Path) -> None:
     qconf = sge_clients(folder, "", WAITS)
 

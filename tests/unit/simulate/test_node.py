@@ -210,6 +210,36 @@ def test_a_scheduler_gets_device_nodes_of_a_number_that_no_driver_has(tmp_path: 
     write_simulated_node(tmp_path / "n", "dgx1", 2, for_scheduler=True)
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("through", ["n", "made/later/n", "link/n"])
+def test_hooks_of_root_get_no_folder_below_a_users(tmp_path: Path, through: str) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "link").symlink_to(tmp_path)
+    os.chown(theirs, 65534, 65534)
+
+    with pytest.raises(SimulationError, match="theirs belongs to uid 65534"):
+        write_simulated_node(theirs / through, "dgx1", 2, for_scheduler=True)
+
+    assert [path.name for path in theirs.iterdir()] == ["link"]
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_hooks_of_root_get_no_folder_below_one_that_others_may_write(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(SimulationError, match="writable by others"):
+        write_simulated_node(shared / "n", "dgx1", 2, for_scheduler=True)
+    assert not list(shared.iterdir())
+
+    shared.chmod(0o1777)  # others may add there, and replace nothing
+    node = write_simulated_node(shared / "n", "dgx1", 2, for_scheduler=True)
+    node.directory.chmod(0o777)
+    with pytest.raises(SimulationError, match="n is writable by others"):
+        write_simulated_node(shared / "n", "dgx1", 2, for_scheduler=True)
+
+
 def test_for_a_scheduler_only_the_gpus_are_simulated(tmp_path: Path) -> None:
     """Its hooks run as root, and its jobs' locks are where every program looks for them."""
     node = write_simulated_node(tmp_path / "n", "missing", for_scheduler=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the node can give: which devices are free, and the words when there are too few.
 
-Hot. The gate is held, but for `check_possible`.
+Hot. The gate is held, but for `judge_ahead`.
 """
 
 import os
@@ -14,12 +14,14 @@ from gpulock.node.devices import SHARE, Device
 from gpulock.store import quarantine
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpulock.alloc.liveness import Judge
+    from gpulock.alloc.reaper import Reaper
     from gpulock.node.settings import Settings
 
 OUT = "quarantined"  # of a device that an administrator or gpulockd brings back
@@ -42,13 +44,23 @@ def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -
     return Refusal(INVALID_REQUEST, f"no device {missing} here", "see gpulock status")
 
 
-def reap_held_locks(
-    node: Node, found: list[Device], held: dict[str, Lock], judge: "Judge", totals: ClaimCounters
-) -> None:
-    """Free what dead owners hold, because the devices are needed."""
-    from gpulock.alloc.reaper import FREED, Reaper, reap_locks
+def judge_ahead(node: Node, found: list[Device], judge: "Judge", template: Owner) -> "Reaper":
+    """Judge every lock, because devices are needed or the job has some; the gate is not held."""
+    from gpulock.alloc.reaper import Reaper
 
-    for outcome in reap_locks(Reaper(node, judge, found, held)):
+    held = node.store.read_all_locks()
+    owners = [lock.owner for lock in held.values() if lock.owner]
+    reaper = Reaper(node, judge, found, held)
+    reaper.judge_ahead({record.uid for record in owners if record.key() == template.key()})
+    return reaper
+
+
+def reap_held_locks(reaper: "Reaper", held: dict[str, Lock], totals: ClaimCounters) -> None:
+    """Free what dead owners hold, because the devices are needed."""
+    from gpulock.alloc.reaper import FREED, reap_locks
+
+    reaper.held = held
+    for outcome in reap_locks(reaper):
         if outcome.act == FREED:
             totals.count_reap(outcome.verdict.proof)
 

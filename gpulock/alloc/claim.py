@@ -12,6 +12,7 @@ import time
 from gpulock.alloc.availability import (
     foreign_device_ids,
     impossible_refusal,
+    judge_ahead,
     pick_free_devices,
     reap_held_locks,
     shortage_refusal,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpulock.alloc.liveness import Judge
+    from gpulock.alloc.reaper import Reaper
 
 
 class Grant:
@@ -61,14 +63,14 @@ def claim_devices(
 ) -> Grant:
     """Lock what is wanted for the owner that `template` describes; raise Refusal.
 
-    `judge` is called only when something must be judged, and then once: one look at /proc serves
-    a whole claim.
+    `judge` is called only when something must be judged. Where devices are short the gate is left
+    for a look at open files, which may take long, and taken once more.
     """
     made: list[Judge] = []
 
-    def judge_once(anew: bool = False) -> "Judge":
-        if anew or not made:
-            made[:] = [judge()]
+    def judge_once() -> "Judge":
+        if not made:
+            made.append(judge())
         return made[0]
 
     found = node.devices()
@@ -91,23 +93,46 @@ def claim_devices(
         raise impossible_refusal(found, want, node.settings.expected_gpus)
     want.uid = template.uid
     node.store.check(make=True)
+    ahead: "Reaper | None" = None
+    waited = 0.0
     try:
-        with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
-            totals = ClaimCounters(node.store)
-            try:
-                if node.store.boot_id() != node.boot_id:
-                    boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-                grant = claim_under_gate(node, gate, found, template, want, judge_once, totals)
-            except Refusal as refusal:
-                count_refusal(totals, refusal, template, gate.waited)
-                raise
-            grant.waited = gate.waited
-            totals.count_result("granted", gate.waited)
-            totals.save()
-            return grant
+        while True:
+            with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
+                waited += gate.waited
+                grant = counted_claim(node, gate, found, template, want, judge_once, ahead, waited)
+            if grant:
+                return grant
+            made[:] = [judge()]  # whose look is of now
+            ahead = judge_ahead(node, found, made[0], template)
     except LockTimeout:
         note_lock_timeout(node.store)
         raise
+
+
+def counted_claim(
+    node: Node,
+    gate: Gate,
+    found: list[Device],
+    template: Owner,
+    want: ClaimRequest,
+    judge: "Callable[[], Judge]",
+    ahead: "Reaper | None",
+    waited: float,
+) -> "Grant | None":
+    """Claim under the gate and count the result; None where locks must be judged before."""
+    totals = ClaimCounters(node.store)
+    try:
+        if node.store.boot_id() != node.boot_id:
+            boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
+        grant = claim_under_gate(node, gate, found, template, want, judge, ahead, totals)
+    except Refusal as refusal:
+        count_refusal(totals, refusal, template, waited)
+        raise
+    if grant:
+        grant.waited = waited
+        totals.count_result("granted", waited)
+        totals.save()
+    return grant
 
 
 def claim_preferring_unused(
@@ -152,30 +177,38 @@ def claim_under_gate(
     found: list[Device],
     template: Owner,
     want: ClaimRequest,
-    judge: "Callable[..., Judge]",
+    judge: "Callable[[], Judge]",
+    ahead: "Reaper | None",
     totals: ClaimCounters,
-) -> Grant:
-    """Do steps 4 to 7 of the life of a claim; the gate is held."""
+) -> "Grant | None":
+    """Do steps 4 to 7 of the life of a claim; None without a look `ahead` that they need.
+
+    The gate is held.
+    """
     held = node.store.read_all_locks()
     lost, refilled = node.store.find_lost(held)
     if lost:
         raise lost_locks_refusal(f"the locks of {' '.join(lost)}")
     mine = [one for one in held.values() if one.owner and one.owner.key() == template.key()]
     if mine:
-        from gpulock.alloc.same_job import granted_before
+        from gpulock.alloc.same_job import LookNeededError, granted_before
 
-        again = granted_before(node, mine, template, found, want.count, want.join, judge)
+        try:
+            again = granted_before(node, mine, template, found, want.count, want.join, judge, ahead)
+        except LookNeededError:
+            return None
         if again:
             return Grant(*again, fresh=False)
         held = node.store.read_all_locks()
     chosen, out = pick_free_devices(node, found, held, want, judge, refilled)
-    if not chosen:
+    if not chosen and ahead is None:
         if any([lock.owner and lock.owner.is_health_check() for lock in held.values()]):
             from gpulock.alloc.health_check import stop_health_checks
 
-            if stop_health_checks(node, held, want.wanted):
-                judge(anew=True)  # by a look at the processes that are left
-        reap_held_locks(node, found, held, judge(), totals)
+            stop_health_checks(node, held, want.wanted)
+        return None
+    if not chosen and ahead:
+        reap_held_locks(ahead, held, totals)
         held = node.store.read_all_locks()
         chosen, out = pick_free_devices(
             node, found, held, want, judge, refilled

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
     from gpulock.node.settings import Settings
 
-LONGEST = 5.0  # seconds for a whole look, which may be taken with the gate held
+LONGEST = 5.0  # seconds for a whole look
 ONE_USER = 0.5  # seconds of it for the processes of one user, where it is at those of all
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
+SEALED = "whose open files were not looked at before the gate"
 LONG_PATH = "/dev/..."  # in place of a path that is too long: it may be a node
 COMMON = (
     *("/dev/null", "/dev/pts/", "/dev/ptmx", "/dev/tty", "/dev/shm/", "/dev/mqueue/"),
@@ -91,7 +92,7 @@ class OpenFiles:
 
     __slots__ = (
         *("_dev_root", "_driver_root", "_end", "_keys", "_late", "_looks", "_mounts"),
-        *("_services", "_spent", "blind", "dark", "ids", "scan", "seconds"),
+        *("_services", "_spent", "blind", "dark", "ids", "scan", "sealed", "seconds"),
     )
 
     def __init__(
@@ -115,6 +116,7 @@ class OpenFiles:
         self.blind = ""
         self.dark = ""
         self.seconds = LONGEST  # for one look
+        self.sealed = False  # the gate is held: who was not looked at before may have any open
 
     def add(self, device: Device) -> None:
         """Know one device more; what was seen before did not look for it."""
@@ -145,7 +147,7 @@ class OpenFiles:
             pids: dict[str, list[int]] = {}
             blind = ""
             if self._keys and (uid is None or self.scan.may_run(uid)):
-                blind = self._fill(pids, uid)
+                blind = SEALED if self.sealed else self._fill(pids, uid)
             self._looks[uid] = pids, blind
             self.blind = self.blind or self.dark or blind
         pids, blind = self._looks[uid]

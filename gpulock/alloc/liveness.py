@@ -74,6 +74,11 @@ class Judge:
         self._members = members or {}
         self._finders = finders or {}
 
+    def renew(self) -> "Judge":
+        """Return a judge by the same rules that has not looked yet."""
+        scan = ProcessScan(self.scan.proc)
+        return Judge(self.boot_id, self.node, scan, self._rules, self._members, self._finders)
+
     def attach_step_daemons(self, held: dict[str, Lock]) -> None:
         """Tell locks the processes that stand for their jobs and are in no record."""
         for scheduler, find in self._finders.items():

@@ -115,7 +115,7 @@ class Reaper:
     it is first needed, or by `look` before the gate.
     """
 
-    __slots__ = ("_asks_memory", "_memory", "_quiet", "files", "held", "judge", "node")
+    __slots__ = ("_ahead", "_asks_memory", "_memory", "_quiet", "files", "held", "judge", "node")
 
     def __init__(
         self, node: Node, judge: Judge, devices: "Iterable[Device]", held: dict[str, Lock]
@@ -127,6 +127,19 @@ class Reaper:
         self._asks_memory = node.settings.leftover_processes != "off"
         self._memory: "Handover | None" = None
         self._quiet: "float | None" = None
+        self._ahead: "dict[str, str] | None" = None  # the claim that had each lock, by its token
+
+    def judge_ahead(self, uids: "Iterable[int]" = ()) -> None:
+        """Judge the locks before the gate is taken, so that nobody waits there for these looks.
+
+        A user may have more files open than are looked at in seconds. Under the gate a lock may go
+        only if the same claim had it here. What these users have open is looked at in any case.
+        """
+        reap_locks(self, dry_run=True)
+        for uid in uids:
+            self.files.look(uid)
+        self._ahead = {name: claim_token(lock) for name, lock in self.held.items()}
+        self.files.sealed = True
 
     def read_locks(self) -> None:
         """Read all locks and their details; the gate is held."""
@@ -155,6 +168,8 @@ class Reaper:
         One that cannot be changed stays held, and keeps no other from being reaped.
         """
         outcome = decide_reap(lock, self.judge, self.files, self.held, over)
+        if self._ahead is not None and self._ahead.get(lock.id) != claim_token(lock):
+            outcome.act, outcome.reason = HELD, "it was claimed while the node was looked at"
         asked = outcome.act == FREED and self._asks_memory
         if asked and (kept := self.memory_reason(lock)):
             outcome.act = HELD
@@ -222,6 +237,11 @@ class Reaper:
             return remaining_device_user(lock.id, lock.owner, self.files, self.held)
         pids = self.files.pids_with_open(lock.id)
         return f"process {pids[0]} has {lock.id} open" if pids else self.files.blind
+
+
+def claim_token(lock: Lock) -> str:
+    """Return which claim has a lock; empty where it has no owner yet."""
+    return lock.owner.token if lock.owner else ""
 
 
 def make_recorded_device(lock: Lock) -> "Device | None":

@@ -4,8 +4,8 @@
 Hot, loaded where there are such locks. The gate is held.
 """
 
-from gpulock.alloc import reaper
 from gpulock.alloc.liveness import Judge
+from gpulock.alloc.reaper import CUT_SHORT, DIED, FREED
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device, place_device
@@ -16,6 +16,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpulock.alloc.reaper import Reaper
+
+
+class LookNeededError(Exception):
+    """Say that locks must be judged, which is not begun while the gate is held."""
+
 
 def granted_before(
     node: Node,
@@ -25,12 +31,14 @@ def granted_before(
     count: int,
     join: bool,
     judge: "Callable[[], Judge]",
+    ahead: "Reaper | None",
 ) -> "tuple[list[Device], Owner] | None":
     """Return the devices that a claim of a job which has `locks` here is granted, and the record.
 
     `count` is how many are asked for; with `join` a task shares what its job holds. None where it
-    has to be granted others: what an earlier run left is freed then. Raises Refusal, also where a
-    later run of the job holds devices.
+    has to be granted others: what an earlier run left is freed then, by a look `ahead` of the gate;
+    raises LookNeededError without one. Raises Refusal, also where a later run of the job holds
+    devices.
     """
     for lock in locks:
         record = lock.owner
@@ -46,7 +54,9 @@ def granted_before(
         granted = join_devices(node, mine, template, found, judge())
     if granted and mine[0].owner:
         return granted, mine[0].owner
-    release_previous_run(node, mine, template, found, judge())
+    if ahead is None:
+        raise LookNeededError
+    release_previous_run(node, mine, template, ahead)
     return None
 
 
@@ -155,13 +165,10 @@ def drop_ended_anchors(node: Node, lock: Lock, gid: int) -> None:
         named.add(group)
 
 
-def release_previous_run(
-    node: Node, mine: list[Lock], template: Owner, found: list[Device], judge: Judge
-) -> None:
+def release_previous_run(node: Node, mine: list[Lock], template: Owner, engine: "Reaper") -> None:
     """Free what an earlier run of the job, or a cut-short claim of this one, left; or refuse."""
-    held = node.store.read_all_locks()
-    judge.attach_step_daemons(held)
-    engine = reaper.Reaper(node, judge, found, held)
+    engine.held = node.store.read_all_locks()
+    engine.judge.attach_step_daemons(engine.held)
     for lock in mine:
         record = lock.owner
         assert record is not None
@@ -169,10 +176,10 @@ def release_previous_run(
         own = record.run() == template.run() or record.scheduler == "slurm"
         if own and record.boot_id == template.boot_id:
             how = "claim: this run's claim was cut short"
-            outcome = engine.finish(lock, reaper.CUT_SHORT, how)
+            outcome = engine.finish(lock, CUT_SHORT, how)
         else:
-            outcome = engine.finish(lock, reaper.DIED)
-        if outcome.act != reaper.FREED:
+            outcome = engine.finish(lock, DIED)
+        if outcome.act != FREED:
             raise Refusal(
                 BROKEN if own and outcome.fault else BUSY,
                 f"{lock.id} is still held by an earlier run: {outcome.reason}",

@@ -74,6 +74,11 @@ def reconcile_locks(
     if dry_run and not node.store.exists():
         return ReconcileReport([], [])
     node.store.check(make=True)
+    ahead: "Reaper | None" = None
+    with suppress(Refusal):  # what is lost is put back under the gate
+        locks = node.store.read_all_locks()
+        ahead = make_reaper(node, judge.renew(), devices, driver, locks)
+        ahead.judge_ahead()
     with Gate(node.store, deadline, node.settings.gate_timeout):
         if not dry_run and node.store.boot_id() == node.boot_id:
             boot.make_claim_folders(node.store, node.settings.state_dir)
@@ -86,21 +91,18 @@ def reconcile_locks(
             adopted = [] if dry_run else begin_boot_or_adopt(node, judge)
         if adopted or not held:
             held = read_locks_after_adoption(node, adopted)
-        shown = {device.id for device in devices if device.minor >= 0}
-        # a card that fell off the bus is still open; without any driver nothing can be
-        hidden = [lock for lock in held.values() if lock.owner and lock.id not in shown]
-        more = [device for lock in hidden if (device := make_recorded_device(lock))]
-        reaper = Reaper(node, judge, [*devices, *more], held)
-        if len(more) < len(hidden) and driver and driver.kind == UNKNOWN:
-            reaper.files.dark = driver.why
+        if adopted or ahead is None:
+            ahead = make_reaper(node, judge, devices, driver, held)
+        reaper, reaper.held = ahead, held
         report = ReconcileReport(adopted, reap_locks(reaper, dry_run))
         report.devices, report.driver = devices, driver.why if driver else ""
-        report.blind = judge.scan.blind or reaper.files.blind
-        if judge.scan.restless and report.blind not in {one.reason for one in report.outcomes}:
+        scan = reaper.judge.scan
+        report.blind = scan.blind or reaper.files.blind
+        if scan.restless and report.blind not in {one.reason for one in report.outcomes}:
             report.blind = reaper.files.blind  # who forks all the time holds up no lock of others
         if not dry_run:
             report.fault = publish_outcomes(node, report.outcomes)
-    if not dry_run and not judge.scan.blind:
+    if not dry_run and not (judge.scan.blind or scan.blind):
         remove_dead_temporaries(node)
     isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.path}/isolation")
     if isolated and not dry_run:
@@ -108,6 +110,26 @@ def reconcile_locks(
 
         report.fault = report.fault or cleanup.clean_up_isolation(node, devices, deadline)
     return report
+
+
+def make_reaper(
+    node: Node,
+    judge: Judge,
+    devices: Sequence[Device],
+    driver: "Refusal | None",
+    held: dict[str, Lock],
+) -> Reaper:
+    """Return what judges these locks, on a node whose driver shows these devices.
+
+    A card that fell off the bus is still open; without any driver nothing can be.
+    """
+    shown = {device.id for device in devices if device.minor >= 0}
+    hidden = [lock for lock in held.values() if lock.owner and lock.id not in shown]
+    more = [device for lock in hidden if (device := make_recorded_device(lock))]
+    reaper = Reaper(node, judge, [*devices, *more], held)
+    if len(more) < len(hidden) and driver and driver.kind == UNKNOWN:
+        reaper.files.dark = driver.why
+    return reaper
 
 
 def read_locks_after_adoption(node: Node, adopted: list[Owner]) -> dict[str, Lock]:

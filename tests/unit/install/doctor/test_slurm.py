@@ -75,8 +75,9 @@ def test_an_installed_node_has_no_faults(node: SlurmNode) -> None:
     checks = found(node)
 
     assert [c for c in checks.values() if c.state == FAULT] == []
-    # Under Slurm's defaults, and without ISOLATION, nothing keeps a job from another's card.
-    assert {c.name for c in checks.values() if c.state == WARNING} == {"ConstrainDevices"}
+    # Under Slurm's defaults, and without ISOLATION, nothing keeps a job from another's card. And
+    # no gpulockd runs here.
+    assert {c.name for c in checks.values() if c.state == WARNING} == {"ConstrainDevices", "daemon"}
     assert checks["slurm-map"].what == "8 positions, as slurmd has them"
     assert checks["node"].what == "node1 is IDLE"
     assert "execd" not in checks, "nothing of Grid Engine is looked at"

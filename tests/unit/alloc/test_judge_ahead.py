@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open files are looked at before the gate is taken: who has many keeps nobody waiting there.
+
+A user whose job is over may have more files open than are looked at in seconds, and may claim and
+reap as often as the scheduler lets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gpulock.alloc.device_users import OpenFiles
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.deadline import Deadline
+from gpulock.errors import BUSY
+from gpulock.store.gate import Gate
+from tests.support.claims import ask, holder, ids, refused
+from tests.support.trees import Box, bus, judge_of, record, soon
+
+Act = Callable[[Box], object]
+
+
+def claim_once_more(box: Box) -> None:
+    """Claim a card beside those that are held: all are, so that the dead are judged."""
+    ask(box, 1, job_id="15")
+
+
+def claim_after_an_earlier_run(box: Box) -> None:
+    """Claim as the job whose shepherd is gone, and that has devices here."""
+    ask(box, 1, job_id="99")
+
+
+def reconcile(box: Box) -> None:
+    """Judge all locks, as gpulockd does."""
+    reconcile_locks(box.node(), judge_of(box.node()), soon())
+
+
+def leave_dead_claims(box: Box) -> None:
+    """Let a job that is over hold every card."""
+    reconcile(box)  # makes LOCK_DIR ready
+    for number in range(4):
+        one = record(job_id="99", pid=999, token=f"t{number}", devices=(bus(number),))
+        box.node().store.make(bus(number), one)
+
+
+def when_files_are_looked_at(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Act before the first look at the open files of a user."""
+    look = OpenFiles._fill
+    acts = [act]
+
+    def fill(files: OpenFiles, found: dict[str, list[int]], uid: int | None) -> str:
+        if acts:
+            acts.pop()()
+        return look(files, found, uid)
+
+    monkeypatch.setattr(OpenFiles, "_fill", fill)
+
+
+@pytest.mark.parametrize("act", [claim_once_more, claim_after_an_earlier_run, reconcile])
+def test_while_open_files_are_looked_at_the_gate_is_free(
+    box: Box, monkeypatch: pytest.MonkeyPatch, act: Act
+) -> None:
+    leave_dead_claims(box)
+    taken: list[bool] = []
+
+    def take_gate() -> None:
+        with Gate(box.node().store, Deadline(0.0)):
+            taken.append(True)
+
+    when_files_are_looked_at(monkeypatch, take_gate)
+    act(box)
+    assert taken == [True]
+    assert box.locks() in ([], [bus(0)])
+
+
+def test_a_lock_that_is_claimed_while_files_are_looked_at_does_not_go(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_dead_claims(box)
+
+    def claim_anew() -> None:
+        for number in range(4):
+            box.node().store.rewrite(bus(number), holder(box, number).copy(token="another"))
+
+    when_files_are_looked_at(monkeypatch, claim_anew)
+    refusal = refused(box, 1, job_id="15")
+    assert refusal.kind == BUSY
+    assert len(box.locks()) == 4
+    assert ids(ask(box, 1, job_id="15")) == [bus(0)]  # by a look of its own
+
+
+def test_a_lock_without_owner_that_is_given_one_meanwhile_does_not_go(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_dead_claims(box)
+    (box.lock / "locks" / bus(3) / "owner").unlink()
+
+    def write_owner() -> None:
+        one = record(job_id="77", pid=998, token="late", devices=(bus(3),))
+        box.node().store.rewrite(bus(3), one)
+
+    when_files_are_looked_at(monkeypatch, write_owner)
+    reconcile(box)
+    assert box.locks() == [bus(3)]
+
+
+def test_a_user_who_was_not_looked_at_before_the_gate_keeps_the_lock(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner ends between the look and the gate: who has the card open was not asked."""
+    box.proc.shepherd(500, box.root)
+    leave_dead_claims(box)
+    alive = record(job_id="12", pid=500, uid=4000, token="t9", devices=(bus(0),))
+    box.node().store.rewrite(bus(0), alive)
+    when_files_are_looked_at(monkeypatch, lambda: box.proc.remove(500))
+    reconcile(box)
+    assert box.locks() == [bus(0)]
+    reconcile(box)
+    assert box.locks() == []

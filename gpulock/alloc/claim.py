@@ -99,40 +99,24 @@ def claim_devices(
         while True:
             with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
                 waited += gate.waited
-                grant = counted_claim(node, gate, found, template, want, judge_once, ahead, waited)
-            if grant:
-                return grant
+                totals = ClaimCounters(node.store)
+                try:
+                    grant = claim_under_gate(
+                        node, gate, found, template, want, judge_once, ahead, totals
+                    )
+                except Refusal as refusal:
+                    count_refusal(totals, refusal, template, waited)
+                    raise
+                if grant:
+                    grant.waited = waited
+                    totals.count_result("granted", waited)
+                    totals.save()
+                    return grant
             made[:] = [judge()]  # whose look is of now
             ahead = judge_ahead(node, found, made[0], template)
     except LockTimeout:
         note_lock_timeout(node.store)
         raise
-
-
-def counted_claim(
-    node: Node,
-    gate: Gate,
-    found: list[Device],
-    template: Owner,
-    want: ClaimRequest,
-    judge: "Callable[[], Judge]",
-    ahead: "Reaper | None",
-    waited: float,
-) -> "Grant | None":
-    """Claim under the gate and count the result; None where locks must be judged before."""
-    totals = ClaimCounters(node.store)
-    try:
-        if node.store.boot_id() != node.boot_id:
-            boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-        grant = claim_under_gate(node, gate, found, template, want, judge, ahead, totals)
-    except Refusal as refusal:
-        count_refusal(totals, refusal, template, waited)
-        raise
-    if grant:
-        grant.waited = waited
-        totals.count_result("granted", waited)
-        totals.save()
-    return grant
 
 
 def claim_preferring_unused(
@@ -185,6 +169,8 @@ def claim_under_gate(
 
     The gate is held.
     """
+    if node.store.boot_id() != node.boot_id:
+        boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
     held = node.store.read_all_locks()
     lost, refilled = node.store.find_lost(held)
     if lost:

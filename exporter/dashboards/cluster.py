@@ -24,7 +24,12 @@ def cluster() -> dict[str, Any]:
                 "cluster", "cluster", "label_values(gpulock_gpus, cluster)", everything=True
             )
         ],
-        [("At a glance", GLANCE), ("Held and idle", IDLE), ("Over time", TIME)],
+        [
+            ("At a glance", GLANCE),
+            ("Held and idle", IDLE),
+            ("Over time", TIME),
+            ("Shares", SHARES),
+        ],
     )
 
 
@@ -74,6 +79,7 @@ IDLE = [
         ("user",),
         [
             Column(f"gpulock:user:gpus:count{HERE}", "GPUs"),
+            Column(f"count by (cluster, user) (gpulock_gpu_share_info{HERE})", "shares"),
             Column(f"gpulock:user:gpus_idle:count{HERE}", "held-idle"),
             Column(f"gpulock:user:mig_instances:count{HERE}", "MIG instances"),
             Column(f"gpulock:user:power_watts:sum{HERE}", "power", "watt"),
@@ -100,5 +106,16 @@ TIME = [
             "{{user}}",
         ),
         top=1,
+    ),
+]
+
+SHARES = [
+    number("Places", "none", Query(f"sum(gpulock_gpu_share_places{HERE})")),
+    number("Places held", "none", Query(f"count(gpulock_gpu_share_info{HERE})")),
+    stacked(
+        "Shared GPUs by user",
+        "none",
+        Query(f"sum by (user) (gpulock:share_hold:ratio{HERE})", "{{user}}"),
+        about="A place is its part of the GPU.",
     ),
 ]

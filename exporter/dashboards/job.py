@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards import boards
+from dashboards import boards, shares
 from dashboards.node import IDLE_AFTER, LONG
 from dashboards.panels import RED, YELLOW, Column, Query, bars, lines, number, rows
 
 JOB = '{scheduler=~"$scheduler",job_id="$job_id",task_id=~"$task_id"}'
 GPU = "{{instance}} GPU {{gpu}}"
-LOCKS = '{__name__=~"gpulock_(gpu|mig)_lock_info"%s}'
+LOCKS = '{__name__=~"gpulock_((gpu|mig)_lock|gpu_share)_info"%s}'
 
 
 def job() -> dict[str, Any]:
@@ -33,6 +33,7 @@ def job() -> dict[str, Any]:
             ("At a glance", GLANCE),
             ("Over time", TIME),
             ("Inside (Hopper and later)", INSIDE),
+            ("Shares", [shares.holders(JOB, "Shared GPUs", shares.CARD), *shares.work(JOB, GPU)]),
             ("MIG instances", MIG),
         ],
     )
@@ -50,12 +51,13 @@ def while_held(series: str) -> str:
 
 
 def mean_use(window: str) -> str:
-    """Return which part of the observed time the job's GPUs were at work."""
+    """Return which part of the observed time the job's GPUs were at work, shares at samples."""
     busy, observed = (
         f"sum(increase(gpulock:gpu_hold:{name}_seconds_total{JOB}[{window}]))"
         for name in ("busy", "observed")
     )
-    return f"{busy} / {observed}"
+    of_shares = f"avg(avg_over_time(gpulock:share_hold:utilization_ratio{JOB}[{window}]))"
+    return f"{busy} / {observed} or {of_shares}"
 
 
 def hold_use(of: str) -> str:
@@ -84,8 +86,8 @@ GLANCE = [
     number(
         "GPU hours",
         "none",
-        Query(f"sum(count_over_time(gpulock:gpu_hold:info{JOB}[$__range:15s])) / 240"),
-        about="In the time that is shown.",
+        Query(f"sum(sum_over_time(gpulock:job:gpus:count{JOB}[$__range:15s])) / 240"),
+        about="In the time that is shown. A share is its part of the GPU.",
     ),
     number(
         "Energy",

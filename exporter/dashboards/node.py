@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards import boards
+from dashboards import boards, shares
 from dashboards.panels import (
     QUARTER,
     RED,
@@ -66,6 +66,7 @@ def node() -> dict[str, Any]:
             ("Board", BOARD),
             ("Inside (Hopper and later)", INSIDE),
             ("Faults", FAULTS),
+            ("Shares", [shares.places(HERE), shares.holders(HERE), *shares.work(HERE, HOLD)]),
             ("MIG instances", MIG),
             ("Locks and exporter", OWN),
         ],

@@ -50,6 +50,10 @@ class Scene:
         """Run a job that holds GPUs until it is ended, by `gpulock run`."""
         return self._run("-n", str(count))
 
+    def share(self, places: int) -> subprocess.Popen[bytes]:
+        """Run a job on places of a card that is shared."""
+        return self._run("--share", "-n", str(places))
+
     def hold(self, devices: Sequence[Device]) -> subprocess.Popen[bytes]:
         """Run a job on these very devices."""
         return self._run("--devices", ",".join(device.uuid or device.id for device in devices))

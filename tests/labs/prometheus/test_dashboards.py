@@ -58,10 +58,10 @@ ITS_CHOICES = [
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Scene]:
-    """Give a node of H200s, two of them split, with jobs that have been at work and idle."""
+    """Give a node of H200s, two split and one shared, with jobs that have been at work and idle."""
     # no preset has cards that are split and tell how busy each part is
     machine, card = PRESETS["a100-mig"], PRESETS["dgx-h200"].card
-    split = dataclasses.replace(machine, name="h200-mig", card=card)
+    split = dataclasses.replace(machine, name="h200-mig", card=card, shares="7:4")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpulock.simulate.node.PRESETS", {"h200-mig": split})
         with scene("h200-mig") as found:
@@ -76,7 +76,8 @@ def prepared(found: Scene) -> Scene:
     with subprocess.Popen(["sleep", "600"]) as stranger:
         try:
             found.hold([*whole[:2], *parts[:2]])
-            found.wait_for_locks(4)  # the next job takes one of these cards if it may
+            found.share(2)
+            found.wait_for_locks(6)  # the next job takes one of these cards if it may
             found.submit(SGE_JOB, "daemon", task=2)
             found.reap()
             script = {
@@ -88,6 +89,7 @@ def prepared(found: Scene) -> Scene:
             note_narrow_link(found, whole[2].bus)
             found.server.wait("gpulock:gpu_hold:idle_seconds >= 6")
             found.server.wait("gpulock:mig_hold:idle_seconds >= 6")
+            found.server.wait("gpulock:share_hold:utilization_ratio")
             found.server.wait("gpulock_gpu_foreign_processes > 0")
             found.server.wait("gpulock_gpu_xid_errors_total")
             found.server.wait('ALERTS{alertname=~"Gpulock.*",alertstate="firing"}')
@@ -138,8 +140,11 @@ def chosen(expression: str, found: Scene, job_id: str) -> str:
 
 
 def test_every_query_of_every_dashboard_gives_series(node: Scene) -> None:
-    job = str(node.started[0].pid)
-    asked = [(name, chosen(one, node, job)) for name, one in expressions()]
+    whole, sharing = (str(job.pid) for job in node.started)
+    asked = [
+        (name, chosen(one, node, sharing if "share_" in one and "gpu_hold" not in one else whole))
+        for name, one in expressions()
+    ]
     assert len(asked) > 70
     assert [one for one in asked if "$" in one[1]] == []
     missing = [one for _, one in asked if FANLESS in one]

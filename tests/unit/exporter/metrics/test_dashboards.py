@@ -81,6 +81,15 @@ def test_the_panel_of_xids_asks_what_a_test_of_promtool_asks() -> None:
     assert query in {one["expr"] for one in asked()}
 
 
+@pytest.mark.parametrize(("title", "columns"), [("Shared GPUs", (1, 2, 3)), ("Holders", (0, 1))])
+def test_the_tables_of_shares_ask_what_a_test_of_promtool_asks(
+    title: str, columns: tuple[int, ...]
+) -> None:
+    (panel,) = [one for one in boards_panels("gpulock-node.json") if one["title"] == title]
+    queries = [panel["targets"][column]["expr"] for column in columns]
+    assert {*queries} <= {one["expr"] for one in asked()}
+
+
 @pytest.mark.parametrize("name", sorted(made()))
 def test_utilisation_over_time_is_drawn_from_counters(name: str) -> None:
     drawn = [one for one in boards_panels(name) if one["title"].startswith("Utilisation")]

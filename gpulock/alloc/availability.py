@@ -138,7 +138,8 @@ def pick_free_devices(
     if os.access(node.settings.mps_dir, os.F_OK):  # also once SHARES names no card any more
         from gpulock.job.mps import cards_with_mps
 
-        uid = want.uid if want.share else None
+        fenced = node.settings.isolation != "off"  # a place would open more through that MPS
+        uid = want.uid if want.share and not fenced else None
         closed = cards_with_mps(node.settings, node.boot_id, uid)
         free, out = [d for d in free if d.id not in closed], {**closed, **out}
     if want.share or node.settings.shares:

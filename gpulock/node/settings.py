@@ -146,8 +146,8 @@ class Settings:
 
             self.sge_kinds = parse_sge_complexes(self.given["SGE_COMPLEXES"])
         self.copy_path = f"{self.state_dir}/settings.obeyed"
-        if self.share_users != "one":
-            self.share_mps = False  # an MPS server serves one user
+        if self.share_users != "one" or self.isolation != "off":
+            self.share_mps = False  # MPS serves one user, who opens through it what a job may not
         if self.isolation != "off" or self.share_mps:
             self.visible_devices = "uuid"  # CUDA counts only the devices that it can open, or MPS
 
@@ -223,7 +223,10 @@ def parse_settings(text: str, path: str) -> Settings:
             raise ValueError(f"{path}:{number}: {name} {wrong}") from None
         values[name] = value
     settings = Settings(values, path)
-    if settings.given.get("SHARE_MPS") == "yes" and not settings.share_mps:
+    if settings.given.get("SHARE_MPS") == "yes" and settings.share_users != "one":
         faults.append(f"{path}: SHARE_MPS=yes needs SHARE_USERS=one: MPS serves one user a card")
+    if settings.given.get("SHARE_MPS") == "yes" and settings.isolation != "off":
+        why = "through the MPS its user opens every GPU"
+        faults.append(f"{path}: SHARE_MPS=yes needs ISOLATION=off: {why}")
     settings.faults = tuple(faults)
     return settings

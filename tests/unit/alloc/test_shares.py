@@ -379,6 +379,12 @@ def test_a_refusal_names_the_mps_that_ends_on_a_card(box: Box) -> None:
     assert ids(take(box, 4, 1, uid=1001)) == [place(2, 1)]
 
 
+def test_no_place_is_confined_beside_an_mps_that_was_started_before_isolation(box: Box) -> None:
+    box.settings |= {"MPS_DIR": str(box.root / "mps"), "ISOLATION": "cgroup"}
+    leave_mps(box.root / "mps", bus(2), 1001, box.node().boot_id)
+    assert "2: MPS of uid 1001 ends on it" in fails(box, 1, 3, uid=1001).why
+
+
 def test_of_a_quarantined_card_whose_mps_ends_the_quarantine_is_told(box: Box) -> None:
     box.settings["MPS_DIR"] = str(box.root / "mps")
     leave_mps(box.root / "mps", bus(2), 1001, box.node().boot_id)

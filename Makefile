@@ -65,8 +65,10 @@ lint: $(DEV)
 	@$(STEP) "ruff check" $(BIN)/ruff check
 mypy: $(DEV)
 	@$(STEP) "mypy" $(BIN)/mypy
+# In the 16 MiB that node gives new objects by itself, it takes a sixth more of a processor.
 pyright: $(DEV)
-	@$(STEP) "pyright" $(BIN)/pyright --project pyproject.toml
+	@NODE_OPTIONS="$${NODE_OPTIONS:-} --max-semi-space-size=64" \
+	    $(STEP) "pyright" $(BIN)/pyright --project pyproject.toml
 unit: tools $(DEV)  ## the quick unit tests alone (the layers are one of them)
 	@$(MAKE) -j -O $(PARTS)
 $(PARTS): unit-%: $(DEV)

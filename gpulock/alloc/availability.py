@@ -18,8 +18,6 @@ from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpulock.alloc.liveness import Judge
     from gpulock.alloc.reaper import Reaper
     from gpulock.node.settings import Settings
@@ -65,12 +63,18 @@ def reap_held_locks(reaper: "Reaper", held: dict[str, Lock], totals: ClaimCounte
             totals.count_reap(outcome.verdict.proof)
 
 
-def open_device_ids(node: Node, found: list[Device], judge: "Judge") -> list[str]:
-    """Return the devices that a process has open, asked only after locks were lost."""
+def open_device_ids(
+    node: Node, found: list[Device], judge: "Judge", sessions: "list[int] | None" = None
+) -> list[str]:
+    """Return the devices that a process has open, asked only after locks were lost.
+
+    Processes of these `sessions` do not count.
+    """
     from gpulock.alloc.device_users import OpenFiles
 
     holders = OpenFiles(judge.scan, found, node.settings)
-    return [d.id for d in found if holders.pids_with_open(d.id) or holders.blind]
+    ours = {pid for sid in sessions or () for pid in judge.scan.session_members(sid)}
+    return [d.id for d in found if set(holders.pids_with_open(d.id)) - ours or holders.blind]
 
 
 def foreign_device_ids(node: Node, found: list[Device], count: int, pid: int) -> frozenset[str]:
@@ -107,20 +111,18 @@ def pick_free_devices(
     found: list[Device],
     held: dict[str, Lock],
     want: ClaimRequest,
-    judge: "Callable[[], Judge]",
-    refilled: bool,
+    opened: list[str],
 ) -> tuple[list[Device], dict[str, str]]:
     """Return the devices to lock, nothing when too few are free, and why others are out, by id.
 
-    Out are those that are quarantined, reserved or withheld, those whose MPS is another's, and once
-    locks were lost those that are open: LOCK_DIR was `refilled`.
+    Out are those that are quarantined, reserved or withheld, those whose MPS is another's, and
+    those that are `opened`.
     Raises Refusal.
     """
     away = [d.id for d in found if d.withheld]
     for folder in (quarantine.QUARANTINE, quarantine.RESERVES):
         away += quarantine.list_noted_devices(node.settings.state_dir, folder)
-    if refilled:
-        away += open_device_ids(node, found, judge())
+    away += opened
     out = dict.fromkeys(away, OUT)
     taken = [*(whole_claims(held) if want.share else held), *out]
     free = [

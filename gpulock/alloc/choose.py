@@ -26,10 +26,12 @@ class ClaimRequest:
     `counted`: the caller has counted them. `check` refuses what was chosen. `last` are ids that
     are taken only where there are not enough others. `kinds` are (kind, count) of
     gpulock.node.kinds, whose sum is `count`; an empty kind is what PLAIN_REQUEST says. `uid` is
-    whose claim it is, once it is made.
+    whose claim it is, once it is made, and `ended` the pids of tests of GPUs that ended for it.
     """
 
-    __slots__ = ("check", "count", "counted", "join", "kinds", "last", "share", "uid", "wanted")
+    __slots__ = (
+        *("check", "count", "counted", "ended", "join", "kinds", "last", "share", "uid", "wanted"),
+    )
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class ClaimRequest:
         self.share = share
         self.counted = counted
         self.uid = -1
+        self.ended: set[int] = set()
         self.kinds = kinds
 
 

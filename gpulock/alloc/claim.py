@@ -13,6 +13,7 @@ from gpulock.alloc.availability import (
     foreign_device_ids,
     impossible_refusal,
     judge_ahead,
+    open_device_ids,
     pick_free_devices,
     reap_held_locks,
     shortage_refusal,
@@ -186,19 +187,19 @@ def claim_under_gate(
         if again:
             return Grant(*again, fresh=False)
         held = node.store.read_all_locks()
-    chosen, out = pick_free_devices(node, found, held, want, judge, refilled)
-    if not chosen and ahead is None:
-        if any([lock.owner and lock.owner.is_health_check() for lock in held.values()]):
-            from gpulock.alloc.health_check import stop_health_checks
-
-            stop_health_checks(node, held, want.wanted)
-        return None
-    if not chosen and ahead:
+    opened = open_device_ids(node, found, judge()) if refilled else []
+    chosen, out = pick_free_devices(node, found, held, want, opened)
+    if not chosen:
+        if ahead is None:
+            return None
         reap_held_locks(ahead, held, totals)
         held = node.store.read_all_locks()
-        chosen, out = pick_free_devices(
-            node, found, held, want, judge, refilled
-        )  # some may be out by now
+        chosen, out = pick_free_devices(node, found, held, want, opened)  # some may be out by now
+    if not chosen and any([lock.owner and lock.owner.is_health_check() for lock in held.values()]):
+        from gpulock.alloc.health_check import stop_needed_checks
+
+        if stop_needed_checks(node, found, held, want, judge, refilled):
+            return None  # a look at who is left frees the lock
     if not chosen:
         raise shortage_refusal(found, held, out, want, node.settings)
     want.check(chosen)

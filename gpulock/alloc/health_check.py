@@ -1,50 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
 """A test of a free GPU (HEALTH_COMMAND) gives way to the claim that needs its GPU.
 
-Hot, loaded only where devices are short and such a test runs. The claim ends the test's processes
-and waits until they are gone. Then the reaper proves the lock's owner dead, as any other. gpulockd
-leaves the test's leader a zombie while its lock stands: the number stays that of this group.
+Hot, loaded only where devices are short and such a test runs. A claim first chooses as if no such
+lock stood. It ends the tests of what it chose alone, and waits until their processes are gone. Then
+the reaper proves the lock's owner dead, as any other. gpulockd leaves the test's leader a zombie
+while its lock stands: the number stays that of this group.
 """
 
 import os
 import select
 import time
 
+from gpulock.alloc.availability import open_device_ids, pick_free_devices
 from gpulock.node.context import Node
 from gpulock.node.devices import lock_ids_overlap
 from gpulock.node.procfs import OVER
 from gpulock.store.locks import Lock
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpulock.alloc.choose import ClaimRequest
+    from gpulock.alloc.liveness import Judge
+    from gpulock.node.devices import Device
+
 KILL = 9
 PATIENCE = 1000  # milliseconds for processes to end that were killed; it takes them 2 to 20
 
 
-def stop_health_checks(node: Node, held: dict[str, Lock], wanted: "tuple[str, ...]") -> bool:
-    """End the tests that have a device of `wanted`, or any device; return whether there were some.
+def stop_needed_checks(
+    node: Node,
+    found: "list[Device]",
+    held: dict[str, Lock],
+    want: "ClaimRequest",
+    judge: "Callable[[], Judge]",
+    refilled: bool,
+) -> bool:
+    """End the tests on what a claim gets by that, none where it would get nothing.
 
-    The gate is held, and `held` are all locks.
+    Return whether some were ended. `want` notes them: none is ended twice. The gate
+    is held, and `held` are all locks; once locks were lost LOCK_DIR was `refilled`. Raises Refusal.
     """
-    stopped = False
-    for lock in held.values():
+    checks = {
+        name: lock
+        for name, lock in list_health_checks(node, held).items()
+        if lock.owner and lock.owner.pid not in want.ended
+    }
+    others = {name: lock for name, lock in held.items() if name not in checks}
+    sessions = [lock.owner.pid for lock in checks.values() if lock.owner]
+    opened = open_device_ids(node, found, judge(), sessions) if refilled else []
+    needed, _ = pick_free_devices(node, found, others, want, opened)
+    if not needed:
+        return False
+    want.check(needed)
+    for name, lock in checks.items():
+        if lock.owner and any([lock_ids_overlap(name, device.id) for device in needed]):
+            want.ended.add(lock.owner.pid)
+            kill_check_process(node, lock.owner.pid, lock.owner.start)
+    return bool(checks)
+
+
+def list_health_checks(node: Node, held: dict[str, Lock]) -> dict[str, Lock]:
+    """Return the locks, of all that are `held`, of tests whose processes can be ended from here."""
+    found: dict[str, Lock] = {}
+    for name, lock in held.items():
         record = lock.owner
         if record is None or not record.is_health_check() or record.boot_id != node.boot_id:
             continue
-        if wanted and not any([lock_ids_overlap(lock.id, name) for name in wanted]):
-            continue
         if record.pid > 1 and record.pid_ns == node.proc.pid_namespace(""):
-            stopped |= kill_check_process(node, record.pid, record.start)
-    return stopped
+            found[name] = lock
+    return found
 
 
-def kill_check_process(node: Node, pid: int, start: int) -> bool:
-    """Kill a test with its group and wait for its end; return whether it was there."""
+def kill_check_process(node: Node, pid: int, start: int) -> None:
+    """Kill a test with its group and wait for its end."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
-        return True  # gone, or its end cannot be seen: the reaper judges
+        return  # gone, or its end cannot be seen: the reaper judges
     try:
         if not node.proc.running(pid, start):
-            return True
+            return
         os.killpg(pid, KILL)
         wait_for_end(fd)
         wait_for_session(node, pid)
@@ -52,7 +89,6 @@ def kill_check_process(node: Node, pid: int, start: int) -> bool:
         pass  # likewise
     finally:
         os.close(fd)
-    return True
 
 
 def wait_for_end(fd: int) -> None:

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from gpulock.alloc.availability import open_device_ids
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline
@@ -16,7 +17,7 @@ from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids, never, pick, refused, totals
 from tests.support.faults import fail_at, raising
-from tests.support.trees import BOOT, Box, bus, record, soon
+from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
 
 
 def test_a_wanted_device_is_the_one_that_is_given(box: Box) -> None:
@@ -93,6 +94,16 @@ def test_after_locks_were_lost_a_device_in_use_is_left_out(box: Box) -> None:
     (box.lock / "lost").touch()
     box.proc.add(700, fds={9: box.dev / "nvidia1"})
     assert ids(ask(box, 1, job_id="13")) == [bus(2)]
+
+
+def test_what_processes_of_a_session_have_open_may_be_left_out(box: Box) -> None:
+    node = box.node()
+    box.proc.add(700, fds={9: box.dev / "nvidia1"})
+    box.proc.add(701, session=700, fds={9: box.dev / "nvidia1"})
+    assert open_device_ids(node, node.devices(), judge_of(node)) == [bus(1)]
+    assert open_device_ids(node, node.devices(), judge_of(node), [700]) == []
+    box.proc.add(702, fds={9: box.dev / "nvidia1"})
+    assert open_device_ids(node, node.devices(), judge_of(node), [700]) == [bus(1)]
 
 
 def test_after_locks_were_lost_no_device_is_granted_while_a_process_hides_its_files(

@@ -22,7 +22,9 @@ from gpulock.alloc.liveness import Judge
 from gpulock.daemon.health.checker import AGAIN, CardChecker
 from gpulock.daemon.history.pending import read_released_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.errors import BUSY, UNKNOWN, Refusal
 from gpulock.node.context import Node
+from gpulock.node.devices import Device
 from gpulock.sge.sensor import compute_sensor_values, read_sensor_rows
 from gpulock.store import quarantine
 from gpulock.store.checks import CardChecks, has_passed_command, read_card_checks
@@ -233,6 +235,49 @@ def test_a_claim_of_a_certain_card_stops_the_test_of_that_card_alone(
     pid = site.start_check()
     assert site.claim(1, (bus(1),)) == [bus(1)]
     assert site.node().proc.running(pid, site.node().proc.start(pid))
+
+
+def test_a_claim_that_gets_nothing_disturbs_no_test(make: Callable[..., Clinic]) -> None:
+    site = make(WAITS, 3)
+    pid = site.start_check()
+    node = site.node()
+    node.store.make(bus(2), make_process_owner(node, 1, "root").copy(devices=(bus(2),), token="x"))
+    with pytest.raises(Refusal) as busy:
+        site.claim(3)
+    assert busy.value.kind == BUSY
+    assert node.proc.running(pid, node.proc.start(pid))
+    assert site.claim(2) == [bus(0), bus(1)]
+    assert not node.proc.running(pid, node.proc.start(pid))
+
+
+@pytest.mark.parametrize("wanted", [(), (bus(0),)])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_claim_disturbs_no_test_of_a_card_that_is_out_of_service(
+    make: Callable[..., Clinic], wanted: tuple[str, ...], *, lost: bool
+) -> None:
+    site = make(WAITS, 2)
+    node = site.node()
+    reconcile_locks(node, judge_of(node), soon())
+    quarantine.write_device_note(str(site.state), QUARANTINE, bus(0), "gpulock", "xid: XID 79")
+    pid = site.start_check()
+    if lost:
+        (Path(node.store.path) / "lost").touch()
+    with pytest.raises(Refusal):
+        site.claim(len(wanted) or 2, wanted)
+    assert site.node().proc.running(pid, site.node().proc.start(pid))
+
+
+def test_a_claim_whose_check_refuses_disturbs_no_test(make: Callable[..., Clinic]) -> None:
+    def refuse(_: list[Device]) -> None:
+        raise Refusal(UNKNOWN, "no UUID", "wait")
+
+    site = make(WAITS, 1)
+    pid = site.start_check()
+    node = site.node()
+    own = make_process_owner(node, os.getpid(), "root")
+    with pytest.raises(Refusal, match="no UUID"):
+        claim_devices(node, own, ClaimRequest(1, check=refuse), lambda: judge_of(node), soon())
+    assert node.proc.running(pid, node.proc.start(pid))
 
 
 def test_a_claim_may_come_at_any_moment_of_a_start(

@@ -11,6 +11,8 @@ from typing import Final
 
 # From here on a login file runs in a PID namespace, so that none of its children outlives it.
 ENDS_LOGIN_FILES: Final = (23, 11)
+# From here on slurmd starts itself anew at `scontrol reconfigure`, as another process.
+STARTS_ANEW: Final = (23, 11)
 # From here on the extern step may run the hooks; for an earlier one the same jobs have Contain.
 RUNS_HOOKS_IN_JOB: Final = (24, 5)
 # From here on a slurmd runs the Prolog of a requeued job however soon it begins again: a hook that

@@ -20,7 +20,7 @@ from tests.labs.sge.wait import LabError, until
 from tests.labs.slurm.config import first_job
 from tests.labs.slurm.install import PACKAGES
 from tests.labs.slurm.preloaded import preloaded
-from tests.labs.slurm.releases import HAS_SLICE, RUNS_HOOKS_IN_JOB
+from tests.labs.slurm.releases import HAS_SLICE, RUNS_HOOKS_IN_JOB, STARTS_ANEW
 from tests.labs.systemd.gpulock import GPUS, Node
 
 HOST: Final = "gpulock-lab"  # of boot.sh
@@ -143,6 +143,34 @@ class SlurmNode:
             raise LabError(self.logs())
         self.wait_idle()
 
+    def start_by_bare_name(self) -> None:
+        """Have systemd start slurmd without its path, as a shell would, until `start_as_installed`.
+
+        At a reconfigure such a slurmd finds its program by /proc/self/exe: Debian's `slurmd-wlm`.
+        """
+        self.node.drop_in(SLURMD, "ExecStart=", "ExecStart=@/usr/sbin/slurmd slurmd --systemd")
+        self.run("systemctl", "daemon-reload")
+        self.restart(SLURMD)
+
+    def start_as_installed(self) -> None:
+        """Have systemd start slurmd by Debian's own unit again."""
+        self.run("rm", "-r", f"/etc/systemd/system/{SLURMD}.d")
+        self.run("systemctl", "daemon-reload")
+        self.restart(SLURMD)
+
+    def reconfigure(self) -> int:
+        """Reconfigure Slurm, and wait until it takes jobs; return the process of slurmd's then."""
+        before = self.node.main_pid(SLURMD)
+        self.run("scontrol", "reconfigure")
+        if self.release >= STARTS_ANEW:
+            until(
+                lambda: self.node.main_pid(SLURMD) not in (0, before),
+                what="slurmd to start itself anew",
+                why=self.logs,
+            )
+        self.wait_idle()
+        return self.node.main_pid(SLURMD)
+
     def wait_idle(self) -> None:
         """Wait until slurmctld has heard of slurmd."""
         until(
@@ -238,6 +266,12 @@ class SlurmNode:
         if seen.get("EPERM", set()) != every - may:
             raise LabError(f"neither opened nor denied: {seen}")
         return may
+
+    def forget_killed_jobs(self) -> None:
+        """Have slurmctld give up jobs whose step daemons were killed: no Epilog would end them."""
+        self.run("scontrol", "update", f"nodename={HOST}", "state=down", "reason=lab")
+        # where slurmd has said meanwhile that it is there, the node is back already
+        self.run("scontrol", "update", f"nodename={HOST}", "state=resume", check=False)
 
     def clear(self) -> None:
         """End every job, whatever became of its daemons, and leave a node that takes jobs."""

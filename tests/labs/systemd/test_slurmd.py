@@ -14,10 +14,10 @@ import pytest
 
 from tests.labs.common.device_nodes import alone
 from tests.labs.sge.wait import until
-from tests.labs.slurm.releases import HAS_SLICE, HAS_SLUIDS
+from tests.labs.slurm.releases import HAS_SLICE, HAS_SLUIDS, STARTS_ANEW
 from tests.labs.systemd.gpulock import Node, Package, make_package
 from tests.labs.systemd.machine import Machine
-from tests.labs.systemd.slurm_node import HOST, SLICE, SLURMD, Kind, SlurmNode, install_slurm
+from tests.labs.systemd.slurm_node import SLICE, SLURMD, Kind, SlurmNode, install_slurm
 
 pytestmark = pytest.mark.lab
 KINDS = (Kind("isolation", "cgroup"), Kind("constrain", "off", "RunInJob"))
@@ -55,6 +55,17 @@ def slurm(booted: SlurmNode) -> Iterator[SlurmNode]:
     until(lambda: not booted.node.locks(), what="all devices to be free", why=booted.logs)
 
 
+@pytest.fixture(params=["path", "bare name"])
+def renamed(request: pytest.FixtureRequest, slurm: SlurmNode) -> Iterator[str]:
+    """Start slurmd in a way; return what its process is named after a reconfigure."""
+    if request.param == "path":
+        yield "slurmd"
+        return
+    slurm.start_by_bare_name()
+    yield "slurmd-wlm" if slurm.release >= STARTS_ANEW else "slurmd"
+    slurm.start_as_installed()
+
+
 def waiting_for(name: str) -> str:
     """Return lines of a script that wait for a file, without a child that could be left behind."""
     return f"exec 9<> <(:)\nuntil [ -e {name} ]; do read -rt 0.1 -u 9 || :; done\n"
@@ -69,6 +80,12 @@ def cgroup_of(slurm: SlurmNode, pid: int) -> str:
 def is_running(slurm: SlurmNode, pid: int) -> bool:
     """Return whether a process is there, by its number on the machine."""
     return slurm.run("kill", "-0", str(pid), check=False).returncode == 0
+
+
+def is_reaped(slurm: SlurmNode, job: str) -> bool:
+    """Let the reaper free what it can; return whether a job holds nothing."""
+    slurm.node.gpulock("reap")
+    return not slurm.held_by(job)
 
 
 def child_of(said: str) -> int:
@@ -161,6 +178,59 @@ def test_a_job_lives_on_while_slurmd_is_started_again(slurm: SlurmNode) -> None:
     assert "✗" not in slurm.node.gpulock("doctor", check=False)
 
 
+def name_of(slurm: SlurmNode, pid: int) -> str:
+    """Return what the kernel names a process, by its number on the machine."""
+    return slurm.run("cat", f"/proc/{pid}/comm").stdout.strip()
+
+
+def test_jobs_have_their_gpus_and_doctor_sees_slurmd_after_a_reconfigure(
+    slurm: SlurmNode, renamed: str
+) -> None:
+    text = f"echo child=$$\n{waiting_for('again')}{slurm.probe}\necho over\n"
+    job = slurm.submit(text, "--gres=gpu:3")
+    slurm.wait_said(job, "child=")
+    own = slurm.held_by(job)
+    assert len(own) == 3
+    assert name_of(slurm, slurm.node.main_pid(SLURMD)) == "slurmd"
+    pid = slurm.reconfigure()
+    assert name_of(slurm, pid) == renamed
+    doctor = slurm.node.gpulock("doctor", check=False)
+    assert "✗" not in doctor, doctor
+    assert re.search(rf"✓ slurmd: pid {pid}\b", doctor), doctor
+    other = slurm.submit(f"{slurm.probe}\necho over\n{waiting_for('go')}", "--gres=gpu:2")
+    opened = slurm.opens(slurm.wait_said(other, "over"))
+    assert (slurm.held_by(other), len(opened), opened & own) == (opened, 2, set())
+    slurm.touch("again")
+    assert slurm.opens(slurm.wait_said(job, "over")) == own
+    slurm.touch("go")
+    for one in (job, other):
+        assert slurm.wait_over(one) == "COMPLETED"
+        slurm.wait_free(one)
+
+
+def test_a_job_that_is_killed_with_its_step_daemons_is_reaped_after_a_reconfigure(
+    slurm: SlurmNode, renamed: str
+) -> None:
+    """Without a word of slurmctld's: that slurmd runs here says that no hook is hidden from us."""
+    assert name_of(slurm, slurm.reconfigure()) == renamed
+    job = slurm.submit(f"echo child=$$\n{waiting_for('go')}", "--gres=gpu:1")
+    pid = child_of(slurm.wait_said(job, "child="))
+    slurm.node.gpulock("reap")  # sees its steps
+    assert len(slurm.held_by(job)) == 1
+    slurm.run("systemctl", "stop", "slurmctld")
+    slurm.run("pkill", "-KILL", "-f", f"^slurmstepd: \\[{job}\\.")
+    slurm.run("kill", "-KILL", str(pid))
+    until(
+        lambda: is_reaped(slurm, job),
+        what="the reaper to free it",
+        interval=0.5,
+        why=lambda: slurm.node.gpulock("reap", "--dry-run") + slurm.logs(),
+    )
+    slurm.run("systemctl", "start", "slurmctld")
+    until(lambda: slurm.state() or None, what="slurmctld to answer", why=slurm.logs)
+    slurm.forget_killed_jobs()
+
+
 def test_what_hides_in_the_jobs_cgroup_keeps_its_lock(slurm: SlurmNode) -> None:
     """Its step daemons killed, no word of its environment left: the cgroup alone tells."""
     text = f"setsid env -i sleep 600 &\necho child=$!\n{waiting_for('go')}"
@@ -168,15 +238,13 @@ def test_what_hides_in_the_jobs_cgroup_keeps_its_lock(slurm: SlurmNode) -> None:
     pid = child_of(slurm.wait_said(job, "child="))
     own = slurm.held_by(job)
     slurm.run("pkill", "-KILL", "-f", f"^slurmstepd: \\[{job}\\.")
-    slurm.run("scontrol", "update", f"nodename={HOST}", "state=down", "reason=lab")
-    # where slurmd has said meanwhile that it is there, the node is back already
-    slurm.run("scontrol", "update", f"nodename={HOST}", "state=resume", check=False)
+    slurm.forget_killed_jobs()
     slurm.node.gpulock("reap")
     assert (is_running(slurm, pid), slurm.held_by(job)) == (True, own)
     slurm.run("kill", "-KILL", str(pid))
     slurm.touch("go")
     until(
-        lambda: slurm.node.gpulock("reap") and not slurm.held_by(job),
+        lambda: is_reaped(slurm, job),
         what="the reaper to free it",
         interval=0.5,
         why=slurm.logs,

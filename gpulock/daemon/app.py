@@ -33,7 +33,7 @@ from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.main_loop import GpulockDaemon
-from gpulock.daemon.mps.keeper import MpsKeeper
+from gpulock.daemon.mps.keeper import MpsKeeper, provide_mps_dir
 from gpulock.daemon.reconcile.cdi import CdiSpecWriter
 from gpulock.daemon.reconcile.foreign_watch import ForeignWatch
 from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
@@ -53,7 +53,7 @@ HELP = """usage: gpulockd [--config FILE] [--prepare]
 Free what dead owners hold, publish verdicts, write the history: see docs/gpulockd.md.
 
   --config FILE  settings of the node  [default: /etc/gpulock/gpulock.conf]
-  --prepare      pin the list of processes for the hooks, and exit (docs/hand-over.md)
+  --prepare      pin the list of processes for the hooks, make MPS_DIR, and exit
   --version      show the version
 """
 
@@ -129,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         why = ensure_process_list(settings)
         if PREPARE in arguments:
             journal.say(INFO, f"the processes are listed by {f'/proc: {why}' if why else 'BPF'}")
+            provide_mps_dir(settings, journal)  # the service itself may write to it, not beside it
             return DONE
         journal.log_changes("settings", {fault: fault for fault in settings.faults}, ERROR)
         GpulockDaemon(settings, journal, notify, signals, make_daemon_chores(journal)).run()

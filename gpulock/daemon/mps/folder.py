@@ -17,8 +17,9 @@ from gpulock.errors import one_line
 from gpulock.job.mps import LINE, LOGS, PIPES, SERVER
 from gpulock.store import atomic, kv
 
+PID_FILE: Final = "nvidia-cuda-mps-control.pid"  # in PIPES
+PID_BYTES: Final = 32
 GONE: Final = ".gone."  # begins the name of a folder that is being removed
-ATTEMPTS: Final = 3  # to take the name of MPS_DIR from a user who has it
 
 
 class MpsError(Exception):
@@ -26,26 +27,27 @@ class MpsError(Exception):
 
 
 def make_mps_dir(path: str) -> None:
-    """Make MPS_DIR, or accept it where it is root's; raise MpsError or OSError.
+    """Make MPS_DIR, or accept it where only root may write; raise MpsError or OSError."""
+    check_above_mps_dir(path)
+    atomic.mkdir_if_missing(path)
+    if not is_private_folder(os.lstat(path)):
+        raise MpsError(f"MPS_DIR={path}: others than root may write there")
 
-    Below a sticky folder as /dev/shm any user may have made it first: that one is moved away.
+
+def check_above_mps_dir(path: str) -> None:
+    """Raise MpsError where MPS_DIR is below what others than root may write, or OSError.
+
+    In a folder as /dev/shm any user could have it first, and logind's RemoveIPC empties it.
     """
-    for _ in range(ATTEMPTS):
-        atomic.mkdir_if_missing(path)
-        info = os.lstat(path)
-        if is_private_folder(info):
-            return
-        above = os.stat(os.path.dirname(path))
-        if not above.st_mode & stat.S_ISVTX or info.st_uid in (0, os.geteuid()):
-            raise MpsError(f"{path} can be written by others than root")
-        os.rename(path, f"{path}.not-ours.{os.urandom(6).hex()}")
-    raise MpsError(f"a user makes {path} again and again")
+    above = os.path.dirname(path)
+    if not is_private_folder(os.stat(above)):
+        raise MpsError(f"MPS_DIR={path}: others than root may write to {above}")
 
 
 def is_private_folder(info: os.stat_result) -> bool:
-    """Return whether a folder is ours, and nobody else can write there."""
+    """Return whether a folder is ours or root's, and nobody else can write there."""
     writable = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not writable
+    return stat.S_ISDIR(info.st_mode) and info.st_uid in (0, os.geteuid()) and not writable
 
 
 def make_card_folder(folder: str, uid: int, gid: int, boot_id: str) -> None:
@@ -62,10 +64,13 @@ def make_card_folder(folder: str, uid: int, gid: int, boot_id: str) -> None:
             os.chown(f"{folder}/{name}", uid, gid)
 
 
-def write_server_note(folder: str, uid: int, boot_id: str, pid: int = 0, start: int = 0) -> None:
-    """Note whose the MPS is, and once it runs its daemon; raise OSError."""
-    pairs = [("uid", uid), ("pid", pid), ("start", start), ("boot_id", boot_id)]
-    text = f"{LINE}\n{kv.encode_pairs([(key, str(value)) for key, value in pairs])}"
+def write_server_note(
+    folder: str, uid: int, boot_id: str, daemon: tuple[int, int, int] = (0, 0, 0)
+) -> None:
+    """Note whose the MPS is, and once it runs its daemon: pid, start and session; raise OSError."""
+    numbers = zip(("uid", "pid", "start", "session"), (uid, *daemon))
+    pairs = [(key, str(number)) for key, number in numbers]
+    text = f"{LINE}\n{kv.encode_pairs([*pairs, ('boot_id', boot_id)])}"
     atomic.replace_file(f"{folder}/{SERVER}", text.encode())
 
 
@@ -110,12 +115,25 @@ def start_removal(folders: list[str]) -> None:
 def read_control_log(folder: str) -> str:
     """Return the last line of MPS's own log, nothing where there is none; never waits."""
     try:
-        above = os.open(f"{folder}/{LOGS}", atomic.OPEN_DIRECTORY)
-        try:
-            text = atomic.read_text("control.log", 1 << 20, above)
-        finally:
-            os.close(above)
+        text = read_user_file(f"{folder}/{LOGS}", "control.log", 1 << 20)
     except OSError:
         return ""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     return one_line(lines[-1][-200:]) if lines else ""
+
+
+def read_daemon_pid(folder: str) -> list[int]:
+    """Return the pid that MPS says its daemon has, none where it says nothing; never waits."""
+    try:
+        return [int(read_user_file(f"{folder}/{PIPES}", PID_FILE, PID_BYTES))]
+    except (OSError, ValueError):
+        return []
+
+
+def read_user_file(folder: str, name: str, most: int) -> str:
+    """Return what a file says in a folder that is the user's; raise OSError."""
+    above = os.open(folder, atomic.OPEN_DIRECTORY)
+    try:
+        return atomic.read_text(name, most, above)
+    finally:
+        os.close(above)

@@ -20,6 +20,7 @@ from gpulock.daemon.mps.folder import (
     MpsError,
     list_card_folders,
     make_card_folder,
+    make_mps_dir,
     read_server_note,
     remove_card_folder,
     write_server_note,
@@ -31,7 +32,7 @@ from gpulock.daemon.mps.processes import (
     MpsSite,
     Steps,
     ask_daemon,
-    find_daemon,
+    kill_by_pipes,
     kill_mps_processes,
     learn_groups,
     list_mps_processes,
@@ -44,6 +45,7 @@ from gpulock.errors import Refusal, one_line
 from gpulock.job.mps import mps_folder
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
+from gpulock.node.settings import Settings
 from gpulock.slurm.steps import is_slurm_job_process
 from gpulock.store import atomic, kv
 from gpulock.store.gate import Gate
@@ -89,7 +91,8 @@ class CardMps:
                 yield from learn_groups(site)
                 make_card_folder(site.folder, site.uid, site.gid, site.node.boot_id)
                 yield from start_daemon(site)
-                write_server_note(site.folder, site.uid, site.node.boot_id, *site.control)
+                noted = (*site.control, site.session)
+                write_server_note(site.folder, site.uid, site.node.boot_id, noted)
                 self._journal.say(
                     NOTICE, f"{what} started for uid {site.uid}, pid {site.control[0]}"
                 )
@@ -123,13 +126,19 @@ class CardMps:
     def _end(self) -> Steps:
         """End it and all that is left of it, then open the card."""
         site, begun = self.site, clock_boottime()
-        if site.runs():
+        known = site.runs()
+        if known:
             try:
                 yield from ask_daemon(site, "quit\n")
                 while list_mps_processes(site) and clock_boottime() < begun + QUIT_SECONDS:
                     yield TURN
             except (MpsError, OSError):
                 pass  # it is killed
+        try:
+            if not known:  # gpulockd or its daemon was killed meanwhile
+                yield from kill_by_pipes(site)
+        except (MpsError, OSError):
+            pass  # what is left of it keeps the card closed while it has the card open
         while True:
             left = kill_mps_processes(site)
             held = "" if left else self._device_user()
@@ -214,15 +223,21 @@ class MpsKeeper(Chore):
         self.due = min([one.due for one in self.cards.values()], default=FOREVER)
 
     def _adopt(self, node: Node) -> None:
-        """Take over what an earlier gpulockd of this boot ran, and end what is left of others."""
+        """Take over what an earlier gpulockd of this boot ran, and end what is left of others.
+
+        MPS_DIR is made first: containers bind it, also before there is an MPS.
+        """
+        provide_mps_dir(node.settings, self._journal)
         cards = {mps_folder(node.settings.mps_dir, d.bus): d for d in node.devices_if_driver()}
         for folder in list_card_folders(node.settings.mps_dir):
             note, card = read_server_note(folder), cards.get(folder)
             if card is None or note.get("boot_id") != node.boot_id:
                 remove_card_folder(folder)  # of another boot, or of a card that is gone
                 continue
-            site = MpsSite(node, card, kv.int_or_zero(note.get("uid", "")))
-            site.control = find_daemon(site) or NOBODY_THERE
+            uid, pid, start, session = (
+                kv.int_or_zero(note.get(key, "")) for key in ("uid", "pid", "start", "session")
+            )
+            site = MpsSite(node, card, uid, control=(pid, start), session=session)
             self.cards[card.bus] = CardMps(site, self._journal, adopted=True)
 
     def _start(self, node: Node, bus: str, uid: int, shares: dict[str, str], now: float) -> None:
@@ -239,6 +254,16 @@ class MpsKeeper(Chore):
             return
         self.cards[bus] = one
         one.advance(now)
+
+
+def provide_mps_dir(settings: Settings, journal: DaemonJournal) -> None:
+    """Make MPS_DIR where SHARE_MPS is set, or say why that cannot be."""
+    if not settings.share_mps:
+        return
+    try:
+        make_mps_dir(settings.mps_dir)
+    except (MpsError, OSError) as fault:
+        journal.say(ERROR, f"no card gets an MPS: {one_line(str(fault))}")
 
 
 def select_mps_shares(report: ReconcileReport, node: Node) -> dict[str, tuple[int, dict[str, str]]]:

@@ -12,26 +12,30 @@ import os
 import pwd
 import signal
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
-from gpulock.alloc.process_owner import ProcessTree, is_mps_process, program_name
+from gpulock.alloc.process_owner import ProcessTree, program_name
 from gpulock.daemon.core.background_call import BackgroundCall
-from gpulock.daemon.mps.folder import MpsError, read_control_log
+from gpulock.daemon.mps.folder import MpsError, read_control_log, read_daemon_pid
 from gpulock.deadline import clock_boottime
 from gpulock.job.mps import LOGS, PIPE_DIRECTORY, PIPES, mps_folder
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
+from gpulock.node.procfs import Proc
 
 DAEMON: Final = "nvidia-cuda-mps-control"
-COMM: Final = "nvidia-cuda-mps"  # as the kernel cuts it
+COMM: Final = b"nvidia-cuda-mps"  # as the kernel cuts it
 TURN: Final = 0.05  # seconds between two looks
 START_SECONDS: Final = 12.0  # from the first program to a server that is there
 ASK_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 10.0  # for a look at all processes
+MOST_LOOKS: Final = 256  # at the memory of a process
 ANSWER_BYTES: Final = 4096
 NOBODY_THERE: Final = (0, 0)
 
+T = TypeVar("T")
 Steps = Generator[float, None, None]
 
 
@@ -45,6 +49,7 @@ class MpsSite:
     gid: int = -1
     groups: list[int] = field(default_factory=list[int])
     control: tuple[int, int] = NOBODY_THERE  # pid, start
+    session: int = 0  # of the daemon
 
     @property
     def folder(self) -> str:
@@ -103,15 +108,23 @@ def find_user_groups(uid: int) -> tuple[int, list[int]]:
     return found.pw_gid, os.getgrouplist(found.pw_name, found.pw_gid)
 
 
+def in_background(
+    question: Callable[[], T], seconds: float, late: str
+) -> Generator[float, None, T]:
+    """Return what a thread finds out; raise what it raises, and MpsError where it is late."""
+    asked, end = BackgroundCall(question), clock_boottime() + seconds
+    while not asked.wait(0.0):
+        if clock_boottime() > end:
+            raise MpsError(late)
+        yield TURN
+    return asked.answer()
+
+
 def learn_groups(site: MpsSite) -> Steps:
     """Find out the groups of the card's user; raise MpsError."""
-    asked = BackgroundCall(lambda: find_user_groups(site.uid))
-    late = clock_boottime() + ASK_SECONDS
-    while not asked.wait(0.0):
-        if clock_boottime() > late:
-            raise MpsError(f"the groups of user {site.uid} cannot be found out in time")
-        yield TURN
-    site.gid, site.groups = asked.answer()
+    late = f"the groups of user {site.uid} cannot be found out in time"
+    found = yield from in_background(lambda: find_user_groups(site.uid), ASK_SECONDS, late)
+    site.gid, site.groups = found
 
 
 def start_daemon(site: MpsSite) -> Steps:
@@ -119,6 +132,7 @@ def start_daemon(site: MpsSite) -> Steps:
     late = clock_boottime() + START_SECONDS
     child = site.start_program("-d")
     try:
+        since = site.node.proc.start(child.pid)
         while child.poll() is None:
             if clock_boottime() > late:
                 raise MpsError(f"{DAEMON} -d does not go into the background")
@@ -128,11 +142,10 @@ def start_daemon(site: MpsSite) -> Steps:
     if child.returncode:
         said = read_control_log(site.folder)
         raise MpsError(f"{DAEMON} -d ended with {child.returncode}{said and f': {said}'}")
-    while (found := find_daemon(site)) is None:
+    while not (yield from find_daemon(site, since)):
         if clock_boottime() > late:
             raise MpsError(f"{DAEMON} is not there: {read_control_log(site.folder) or 'no log'}")
         yield TURN
-    site.control = found
     words = f"start_server -uid {site.uid}\nget_server_list\n"
     while not any(word.isdecimal() for word in (yield from ask_daemon(site, words)).split()):
         words = "get_server_list\n"
@@ -181,57 +194,121 @@ def end_child(child: subprocess.Popen[bytes]) -> None:
                 continue
 
 
-def find_daemon(site: MpsSite) -> tuple[int, int] | None:
-    """Return (pid, start) of the daemon in the background, None where it is not there."""
-    proc = site.node.proc
-    for pid, start in list_mps_processes(site).items():
-        try:
+def find_daemon(site: MpsSite, since: int) -> Generator[float, None, bool]:
+    """Find the daemon in the background, begun at `since` or later; return whether it is there.
+
+    Raises MpsError, or OSError where a process hangs that looks like it.
+    """
+
+    def look() -> tuple[int, int] | None:
+        proc = Proc(site.node.proc.root)
+        likely = [*read_daemon_pid(site.folder), *proc.pids()]
+        for pid, start in walk_by_pipes(site, proc, likely, since):
             words = proc.read_memory(pid, "cmdline").split(b"\0")
-            if program_name(proc, pid) == DAEMON and b"-d" in words and proc.stat(pid).ppid:
+            if b"-d" in words and program_name(proc, pid) == DAEMON:
                 return pid, start
+        return None
+
+    found = yield from in_background(look, LOOK_SECONDS, f"{DAEMON} cannot be looked for")
+    if found:
+        site.session = site.node.proc.stat(found[0]).session
+        site.control = found
+    return found is not None
+
+
+def walk_by_pipes(
+    site: MpsSite, proc: Proc, pids: list[int], since: int = 0
+) -> Iterator[tuple[int, int]]:
+    """Yield (pid, start) of what looks like this MPS: a program's name, and the card's pipes.
+
+    Any process of the user can. It reads memory, so never in gpulockd's main thread. The first
+    that hangs ends the look by a TimeoutError, and so do too many.
+    """
+    wanted, looks = f"{PIPE_DIRECTORY}={site.pipes}".encode(), 0
+    for pid in pids:
+        try:
+            if not proc.read(pid, "comm").startswith(COMM):
+                continue
+            start = proc.start(pid)
+            if proc.status(pid).uids[0] != site.uid or start < since:
+                continue
+            looks += 1
+            if looks > MOST_LOOKS:
+                raise TimeoutError(f"too many processes of user {site.uid} look like {DAEMON}")
+            if wanted in proc.read_memory(pid, "environ").split(b"\0") and proc.running(pid, start):
+                yield pid, start
+        except TimeoutError:
+            raise
         except (OSError, ValueError):
             continue
-    return None
 
 
 def list_mps_processes(site: MpsSite) -> dict[int, int]:
-    """Return pid -> start of each process of this MPS.
+    """Return pid -> start of each process of this MPS: below its daemon, or in the same session.
 
-    It is the user's, has the card's pipes in its environment, and has the name of one of MPS's
-    programs or comes from the daemon. A job of the user has the same environment, and no more.
+    Nobody joins a session from outside. A job of the user is elsewhere, whatever its names and
+    environment are.
     """
-    proc = site.node.proc
-    tree, wanted = ProcessTree(proc), f"{PIPE_DIRECTORY}={site.pipes}".encode()
-    found: dict[int, int] = {}
+    proc, tree, found = site.node.proc, ProcessTree(site.node.proc), dict[int, int]()
+    if site.control == NOBODY_THERE:
+        return found
+    daemon, runs, session = site.control[0], site.runs(), site.session
+    if session == daemon and not runs and is_number_taken(proc, site.control):
+        session = 0
     for pid in proc.pids():
         try:
             status = tree.status(pid)
             if status.uids[0] != site.uid or status.kernel:
                 continue
-            named = status.name.startswith(COMM)
-            if not (named or is_mps_process(pid, site.mark, tree)):
-                continue
-            start = proc.start(pid)
-            if wanted in proc.read_memory(pid, "environ").split(b"\0") and proc.running(pid, start):
-                found[pid] = start
+            if (session and status.session == session) or (runs and daemon in tree.ancestry(pid)):
+                start = proc.start(pid)
+                if proc.running(pid, start):
+                    found[pid] = start
         except (OSError, ValueError):
             continue
     return found
 
 
+def is_number_taken(proc: Proc, process: tuple[int, int]) -> bool:
+    """Return whether another process has the number of one that is over."""
+    try:
+        return proc.start(process[0]) != process[1]
+    except (OSError, ValueError):
+        return False
+
+
 def kill_mps_processes(site: MpsSite) -> int:
     """Kill every process of this MPS; return how many there were."""
     found = list_mps_processes(site)
-    for pid, start in found.items():
-        try:
-            fd = os.pidfd_open(pid)
-        except OSError:
-            continue
-        try:
-            if site.node.proc.running(pid, start):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-        except (OSError, ValueError):
-            continue
-        finally:
-            os.close(fd)
+    for process in found.items():
+        kill_process(site.node.proc, *process)
     return len(found)
+
+
+def kill_by_pipes(site: MpsSite) -> Steps:
+    """Kill what looks like this MPS and may be all that is left of it; raise MpsError or OSError.
+
+    As where gpulockd was killed before it had noted the daemon.
+    """
+
+    def kill() -> None:
+        proc = Proc(site.node.proc.root)
+        for process in walk_by_pipes(site, proc, proc.pids()):
+            kill_process(proc, *process)
+
+    yield from in_background(kill, LOOK_SECONDS, "its processes cannot be looked for")
+
+
+def kill_process(proc: Proc, pid: int, start: int) -> None:
+    """Kill a process; one that is gone is left alone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if proc.running(pid, start):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except (OSError, ValueError):
+        return
+    finally:
+        os.close(fd)

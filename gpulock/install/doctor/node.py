@@ -11,7 +11,8 @@ from pathlib import Path
 from gpulock.alloc.node_view import are_locks_missing
 from gpulock.alloc.shares import shares_of_card
 from gpulock.daemon.core.process_lister import PROC_LISTING, find_listing_fault
-from gpulock.errors import Refusal
+from gpulock.daemon.mps.folder import MpsError, check_above_mps_dir
+from gpulock.errors import Refusal, one_line
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.setting_faults import find_setting_faults
 from gpulock.job.environment import loaded_driver_version
@@ -248,6 +249,11 @@ def check_mps(settings: Settings) -> Iterator[Check]:
     if not os.access(program, os.X_OK):
         what = f"{program} is no program: each job that asks for a share is sent back"
         yield fault(what, "install the driver's MPS, or set MPS_CONTROL or SHARE_MPS=no")
+    try:
+        check_above_mps_dir(settings.mps_dir)
+    except (MpsError, OSError) as wrong:
+        what = f"no card gets an MPS: {one_line(str(wrong))}"
+        yield fault(what, "set MPS_DIR below a folder that only root may write")
     try:
         version = loaded_driver_version(settings.driver_root)
     except Refusal:

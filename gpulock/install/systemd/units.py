@@ -136,7 +136,7 @@ def writable_folders(settings: Settings) -> list[str]:
         settings.gpustat_dir,
         settings.report_dir,
         settings.cdi_dir.replace("/var/run/", _RUN, 1),
-        os.path.dirname(settings.mps_dir) if settings.share_mps else "",
+        settings.mps_dir if settings.share_mps else "",
     ]
     found: list[str] = []
     for path in (*needed, *filter(None, others)):

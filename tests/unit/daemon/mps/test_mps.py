@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import pwd
 import select
+import shutil
 import signal
 import stat
 import subprocess
@@ -27,6 +29,8 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.job import environment
 from gpulock.job.mps import wait_for_mps
+from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings
 from gpulock.workstation.process_claims import make_process_owner
 from tests.support.fake_mps import FakeMps
 from tests.support.journal import HeardJournal
@@ -170,11 +174,11 @@ def test_processes_of_mps_are_not_foreign_and_what_is_not_below_them_is(desk: De
 def test_mps_that_does_not_quit_is_killed_and_its_pipes_are_removed(
     desk: Desk, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "ASK_SECONDS", 0.3)
-    monkeypatch.setattr(keeper, "QUIT_SECONDS", 0.3)
     desk.mps.fault(fault)
     grant = desk.claim(desk.start().pid)
     desk.ready(grant)
+    monkeypatch.setattr(processes, "ASK_SECONDS", 0.3)
+    monkeypatch.setattr(keeper, "QUIT_SECONDS", 0.3)
     site = desk.site()
     desk.end(grant)
     desk.wait_for(desk.gone)
@@ -286,9 +290,7 @@ def test_places_of_one_claim_are_on_one_card(desk: Desk) -> None:
     )
 
 
-def test_a_folder_that_a_user_made_first_closes_no_card_and_is_moved_away(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_a_folder_that_a_user_made_first_closes_no_card(desk: Desk, tmp_path: Path) -> None:
     shm = tmp_path / "shm"
     shm.mkdir()
     shm.chmod(0o1777)
@@ -298,6 +300,121 @@ def test_a_folder_that_a_user_made_first_closes_no_card_and_is_moved_away(
     card = shm / "mps" / bus(0).replace(":", "-")
     card.mkdir()
     assert bus(0) in desk.claim(desk.start().pid, 2, share=False).owner.devices
+
+
+def test_no_mps_is_started_below_a_folder_where_users_may_write(desk: Desk, tmp_path: Path) -> None:
+    shm = tmp_path / "shm"
+    shm.mkdir()
+    shm.chmod(0o1777)
+    desk.settings["MPS_DIR"] = f"{shm}/mps"
+    grant = desk.claim(desk.start().pid)
+    with pytest.raises(Refusal, match=f"others than root may write to {shm}"):
+        desk.ready(grant)
+    assert list(shm.iterdir()) == []
+
+
+def test_gpulockd_makes_the_folder_at_its_start_for_containers_that_bind_it(desk: Desk) -> None:
+    desk.round()
+    info = Path(desk.settings["MPS_DIR"]).stat()
+    assert (info.st_uid, stat.S_IMODE(info.st_mode)) == (os.geteuid(), 0o755)
+
+
+def test_the_default_folder_is_not_where_users_or_logind_have_a_say() -> None:
+    shared = ("/dev/shm/", "/tmp/", "/var/tmp/", "/run/")  # no user may fill /run, with the locks
+    assert not Settings({}).mps_dir.startswith(shared)
+
+
+# --- what a user lets look like MPS ---------------------------------------------------------------
+
+
+class Lookalikes:
+    """Processes with the name of a program of MPS and a card's pipes, in no job."""
+
+    def __init__(self, root: Path) -> None:
+        self.program = root / "nvidia-cuda-mps-x"
+        shutil.copy("/bin/sleep", self.program)
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, pipes: str, *words: str) -> int:
+        environ = {"CUDA_MPS_PIPE_DIRECTORY": pipes, "PATH": os.environ["PATH"]}
+        one = subprocess.Popen(words or [self.program, "1000"], env=environ, start_new_session=True)
+        self.started.append(one)
+        return one.pid
+
+
+@pytest.fixture
+def lookalikes(tmp_path: Path) -> Iterator[Lookalikes]:
+    some = Lookalikes(tmp_path)
+    yield some
+    for one in some.started:
+        try:
+            os.killpg(one.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        one.wait()
+
+
+def test_what_looks_like_mps_and_has_no_card_open_keeps_no_card_closed(
+    desk: Desk, lookalikes: Lookalikes
+) -> None:
+    grant = desk.claim(desk.start().pid)
+    desk.ready(grant)
+    loop = 'while :; do "$0" 1 & sleep 0.03; done'
+    lookalikes.start(desk.site().pipes, "sh", "-c", loop, str(lookalikes.program))
+    desk.end(grant)
+    desk.wait_for(desk.gone)
+    assert lookalikes.started[0].poll() is None
+
+
+def test_gpulockds_main_thread_reads_no_memory_of_what_looks_like_mps(
+    desk: Desk, lookalikes: Lookalikes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = desk.claim(desk.start().pid)
+    desk.ready(grant)
+    watched, threads = lookalikes.start(desk.site().pipes), list[int]()
+    real = Proc.read_memory
+
+    def read(self: Proc, pid: int, name: str) -> bytes:
+        threads.extend([_thread.get_ident()] if pid == watched else [])
+        return real(self, pid, name)
+
+    monkeypatch.setattr(Proc, "read_memory", read)
+    os.kill(desk.site().control[0], signal.SIGKILL)  # what is left of it is looked for
+    desk.keeper = MpsKeeper(desk.journal)
+    desk.round()
+    desk.end(grant)
+    desk.wait_for(desk.gone)
+    assert threads
+    assert _thread.get_ident() not in threads
+
+
+def test_a_look_at_what_looks_like_mps_ends_at_the_first_that_hangs(
+    desk: Desk, lookalikes: Lookalikes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = MpsSite(desk.node(), desk.node().devices()[0], os.geteuid())
+    pids = [lookalikes.start(site.pipes) for _ in range(3)]
+    asked: list[int] = []
+
+    def read(_self: Proc, pid: int, _name: str) -> bytes:
+        asked.append(pid)
+        raise TimeoutError
+
+    monkeypatch.setattr(Proc, "read_memory", read)
+    desk.wait_for(lambda: all(Path(f"/proc/{p}/comm").read_text() != "python" for p in pids))
+    with pytest.raises(TimeoutError):
+        list(processes.walk_by_pipes(site, Proc("/proc"), pids))
+    assert len(asked) == 1
+
+
+def test_a_daemon_that_a_killed_gpulockd_had_not_noted_is_ended(desk: Desk) -> None:
+    grant = desk.claim(desk.start().pid)
+    desk.ready(grant)
+    site = desk.site()
+    running = list_mps_processes(site)
+    folder.write_server_note(site.folder, site.uid, site.node.boot_id)
+    desk.keeper = MpsKeeper(desk.journal)
+    desk.wait_for(desk.gone)
+    assert not any(site.node.proc.running(*process) for process in running.items())
 
 
 def test_removal_follows_no_link_of_the_user(desk: Desk, tmp_path: Path) -> None:

@@ -165,6 +165,13 @@ def test_what_keeps_mps_from_starting_is_told(box: Box) -> None:
     )
     box.settings["MPS_CONTROL"] = "/bin/true"
     assert [state for state, _ in told_of(box, "SHARE_MPS")] == [OK]
+    shared = box.root / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    box.settings["MPS_DIR"] = f"{shared}/mps"
+    where, _ = told_of(box, "SHARE_MPS")
+    assert where[0] == FAULT
+    assert where[1].endswith(f"others than root may write to {shared}")
 
 
 def test_a_card_whose_mps_does_not_end_is_told(box: Box) -> None:

@@ -319,5 +319,5 @@ def test_mps_may_open_devices_and_outlives_gpulockd() -> None:
     assert "KillMode=process" in text
     assert text.index("DevicePolicy=auto") > text.index("DevicePolicy=closed")
     assert "CAP_SETUID CAP_SETGID CAP_CHOWN" in text
-    assert "-/srv/mps" in text
+    assert "-/srv/mps/gpulock" in text, "made by --prepare: nothing beside it is written"
     assert "KillMode" not in units(SHARES="0:4")[DAEMON]

@@ -54,11 +54,12 @@ def stop_needed_checks(
     if not needed:
         return False
     want.check(needed)
+    before = len(want.ended)
     for name, lock in checks.items():
         if lock.owner and any([lock_ids_overlap(name, device.id) for device in needed]):
             want.ended.add(lock.owner.pid)
             kill_check_process(node, lock.owner.pid, lock.owner.start)
-    return bool(checks)
+    return len(want.ended) > before
 
 
 def list_health_checks(node: Node, held: dict[str, Lock]) -> dict[str, Lock]:

@@ -7,6 +7,7 @@ owner. gpulockd waits for the process only once the lock is gone. Its number is 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import signal
@@ -28,6 +29,8 @@ USER: Final = "nobody"
 NOBODY: Final = 65534
 GATE_SECONDS: Final = 1.0
 WORDS_KEPT: Final = 200  # bytes of the last line that the command wrote
+SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ of linux/fcntl.h, which Python 3.9 does not name
+PIPE_BYTES: Final = 1 << 20  # that the command may write between two looks: it waits with more
 
 
 class HealthCommand:
@@ -42,8 +45,11 @@ class HealthCommand:
         uid, gid = find_unprivileged_user() if os.geteuid() == 0 else (os.geteuid(), os.getegid())
         words = [str(os.getpid()), str(uid), str(gid), *settings.health_command]
         stdin, go = os.pipe2(os.O_CLOEXEC)
-        self._output, output = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._output, output = os.pipe2(os.O_CLOEXEC)
+        self._text = b""  # the end of what it wrote
         try:
+            os.set_blocking(self._output, False)  # this end alone: the command's own waits
+            widen_pipe(output)
             self.pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-IS", str(check_runner.__file__), *words],
@@ -82,6 +88,7 @@ class HealthCommand:
 
         Raises GaveWayError where a claim took the card back.
         """
+        self._drain_output()
         info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if info is None:
             if now >= self._end and not self.late:
@@ -114,16 +121,21 @@ class HealthCommand:
         os.waitpid(self.pid, 0)
         os.close(self._output)
 
-    def _last_line(self) -> str:
-        """Return the last line that it wrote."""
-        text = b""
+    def _drain_output(self) -> None:
+        """Take what it wrote out of the pipe, so that it can write on, and keep the end."""
+        left = PIPE_BYTES
         try:
-            while more := os.read(self._output, 1 << 16):
-                text = (text + more)[-4 * WORDS_KEPT :]
+            while left > 0 and (more := os.read(self._output, 1 << 16)):
+                left -= len(more)
+                self._text = (self._text + more)[-4 * WORDS_KEPT :]
         except BlockingIOError:
-            pass
+            return
+
+    def _last_line(self) -> str:
+        """Return the last line that it wrote; its output is closed."""
+        self._drain_output()
         os.close(self._output)
-        lines = text.decode(errors="replace").split("\n")
+        lines = self._text.decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")[:WORDS_KEPT]
 
 
@@ -133,6 +145,14 @@ class CardTakenError(Exception):
 
 class GaveWayError(Exception):
     """Say that a claim needed the card before the test was over."""
+
+
+def widen_pipe(fd: int) -> None:
+    """Let a pipe hold PIPE_BYTES; where that is not allowed, less."""
+    try:
+        fcntl.fcntl(fd, SET_PIPE_SIZE, PIPE_BYTES)
+    except OSError:
+        return
 
 
 def find_unprivileged_user() -> tuple[int, int]:

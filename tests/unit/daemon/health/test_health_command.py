@@ -187,6 +187,25 @@ def test_a_card_that_fails_is_told_with_what_the_command_said_and_tested_again_l
     assert site.said()[-1] == f"<5>{bus(0)} passed HEALTH_COMMAND"
 
 
+@pytest.mark.parametrize("size", [1_000, 3_000_000])
+def test_a_card_is_judged_by_the_end_of_its_test_however_much_that_writes(
+    make: Callable[..., Clinic], size: int
+) -> None:
+    site = make(f"yes | head -c {size} || exit 1; echo failed at last; exit 4\n", 1)
+    site.go_round()
+    site.finish_check()
+    one = site.outcome(0)
+    assert one is not None
+    assert one.failed() == {"command": "HEALTH_COMMAND: it ended with 4: failed at last"}
+    site.write(f"set -e; yes | head -c {size} | cat; echo good >&2\n")
+    site.now += AGAIN + 1
+    site.go_round()
+    site.finish_check()
+    one = site.outcome(0)
+    assert one is not None
+    assert not one.failed()
+
+
 def test_a_claim_takes_the_card_back_from_a_running_test(make: Callable[..., Clinic]) -> None:
     site = make(f"sleep 1000 & {WAITS}", 1)
     pid = site.start_check()

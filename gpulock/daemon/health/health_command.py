@@ -19,6 +19,7 @@ from typing import Final
 from gpulock.daemon.health import check_runner
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import one_line
+from gpulock.job.mps import cards_with_mps
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store.gate import Gate
@@ -189,6 +190,8 @@ def lock_for_check(node: Node, device: Device, pid: int, uid: int) -> str:
             raise CardTakenError("locks were lost")
         if any(lock_ids_overlap(name, device.bus) for name in [*held, *reserved]):
             raise CardTakenError(device.bus)
+        if device.bus in cards_with_mps(node.settings, node.boot_id, None):
+            raise CardTakenError(f"an MPS ends on {device.bus}")
         record = Owner(
             scheduler="process",
             cluster=node.settings.cluster,

@@ -176,7 +176,7 @@ class CardMps:
 class MpsKeeper(Chore):
     """One MPS for each card whose places one user holds: `cards`, by bus id.
 
-    `failed` has when a card may be tried again, and why it failed.
+    `failed` has, by card and user, when it may be tried again, and why it failed.
     """
 
     after: ClassVar[Due] = {LOCKS: (), TIME: ()}
@@ -184,7 +184,7 @@ class MpsKeeper(Chore):
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
         self.cards: dict[str, CardMps] = {}
-        self.failed: dict[str, tuple[float, str]] = {}
+        self.failed: dict[tuple[str, int], tuple[float, str]] = {}
         self._adopted = False
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
@@ -211,14 +211,18 @@ class MpsKeeper(Chore):
                 one.advance(now)
             if one.over:
                 del self.cards[bus]
-                self.failed.pop(bus, None)
+                self.failed.pop((bus, one.site.uid), None)
                 if one.fault:
-                    self.failed[bus] = now + AGAIN, one.fault
+                    self.failed[bus, one.site.uid] = now + AGAIN, one.fault
                 if one.wanted:  # a share that came while it ended
                     self._start(one.site.node, bus, one.site.uid, one.wanted, now)
             elif one.site.control != NOBODY_THERE:
-                self.failed.pop(bus, None)
-        faults = {bus: f"no MPS on {bus}: {why}" for bus, (_, why) in self.failed.items()}
+                self.failed.pop((bus, one.site.uid), None)
+        self.failed = {key: one for key, one in self.failed.items() if now < one[0]}
+        faults = {
+            f"{bus} {uid}": f"no MPS on {bus} for uid {uid}: {why}"
+            for (bus, uid), (_, why) in self.failed.items()
+        }
         self._journal.log_changes("mps", faults, ERROR)
         self.due = min([one.due for one in self.cards.values()], default=FOREVER)
 
@@ -247,7 +251,7 @@ class MpsKeeper(Chore):
             return
         one = CardMps(MpsSite(node, card, uid), self._journal)
         one.wanted = shares
-        until, why = self.failed.get(bus, (0.0, ""))
+        until, why = self.failed.get((bus, uid), (0.0, ""))
         if now < until:
             one.fault = why
             one.mark(f"! {why}")

@@ -21,6 +21,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.process_owner import FOREIGN, OWNERS, ProcessTree, classify_process
 from gpulock.alloc.release import release_locks
+from gpulock.daemon.health.health_command import CardTakenError, lock_for_check
 from gpulock.daemon.mps import folder, keeper, processes
 from gpulock.daemon.mps.keeper import MpsKeeper
 from gpulock.daemon.mps.processes import MpsSite, list_mps_processes
@@ -212,6 +213,34 @@ def test_a_job_is_refused_with_the_reason_when_mps_does_not_start(
     desk.end(again)
     desk.keeper.failed.clear()  # ten seconds later
     desk.ready(desk.claim(desk.start().pid))
+
+
+@pytest.mark.another_user
+def test_that_one_users_mps_failed_is_no_other_users_refusal(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for above in (tmp_path, *tmp_path.parents):
+        if not above.stat().st_mode & stat.S_IXOTH:
+            above.chmod(0o755)
+    (desk.dev / "nvidia0").chmod(0o666)
+    first = desk.claim(desk.start(pwd.getpwnam(NOBODY).pw_uid).pid)
+    desk.ready(first)
+    os.kill(desk.site().control[0], signal.SIGKILL)
+    desk.wait_for(lambda: desk.keeper.failed)
+    desk.end(first)
+    desk.wait_for(desk.gone)
+    desk.ready(desk.claim(desk.start().pid))
+
+
+def test_no_test_of_a_gpu_begins_while_an_mps_ends_on_it(desk: Desk) -> None:
+    grant = desk.claim(desk.start().pid)
+    desk.ready(grant)
+    desk.end(grant)
+    card = next(d for d in desk.node().devices() if d.bus == bus(0))
+    with pytest.raises(CardTakenError, match="an MPS ends"):
+        lock_for_check(desk.node(), card, os.getpid(), 0)
+    desk.wait_for(desk.gone)
+    assert lock_for_check(desk.node(), card, os.getpid(), 0)
 
 
 def test_a_job_waits_no_longer_than_its_deadline_where_gpulockd_does_not_run(desk: Desk) -> None:

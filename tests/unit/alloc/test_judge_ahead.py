@@ -47,15 +47,15 @@ def leave_dead_claims(box: Box) -> None:
 
 def when_files_are_looked_at(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Act before the first look at the open files of a user."""
-    look = OpenFiles._fill
+    real = OpenFiles.look
     acts = [act]
 
-    def fill(files: OpenFiles, found: dict[str, list[int]], uid: int | None) -> str:
+    def look(files: OpenFiles, uid: int | None) -> tuple[dict[str, list[int]], str]:
         if acts:
             acts.pop()()
-        return look(files, found, uid)
+        return real(files, uid)
 
-    monkeypatch.setattr(OpenFiles, "_fill", fill)
+    monkeypatch.setattr(OpenFiles, "look", look)
 
 
 @pytest.mark.parametrize("act", [claim_once_more, claim_after_an_earlier_run, reconcile])

@@ -135,7 +135,9 @@ def test_locks_are_taken_in_these_modules_alone() -> None:
     for path in [*ROOT.glob("gpulock/**/*.py"), *ROOT.glob("exporter/**/*.py")]:
         text = path.read_text()
         for node in ast.walk(ast.parse(text)) if any(name in text for name in names) else ():
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
+            if not isinstance(node, ast.Call) or "SET_PIPE_SIZE" in ast.unparse(node):
+                continue
+            if ast.unparse(node.func).rpartition(".")[2] in names:
                 found.add(str(path.relative_to(ROOT)))
     core = "gpulock/daemon/core"
     assert found == {

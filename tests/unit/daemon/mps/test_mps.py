@@ -118,6 +118,8 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     one = Desk(tmp_path)
     yield one
     for card in list(one.keeper.cards.values()):
+        for seconds in processes.kill_by_pipes(card.site):
+            select.select([], [], [], seconds)
         while processes.kill_mps_processes(card.site):
             select.select([], [], [], 0.01)
     for job in one.jobs:
@@ -410,9 +412,8 @@ def test_gpulockds_main_thread_reads_no_memory_of_what_looks_like_mps(
     monkeypatch.setattr(Proc, "read_memory", read)
     os.kill(desk.site().control[0], signal.SIGKILL)  # what is left of it is looked for
     desk.keeper = MpsKeeper(desk.journal)
-    desk.round()
-    desk.end(grant)
     desk.wait_for(desk.gone)
+    desk.end(grant)
     assert threads
     assert _thread.get_ident() not in threads
 

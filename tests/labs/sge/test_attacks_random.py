@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -148,6 +149,7 @@ class Fair:
         if now > self.reaped + REAP_EVERY:
             reap(self.gpus, NODE)
             self.reaped = time.monotonic()
+            assert stopped_queues(self.gpus) == {}, self.describe()
         for device, record in self.gpus.locks(NODE).items():
             if now - self.living.setdefault(record.job_id, now) > KEPT:
                 name = self.tried.get(JobId(int(record.job_id)), ("an honest one", 0.0))[0]
@@ -186,7 +188,13 @@ class Fair:
         """Return the queue, the node and what was tried last."""
         last = [f"{job} {what}" for job, (what, _) in list(self.tried.items())[-30:]]
         said = self.sge.qstat("-f", "-explain", "aAE", "-u", "*")
-        return "\n".join([said, str(self.gpus.locks(NODE)), *last, self.sge.messages(NODE, 40)])
+        logs = [self.sge.messages(daemon, 400) for daemon in ("qmaster", NODE)]
+        about: list[str] = []
+        for job in re.findall(r"result of job (\d+)", said):  # what stopped a queue
+            about.append(f"job {job}: {self.tried.get(JobId(int(job)), ('an honest one', 0.0))[0]}")
+            about += [line for log in logs for line in log.splitlines() if job in line]
+        nodes = self.sge.messages(NODE, 40)
+        return "\n".join([said, *about, str(self.gpus.locks(NODE)), *last, nodes])
 
     def no_process_left(self) -> bool:
         """Return whether the hostile user has no process.

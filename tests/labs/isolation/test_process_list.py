@@ -56,7 +56,7 @@ become({owner}); hold(); ready()""",
     "in a user namespace": "become({owner}); libc.unshare(CLONE_NEWUSER); hold(); ready()",
     "with a zombie": """become({owner}); hold()
 if not os.fork(): os._exit(0)
-ready()""",
+os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT); ready()""",
 }
 EXIT = {"x86_64": 60, "aarch64": 93, "ppc64le": 1}  # exit(2) of one thread
 # a process whose threads take over its number, as fast as they can

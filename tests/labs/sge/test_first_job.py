@@ -118,6 +118,7 @@ def test_no_users_terminal_stops_a_queue(node: Node) -> None:
                 lambda: "could not be scheduled" in said.read_text(errors="replace"),
                 what=f"{login} to end",
                 why=lambda: said.read_text(errors="replace") + sge.qstat("-u", "*"),
+                seconds=200,  # the client asks after 3 s, then after twice as long each time
             )
             assert "glalice" not in sge.qstat("-u", "*")
             assert_queue_goes_on(node)

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.support.mirror import ask_for_mirror
+from tests.support.mirror import mirror_arguments
 
 HOST: Final = "host"
 RPM: Final = "rpm"  # Debian with the package managers of Fedora
@@ -89,7 +89,7 @@ def find_root(name: str) -> Path:
             command = ["mmdebstrap", "--quiet", "--mode=root", "--variant=apt"]
             valid = "--aptopt=Acquire::Check-Valid-Until false"  # a mirror may be behind
             release = "bookworm" if name == RPM else name
-            mirror = [ask_for_mirror()] if name == "bullseye" else []  # it has no -security there
+            mirror = mirror_arguments() if name == "bullseye" else []  # it has no -security there
             command += [valid, f"--include={include}", release, str(made), *mirror]
             subprocess.run(["unshare", "--mount", "--propagation=private", *command], check=True)
             made.rename(root)

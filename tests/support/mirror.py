@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import subprocess
 
-DEFAULT = "http://deb.debian.org/debian/"
 _FORMAT = "$(ORIGIN)|$(LABEL)|$(REPO_URI)"
 
 
 def choose_mirror(told: str) -> str:
-    """Return the archive by lines of ORIGIN|LABEL|URL; Debian's own where there is none; pure."""
+    """Return the archive by lines of ORIGIN|LABEL|URL, nothing where none is Debian's; pure."""
     for line in told.splitlines():
         origin, label, url = line.split("|", 2)
         if origin == label == "Debian" and not url.startswith("cdrom:"):
             return url
-    return DEFAULT
+    return ""
 
 
-def ask_for_mirror() -> str:
-    """Return the archive that this machine's own packages come from."""
+def mirror_arguments() -> list[str]:
+    """Return the archive of this machine's own packages; without one mmdebstrap has its own."""
     command = ["apt-get", "indextargets", "--format", _FORMAT]
-    return choose_mirror(subprocess.check_output(command, text=True))
+    found = choose_mirror(subprocess.check_output(command, text=True))
+    return [found] if found else []
 
 
 if __name__ == "__main__":
-    print(ask_for_mirror())
+    print(*mirror_arguments(), sep="\n", end="")

@@ -19,6 +19,7 @@ from gpulock.install.sge.qconf import Qconf, join_continued_lines, parse_sge_lis
 REPORTED: Final = ("gpu.free", "gpu.held", "gpu.stale", "gpu.quarantined")
 SENSOR: Final = "prolog/sge-sensor"
 _DEFAULT_SECONDS: Final = 40  # load_report_time, Grid Engine's default
+_PAUSE: Final = 0.5  # seconds between two questions to qmaster
 _REPORTS: Final = 3  # one takes the configuration, one starts or stops the sensor, one has values
 _SLACK_SECONDS: Final = 10.0
 
@@ -54,7 +55,7 @@ class HostReport:
         while self.has_sensor_values() is not runs:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(0.5)
+            time.sleep(_PAUSE)
         return True
 
 
@@ -66,8 +67,8 @@ def renew_global_conf(qconf: Qconf) -> None:
 
 def parse_clock_seconds(text: str) -> int:
     """Return `00:00:40` in seconds, 40 (Grid Engine's default) for anything else."""
-    parts = text.split(":")
-    if len(parts) != 3 or not all(part.isdigit() for part in parts):  # noqa: PLR2004 (h:m:s)
+    try:
+        hours, minutes, seconds = map(int, text.split(":"))
+    except ValueError:
         return _DEFAULT_SECONDS
-    hours, minutes, seconds = map(int, parts)
     return hours * 3600 + minutes * 60 + seconds

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.mirror import DEFAULT, choose_mirror
+from tests.support.mirror import choose_mirror
 
 OWN = "Debian|Debian|http://mirror.example.org/some/debian/"
-SECURITY = "Debian|Debian-Security|http://deb.debian.org/debian-security/"
+SECURITY = "Debian|Debian-Security|http://debian.example.org/debian-security/"
 UNMARKED = "Debian|Debian-Security|http://mirror.example.org/updates/"
-BACKPORTS = "Debian Backports|Debian Backports|http://deb.debian.org/backports/"
-OTHERS = ". nodistro|. nodistro|https://deb.nodesource.com/node_20.x/"
+BACKPORTS = "Debian Backports|Debian Backports|http://debian.example.org/backports/"
+OTHERS = ". nodistro|. nodistro|https://other.example.org/node_20.x/"
 NAMELESS = "$(ORIGIN)|$(LABEL)|https://packages.example.org/apt/"
-UBUNTU = "Ubuntu|Ubuntu|http://archive.ubuntu.com/ubuntu/"
+UBUNTU = "Ubuntu|Ubuntu|http://ubuntu.example.org/ubuntu/"
 DISC = "Debian|Debian|cdrom://[Debian GNU/Linux 12]/"
 
 
@@ -27,9 +27,9 @@ DISC = "Debian|Debian|cdrom://[Debian GNU/Linux 12]/"
             (OWN, "Debian|Debian|http://second.example.org/"),
             "http://mirror.example.org/some/debian/",
         ),
-        ((UBUNTU, SECURITY), DEFAULT),
+        ((UBUNTU, SECURITY), ""),
         (("Debian|Debian|http://a.example.org/x|y/",), "http://a.example.org/x|y/"),
-        ((), DEFAULT),
+        ((), ""),
     ],
 )
 def test_the_archive_is_chosen_by_its_names(lines: tuple[str, ...], chosen: str) -> None:

@@ -27,7 +27,14 @@ from gpulock.install.systemd.install import (
     unit_file_path,
 )
 from gpulock.install.systemd.manager import ON, Systemctl, SystemdService, unit_properties
-from gpulock.install.systemd.units import DAEMON, EXPORTER, PACKAGE_CARDS, USER, render_units
+from gpulock.install.systemd.units import (
+    DAEMON,
+    EXPORTER,
+    PACKAGE_CARDS,
+    USER,
+    render_units,
+    setting_directives,
+)
 from gpulock.node.settings import Settings
 
 _AGAIN: Final = "run gpulock install systemd again"
@@ -35,6 +42,14 @@ _SEES: Final = frozenset(("cap_sys_ptrace", "cap_dac_override"))  # others' proc
 _NEVER: Final = ("0", "infinity")
 _RUN: Final = "/run/"
 LIB: Final = Path("/usr/lib")  # of the package's units
+_CAPABILITIES: Final = "CapabilityBoundingSet"
+EXACT: Final = (  # what systemd tells of a unit as it stands there
+    "DevicePolicy",
+    "KillMode",
+    "MemoryDenyWriteExecute",
+    "NoNewPrivileges",
+    "ProtectControlGroups",
+)
 _UNUSED: Final = (None, "disabled, inactive", "masked")
 
 
@@ -67,9 +82,7 @@ _FREES: Final = "it cannot see all processes, so it frees nothing"
 _LOCKS: Final = "the locks are removed when it stops"
 _WORKER: Final = "its worker is no system user's: its processes keep every GPU of a job held"
 RULES: Final = (
-    UnitRule(
-        DAEMON, "CapabilityBoundingSet", lambda now, _: not {*now.lower().split()} >= _SEES, _FREES
-    ),
+    UnitRule(DAEMON, _CAPABILITIES, lambda now, _: not {*now.lower().split()} >= _SEES, _FREES),
     UnitRule(DAEMON, "ProtectProc", unless("", "default"), _FREES),
     UnitRule(DAEMON, "ProcSubset", unless("", "all"), _FREES),
     UnitRule(DAEMON, "PrivateUsers", NO, _FREES),
@@ -189,3 +202,23 @@ def check_unit_properties(
         value = seen.get(rule.name, "")
         if rule.unit == unit and rule.name in seen and rule.breaks(value, settings):
             yield Check(unit, rule.state, f"{rule.name}={value}: {rule.costs}", do)
+    if unit == DAEMON:
+        for name, lines in setting_directives(settings).items():
+            if lacks := unmet_directives(lines, seen):
+                yield Check(unit, WARNING, f"{name} does not work without {'; '.join(lacks)}", do)
+
+
+def unmet_directives(lines: Iterable[str], seen: Mapping[str, str]) -> list[str]:
+    """Return which directives a setting needs and systemd does not go by; pure."""
+    unmet: list[str] = []
+    for line in lines:
+        name, _, wanted = line.partition("=")
+        now = seen.get(name)
+        if now is None:
+            continue
+        if name == _CAPABILITIES:
+            missing = [word for word in wanted.split() if word.lower() not in now.lower().split()]
+            unmet += [f"{name}={' '.join(missing)}"] if missing else []
+        elif name in EXACT and now != wanted:
+            unmet.append(line)
+    return unmet

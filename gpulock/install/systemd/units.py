@@ -40,7 +40,7 @@ _ANY_COMMAND: Final = (
     "MemoryDenyWriteExecute=no",
     "CapabilityBoundingSet=CAP_SETUID CAP_SETGID",
 )
-
+_TEST_COMMAND: Final = ("# HEALTH_COMMAND tests GPUs.", "DevicePolicy=auto", "TasksMax=4096")
 _MPS: Final = (
     "# SHARE_MPS: what it starts runs as the user of a card, and outlives gpulockd.",
     "KillMode=process",
@@ -49,7 +49,20 @@ _MPS: Final = (
     "MemoryDenyWriteExecute=no",
     "CapabilityBoundingSet=CAP_SETUID CAP_SETGID CAP_CHOWN CAP_FOWNER",
 )
-_TEST_COMMAND: Final = ("# HEALTH_COMMAND tests GPUs.", "DevicePolicy=auto", "TasksMax=4096")
+# The driver takes for root who has CAP_SYS_ADMIN (docs/facts/nvml.md). The numbers of NVSwitches
+# and of /dev/nvidia-caps are known only once it is loaded, which may be after gpulockd starts.
+_RESET: Final = (
+    "# QUARANTINE_RESET: nvidia-smi opens the driver's devices, and the driver asks for root.",
+    "DevicePolicy=auto",
+    "CapabilityBoundingSet=CAP_SYS_ADMIN",
+)
+_CGROUP: Final = (
+    "# ISOLATION=cgroup: it looks after what denies the devices, and clears it away.",
+    "ProtectControlGroups=no",
+    "CapabilityBoundingSet=CAP_SYS_ADMIN",
+    "SystemCallFilter=bpf",
+)
+_GROUP: Final = ("CapabilityBoundingSet=CAP_CHOWN",)
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ class UnitInputs:
             "STATE_DIR": check_unit_path("STATE_DIR", settings.state_dir),
             "WRITABLE": " ".join(writable_folders(settings)),
             "COMMAND": "\n".join(command_directives(settings)),
-            "ISOLATION": "\n".join(isolation_directives(settings.isolation, self.was_isolated)),
+            "ISOLATION": "\n".join(isolation_directives(settings, self.was_isolated)),
             "MINORS": " ".join(f"-c {minor}" for minor in (_CONTROL, *self.minors)),
             "NODES": "\n".join(f"DeviceAllow=/dev/nvidia{minor} rw" for minor in self.minors),
             "FOLDER": "\n".join(exporter_folder_directives(settings.exporter_dir)),
@@ -146,25 +159,32 @@ def writable_folders(settings: Settings) -> list[str]:
     return found
 
 
+def setting_directives(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """Return by setting what it needs of gpulockd's unit; nothing where it is not set."""
+    return {
+        "IDLE_COMMAND": _ANY_COMMAND if settings.idle_command else (),
+        "HEALTH_COMMAND": (*_ANY_COMMAND, *_TEST_COMMAND) if settings.health_command else (),
+        "SHARE_MPS": _MPS if settings.share_mps else (),
+        "QUARANTINE_RESET": _RESET if settings.quarantine_reset else (),
+        "ISOLATION": {"cgroup": _CGROUP, "group": _GROUP}.get(settings.isolation, ()),
+    }
+
+
 def command_directives(settings: Settings) -> list[str]:
-    """Return what the programs need that gpulockd starts for the site."""
-    found = [*(_ANY_COMMAND if settings.idle_command or settings.health_command else _NO_COMMAND)]
-    found += _TEST_COMMAND if settings.health_command else ()
-    return [*found, *(_MPS if settings.share_mps else ())]
+    """Return what the programs need that gpulockd starts, each line once."""
+    needs = setting_directives(settings)
+    needs.pop("ISOLATION")
+    found = [line for lines in needs.values() for line in lines]
+    strict = () if "ProtectSystem=full" in found else _NO_COMMAND
+    return [*dict.fromkeys([*strict, *found])]
 
 
-def isolation_directives(kind: str, was_isolated: bool) -> list[str]:
+def isolation_directives(settings: Settings, was_isolated: bool) -> list[str]:
     """Return what gpulockd may do to other programs' cgroups, and to the devices' groups."""
-    if kind == "cgroup" or (was_isolated and kind == "off"):
-        found = [
-            "# ISOLATION=cgroup: it looks after what denies the devices, and clears it away.",
-            "ProtectControlGroups=no",
-            "CapabilityBoundingSet=CAP_SYS_ADMIN",
-            "SystemCallFilter=bpf",
-        ]
-    else:
-        found = ["ProtectControlGroups=yes"]
-    return [*found, "CapabilityBoundingSet=CAP_CHOWN"] if kind == "group" else found
+    found = setting_directives(settings)["ISOLATION"]
+    if was_isolated and settings.isolation == "off":
+        found = _CGROUP
+    return [*found] if found == _CGROUP else ["ProtectControlGroups=yes", *found]
 
 
 def exporter_folder_directives(path: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
-from gpulock.install.doctor.systemd import RULES, systemd_checks
+from gpulock.install.doctor.systemd import EXACT, RULES, systemd_checks
 from gpulock.install.systemd import manager
 from gpulock.install.systemd.units import PACKAGE_CARDS, UNITS, UnitInputs, render_units
 from gpulock.node.settings_file import read_settings
@@ -19,6 +19,11 @@ DAEMON, EXPORTER = "gpulockd.service", "gpulock-exporter.service"
 GOOD = {
     DAEMON: {
         "CapabilityBoundingSet": "cap_dac_override cap_dac_read_search cap_kill cap_sys_ptrace",
+        "DevicePolicy": "closed",
+        "KillMode": "control-group",
+        "MemoryDenyWriteExecute": "yes",
+        "NoNewPrivileges": "yes",
+        "ProtectControlGroups": "yes",
         "ProtectProc": "default",
         "ProcSubset": "all",
         "PrivateUsers": "no",
@@ -184,7 +189,58 @@ def test_watchdogs_of_another_length_are_the_sites_own(node: SystemdNode) -> Non
 
 
 def test_every_rule_is_about_a_property_that_the_tests_know() -> None:
-    assert {rule.name for rule in RULES} == {name for found in GOOD.values() for name in found}
+    known = {name for found in GOOD.values() for name in found}
+    assert {rule.name for rule in RULES} | {*EXACT} == known
+
+
+NEEDED = {
+    "QUARANTINE_RESET": ({"QUARANTINE_RESET": "yes"}, "cap_sys_admin", {"DevicePolicy": "auto"}),
+    "HEALTH_COMMAND": (
+        {"HEALTH_COMMAND": "/bin/true"},
+        "cap_setuid cap_setgid",
+        {"DevicePolicy": "auto", "NoNewPrivileges": "no", "MemoryDenyWriteExecute": "no"},
+    ),
+    "IDLE_COMMAND": (
+        {"IDLE_COMMAND": "/bin/true"},
+        "cap_setuid cap_setgid",
+        {"NoNewPrivileges": "no", "MemoryDenyWriteExecute": "no"},
+    ),
+    "SHARE_MPS": (
+        {"SHARES": "0:2", "SHARE_MPS": "yes"},
+        "cap_setuid cap_setgid cap_chown cap_fowner",
+        {"DevicePolicy": "auto", "KillMode": "process", "MemoryDenyWriteExecute": "no"},
+    ),
+    "ISOLATION": ({"ISOLATION": "cgroup"}, "cap_sys_admin", {"ProtectControlGroups": "no"}),
+}
+
+
+@pytest.mark.parametrize("setting", NEEDED)
+def test_a_unit_in_force_that_lacks_what_a_setting_needs_is_named(
+    node: SystemdNode, setting: str
+) -> None:
+    keys, capabilities, others = NEEDED[setting]
+    node.set(**keys)
+    node.install()
+
+    lacking = [check for check in look(node) if check.name == DAEMON]
+    node.ctl.properties[DAEMON]["CapabilityBoundingSet"] += f" {capabilities}"
+    node.ctl.properties[DAEMON].update(others)
+    met = [check for check in look(node) if check.name == DAEMON]
+
+    assert [(check.state, check.do) for check in lacking] == [
+        (WARNING, "run gpulock install systemd again")
+    ]
+    assert lacking[0].what.startswith(f"{setting} does not work without ")
+    for word in (*capabilities.upper().split(), *(f"{name}={now}" for name, now in others.items())):
+        assert word in lacking[0].what
+    assert met == []
+
+
+def test_a_setting_lacks_nothing_that_a_drop_in_allows_besides(node: SystemdNode) -> None:
+    node.ctl.properties[DAEMON]["ProtectControlGroups"] = "no"
+    node.ctl.properties[DAEMON]["DevicePolicy"] = "auto"
+
+    assert states(look(node))["gpulockd"] == OK
 
 
 # --- the units that the package brings ----------------------------------------------------------

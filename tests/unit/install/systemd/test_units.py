@@ -66,7 +66,14 @@ EVERY_SETTING = {
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, EVERY_SETTING, {"ISOLATION": "group"}, {"SHARES": "0:4", "SHARE_MPS": "yes"}]
+    "keys",
+    [
+        {},
+        EVERY_SETTING,
+        {"ISOLATION": "group"},
+        {"SHARES": "0:4", "SHARE_MPS": "yes"},
+        {"QUARANTINE_RESET": "yes"},
+    ],
 )
 def test_systemd_finds_nothing_to_say_against_the_units(
     tmp_path: Path, keys: dict[str, str]
@@ -312,6 +319,20 @@ def test_a_health_command_may_open_devices_and_become_another_user() -> None:
     assert text.index("DevicePolicy=auto") > text.index("DevicePolicy=closed")
     assert "CAP_SETUID CAP_SETGID" in text
     assert "MemoryDenyWriteExecute=no" in text
+
+
+def test_a_reset_may_open_devices_and_is_roots_to_the_driver_and_no_more() -> None:
+    plain, text = units()[DAEMON].splitlines(), units(QUARANTINE_RESET="yes")[DAEMON].splitlines()
+    added = [line for line in text if line not in plain and not line.startswith("#")]
+    assert added == ["DevicePolicy=auto", "CapabilityBoundingSet=CAP_SYS_ADMIN"]
+    assert [line for line in plain if line not in text] == []
+    assert text.index("DevicePolicy=auto") > text.index("DevicePolicy=closed")
+
+
+def test_settings_that_need_the_same_say_it_once() -> None:
+    keys = {"HEALTH_COMMAND": "/bin/test", "IDLE_COMMAND": "/bin/mail", "QUARANTINE_RESET": "yes"}
+    assert values(units(**keys)[DAEMON], "DevicePolicy") == ["closed", "auto"]
+    assert values(units(**keys)[DAEMON], "ProtectSystem") == ["full"]
 
 
 def test_mps_may_open_devices_and_outlives_gpulockd() -> None:

@@ -15,7 +15,7 @@ HOOKS: Final = {
     "prolog/sge": ("Prolog of Grid Engine", "sge.prolog", "sys.argv, os.environ, CONFIG"),
     "epilog/sge": ("Epilog of Grid Engine", "sge.epilog", "sys.argv, os.environ, CONFIG"),
     "prolog/sge-slave": ("Slave tasks of Grid Engine", "sge.slave", "sys.argv, os.environ, CONFIG"),
-    "prolog/sge-sensor": ("Load sensor of Grid Engine", "sge.sensor", "CONFIG"),
+    "prolog/sge-sensor": ("Load sensor of Grid Engine", "sge.sensor", "os.environ, CONFIG"),
     "prolog/sge-jsv": ("Verifier of submissions to Grid Engine", "sge.jsv", "sys.argv, CONFIG"),
     "prolog/slurm": ("Prolog of Slurm", "slurm.prolog", "os.environ, CONFIG"),
     "epilog/slurm": ("Epilog of Slurm", "slurm.epilog", "os.environ, CONFIG"),

@@ -2,7 +2,8 @@
 """The load sensor of Grid Engine: what this host really has, for qhost -F and the scheduler.
 
 execd starts it as root, writes a line when it wants a report and "quit" at the end (sge_conf(5),
-load_sensor). The consumable itself is reported as well: qmaster takes the smaller of its own
+load_sensor). A value counts under execd's own name for the host alone, which is in HOST: the node's
+may lack the domain. The consumable itself is reported as well: qmaster takes the smaller of its own
 bookkeeping and the sensor's value, so while something is bad (a stale or foreign lock, a card
 quarantined or gone) no job is sent where the prolog would have to send it back.
 """
@@ -26,37 +27,44 @@ from gpulock.sge.complexes import complex_devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import TextIO
 
 STALE_STATES = (states.STALE, states.NOT_KNOWN)
 OUT_STATES = (states.QUARANTINED, states.MISSING)
 
 
-def main(config: str, source: "TextIO | None" = None, sink: "TextIO | None" = None) -> int:
+def main(
+    environ: "Mapping[str, str]",
+    config: str,
+    source: "TextIO | None" = None,
+    sink: "TextIO | None" = None,
+) -> int:
     """Answer each line of `source` with a report; return at "quit" or at its end."""
     lines, answers = source or sys.stdin, sink or sys.stdout
+    host = environ.get("HOST") or os.uname().nodename
     for line in iter(lines.readline, ""):
         if line.strip() == "quit":
             break
-        for answer in ["begin", *sensor_report_lines(config), "end"]:
+        for answer in ["begin", *sensor_report_lines(config, host), "end"]:
             answers.write(answer + "\n")
         answers.flush()
     return 0
 
 
-def sensor_report_lines(config: str) -> list[str]:
+def sensor_report_lines(config: str, host: str) -> list[str]:
     """Return the values of this host as `host:complex:value`; a node in doubt offers nothing."""
     try:
         node = Node(read_settings(config))
     except Refusal:
         names = next(k[2].split() for k in KEYS if k[0] == "SGE_COMPLEXES")
-        return zero_sensor_lines(os.uname().nodename, tuple(names))
+        return zero_sensor_lines(host, tuple(names))
     try:
         found = read_sensor_rows(node)
     except Exception:  # the one broad handler: a host in doubt offers nothing
-        return zero_sensor_lines(node.name, node.settings.sge_complexes)
+        return zero_sensor_lines(host, node.settings.sge_complexes)
     values = compute_sensor_values(found, node.settings)
-    return [f"{node.name}:{name}:{value}" for name, value in values.items()]
+    return [f"{host}:{name}:{value}" for name, value in values.items()]
 
 
 def zero_sensor_lines(host: str, complexes: tuple[str, ...]) -> list[str]:

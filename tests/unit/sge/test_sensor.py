@@ -6,12 +6,16 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.slots.rsmap import bad_card_ids
+from gpulock.install.hook_script import render_python_hook
 from gpulock.sge import card_map, hook, sensor
 from gpulock.store import quarantine, verdicts
 from gpulock.store.verdicts import DEAD, Verdict
@@ -21,19 +25,22 @@ from tests.support.faults import raising
 from tests.support.jobs import Site
 from tests.support.trees import BOOT, Box, bus, record, soon
 
-HOST = os.uname().nodename
+ROOT = Path(__file__).parents[3]
+NODE = os.uname().nodename
+HOST = "node1.example.org"  # as execd names this host, whatever the kernel does
+EXECD = {"HOST": HOST}
 
 
 def values(site: Box) -> dict[str, str]:
-    lines = [line.split(":") for line in sensor.sensor_report_lines(site.config())]
+    lines = [line.split(":") for line in sensor.sensor_report_lines(site.config(), HOST)]
     assert {line[0] for line in lines} <= {HOST}
     return {name: value for _, name, value in lines}
 
 
 def hold(site: Box, count: int, share: bool = False, **changes: object) -> str:
     node = site.node()
-    node.name = HOST
-    fields: dict[str, object] = {"node": HOST, "token": "", "devices": (), "add_grp_id": 0}
+    node.name = NODE
+    fields: dict[str, object] = {"node": NODE, "token": "", "devices": (), "add_grp_id": 0}
     one = record(**{**fields, "sid": 500, **changes})
     return claim_devices(
         node, one, ClaimRequest(count, share=share), lambda: hook.make_sge_judge(node), soon()
@@ -42,14 +49,31 @@ def hold(site: Box, count: int, share: bool = False, **changes: object) -> str:
 
 def test_each_line_is_answered_until_quit(site: Site) -> None:
     answers = io.StringIO()
-    assert sensor.main(site.config(), io.StringIO("\n\nquit\n\n"), answers) == 0
+    assert sensor.main(EXECD, site.config(), io.StringIO("\n\nquit\n\n"), answers) == 0
     lines = answers.getvalue().splitlines()
     assert (lines.count("begin"), lines.count("end")) == (2, 2)
     assert f"{HOST}:gpu:4" in lines
 
 
+def test_execd_says_the_hosts_name_and_the_kernel_where_it_does_not(site: Site) -> None:
+    """qmaster takes no value under a name without the domain that it knows the host by."""
+    script = render_python_hook("prolog/sge-sensor", sys.executable, str(ROOT), site.config())
+    for told, name in ({"HOST": "n1.example.org"}, "n1.example.org"), ({}, os.uname().nodename):
+        done = subprocess.run(
+            [sys.executable, "-IS", "-c", script],
+            env={**told, "HOSTNAME": "other"},
+            input="\nquit\n",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        lines = done.stdout.splitlines()
+        assert {line.partition(":")[0] for line in lines[1:-1]} == {name}
+
+
 def test_the_end_of_the_input_is_the_end(site: Site) -> None:
-    assert sensor.main(site.config(), io.StringIO(""), io.StringIO()) == 0
+    assert sensor.main(EXECD, site.config(), io.StringIO(""), io.StringIO()) == 0
 
 
 def test_a_node_nobody_uses_offers_all(site: Site) -> None:
@@ -120,7 +144,7 @@ def test_a_node_without_a_driver_offers_nothing(site: Site) -> None:
 def test_settings_that_are_wrong_offer_nothing_and_do_not_end_it(site: Site) -> None:
     answers = io.StringIO()
     path = site.config(EXPECTED_GPUS="many")
-    assert sensor.main(path, io.StringIO("\n"), answers) == 0
+    assert sensor.main(EXECD, path, io.StringIO("\n"), answers) == 0
     assert answers.getvalue() == f"begin\n{HOST}:gpu:0\n{HOST}:gpu.free:0\nend\n"
 
 
@@ -145,7 +169,7 @@ def test_a_fault_nobody_foresaw_does_not_end_the_sensor(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sensor, "read_sensor_rows", raising(KeyError("x")))
-    assert sensor.main(site.config(), io.StringIO("\n"), io.StringIO()) == 0
+    assert sensor.main(EXECD, site.config(), io.StringIO("\n"), io.StringIO()) == 0
 
 
 def test_the_ids_of_an_rsmap_are_counted_as_well(site: Site) -> None:
@@ -163,7 +187,7 @@ def test_an_id_is_good_while_its_card_is_free_or_a_job_of_qmasters_has_it(site: 
     cards = {("card", f"GPU{n}"): bus(n) for n in range(4)}
     (site.state / card_map.NAME).write_text(card_map.format_card_map(HOST, cards))
     node = site.node()
-    node.name = HOST
+    node.name = NODE
     users = [
         lock.id
         for lock in node.store.read_all_locks().values()

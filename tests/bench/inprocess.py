@@ -99,7 +99,7 @@ def claims(root: Path, rounds: int) -> dict[str, list[float]]:
             lambda: take_locks_away(node),
             SWITCHED,
         )
-        with Spent(Node, "devices") as driver, Spent(OpenFiles, "_look") as look:
+        with Spent(Node, "devices") as driver, Spent(OpenFiles, "look") as look:
             undisturbed(lambda: claim_and_release(node, record), lambda: take_locks_away(node))
         floor = timed(lambda: bare(node))
         looks = timed(lambda: bare_looks(node))

@@ -17,7 +17,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
-from tests.bench import disturbed, table
+from tests.bench import disturbed, inprocess, table
 from tests.bench.rounds import CPU, Samples, run_rounds
 from tests.support.faults import raising
 
@@ -88,6 +88,18 @@ def test_after_locks_were_taken_away_every_device_can_be_claimed_again(tmp_path:
     for _ in range(2):
         claim_devices(node, record, whole, lambda: make_liveness_judge(node), Deadline(20))
         disturbed.take_locks_away(node)
+
+
+def test_every_part_of_a_claim_within_a_process_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wraps methods of the product by their names, and one had been renamed."""
+    monkeypatch.setattr(inprocess, "uninterrupted", lambda act: act())
+
+    rows = inprocess.claims(tmp_path / "claims", 2)
+
+    assert {len(row) for row in rows.values()} == {2}
+    assert all(min(row) > 0 for row in rows.values())
 
 
 def hook_samples(cpu: float) -> Samples:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user who takes all processes of a node stops no queue: the shells between are not believed.
+
+Grid Engine reads their exit codes, and a dash that cannot fork ends with 2.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.hooks import HookPaths, render_hooks
+
+pytestmark = pytest.mark.slow  # bash tries again for 15 s
+NOBODY = 65534  # what limits processes does not limit root's
+JOB = ("12", "0", "gpu.q")
+RECORDED = Path(__file__).parents[2] / "support/data/sge-8.1.9/array.config"
+AGAIN, DELETED = 25, 100  # docs/facts/grid-engine.md, exit_status and shepherd_cmd
+SHELLS = pytest.mark.parametrize("shell", ["/bin/dash", "/bin/bash"])
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Iterator[HookPaths]:
+    """Return hooks that every user reaches."""
+    folder = Path(tempfile.mkdtemp(prefix="gpulock-starved-"))
+    folder.chmod(0o755)
+    (folder / "shepherd").symlink_to("/bin/true")
+    config = folder / "gpulock.conf"
+    config.write_text(f"SGE_SHEPHERD={folder}/shepherd\n")
+    yield render_hooks(folder / "hooks", config)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def job_dir() -> Iterator[Path]:
+    """Return the folder of a job, where shepherd_cmd may write."""
+    folder = Path(tempfile.mkdtemp(prefix="gpulock-starved-"))
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def run_without_forks(*words: object, cwd: Path = Path("/")) -> subprocess.CompletedProcess[str]:
+    """Run a script for which every fork fails, with a limit that it may not lift."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    return subprocess.run(
+        [str(word) for word in words],
+        env={},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        user=NOBODY if os.geteuid() == 0 else None,
+        group=NOBODY if os.geteuid() == 0 else None,
+        preexec_fn=limit,  # noqa: PLW1509 (no thread runs here)
+    )
+
+
+@SHELLS
+def test_a_finished_job_is_over_although_its_epilog_cannot_start(
+    hooks: HookPaths, shell: str
+) -> None:
+    alone = run_without_forks(shell, "-p", hooks.launch, hooks.epilog, *JOB)
+    chained = run_without_forks(shell, "-p", hooks.chain, "epilog", *JOB, "root", "/bin/true")
+
+    assert (alone.returncode, chained.returncode) == (0, 0)
+    assert "fork" in alone.stderr and "fork" in chained.stderr
+
+
+@SHELLS
+def test_a_job_whose_prolog_cannot_start_waits(hooks: HookPaths, shell: str) -> None:
+    alone = run_without_forks(shell, "-p", hooks.launch, hooks.prolog, *JOB)
+    chained = run_without_forks(shell, "-p", hooks.chain, "prolog", *JOB, "root", "/bin/true")
+
+    for done in (alone, chained):
+        assert done.returncode == 99
+        assert "job 12: no process can be started here now" in done.stderr
+
+
+@SHELLS
+def test_a_job_whose_shepherd_cannot_be_prepared_goes_back_to_its_queue(
+    hooks: HookPaths, job_dir: Path, shell: str
+) -> None:
+    """Open Cluster Scheduler's. For want of an exit_status execd would put every queue of the host in error."""
+    ocs = [line for line in RECORDED.read_text().splitlines() if "enable_windomacc" not in line]
+    (job_dir / "config").write_text("\n".join([*ocs, ""]))
+    (job_dir / "environment").write_text("A=b\n")
+
+    done = run_without_forks(shell, "-p", hooks.folder / "prolog/sge_shepherd", cwd=job_dir)
+
+    assert done.returncode == AGAIN
+    assert (job_dir / "exit_status").read_text() == f"{AGAIN}\n"
+    assert "no process can be started" in (job_dir / "error").read_text()
+
+
+@SHELLS
+def test_a_slave_task_whose_hook_cannot_start_deletes_its_job(
+    hooks: HookPaths, job_dir: Path, shell: str
+) -> None:
+    """Else the client of the task waits for ever."""
+    task = job_dir / "active_jobs/12.1/1.host"
+    task.mkdir(parents=True)
+    task.chmod(0o777)
+    (task / "config").write_text(RECORDED.read_text())
+
+    done = run_without_forks(shell, "-p", hooks.folder / "prolog/sge_shepherd", cwd=task)
+
+    assert done.returncode == DELETED
+    assert (task / "exit_status").read_text() == f"{DELETED}\n"

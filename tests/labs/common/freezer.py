@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that nothing ends, as in state D: a frozen cgroup of version 1 takes no signal."""
+"""Processes that nothing ends, as in state D, and such as cannot fork: cgroups of version 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.labs.sge.wait import until
 @contextlib.contextmanager
 def frozen(name: str, pids: list[int]) -> Generator[None]:
     """Let processes be such as no signal ends, not even SIGKILL."""
-    with hierarchy() as top:
+    with hierarchy("freezer") as top:
         group = top / name
         group.mkdir(exist_ok=True)
         for pid in pids:
@@ -33,17 +33,32 @@ def frozen(name: str, pids: list[int]) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def hierarchy() -> Generator[Path]:
-    """Return where the freezer of version 1 is mounted, for a while where only version 2 is.
+def starved(name: str, pid: int, more: int) -> Generator[None]:
+    """Let a process and its children have only so many more of them: their forks fail."""
+    with hierarchy("pids") as top:
+        group = top / name
+        group.mkdir(exist_ok=True)
+        (group / "pids.max").write_text(str(1 + more))
+        (group / "cgroup.procs").write_text(str(pid))
+        try:
+            yield
+        finally:
+            (group / "pids.max").write_text("max")
+            until(lambda: removed(group), what="the starved to end")
+
+
+@contextlib.contextmanager
+def hierarchy(controller: str) -> Generator[Path]:
+    """Return where a controller of version 1 is mounted, for a while where only version 2 is.
 
     A process that version 2 has frozen ends by SIGKILL.
     """
-    usual = Path("/sys/fs/cgroup/freezer")
+    usual = Path("/sys/fs/cgroup") / controller
     if usual.is_dir():
         yield usual
         return
     with tempfile.TemporaryDirectory() as place:
-        mount = ["mount", "-t", "cgroup", "-o", "freezer", "gpulock-lab", place]
+        mount = ["mount", "-t", "cgroup", "-o", controller, "gpulock-lab", place]
         subprocess.run(mount, check=True, timeout=60)
         try:
             yield Path(place)

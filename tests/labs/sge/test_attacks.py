@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.labs.common.freezer import starved
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.jobs import (
     full_fifo,
     gate_file,
+    held,
     on,
+    reap,
     records,
     said,
     script,
@@ -369,4 +372,23 @@ def test_a_job_that_cannot_start_still_says_why(guarded: Gpulock) -> None:
     assert ended == dict.fromkeys(jobs, "Eqw")
     for code, job in jobs.items():
         assert [record["failed"].split()[0] for record in records(guarded, job)] == [code]
+    guarded.wait_free()
+
+
+@pytest.mark.parametrize("more", [0, 1], ids=["the shepherd's", "its epilog's"])
+def test_a_fork_that_fails_at_the_end_of_a_job_stops_no_queue(guarded: Gpulock, more: int) -> None:
+    """Tried: a user takes every process of the node. Stopped by: an epilog that cannot start ends
+    with 0, and the GPU stays locked until it is reaped.
+    """
+    gate, told = gate_file(guarded, "gate"), gate_file(guarded, "told")
+    text = f"touch {told}\nuntil [ -e {gate} ]; do sleep 0.1; done\n"
+    job = guarded.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin=text)
+    until(told.exists, what="the job to run")
+    with starved("gpulock-lab-starved", guarded.sge.shepherd_pid(job), more):
+        gate.touch()
+        assert settle(guarded, job) == ""
+    assert stopped_queues(guarded) == {}
+    assert ("no process can be started" in said(guarded, job)) == (more > 0)
+    assert len(held(guarded, NODE, job)) == 1
+    reap(guarded, NODE)
     guarded.wait_free()

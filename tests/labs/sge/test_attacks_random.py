@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random hostile jobs beside honest ones: these run once, no queue stops, nothing is left behind.
 
-Two ways of Grid Engine's own are out of gpulock's reach, and not tried: an output file that is a
-FIFO without a reader, and the pid file of a qrsh task in its TMPDIR (docs/security.md).
+Three ways of Grid Engine's own are out of gpulock's reach, and not tried: an output file that is a
+FIFO without a reader, the pid file of a qrsh task in its TMPDIR, and as many processes as the node
+can have (docs/security.md).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ KEPT: Final = 15.0  # seconds until nothing of a job that is over holds a GPU
 REAP_EVERY: Final = 2.0  # seconds
 AT_ONCE: Final = {HOSTILE: 6, HONEST: 3}
 MOST: Final = 4  # GPUs of an honest job
+PROCESSES: Final = "H_MAXPROC=4000"  # of a user; a shepherd that cannot fork stops its queues
 FORGED: Final = "x\nprolog=root@/bin/false\ny="
 OWN: Final[Mapping[str, str]] = {  # {{ is a brace
     "writes its exit status": (
@@ -111,6 +113,7 @@ class Fair:
     def run(self, seconds: float) -> None:
         """Let both submit for a while, wait until the honest jobs have run, and judge."""
         with full_fifo(self.sge.users[HOSTILE].home / "full"):
+            self.sge.set_conf("execd_params", PROCESSES)
             try:
                 self.submit_for(seconds)
                 until(
@@ -122,6 +125,7 @@ class Fair:
                 self.judge()
             finally:  # as long as the FIFO has a reader: else a hook waits in it for ever
                 self.sge.clear_jobs()
+                self.sge.set_conf("execd_params", "none")
 
     def submit_for(self, seconds: float) -> None:
         """Let both submit for a while."""

@@ -65,7 +65,7 @@ def run_without_forks(*words: object, cwd: Path = Path("/")) -> subprocess.Compl
         timeout=120,
         user=NOBODY if os.geteuid() == 0 else None,
         group=NOBODY if os.geteuid() == 0 else None,
-        preexec_fn=limit,  # noqa: PLW1509 (no thread runs here)
+        preexec_fn=limit,
     )
 
 
@@ -94,7 +94,7 @@ def test_a_job_whose_prolog_cannot_start_waits(hooks: HookPaths, shell: str) -> 
 def test_a_job_whose_shepherd_cannot_be_prepared_goes_back_to_its_queue(
     hooks: HookPaths, job_dir: Path, shell: str
 ) -> None:
-    """Open Cluster Scheduler's. For want of an exit_status execd would put every queue of the host in error."""
+    """Without an exit_status execd puts every queue of the host in error. The fork is for OCS."""
     ocs = [line for line in RECORDED.read_text().splitlines() if "enable_windomacc" not in line]
     (job_dir / "config").write_text("\n".join([*ocs, ""]))
     (job_dir / "environment").write_text("A=b\n")

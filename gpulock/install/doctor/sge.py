@@ -8,13 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from gpulock.alloc.process_scan import ProcessScan
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.execd_params import check_execd_params, moves_jobs_to_scopes
 from gpulock.install.doctor.hooks import InstalledHookChecks
 from gpulock.install.doctor.node import others_may_link_in
+from gpulock.install.doctor.process_room import check_process_room
 from gpulock.install.doctor.sge_programs import (
+    check_execd,
     check_execd_job_files,
     check_launcher,
     check_sge_release,
@@ -42,13 +43,10 @@ from gpulock.install.sge.texts import (
 )
 from gpulock.install.trial import self_test_sge_hooks
 from gpulock.install.versions import CURRENT, version_in_force
-from gpulock.node.procfs import Proc, status_line_value
 from gpulock.node.settings import Settings
-from gpulock.sge import verdict
 
 _AGAIN: Final = "run gpulock install sge again"
 _NONE: Final = "then shepherd_cmd none, and run gpulock install sge again"
-_SYS_RESOURCE: Final = 24  # linux/capability.h CAP_SYS_RESOURCE
 # Options of qalter whose text is no line of a shepherd's config (docs/facts/grid-engine.md).
 _HARMLESS: Final = frozenset(
     ("none", "ac", "dc", "sc", "h", "hold_jid", "j", "js", "m", "p", "R", "w")
@@ -86,20 +84,6 @@ def sge_checks(settings: Settings, config: Path, prefix: Path, profile: Path) ->
         what = f"could not be asked: {reason}; queues, complexes and sensor were not looked at"
         return [*checks, warning(what, "run it again when qmaster answers", "qmaster")]
     return [*checks, *cluster.checks()]
-
-
-def check_execd(settings: Settings, execd: SchedulerDaemon | None) -> Iterator[Check]:
-    """Look whether execd can be seen, as the reaper must, and may lift a job's limits."""
-    if execd is None:
-        yield fault("no sge_execd runs here", "start it")
-    elif blind := verdict.why_execd_hidden(ProcessScan(Proc(settings.proc_root))):
-        yield fault(blind, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
-    else:
-        yield ok(f"pid {execd.pid}, spool {execd.folder}")
-        bounds = int(status_line_value(Proc().read(execd.pid, "status"), b"\nCapBnd:"), 16)
-        if not bounds >> _SYS_RESOURCE & 1:
-            what = "execd lacks CAP_SYS_RESOURCE: hooks run under the job's own limits"
-            yield warning(what, "use prolog/sge-jsv-limits as jsv_url", "limits")
 
 
 class SgeClusterChecks:
@@ -320,6 +304,8 @@ class SgeClusterChecks:
             yield fault(f"{why}: queues go into error", "set both to 0 (qconf -mconf)")
         scopes = moves_jobs_to_scopes(common)
         yield from check_execd_params(self.lines, self.settings.isolation, scopes)
+        if self.execd is not None:
+            yield from check_process_room(self.lines, self.settings, self.execd.pid)
 
     def profile(self) -> Iterator[Check]:
         """Look at the login script for qlogin."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor.check import Check, fault, ok, warning
 from gpulock.install.hooks import InstallError
@@ -18,12 +19,14 @@ from gpulock.install.sge.programs import (
     release_fault,
     try_sge_shepherd,
 )
+from gpulock.node.procfs import Proc, status_line_value
 from gpulock.node.settings import Settings
-from gpulock.sge import cull, ocs_job
+from gpulock.sge import cull, ocs_job, verdict
 
 _AGAIN: Final = "run gpulock install sge again"
 _CORRECT: Final = "correct SGE_SHEPHERD, " + _AGAIN
 _JOBS_READ: Final = 20
+_SYS_RESOURCE: Final = 24  # linux/capability.h CAP_SYS_RESOURCE
 
 
 def check_sge_release(settings: Settings, execd: SchedulerDaemon | None) -> Iterator[Check]:
@@ -63,6 +66,20 @@ def check_launcher(launcher: Path, root: str, execd: SchedulerDaemon | None) -> 
         yield fault(f"{real} is of {release}, execd of {other}", _CORRECT)
     else:
         yield ok(f"{launcher}, then {real}")
+
+
+def check_execd(settings: Settings, execd: SchedulerDaemon | None) -> Iterator[Check]:
+    """Look whether execd can be seen, as the reaper must, and may lift a job's limits."""
+    if execd is None:
+        yield fault("no sge_execd runs here", "start it")
+    elif blind := verdict.why_execd_hidden(ProcessScan(Proc(settings.proc_root))):
+        yield fault(blind, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
+    else:
+        yield ok(f"pid {execd.pid}, spool {execd.folder}")
+        bounds = int(status_line_value(Proc().read(execd.pid, "status"), b"\nCapBnd:"), 16)
+        if not bounds >> _SYS_RESOURCE & 1:
+            what = "execd lacks CAP_SYS_RESOURCE: hooks run under the job's own limits"
+            yield warning(what, "use prolog/sge-jsv-limits as jsv_url", "limits")
 
 
 def check_execd_job_files(execd: SchedulerDaemon | None) -> Iterator[Check]:

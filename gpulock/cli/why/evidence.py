@@ -161,6 +161,8 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
     checks, _ = read_card_checks(view.node.store.path, view.node.boot_id)
     if row.id in checks:
         found += [("check", why) for why in checks[row.id].failed().values()]
+        why = checks[row.id].unproven_words() if view.node.settings.health_command else ""
+        found += [("check", why)] if why else []
     idle = view.use.idle(row.id, row.lock) if row.state == HELD_IDLE else None
     if idle is not None:
         found.append(

@@ -15,7 +15,12 @@ from typing import ClassVar, Final
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
 from gpulock.daemon.health import card_checks, policy, recovery
 from gpulock.daemon.health.card_checks import CardHistory, CardLook
-from gpulock.daemon.health.health_command import CardTakenError, GaveWayError, HealthCommand
+from gpulock.daemon.health.health_command import (
+    CardTakenError,
+    GaveWayError,
+    HealthCommand,
+    NoOutcomeError,
+)
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, QUARANTINE, SAMPLE, TIME, Chore, Due
@@ -24,13 +29,20 @@ from gpulock.errors import Refusal
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
-from gpulock.store.checks import COMMAND, CardChecks, read_card_checks, write_card_checks
+from gpulock.store.checks import (
+    COMMAND,
+    MOST_SILENT,
+    CardChecks,
+    read_card_checks,
+    write_card_checks,
+)
 from gpulock.store.kv import int_or_zero
 from gpulock.workstation.tickets import FOLDER, list_tickets
 
 POLL: Final = 0.25  # seconds between two looks at the command
 PAUSE: Final = 30.0  # seconds until a card is tried again that somebody needed
 AGAIN: Final = 600.0  # seconds until a card is tested again that has failed
+MOST_DOUBLED: Final = 16  # times that a pause is: 600 s are a year and more then
 
 
 class CardChecker(Chore):
@@ -49,8 +61,15 @@ class CardChecker(Chore):
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Look at every card, and start the command where it is due. Raises OSError."""
         self._node = node
+        if self.command is not None:
+            self.command.follow(report)
         self.run_due(now)
         cards, _ = read_card_checks(node.store.path, node.boot_id)
+        if self.command is None:
+            for bus, card in cards.items():
+                if card.begun is not None:
+                    note_test(node, bus, end="gpulockd was killed meanwhile", at=card.begun)
+            cards, _ = read_card_checks(node.store.path, node.boot_id)
         self._look(node, report, cards)
         if self.command is None and node.settings.health_command:
             self._start_next(node, report, cards)
@@ -66,6 +85,11 @@ class CardChecker(Chore):
             fault = self.command.poll(self._node, now)
         except GaveWayError:
             self._end_command(bus, PAUSE)
+            note_test(self._node, bus)
+            return
+        except NoOutcomeError as end:
+            self._end_command(bus, 0.0)
+            note_test(self._node, bus, end=str(end), at=self._clock())
             return
         if fault is not None:
             self._end_command(bus, AGAIN if fault else 0.0)
@@ -75,6 +99,11 @@ class CardChecker(Chore):
         """End the command: the next gpulockd runs it again."""
         if self.command is not None:
             self.command.close()
+            if self._node is not None:
+                try:
+                    note_test(self._node, self.command.bus)
+                except OSError:
+                    pass  # it counts as one that told nothing
             self.command = None
 
     def _end_command(self, bus: str, pause: float) -> None:
@@ -85,6 +114,7 @@ class CardChecker(Chore):
         cards, looked = read_card_checks(node.store.path, node.boot_id)
         card = cards.setdefault(bus, CardChecks())
         before, card.tested = card.found.get(COMMAND), self._clock()
+        card.begun, card.unproven = None, (0, 0.0, "")
         card.found[COMMAND] = f"HEALTH_COMMAND: {fault}" if fault else ""
         write_card_checks(node.store.path, cards, node.boot_id, looked)
         if before and not fault:
@@ -117,11 +147,13 @@ class CardChecker(Chore):
             card.found, card.most = {**found, **kept}, had.most
         if fresh or cards.keys() != known.keys():
             write_card_checks(node.store.path, cards, node.boot_id, now if fresh else 0.0)
-        lasting = {
-            f"{bus} {name}": f"{bus}: {why}"
-            for bus, card in sorted(cards.items())
-            for name, why in card.failed().items()
-        }
+        lasting: dict[str, str] = {}
+        for bus, card in sorted(cards.items()):
+            lasting.update(
+                {f"{bus} {name}": f"{bus}: {why}" for name, why in card.failed().items()}
+            )
+            if settings.health_command and (why := card.unproven_words()):
+                lasting[f"{bus} unproven"] = f"{bus}: {why}"
         self._journal.log_changes("checks", lasting)
 
     def _start_next(
@@ -134,6 +166,7 @@ class CardChecker(Chore):
             return
         fault = check_program_trust(words[0])
         if not fault:
+            note_test(node, device.bus, begun=now)
             try:
                 self.command = HealthCommand(node, device, now)
                 self.due = now
@@ -141,6 +174,8 @@ class CardChecker(Chore):
                 self._again[device.bus] = now + PAUSE
             except OSError as failed:
                 fault = str(failed)
+            if self.command is None:
+                note_test(node, device.bus)
         said = {words[0]: f"HEALTH_COMMAND {words[0]} is not run: {fault}"} if fault else {}
         self._journal.log_changes("health command", said, ERROR)
 
@@ -160,6 +195,9 @@ class CardChecker(Chore):
             if any(lock_ids_overlap(name, bus) for name in held):
                 continue
             card, wait = cards.get(bus, CardChecks()), node.settings.health_period
+            count, over, _ = card.unproven
+            if count and now - over < pause_without_outcome(count, wait):
+                continue
             since = now - max(0.0, time.time() - int_or_zero(note["at"])) if "at" in note else 0.0
             if card.found.get(COMMAND):
                 wait = min(AGAIN, wait)
@@ -167,3 +205,25 @@ class CardChecker(Chore):
             if at is None or at < since or now - at >= wait:
                 due.append((not note, at or 0.0, device))
         return min(due, key=lambda one: one[:2])[2] if due else None
+
+
+def pause_without_outcome(count: int, period: float) -> float:
+    """Return seconds until a card is tested again of which `count` tests in a row told nothing."""
+    if count <= MOST_SILENT:
+        return PAUSE
+    return min(AGAIN * 2.0 ** min(count - MOST_SILENT - 1, MOST_DOUBLED), max(period, PAUSE))
+
+
+def note_test(
+    node: Node, bus: str, begun: float | None = None, end: str = "", at: float = 0.0
+) -> None:
+    """Note that the test of a card has begun or is over; raise OSError.
+
+    `end` and `at` are what ended one that told nothing, and when.
+    """
+    cards, looked = read_card_checks(node.store.path, node.boot_id)
+    card = cards.setdefault(bus, CardChecks())
+    card.begun = begun
+    if end:
+        card.unproven = card.unproven[0] + 1, at, end
+    write_card_checks(node.store.path, cards, node.boot_id, looked)

@@ -16,7 +16,9 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from gpulock.alloc.reaper import FREED
 from gpulock.daemon.health import check_runner
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import one_line
 from gpulock.job.mps import cards_with_mps
@@ -31,6 +33,14 @@ NOBODY: Final = 65534
 GATE_SECONDS: Final = 1.0
 WORDS_KEPT: Final = 200  # bytes of the last line that the command wrote
 SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ of linux/fcntl.h, which Python 3.9 does not name
+# Ends of a test that are others' doing, and tell nothing of a card: the OOM killer, a limit of CPU
+# time or file size, a service manager, a person.
+OTHERS_SIGNALS: Final = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM),
+    *(signal.SIGXCPU, signal.SIGXFSZ),
+)
+OF_SHELL: Final = 128  # and a signal: so a shell ends whose own child was ended by that
+NOT_RUN: Final = (126, 127)  # likewise, and check_runner: what was to run cannot be run
 PIPE_BYTES: Final = 1 << 20  # that the command may write between two looks: it waits with more
 
 
@@ -43,6 +53,7 @@ class HealthCommand:
         self.bus = device.bus
         self._end = now + settings.health_timeout
         self.late = False
+        self.is_taken = True  # from gpulockd, once the lock is gone, unless it freed that itself
         uid, gid = find_unprivileged_user() if os.geteuid() == 0 else (os.geteuid(), os.getegid())
         words = [str(os.getpid()), str(uid), str(gid), *settings.health_command]
         stdin, go = os.pipe2(os.O_CLOEXEC)
@@ -87,7 +98,8 @@ class HealthCommand:
     def poll(self, node: Node, now: float) -> str | None:
         """Return None while it runs or its lock stands, then why it failed, or nothing.
 
-        Raises GaveWayError where a claim took the card back.
+        Raises GaveWayError where a claim took the card back, NoOutcomeError where something else
+        ended it.
         """
         self._drain_output()
         info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -103,11 +115,20 @@ class HealthCommand:
         said = self._last_line()
         if self.late:
             return f"it took longer than {node.settings.health_timeout:.0f} s"
-        if info.si_code == os.CLD_EXITED:
-            return one_line(f"it ended with {info.si_status}: {said}") if info.si_status else ""
-        if info.si_status == signal.SIGKILL:
+        number, exited = info.si_status, info.si_code == os.CLD_EXITED
+        words = f"it ended with {number}" if exited else f"signal {number} ended it"
+        words = one_line(f"{words}: {said}" if said else words)
+        if number == signal.SIGKILL and not exited and self.is_taken:
             raise GaveWayError
-        return one_line(f"signal {info.si_status} ended it: {said}")
+        if is_others_doing(number, exited):
+            raise NoOutcomeError(words)
+        return "" if exited and number == 0 else words
+
+    def follow(self, report: ReconcileReport) -> None:
+        """See whether gpulockd itself freed the lock: then no claim took the card."""
+        for one in report.outcomes:
+            if one.act == FREED and one.lock.owner and one.lock.owner.token == self.token:
+                self.is_taken = False
 
     def kill(self) -> None:
         """End it with its group."""
@@ -146,6 +167,17 @@ class CardTakenError(Exception):
 
 class GaveWayError(Exception):
     """Say that a claim needed the card before the test was over."""
+
+
+class NoOutcomeError(Exception):
+    """Say what ended the test, which tells nothing of the card."""
+
+
+def is_others_doing(number: int, exited: bool) -> bool:
+    """Return whether an exit code, or a signal, says that the test itself had no word; pure."""
+    if exited and number in NOT_RUN:
+        return True
+    return (number - OF_SHELL if exited else number) in OTHERS_SIGNALS
 
 
 def widen_pipe(fd: int) -> None:

@@ -91,6 +91,8 @@ def check_card_checks(settings: Settings) -> Iterator[Check]:
         for name, why in sorted(card.failed().items()):
             last = "; claims take it last" if name in SERIOUS else ""
             yield warning(f"{bus}: {why}{last}", "see docs/health.md", "checks")
+        if settings.health_command and (why := card.unproven_words()):
+            yield warning(f"{bus}: {why}", "see docs/health.md", "checks")
     if words := settings.health_command:
         if why := check_program_trust(words[0]):
             yield fault(f"HEALTH_COMMAND {words[0]} is not run: {why}", "make it root's alone")

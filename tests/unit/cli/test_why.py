@@ -21,6 +21,7 @@ from gpulock.daemon.reconcile.refusal_context import take_refusal_notes
 from gpulock.node.procfs import Proc
 from gpulock.store import refusal_notes
 from gpulock.store.boot import reserve_owner
+from gpulock.store.checks import CardChecks, write_card_checks
 from tests.support.cli_site import Site, dead_process
 from tests.support.fake_mps import leave_mps
 from tests.support.samples import Sampled
@@ -63,6 +64,18 @@ def test_a_shared_gpu_names_every_holder_and_each_job_its_gpu(site: Site) -> Non
         assert f"qstat -j {job}" in result.stdout
     freed = site.call("release", "2", "--force", "--reason", "test")
     assert freed.exit_code == 0 and freed.stdout.count("freed GPU 2") == 2
+
+
+def test_a_gpu_of_which_its_test_tells_nothing_says_so(site: Site) -> None:
+    card = CardChecks()
+    card.unproven = (4, 1.0, "signal 9 ended it")
+    node = site.node()
+    write_card_checks(node.store.path, {site.id(2): card}, node.boot_id, 1.0)
+    assert "check" not in facts(site.call("why", "2").stdout)
+    with Path(site.config).open("a") as file:
+        file.write("HEALTH_COMMAND=/bin/true\n")
+    told = facts(site.call("why", "2").stdout)["check"]
+    assert told.startswith("HEALTH_COMMAND told nothing 4 times in a row: signal 9 ended it")
 
 
 def test_a_claim_of_several_places_is_one_holder_with_its_part(site: Site) -> None:

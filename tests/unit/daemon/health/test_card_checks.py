@@ -229,10 +229,13 @@ def test_the_most_that_a_card_had_outlives_gpulockd_and_no_boot(tmp_path: Path) 
 def test_what_gpulockd_wrote_is_read_again_and_garbage_is_not_known(tmp_path: Path) -> None:
     one = CardChecks()
     one.found, one.most, one.tested = {"command": "it failed", "memory": ""}, (16, 5, 18), 12.5
-    write_card_checks(str(tmp_path), {bus(0): one}, BOOT, 99.0)
+    one.begun, one.unproven = 13.25, (3, 11.5, "signal 9 ended it: out of memory")
+    write_card_checks(str(tmp_path), {bus(0): one, bus(1): CardChecks()}, BOOT, 99.0)
     cards, looked = read_card_checks(str(tmp_path), BOOT)
     assert (looked, cards[bus(0)].found, cards[bus(0)].most) == (99.0, one.found, one.most)
-    assert cards[bus(0)].tested == 12.5
+    assert (cards[bus(0)].tested, cards[bus(0)].begun) == (12.5, 13.25)
+    assert cards[bus(0)].unproven == one.unproven
+    assert bus(1) not in cards, "nothing is known of it"
     assert read_card_checks(str(tmp_path), "another boot") == ({}, 0.0)
     for text in ("", "gpulock-checks 1\nmost x=1\n", "gpulock-checks 2\n"):
         (tmp_path / "checks").write_text(text)

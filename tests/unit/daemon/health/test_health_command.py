@@ -19,7 +19,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.health_check import runs_in_session
 from gpulock.alloc.liveness import Judge
-from gpulock.daemon.health.checker import AGAIN, CardChecker
+from gpulock.daemon.health.checker import AGAIN, PAUSE, CardChecker, pause_without_outcome
 from gpulock.daemon.history.pending import read_released_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BUSY, UNKNOWN, Refusal
@@ -27,7 +27,7 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.sge.sensor import compute_sensor_values, read_sensor_rows
 from gpulock.store import quarantine
-from gpulock.store.checks import CardChecks, has_passed_command, read_card_checks
+from gpulock.store.checks import MOST_SILENT, CardChecks, has_passed_command, read_card_checks
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import QUARANTINE
 from gpulock.workstation.process_claims import make_process_owner
@@ -367,6 +367,105 @@ def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(
     assert one is not None
     assert one.failed() == {"command": "HEALTH_COMMAND: it took longer than 5 s"}
     site.wait_for(lambda: not judge_of(site.node()).scan.session_members(pid))
+
+
+# Ends that tell nothing of a card: the OOM killer's, of the program or of what it runs; a limit's;
+# of a program that cannot be run.
+KILLED, KILLED_CHILD = "kill -KILL $$\n", "sh -c 'kill -KILL $$'; exit $?\n"
+LIMITED, NO_PROGRAM = "kill -XCPU $$\n", "/nonexistent/memtest\n"
+
+
+def end_without_outcome(site: Clinic) -> None:
+    """Let one test begin, and be ended by something else than a claim."""
+    site.go_round()
+    assert site.checker.command is not None, site.said()
+    site.wait_for(lambda: site.checker.command is None, site.go_round)
+
+
+def test_a_test_that_something_else_ends_tells_nothing_is_tried_ever_later_and_is_told(
+    make: Callable[..., Clinic],
+) -> None:
+    site = make("exit 0\n", 1, QUARANTINE_ON="health")
+    site.go_round()
+    site.finish_check()
+    site.write(f'echo x >>"$0.said"\n{KILLED}')
+    site.now += 1e6
+    for count in range(1, MOST_SILENT + 1):
+        end_without_outcome(site)
+        site.go_round()
+        assert site.checker.command is None, "it is not tried again at once"
+        assert site.said() == [], count
+        site.now += PAUSE + 1
+    end_without_outcome(site)
+    site.go_round()
+    what = "HEALTH_COMMAND told nothing 3 times in a row: signal 9 ended it; it is tried ever later"
+    assert site.said() == [f"<4>{bus(0)}: {what}"]
+    one = site.outcome(0)
+    assert one is not None
+    assert one.found == {"command": ""}, "the card has passed as before, and fails nothing"
+    site.now += PAUSE + 1
+    site.go_round()
+    assert site.checker.command is None
+    site.now += AGAIN
+    site.write("exit 0\n")
+    site.go_round()
+    site.finish_check()
+    site.go_round()
+    assert site.said() == [f"<6>no longer: {bus(0)}: {what}"]
+
+
+@pytest.mark.parametrize("script", [KILLED, KILLED_CHILD, LIMITED, NO_PROGRAM])
+def test_a_card_that_was_never_tested_to_an_end_has_not_passed(
+    make: Callable[..., Clinic], script: str
+) -> None:
+    site = make(script, 1)
+    end_without_outcome(site)
+    one = site.outcome(0)
+    assert one is not None
+    assert (one.found, one.tested, one.unproven[0]) == ({}, None, 1)
+    assert not has_passed_command(site.node().store.path, site.boot, bus(0), -1.0)
+
+
+def test_tests_that_claims_end_are_not_counted(make: Callable[..., Clinic]) -> None:
+    site = make(WAITS, 1)
+    site.start_check()
+    site.claim(1)
+    site.go_round()
+    assert site.checker.command is None
+    assert site.outcome(0) is None
+
+
+def test_a_gpulockd_that_dies_with_each_test_counts_them_and_one_that_is_stopped_does_not(
+    make: Callable[..., Clinic],
+) -> None:
+    site = make(WAITS, 1)
+    for count in range(1, MOST_SILENT + 2):
+        site.start_check()
+        command, site.checker = site.checker.command, CardChecker(site.journal, lambda: site.now)
+        assert command is not None
+        command.close()  # the kernel has killed it with gpulockd
+        site.go_round()
+        one = site.outcome(0)
+        assert one is not None
+        assert one.unproven == (count, site.now, "gpulockd was killed meanwhile")
+        site.write(WAITS)
+        site.now += PAUSE + 1
+    assert len(site.said()) == 1
+    site.now += AGAIN
+    site.start_check()
+    site.checker.close()
+    site.go_round()
+    one = site.outcome(0)
+    assert one is not None
+    assert one.unproven[0] == MOST_SILENT + 1
+
+
+def test_the_pause_after_tests_without_an_outcome_grows_up_to_the_period() -> None:
+    pauses = [pause_without_outcome(count, 86400.0) for count in range(1, 12)]
+    assert pauses[: MOST_SILENT + 2] == [PAUSE, PAUSE, AGAIN, 2 * AGAIN]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 86400.0
+    assert pause_without_outcome(10**6, 1.0) == PAUSE
 
 
 def test_gpulockd_that_is_killed_leaves_nothing_that_the_next_round_does_not_free(

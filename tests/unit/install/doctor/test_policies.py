@@ -11,8 +11,9 @@ import pytest
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import FAULT, OK, WARNING
 from gpulock.install.doctor.node import check_settings_file, node_checks
-from gpulock.install.doctor.policies import handover_checks
+from gpulock.install.doctor.policies import handover_checks, policy_checks
 from gpulock.node import sample
+from gpulock.store.checks import MOST_SILENT, CardChecks, write_card_checks
 from gpulock.store.owner import encode_owner
 from tests.support.faults import raising
 from tests.support.trees import BOOT, Box, bus, record
@@ -45,6 +46,22 @@ def test_without_an_exporter_memory_is_not_seen(box: Box, clean: str) -> None:
     assert states(box, clean) == [WARNING]
     tell(box, "memory_used=0")
     assert states(box, clean) == [OK]
+
+
+@pytest.mark.parametrize("command", ["/bin/true", ""])
+@pytest.mark.parametrize("count", [MOST_SILENT, MOST_SILENT + 1])
+def test_a_health_command_that_tells_nothing_time_and_again_is_a_warning(
+    box: Box, command: str, count: int
+) -> None:
+    card = CardChecks()
+    card.unproven = (count, 1.0, "signal 9 ended it")
+    box.lock.mkdir(exist_ok=True)
+    write_card_checks(str(box.lock), {bus(0): card}, BOOT, 1.0)
+    box.settings["HEALTH_COMMAND"] = command
+    found = [one for one in policy_checks(box.node().settings) if "told nothing" in one.what]
+    told = bool(command) and count > MOST_SILENT
+    assert [one.state for one in found] == [WARNING] * told
+    assert not told or found[0].what.startswith(f"{bus(0)}: HEALTH_COMMAND told nothing 3 times")
 
 
 def test_where_the_kernel_has_no_pidfd_kill_is_a_fault(

@@ -335,6 +335,10 @@ def test_settings_that_need_the_same_say_it_once() -> None:
     assert values(units(**keys)[DAEMON], "ProtectSystem") == ["full"]
 
 
+def test_what_the_oom_killer_ends_takes_gpulockd_with_it_only_where_it_is_gpulockd() -> None:
+    assert values(units()[DAEMON], "OOMPolicy") == ["continue"]
+
+
 def test_mps_may_open_devices_and_outlives_gpulockd() -> None:
     text = units(SHARES="0:4", SHARE_MPS="yes", MPS_DIR="/srv/mps/gpulock")[DAEMON]
     assert "KillMode=process" in text

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,11 @@ def test_every_part_of_a_claim_within_a_process_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It wraps methods of the product by their names, and one had been renamed."""
-    monkeypatch.setattr(inprocess, "uninterrupted", lambda act: act())
+
+    def at_once(act: Callable[[], object]) -> object:
+        return act()
+
+    monkeypatch.setattr(inprocess, "uninterrupted", at_once)
 
     rows = inprocess.claims(tmp_path / "claims", 2)
 

@@ -38,6 +38,8 @@ SLURMD := tests/labs/systemd/test_slurmd.py
 OTHERS := $(filter-out $(ITSELF) $(SLURM) $(SGE) $(SLURMD),$(LABS))
 # Processes of one lab are none of another's business: each scheduler has a /proc of its own.
 ALONE := unshare --pid --fork --mount-proc --kill-child bash -c
+# make runs a line that has $(MAKE) in it under -n as well: a dry run starts no lab.
+SELF := $(MAKE)
 
 ##@ Use
 demo: $(RUNTIME)  ## gpulock on a simulated node: no GPU, no scheduler, no root
@@ -102,7 +104,7 @@ test: tools $(DEV)  ## check, every lab in its short form, the sweep sampled (ro
 	@$(MAKE) booted
 	@$(STEP) "labs themselves" $(LAB) -m lab $(ITSELF)
 	@$(STEP) "labs, wheel, sweep" tests/together.sh 2700 \
-	    $(foreach lab,SLURM SGE,"$(ALONE) '$(LAB) -m lab $($(lab)); exit \$$?'") "$(MAKE) others"
+	    $(foreach lab,SLURM SGE,"$(ALONE) '$(LAB) -m lab $($(lab)); exit \$$?'") "$(SELF) others"
 booted: $(DEV)  ## unit and exporter tests on a machine that was booted 30 s and 10 minutes ago (root)
 	@for seconds in 30 600; do $(FAST) $(STEP) "booted $$seconds s" tests/booted.sh $$seconds \
 	    $(PYTEST) -n 4 --dist loadfile --timeout 120 -m "$(QUICK)" tests/unit tests/exporter tests/gpu; done

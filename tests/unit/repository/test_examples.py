@@ -166,3 +166,12 @@ def test_readmes_simulated_node_is_made_and_shown(tmp_path: Path) -> None:
 def test_readme_names_the_settings_file_and_the_command_that_shows_it() -> None:
     assert DEFAULT_PATH in README.read_text()
     assert "gpulock config" in {*block_commands(block("gpulock status"))}
+
+
+def test_a_dry_run_of_make_starts_no_lab() -> None:
+    """make runs each line that has $(MAKE) in it under -n too, whatever else the line does."""
+    lines = (ROOT / "Makefile").read_text().replace("\\\n", " ").splitlines()
+    again = [line for line in lines if line.startswith("\t") and "$(MAKE)" in line]
+
+    assert len(again) > 4
+    assert [line for line in again if "$(LAB)" in line or "$(PYTEST)" in line] == []

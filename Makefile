@@ -28,6 +28,8 @@ LONG_UP := tests/booted.sh 10000000
 # The quick unit tests go to a process for each core, file by file: every worker of xdist would collect them all.
 CORES := $(shell nproc)
 PARTS := $(addprefix unit-,$(shell seq $(CORES)))
+# pyright takes as long as all of these together: it is a part of `make test`, where it runs beside them.
+CHECKS := $(PARTS) mypy lint format-check world-5
 # What a lab does to its host is looked at while it is alone; Slurm's, Grid Engine's and the others then run at the same time.
 LABS := $(wildcard tests/labs/*/test_*.py)
 ITSELF := $(filter %_itself.py,$(LABS))
@@ -58,8 +60,8 @@ packages: $(RUNTIME)  ## a .deb and an .rpm for each machine, and wheels for pip
 	@$(STEP) "packages" $(BIN)/python packaging/build.py build/packages
 
 ##@ Check
-check: tools $(DEV)  ## format, lint, types, layers, quick unit tests, all at the same time (the default)
-	@$(MAKE) -j -O pyright $(PARTS) mypy lint format-check world-5
+check: tools $(DEV)  ## format, lint, types by mypy, layers, quick unit tests, all at the same time (the default)
+	@$(MAKE) -j -O $(CHECKS)
 
 format-check: $(DEV)
 	@$(STEP) "ruff format" $(BIN)/ruff format --check
@@ -68,7 +70,7 @@ lint: $(DEV)
 mypy: $(DEV)
 	@$(STEP) "mypy" $(BIN)/mypy
 # In the 16 MiB that node gives new objects by itself, it takes a sixth more of a processor.
-pyright: $(DEV)
+pyright: $(DEV)  ## types by pyright: a minute, which `make check` does not take
 	@NODE_OPTIONS="$${NODE_OPTIONS:-} --max-semi-space-size=64" \
 	    $(STEP) "pyright" $(BIN)/pyright --project pyproject.toml
 unit: tools $(DEV)  ## the quick unit tests alone (the layers are one of them)
@@ -97,9 +99,10 @@ format: $(DEV)  ## rewrite the code as `check` wants it
 	@$(BIN)/ruff check --fix
 
 ##@ Test on this machine
-test: tools $(DEV)  ## check, every lab in its short form, the sweep sampled (root)
+test: tools $(DEV)  ## check, pyright, every lab in its short form, the sweep sampled (root)
 	@tests/consent.sh "make test"
-	@$(LONG_UP) $(MAKE) check slow world-60
+	@$(LONG_UP) $(MAKE) -j -O pyright $(CHECKS)
+	@$(LONG_UP) $(MAKE) slow world-60
 	@$(LONG_UP) $(STEP) "exporter" $(PYTEST) -n 4 --dist loadfile --timeout 120 tests/exporter tests/gpu
 	@$(MAKE) booted
 	@$(STEP) "labs themselves" $(LAB) -m lab $(ITSELF)

@@ -73,7 +73,10 @@ def grant_variables(
 
 
 def grant_variable_names(also: tuple[str, ...] = ()) -> frozenset[str]:
-    """Return every name that `variables` may set: none of the user's may survive."""
+    """Return every name that a grant may set: none of the user's may survive.
+
+    Those of MPS are not among them: a user may run an MPS of one's own (gpulock.job.mps).
+    """
     names = (*MASK_VARIABLES, *also)
     return frozenset(
         [

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """SHARE_MPS: where the MPS of a card listens, whose it is, and what a job's place of it is.
 
-Hot, loaded where SHARE_MPS is set and a share is held. gpulockd starts NVIDIA's MPS for the user
-of a card, writes MPS_DIR/CARD/server before that, and `mps` into the lock of each place once it
-answers (docs/shares.md, MPS). The card is that user's until gpulockd has removed CARD.
+Hot, loaded where SHARE_MPS is set and a share is held, or a job brings what one had. gpulockd
+starts NVIDIA's MPS for the user of a card, writes MPS_DIR/CARD/server before that, and `mps` into
+the lock of each place once it answers (docs/shares.md, MPS). The card is that user's until gpulockd
+has removed CARD.
 """
 
 import os
@@ -14,6 +15,8 @@ from gpulock.store import atomic, kv
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gpulock.deadline import Deadline
     from gpulock.node.context import Node
     from gpulock.node.devices import Device
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 PIPES, LOGS, SERVER = "pipe", "log", "server"  # in the folder of a card
 LINE = "gpulock-mps 1"  # begins SERVER
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
+LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"  # of the daemon: no job gets it from us
+PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 READY_SECONDS = 20.0  # for which a job waits
 PAUSE = 0.02  # seconds between two looks
 
@@ -41,11 +47,29 @@ def mps_variables(places: "list[Device]", settings: "Settings") -> list[tuple[st
     percentage = max(1, 100 * count // card.places)
     found = [
         (PIPE_DIRECTORY, f"{mps_folder(settings.mps_dir, card.bus)}/{PIPES}"),
-        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", str(percentage)),
+        (PERCENTAGE, str(percentage)),
     ]
     if card.memory_mib:
         limit = card.memory_mib * count // card.places
-        found.append(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", f"0={limit}M"))
+        found.append((MEMORY_LIMIT, f"0={limit}M"))
+    return found
+
+
+def stale_mps_names(pairs: "Iterable[tuple[str, str]]", mps_dir: str) -> set[str]:
+    """Return which of a job's own variables are of an MPS of gpulockd's, and of another grant.
+
+    `qsub -V` or sbatch in a job with a share brings them along. A limit goes with the pipes that it
+    came with. An MPS that the user runs elsewhere is the user's business.
+    """
+    found: set[str] = set()
+    for name, value in pairs:
+        if not value.startswith(f"{mps_dir}/"):
+            continue
+        if name.endswith(PIPE_DIRECTORY):
+            twin = name.removesuffix(PIPE_DIRECTORY)  # of a container
+            found |= {name, f"{twin}{PERCENTAGE}", f"{twin}{MEMORY_LIMIT}"}
+        elif name.endswith(LOG_DIRECTORY):
+            found.add(name)
     return found
 
 

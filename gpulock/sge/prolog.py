@@ -201,7 +201,7 @@ def write_sge_variables(
     """Write the job's variables."""
     devices = grant.devices if grant else []
     pairs = environment.grant_variables(devices, settings, EXTRA_MASK_NAMES)
-    spool.write_sge_env_file(found, pairs, ALL_NAMES, binds)
+    spool.write_sge_env_file(found, pairs, ALL_NAMES, binds, settings.mps_dir)
 
 
 def undo_sge_claim(node: Node, grant: Grant, deadline: Deadline) -> None:

@@ -99,6 +99,10 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> "Gra
             claim_records.record_pending_history(
                 node.settings.state_dir, node.settings.lock_dir, grant.owner, RECORD, found.fd
             )
+        if node.settings.share_mps and grant.owner.places:
+            from gpulock.job import mps
+
+            mps.wait_for_mps(node, grant.owner, deadline)
         write_sge_variables(found, grant, node.settings, binds)
         if node.settings.job_map_dir or node.settings.gpustat_dir:
             from gpulock.job import job_map
@@ -139,7 +143,7 @@ def mask_refused_task(
             isolate_sge_job(Node(settings), found, None, Deadline(hook.DEADLINE))
         pairs = [*environment.grant_variables([], settings, EXTRA_MASK_NAMES), (REFUSED, sentence)]
         drop = environment.grant_variable_names(EXTRA_MASK_NAMES) | {REFUSED, RECORD}
-        spool.write_sge_env_file(found, pairs, drop, "")
+        spool.write_sge_env_file(found, pairs, drop, "", settings.mps_dir)
     except Refusal:
         return 1
     return 0

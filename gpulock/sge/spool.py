@@ -189,14 +189,21 @@ def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
 
 
 def rewrite_env_text(
-    text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str
+    text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str, mps_dir: str = ""
 ) -> str:
     """Return the file's text with our variables in it once, and none of `drop` besides.
 
-    `binds` is appended to the container bind lists, which are the user's as well. A line too long
-    for the shepherd is cut: its rest would be a line of its own, such as another mask. So would
-    be what follows a newline in a variable's name, which execd does not escape.
+    Nor has it what is of an MPS below `mps_dir`, unless that is ours. `binds` is appended to the
+    container bind lists, which are the user's as well. A line too long for the shepherd is cut: its
+    rest would be a line of its own, such as another mask. So would be what follows a newline in a
+    variable's name, which execd does not escape.
     """
+    drop |= {name for name, _ in pairs}
+    if mps_dir and f"={mps_dir}/" in text:
+        from gpulock.job.mps import stale_mps_names
+
+        split = [line.partition("=") for line in text.split("\n")]
+        drop |= stale_mps_names([(name, value) for name, _, value in split], mps_dir)
     kept: list[str] = []
     bound: dict[str, str] = dict.fromkeys(BIND_LISTS, "") if binds else {}
     for line in text.split("\n"):
@@ -240,7 +247,7 @@ def escape_env_value(value: str) -> str:
 
 
 def write_sge_env_file(
-    spool: Spool, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str
+    spool: Spool, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str, mps_dir: str
 ) -> None:
     """Give the job its variables; raise Refusal(BROKEN) when that cannot be done."""
     try:
@@ -248,7 +255,8 @@ def write_sge_env_file(
         if info.st_uid not in (spool.uid, os.geteuid()):
             raise OSError(f"it belongs to uid {info.st_uid}")
         text = atomic.read_text(ENVIRONMENT, ENVIRONMENT_LIMIT, spool.fd)
-        data = rewrite_env_text(text, pairs, drop, binds).encode("utf-8", "surrogateescape")
+        text = rewrite_env_text(text, pairs, drop, binds, mps_dir)
+        data = text.encode("utf-8", "surrogateescape")
         owner = (info.st_uid, info.st_gid) if os.geteuid() == 0 else None
         atomic.replace_file(ENVIRONMENT, data, info.st_mode & 0o777, spool.fd, owner)
     except (OSError, ValueError) as fault:

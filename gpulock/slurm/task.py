@@ -74,10 +74,10 @@ def build_task_prolog_lines(
         raise TaskRefusedError(found.refused, found.code or FAILED)
     check_locks(settings.lock_dir, found)
     if not found.devices:
-        return task_export_lines([], settings) if settings.hide_unrequested else []
+        return task_export_lines([], settings, environ) if settings.hide_unrequested else []
     opened = list_open_devices(settings.dev_root, found.devices)
     chosen, mask = share.select_task_devices(task, found, settings, opened)
-    pairs = task_export_lines(chosen, settings, mask)
+    pairs = task_export_lines(chosen, settings, environ, mask)
     if found.binds:
         own = environment.user_bind_lists(environ)
         pairs += [task_bind_line(name, old, found.binds) for name, old in own]
@@ -130,7 +130,7 @@ def mask_task_without_note(
             f"this node has no claim of the job, although Slurm {may} it GPUs",
             "did the Prolog run? see gpulock doctor on the node",
         )
-    return task_export_lines([], settings) if settings.hide_unrequested else []
+    return task_export_lines([], settings, environ) if settings.hide_unrequested else []
 
 
 def check_locks(lock_dir: str, found: TaskNote) -> None:
@@ -167,9 +167,14 @@ def list_open_devices(dev_root: str, devices: list[Device]) -> list[Device]:
 
 
 def task_export_lines(
-    chosen: "list[Device] | None", settings: Settings, mask: "str | None" = None
+    chosen: "list[Device] | None",
+    settings: Settings,
+    environ: "Mapping[str, str]",
+    mask: "str | None" = None,
 ) -> list[str]:
-    """Return the export lines; `mask` is Slurm's own value, which stands.
+    """Return the export lines of a task with this environment.
+
+    `mask` is Slurm's own value, which stands.
 
     One that is empty is exported as such: an unset CUDA_VISIBLE_DEVICES shows every GPU. Where
     `chosen` is None every other name is left out: it would be another step's.
@@ -183,9 +188,12 @@ def task_export_lines(
             pairs[f"{prefix}{share.MASK}"] = mask
             pairs.pop(f"{prefix}{ORDINAL}", None)
         keep.append(ORDINAL)  # Slurm's own, as its mask is
-    unset = [
-        n for n in sorted(environment.grant_variable_names()) if n not in pairs and n not in keep
-    ]
+    drop = environment.grant_variable_names()
+    if any([value.startswith(f"{settings.mps_dir}/") for value in environ.values()]):
+        from gpulock.job.mps import stale_mps_names
+
+        drop |= stale_mps_names(environ.items(), settings.mps_dir)
+    unset = [n for n in sorted(drop) if n not in pairs and n not in keep]
     return [
         *[f"unset {name}\n" for name in unset],
         *[f"export {name}={value}\n" for name, value in pairs.items()],

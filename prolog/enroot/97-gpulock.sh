@@ -12,3 +12,9 @@ for name in CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER NVIDIA_VISIBLE_DEVICES GPU_DE
 	sed -i "/^${name}=/d" "${ENROOT_ENVIRON}"
 	[ ! -v "${name}" ] || printf '%s=%s\n' "${name}" "${!name}" >>"${ENROOT_ENVIRON}"
 done
+for name in CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_ACTIVE_THREAD_PERCENTAGE \
+	CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; do
+	[ -v "${name}" ] || continue # the image's own stands
+	sed -i "/^${name}=/d" "${ENROOT_ENVIRON}"
+	printf '%s=%s\n' "${name}" "${!name}" >>"${ENROOT_ENVIRON}"
+done

@@ -16,6 +16,11 @@ MASK: Final = "CUDA_VISIBLE_DEVICES"
 NVIDIA: Final = "NVIDIA_VISIBLE_DEVICES"
 OWN: Final = "GPULOCK_DEVICES"  # the UUIDs: they mean the same wherever GPUs are counted anew
 NONE: Final = "void"
+MPS: Final = (  # of a share with SHARE_MPS, or of an MPS of the user's
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+)
 
 
 def split_pairs(pairs: list[str]) -> dict[str, str]:
@@ -34,7 +39,8 @@ def container_mask(job: dict[str, str], own: dict[str, str]) -> dict[str, str]:
     uuids = job.get(OWN)
     if uuids is None:  # a task of which no device can be told
         return {NVIDIA: NONE}
-    found = {OWN: uuids}
+    found: dict[str, str] = {OWN: uuids}
+    found.update({name: job[name] for name in MPS if name in job and name not in own})
     if MASK not in own:
         found[MASK] = uuids
     asked = own.get(NVIDIA) or "all"

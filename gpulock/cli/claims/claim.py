@@ -20,6 +20,7 @@ from gpulock.cli.claims.acquire import (
 )
 from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell
 from gpulock.job import environment
+from gpulock.job.mps import stale_mps_names
 from gpulock.node.settings import Settings
 from gpulock.text.words import device_name, short_model
 
@@ -68,7 +69,9 @@ def shell_export_lines(grant: Grant, settings: Settings, binds: str) -> list[str
     if binds:
         own = environment.user_bind_lists(os.environ)
         pairs += [(name, environment.append_binds(old, binds)) for name, old in own]
-    return [f"export {name}={shlex.quote(value)}" for name, value in pairs]
+    stale = stale_mps_names(os.environ.items(), settings.mps_dir) - {name for name, _ in pairs}
+    unset = [f"unset {name}" for name in sorted(stale)]
+    return [*unset, *(f"export {name}={shlex.quote(value)}" for name, value in pairs)]
 
 
 def format_granted_devices(grant: Grant) -> list[str]:

@@ -29,6 +29,7 @@ from gpulock.cli.claims.acquire import (
 )
 from gpulock.cli.session import Session
 from gpulock.job import environment
+from gpulock.job.mps import stale_mps_names
 from gpulock.node.settings import Settings
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
@@ -105,7 +106,8 @@ def make_command_environment(
     grant: Grant, settings: Settings, environ: dict[str, str]
 ) -> dict[str, str]:
     """Return the command's environment: ours, with nothing left of what it said about GPUs."""
-    for name in environment.grant_variable_names():
+    stale = stale_mps_names(environ.items(), settings.mps_dir)
+    for name in environment.grant_variable_names() | stale:
         environ.pop(name, None)
     environ.update(environment.grant_variables(grant.devices, settings))
     binds = environment.driver_binds(settings)

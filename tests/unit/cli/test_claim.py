@@ -69,6 +69,16 @@ def test_export_prints_lines_that_a_shell_evaluates(site: Site) -> None:
     assert site.shell(script) == "3,5\n"
 
 
+def test_a_shell_loses_the_mps_of_the_share_that_it_was_submitted_from(site: Site) -> None:
+    config = Path(site.config)
+    config.write_text(config.read_text() + "MPS_DIR=/mps\n")
+    stale = {"CUDA_MPS_PIPE_DIRECTORY": "/mps/x/pipe", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
+    script = 'eval "$("$@" claim -n 1 --export 2>/dev/null)"; env | grep CUDA_ | sort'
+    said = site.shell(script, env={**os.environ, **stale})
+    assert "CUDA_MPS" not in said
+    assert "CUDA_VISIBLE_DEVICES=0\n" in said
+
+
 def test_a_shells_containers_get_this_nodes_driver_besides_its_own_binds(site: Site) -> None:
     config = Path(site.config)
     sets = config.parent / "sets"

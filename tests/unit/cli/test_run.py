@@ -52,6 +52,17 @@ def test_the_command_gets_the_variables_of_a_job(site: Site) -> None:
     assert found["HOME"] == os.environ["HOME"]
 
 
+def test_the_command_loses_the_mps_of_a_share_and_keeps_the_users_own(site: Site) -> None:
+    config = Path(site.config)
+    config.write_text(config.read_text() + "MPS_DIR=/mps\n")
+    name, limit = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    for pipes, left in (("/mps/x/pipe", ["", ""]), ("/tmp/mine", ["/tmp/mine", "25"])):
+        env = {**os.environ, name: pipes, limit: "25"}
+        script = f'echo "${name}"; echo "${limit}"'
+        said = site.run("run", "-n", "1", "--", "/bin/sh", "-c", script, env=env)
+        assert said.stdout.splitlines() == left
+
+
 def test_the_commands_exit_code_is_ours_and_its_arguments_are_its_own(site: Site) -> None:
     done = site.run(
         "run", "-n", "1", "/bin/sh", "-c", 'echo "$*"; exit 7', "x", "a", "-n", "--wait"

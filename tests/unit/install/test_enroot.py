@@ -35,6 +35,30 @@ def test_the_jobs_mask_takes_the_place_of_the_images(tmp_path: Path) -> None:
     assert len(found) == 4
 
 
+MPS = {
+    "CUDA_MPS_PIPE_DIRECTORY": "/var/lib/gpulock-mps/0000-01-00.0/pipe",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2000M",
+}
+
+
+def test_a_share_gives_its_mps_and_another_job_leaves_that_to_the_image(tmp_path: Path) -> None:
+    found = environ_of(tmp_path, **JOB, **MPS)
+    assert {name: value for name, _, value in (line.partition("=") for line in found)} == {
+        "PATH": "/bin",
+        **JOB,
+        **MPS,
+    }
+    path = tmp_path / "environ"
+    path.write_text("CUDA_MPS_PIPE_DIRECTORY=/of/the/image\n")
+    env = {"PATH": "/usr/bin:/bin", "ENROOT_ENVIRON": str(path), **JOB}
+    subprocess.run([HOOK], env=env, check=True, timeout=20)
+    assert "CUDA_MPS_PIPE_DIRECTORY=/of/the/image" in path.read_text().splitlines()
+    subprocess.run([HOOK], env={**env, **MPS}, check=True, timeout=20)
+    pipes = [line for line in path.read_text().splitlines() if "PIPE_DIRECTORY" in line]
+    assert pipes == [f"CUDA_MPS_PIPE_DIRECTORY={MPS['CUDA_MPS_PIPE_DIRECTORY']}"]
+
+
 def test_a_job_without_gpus_gives_an_empty_mask(tmp_path: Path) -> None:
     empty = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void", "GPULOCK_DEVICES": ""}
     found = environ_of(tmp_path, **empty)

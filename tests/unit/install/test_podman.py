@@ -55,6 +55,17 @@ def test_the_jobs_gpus_take_the_place_of_the_images() -> None:
     assert environ_of(IMAGE, **JOB) == {"PATH": "/bin", **dict.fromkeys(MASK, UUIDS)}
 
 
+def test_a_share_gives_its_mps_unless_the_user_chose_another() -> None:
+    mps = {
+        "CUDA_MPS_PIPE_DIRECTORY": "/var/lib/gpulock-mps/0000-01-00.0/pipe",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2000M",
+    }
+    assert environ_of(IMAGE, **JOB, **mps) == {"PATH": "/bin", **dict.fromkeys(MASK, UUIDS), **mps}
+    chosen = {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine"}
+    assert environ_of(chosen, **JOB, **mps) == {**dict.fromkeys(MASK, UUIDS), **mps, **chosen}
+
+
 def test_a_job_without_gpus_gives_an_empty_mask() -> None:
     found = environ_of(IMAGE, **IDLE)
     assert [found[name] for name in MASK] == ["", "void", ""]

@@ -86,6 +86,40 @@ def test_the_bind_lists_are_appended_to_once_however_often_the_hook_runs() -> No
     assert once.count("APPTAINER_BINDPATH=") == 1
 
 
+STALE = (
+    "CUDA_MPS_PIPE_DIRECTORY=/mps/0000-8a-00.0/pipe\n"
+    "CUDA_MPS_LOG_DIRECTORY=/mps/0000-8a-00.0/log\n"
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25\n"
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8000M\n"
+)
+STALE_TWINS = "".join(f"APPTAINERENV_{line}\n" for line in STALE.splitlines())
+USERS = STALE.replace("/mps/", "/tmp/mine/")
+
+
+def test_what_another_grants_mps_needs_is_dropped_and_a_users_own_mps_stands() -> None:
+    def left(text: str) -> list[str]:
+        return spool.rewrite_env_text(text, [], DROP, "", "/mps").splitlines()
+
+    assert left(f"A=1\n{STALE}{STALE_TWINS}B=/mps/x\n") == ["A=1", "B=/mps/x"]
+    assert left(USERS) == USERS.splitlines()
+    assert left(f"{STALE_TWINS}{USERS}") == USERS.splitlines()
+    limits = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"
+    assert left(f"{limits}\nC=/mps/x\n") == [limits, "C=/mps/x"]
+    assert left("CUDA_MPS_PIPE_DIRECTORY=/mps-of-mine/pipe\n") == [
+        "CUDA_MPS_PIPE_DIRECTORY=/mps-of-mine/pipe"
+    ]
+
+
+@pytest.mark.parametrize("text", [STALE, USERS])
+def test_a_shares_own_mps_stands_there_once(text: str) -> None:
+    ours = [("CUDA_MPS_PIPE_DIRECTORY", "/mps/0000-01-00.0/pipe")]
+    ours += [("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")]
+    lines = spool.rewrite_env_text(text, ours, DROP, "", "/mps").splitlines()
+    names = [line.partition("=")[0] for line in lines]
+    assert len({*names}) == len(names)
+    assert {f"{name}={value}" for name, value in ours} <= {*lines}
+
+
 def test_without_a_driver_set_the_bind_lists_are_not_touched() -> None:
     text = "APPTAINER_BINDPATH=/a\nAPPTAINER_BINDPATH=/b\n"
     assert change(text)[:2] == text.splitlines()
@@ -122,7 +156,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def write(site: Site) -> None:
-    spool.write_sge_env_file(site.above(), PAIRS, DROP, "")
+    spool.write_sge_env_file(site.above(), PAIRS, DROP, "", "/mps")
 
 
 def broken(site: Site) -> None:
@@ -201,5 +235,5 @@ def test_a_full_disk_leaves_the_old_file_whole(
 
 def test_the_variables_of_an_empty_grant_mask_everything(site: Site) -> None:
     pairs = environment.grant_variables([], Settings({}), ("SGE_GPU",))
-    spool.write_sge_env_file(site.above(), pairs, DROP, "")
+    spool.write_sge_env_file(site.above(), pairs, DROP, "", "/mps")
     assert "CUDA_VISIBLE_DEVICES=\n" in path_of(site).read_text()

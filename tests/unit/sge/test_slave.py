@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from gpulock.errors import BROKEN, Refusal
+from gpulock.job import mps
 from gpulock.sge import prolog, slave
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
@@ -55,6 +57,45 @@ def test_each_task_keeps_a_record_of_its_own_for_an_adoption(site: Site) -> None
     kept = [owner.parse_owner((folder / prolog.RECORD).read_text()) for folder in folders]
     assert [one.pid for one in kept] == [FIRST, SECOND]
     assert kept[0].token == kept[1].token
+
+
+SHARES = {
+    "SGE_COMPLEXES": "gpu gpu_share=share",
+    "SHARES": "0:4",
+    "SHARE_MPS": "yes",
+    "VISIBLE_DEVICES": "uuid",
+}
+
+
+def test_a_task_with_a_share_waits_for_the_mps_of_its_card(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = site.task(parallel(site, gpus(1, "gpu_share")), FIRST)
+    waited = list[float]()
+
+    def start_mps(seconds: float) -> None:
+        waited.append(seconds)
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in variables(folder)
+        (site.lock / "locks" / site.locks()[0] / "mps").write_text(
+            f"{FIRST} {site.node().proc.start(FIRST)}"
+        )
+
+    monkeypatch.setattr(time, "sleep", start_mps)
+    assert start(site, FIRST, **SHARES) == 0
+    assert len(waited) == 1
+    assert variables(folder)["CUDA_MPS_PIPE_DIRECTORY"].endswith("/pipe")
+
+
+def test_a_task_whose_mps_does_not_come_has_no_gpu_and_keeps_no_place(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = site.task(parallel(site, gpus(1, "gpu_share")), FIRST)
+    monkeypatch.setattr(mps, "READY_SECONDS", 0.0)
+    assert start(site, FIRST, **SHARES) == 0
+    told = variables(folder)
+    assert told["CUDA_VISIBLE_DEVICES"] == ""
+    assert "the MPS of this card is not ready" in told[slave.REFUSED]
+    assert site.locks() == []
 
 
 def test_a_task_of_a_job_without_gpus_is_masked(site: Site) -> None:

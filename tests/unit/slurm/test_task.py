@@ -43,6 +43,29 @@ def test_the_lines_where_gpulock_chooses(site: TaskSite) -> None:
     assert told.unset == OPTIONAL  # no CDI_DIR is set
 
 
+@pytest.mark.parametrize("gpus", [False, True])
+def test_the_mps_of_another_grant_is_unset_and_a_users_own_stands(
+    site: TaskSite, *, gpus: bool
+) -> None:
+    site.set(**OURS, MPS_DIR="/mps")
+    if gpus:
+        site.prolog(12, "2,3")
+        site.prolog(13, "1")
+        site.stepd(STEPD, "13.0", UID)
+    stale = {
+        "CUDA_MPS_PIPE_DIRECTORY": "/mps/0000-8a-00.0/pipe",
+        "CUDA_MPS_LOG_DIRECTORY": "/mps/0000-8a-00.0/log",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8000M",
+    }
+    told = site.run(**stale, **{f"{TWINS[0]}{name}": value for name, value in stale.items()})
+    names = {f"{twin}{name}" for twin in ("", TWINS[0]) for name in stale}
+    assert told.unset >= names
+    assert not told.exported.keys() & names
+    told = site.run(**{**stale, "CUDA_MPS_PIPE_DIRECTORY": "/tmp/x", "CUDA_MPS_LOG_DIRECTORY": "/"})
+    assert not told.unset & names
+
+
 def test_the_lines_where_slurm_chooses(site: TaskSite) -> None:
     site.prolog(12, "1,3")
     told = site.run(CUDA_VISIBLE_DEVICES="1,3", SLURM_STEP_GPUS="1,3", GPU_DEVICE_ORDINAL="1,3")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.sge.texts import login_script_text
-from gpulock.job.environment import BIND_LISTS, grant_variable_names
+from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES, grant_variable_names
+from gpulock.job.mps import MEMORY_LIMIT, PERCENTAGE, PIPE_DIRECTORY
 from gpulock.sge.prolog import EXTRA_MASK_NAMES
 
 SHELLS = [shell for shell in ("sh", "dash", "bash", "ksh") if shutil.which(shell)]
@@ -78,7 +79,12 @@ def test_nothing_in_a_value_is_evaluated(spool: Path) -> None:
 
 
 def test_every_variable_a_job_may_get_is_exported(spool: Path) -> None:
-    names = sorted({*grant_variable_names(EXTRA_MASK_NAMES), *BIND_LISTS})
+    of_mps = {
+        f"{twin}{name}"
+        for twin in ("", *CONTAINER_PREFIXES)
+        for name in (PIPE_DIRECTORY, PERCENTAGE, MEMORY_LIMIT)
+    }
+    names = sorted({*grant_variable_names(EXTRA_MASK_NAMES), *BIND_LISTS, *of_mps})
     job(spool, "2.1", OURS, "".join(f"{name}=x\n" for name in names))
 
     assert sorted(login(spool)) == names

@@ -2,7 +2,7 @@
 """Whether one user's jobs can take every process that execd's shepherds need.
 
 A shepherd that cannot fork before the prolog puts each queue of its host in error
-(docs/facts/grid-engine.md, Processes that run out).
+(docs/facts/grid-engine.md, processes that run out).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.controller import BackoffControl, ControllerBackoff
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
-from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
+from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_exception
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
@@ -150,16 +150,6 @@ class Rounds:
         for chore in self._chores:
             chore.close()
         self.single.release()
-
-
-def describe_exception(what: str, fault: Exception) -> str:
-    """Return what failed, and where."""
-    trace, place = fault.__traceback__, ""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return f"{what} failed: {type(fault).__name__}: {fault}{place}"
 
 
 def missing_ptrace(node: Node, uid: int) -> str:

@@ -65,6 +65,16 @@ class DaemonJournal:
         self._standing[part] = dict(found)
 
 
+def describe_exception(what: str, fault: Exception) -> str:
+    """Return what failed, and where."""
+    trace, place = fault.__traceback__, ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{what} failed: {type(fault).__name__}: {fault}{place}"
+
+
 STATUS_LENGTH = 200  # characters that `systemctl status` is given
 MICRO = 1_000_000
 

@@ -13,7 +13,13 @@ from typing import ClassVar, Final
 
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.background_call import BackgroundCall, NoAnswerError
-from gpulock.daemon.core.journal import ERROR, INFO, NOTICE, DaemonJournal
+from gpulock.daemon.core.journal import (
+    ERROR,
+    INFO,
+    NOTICE,
+    DaemonJournal,
+    describe_exception,
+)
 from gpulock.daemon.health import recovery, reset
 from gpulock.daemon.health.findings import ECC, LOST, XID
 from gpulock.daemon.health.policy import read_quarantine_notes
@@ -95,8 +101,8 @@ class CardResetter(Chore):
             what = f"the reset of {cards[0]} does not end: {' '.join(cards)} stay reserved"
             self._journal.log_changes("reset at work", {cards[0]: what} if late else {}, ERROR)
             return
-        except Exception as fault:
-            failed = f"{type(fault).__name__}: {fault}"
+        except Exception as fault:  # whatever it is, the cards are freed and it is told
+            failed = describe_exception("the reset", fault)
         self._running = None
         card, tries = cards[0], len(self._tries.get(cards[0], []))
         words = f"failed: {failed}" if failed else "done"

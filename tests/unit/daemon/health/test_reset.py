@@ -287,6 +287,21 @@ def test_resets_that_fail_are_bounded_and_told(tmp_path: Path) -> None:
     assert bench.locks() == []
 
 
+def test_a_reset_that_fails_in_gpulockd_itself_is_told_with_its_place_and_frees_the_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Node, card: str) -> str:
+        raise KeyError(card)
+
+    bench = Bench(tmp_path, QUARANTINE_RESET="yes")
+    monkeypatch.setattr(reset, "run_reset", fail)
+    bench.tell(2, "x.79=1,100.0")
+    bench.daemon(2)
+    (told,) = [line for line in bench.said() if "was not reset" in line]
+    assert "the reset failed: KeyError: '0000:03:00.0' (test_reset.py:" in told
+    assert bench.locks() == []
+
+
 def test_gpulockd_frees_what_it_could_not_free_at_the_end_of_a_reset(bench: Bench) -> None:
     reserve_for_reset(bench.node(), bus(0), "gpulock")
     bench.daemon()

@@ -4,9 +4,9 @@
 
 The files lie in the folder `state` beside: `sq`, `sc`, `se`, `sconf` and, where there is one,
 `sconf-node1`; `release` is what `-help` prints, a shepherd's as well. One queue, gpu.q, on one
-host, node1. What is set is written back into them. Its execd takes a new configuration at once,
-one of its own where it had none with the next global one (`unknown` stands until then), and none
-while there is a file `deaf`. It reports at once what its load sensor would.
+host, node1; no queue without `sq`. What is set is written back into them. Its execd takes a new
+configuration at once, one of its own where it had none with the next global one (`unknown` stands
+until then), and none while there is a file `deaf`. It reports at once what its load sensor would.
 """
 
 from __future__ import annotations
@@ -134,6 +134,19 @@ def qconf(option: str, words: list[str]) -> str:
     return ""
 
 
+def name_queue() -> str:
+    if not os.path.exists(path_of("sq")):
+        raise SystemExit("no cqueue list defined")
+    return QUEUE
+
+
+def name_instance() -> str:
+    """Return what qselect prints; without an instance it fails and says nothing."""
+    if not os.path.exists(path_of("sq")) or HOST not in get("sq", "hostlist").split():
+        raise SystemExit(1)
+    return f"{QUEUE}@{HOST}"
+
+
 def main(argv: list[str]) -> str:
     program = os.path.basename(argv[0])
     if argv[1:] == ["-help"]:
@@ -143,11 +156,13 @@ def main(argv: list[str]) -> str:
         return read("release")
     if os.path.exists(path_of("down")):
         raise SystemExit("error: commlib error: got select error (Connection refused)")
+    if argv[1:] == ["-sql"]:
+        return name_queue()
     if program == "qconf":
         return qconf(argv[1], argv[2:])
     if program == "qstat":
         return f"{QUEUE}@{HOST} BIP 0/0/8 0.62 lx-amd64 {read('states')}"
-    return {"qselect": f"{QUEUE}@{HOST}", "gethostname": HOST}[program]
+    return name_instance() if program == "qselect" else HOST
 
 
 if __name__ == "__main__":

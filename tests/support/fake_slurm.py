@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Play `scontrol show` and `slurmd -G` from files that a real Slurm printed.
 
-The files lie in the folder `state` beside `bin` and `sbin`: `config`, `node`, `gres` or
+The files lie in the folder `state` beside `bin` and `sbin`: `config`, `node`, `release`, `gres` or
 `gres.<node>`; where there is a `down`, slurmctld does not answer, and where there is an
 `elsewhere` it goes by another slurm.conf. `reconfigure` puts the keys of slurm.conf in force.
 """
@@ -47,7 +47,7 @@ def reconfigure() -> None:
 
 def slurmd(arguments: list[str]) -> int:
     if arguments == ["-V"]:
-        print("slurm-wlm 22.05.8")
+        print(f"slurm-wlm {read('release').strip()}")
         return 0
     node = arguments[arguments.index("-N") + 1] if "-N" in arguments else ""
     own = os.path.exists(f"{HERE}/state/gres.{node}")

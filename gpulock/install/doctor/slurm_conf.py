@@ -23,7 +23,7 @@ from gpulock.install.slurm.configured_hooks import (
 from gpulock.install.slurm.plugstack import PLUGIN, find_plugstack, plugstack_fault
 from gpulock.install.slurm.site import SlurmError, SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf
-from gpulock.install.slurm.spank import SpankPlugin, slurm_release
+from gpulock.install.slurm.spank import SpankPlugin
 from gpulock.install.slurm.texts import (
     has_submit_script,
     hook_seconds,
@@ -95,7 +95,7 @@ class SlurmConfChecks:
                 wrong = f"{stack.pyxis.file}: pyxis starts TaskProlog inside its containers"
             yield fault(wrong, do)
             return
-        release = slurm_release(self.site)
+        release = self.site.release()
         if (found := plugin.read()) != plugin.wanted(release):
             what = (
                 f"{plugin.path} is {found or 'missing'}, and slurmd wants {plugin.wanted(release)}"

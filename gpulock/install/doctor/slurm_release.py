@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from gpulock.install.doctor.check import Check, fault, run_all, warning
-from gpulock.install.slurm.site import SlurmSite
+from gpulock.install.slurm.site import SlurmSite, parse_slurm_release, slurm_release_fault
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
 from gpulock.node.settings import Settings
 
@@ -23,6 +22,7 @@ def release_checks(settings: Settings, site: SlurmSite, conf: SlurmConf) -> list
     release = parse_slurm_release(conf.get("SLURM_VERSION"))
     return run_all(
         {
+            "Slurm release": lambda: check_slurmd_release(site),
             "RunInJob": lambda: check_run_in_job(conf, release),
             "oci.conf": lambda: check_oci_bundles(beside, release),
             "job_container.conf": lambda: check_private_folders(settings, beside, conf),
@@ -30,10 +30,10 @@ def release_checks(settings: Settings, site: SlurmSite, conf: SlurmConf) -> list
     )
 
 
-def parse_slurm_release(text: str) -> tuple[int, int] | None:
-    """Return (24, 11) of `24.11.5`, None where it is not told; pure."""
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else None
+def check_slurmd_release(site: SlurmSite) -> Iterator[Check]:
+    """Look whether this node's Slurm is one that gpulock was run on."""
+    if why := slurm_release_fault(site.release()):
+        yield fault(why, "update Slurm, or gpulock uninstall slurm; see docs/slurm.md")
 
 
 def check_run_in_job(conf: SlurmConf, release: tuple[int, int] | None) -> Iterator[Check]:

@@ -26,6 +26,7 @@ from gpulock.install.sge.places import (
     HostConfiguration,
     HostValue,
     QueueAttribute,
+    check_queues,
     effective_host_conf,
     effective_sge_hook,
     find_hook_references,
@@ -98,6 +99,7 @@ class SgePlanner(NodePlanner):
     def plan(self) -> InstallPlan:
         """Return the whole plan."""
         options = self.options
+        check_queues(self.qconf, options.queues, self.host, self.instances)
         self.add_folders()
         gpus = self.count_gpus(options.gpus, needed=True)
         names = self.settings.sge_complexes
@@ -242,8 +244,6 @@ class SgePlanner(NodePlanner):
 
     def hook(self, queue: str, hook: str) -> Iterable[Change]:
         """Set a queue's prolog or epilog, with the one in force behind it."""
-        if f"{queue}@{self.host}" not in self.instances:
-            raise InstallError(f"queue {queue} is not on host {self.host}; see qconf -sq {queue}")
         now = effective_sge_hook(self.qconf, queue, self.host, hook, self.lines)
         site = texts.site_command_of(now, hook)
         if self.options.all_hosts:
@@ -305,9 +305,9 @@ class SgeUninstaller(Uninstaller):
         execd = find_own_execd(self.settings, self.given)
         self.site = find_sge_site(self.settings, self.given, execd)
         self.qconf = self.site.qconf()
-        hosts = [a[1] for a in addresses if a[0] in ("exechost", "configuration")]
-        hosts = [host for host in hosts if host != "global"]
-        self.host = sge_host_name(self.qconf, hosts[0] if hosts else "")
+        named = [a[1] for a in addresses if a[0] in ("exechost", "configuration")]
+        host = next((one for one in named if one != "global"), "")
+        self.host = sge_host_name(self.qconf, host)
 
     def place(self, address: Address) -> Place:
         kind, name, *rest = address

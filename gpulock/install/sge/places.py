@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gpulock.install.change import Place
+from gpulock.install.hooks import InstallError
 from gpulock.install.sge.qconf import (
     Qconf,
     QconfError,
@@ -148,7 +149,28 @@ def effective_host_conf(qconf: Qconf, host: str) -> dict[str, str]:
 
 def queue_instances(qconf: Qconf) -> list[str]:
     """Return every QUEUE@HOST of the cluster."""
-    return [word for word in qconf.run("qselect").split() if "@" in word]
+    try:
+        return [word for word in qconf.run("qselect").split() if "@" in word]
+    except QconfError:  # without a word where there is none
+        queues = qconf.names("-sql")
+        if all(is_sge_none(qconf.show("-sq", queue)["hostlist"]) for queue in queues):
+            return []
+        raise
+
+
+def check_queues(
+    qconf: Qconf, queues: Collection[str], host: str, instances: Collection[str]
+) -> None:
+    """Raise InstallError for a queue that is not there, or not on a host."""
+    there = qconf.names("-sql")
+    for queue in queues:
+        if queue not in there:
+            found = " ".join(there) or "none"
+            make = f"make it by qconf -aq {queue}, with {host} in its hostlist, and run it again"
+            raise InstallError(f"there is no queue {queue} (there is: {found}): {make}")
+        if f"{queue}@{host}" not in instances:
+            add = f"add that by qconf -aattr queue hostlist {host} {queue}, and run it again"
+            raise InstallError(f"queue {queue} is not on host {host}: {add}")
 
 
 def find_hook_references(qconf: Qconf, host: str, prefix: str, is_master: bool) -> list[str]:

@@ -23,14 +23,15 @@ from gpulock.install.slurm import gres, texts
 from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
 from gpulock.install.slurm.counted import place_gres_page
 from gpulock.install.slurm.plugstack import PLUGIN, PlugStack, find_plugstack, plugstack_page
-from gpulock.install.slurm.site import SlurmError, find_slurm_site, find_slurmds, slurmds_of_site
-from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
-from gpulock.install.slurm.spank import (
-    SpankPlugin,
-    find_compiler,
-    find_spank_header,
-    slurm_release,
+from gpulock.install.slurm.site import (
+    SlurmError,
+    find_slurm_site,
+    find_slurmds,
+    slurm_release_fault,
+    slurmds_of_site,
 )
+from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
+from gpulock.install.slurm.spank import SpankPlugin, find_compiler, find_spank_header
 from gpulock.install.slurm.texts import hook_removal_page
 from gpulock.install.slurm.write_conf import (
     SlurmConfFile,
@@ -101,6 +102,8 @@ class SlurmPlanner(NodePlanner):
     def plan(self) -> InstallPlan:
         """Return the whole plan."""
         options = self.options
+        if why := slurm_release_fault(self.site.release()):
+            raise InstallError(f"{why}: nothing was installed (docs/slurm.md)")
         check_hook_interpreter(real_interpreter(options.interpreter))
         if not self.slurmds:
             path = self.site.conf or "an unknown slurm.conf"
@@ -123,7 +126,7 @@ class SlurmPlanner(NodePlanner):
         )
         self.add(plan_place_change(hooks, hooks.wanted()))
         if self.by_spank:
-            wanted = self.plugin.wanted(slurm_release(self.site))
+            wanted = self.plugin.wanted(self.site.release())
             if self.plugin.read() != wanted:
                 find_compiler()  # what lacks is told before a change
                 find_spank_header(self.site)

@@ -29,6 +29,7 @@ DEFAULT_CONF: Final = Path("/etc/slurm/slurm.conf")
 FETCHED_CONF: Final = Path("/run/slurm/conf/slurm.conf")  # where slurmd puts a fetched one
 _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 _MESSAGE: Final = 600  # characters of one that is shown
+OLDEST: Final = (22, 5)  # docs/slurm.md, releases that were tried
 _GRES_SECONDS: Final = 40.0  # slurmd -G waits 19 s for a device file that is missing
 
 
@@ -100,12 +101,15 @@ class SlurmSite:
             raise SlurmError(f"{NAME} -G{named}: {_fatal_message(done) or 'no such node?'}")
         return done.stderr + done.stdout
 
-    def version(self) -> str:
-        """Return what slurmd says of its release; raise SlurmError."""
+    def release(self) -> tuple[int, int]:
+        """Return slurmd's major and minor number; raise SlurmError."""
         done = self.run_client([NAME, "-V"], self.seconds, self.slurmd)
         if done.returncode != 0:
             raise SlurmError(f"{NAME} -V: {_last_output_line(done)}")
-        return done.stdout
+        found = parse_slurm_release(done.stdout)
+        if found is None:
+            raise SlurmError(f"{NAME} -V says {done.stdout[:80]!r}: no release in it")
+        return found
 
     def run_client(
         self,
@@ -123,6 +127,20 @@ class SlurmSite:
             raise SlurmError(f"{words} gave no answer within {seconds:.0f} s") from late
         except OSError as fault:
             raise SlurmError(f"{program or command[0]}: {fault.strerror}") from fault
+
+
+def parse_slurm_release(text: str) -> tuple[int, int] | None:
+    """Return (24, 11) of `slurm-wlm 24.11.5`, None where it is not told; pure."""
+    found = re.search(r"\b(\d+)\.(\d+)\.", text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def slurm_release_fault(release: tuple[int, int]) -> str:
+    """Return why it is not known whether jobs of a release are locked, or nothing; pure."""
+    if release >= OLDEST:
+        return ""
+    mine, oldest = (f"{major}.{minor:02}" for major, minor in (release, OLDEST))
+    return f"this Slurm is {mine}, and gpulock is known to work on {oldest} and newer"
 
 
 def _last_output_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -73,7 +73,7 @@ class SpankPlugin(Place):
             if value is None:
                 remove_file_durably(self.path)
                 return
-            if self.site is None or value != self.wanted(slurm_release(self.site)):
+            if self.site is None or value != self.wanted(self.site.release()):
                 raise InstallError(f"{self.path} of {value} cannot be had again; remove it")
             make_public_folder(self.path.parent)
             with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=_BESIDE) as folder:
@@ -96,7 +96,7 @@ class SpankPlugin(Place):
     def _compile(self, made: Path, value: str) -> None:
         """Compile the plugin, and load it as a trial; raise OSError or InstallError."""
         assert self.site is not None
-        major, minor = slurm_release(self.site)
+        major, minor = self.site.release()
         defines = [
             f'-DGPULOCK_HOOK="{self.hook}"',
             f'-DGPULOCK_BUILD="{value}"',
@@ -131,15 +131,6 @@ def _must_run(command: Sequence[str | Path], what: str) -> None:
 def spank_source() -> Path:
     """Return where the plugin's source is."""
     return find_share_folder() / SOURCE
-
-
-def slurm_release(site: SlurmSite) -> tuple[int, int]:
-    """Return the major and minor number of the slurmd that will load it; raise InstallError."""
-    said = site.version()
-    found = re.search(r"\b(\d+)\.(\d+)\.", said)
-    if found is None:
-        raise InstallError(f"slurmd -V says {said[:80]!r}: no release in it")
-    return int(found[1]), int(found[2])
 
 
 def find_compiler() -> Path:

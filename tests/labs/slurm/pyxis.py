@@ -18,7 +18,7 @@ from typing import Any, Final
 from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.plugstack import AGAIN, PLUGIN
 from gpulock.install.slurm.site import SlurmSite
-from gpulock.install.slurm.spank import SpankPlugin, find_spank_header, slurm_release
+from gpulock.install.slurm.spank import SpankPlugin, find_spank_header
 from tests.labs.slurm.enroot import SOURCES, build_pyxis
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.modes import NODE, Mode
@@ -84,7 +84,7 @@ def with_pyxis(
     site = SlurmSite(Path("/usr/bin"), Path("/usr/sbin/slurmd"), lab / "etc/slurm.conf", ())
     plugin = SpankPlugin(lab / PLUGIN, hook, site, sys.executable)
     if plugin.read() is None:
-        plugin.write(plugin.wanted(slurm_release(site)))
+        plugin.write(plugin.wanted(site.release()))
     if SOURCES:
         pyxis, image = build_pyxis(gpus.slurm, NODE, {"etc/environment": IMAGE_MASK})
     else:

@@ -243,8 +243,11 @@ def lose_the_plugin(node: SlurmNode) -> None:
 
 def upgrade_slurm(node: SlurmNode) -> None:
     by_spank()(node)
-    slurmd = node.root / "slurm/sbin/slurmd"
-    slurmd.write_text(slurmd.read_text().replace("22.05.8", "24.11.5"))
+    (node.state / "release").write_text("24.11.5\n")
+
+
+def older_than_any_tried(node: SlurmNode) -> None:
+    (node.state / "release").write_text("21.08.8\n")
 
 
 def let_others_change_the_plugin(node: SlurmNode) -> None:
@@ -289,6 +292,7 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (give_shards, "gres/shard", "a part of a GPU ends at once", "SLURM_SHARDS=share"),
         (give_shards, "slurm-map", "not slurmd's list of now", "install slurm again"),
         (own_timeouts, "PrologTimeout", "may take 95 s", "PrologTimeout=120"),
+        (older_than_any_tried, "Slurm release", "this Slurm is 21.08", "uninstall slurm"),
         (hide_lock_dir, "job_container.conf", "does not start", "out of Dirs"),
     ],
 )

@@ -116,6 +116,24 @@ def test_an_unknown_grid_engine_is_refused_with_its_version(site: Site, release:
     assert tree(site.root) == before
 
 
+def test_without_a_queue_it_says_how_one_is_made(site: Site) -> None:
+    """qselect fails without a word then."""
+    (site.state / "sq").unlink()
+    before = tree(site.root)
+    with pytest.raises(InstallError, match=r"no queue gpu\.q \(there is: none\).*qconf -aq gpu\.q"):
+        plan_sge(site.options())
+    assert tree(site.root) == before
+
+
+def test_a_queue_that_is_not_there_or_not_on_this_host_is_told(site: Site) -> None:
+    with pytest.raises(InstallError, match=r"no queue x\.q \(there is: gpu\.q\)"):
+        plan_sge(site.options(queues=("gpu.q", "x.q")))
+    line = next(one for one in site.show("sq").splitlines() if one.startswith("hostlist"))
+    site.edit("sq", line, "hostlist NONE")
+    with pytest.raises(InstallError, match=r"-aattr queue hostlist node1 gpu\.q"):
+        plan_sge(site.options())
+
+
 def test_the_shepherd_beside_execd_is_the_one_that_ours_becomes(site: Site) -> None:
     plan_sge(site.options()).apply(ignore)
 

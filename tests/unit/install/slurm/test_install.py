@@ -47,6 +47,16 @@ def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(node: Slu
     assert node.plan().changes == []
 
 
+def test_a_slurm_older_than_any_that_was_tried_is_refused(node: SlurmNode) -> None:
+    (node.state / "release").write_text("21.08.8-2\n")
+    before = tree(node.root)
+
+    with pytest.raises(InstallError, match=r"this Slurm is 21\.08.* on 22\.05 and newer: nothing"):
+        node.install()
+
+    assert tree(node.root) == before
+
+
 def test_slurms_own_files_are_never_written(node: SlurmNode) -> None:
     before = tree(node.conf.parent)
 

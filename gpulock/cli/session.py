@@ -5,16 +5,30 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
+import shlex
+import sys
 
 import click
 
+from gpulock.cli.commands import NAMES
 from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.node.settings_file import read_settings
+from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 
 PUBLIC = 0o022  # umask: everybody may read the records, or `status` would be root's alone
+
+
+def name_config(text: str) -> str:
+    """Return a text whose commands of gpulock have the --config that was given, if one was."""
+    context = click.get_current_context(silent=True)
+    session = context.find_object(Session) if context else None
+    if session is None or session.config == DEFAULT_PATH:
+        return text
+    given = f"gpulock --config {shlex.quote(session.config)} "
+    return re.sub(rf"\bgpulock (?=({'|'.join(NAMES)})\b)", lambda _: given, text)
 
 
 class CommandRefusedError(click.ClickException):
@@ -23,13 +37,21 @@ class CommandRefusedError(click.ClickException):
     exit_code = 1
 
     def __init__(self, why: str, do: str = "") -> None:
-        super().__init__(one_line(f"{why}; {do}" if do else why))
+        super().__init__(one_line(name_config(f"{why}; {do}" if do else why)))
         context = click.get_current_context(silent=True)
-        self.command = context.info_name if context else ""
+        self.command = context.command_path.partition(" ")[2] if context else ""
 
     def show(self, file: object = None) -> None:
         """Print the line."""
-        click.echo(f"gpulock: {self.command}: {self.message}", err=True)
+        echo_error(f"gpulock: {self.command}: {self.message}")
+
+
+def echo_error(line: str) -> None:
+    """Print a line to stderr; on a terminal it is as many as it needs there."""
+    from gpulock.text import table
+
+    for part in table.wrap_sentence(line, table.sentence_width(sys.stderr), "  "):
+        click.echo(part, err=True)
 
 
 class Session:

@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import click
 
@@ -56,14 +56,22 @@ def state_cell(state: str) -> Cell:
     return Cell("held (idle)" if state == "held_idle" else state, COLOURS[state])
 
 
-def terminal_width(least: int = NARROW) -> int:
-    """Return the columns of the terminal, at least `least`; COLUMNS or WIDE without a terminal."""
+def terminal_width(least: int = NARROW, stream: TextIO | None = None) -> int:
+    """Return the columns of the terminal, at least `least`; COLUMNS or WIDE without a terminal.
+
+    The terminal is that of `stream`, of stdout where none is given.
+    """
     try:
-        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+        columns = os.get_terminal_size((stream or sys.stdout).fileno()).columns
     except (OSError, ValueError):
         columns = 0
     told = os.environ.get("COLUMNS", "")
     return max(least, columns or (int(told) if told.isdecimal() else WIDE))
+
+
+def sentence_width(stream: TextIO) -> int:
+    """Return how wide a sentence may be: the terminal's width; UNCUT where a program reads."""
+    return terminal_width(stream=stream) if stream.isatty() else UNCUT
 
 
 def uncut_width() -> int:
@@ -170,6 +178,16 @@ def wrap_word_list(head: str, words: Sequence[str], width: int) -> list[str]:
             lines.append(" ")
         lines[-1] += text
     return lines
+
+
+def wrap_sentence(text: str, width: int, indent: str = "") -> list[str]:
+    """Return a text in lines no longer than `width`, all but the first below `indent`.
+
+    A path or a command's word stays whole, to be copied.
+    """
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def render_facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:

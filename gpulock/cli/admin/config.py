@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import cast
 
 import click
@@ -35,7 +36,7 @@ def config_command(session: Session, check: str | None) -> None:
         click.echo(f"{check}: right, {number} of {len(KEYS)} keys set")
         return
     settings = session.settings()
-    click.echo("\n".join(format_config_lines(settings)))
+    click.echo("\n".join(format_config_lines(settings, table.sentence_width(sys.stdout))))
 
 
 def validate_settings_file(path: str) -> int:
@@ -52,22 +53,28 @@ def validate_settings_file(path: str) -> int:
     return len(settings.given)
 
 
-def format_config_lines(settings: Settings) -> list[str]:
-    """Return two lines a key: its value and source, its meaning; what the file sets stands out."""
+def format_config_lines(settings: Settings, width: int) -> list[str]:
+    """Return for each key its value and source, then its meaning; what the file sets stands out.
+
+    That is two lines a key where `width` is enough.
+    """
     names = settings.given
     result = [f"# {settings.path}", *(f"# {fault}" for fault in settings.faults)]
     longest = max(len(name) for name, *_ in KEYS)
+    below = " " * (longest + 2)
     for name, kind, default, meaning in KEYS:
         value = format_setting_value(getattr(settings, name.lower())) or '""'
         if kind == KINDS and name in names:
             value = settings.given.get(name, value)
         usual = default_setting_value(kind, default) or '""'
         source = f"file, default {usual}" if name in names else "default"
-        head = f"{name.ljust(longest)}  {value}"
-        result.append(f"{table.paint_text(head, 'cyan' if name in names else None)}  ({source})")
-        result.append(
-            " " * (longest + 2) + click.style(meaning + setting_unit_hint(kind, default), dim=True)
-        )
+        lines = table.wrap_sentence(f"{name.ljust(longest)}  {value}", width, below)
+        colour = "cyan" if name in names else None
+        result += [table.paint_text(line, colour) for line in lines]
+        fits = len(lines[-1]) + len(source) + len("  ()") <= width
+        result[-1] += f"  ({source})" if fits else f"\n{below}({source})"
+        text = below + meaning + setting_unit_hint(kind, default)
+        result += [click.style(line, dim=True) for line in table.wrap_sentence(text, width, below)]
     return result
 
 

@@ -6,17 +6,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpulock.cli.admin.offers import Consent
-from gpulock.cli.session import CommandRefusedError, Session
+from gpulock.cli.admin.offers import Consent, echo_note
+from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.daemon.health.findings import POLICY_WORDS
 from gpulock.install.hooks import InstallError
 from gpulock.install.versions import DEFAULT_PREFIX
+from gpulock.text import table
 from gpulock.text.words import format_count
 
 if TYPE_CHECKING:
@@ -29,7 +31,18 @@ SYSTEMS = ("sge", "slurm", "systemd")
 FOLDER = click.Path(path_type=Path)
 
 
-@click.group()
+class WholeHelpGroup(click.Group):
+    """A group whose help has each command's first sentence whole."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, their sentences wrapped and not cut."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, one.get_short_help_str(table.UNCUT)) for name, one in self.commands.items()]
+            )
+
+
+@click.group(cls=WholeHelpGroup)
 def install_group() -> None:
     """Install hooks or services."""
 
@@ -168,7 +181,7 @@ def run_installer(
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
     for note in plan.notes:
-        click.echo(f"note: {note}")
+        echo_note(note)
     if not plan.changes:
         click.echo("nothing to change: it is installed as asked")
     elif dry_run:
@@ -192,7 +205,9 @@ def uninstall_command(session: Session, system: str, force: bool, reason: str) -
     module = import_module(f"gpulock.install.{system}.install")
     installed: type[Uninstaller] = getattr(module, f"{system.capitalize()}Uninstaller")
     try:
-        left = installed(Path(session.config), click.echo).undo(force, reason)
+        installation = installed(Path(session.config), click.echo)
+        there = bool(installation.record.load())
+        left = installation.undo(force, reason)
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
     for line in left:
@@ -200,6 +215,9 @@ def uninstall_command(session: Session, system: str, force: bool, reason: str) -
     if left:
         what = f"{format_count(len(left), 'thing')} could not be restored"
         raise CommandRefusedError(what, "see above")
+    click.echo(
+        f"uninstalled: {system}" if there else f"nothing to do: {system} is not installed here"
+    )
 
 
 @click.command()
@@ -218,6 +236,8 @@ def doctor_command(ctx: click.Context, prefix: Path | None) -> None:
         raise CommandRefusedError(str(fault)) from fault
     colours = dict(zip(checks.MARKS.values(), ("green", "yellow", "red")))
     checks.print_checks(
-        found, lambda line: click.echo(click.style(line[:1], colours.get(line[:1])) + line[1:])
+        [replace(check, do=name_config(check.do)) for check in found],
+        lambda line: click.echo(click.style(line[:1], colours.get(line[:1])) + line[1:]),
+        table.sentence_width(sys.stdout),
     )
     ctx.exit(checks.doctor_exit_code(found))

@@ -29,8 +29,8 @@ COLUMNS = (
     Column("BUS ID"),
     Column("MINOR", right=True),
     Column("MODEL", least=10),
-    Column("MIB", right=True),
-    Column("NUMA", right=True),
+    Column("MIB", right=True, drop=1),
+    Column("NUMA", right=True, drop=2),
     Column("UUID"),
 )
 LEGEND = (

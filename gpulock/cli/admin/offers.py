@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpulock.cli.session import CommandRefusedError, Session
+from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.install.hooks import InstallError
 from gpulock.install.systemd import manager
+from gpulock.text import table
 
 if TYPE_CHECKING:
     from gpulock.install.planner import InstallPlan
@@ -24,6 +25,14 @@ NO_SYSTEMD = (
     "gpulockd does not run, for there is no systemd here: start it and gpulock-exporter yourself,"
     " or run gpulock reap from cron every minute"
 )
+
+
+def echo_note(text: str) -> None:
+    """Tell the administrator something, in lines that fit."""
+    for line in table.wrap_sentence(
+        f"note: {name_config(text)}", table.sentence_width(sys.stdout), "      "
+    ):
+        click.echo(line)
 
 
 class Consent:
@@ -62,9 +71,9 @@ class Consent:
                 self._install_services()
             settings = self.session.settings()
             if find_running_daemon(settings.lock_dir, settings.proc_root) is None:
-                click.echo(f"note: {NO_DAEMON if manager.RUNNING.is_dir() else NO_SYSTEMD}")
+                echo_note(NO_DAEMON if manager.RUNNING.is_dir() else NO_SYSTEMD)
         except InstallError as fault:
-            click.echo(f"note: no services: {fault}")
+            echo_note(f"no services: {fault}")
 
     def _install_services(self) -> None:
         """Install both services where the administrator agrees; raise InstallError."""

@@ -18,7 +18,7 @@ from gpulock.cli.claims.acquire import (
     open_node_for_claim,
     prepare_claim_folders,
 )
-from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell
+from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell, name_config
 from gpulock.job import environment
 from gpulock.job.mps import stale_mps_names
 from gpulock.node.settings import Settings
@@ -60,7 +60,7 @@ def claim_command(
         )
     )
     hint = f"gpulock: held by pid {record.pid} until it ends; give back: gpulock release"
-    click.echo(hint if pid is None else f"{hint} --pid {pid}", err=True)
+    click.echo(name_config(hint if pid is None else f"{hint} --pid {pid}"), err=True)
 
 
 def shell_export_lines(grant: Grant, settings: Settings, binds: str) -> list[str]:

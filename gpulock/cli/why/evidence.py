@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import psutil
 
+from gpulock.alloc.process_owner import RUN
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
 from gpulock.cli.status.attention import format_foreign_processes
@@ -45,7 +46,9 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
         found.append(("share", describe_share(view, lock.id, record)))
     if len({name.partition(SHARE)[0] for name in record.devices}) > 1:
         found.append(("grant", f"{format_device_list(record.devices, view.devices)} in one claim"))
-    if record.comment:
+    if record.comment == RUN and record.scheduler == "process":
+        found.append(("made by", "gpulock run"))
+    elif record.comment:
         found.append(("reason", record.comment))
     if record.scheduler == "admin":
         return found

@@ -28,6 +28,7 @@ from gpulock.install.sge.site import find_execds
 from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
+from gpulock.text.table import UNCUT, wrap_sentence
 
 MARKS: Final = {OK: "✓", WARNING: "!", FAULT: "✗"}
 
@@ -87,9 +88,10 @@ def doctor_exit_code(checks: Iterable[Check]) -> int:
     return BROKEN if any(check.state == FAULT for check in checks) else 0
 
 
-def print_checks(checks: Iterable[Check], echo: Callable[[str], None]) -> None:
-    """Print each check with its mark, and what to do below a fault."""
+def print_checks(checks: Iterable[Check], echo: Callable[[str], None], width: int = UNCUT) -> None:
+    """Print each check with its mark, and what to do below a fault, in lines of `width`."""
     for check in checks:
-        echo(f"{MARKS[check.state]} {check.name}: {check.what}")
-        if check.do:
-            echo(f"    {check.do}")
+        found = f"{MARKS[check.state]} {check.name}: {check.what}"
+        do = [f"    {line}" for line in wrap_sentence(check.do, width - 4)]
+        for line in [*wrap_sentence(found, width, "  "), *do]:
+            echo(line)

@@ -48,7 +48,7 @@ def test_a_device_whose_lock_is_lost_is_not_reserved(site: Site) -> None:
     shutil.rmtree(site.files.lock_dir / "locks" / site.id(3))
     result = site.call("reserve", "3", "--reason", "x")
     assert result.exit_code != 0
-    assert ("were lost" in result.stderr, "gpulock reap" in result.stderr) == (True, True)
+    assert ("were lost" in result.stderr, f"{site.gpulock} reap" in result.stderr) == (True, True)
     assert noted(site, "reserves") == []
 
 
@@ -120,7 +120,7 @@ def test_orphans_are_not_restored_by_hand(site: Site) -> None:
     site.hold(7)
     site.node().store.mark_orphans(site.id(7), "process 9 has it open")
     result = site.call("restore", "7")
-    assert (result.exit_code, "gpulock reap" in result.stderr) == (1, True)
+    assert (result.exit_code, f"{site.gpulock} reap" in result.stderr) == (1, True)
 
 
 def test_an_instance_is_reserved_by_its_name(tmp_path: Path) -> None:
@@ -190,7 +190,10 @@ def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Pa
     states = [row["state"] for row in site.json()["gpus"]]
     assert states == ["quarantined"] * 4 + ["free"] * 8
     refused = site.call("restore", "0:gi2.ci0")
-    assert (refused.exit_code, "gpulock restore 0000:07:00.0" in refused.stderr) == (1, True)
+    assert (refused.exit_code, f"{site.gpulock} restore 0000:07:00.0" in refused.stderr) == (
+        1,
+        True,
+    )
     assert f"XID 79 ({uid_to_user_name(os.getuid())}); gpulock restore 0 ends it" in " ".join(
         site.call("status").stdout.split()
     )
@@ -208,7 +211,7 @@ def test_restore_says_what_still_keeps_a_device_from_jobs(site: Site) -> None:
     assert "GPU 3 is not quarantined any more, but reserved" in result.stdout
     assert "gpulock unreserve 3" in result.stdout
     refused = site.call("restore", "3")
-    assert (refused.exit_code, "gpulock unreserve 3" in refused.stderr) == (1, True)
+    assert (refused.exit_code, f"{site.gpulock} unreserve 3" in refused.stderr) == (1, True)
     site.call("unreserve", "3")
     site.call("quarantine", "3", "--reason", "XID 79")
     assert site.call("restore", "3").stdout == "GPU 3 is back in service\n"

@@ -15,18 +15,20 @@ import click
 import pytest
 
 from gpulock import __version__
-from gpulock.cli import COMMANDS, command_group
+from gpulock.cli import command_group
+from gpulock.cli.admin.config import format_config_lines
 from gpulock.cli.admin.demo import gpulock_program_name
+from gpulock.cli.admin.inventory import format_inventory_lines
+from gpulock.cli.commands import NAMES
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.setting_keys import KEYS
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.presets import PRESETS
 from tests.support.cli_site import ROOT, Site, until
 from tests.support.faults import raising
 from tests.support.runner import command_runner
-
-NAMES = [name for _, group in COMMANDS for name, _, _ in group]
 
 
 def call(*args: str) -> tuple[int, str, str]:
@@ -49,7 +51,7 @@ def test_help_lists_every_command_without_importing_one() -> None:
     text, _, loaded = done.stdout.rstrip("\n").rpartition("\n")
     assert all(f"\n  {name} " in text for name in NAMES)
     ours = {name for name in loaded.split() if name.startswith("gpulock.cli.")}
-    assert ours == {"gpulock.cli.session"}
+    assert ours == {"gpulock.cli.commands", "gpulock.cli.session"}
 
 
 def test_the_version_is_told() -> None:
@@ -407,3 +409,25 @@ def test_the_demo_runs_as_an_ordinary_user(tmp_path: Path) -> None:
 def test_the_group_is_what_click_knows() -> None:
     assert isinstance(command_group, click.Group)
     assert command_group.list_commands(click.Context(command_group)) == NAMES
+
+
+def test_what_a_person_reads_fits_into_80_columns(site: Site) -> None:
+    settings = read_settings(site.config)
+    lines = format_config_lines(settings, 80)
+    node = Node(settings)
+    lines += format_inventory_lines(node, node.devices(), 80, 0)
+    shown = click.unstyle("\n".join(lines)).replace(str(site.files.config.parent), "/run")
+    assert [line for line in shown.split("\n") if len(line) > 80] == []
+    lines = format_config_lines(settings, 1000)
+    assert len(lines) == 1 + 2 * len(KEYS), "two lines a key, where a program reads"
+
+
+def test_the_next_command_names_the_settings_that_were_given(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.call("quarantine", "3", "--reason", "x")
+    assert f"; {site.gpulock} restore " in site.call("doctor").stdout
+    refused = site.call("why", "nonsense")
+    assert refused.stderr.endswith(f"; see {site.gpulock} status\n")
+    monkeypatch.setattr("gpulock.cli.session.DEFAULT_PATH", site.config)
+    assert site.call("why", "nonsense").stderr.endswith("; see gpulock status\n")

@@ -130,6 +130,13 @@ def test_a_held_device_names_holder_verdict_processes_and_next_command(
     assert found["next"] == "qstat -j 12"
 
 
+def test_a_claim_of_run_is_told_by_the_command_and_not_by_a_code(site: Site) -> None:
+    site.hold(2, scheduler="process", queue="", comment="run")
+    found = facts(site.call("why", "2").stdout)
+    assert found["made by"] == "gpulock run"
+    assert "reason" not in found
+
+
 def test_a_free_device_is_asked_for_as_the_node_gives_it(site: Site) -> None:
     assert facts(site.call("why", "3").stdout)["next"] == "gpulock run -n 1 -- COMMAND"
     (Path(site.node().settings.state_dir) / "slurm-map").write_text("")
@@ -278,7 +285,7 @@ def test_of_the_refusals_that_were_told_the_last_are_kept(
 def test_an_argument_that_names_nothing_is_refused_in_one_line(site: Site) -> None:
     result = site.call("why", "nonsense")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "gpulock: why: no device 'nonsense' here; see gpulock status\n"
+    assert result.stderr == f"gpulock: why: no device 'nonsense' here; see {site.gpulock} status\n"
 
 
 def test_a_reserve_tells_why_and_by_whom(site: Site) -> None:

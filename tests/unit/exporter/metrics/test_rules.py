@@ -16,7 +16,7 @@ from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import family_name
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 
-from gpulock.cli import COMMANDS
+from gpulock.cli.commands import NAMES
 from gpulock.daemon.health.findings import HARDWARE
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -81,7 +81,7 @@ def test_an_alert_says_how_bad_it_is_and_begins_with_what_to_type(alert: str) ->
 
 
 def test_every_command_that_an_alert_names_is_gpulocks() -> None:
-    known = {name for _, commands in COMMANDS for name, _, _ in commands}
+    known = {*NAMES}
     spoken = {word for rule in rules() for word in COMMAND.findall(str(rule.get("annotations")))}
     assert spoken
     assert spoken - known == set()

@@ -412,6 +412,13 @@ def test_only_faults_make_the_node_broken_and_each_says_what_to_do() -> None:
     assert lines == ["✓ a: fine", "! b: odd", "    look", "✗ c: bad", "    mend it"]
 
 
+def test_long_findings_are_wrapped_below_themselves_and_paths_stay_whole() -> None:
+    lines: list[str] = []
+    print_checks([Check("a", FAULT, "it is bad", f"mend /{'x' * 30} by hand")], lines.append, 12)
+
+    assert lines == ["✗ a: it is", "  bad", "    mend", f"    /{'x' * 30}", "    by hand"]
+
+
 def test_a_directory_that_cannot_be_written_is_a_fault(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

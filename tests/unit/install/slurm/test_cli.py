@@ -45,6 +45,23 @@ def test_no_line_that_is_shown_is_longer_than_a_terminal(node: SlurmNode) -> Non
         assert len(line) <= 100, line
 
 
+def test_uninstall_says_that_it_is_done_or_that_there_was_nothing(node: SlurmNode) -> None:
+    assert call(node, "uninstall", "slurm").stdout.startswith("nothing to do: slurm")
+    install(node)
+
+    assert call(node, "uninstall", "slurm").stdout.endswith("\nuninstalled: slurm\n")
+
+
+def test_the_help_of_install_is_not_cut(node: SlurmNode) -> None:
+    assert "..." not in call(node, "install", "--help").stdout.partition("Commands:")[2]
+
+
+def test_a_refusal_names_the_whole_command(node: SlurmNode) -> None:
+    refused = install(node, "--gpus", "4")
+
+    assert refused.stderr.startswith("gpulock: install slurm: ")
+
+
 def test_a_second_installation_says_which_process_makes_the_first(node: SlurmNode) -> None:
     with lock_installation(node.root / "node/state/install"):
         refused = [install(node), call(node, "install", "slurm", "--dry-run")]
@@ -101,7 +118,7 @@ def test_uninstalling_grid_engine_leaves_slurms_hooks(node: SlurmNode) -> None:
 
     assert (done.exit_code, done.stdout) == (
         0,
-        "the hooks and the settings stay: Slurm uses them\n",
+        "the hooks and the settings stay: Slurm uses them\nuninstalled: sge\n",
     )
     assert node.paths.slurm_prolog.is_file()
     assert hooks in slurm.load()

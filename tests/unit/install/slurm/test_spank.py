@@ -14,6 +14,8 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.slurm import spank
 from gpulock.install.slurm.install import SlurmUninstaller
 from gpulock.install.slurm.spank import SpankPlugin, spank_source
+from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES
+from gpulock.job.mps import LOG_DIRECTORY, PIPE_DIRECTORY
 from gpulock.slurm import task
 from tests.support.install_site import ignore
 from tests.support.slurm_node import SPANK_HEADER, SlurmNode
@@ -38,7 +40,8 @@ def test_the_hook_is_given_every_name_that_it_reads() -> None:
     asked = set(re.findall(r'environ(?:\.get\(|\[)"(\w+)"', text)) | {"CUDA_VISIBLE_DEVICES"}
     asked |= set(re.findall(r'"(\w+)" in environ', text))
     assert {"SLURMD_NODENAME", "SLURM_GTIDS", "SLURM_GPUS_ON_NODE"} <= asked
-    assert asked | {"APPTAINER_BINDPATH", "SINGULARITY_BINDPATH"} == given()
+    asked |= {f"{twin}{PIPE_DIRECTORY}" for twin in ("", *CONTAINER_PREFIXES)}
+    assert asked | {LOG_DIRECTORY, *BIND_LISTS} == given()
 
 
 @pytest.mark.slow

@@ -105,9 +105,8 @@ def test_what_another_grants_mps_needs_is_dropped_and_a_users_own_mps_stands() -
     assert left(f"{STALE_TWINS}{USERS}") == USERS.splitlines()
     limits = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"
     assert left(f"{limits}\nC=/mps/x\n") == [limits, "C=/mps/x"]
-    assert left("CUDA_MPS_PIPE_DIRECTORY=/mps-of-mine/pipe\n") == [
-        "CUDA_MPS_PIPE_DIRECTORY=/mps-of-mine/pipe"
-    ]
+    mine = ["CUDA_MPS_PIPE_DIRECTORY=/mps-of-mine/pipe", "C=/mps/x"]
+    assert left("\n".join(mine)) == mine
 
 
 @pytest.mark.parametrize("text", [STALE, USERS])

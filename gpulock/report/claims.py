@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from gpulock.daemon.history.record import VERSION
 from gpulock.errors import one_line
 from gpulock.node.sample import BUCKETS
+from gpulock.store.owner import Owner
 
 MOST_CARDS: Final = 256  # devices of one claim
 MOST: Final = 1e15  # of any number: beyond, it is garbage
@@ -126,11 +127,7 @@ class ReportedClaim:
     @property
     def job(self) -> str:
         """Return how people name the job."""
-        if self.scheduler == "process":
-            return f"pid {self.job_id}"
-        if self.scheduler == "admin":
-            return "reserve"
-        return f"{self.job_id}.{self.task_id}" if self.task_id else self.job_id
+        return Owner(scheduler=self.scheduler, job_id=self.job_id, task_id=self.task_id).job()
 
 
 def parse_reported_claim(record: object) -> ReportedClaim:

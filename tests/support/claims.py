@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims of Grid Engine jobs on a Box, for the tests of a claim."""
+"""Claims of Grid Engine jobs on a Box, and what becomes of their locks, for the tests of both."""
 
 from __future__ import annotations
+
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +52,17 @@ def holder(box: Box, number: int) -> Owner:
 
 def totals(box: Box) -> dict[str, str]:
     return kv.decode_pairs((box.lock / "totals").read_text())
+
+
+def empty_all(locks: Path) -> None:
+    shutil.rmtree(locks)
+    locks.mkdir()
+
+
+def lose_one(locks: Path) -> None:
+    shutil.rmtree(locks / bus(1))
+
+
+def empty_one(locks: Path) -> None:
+    for path in (locks / bus(1)).iterdir():
+        path.unlink()

@@ -18,6 +18,7 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings import parse_settings
+from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from gpulock.store import quarantine
 from gpulock.store.owner import Owner
 from gpulock.workstation import process_claims
@@ -50,6 +51,15 @@ class Cluster(Protocol):
         ...
 
 
+def driver_settings(tree: Path) -> dict[str, str]:
+    """Return the settings by which gpulock sees the simulated GPUs of a folder."""
+    return {
+        "DRIVER_ROOT": f"{tree}/proc/driver/nvidia",
+        "SYS_ROOT": f"{tree}/sys",
+        "DEV_ROOT": f"{tree}/dev",
+    }
+
+
 @dataclass(frozen=True)
 class Installed(ABC):
     """gpulock as installed on every node of a lab; `drivers` has a simulated driver for each."""
@@ -68,16 +78,19 @@ class Installed(ABC):
 
     def write_settings(self, node: str, **keys: str) -> None:
         """Write a node's settings: these, and where its driver is."""
-        tree = self.drivers / node
-        all_keys = {
-            "DRIVER_ROOT": f"{tree}/proc/driver/nvidia",
-            "SYS_ROOT": f"{tree}/sys",
-            "DEV_ROOT": f"{tree}/dev",
-            **keys,
-        }
+        all_keys = {**driver_settings(self.drivers / node), **keys}
         place = self.cluster.path_in(node, CONFIG)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text("".join(f"{key}={value}\n" for key, value in all_keys.items()))
+
+    def write_machine(self, node: str, preset: str) -> SimulatedNode:
+        """Write the GPUs of another machine, and their inventory for a node."""
+        tree = self.cluster.lab / f"machine.{preset}"
+        shutil.rmtree(tree, ignore_errors=True)
+        found = write_simulated_node(tree, preset)
+        inventory = self.cluster.path_in(node, "/run/gpulock/inventory")
+        shutil.copy(found.lock_dir / "inventory", inventory)
+        return found
 
     def forget(self, node: str) -> None:
         """Leave nothing in a node's LOCK_DIR and STATE_DIR."""

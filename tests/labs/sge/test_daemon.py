@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.simulate.node import write_simulated_node
+from tests.labs.common.installed import driver_settings
 from tests.labs.common.processes import children_of, end, running
 from tests.labs.daemon.daemon_lab import (
     CONTAINED,
@@ -407,12 +408,7 @@ def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(gpus: Gpulock)
     tree = gpus.drivers / "four"
     shutil.rmtree(tree, ignore_errors=True)
     write_simulated_node(tree, "dgx1", FOUR)
-    places = {
-        "DRIVER_ROOT": f"{tree}/proc/driver/nvidia",
-        "SYS_ROOT": f"{tree}/sys",
-        "DEV_ROOT": f"{tree}/dev",
-    }
-    gpus.configure(NODE, EXPECTED_GPUS=str(FOUR), **places)
+    gpus.configure(NODE, EXPECTED_GPUS=str(FOUR), **driver_settings(tree))
     gpus.sge.set_exechost(NODE, f"gpu={FOUR},gpuj={FOUR},slots=16")
     journal = Journal(gpus.sge.lab / "journal")
     journal.clear()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.sge.qstat import SCHEMA
-from gpulock.simulate.node import write_simulated_node
+from tests.labs.common.installed import driver_settings
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import CONFIG, GPUS, Gpulock
 from tests.labs.sge.install import PROGRAMS
@@ -411,21 +411,11 @@ def test_a_quarantined_device_is_not_granted_and_a_reserve_survives_a_reboot(
 
 def machine(gpus: Gpulock, node: str, preset: str, **keys: str) -> Path:
     """Give a node the GPUs of another machine; return its tree."""
-    tree = gpus.sge.lab / f"machine.{preset}"
-    shutil.rmtree(tree, ignore_errors=True)
-    found = write_simulated_node(tree, preset)
-    gpus.configure(
-        node,
-        DRIVER_ROOT=str(found.driver_root),
-        SYS_ROOT=str(found.sys_root),
-        DEV_ROOT=str(found.dev_root),
-        EXPECTED_GPUS=str(len(found.machine.gpus)),
-        **keys,
-    )
-    inventory = tree / "run/gpulock/inventory"
-    shutil.copy(inventory, gpus.sge.path_in(node, "/run/gpulock/inventory"))
+    found = gpus.write_machine(node, preset)
+    count = str(len(found.machine.gpus))
+    gpus.configure(node, EXPECTED_GPUS=count, **driver_settings(found.directory), **keys)
     gpus.sge.set_exechost(node, "gpu=16,gpuj=16,slots=16")
-    return tree
+    return found.directory
 
 
 def test_instances_are_granted_by_uuid_and_the_sixteenth_gpu_by_its_index(gpus: Gpulock) -> None:

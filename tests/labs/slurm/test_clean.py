@@ -7,7 +7,6 @@ import pytest
 
 from tests.labs.common.freezer import frozen
 from tests.labs.common.processes import command_of, end, running
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import cancel_past, held, kill_steps, reap, started
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
@@ -67,11 +66,8 @@ def test_one_that_nothing_ends_keeps_its_devices_and_the_epilog_ends_in_time(
     extra = {**EXTRA, "UnkillableStepTimeout": "2"}
     by_gpulock(slurm_gpus, {**KEYS, "LEFTOVER_TIMEOUT": "1"}, extra=extra)
     slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, TWO, script="exec sleep 600\n")
-    pids = until(
-        lambda: [p for p in slurm.job_processes(job, NODE) if "sleep" in command_of(p)] or None,
-        what="the job's sleep",
-    )
+    job = started(slurm_gpus, NODE, TWO)
+    pids = [p for p in slurm.job_processes(job, NODE) if "sleep" in command_of(p)]
     with frozen("gpulock-lab-frozen", pids):
         cancel_past(slurm_gpus, job, NODE)
         assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]

@@ -419,11 +419,8 @@ def test_a_process_that_cannot_be_killed_keeps_its_locks_past_the_epilog(
     extra = {**EXTRA, "UnkillableStepTimeout": "2"}
     by_gpulock(slurm_gpus, KEYS, extra=extra, order=MORE)
     slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, TWO, script="exec sleep 600\n")
-    pids = until(
-        lambda: [p for p in slurm.job_processes(job, NODE) if "sleep" in command_of(p)] or None,
-        what="the job's sleep",
-    )
+    job = started(slurm_gpus, NODE, TWO)
+    pids = [p for p in slurm.job_processes(job, NODE) if "sleep" in command_of(p)]
     with frozen("gpulock-lab-frozen", pids):
         if slurm.release >= WAITS_FOR_ALL:  # neither Epilog nor drain: the job is COMPLETING
             slurm.scancel(job)

@@ -10,6 +10,7 @@ import pytest
 
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
+from tests.labs.common.installed import driver_settings
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import started
 from tests.labs.slurm.modes import NODE, by_gpulock, settings, write_map
@@ -30,12 +31,7 @@ def two_models(slurm_gpus: Gpulock, request: pytest.FixtureRequest) -> Iterator[
     tree = slurm_gpus.slurm.lab / "machine.models"
     shutil.rmtree(tree, ignore_errors=True)
     found = write_simulated_node(tree, "two-models", CARDS)
-    roots = {
-        "DRIVER_ROOT": str(found.driver_root),
-        "SYS_ROOT": str(found.sys_root),
-        "DEV_ROOT": str(found.dev_root),
-    }
-    changes = {"SLURM_DEVICE_SELECTION": "gpulock", **keys, **roots}
+    changes = {"SLURM_DEVICE_SELECTION": "gpulock", **keys, **driver_settings(found.directory)}
     slurm_gpus.configure(NODE, **settings(slurm_gpus, **changes))
     write_map(slurm_gpus, NODE, sorted(TYPES))  # slurmd's order: by type as in slurm.conf
     yield slurm_gpus

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from gpulock.simulate.node import write_simulated_node
+from tests.labs.common.installed import driver_settings
 from tests.labs.common.processes import end
 from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
@@ -203,21 +203,14 @@ def test_a_refused_job_and_folders_that_cannot_be_written_change_no_file_and_no_
 
 def test_instances_stand_by_gpu_and_instance(slurm_gpus: Gpulock) -> None:
     prepare(slurm_gpus, by_gpulock)
-    tree = slurm_gpus.slurm.lab / "machine.mig"
-    shutil.rmtree(tree, ignore_errors=True)
-    found = write_simulated_node(tree, "a100-mig")
-    roots = {
-        "DRIVER_ROOT": str(found.driver_root),
-        "SYS_ROOT": str(found.sys_root),
-        "DEV_ROOT": str(found.dev_root),
+    found = slurm_gpus.write_machine(NODE, "a100-mig")
+    keys = {
+        **KEYS,
+        **driver_settings(found.directory),
         "EXPECTED_GPUS": str(len(found.machine.gpus)),
         "PLAIN_REQUEST": "any",
     }
-    slurm_gpus.configure(
-        NODE, **settings(slurm_gpus, SLURM_DEVICE_SELECTION="gpulock", **KEYS, **roots)
-    )
-    inventory = slurm_gpus.slurm.path_in(NODE, "/run/gpulock/inventory")
-    shutil.copy(tree / "run/gpulock/inventory", inventory)
+    slurm_gpus.configure(NODE, **settings(slurm_gpus, SLURM_DEVICE_SELECTION="gpulock", **keys))
     job = started(slurm_gpus, NODE, "--gres=gpu:1")
     names = sorted(slurm_gpus.held_by(job)[NODE])
     rows = {row["id"]: row for row in slurm_gpus.status(NODE)["gpus"]}

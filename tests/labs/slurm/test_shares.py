@@ -8,15 +8,14 @@ own: beside gres/gpu, or alone. The lines are those of docs/slurm.md.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 
 import pytest
 
 from gpulock.install.slurm.counted import parse_counted_types
 from gpulock.node.devices import SHARE
-from gpulock.simulate.node import write_simulated_node
 from tests.labs.common.contention import CONTENDERS, contender_script, prepare_log, replay
+from tests.labs.common.installed import driver_settings
 from tests.labs.common.processes import end
 from tests.labs.sge.wait import LabError, until
 from tests.labs.slurm.gpulock import Gpulock
@@ -165,17 +164,8 @@ def test_a_place_is_asked_for_in_the_comment_and_slurmd_lists_what_it_counts(
 def test_models_and_instances_are_granted_by_type(slurm_gpus: Gpulock) -> None:
     counts = {"a100": 6, "3g.40gb": 3}
     by_gpulock(slurm_gpus, gres="count", counts=counts)
-    tree = slurm_gpus.slurm.lab / "machine.mig"
-    shutil.rmtree(tree, ignore_errors=True)
-    found = write_simulated_node(tree, "a100-mig")
-    roots = {
-        "DRIVER_ROOT": str(found.driver_root),
-        "SYS_ROOT": str(found.sys_root),
-        "DEV_ROOT": str(found.dev_root),
-    }
-    configure(slurm_gpus, **roots)
-    lock_dir = slurm_gpus.slurm.path_in(NODE, "/run/gpulock")
-    shutil.copy(tree / "run/gpulock/inventory", lock_dir / "inventory")
+    found = slurm_gpus.write_machine(NODE, "a100-mig")
+    configure(slurm_gpus, **driver_settings(found.directory))
     cards = started(slurm_gpus, NODE, "--gres=gpux:a100:2")
     part = started(slurm_gpus, NODE, "--gres=gpux:3g.40gb:1")
     both = started(slurm_gpus, NODE, "--gres=gpux:a100:1,gpux:3g.40gb:1")

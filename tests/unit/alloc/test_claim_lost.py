@@ -15,25 +15,11 @@ from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import release_locks
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store.gate import Gate
-from tests.support.claims import ask, holder, ids, never, refused
+from tests.support.claims import ask, empty_all, empty_one, holder, ids, lose_one, never, refused
 from tests.support.trees import OTHER_BOOT, Box, bus, judge_of, record, soon
 
 
-def lose_locks(locks: Path) -> None:
-    shutil.rmtree(locks)
-    locks.mkdir()
-
-
-def lose_one(locks: Path) -> None:
-    shutil.rmtree(locks / bus(1))
-
-
-def empty_one(locks: Path) -> None:
-    for path in (locks / bus(1)).iterdir():
-        path.unlink()
-
-
-@pytest.mark.parametrize("lose", [shutil.rmtree, lose_locks, lose_one, empty_one])
+@pytest.mark.parametrize("lose", [shutil.rmtree, empty_all, lose_one, empty_one])
 def test_nothing_is_granted_while_a_lock_is_lost(box: Box, lose: Callable[[Path], None]) -> None:
     ask(box)
     lose(box.lock / "locks")
@@ -137,7 +123,7 @@ def test_a_grant_stands_as_long_as_its_locks_do(box: Box) -> None:
     assert ids(grant) == [bus(0), bus(1)]
 
 
-@pytest.mark.parametrize("lose", [shutil.rmtree, lose_locks, lose_one, empty_one])
+@pytest.mark.parametrize("lose", [shutil.rmtree, empty_all, lose_one, empty_one])
 def test_a_grant_whose_lock_is_lost_before_its_record_was_kept_is_none(
     box: Box, lose: Callable[[Path], None]
 ) -> None:

@@ -15,6 +15,7 @@ from gpulock.sge.cull import LayoutError, SgeJob, parse_cull_job
 from gpulock.simulate import execd
 from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
 from tests.support.few import FEW
+from tests.support.mutations import flip_bits
 
 REAL = Path(__file__).parents[2] / "support/data/sge-8.1.9"
 SAMPLES = [(REAL / f"{name}.job").read_bytes() for name in ("parallel", "array")]
@@ -49,10 +50,7 @@ def test_the_real_samples_say_what_was_asked_for() -> None:
 @FEW
 @given(st.sampled_from(SAMPLES), st.data())
 def test_flipped_bits_are_survived(sample: bytes, data: st.DataObject) -> None:
-    spoilt = bytearray(sample)
-    for _ in range(data.draw(st.integers(1, 4))):
-        spoilt[data.draw(st.integers(0, len(sample) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    survives(bytes(spoilt))
+    survives(flip_bits(sample, data))
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from gpulock.sge.ocs_job import parse_ocs_job
 from tests.support import ocs_jobs
 from tests.support.few import FEW
 from tests.support.jobs import Site, gpus, variables
+from tests.support.mutations import flip_bits
 from tests.support.ocs_jobs import HOST, JOB, JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
 from tests.support.trees import bus
 
@@ -99,10 +100,7 @@ def test_another_version_is_refused(version: int) -> None:
 @FEW
 @given(st.sampled_from(SAMPLES), st.data())
 def test_flipped_bits_are_survived(sample: bytes, data: st.DataObject) -> None:
-    spoilt = bytearray(sample)
-    for _ in range(data.draw(st.integers(1, 4))):
-        spoilt[data.draw(st.integers(0, len(sample) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    survives(bytes(spoilt))
+    survives(flip_bits(sample, data))
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from gpulock.sge.prolog import RECORD
 from gpulock.store import atomic, claim_records, owner
 from gpulock.store.locks import LockStore
 from gpulock.workstation.process_claims import claim_for_process, make_process_owner
-from tests.support.claims import ask, holder, refused
+from tests.support.claims import ask, empty_all, empty_one, holder, lose_one, refused
 from tests.support.trees import Box, box_with_shepherd, bus, judge_of, soon
 
 
@@ -45,20 +45,6 @@ def holders(box: Box) -> list[str]:
 
 def lose_all(locks: Path) -> None:
     shutil.rmtree(locks)
-
-
-def empty_all(locks: Path) -> None:
-    shutil.rmtree(locks)
-    locks.mkdir()
-
-
-def lose_one(locks: Path) -> None:
-    shutil.rmtree(locks / bus(1))
-
-
-def empty_one(locks: Path) -> None:
-    for path in (locks / bus(1)).iterdir():
-        path.unlink()
 
 
 def lose_files(locks: Path) -> None:

@@ -200,7 +200,7 @@ def shortage_refusal(
 
         found = [d for d in found if any([is_of_kind(d, kind) for kind, _ in want.kinds])]
         asked = format_requested_kinds(want)
-    holders = [f"{device_label(d)}: {lock_holder(held, d.id, out)}" for d in found]
+    holders = [f"{d.label()}: {lock_holder(held, d.id, out)}" for d in found]
     free = len([h for h in holders if h.endswith(": free")])
     good = [
         d
@@ -224,19 +224,12 @@ def wanted_device_refusal(
     """Return the refusal of a job that may have certain devices alone."""
     who = [(d, lock_holder(held, d.id, out)) for d in found if d.id in want.wanted]
     gone = [(d, holder) for d, holder in who if holder != "free"]
-    names = "; ".join([f"{device_label(d)}: {holder}" for d, holder in gone])
+    names = "; ".join([f"{d.label()}: {holder}" for d, holder in gone])
     return Refusal(
         BUSY,
-        f"the job needs GPU {','.join([device_label(d) for d, _ in who])}, not free: {names}",
-        f"see gpulock why {device_label(gone[0][0]) if gone else 'JOB'}",
+        f"the job needs GPU {','.join([d.label() for d, _ in who])}, not free: {names}",
+        f"see gpulock why {gone[0][0].label() if gone else 'JOB'}",
     )
-
-
-def device_label(device: Device) -> str:
-    """Return what names a device among its neighbours: `0`, or `0:gi1.ci0`."""
-    if not device.parent:
-        return str(device.index)
-    return f"{device.index}:{device.id[len(device.bus) + 1 :]}"
 
 
 def lock_holder(held: dict[str, Lock], device: str, out: dict[str, str]) -> str:

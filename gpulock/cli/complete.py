@@ -14,7 +14,6 @@ from gpulock.cli.session import Session
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings_file import DEFAULT_PATH
-from gpulock.text.words import device_name
 
 
 def complete_device(
@@ -24,7 +23,7 @@ def complete_device(
     found: list[CompletionItem] = []
     try:
         for device in completed_node(ctx).devices():
-            names = (device_name(device), device.id, device.uuid)
+            names = (device.label(), device.id, device.uuid)
             name = next((name for name in names if name.startswith(incomplete)), "")
             if name:
                 found.append(CompletionItem(name, help=device.model))

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from gpulock.node.devices import SHARE, Device, pci_bus_key
 from gpulock.store.owner import Owner
-from gpulock.text.words import device_name
 
 LEAST_UUID = 8  # characters of a UUID that must be given
 LONGEST = 64  # characters of any name
@@ -44,7 +43,7 @@ class Subject(NamedTuple):
     def name(self) -> str:
         """Return the subject as people write it."""
         if self.device is not None:
-            return f"GPU {device_name(self.device)}"
+            return f"GPU {self.device.label()}"
         if self.pid:
             return f"pid {self.pid}"
         return f"job {self.job}{'.' if self.task else ''}{self.task}"
@@ -76,7 +75,7 @@ def match_one_device(text: str, devices: Sequence[Device]) -> Device:
         return found[0]
     if not found:
         raise SelectError(f"no device {text!r} here")
-    names = ", ".join(device_name(device) for device in found)
+    names = ", ".join(device.label() for device in found)
     raise SelectError(f"{text} is several devices ({names})")
 
 
@@ -98,7 +97,7 @@ def match_devices(text: str, devices: Sequence[Device]) -> list[Device]:
     if text.isascii() and text.isdigit():
         return [device for device in devices if device.index == int(text)]
     lower = text.lower()
-    exact = [d for d in devices if lower in (d.id, device_name(d).lower(), d.uuid.lower())]
+    exact = [d for d in devices if lower in (d.id, d.label().lower(), d.uuid.lower())]
     if exact:
         return exact
     if place := parse_lock_id(lower):

@@ -75,6 +75,10 @@ class Device:
         self.fault = ""
         self.withheld = ""
 
+    def label(self) -> str:
+        """Return what names it among its neighbours: `0`, or `0:gi1.ci0`."""
+        return f"{self.index}:{self.id[len(self.bus) + 1 :]}" if self.parent else str(self.index)
+
 
 def pci_bus_key(bus: str) -> tuple[int, int, int, int]:
     """Return the sort key of `0000:3b:00.0`; raise ValueError for anything else."""

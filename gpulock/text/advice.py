@@ -13,7 +13,7 @@ from gpulock.daemon.health.recovery import describe_recovery
 from gpulock.node.devices import NO_INSTANCE
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY
-from gpulock.text.words import FORCE, device_name
+from gpulock.text.words import FORCE
 
 PROCESS_IN_PROOF = re.compile(
     r"\bprocess ([0-9]+)\b"
@@ -37,7 +37,7 @@ def advise_device_release(
     `stray` is the path of what stands in the place of a lock's folder, `pids` are processes that
     have a device open and ought not to.
     """
-    name = device_name(row.device) if row.device else row.id
+    name = row.device.label() if row.device else row.id
     record = row.lock.owner if row.lock else None
     if row.state == states.MISSING:
         return advise_missing_card(row, name)
@@ -88,7 +88,7 @@ def restore_hint(row: DeviceState) -> str:
     """Return what puts a device back into service: an instance may be out by its card."""
     assert row.device is not None
     if row.noted in ("", row.id):
-        return f"gpulock restore {device_name(row.device)}"
+        return f"gpulock restore {row.device.label()}"
     return f"gpulock restore {row.device.index if row.noted == row.device.bus else row.noted}"
 
 

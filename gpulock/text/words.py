@@ -54,25 +54,18 @@ def short_model(model: str) -> str:
     return MAKERS.sub("", model.strip()) or model
 
 
-def device_name(device: Device) -> str:
-    """Return what names a device among its neighbours: `0`, or `0:gi1.ci0`."""
-    if not device.parent:
-        return str(device.index)
-    return f"{device.index}:{device.id[len(device.bus) + 1 :]}"
-
-
 def format_device_label(name: str, devices: Iterable[Device]) -> str:
     """Return `GPU 3` for a lock id, a share's too; the id where the driver does not show it."""
     for device in devices:
         if device.id == name.partition(SHARE)[0]:
-            return f"GPU {device_name(device)}"
+            return f"GPU {device.label()}"
     return name
 
 
 def format_device_list(ids: Iterable[str], devices: list[Device]) -> str:
     """Return `GPU 3` or `GPUs 0, 3` for lock ids, in the order of the node."""
     wanted = [name.partition(SHARE)[0] for name in ids]
-    known = [device_name(device) for device in devices if device.id in wanted]
+    known = [device.label() for device in devices if device.id in wanted]
     gone = [name for name in wanted if name not in {device.id for device in devices}]
     names = [*known, *gone]
     return f"GPU{'s' if len(names) != 1 else ''} {', '.join(names) or 'none'}"

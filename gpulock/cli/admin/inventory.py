@@ -22,7 +22,7 @@ from gpulock.node.devices import Device
 from gpulock.node.kinds import format_device_kinds
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import device_name, format_count, short_model
+from gpulock.text.words import format_count, short_model
 
 COLUMNS = (
     Column("GPU", right=True),
@@ -63,7 +63,7 @@ def format_inventory_lines(
     )
     result.append(f"Kinds that a job may ask for: {format_device_kinds(found)}")
     result += table.render_facts(
-        [(f"GPU {device_name(device)}", device.fault) for device in found if device.fault], width
+        [(f"GPU {device.label()}", device.fault) for device in found if device.fault], width
     )
     if not node.inventory:
         result.append(
@@ -85,7 +85,7 @@ def describe_driver_version(node: Node) -> str:
 def inventory_device_cells(device: Device) -> list[Cell]:
     """Return one row; what is not known stays empty."""
     return [
-        Cell(device_name(device)),
+        Cell(device.label()),
         Cell(device.bus),
         Cell(str(device.minor) if device.minor >= 0 else ""),
         Cell(f"{short_model(device.model)} {device.profile}".strip()),
@@ -97,7 +97,7 @@ def inventory_device_cells(device: Device) -> list[Cell]:
 
 def format_link_matrix(found: list[Device], links: Links) -> list[str]:
     """Return how each pair is joined, best known way first."""
-    names = [device_name(device) for device in found]
+    names = [device.label() for device in found]
     columns = [Column("", right=True), *(Column(name, right=True) for name in names)]
     rows = [
         [Cell(name), *(device_link_cell(device, other, links) for other in found)]

@@ -22,7 +22,7 @@ from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell
 from gpulock.job import environment
 from gpulock.job.mps import stale_mps_names
 from gpulock.node.settings import Settings
-from gpulock.text.words import device_name, short_model
+from gpulock.text.words import short_model
 
 
 @click.command()
@@ -78,6 +78,6 @@ def format_granted_devices(grant: Grant) -> list[str]:
     """Return a line for each device granted."""
     of = "a share of " if grant.owner.places else ""
     return [
-        f"{of}GPU {device_name(d)}  {d.bus}  {short_model(d.model)}  {d.uuid}".rstrip()
+        f"{of}GPU {d.label()}  {d.bus}  {short_model(d.model)}  {d.uuid}".rstrip()
         for d in grant.devices
     ]

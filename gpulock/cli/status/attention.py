@@ -17,7 +17,7 @@ from gpulock.text.advice import (
     quarantine_end_condition,
     restore_hint,
 )
-from gpulock.text.words import FORCE, device_name, format_count, format_lock_holder
+from gpulock.text.words import FORCE, format_count, format_lock_holder
 
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
 IN_USE = (states.HELD, states.HELD_IDLE)
@@ -57,7 +57,7 @@ def row_claim_key(row: DeviceState) -> str:
 
 def format_row_label(rows: list[DeviceState]) -> str:
     """Return what names rows in a line of their own."""
-    names = [device_name(row.device) if row.device else row.id for row in rows]
+    names = [row.device.label() if row.device else row.id for row in rows]
     if rows[0].device is None:
         return rows[0].id if rows[0].lock else format_count(len(rows), "GPU")
     return f"GPU{'s' if len(rows) > 1 else ''} {', '.join(names)}"
@@ -100,7 +100,7 @@ def format_foreign_processes(view: StatusView, row: DeviceState) -> str:
 
 def next_command(row: DeviceState) -> str:
     """Return what to do about a row that needs attention."""
-    name = device_name(row.device) if row.device else row.id
+    name = row.device.label() if row.device else row.id
     if row.state == states.STALE and not row.reason.endswith(MEMORY_CHECK_PENDING):
         return "the next claim or gpulock reap frees it"
     if row.state == states.MISSING:

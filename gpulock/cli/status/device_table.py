@@ -11,7 +11,7 @@ from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import device_name, format_count, format_duration, held_seconds, short_model
+from gpulock.text.words import format_count, format_duration, held_seconds, short_model
 
 # the higher `drop`, the earlier a column gives way to the others; what is empty is not shown
 COLUMNS = (
@@ -76,7 +76,7 @@ def status_row_cells(view: StatusView, row: DeviceState, locks: list[Lock]) -> l
     device = row.device
     name, bus, model = "-", row.id, ""
     if device is not None:
-        name, bus = device_name(device), device.bus
+        name, bus = device.label(), device.bus
         model = f"{short_model(device.model)} {device.profile}".strip()
     elif row.lock is None:
         bus = ""  # a card that is only known to be missing

@@ -39,7 +39,6 @@ from gpulock.store.locks import Lock
 from gpulock.text import table
 from gpulock.text.advice import advise_device_release, is_closed_by_mps
 from gpulock.text.words import (
-    device_name,
     format_device_list,
     format_local_time,
     format_lock_holder,
@@ -125,7 +124,7 @@ def explain_device(view: StatusView, sight: ProcessView, row: DeviceState, width
         found += last_holder_facts(view, row.id)
     found += describe_health_steps(view, row.id)
     found += next_step_facts(view, sight, row)
-    name = f"GPU {device_name(row.device)}" if row.device else row.id
+    name = f"GPU {row.device.label()}" if row.device else row.id
     place = f"  {row.device.bus}  {short_model(row.device.model)}" if row.device else ""
     head = f"{table.bold_text(name)}{place}  {table.paint_text(word.text, word.colour)}"
     return [head, *table.render_facts(found, width)]

@@ -10,6 +10,7 @@ thread that does not come back is left behind: the end of this process ends it t
 
 import os
 from _thread import allocate_lock, start_new_thread
+from errno import EAGAIN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ SECONDS = 1.0  # a read takes microseconds; a thread of a busy machine waits lon
 
 
 class ReaderThread:
-    """A thread that does one thing after the other; `finished` says whether the last one is."""
+    """A thread that does one thing after the other; `finished` says whether the last one is.
+
+    To make one raises BlockingIOError where the node has no room for a thread.
+    """
 
     __slots__ = ("_act", "_done", "_go", "_result", "finished", "pid")
 
@@ -31,7 +35,10 @@ class ReaderThread:
         self._go, self._done = allocate_lock(), allocate_lock()
         self._go.acquire()
         self._done.acquire()
-        start_new_thread(self._run, ())
+        try:
+            start_new_thread(self._run, ())
+        except RuntimeError as fault:  # users' processes fill the node: no fault of ours
+            raise BlockingIOError(EAGAIN, f"no process can be read: {fault}") from fault
 
     def do(self, act: "Callable[[], bytes]", seconds: float) -> bytes:
         """Return what `act` returns, raise what it raises; TimeoutError where it takes too long.
@@ -75,7 +82,10 @@ class TimedReader:
         self._hung: dict[int, ReaderThread] = {}
 
     def read(self, pid: int, act: "Callable[[], bytes]") -> bytes:
-        """Return what `act` reads of a process; raise TimeoutError for one that hangs."""
+        """Return what `act` reads of a process; raise TimeoutError for one that hangs.
+
+        And BlockingIOError where no thread can be started.
+        """
         hung = self._hung.get(pid)
         if hung is not None and not hung.finished and hung.pid == os.getpid():
             raise TimeoutError(f"process {pid} hangs: what it was started with cannot be read")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.errors import BROKEN, UNKNOWN
 from gpulock.hooks import common
 from gpulock.node.settings import Settings, parse_settings
 
@@ -83,3 +84,12 @@ def test_a_fault_of_the_settings_is_told_to_the_administrator_and_not_to_the_job
     sentence = "gpulock: x.conf:1: unknown key 'GUPS'; correct the file"
     assert told == [(syslog.LOG_ERR, sentence)]
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [(MemoryError(), UNKNOWN), (OSError(11, "no process"), UNKNOWN), (ValueError("x"), BROKEN)],
+    ids=["no memory", "no process", "a mistake"],
+)
+def test_what_a_user_can_cause_breaks_no_node(fault: Exception, kind: str) -> None:
+    assert common.unexpected_refusal(fault).kind == kind

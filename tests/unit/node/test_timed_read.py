@@ -133,3 +133,16 @@ def test_a_command_line_that_cannot_be_read_is_a_timeout(
         proc.read_memory(7, "cmdline")
     os.close(os.open(tmp_path / "7" / "cmdline", os.O_RDWR))  # lets it go
     assert Proc(str(tmp_path)).read_memory(7, "environ") == b"A=1\0"
+
+
+def test_a_node_without_room_for_a_thread_is_no_fault_of_gpulock(
+    found: TimedReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A RuntimeError, as Python has it, drained the node; with an OSError the job waits."""
+    full = raising(RuntimeError("can't start new thread"))
+    monkeypatch.setattr(timed_read, "start_new_thread", full)
+    with pytest.raises(BlockingIOError, match="no process can be read: can't start new thread"):
+        found.read(os.getpid(), lambda: b"")
+
+    monkeypatch.undo()
+    assert found.read(os.getpid(), lambda: b"read") == b"read"

@@ -375,6 +375,22 @@ def test_a_job_that_cannot_start_still_says_why(guarded: Gpulock) -> None:
     guarded.wait_free()
 
 
+@pytest.mark.parametrize("size", ["h_fsize=0", "s_fsize=0", "h_fsize=1M"])
+def test_a_trace_that_a_limit_of_file_sizes_ends_stops_no_queue(
+    guarded: Gpulock, size: str
+) -> None:
+    """Tried: to fill `trace` up to h_fsize, so that the shepherd's fork dies before it is a hook.
+
+    Stopped by: shepherd_cmd makes a trace that no limit of file sizes is for.
+    """
+    text = 'for i in 1 2 3 4; do head -c 1000000 /dev/zero >>"$SGE_JOB_SPOOL_DIR/trace"; done\n'
+    job = guarded.sge.submit("glalice", *on(NODE, "-l", f"gpu=1,{size}"), stdin=text)
+
+    assert settle(guarded, job) == ""
+    assert stopped_queues(guarded) == {}
+    guarded.wait_free()
+
+
 @pytest.mark.parametrize("more", [0, 1], ids=["the shepherd's", "its epilog's"])
 def test_a_fork_that_fails_at_the_end_of_a_job_stops_no_queue(guarded: Gpulock, more: int) -> None:
     """Tried: a user takes every process of the node. Stopped by: an epilog that cannot start ends

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -321,6 +323,41 @@ def test_an_interactive_job_of_a_newer_open_cluster_scheduler_is_started_as_it_i
         code, said = start(launcher, tmp_path, config)
         assert (code, said.count(STARTED)) == (0, 1)
         assert (tmp_path / "config").read_text() == config
+
+
+def with_file_size(soft: str, hard: str) -> str:
+    """Return a config with limits of file sizes."""
+    lines = re.sub(r"(?m)^s_fsize=.*$", f"s_fsize={soft}", recorded("array"))
+    return re.sub(r"(?m)^h_fsize=.*$", f"h_fsize={hard}", lines)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("soft", "hard", "device"),
+    [("INFINITY", "INFINITY", False), ("INFINITY", "0", True), ("1M", "INFINITY", True)],
+)
+def test_a_trace_has_no_size_where_files_have_a_limit(
+    launcher: Path, tmp_path: Path, soft: str, hard: str, device: bool
+) -> None:
+    """The owner may write it, and a shepherd's fork under the limit died at its own line there."""
+    assert start(launcher, tmp_path, with_file_size(soft, hard))[0] == 0
+
+    trace = tmp_path / "trace"
+    assert trace.exists() == device
+    if device:
+        status = trace.stat()
+        assert stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 3)
+
+
+def test_where_no_device_can_be_made_the_shepherd_starts_all_the_same(
+    launcher: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "trace").write_text("of an earlier run\n")  # mknod finds it there
+
+    code, said = start(launcher, tmp_path, with_file_size("0", "0"))
+
+    assert (code, said.count(STARTED)) == (0, 1)
+    assert not (tmp_path / "trace").exists()
 
 
 def with_stack(soft: str, hard: str, ocs: bool = True) -> str:

@@ -293,10 +293,10 @@ def test_the_command_refuses_in_one_line_where_systemd_does_not_run(
     assert "start gpulockd and gpulock-exporter yourself" in done.stderr
 
 
-def test_uninstall_where_nothing_is_installed_is_silent(node: SystemdNode) -> None:
+def test_uninstall_where_nothing_is_installed_says_so(node: SystemdNode) -> None:
     done = call(node, "uninstall", "systemd")
 
-    assert (done.exit_code, done.output) == (0, "")
+    assert (done.exit_code, done.output) == (0, "nothing to do: systemd is not installed here\n")
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,19 @@ def test_an_environment_too_large_for_a_small_stack_stops_no_queue(guarded: Gpul
     assert stopped_queues(guarded) == {}
 
 
+@pytest.mark.parametrize("env", [LARGE, STATIC_TLS], ids=["large", "static tls"])
+def test_no_variable_stops_a_queue_under_a_small_limit(
+    guarded: Gpulock, env: dict[str, str]
+) -> None:
+    """The shepherd's fork reads the environment under the job's limits, before it is a hook."""
+    tight = ("h_vmem=1", "h_data=1", "h_stack=1", "h_cpu=1", "h_fsize=0", "h_vmem=4M", "h_data=4M")
+    for limits in (*tight, ",".join(tight[:5])):
+        settle(guarded, submit_with(guarded, env, "-l", f"gpu=1,{limits}"))
+
+        assert stopped_queues(guarded) == {}, limits
+    guarded.wait_free()
+
+
 @pytest.mark.parametrize("status", ["7", "8", "36", "x"])
 def test_a_job_cannot_write_its_exit_status(guarded: Gpulock, status: str) -> None:
     """Tried: the file that execd believes. Stopped by: shepherd_cmd makes it, so it stays execd's.

@@ -141,10 +141,10 @@ def name_queue() -> str:
 
 
 def name_instance() -> str:
-    """Return what qselect prints; without an instance it fails and says nothing."""
-    if not os.path.exists(path_of("sq")) or HOST not in get("sq", "hostlist").split():
+    """Return what qselect prints; without a queue it fails and says nothing, as qstat does."""
+    if not os.path.exists(path_of("sq")):
         raise SystemExit(1)
-    return f"{QUEUE}@{HOST}"
+    return f"{QUEUE}@{HOST}" if HOST in get("sq", "hostlist").split() else ""
 
 
 def main(argv: list[str]) -> str:
@@ -161,7 +161,7 @@ def main(argv: list[str]) -> str:
     if program == "qconf":
         return qconf(argv[1], argv[2:])
     if program == "qstat":
-        return f"{QUEUE}@{HOST} BIP 0/0/8 0.62 lx-amd64 {read('states')}"
+        return f"{name_instance()} BIP 0/0/8 0.62 lx-amd64 {read('states')}"
     return name_instance() if program == "qselect" else HOST
 
 

@@ -29,9 +29,13 @@ NO_SYSTEMD = (
 
 def echo_note(text: str) -> None:
     """Tell the administrator something, in lines that fit."""
-    for line in table.wrap_sentence(
-        f"note: {name_config(text)}", table.sentence_width(sys.stdout), "      "
-    ):
+    echo_wrapped(f"note: {text}", "      ")
+
+
+def echo_wrapped(text: str, indent: str = "") -> None:
+    """Say what was found and what to do next, in lines that fit."""
+    width = table.sentence_width(sys.stdout)
+    for line in table.wrap_sentence(name_config(text), width, indent):
         click.echo(line)
 
 
@@ -88,7 +92,7 @@ class Consent:
         if self.dry_run or plan.trial is None or not self.agrees(TRIAL):
             return
         try:
-            click.echo(plan.trial())
+            echo_wrapped(plan.trial())
         except InstallError as fault:
             raise CommandRefusedError(
                 str(fault), "it is installed, and does not work yet"

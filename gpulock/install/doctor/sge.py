@@ -189,7 +189,9 @@ class SgeClusterChecks:
             yield warning(what, "install there as well", f"queue {queue}")
 
     def queue_states(self) -> Iterator[Check]:
-        """Look for queues of this host that are in error."""
+        """Look for queues of this host that are in error; qstat fails where it has none."""
+        if not self.queues:
+            return
         for line in self.qconf.run("qstat", "-f", "-q", f"*@{self.host}").splitlines():
             words = line.split()
             if words and "@" in words[0] and len(words) > 5 and "E" in words[5]:  # noqa: PLR2004

@@ -151,11 +151,10 @@ def queue_instances(qconf: Qconf) -> list[str]:
     """Return every QUEUE@HOST of the cluster."""
     try:
         return [word for word in qconf.run("qselect").split() if "@" in word]
-    except QconfError:  # without a word where there is none
-        queues = qconf.names("-sql")
-        if all(is_sge_none(qconf.show("-sq", queue)["hostlist"]) for queue in queues):
-            return []
-        raise
+    except QconfError:  # without a word where there is no queue at all
+        if qconf.names("-sql"):
+            raise
+        return []
 
 
 def check_queues(

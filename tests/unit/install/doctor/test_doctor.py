@@ -412,6 +412,14 @@ def test_only_faults_make_the_node_broken_and_each_says_what_to_do() -> None:
     assert lines == ["✓ a: fine", "! b: odd", "    look", "✗ c: bad", "    mend it"]
 
 
+def test_a_cluster_without_a_queue_is_told_once_and_nothing_fails(site: Site) -> None:
+    """qselect and qstat fail there, without a word."""
+    (site.state / "sq").unlink()
+    checks = found(site)
+    assert (checks["queues"].state, "--queue" in checks["queues"].do) == (FAULT, True)
+    assert "queue states" not in checks
+
+
 def test_long_findings_are_wrapped_below_themselves_and_paths_stay_whole() -> None:
     lines: list[str] = []
     print_checks([Check("a", FAULT, "it is bad", f"mend /{'x' * 30} by hand")], lines.append, 12)

@@ -104,11 +104,6 @@ def score_pairs(free: list[Device], links: dict[tuple[str, str], int]) -> list[l
     return scores
 
 
-def sum_pair_scores(scores: list[list[int]], members: list[int]) -> int:
-    """Return the sum of the scores of all pairs in `members`."""
-    return sum([scores[a][b] for n, a in enumerate(members) for b in members[:n]])
-
-
 def choose_exhaustively(scores: list[list[int]], count: int) -> list[int]:
     """Return the best set of `count` indexes by trying all of them."""
     weight, last = [sum(row) for row in scores], len(scores) - count

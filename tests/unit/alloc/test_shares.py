@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
@@ -20,8 +18,6 @@ from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.claims import ids, never
 from tests.support.fake_mps import leave_mps
 from tests.support.trees import Box, bus, judging, record, soon
-
-Share = Callable[..., Grant]
 
 
 @pytest.fixture

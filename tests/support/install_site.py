@@ -23,6 +23,11 @@ RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
 FAKE = Path(__file__).parent / "fake_qconf.py"
 
 
+def find_nothing(*_: object) -> tuple[()]:
+    """Look at nothing: no finding."""
+    return ()
+
+
 def ignore(*_: object) -> None:
     """Take a line that nobody reads, or hooks that nobody tries."""
 
@@ -104,6 +109,8 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     for module in (site, doctor_sge):
         patch.setattr(module, "find_execds", lambda: [execd])
     patch.setattr(versions, "self_test_sge_hooks", ignore)  # ten processes; has its own test
+    # by this machine's own limits; has its own tests
+    patch.setattr(doctor_sge, "check_process_room", find_nothing)
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()
     text = node.config.read_text() + f"SGE_BINARIES={programs}\n"

@@ -39,15 +39,19 @@ def asks_for_share(call: SlurmHookCall, settings: Settings) -> bool:
     shared = read_shared_gres(settings.state_dir)
     if not shared or (call.gpus is None and len(shared) == 1):
         return False  # of two such GRES slurmd tells neither's cards
-    from gpulock.slurm.scontrol import WIDE, WIDTH, SlurmctldClient, SlurmctldSilentError
+    from gpulock.slurm.scontrol import (
+        REQUESTS,
+        SlurmctldClient,
+        SlurmctldSilentError,
+        is_request_cut_off,
+    )
 
     try:
         found = SlurmctldClient(settings, call.conf).job(call.job) or {}
     except SlurmctldSilentError:
         return False
-    texts = [(found.get("Gres", ""), WIDE)]
-    texts += [(found.get(key, ""), WIDTH) for key in ("PerJob", "PerSocket", "PerTask")]
-    names = [name for text, _ in texts for name in requested_gres_names(text)]
+    texts = [found.get(key, "") for key in REQUESTS]
+    names = [name for text in texts for name in requested_gres_names(text)]
     parts = [name for name in names if name in shared]
     if not parts:
         return False
@@ -55,7 +59,7 @@ def asks_for_share(call: SlurmHookCall, settings: Settings) -> bool:
     whole = [name for name in names if name in ("gpu", *settings.slurm_gres)]
     if set(parts) != {SHARD} or not share or whole or call.gpus is None:
         raise part_of_gpu_refusal(parts[0])
-    return all([len(text) < width for text, width in texts])
+    return not any([is_request_cut_off(text) for text in texts])
 
 
 def part_of_gpu_refusal(name: str) -> Refusal:
@@ -73,13 +77,16 @@ def list_slurm_job_gres(call: SlurmHookCall, settings: Settings) -> list[tuple[s
         return [("", len(call.positions()))]
     if settings.slurm_count == "comment":
         return parse_gres_request(call.comment, settings.slurm_gres)
-    from gpulock.slurm.scontrol import SlurmctldClient
+    from gpulock.slurm.scontrol import REQUESTS, SlurmctldClient, is_request_cut_off
 
     found = SlurmctldClient(settings, call.conf).job(call.job)
     if found is None:
         raise Refusal(UNKNOWN, f"slurmctld knows no job {call.job}", "nothing to do")
-    for text in (found["PerJob"], found["PerSocket"], found["PerTask"]):
-        if text != "N/A" and any([name in text for name in settings.slurm_gres]):
+    for key in REQUESTS:
+        text = found[key]
+        if is_request_cut_off(text):
+            raise invalid_gres_request(text, "is too long, its end is not seen")
+        if key != "Gres" and text != "N/A" and any([name in text for name in settings.slurm_gres]):
             raise invalid_gres_request(text, "is not per node")
     return parse_gres_request("" if found["Gres"] == "N/A" else found["Gres"], settings.slurm_gres)
 

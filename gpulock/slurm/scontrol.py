@@ -27,8 +27,12 @@ FIELDS = (
     ("tres-per-job", "PerJob"),
     ("tres-per-socket", "PerSocket"),
     ("tres-per-task", "PerTask"),
+    ("tres-per-node", "Gres"),
 )
-FORMAT = ",".join([f"{name}:{WIDTH}" for name, _ in FIELDS]) + f",tres-per-node:{WIDE}"
+REQUESTS = ("PerJob", "PerSocket", "PerTask", "Gres")  # may be of any length
+COLUMNS = [(name, key, WIDE if key in REQUESTS else WIDTH) for name, key in FIELDS]
+FORMAT = ",".join([f"{name}:{width}" for name, _, width in COLUMNS])
+WHOLE = sum([width for _, _, width in COLUMNS])
 OVER = frozenset(
     [
         "BOOT_FAIL",
@@ -105,8 +109,8 @@ class SlurmctldClient:
         if code != 0:
             said = output.strip().rpartition("\n")[2].replace("squeue: error: ", "")
             raise SlurmctldSilentError(f"squeue says {one_line(said)[:100]!r}")
-        whole = len(FIELDS) * WIDTH  # squeue fills every column up: a shorter line is cut off
-        rows = [parse_squeue_row(line) for line in output.split("\n") if len(line) >= whole]
+        # squeue fills every column up: a shorter line is cut off
+        rows = [parse_squeue_row(line) for line in output.split("\n") if len(line) >= WHOLE]
         for found in rows:
             if found["JobID"] == job:
                 return found
@@ -125,10 +129,17 @@ class SlurmctldClient:
 def parse_squeue_row(line: str) -> dict[str, str]:
     """Return the fields of one line, which stand in columns of fixed width."""
     found: dict[str, str] = {}
-    for number, (_, key) in enumerate(FIELDS):
-        found[key] = line[number * WIDTH : (number + 1) * WIDTH].strip()
-    found["Gres"] = line[len(FIELDS) * WIDTH :].strip()
+    for _, key, width in COLUMNS:
+        found[key], line = line[:width].strip(), line[width:]
     return found
+
+
+def is_request_cut_off(text: str) -> bool:
+    """Return whether a request may go on behind its column: what is there Slurm charges as well.
+
+    The column is full, or seems to end with the blanks that may stand before a number or a name.
+    """
+    return len(text) >= WIDE or text.endswith((":", "=", "/", ","))
 
 
 def is_slurm_job_finished(found: dict[str, str]) -> bool:

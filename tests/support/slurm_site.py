@@ -275,7 +275,8 @@ def row(job: int = 12, **changes: str) -> str:
         "Gres": "N/A",
         **changes,
     }
-    return "".join(f"{value:{400 if key == 'Gres' else 24}}" for key, value in fields.items())
+    requests = [key for key in fields if key == "Gres" or key.startswith("tres-")]
+    return "".join(f"{text:{400 if key in requests else 24}}" for key, text in fields.items())
 
 
 def slurm_record(**changes: object) -> Owner:

@@ -167,3 +167,16 @@ def test_what_is_not_asked_for_by_node_is_refused_and_not_taken_for_nothing(
     site.answers(row(12, **{field: "gres:gpu:2"}))
     found = refusal(lambda: request.list_slurm_job_gres(site.call(gpus=None), keys))
     assert (found.kind, "not per node" in found.why) == (INVALID_REQUEST, True)
+
+
+@pytest.mark.parametrize("field", ["Gres", "tres-per-task"])
+@pytest.mark.parametrize("pad", ["0", " "])
+def test_a_request_longer_than_squeues_column_is_refused_because_its_end_is_not_seen(
+    site: Site, field: str, pad: str
+) -> None:
+    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
+    whole = f"gres:nvme:{pad * 400}1,gres:gpu:1"
+    whole = f"gres:gpu:4,{whole}" if field == "Gres" else whole
+    site.answers(row(12, **{field: whole[:400]}))
+    found = refusal(lambda: request.list_slurm_job_gres(site.call(gpus=None), keys))
+    assert (found.kind, "too long" in found.why) == (INVALID_REQUEST, True)

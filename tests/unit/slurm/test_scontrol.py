@@ -13,7 +13,7 @@ from tests.support.slurm_site import INVALID, SILENT, UID, Site, refusal, row
 
 FORMAT = (
     "JobID:24,UserID:24,State:24,RestartCnt:24,ArrayJobID:24,ArrayTaskID:24,BatchFlag:24,"
-    "Requeue:24,tres-per-job:24,tres-per-socket:24,tres-per-task:24,tres-per-node:400"
+    "Requeue:24,tres-per-job:400,tres-per-socket:400,tres-per-task:400,tres-per-node:400"
 )
 NOISE = "squeue: error: Configuration option X is deprecated"
 
@@ -107,7 +107,7 @@ def test_a_warning_before_the_answer_hides_it_not(site: Site) -> None:
 
 def test_a_row_cut_short_is_unknown(site: Site) -> None:
     whole = row(12, State="COMPLETED")
-    for end in (2, 24, 40, 48, 60, 100, 190):
+    for end in (2, 24, 40, 48, 60, 100, 190, 1791):
         site.program("squeue", f"printf '%s' '{whole[:end]}'")
         unknown(site)
 

@@ -109,14 +109,15 @@ def test_a_card_that_is_out_of_service_is_given_to_no_shard_job(site: Site) -> N
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "told",
     [
-        row(12, **{"tres-per-job": "gres:shard:1,gres:nvme:1"}),  # as wide as its column
-        row(12, Gres="gres:shard:1," * 40),
+        {"tres-per-job": "gres:shard:1,gres:nvme:1," * 20},
+        {"Gres": "gres:shard:1," * 40},
+        {"Gres": "gres:shard:1,gres:nvme:" + " " * 400 + "1"},
     ],
 )
-def test_what_may_be_cut_off_counts_as_a_whole_card(site: Site, answer: str) -> None:
-    site.answers(answer[: 11 * 24 + 400])
+def test_what_may_be_cut_off_counts_as_a_whole_card(site: Site, told: dict[str, str]) -> None:
+    site.answers(row(12, **{field: text[:400] for field, text in told.items()}))
     assert site.prolog(12, "0") == RUN
     assert site.granted(12) == [bus(0)]
 

@@ -279,14 +279,16 @@ def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
     """Tried: the same with ISOLATION=cgroup. Stopped by: as above, and by the job's own cgroup."""
     dev = guarded.sge.lab / "dev"
     make_nodes(dev, GPUS)
-    service = Service("gpulock-lab-execd.service", guarded.sge.execd_pid(NODE))
     try:
-        site = Site(guarded, service, dev)
-        site.configure(LEFTOVER_PROCESSES="kill")
-        fair = Fair(guarded, [dev / f"nvidia{minor}" for minor in range(GPUS)], seeded())
-        fair.run(SECONDS)
-        until(site.nothing_left, what="no cgroup of a job to be left")
-        guarded.sge.clear_jobs()
+        service = Service("gpulock-lab-execd.service", guarded.sge.execd_pid(NODE))
+        try:
+            site = Site(guarded, service, dev)
+            site.configure(LEFTOVER_PROCESSES="kill")
+            fair = Fair(guarded, [dev / f"nvidia{minor}" for minor in range(GPUS)], seeded())
+            fair.run(SECONDS)
+            until(site.nothing_left, what="no cgroup of a job to be left")
+            guarded.sge.clear_jobs()
+        finally:
+            service.close()
     finally:
-        service.close()
         shutil.rmtree(dev)

@@ -90,14 +90,16 @@ class Site:
 def site(gpus: Gpulock) -> Iterator[Site]:
     dev = gpus.sge.lab / "dev"
     make_nodes(dev, GPUS)
-    service = Service("gpulock-lab-execd.service", gpus.sge.execd_pid(NODE))
-    made = Site(gpus, service, dev)
-    made.configure()
     try:
-        yield made
-        gpus.sge.clear_jobs()
+        service = Service("gpulock-lab-execd.service", gpus.sge.execd_pid(NODE))
+        try:
+            made = Site(gpus, service, dev)
+            made.configure()
+            yield made
+            gpus.sge.clear_jobs()
+        finally:
+            service.close()
     finally:
-        service.close()
         shutil.rmtree(dev)
 
 

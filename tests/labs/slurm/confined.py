@@ -80,12 +80,14 @@ def confined_site(slurm_gpus: Gpulock, mode: Mode = by_gpulock, **setup: Any) ->
     stack.write_text(PAM.format(hook=session))
     dev = slurm_gpus.slurm.lab / "nodes"
     make_nodes(dev, COUNT)
-    made = Site(slurm_gpus, dev, "gpulock" if mode is by_gpulock else "slurm")
-    made.configure()
     try:
-        yield made
-        slurm_gpus.slurm.clear_jobs()
+        made = Site(slurm_gpus, dev, "gpulock" if mode is by_gpulock else "slurm")
+        try:
+            made.configure()
+            yield made
+            slurm_gpus.slurm.clear_jobs()
+        finally:
+            made.service.close()
     finally:
-        made.service.close()
         stack.unlink()
         shutil.rmtree(dev)

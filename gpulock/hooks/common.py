@@ -48,7 +48,7 @@ def observer_judge(node: Node, members: "dict[str, LeftoverCheck] | None" = None
 def unexpected_refusal(fault: BaseException) -> Refusal:
     """Return the refusal for a fault nobody foresaw: a broken node, with where it happened.
 
-    What a user can cause, such as no memory, is unknown: it breaks no node.
+    What a user can cause, such as no room for a process, is unknown: it breaks no node.
     """
     trace = fault.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -57,7 +57,7 @@ def unexpected_refusal(fault: BaseException) -> Refusal:
     if trace is not None:
         code = trace.tb_frame.f_code
         place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
-    kind = UNKNOWN if isinstance(fault, (OSError, MemoryError)) else BROKEN
+    kind = UNKNOWN if isinstance(fault, OSError) else BROKEN
     return Refusal(kind, f"{type(fault).__name__}: {fault}{place}", "report this as a bug")
 
 

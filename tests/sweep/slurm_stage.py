@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpulock.slurm.note import task_note_path
-from gpulock.slurm.scontrol import FIELDS, INVALID, WIDTH
+from gpulock.slurm.scontrol import COLUMNS, INVALID
 from gpulock.store import owner
 from gpulock.store.claim_records import FOLDER as RUNS
 from gpulock.store.owner import Owner
@@ -137,9 +137,10 @@ class SlurmStage(Stage):
             "ArrayJobID": str(job.id),
             "BatchFlag": str(int(job.batch)),
             "Requeue": "1",
+            "tres-per-node": self.gres,
         }
-        row = "".join(told.get(name, "N/A").ljust(WIDTH) for name, _ in FIELDS)
-        (self._answers / str(job.id)).write_text(f"{row}{self.gres}\n")
+        row = "".join(told.get(name, "N/A").ljust(width) for name, _, width in COLUMNS)
+        (self._answers / str(job.id)).write_text(f"{row}\n")
 
     def forget(self, job: SlurmJob) -> None:
         """Let slurmctld know nothing of a job."""

@@ -26,7 +26,7 @@ from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
-from gpulock.slurm.scontrol import FIELDS, WIDTH
+from gpulock.slurm.scontrol import COLUMNS
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from tests.support.history_site import Ended
@@ -518,7 +518,7 @@ def test_a_grid_engine_job_is_deleted_of_an_array_the_one_task(
 def squeue(folder: Path, **about: str) -> None:
     """Play slurmctld: one job, and what was cancelled."""
     known = {"JobID": "12", "Uid": "1000", "State": "RUNNING", "Restarts": "0", **about}
-    row = "".join(known.get(key, "").ljust(WIDTH) for _, key in FIELDS)
+    row = "".join(known.get(key, "").ljust(width) for _, key, width in COLUMNS)
     for name, body in (
         ("squeue", f"printf '%s\\n' '{row}'"),
         ("scancel", f'echo "$@" > {folder}/words'),

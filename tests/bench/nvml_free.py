@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock_exporter.nvml.field_values import ALWAYS, ENERGY, NVLINK, POWER
+from gpulock_exporter.nvml.field_values import ENERGY, POWER, slow_fields
 from gpulock_exporter.nvml.gpm import METRICS
 
 from tests.nvml.build import FLAGS, SOURCES, run_compiler
@@ -46,19 +46,25 @@ def shares(groups: Mapping[str, list[int]], seconds: float, rounds: int) -> dict
     return found
 
 
-@contextmanager
-def bare(root: Path, nvml: Double) -> Generator[tuple[int, int]]:
-    """Run the calls of a look once a second; give its pid, and that of one that only wakes up."""
+def bare_look(root: Path, nvml: Double) -> list[str]:
+    """Compile the process of bare calls; return its command line for the calls of a look."""
     program = root / "nvml_look"
     own = ("-I", SOURCES, SOURCE, "-o", program)
     run_compiler(*FLAGS, *own, f"-L{nvml.library.parent}", f"-l:{nvml.library.name}")
-    fields = [field.id for field in (POWER, ENERGY)], [field.id for field in (*ALWAYS, *NVLINK)]
-    lists = [",".join(map(str, numbers)) for numbers in (METRICS, *fields)]
+    asked = (POWER, ENERGY), slow_fields(nvlink=True, pcie=False)
+    fields = [",".join(f"{field.id}:{field.scope}" for field in some) for some in asked]
+    return [str(program), ",".join(map(str, METRICS)), *fields]
+
+
+@contextmanager
+def bare(root: Path, nvml: Double) -> Generator[tuple[int, int]]:
+    """Run the calls of a look once a second; give its pid, and that of one that only wakes up."""
+    words = bare_look(root, nvml)
     started: list[subprocess.Popen[bytes]] = []
     try:
-        for words in (lists, []):
+        for command in (words, words[:1]):
             process = subprocess.Popen(
-                [program, *words], env={**os.environ, **nvml.env}, stdout=subprocess.PIPE
+                command, env={**os.environ, **nvml.env}, stdout=subprocess.PIPE
             )
             started.append(process)
             if process.stdout is None or process.stdout.readline() != b"ready\n":

@@ -3,8 +3,9 @@
  * What the NVML double itself costs: the calls of the exporter's look, once a second, and nothing
  * done with the answers. tests/bench/exporter.py holds their counts against the exporter's own.
  *
- * Usage: nvml_look METRICS FIELDS RARE_FIELDS, lists of numbers: GPM metrics, field values of each
- * look, field values of every fifth. Without lists it only wakes up.
+ * Usage: nvml_look [METRICS FIELDS RARE_FIELDS [LOOKS]]. The lists are GPM metrics, field values of
+ * each look, and those of every fifth; a field value is NUMBER:SCOPE. Without lists it only wakes
+ * up. With LOOKS it makes so many, without a pause, and ends.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 
 #include "nvml_api.h"
 
-enum { CARDS = 8, MOST = 64, SAMPLES = 128, RARE = 5, PROCESSES = 10, LINKS = 138 };
+enum { CARDS = 8, MOST = 64, SAMPLES = 128, RARE = 5, PROCESSES = 10 };
 
 nvmlReturn_t nvmlInit_v2(void);
 nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *);
@@ -28,6 +29,14 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t, nvmlTemperatureSensors_t, un
 nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t, nvmlClockType_t, unsigned int *);
 nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t, unsigned long long *);
 nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t, nvmlEnableState_t *);
+nvmlReturn_t nvmlDeviceGetPowerManagementLimit(nvmlDevice_t, unsigned int *);
+nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t, unsigned int *);
+nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t, unsigned int *);
+nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t, unsigned int *);
+nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(nvmlDevice_t, unsigned int *);
+nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t, unsigned int *);
+nvmlReturn_t nvmlDeviceGetMaxPcieLinkWidth(nvmlDevice_t, unsigned int *);
+nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t, nvmlGpuFabricInfo_t *);
 nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t, nvmlMemoryErrorType_t,
                                              nvmlEccCounterType_t, nvmlMemoryLocation_t,
                                              unsigned long long *);
@@ -45,8 +54,17 @@ nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t, nvmlGpmSample_t);
 nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *);
 
 struct list {
-    unsigned int count, numbers[MOST];
+    unsigned int count, numbers[MOST], scopes[MOST];
 };
+
+typedef nvmlReturn_t (*number_call)(nvmlDevice_t, unsigned int *);
+static const number_call board[] = {
+    nvmlDeviceGetPowerManagementLimit,   nvmlDeviceGetEnforcedPowerLimit,
+    nvmlDeviceGetFanSpeed,               nvmlDeviceGetCurrPcieLinkGeneration,
+    nvmlDeviceGetMaxPcieLinkGeneration,  nvmlDeviceGetCurrPcieLinkWidth,
+    nvmlDeviceGetMaxPcieLinkWidth,
+};
+enum { BOARD = sizeof board / sizeof *board };
 
 static nvmlDevice_t cards[CARDS];
 static nvmlGpmSample_t windows[CARDS][2];
@@ -54,24 +72,43 @@ static unsigned long long seen[CARDS];
 static nvmlEventSet_t events;
 static nvmlGpmMetricsGet_t asked;
 static struct list fields, rare;
+static int has[BOARD];
 
 static struct list numbers(char *text)
 {
-    struct list found = {0, {0}};
-    for (char *rest; *text && found.count < MOST; text = *rest ? rest + 1 : rest)
-        found.numbers[found.count++] = (unsigned int)strtoul(text, &rest, 10);
+    struct list found = {0, {0}, {0}};
+    for (char *rest; *text; text = *rest ? rest + 1 : rest) {
+        if (found.count == MOST)
+            exit(2);
+        found.numbers[found.count] = (unsigned int)strtoul(text, &rest, 10);
+        if (*rest == ':')
+            found.scopes[found.count] = (unsigned int)strtoul(rest + 1, &rest, 10);
+        found.count++;
+    }
     return found;
 }
 
-static void read_fields(nvmlDevice_t card, const struct list *wanted)
+static void read_fields(nvmlDevice_t card, const struct list *wanted, nvmlFieldValue_t *values)
 {
-    nvmlFieldValue_t values[MOST] = {{0}};
     for (unsigned int n = 0; n < wanted->count; n++) {
-        unsigned int id = wanted->numbers[n];
-        values[n].fieldId = id;
-        values[n].scopeId = id == LINKS || id == LINKS + 1 ? ~0u : 0;
+        values[n].fieldId = wanted->numbers[n];
+        values[n].scopeId = wanted->scopes[n];
     }
     nvmlDeviceGetFieldValues(card, (int)wanted->count, values);
+}
+
+/* The exporter does not ask again, for a while, for what a card has not. */
+static void keep_known(nvmlDevice_t card, struct list *wanted)
+{
+    nvmlFieldValue_t values[MOST] = {{0}};
+    unsigned int kept = 0;
+    read_fields(card, wanted, values);
+    for (unsigned int n = 0; n < wanted->count; n++)
+        if (values[n].nvmlReturn == NVML_SUCCESS) {
+            wanted->numbers[kept] = wanted->numbers[n];
+            wanted->scopes[kept++] = wanted->scopes[n];
+        }
+    wanted->count = kept;
 }
 
 static void read_samples(int card)
@@ -94,12 +131,19 @@ static void measure(int card, unsigned long long look)
 
 static void read_rarely(nvmlDevice_t card)
 {
+    nvmlFieldValue_t values[MOST] = {{0}};
     unsigned long long errors;
+    unsigned int number;
     nvmlEnableState_t mode;
-    read_fields(card, &rare);
+    nvmlGpuFabricInfo_t fabric;
+    read_fields(card, &rare, values);
     nvmlDeviceGetPersistenceMode(card, &mode);
     nvmlDeviceGetMemoryErrorCounter(card, 0, 0, 7, &errors);
     nvmlDeviceGetMemoryErrorCounter(card, 1, 0, 7, &errors);
+    for (int n = 0; n < BOARD; n++)
+        if (has[n])
+            board[n](card, &number);
+    nvmlDeviceGetGpuFabricInfo(card, &fabric);
 }
 
 static void list_processes(nvmlDevice_t card)
@@ -118,6 +162,7 @@ static void look(unsigned long long number)
     nvmlUtilization_t rates;
     nvmlMemory_v2_t memory = {.version = nvmlMemory_v2};
     nvmlEventData_t event;
+    nvmlFieldValue_t values[MOST] = {{0}};
 
     nvmlDeviceGetCount_v2(&one);
     for (int n = 0; n < CARDS; n++)
@@ -131,7 +176,7 @@ static void look(unsigned long long number)
     for (int n = 0; n < CARDS; n++)
         nvmlDeviceGetMemoryInfo_v2(cards[n], &memory);
     for (int n = 0; n < CARDS; n++)
-        read_fields(cards[n], &fields);
+        read_fields(cards[n], &fields, values);
     for (int n = 0; n < CARDS; n++)
         nvmlDeviceGetTemperature(cards[n], 0, &one);
     for (int n = 0; n < CARDS; n++) {
@@ -168,13 +213,25 @@ static void begin(char **argv)
             exit(1);
         read_samples((int)n);
     }
+    keep_known(cards[0], &fields);
+    keep_known(cards[0], &rare);
+    for (int n = 0; n < BOARD; n++) {
+        unsigned int number;
+        has[n] = board[n](cards[0], &number) == NVML_SUCCESS;
+    }
 }
 
 int main(int argc, char **argv)
 {
     struct timespec due;
-    if (argc == 4)
+    if (argc >= 4)
         begin(argv);
+    if (argc == 5) {
+        unsigned long long looks = strtoull(argv[4], NULL, 10);
+        for (unsigned long long number = 1; number <= looks; number++)
+            look(number);
+        return 0;
+    }
     clock_gettime(CLOCK_MONOTONIC, &due);
     puts("ready");
     fflush(stdout);

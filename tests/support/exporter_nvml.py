@@ -23,19 +23,21 @@ if TYPE_CHECKING:
     from tests.nvml.double import Double
 
 ROOT = Path(__file__).resolve().parents[2]
+STOPPED_AT = 1000.0  # seconds since the boot
 PATIENCE = 20.0  # seconds for an answer on a machine that is busy
 
 
 class Eye:
     """What looks at a double. Its clock can be set forward.
 
-    `binding` is a folder with another nvidia-ml-py than that of this environment.
+    `binding` is a folder with another nvidia-ml-py than that of this environment. A clock that is
+    `stopped` goes forward by what it is set alone, however busy the machine is.
     """
 
-    def __init__(self, nvml: Double, binding: Path | None = None) -> None:
+    def __init__(self, nvml: Double, binding: Path | None = None, *, stopped: bool = False) -> None:
         path = os.pathsep.join(str(one) for one in (binding, ROOT, ROOT / "exporter") if one)
         self._process = subprocess.Popen(
-            [sys.executable, __file__, f"{nvml.node}/sys"],
+            [sys.executable, __file__, f"{nvml.node}/sys", *(["stopped"] if stopped else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **nvml.env, "PYTHONPATH": path},
@@ -96,7 +98,12 @@ def device(frame: Frame, index: int = 0) -> DeviceTelemetry:
 def main(argv: list[str]) -> int:
     """Obey; an answer is a frame, null, or the words of a RuntimeError."""
     ahead = 0.0
-    source = NvmlSource(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + ahead, argv[1])
+    stopped = "stopped" in argv[2:]
+
+    def clock() -> float:
+        return (STOPPED_AT if stopped else time.clock_gettime(time.CLOCK_BOOTTIME)) + ahead
+
+    source = NvmlSource(clock, argv[1])
     for line in sys.stdin:
         what, value = json.loads(line)
         answer = b"null\n"

@@ -178,6 +178,12 @@ def fields_by_name(
     return {field.name: values[field] for field in fields if field in values} or None
 
 
+def slow_fields(nvlink: bool, pcie: bool) -> tuple[NvmlField, ...]:
+    """Return the fields of a slow look, with those of NVLink and of PCIe or without."""
+    links = (*NVLINK, *NVLINK_ERRORS, *NVLINK_STATES) if nvlink else ()
+    return (*ALWAYS, *links, *(PCIE if pcie else ()))
+
+
 class SlowCounters:
     """The last values of a card that change seldom, by the names of their attributes in a record.
 
@@ -196,9 +202,7 @@ class SlowCounters:
         """Ask the card; `nvlink` and `pcie` say which of those counters are wanted."""
         now = PollContext(look.now, note=look.note)
         self.values, self.failures = {}, now.failures
-        links = (*NVLINK, *NVLINK_ERRORS, *NVLINK_STATES) if nvlink else ()
-        wanted = (*ALWAYS, *links, *(PCIE if pcie else ()))
-        values = read_fields(card, now, wanted)
+        values = read_fields(card, now, slow_fields(nvlink, pcie))
         self._leave_out_narrow(card, now, values)
         persistence = card.query(now, "devices", pynvml.nvmlDeviceGetPersistenceMode)
         self.values = {

@@ -19,7 +19,10 @@ from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench import disturbed, inprocess, table
+from tests.bench.nvml_free import bare_look
 from tests.bench.rounds import CPU, Samples, run_rounds
+from tests.nvml.double import Double
+from tests.support.exporter_nvml import Eye
 from tests.support.faults import raising
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -105,6 +108,28 @@ def test_every_part_of_a_claim_within_a_process_is_measured(
 
     assert {len(row) for row in rows.values()} == {2}
     assert all(min(row) > 0 for row in rows.values())
+
+
+def test_the_bare_look_makes_the_calls_of_the_exporter(tmp_path: Path) -> None:
+    """What it makes is taken for the cost of the double: see nvml_free."""
+    looks, begun = 10, 5  # process lists are asked for at one look of ten
+    with Double(tmp_path / "nvml", preset="dgx-h200") as nvml:
+        command = bare_look(tmp_path, nvml)
+        at = [nvml.calls()]
+        for count in (begun, begun + looks):
+            subprocess.run([*command, str(count)], env={**os.environ, **nvml.env}, check=True)
+            at.append(nvml.calls())
+        bare = (at[2] - at[1]) - (at[1] - at[0])
+        with Eye(nvml, stopped=True) as eye:
+            for _ in range(begun):
+                eye.look()
+            before = nvml.calls()
+            for number in range(looks):
+                eye.look(processes=number == 0)
+            ours = nvml.calls() - before
+    samples = "nvmlDeviceGetSamples"  # the buffer does not fill as fast as the clock is set
+    assert looks * 8 == bare.pop(samples) <= ours.pop(samples)
+    assert bare == ours
 
 
 def hook_samples(cpu: float) -> Samples:

@@ -163,7 +163,7 @@ class OpenFiles:
         proc, scan = self.scan.proc, self.scan
         shared = not scan.complete
         pids = scan.list_new() if shared else list(scan.statuses())
-        seen = {*proc.kernel_threads(), *scan.others}
+        seen, others = set(proc.kernel_threads()), scan.others
         denied: list[int] = []
         missed = ""
         for attempt in range(ROUNDS):
@@ -190,7 +190,7 @@ class OpenFiles:
             if attempt > 0 and rest and not denied and not vanished:
                 return missed
             new = proc.pids() if scan.complete else scan.list_new()
-            pids = [*denied, *[pid for pid in new if pid not in seen]]
+            pids = [*denied, *[pid for pid in new if pid not in seen and pid not in others]]
         if denied:
             return f"the files of process {denied[0]} cannot be seen"
         if uid is not None and not self.scan.may_fork(uid):

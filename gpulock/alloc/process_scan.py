@@ -37,7 +37,8 @@ class ProcessScan(ProcessTree):
 
     __slots__ = (
         *("_accounts", "_listings", "_mark", "_newest", "_nobody", "_seen", "_shepherd", "_spent"),
-        *("_statuses", "_uids", "_users", "blind", "complete", "others", "partial", "restless"),
+        *("_running", "_statuses", "_uids", "_users"),
+        *("blind", "complete", "others", "partial", "restless"),
     )
 
     def __init__(self, proc: Proc) -> None:
@@ -48,6 +49,7 @@ class ProcessScan(ProcessTree):
         self._users: "dict[int, str] | None" = None
         self._shepherd: "int | None" = 0
         self._accounts: dict[int, int] = {}
+        self._running: set[int] = set()  # users who had a process
         self.restless = False
         self._newest: "list[ProcessStatus] | None" = None
         self._statuses: dict[int, ProcessStatus] = {}
@@ -89,7 +91,9 @@ class ProcessScan(ProcessTree):
         self._listings += 1
         late = time.monotonic() + LONGEST - self._spent
         near = self._pids_near(shepherd) if shepherd else None
-        fresh = [p for p in (self._list() if near is None else near) if p not in self._seen]
+        seen, others = self._seen, self.others
+        listed = self._list() if near is None else near
+        fresh = [pid for pid in listed if pid not in seen and pid not in others]
         vanished = False
         if users is not None:
             fresh = self._leave_out_others(fresh, users)
@@ -110,7 +114,6 @@ class ProcessScan(ProcessTree):
                 self.blind = f"process {pid} cannot be seen: {fault}"
                 new.append(pid)
             self._seen.add(pid)
-        self._seen |= self.others
         self._spent = time.monotonic() + LONGEST - late
         if not vanished and (not first or self._nobody):
             self.complete = True
@@ -173,7 +176,8 @@ class ProcessScan(ProcessTree):
                 number, last = max(0, mark[0] - SHORTLY), self.proc.last_pid()
                 while number < last <= mark[0] + MANY:
                     number += 1
-                    if number not in self._seen and os.access(f"{root}/{number}", os.F_OK):
+                    known = number in self._seen or number in self.others
+                    if not known and os.access(f"{root}/{number}", os.F_OK):
                         found.append(number)
                     if number == last:
                         last = self.proc.last_pid()
@@ -255,13 +259,17 @@ class ProcessScan(ProcessTree):
         return uid in uids or (uids[0] >= SYSTEM_UIDS and self.account(pid, uids[0]) == uid)
 
     def may_run(self, uid: int) -> bool:
-        """Return whether a user may have a process here at all: one call where there is none."""
-        if self.proc.root != "/proc":
+        """Return whether a user may have a process here at all: one call where there is none.
+
+        A user who had one is not asked about again: the kernel goes through all processes for it.
+        """
+        if self.proc.root != "/proc" or uid in self._running:
             return True
         try:  # the kernel answers at one moment: no process can fork away from it
             os.getpriority(os.PRIO_USER, uid)
         except ProcessLookupError:
             return may_have_subordinate_uids(uid, (self._users or {}).get(uid, ""))
+        self._running.add(uid)
         return True
 
     def why_blind_about(self, uid: int, gid: int = 0) -> str:

@@ -17,7 +17,7 @@ NAME = "processes"
 INIT = 1
 END = 0xFFFFFFFF  # in place of a pid: the list is whole
 FORMAT = 0x67706C01  # in place of that one's uid: what wrote the list, and in which form
-PIECE, MOST = 1 << 18, 1 << 25  # bytes; 4,194,304 processes
+PIECE, MOST = 1 << 15, 1 << 25  # bytes: what one read(2) brings; 4,194,304 processes
 
 
 def read_process_list(folder: str) -> "tuple[list[int], list[int]] | None":

@@ -16,6 +16,8 @@ from gpulock.store.locks import Lock
 from tests.support.faults import raising
 from tests.support.trees import EXECD, INIT, FakeProc, bus, record
 
+HERE, GONE = 64_001, 64_002  # users
+
 
 @pytest.fixture
 def proc(tmp_path: Path) -> FakeProc:
@@ -124,3 +126,22 @@ def test_for_a_user_without_processes_what_is_near_the_shepherd_is_looked_at_if_
     scan = look(proc)
     scan.restrict({1000: "alice"}, 701 if case == "beside" else 500)
     assert set(scan.statuses()) == found
+
+
+def test_a_user_with_a_process_is_asked_about_once_and_one_without_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel goes through all processes to answer for a user who has one."""
+    asked: list[int] = []
+
+    def getpriority(_: int, uid: int) -> int:
+        asked.append(uid)
+        if uid == GONE:
+            raise ProcessLookupError
+        return 0
+
+    monkeypatch.setattr(os, "getpriority", getpriority)
+    scan = ProcessScan(Proc())
+    scan.restrict({GONE: "gone", HERE: "here"})
+    assert [scan.may_run(uid) for uid in (HERE, HERE, GONE, GONE)] == [True, True, False, False]
+    assert asked == [HERE, GONE, GONE]

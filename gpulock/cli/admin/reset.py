@@ -13,7 +13,12 @@ from gpulock.cli.admin.devices import (
 )
 from gpulock.cli.complete import complete_device
 from gpulock.cli.session import CommandRefusedError, Session, describe_caller
-from gpulock.daemon.health.reset import free_reset_locks, reserve_for_reset, run_reset
+from gpulock.daemon.health.reset import (
+    are_links_known,
+    free_reset_locks,
+    reserve_for_reset,
+    run_reset,
+)
 from gpulock.daemon.health.steps import RESET, note_health_step
 from gpulock.node.devices import card_bus_id
 from gpulock.text.words import format_count, format_device_label
@@ -31,7 +36,8 @@ def reset_command(session: Session, device: str) -> None:
         reap_device_lock(node, found, card)  # what a dead job left holds up nothing
     cards = reserve_for_reset(node, card, by)
     if cards[1:]:
-        peers = format_count(len(cards) - 1, "link peer")
+        kind = "link peer" if are_links_known(node, card) else "other GPU"
+        peers = format_count(len(cards) - 1, kind)
         click.echo(f"{label} is being reset; {peers} reserved meanwhile: {' '.join(cards[1:])}")
     failed = run_reset(node, card)
     free_reset_locks(node, cards, by)

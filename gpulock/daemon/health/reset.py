@@ -36,17 +36,26 @@ COMMENT: Final = "reset of "  # in the lock of a reset, before the bus id
 RESET_SECONDS: Final = 180.0  # for nvidia-smi: a board with eight GPUs takes half a minute
 PAUSE_SECONDS: Final = 30.0  # for the exporter to let the driver go
 GATE_SECONDS: Final = 10.0
+UNTOLD: Final = "no exporter told of it in this boot"
 ANSWER_LENGTH: Final = 200  # characters of what nvidia-smi says
 PATIENT: Final = ("nvidia-persistenced", "gpulock-exporter")  # open it, and make way for a reset
 ENVIRON: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 
 def linked_cards(node: Node, devices: Collection[Device], card: str) -> list[str]:
-    """Return the bus ids of the cards that NVLink or an NVSwitch joins to one."""
+    """Return the bus ids of the cards that NVLink or an NVSwitch joins to one, or may join."""
+    here = {device.bus for device in devices}
+    if not are_links_known(node, card):
+        return sorted(here - {card})
     switched = {device.bus for device in devices if device.switched}
     joined = {b for (a, b), count in node.links.items() if a == card and count}
     joined |= switched if card in switched else set()
-    return sorted(joined & {device.bus for device in devices} - {card})
+    return sorted(joined & here - {card})
+
+
+def are_links_known(node: Node, card: str) -> bool:
+    """Return whether NVML told of a card in this boot, and so of its links."""
+    return any(key.startswith(f"gpu.{card}.") for key in node.inventory)
 
 
 def reserve_for_reset(node: Node, card: str, by: str) -> list[str]:
@@ -58,13 +67,17 @@ def reserve_for_reset(node: Node, card: str, by: str) -> list[str]:
     if card not in {device.bus for device in devices}:
         raise Refusal(BROKEN, f"the driver does not show {card}", "reboot the node")
     cards = [card, *linked_cards(node, devices, card)]
+    doubt = (
+        "" if are_links_known(node, card) else f"; the NVLinks of {card} are not known: {UNTOLD}"
+    )
     with Gate(node.store, Deadline(GATE_SECONDS)):
         held = node.store.read_all_locks()
         if lost := node.store.find_lost(held)[0]:
             raise lost_locks_refusal(f"the locks of {' '.join(lost)}")
         for lock in held.values():
             if any(lock_ids_overlap(lock.id, name) for name in cards):
-                raise Refusal(BUSY, describe_holder(lock, card), f"gpulock why {lock.id}")
+                why = f"{describe_holder(lock, card)}{doubt}"
+                raise Refusal(BUSY, why, f"gpulock why {lock.id}")
         made: list[str] = []
         try:
             for name in cards:
@@ -79,7 +92,7 @@ def reserve_for_reset(node: Node, card: str, by: str) -> list[str]:
             raise
     if why := find_card_users(node, devices, cards):
         free_reset_locks(node, cards, by)
-        raise Refusal(BUSY, why, "end it, or wait for its end")
+        raise Refusal(BUSY, f"{why}{doubt}", "end it, or wait for its end")
     return cards
 
 

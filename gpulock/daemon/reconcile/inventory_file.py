@@ -107,6 +107,22 @@ def is_unconfirmed_mig(key: str, value: str, instances: Mapping[str, frozenset[s
     return (kind, field, value) == ("gpu", "mig", "1") and not instances.get(bus)
 
 
+def select_untold(before: Mapping[str, str], told: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the entries of a card, or of a link of one, of which nothing is told any more.
+
+    NVML tells nothing of a card that it has lost, which is linked to its peers as before.
+    """
+    named = {key.removeprefix("gpu.").rpartition(".")[0] for key in told if key.startswith("gpu.")}
+    for key, value in before.items():
+        kind, _, rest = key.partition(".")
+        cards = [rest.rpartition(".")[0] if kind == "gpu" else rest.partition(".gi")[0]]
+        if kind == "link":
+            middle = len(rest) // 2
+            cards = [rest[:middle], rest[middle + 1 :]]
+        if kind != "boot_id" and not named.issuperset(cards):
+            yield key, value
+
+
 def check_inventory_entry(
     key: str, value: str, cards: Mapping[str, DriverCard], instances: Mapping[str, frozenset[str]]
 ) -> str:
@@ -189,8 +205,9 @@ class InventoryPublisher(Chore):
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Publish what can be; raise OSError.
 
-        Without the exporter's file the one that was published is checked again: an instance may
-        have gone meanwhile. Where the driver shows no card nothing can be checked.
+        Of a card of which the exporter tells nothing, or without its file, what was published is
+        checked again: an instance may have gone meanwhile. Where the driver shows no card nothing
+        can be checked.
         """
         if not report.cards:
             return
@@ -199,11 +216,17 @@ class InventoryPublisher(Chore):
         told, fault = read_inventory_file(
             f"{node.settings.exporter_dir}/{INVENTORY_FILE}", node.boot_id
         )
-        cards = report.cards
+        cards, root = report.cards, node.settings.driver_root
+        instances = {bus: driver_mig_instances(root, card.minor) for bus, card in cards.items()}
+        untold = {
+            key: value
+            for key, value in select_untold(before, told)
+            if not check_inventory_entry(key, value, cards, instances)
+        }
         found = check_inventory(
-            told or before,
+            {**untold, **told},
             cards,
-            {b: driver_mig_instances(node.settings.driver_root, c.minor) for b, c in cards.items()},
+            instances,
             read_cards_out(node, cards),
             node.settings.expected_gpus,
         )

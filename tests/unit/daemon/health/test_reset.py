@@ -30,6 +30,7 @@ from tests.support.health_site import Ward
 from tests.support.trees import bus, judge_of, judging, record, soon
 
 SECONDS = 60.0  # no test comes near to it
+KNOWN = [f"gpu.{bus(number)}.mig=0" for number in range(4)]  # NVML told of each
 
 
 class Bench(Ward):
@@ -43,7 +44,7 @@ class Bench(Ward):
         for number in range(4):
             self.tell(number)
         self.round()
-        self.inventory(f"link.{bus(0)}.{bus(1)}=2")
+        self.inventory(*KNOWN, f"link.{bus(0)}.{bus(1)}=2")
         self.resetter = CardResetter(self.journal, lambda: self.now)
 
     def script(self, text: str) -> None:
@@ -97,10 +98,29 @@ def test_a_link_peer_is_reserved_while_a_gpu_is_reset(bench: Bench) -> None:
 
 
 def test_an_nvswitch_joins_all_that_are_on_it(bench: Bench) -> None:
-    bench.inventory(*[f"gpu.{bus(number)}.nvswitch=1" for number in (0, 2, 3)])
+    bench.inventory(*KNOWN, *[f"gpu.{bus(number)}.nvswitch=1" for number in (0, 2, 3)])
     node = bench.node()
     assert linked_cards(node, node.devices(), bus(2)) == [bus(0), bus(3)]
     assert linked_cards(node, node.devices(), bus(1)) == []
+
+
+@pytest.mark.parametrize("told", [(), KNOWN[:3]])
+def test_a_gpu_of_which_no_links_are_known_may_be_linked_to_all(
+    bench: Bench, told: tuple[str, ...]
+) -> None:
+    """No exporter told of it in this boot, as where it was lost from the start."""
+    bench.inventory(*told)
+    bench.proc.add(700, "python", uids=(0,) * 4, fds={3: bench.dev / "nvidia1"})
+    found = refused(bench.node(), 3)
+    assert found.kind == BUSY
+    assert f"process 700 (python) has {bus(1)} open" in found.why
+    assert f"the NVLinks of {bus(3)} are not known" in found.why
+    bench.proc.remove(700)
+    bench.hold(2)
+    assert f"the NVLinks of {bus(3)} are not known" in refused(bench.node(), 3).why
+    (bench.lock / "locks" / bus(2)).rename(bench.root / "gone")
+    (bench.lock / f"grant.{bus(2)}").unlink()
+    assert reserve_for_reset(bench.node(), bus(3), "root") == [bus(3), bus(0), bus(1), bus(2)]
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -16,6 +16,7 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import TIME, Chore, Due
 from gpulock.daemon.slots.rsmap import parse_complex_values
 from gpulock.daemon.slots.sge import QmasterClient
+from gpulock.daemon.slots.sge_host import choose_sge_host
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -51,11 +52,23 @@ class CountDrift(Chore):
             self._next = now + EVERY
             if node.settings.sge_root and self.asking is None:
                 settings, name = node.settings, node.name
-                self.asking = BackgroundCall(
-                    lambda: QmasterClient(settings).ask("qconf", "-se", name)
-                )
+                self.asking = BackgroundCall(lambda: ask_own_host(QmasterClient(settings), name))
         found = {**self._sge, **find_slurm_drift(node.settings, report.devices)}
         self._journal.log_changes("drift", found)
+
+
+def ask_own_host(master: QmasterClient, node: str) -> str:
+    """Return what qconf shows of this machine, nothing where it is no execution host.
+
+    Raises Refusal.
+    """
+    hosts = master.ask("qconf", "-sel").split()
+    try:
+        alias = master.ask("gethostname", "-aname").strip()
+    except Refusal:  # not every build has it
+        alias = ""
+    host = choose_sge_host(hosts, node, alias)
+    return master.ask("qconf", "-se", host) if host else ""
 
 
 def find_sge_drift(

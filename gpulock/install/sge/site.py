@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpulock.daemon.slots.sge_host import choose_sge_host
 from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.programs import (
@@ -144,16 +145,15 @@ def tried_sge_shepherd(
 def sge_host_name(qconf: Qconf, name: str = "") -> str:
     """Return this machine's name as Grid Engine has it; raise InstallError when it has none."""
     hosts = qconf.names("-sel")
-    known = {host.lower(): host for host in hosts}
     node = os.uname().nodename.lower()
-    try:
-        alias = qconf.run("gethostname", "-aname").strip().lower()
-    except QconfError:  # not every build has it
-        alias = node
-    for candidate in [name.lower()] if name else [alias, node, node.partition(".")[0]]:
-        if candidate in known:
-            return known[candidate]
-    short = [h for h in hosts if h.partition(".")[0].lower() == node.partition(".")[0]]
-    if not name and len(short) == 1:
-        return short[0]
+    if name:
+        found = {host.lower(): host for host in hosts}.get(name.lower(), "")
+    else:
+        try:
+            alias = qconf.run("gethostname", "-aname").strip()
+        except QconfError:  # not every build has it
+            alias = ""
+        found = choose_sge_host(hosts, node, alias)
+    if found:
+        return found
     raise InstallError(f"{name or node} is no execution host ({' '.join(hosts)}); see qconf -ae")

@@ -17,9 +17,10 @@ from tests.support.trees import Box
 
 QCONF = """\
 #!/bin/sh
-test "$1 $2" = "-se node1" || exit 1
+test "$1" = -sel && echo {host} && exit
+test "$1 $2" = "-se {host}" || exit 1
 test -e {gate} && cat {gate}
-printf 'hostname node1\\ncomplex_values slots=16,gpu={count}\\nuser_lists NONE\\n'
+printf 'hostname {host}\\ncomplex_values slots=16,gpu={count}\\nuser_lists NONE\\n'
 """
 
 
@@ -33,9 +34,15 @@ class Site:
         self.journal = HeardJournal()
         self.chore = CountDrift(self.journal)
 
-    def qmaster(self, count: int) -> None:
-        program = self.root / "qconf"
-        program.write_text(QCONF.format(gate=self.gate, count=count))
+    def qmaster(self, count: int, host: str = "node1", alias: str = "") -> None:
+        """Have qmaster count devices of a host, for which host_aliases may have another name."""
+        self._program("qconf", QCONF.format(gate=self.gate, count=count, host=host))
+        if alias:
+            self._program("gethostname", f"#!/bin/sh\ntest $1 = -aname && echo {alias}\n")
+
+    def _program(self, name: str, text: str) -> None:
+        program = self.root / name
+        program.write_text(text)
         program.chmod(0o755)
 
     def go(self, now: float) -> None:
@@ -75,6 +82,26 @@ def test_a_count_that_drifted_is_told_once(site: Site) -> None:
     site.answered()
     (line,) = site.said()
     assert "Grid Engine counts gpu=8 here, there are 4 devices" in line
+
+
+@pytest.mark.parametrize(
+    ("host", "alias"),
+    [("node1.example.org", ""), ("Node1", ""), ("gpu-7", "gpu-7"), ("GPU-7", "gpu-7")],
+)
+def test_a_host_is_asked_for_by_the_name_that_grid_engine_has_for_it(
+    site: Site, host: str, alias: str
+) -> None:
+    site.qmaster(8, host, alias)
+    site.go(0.0)
+    site.answered()
+    assert len(site.said()) == 1
+
+
+def test_a_host_that_grid_engine_does_not_have_is_not_told_here(site: Site) -> None:
+    site.qmaster(8, "node2")
+    site.go(0.0)
+    site.answered()
+    assert site.said() == []
 
 
 def test_between_two_questions_nobody_is_asked(site: Site) -> None:

@@ -8,6 +8,7 @@ import pwd
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 
 import click
 
@@ -29,6 +30,11 @@ def name_config(text: str) -> str:
         return text
     given = f"gpulock --config {shlex.quote(session.config)} "
     return re.sub(rf"\bgpulock (?=({'|'.join(NAMES)})\b)", lambda _: given, text)
+
+
+def name_config_in_facts(facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return lines of label and text whose commands have the --config that was given."""
+    return [(label, name_config(text)) for label, text in facts]
 
 
 class CommandRefusedError(click.ClickException):
@@ -84,7 +90,7 @@ class Session:
             )
         os.umask(PUBLIC)
         for fault in node.settings.faults:
-            click.echo(f"gpulock: {one_line(fault)}", err=True)
+            echo_error(f"gpulock: {one_line(fault)}")
         return node
 
 

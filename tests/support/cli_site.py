@@ -37,7 +37,7 @@ class Site:
     def __init__(self, folder: Path, preset: str = "dgx1", gpus: int | None = None) -> None:
         self.files = write_simulated_node(folder / "node", preset, gpus)
         self.config = str(self.files.config)
-        self.gpulock = f"gpulock --config {self.config}"  # as a refusal names the next command
+        self.gpulock = f"gpulock --config {self.config}"  # as every next command begins
 
     def call(self, *args: str) -> Result:
         """Run a command in this process."""

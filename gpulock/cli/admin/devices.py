@@ -18,7 +18,13 @@ from gpulock.alloc.reaper import free_lock
 from gpulock.cli.claims.release import check_reason_length, resolve_lock_id
 from gpulock.cli.complete import complete_device
 from gpulock.cli.select import SelectError, match_devices
-from gpulock.cli.session import CommandRefusedError, Session, describe_caller, log_to_syslog
+from gpulock.cli.session import (
+    CommandRefusedError,
+    Session,
+    describe_caller,
+    log_to_syslog,
+    name_config,
+)
 from gpulock.daemon.health.steps import BACK, OUT, note_health_step
 from gpulock.deadline import Deadline
 from gpulock.errors import lost_locks_refusal, one_line
@@ -201,5 +207,5 @@ def reap_device_lock(node: Node, found: list[Device], name: str) -> Lock | None:
 
 def report_admin_change(node: Node, line: str) -> None:
     """Say what was done, and log who did it."""
-    click.echo(line)
+    click.echo(name_config(line))
     log_to_syslog(node.settings, one_line(f"{line} (by {describe_caller()})"))

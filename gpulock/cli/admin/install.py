@@ -187,7 +187,7 @@ def run_installer(
     elif dry_run:
         click.echo(f"{format_count(len(plan.changes), 'change')} would be made")
     for page in plan.pages:
-        click.echo("\n" + "\n".join(page))
+        click.echo(name_config("\n" + "\n".join(page)))
     if consent:
         consent.offer_services()
         consent.run_trial(plan)

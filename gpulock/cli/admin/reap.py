@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import click
 
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS
-from gpulock.cli.session import Session
+from gpulock.cli.session import Session, name_config
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
@@ -39,7 +39,8 @@ def reap_command(session: Session, dry_run: bool) -> None:
     and write finished claims into the history."""
     node = session.writable_node()
     report = reconcile_locks(node, make_liveness_judge(node), Deadline(REAP_SECONDS), dry_run)
-    click.echo("\n".join(format_reap_report(report, node.devices_if_driver(), dry_run)))
+    told = format_reap_report(report, node.devices_if_driver(), dry_run)
+    click.echo(name_config("\n".join(told)))
     if not dry_run:
         HistoryWriter(warn_history_fault).run(node, report, clock_boottime())
     if report.fault:

@@ -16,7 +16,7 @@ from itertools import chain
 import click
 
 from gpulock.cli.select import SelectError, parse_lock_id, parse_subject
-from gpulock.cli.session import Session
+from gpulock.cli.session import Session, echo_error, name_config
 from gpulock.daemon.health.steps import read_health_steps
 from gpulock.daemon.history.files import FOLDER
 from gpulock.errors import Refusal, one_line
@@ -110,7 +110,7 @@ def history_command(
     ]:
         over = format_count(len(unwritten), "claim")
         text = f"{over} {'are' if unwritten[1:] else 'is'} over and not yet written"
-        click.echo(f"gpulock: history: {text}: gpulockd or gpulock reap does it", err=True)
+        echo_error(name_config(f"gpulock: history: {text}: gpulockd or gpulock reap does it"))
     for fault in faults.as_sentences():
         click.echo(f"gpulock: history: {fault}", err=True)
     if faults.files:

@@ -9,7 +9,6 @@ from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, find_stray_path
 from gpulock.node.devices import NO_INSTANCE
-from gpulock.text import table
 from gpulock.text.advice import (
     ADMINISTRATOR,
     NEEDS_INSTANCE,
@@ -23,8 +22,8 @@ ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN,
 IN_USE = (states.HELD, states.HELD_IDLE)
 
 
-def format_attention_lines(view: StatusView, rows: list[DeviceState], width: int) -> list[str]:
-    """Return a line for each such thing, devices of one fate on one line."""
+def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tuple[str, str]]:
+    """Return label and text of each such thing, devices of one fate together."""
     groups: dict[str, list[DeviceState]] = {}
     for row in rows:
         if row.state in ATTENTION or is_closed_by_mps(row):
@@ -45,7 +44,7 @@ def format_attention_lines(view: StatusView, rows: list[DeviceState], width: int
     pairs[:0] = [("settings", f"{fault}; gpulock doctor") for fault in view.node.settings.faults]
     if view.use.why:
         pairs.append(("samples", view.use.why))
-    return table.render_facts(pairs, width)
+    return pairs
 
 
 def row_claim_key(row: DeviceState) -> str:

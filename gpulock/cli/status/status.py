@@ -14,9 +14,15 @@ import click
 
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
-from gpulock.cli.session import CommandRefusedError, Session, owns_lock_dir
+from gpulock.cli.session import (
+    CommandRefusedError,
+    Session,
+    name_config,
+    name_config_in_facts,
+    owns_lock_dir,
+)
 from gpulock.cli.status import device_table
-from gpulock.cli.status.attention import format_attention_lines
+from gpulock.cli.status.attention import list_attention_facts
 from gpulock.cli.status.status_view import StatusView, view_node
 from gpulock.errors import Refusal
 from gpulock.text import table
@@ -161,7 +167,7 @@ def draw_status_frame(
     try:
         return take(session, only_free, idle).lines(width, True)
     except Refusal as refusal:
-        return textwrap.wrap(refusal.sentence("status"), width)
+        return textwrap.wrap(name_config(refusal.sentence("status")), width)
     except (CommandRefusedError, OSError) as fault:
         return textwrap.wrap(f"gpulock: status: {fault}", width)
 
@@ -209,7 +215,8 @@ def format_status_lines(
     if idle is not None:
         return result + format_unknown_idle(view, rows, width)
     if len(shown) == len(rows):
-        result += format_attention_lines(view, rows, width)
+        facts = name_config_in_facts(list_attention_facts(view, rows))
+        result += table.render_facts(facts, width)
     return result
 
 

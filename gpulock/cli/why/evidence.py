@@ -47,7 +47,7 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
     if len({name.partition(SHARE)[0] for name in record.devices}) > 1:
         found.append(("grant", f"{format_device_list(record.devices, view.devices)} in one claim"))
     if record.comment == RUN and record.scheduler == "process":
-        found.append(("made by", "gpulock run"))
+        found.append(("made by", "a `run` command"))
     elif record.comment:
         found.append(("reason", record.comment))
     if record.scheduler == "admin":

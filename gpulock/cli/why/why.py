@@ -11,7 +11,13 @@ from gpulock.alloc.process_owner import is_claim_process
 from gpulock.alloc.states import FREE, QUARANTINED, DeviceState
 from gpulock.cli.complete import complete_subject
 from gpulock.cli.select import JOB, SelectError, Subject, parse_lock_id, parse_subject
-from gpulock.cli.session import CommandRefusedError, Session, owns_lock_dir
+from gpulock.cli.session import (
+    CommandRefusedError,
+    Session,
+    name_config,
+    name_config_in_facts,
+    owns_lock_dir,
+)
 from gpulock.cli.status.status_view import (
     ProcessView,
     StatusView,
@@ -127,7 +133,12 @@ def explain_device(view: StatusView, sight: ProcessView, row: DeviceState, width
     name = f"GPU {row.device.label()}" if row.device else row.id
     place = f"  {row.device.bus}  {short_model(row.device.model)}" if row.device else ""
     head = f"{table.bold_text(name)}{place}  {table.paint_text(word.text, word.colour)}"
-    return [head, *table.render_facts(found, width)]
+    return format_answer(head, found, width)
+
+
+def format_answer(head: str, facts: FactList, width: int) -> list[str]:
+    """Return the lines of an answer: what it is of, and below it what is known."""
+    return [head, *table.render_facts(name_config_in_facts(facts), width)]
 
 
 def explain_job_claims(
@@ -144,7 +155,7 @@ def explain_job_claims(
         head = f"{holder} holds {format_device_list(ids, view.devices)}"
         found = describe_lock(view, sight, locks[0], ids)
         found = [(label, text) for label, text in found if label != "grant"]
-        result += [head, *table.render_facts([*found, *next_step_facts(view, sight, row)], width)]
+        result += format_answer(head, [*found, *next_step_facts(view, sight, row)], width)
     return result
 
 
@@ -217,16 +228,16 @@ def explain_no_claim(
             devices = format_device_list([one.device for one in locks], view.devices)
             found.append(("held", f"{devices} from {format_local_time(locks[0].owner.claimed_at)}"))
             found.append(("released", format_released_lock(locks[0])))
-        return [head, *table.render_facts([*refused, *found], width)], True
+        return format_answer(head, [*refused, *found], width), True
     earlier = history_facts(view, meant)
     if earlier or refused:
-        return [head, *table.render_facts([*refused, *earlier], width)], True
+        return format_answer(head, [*refused, *earlier], width), True
     found = job_running_facts(sight, meant)
     oldest = f" since {format_local_time(every[-1].at)}" if every else ""
     found.append(("released", f"no trace of it among {len(every)} released locks{oldest}"))
     if not view.node.store.exists():
         found.append(("node", "nothing was claimed here in this boot"))
-    return [head, *table.render_facts(found, width)], False
+    return format_answer(head, found, width), False
 
 
 def history_facts(view: StatusView, meant: Subject) -> FactList:
@@ -324,5 +335,6 @@ def same_number_job_hint(view: StatusView, text: str) -> list[str]:
         return []
     job = Subject(job=found[1])
     if any(lock.owner and job.owns(lock.owner) for lock in view.held.values()):
-        return [f"There is a job {found[1]} as well: gpulock why job {found[1]}"]
+        hint = f"There is a job {found[1]} as well: gpulock why job {found[1]}"
+        return [name_config(hint)]
     return []

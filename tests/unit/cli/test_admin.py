@@ -194,10 +194,10 @@ def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Pa
         1,
         True,
     )
-    assert f"XID 79 ({uid_to_user_name(os.getuid())}); gpulock restore 0 ends it" in " ".join(
-        site.call("status").stdout.split()
-    )
-    assert "gpulock restore 0\n" in site.call("why", "0:gi2.ci0").stdout
+    ends = f"XID 79 ({uid_to_user_name(os.getuid())}); {site.gpulock} restore 0 ends it"
+    assert ends in " ".join(site.call("status").stdout.split())
+    why = " ".join(site.call("why", "0:gi2.ci0").stdout.split())
+    assert why.endswith(f"next {site.gpulock} restore 0")
     assert site.call("restore", "0").exit_code == 0
     assert noted(site, "quarantine") == []
 
@@ -209,7 +209,7 @@ def test_restore_says_what_still_keeps_a_device_from_jobs(site: Site) -> None:
     assert result.exit_code == 0
     assert "back in service" not in result.stdout
     assert "GPU 3 is not quarantined any more, but reserved" in result.stdout
-    assert "gpulock unreserve 3" in result.stdout
+    assert f"{site.gpulock} unreserve 3" in result.stdout
     refused = site.call("restore", "3")
     assert (refused.exit_code, f"{site.gpulock} unreserve 3" in refused.stderr) == (1, True)
     site.call("unreserve", "3")
@@ -221,13 +221,14 @@ def test_restore_of_a_card_names_the_instance_that_is_reserved(tmp_path: Path) -
     site = Site(tmp_path, "a100-mig")
     site.call("reserve", "0:gi2.ci0", "--reason", "driver test")
     site.call("quarantine", "0", "--reason", "XID 79")
-    assert "gpulock unreserve 0:gi2.ci0" in site.call("restore", "0").stdout
+    assert f"{site.gpulock} unreserve 0:gi2.ci0" in site.call("restore", "0").stdout
 
 
 def test_an_instance_that_is_out_by_itself_is_restored_by_its_name(tmp_path: Path) -> None:
     site = Site(tmp_path, "a100-mig")
     site.call("quarantine", "0:gi2.ci0", "--reason", "its memory")
-    assert "gpulock restore 0:gi2.ci0 ends it" in " ".join(site.call("status").stdout.split())
+    text = " ".join(site.call("status").stdout.split())
+    assert f"{site.gpulock} restore 0:gi2.ci0 ends it" in text
     assert site.call("restore", "0:gi2.ci0").exit_code == 0
 
 
@@ -247,7 +248,7 @@ def test_status_says_what_comes_back_by_itself(site: Site) -> None:
         node.settings.state_dir, quarantine.QUARANTINE, site.id(3), "gpulock", reason
     )
     text = " ".join(site.call("status").stdout.split())
-    assert "gpulockd brings it back when it is clean, or gpulock restore 3" in text
+    assert f"gpulockd brings it back when it is clean, or {site.gpulock} restore 3" in text
 
 
 def stand_in(site: Site, text: str) -> None:

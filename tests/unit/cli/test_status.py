@@ -71,7 +71,7 @@ def test_a_dead_owner_is_stale_with_proof_and_next_command(site: Site) -> None:
     text = site.call("status").stdout
     assert line_of(text, 2)[3] == "stale"
     assert f"process {pid} is gone" in text
-    assert "gpulock reap" in " ".join(text.split())
+    assert f"{site.gpulock} reap" in " ".join(text.split())
 
 
 def test_looking_changes_nothing(site: Site) -> None:
@@ -127,7 +127,7 @@ def test_a_quarantined_device_shows_why_and_by_whom(site: Site) -> None:
     )
     text = site.call("status").stdout
     assert line_of(text, 7)[3] == "quarantined"
-    assert "Xid 79 (root); gpulock restore 7" in text
+    assert f"Xid 79 (root); {site.gpulock} restore 7" in " ".join(text.split())
 
 
 def test_a_missing_card_is_a_row_of_its_own(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_lost_locks_are_said_before_all_else(site: Site) -> None:
     (site.files.lock_dir / "boot_id").unlink()
     text = site.call("status").stdout
     assert "locks lost" in text
-    assert "gpulock reap" in " ".join(text.split())
+    assert f"{site.gpulock} reap" in " ".join(text.split())
 
 
 def test_one_lost_lock_is_said_as_well(site: Site) -> None:
@@ -229,7 +229,8 @@ def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
 def test_settings_that_are_not_obeyed_are_told(site: Site) -> None:
     with site.files.config.open("a") as file:
         file.write("GUPS=8\n")
-    assert "unknown key 'GUPS'; gpulock doctor" in site.call("status").stdout
+    said = " ".join(site.call("status").stdout.split())
+    assert f"unknown key 'GUPS'; {site.gpulock} doctor" in said
     assert "unknown key 'GUPS'" in site.json()["settings_faults"][0]
     assert site.call("config").stdout.splitlines()[1].endswith("unknown key 'GUPS'")
     assert "unknown key 'GUPS'" in site.call("reap").stderr
@@ -403,7 +404,8 @@ def test_a_card_whose_mps_ends_is_held_and_says_so(site: Site) -> None:
     leave_mps(Path(f"{site.files.lock_dir}.mps"), site.id(6), 1001, site.node().boot_id)
     text = site.call("status").stdout
     assert line_of(text, 6)[3] == "held"
-    assert "GPU 6  held: MPS of uid 1001 ends on it; gpulock why 6" in text
+    said = f"GPU 6 held: MPS of uid 1001 ends on it; {site.gpulock} why 6"
+    assert said in " ".join(text.split())
     assert "GPU 6: 0 of 4 free" in text
     gpu = site.json()["gpus"][6]
     assert (gpu["state"], gpu["reason"]) == ("held", "MPS of uid 1001 ends on it")

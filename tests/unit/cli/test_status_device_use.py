@@ -297,7 +297,8 @@ def test_the_table_fits_and_what_counts_most_is_in_it(
         sampled.claim(f"t{number}", site.id(number), idle=900.0)
     sampled.write()
     text = site.call("status").stdout
-    assert max(len(line) for line in text.splitlines()) <= width
+    # a path stays whole, to be copied
+    assert max(len(line) for line in text.splitlines() if site.config not in line) <= width
     assert text.count("1048576.17") >= 4
     head = text.splitlines()[0]
     assert all(title in head for title in ("GPU", "STATE", "USER", "UTIL", "MEM GIB", "LAST BUSY"))

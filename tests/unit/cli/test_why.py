@@ -39,11 +39,15 @@ def process() -> Iterator[Process]:
 
 
 def facts(text: str) -> dict[str, str]:
-    """Return the labelled lines of the last answer."""
+    """Return the labelled lines of the last answer, each in one piece."""
     found: dict[str, str] = {}
+    last = ""
     for line in text.splitlines():
         label, gap, rest = line.strip().partition("  ")
-        if line.startswith("  ") and gap:
+        if line.startswith("   ") and last:
+            found[last] += f" {line.strip()}"
+        elif line.startswith("  ") and gap:
+            last = label
             found[label] = rest.strip()
     return found
 
@@ -133,12 +137,12 @@ def test_a_held_device_names_holder_verdict_processes_and_next_command(
 def test_a_claim_of_run_is_told_by_the_command_and_not_by_a_code(site: Site) -> None:
     site.hold(2, scheduler="process", queue="", comment="run")
     found = facts(site.call("why", "2").stdout)
-    assert found["made by"] == "gpulock run"
+    assert found["made by"] == "a `run` command"
     assert "reason" not in found
 
 
 def test_a_free_device_is_asked_for_as_the_node_gives_it(site: Site) -> None:
-    assert facts(site.call("why", "3").stdout)["next"] == "gpulock run -n 1 -- COMMAND"
+    assert facts(site.call("why", "3").stdout)["next"] == f"{site.gpulock} run -n 1 -- COMMAND"
     (Path(site.node().settings.state_dir) / "slurm-map").write_text("")
     assert facts(site.call("why", "3").stdout)["next"] == "sbatch --gres=gpu:1 JOB_SCRIPT"
     with open(site.config, "a") as file:
@@ -160,7 +164,7 @@ def test_a_dead_job_is_explained_with_its_proof(site: Site) -> None:
     site.hold(5, pid=pid, start=start, sid=pid)
     found = facts(site.call("why", "5").stdout)
     assert found["verdict"].startswith("dead: ")
-    assert found["next"] == "gpulock reap"
+    assert found["next"] == f"{site.gpulock} reap"
 
 
 def test_who_keeps_the_device_of_a_dead_job_open_is_named(site: Site) -> None:
@@ -172,7 +176,7 @@ def test_who_keeps_the_device_of_a_dead_job_open_is_named(site: Site) -> None:
         found = facts(text)
         assert found["open"] == f"GPU 5: {user.pid} (sh){SEEN}"
         end = f"end process {user.pid} (ps -fp {user.pid} shows it)"
-        assert found["next"] == f"{end}, then gpulock reap"
+        assert found["next"] == f"{end}, then {site.gpulock} reap"
 
 
 def test_job_12_is_not_123_and_task_1_is_not_11(site: Site) -> None:
@@ -197,7 +201,7 @@ def test_a_device_with_the_number_of_a_job_points_to_the_job(site: Site) -> None
     site.hold(0, job_id="3")
     text = site.call("why", "3").stdout
     assert text.startswith("GPU 3 ")
-    assert "gpulock why job 3" in text
+    assert f"{site.gpulock} why job 3" in text
     assert site.call("why", "job 3").stdout.startswith("job 3 of alice")
 
 
@@ -295,7 +299,7 @@ def test_a_reserve_tells_why_and_by_whom(site: Site) -> None:
     found = facts(site.call("why", "6").stdout)
     assert found["holder"] == "a reserve of carol"
     assert found["reason"] == "burn-in"
-    assert found["next"] == "gpulock unreserve 6"
+    assert found["next"] == f"{site.gpulock} unreserve 6"
 
 
 def test_a_locked_card_that_is_gone_is_found_by_its_bus_id(site: Site) -> None:
@@ -310,7 +314,7 @@ def test_a_locked_card_that_is_gone_is_found_by_its_bus_id(site: Site) -> None:
 def test_a_record_that_no_reap_can_read_is_freed_by_force_alone(site: Site) -> None:
     site.hold(0)
     (site.files.lock_dir / "locks" / site.id(0) / "owner").write_text("garbage\n")
-    force = 'gpulock release 0 --force --reason "TEXT"'
+    force = f'{site.gpulock} release 0 --force --reason "TEXT"'
     found = facts(site.call("why", "0").stdout)
     assert found["freed by"] == "an administrator: no reap frees what it cannot read"
     assert found["next"] == force
@@ -341,7 +345,7 @@ def test_what_stands_in_the_place_of_a_lock_is_named(site: Site) -> None:
     assert refused.stderr == (
         f"gpulock: release: {path} is not a directory, so it is no lock; rm {path}\n"
     )
-    assert "see gpulock why 1" in site.call("reap").stdout
+    assert f"see {site.gpulock} why 1" in site.call("reap").stdout
     assert f"{path} is no directory" in site.call("doctor").stdout
     path.unlink()
     assert site.states()[1] == "free"
@@ -364,7 +368,7 @@ def test_a_foreign_process_that_only_the_exporter_saw_is_named(site: Site) -> No
     found = facts(site.call("why", "4").stdout)
     assert found["foreign"] == "process 4711, as gpulock-exporter saw it"
     assert found["next"].startswith(
-        "end process 4711 (ps -fp 4711 shows it), or gpulock quarantine"
+        f"end process 4711 (ps -fp 4711 shows it), or {site.gpulock} quarantine"
     )
 
 
@@ -433,7 +437,7 @@ def test_a_lock_that_waits_for_a_word_on_its_memory_says_so_in_why_and_status(si
     assert f"reason process {pid} is gone, its session is empty; {MEMORY_CHECK_PENDING} " in said
     assert "freed by the exporter's next sample of its memory, then a reap" in said
     shown = " ".join(site.call("status").stdout.split())
-    assert f"its session is empty; {MEMORY_CHECK_PENDING}; gpulock why 2" in shown
+    assert f"its session is empty; {MEMORY_CHECK_PENDING}; {site.gpulock} why 2" in shown
 
 
 def test_a_card_whose_mps_ends_is_explained(site: Site) -> None:
@@ -443,4 +447,4 @@ def test_a_card_whose_mps_ends_is_explained(site: Site) -> None:
     said = facts(site.call("why", "6").stdout)
     assert said["reason"] == "MPS of uid 1001 ends on it"
     assert said["freed by"] == "the end of that MPS, by gpulockd"
-    assert said["next"] == "gpulock doctor"
+    assert said["next"] == f"{site.gpulock} doctor"

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A next command leads to the node that was looked at: it has the --config that was given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from gpulock.cli.commands import NAMES
+from gpulock.store import refusal_notes
+from tests.support.cli_site import Site, dead_process
+
+COMMAND = re.compile(rf"\bgpulock (?:--config \S+ )?(?:{'|'.join(NAMES)})\b")
+Scene = Callable[[Site], object]
+
+
+def break_record(site: Site) -> None:
+    site.hold(3)
+    (site.files.lock_dir / "locks" / site.id(3) / "owner").write_text("nothing of ours\n")
+
+
+def leave_stale_lock(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(3, scheduler="process", pid=pid, start=start)
+
+
+def lose_lock_dir(site: Site) -> None:
+    site.hold(3)
+    (site.files.lock_dir / "boot_id").unlink()
+
+
+def mistake_setting(site: Site) -> None:
+    with site.files.config.open("a") as file:
+        file.write("NO_SUCH_KEY=1\n")
+
+
+def end_job(site: Site) -> None:
+    site.hold(3, scheduler="process")
+    site.call("release", "3", "--force", "--reason", "test")
+    site.call("reap")
+
+
+def quarantine_and_reserve(site: Site) -> None:
+    site.call("reserve", "3", "--reason", "test")
+    site.call("quarantine", "3", "--reason", "test")
+
+
+def refuse_job(site: Site) -> None:
+    folder = site.node().store.path
+    refusal_notes.write_refusal_note(folder, "77", "gpulock: job 77: busy; see gpulock why 3")
+
+
+SCENES: list[tuple[Scene, Sequence[str]]] = [
+    (quarantine_and_reserve, ("status",)),
+    (quarantine_and_reserve, ("why", "3")),
+    (quarantine_and_reserve, ("restore", "3")),
+    (leave_stale_lock, ("status",)),
+    (leave_stale_lock, ("why", "3")),
+    (break_record, ("status",)),
+    (break_record, ("why", "3")),
+    (break_record, ("reap",)),
+    (lose_lock_dir, ("status",)),
+    (lose_lock_dir, ("reserve", "3", "--reason", "test")),
+    (mistake_setting, ("status",)),
+    (end_job, ("why", "3")),
+    (refuse_job, ("why", "77")),
+    (lambda site: site.hold(3, job_id="3"), ("why", "3")),
+    (lambda site: site.hold(3), ("reserve", "3", "--reason", "test")),
+    (lambda site: None, ("why", "0")),
+    (lambda site: None, ("unreserve", "3")),
+]
+
+
+@pytest.mark.parametrize(("scene", "words"), SCENES)
+def test_every_next_command_has_the_config_that_was_given(
+    site: Site, scene: Scene, words: Sequence[str]
+) -> None:
+    scene(site)
+    done = site.call(*words)
+    told = COMMAND.findall(" ".join(f"{done.stdout} {done.stderr}".split()))
+    assert told
+    assert [one for one in told if not one.startswith(site.gpulock)] == []

@@ -12,7 +12,12 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from gpulock.alloc.memory_check import MIB
-from gpulock.daemon.health.findings import describe_recovery_action, parse_first_counter
+from gpulock.daemon.health.findings import (
+    describe_ecc_errors,
+    describe_recovery_action,
+    parse_first_counter,
+    read_uncorrected_errors,
+)
 from gpulock.node.sample import DeviceSample
 from gpulock.store.checks import COMMAND
 
@@ -145,8 +150,11 @@ def describe_narrow_link(seen: DeviceSample, others: Collection[DeviceSample], m
 
 
 def judge_board(seen: DeviceSample, others: Collection[DeviceSample]) -> dict[str, str]:
-    """Return the checks of memory rows, recovery and persistence mode."""
+    """Return the checks of ECC, memory rows, recovery and persistence mode."""
     found: dict[str, str] = {}
+    if errors := read_uncorrected_errors(seen):
+        now = [describe_ecc_errors(count, place) for place, (_, count) in errors.items() if count]
+        found["ecc"] = ", ".join(now)
     if seen.remap_pending is not None or seen.remap_failure is not None:
         pending = "a row of its memory waits for a reset" if seen.remap_pending else ""
         failed = "a row of its memory could not be remapped" if seen.remap_failure else ""

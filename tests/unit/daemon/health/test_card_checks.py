@@ -76,6 +76,11 @@ def test_what_an_older_driver_does_not_tell_is_no_check() -> None:
         ("pcie_width=8", "pcie_width", "x8 on PCIe, and its neighbours have x16"),
         ("remap_pending=1", "remapped_rows", "a row of its memory waits for a reset"),
         ("remap_failure=1", "remapped_rows", "a row of its memory could not be remapped"),
+        (
+            "c.ecc.uncorrected.dram=2,2,0,0 c.ecc.uncorrected.l2=1,1,0,0",
+            "ecc",
+            "2 uncorrected ECC errors (dram), 1 uncorrected ECC error (l2)",
+        ),
         ("recovery_action=1", "recovery_action", "the driver asks for a reset of the GPU"),
         ("persistence=0", "persistence", "persistence mode is off, and on for its neighbours"),
         ("power=400", "idle_power", "it draws 400 W without work"),
@@ -102,6 +107,8 @@ def test_a_card_that_is_not_as_it_should_be_fails_one_check(
         ("pcie_generation=1", "pcie_generation=5"),  # it saves power
         ("power=400 utilization=0.5", ""),
         ("nvlink_active=0", "nvlink_active=18"),  # no bridge on this pair
+        ("c.ecc.corrected.dram=900,900,0,0 c.ecc.uncorrected.dram=0,0,0,0", ""),
+        ("c.ecc.uncorrected.dram=2,0,0,0", ""),  # it was reset since
     ],
 )
 def test_what_many_sound_cards_show_fails_no_check(facts: str, others: str) -> None:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Optional
 
 from prometheus_client.metrics_core import Metric
 
 from gpulock.alloc import states
+from gpulock.node.devices import SHARE
 from gpulock_exporter.metrics.families import (
     DeviceLabels,
     add_samples,
@@ -18,7 +19,6 @@ from gpulock_exporter.metrics.families import (
 )
 from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels, owner_labels
 from gpulock_exporter.metrics.node import collect_health_families, collect_node_families
-from gpulock_exporter.metrics.shares import share_families
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
 from gpulock_exporter.telemetry import CLOCK_REASONS
 
@@ -31,6 +31,11 @@ Several = Callable[[DeviceSnapshot], Iterable[tuple[Labels, float]]]
 def read_counter(name: str) -> Value:
     """Return what reads a counter of a device."""
     return lambda seen: seen.counters.get(name)
+
+
+def read_counters(prefix: str, label: str) -> Several:
+    """Return what reads the counters whose name begins with a prefix; the rest is a label."""
+    return lambda seen: [({label: of}, value) for of, value in counters_with_prefix(seen, prefix)]
 
 
 def read_gpm_ratio(name: str) -> Value:
@@ -218,9 +223,7 @@ SEVERAL: tuple[tuple[str, str, Several], ...] = (
     (
         "clock_event_seconds_total",
         "Time for which a reason lowered the clocks.",
-        lambda seen: [
-            ({"reason": of}, value) for of, value in counters_with_prefix(seen, "reason.")
-        ],
+        read_counters("reason.", "reason"),
     ),
     (
         "xid_errors_total",
@@ -240,9 +243,7 @@ SEVERAL: tuple[tuple[str, str, Several], ...] = (
     (
         "nvlink_errors_total",
         "Errors on all NVLinks, by kind.",
-        lambda seen: [
-            ({"kind": of}, value) for of, value in counters_with_prefix(seen, "nvlink_error.")
-        ],
+        read_counters("nvlink_error.", "kind"),
     ),
     (
         "remapped_rows",

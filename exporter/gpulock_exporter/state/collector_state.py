@@ -101,7 +101,8 @@ class CollectorState:
             self._list()
             facts.read("foreign", lambda: self._judge(facts.locks), None)
             present = self.present()
-            looks |= self.shares.divide(looks, self.devices, facts.locks, present)
+            if self.shares.follow(facts.locks):
+                looks |= self.shares.divide(looks, self.devices, present)
             strangers = {name for name, on in present.items() if on.foreign}
             strangers |= {name for name in looks if card_bus_id(name) in strangers}
             over |= ledger.advance(held, looks, totals.at or now.boottime, frozenset(strangers))

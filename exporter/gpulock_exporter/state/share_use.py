@@ -43,26 +43,31 @@ class CardSharers:
 class ShareUse:
     """The cards that are shared, from look to look.
 
-    `ratios` has by lock id which part of the last look a claim worked, on its first place.
+    `ratios` has by lock id which part of the last look a claim worked, on its first place;
+    `before` has the cards of the look before the last.
     """
 
     services: Sequence[str]
     kin: Callable[[], ProcessTree]
     cards: dict[str, CardSharers] = field(default_factory=dict[str, CardSharers])
+    before: dict[str, CardSharers] = field(default_factory=dict[str, CardSharers])
     ratios: dict[str, float] = field(default_factory=dict[str, float])
+
+    def follow(self, locks: Mapping[str, Lock] | None) -> bool:
+        """Take the locks of a look; return whether any card is shared."""
+        self.before, self.cards, self.ratios = self.cards, list_card_sharers(locks or {}), {}
+        return bool(self.cards)
 
     def divide(
         self,
         looks: Mapping[str, DeviceActivity],
         devices: Mapping[str, DeviceTelemetry],
-        locks: Mapping[str, Lock] | None,
         present: Mapping[str, DeviceProcesses],
     ) -> dict[str, DeviceActivity]:
         """Return what each share did in the looks at the cards, by lock id."""
-        before, self.cards, self.ratios = self.cards, list_card_sharers(locks or {}), {}
         found: dict[str, DeviceActivity] = {}
         for card, sharers in self.cards.items():
-            look, known = looks.get(card), before.get(card)
+            look, known = looks.get(card), self.before.get(card)
             if look is None:
                 continue
             sharers.sole = known is not None and {*known.first} == {*sharers.first}

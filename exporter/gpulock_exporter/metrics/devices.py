@@ -12,20 +12,16 @@ from prometheus_client.metrics_core import Metric
 from gpulock.alloc import states
 from gpulock.node.devices import SHARE
 from gpulock_exporter.metrics.families import (
-    DeviceLabels,
-    add_samples,
+    Several,
     collect_identity_families,
-    make_family,
+    collect_pair,
 )
 from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels, owner_labels
 from gpulock_exporter.metrics.node import collect_health_families, collect_node_families
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
 from gpulock_exporter.telemetry import CLOCK_REASONS
 
-TWIN = "{device}"  # in a meaning: the family has a twin of MIG instances, which board facts lack
-
 Value = Callable[[DeviceSnapshot], Optional[float]]
-Several = Callable[[DeviceSnapshot], Iterable[tuple[Labels, float]]]
 
 
 def read_counter(name: str) -> Value:
@@ -253,6 +249,42 @@ SEVERAL: tuple[tuple[str, str, Several], ...] = (
 )
 
 
+def share_parts(seen: DeviceSnapshot) -> Iterator[tuple[Labels, float]]:
+    """Yield which part of its card each share is; nobody knows that of one that Slurm counts."""
+    for name, record in seen.sharers.items():
+        if record.places > 0:
+            yield {"share": name.partition(SHARE)[2]}, 1 / record.places
+
+
+def share_values(values: Mapping[str, float]) -> list[tuple[Labels, float]]:
+    """Return a value of each share; of a claim of several places the first has its value."""
+    return [({"share": name.partition(SHARE)[2]}, value) for name, value in values.items()]
+
+
+SHARES: tuple[tuple[str, str, Several], ...] = (
+    (
+        "share_ratio",
+        "Which part of the GPU a share is, by the places that its card had at the claim.",
+        share_parts,
+    ),
+    (
+        "share_places",
+        "How many shares the GPU gives out, by SHARES.",
+        lambda seen: () if seen.places is None else [({}, float(seen.places))],
+    ),
+    (
+        "share_memory_used_bytes",
+        "Memory in use by the processes of a share of the GPU.",
+        lambda seen: share_values(seen.share_memory),
+    ),
+    (
+        "share_utilization_ratio",
+        "Share of time in which the processes of a share of the GPU worked, at the last sample.",
+        lambda seen: share_values(seen.share_use),
+    ),
+)
+
+
 def collect_families(
     snapshot: NodeSnapshot, label_user: LabelUser = LabelUser.NAME
 ) -> Iterator[Metric]:
@@ -268,7 +300,13 @@ def collect_families(
         "Which job holds the {device}; 1 while it does.",
         lambda seen: lock_info_labels(seen, label_user),
     )
-    for name, meaning, several in share_families(label_user):
+    yield from collect_pair(
+        found,
+        "share_info",
+        "Which jobs share the GPU, each by its own lock; 1 while they do.",
+        lambda seen: share_info_labels(seen, label_user),
+    )
+    for name, meaning, several in SHARES:
         yield from collect_pair(found, name, meaning, several)
     for name, meaning, value in SINGLE:
         yield from collect_pair(found, name, meaning, single_value(value))
@@ -288,19 +326,16 @@ def single_value(value: Value) -> Several:
     return values
 
 
-def collect_pair(found: DeviceLabels, name: str, meaning: str, values: Several) -> list[Metric]:
-    """Return a family of GPUs, and its twin of MIG instances where it has one."""
-    pair = [make_family(f"gpu_{name}", meaning.format(device="GPU"))]
-    if TWIN in meaning:
-        pair.append(make_family(f"mig_{name}", meaning.format(device="MIG instance")))
-    for seen, own in found:
-        place = int(bool(seen.instance))
-        if place < len(pair):
-            add_samples(pair[place], own, values(seen))
-    return pair
-
-
 def lock_info_labels(seen: DeviceSnapshot, label_user: LabelUser) -> Iterator[tuple[Labels, float]]:
     """Yield who holds a device alone."""
     if seen.owner is not None:
         yield known_labels(owner_labels(seen.owner, label_user)), 1
+
+
+def share_info_labels(
+    seen: DeviceSnapshot, label_user: LabelUser
+) -> Iterator[tuple[Labels, float]]:
+    """Yield who has a share of a device: a family of its own, since joins need one series each."""
+    for name, record in seen.sharers.items():
+        place = name.partition(SHARE)[2]
+        yield known_labels([*owner_labels(record, label_user), ("share", place)]), 1

@@ -7,7 +7,7 @@ and OpenMetrics 1.0.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from prometheus_client import exposition
@@ -27,7 +27,10 @@ EVERYTHING: frozenset[str] = frozenset()
 HOW = {"escaping": "allow-utf-8"} if hasattr(openmetrics_exposition, "ALLOWUTF8") else {}
 untyped: Any = openmetrics_exposition
 
+TWIN = "{device}"  # in a meaning: the family has a twin of MIG instances, which board facts lack
+
 DeviceLabels = Sequence[tuple[DeviceSnapshot, Labels]]
+Several = Callable[[DeviceSnapshot], Iterable[tuple[Labels, float]]]
 
 
 def make_family(name: str, meaning: str) -> Metric:
@@ -47,6 +50,18 @@ def add_samples(family: Metric, own: Labels, values: Iterable[tuple[Labels, floa
     name = family_name(family)
     for more, value in values:
         family.add_sample(name, {**own, **more} if more else own, value)
+
+
+def collect_pair(found: DeviceLabels, name: str, meaning: str, values: Several) -> list[Metric]:
+    """Return a family of GPUs, and its twin of MIG instances where it has one."""
+    pair = [make_family(f"gpu_{name}", meaning.format(device="GPU"))]
+    if TWIN in meaning:
+        pair.append(make_family(f"mig_{name}", meaning.format(device="MIG instance")))
+    for seen, own in found:
+        place = int(bool(seen.instance))
+        if place < len(pair):
+            add_samples(pair[place], own, values(seen))
+    return pair
 
 
 def collect_identity_families(found: DeviceLabels, driver: str) -> list[Metric]:

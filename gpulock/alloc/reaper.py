@@ -127,7 +127,8 @@ class Reaper:
         self._asks_memory = node.settings.leftover_processes != "off"
         self._memory: "Handover | None" = None
         self._quiet: "float | None" = None
-        self._ahead: "dict[str, str] | None" = None  # the claim that had each lock, by its token
+        # the claim that had each lock, by its token; None where a lock had no owner yet
+        self._ahead: "dict[str, str | None] | None" = None
 
     def judge_ahead(self, uids: "Iterable[int]" = ()) -> None:
         """Judge the locks before the gate is taken, so that nobody waits there for these looks.
@@ -138,7 +139,7 @@ class Reaper:
         reap_locks(self, dry_run=True)
         for uid in uids:
             self.files.look(uid)
-        self._ahead = {name: claim_token(lock) for name, lock in self.held.items()}
+        self._ahead = {name: lock.owner and lock.owner.token for name, lock in self.held.items()}
         self.files.sealed = True
 
     def read_locks(self) -> None:
@@ -168,13 +169,13 @@ class Reaper:
         One that cannot be changed stays held, and keeps no other from being reaped.
         """
         outcome = decide_reap(lock, self.judge, self.files, self.held, over)
-        if self._ahead is not None and self._ahead.get(lock.id) != claim_token(lock):
+        record, store = lock.owner, self.node.store
+        if self._ahead is not None and self._ahead.get(lock.id, "") != (record and record.token):
             outcome.act, outcome.reason = HELD, "it was claimed while the node was looked at"
         asked = outcome.act == FREED and self._asks_memory
         if asked and (kept := self.memory_reason(lock)):
             outcome.act = HELD
             outcome.reason = f"draining: {kept}" if over == DIED else kept
-        record, store = lock.owner, self.node.store
         try:
             if outcome.act == FREED:
                 how = how or f"reap: {outcome.reason}"
@@ -237,11 +238,6 @@ class Reaper:
             return remaining_device_user(lock.id, lock.owner, self.files, self.held)
         pids = self.files.pids_with_open(lock.id)
         return f"process {pids[0]} has {lock.id} open" if pids else self.files.blind
-
-
-def claim_token(lock: Lock) -> str:
-    """Return which claim has a lock; empty where it has no owner yet."""
-    return lock.owner.token if lock.owner else ""
 
 
 def make_recorded_device(lock: Lock) -> "Device | None":

@@ -112,7 +112,7 @@ def was_released(node: Node, record: Owner, device: str) -> bool:
         return False
 
 
-def put_back_lost_locks(node: Node, scan: ProcessScan, held: dict[str, Lock]) -> list[Owner]:
+def put_back_lost_locks(node: Node, judge: Judge, held: dict[str, Lock]) -> list[Owner]:
     """Make the locks again that somebody removed, gate held; return their records.
 
     `held` are all locks, and has those afterwards. A record has the devices that were put back.
@@ -125,6 +125,7 @@ def put_back_lost_locks(node: Node, scan: ProcessScan, held: dict[str, Lock]) ->
         store.keep(name)  # an earlier version made none, nor a release cut short
     if not lost:
         return []
+    scan = judge.renew().scan  # who began since `judge` looked is seen as well
     require_processes_seen(scan)
     found: dict[str, list[Owner]] = {}
     shepherds = [read_shepherd_record(node, pid) for pid in find_shepherds(scan, os.geteuid())]

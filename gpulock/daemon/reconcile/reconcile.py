@@ -77,22 +77,22 @@ def reconcile_locks(
     ahead: "Reaper | None" = None
     with suppress(Refusal):  # what is lost is put back under the gate
         locks = node.store.read_all_locks()
-        ahead = make_reaper(node, judge.renew(), devices, driver, locks)
+        ahead = make_reaper(node, judge, devices, driver, locks)
         ahead.judge_ahead()
     with Gate(node.store, deadline, node.settings.gate_timeout):
         if not dry_run and node.store.boot_id() == node.boot_id:
             boot.make_claim_folders(node.store, node.settings.state_dir)
             held = node.store.read_all_locks()
             if gone := [lock for lock in stood if lock.id not in held]:
-                adopt.remember_grants(node, judge, gone, held)
-            adopted = adopt.put_back_lost_locks(node, judge.scan, held)
+                adopt.remember_grants(node, judge.renew(), gone, held)
+            adopted = adopt.put_back_lost_locks(node, judge, held)
         else:
             held = {}
-            adopted = [] if dry_run else begin_boot_or_adopt(node, judge)
+            adopted = [] if dry_run else begin_boot_or_adopt(node, judge.renew())
         if adopted or not held:
             held = read_locks_after_adoption(node, adopted)
         if adopted or ahead is None:
-            ahead = make_reaper(node, judge, devices, driver, held)
+            ahead = make_reaper(node, judge.renew(), devices, driver, held)
         reaper, reaper.held = ahead, held
         report = ReconcileReport(adopted, reap_locks(reaper, dry_run))
         report.devices, report.driver = devices, driver.why if driver else ""
@@ -161,7 +161,7 @@ def begin_boot_or_adopt(node: Node, judge: Judge) -> list[Owner]:
         boot.mark_locks_lost(node.store)
         adopt.check_records_complete(node)
     held = node.store.read_all_locks()
-    adopted = {one.token: one for one in adopt.put_back_lost_locks(node, judge.scan, held)}
+    adopted = {one.token: one for one in adopt.put_back_lost_locks(node, judge, held)}
     if lost:
         adopted |= {one.token: one for one in adopt.adopt_lost_locks(node, judge.scan)}
     boot.begin_boot(node.store, state_dir, node.boot_id, node.name)

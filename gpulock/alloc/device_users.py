@@ -159,7 +159,7 @@ class OpenFiles:
         Where that look is not taken yet, both share their listings. One that may not be seen is
         tried again: a fork is hidden by its parent until its exec. Returns why there may be more.
         """
-        self._end = time.monotonic() + min(self.seconds, LONGEST)
+        self._end = self._late = time.monotonic() + min(self.seconds, LONGEST)
         proc, scan = self.scan.proc, self.scan
         shared = not scan.complete
         pids = scan.list_new() if shared else list(scan.statuses())
@@ -172,7 +172,11 @@ class OpenFiles:
             for pid in pids:
                 seen.add(pid)
                 try:
-                    for device in self._opened_by(pid, uid):
+                    if uid is None:
+                        held = self._opened_by_anybody(pid)
+                    else:
+                        held = self._held_by(pid) if scan.is_process_of(pid, uid) else set()
+                    for device in held:
                         found.setdefault(device, []).append(pid)
                 except TimeoutError:
                     missed = f"process {pid} has more files open than can be looked at in time"
@@ -197,14 +201,11 @@ class OpenFiles:
             return ""
         return "processes came and went faster than their files could be read"
 
-    def _opened_by(self, pid: int, uid: "int | None") -> set[str]:
-        """Return the devices that a process has open, if it is of user `uid`; raise OSError.
+    def _opened_by_anybody(self, pid: int) -> set[str]:
+        """Return the devices that a process has open; raise OSError.
 
         In a look at everybody's no user takes more than a share of the time.
         """
-        if uid is not None:
-            self._late = self._end
-            return self._held_by(pid) if self.scan.is_process_of(pid, uid) else set()
         whose, begun = self._uid(pid), time.monotonic()
         self._late = min(self._end, begun + ONE_USER - self._spent.get(whose, 0.0))
         try:

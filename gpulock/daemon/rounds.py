@@ -93,11 +93,11 @@ class Rounds:
             return None
         for line in report_messages.reconcile_event_messages(self.last):
             self._journal.say(NOTICE, line)
+        self._do_chores(self.last, now)  # a claim that is over does not wait for what lasts
         expected, lacks = self.node.settings.expected_gpus, self._missing_right
         lasting = report_messages.lasting_problem_messages(self.last, expected, lacks)
         self._journal.log_changes("node", lasting)
         self.summary = report_messages.format_daemon_status(self.last, expected)
-        self._do_chores(self.last, now)
         return self.last
 
     def _do_chores(self, report: ReconcileReport, now: float) -> None:

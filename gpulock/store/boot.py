@@ -133,20 +133,6 @@ def write_boot_id(path: str, data: bytes) -> None:
             os.close(fd)
 
 
-def repair_state_boot_id(state_dir: str, boot_id: str) -> None:
-    """Write STATE_DIR's boot id where it is not LOCK_DIR's, `boot_id`; raise OSError.
-
-    Without it LOCK_DIR could be lost unseen.
-    """
-    path = f"{state_dir}/boot_id"
-    try:
-        known = atomic.read_text(path).strip()
-    except OSError:
-        known = ""
-    if known != boot_id:
-        write_boot_id(path, boot_id.encode() + b"\n")
-
-
 def make_claim_folders(store: LockStore, state_dir: str) -> None:
     """Make the folders that every claim lists; raise Refusal(BROKEN)."""
     noted = [f"{state_dir}/{name}" for name in (quarantine.QUARANTINE, quarantine.RESERVES)]

@@ -223,7 +223,12 @@ def publish_outcomes(node: Node, outcomes: list[ReapOutcome]) -> str:
             if record is not None and record.scheduler == "slurm":
                 who = record.slurmd, record.job_id, record.uid, record.restart
                 note.remove_task_note(store, *who)
-        boot.repair_state_boot_id(state_dir, node.boot_id)
+        try:
+            known = atomic.read_text(f"{state_dir}/boot_id").strip()
+        except OSError:
+            known = ""
+        if known != node.boot_id:  # without it LOCK_DIR could be lost unseen
+            boot.write_boot_id(f"{state_dir}/boot_id", node.boot_id.encode() + b"\n")
         if not os.path.lexists(f"{state_dir}/{adoption_state.WHOLE}"):
             adopt.write_missing_records(node)
     except OSError as fault:

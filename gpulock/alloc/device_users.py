@@ -161,6 +161,7 @@ class OpenFiles:
         """
         self._end = self._late = time.monotonic() + min(self.seconds, LONGEST)
         proc, scan = self.scan.proc, self.scan
+        opened_by = self._opened_in_time if uid is None else self._opened_by
         shared = not scan.complete
         pids = scan.list_new() if shared else list(scan.statuses())
         seen, others = set(proc.kernel_threads()), scan.others
@@ -172,11 +173,7 @@ class OpenFiles:
             for pid in pids:
                 seen.add(pid)
                 try:
-                    if uid is None:
-                        held = self._opened_by_anybody(pid)
-                    else:
-                        held = self._held_by(pid) if scan.is_process_of(pid, uid) else set()
-                    for device in held:
+                    for device in opened_by(pid, uid):
                         found.setdefault(device, []).append(pid)
                 except TimeoutError:
                     missed = f"process {pid} has more files open than can be looked at in time"
@@ -201,8 +198,8 @@ class OpenFiles:
             return ""
         return "processes came and went faster than their files could be read"
 
-    def _opened_by_anybody(self, pid: int) -> set[str]:
-        """Return the devices that a process has open; raise OSError.
+    def _opened_in_time(self, pid: int, uid: "int | None") -> set[str]:
+        """Return the devices that anybody's process has open; raise OSError.
 
         In a look at everybody's no user takes more than a share of the time.
         """
@@ -211,7 +208,7 @@ class OpenFiles:
         try:
             if self._late <= begun:
                 raise TimeoutError
-            return self._held_by(pid)
+            return self._opened_by(pid, uid)
         finally:
             self._spent[whose] = self._spent.get(whose, 0.0) + time.monotonic() - begun
 
@@ -222,10 +219,15 @@ class OpenFiles:
         except (OSError, ValueError):
             return -1
 
-    def _held_by(self, pid: int) -> set[str]:
-        """Return the devices a process that is no service has open; raise OSError."""
-        status, proc = self.scan.status(pid), self.scan.proc
+    def _opened_by(self, pid: int, uid: "int | None") -> set[str]:
+        """Return the devices that a process, no service, has open, if it is of `uid`; raise OSError.
+
+        None is anybody.
+        """
         held: set[str] = set()
+        if uid is not None and not self.scan.is_process_of(pid, uid):
+            return held
+        status, proc = self.scan.status(pid), self.scan.proc
         over = status.state in OVER
         if (status.kernel and proc.has_kthreadd()) or (over and proc.finished(pid)):
             return held

@@ -122,14 +122,6 @@ class ExporterSamples:
         self.folder = folder
         self.last = sample.load_sample_file(f"{folder}/{sample.SAMPLE}", sample.SAMPLE_LINE)
 
-    def read_claim_accounts(self, record: Owner, standing: bool) -> dict[str, ClaimUsage]:
-        """Return the usage of a claim, by lock id: its last account, or the last sample's."""
-        left = None if standing else sample.read_finished_claim(self.folder, record.token)
-        for found in (left, self.last):
-            if found and found.boot_id == record.boot_id and record.token in found.tokens:
-                return found.tokens[record.token]
-        return {}
-
     def may_come(self, token: str, boot_id: str, released_at: float, now: float) -> bool:
         """Return whether the exporter, alive, has yet to write what is left of a claim.
 
@@ -160,10 +152,14 @@ class ClaimedDevice(NamedTuple):
     held: float | None = None
     noted: bool = False
 
-    @property
-    def card(self) -> str:
-        """Return its device, of a share its card."""
-        return self.device.partition(SHARE)[0]
+
+class ToldDevice(NamedTuple):
+    """What is told of one device: its card, for how long that was the claim's (None: unknown)."""
+
+    card: str
+    seconds: float | None
+    usage: DeviceUsage
+    fields: dict[str, Any]
 
 
 def build_history_record(
@@ -174,29 +170,28 @@ def build_history_record(
 ) -> dict[str, Any]:
     """Return the record of a claim from all of its devices; `standing`: it is not over."""
     parts = sorted(parts, key=lambda part: part.device)
-    accounts = advice.read_claim_accounts(parts[0].owner, standing)
-    found: list[tuple[ClaimedDevice, DeviceUsage, int | None]] = []
-    for part in parts:
-        device = place_device(devices, part.device)
-        memory = device.memory_mib << 20 or None if device else None
-        observed = advice.last.devices.get(part.card) if advice.last else None
-        if observed and observed.memory_total and observed.memory_total <= MOST_MEMORY:
-            memory = observed.memory_total
-        account, held, usage = accounts.get(part.device), part.held, UNKNOWN_USAGE
-        if account is not None and held is not None:
-            usage = share_usage(clamp_device_usage(account, part.owner, held, memory), part)
-        found.append((part, usage, memory))
     last = max(parts, key=lambda part: (part.at, part.device))
     owner = last.owner
+    accounts: Mapping[str, ClaimUsage] = {}
+    left = None if standing else sample.read_finished_claim(advice.folder, owner.token)
+    for told in (advice.last, left):  # the last account of the claim counts, if there is one
+        if told and told.boot_id == owner.boot_id:
+            accounts = told.tokens.get(owner.token, accounts)
+    found = [
+        build_history_device(
+            part, accounts.get(part.device), place_device(devices, part.device), advice.last
+        )
+        for part in parts
+    ]
     how, proof = parse_release_reason(last.how)
-    usages = [usage for _, usage, _ in found]
+    usages = [one.usage for one in found]
     return {
         "version": VERSION,
         "released_at": None if standing else round_to_milli(last.at),
         "claimed_at": round_to_milli(owner.claimed_at),
         "user": owner.user,
-        "gpus": len({part.card for part in parts}),
-        "gpu_seconds": join_known_values(sum, [card_seconds(part) for part in parts]),
+        "gpus": len({one.card for one in found}),
+        "gpu_seconds": join_known_values(sum, [one.seconds for one in found]),
         "busy_seconds": join_known_values(sum, [usage.busy for usage in usages]),
         "observed_seconds": round_to_milli(sum(usage.observed for usage in usages)),
         "token": owner.token,
@@ -219,14 +214,11 @@ def build_history_record(
         "last_busy": join_known_values(max, [usage.last_busy or None for usage in usages]),
         "foreign_seconds": join_known_values(sum, [usage.foreign for usage in usages]),
         **host_usage_fields(accounts.values(), max([part.held or 0.0 for part in parts])),
-        "devices": [
-            build_history_device(part, usage, place_device(devices, part.device), memory)
-            for part, usage, memory in found
-        ],
+        "devices": [one.fields for one in found],
         "shapes": {
-            part.card: {"width": usage.width, "use": bucket_utilization(usage)}
-            for part, usage, _ in found
-            if usage.width is not None
+            one.card: {"width": one.usage.width, "use": bucket_utilization(one.usage)}
+            for one in found
+            if one.usage.width is not None
         },
     }
 
@@ -248,26 +240,20 @@ def host_usage_fields(accounts: Iterable[ClaimUsage], held: float) -> dict[str, 
     }
 
 
-def card_seconds(part: ClaimedDevice) -> float | None:
-    """Return for how long a device was held; a place of N counts as the Nth part of its card.
+def share_of_card(
+    seconds: float | None, usage: DeviceUsage, places: int
+) -> tuple[float | None, DeviceUsage]:
+    """Return seconds held and usage of a place of N: the Nth part of those of its card.
 
     So the parts of a card are no more than the card. Of a part that nobody counted, as a shard of
-    Slurm, it is not known.
+    Slurm, they are not known.
     """
-    if part.card == part.device or part.held is None:
-        return part.held
-    return part.held / part.owner.places if part.owner.places else None
-
-
-def share_usage(usage: DeviceUsage, part: ClaimedDevice) -> DeviceUsage:
-    """Return a device's usage; of a place of N the Nth part of the seconds, as `card_seconds`."""
-    if part.card == part.device:
-        return usage
-    if not part.owner.places:
-        return UNKNOWN_USAGE._replace(memory_peak=usage.memory_peak)
-    busy = None if usage.busy is None else usage.busy / part.owner.places
-    observed = usage.observed / part.owner.places
-    return usage._replace(busy=busy, observed=observed, energy=None)  # all places take the energy
+    if not places:
+        return None, UNKNOWN_USAGE._replace(memory_peak=usage.memory_peak)
+    busy = None if usage.busy is None else usage.busy / places
+    usage = usage._replace(busy=busy, observed=usage.observed / places)
+    # all places take the energy
+    return None if seconds is None else seconds / places, usage._replace(energy=None)
 
 
 def bucket_utilization(usage: DeviceUsage) -> list[int | None]:
@@ -277,14 +263,27 @@ def bucket_utilization(usage: DeviceUsage) -> list[int | None]:
 
 
 def build_history_device(
-    part: ClaimedDevice, usage: DeviceUsage, device: Device | None, memory: int | None
-) -> dict[str, Any]:
-    """Return one device of a record."""
+    part: ClaimedDevice,
+    account: ClaimUsage | None,
+    device: Device | None,
+    last: sample.Sample | None,
+) -> ToldDevice:
+    """Return one device of a record, `last` being the last sample of the exporter."""
+    card, share, _ = part.device.partition(SHARE)
+    memory = device.memory_mib << 20 or None if device else None
+    observed = last.devices.get(card) if last else None
+    if observed and observed.memory_total and observed.memory_total <= MOST_MEMORY:
+        memory = observed.memory_total
+    seconds, usage = part.held, UNKNOWN_USAGE
+    if account is not None and seconds is not None:
+        usage = clamp_device_usage(account, part.owner, seconds, memory)
+    if share:
+        seconds, usage = share_of_card(seconds, usage, part.owner.places)
     minor = part.owner.minor  # N of its /dev/nvidiaN
     plain = minor.isascii() and minor.isdigit()
-    return {
-        "id": part.card,
-        "held_seconds": round_to_milli(card_seconds(part)),
+    fields = {
+        "id": card,
+        "held_seconds": round_to_milli(seconds),
         "busy_seconds": round_to_milli(usage.busy),
         "observed_seconds": round_to_milli(usage.observed),
         "index": device.index if device else None,
@@ -299,10 +298,9 @@ def build_history_device(
         "last_busy": round_to_milli(usage.last_busy),
         "foreign_seconds": round_to_milli(usage.foreign),
         "how": parse_release_reason(part.how)[0],
-        **(
-            {"share": True, "places": part.owner.places or None} if part.card != part.device else {}
-        ),
+        **({"share": True, "places": part.owner.places or None} if share else {}),
     }
+    return ToldDevice(card, seconds, usage, fields)
 
 
 def parse_release_reason(how: str) -> tuple[str, str]:

@@ -220,9 +220,9 @@ class OpenFiles:
             return -1
 
     def _opened_by(self, pid: int, uid: "int | None") -> set[str]:
-        """Return the devices that a process, no service, has open, if it is of `uid`; raise OSError.
+        """Return the devices that a process has open, if it is of `uid` (None: anybody), no service.
 
-        None is anybody.
+        Raises OSError.
         """
         held: set[str] = set()
         if uid is not None and not self.scan.is_process_of(pid, uid):

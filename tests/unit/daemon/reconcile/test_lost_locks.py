@@ -12,12 +12,14 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import free_lock
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.history.pending import find_lost_claims, is_claim_fully_released
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.report_messages import reconcile_event_messages
 from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node.procfs import ProcessStatus
 from gpulock.sge.prolog import RECORD
 from gpulock.store import atomic, claim_records, owner
 from gpulock.store.locks import LockStore
@@ -256,15 +258,20 @@ def test_a_lost_lock_that_cannot_be_read_is_held(box: Box) -> None:
     assert holders(box)[1]
 
 
-def test_nothing_is_put_back_where_no_process_can_be_seen(box: Box) -> None:
+def test_nothing_is_put_back_where_no_process_can_be_seen(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who shares a lock could not be found out: claims are refused until then."""
     ask(box)
     lose_all(box.lock / "locks")
-    node = box.node()
-    judge = judge_of(node)
-    judge.scan.blind = "hidden"
+
+    def see_nothing(scan: ProcessScan) -> dict[int, ProcessStatus]:
+        scan.blind = "hidden"
+        return {}
+
+    monkeypatch.setattr(ProcessScan, "statuses", see_nothing)
     with pytest.raises(Refusal):
-        reconcile_locks(node, judge, soon())
+        again(box)
     assert box.locks() == []
 
 

@@ -220,7 +220,7 @@ class OpenFiles:
             return -1
 
     def _opened_by(self, pid: int, uid: "int | None") -> set[str]:
-        """Return the devices that a process has open, if it is of `uid` (None: anybody), no service.
+        """Return the devices that a process of `uid` (None: anybody) has open, unless a service.
 
         Raises OSError.
         """

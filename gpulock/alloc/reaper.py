@@ -127,8 +127,8 @@ class Reaper:
         self._asks_memory = node.settings.leftover_processes != "off"
         self._memory: "Handover | None" = None
         self._quiet: "float | None" = None
-        # the claim that had each lock, by its token; None where a lock had no owner yet
-        self._ahead: "dict[str, str | None] | None" = None
+        # the claim that had each lock, by its token; empty where a lock had no owner yet
+        self._ahead: "dict[str, str] | None" = None
 
     def judge_ahead(self, uids: "Iterable[int]" = ()) -> None:
         """Judge the locks before the gate is taken, so that nobody waits there for these looks.
@@ -139,7 +139,7 @@ class Reaper:
         reap_locks(self, dry_run=True)
         for uid in uids:
             self.files.look(uid)
-        self._ahead = {name: lock.owner and lock.owner.token for name, lock in self.held.items()}
+        self._ahead = {n: one.owner.token if one.owner else "" for n, one in self.held.items()}
         self.files.sealed = True
 
     def read_locks(self) -> None:
@@ -170,7 +170,8 @@ class Reaper:
         """
         outcome = decide_reap(lock, self.judge, self.files, self.held, over)
         record, store = lock.owner, self.node.store
-        if self._ahead is not None and self._ahead.get(lock.id, "") != (record and record.token):
+        token = record.token if record else ""
+        if self._ahead is not None and self._ahead.get(lock.id) != token:
             outcome.act, outcome.reason = HELD, "it was claimed while the node was looked at"
         asked = outcome.act == FREED and self._asks_memory
         if asked and (kept := self.memory_reason(lock)):

@@ -130,10 +130,8 @@ def pick_free_devices(
         for d in found
         if not d.fault and not any([devices.lock_ids_overlap(d.id, t) for t in taken])
     ]
-    if os.access(f"{node.store.path}/suspects", os.F_OK):
-        from gpulock.store.suspects import read_suspect_cards
-
-        suspects = read_suspect_cards(node.store.path, node.boot_id)
+    if os.access(f"{node.store.path}/{quarantine.SUSPECTS}", os.F_OK):
+        suspects = quarantine.read_suspect_cards(node.store.path, node.boot_id)
         want.last |= {d.id for d in free if d.bus in suspects}
     if want.wanted:
         free = [d for d in free if d.id in want.wanted]

@@ -3,6 +3,9 @@
 
 Hot: every claim lists the two folders, `quarantine/` (out of service) and `reserves/` (an
 administrator's lock to be put back after a boot). One file a device: when, by whom, why.
+
+LOCK_DIR/suspects has the cards that claims take last. gpulockd writes it by the exporter's word. So
+it is a preference: it refuses no job a device, and what cannot be read of it counts as nothing.
 """
 
 import os
@@ -12,6 +15,8 @@ from gpulock.errors import BROKEN, Refusal
 from gpulock.store import atomic, kv
 
 QUARANTINE, RESERVES = "quarantine", "reserves"
+SUSPECTS = "suspects"
+SUSPECTS_LINE = "gpulock-suspects 1"
 POLICY = "gpulock"  # by whom, where no administrator did it; the cause stands before a colon
 
 
@@ -69,3 +74,12 @@ def remove_device_note(state_dir: str, folder: str, device: str) -> None:
     """Take a note back; raise FileNotFoundError when there is none."""
     os.unlink(f"{state_dir}/{folder}/{device}")
     atomic.fsync_path(f"{state_dir}/{folder}/.")
+
+
+def read_suspect_cards(lock_dir: str, boot_id: str) -> dict[str, str]:
+    """Return why each card is suspect, by bus id; nothing where that is not known."""
+    try:
+        pairs = kv.decode_pairs(atomic.read_text(f"{lock_dir}/{SUSPECTS}"), SUSPECTS_LINE)
+    except (OSError, kv.MalformedError):
+        return {}
+    return pairs if pairs.pop("boot_id", "") == boot_id else {}

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from gpulock.alloc.process_owner import RUN
 from gpulock.daemon.health.state import HealthState, parse_health_state
+from gpulock.daemon.health.suspects import write_suspect_cards
 from gpulock.daemon.history.record import (
     ClaimedDevice,
     ExporterSamples,
@@ -40,8 +41,7 @@ from gpulock.store.counters import ClaimCounters
 from gpulock.store.foreign import ForeignUse, read_foreign_uses, write_foreign_uses
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner, encode_owner, parse_owner
-from gpulock.store.quarantine import QUARANTINE, read_device_notes
-from gpulock.store.suspects import read_suspect_cards, write_suspect_cards
+from gpulock.store.quarantine import QUARANTINE, read_device_notes, read_suspect_cards
 from gpulock.store.verdicts import VERSION_LINE as VERDICTS_LINE
 from gpulock.store.verdicts import read_dated_verdicts
 from gpulock.workstation.wire import (

@@ -22,8 +22,7 @@ from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.node.sample import SAMPLE, SAMPLE_LINE
 from gpulock.store import atomic
-from gpulock.store.quarantine import QUARANTINE, read_device_notes
-from gpulock.store.suspects import read_suspect_cards
+from gpulock.store.quarantine import QUARANTINE, read_device_notes, read_suspect_cards
 from tests.support.trees import bus
 from tests.world.accidents import reboot, shepherd_dies
 from tests.world.actors import Cast, Play, gpulockd, reap, run_claim, sge_job, slurm_job

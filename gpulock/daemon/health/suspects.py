@@ -9,7 +9,8 @@ names it to the claims. So it names a card of which a check has failed that conc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from gpulock.daemon.core.journal import DaemonJournal
@@ -21,8 +22,9 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 from gpulock.node import sample
 from gpulock.node.context import Node
+from gpulock.store import atomic, kv
 from gpulock.store.checks import read_card_checks
-from gpulock.store.suspects import read_suspect_cards, write_suspect_cards
+from gpulock.store.quarantine import SUSPECTS, SUSPECTS_LINE, read_suspect_cards
 
 LONGEST = 200  # characters of a reason
 
@@ -55,3 +57,16 @@ class SuspectWriter(Chore):
             for bus, why in lost.items()
         }
         self._journal.log_changes("suspects", lasting)
+
+
+def write_suspect_cards(lock_dir: str, found: Mapping[str, str], boot_id: str) -> None:
+    """Replace why each card is suspect, by bus id; without any the file goes. Raises OSError."""
+    path = f"{lock_dir}/{SUSPECTS}"
+    if found:
+        text = f"{SUSPECTS_LINE}\n{kv.encode_pairs([('boot_id', boot_id), *sorted(found.items())])}"
+        atomic.replace_file(path, text.encode("utf-8", "replace"))
+    else:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices, claim_preferring_unused
+from gpulock.daemon.health.suspects import write_suspect_cards
 from gpulock.errors import BUSY
 from gpulock.store import boot, quarantine
-from gpulock.store.suspects import write_suspect_cards
 from tests.support.claims import ask, holder, ids, never, refused, totals
 from tests.support.faults import fail_at
 from tests.support.trees import NAME, OTHER_BOOT, Box, bus, record, soon
@@ -275,6 +277,27 @@ def test_a_card_that_does_not_answer_is_taken_last_and_refused_to_nobody(box: Bo
     write_suspect_cards(node.store.path, {bus(0): "GPU is lost", bus(2): "hangs"}, node.boot_id)
     assert ids(ask(box)) == [bus(1), bus(3)]
     assert ids(ask(box, job_id="123", pid=501)) == [bus(0), bus(2)]
+
+
+def test_a_claim_that_reads_of_suspects_loads_nothing_for_it(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find and load a module takes a hook 0.1 ms, and the file a third of that."""
+    load, loaded = builtins.__import__, set[str]()
+
+    def note(name: str, *words: Any) -> Any:
+        loaded.add(name)
+        return load(name, *words)
+
+    node = box.node()
+    node.store.check(make=True)
+    monkeypatch.setattr(builtins, "__import__", note)
+    ask(box, 1)
+    before = set(loaded)
+    write_suspect_cards(node.store.path, {bus(1): "GPU is lost"}, node.boot_id)
+    grant = ask(box, 1, job_id="123", pid=501)
+    assert loaded == before
+    assert ids(grant) == [bus(2)]
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "gpulock-suspects 1\nboot_id=x\n{bus}=lost\n"])

@@ -23,7 +23,7 @@ from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.node.sample import DeviceSample, parse_sample_fields
 from gpulock.store.checks import CardChecks, has_passed_command, read_card_checks, write_card_checks
-from gpulock.store.suspects import read_suspect_cards
+from gpulock.store.quarantine import read_suspect_cards
 from tests.support.claims import never
 from tests.support.health_site import Ward
 from tests.support.trees import BOOT, bus, judge_of, record, soon

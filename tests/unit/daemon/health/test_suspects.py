@@ -9,7 +9,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
-from gpulock.store.suspects import read_suspect_cards
+from gpulock.store.quarantine import read_suspect_cards
 from tests.support.claims import never
 from tests.support.health_site import Ward
 from tests.support.trees import bus, judge_of, record, soon

@@ -58,8 +58,9 @@ class KindSite(Site):
         self.split = True
 
     def inventory(self) -> str:
-        """Return what the exporter tells of the instances now."""
-        pairs = {f"gpu.{bus(SPLIT)}.mig": "1"} if self.split else {}
+        """Return what the exporter tells of the cards and instances now."""
+        pairs = {f"gpu.{bus(number)}.mig": "0" for number in range(len(MODELS))}
+        pairs[f"gpu.{bus(SPLIT)}.mig"] = str(int(self.split))
         for number, name in enumerate(INSTANCES if self.split else ()):
             start = f"mig.{bus(SPLIT)}.{name}"
             pairs |= {f"{start}.uuid": f"MIG-{number}", f"{start}.profile": PROFILE}

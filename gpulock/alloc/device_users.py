@@ -92,7 +92,7 @@ class OpenFiles:
 
     __slots__ = (
         *("_dev_root", "_driver_root", "_end", "_keys", "_late", "_looks", "_mounts"),
-        *("_services", "_spent", "blind", "dark", "ids", "scan", "sealed", "seconds"),
+        *("_services", "_simulated", "_spent", "blind", "dark", "ids", "scan", "sealed", "seconds"),
     )
 
     def __init__(
@@ -103,6 +103,8 @@ class OpenFiles:
     ) -> None:
         self.scan = scan
         self._dev_root, self._driver_root = settings.dev_root, settings.driver_root
+        # of a simulated node, perhaps below /dev/shm
+        self._simulated = () if self._dev_root == "/dev" else (f"{self._dev_root}/",)
         self._services = frozenset(settings.allowed_processes)
         self._keys: dict[tuple[int, int, int], list[str]] = {}
         # by user, or None for all: the pids by device, and why there may be more
@@ -256,7 +258,13 @@ class OpenFiles:
                     # no call returns a path of more than a page (d_path(9)): any user can have
                     # such a file open, and it says nothing about what the file is
                     link = LONG_PATH
-                if not may_be_device_node(link, self._dev_root):
+                # Only what may be a node by its path is looked at more closely. `/nvidia0` is how a
+                # container's own /dev shows from outside. A node that was bound to a path
+                # elsewhere is not found; the job's supplementary group still is.
+                may_be = link.startswith("/nvidia") and "/" not in link[1:]
+                if link.startswith("/dev/") and not link.startswith(COMMON):
+                    may_be = True
+                if not may_be and not link.startswith(self._simulated):
                     continue
                 key = self._mounts.key(pid, folder, fd)
             except FileNotFoundError:
@@ -265,20 +273,6 @@ class OpenFiles:
                 raise TimeoutError(folder)
             if key is not None:
                 held.update(self._keys.get(key, ()))
-
-
-def may_be_device_node(link: str, dev_root: str) -> bool:
-    """Return whether an open file may be a device node, by its path alone.
-
-    Only then is it looked at more closely (node.mounts). `/nvidia0` is how a container's own
-    /dev shows from outside. A node that was bound to a path elsewhere is not found; the job's
-    supplementary group still is.
-    """
-    if link.startswith("/dev/") and not link.startswith(COMMON):
-        return True
-    if dev_root != "/dev" and link.startswith(f"{dev_root}/"):
-        return True  # a simulated node, perhaps below /dev/shm
-    return link.startswith("/nvidia") and "/" not in link[1:]
 
 
 def remaining_job_process(lock: Lock, judge: Judge) -> str:

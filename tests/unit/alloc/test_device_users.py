@@ -343,6 +343,15 @@ def test_a_process_that_vanished_unread_has_the_processes_listed_again(
     ],
 )
 def test_a_file_is_looked_at_more_closely_where_its_path_may_be_a_devices(
-    path: str, may_be: bool
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, path: str, may_be: bool
 ) -> None:
-    assert device_users.may_be_device_node(path, "/dev") == may_be
+    closely: list[str] = []
+
+    def key(_: Mounts, pid: int, folder: str, fd: str) -> None:
+        del pid, folder
+        closely.append(fd)
+
+    monkeypatch.setattr(Mounts, "key", key)
+    stage.settings = Settings({"DEV_ROOT": "/dev"})
+    stage.fake.add(700, fds={9: Path(path)})
+    assert (stage.who(), closely) == ([], ["9"] * may_be)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One at a time: one gpulockd a node, and one installation (flock(2), through filelock).
+"""One at a time: one gpulockd a node, and one author of the history (flock(2), through filelock).
 
 The kernel frees such a lock when its holder dies. The file stays: without it two could hold two
 files of one name. A link is not followed.

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import IO, ClassVar, Final
 
 from gpulock.alloc.reaper import FREED
+from gpulock.daemon.core.instance_lock import private_file_lock
 from gpulock.daemon.history import pending
 from gpulock.daemon.history.pending import EndedClaims
 from gpulock.daemon.history.record import (
@@ -29,13 +30,12 @@ from gpulock.daemon.history.record import (
 )
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import ROUND, Chore, Due
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import atomic, locks
 from gpulock.store.counters import read_history_dropped
-from gpulock.store.gate import Gate
 from gpulock.store.verdicts import PERIOD
 
 FOLDER: Final = "history"
@@ -124,7 +124,7 @@ class HistoryWriter(Chore):
         path = f"{folder}/{NAME}"
         atomic.mkdir_if_missing(folder)  # a site may set its mode, or have a link there
         count = 0
-        with Gate(folder, Deadline(LOCK_SECONDS)):
+        with private_file_lock(f"{folder}/gate", LOCK_SECONDS):
             done = self._find_written_claims(folder, path, ready, ends)
             if done:
                 pending.remove_written_claims(node, {token: ready[token] for token in done})

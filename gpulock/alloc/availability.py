@@ -185,8 +185,9 @@ def shortage_refusal(
     if want.share and not want.counted:
         from gpulock.alloc.shares import share_shortage_refusal
 
+        closed = [*whole_claims(held), *out]
         return share_shortage_refusal(
-            found, held, want, settings, lambda card: lock_holder(held, card, out)
+            found, held, closed, want, settings, lambda card: lock_holder(held, card, out)
         )
     if want.wanted:
         in_the_way = whole_claims(held) if want.share else held
@@ -238,7 +239,7 @@ def lock_holder(held: dict[str, Lock], device: str, out: dict[str, str]) -> str:
         if devices.lock_ids_overlap(name, device)
     ]
     away = [why for name, why in out.items() if devices.lock_ids_overlap(name, device)]
-    return " and ".join(holders) or (away[0] if away else "free")
+    return " and ".join(dict.fromkeys(holders)) or (away[0] if away else "free")
 
 
 def lock_owner_words(lock: Lock) -> str:

@@ -7,9 +7,9 @@ new place fits beside those that are held, so that the parts of a card are one c
 """
 
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
-from gpulock.node.devices import SHARE, Device, place_device
+from gpulock.node.devices import SHARE, Device, lock_ids_overlap, place_device
 from gpulock.node.settings import Settings
-from gpulock.node.shares import count_places_by_card
+from gpulock.node.shares import count_places_by_card, parse_share_word
 from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
@@ -27,26 +27,50 @@ def check_share_request(found: list[Device], want: "ClaimRequest", settings: Set
     """Raise Refusal for shares that the node can never, or not in its present state, give."""
     places = count_places_by_card(found, settings.shares)
     cards = [device for device in found if device.id in places]
-    if not cards:
-        raise Refusal(INVALID_REQUEST, "this node has no shares of a GPU", "ask for whole GPUs")
+    gone = count_gone_places(found, settings)
+    if not cards and (want.wanted or not gone):
+        from gpulock.node.kinds import format_device_kinds
+
+        why = f"this node has no shares of a GPU, but {format_device_kinds(found)}"
+        raise Refusal(INVALID_REQUEST, why, "ask for these")
     for device in found:
         if device.id in want.wanted and device.id not in places:
             names = ", ".join([str(card.index) for card in cards])
             why = f"GPU {device.index} has no shares: GPU {names} has"
             raise Refusal(INVALID_REQUEST, why, "ask for it whole, or for another")
-    whole = sum(places.values())
-    working = sum([places[card.id] for card in cards if not card.fault])
+    there = {**places, **gone}
+    whole = sum(there.values())
+    working = {card.id: places[card.id] for card in cards if not card.fault}
+    asked = format_requested_shares(want.count)
     if want.count > whole:
-        why = f"{format_requested_shares(want.count)}, this node has {whole}"
-        raise Refusal(INVALID_REQUEST, why, "ask for fewer")
-    most = max(places.values())
+        raise Refusal(INVALID_REQUEST, f"{asked}, this node has {whole}", "ask for fewer")
+    most = largest_share_claim(there, settings)
     if settings.share_mps and (want.count > most or len(want.wanted) > 1):
-        why = f"{format_requested_shares(want.count)}, and MPS serves one card: at most {most}"
+        why = f"{asked}, and MPS serves one card: at most {most}"
+        raise Refusal(INVALID_REQUEST, why, "ask for fewer")
+    if want.count > most and not want.wanted:
+        why = f"{asked}, at most {most} here are of cards with as many places each"
         raise Refusal(INVALID_REQUEST, why, "ask for fewer")
     broken = [card.id for card in cards if card.fault and card.id in want.wanted]
-    if want.count > working or broken:
-        why = f"{format_requested_shares(want.count)}, {working} of {whole} work"
+    work = largest_share_claim(working, settings)
+    if broken or (want.count > work and not want.wanted):
+        why = f"{asked}, {work} of {most} work"
         raise Refusal(BROKEN, why, "see gpulock status for the missing card")
+
+
+def count_gone_places(found: list[Device], settings: Settings) -> dict[str, int]:
+    """Return the places of cards that are expected and not there, by their word of SHARES."""
+    if settings.expected_gpus <= len({device.bus for device in found}):
+        return {}
+    words = [word for word in settings.shares if not count_places_by_card(found, (word,))]
+    return {word: parse_share_word(word)[1] for word in words}
+
+
+def largest_share_claim(places: dict[str, int], settings: Settings) -> int:
+    """Return how many places one claim may get: of one MPS, or of cards with as many each."""
+    counts = [*places.values()]
+    cards = {number: 1 if settings.share_mps else counts.count(number) for number in counts}
+    return max([number * count for number, count in cards.items()], default=0)
 
 
 def holds_places(held: dict[str, Lock], template: "Owner", found: list[Device]) -> bool:
@@ -152,19 +176,30 @@ def make_chosen_places(
 def share_shortage_refusal(
     found: list[Device],
     held: dict[str, Lock],
+    closed: list[str],
     want: "ClaimRequest",
     settings: Settings,
     holder: "Callable[[str], str]",
 ) -> Refusal:
-    """Return the refusal that says who has the shares; `holder` gives that for a card."""
+    """Return the refusal that says who has the shares; `holder` gives that for a card.
+
+    `closed` are the ids of what gives no places now.
+    """
     places = count_places_by_card(found, settings.shares)
     cards = [device for device in found if device.id in (want.wanted or places)]
     total = sum([places[card.id] for card in cards])
-    taken = sum([min(places[card.id], len(shares_of_card(card.id, held))) for card in cards])
+    usable = [
+        card.id
+        for card in cards
+        if not card.fault and not any([lock_ids_overlap(card.id, name) for name in closed])
+    ]
+    free = sum([count_free_places(name, places[name], held) for name in usable])
+    owners = [lock.owner for name in usable for lock in shares_of_card(name, held)]
+    others = settings.share_users == "one" and any([o and o.uid != want.uid for o in owners])
+    alone = ", a card is one user's at a time" if others else ""
     names = "; ".join([f"{card.index}: {holder(card.id)}" for card in cards])
-    alone = ", a card is one user's at a time" if settings.share_users == "one" else ""
     return Refusal(
         BUSY,
-        f"{format_requested_shares(want.count)}, {taken} of {total} held{alone} ({names})",
+        f"{format_requested_shares(want.count)}, {free} of {total} free{alone} ({names})",
         "the job can run when others have ended",
     )

@@ -106,7 +106,9 @@ def test_several_places_are_of_one_card_and_the_mask_names_it_once(box: Box) -> 
 
 
 def test_places_of_unlike_cards_are_never_mixed(box: Box) -> None:
-    assert fails(box, 1, 6).kind == BUSY
+    refusal = fails(box, 1, 5)
+    assert refusal.kind == INVALID_REQUEST, "else the job waits for ever"
+    assert refusal.why == "5 shares asked for, at most 4 here are of cards with as many places each"
     box.settings["SHARES"] = "2:4 3:4"
     take(box, 1, 2)
     grant = take(box, 2, 6)
@@ -181,6 +183,17 @@ def test_beside_an_owner_that_cannot_be_read_nobody_gets_a_place(box: Box, users
     assert fails(box, 2).kind == BUSY
 
 
+def test_who_has_the_places_is_said_once_and_how_many_are_free(box: Box) -> None:
+    take(box, 1, 2)
+    take(box, 2)
+    mine = fails(box, 3, 4).why
+    assert mine == "4 shares asked for, 3 of 6 free (2: job 1 and job 2; 3: free)"
+    other = fails(box, 3, 4, uid=1001).why
+    assert ", 3 of 6 free, a card is one user's at a time (" in other
+    take(box, 4, share=False, wanted=(bus(3),))
+    assert ", 1 of 6 free (2: job 1 and job 2; 3: job 4)" in fails(box, 3, 2).why
+
+
 # --- what cannot be -------------------------------------------------------------------------------
 
 
@@ -193,6 +206,7 @@ def test_beside_an_owner_that_cannot_be_read_nobody_gets_a_place(box: Box, users
         ("2:4", 1, (bus(1),), INVALID_REQUEST, "GPU 1 has no shares: GPU 2 has"),
         ("3:4", 1, (), BROKEN, "1 share asked for, 0 of 4 work"),
         ("2:4 3:4", 1, (bus(3),), BROKEN, "4 of 8 work"),
+        ("1:2 2:4 3:4", 5, (), BROKEN, "5 shares asked for, 4 of 8 work"),
     ],
 )
 def test_what_the_node_can_never_give_is_told(
@@ -202,6 +216,22 @@ def test_what_the_node_can_never_give_is_told(
     box.settings["SHARES"] = shares
     told = fails(box, 1, count, wanted=wanted)
     assert (told.kind, why in told.why) == (kind, True), told.why
+
+
+@pytest.mark.parametrize(
+    ("shares", "count", "kind", "why"),
+    [
+        ("4:4", 1, BROKEN, "1 share asked for, 0 of 4 work"),
+        ("2:4 4:4", 5, BROKEN, "5 shares asked for, 4 of 8 work"),
+        ("2:4 4:4", 9, INVALID_REQUEST, "9 shares asked for, this node has 8"),
+    ],
+)
+def test_places_of_a_card_that_fell_off_the_bus_are_the_nodes_fault(
+    box: Box, shares: str, count: int, kind: str, why: str
+) -> None:
+    box.settings |= {"SHARES": shares, "EXPECTED_GPUS": "5"}
+    told = fails(box, 1, count)
+    assert (told.kind, told.why) == (kind, why)
 
 
 @pytest.mark.parametrize("folder", [quarantine.QUARANTINE, quarantine.RESERVES])

@@ -31,7 +31,7 @@ def resolve_kinds(node: Node, found: list[Device], want: "ClaimRequest") -> None
     for kind, count in want.kinds:
         check_kind_possible(node, found, kind, count, node.settings.expected_gpus - cards)
     if not choose_by_kind([d for d in found if not d.fault], want, {}):
-        raise unmatched_kind_refusal(found, format_requested_kinds(want))
+        raise unmatched_kind_refusal(node, found, format_requested_kinds(want))
 
 
 def check_kind_possible(node: Node, found: list[Device], kind: str, count: int, gone: int) -> None:
@@ -55,14 +55,13 @@ def check_kind_possible(node: Node, found: list[Device], kind: str, count: int, 
     if kind.startswith(MIG) and has_untold_instances(node, found):
         why = f"{asked}: no exporter tells the profiles of this node's instances"
         raise Refusal(UNKNOWN, why, "see gpulock inventory")
-    raise unmatched_kind_refusal(found, asked if fit else f"{kind.replace(':', ' ')}")
+    raise unmatched_kind_refusal(node, found, asked if fit else f"{kind.replace(':', ' ')}")
 
 
-def unmatched_kind_refusal(found: list[Device], asked: str) -> Refusal:
+def unmatched_kind_refusal(node: Node, found: list[Device], asked: str) -> Refusal:
     """Return the refusal of what the node does not have, with what it has."""
-    return Refusal(
-        INVALID_REQUEST, f"{asked}: this node has {format_device_kinds(found)}", "ask for these"
-    )
+    there = format_device_kinds(found, node.settings.shares)
+    return Refusal(INVALID_REQUEST, f"{asked}: this node has {there}", "ask for these")
 
 
 def has_untold_instances(node: Node, found: list[Device]) -> bool:
@@ -118,8 +117,6 @@ def choose_one_kind(
     """
     unused = [device for device in fit if device.id not in last]
     for some in (unused, fit):
-        if count == 1 and some:
-            return choose_devices(some, 1, links)
         groups = [group for group in group_by_model(some) if len(group) >= count]
         if groups:
             return choose_devices(min(groups, key=len), count, links)

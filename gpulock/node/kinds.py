@@ -123,9 +123,14 @@ def count_requestable_kinds(found: list[Device]) -> dict[str, int]:
     return counts
 
 
-def format_device_kinds(found: list[Device]) -> str:
-    """Return what there is: `a100-sxm4-80gb (6), 3g.40gb (2)`."""
+def format_device_kinds(found: list[Device], shares: tuple[str, ...] = ()) -> str:
+    """Return what there is: `a100-sxm4-80gb (6), 3g.40gb (2), share (8)`; `shares` are SHARES."""
     counts = count_device_kinds(found)
+    if shares:
+        from gpulock.node.shares import count_places_by_card
+
+        places = sum(count_places_by_card(found, shares).values())
+        counts |= {SHARE_KIND: places} if places else {}
     return ", ".join([f"{kind} ({count})" for kind, count in counts.items()]) or "no GPU"
 
 

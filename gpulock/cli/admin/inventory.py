@@ -61,7 +61,9 @@ def format_inventory_lines(
     result += table.render_table(
         COLUMNS, [inventory_device_cells(device) for device in found], max(width, table_width)
     )
-    result.append(f"Kinds that a job may ask for: {format_device_kinds(found)}")
+    result.append(
+        f"Kinds that a job may ask for: {format_device_kinds(found, node.settings.shares)}"
+    )
     result += table.render_facts(
         [(f"GPU {device.label()}", device.fault) for device in found if device.fault], width
     )

@@ -114,8 +114,11 @@ def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
     if model is not None or mig is not None:
         try:
             kind = parse_kind(f"{MODEL}{model}" if model is not None else f"{MIG}{mig}")
-        except ValueError as fault:
-            raise click.UsageError(f"--{'model' if mig is None else 'mig'} {fault}.") from fault
+        except ValueError:
+            wrong = f"--mig must be a profile as in 3g.40gb, not {mig!r}."
+            if mig is None:
+                wrong = f"--model must be a name as in a100 or a100*, not {model!r}."
+            raise click.UsageError(wrong) from None
         return ClaimRequest(count or 1, kinds=((kind, count or 1),))
     if devices is None:
         if count is None and not share:

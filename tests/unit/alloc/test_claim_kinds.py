@@ -93,6 +93,11 @@ def test_a_plain_request_gets_cards_of_one_model(two_models: Box) -> None:
     assert ids(ask(two_models, 3, job_id="13")) == [bus(2), bus(3), bus(4)]
 
 
+def test_one_card_is_of_the_model_with_the_fewest_free(two_models: Box) -> None:
+    ask_kinds(two_models, ("model:h200", 2), job_id="13")
+    assert ids(ask(two_models, 1)) == [bus(4)], "two A100 are left to a job of two"
+
+
 def test_a_plain_request_of_more_than_one_models_cards_is_invalid(two_models: Box) -> None:
     refusal = refused(two_models, 4)
     assert refusal.kind == INVALID_REQUEST

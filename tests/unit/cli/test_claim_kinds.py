@@ -58,6 +58,31 @@ def test_a_kind_that_is_not_here_is_told_with_what_is(two_models: Site) -> None:
     assert "5 GPUs asked for, all of one model: this node has" in text
 
 
+def test_shares_are_among_what_there_is(tmp_path: Path) -> None:
+    classroom = Site(tmp_path, "classroom")
+    there = "rtx-4090 (2), share (4)"
+    assert f"Kinds that a job may ask for: {there}\n" in classroom.call("inventory").stdout
+    assert f"model h100: this node has {there}; ask" in refused(classroom, "--model", "h100")
+
+
+def test_where_there_are_no_shares_it_is_told_what_there_is(two_models: Site) -> None:
+    text = refused(two_models, "--share")
+    assert "no shares of a GPU, but a100-sxm4-80gb (4), h200 (4); ask for these" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "why"),
+    [
+        ("--mig", "h200", "--mig must be a profile as in 3g.40gb, not 'h200'"),
+        ("--model", "a 1/2", "--model must be a name as in a100 or a100*, not 'a 1/2'"),
+    ],
+)
+def test_a_word_that_is_none_is_told_by_its_option(
+    split: Site, option: str, word: str, why: str
+) -> None:
+    assert why in refused(split, option, word)
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -8,7 +8,7 @@ from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, find_stray_path
-from gpulock.node.devices import NO_INSTANCE
+from gpulock.node.devices import NO_INSTANCE, SHARE
 from gpulock.text.advice import (
     ADMINISTRATOR,
     NEEDS_INSTANCE,
@@ -101,7 +101,8 @@ def next_command(row: DeviceState) -> str:
     """Return what to do about a row that needs attention."""
     name = row.device.label() if row.device else row.id
     if row.state == states.STALE and not row.reason.endswith(MEMORY_CHECK_PENDING):
-        return "the next claim or gpulock reap frees it"
+        what = "its place" if row.lock and SHARE in row.lock.id else "it"
+        return f"the next claim or gpulock reap frees {what}"
     if row.state == states.MISSING:
         return f"gpulock why {name}" if row.lock else "look at dmesg for the card"
     if row.state == states.NOT_KNOWN and row.lock and row.lock.fault:

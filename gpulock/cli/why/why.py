@@ -8,7 +8,7 @@ import os
 import click
 
 from gpulock.alloc.process_owner import is_claim_process
-from gpulock.alloc.states import FREE, QUARANTINED, DeviceState
+from gpulock.alloc.states import FREE, MISSING, QUARANTINED, DeviceState
 from gpulock.cli.complete import complete_subject
 from gpulock.cli.select import JOB, SelectError, Subject, parse_lock_id, parse_subject
 from gpulock.cli.session import (
@@ -50,6 +50,8 @@ from gpulock.text.words import (
     format_lock_holder,
     short_model,
 )
+
+NEXT_HOLDER = ("", "")  # an empty line
 
 
 @click.command()
@@ -119,17 +121,25 @@ def explain_device(view: StatusView, sight: ProcessView, row: DeviceState, width
     said = known is not None and known.proof == row.reason
     found: FactList = [("reason", row.reason)] if row.reason and not said else []
     ids = [row.id] if row.device else []
-    for lock, *_ in group_row_claims(row):
+    claims = [locks[0] for locks in group_row_claims(row)]
+    each = len(claims) > 1 and row.state not in (QUARANTINED, MISSING)
+    for lock in claims:
         if lock.owner:
             found.append(("holder", format_holder_and_queue(lock)))
         found += describe_lock(view, sight, lock, ids)
+        if each:
+            found += next_step_facts(view, sight, view.row_of_lock(row, lock))
+            found.append(NEXT_HOLDER)
     if row.lock is None and row.device is not None:
         found.append(("open", describe_open_device(view, sight, row.id)))
     found += describe_observed_use(view, row)
     if row.lock is None and row.device is not None:
         found += last_holder_facts(view, row.id)
     found += describe_health_steps(view, row.id)
-    found += next_step_facts(view, sight, row)
+    if not each:
+        found += next_step_facts(view, sight, row)
+    elif found[-1] == NEXT_HOLDER:
+        found.pop()
     name = f"GPU {row.device.label()}" if row.device else row.id
     place = f"  {row.device.bus}  {short_model(row.device.model)}" if row.device else ""
     head = f"{table.bold_text(name)}{place}  {table.paint_text(word.text, word.colour)}"

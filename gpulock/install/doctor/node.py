@@ -28,6 +28,7 @@ from gpulock.node.shares import count_places_by_card
 from gpulock.store import atomic, boot
 from gpulock.store.counters import read_history_dropped
 from gpulock.store.locks import RELEASED_CAP, LockStore
+from gpulock.store.owner import Owner
 
 _MEND = "correct the file, or upgrade gpulock here where the key is of a later version"
 MPS_MEMORY_DRIVER = 495  # of CUDA 11.5, the first that limits memory (docs/facts/nvml.md, mps)
@@ -193,12 +194,15 @@ def check_shares(settings: Settings) -> Iterator[Check]:
             yield warning(what, "set SHARE_USERS=one, unless they trust each other")
         else:
             yield ok(f"{names}, for one user at a time")
+    waiting: dict[tuple[str, str], list[Owner]] = {}
     for name, lock in sorted(held.items()):
         card, share, _ = name.partition(SHARE)
-        before, now = lock.owner.places if lock.owner else 0, places.get(card, 0)
-        if share and before and before != now:
-            what = f"{lock.owner.job() if lock.owner else name} holds one of {before} places of"
-            yield warning(f"{what} {card}, SHARES says {now}: that counts when it ends")
+        if share and lock.owner and lock.owner.places not in (0, places.get(card, 0)):
+            waiting.setdefault((card, lock.owner.token), []).append(lock.owner)
+    for (card, _), owners in waiting.items():
+        part = f"{len(owners) if len(owners) > 1 else 'one'} of {owners[0].places} places of {card}"
+        what = f"{owners[0].job()} holds {part}, SHARES says {places.get(card, 0)}"
+        yield warning(f"{what}: that counts when it ends")
     for card in places if settings.share_users == "one" else ():
         owners = [one.owner for one in shares_of_card(card, held) if one.owner]
         if len({owner.uid for owner in owners}) > 1:

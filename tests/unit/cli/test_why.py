@@ -22,6 +22,7 @@ from gpulock.node.procfs import Proc
 from gpulock.store import refusal_notes
 from gpulock.store.boot import reserve_owner
 from gpulock.store.checks import CardChecks, write_card_checks
+from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import Site, dead_process
 from tests.support.fake_mps import leave_mps
 from tests.support.samples import Sampled
@@ -68,6 +69,23 @@ def test_a_shared_gpu_names_every_holder_and_each_job_its_gpu(site: Site) -> Non
         assert f"qstat -j {job}" in result.stdout
     freed = site.call("release", "2", "--force", "--reason", "test")
     assert freed.exit_code == 0 and freed.stdout.count("freed GPU 2") == 2
+
+
+def test_of_each_holder_of_a_shared_gpu_it_is_said_what_frees_it(site: Site) -> None:
+    for number in (1, 2):
+        name = f"{site.id(2)}.share{number}"
+        job = {"job_id": f"1{number}", "token": f"t{number}", "scheduler": "slurm"}
+        site.node().store.make(name, site.hold(devices=(name,), places=4, **job))
+    site.publish(t1=Verdict("dead", "its steps are gone"), t2=Verdict("alive", "it runs"))
+    said = [" ".join(line.split()) for line in site.call("why", "2").stdout.splitlines()]
+    assert [line for line in said if not line or line.startswith(("holder", "freed"))] == [
+        "holder job 11 of alice in gpu.q",
+        "freed by the next claim that needs it, or a reap",
+        "",
+        "holder job 12 of alice in gpu.q",
+        "freed by its epilog, when the job ends",
+    ]
+    assert said[-1] == "next scontrol show job 12"
 
 
 def test_a_gpu_of_which_its_test_tells_nothing_says_so(site: Site) -> None:

@@ -121,6 +121,17 @@ def test_a_place_that_an_earlier_setting_gave_waits(box: Box) -> None:
     ]
 
 
+def test_places_of_one_claim_wait_in_one_line(box: Box) -> None:
+    names = tuple(f"{bus(0)}.share{number}" for number in (1, 2, 3))
+    for name in names:
+        (box.lock / "locks" / name).mkdir(parents=True)
+        held = encode_owner(record(devices=names, places=4))
+        (box.lock / "locks" / name / "owner").write_text(held)
+    box.settings["SHARES"] = "0:2"
+    told = [what for state, what in shares_of(box) if state == WARNING]
+    assert told == [f"12 holds 3 of 4 places of {bus(0)}, SHARES says 2: that counts when it ends"]
+
+
 def test_users_who_share_a_card_that_is_one_users_now_wait(box: Box) -> None:
     for number, user in enumerate(("alice", "bob"), 1):
         name = f"{bus(0)}.share{number}"

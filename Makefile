@@ -37,6 +37,8 @@ SLURM := $(filter-out $(ITSELF),$(wildcard tests/labs/slurm/test_*.py))
 SGE := $(filter-out $(ITSELF),$(wildcard tests/labs/sge/test_*.py))
 # slurmd under systemd is of `make lab-systemd` and `make soak`: it takes a minute alone.
 SLURMD := tests/labs/systemd/test_slurmd.py
+# By their mark: one of them lies among the unit tests.
+INSTALL = $(sort $(shell grep -rl --include="test_*.py" "mark\.install" tests))
 OTHERS := $(filter-out $(ITSELF) $(SLURM) $(SGE) $(SLURMD),$(LABS))
 # Processes of one lab are none of another's business: each scheduler has a /proc of its own.
 ALONE := unshare --pid --fork --mount-proc --kill-child bash -c
@@ -113,7 +115,7 @@ booted: $(DEV)  ## unit and exporter tests on a machine that was booted 30 s and
 	    $(PYTEST) -n 4 --dist loadfile --timeout 120 -m "$(QUICK)" tests/unit tests/exporter tests/gpu; done
 others: $(DEV)
 	@$(LAB) -m lab $(OTHERS)
-	@$(LAB) -m "install and not soak" tests/install tests/unit/repository/test_nvml_double_faithful.py
+	@$(LAB) -m "install and not soak" $(INSTALL)
 	@$(ALONE) '$(PYTEST) -m sweep --timeout 1500 tests/sweep; exit $$?'
 
 lab-sge: $(DEV)  ## the lab with a real Grid Engine (root); GRIDENGINE=/opt/sge: the one below that folder

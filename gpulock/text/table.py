@@ -191,10 +191,13 @@ def wrap_sentence(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def render_facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Return indented lines of label and text, long texts wrapped below their beginning."""
+    """Return indented lines of label and text, long texts wrapped; of an empty pair a blank one."""
     lines: list[str] = []
     indent = max([len(label) for label, _ in pairs], default=0) + 2
     for label, text in pairs:
+        if not (label or text):
+            lines.append("")
+            continue
         first = "  " + click.style(label.ljust(indent), dim=True)
         wrapped = textwrap.wrap(
             text,

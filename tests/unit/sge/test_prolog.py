@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import pytest
 
@@ -30,6 +31,17 @@ def test_a_job_gets_what_it_asked_for(site: Site, capfd: pytest.CaptureFixture[s
     assert found["CUDA_VISIBLE_DEVICES"] == found["SGE_GPU"] == "0,1"
     assert found["JOB_ID"] == "12"
     assert capfd.readouterr().out == ""
+
+
+def test_a_node_of_one_model_without_shares_pays_for_no_kinds(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"gpulock.{name}" for name in ("alloc.kinds", "alloc.shares", "job.mps")]
+    names += ["gpulock.node.kinds", "gpulock.node.shares"]
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert start(site, site.run(gpus(2))) == RUN
+    assert [name for name in names if name in sys.modules] == []
 
 
 def test_the_record_in_the_spool_is_that_of_the_lock(site: Site) -> None:

@@ -44,6 +44,8 @@ def restore_signals() -> None:
 
 
 restore_signals()
+# A user's own may be 002, and then nothing that a test makes may be a lock directory.
+os.umask(0o022)
 
 
 def pytest_configure(config: pytest.Config) -> None:

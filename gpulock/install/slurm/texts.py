@@ -151,7 +151,7 @@ def slurm_conf_page(
         return []
     page += ["", *INSTALL_FIRST] if not all(hook.ours for hook in hooks) else []
     page += ["", "Then, at the controller: scontrol reconfigure (no restart is needed)."]
-    return [*page, "On a node without gpulockd run gpulock reap from cron every minute."]
+    return [*page, "Without gpulockd run gpulock reap from cron every minute."]
 
 
 def keep_site_hook(hook: InForceHook, paths: HookPaths) -> tuple[str, list[str]]:

@@ -176,6 +176,7 @@ def test_execds_own_words_must_name_the_same_job_and_task(
 ) -> None:
     site.run()
     child_of(monkeypatch, site)
+    site.settings["SIMULATION"] = str(site.root / "marker")  # its shepherd is the tester's own
     call = SgeHookCall(["hook", str(SHEPHERD)], {"JOB_ID": job_id, "SGE_TASK_ID": task_id})
     if same:
         assert find_spool(site.node(), call).job == "12"

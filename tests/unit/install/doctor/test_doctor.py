@@ -171,6 +171,10 @@ def other_shepherd_cmd(site: Site, command: str) -> None:
     (site.state / "sconf-node1").write_text(text)
 
 
+def terminals_of_an_admin_user(site: Site) -> None:
+    other_shepherd_cmd(site, "/site/shepherd")
+
+
 def no_shepherd(site: Site) -> None:
     (site.root / "sge/sge_shepherd").unlink()
 
@@ -252,6 +256,12 @@ def no_driver(site: Site) -> None:
         (queue_error, "queue states", "is in error", "qmod -cq gpu.q@node1"),
         (slave_tasks, "shepherd_cmd", "slave tasks get no GPU", "SGE_SHEPHERD=/site/shepherd"),
         (no_shepherd_cmd, "shepherd_cmd", "can run any program as root", "install sge again"),
+        (
+            terminals_of_an_admin_user,
+            "interactive jobs",
+            "puts its queue in error",
+            "shepherd_cmd",
+        ),
         (no_shepherd, "shepherd_cmd", "no job starts", "correct SGE_SHEPHERD"),
         (shepherd_that_does_not_run, "shepherd_cmd", "no job starts", "correct SGE_SHEPHERD"),
         (shepherd_of_another, "shepherd_cmd", "of SGE 8.1.8, execd of SGE 8.1.9", "SGE_SHEPHERD"),

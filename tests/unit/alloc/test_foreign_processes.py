@@ -347,6 +347,7 @@ def test_the_kernel_tells_numbers_upwards_and_which_are_threads() -> None:
     thread.join()
 
 
+@pytest.mark.root  # as the kernel makes the folder of such a process
 def test_a_process_that_cannot_be_seen_blinds_the_look_at_files_too(
     fake: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,15 +63,21 @@ def said(gpus: Gpulock, job: JobId, name: str = "STDIN", user: str = "glalice") 
 
 
 def wait_said(
-    gpus: Gpulock, job: JobId, text: str, *, name: str = "STDIN", seconds: float = 60.0
+    gpus: Gpulock,
+    job: JobId,
+    text: str,
+    *,
+    name: str = "STDIN",
+    seconds: float = 60.0,
+    user: str = "glalice",
 ) -> str:
     """Wait until a job or its hooks have printed `text`; return all they printed."""
     return until(
-        lambda: said(gpus, job, name) if text in said(gpus, job, name) else None,
+        lambda: told if text in (told := said(gpus, job, name, user)) else None,
         what=f"job {job} to print {text!r}",
         seconds=seconds,
         why=lambda: (
-            said(gpus, job, name) + gpus.sge.qstat("-u", "*") + gpus.sge.messages("qmaster")
+            said(gpus, job, name, user) + gpus.sge.qstat("-u", "*") + gpus.sge.messages("qmaster")
         ),
     )
 

@@ -282,6 +282,59 @@ def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
         assert site.gpus.locks(NODE) == {}
 
 
+@pytest.fixture
+def sharing(gpus: Gpulock) -> Iterator[Gpulock]:
+    """Let NODE count places, and its execd leave daemonised children of a job alone."""
+    gpus.sge.set_complex("gpu_share gpu_share INT <= YES YES 0 0")
+    gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16,gpu_share=8")
+    jobs.restart_execd(gpus, NODE, execd_params="ENABLE_ADDGRP_KILL=false")
+    yield gpus
+    gpus.sge.clear_jobs()
+    gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")
+    jobs.forget_conf(gpus, NODE, "execd_params")
+
+
+def test_a_shared_card_is_open_to_each_job_with_a_place_until_its_own_end(
+    sharing: Gpulock, site: Site
+) -> None:
+    """A whole job opens another card, and what a job leaves behind opens none any more."""
+    site.configure(SGE_COMPLEXES="gpu gpuj gpu_share=share", SHARES="6:4 7:4")
+    late, first, again, last = [gate_file(sharing, name) for name in ("late", "1", "2", "3")]
+    begin, wait = f"{site.probe}echo begun\n", waiting_for(last)
+    stray = f"(setsid sh -c '({waiting_for(late).strip()}; {site.probe.strip()}; echo out) &' &)\n"
+    one = site.submit("-l", "gpu_share=1", script=begin + stray + waiting_for(first))
+    two = site.submit("-l", "gpu_share=2", script=begin + waiting_for(again) + begin + wait)
+    whole = site.submit("-l", "gpu=1", script=begin + wait)
+    words = on(NODE, "-l", "gpu_share=1")
+    other = sharing.sge.submit("glbob", *words, stdin=begin + wait)
+    for user, job in (("glalice", one), ("glalice", two), ("glalice", whole), ("glbob", other)):
+        assert opened(wait_said(sharing, job, "begun", user=user)) == opens(site.own(job))
+    assert site.own(one) == site.own(two)
+    assert len(site.own(one) | site.own(whole) | site.own(other)) == 3
+    card, gid = site.own(one), jobs.group_of(sharing, NODE, one)
+    first.touch()
+    sharing.sge.wait_done(one)
+    assert len(held(sharing, NODE, one)) == 1  # of the process that is left
+    late.touch()
+    left = wait_said(sharing, one, "out").partition("begun")[2]
+    assert opened(left) == opens(set())
+    jobs.end_carriers(gid)
+    assert reap(sharing, NODE).acts().count(("freed", "dead")) == 1
+    again.touch()
+    until(lambda: said(sharing, two).count("begun") == 2, what="the neighbour's second probe")
+    assert opened(said(sharing, two).partition("begun")[2]) == opens(card)
+    last.touch()
+    for job in (two, whole, other):
+        sharing.sge.wait_done(job)
+    assert site.nothing_left()
+    assert sharing.locks(NODE) == {}
+
+
+def opens(own: set[str]) -> dict[str, set[str]]:
+    """Return what a probe finds that may open these GPUs alone."""
+    return {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+
+
 def closed(site: Site) -> set[tuple[int, int, int]]:
     """Return owner, group and mode of the GPUs' nodes, once each."""
     return {info for name, info in modes(site.dev).items() if name in ALL}

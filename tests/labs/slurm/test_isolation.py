@@ -106,6 +106,56 @@ def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
     go.touch()
 
 
+def test_a_shared_card_is_open_to_each_job_with_a_place_until_its_own_end(
+    slurm_gpus: Gpulock,
+) -> None:
+    """A whole job opens another card, and what a job leaves behind opens none any more."""
+    counts = {"v100": COUNT, "share": 8}
+    with confined_site(slurm_gpus, gres="count", counts=counts) as site:
+        site.configure(SHARES="2:4 3:4", SLURM_COUNT="slurmctld", SLURM_GRES="gpu gpux")
+        late, first, again, last = [gate_file(slurm_gpus, name) for name in ("late", "1", "2", "3")]
+        begin, wait = f"{site.probe}\necho begun\n", waiting_for(last)
+        stray = f"(setsid bash -c '({waiting_for(late).strip()}; {site.probe}; echo out) &' &)\n"
+        one = site.submit("--gres=gpux:share:1", text=begin + stray + waiting_for(first))
+        text = begin + waiting_for(again) + begin + wait
+        two = site.submit("--gres=gpux:share:2", text=text)
+        whole = site.submit("--gres=gpux:v100:1", text=begin + wait)
+        words = ("-w", NODE, "--gres=gpux:share:1")
+        other = site.slurm.submit("slbob", *words, script=begin + wait)
+        for job in (one, two, whole, other):
+            assert opened(wait_said(slurm_gpus, job, "begun")) == opens(site.own(job))
+        assert site.own(one) == site.own(two)
+        assert len(site.own(one) | site.own(whole) | site.own(other)) == 3
+        card = site.own(one)
+        first.touch()
+        site.slurm.wait_done(one)
+        until(
+            lambda: draining(slurm_gpus, one), what="the Epilog to leave its place to who is left"
+        )
+        late.touch()
+        left = wait_said(slurm_gpus, one, "out").partition("begun")[2]
+        assert opened(left) == opens(set())
+        until(lambda: reap(slurm_gpus, NODE) and not site.own(one), what="its place to be free")
+        again.touch()
+        until(lambda: site.slurm.said(two).count("begun") == 2, what="the neighbour's second probe")
+        assert opened(site.slurm.said(two).partition("begun")[2]) == opens(card)
+        last.touch()
+        for job in (two, whole, other):
+            assert site.slurm.wait_done(job) == "COMPLETED"
+        assert site.left() == []
+        assert slurm_gpus.locks(NODE) == {}
+
+
+def draining(gpus: Gpulock, job: JobId) -> bool:
+    """Return whether a job is over, and has a place that a process of it keeps."""
+    return any(r.job_id == str(job) and r.draining for r in gpus.locks(NODE).values())
+
+
+def opens(own: set[str]) -> dict[str, set[str]]:
+    """Return what a probe finds that may open these GPUs alone."""
+    return {"ENXIO": own | {"nvidiactl"}, "EPERM": set(EVERY - own)}
+
+
 def test_a_step_without_a_script_opens_its_own_gpus_and_no_other(site: Site) -> None:
     done = site.slurm.srun("slalice", "-w", NODE, "--gres=gpu:3", *site.probe.split())
     seen = opened(done.stdout)

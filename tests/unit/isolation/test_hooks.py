@@ -95,6 +95,41 @@ def test_a_job_is_confined_to_its_grant(site: Site, kernel: Kernel) -> None:
     assert kernel.asked == [("12.1", SHEPHERD, [0, 1])]
 
 
+SHARES = {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "3:4"}
+
+
+def test_each_job_with_a_place_is_confined_to_its_card_and_freed_alone(
+    site: Site, kernel: Kernel
+) -> None:
+    jobs = [site.run(gpus(n, "gpu_share"), pid=SHEPHERD + n, job_id=12 + n) for n in (1, 2)]
+    for number, spooled in enumerate(jobs, 1):
+        site.pid = SHEPHERD + number
+        assert start(site, spooled, **CGROUP, **SHARES) == RUN
+    places = [f"{bus(3)}.share{n}" for n in (1, 2, 3)]
+    assert kernel.asked == [("13.1", SHEPHERD + 1, [3]), ("14.1", SHEPHERD + 2, [3, 3])]
+    assert site.locks() == places
+
+    site.pid = SHEPHERD + 1
+    assert stop(site, jobs[0], **CGROUP, **SHARES) == RUN
+
+    assert kernel.ends == [("13.1", places)]
+    assert site.locks() == places[1:]
+
+
+def test_a_job_that_asks_for_a_place_is_refused_where_a_group_would_open_the_card(
+    site: Site, capfd: pytest.CaptureFixture[str]
+) -> None:
+    params = Path(site.settings["DRIVER_ROOT"]) / "params"
+    params.write_text("ModifyDeviceFiles: 0\n")
+
+    spooled = site.run(gpus(1, "gpu_share"), add_grp_id=20001)
+
+    assert start(site, spooled, ISOLATION="group", **SHARES) == JOB_ERROR
+
+    assert "cannot separate shares of a GPU" in capfd.readouterr().err
+    assert site.locks() == []
+
+
 def test_a_job_that_asked_for_none_is_confined_to_none(site: Site, kernel: Kernel) -> None:
     spooled = site.run()
     for hide in ("yes", "no"):

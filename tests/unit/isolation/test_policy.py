@@ -7,7 +7,7 @@ import pytest
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import policy
-from gpulock.node.devices import Device
+from gpulock.node.devices import Device, place_device
 
 CAPS = 508
 CONTROL = {254, 255}
@@ -61,6 +61,14 @@ def test_an_instance_opens_its_card_and_its_own_two_access_nodes(driver: str) ->
     rules = policy.device_rules([instance(2, "gi7.ci1")], CAPS, driver)
 
     assert rules == {195: {2, *CONTROL}, CAPS: {66, 68}}
+
+
+def test_places_open_their_card_and_no_instance(driver: str) -> None:
+    places = [place_device({gpu(2).id: gpu(2)}, f"{gpu(2).id}.share{n}") for n in (1, 4)]
+
+    rules = policy.device_rules([place for place in places if place], CAPS, driver)
+
+    assert rules == {195: {2, *CONTROL}, CAPS: set()}
 
 
 @pytest.mark.parametrize("minor", [-1, 254, 255, 300])

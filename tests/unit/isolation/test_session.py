@@ -89,6 +89,23 @@ def test_the_minors_are_the_locks_and_not_the_positions(
     assert sorted(kernel.confined[0][1]) == sorted(held)
 
 
+def test_each_step_of_a_job_with_places_is_confined_to_their_card(
+    tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+    site.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment", SHARES="3:4")
+    monkeypatch.setattr(os, "getppid", lambda: STEPD)
+    for number in (1, 2):
+        assert site.prolog(11 + number, None, SLURM_JOB_COMMENT=f"gpu:share:{number}") == RUN
+    site.set(ISOLATION="cgroup")
+    for step in ("12.0", "13.batch"):
+        site.stepd(STEPD, step)
+        assert run(site) == 0
+
+    assert kernel.confined == [("12.0", [3]), ("13.batch", [3, 3])]
+    assert site.locks() == [f"{bus(3)}.share{n}" for n in (1, 2, 3)]
+
+
 def test_the_end_of_the_session_frees_the_step(site: Site, kernel: Kernel) -> None:
     assert run(site, CLOSE) == 0
     assert (kernel.confined, kernel.freed) == ([], ["12.0"])

@@ -186,8 +186,9 @@ def shortage_refusal(
         from gpulock.alloc.shares import share_shortage_refusal
 
         closed = [*whole_claims(held), *out]
+        away = [name for name, why in out.items() if why == OUT]
         return share_shortage_refusal(
-            found, held, closed, want, settings, lambda card: lock_holder(held, card, out)
+            found, held, closed, away, want, settings, lambda card: lock_holder(held, card, out)
         )
     if want.wanted:
         in_the_way = whole_claims(held) if want.share else held

@@ -177,13 +177,14 @@ def share_shortage_refusal(
     found: list[Device],
     held: dict[str, Lock],
     closed: list[str],
+    away: list[str],
     want: "ClaimRequest",
     settings: Settings,
     holder: "Callable[[str], str]",
 ) -> Refusal:
     """Return the refusal that says who has the shares; `holder` gives that for a card.
 
-    `closed` are the ids of what gives no places now.
+    `closed` are the ids of what gives no places now, `away` of what gives none until it is back.
     """
     places = count_places_by_card(found, settings.shares)
     cards = [device for device in found if device.id in (want.wanted or places)]
@@ -198,8 +199,17 @@ def share_shortage_refusal(
     others = settings.share_users == "one" and any([o and o.uid != want.uid for o in owners])
     alone = ", a card is one user's at a time" if others else ""
     names = "; ".join([f"{card.index}: {holder(card.id)}" for card in cards])
+    good = {
+        card.id: places[card.id]
+        for card in cards
+        if not card.fault and not any([lock_ids_overlap(card.id, name) for name in away])
+    }
+    most = len(good) if want.wanted else largest_share_claim(good, settings)
+    do = "the job can run when others have ended"
+    if most < want.count:
+        do = "the job can run when enough are back in service, see gpulock status"
     return Refusal(
         BUSY,
         f"{format_requested_shares(want.count)}, {free} of {total} free{alone} ({names})",
-        "the job can run when others have ended",
+        do,
     )

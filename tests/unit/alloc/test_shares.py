@@ -131,6 +131,22 @@ def test_the_same_run_gets_the_same_places(box: Box) -> None:
     assert variables(box, again) == variables(box, first)
 
 
+def test_who_asks_for_shares_of_quarantined_cards_is_told_to_wait_for_their_return(
+    box: Box,
+) -> None:
+    note_out = str(box.state), quarantine.QUARANTINE
+    take(box, 1, 2)
+    assert fails(box, 2, 3).do == "the job can run when others have ended"
+    quarantine.write_device_note(*note_out, bus(2), "root", "its fan died")
+    refusal = fails(box, 2, 3)
+    assert refusal.do.startswith("the job can run when enough are back in service")
+    assert "2: job 1" in refusal.why
+    one = fails(box, 3, 1, wanted=(bus(2),))
+    assert one.do.startswith("the job can run when enough are back in service")
+    assert ids(take(box, 4, 2)) == [place(3, 1), place(3, 2)], "the other card is in service"
+    assert fails(box, 5, 2).do == "the job can run when others have ended"
+
+
 # --- whole cards and shares -----------------------------------------------------------------------
 
 

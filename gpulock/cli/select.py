@@ -61,11 +61,20 @@ def parse_subject(text: str, devices: Sequence[Device]) -> Subject:
         return Subject(pid=int(found[1]))
     if found := DEVICE.fullmatch(text):
         return Subject(device=match_one_device(found[1], devices))
-    as_job = JOB.fullmatch(text)
-    matching = match_devices(text, devices)
-    if as_job and (not matching or text.startswith("job")):
-        return Subject(job=as_job[1].lstrip("0") or "0", task=as_job[2] or "")
+    if JOB.fullmatch(text) and (text.startswith("job") or not match_devices(text, devices)):
+        return parse_job(text)
     return Subject(device=match_one_device(text, devices))
+
+
+def parse_job(text: str) -> Subject:
+    """Return the job or process that `text` names; raise SelectError."""
+    text = text.strip()
+    if len(text) <= LONGEST:
+        if found := PID.fullmatch(text):
+            return Subject(pid=int(found[1]))
+        if found := JOB.fullmatch(text):
+            return Subject(job=found[1].lstrip("0") or "0", task=found[2] or "")
+    raise SelectError(f"{text[:LONGEST]!r} is no job")
 
 
 def match_one_device(text: str, devices: Sequence[Device]) -> Device:

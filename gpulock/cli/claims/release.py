@@ -22,8 +22,8 @@ from gpulock.cli.select import (
     Subject,
     match_devices,
     match_one_device,
+    parse_job,
     parse_lock_id,
-    parse_subject,
 )
 from gpulock.cli.session import (
     CommandRefusedError,
@@ -86,7 +86,7 @@ def release_command(
     reason: str | None,
 ) -> None:
     """Release GPUs; without arguments those of the calling shell."""
-    if len([given for given in (devices, pid, job) if given]) > 1:
+    if len([given for given in (devices, pid, job is not None) if given]) > 1:
         raise click.UsageError("give one of DEVICE, --pid and --job.")
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
@@ -98,7 +98,7 @@ def release_command(
         ours = make_lock_filter(ids, holder, job)
     except SelectError as fault:
         raise CommandRefusedError(str(fault), "see gpulock status") from fault
-    if socket_client.is_daemon_needed(node) and not (force or job):
+    if socket_client.is_daemon_needed(node) and not force and job is None:
         for name in socket_client.request_daemon_release(node, holder, ids):
             click.echo(f"freed {format_device_label(name, found)}")
         return
@@ -114,7 +114,7 @@ def make_lock_filter(ids: Sequence[str], pid: int, job: str | None) -> Callable[
     """Return what tells the locks that are meant; raise SelectError."""
     if ids:
         return lambda lock: any(lock_ids_overlap(lock.id, name) for name in ids)
-    what = parse_subject(f"job {job}", ()) if job else Subject(pid=pid)
+    what = Subject(pid=pid) if job is None else parse_job(job)
     return lambda lock: lock.owner is not None and what.owns(lock.owner)
 
 

@@ -15,7 +15,7 @@ from itertools import chain
 
 import click
 
-from gpulock.cli.select import SelectError, parse_lock_id, parse_subject
+from gpulock.cli.select import SelectError, match_one_device, parse_job, parse_lock_id
 from gpulock.cli.session import Session, echo_error, name_config
 from gpulock.daemon.health.steps import read_health_steps
 from gpulock.daemon.history.files import FOLDER
@@ -64,11 +64,11 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
 
 
 @click.command()
-@click.option("--user", default="", metavar="NAME", help="Claims of this user.")
-@click.option("--job", default="", metavar="JOB", help="Of this job: 12, 12.3 or 'pid 4711'.")
-@click.option("--device", default="", metavar="DEVICE", help="With this device: index, id, UUID.")
-@click.option("--since", default="", metavar="TIME", help="Ended since then: 7d, 12h, 2026-11-01.")
-@click.option("--until", default="", metavar="TIME", help="Ended before then, in the same form.")
+@click.option("--user", metavar="NAME", help="Claims of this user.")
+@click.option("--job", metavar="JOB", help="Of this job: 12, 12.3 or 'pid 4711'.")
+@click.option("--device", metavar="DEVICE", help="With this device: index, id, UUID.")
+@click.option("--since", metavar="TIME", help="Ended since then: 7d, 12h, 2026-11-01.")
+@click.option("--until", metavar="TIME", help="Ended before then, in the same form.")
 @click.option(
     "--by", type=click.Choice(["user", "device", "queue"]), help="Sums instead of claims."
 )
@@ -86,7 +86,7 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
 @click.option("--table", "form", flag_value="table", default=True, hidden=True)
 @click.pass_obj
 def history_command(
-    session: Session, /, by: str | None, limit: int, form: str, health: bool, **which: str
+    session: Session, /, by: str | None, limit: int, form: str, health: bool, **which: str | None
 ) -> None:
     """Show finished claims of this node and their GPU hours, the latest last."""
     node = session.node()
@@ -118,26 +118,30 @@ def history_command(
 
 
 def parse_history_query(
-    node: Node, user: str, job: str, device: str, since: str, until: str
+    node: Node,
+    user: str | None,
+    job: str | None,
+    device: str | None,
+    since: str | None,
+    until: str | None,
 ) -> ClaimQuery:
-    """Return what is asked for; raise click.UsageError."""
+    """Return what is asked for; raise click.UsageError, also for what was given empty."""
     now = time.time()
+    if user == "":
+        raise click.UsageError("--user needs a name")
+    name = user or ""
     try:
-        begin = parse_time(since, now) if since else 0.0
-        end = parse_time(until, now) if until else float("inf")
-        meant = (
-            parse_subject(f"job {job}" if job.replace(".", "").isdigit() else job, ())
-            if job
-            else None
-        )
-        place = find_history_device_id(node, device) if device else ""
+        begin = 0.0 if since is None else parse_time(since, now)
+        end = float("inf") if until is None else parse_time(until, now)
+        meant = None if job is None else parse_job(job)
+        place = "" if device is None else find_history_device_id(node, device)
     except (ValueError, SelectError) as fault:
         raise click.UsageError(str(fault)) from fault
     if meant is None:
-        return ClaimQuery(begin, end, user, device=place)
+        return ClaimQuery(begin, end, name, device=place)
     if meant.pid:
-        return ClaimQuery(begin, end, user, str(meant.pid), "", "process", place)
-    return ClaimQuery(begin, end, user, meant.job, meant.task, device=place)
+        return ClaimQuery(begin, end, name, str(meant.pid), "", "process", place)
+    return ClaimQuery(begin, end, name, meant.job, meant.task, device=place)
 
 
 def print_health_steps(node: Node, query: ClaimQuery, limit: int) -> None:
@@ -154,14 +158,12 @@ def print_health_steps(node: Node, query: ClaimQuery, limit: int) -> None:
 def find_history_device_id(node: Node, text: str) -> str:
     """Return the lock id that `text` names, of a device that is gone as well; raise SelectError."""
     try:
-        found = parse_subject(f"gpu {text}", node.devices()).device
+        return match_one_device(text, node.devices()).id
     except (SelectError, Refusal) as fault:
         place = parse_lock_id(text.lower())
         if place is None:
             raise SelectError(f"{fault}: of a device that is gone give the bus id") from fault
         return "".join(place)
-    assert found is not None
-    return found.id
 
 
 def parse_time(text: str, now: float) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from gpulock.cli.complete import complete_job
-from gpulock.cli.select import SelectError, parse_subject
+from gpulock.cli.select import SelectError, parse_job
 from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
@@ -100,7 +100,7 @@ def report_at_job_end(node: Node, tokens: Sequence[str], output: str) -> None:
 def parse_report_query(text: str) -> ClaimQuery:
     """Return the job that is meant; raise Refused."""
     try:
-        meant = parse_subject(text, ())
+        meant = parse_job(text)
     except SelectError as fault:
         raise CommandRefusedError(str(fault), "name a job: 12, 12.3 or pid 4711") from fault
     if meant.pid:

@@ -126,6 +126,16 @@ def test_release_gives_back_what_the_process_holds(site: Site, process: Process)
     assert notes(site) == []
 
 
+@pytest.mark.parametrize("words", [(), ("--force", "--reason", "x")])
+def test_an_empty_job_is_no_job_and_not_the_calling_shell(
+    site: Site, words: tuple[str, ...]
+) -> None:
+    site.call("claim", "-n", "1")
+    result = site.call("release", "--job", "", *words)
+    assert (result.exit_code, "'' is no job" in result.stderr) == (1, True)
+    assert site.states().count("held") == 1
+
+
 def test_a_shell_releases_its_claim_although_it_leads_its_session(site: Site) -> None:
     script = '"$@" claim -n 1 && "$@" release && echo done'
     assert site.shell(script, start_new_session=True).endswith("done\n")

@@ -541,6 +541,18 @@ def test_a_question_that_makes_no_sense_is_a_wrong_call(desk: Desk, words: tuple
     assert desk.call("history", *words).exit_code == 2
 
 
+@pytest.mark.parametrize("option", ["--user", "--job", "--device", "--since", "--until"])
+def test_an_empty_name_is_a_wrong_call_and_not_everything(busy: Desk, option: str) -> None:
+    done = busy.call("history", option, "")
+    assert (done.exit_code, done.stdout) == (2, "")
+
+
+def test_what_is_no_job_is_not_called_a_device(desk: Desk) -> None:
+    assert "'foo' is no job" in desk.call("history", "--job", "foo").stderr
+    told = desk.call("report", "foo").stderr
+    assert told == "gpulock: report: 'foo' is no job; name a job: 12, 12.3 or pid 4711\n"
+
+
 def test_a_time_is_a_date_or_so_long_ago() -> None:
     now = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
     assert parse_time("7d", now) == now - 7 * 86400

@@ -61,7 +61,7 @@ def quarantine_option(function: F) -> F:
 
 def yes_option(function: F) -> F:
     """Add --yes."""
-    text = "Agree to all that is offered: verifier, services, a trial job."
+    text = "Agree to all that it offers."
     return click.option("--yes", is_flag=True, help=text)(function)
 
 

@@ -20,6 +20,7 @@ from gpulock.daemon.health.reset import (
     run_reset,
 )
 from gpulock.daemon.health.steps import RESET, note_health_step
+from gpulock.daemon.idle.command import check_program_trust
 from gpulock.node.devices import card_bus_id
 from gpulock.text.words import format_count, format_device_label
 
@@ -45,6 +46,8 @@ def reset_command(session: Session, device: str) -> None:
     if failed:
         note_health_step(state_dir, card, RESET, f"failed: {failed} ({by})")
         do = "see dmesg for NVRM and Xid; reboot the node where it cannot be reset"
+        if check_program_trust(node.settings.nvidia_smi):
+            do = "set NVIDIA_SMI to a program that root alone may write"
         raise CommandRefusedError(f"{label} was not reset: {failed}", do)
     note_health_step(state_dir, card, RESET, f"done ({by})")
     report_admin_change(node, f"{label} was reset")

@@ -95,7 +95,8 @@ def check_card_checks(settings: Settings) -> Iterator[Check]:
             yield warning(f"{bus}: {why}", "see docs/health.md", "checks")
     if words := settings.health_command:
         if why := check_program_trust(words[0]):
-            yield fault(f"HEALTH_COMMAND {words[0]} is not run: {why}", "make it root's alone")
+            do = "name a program that root alone may write"
+            yield fault(f"HEALTH_COMMAND {words[0]} is not run: {why}", do)
         else:
             yield ok(f"HEALTH_COMMAND {words[0]}, on each free GPU")
 

@@ -117,7 +117,9 @@ def find_sge_site(
 
     root = pick("SGE_ROOT")
     if not root:
-        raise InstallError("no execd runs here and SGE_ROOT is not known; start it or name them")
+        raise InstallError(
+            "no execd runs here and SGE_ROOT is not known; start it, or use --sge-root"
+        )
     folder = settings.sge_binaries or find_sge_binaries(Path(root), execd)
     ports = pick("SGE_QMASTER_PORT"), pick("SGE_EXECD_PORT")
     return SgeSite(root, pick("SGE_CELL", "default"), *ports, folder)

@@ -287,6 +287,15 @@ def test_a_reset_that_fails_is_told_with_the_programs_words(site: Site) -> None:
     assert [row["state"] for row in site.json()["gpus"]] == ["free"] * 8
 
 
+def test_a_reset_without_a_trusted_program_tells_which_setting_names_it(site: Site) -> None:
+    stand_in(site, "exit 0")
+    program = site.files.state_dir.parent / "nvidia-smi"
+    program.chmod(0o777)
+    assert "set NVIDIA_SMI to a program that root alone" in site.call("reset", "5").stderr
+    program.unlink()
+    assert "set NVIDIA_SMI to a program that root alone" in site.call("reset", "5").stderr
+
+
 def test_the_history_of_health_is_of_the_device_and_time_that_are_asked_for(site: Site) -> None:
     assert "no GPU went out of service" in site.call("history", "--health").stdout
     for number in ("2", "4"):

@@ -173,7 +173,10 @@ def convert_setting(kind: str, default: str, given: "str | None") -> object:
         except ValueError:
             raise ValueError(f"must be a number of seconds, not {value!r}") from None
         if not 0 < number <= most and (kind, value) != (LIMIT, "0"):
-            raise ValueError(f"must be between 0 and {most:,.0f} seconds, not {value!r}")
+            least = "0, or more" if kind == LIMIT else "more"
+            raise ValueError(
+                f"must be {least} than 0 and at most {most:,.0f} seconds, not {value!r}"
+            )
         return number
     if kind == PATH and not value.startswith("/") and (value or default):
         raise ValueError(f"must be an absolute path, not {value!r}")

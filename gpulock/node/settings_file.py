@@ -36,12 +36,12 @@ def read_settings(path: str, uid: "int | None" = None, keep: bool = False) -> Se
         text = atomic.read_text(atomic.resolve_link(path))
         found = parse_settings(text, path)
     except FileNotFoundError:
-        missing = Refusal(BROKEN, f"no settings file {path}", "run gpulock doctor")
+        missing = Refusal(BROKEN, f"no settings file {path}", "name one that is there")
         found = Settings({}, path) if path == DEFAULT_PATH else missing
     except OSError as fault:
         found = Refusal(BROKEN, f"settings: {path}: {fault.strerror}", "name a file")
         if isinstance(fault, PermissionError):  # the copy's mode may be that of an earlier file
-            raise found from fault
+            raise Refusal(BROKEN, found.why, "its owner can make it readable: chmod 644") from fault
     except ValueError as fault:
         found = Refusal(BROKEN, f"settings: {fault}", "correct the file")
     settings = found

@@ -46,7 +46,8 @@ def validate_settings_file(path: str) -> int:
     except ValueError as fault:
         raise CommandRefusedError(str(fault), "correct that line") from fault
     except OSError as fault:
-        raise CommandRefusedError(f"{path}: {fault.strerror}", "name a settings file") from fault
+        do = "make it readable" if isinstance(fault, PermissionError) else "name a settings file"
+        raise CommandRefusedError(f"{path}: {fault.strerror}", do) from fault
     wrong = [*settings.faults, *(f"{path}: {fault}" for fault in find_setting_faults(settings))]
     if wrong:
         raise CommandRefusedError("; ".join(wrong), "correct that line")

@@ -122,6 +122,7 @@ def test_output_that_cannot_be_written_is_one_line_and_no_broken_node(
 def test_a_settings_file_that_is_not_there_is_a_broken_node(tmp_path: Path) -> None:
     code, _, error = call("--config", str(tmp_path / "none"), "status")
     assert (code, "no settings file" in error) == (3, True)
+    assert error.endswith("; name one that is there\n"), "doctor itself is refused as well"
 
 
 def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:

@@ -391,6 +391,7 @@ def test_who_may_not_read_the_file_is_refused_whatever_was_obeyed_last(
     with monkeypatch.context() as other:
         other.setattr(atomic, "read_text", denied)
         assert "Permission denied" in file.refused().why
+        assert file.refused().do == "its owner can make it readable: chmod 644"
 
 
 @pytest.mark.parametrize("fault", ["empty", "gone"])

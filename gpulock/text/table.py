@@ -66,7 +66,7 @@ def terminal_width(least: int = NARROW, stream: TextIO | None = None) -> int:
     except (OSError, ValueError):
         columns = 0
     told = os.environ.get("COLUMNS", "")
-    return max(least, columns or (int(told) if told.isdecimal() else WIDE))
+    return max(least, columns or int(told if told.isdecimal() else 0) or WIDE)
 
 
 def sentence_width(stream: TextIO) -> int:

@@ -29,7 +29,7 @@ from gpulock.text import table
 from gpulock.text.words import format_device_label, format_local_time, parse_duration
 
 TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN)  # by any holder
-NARROWEST = 20  # columns of a watched table
+NARROWEST = 20  # columns of a terminal that a table fits into
 SHORTEST, LONGEST = 0.2, 3600.0  # seconds between two frames
 
 
@@ -93,7 +93,8 @@ def status_command(
     if as_json:
         click.echo(picture.json())
     else:
-        click.echo("\n".join(picture.lines(table.terminal_width(), False)))
+        width = table.terminal_width(NARROWEST)
+        click.echo("\n".join(picture.lines(width, width < table.NARROW)))
     if picture.empty and (only_free or idle is not None):
         ctx.exit(1)
 

@@ -398,7 +398,7 @@ def test_nothing_of_gpulock_is_said_as_such(call: Any) -> None:
     assert "has no series of gpulock within the last day" in result.stderr
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_tables_fit(
     call: Any,
     prometheus: Prometheus,

@@ -63,6 +63,8 @@ def test_the_table_fits_into_80_columns_and_is_cut_for_no_program(
     text = site.call("status").stdout
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "1234567" in text
+    monkeypatch.setenv("COLUMNS", "0")  # of a terminal that does not know
+    assert "BUS ID" in site.call("status").stdout
 
 
 def test_a_dead_owner_is_stale_with_proof_and_next_command(site: Site) -> None:

@@ -142,7 +142,7 @@ def test_json_has_the_work_of_each_holder(site: Site, sampled: Sampled) -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
 def test_no_holder_is_lost_where_the_terminal_is_narrow(
     site: Site, sampled: Sampled, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

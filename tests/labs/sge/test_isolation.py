@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ from tests.labs.common.device_nodes import (
     programs,
     programs_beyond,
 )
+from tests.labs.common.report_node import observed
 from tests.labs.containers import job as container_job
 from tests.labs.containers.job import CDI, STARTS, WITH_DRIVER, Boxes, Seen
 from tests.labs.daemon.daemon_lab import daemon_on
@@ -37,6 +41,8 @@ pytestmark = pytest.mark.lab
 NODE = NODES[0]
 ALL = {f"nvidia{n}" for n in range(GPUS)}
 CLOSED = 0o020660  # a character device that is root's alone
+BURNT = 3  # seconds of a processor
+BURN = f"import time\nwhile time.process_time() < {BURNT}:\n    pass\n"
 ROWS = 25 if jobs.SOAK else 1
 ROW = 20  # jobs, some of them at once
 
@@ -445,6 +451,26 @@ def test_a_task_of_a_job_of_one_host_opens_what_the_job_holds(parallel: Site) ->
     assert {name for name in seen["ENXIO"] if name != "nvidiactl"} < ALL
     assert len(seen["ENXIO"]) == 2
     assert seen["EPERM"] == ALL - seen["ENXIO"]
+
+
+def test_a_confined_jobs_record_has_the_processor_time_that_its_cgroup_counted(
+    site: Site,
+) -> None:
+    burn = jobs.script(site.gpus, "burn.py", BURN)
+    folder = site.gpus.sge.lab / "report" / NODE
+    with observed(site.gpus, NODE, folder, site.configure):
+        job = site.submit("-l", "gpu=1", script=f"/usr/bin/python3 -IS {burn}\nsleep 3\n")
+        site.gpus.sge.wait_done(job)
+        assert "of processor time" in said(site.gpus, job)
+        jobs.command(site.gpus, NODE, "reap")
+        told = jobs.command(site.gpus, NODE, "report", str(job), "--json")
+        (found,) = json.loads(told)["claims"]
+        assert BURNT <= found["cpu_seconds"] <= BURNT + 2
+        assert found["host_memory_peak_bytes"] is None, "execd is in the cgroup above"
+        listed = jobs.command(site.gpus, NODE, "history", "--job", str(job), "--csv")
+        (row,) = csv.DictReader(io.StringIO(listed))
+        assert row["cpu_seconds"] == str(found["cpu_seconds"])
+        assert row["host_memory_peak_bytes"] == ""
 
 
 def test_a_slave_task_opens_what_its_job_holds_on_its_own_host(parallel: Site) -> None:

@@ -88,8 +88,11 @@ class Ward(Box):
         self.start()
 
     def reload(self) -> None:
-        """Load the driver anew."""
-        self.module.rename(self.module.with_name("unloaded"))
+        """Load the driver anew; the old folder stays, so that its inode number is not used again.
+
+        The kernel never gives such a number twice (sysfs), ext4 gives it at once.
+        """
+        self.module.rename(self.module.with_name(f"unloaded{self.module.stat().st_ino}"))
         self.module.mkdir()
 
     def hold(self, number: int) -> Owner:

@@ -87,7 +87,6 @@ class Faults(Ward):
             recovery.note_reset(str(self.lock), BOOT, bus(number), self.now)
         elif kind == XID:
             self.reload()
-            (self.module.with_name("unloaded")).rmdir()
         self.answer(number)
         self.sound[number] = 0
 

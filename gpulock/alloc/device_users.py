@@ -231,7 +231,7 @@ class OpenFiles:
             return held
         status, proc = self.scan.status(pid), self.scan.proc
         over = status.state in OVER
-        if (status.kernel and proc.has_kthreadd()) or (over and proc.finished(pid)):
+        if (status.kernel and proc.kthreadd) or (over and proc.finished(pid)):
             return held
         folder = f"{proc.root}/{pid}"
         self._add_open(pid, f"{folder}/fd", held)

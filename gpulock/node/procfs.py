@@ -103,14 +103,17 @@ def status_line_value(data: bytes, key: bytes) -> bytes:
 
 
 class Proc:
-    """The process tree below `root` (`/proc`); `pins` has a list of it, where gpulockd made one."""
+    """The process tree below `root` (`/proc`); `pins` has a list of it, where gpulockd made one.
 
-    __slots__ = ("_groups", "_kthreadd", "_own_users", "_reader", "pins", "root")
+    `kthreadd` says whether pid 2 is the kernel's, None until `kernel_threads` has looked.
+    """
+
+    __slots__ = ("_groups", "_own_users", "_reader", "kthreadd", "pins", "root")
 
     def __init__(self, root: str = "/proc", pins: str = PINS) -> None:
         self.root, self.pins = root, pins
         self._groups: dict[bytes, frozenset[int]] = {}
-        self._kthreadd: "bool | None" = None
+        self.kthreadd: "bool | None" = None
         self._own_users: "int | None" = None
         self._reader: "TimedReader | None" = None
 
@@ -224,32 +227,22 @@ class Proc:
     def kernel_threads(self) -> frozenset[int]:
         """Return the children of kthreadd, which are no job's; nothing where that cannot be told.
 
-        A big node has thousands: to read each one's status is most of a scan. In a container
-        pid 2 is anybody's process.
+        A big node has thousands: to read each one's status is most of a scan. In a container pid 2
+        is anybody's process; the kernel's is root's, without parent and memory.
         """
-        if not self.has_kthreadd():
-            return frozenset()
         try:
+            if self.kthreadd is None:  # asked once: it neither comes nor goes
+                self.kthreadd = False
+                data = self.read(KTHREADD, "status")
+                found = parse_status(data)
+                real = found.name == "kthreadd" and found.ppid == 0 and not any(found.uids)
+                self.kthreadd = real and b"\nVmSize:" not in data
+            if not self.kthreadd:
+                return frozenset()
             listed = self.read(KTHREADD, f"task/{KTHREADD}/children")
             return frozenset([int(pid) for pid in listed.split()])
         except (OSError, ValueError):
             return frozenset()
-
-    def has_kthreadd(self) -> bool:
-        """Return whether pid 2 is the kernel's: without parent and memory, root's, of that name.
-
-        Asked once: it neither comes nor goes.
-        """
-        if self._kthreadd is None:
-            try:
-                data = self.read(KTHREADD, "status")
-                found = parse_status(data)
-            except (OSError, ValueError):
-                self._kthreadd = False
-            else:
-                real = found.name == "kthreadd" and found.ppid == 0 and not any(found.uids)
-                self._kthreadd = real and b"\nVmSize:" not in data
-        return self._kthreadd
 
     def link(self, pid: int, name: str) -> str:
         """Return where the symlink /proc/PID/NAME points; raise ProcessLookupError when gone."""

@@ -179,4 +179,6 @@ def test_pid_2_is_the_kernels_only_where_it_is_roots(tmp_path: Path, uid: int, r
     fake.add(2, "kthreadd", ppid=0, uids=(uid,) * 4)
     status = fake.root / "2/status"
     status.write_text(status.read_text().replace("VmSize:\t    1000 kB\n", ""))
-    assert Proc(str(fake.root)).has_kthreadd() == real
+    proc = Proc(str(fake.root))
+    proc.kernel_threads()
+    assert proc.kthreadd == real

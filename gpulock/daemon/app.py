@@ -39,6 +39,7 @@ from gpulock.daemon.reconcile.foreign_watch import ForeignWatch
 from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
 from gpulock.daemon.reconcile.refusal_context import RefusalNotifier
 from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.daemon.slots.drift import CountDrift
 from gpulock.daemon.slots.sge import SgeSlotSync
 from gpulock.daemon.slots.slurm import SlurmDrainSync
@@ -79,6 +80,7 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         RefusalNotifier(journal),
         SgeSlotSync(journal),
         SlurmDrainSync(journal),
+        TemporaryRemover(),
     ]
 
 

@@ -11,6 +11,7 @@ from gpulock.alloc.reaper import FREED, HELD, ORPHANS
 from gpulock.cli.session import Session, name_config
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.devices import Device
@@ -43,6 +44,7 @@ def reap_command(session: Session, dry_run: bool) -> None:
     click.echo(name_config("\n".join(told)))
     if not dry_run:
         HistoryWriter(warn_history_fault).run(node, report, clock_boottime())
+        TemporaryRemover().run(node, report, clock_boottime())
     if report.fault:
         raise Refusal(
             BROKEN, f"the verdicts cannot be published: {report.fault}", "make room there"

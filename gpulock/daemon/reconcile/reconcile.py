@@ -5,7 +5,6 @@ Warm. Under the gate: adopt where locks were lost, reap every dead lock, publish
 """
 
 import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,8 +23,6 @@ from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-
-TEMPORARY = re.compile(r"\..+\.([1-9][0-9]{0,9})\.[0-9a-f]{12}")  # of atomic.replace_file: its pid
 
 
 class DriverCard(NamedTuple):
@@ -102,8 +99,6 @@ def reconcile_locks(
             report.blind = reaper.files.blind  # who forks all the time holds up no lock of others
         if not dry_run:
             report.fault = publish_outcomes(node, report.outcomes)
-    if not dry_run and not (judge.scan.blind or scan.blind):
-        remove_dead_temporaries(node)
     isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.path}/isolation")
     if isolated and not dry_run:
         from gpulock.isolation import cleanup
@@ -166,39 +161,6 @@ def begin_boot_or_adopt(node: Node, judge: Judge) -> list[Owner]:
         adopted |= {one.token: one for one in adopt.adopt_lost_locks(node, judge.scan)}
     boot.begin_boot(node.store, state_dir, node.boot_id, node.name)
     return list(adopted.values())
-
-
-def remove_dead_temporaries(node: Node) -> None:
-    """Remove what processes left half written that are gone, as far as that is possible.
-
-    A writer that lives, or may live, keeps its file. Where one of another pid namespace loses it,
-    its rename fails, and so does what it was about. What is in a job's spool directory or in a
-    lock goes with that; the exporter looks after its own folder.
-    """
-    settings = node.settings
-    tops = (settings.lock_dir, settings.state_dir)
-    folders = {*tops, settings.job_map_dir, settings.gpustat_dir, settings.cdi_dir} - {""}
-    for top in tops:
-        with suppress(OSError), os.scandir(top) as entries:
-            folders |= {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
-    for folder in sorted(
-        folders - {f"{settings.lock_dir}/{name}" for name in ("locks", "released")}
-    ):
-        with suppress(OSError):
-            for name in os.listdir(folder):
-                writer = TEMPORARY.fullmatch(name)
-                if writer and is_process_gone(node, int(writer[1])):
-                    atomic.remove_quietly(f"{folder}/{name}")
-
-
-def is_process_gone(node: Node, pid: int) -> bool:
-    """Return whether no process has this pid; False where that cannot be seen."""
-    try:
-        return not node.proc.running(pid, node.proc.start(pid))
-    except ProcessLookupError:
-        return True
-    except (OSError, ValueError):
-        return False
 
 
 def publish_outcomes(node: Node, outcomes: list[ReapOutcome]) -> str:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.store import atomic, claim_records, kv, verdicts
+from gpulock.store import claim_records, kv, verdicts
 from gpulock.store.gate import Gate
 from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
 
@@ -107,73 +106,3 @@ def test_a_record_with_a_strange_token_stops_no_reconcile(box: Box) -> None:
     path.write_text(path.read_text().replace("token=t500", "token=a=b\x1b"))
     run(box)
     assert box.locks() == [bus(0)]
-
-
-PLACES = (
-    *("run", "run/tasks", "run/refused", "state", "state/runs", "state/owed"),
-    *("state/quarantine", "state/reserves", "state/history", "map", "stat", "cdi"),
-)
-
-
-def killed_while_writing(path: Path) -> None:
-    """Let a process be killed between the writing of a file and its rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pid = os.fork()
-    if pid == 0:
-
-        def die(*_: object, **__: object) -> None:
-            os._exit(9)
-
-        os.rename = die
-        atomic.replace_file(str(path), b"half")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
-
-
-def folders(tmp_path: Path) -> Box:
-    """Return a node that has a folder for everything."""
-    job_map, gpustat, cdi = (str(tmp_path / name) for name in PLACES[-3:])
-    box = Box(tmp_path, JOB_MAP_DIR=job_map, GPUSTAT_DIR=gpustat, CDI_DIR=cdi)
-    run(box)
-    return box
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_what_killed_processes_left_half_written_is_removed(tmp_path: Path, place: str) -> None:
-    box = folders(tmp_path)
-    killed_while_writing(tmp_path / place / "feed")
-    left = [name for name in os.listdir(tmp_path / place) if name.startswith(".feed.")]
-    assert len(left) == 1
-    run(box)
-    assert not (tmp_path / place / left[0]).exists()
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_what_a_living_process_is_writing_stays_and_so_does_what_has_another_name(
-    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The writer's own rename comes to its end, whatever reconciles at that moment."""
-    box = folders(tmp_path)
-    (tmp_path / place).mkdir(parents=True, exist_ok=True)
-    others = [".feed", ".feed.0f0f", ".feed.x.0123456789ab", "a.7.0123456789ab", ".7.0123456789ab"]
-    for name in others:
-        (tmp_path / place / name).touch()
-    box.proc.add(os.getpid())
-    real = os.rename
-
-    def rename(*words: object, **about: object) -> None:
-        monkeypatch.undo()
-        run(box)
-        real(*words, **about)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "rename", rename)
-    atomic.replace_file(str(tmp_path / place / "feed"), b"whole")
-    assert (tmp_path / place / "feed").read_text() == "whole"
-    assert {*others} <= {*os.listdir(tmp_path / place)}
-
-
-def test_where_processes_cannot_be_seen_nothing_half_written_is_removed(box: Box) -> None:
-    killed_while_writing(box.lock / "totals")
-    scan = ProcessScan(box.node().proc)
-    scan.blind = "hidden"
-    reconcile_locks(box.node(), judge_of(box.node(), scan=scan), soon())
-    assert [name for name in os.listdir(box.lock) if name.startswith(".totals.")]

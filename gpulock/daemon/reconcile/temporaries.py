@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes left half written that are gone: removed every 30 s, and by `gpulock reap`.
+
+Warm. Nobody reads such a file, so its removal waits for no reconcile, and none waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from typing import ClassVar, Final
+
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import TIME, Chore, Due
+from gpulock.node.context import Node
+from gpulock.store import atomic
+
+NAME: Final = re.compile(r"\..+\.([1-9][0-9]{0,9})\.[0-9a-f]{12}")  # atomic.replace_file: its pid
+
+
+class TemporaryRemover(Chore):
+    """The chore of gpulockd."""
+
+    after: ClassVar[Due] = {TIME: ()}
+
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+        """Look once where processes can be seen."""
+        if not report.blind:
+            remove_dead_temporaries(node)
+
+
+def remove_dead_temporaries(node: Node) -> None:
+    """Remove what processes left half written that are gone, as far as that is possible.
+
+    A writer that lives, or may live, keeps its file. Where one of another pid namespace loses it,
+    its rename fails, and so does what it was about. What is in a job's spool directory or in a
+    lock goes with that; the exporter looks after its own folder.
+    """
+    settings = node.settings
+    tops = (settings.lock_dir, settings.state_dir)
+    folders = {*tops, settings.job_map_dir, settings.gpustat_dir, settings.cdi_dir} - {""}
+    for top in tops:
+        with suppress(OSError), os.scandir(top) as entries:
+            folders |= {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
+    for folder in sorted(
+        folders - {f"{settings.lock_dir}/{name}" for name in ("locks", "released")}
+    ):
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                writer = NAME.fullmatch(name)
+                if writer and is_process_gone(node, int(writer[1])):
+                    atomic.remove_quietly(f"{folder}/{name}")
+
+
+def is_process_gone(node: Node, pid: int) -> bool:
+    """Return whether no process has this pid; False where that cannot be seen."""
+    try:
+        return not node.proc.running(pid, node.proc.start(pid))
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        return False

@@ -14,7 +14,7 @@ import re
 import stat
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, ClassVar, Final
 
@@ -122,7 +122,7 @@ class HistoryWriter(Chore):
             return 0
         folder = f"{node.settings.state_dir}/{FOLDER}"
         path = f"{folder}/{NAME}"
-        atomic.mkdir_if_missing(folder)  # a site may set its mode, or have a link there
+        os.makedirs(folder, 0o755, exist_ok=True)  # a site may set its mode, or have a link there
         count = 0
         with private_file_lock(f"{folder}/gate", LOCK_SECONDS):
             done = self._find_written_claims(folder, path, ready, ends)
@@ -163,7 +163,8 @@ class HistoryWriter(Chore):
             if file != (0, 0):  # its author may have been killed before its lines were durable
                 file = append_history_lines(path, b"")
             oldest = min({**ends, **unnoted}.values())
-            self._left = find_written_tokens(folder, set(ready), oldest)
+            files = list_history_files(folder)
+            self._left = find_written_tokens(files, set(ready), oldest) if files else set()
             self._sought = set(unnoted)
             self._file = file  # as it was before: one that is added meanwhile is looked for again
         return self._left & set(ready)
@@ -212,16 +213,18 @@ def repair_last_line(fd: int, size: int) -> int:
     return size + 1
 
 
-def find_written_tokens(folder: str, tokens: set[str], oldest: float) -> set[str]:
-    """Return which tokens have their line already; raise OSError.
+def find_written_tokens(
+    files: Sequence[tuple[str, float]], tokens: set[str], oldest: float
+) -> set[str]:
+    """Return which tokens have their line in one of these files already; raise OSError.
 
-    `oldest` is when the first of these claims ended (epoch): no line of theirs can be in a file
-    that was changed for the last time before. The last rotated file is always looked at.
+    `files` are path and time of the last change, oldest first. `oldest` is when the first of these
+    claims ended (epoch): no line of theirs can be in a file that was changed for the last time
+    before. The last rotated file is always looked at.
     """
     found: set[str] = set()
     wanted = {token.encode() for token in tokens}
-    paths = list_history_files(folder)
-    for number, (path, changed) in enumerate(reversed(paths)):
+    for number, (path, changed) in enumerate(reversed(files)):
         if number > 1 and changed < oldest - DAY:
             continue
         try:

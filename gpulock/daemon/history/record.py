@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from gpulock.errors import one_line
 from gpulock.node import sample
-from gpulock.node.devices import SHARE, Device, place_device
+from gpulock.node.devices import SHARE, Device
 from gpulock.node.sample import BUCKETS, MILLI, ClaimUsage
 from gpulock.store.owner import Owner
 
@@ -178,9 +178,7 @@ def build_history_record(
         if told and told.boot_id == owner.boot_id:
             accounts = told.tokens.get(owner.token, accounts)
     found = [
-        build_history_device(
-            part, accounts.get(part.device), place_device(devices, part.device), advice.last
-        )
+        build_history_device(part, accounts.get(part.device), devices, advice.last)
         for part in parts
     ]
     how, proof = parse_release_reason(last.how)
@@ -265,11 +263,12 @@ def bucket_utilization(usage: DeviceUsage) -> list[int | None]:
 def build_history_device(
     part: ClaimedDevice,
     account: ClaimUsage | None,
-    device: Device | None,
+    devices: Mapping[str, Device],
     last: sample.Sample | None,
 ) -> ToldDevice:
     """Return one device of a record, `last` being the last sample of the exporter."""
     card, share, _ = part.device.partition(SHARE)
+    device = devices.get(card)
     memory = device.memory_mib << 20 or None if device else None
     observed = last.devices.get(card) if last else None
     if observed and observed.memory_total and observed.memory_total <= MOST_MEMORY:

@@ -412,7 +412,8 @@ def test_a_file_that_is_being_compressed_or_was_by_halves_is_read_once(site: End
     faults = HistoryFaults()
     assert [one.token for one in find_history_claims(folder, ClaimQuery(), faults)] == ["a", "b"]
     assert faults.as_sentences() == []
-    assert history_file.find_written_tokens(folder, {"a", "b"}, 0.0) == {"a", "b"}
+    files = history_file.list_history_files(folder)
+    assert history_file.find_written_tokens(files, {"a", "b"}, 0.0) == {"a", "b"}
 
 
 def test_a_file_that_was_compressed_since_it_was_listed_is_read_all_the_same(

@@ -56,12 +56,12 @@ EXPECTED = {
         {
             *("InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "IdlePolicy", "CountDrift"),
             *("RefusalNotifier", "SgeSlotSync", "SlurmDrainSync", "ForeignWatch"),
-            *("SuspectWriter", "CardResetter", "CardChecker", "MpsKeeper"),
+            *("SuspectWriter", "CardResetter", "CardChecker", "MpsKeeper", "TemporaryRemover"),
         },
         {
             *("InventoryPublisher", "HealthPolicy", "CountDrift", "RefusalNotifier"),
             *("SlurmDrainSync", "ForeignWatch", "SuspectWriter", "CardResetter"),
-            *("CardChecker", "MpsKeeper"),
+            *("CardChecker", "MpsKeeper", "TemporaryRemover"),
         },
     ),
 }

@@ -35,6 +35,7 @@ from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import atomic, locks
+from gpulock.store.claim_records import PENDING_FOLDER
 from gpulock.store.counters import read_history_dropped
 from gpulock.store.verdicts import PERIOD
 
@@ -83,17 +84,20 @@ class HistoryWriter(Chore):
         try:
             found = pending.read_released_claims(node.store, faults)
             known = found.keys() | standing.keys()
-            found |= pending.find_lost_claims(node, known, faults, time.time())
+            folder = f"{node.settings.state_dir}/{PENDING_FOLDER}"
+            kept = sorted(os.listdir(folder)) if os.path.lexists(folder) else []
+            if lost := [name for name in kept if name not in known and name[0] != "."]:
+                found |= pending.find_lost_claims(node, lost, faults, time.time())
             if found:
                 devices = {device.id: device for device in report.devices}
                 self.written = self._write(node, found, devices, faults)
         except (OSError, Refusal) as failed:
             why = failed.why if isinstance(failed, Refusal) else str(failed)
             faults.add(f"the history of finished claims waits in {node.store.released_dir}: {why}")
-        if lost := read_history_dropped(node.store):
+        if dropped := read_history_dropped(node.store):
             cap = locks.RELEASED_CAP
             faults.add(
-                f"the history lacks {lost} devices of this boot: "
+                f"the history lacks {dropped} devices of this boot: "
                 f"more than {cap} released ones waited for it"
             )
         for fault in sorted(faults - self._said):

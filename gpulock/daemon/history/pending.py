@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from gpulock.daemon.history.record import ClaimedDevice
 from gpulock.deadline import Deadline, clock_boottime
@@ -158,23 +158,15 @@ def least_held_seconds(record: Owner, seen: float) -> float | None:
     return least if least > MIN_SEEN_SECONDS else None
 
 
-def find_lost_claims(
-    node: Node, known: Container[str], faults: set[str], now: float
-) -> EndedClaims:
+def find_lost_claims(node: Node, names: Iterable[str], faults: set[str], now: float) -> EndedClaims:
     """Return the claims of which nothing but the record is left, by token and device.
 
-    `known` are tokens that LOCK_DIR was just seen to have; `now` is the epoch. What cannot be
-    read is a fault, and stays.
+    `names` are records of claims that LOCK_DIR was just seen not to have; `now` is the epoch. What
+    cannot be read is a fault, and stays.
     """
     folder = f"{node.settings.state_dir}/{PENDING_FOLDER}"
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return {}
     found: EndedClaims = {}
     for name in names:
-        if name in known or name.startswith("."):
-            continue
         try:
             record, seen = read_pending_record(folder, name)
         except FileNotFoundError:

@@ -19,8 +19,7 @@ from gpulock.alloc.process_owner import (
 )
 from gpulock.alloc.process_scan import ROUNDS, ProcessScan
 from gpulock.node.devices import MAJOR, SHARE, Device
-from gpulock.node.mounts import Mounts, device_file_key
-from gpulock.node.procfs import OVER
+from gpulock.node.procfs import OVER, device_file_key
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -29,6 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpulock.node.mounts import Mounts
     from gpulock.node.settings import Settings
 
 LONGEST = 5.0  # seconds for a whole look
@@ -112,7 +112,7 @@ class OpenFiles:
         self.ids: set[str] = set()
         for device in devices:
             self.add(device)
-        self._mounts = Mounts(scan.proc.root)
+        self._mounts: "Mounts | None" = None
         self._end = self._late = 0.0
         self._spent: dict[int, float] = {}
         self.blind = ""
@@ -266,6 +266,10 @@ class OpenFiles:
                     may_be = True
                 if not may_be and not link.startswith(self._simulated):
                     continue
+                if self._mounts is None:
+                    from gpulock.node.mounts import Mounts  # most processes have no such file
+
+                    self._mounts = Mounts(self.scan.proc.root)
                 key = self._mounts.key(pid, folder, fd)
             except FileNotFoundError:
                 continue

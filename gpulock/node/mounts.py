@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an open file is, without asking a file system that may never answer.
 
-Hot, loaded with a release. stat(2) of a file in a FUSE mount asks the user's own server; one that
-does not answer hangs the caller for good (state D: no signal ends it), and with it every hook.
+Hot, loaded where a process has a file open whose path may be a device's. stat(2) of a file in a
+FUSE mount asks the user's own server; one that does not answer hangs the caller for good (state D:
+no signal ends it), and with it every hook.
 The name in /proc/PID/fd proves nothing: a mount that was taken away lazily shows as `/nvidia0`.
 So the mount comes first, from fdinfo and mountinfo, which the kernel answers alone (proc(5)).
 """
@@ -12,6 +13,7 @@ import os
 import stat
 import time
 
+from gpulock.node.procfs import device_file_key
 from gpulock.store import atomic
 from gpulock.store.boot import LOCAL_FILE_SYSTEMS
 
@@ -119,13 +121,6 @@ def read_mount_table(path: str, seconds: float) -> str:
     finally:
         os.close(fd)
     return b"".join(parts).decode("utf-8", "surrogateescape")
-
-
-def device_file_key(info: os.stat_result) -> tuple[int, int, int]:
-    """Return what tells one device node or simulated node from another."""
-    if stat.S_ISCHR(info.st_mode):
-        return (info.st_rdev, 0, 0)
-    return (0, info.st_dev, info.st_ino)
 
 
 def cached_file_key(path: str) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ raises ProcessLookupError; what may not be seen raises PermissionError: the two 
 
 import errno
 import os
+import stat
 import sys
 
 from gpulock.store import atomic
@@ -301,3 +302,10 @@ class Proc:
         if found.start != start:
             return False
         return found.state not in OVER or not self.finished(pid)
+
+
+def device_file_key(info: os.stat_result) -> tuple[int, int, int]:
+    """Return what tells one device node or simulated node from another."""
+    if stat.S_ISCHR(info.st_mode):
+        return (info.st_rdev, 0, 0)
+    return (0, info.st_dev, info.st_ino)

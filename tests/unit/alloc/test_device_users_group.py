@@ -10,9 +10,8 @@ import pytest
 from gpulock.alloc import device_users
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.node import mounts
 from gpulock.node.devices import Device
-from gpulock.node.procfs import Proc
+from gpulock.node.procfs import Proc, device_file_key
 from gpulock.store.locks import Lock
 from tests.support.trees import FakeProc, record
 
@@ -86,7 +85,7 @@ def mig(root: Path, table: str) -> list[tuple[int, int, int]]:
 
 
 def key(path: Path) -> tuple[int, int, int]:
-    return mounts.device_file_key(path.stat())
+    return device_file_key(path.stat())
 
 
 def test_an_instance_is_recognised_by_its_own_access_nodes(tmp_path: Path) -> None:

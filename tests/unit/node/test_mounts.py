@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.node import mounts
-from gpulock.node.mounts import Mounts, cached_file_key, device_file_key
+from gpulock.node.mounts import Mounts, cached_file_key
+from gpulock.node.procfs import device_file_key
 from tests.support.faults import raising
 
 Opened = tuple[Path, int]

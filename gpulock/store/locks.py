@@ -190,8 +190,12 @@ class LockStore:
             raise OSError(errno.EBUSY, f"{name} was locked, and its lock was lost") from None
 
     def rewrite(self, name: str, record: Owner) -> None:
-        """Replace the owner record of a lock that is held."""
+        """Replace the owner record of a lock that is held.
+
+        Its second name goes first: killed in between, the lock has none, never an older record's.
+        """
         data = owner.encode_owner(record).encode("utf-8")
+        self.forget(name)
         atomic.replace_file(f"{self.locks_dir}/{name}/owner", data)
         self.keep(name)
 
@@ -204,15 +208,8 @@ class LockStore:
             return
 
     def keep(self, name: str) -> None:
-        """Give the owner record of a lock, as it is now, its second name; raise OSError."""
-        record, second = f"{self.locks_dir}/{name}/owner", f"{self.root}/{GRANT}{name}"
-        try:
-            if os.path.samestat(os.lstat(record), os.lstat(second)):
-                return
-            os.unlink(second)  # killed here, the lock has none: a reconcile gives it one
-        except FileNotFoundError:
-            pass
-        os.link(record, second)
+        """Give the owner record of a lock its second name; raise OSError."""
+        os.link(f"{self.locks_dir}/{name}/owner", f"{self.root}/{GRANT}{name}")
 
     def forget(self, name: str) -> None:
         """Let a lock go for good: lost from now on, it is not put back; raise OSError."""

@@ -122,7 +122,8 @@ def put_back_lost_locks(node: Node, judge: Judge, held: dict[str, Lock]) -> list
     store = node.store
     lost = store.find_lost(held)[0]
     for name in [name for name, lock in held.items() if lock.owner]:
-        store.keep(name)  # an earlier version made none, nor a release cut short
+        if not os.path.lexists(f"{store.root}/{GRANT}{name}"):
+            store.keep(name)  # an earlier version made none, nor what was cut short
     if not lost:
         return []
     scan = judge.renew().scan  # who began since `judge` looked is seen as well

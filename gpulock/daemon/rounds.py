@@ -85,8 +85,8 @@ class Rounds:
             failed[str(fault.errno)] = f"LOCK_DIR: {fault}"
         except Exception as fault:  # whatever it is, the next round may go well
             failed[type(fault).__name__] = describe_exception("a reconcile", fault)
-        self._journal.log_changes("round", failed, ERROR)
         if self.last is None:
+            self._journal.log_changes("round", failed, ERROR)
             self.summary = "; ".join(failed.values())
             self.regular = now + PERIOD
             self._owed = set(self._chores)
@@ -96,6 +96,7 @@ class Rounds:
         self._do_chores(self.last, now)  # a claim that is over does not wait for what lasts
         expected, lacks = self.node.settings.expected_gpus, self._missing_right
         lasting = report_messages.lasting_problem_messages(self.last, expected, lacks)
+        self._journal.log_changes("round", {})
         self._journal.log_changes("node", lasting)
         self.summary = report_messages.format_daemon_status(self.last, expected)
         return self.last

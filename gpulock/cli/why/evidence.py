@@ -55,7 +55,8 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
     found.append(("verdict", describe_verdict(view, record)))
     found += describe_owner_processes(sight, lock, record)
     found += describe_share_work(view, lock)
-    found.append(("open", "; ".join(describe_open_device(view, sight, name) for name in ids)))
+    opened = [describe_open_device(view, sight, name) for name in ids]
+    found.append(("open", "; ".join(dict.fromkeys(opened))))  # places of a card are one device
     if sight.scan.blind or sight.holders.blind:
         found.append(("not seen", sight.scan.blind or sight.holders.blind))
     return found

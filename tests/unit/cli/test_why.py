@@ -115,7 +115,9 @@ def test_a_claim_of_several_places_is_one_holder_with_its_part(site: Site) -> No
         "holder job 13 of alice in gpu.q",
         "share 1 place of GPU 2, of how many is not known",
     ]
-    assert facts(site.call("why", "12").stdout)["share"] == "2 of 4 places of GPU 2"
+    asked = facts(site.call("why", "12").stdout)
+    assert asked["share"] == "2 of 4 places of GPU 2"
+    assert asked["open"].count("GPU 2:") == 1
 
 
 def test_each_holder_of_a_shared_gpu_has_its_own_work(site: Site) -> None:

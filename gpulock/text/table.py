@@ -14,6 +14,7 @@ import click
 GAP = "  "
 UNCUT = 1 << 10  # columns: of a table that a program reads, not people
 NARROW, WIDE = 80, 100  # columns: what a table fits into at least, and where nobody says
+SLIM = 40  # columns that a sentence fits into
 KEPT = 2  # columns of a table that stay however narrow the screen is
 NOTHING = ("", "-")
 EARLY = 10  # a column's `drop` from which on it is a luxury
@@ -71,7 +72,7 @@ def terminal_width(least: int = NARROW, stream: TextIO | None = None) -> int:
 
 def sentence_width(stream: TextIO) -> int:
     """Return how wide a sentence may be: the terminal's width; UNCUT where a program reads."""
-    return terminal_width(stream=stream) if stream.isatty() else UNCUT
+    return terminal_width(SLIM, stream) if stream.isatty() else UNCUT
 
 
 def uncut_width() -> int:

@@ -3,10 +3,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import pty
+import struct
+import termios
+
 import pytest
 
 from gpulock.store.owner import Owner
-from gpulock.text.table import Cell, Column, clip_text, render_facts, render_table
+from gpulock.text.table import (
+    SLIM,
+    Cell,
+    Column,
+    clip_text,
+    render_facts,
+    render_table,
+    sentence_width,
+)
 from gpulock.text.words import (
     format_count,
     format_duration,
@@ -114,3 +127,11 @@ def test_facts_are_wrapped_below_their_beginning() -> None:
     assert lines[0] == "  a     x"
     assert len(lines) > 2
     assert all(line.startswith("        word") for line in lines[2:])
+
+
+@pytest.mark.parametrize(("columns", "told"), [(60, 60), (120, 120), (10, SLIM)])
+def test_a_sentence_is_as_wide_as_its_terminal(columns: int, told: int) -> None:
+    master, slave = pty.openpty()
+    with open(master, "rb"), open(slave, "w", encoding="utf-8") as stream:
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        assert sentence_width(stream) == told

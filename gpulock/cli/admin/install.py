@@ -104,13 +104,18 @@ def install_sge_command(
 ) -> None:
     """Install prolog, epilog and load sensor for Grid Engine on this node.
 
-    On a terminal it offers the rest: a verifier, services, a trial job.
+    On a terminal it asks about quarantine, and offers the rest: a verifier, services, a trial job.
     """
     from gpulock.install.sge.install import SgeOptions, plan_sge
 
     options |= {"prefix": prefix.absolute(), "config": Path(session.config)}
     consent = Consent(session, yes, dry_run)
-    run_installer(lambda: plan_sge(SgeOptions(**options)), dry_run, consent=consent)
+
+    def plan() -> InstallPlan:
+        options["quarantine_on"] = consent.choose_policy(options["quarantine_on"])
+        return plan_sge(SgeOptions(**options))
+
+    run_installer(plan, dry_run, consent=consent)
 
 
 @install_group.command("slurm")
@@ -126,13 +131,18 @@ def install_slurm_command(
     """Install Prolog, TaskProlog and Epilog for Slurm on this node.
 
     Reads slurm.conf and gres.conf, and prints the lines to add there, or adds them to slurm.conf.
-    On a terminal it offers services and a trial job.
+    On a terminal it asks about quarantine, and offers services and a trial job.
     """
     from gpulock.install.slurm.install import SlurmOptions, plan_slurm
 
     options |= {"prefix": prefix.absolute(), "config": Path(session.config)}
     consent = Consent(session, yes, dry_run)
-    run_installer(lambda: plan_slurm(SlurmOptions(**options)), dry_run, consent=consent)
+
+    def plan() -> InstallPlan:
+        options["quarantine_on"] = consent.choose_policy(options["quarantine_on"])
+        return plan_slurm(SlurmOptions(**options))
+
+    run_installer(plan, dry_run, consent=consent)
 
 
 @install_group.command("systemd")

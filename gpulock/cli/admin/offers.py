@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an installation of hooks offers besides: a verifier, services, a trial job."""
+"""What an installation of hooks asks: what puts a GPU out, a verifier, services, a trial job."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gpulock.text import table
 if TYPE_CHECKING:
     from gpulock.install.planner import InstallPlan
 
+POLICY = "Let gpulockd take a GPU out of service on: {words} (QUARANTINE_ON)?"
 SERVICES = "Start gpulockd and gpulock-exporter as services of systemd?"
 TRIAL = "Run a trial job of one GPU?"
 NO_DAEMON = "gpulockd does not run: gpulock install systemd starts both services"
@@ -52,6 +53,19 @@ class Consent:
     def agrees(self, question: str) -> bool:
         """Return the answer to a question."""
         return self.yes or (self.person and click.confirm(question, default=True))
+
+    def choose_policy(self, asked: str | None) -> str | None:
+        """Return QUARANTINE_ON as asked for, else by the answer; None leaves it as it is.
+
+        Raises InstallError where the settings file has a fault.
+        """
+        from gpulock.install.planner import current_settings
+
+        settings, given = current_settings(Path(self.session.config))
+        if asked is not None or "QUARANTINE_ON" in given or not (self.yes or self.person):
+            return asked
+        words = " ".join(settings.quarantine_on)
+        return words if self.agrees(POLICY.format(words=words)) else ""
 
     def take_offers(self, plan: InstallPlan) -> None:
         """Add to a plan what the administrator agrees to; note how to make the rest by hand."""

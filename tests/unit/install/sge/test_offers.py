@@ -67,6 +67,30 @@ def test_the_verifier_is_set_where_it_is_agreed_to_and_goes_before_the_hooks(
     assert said[0] == "put back: jsv_url in the configuration of host global"
 
 
+@pytest.mark.parametrize(("answer", "words"), [(True, "xid missing"), (False, "")])
+def test_the_answer_on_quarantine_is_in_the_settings_until_the_end(
+    site: Site, answer: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = site.config.read_text()
+    asked: list[str] = []
+
+    def confirm(question: str, **_: object) -> bool:
+        asked.append(question)
+        return answer
+
+    monkeypatch.setattr(click, "confirm", confirm)
+    person = consent(site, person=True)
+
+    plan = plan_sge(site.options(quarantine_on=person.choose_policy(None)))
+    person.take_offers(plan)
+    plan.apply(ignore)
+
+    assert asked[0] == "Let gpulockd take a GPU out of service on: xid missing (QUARANTINE_ON)?"
+    assert f"\nQUARANTINE_ON={words}\n" in site.config.read_text()
+    assert SgeUninstaller(site.config, ignore).undo() == []
+    assert site.config.read_text() == before
+
+
 def test_without_an_answer_nothing_of_it_is_done_and_the_way_is_said(site: Site) -> None:
     plan = planned(site, consent(site))
 

@@ -62,6 +62,21 @@ def test_a_refusal_names_the_whole_command(node: SlurmNode) -> None:
     assert refused.stderr.startswith("gpulock: install slurm: ")
 
 
+def test_yes_writes_what_takes_a_gpu_out_of_service_and_uninstall_takes_it_back(
+    node: SlurmNode,
+) -> None:
+    before = node.config.read_text()
+    assert "QUARANTINE_ON=" not in before
+
+    done = install(node, "--yes")
+
+    assert "\nQUARANTINE_ON=xid missing\n" in node.config.read_text(), done.output
+    assert "--quarantine-on" not in done.output, "what was agreed to is not offered again"
+    assert "nothing to change" in install(node, "--yes").stdout
+    assert call(node, "uninstall", "slurm").exit_code == 0
+    assert node.config.read_text() == before
+
+
 def test_a_second_installation_says_which_process_makes_the_first(node: SlurmNode) -> None:
     with lock_installation(node.root / "node/state/install"):
         refused = [install(node), call(node, "install", "slurm", "--dry-run")]

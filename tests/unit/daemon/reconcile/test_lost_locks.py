@@ -247,6 +247,27 @@ def test_a_rewritten_record_is_put_back_as_it_was_last(box: Box) -> None:
     assert holder(box, 0).draining == 1
 
 
+@pytest.mark.parametrize("at", ["rename", "link"])
+def test_a_rewrite_that_is_killed_leaves_no_older_record_behind(
+    box: Box, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    ask(box, 1)
+    box.proc.add(700, groups=[65400])
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, at, die)
+        box.node().store.rewrite(bus(0), holder(box, 0).copy(draining=1))
+    assert grants(box) == []
+    stood = holder(box, 0).draining
+    again(box)
+    lose_all(box.lock / "locks")
+    again(box)
+    assert holder(box, 0).draining == stood == (at == "link")
+
+
 def test_a_lost_lock_that_cannot_be_read_is_held(box: Box) -> None:
     ask(box, 1)
     lose_all(box.lock / "locks")

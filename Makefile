@@ -169,6 +169,9 @@ soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 bench: $(RUNTIME)  ## how long a claim and a hook take
 	@$(BIN)/python tests/bench/run.py
 
+bench-paired: $(RUNTIME)  ## the hooks of another commit and of this tree in turns (BEFORE=main)
+	@$(BIN)/python tests/bench/paired.py $(or $(BEFORE),main) $(or $(ROUNDS),400)
+
 bench-history: $(RUNTIME)  ## a million finished claims, filtered and summed (3 GB of scratch)
 	@$(BIN)/python tests/bench/history.py
 
@@ -206,7 +209,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo man docs packages check tools booted format-check lint mypy pyright unit $(PARTS) slow pythons format test others lab-sge lab-isolation lab-slurm lab-pyxis lab-systemd lab-prometheus dashboards lab-containers attack sweep mutants soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
+.PHONY: demo man docs packages check tools booted format-check lint mypy pyright unit $(PARTS) slow pythons format test others lab-sge lab-isolation lab-slurm lab-pyxis lab-systemd lab-prometheus dashboards lab-containers attack sweep mutants soak bench bench-paired bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

@@ -42,7 +42,7 @@ COMMON: Final = (
 # What a code means in one command, in place of COMMON's; the last words of its path name it.
 OWN: Final = {
     "status": (
-        (str(REFUSED), "With --free or --idle: no GPU is to be shown."),
+        (str(REFUSED), "It was refused. With --free or --idle: no GPU is to be shown."),
         ("128 + N", "Signal N ended --watch."),
     ),
     "why": ((str(REFUSED), "JOB or DEVICE is not known on this node."),),

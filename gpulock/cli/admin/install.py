@@ -85,7 +85,14 @@ def hook_options(function: F) -> F:
 
 
 @install_group.command("sge")
-@click.option("--queue", "queues", multiple=True, required=True, metavar="NAME", help="Repeatable.")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="Queue whose jobs get locks; may be repeated.",
+)
 @click.option("--complex", default="gpu", show_default=True, help="Consumable that counts GPUs.")
 @click.option("--map", default="", metavar="ID=GPU,...", help="Which GPU each id of an RSMAP is.")
 @click.option("--host", default="", help="Grid Engine's name of this host.  [default: ask it]")

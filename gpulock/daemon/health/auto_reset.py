@@ -3,13 +3,14 @@
 
 A reset runs in a thread of its own, and hooks see only the locks of the GPU and its link peers. A
 GPU is tried three times in a boot, with pauses: one that fails again after each reset needs hands.
+The tries are in LOCK_DIR/health, so a gpulockd that is started again goes on counting.
 Cut resets of whatever process are freed here, also where the setting is off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Final, NamedTuple
 
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.background_call import BackgroundCall, NoAnswerError
@@ -23,6 +24,7 @@ from gpulock.daemon.core.journal import (
 from gpulock.daemon.health import recovery, reset
 from gpulock.daemon.health.findings import ECC, LOST, XID
 from gpulock.daemon.health.policy import read_quarantine_notes
+from gpulock.daemon.health.state import load_health_state, note_reset_try
 from gpulock.daemon.health.steps import RESET, note_health_step
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, QUARANTINE, TIME, Chore, Due
@@ -32,11 +34,20 @@ from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id
 from gpulock.store.quarantine import POLICY
 
-MOST_TRIES: Final = 3  # of a card in a boot, by one gpulockd
+MOST_TRIES: Final = 3  # of a card in a boot
 TRY_PAUSE: Final = 3600.0  # seconds between two tries of a card
 POLL: Final = 1.0  # seconds
 LATE: Final = 2 * (reset.RESET_SECONDS + reset.PAUSE_SECONDS)  # then it is told that it hangs
 REPAIRED_BY_RESET: Final = frozenset((XID, ECC, LOST))
+
+
+class CardReset(NamedTuple):
+    """A reset at work, of the first of the reserved `cards`; `tries` are its times in this boot."""
+
+    node: Node
+    cards: list[str]
+    tries: tuple[float, ...]
+    call: BackgroundCall[str]
 
 
 class CardResetter(Chore):
@@ -50,8 +61,7 @@ class CardResetter(Chore):
     def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
         self._journal = journal
         self._clock = clock
-        self._tries: dict[str, list[float]] = {}
-        self._running: tuple[Node, list[str], BackgroundCall[str]] | None = None
+        self._running: CardReset | None = None
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Begin a reset where one is due; raise Refusal or OSError."""
@@ -64,8 +74,10 @@ class CardResetter(Chore):
             return
         shown = {device.bus for device in report.devices if not device.fault}
         waits: dict[str, str] = {}
-        for card in find_cards_to_reset(node):
-            if card not in shown or self._is_tried(card):
+        cards_out = find_cards_to_reset(node)
+        tries = load_health_state(node).tries if cards_out else {}
+        for card in cards_out:
+            if card not in shown or is_tried(tries.get(card, ()), self._clock()):
                 continue
             try:
                 cards = reset.reserve_for_reset(node, card, POLICY)
@@ -76,15 +88,14 @@ class CardResetter(Chore):
             break
         self._journal.log_changes("reset", waits, INFO)
 
-    def _is_tried(self, card: str) -> bool:
-        """Return whether a card was tried too often or a moment ago."""
-        tries = self._tries.get(card, [])
-        return len(tries) >= MOST_TRIES or bool(tries and self._clock() - tries[-1] < TRY_PAUSE)
-
     def _begin(self, node: Node, cards: list[str]) -> None:
-        """Reset the first of these cards, which are reserved."""
-        self._tries.setdefault(cards[0], []).append(self._clock())
-        self._running = node, cards, BackgroundCall(lambda: reset.run_reset(node, cards[0]))
+        """Reset the first of these cards, which are reserved; raise OSError.
+
+        No reset is begun whose try cannot be noted: the next round frees the cards.
+        """
+        tries = note_reset_try(node, cards[0], self._clock())
+        call = BackgroundCall(lambda: reset.run_reset(node, cards[0]))
+        self._running = CardReset(node, cards, tries, call)
         self.due = clock_boottime() + POLL
 
     def run_due(self, now: float) -> None:
@@ -92,19 +103,19 @@ class CardResetter(Chore):
         self.due = float("inf")
         if self._running is None:
             return
-        node, cards, call = self._running
+        node, cards, began, call = self._running
         try:
             failed = call.answer()
         except NoAnswerError:
             self.due = now + POLL
-            late = self._clock() - self._tries[cards[0]][-1] > LATE
+            late = self._clock() - began[-1] > LATE
             what = f"the reset of {cards[0]} does not end: {' '.join(cards)} stay reserved"
             self._journal.log_changes("reset at work", {cards[0]: what} if late else {}, ERROR)
             return
         except Exception as fault:  # whatever it is, the cards are freed and it is told
             failed = describe_exception("the reset", fault)
         self._running = None
-        card, tries = cards[0], len(self._tries.get(cards[0], []))
+        card, tries = cards[0], len(began)
         words = f"failed: {failed}" if failed else "done"
         note_health_step(node.settings.state_dir, card, RESET, f"{words} ({POLICY})")
         what = f"was not reset: {failed}" if failed else "was reset"
@@ -113,6 +124,11 @@ class CardResetter(Chore):
             ERROR if failed else NOTICE, f"{card} {what} ({tries} of {MOST_TRIES}){last}"
         )
         reset.free_reset_locks(node, cards, POLICY)
+
+
+def is_tried(tries: Sequence[float], now: float) -> bool:
+    """Return whether a card that was tried at these times was so too often or a moment ago."""
+    return len(tries) >= MOST_TRIES or bool(tries and now - tries[-1] < TRY_PAUSE)
 
 
 def find_cards_to_reset(node: Node) -> list[str]:

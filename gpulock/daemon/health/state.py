@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the health policy remembers: of this boot in LOCK_DIR/health, of comebacks in STATE_DIR.
 
-On what was acted already, which cards were here, and the clean checks of what is out. It is lost
-with LOCK_DIR: then events count once more, which puts a card out and never back. While STATE_DIR
-takes no note of a bad device, a lock of our own keeps it from the next job: an administrator's in
-form, so that no reap frees it; `gpulock unreserve` does, and so do we, once the note stands.
+On what was acted already, which cards were here, the clean checks of what is out, and the resets
+that were tried. It is lost with LOCK_DIR: then events count once more, which puts a card out and
+never back. While STATE_DIR takes no note of a bad device, a lock of our own keeps it from the next
+job: an administrator's in form, so that no reap frees it; `gpulock unreserve` does, and so do we,
+once the note stands.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ LIMIT: Final = 1 << 20  # bytes: 128 instances with twenty findings each are 0.2
 class HealthState:
     """Marks by (device, key), cards that were here, and (clean checks, when) by device.
 
-    Times are CLOCK_BOOTTIME seconds.
+    `tries` has when gpulockd began to reset a card. Times are CLOCK_BOOTTIME seconds.
     """
 
     def __init__(self) -> None:
         self.done: dict[tuple[str, str], int] = {}
         self.known: set[str] = set()
         self.clean: dict[str, tuple[int, float]] = {}
+        self.tries: dict[str, tuple[float, ...]] = {}
 
     def text(self, boot_id: str) -> str:
         """Return the file."""
@@ -45,6 +47,8 @@ class HealthState:
         pairs += [(f"done {name} {key}", str(n)) for (name, key), n in sorted(self.done.items())]
         checks = sorted(self.clean.items())
         pairs += [(f"clean {name}", f"{times} {at:.3f}") for name, (times, at) in checks]
+        for name, tries in sorted(self.tries.items()):
+            pairs.append((f"tries {name}", " ".join([f"{at:.3f}" for at in tries])))
         return f"{LINE}\n{kv.encode_pairs(pairs)}"
 
 
@@ -63,6 +67,8 @@ def parse_health_state(text: str, boot_id: str) -> HealthState:
         elif kind == "clean":
             number, _, at = value.partition(" ")
             book.clean[name] = (int(number), float(at))
+        elif kind == "tries":
+            book.tries[name] = tuple([float(at) for at in value.split()])
     return book
 
 
@@ -87,6 +93,14 @@ def load_health_state(node: Node) -> HealthState:
 def save_health_state(node: Node, book: HealthState) -> None:
     """Write the book; raise OSError."""
     atomic.replace_file(f"{node.store.path}/{NAME}", book.text(node.boot_id).encode())
+
+
+def note_reset_try(node: Node, card: str, now: float) -> tuple[float, ...]:
+    """Note that gpulockd resets a card now; return when it did so in this boot. Raises OSError."""
+    book = load_health_state(node)
+    book.tries[card] = (*book.tries.get(card, ()), now)
+    save_health_state(node, book)
+    return book.tries[card]
 
 
 def read_comebacks(node: Node, now: float) -> dict[str, list[float]]:

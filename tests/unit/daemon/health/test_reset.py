@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.daemon.health import reset
+from gpulock.daemon.health import auto_reset, reset
 from gpulock.daemon.health.auto_reset import MOST_TRIES, TRY_PAUSE, CardResetter
 from gpulock.daemon.health.reset import (
     free_cut_resets,
@@ -305,6 +306,40 @@ def test_resets_that_fail_are_bounded_and_told(tmp_path: Path) -> None:
     assert len(told) == MOST_TRIES
     assert "it is not tried again in this boot" in told[-1]
     assert bench.locks() == []
+
+
+def test_a_gpulockd_that_is_started_again_counts_on_and_keeps_the_pause(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, QUARANTINE_RESET="yes")
+    bench.script("exit 1")
+    bench.tell(2, "x.79=1,100.0")
+    bench.daemon(2)
+    assert bench.calls() == 1
+    for before, after in ((1, 2), (2, MOST_TRIES), (MOST_TRIES, MOST_TRIES)):
+        bench.resetter = CardResetter(bench.journal, lambda: bench.now)
+        bench.daemon()
+        assert bench.calls() == before, "an hour is not over"
+        bench.now += TRY_PAUSE
+        bench.daemon()
+        assert bench.calls() == after
+    (last,) = [line for line in bench.said() if f"({MOST_TRIES} of {MOST_TRIES})" in line]
+    assert "it is not tried again in this boot" in last
+
+
+def test_no_reset_is_begun_whose_try_cannot_be_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> tuple[float, ...]:
+        raise OSError(errno.ENOSPC, "no space")
+
+    bench = Bench(tmp_path, QUARANTINE_RESET="yes")
+    bench.tell(2, "x.79=1,100.0")
+    with monkeypatch.context() as patch:
+        patch.setattr(auto_reset, "note_reset_try", fail)
+        with pytest.raises(OSError, match="no space"):
+            bench.daemon(2)
+    assert bench.calls() == 0
+    bench.daemon()
+    assert (bench.calls(), bench.locks()) == (1, [])
 
 
 def test_a_reset_that_fails_in_gpulockd_itself_is_told_with_its_place_and_frees_the_gpus(

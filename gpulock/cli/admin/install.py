@@ -118,11 +118,11 @@ def install_sge_command(
     options |= {"prefix": prefix.absolute(), "config": Path(session.config)}
     consent = Consent(session, yes, dry_run)
 
-    def plan() -> InstallPlan:
-        options["quarantine_on"] = consent.choose_policy(options["quarantine_on"])
-        return plan_sge(SgeOptions(**options))
+    def plan(quarantine_on: str | None) -> InstallPlan:
+        return plan_sge(replace(SgeOptions(**options), quarantine_on=quarantine_on))
 
-    run_installer(plan, dry_run, consent=consent)
+    asked: str | None = options["quarantine_on"]
+    run_installer(lambda: plan_with_policy(plan, asked, consent), dry_run, consent=consent)
 
 
 @install_group.command("slurm")
@@ -145,11 +145,11 @@ def install_slurm_command(
     options |= {"prefix": prefix.absolute(), "config": Path(session.config)}
     consent = Consent(session, yes, dry_run)
 
-    def plan() -> InstallPlan:
-        options["quarantine_on"] = consent.choose_policy(options["quarantine_on"])
-        return plan_slurm(SlurmOptions(**options))
+    def plan(quarantine_on: str | None) -> InstallPlan:
+        return plan_slurm(replace(SlurmOptions(**options), quarantine_on=quarantine_on))
 
-    run_installer(plan, dry_run, consent=consent)
+    asked: str | None = options["quarantine_on"]
+    run_installer(lambda: plan_with_policy(plan, asked, consent), dry_run, consent=consent)
 
 
 @install_group.command("systemd")
@@ -175,6 +175,18 @@ def install_hooks_command(session: Session, /, if_broken: bool) -> None:
         renew_hooks(session.settings(), sys.executable, if_broken, click.echo)
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
+
+
+def plan_with_policy(
+    plan_it: Callable[[str | None], InstallPlan], asked: str | None, consent: Consent
+) -> InstallPlan:
+    """Return a plan with QUARANTINE_ON as asked for, else as answered; raise InstallError.
+
+    It is planned without an answer first: what cannot be installed here is not asked about.
+    """
+    plan = plan_it(asked)
+    chosen = consent.choose_policy(asked)
+    return plan if chosen == asked else plan_it(chosen)
 
 
 def run_installer(

@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 
 from gpulock.cli import command_group
+from gpulock.cli.admin.offers import Consent
 from gpulock.install.change import InstallRecord, lock_installation
 from gpulock.install.daemons import process_start_time
 from tests.support.runner import command_runner
@@ -54,6 +55,23 @@ def test_uninstall_says_that_it_is_done_or_that_there_was_nothing(node: SlurmNod
 
 def test_the_help_of_install_is_not_cut(node: SlurmNode) -> None:
     assert "..." not in call(node, "install", "--help").stdout.partition("Commands:")[2]
+
+
+def test_what_cannot_be_installed_here_is_not_asked_about(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    def choose(_: Consent, words: str | None) -> str | None:
+        asked.append(words)
+        return words
+
+    monkeypatch.setattr(Consent, "choose_policy", choose)
+
+    assert install(node, "--gpus", "4").exit_code == 1
+    assert asked == []
+    assert install(node, "--quarantine-on", "ecc").exit_code == 0
+    assert asked == ["ecc"]
 
 
 def test_a_refusal_names_the_whole_command(node: SlurmNode) -> None:

@@ -37,6 +37,16 @@ for path in sys.argv[1:]:
     print(path, said)
 """
 
+# What is known of a reset: who calls it, what it may open, and who else has the driver open.
+SMI = f"""#!/bin/sh
+exec >/run/smi
+echo "$@"
+{OPT}/bin/python3 /srv/probe.py /dev/nvidia3 /dev/nvidiactl
+grep CapEff /proc/self/status
+grep -lsa [g]pulock_exporter.worker.process /proc/[0-9]*/cmdline | wc -l
+"""
+XID, SYS_ADMIN = 79, 21
+
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
@@ -336,6 +346,32 @@ def test_isolation_is_looked_after_and_cleared_away_from_within_the_units_sandbo
     node.configure()
     node.gpulock("install", "systemd")
     assert show(node, DAEMON, "ProtectControlGroups") == "yes"
+
+
+def test_a_gpu_is_reset_from_within_the_units_sandbox(node: Node) -> None:
+    run = node.machine.run
+    node.machine.write("/srv/probe.py", PROBE)
+    node.machine.write("/srv/nvidia-smi", SMI)
+    run("chmod", "755", "/srv/nvidia-smi")
+    node.configure(QUARANTINE_RESET="yes", NVIDIA_SMI="/srv/nvidia-smi")
+    assert "QUARANTINE_RESET does not work without" in node.gpulock("doctor")
+    node.gpulock("install", "systemd")
+    assert "QUARANTINE_RESET" not in node.gpulock("doctor")
+    node.wait_metric("gpulock_nvml_up", 1)
+
+    node.package.double.event(3, XID)
+    node.package.point()
+    wait_journal(node, DAEMON, "was reset (1 of 3)")
+
+    words, *paths, effective, at_work = run("cat", "/run/smi").stdout.splitlines()
+    assert words.startswith("--gpu-reset -i 0000:")
+    # allowed: there is no driver behind them
+    assert paths == ["/dev/nvidia3 ENXIO", "/dev/nvidiactl ENXIO"]
+    assert int(effective.split()[1], 16) >> SYS_ADMIN & 1
+    assert at_work == "0", "the exporter makes way"
+    node.configure()
+    node.gpulock("install", "systemd")
+    node.gpulock("restore", "3", check=False)
 
 
 # --- locks outlive services -----------------------------------------------------------------------

@@ -127,19 +127,20 @@ class Reaper:
         self._asks_memory = node.settings.leftover_processes != "off"
         self._memory: "Handover | None" = None
         self._quiet: "float | None" = None
-        # the claim that had each lock, by its token; empty where a lock had no owner yet
-        self._ahead: "dict[str, str] | None" = None
+        # the claim that had each lock, and whether its job had ended
+        self._ahead: "dict[str, tuple[str, int]] | None" = None
 
     def judge_ahead(self, uids: "Iterable[int]" = ()) -> None:
         """Judge the locks before the gate is taken, so that nobody waits there for these looks.
 
         A user may have more files open than are looked at in seconds. Under the gate a lock may go
-        only if the same claim had it here. What these users have open is looked at in any case.
+        only if the same claim had it here, and its job has not ended since: what that has left may
+        be in no look. What these users have open is looked at in any case.
         """
         reap_locks(self, dry_run=True)
         for uid in uids:
             self.files.look(uid)
-        self._ahead = {n: one.owner.token if one.owner else "" for n, one in self.held.items()}
+        self._ahead = {name: lock_stage(lock) for name, lock in self.held.items()}
         self.files.sealed = True
 
     def read_locks(self) -> None:
@@ -170,9 +171,8 @@ class Reaper:
         """
         outcome = decide_reap(lock, self.judge, self.files, self.held, over)
         record, store = lock.owner, self.node.store
-        token = record.token if record else ""
-        if self._ahead is not None and self._ahead.get(lock.id) != token:
-            outcome.act, outcome.reason = HELD, "it was claimed while the node was looked at"
+        if self._ahead is not None and self._ahead.get(lock.id) != lock_stage(lock):
+            outcome.act, outcome.reason = HELD, "it was claimed, or its job ended, meanwhile"
         asked = outcome.act == FREED and self._asks_memory
         if asked and (kept := self.memory_reason(lock)):
             outcome.act = HELD
@@ -239,6 +239,11 @@ class Reaper:
             return remaining_device_user(lock.id, lock.owner, self.files, self.held)
         pids = self.files.pids_with_open(lock.id)
         return f"process {pids[0]} has {lock.id} open" if pids else self.files.blind
+
+
+def lock_stage(lock: Lock) -> tuple[str, int]:
+    """Return whose a lock is, by the token, and whether it only drains; of nobody's neither."""
+    return (lock.owner.token, lock.owner.draining) if lock.owner else ("", 0)
 
 
 def make_recorded_device(lock: Lock) -> "Device | None":

@@ -12,10 +12,14 @@ from collections.abc import Callable
 import pytest
 
 from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY
+from gpulock.sge.verdict import SgeJobRule
 from gpulock.store.gate import Gate
+from gpulock.store.locks import Lock
+from gpulock.store.verdicts import UNKNOWN, Verdict
 from tests.support.claims import ask, holder, ids, refused
 from tests.support.trees import Box, bus, judge_of, record, soon
 
@@ -109,13 +113,48 @@ def test_a_lock_without_owner_that_is_given_one_meanwhile_does_not_go(
 def test_a_user_who_was_not_looked_at_before_the_gate_keeps_the_lock(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner ends between the look and the gate: who has the card open was not asked."""
-    box.proc.shepherd(500, box.root)
+    """That its owner is dead is known between the look and the gate: who uses it was not asked."""
     leave_dead_claims(box)
-    alive = record(job_id="12", pid=500, uid=4000, token="t9", devices=(bus(0),))
-    box.node().store.rewrite(bus(0), alive)
-    when_files_are_looked_at(monkeypatch, lambda: box.proc.remove(500))
+    one = record(job_id="12", pid=999, uid=4000, token="t9", devices=(bus(0),))
+    box.node().store.rewrite(bus(0), one)
+    real = SgeJobRule.__call__
+    silent = [Verdict(UNKNOWN, "nobody answers yet")]
+
+    def judge(rule: SgeJobRule, lock: Lock, scan: ProcessScan) -> Verdict:
+        unknown = lock.id == bus(0) and silent
+        return silent.pop() if unknown else real(rule, lock, scan)
+
+    monkeypatch.setattr(SgeJobRule, "__call__", judge)
     reconcile(box)
     assert box.locks() == [bus(0)]
     reconcile(box)
     assert box.locks() == []
+
+
+@pytest.mark.parametrize(
+    ("draining", "runs"), [(1, True), (1, False), (0, False)], ids=["epilog", "shepherd", "killed"]
+)
+@pytest.mark.parametrize("act", [claim_once_more, reconcile])
+def test_what_a_job_leaves_that_ends_while_files_are_looked_at_keeps_its_lock(
+    box: Box, monkeypatch: pytest.MonkeyPatch, act: Act, draining: int, runs: bool
+) -> None:
+    """The look at processes is older than what is left: a dead claim of the user's began it."""
+    box.proc.shepherd(500, box.root)
+    leave_dead_claims(box)
+    one = record(job_id="12", pid=500, token="t9", add_grp_id=65412, devices=(bus(0),))
+    box.node().store.rewrite(bus(0), one)
+
+    def end() -> None:
+        box.proc.add(700, "straggler", groups=(65412,))
+        box.node().store.rewrite(bus(0), one.copy(draining=draining))
+        if not runs:
+            box.proc.remove(500)
+
+    when_files_are_looked_at(monkeypatch, end)
+    act(box)
+    assert holder(box, 0).token == "t9"
+    reconcile(box)  # by a look of its own
+    assert holder(box, 0).token == "t9"
+    box.proc.remove(700)
+    reconcile(box)
+    assert bus(0) not in box.locks()

@@ -276,3 +276,28 @@ def test_a_record_of_another_time_namespace_is_not_judged(fake: FakeProc) -> Non
     (fake.root / "self/ns/time").unlink()
     (fake.root / "self/ns/time").symlink_to("time:[4026532999]")
     assert common(fake, record(pid_ns=claimed)) == UNKNOWN
+
+
+@pytest.mark.parametrize("state", ["gone", "over"])
+def test_an_owner_that_ends_after_the_processes_were_listed_is_unknown(
+    fake: FakeProc, state: str
+) -> None:
+    """What it has started since is in no list."""
+    fake.add(500, session=1)
+    judge = Judge(
+        BOOT, NAME, ProcessScan(Proc(str(fake.root))), {"process": liveness.process_verdict}
+    )
+    assert judge.verdict(process(pid=499, sid=499)).state == DEAD
+    if state == "over":
+        fake.add(500, state="Z", session=1)
+    else:
+        fake.remove(500)
+    found = judge.verdict(process())
+    assert found.state == UNKNOWN
+    assert "process 500 ended while the processes were looked at" in found.proof
+    assert judge.renew().verdict(process()).state == DEAD
+
+
+def test_an_owner_whose_number_another_process_has_is_dead(fake: FakeProc) -> None:
+    fake.add(500, start=2000, session=1)
+    assert verdict(fake, process()) == DEAD

@@ -200,9 +200,17 @@ class LockStore:
         self.keep(name)
 
     def undo(self, name: str) -> None:
-        """Take back a lock made a moment ago by this process; what fails is reaped later."""
+        """Take back a lock made a moment ago by this process; what fails is reaped later.
+
+        The second name of another claim's record stays: its lock was lost, and is put back.
+        """
+        record, second = f"{self.locks_dir}/{name}/owner", f"{self.root}/{GRANT}{name}"
         try:
-            self.forget(name)
+            try:
+                if os.path.samestat(os.lstat(record), os.lstat(second)):
+                    self.forget(name)
+            except FileNotFoundError:
+                pass
             atomic.remove_folder(f"{self.locks_dir}/{name}")
         except OSError:
             return

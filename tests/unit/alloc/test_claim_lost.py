@@ -10,12 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc import claim
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.reaper import Reaper
 from gpulock.alloc.release import release_locks
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import UNKNOWN, Refusal
+from gpulock.store import atomic
+from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
+from gpulock.store.locks import Lock
 from tests.support.claims import ask, empty_all, empty_one, holder, ids, lose_one, never, refused
+from tests.support.faults import disk_full
 from tests.support.trees import OTHER_BOOT, Box, bus, judge_of, record, soon
 
 
@@ -170,3 +177,25 @@ def test_a_release_in_flight_frees_nothing_in_another_lock_dir_and_says_so(
     with pytest.raises(Refusal, match="replaced"):
         release_locks(node, lambda o: o.token == grant.owner.token, judge_of(node), soon(), "test")
     assert box.locks() == [bus(0)]
+
+
+@pytest.mark.parametrize("disk_is_full", [False, True])
+def test_a_claim_that_meets_a_lost_lock_leaves_it_to_be_put_back(
+    box: Box, monkeypatch: pytest.MonkeyPatch, disk_is_full: bool
+) -> None:
+    """Its lock is removed after the claim has looked for lost ones, and seen that all are held."""
+    box.proc.shepherd(500, box.root)
+    token = ask(box, 4).owner.token
+
+    def lose(reaper: Reaper, held: dict[str, Lock], totals: ClaimCounters) -> None:
+        del reaper, held, totals
+        shutil.rmtree(box.lock / "locks" / bus(1))
+        if disk_is_full:
+            monkeypatch.setattr(atomic, "replace_file", disk_full)
+
+    monkeypatch.setattr(claim, "reap_held_locks", lose)
+    assert "a lock cannot be written" in refused(box, 1, job_id="13", pid=501).why
+    monkeypatch.undo()
+    assert bus(1) not in box.locks()
+    reconcile_locks(box.node(), judge_of(box.node()), soon())
+    assert holder(box, 1).token == token

@@ -30,7 +30,7 @@ from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.wire import RELEASE, SocketRequest
 from tests.world.kernel import Actor, Killed, Violation
 from tests.world.processes import INIT, Process
-from tests.world.site import NAME, USER, Held, Site
+from tests.world.site import NAME, USER, USERS, Held, Site
 
 Play = Callable[[Site], object]
 CONFIG = "/etc/gpulock/gpulock.conf"
@@ -77,6 +77,7 @@ def sge_job(
     runs: int = 1,
     pid: int = 0,
     asks: str = "gpu",
+    user: int = USER,
 ) -> Play:
     """Return a job of Grid Engine: prolog, process, epilog, each run under a shepherd of its own.
 
@@ -86,16 +87,18 @@ def sge_job(
 
     def play(site: Site) -> None:
         for _ in range(runs):
-            sge_run(site, number, count, lingers, pid, asks)
+            sge_run(site, number, count, lingers, pid, asks, user)
 
     return play
 
 
-def sge_run(site: Site, number: int, count: int, lingers: bool, pid: int, asks: str) -> None:
+def sge_run(
+    site: Site, number: int, count: int, lingers: bool, pid: int, asks: str, user: int
+) -> None:
     """Play one run of a Grid Engine job."""
     kernel, tree = site.kernel, site.kernel.tree
     kernel.step("execd starts", f"job {number}")
-    job = site.spooled(number, count, asks=asks)
+    job = site.spooled(number, count, asks=asks, uid=user)
     tree = kernel.tree
     shepherd = tree.spawn(
         "sge_shepherd", pid, ppid=site.execd.pid, uids=(0, 104, 0, 104), cwd=job.folder
@@ -117,9 +120,9 @@ def sge_run(site: Site, number: int, count: int, lingers: bool, pid: int, asks: 
         if frozenset(name.partition(SHARE)[0] for name in locked) != devices:
             raise Violation(f"job {number} sees {devices}, and has {locked}")
         devices = locked
-        about = {"ppid": shepherd.pid, "uids": (USER,) * 4, "groups": (65400 + number,)}
+        about = {"ppid": shepherd.pid, "uids": (user,) * 4, "groups": (65400 + number,)}
         process = tree.spawn("job", **about, fds=site.opened(devices))  # type: ignore[arg-type]
-        mine = site.begin(f"job {number}", token, devices, " ".join([asks] * count))
+        mine = site.begin(f"job {number}", token, devices, " ".join([asks] * count), user)
         mine.processes, mine.keeper = [process], shepherd
         uses(site, mine, process)
         if lingers:
@@ -256,6 +259,7 @@ def run_claim(
     found: bool = True,
     share: bool = False,
     kind: str = "",
+    user: int = USER,
 ) -> Play:
     """Return `gpulock run`, or with another comment `gpulock claim` for a shell that stays.
 
@@ -266,13 +270,13 @@ def run_claim(
 
     def play(site: Site) -> None:
         kernel, tree = site.kernel, site.kernel.tree
-        process = tree.spawn("gpulock", uids=(USER,) * 4)
+        process = tree.spawn("gpulock", uids=(user,) * 4)
 
         def main() -> int:
-            node = Node(site.settings, NAME)
+            node, name = Node(site.settings, NAME), USERS[user]
             try:
                 process_claims.ensure_node_dirs(node)
-                owner = process_claims.make_process_owner(node, process.pid, "alice", comment)
+                owner = process_claims.make_process_owner(node, process.pid, name, comment)
                 grant = process_claims.claim_for_process(
                     node, owner, ClaimRequest(count, share=share, kinds=kinds), Deadline(30.0)
                 )
@@ -289,7 +293,8 @@ def run_claim(
                 return 127
             process.fds = {n: str(path) for n, path in site.opened(site.granted(grant)).items()}
             asked = " ".join([kind or ("share" if share else CARD)] * count)
-            mine = site.begin(f"run {process.pid}", grant.owner.token, site.granted(grant), asked)
+            devices = site.granted(grant)
+            mine = site.begin(f"run {process.pid}", grant.owner.token, devices, asked, user)
             mine.processes = [process]
             uses(site, mine, process)
             if stays:

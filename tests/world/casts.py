@@ -25,12 +25,14 @@ from tests.world.actors import (
     user_release,
 )
 from tests.world.kernel import FREEZE, KILL
+from tests.world.site import OTHER
 
 # Where nothing else is chosen, the first that can goes on: an accident, gpulockd, then another job.
 SGE = sge_job(11, 1)
 SHARD = slurm_job(21, 1, shard=True)
 SHARE = run_claim(1, share=True)
 SGE_SHARE = sge_job(31, 1, asks="gpu_share")
+OTHERS = run_claim(1, share=True, user=OTHER)
 CASTS: dict[str, Cast] = {
     "two_jobs": Cast(one=SGE, two=sge_job(12, 2)),
     "straggler": Cast(
@@ -61,6 +63,13 @@ CASTS: dict[str, Cast] = {
         one=run_claim(1, "shell", True), user=user_release(), d=gpulockd(1), two=run_claim(2)
     ),
     "shares": Cast(one=SHARE, two=SHARE, three=SHARE, d=gpulockd(2)),
+    "shares_of_two_users": Cast(
+        one=SHARE,
+        end=shepherd_dies("gpulock"),
+        two=OTHERS,
+        d=gpulockd(2),
+        three=sge_job(33, 1, lingers=True, asks="gpu_share", user=OTHER),
+    ),
     "shares_and_cards": Cast(
         one=SHARE, two=sge_job(11, 2), d=gpulockd(2), three=SHARE, root=reap()
     ),
@@ -111,6 +120,9 @@ LOST: dict[str, Cast] = {
         d=gpulockd(2),
     ),
     "shares": Cast(one=SHARE, root=lock_dir_lost(), two=SHARE, d=gpulockd(2)),
+    "shares_of_two_users": Cast(
+        one=SHARE, root=lock_dir_lost(f"/locks/{bus(1)}.share1"), two=OTHERS, d=gpulockd(2)
+    ),
     "a_place": Cast(
         one=SHARE, root=lock_dir_lost(f"/locks/{bus(1)}.share1"), two=SHARE, d=gpulockd(2)
     ),
@@ -128,6 +140,7 @@ PAIRS: dict[str, Cast] = {
     "slurm_shards": Cast(one=SHARD, two=slurm_job(22, 1, shard=True)),
     "slurm_shard_and_card": Cast(one=SHARD, two=slurm_job(22, 1)),
     "shares": Cast(one=SHARE, two=SHARE),
+    "shares_of_two_users": Cast(one=SHARE, two=OTHERS),
     "share_and_cards": Cast(one=SHARE, two=sge_job(11, 2)),
     "sge_share_and_card": Cast(one=SGE_SHARE, two=sge_job(12, 2)),
     "job_and_gpulockd": Cast(one=sge_job(11, 1), two=gpulockd(1)),
@@ -161,6 +174,9 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("commands", "two", FREEZE),
     ("shares", "one", KILL),
     ("shares", "two", FREEZE),
+    ("shares_of_two_users", "one", KILL),
+    ("shares_of_two_users", "two", FREEZE),
+    ("shares_of_two_users", "two", "end"),
     ("shares_and_cards", "one", KILL),
     ("shares_and_cards", "two", FREEZE),
     ("sge_shares", "one", KILL),

@@ -28,7 +28,7 @@ from tests.world.accidents import reboot, shepherd_dies
 from tests.world.actors import Cast, Play, gpulockd, reap, run_claim, sge_job, slurm_job
 from tests.world.kernel import FREEZE, KILL, Violation
 from tests.world.processes import Process
-from tests.world.site import NAME, Held, QuietJournal, Site, WorldNode
+from tests.world.site import NAME, USER, Held, QuietJournal, Site, WorldNode
 
 CARDS = 4  # the exporter's word puts out half of them at most
 WIDE, NARROW = 16, 8  # lanes
@@ -96,14 +96,16 @@ class HealthSite(Site):
         self.rounds = made
         return made
 
-    def begin(self, who: str, token: str, devices: frozenset[str], asks: str = "") -> Held:
+    def begin(
+        self, who: str, token: str, devices: frozenset[str], asks: str = "", uid: int = USER
+    ) -> Held:
         """Let a job start, unless it was given what was known to be sick. Raises Violation."""
         for device in () if who.startswith(TEST) else devices & self.known.keys():
             text = Path(f"{self.lock_dir}/locks/{device}/owner").read_text()
             claimed = float(text.partition("\nclaimed_boottime=")[2].partition("\n")[0])
             if claimed > self.known[device]:
                 raise Violation(f"{who} gets {device}, known to be sick for some time")
-        return super().begin(who, token, devices, asks)
+        return super().begin(who, token, devices, asks, uid)
 
     def boot(self, keeps: bool) -> None:
         super().boot(keeps)

@@ -22,7 +22,7 @@ from tests.support.trees import bus, information
 from tests.world.accidents import quarantined, reboot, shepherd_dies, straggler
 from tests.world.actors import Cast, Play, gpulockd, reap, run_claim, sge_job, uses
 from tests.world.kernel import FREEZE, KILL, Violation
-from tests.world.site import NAME, Held, Site
+from tests.world.site import NAME, USER, Held, Site
 
 MODELS = ("Tesla V100-PCIE-16GB", "Tesla V100-PCIE-16GB", "NVIDIA A100", "NVIDIA A100")
 SPLIT, SHARED = 2, 3
@@ -76,14 +76,16 @@ class KindSite(Site):
         paths = [path for name in sorted(devices) for path in self.nodes.get(name, ())]
         return {**found, **{20 + number: path for number, path in enumerate(paths)}}
 
-    def begin(self, who: str, token: str, devices: frozenset[str], asks: str = "") -> Held:
+    def begin(
+        self, who: str, token: str, devices: frozenset[str], asks: str = "", uid: int = USER
+    ) -> Held:
         """Let a job start, if it has what it asked for. Raises Violation."""
         words, kinds = asks.split(), {site_kind(name) for name in devices}
         wrong = kinds - {kind for word in words for kind in ALLOWED[word]}
         mixed = {*words} in ({"gpu"}, {CARD}) and len(kinds) > 1
         if words and (wrong or mixed or len(words) != len(devices)):
             raise Violation(f"{who} asks for {asks}, and gets {' '.join(sorted(devices))}")
-        return super().begin(who, token, devices, asks)
+        return super().begin(who, token, devices, asks, uid)
 
     def finish(self) -> None:
         """Let gpulockd end what a reset left that was killed, then as on any node."""

@@ -31,7 +31,8 @@ from tests.world.kernel import Violation
 from tests.world.processes import PROC, Process
 
 NAME = os.uname().nodename
-USER = 1000
+USER, OTHER = 1000, 1001
+USERS = {USER: "alice", OTHER: "bob"}
 PLACES = 2  # on the last card
 DAEMONS = ("systemd", "slurmd", "sge_execd")
 
@@ -39,8 +40,8 @@ DAEMONS = ("systemd", "slurmd", "sge_execd")
 class Held:
     """A grant that a job was told: it is living while one of `processes` is, until it is over."""
 
-    def __init__(self, who: str, token: str, devices: frozenset[str]) -> None:
-        self.who, self.token, self.devices = who, token, devices
+    def __init__(self, who: str, token: str, devices: frozenset[str], uid: int = USER) -> None:
+        self.who, self.token, self.devices, self.uid = who, token, devices, uid
         self.processes: list[Process] = []
         self.keeper: Process | None = None  # who stands for the job until its epilog
 
@@ -98,7 +99,7 @@ class Site:
             }
         )
         self.uuids = {f"GPU-{number:08d}-aaaa": bus(number) for number in range(count)}
-        self.jobs: dict[int, tuple[tuple[int, str], SpooledJob]] = {}
+        self.jobs: dict[int, tuple[tuple[int, str, int], SpooledJob]] = {}
         self.environments: dict[int, bytes] = {}
         self.kernel = Machine(
             (self.lock_dir, self.state_dir, f"{self.spool}/active"),
@@ -152,18 +153,18 @@ class Site:
         node = WorldNode(self.settings, NAME)
         return Rounds(node, self.journal, [HistoryWriter(self.journal.said.append)])
 
-    def spooled(self, number: int, count: int, asks: str = "gpu") -> SpooledJob:
-        """Return the spool of a Grid Engine job as execd leaves it.
+    def spooled(self, number: int, count: int, asks: str = "gpu", uid: int = USER) -> SpooledJob:
+        """Return the spool of a Grid Engine job of a user's as execd leaves it.
 
         The job asks for so many of each complex in `asks`.
         """
-        asked, found = self.jobs.get(number, ((0, ""), None))
-        if found is None or asked != (count, asks):
+        asked, found = self.jobs.get(number, ((0, "", uid), None))
+        if found is None or asked != (count, asks, uid):
             job = SimulatedJob(
                 number,
                 ("/bin/true",),
-                uid=USER,
-                owner="alice",
+                uid=uid,
+                owner=USERS[uid],
                 add_grp_id=65400 + number,
                 resources=tuple(gpus(count, name) for name in asks.split()),
             )
@@ -171,7 +172,7 @@ class Site:
                 found.job_file.unlink()
                 shutil.rmtree(found.folder)
             found = execd.spool_job(self.root, job)
-            self.jobs[number] = (count, asks), found
+            self.jobs[number] = (count, asks, uid), found
             self.environments[number] = (found.folder / "environment").read_bytes()
         for file in os.listdir(found.folder):
             if file not in ("config", "pe_hostfile"):
@@ -194,13 +195,15 @@ class Site:
             return ""
         return text.partition("\ntoken=")[2].partition("\n")[0]
 
-    def begin(self, who: str, token: str, devices: frozenset[str], asks: str = "") -> Held:
-        """Let a job start with a grant: from now on it is an owner. Raises Violation.
+    def begin(
+        self, who: str, token: str, devices: frozenset[str], asks: str = "", uid: int = USER
+    ) -> Held:
+        """Let a user's job start with a grant: from now on it is an owner. Raises Violation.
 
         `asks` has a word for each device, the complex or the kind that it asked for.
         """
         del asks
-        mine = Held(who, token, devices)
+        mine = Held(who, token, devices, uid)
         for other in self.held:
             both = {a for a in other.devices for b in devices if lock_ids_overlap(a, b)}
             if other.alive() and both:
@@ -210,6 +213,10 @@ class Site:
         if len([name for name in taken if name.startswith(last)]) > PLACES:
             raise Violation(f"a card of {PLACES} places has {' '.join(sorted(taken))}")
         self.held.append(mine)
+        alive = [one for one in self.held if one is mine or one.alive()]
+        users = {one.uid for one in alive for name in one.devices if name.startswith(last)}
+        if len(users) > 1 and self.settings.share_users == "one":
+            raise Violation(f"a card that is one user's has places of {users}")
         self.check()
         return mine
 

@@ -149,6 +149,17 @@ def places_are_not_counted(patch: pytest.MonkeyPatch, site: Site) -> None:
     patch.setattr(shares, "count_free_places", all_of_them)
 
 
+def users_are_not_compared(patch: pytest.MonkeyPatch, site: Site) -> None:
+    count = shares.count_free_places
+
+    def of_anybody(card: str, places: int, held: dict[str, Lock], uid: int | None = None) -> int:
+        del uid
+        return count(card, places, held)
+
+    del site
+    patch.setattr(shares, "count_free_places", of_anybody)
+
+
 def share_joins_a_card_of_a_whole_job(patch: pytest.MonkeyPatch, site: Site) -> None:
     share_joins_a_card_that_is_held(patch, site)
 
@@ -166,6 +177,7 @@ MUTANTS: tuple[tuple[Plant, str], ...] = (
     (share_joins_a_card_that_is_held, "slurm_shards_and_a_card"),
     (card_is_granted_beside_its_shares, "slurm_shards_and_a_card"),
     (places_are_not_counted, "sge_shares"),
+    (users_are_not_compared, "shares_of_two_users"),
     (share_joins_a_card_of_a_whole_job, "sge_shares_and_cards"),
 )
 

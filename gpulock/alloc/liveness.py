@@ -115,24 +115,21 @@ class Judge:
             return Verdict(UNKNOWN, f"claimed in {record.pid_ns}, judged in {ours}")
         rule = self._rules.get(record.scheduler)
         unruled = Verdict(UNKNOWN, f"no rule for scheduler {record.scheduler}")
-        return self._doubt_late_end(lock, rule(lock, self.scan)) if rule else unruled
-
-    def _doubt_late_end(self, lock: Lock, found: Verdict) -> Verdict:
-        """Return a verdict, but no death by a look at processes that is older than the end."""
-        for pid, start in lock.shepherds() if found.state == DEAD else ():
-            if is_ended_since(self.scan, pid, start):
-                return Verdict(UNKNOWN, f"process {pid} ended while the processes were looked at")
+        found = rule(lock, self.scan) if rule else unruled
+        if found.state == DEAD and (late := find_late_end(lock, self.scan)):
+            found = Verdict(UNKNOWN, f"process {late} ended while the processes were looked at")
         return found
 
 
-def is_ended_since(scan: ProcessScan, pid: int, start: int) -> bool:
-    """Return whether a process that runs no more was there when the processes were listed.
+def find_late_end(lock: Lock, scan: ProcessScan) -> int:
+    """Return a process of a dead owner that was there when the processes were listed, or 0.
 
     What it started since is in no list. A number that is another process's by now was so then.
     """
-    if not scan.complete or not (pid in scan.statuses() or pid in scan.others):
-        return False
-    try:
-        return scan.proc.start(pid) == start
-    except (OSError, ValueError):
-        return True
+    for pid, start in lock.shepherds() if scan.complete else ():
+        try:
+            if (pid in scan.statuses() or pid in scan.others) and scan.proc.start(pid) == start:
+                return pid
+        except (OSError, ValueError):
+            return pid
+    return 0

@@ -127,7 +127,7 @@ class Reaper:
         self._asks_memory = node.settings.leftover_processes != "off"
         self._memory: "Handover | None" = None
         self._quiet: "float | None" = None
-        # the claim that had each lock, and whether its job had ended
+        # the claim that had each lock, by its token, and whether its job had ended
         self._ahead: "dict[str, tuple[str, int]] | None" = None
 
     def judge_ahead(self, uids: "Iterable[int]" = ()) -> None:
@@ -140,7 +140,8 @@ class Reaper:
         reap_locks(self, dry_run=True)
         for uid in uids:
             self.files.look(uid)
-        self._ahead = {name: lock_stage(lock) for name, lock in self.held.items()}
+        whose = {name: lock.owner for name, lock in self.held.items()}
+        self._ahead = {n: (one.token, one.draining) if one else ("", 0) for n, one in whose.items()}
         self.files.sealed = True
 
     def read_locks(self) -> None:
@@ -171,7 +172,8 @@ class Reaper:
         """
         outcome = decide_reap(lock, self.judge, self.files, self.held, over)
         record, store = lock.owner, self.node.store
-        if self._ahead is not None and self._ahead.get(lock.id) != lock_stage(lock):
+        stage = (record.token, record.draining) if record else ("", 0)
+        if self._ahead is not None and self._ahead.get(lock.id) != stage:
             outcome.act, outcome.reason = HELD, "it was claimed, or its job ended, meanwhile"
         asked = outcome.act == FREED and self._asks_memory
         if asked and (kept := self.memory_reason(lock)):
@@ -239,11 +241,6 @@ class Reaper:
             return remaining_device_user(lock.id, lock.owner, self.files, self.held)
         pids = self.files.pids_with_open(lock.id)
         return f"process {pids[0]} has {lock.id} open" if pids else self.files.blind
-
-
-def lock_stage(lock: Lock) -> tuple[str, int]:
-    """Return whose a lock is, by the token, and whether it only drains; of nobody's neither."""
-    return (lock.owner.token, lock.owner.draining) if lock.owner else ("", 0)
 
 
 def make_recorded_device(lock: Lock) -> "Device | None":

@@ -18,7 +18,7 @@ from gpulock.text import table
 if TYPE_CHECKING:
     from gpulock.install.planner import InstallPlan
 
-POLICY = "Let gpulockd take a GPU out of service on: {words} (QUARANTINE_ON)?"
+POLICY = "Let gpulockd take a GPU that fails out of service (QUARANTINE_ON={words})?"
 SERVICES = "Start gpulockd and gpulock-exporter as services of systemd?"
 TRIAL = "Run a trial job of one GPU?"
 NO_DAEMON = "gpulockd does not run: gpulock install systemd starts both services"

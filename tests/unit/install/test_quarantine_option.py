@@ -71,7 +71,9 @@ def test_a_person_is_asked_for_the_default(
 ) -> None:
     consent, asked = answers(monkeypatch, tmp_path, answer)
     assert consent.choose_policy(None) == words
-    assert asked == ["Let gpulockd take a GPU out of service on: xid missing (QUARANTINE_ON)?"]
+    assert asked == [
+        "Let gpulockd take a GPU that fails out of service (QUARANTINE_ON=xid missing)?"
+    ]
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

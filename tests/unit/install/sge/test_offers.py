@@ -85,7 +85,9 @@ def test_the_answer_on_quarantine_is_in_the_settings_until_the_end(
     person.take_offers(plan)
     plan.apply(ignore)
 
-    assert asked[0] == "Let gpulockd take a GPU out of service on: xid missing (QUARANTINE_ON)?"
+    assert (
+        asked[0] == "Let gpulockd take a GPU that fails out of service (QUARANTINE_ON=xid missing)?"
+    )
     assert f"\nQUARANTINE_ON={words}\n" in site.config.read_text()
     assert SgeUninstaller(site.config, ignore).undo() == []
     assert site.config.read_text() == before

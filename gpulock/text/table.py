@@ -46,10 +46,11 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell: its text and its colour."""
+    """A cell: its text, its colour, and what at its end stays where it is cut."""
 
     text: str
     colour: str | None = None
+    tail: str = ""
 
 
 def state_cell(state: str) -> Cell:
@@ -149,15 +150,24 @@ def format_table_line(row: Sequence[Cell], columns: Sequence[Column], widths: Se
     parts: list[str] = []
     last = len(columns) - 1
     for n, (cell, column, width) in enumerate(zip(row, columns, widths)):
-        text = clip_text(cell.text, width)
+        text = clip_text(cell.text, width, cell.tail)
         padded = text.rjust(width) if column.right else text if n == last else text.ljust(width)
         parts.append(padded.replace(text, paint_text(text, cell.colour), 1) if text else padded)
     return GAP.join(parts).rstrip()
 
 
-def clip_text(text: str, width: int) -> str:
-    """Return `text` cut to `width` with an ellipsis."""
-    return text if len(text) <= width else text[: width - 1] + "…"
+def clip_text(text: str, width: int, tail: str = "") -> str:
+    """Return `text` cut to `width` with an ellipsis, before its `tail` where that fits."""
+    if len(text) <= width:
+        return text
+    kept = tail if len(tail) < width - 1 else ""
+    return f"{text[: width - len(kept) - 1]}…{kept}"
+
+
+def model_cell(model: str, profile: str) -> Cell:
+    """Return a device's model, and of a MIG instance its profile, which is not cut off."""
+    tail = f" {profile}" if profile else ""
+    return Cell(f"{model}{tail}".strip(), tail=tail)
 
 
 def paint_text(text: str, colour: str | None) -> str:

@@ -90,7 +90,7 @@ def inventory_device_cells(device: Device) -> list[Cell]:
         Cell(device.label()),
         Cell(device.bus),
         Cell(str(device.minor) if device.minor >= 0 else ""),
-        Cell(f"{short_model(device.model)} {device.profile}".strip()),
+        table.model_cell(short_model(device.model), device.profile),
         Cell(str(device.memory_mib) if device.memory_mib else ""),
         Cell(str(device.numa) if device.numa >= 0 else ""),
         Cell(device.uuid or "not known yet"),

@@ -74,13 +74,13 @@ def holder_cells(view: StatusView, locks: list[Lock]) -> list[Cell]:
 def status_row_cells(view: StatusView, row: DeviceState, locks: list[Lock]) -> list[Cell]:
     """Return the row of a device with the claim that has these locks on it, none where free."""
     device = row.device
-    name, bus, model = "-", row.id, ""
+    name, bus, model = "-", row.id, Cell("")
     if device is not None:
         name, bus = device.label(), device.bus
-        model = f"{short_model(device.model)} {device.profile}".strip()
+        model = table.model_cell(short_model(device.model), device.profile)
     elif row.lock is None:
         bus = ""  # a card that is only known to be missing
-    result = [*(Cell(text) for text in (name, bus, model)), table.state_cell(row.state)]
+    result = [Cell(name), Cell(bus), model, table.state_cell(row.state)]
     use = status_use_cells(view.use, row) if device is not None else [Cell("")] * 5
     return [*result, *holder_cells(view, locks), *use]
 

@@ -16,6 +16,7 @@ from gpulock.text.table import (
     Cell,
     Column,
     clip_text,
+    model_cell,
     render_facts,
     render_table,
     sentence_width,
@@ -118,6 +119,15 @@ def test_a_table_does_not_shrink_below_what_its_columns_need() -> None:
 
 def test_a_clipped_text_says_so() -> None:
     assert [clip_text("abcdef", 6), clip_text("abcdef", 4)] == ["abcdef", "abc…"]
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [(22, "A100-SXM4-80GB 3g.40gb"), (13, "A100… 3g.40gb"), (10, "A… 3g.40gb"), (8, "A100-SX…")],
+)
+def test_a_mig_profile_is_not_cut_off_where_it_fits(width: int, shown: str) -> None:
+    cell = model_cell("A100-SXM4-80GB", "3g.40gb")
+    assert clip_text(cell.text, width, cell.tail) == shown
 
 
 def test_facts_are_wrapped_below_their_beginning() -> None:

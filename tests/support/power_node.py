@@ -21,6 +21,7 @@ from gpulock.daemon.history.files import (
     list_history_files,
 )
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import claim_records
@@ -116,7 +117,9 @@ class PoweredNode:
         """Let gpulockd make a round."""
         node = self.node()
         report = reconcile_locks(node, judge_of(node), soon())
-        self.history.run(node, report, time.clock_gettime(time.CLOCK_BOOTTIME))
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.history.run(node, report, now)
+        TemporaryRemover().run(node, report, now)
         return report
 
     def claim(self, count: int, pid: int = OWNER) -> Grant:

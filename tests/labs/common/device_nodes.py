@@ -144,6 +144,18 @@ class Service:
         """Return the closed cgroups in which slurmds live."""
         return [path for folder in self.folders for path in folder.glob(f"{LAUNCHER}*")]
 
+    def launcher_programs(self) -> int:
+        """Return how many programs keep slurmds closed: two first jobs at once may attach one each.
+
+        They deny the same, and each of them suffices.
+        """
+        count = 0
+        for path in self.launchers():
+            group = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            count += len(bpf.attached_program_ids(group))
+            os.close(group)
+        return count
+
     def strays(self) -> list[int]:
         """Return who is in a job's cgroup, and not below the process that it is named after."""
         found: list[int] = []

@@ -64,7 +64,7 @@ class Site:
         """Return what isolation has left behind; programs go with their cgroups."""
         if jobs := self.service.jobs():
             return jobs
-        own = len(self.service.launchers())  # closed as long as slurmd lives
+        own = self.service.launcher_programs()  # as long as slurmd lives
         more = programs_beyond(self.programs, own)
         return [f"{more} programs"] if more > own else []
 

@@ -299,8 +299,7 @@ class LockStore:
         target = f"{self.at}released/{ours}.{lock.id}"
         os.rename(folder, target, src_dir_fd=at, dst_dir_fd=at)
         try:
-            links = os.stat(self.released_dir).st_nlink
-            if links == 1 or links - 2 >= RELEASED_CAP:  # 1: they are not counted there
+            if atomic.count_folders(self.released_dir) >= RELEASED_CAP:
                 self.prune()
         except OSError:
             return
@@ -323,10 +322,8 @@ class LockStore:
             return True
 
     def prune(self) -> None:
-        """Drop the oldest released locks where there are too many; raise OSError."""
+        """Drop the oldest released locks; raise OSError."""
         names = os.listdir(self.released_dir)
-        if len(names) < RELEASED_CAP:
-            return
         names.sort(key=lambda name: os.lstat(f"{self.released_dir}/{name}").st_mtime)
         del names[RELEASED_PRUNE:]
         self.note_dropped(len(names))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,10 +73,10 @@ def test_what_a_living_process_is_writing_stays_and_so_does_what_has_another_nam
     box.proc.add(os.getpid())
     real = os.rename
 
-    def rename(*words: object, **about: object) -> None:
+    def rename(*words: Any, **about: Any) -> None:
         monkeypatch.undo()
         clean_up(box)
-        real(*words, **about)  # type: ignore[arg-type]
+        real(*words, **about)
 
     monkeypatch.setattr(os, "rename", rename)
     atomic.replace_file(str(tmp_path / place / "feed"), b"whole")

@@ -91,6 +91,11 @@ def prolog_calls(root: Path) -> Calls:
     return {call for call in calls if call[0] != "gpulock.bundle"}
 
 
+def is_ours(path: str) -> bool:
+    """Return whether a file is of this checkout; a package of its `.venv` is not."""
+    return any(part in path for part in OURS) and "/site-packages/" not in path
+
+
 def module_of(path: str) -> str:
     """Return the dotted module of a file of ours."""
     place = max(path.rfind(part) for part in OURS)
@@ -107,7 +112,7 @@ class Profile:
     def note(self, frame: FrameType, event: str, _: object) -> None:
         """Note one call (the protocol of sys.setprofile)."""
         code = frame.f_code
-        ours = any(part in code.co_filename for part in OURS)
+        ours = is_ours(code.co_filename)
         if event == "call" and code.co_name == FIRST:
             self._on = True
         if event == "return" and code.co_name == LAST:
@@ -225,7 +230,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
 
         def note(frame: FrameType, event: str, value: object) -> None:
             path = frame.f_code.co_filename
-            if event != "return" or not any(part in path for part in OURS):
+            if event != "return" or not is_ours(path):
                 return
             if module_of(path) not in seen and (holds(value) or holds(frame.f_locals)):
                 seen.add(module_of(path))

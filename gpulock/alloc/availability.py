@@ -6,7 +6,7 @@ Hot. The gate is held, but for `judge_ahead`.
 
 import os
 
-from gpulock.alloc.choose import ClaimRequest, choose_devices
+from gpulock.alloc.choose import LATE, SUSPECT, ClaimRequest, choose_devices, choose_unused_first
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, format_requested_gpus
 from gpulock.node import devices
 from gpulock.node.context import Node
@@ -132,7 +132,7 @@ def pick_free_devices(
     ]
     if os.access(f"{node.store.path}/{quarantine.SUSPECTS}", os.F_OK):
         suspects = quarantine.read_suspect_cards(node.store.path, node.boot_id)
-        want.last |= {d.id for d in free if d.bus in suspects}
+        want.last |= dict.fromkeys([d.id for d in free if d.bus in suspects], SUSPECT)
     if want.wanted:
         free = [d for d in free if d.id in want.wanted]
     if os.access(node.settings.mps_dir, os.F_OK):  # also once SHARES names no card any more
@@ -148,30 +148,21 @@ def pick_free_devices(
 
         if want.share:
             return choose_share_places(free, held, want, node.settings), out
-        want.last |= {*count_places_by_card(free, node.settings.shares)}
+        want.last = (
+            dict.fromkeys(count_places_by_card(free, node.settings.shares), LATE) | want.last
+        )
     if want.kinds:
         from gpulock.alloc.kinds import choose_by_kind
 
         return choose_by_kind(free, want, node.links), out
     if want.last:
-        free = prefer_unused_devices(free, want)
+        return choose_unused_first(free, want.count, want.last, node.links), out
     return choose_devices(free, want.count, node.links), out
 
 
 def whole_claims(held: dict[str, Lock]) -> dict[str, Lock]:
     """Return the locks that nobody can hold a share beside."""
     return {name: lock for name, lock in held.items() if SHARE not in name}
-
-
-def prefer_unused_devices(free: list[Device], want: ClaimRequest) -> list[Device]:
-    """Return the free devices without those that are taken last, all where too few are left.
-
-    Several are whole cards where there are enough: a busy card is better than an instance too many.
-    """
-    left = [d for d in free if d.id not in want.last]
-    cards, others = [len([d for d in some if not d.parent]) for some in (left, free)]
-    whole = want.count == 1 or cards >= want.count or others < want.count
-    return left if len(left) >= want.count and whole else free
 
 
 def shortage_refusal(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 EXACT = 8  # C(8,4) sets take 0.14 ms, C(16,8) 70 ms (docs/facts/locking.md, cost of choosing)
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
+LATE, SUSPECT = 1, 2  # after all others; after these as well: it may not work
 SHARED_BRIDGES = 3  # host bridge, root port, switch: from there on the way is a PCIe switch's
 
 
@@ -24,9 +25,10 @@ class ClaimRequest:
     `join`: a task may share what its job holds here already. `share`: places on cards are enough,
     on each of the `wanted` cards where there are some, beside others' (gpulock.alloc.shares);
     `counted`: the caller has counted them. `check` refuses what was chosen. `last` are ids that
-    are taken only where there are not enough others. `kinds` are (kind, count) of
-    gpulock.node.kinds, whose sum is `count`; an empty kind is what PLAIN_REQUEST says. `uid` is
-    whose claim it is, once it is made, and `ended` the pids of tests of GPUs that ended for it.
+    are taken only where there are not enough others, and how late: LATE or SUSPECT. `kinds` are
+    (kind, count) of gpulock.node.kinds, whose sum is `count`; an empty kind is what PLAIN_REQUEST
+    says. `uid` is whose claim it is, once it is made, and `ended` the pids of tests of GPUs that
+    ended for it.
     """
 
     __slots__ = (
@@ -39,13 +41,13 @@ class ClaimRequest:
         wanted: tuple[str, ...] = (),
         join: bool = False,
         check: "Callable[[list[Device]], object]" = list,
-        last: "frozenset[str]" = frozenset(),
+        last: "dict[str, int] | None" = None,
         share: bool = False,
         counted: bool = False,
         kinds: "tuple[tuple[str, int], ...]" = (),
     ) -> None:
         self.check = check
-        self.last = last
+        self.last = last or {}
         self.count = count
         self.wanted = wanted
         self.join = join
@@ -91,6 +93,24 @@ def choose_devices(
         choose_exhaustively(scores, count) if len(free) <= EXACT else choose_greedily(scores, count)
     )
     return [free[i] for i in chosen]
+
+
+def choose_unused_first(
+    free: list[Device], count: int, last: dict[str, int], links: dict[tuple[str, str], int]
+) -> list[Device]:
+    """Return `count` of `free` as choose_devices does, of those that come last as few as can be.
+
+    Several are whole cards where there are enough: a busy card is better than an instance too many.
+    """
+    whole = [device for device in free if not device.parent]
+    if 1 < count <= len(whole):
+        free = whole
+    chosen: list[Device] = []
+    for late in (0, LATE, SUSPECT):
+        equal = [device for device in free if last.get(device.id, 0) == late]
+        more = count - len(chosen)
+        chosen += choose_devices(equal, more, links) if len(equal) >= more else equal
+    return [device for device in free if device in chosen] if len(chosen) == count else []
 
 
 def score_pairs(free: list[Device], links: dict[tuple[str, str], int]) -> list[list[int]]:

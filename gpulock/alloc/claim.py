@@ -18,7 +18,7 @@ from gpulock.alloc.availability import (
     reap_held_locks,
     shortage_refusal,
 )
-from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.choose import LATE, ClaimRequest
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, lost_locks_refusal
 from gpulock.node.context import Node
@@ -131,7 +131,8 @@ def claim_preferring_unused(
 
     That costs a look at all open files, which a command may take and a hook may not.
     """
-    want.last = foreign_device_ids(node, node.devices(), want.count, template.pid)
+    late = foreign_device_ids(node, node.devices(), want.count, template.pid)
+    want.last = dict.fromkeys(late, LATE)
     return claim_devices(node, template, want, judge, deadline)
 
 

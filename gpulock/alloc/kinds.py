@@ -5,7 +5,7 @@ Hot, loaded where a kind is asked for or the node has devices of several kinds: 
 model a plain request never comes here.
 """
 
-from gpulock.alloc.choose import choose_devices
+from gpulock.alloc.choose import choose_unused_first
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, format_requested_gpus
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, driver_mig_instances
@@ -109,20 +109,21 @@ def choose_by_kind(free: list[Device], want: "ClaimRequest", links: Links) -> li
 
 
 def choose_one_kind(
-    fit: list[Device], kind: str, count: int, last: frozenset[str], links: Links
+    fit: list[Device], kind: str, count: int, last: dict[str, int], links: Links
 ) -> list[Device]:
-    """Return `count` of these devices: of one model if they can be, those in `last` last.
+    """Return `count` of these devices: of one model if they can be, the best that are free.
 
     Of several models that with the fewest free is taken, so that larger requests find room.
     """
-    unused = [device for device in fit if device.id not in last]
-    for some in (unused, fit):
-        groups = [group for group in group_by_model(some) if len(group) >= count]
-        if groups:
-            return choose_devices(min(groups, key=len), count, links)
-    if kind == CARD:
+
+    def cost(group: list[Device]) -> tuple[list[int], int, int]:
+        late = sorted([last.get(device.id, 0) for device in group])
+        return late[count - 1 :: -1], late.count(0), len(group)
+
+    groups = [group for group in group_by_model(fit) if len(group) >= count]
+    if not groups and kind == CARD:
         return []
-    return choose_devices(unused, count, links) or choose_devices(fit, count, links)
+    return choose_unused_first(min(groups, key=cost) if groups else fit, count, last, links)
 
 
 def format_requested_kinds(want: "ClaimRequest") -> str:

@@ -142,7 +142,7 @@ def choose_share_places(
         chosen = [(card, 1) for card in cards] if len(cards) == want.count else []
         return make_chosen_places(chosen, places, held)
     cards = [card for card in free if room.get(card.id, 0) > 0]
-    cards.sort(key=lambda card: (card.id in want.last, room[card.id] / places[card.id]))
+    cards.sort(key=lambda card: (want.last.get(card.id, 0), room[card.id] / places[card.id]))
     for card in cards:
         if room[card.id] >= want.count:
             return make_chosen_places([(card, want.count)], places, held)

@@ -209,8 +209,8 @@ def test_the_node_in_a_record_is_this_one(box: Box) -> None:
 PROCESS = {"scheduler": "process", "job_id": "600", "pid": 600, "add_grp_id": 0}
 
 
-@pytest.mark.parametrize(("count", "granted"), [(1, [2]), (2, [2, 3]), (3, [0, 1, 2])])
-def test_a_process_is_granted_what_nobody_has_open_where_that_is_enough(
+@pytest.mark.parametrize(("count", "granted"), [(1, [2]), (2, [2, 3]), (3, [0, 2, 3])])
+def test_a_process_is_granted_what_nobody_has_open_as_far_as_that_goes(
     box: Box, count: int, granted: list[int]
 ) -> None:
     box.proc.add(700, fds={9: box.dev / "nvidia0", 10: box.dev / "nvidia1"})

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.health.suspects import SuspectWriter
@@ -36,6 +38,19 @@ def test_a_lost_card_is_taken_last_without_any_policy(tmp_path: Path) -> None:
     assert ward.out() == []
     assert write_suspects(ward) == {}
     assert not (Path(ward.node().store.path) / "suspects").exists()
+
+
+@pytest.mark.parametrize("plain", ["card", "any"])
+@pytest.mark.parametrize(("shares", "count"), [("", 3), ("3:2", 2), ("3:2", 3)])
+def test_a_job_gets_no_lost_card_while_a_good_one_is_free(
+    tmp_path: Path, plain: str, shares: str, count: int
+) -> None:
+    ward = Ward(tmp_path, 4, PLAIN_REQUEST=plain, SHARES=shares)
+    write_suspects(ward, f"lost {bus(0)} 12.5 {LOST}", f"lost {bus(1)} 12.5 {LOST}")
+    own = record(token="", devices=())
+    grant = claim_devices(ward.node(), own, ClaimRequest(count), never, soon())
+    assert {bus(2), bus(3)} <= {device.id for device in grant.devices}
+    assert len(grant.devices) == count
 
 
 def test_what_is_no_card_of_this_node_or_no_reason_is_not_written(tmp_path: Path) -> None:

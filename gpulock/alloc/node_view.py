@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What gpulock's own files say of a node at one moment, and the state of each device by that.
 
-Hot. The one builder for `gpulock status`, the load sensor and the exporter; alloc.states judges.
+Hot. The one builder for `gpulock status` and the load sensor. The exporter keeps what it read of a
+file while that cannot be read (state.local_state). For all of them alloc.states judges.
 Nothing is written and no gate is taken: a lock that is being made is looked at again.
 """
 

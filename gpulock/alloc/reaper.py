@@ -12,7 +12,8 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
-from gpulock.store.locks import Lock
+from gpulock.store import atomic
+from gpulock.store.locks import Lock, LockStore
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 
 TYPE_CHECKING = False
@@ -106,6 +107,15 @@ def free_lock(node: Node, lock: Lock, how: str) -> None:
         retire_lock(node, lock, how)
     except OSError as fault:
         raise Refusal(BROKEN, f"{lock.id} cannot be freed: {fault}", "look at LOCK_DIR") from fault
+
+
+def discard_faulty_lock(store: LockStore, lock: Lock) -> None:
+    """Remove what cannot be read and an administrator gave up, gate held; raise OSError.
+
+    The reaper leaves it alone, and so does every other command.
+    """
+    store.forget(lock.id)
+    atomic.remove_folder(f"{store.locks_dir}/{lock.id}")
 
 
 class Reaper:

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs beside the hooks: reconcile, adopt."""
+"""gpulockd: its loop, its rounds, and the chores that follow each reconcile.
+
+Warm. A folder has one kind of chore. What a hook needs too is in `alloc` or `store`, and what users
+ask through the socket in `workstation`.
+"""

@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's prolog, task prolog and epilog, and what its nodes tell of a job."""
+"""Slurm: its Prolog, TaskProlog and Epilog, and what its nodes tell of a job.
+
+Hot. What writes slurm.conf is in `install.slurm`, what gpulockd asks slurmctld in `daemon`.
+"""

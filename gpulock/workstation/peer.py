@@ -131,7 +131,7 @@ class Client:
         return tickets.parse_ticket(self.ticket)[0] if self.ticket else sys.maxsize
 
     def send(self, reply: SocketReply) -> bool:
-        """Send a reply; return whether it is on its way. Who does not read is not waited for."""
+        """Send a reply; return whether it is on its way. It waits for no reader."""
         try:
             self.connection.send(encode_reply(reply))
         except OSError:

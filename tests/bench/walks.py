@@ -7,8 +7,9 @@
 
 Counted with sys.setprofile: functions of gpulock that were called, each once, without lambdas,
 comprehensions and what runs at import (the bundle's finder too). The node of the prolog has had a
-job before. Of the utilisation only modules are counted: those in which the value was seen. Fewer
-is better: a reader follows these ways. `--list` names each.
+job before. Of the utilisation only modules are counted: those in which the value was seen. Of
+gpulockd the main thread is counted; the driver's files are read in another. Fewer is better: a
+reader follows these ways. `--list` names each.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from gpulock_exporter.telemetry import Xid
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the next event set
 EVENT = struct.Struct("@PQQ8x")  # nvmlEventData_t
 MOST = 256  # events taken at one look
-DEAF = ABSENT | LOST  # of one card, whose set is as good as before
+DEAF = ABSENT | LOST  # of one card, whose set stays usable
 
 
 class XidEventSet:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import click
 
 from gpulock.alloc.process_owner import ProcessTree, is_command_running_elsewhere
-from gpulock.alloc.reaper import Reaper, free_lock
+from gpulock.alloc.reaper import Reaper, discard_faulty_lock, free_lock
 from gpulock.cli.claims import socket_client
 from gpulock.cli.complete import complete_device
 from gpulock.cli.select import (
@@ -38,7 +38,6 @@ from gpulock.errors import BUSY, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.node.procfs import Proc
-from gpulock.store import atomic
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.text.words import format_device_label, format_lock_holder
@@ -188,11 +187,9 @@ def force_lock(node: Node, one: ReleaseCandidate, how: str) -> None:
     """Free one lock under the gate, whatever is said of it, and log it; raise Refusal."""
     lock = one.lock
     if lock.fault:
-        # The reaper leaves alone what it cannot read, and so does every other command.
         if path := find_stray_path(node, lock):
             raise CommandRefusedError(f"{path} is not a directory, so it is no lock", f"rm {path}")
-        node.store.forget(lock.id)
-        atomic.remove_folder(f"{node.store.locks_dir}/{lock.id}")
+        discard_faulty_lock(node.store, lock)
     else:
         free_lock(node, lock, one_line(how))
     log_release(node, lock, f"{how}; still open: {one.left}" if one.left else how)

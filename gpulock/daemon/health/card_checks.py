@@ -185,5 +185,5 @@ def judge_free_card(seen: DeviceSample, leftover_mib: int) -> dict[str, str]:
 
 
 def describe_serious(found: Mapping[str, str]) -> str:
-    """Return why a card is not as good as it should be for any job, or nothing."""
+    """Return why a card is worse than it should be for any job, or nothing."""
     return "; ".join([found[name] for name in SERIOUS if found.get(name)])

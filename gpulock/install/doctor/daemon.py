@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor says of gpulockd, whoever starts it: whether it runs, and what waits for it."""
+"""What doctor says of gpulockd, with systemd or without: whether it runs, and what waits for it."""
 
 from __future__ import annotations
 

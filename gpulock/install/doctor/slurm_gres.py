@@ -97,7 +97,8 @@ class GresChecks:
         by_cgroup = self.settings.isolation == "cgroup"
         if not adopting:
             if lines and self.constrains() and not by_cgroup:
-                yield ok(f"not in {SSHD_STACK}: who may log in here opens every card")
+                what = f"not in {SSHD_STACK}: a user who may log in here opens every card"
+                yield warning(what, "add pam_slurm_adopt there, or let no user log in")
             return
         found: list[Check] = []
         if self.conf.get("ProctrackType") != "proctrack/cgroup":

@@ -51,7 +51,7 @@ def test_a_machine_may_be_younger_or_older_than_it_is(seconds: int) -> None:
     )
     boottime, monotonic = map(float, done.stdout.split())
     assert seconds <= boottime < seconds + 60
-    assert abs(boottime - monotonic) < 10**9  # a machine that slept has two ages
+    assert monotonic <= boottime + 1  # a machine that slept has two ages, and this is the younger
 
 
 def test_a_missing_compiler_is_one_sentence(tmp_path: Path) -> None:

@@ -64,7 +64,11 @@ def test_no_folder_has_more_modules_than_a_reader_keeps_in_mind() -> None:
 
 def test_each_package_says_what_belongs_there() -> None:
     packages = {path: text for path, text in module_texts().items() if path.name == "__init__.py"}
-    assert [path for path, text in packages.items() if not ast.get_docstring(ast.parse(text))] == []
+    told = {path: ast.get_docstring(ast.parse(text)) or "" for path, text in packages.items()}
+    top = {PACKAGES[name] / "__init__.py" for name in PACKAGES}
+    # what it is, and where that is which does not belong there
+    assert [path for path, words in told.items() if not words] == []
+    assert [path for path in told.keys() - top if "\n\n" not in told[path]] == []
 
 
 @pytest.mark.parametrize(

@@ -148,9 +148,8 @@ def pick_free_devices(
 
         if want.share:
             return choose_share_places(free, held, want, node.settings), out
-        want.last = (
-            dict.fromkeys(count_places_by_card(free, node.settings.shares), LATE) | want.last
-        )
+        shared = count_places_by_card(free, node.settings.shares)
+        want.last = dict.fromkeys(shared, LATE) | want.last
     if want.kinds:
         from gpulock.alloc.kinds import choose_by_kind
 

@@ -42,8 +42,8 @@ def read_process_list(folder: str) -> "tuple[list[int], list[int]] | None":
         return None
     if size % 8:
         return None
-    words = memoryview(b"".join(parts)).cast("I").tolist()
-    pids, uids = words[0::2], words[1::2]
+    words = memoryview(b"".join(parts)).cast("I")
+    pids, uids = words[0::2].tolist(), words[1::2].tolist()
     if not pids or pids.pop() != END or uids.pop() != FORMAT:
         return None
     if INIT not in pids[:1]:

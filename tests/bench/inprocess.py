@@ -32,7 +32,7 @@ DRAIN = 100  # rounds
 SWITCHED = 1000  # tries: on a busy machine many a claim is interrupted
 BARE, BARE_LOCKS = "its bare system calls", "  those of the locks alone"
 OWNER = 64_001  # of the job that ended
-SPARE = 1500  # pids
+SPARE, PID_MAX = 1500, 1 << 22  # pids; the most there can be
 CROWD = """\
 import os, signal, sys
 pids = []
@@ -171,14 +171,15 @@ def drain(released: Path) -> None:
 def room_for(count: int) -> Generator[bool]:
     """Tell whether this machine has pids for so many processes more, and for others' beside.
 
-    Root makes room meanwhile.
+    Root makes room meanwhile, as systemd does on each 64-bit machine: where numbers may come round
+    within a look, it lists all once more.
     """
     path = Path("/proc/sys/kernel/pid_max")
     before, needed = int(path.read_text()), process_count() + count + SPARE
     raised = before <= needed and os.getuid() == 0
     try:
         if raised:
-            path.write_text(f"{2 * needed}\n")
+            path.write_text(f"{PID_MAX}\n")
         yield raised or before > needed
     finally:
         if raised:

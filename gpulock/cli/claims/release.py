@@ -143,17 +143,23 @@ def release_selected_locks(
         if force:
             for one in let:
                 force_lock(node, one, f"release --force by {describe_caller()}: {reason}")
-            return let
-        for one in let:
-            refuse_foreign_lock(one, node.proc)
-        how = one_line(f"released by {describe_caller()}")
-        try:
-            reaper.give_back(locks, how, lambda lock: log_release(node, lock, how))
-        except Refusal as refusal:
-            if refusal.kind != BUSY:
-                raise
-            raise CommandRefusedError(refusal.why, f"{refusal.do}; {FORCE_HINT}") from refusal
+        else:
+            give_back_own_locks(reaper, let)
     return let
+
+
+def give_back_own_locks(reaper: Reaper, let: list[ReleaseCandidate]) -> None:
+    """Free the caller's locks, all or none, gate held; raise Refused or Refusal."""
+    for one in let:
+        refuse_foreign_lock(one, reaper.node.proc)
+    how = one_line(f"released by {describe_caller()}")
+    try:
+        locks = [one.lock for one in let]
+        reaper.give_back(locks, how, lambda lock: log_release(reaper.node, lock, how))
+    except Refusal as refusal:
+        if refusal.kind != BUSY:
+            raise
+        raise CommandRefusedError(refusal.why, f"{refusal.do}; {FORCE_HINT}") from refusal
 
 
 def refuse_foreign_lock(one: ReleaseCandidate, proc: Proc) -> None:

@@ -15,7 +15,7 @@ from gpulock.slurm.note import TaskNote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 MASK = "CUDA_VISIBLE_DEVICES"
 
@@ -45,14 +45,18 @@ class Task:
 
 
 def select_task_devices(
-    task: Task, found: TaskNote, settings: Settings, opened: "list[Device] | None" = None
+    task: Task,
+    found: TaskNote,
+    settings: Settings,
+    opened: "list[Device] | None" = None,
+    denied: "Sequence[Device]" = (),
 ) -> "tuple[list[Device] | None, str | None]":
     """Return (the task's devices, Slurm's mask where it stands or None); raise Refusal.
 
-    `opened` are those of the job's devices that the task may open, by default all. The devices
-    are None where they cannot be told: then only Slurm's mask is right. Of a job with several
-    types of GPU Slurm tells the Prolog one type's alone: what was locked is then too little, and
-    would be so the next time.
+    `opened` are those of the job's devices that the task may open, by default all. `denied` are
+    those that a device cgroup keeps from it. The devices are None where they cannot be told: then
+    only Slurm's mask is right. Of a job with several types of GPU Slurm tells the Prolog one type's
+    alone: what was locked is then too little, and would be so the next time.
     """
     told = task.positions or not task.is_step  # else the number is of the batch script's node
     more = task.on_node > len(found.devices)
@@ -63,7 +67,7 @@ def select_task_devices(
             "ask for one type of GPU a job (see docs/slurm.md)",
         )
     if settings.slurm_device_selection == "slurm":
-        return select_by_slurm_mask(task, found, settings, opened)
+        return select_by_slurm_mask(task, found, settings, opened, denied)
     chosen = found.devices
     if task.is_step and found.positions:
         chosen = devices_at_positions(found, task.positions)  # none for `srun --gres=none`
@@ -73,17 +77,28 @@ def select_task_devices(
 
 
 def select_by_slurm_mask(
-    task: Task, found: TaskNote, settings: Settings, opened: "list[Device] | None"
+    task: Task,
+    found: TaskNote,
+    settings: Settings,
+    opened: "list[Device] | None",
+    denied: "Sequence[Device]",
 ) -> "tuple[list[Device] | None, str | None]":
     """Return the devices behind Slurm's mask as far as they can be told, and that mask.
 
-    Raises Refusal when the mask names what this node did not lock for the job.
+    Raises Refusal when the mask names what this node did not lock for the job. Under a device
+    cgroup a mask counts from 0: there it may name no more than the locked ones that are not denied.
     """
     if task.mask is None:  # `srun --gres=none`, or a shell for which Slurm set nothing
         return ([], None) if task.is_step else (found.devices, None)
     entries = expand_gpu_list(task.mask) if task.mask else []
     if not entries:
         return [], None
+    if denied and len(entries) > len(found.devices) - len(denied):
+        raise Refusal(
+            UNKNOWN,
+            f"Slurm opened other GPUs than are locked: of those {len(denied)} are denied",
+            "run gpulock doctor on the node",
+        )
     if entries[0].startswith(("GPU-", "MIG-")):
         chosen = [d for d in found.devices if d.uuid in entries]
         return check_mask_devices(chosen, entries, task, found), task.mask

@@ -7,6 +7,7 @@ process that becomes the task (`slurmstepd: [12.0]`): SLURM_JOB_ID is the leader
 of a heterogeneous job, and in a batch step SLURM_STEP_ID is what the user exported.
 """
 
+import errno
 import os
 
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, one_line
@@ -76,7 +77,8 @@ def build_task_prolog_lines(
     if not found.devices:
         return task_export_lines([], settings, environ) if settings.hide_unrequested else []
     opened = list_open_devices(settings.dev_root, found.devices)
-    chosen, mask = share.select_task_devices(task, found, settings, opened)
+    denied = list_cgroup_denied_devices(settings.dev_root, found.devices, opened)
+    chosen, mask = share.select_task_devices(task, found, settings, opened, denied)
     pairs = task_export_lines(chosen, settings, environ, mask)
     if found.binds:
         own = environment.user_bind_lists(environ)
@@ -163,6 +165,26 @@ def list_open_devices(dev_root: str, devices: list[Device]) -> list[Device]:
         path = f"{dev_root}/nvidia{device.minor}"
         if os.access(path, os.R_OK | os.W_OK) or not os.path.lexists(path):
             found.append(device)
+    return found
+
+
+def list_cgroup_denied_devices(
+    dev_root: str, devices: list[Device], opened: list[Device]
+) -> list[Device]:
+    """Return the devices outside `opened` that a device cgroup denies, and not their node's mode.
+
+    open(2) tells the two apart (docs/facts/slurm.md, device constraint), and opens nothing here:
+    access(2) was denied already.
+    """
+    found: list[Device] = []
+    for device in devices:
+        if device in opened:
+            continue
+        try:
+            os.close(os.open(f"{dev_root}/nvidia{device.minor}", os.O_RDWR | os.O_CLOEXEC))
+        except OSError as fault:
+            if fault.errno == errno.EPERM:
+                found.append(device)
     return found
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.jobs import wait_requeued
 from tests.labs.slurm.journal import doubles
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import (
@@ -20,6 +21,7 @@ from tests.labs.slurm.modes import (
     variables,
     wait_empty,
     wait_said,
+    write_map,
 )
 
 pytestmark = pytest.mark.lab
@@ -267,6 +269,30 @@ def test_a_device_cgroup_and_the_lock_are_of_the_same_card(
     assert mine == sorted(allowed) == sorted(map(str, order[1:3]))
     assert "mask=0,1" in slurm.said(job)
     slurm.scancel(first, job)
+
+
+def test_no_task_starts_on_a_card_that_a_stale_map_did_not_lock(slurm_gpus: Gpulock) -> None:
+    """slurmd's list follows the types of `Gres=`, and gres.conf stays as it was."""
+    slurm = slurm_gpus.slurm
+    confined = {"proctrack": "cgroup", "constrain_devices": True}
+    keys = {"DEV_ROOT": str(slurm.device(NODE, 0).parent)}
+    by_slurm(slurm_gpus, keys, types={0: "a", 1: "a", 2: "b", 3: "b"}, **confined)
+    conf = slurm.lab / "etc/slurm.conf"
+    before = conf.read_text()
+    conf.write_text(before.replace("gpu:a:2,gpu:b:2", "gpu:b:2,gpu:a:2"))
+    assert conf.read_text() != before
+    slurm.stop_slurmctld()
+    slurm.start_slurmctld()
+    slurm.restart_slurmds()
+    job = slurm.submit("slalice", "--gres=gpu:a:1", "-w", NODE, script="echo ran\n")
+    wait_requeued(slurm_gpus, job)
+    assert "Slurm opened other GPUs than are locked" in slurm.said(job)
+    assert "ran" not in slurm.said(job)
+    slurm.scancel(job)
+    write_map(slurm_gpus, NODE, (2, 3, 0, 1))  # as `install slurm` does
+    job = slurm.submit("slalice", "--gres=gpu:a:1", "-w", NODE, script="echo ran\n")
+    assert (slurm.wait_done(job), "ran" in slurm.said(job)) == ("COMPLETED", True)
+    slurm.reconfigure()
 
 
 def test_a_comment_or_slurmctld_says_how_many_where_a_gres_is_only_counted(

@@ -45,12 +45,16 @@ def mask(text: str, *positions: str, step: str = "0", **keys: str) -> Seen:
     return see(note(*positions), {"CUDA_VISIBLE_DEVICES": text}, step, **keys)
 
 
-def confined(text: str, told: str, opened: str, *positions: str) -> Seen:
-    """Return the same where the task may open the devices at some of its job's positions."""
+def confined(text: str, told: str, opened: str, *positions: str, denied: bool = False) -> Seen:
+    """Return the same where the task may open the devices at some of its job's positions.
+
+    A device cgroup has `denied` the others, or the modes of their nodes have.
+    """
     found = note(*positions)
     mine = [found.devices[positions.index(place)] for place in opened.split(",") if place]
+    rest = [device for device in found.devices if device not in mine] if denied else []
     task = Task({"CUDA_VISIBLE_DEVICES": text, "SLURM_STEP_GPUS": told}, "0")
-    chosen, kept = share.select_task_devices(task, found, Settings({}), mine)
+    chosen, kept = share.select_task_devices(task, found, Settings({}), mine, rest)
     return None if chosen is None else [device.index for device in chosen], kept
 
 
@@ -86,9 +90,9 @@ def test_what_a_task_may_open_tells_the_devices_behind_a_mask_that_counts_from_0
     """SLURM_STEP_GPUS of a bound task names another task's device there (facts/slurm.md)."""
     for told in ("1", "2", ""):
         assert confined("0", told, "2", "1", "2", "3") == ([102], "0")
-        assert confined("0", told, "1", "1", "2", "3") == ([101], "0")
-    assert confined("0,1", "1,3", "1,3", "1", "2", "3") == ([101, 103], "0,1")
-    assert confined("0", "1", "1", "0", "1") == ([101], "0")
+        assert confined("0", told, "1", "1", "2", "3", denied=True) == ([101], "0")
+    assert confined("0,1", "1,3", "1,3", "1", "2", "3", denied=True) == ([101, 103], "0,1")
+    assert confined("0", "1", "1", "0", "1", denied=True) == ([101], "0")
 
 
 def test_a_mask_of_positions_stands_where_the_task_may_open_just_these() -> None:
@@ -104,6 +108,26 @@ def test_devices_that_do_not_agree_with_the_mask_are_not_named(
     text: str, told: str, opened: str
 ) -> None:
     assert confined(text, told, opened, "1", "2", "3") == (None, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "opened"),
+    [("0", ""), ("2", ""), ("0,1", "2"), ("0-2", "1,3"), ("GPU-1", ""), ("GPU-1,GPU-2", "1")],
+)
+def test_a_mask_of_more_than_a_device_cgroup_opens_of_what_is_locked_is_refused(
+    text: str, opened: str
+) -> None:
+    """Slurm has opened a device that this node has not locked: the map is stale."""
+    found = refusal(lambda: confined(text, "1", opened, "1", "2", "3", denied=True))
+    assert (found.kind, "other GPUs than are locked" in found.why) == (UNKNOWN, True)
+
+
+def test_a_step_without_gpus_may_be_denied_all_devices_of_its_job() -> None:
+    found = note("1", "3")
+    for environ in ({}, {"CUDA_VISIBLE_DEVICES": ""}):
+        task = Task(environ, "0")
+        seen = share.select_task_devices(task, found, Settings({}), [], found.devices)
+        assert seen == ([], None)
 
 
 def test_a_mask_that_contradicts_the_steps_positions_names_no_device() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from gpulock.job import environment
 from gpulock.slurm import note
 from gpulock.slurm.note import TaskNote
+from tests.support.faults import fail_at
 from tests.support.slurm_site import RUN, STEPD, UID
 from tests.support.slurm_tasks import NAMES, TWINS, TaskSite, stopped
 from tests.support.trees import bus
@@ -123,6 +126,24 @@ def test_a_step_is_told_the_names_of_the_devices_that_it_may_open(site: TaskSite
     assert told.exported["GPULOCK_DEVICES"] == "GPU-00000003-aaaa"
     assert told.exported["NVIDIA_VISIBLE_DEVICES"] == "GPU-00000003-aaaa"
     assert told.exported["GPULOCK_CDI"] == f"--device=gpulock.io/gpu={bus(3)}"
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES])
+def test_a_task_that_may_open_no_locked_device_starts_only_where_modes_keep_it_out(
+    site: TaskSite, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A device cgroup says EPERM: it has opened another device, which is not locked."""
+    site.prolog(12, "1")
+    (site.dev / "nvidia1").unlink(missing_ok=True)
+    (site.dev / "nvidia1").symlink_to(site.dev / "denied")
+    fail_at(monkeypatch, "open", "dev/nvidia1", OSError(number, os.strerror(number)))
+    environ = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "1", "SLURM_GPUS_ON_NODE": "1"}
+    told = site.run(**environ)
+    if number == errno.EPERM:
+        assert "other GPUs than are locked" in stopped(told)
+    else:
+        assert (told.code, told.mask) == (RUN, "0")
+        assert "GPULOCK_DEVICES" in told.unset
 
 
 def test_names_of_devices_are_left_out_where_they_cannot_be_told(site: TaskSite) -> None:

@@ -113,6 +113,10 @@ def claim_devices(
                     totals.count_result("granted", waited)
                     totals.save()
                     return grant
+            if want.ended:
+                from gpulock.alloc.health_check import wait_for_killed_checks
+
+                wait_for_killed_checks(node, want.ended)
             made[:] = [judge()]  # whose look is of now
             ahead = judge_ahead(node, found, made[0], template)
     except LockTimeout:
@@ -196,7 +200,7 @@ def claim_under_gate(
         reap_held_locks(ahead, held, totals)
         held = node.store.read_all_locks()
         chosen, out = pick_free_devices(node, found, held, want, opened)  # some may be out by now
-    if not chosen and any([lock.owner and lock.owner.is_health_check() for lock in held.values()]):
+    if not chosen and any([lock.owner and lock.owner.gives_way() for lock in held.values()]):
         from gpulock.alloc.health_check import stop_needed_checks
 
         if stop_needed_checks(node, found, held, want, judge, refilled):

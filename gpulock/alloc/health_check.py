@@ -2,9 +2,10 @@
 """A test of a free GPU (HEALTH_COMMAND) gives way to the claim that needs its GPU.
 
 Hot, loaded only where devices are short and such a test runs. A claim first chooses as if no such
-lock stood. It ends the tests of what it chose alone, and waits until their processes are gone. Then
-the reaper proves the lock's owner dead, as any other. gpulockd leaves the test's leader a zombie
-while its lock stands: the number stays that of this group.
+lock stood. It ends the tests of what it chose alone, and waits outside the gate until their
+processes are gone. Then the reaper proves the lock's owner dead, as any other. gpulockd leaves the
+test's leader a zombie while its lock stands: the number stays that of this group. A process that
+hangs in the driver outlives SIGKILL: its lock is noted as such, and no later claim waits for it.
 """
 
 import os
@@ -16,6 +17,7 @@ from gpulock.node.context import Node
 from gpulock.node.devices import lock_ids_overlap
 from gpulock.node.procfs import OVER
 from gpulock.store.locks import Lock
+from gpulock.store.owner import STUCK_COMMENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
     from gpulock.alloc.choose import ClaimRequest
     from gpulock.alloc.liveness import Judge
     from gpulock.node.devices import Device
+    from gpulock.store.owner import Owner
 
 KILL = 9
-PATIENCE = 1000  # milliseconds for processes to end that were killed; it takes them 2 to 20
+PATIENCE = 1.0  # seconds for processes to end that were killed; it takes them 2 to 100 ms
 
 
 def stop_needed_checks(
@@ -37,93 +40,109 @@ def stop_needed_checks(
     judge: "Callable[[], Judge]",
     refilled: bool,
 ) -> bool:
-    """End the tests on what a claim gets by that, none where it would get nothing.
+    """Kill the tests on what a claim gets by that, none where it would get nothing.
 
-    Return whether some were ended. `want` notes them: none is ended twice. The gate
-    is held, and `held` are all locks; once locks were lost LOCK_DIR was `refilled`. Raises Refusal.
+    Return whether some were killed. `want` notes them: one that outlives it is noted as stuck. The
+    gate is held, and `held` are all locks; once locks were lost LOCK_DIR was `refilled`. Raises
+    Refusal.
     """
-    checks = {
-        name: lock
-        for name, lock in list_health_checks(node, held).items()
-        if lock.owner and lock.owner.pid not in want.ended
-    }
+    checks = list_health_checks(node, held)
+    for name in [name for name, record in checks.items() if record.pid in want.ended]:
+        record = checks.pop(name)
+        if list_session_members(node, {record.pid}):
+            note_stuck_check(node, name, record.token)
     others = {name: lock for name, lock in held.items() if name not in checks}
-    sessions = [lock.owner.pid for lock in checks.values() if lock.owner]
+    sessions = [record.pid for record in checks.values()]
     opened = open_device_ids(node, found, judge(), sessions) if refilled else []
     needed, _ = pick_free_devices(node, found, others, want, opened)
     if not needed:
         return False
     want.check(needed)
     before = len(want.ended)
-    for name, lock in checks.items():
-        if lock.owner and any([lock_ids_overlap(name, device.id) for device in needed]):
-            want.ended.add(lock.owner.pid)
-            kill_check_process(node, lock.owner.pid, lock.owner.start)
+    for name, record in checks.items():
+        if any([lock_ids_overlap(name, device.id) for device in needed]):
+            want.ended.add(record.pid)
+            kill_check_process(node, record.pid, record.start)
     return len(want.ended) > before
 
 
-def list_health_checks(node: Node, held: dict[str, Lock]) -> dict[str, Lock]:
-    """Return the locks, of all that are `held`, of tests whose processes can be ended from here."""
-    found: dict[str, Lock] = {}
+def list_health_checks(node: Node, held: dict[str, Lock]) -> "dict[str, Owner]":
+    """Return the owners, of all locks `held`, that are tests which can be ended from here."""
+    found: dict[str, Owner] = {}
     for name, lock in held.items():
         record = lock.owner
-        if record is None or not record.is_health_check() or record.boot_id != node.boot_id:
+        if record is None or not record.gives_way() or record.boot_id != node.boot_id:
             continue
         if record.pid > 1 and record.pid_ns == node.proc.pid_namespace(""):
-            found[name] = lock
+            found[name] = record
     return found
 
 
 def kill_check_process(node: Node, pid: int, start: int) -> None:
-    """Kill a test with its group and wait for its end."""
+    """Kill a test with its group."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return  # gone, or its end cannot be seen: the reaper judges
     try:
-        if not node.proc.running(pid, start):
-            return
-        os.killpg(pid, KILL)
-        wait_for_end(fd)
-        wait_for_session(node, pid)
+        if node.proc.running(pid, start):
+            os.killpg(pid, KILL)
     except (OSError, ValueError):
         pass  # likewise
     finally:
         os.close(fd)
 
 
-def wait_for_end(fd: int) -> None:
-    """Wait until the process of a pidfd has ended, PATIENCE at most."""
-    waiting = select.poll()
-    waiting.register(fd, select.POLLIN)
-    waiting.poll(PATIENCE)
+def wait_for_killed_checks(node: Node, sessions: set[int]) -> None:
+    """Wait until no process of the killed tests runs, PATIENCE at most; the gate is not held.
 
-
-def wait_for_session(node: Node, session: int) -> None:
-    """Wait until no process of a killed session runs: each ends in its own time, after the leader.
-
-    Each process that is met is waited for by the kernel's word; those after it are then met.
+    Each process that is met is waited for by the kernel's word; those after them are then met.
     """
-    end = time.monotonic() + PATIENCE / 1000
-    while left := [pid for pid in node.proc.pids() if runs_in_session(node, pid, session)]:
-        if time.monotonic() > end:
-            return  # the reaper judges
+    end = time.monotonic() + PATIENCE
+    while left := list_session_members(node, sessions):
+        for pid in left:
+            patience = end - time.monotonic()
+            if patience <= 0:
+                return  # the reaper judges
+            try:
+                fd = os.pidfd_open(pid)
+            except OSError:
+                continue  # it is gone
+            try:
+                waiting = select.poll()
+                waiting.register(fd, select.POLLIN)
+                waiting.poll(1000 * patience)
+            finally:
+                os.close(fd)
+
+
+def note_stuck_check(node: Node, name: str, token: str) -> None:
+    """Note that a test cannot be ended, gate held; where that fails the next claim does.
+
+    Its lock stays while one of its processes runs, and gives way to nobody.
+    """
+    record = node.store.read(name).owner
+    if record is not None and record.token == token and record.gives_way():
         try:
-            fd = os.pidfd_open(left[0])
+            node.store.rewrite(name, record.copy(comment=STUCK_COMMENT))
         except OSError:
-            continue  # it is gone
-        try:
-            wait_for_end(fd)
-        finally:
-            os.close(fd)
+            return
 
 
-def runs_in_session(node: Node, pid: int, session: int) -> bool:
-    """Return whether a process is of a session and not over."""
+def list_session_members(node: Node, sessions: set[int]) -> list[int]:
+    """Return the processes of these sessions that are not over; none where they cannot be seen."""
+    try:
+        return [pid for pid in node.proc.pids() if runs_in_session(node, pid, sessions)]
+    except OSError:
+        return []
+
+
+def runs_in_session(node: Node, pid: int, sessions: set[int]) -> bool:
+    """Return whether a process is of one of these sessions and not over."""
     try:
         found = node.proc.stat(pid)
     except (OSError, ValueError):
         return False
-    if found.session != session:
+    if found.session not in sessions:
         return False
     return found.state not in OVER or not node.proc.finished(pid)

@@ -83,7 +83,7 @@ def read_sensor_rows(node: Node) -> list[DeviceState]:
     view.locks = {  # a health check gives way to any job
         name: lock
         for name, lock in view.held.items()
-        if not (lock.owner and lock.owner.is_health_check())
+        if not (lock.owner and lock.owner.gives_way())
     }
     if view.verdicts is None:
         judge = hook.make_sge_judge(node)

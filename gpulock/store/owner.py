@@ -62,6 +62,7 @@ CONVERT: "dict[str, Callable[[str], object]]" = {
 }
 LONGEST = 4300  # digits of a number, as newer Pythons have it; the first of 3.9 read any number
 HEALTH_USER, HEALTH_COMMENT = "gpulockd", "health check"  # of a claim that gives way to any other
+STUCK_COMMENT = "health check, which cannot be ended"
 CONVERTED = [(key, CONVERT[kind]) for key, kind in TYPES.items() if kind != TEXT]
 
 
@@ -119,7 +120,11 @@ class Owner:
         return (self.pid, self.start, self.restart)
 
     def is_health_check(self) -> bool:
-        """Return whether gpulockd holds the device for HEALTH_COMMAND: a claim takes it back."""
+        """Return whether gpulockd holds the device for HEALTH_COMMAND."""
+        return self.gives_way() or (self.comment == STUCK_COMMENT and self.user == HEALTH_USER)
+
+    def gives_way(self) -> bool:
+        """Return whether a claim takes the device back: from a test that can be ended."""
         return self.comment == HEALTH_COMMENT and self.user == HEALTH_USER
 
     def job(self) -> str:

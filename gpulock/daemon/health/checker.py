@@ -57,6 +57,7 @@ class CardChecker(Chore):
         self._again: dict[str, float] = {}  # by bus id, not to be tested before
         self._node: Node | None = None
         self.command: HealthCommand | None = None
+        self._stuck: list[HealthCommand] = []  # told, and not to be ended: their cards stay locked
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Look at every card, and start the command where it is due. Raises OSError."""
@@ -64,6 +65,7 @@ class CardChecker(Chore):
         if self.command is not None:
             self.command.follow(report)
         self.run_due(now)
+        self._stuck = [one for one in self._stuck if not one.is_over(node)]
         cards, _ = read_card_checks(node.store.path, node.boot_id)
         if self.command is None:
             for bus, card in cards.items():
@@ -91,7 +93,11 @@ class CardChecker(Chore):
             self._end_command(bus, 0.0)
             note_test(self._node, bus, end=str(end), at=self._clock())
             return
+        except Refusal:
+            return  # the gate is held: it is looked at again
         if fault is not None:
+            if self.command.is_stuck:
+                self._stuck.append(self.command)
             self._end_command(bus, AGAIN if fault else 0.0)
             self._note_outcome(self._node, bus, fault)
 
@@ -105,6 +111,9 @@ class CardChecker(Chore):
                 except OSError:
                     pass  # it counts as one that told nothing
             self.command = None
+        for one in self._stuck:
+            one.close()
+        self._stuck = []
 
     def _end_command(self, bus: str, pause: float) -> None:
         self.command, self.due = None, float("inf")

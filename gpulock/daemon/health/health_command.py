@@ -10,12 +10,14 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
+import select
 import signal
 import sys
 import time
 from collections.abc import Mapping
 from typing import Final
 
+from gpulock.alloc.health_check import note_stuck_check
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.health import check_runner
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -31,6 +33,8 @@ from gpulock.store.quarantine import RESERVES, list_noted_devices
 USER: Final = "nobody"
 NOBODY: Final = 65534
 GATE_SECONDS: Final = 1.0
+ENDING: Final = 10.0  # seconds that SIGKILL takes at most, but in a driver that hangs
+CLOSING: Final = 2000  # milliseconds of it when gpulockd ends
 WORDS_KEPT: Final = 200  # bytes of the last line that the command wrote
 SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ of linux/fcntl.h, which Python 3.9 does not name
 # Ends of a test that are others' doing, and tell nothing of a card: the OOM killer, a limit of CPU
@@ -52,7 +56,8 @@ class HealthCommand:
         settings = node.settings
         self.bus = device.bus
         self._end = now + settings.health_timeout
-        self.late = False
+        self._killed: float | None = None  # when, for it took too long
+        self.is_stuck = False  # it was told, and stays
         self.is_taken = True  # from gpulockd, once the lock is gone, unless it freed that itself
         uid, gid = find_unprivileged_user() if os.geteuid() == 0 else (os.geteuid(), os.getegid())
         words = [str(os.getpid()), str(uid), str(gid), *settings.health_command]
@@ -99,22 +104,17 @@ class HealthCommand:
         """Return None while it runs or its lock stands, then why it failed, or nothing.
 
         Raises GaveWayError where a claim took the card back, NoOutcomeError where something else
-        ended it.
+        ended it, Refusal where the gate is held.
         """
-        self._drain_output()
-        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        late = f"it took longer than {node.settings.health_timeout:.0f} s"
+        info = self._look()
         if info is None:
-            if now >= self._end and not self.late:
-                self.late = True
-                self.kill()
+            return f"{late}, and cannot be ended" if self._end_late(node, now) else None
+        if not self._forget(node):
             return None
-        self.kill()  # what it left behind: its number is still that of its group
-        if node.store.exists() and node.store.has_token(self.bus, self.token):
-            return None  # the reconcile that its end brought about frees the lock
-        os.waitpid(self.pid, 0)
         said = self._last_line()
-        if self.late:
-            return f"it took longer than {node.settings.health_timeout:.0f} s"
+        if self._killed is not None:
+            return late
         number, exited = info.si_status, info.si_code == os.CLD_EXITED
         words = f"it ended with {number}" if exited else f"signal {number} ended it"
         words = one_line(f"{words}: {said}" if said else words)
@@ -124,11 +124,19 @@ class HealthCommand:
             raise NoOutcomeError(words)
         return "" if exited and number == 0 else words
 
+    def is_over(self, node: Node) -> bool:
+        """Return whether one that was stuck has ended, and its lock is gone."""
+        over = self._look() is not None and self._forget(node)
+        if over:
+            os.close(self._output)
+        return over
+
     def follow(self, report: ReconcileReport) -> None:
-        """See whether gpulockd itself freed the lock: then no claim took the card."""
+        """See whether gpulockd itself freed the lock: then no claim took the card, or wanted to."""
         for one in report.outcomes:
-            if one.act == FREED and one.lock.owner and one.lock.owner.token == self.token:
-                self.is_taken = False
+            record = one.lock.owner
+            if one.act == FREED and record and record.token == self.token:
+                self.is_taken = not record.gives_way()
 
     def kill(self) -> None:
         """End it with its group."""
@@ -138,10 +146,40 @@ class HealthCommand:
             return
 
     def close(self) -> None:
-        """End it: the daemon ends. Its lock is a dead owner's."""
+        """End it: the daemon ends. Its lock is a dead owner's, or that of one that is stuck."""
         self.kill()
-        os.waitpid(self.pid, 0)
+        ended = select.poll()
+        fd = os.pidfd_open(self.pid)
+        ended.register(fd, select.POLLIN)
+        ended.poll(0 if self.is_stuck else CLOSING)
+        os.close(fd)
+        os.waitpid(self.pid, os.WNOHANG)
         os.close(self._output)
+
+    def _look(self) -> os.waitid_result | None:
+        """Return how it ended, None while it runs."""
+        self._drain_output()
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+    def _forget(self, node: Node) -> bool:
+        """Wait for it, which has ended, once its lock is gone; return whether it is."""
+        self.kill()  # what it left behind: its number is still that of its group
+        if node.store.exists() and node.store.has_token(self.bus, self.token):
+            return False  # the reconcile that its end brought about frees the lock
+        os.waitpid(self.pid, 0)
+        return True
+
+    def _end_late(self, node: Node, now: float) -> bool:
+        """Kill it where it has run for too long; return whether that ended nothing for ENDING."""
+        if self._killed is None and now >= self._end:
+            self._killed = now
+            self.kill()
+        if self._killed is None or now < self._killed + ENDING:
+            return False
+        with Gate(node.store, Deadline(GATE_SECONDS)):
+            note_stuck_check(node, self.bus, self.token)
+        self.is_stuck = True
+        return True
 
     def _drain_output(self) -> None:
         """Take what it wrote out of the pipe, so that it can write on, and keep the end."""

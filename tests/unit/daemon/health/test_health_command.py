@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.health_check import runs_in_session
 from gpulock.alloc.liveness import Judge
 from gpulock.daemon.health.checker import AGAIN, PAUSE, CardChecker, pause_without_outcome
+from gpulock.daemon.health.health_command import ENDING
 from gpulock.daemon.history.pending import read_released_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BUSY, UNKNOWN, Refusal
@@ -28,6 +30,7 @@ from gpulock.node.devices import Device
 from gpulock.sge.sensor import compute_sensor_values, read_sensor_rows
 from gpulock.store import quarantine
 from gpulock.store.checks import MOST_SILENT, CardChecks, has_passed_command, read_card_checks
+from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import QUARANTINE
 from gpulock.workstation.process_claims import make_process_owner
@@ -226,8 +229,8 @@ def test_a_claim_takes_the_card_back_from_a_running_test(make: Callable[..., Cli
 def test_a_claim_waits_for_the_last_process_of_a_test(
     make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look_and_kill(node: Node, pid: int, session: int) -> bool:
-        found = runs_in_session(node, pid, session)
+    def look_and_kill(node: Node, pid: int, sessions: set[int]) -> bool:
+        found = runs_in_session(node, pid, sessions)
         if found:
             os.kill(pid, signal.SIGKILL)
         return found
@@ -367,6 +370,128 @@ def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(
     assert one is not None
     assert one.failed() == {"command": "HEALTH_COMMAND: it took longer than 5 s"}
     site.wait_for(lambda: not judge_of(site.node()).scan.session_members(pid))
+
+
+def survive(*_: object) -> None:
+    """Do what SIGKILL does to a process that hangs in the driver: nothing."""
+
+
+def hang(site: Clinic, patch: pytest.MonkeyPatch) -> int:
+    """Let the test that runs outlive its deadline and SIGKILL, as gpulockd sees it."""
+    pid = site.start_check()
+    patch.setattr(os, "killpg", survive)
+    for seconds in (6, ENDING, 1):
+        site.now += seconds
+        for card in range(len(list((site.driver / "gpus").iterdir()))):
+            site.tell(card)
+        site.sample()
+        site.go_round()
+    return pid
+
+
+def test_a_test_that_cannot_be_ended_is_told_and_the_next_card_is_tested(
+    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make(WAITS, 2, HEALTH_TIMEOUT="5", QUARANTINE_ON="health")
+    why = "HEALTH_COMMAND: it took longer than 5 s, and cannot be ended"
+    with monkeypatch.context() as patch:
+        pid = hang(site, patch)
+        one = site.outcome(0)
+        assert one is not None
+        assert one.failed() == {"command": why}
+        assert site.said() == [f"<4>{bus(0)}: {why}"]
+        site.health.run(site.node(), site.go_round(), site.now)
+        assert site.reason(0) == f"health: {why}"
+        assert site.checker.command is not None
+        assert site.checker.command.bus == bus(1)
+        assert site.locks() == [bus(0), bus(1)], "nobody gets what such a process may use"
+    site.checker.command.kill()
+    os.kill(pid, signal.SIGKILL)
+    site.write("exit 0\n")
+    site.wait_for(lambda: site.locks() == [], site.go_round)
+    site.go_round()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def test_a_claim_takes_no_card_whose_test_cannot_be_ended_and_no_later_one_waits_for_it(
+    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make(WAITS, 1)
+    node, pid = site.node(), site.start_check()
+    waits = list[bool]()
+
+    def wait(of: Node, sessions: set[int]) -> None:
+        with Gate(of.store, soon()):
+            waits.append(sessions == {pid})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", survive)
+        patch.setattr(health_check, "wait_for_killed_checks", wait)
+        for _ in range(2):
+            with pytest.raises(Refusal) as busy:
+                site.claim(1)
+            assert busy.value.kind == BUSY
+    assert waits == [True], "one waits, and not while it holds the gate"
+    assert site.locks() == [bus(0)]
+    assert compute_sensor_values(read_sensor_rows(node), node.settings)["gpu"] == 0
+    os.kill(pid, signal.SIGKILL)
+    site.wait_for(lambda: not node.proc.running(pid, node.proc.start(pid)))
+    assert site.claim(1) == [bus(0)]
+    site.go_round_without_next()
+    assert site.checker.command is None
+    assert site.outcome(0) is None, "a claim ended it, and that says nothing"
+
+
+def test_a_test_that_a_claim_ends_too_late_for_itself_says_nothing(
+    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make(WAITS, 1)
+    pid = site.start_check()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", survive)
+        patch.setattr(health_check, "wait_for_killed_checks", survive)
+        with pytest.raises(Refusal):
+            site.claim(1)
+    os.kill(pid, signal.SIGKILL)
+    site.wait_for(lambda: site.checker.command is None, site.go_round)
+    assert site.outcome(0) is None
+
+
+def test_a_claim_waits_for_all_that_it_killed_together_and_not_for_ever(
+    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make(f"sleep 1000 & {WAITS}", 1)
+    pid = site.start_check()
+    times = iter([0.0, 0.4, health_check.PATIENCE])
+    monkeypatch.setattr(health_check, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    asked = list[float]()
+    poll = SimpleNamespace(register=survive, poll=asked.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(health_check, "select", SimpleNamespace(poll=lambda: poll, POLLIN=1))
+        health_check.wait_for_killed_checks(site.node(), {pid})
+    assert asked == [pytest.approx(1000 * (health_check.PATIENCE - 0.4))]
+
+
+def test_gpulockd_ends_while_a_test_cannot_be_ended(
+    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make(WAITS, 1, HEALTH_TIMEOUT="5")
+    with monkeypatch.context() as patch:
+        pid = hang(site, patch)
+        site.checker.close()
+    node = site.node()
+    reconcile_locks(node, judge_of(node), soon())
+    assert site.locks() == [bus(0)], "its process is there"
+    site.checker = CardChecker(site.journal, lambda: site.now)
+    site.go_round()
+    one = site.outcome(0)
+    assert one is not None
+    assert one.failed()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    reconcile_locks(node, judge_of(node), soon())
+    assert site.locks() == []
 
 
 # Ends that tell nothing of a card: the OOM killer's, of the program or of what it runs; a limit's;
@@ -555,6 +680,9 @@ def test_schedulers_count_a_card_under_test_as_free_and_the_history_has_no_line_
 
 
 def test_only_gpulockds_own_record_is_a_tests() -> None:
-    assert Owner(user="gpulockd", comment="health check").is_health_check()
+    assert Owner(user="gpulockd", comment="health check").gives_way()
+    stuck = Owner(user="gpulockd", comment="health check, which cannot be ended")
+    assert stuck.is_health_check()
+    assert not stuck.gives_way()
     assert not Owner(user="alice", comment="health check").is_health_check()
     assert not Owner(user="gpulockd").is_health_check()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from tests.bench import daemon, hooks, inprocess, looks, status, table  # noqa: E402 (the checkout is put on the path first)
+from tests.bench import daemon, given_back, hooks, inprocess, looks, status, table  # noqa: E402 (the checkout is put on the path first)
 from tests.bench.disturbed import print_disturbances  # noqa: E402
 from tests.bench.scene import Scene, folder  # noqa: E402
 
@@ -63,6 +63,7 @@ def measure(root: Path, options: argparse.Namespace) -> int:
     over = status.over_interpreter(scene, options.rounds)
     targets += [*table.hook_targets(samples), *table.claim_targets(claims, inprocess.BARE)]
     targets += daemon.measure(root, options.crowd)
+    targets += given_back.measure(root)
     return table.print_targets([*targets, ("gpulock status - interpreter, ms", over, 60.0)])
 
 

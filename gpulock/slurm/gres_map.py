@@ -13,6 +13,10 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.devices import Device, driver_mig_instances
 from gpulock.store import atomic, kv
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.node.settings import Settings
+
 NAME, COPY = "slurm-map", "slurm-gres.conf"
 SHARED = "shared"  # the key of the GRES by which slurmd gives out parts of these devices
 LINE = "gpulock-slurm-map 1"
@@ -59,18 +63,37 @@ def is_untold_device(entry: str, place: str, found: list[Device], driver_root: s
 
     It is an instance with an access file, or has a UUID that the driver does not tell.
     """
-    known = [gres_map_device_name(device) for device in found]
-    untold = [
-        name
-        for minor in {device.minor for device in found}
-        for part in driver_mig_instances(driver_root, minor)
-        if (name := f"{minor}.{part}") not in known
-    ]
+    untold = list_untold_instances(found, driver_root)
     if place:
         return place in untold
     if entry.startswith("MIG-"):
         return bool(untold)
     return "?" not in entry and any([not (d.uuid or d.fault or d.parent) for d in found])
+
+
+def list_untold_instances(found: list[Device], driver_root: str) -> list[str]:
+    """Return the MIG instances, as the map names them, that the driver has and `found` has not."""
+    known = [gres_map_device_name(device) for device in found]
+    return [
+        name
+        for minor in {device.minor for device in found}
+        for part in driver_mig_instances(driver_root, minor)
+        if (name := f"{minor}.{part}") not in known
+    ]
+
+
+def needs_gres_map(found: list[Device], settings: "Settings") -> bool:
+    """Return whether the map alone tells what a position is: Slurm's choice, or of several kinds.
+
+    Of positions that are only counted, on a node of one model, each is a card of that model.
+    """
+    if settings.slurm_device_selection == "slurm":
+        return True
+    if settings.slurm_count != "gpus":
+        return False
+    whole = {device.model for device in found if not device.parent}
+    split = any([device.parent for device in found])
+    return split or len(whole) > 1 or bool(list_untold_instances(found, settings.driver_root))
 
 
 def gres_map_device_name(device: Device) -> str:

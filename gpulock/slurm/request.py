@@ -97,7 +97,7 @@ def resolve_gres_kinds(
     """Return the kinds (gpulock.node.kinds) that the types of a request mean; raise Refusal.
 
     None where Slurm chooses, or all is plain. Of positions that Slurm has counted for the job
-    devices of the same kinds are taken, where the node has several and the map knows them.
+    devices of the same kinds are taken, by the map; a node of one model needs none.
     """
     settings = node.settings
     if slurm_selects_devices(settings):
@@ -113,15 +113,14 @@ def resolve_gres_kinds(
             )
         except ValueError as fault:
             raise invalid_gres_request(",".join([name for name, _ in asked]), str(fault)) from fault
-    found = node.devices()
-    if len(kinds.count_device_kinds(found)) == 1:
-        return ()
-    from gpulock.slurm.gres_map import resolve_gres_devices
+    from gpulock.slurm.gres_map import needs_gres_map, resolve_gres_devices
 
-    try:
-        counted = resolve_gres_devices(settings.state_dir, call.positions(), found)
-    except Refusal:
+    found = node.devices()
+    if not needs_gres_map(found, settings):
         return ()
+    counted = resolve_gres_devices(
+        settings.state_dir, call.positions(), found, settings.driver_root
+    )
     return tuple(kinds.count_requestable_kinds(counted).items())
 
 

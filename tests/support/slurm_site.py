@@ -83,11 +83,12 @@ class Site(Box):
 
     def mig(self) -> list[str]:
         """Put the first card into MIG mode with two instances; return their ids."""
-        self.inventory(
-            f"gpu.{bus(0)}.mig=1",
-            f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1",
-            f"mig.{bus(0)}.gi2.ci0.uuid=MIG-2",
-        )
+        told = [
+            f"mig.{bus(0)}.gi{n}.ci0.{pair}"
+            for n in (1, 2)
+            for pair in (f"uuid=MIG-{n}", "profile=3g.40gb")
+        ]
+        self.inventory(f"gpu.{bus(0)}.mig=1", *told)
         return [f"{bus(0)}.gi1.ci0", f"{bus(0)}.gi2.ci0"]
 
     def apart(self, patch: pytest.MonkeyPatch) -> None:

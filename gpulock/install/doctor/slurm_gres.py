@@ -25,7 +25,7 @@ from gpulock.isolation import tree
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.slurm.gres_map import COPY, NAME
+from gpulock.slurm.gres_map import COPY, NAME, needs_gres_map
 from gpulock.slurm.request import SHARD
 
 SSHD_STACK = Path("/etc/pam.d/sshd")
@@ -151,13 +151,13 @@ class GresChecks:
         if not entries:
             what = "slurmd has no gres/gpu with File= here: no job gets a GPU"
             yield warning(what, "if one should: look at gres.conf, and Gres= in slurm.conf")
-        if not self.by_slurm:
+        if not needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
             return  # no hook reads the map
         places = gres.GresDeviceFiles(self.settings).devices_of_positions(
             gres.gres_positions(entries)
         )
         yield from self.stale(gres.slurm_map_text(self.gres_conf, places, shared), len(places))
-        if places and not self.constrains() and not self.by_uuid():
+        if self.by_slurm and places and not self.constrains() and not self.by_uuid():
             yield from self.order(entries, places)
 
     def by_uuid(self) -> bool:

@@ -49,7 +49,7 @@ from gpulock.node.context import Node
 from gpulock.node.setting_keys import KEYS
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
-from gpulock.slurm.gres_map import COPY, NAME
+from gpulock.slurm.gres_map import COPY, NAME, needs_gres_map
 from gpulock.store.locks import LockStore
 
 _BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")
@@ -190,9 +190,9 @@ class SlurmPlanner(NodePlanner):
         try:
             places = gres.GresDeviceFiles(self.settings).devices_of_positions(wanted)
         except InstallError as fault:
-            if self.settings.slurm_device_selection == "slurm":
+            if needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
                 raise
-            self.note(f"no map of Slurm's positions, which gpulock's choice does not need: {fault}")
+            self.note(f"no map of Slurm's positions, which no hook reads here: {fault}")
             return
         folder = Path(self.settings.state_dir)
         text = gres.slurm_map_text(source, places, shared)

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from gpulock.slurm.prolog import GO_ON
+from gpulock.slurm.prolog import GO_ON, NODE_BROKEN
 from tests.support.slurm_site import Site, row
 from tests.support.trees import bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "comment"}
 ASKED = {**OURS, "SLURM_COUNT": "slurmctld"}
+COUNTED = {**OURS, "SLURM_COUNT": "gpus"}
 
 
 @pytest.fixture
@@ -69,8 +73,80 @@ def test_a_share_is_a_place_on_a_card(two_models: Site) -> None:
 
 
 def test_of_positions_that_slurm_counted_the_same_kinds_are_given(two_models: Site) -> None:
-    two_models.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="gpus")
+    two_models.set(**COUNTED)
     assert two_models.prolog(12, "2") == GO_ON
     assert [device.id for device in two_models.note(12).devices] == [bus(2)]
     assert two_models.prolog(13, "0,2") == GO_ON  # as many of each kind, whichever are free
     assert [device.id for device in two_models.note(13).devices] == [bus(0), bus(3)]
+
+
+def lose_the_map(site: Site) -> None:
+    (site.state / "slurm-map").unlink()
+
+
+def edit_gres_conf(site: Site) -> None:
+    gres_conf = site.root / "gres.conf"
+    gres_conf.write_text("Name=gpu\n")
+    site.map("0", "1", "2", "3", gres_conf=str(gres_conf))
+    gres_conf.write_text("Name=gpu Count=1\n")
+
+
+def lose_a_card(site: Site) -> None:
+    site.map("0", "1", "7", "3")
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (lose_the_map, "slurm-map: [Errno 2]"),
+        (edit_gres_conf, "changed since the slurm-map was made"),
+        (lose_a_card, "the driver shows no GPU for Slurm's 2 (/dev/nvidia7)"),
+    ],
+)
+def test_a_position_that_no_map_tells_gets_no_card_of_another_model(
+    two_models: Site, what: Callable[[Site], None], told: str
+) -> None:
+    two_models.set(**COUNTED)
+    what(two_models)
+    assert two_models.prolog(12, "2") == NODE_BROKEN
+    assert two_models.locks() == []
+    assert told in two_models.drained()[0]
+
+
+def test_an_instance_that_no_exporter_tells_is_no_card(site: Site) -> None:
+    site.set(**COUNTED)
+    site.map("0", "1", "2", "3.gi1.ci0")
+    (site.driver / "capabilities/gpu3/mig/gi1/ci0").mkdir(parents=True)
+    assert site.prolog(12, "3") == GO_ON
+    assert "no exporter tells which device Slurm's 3 is" in site.refused(12, "unknown")
+
+
+def test_a_node_of_one_model_needs_no_map(site: Site) -> None:
+    site.set(**COUNTED)
+    lose_the_map(site)
+    assert site.prolog(12, "0,2") == GO_ON
+    assert len(site.granted()) == 2
+
+
+@pytest.mark.parametrize("other", ["3g.40gb", "1g.10gb+me"])
+def test_a_position_that_is_an_instance_gets_one_of_its_profile(site: Site, other: str) -> None:
+    site.set(**COUNTED)
+    site.map("0.gi1.ci0", "0.gi2.ci0", "1", "2", "3")
+    one, two = site.mig()
+    site.inventory(
+        f"gpu.{bus(0)}.mig=1",
+        *(f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1", f"mig.{bus(0)}.gi1.ci0.profile=3g.40gb"),
+        *(f"mig.{bus(0)}.gi2.ci0.uuid=MIG-2", f"mig.{bus(0)}.gi2.ci0.profile={other}"),
+    )
+    assert site.prolog(12, "1") == GO_ON
+    assert site.granted() == [one if other == "3g.40gb" else two]
+    assert site.prolog(13, "2") == GO_ON
+    assert site.granted(13) == [bus(1)]
+
+
+def test_a_node_of_instances_alone_gives_them(tmp_path: Path) -> None:
+    site = Site(tmp_path, 1, **COUNTED)
+    site.map("0.gi1.ci0", "0.gi2.ci0")
+    one, _ = site.mig()
+    assert site.prolog(12, "1") == GO_ON
+    assert site.granted() == [one]

@@ -188,6 +188,7 @@ def test_a_step_that_asked_for_none_gets_an_empty_mask_and_a_batch_script_all(
 def test_an_instance_is_recognised_by_its_uuid(site: TaskSite) -> None:
     site.set(**OURS, PLAIN_REQUEST="any")
     site.mig()
+    site.map("0.gi1.ci0", "0.gi2.ci0", "1", "2", "3")
     site.prolog(12, "0,1,2,3,4")
     told = site.run(SLURM_STEP_GPUS="1")
     assert told.mask == told.exported["NVIDIA_VISIBLE_DEVICES"] == "MIG-2"

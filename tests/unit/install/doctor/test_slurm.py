@@ -127,6 +127,23 @@ def lose_the_map(node: SlurmNode) -> None:
     node.map.unlink()
 
 
+def two_models(node: SlurmNode) -> None:
+    """Let gpulock select by positions that Slurm counts, on a node whose last cards are H200."""
+    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="gpus")
+    for path in sorted(node.root.glob("node/proc/driver/nvidia/gpus/*/information"))[4:]:
+        path.write_text(re.sub(r"(?m)^Model:.*$", "Model: NVIDIA H200", path.read_text()))
+
+
+def two_models_without_a_map(node: SlurmNode) -> None:
+    two_models(node)
+    lose_the_map(node)
+
+
+def two_models_and_an_edited_gres_conf(node: SlurmNode) -> None:
+    two_models(node)
+    edit_gres_conf(node)
+
+
 def another_list(node: SlurmNode) -> None:
     node.list_gpus(f"Type=(null) Count=1 Index=0 ID=7 File={node.device(0)}")
 
@@ -289,6 +306,8 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (edit_gres_conf, "slurm-map", "changed since the map was made", "install slurm again"),
         (lose_the_map, "slurm-map", "every GPU job drains the node", "install slurm again"),
         (another_list, "slurm-map", "not slurmd's list of now", "install slurm again"),
+        (two_models_without_a_map, "slurm-map", "drains the node", "install slurm again"),
+        (two_models_and_an_edited_gres_conf, "slurm-map", "drain the node", "install slurm again"),
         (give_shards, "gres/shard", "a part of a GPU ends at once", "SLURM_SHARDS=share"),
         (give_shards, "slurm-map", "not slurmd's list of now", "install slurm again"),
         (own_timeouts, "PrologTimeout", "may take 95 s", "PrologTimeout=120"),
@@ -508,6 +527,22 @@ def test_under_slurms_own_device_constraint_any_order_is_right(node: SlurmNode) 
     assert "order of gres.conf" not in checks
     assert checks["ConstrainDevices"].state == OK
     assert checks["slurm-map"].state == OK
+
+
+def test_the_map_of_a_node_of_one_model_is_not_asked_for(node: SlurmNode) -> None:
+    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="gpus")
+    lose_the_map(node)
+
+    assert "slurm-map" not in found(node)
+
+
+def test_the_order_of_gres_conf_is_nobodys_concern_where_gpulock_selects(node: SlurmNode) -> None:
+    reorder(node)
+    two_models(node)
+
+    checks = found(node)
+
+    assert ("order of gres.conf" in checks, checks["slurm-map"].state) == (False, OK)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,8 @@ def test_a_card_that_gres_conf_names_and_the_driver_lacks_stops_the_installation
 
     node.set(SLURM_DEVICE_SELECTION="gpulock")
     assert "no map of Slurm's positions" in told(node)
+
+    first = min(node.root.glob("node/proc/driver/nvidia/gpus/*/information"))
+    first.write_text(re.sub(r"(?m)^Model:.*$", "Model: NVIDIA H200", first.read_text()))
+    with pytest.raises(InstallError, match="the driver shows no GPU with this minor"):
+        node.plan()

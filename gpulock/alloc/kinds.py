@@ -9,7 +9,17 @@ from gpulock.alloc.choose import choose_unused_first
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, format_requested_gpus
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, driver_mig_instances
-from gpulock.node.kinds import ANY, CARD, MIG, MIXED, MODEL, format_device_kinds, is_of_kind
+from gpulock.node.kinds import (
+    ANY,
+    CARD,
+    EXACTLY,
+    MIG,
+    MIXED,
+    MODEL,
+    exact_kind,
+    format_device_kinds,
+    is_of_kind,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,14 +29,15 @@ Links = dict[tuple[str, str], int]
 
 
 def resolve_kinds(node: Node, found: list[Device], want: "ClaimRequest") -> None:
-    """Say in `want.kinds` what a plain request means here; raise Refusal for what cannot be.
+    """Say in `want.kinds` what a request means here; raise Refusal for what cannot be.
 
     With PLAIN_REQUEST=any a plain request stays plain.
     """
     plain = node.settings.plain_request
     if not want.kinds and plain == ANY:
         return
-    want.kinds = tuple([(kind or plain, n) for kind, n in want.kinds or (("", want.count),)])
+    asked = want.kinds or (("", want.count),)
+    want.kinds = tuple([(exact_kind(found, kind or plain), n) for kind, n in asked])
     cards = len({device.bus for device in found})
     for kind, count in want.kinds:
         check_kind_possible(node, found, kind, count, node.settings.expected_gpus - cards)
@@ -55,7 +66,8 @@ def check_kind_possible(node: Node, found: list[Device], kind: str, count: int, 
     if kind.startswith(MIG) and has_untold_instances(node, found):
         why = f"{asked}: no exporter tells the profiles of this node's instances"
         raise Refusal(UNKNOWN, why, "see gpulock inventory")
-    raise unmatched_kind_refusal(node, found, asked if fit else f"{kind.replace(':', ' ')}")
+    alone = kind.replace(":", " ").replace(EXACTLY, "")
+    raise unmatched_kind_refusal(node, found, asked if fit else alone)
 
 
 def unmatched_kind_refusal(node: Node, found: list[Device], asked: str) -> Refusal:
@@ -138,4 +150,4 @@ def format_requested_kind(kind: str, count: int) -> str:
     if kind in (MIXED, ANY):
         return format_requested_gpus(count)
     start = MODEL if kind.startswith(MODEL) else MIG
-    return f"{count} of {start[:-1]} {kind[len(start) :]} asked for"
+    return f"{count} of {start[:-1]} {kind[len(start) :].lstrip(EXACTLY)} asked for"

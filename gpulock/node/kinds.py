@@ -14,6 +14,7 @@ MODEL, MIG, SHARE_KIND = "model:", "mig:", "share"
 CARD, MIXED, ANY = "card", "mixed", "any"  # what PLAIN_REQUEST may be
 MAKERS = ("nvidia", "tesla", "geforce", "quadro")
 NOT_MODEL = ("generation", "graphics")
+EXACTLY = "="  # before a name that exact_kind found to be whole; no request is written so
 
 
 def model_slug(model: str) -> str:
@@ -70,8 +71,18 @@ def gres_type_kind(word: str) -> str:
     return parse_kind((MIG if is_mig_profile(name) else MODEL) + name)
 
 
+def exact_kind(found: list[Device], kind: str) -> str:
+    """Return a kind as a node of these devices means it: a whole name is no part of another.
+
+    So `h200` is an H200 where there is one, and no H200 NVL.
+    """
+    start, _, name = kind.partition(":")
+    whole = f"{start}:" == MODEL and name in [model_slug(d.model) for d in found if not d.parent]
+    return f"{MODEL}{EXACTLY}{name}" if whole else kind
+
+
 def is_of_kind(device: Device, kind: str) -> bool:
-    """Return whether a device may be granted to a request of a kind."""
+    """Return whether a device may be granted to a request of a kind; see exact_kind."""
     if kind == ANY:
         return True
     if kind.startswith(MIG):
@@ -83,6 +94,8 @@ def is_of_kind(device: Device, kind: str) -> bool:
     if not kind.startswith(MODEL):
         return kind in (CARD, MIXED)
     name, pattern = model_slug(device.model), kind[len(MODEL) :]
+    if pattern.startswith(EXACTLY):
+        return name == pattern[len(EXACTLY) :]
     if "*" in pattern:
         return bool(name) and matches_pattern(name, pattern)
     return f"-{pattern}-" in f"-{name}-"  # `a10` is not of `a100-sxm4-80gb`

@@ -21,7 +21,7 @@ from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
-from gpulock.node.kinds import is_of_kind
+from gpulock.node.kinds import exact_kind, is_of_kind
 from gpulock.sge import hook
 from gpulock.sge.verdict import SgeJobRule
 from gpulock.slurm import verdict
@@ -110,8 +110,10 @@ def find_other_process_grant(node: Node, record: Owner, want: ClaimRequest) -> t
         same = len(other.devices) == want.count and want.share == (SHARE in lock.id)
         if same and not want.wanted and not want.share:
             kinds = dict(want.kinds or ((node.settings.plain_request, 0),))
-            held = [device for device in node.devices() if device.id in other.devices]
-            same = all(any(is_of_kind(device, kind) for kind in kinds) for device in held)
+            found = node.devices()
+            meant = [exact_kind(found, kind) for kind in kinds]
+            held = [device for device in found if device.id in other.devices]
+            same = all(any(is_of_kind(device, kind) for kind in meant) for device in held)
         if not same or (want.wanted and set(want.wanted) != cards):
             return other.devices
     return ()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpulock.node.devices import Device
 from gpulock.node.kinds import (
     device_kind,
+    exact_kind,
     format_device_kinds,
     gres_type_kind,
     is_of_kind,
@@ -103,6 +104,27 @@ def test_what_is_no_kind_is_said(text: str) -> None:
 )
 def test_a_type_of_slurm_means_a_kind(word: str, kind: str) -> None:
     assert gres_type_kind(word) == kind
+
+
+NESTED = (
+    ("NVIDIA GeForce GTX 1080", "NVIDIA GeForce GTX 1080 Ti"),
+    ("Quadro RTX 6000", "NVIDIA RTX 6000 Ada Generation"),
+    ("NVIDIA H200", "NVIDIA H200 NVL"),
+)
+
+
+@pytest.mark.parametrize(("inner", "outer"), NESTED)
+def test_a_model_that_is_here_by_its_whole_name_is_no_longer_one(inner: str, outer: str) -> None:
+    found = [card(inner, 1), card(outer, 2)]
+    asked = [parse_kind(f"model:{model_slug(model)}") for model in (inner, outer)]
+    fits = [[d for d in found if is_of_kind(d, exact_kind(found, kind))] for kind in asked]
+    assert fits == [found[:1], found[1:]]
+    assert is_of_kind(found[1], exact_kind(found[1:], asked[0])), "here it is the only one meant"
+
+
+@pytest.mark.parametrize("kind", ["model:*", "model:h200*", "mig:1g.5gb", "share", "card", "any"])
+def test_a_kind_that_names_no_whole_model_stays(kind: str) -> None:
+    assert exact_kind([card("NVIDIA H200")], kind) == kind
 
 
 @given(st.text("ab*-", max_size=7), st.text("ab-", max_size=8))

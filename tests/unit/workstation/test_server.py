@@ -175,6 +175,14 @@ def test_a_second_claim_of_another_size_is_refused(desk: Desk) -> None:
     assert len(desk.box.locks()) == 1
 
 
+def test_a_second_claim_of_another_model_is_refused(desk: Desk) -> None:
+    for number, model in enumerate(("NVIDIA H200", "NVIDIA H200 NVL")):
+        desk.box.gpu(bus(number), number, Model=model)
+    kinds = ("model:h200-nvl", "model:h200", "model:h200-nvl")
+    asked = [SocketRequest(CLAIM, ME, MINE, 1, device_kind=kind) for kind in kinds]
+    assert [last(desk.ask(one)).state for one in asked] == [GRANTED, REFUSED, GRANTED]
+
+
 def test_who_does_not_wait_is_told_that_it_is_busy(desk: Desk) -> None:
     desk.process(900)
     for number in range(3):

@@ -14,8 +14,10 @@ from gpulock.install.sge.install import SgePlanner, SgeUninstaller, plan_sge
 from gpulock.install.sge.kinds import offered_complexes, plain_amount, plan_kind_complexes
 from gpulock.install.sge.texts import complex_fault, login_script_text
 from gpulock.node.context import Node
+from gpulock.node.devices import Device
 from gpulock.node.settings import parse_settings
 from gpulock.node.settings_file import read_settings
+from gpulock.sge.complexes import count_complex
 from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import Site, ignore, make_site, tree
 
@@ -410,6 +412,27 @@ def test_complexes_of_kinds_are_made_with_the_hosts_amounts(site: Site) -> None:
     assert {"gpu=8", "gpu_v=8"} <= set(amounts)
     assert not any(amount.startswith("gpu_h") for amount in amounts), "it has none"
     assert plan_sge(site.options()).changes == []
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "name"),
+    [
+        ("NVIDIA GeForce GTX 1080", "NVIDIA GeForce GTX 1080 Ti", "gtx-1080"),
+        ("Quadro RTX 6000", "NVIDIA RTX 6000 Ada Generation", "rtx-6000"),
+        ("NVIDIA H200", "NVIDIA H200 NVL", "h200"),
+    ],
+)
+def test_of_two_models_each_complex_that_is_offered_counts_its_own(
+    inner: str, outer: str, name: str
+) -> None:
+    found = [Device(f"0000:0{number}:00.0", number) for number in range(3)]
+    for device, model in zip(found, (inner, inner, outer), strict=True):
+        device.model = model
+    words = offered_complexes(found, parse_settings("", "conf"))
+    settings = parse_settings(f"SGE_COMPLEXES=gpu {' '.join(words)}\n", "conf")
+    counts = {key: count_complex(found, settings, key) for key in settings.sge_complexes[1:]}
+    assert counts[f"gpu_{name}"] == 2
+    assert list(counts.values()) == [2, 1]
 
 
 def test_a_node_of_several_kinds_is_offered_complexes_for_them(site: Site) -> None:

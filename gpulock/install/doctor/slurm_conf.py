@@ -273,7 +273,7 @@ class SlurmConfChecks:
         """Say where Slurm gives this node no jobs."""
         if self.conf.source != "slurmctld":
             return
-        for node in self.site.nodes or (os.uname().nodename.partition(".")[0],):
+        for node in self.site.node_names():
             try:
                 text = self.site.scontrol("show", "node", node)
             except SlurmError as reason:

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpulock.install.doctor.check import Check, fault, run_all, warning
 from gpulock.install.slurm.site import SlurmSite, parse_slurm_release, slurm_release_fault
-from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
+from gpulock.install.slurm.slurm_conf import SlurmConf, read_node_values
 from gpulock.node.settings import Settings
 
 _HOOKS_AS_ROOT: Final = (26, 5)  # docs/facts/slurm.md, hooks inside of the job
@@ -25,7 +25,7 @@ def release_checks(settings: Settings, site: SlurmSite, conf: SlurmConf) -> list
             "Slurm release": lambda: check_slurmd_release(site),
             "RunInJob": lambda: check_run_in_job(conf, release),
             "oci.conf": lambda: check_oci_bundles(beside, release),
-            "job_container.conf": lambda: check_private_folders(settings, beside, conf),
+            "job_container.conf": lambda: check_private_folders(settings, site, conf),
         }
     )
 
@@ -50,15 +50,14 @@ def check_oci_bundles(folder: Path | None, release: tuple[int, int] | None) -> I
         yield warning(what, "update Slurm; ConstrainDevices or ISOLATION=cgroup closes the others")
 
 
-def check_private_folders(
-    settings: Settings, folder: Path | None, conf: SlurmConf
-) -> Iterator[Check]:
+def check_private_folders(settings: Settings, site: SlurmSite, conf: SlurmConf) -> Iterator[Check]:
     """Look whether tasks see the folder in which their grant stands."""
-    path = folder / "job_container.conf" if folder else None
+    path = site.conf.with_name("job_container.conf") if site.conf else None
     used = conf.get("JobContainerType") + conf.get("NamespaceType")
     if path is None or not path.exists() or "tmpfs" not in used:
         return
-    folders = read_slurm_conf(path).words("Dirs")
+    lists = read_node_values(path, "Dirs", site.node_names())
+    folders = [one.strip() for text in lists for one in text.split(",") if one.strip()]
     inside = Path(settings.lock_dir)
     hiding = [one for one in folders if Path(one) in (inside, *inside.parents)]
     if hiding:

@@ -14,7 +14,6 @@ import re
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,7 @@ from gpulock.install.change import Place, discard_unrenamed
 from gpulock.install.hooks import InstallError, make_public_folder, remove_file_durably
 from gpulock.install.slurm.counted import parse_counted_types
 from gpulock.install.slurm.site import SlurmSite
-from gpulock.install.slurm.slurm_conf import read_slurm_file
+from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_slurm_file
 from gpulock.node import devices
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import LINE, SHARED
@@ -36,7 +35,6 @@ _FILE: Final = re.compile(r" File=(\S+)")
 _CARD: Final = re.compile(r"nvidia(\d+)")
 _CAPABILITY: Final = re.compile(r"nvidia-cap(\d+)")
 LARGEST: Final = 1 << 20  # bytes of gres.conf: a prolog reads no more
-_MOST: Final = 4096  # names of one expression: Slurm allows 1024 files a node
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def parse_gres_list(text: str) -> list[GresEntry]:
         if match is None or match[1] != _GPU:
             continue
         count, named = int(match[2]), _FILE.search(line)
-        files = expand_file_ranges(named[1]) if named else []
+        files = expand_bracket_ranges(named[1], "gres.conf") if named else []
         if count == 0:
             continue
         kind = re.search(r" Type=(\S+)", line)
@@ -75,31 +73,6 @@ def parse_shared_gres(text: str) -> tuple[str, ...]:
     """Return the GRES in `slurmd -G` by which jobs get parts of a GPU, in order of name; pure."""
     found = {name for name, count in _ENTRY.findall(text) if name in _PARTS and int(count)}
     return tuple(sorted(found))
-
-
-def expand_file_ranges(text: str) -> list[str]:
-    """Return the names of `/dev/nvidia[0-1,3],/dev/x`, in their order; raise InstallError; pure."""
-    names: list[str] = []
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        pieces = re.split(r"\[([^\]]*)\]", part)
-        choices = [_expand_number_ranges(p) if n % 2 else [p] for n, p in enumerate(pieces)]
-        names += ["".join(words) for words in product(*choices)]
-        if len(names) > _MOST:
-            raise InstallError(f"more than {_MOST} files in {text[:80]}; look at gres.conf")
-    return names
-
-
-def _expand_number_ranges(text: str) -> list[str]:
-    found: list[str] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise InstallError(f"[{text}] is no list of numbers; look at gres.conf")
-        numbers = range(int(first), int(last if dash else first) + 1)
-        if len(numbers) > _MOST:
-            raise InstallError(f"[{text}] is too long; look at gres.conf")
-        found += [str(number).zfill(len(first)) for number in numbers]
-    return found
 
 
 def gres_positions(entries: Iterable[GresEntry]) -> list[tuple[str, ...]]:

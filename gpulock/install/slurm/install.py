@@ -7,7 +7,6 @@ the cluster's, and are only read unless --write-conf is given: what to put there
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -142,14 +141,10 @@ class SlurmPlanner(NodePlanner):
         found = find_slurm_hooks(conf, HookPaths(options.prefix / CURRENT), self.site.conf)
         starts = all(hook.ours or (self.by_spank and hook.key == TASK) for hook in found)
         if self.slurmds and starts and gres.counts_by_gres(self.settings):
-            self.plan_.trial = partial(run_slurm_trial, self.site, self.node_name())
+            self.plan_.trial = partial(run_slurm_trial, self.site, self.site.node_names()[0])
         elif not starts:
             self.note("no job is protected before slurm.conf has the lines below, and is in force")
         return self.plan_
-
-    def node_name(self) -> str:
-        """Return the name of this node, the first where it is several."""
-        return self.site.nodes[0] if self.site.nodes else os.uname().nodename.split(".")[0]
 
     def write_conf(self, conf: SlurmConf) -> SlurmConf:
         """Add our lines to slurm.conf; return what is in force then; raise InstallError."""
@@ -237,7 +232,8 @@ class SlurmPlanner(NodePlanner):
             if self.settings.slurm_count == "gpus" and not (path and gres.has_gres_flag(path)):
                 pages.append(texts.gres_conf_page(listed.entries, path))
             found = Node(self.settings).devices_if_driver()
-            pages.append(place_gres_page(self.settings, found, listed.counted, self.node_name()))
+            node = self.site.node_names()[0]
+            pages.append(place_gres_page(self.settings, found, listed.counted, node))
         pages.append(texts.job_submit_lua_page(conf, self.settings))
         self.plan_.pages += [page for page in pages if page]
         for hook in hooks:

@@ -60,6 +60,10 @@ class SlurmSite:
     nodes: tuple[str, ...]
     seconds: float = 5.0
 
+    def node_names(self) -> tuple[str, ...]:
+        """Return the names of this node, several where several slurmds run here."""
+        return self.nodes or (os.uname().nodename.partition(".")[0],)
+
     @property
     def gres_conf(self) -> Path | None:
         """Where slurmd looks for gres.conf, whether there is one or not."""

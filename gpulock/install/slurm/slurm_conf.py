@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from gpulock.install.hooks import InstallError
 from gpulock.store import atomic
 
 LARGEST: Final = 1 << 22  # bytes of one file: a cluster of thousands of nodes has some 100 KB
+_MOST: Final = 4096  # names of one expression: Slurm allows 1024 files a node
 _DEPTH: Final = 8  # of Include
 _NO_VALUE: Final = ("", "(null)", "(null type)", "none")
 _UNLIMITED: Final = 65534  # NO_VAL16 of slurm.h, which 22.05 prints for "no PrologEpilogTimeout"
@@ -111,6 +113,46 @@ def read_slurm_conf(path: Path) -> SlurmConf:
             else:
                 values[key.lower()] = bare
     return SlurmConf(values, str(path))
+
+
+def read_node_values(path: Path, key: str, nodes: tuple[str, ...]) -> list[str]:
+    """Return all values of a key that a file of Slurm's has for some nodes; raise InstallError.
+
+    They stand in lines of `NodeName=` that name one of them, and in lines for all nodes.
+    """
+    found: list[str] = []
+    for line in read_slurm_lines(path):
+        pairs = {name.lower(): value.strip('"') for name, value in _PAIR.findall(line)}
+        listed = pairs.get("nodename", "")
+        names = expand_bracket_ranges(listed, path.name) if listed else nodes
+        if key.lower() in pairs and {*nodes} & {*names}:
+            found.append(pairs[key.lower()])
+    return found
+
+
+def expand_bracket_ranges(text: str, file: str) -> list[str]:
+    """Return the names of `nvidia[0-1,3],n[01-02]` in their order; raise InstallError; pure."""
+    names: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        pieces = re.split(r"\[([^\]]*)\]", part)
+        choices = [_expand_number_ranges(p, file) if n % 2 else [p] for n, p in enumerate(pieces)]
+        names += ["".join(words) for words in product(*choices)]
+        if len(names) > _MOST:
+            raise InstallError(f"more than {_MOST} names in {text[:80]}; look at {file}")
+    return names
+
+
+def _expand_number_ranges(text: str, file: str) -> list[str]:
+    found: list[str] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise InstallError(f"[{text}] is no list of numbers; look at {file}")
+        numbers = range(int(first), int(last if dash else first) + 1)
+        if len(numbers) > _MOST:
+            raise InstallError(f"[{text}] is too long; look at {file}")
+        found += [str(number).zfill(len(first)) for number in numbers]
+    return found
 
 
 def read_slurm_lines(path: Path, depth: int = 0) -> Iterator[str]:

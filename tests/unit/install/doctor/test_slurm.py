@@ -19,7 +19,7 @@ from gpulock.node.settings_file import read_settings
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.faults import raising
 from tests.support.install_site import ignore, keep_copy, put_back, worst_of
-from tests.support.slurm_node import SlurmNode, make_slurm_node
+from tests.support.slurm_node import NODE, SlurmNode, make_slurm_node
 
 pytestmark = pytest.mark.slow
 
@@ -190,11 +190,16 @@ def old_bundles(node: SlurmNode, release: str = "22.05.8") -> None:
     node.conf.with_name("oci.conf").write_text('RunTimeRun="runc"\n')
 
 
-def hide_lock_dir(node: SlurmNode, folders: str = "/tmp,{0}") -> None:
+def hide_lock_dir(node: SlurmNode, folders: str = "/tmp,{0}", of: str = "") -> None:
     node.put("JobContainerType", "job_container/tmpfs")
     lock_dir = read_settings(str(node.config)).lock_dir
-    text = f"BasePath=/scratch\nDirs={folders.format(Path(lock_dir).parent)}\n"
+    where = f"{of} BasePath=/scratch " if of else "BasePath=/scratch\n"
+    text = f"{where}Dirs={folders.format(Path(lock_dir).parent)}\n"
     node.conf.with_name("job_container.conf").write_text(text)
+
+
+def hide_in_a_line_of_nodes(node: SlurmNode) -> None:
+    hide_lock_dir(node, of=f"NodeName=other[1-3],{NODE}")
 
 
 ADOPT = "account required pam_slurm_adopt.so action_adopt_failure=deny"
@@ -313,6 +318,7 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (own_timeouts, "PrologTimeout", "may take 95 s", "PrologTimeout=120"),
         (older_than_any_tried, "Slurm release", "this Slurm is 21.08", "uninstall slurm"),
         (hide_lock_dir, "job_container.conf", "does not start", "out of Dirs"),
+        (hide_in_a_line_of_nodes, "job_container.conf", "does not start", "out of Dirs"),
     ],
 )
 def test_a_planted_fault_is_found(
@@ -551,6 +557,7 @@ def test_the_order_of_gres_conf_is_nobodys_concern_where_gpulock_selects(node: S
         (partial(run_in_job, release="26.05.5"), "RunInJob"),
         (partial(old_bundles, release="23.02.0"), "oci.conf"),
         (partial(hide_lock_dir, folders="/scratch,/dev/shm"), "job_container.conf"),
+        (partial(hide_lock_dir, of="NodeName=other[1-3]"), "job_container.conf"),
         (own_timeouts, "PrologEpilogTimeout"),
     ],
 )

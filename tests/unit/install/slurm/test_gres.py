@@ -11,12 +11,12 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.slurm.gres import (
     GresDeviceFiles,
     GresEntry,
-    expand_file_ranges,
     gres_positions,
     parse_gres_list,
     parse_shared_gres,
     slurm_map_text,
 )
+from gpulock.install.slurm.slurm_conf import expand_bracket_ranges
 from gpulock.node import devices
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
@@ -95,13 +95,13 @@ def test_a_line_that_cannot_be_counted_is_an_error_with_the_line() -> None:
     ],
 )
 def test_expressions_are_expanded_in_their_order(text: str, names: list[str]) -> None:
-    assert expand_file_ranges(text) == names
+    assert expand_bracket_ranges(text, "gres.conf") == names
 
 
 @pytest.mark.parametrize("text", ["/d/a[x]", "/d/a[0-]", "/d/a[0-99999]", "/d/a[]"])
 def test_an_expression_that_is_no_list_of_numbers_is_refused(text: str) -> None:
     with pytest.raises(InstallError, match=r"gres\.conf"):
-        expand_file_ranges(text)
+        expand_bracket_ranges(text, "gres.conf")
 
 
 # --- from files to devices -----------------------------------------------------------------------

@@ -151,7 +151,8 @@ class CardChecker(Chore):
             found = card_checks.judge_card(
                 CardLook(seen, free, others), had, settings.leftover_memory
             )
-            kept = {COMMAND: card.found[COMMAND]} if COMMAND in card.found else {}
+            tested = settings.health_command and COMMAND in card.found
+            kept = {COMMAND: card.found[COMMAND]} if tested else {}
             found = had.leave_out_passing(found, now)
             card.found, card.most = {**found, **kept}, had.most
         if fresh or cards.keys() != known.keys():

@@ -84,6 +84,7 @@ class HealthPolicy(Chore):
         fresh = findings.select_new_findings(lasting, book.done)
         failed = self._quarantine_found(look, book, fresh, out)
         bad = [one for one in [*fresh, *found] if one in fresh or one.key in LASTING_KEYS]
+        bad += look.degraded_cards()  # whatever may put a card out
         failed.update(self._restore_recovered(look, book, ours, bad))
         if book.text(node.boot_id) != before:
             state.save_health_state(node, book)

@@ -59,17 +59,21 @@ class HealthSnapshot:
             if outcome.lock.owner and outcome.lock.owner.boot_id == self.node.boot_id
         }
         if HEALTH in wanted:
-            checks, _ = read_card_checks(self.node.store.path, self.node.boot_id)
-            here = findings.quarantinable_ids(devices)
-            found += [
-                HealthFinding(bus, HEALTH, HEALTH, 1, why)
-                for bus, card in sorted(checks.items())
-                if bus in here and (why := describe_serious(card.found))
-            ]
+            found += self.degraded_cards()
         if MISSING in wanted:
             found += findings.find_missing_cards(devices, known)
             found += findings.find_lost_cards(self._sample, devices) if self._sample else []
         return found
+
+    def degraded_cards(self) -> list[HealthFinding]:
+        """Return the cards of which a check has failed that concerns every job."""
+        checks, _ = read_card_checks(self.node.store.path, self.node.boot_id)
+        here = findings.quarantinable_ids(self._report.devices)
+        return [
+            HealthFinding(bus, HEALTH, HEALTH, 1, why)
+            for bus, card in sorted(checks.items())
+            if bus in here and (why := describe_serious(card.found))
+        ]
 
     def _fresh(self, name: str) -> sample.DeviceSample | None:
         """Return what a fresh sample of the exporter has of a device."""

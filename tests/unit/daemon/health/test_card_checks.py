@@ -222,6 +222,60 @@ def test_the_word_health_puts_a_degraded_card_out_until_it_is_good(tmp_path: Pat
     assert ward.out() == []
 
 
+@pytest.mark.parametrize("policy", ["xid missing", "xid missing health"])
+def test_a_card_that_degrades_each_job_does_not_come_back_whatever_put_it_out(
+    tmp_path: Path, policy: str
+) -> None:
+    ward = Ward(tmp_path, 2, QUARANTINE_ON=policy)
+    good = GOOD.replace("looked=100 ", "").split()
+    ward.tell(1, *good)
+    ward.tell(0, *good, "x.79=1,100.0", "pcie_width=4")
+    look(ward)
+    ward.round()
+    ward.reload()
+    for _ in range(4):
+        look(ward)
+        ward.round()
+    assert "xid: XID 79" in ward.reason(0)
+    ward.tell(0, *good, "x.79=1,100.0")
+    for _ in range(3):
+        assert ward.out() == [bus(0)]
+        look(ward)
+        ward.round()
+    assert ward.out() == []
+
+
+def test_degraded_links_of_more_than_half_of_a_node_keep_no_card_out(tmp_path: Path) -> None:
+    ward = Ward(tmp_path)
+    good = GOOD.replace("looked=100 ", "").split()
+    ward.tell(3, *good)
+    ward.round()
+    folders = [ward.driver / "gpus" / bus(number) for number in range(3)]
+    for folder in folders:
+        folder.rename(tmp_path / folder.name)
+    ward.round(3)
+    assert ward.out() == [bus(0), bus(1), bus(2)]
+    for number, folder in enumerate(folders):
+        (tmp_path / folder.name).rename(folder)
+        ward.tell(number, *good, "pcie_width=4")
+    for _ in range(4):
+        look(ward)
+        ward.round()
+    assert ward.out() == [bus(0), bus(1)]
+
+
+def test_a_check_that_nobody_wants_any_more_is_no_finding(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, 1, HEALTH_COMMAND="/bin/true")
+    ward.tell(0, *GOOD.replace("looked=100 ", "").split())
+    one = CardChecks()
+    one.found, one.tested = {"command": "HEALTH_COMMAND: it ended with 1"}, ward.now
+    ward.round()
+    write_card_checks(ward.node().store.path, {bus(0): one}, BOOT, 0.0)
+    assert "command" in look(ward)[bus(0)].failed()
+    del ward.settings["HEALTH_COMMAND"]
+    assert look(ward)[bus(0)].failed() == {}
+
+
 def test_the_most_that_a_card_had_outlives_gpulockd_and_no_boot(tmp_path: Path) -> None:
     ward = Ward(tmp_path, 1)
     ward.tell(0, "pcie_width=16", "pcie_width_max=16")

@@ -14,11 +14,7 @@ from gpulock.install.change import FilePlace
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.isolation import read_pam_stack
 from gpulock.install.slurm import gres
-from gpulock.install.slurm.counted import (
-    count_gres_type,
-    counted_gres_names,
-    place_gres_page,
-)
+from gpulock.install.slurm.counted import count_gres_type, place_gres_page
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf, read_slurm_file
 from gpulock.isolation import tree
@@ -190,21 +186,24 @@ class GresChecks:
             yield fault(what, f"set SLURM_SHARDS=share; or {do}", name)
 
     def counted(self) -> Iterator[Check]:
-        """Compare what Slurm only counts, by type, with what this node has."""
+        """Compare what Slurm counts by type with what this node has, where gpulock selects."""
         if self.by_slurm:
             return
         found = Node(self.settings).devices_if_driver()
         by_position = gres.counts_by_gres(self.settings)
-        counted = {} if by_position else self.listed().counted
-        for name, count in counted.items():
+        listed = self.listed()
+        counted = {} if by_position else listed.counted
+        names = ["gpu"] if by_position else self.settings.slurm_gres
+        for name, count in (gres.count_typed_gpus(listed.entries) | counted).items():
             gres_name, _, word = name.partition(":")
-            if gres_name not in counted_gres_names(self.settings):
+            if gres_name not in names:
                 continue
             there = count_gres_type(found, self.settings, word)
             if count == there:
                 yield ok(f"{count} of {name}")
             else:
                 more = "jobs are sent back" if there else "such jobs fail"
+                more = "such jobs get other GPUs" if by_position else more
                 becomes = more if count > there else "no job gets the rest"
                 what = f"Slurm counts {count} of {name}, this node has {there}: {becomes}"
                 yield warning(what, f"Count={there} in gres.conf and Gres=; restart all daemons")

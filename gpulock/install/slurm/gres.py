@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,15 @@ def parse_shared_gres(text: str) -> tuple[str, ...]:
 def gres_positions(entries: Iterable[GresEntry]) -> list[tuple[str, ...]]:
     """Return the files of each position."""
     return [files for entry in entries for files in entry.positions]
+
+
+def count_typed_gpus(entries: Iterable[GresEntry]) -> dict[str, int]:
+    """Return how many positions each type of gres/gpu has, as `gpu:h200`; pure."""
+    found: Counter[str] = Counter()
+    for entry in entries:
+        if entry.type:
+            found[f"{_GPU}:{entry.type}"] += len(entry.positions)
+    return dict(found)
 
 
 @dataclass(frozen=True)

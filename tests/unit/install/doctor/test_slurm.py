@@ -389,9 +389,34 @@ def counting(*lines: str, **keys: str) -> Plant:
     return plant
 
 
+def typed(kind: str, numbers: str, count: int, by: str) -> Plant:
+    """Let gpulock select, and gres.conf call some of the cards a kind."""
+
+    def plant(node: SlurmNode) -> None:
+        node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT=by)
+        node.list_gpus(f"Type={kind} Count={count} Index=0 ID=7 File={node.device(numbers)}")
+
+    return plant
+
+
 @pytest.mark.parametrize(
     ("plant", "name", "says"),
     [
+        (
+            typed("h200", "[0-7]", 8, "slurmctld"),
+            "counted GRES",
+            "counts 8 of gpu:h200, this node has 0: such jobs fail",
+        ),
+        (
+            typed("h200", "[0-7]", 8, "gpus"),
+            "counted GRES",
+            "counts 8 of gpu:h200, this node has 0: such jobs get other GPUs",
+        ),
+        (
+            typed("v100", "[0-6]", 7, "gpus"),
+            "counted GRES",
+            "counts 7 of gpu:v100, this node has 8: no job gets the rest",
+        ),
         (
             counting("gpux Type=share Count=9"),
             "counted GRES",
@@ -533,6 +558,21 @@ def test_under_slurms_own_device_constraint_any_order_is_right(node: SlurmNode) 
     assert "order of gres.conf" not in checks
     assert checks["ConstrainDevices"].state == OK
     assert checks["slurm-map"].state == OK
+
+
+@pytest.mark.parametrize("by", ["gpus", "slurmctld"])
+def test_a_type_of_gres_conf_that_is_the_nodes_model_is_right(node: SlurmNode, by: str) -> None:
+    typed("v100", "[0-7]", 8, by)(node)
+
+    check = found(node)["counted GRES"]
+
+    assert (check.state, check.what) == (OK, "8 of gpu:v100")
+
+
+def test_types_of_gres_conf_stand_where_slurm_selects(node: SlurmNode) -> None:
+    node.list_gpus(f"Type=big Count=8 Index=0 ID=7 File={node.device('[0-7]')}")
+
+    assert "counted GRES" not in found(node)
 
 
 def test_the_map_of_a_node_of_one_model_is_not_asked_for(node: SlurmNode) -> None:

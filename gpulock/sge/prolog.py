@@ -4,6 +4,8 @@
 Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (docs/grid-engine.md).
 """
 
+import os
+
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline, clock_boottime
@@ -110,7 +112,7 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> "Gr
 
             job_map.write_job_map(node, grant.owner, grant.devices, deadline)
     except BaseException:  # whatever it is, the job does not start: it keeps nothing
-        undo_sge_claim(node, grant, deadline)
+        undo_sge_claim(node, found, grant, deadline)
         raise
     return grant
 
@@ -204,13 +206,17 @@ def write_sge_variables(
     spool.write_sge_env_file(found, pairs, ALL_NAMES, binds, settings.mps_dir)
 
 
-def undo_sge_claim(node: Node, grant: Grant, deadline: Deadline) -> None:
+def undo_sge_claim(node: Node, found: Spool, grant: Grant, deadline: Deadline) -> None:
     """Take back a claim whose job was not told; what fails is left to epilog and reaper."""
     from gpulock.alloc.release import release_locks
 
     token = grant.owner.token
     if not grant.fresh:
         return
+    try:
+        os.unlink(RECORD, dir_fd=found.fd)  # by it `chain` believes the job's variables
+    except OSError:
+        pass
     try:
         release_locks(
             node, lambda o: o.token == token, observer_judge(node), deadline, "claim undone"

@@ -109,7 +109,7 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> "Gra
 
             job_map.write_job_map(node, grant.owner, grant.devices, deadline)
     except BaseException:  # whatever it is, the task has no GPU: it keeps nothing of its own
-        undo_sge_claim(node, grant, deadline)
+        undo_sge_claim(node, found, grant, deadline)
         raise
     return grant
 

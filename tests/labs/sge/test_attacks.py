@@ -46,14 +46,19 @@ ENVIRONMENTS = [STATIC_TLS, MALLOC, PYTHON, SHELL, LOCALE, LARGE]
 NAMES = ["static tls", "malloc", "python", "shell", "locale", "large"]
 
 
-@pytest.fixture
-def chained(guarded: Gpulock) -> Gpulock:
-    """Let the site have hooks of its own behind ours."""
+def chain_to(guarded: Gpulock, command: str) -> None:
+    """Let the site have hooks of its own behind ours: a command that is given the hook's name."""
     for hook in ("prolog", "epilog"):
         words = guarded.line(hook).split()
         clean, job = words[0], words[3:]
-        line = [clean, str(guarded.hooks.chain), hook, *job, "$job_owner", "root@/bin/true"]
+        line = [clean, str(guarded.hooks.chain), hook, *job, "$job_owner", command, hook]
         guarded.sge.qconf("-rattr", "queue", hook, " ".join(line), "gpu.q")
+
+
+@pytest.fixture
+def chained(guarded: Gpulock) -> Gpulock:
+    """Let the site have hooks of its own behind ours, which do nothing."""
+    chain_to(guarded, "root@/bin/true")
     return guarded
 
 
@@ -155,6 +160,35 @@ def test_no_variable_of_a_job_stops_its_queue_in_front_of_the_sites_hooks(
 
     assert stopped_queues(chained) == {}
     chained.wait_free()
+
+
+def test_no_variable_runs_a_users_program_in_the_sites_hooks(guarded: Gpulock) -> None:
+    """Tried: a PATH, a start file, a module for a hook of root's that runs programs by their names.
+
+    Stopped by: chain gives it a PATH of root's, and only what execd writes itself.
+    """
+    evil, note = root_script(guarded)
+    seen = guarded.sge.lab / "seen"
+    hook = script(guarded, "hook", f"#!/bin/sh\nnvidia-smi\nid\nenv >{seen}.$1\nexit 0\n")
+    chain_to(guarded, f"root@{hook}")
+    home = guarded.sge.users["glalice"].home
+    for name in ("nvidia-smi", "id", "env"):
+        (home / name).unlink(missing_ok=True)
+        (home / name).symlink_to(evil)
+    given = f"PATH={home},PERL5OPT=-MEvil,SGE_QMASTER_PORT=1,CUDA_VISIBLE_DEVICES=7"
+    words = [*on(NODE, "-l", "gpu=1"), "-V", "-v", given, "-b", "y", "/bin/true"]
+    for env, state in (({}, ""), ({"X\nSGE_ROOT": str(home)}, "Eqw")):
+        job = submit_args(guarded, "glalice", words, env)
+
+        assert settle(guarded, job) == state
+        assert note.read_text() == ""
+        assert stopped_queues(guarded) == {}
+    for kind in ("prolog", "epilog"):
+        told = dict(line.split("=", 1) for line in Path(f"{seen}.{kind}").read_text().splitlines())
+        assert told["USER"] == "glalice"
+        assert told["SGE_ROOT"] == guarded.sge.env["SGE_ROOT"]
+        assert told["CUDA_VISIBLE_DEVICES"].isdigit()
+        assert not {"HOME", "SHELL", "TMPDIR", "PERL5OPT"} & set(told)
 
 
 @pytest.fixture

@@ -115,6 +115,7 @@ def test_a_job_that_cannot_be_told_keeps_nothing(
         (job.folder / prolog.RECORD).mkdir()
     assert start(site, job) == QUEUE_ERROR
     assert site.locks() == []
+    assert not (job.folder / prolog.RECORD).is_file()
 
 
 def test_a_job_whose_shepherd_dies_meanwhile_keeps_nothing(

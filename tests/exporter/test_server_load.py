@@ -14,12 +14,15 @@ from pathlib import Path
 
 import bcrypt
 import pytest
+from gpulock_exporter.web.serve import ServerLimits
+from gpulock_exporter.webconfig.passwords import PLACES
 
 from tests.exporter.certificates import trusting
 from tests.exporter.child import Child, serving, until
 from tests.exporter.wire import SOUND, dial, dial_many, exchange, left_open
 
 MEMORY_MIB = 64.0
+PLACED = ServerLimits.connections
 DEADLINE = 2  # of each phase, in the server under test
 SCRAPE_SECONDS = DEADLINE  # before any attacker's own deadline makes room
 LATEST = 4.5  # seconds until none is left: sooner than by any deadline that is not DEADLINE
@@ -60,7 +63,7 @@ def holds_out(child: Child, attackers: Sequence[socket.socket], report: Report) 
     report("pss_mib", round(pss, 1))
     assert seconds < SCRAPE_SECONDS
     assert pss < MEMORY_MIB
-    assert child.counts()["open"] <= 128
+    assert child.counts()["open"] <= PLACED
     del attackers
 
 
@@ -74,7 +77,7 @@ def test_200_silent_tls_connections(secure: Child, record_property: Report) -> N
 def test_200_half_sent_requests(secure: Child, record_property: Report) -> None:
     attackers = dial_many(secure.port, secure.client, 200)
     with closing(attackers):
-        assert len(attackers) > 128, "more than there are places"
+        assert len(attackers) > PLACED, "more than there are places"
         for one in attackers:
             try:
                 one.sendall(SOUND[:-4])
@@ -171,7 +174,7 @@ def test_200_readers_that_read_nothing(secure: Child, record_property: Report) -
                 attackers.append(one)
                 with suppress(OSError):  # it has made room for a later one
                     one.sendall(request)
-        assert len(attackers) > 128, "more than there are places"
+        assert len(attackers) > PLACED, "more than there are places"
         holds_out(secure, attackers, record_property)
         assert until(lambda: secure.counts()["open"] == 1, LATEST)
         for one in attackers:  # what was in flight is there, what was not never comes
@@ -192,7 +195,7 @@ def test_1000_connections_kept_alive(secure: Child, record_property: Report) -> 
         assert len(attackers) > 800
         holds_out(secure, attackers, record_property)
         # The newest are kept: a Prometheus beside a thousand others finds its own again.
-        assert 64 <= left_open(attackers[-128:]) <= 128
+        assert PLACED // 2 <= left_open(attackers[-PLACED:]) <= PLACED
         assert left_open(attackers[:800]) == 0
 
 
@@ -244,19 +247,24 @@ def test_attackers_of_every_kind_who_come_again(secure: Child, record_property: 
     assert pss < MEMORY_MIB
 
 
+def with_passwords(folder: Path, cost: int) -> str:
+    """Write a web configuration of two users; return the option that names it."""
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(cost, b"2b")).decode().replace("$2b$", "$2y$")
+    config = folder / "web-config.yml"
+    config.write_text(f"basic_auth_users:\n  prometheus: {hashed}\n  alice: {hashed}\n")
+    return f"--config={config}"
+
+
+def as_user(password: str, name: str = "prometheus") -> dict[str, str]:
+    pair = base64.b64encode(f"{name}:{password}".encode()).decode()
+    return {"Authorization": f"Basic {pair}"}
+
+
 @pytest.mark.parametrize("guesses", [100, pytest.param(500, marks=pytest.mark.soak)])
 def test_many_wrong_passwords_do_not_stop_a_scrape(
     guesses: int, tmp_path: Path, record_property: Report
 ) -> None:
-    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(10, b"2b")).decode().replace("$2b$", "$2y$")
-    config = tmp_path / "web-config.yml"
-    config.write_text(f"basic_auth_users:\n  prometheus: {hashed}\n  alice: {hashed}\n")
-
-    def as_user(password: str, name: str = "prometheus") -> dict[str, str]:
-        pair = base64.b64encode(f"{name}:{password}".encode()).decode()
-        return {"Authorization": f"Basic {pair}"}
-
-    with serving(tmp_path, f"--config={config}") as child:
+    with serving(tmp_path, with_passwords(tmp_path, 10)) as child:
         results: list[int] = []
 
         def guess(first: int) -> None:
@@ -277,3 +285,34 @@ def test_many_wrong_passwords_do_not_stop_a_scrape(
         assert slowest < (time.monotonic() - began) / 4, "each waits for few of them"
         assert results == [401] * guesses
         assert first == 200, "of the guessers' own address"
+
+
+def test_a_first_login_waits_behind_as_many_guessers_of_its_address_as_may_wait(
+    tmp_path: Path, record_property: Report
+) -> None:
+    with serving(tmp_path, with_passwords(tmp_path, 8)) as child:
+        stop = threading.Event()
+        patient = {"X-Prometheus-Scrape-Timeout-Seconds": "300"}  # however busy this machine is
+        results: list[int] = []
+
+        def guess(who: int) -> None:
+            tries = 0
+            while not stop.is_set():
+                headers = as_user(f"wrong{who}.{tries}", "alice") | patient
+                results.append(child.get("/metrics", headers)[0])
+                tries += 1
+
+        guessers = [threading.Thread(target=guess, args=(n,)) for n in range(PLACES - 1)]
+        for thread in guessers:
+            thread.start()
+        try:
+            assert until(lambda: len(results) > PLACES), "each has guessed once, and guesses on"
+            first = child.get("/metrics", as_user("right", "alice") | patient)[0]
+            other = child.scrape_seconds(as_user("right") | patient, "127.0.0.2")
+        finally:
+            stop.set()
+            for thread in guessers:
+                thread.join()
+        record_property("other_address_ms", round(other * 1000, 1))
+        assert first == 200
+        assert set(results) == {401}

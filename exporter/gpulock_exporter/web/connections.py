@@ -7,7 +7,7 @@ for a whole phase, however the bytes drip, in a handshake and inside OpenSSL too
 
 When the cap is reached the newcomer gets in and another goes: one at rest first, else the one
 that has been longest in its phase. A scrape takes milliseconds, so it is never the oldest while
-an attacker's connections are; refusing newcomers instead would let 128 silent ones lock it out.
+an attacker's connections are; refusing newcomers instead would let silent ones lock it out.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _NOT_TLS = (
 class ServerLimits:
     """How much and how long a client may; each deadline is for the whole of that phase."""
 
-    connections: int = 128  # a TLS connection costs 60-100 KiB: its thread's stack and OpenSSL
+    connections: int = 160  # a TLS connection costs 60-100 KiB: its thread's stack and OpenSSL
     handshake_seconds: float = 5.0
     header_seconds: float = 5.0
     handle_seconds: float = 10.0  # where the client names no timeout: Prometheus's default

@@ -3,7 +3,8 @@
 
 bcrypt is slow on purpose (48 ms at cost 10), so strangers could spend all of a node's time on wrong
 passwords. One thread does the checks. Clients take turns, so that a thousand from one address delay
-another by one check each; a user's first login from that very address waits for those before it.
+another by one check each. A user's first login from that very address waits for those before it,
+and is refused where PLACES wait.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own before Python 3.11
 
 from gpulock_exporter.web.http import HttpRequest, HttpResponse, error_response
+from gpulock_exporter.web.serve import ServerLimits
 
-PLACES_OF_ONE, PLACES = 64, 96  # for checks that wait: of one client, and of all
+# For checks that wait, of one client or of all; the other connections are for who needs none.
+PLACES = ServerLimits.connections - 32
 _WRONG_REMEMBERED = 256
 _LONGEST_PASSWORD = 72  # bcrypt knows no more bytes of it
 _CHALLENGE = ("WWW-Authenticate", 'Basic realm="gpulock"')
@@ -44,7 +47,7 @@ class CheckQueue:
         asked: Future[bool] = Future()
         with self._lock:
             own = len(self._waiting.get(client, ()))
-            if own >= PLACES_OF_ONE or (len(self) >= PLACES and not self._drop_last(own + 1)):
+            if len(self) >= PLACES and not self._drop_last(own + 1):
                 return None
             self._waiting.setdefault(client, deque()).append((asked, check))
         self._worker.submit(self._check_next)

@@ -12,9 +12,9 @@ import bcrypt
 import pytest
 from gpulock_exporter.web.http import HttpRequest
 from gpulock_exporter.web.listen import peer_address
+from gpulock_exporter.web.serve import ServerLimits
 from gpulock_exporter.webconfig.passwords import (
     PLACES,
-    PLACES_OF_ONE,
     CheckQueue,
     Passwords,
     bcrypt_cost,
@@ -179,9 +179,13 @@ class Crowd:
 
 def test_a_login_from_the_address_of_a_flood_waits_for_its_turn_and_is_answered() -> None:
     crowd = Crowd()
-    crowd.ask("same", 41)
+    crowd.ask("same", 1 + PLACES)
     crowd.end()
-    assert crowd.answers == [("same", True)] * 41
+    assert crowd.answers == [("same", True)] * (1 + PLACES), "one is checked, and the rest wait"
+
+
+def test_who_waits_for_a_check_leaves_connections_to_who_needs_none() -> None:
+    assert 128 <= PLACES <= ServerLimits.connections - 32
 
 
 def test_another_address_has_its_turn_before_the_rest_of_a_flood() -> None:
@@ -195,16 +199,18 @@ def test_another_address_has_its_turn_before_the_rest_of_a_flood() -> None:
 
 def test_places_are_few_and_who_has_most_gives_one_up() -> None:
     crowd = Crowd()
-    crowd.ask("flood", PLACES_OF_ONE + 2)
+    crowd.ask("flood", 1 + PLACES)
+    crowd.ask("flood")
     assert crowd.answers == [("flood", None)], "one is checked, and all places are taken"
-    crowd.ask("second", PLACES - PLACES_OF_ONE)
+    crowd.ask("second", PLACES // 2)
     assert len(crowd.queue) == PLACES
+    crowd.ask("second")
+    assert crowd.answers[-1] == ("second", None), "nobody has more than it"
     crowd.ask("other")
-    assert crowd.answers == [("flood", None)] * 2
     crowd.end()
     refused = [client for client, answer in crowd.answers if not answer]
-    assert refused == ["flood", "flood"]
     assert ("other", True) in crowd.answers
+    assert refused.count("flood") + refused.count("second") == len(refused) == PLACES // 2 + 3
     assert crowd.queue.run("late", lambda: False, NEVER) is False
 
 

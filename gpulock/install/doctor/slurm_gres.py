@@ -21,7 +21,7 @@ from gpulock.isolation import tree
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.slurm.gres_map import COPY, NAME, needs_gres_map
+from gpulock.slurm.gres_map import COPY, NAME, needs_gres_map, read_shared_gres
 from gpulock.slurm.request import SHARD
 
 SSHD_STACK = Path("/etc/pam.d/sshd")
@@ -140,21 +140,27 @@ class GresChecks:
 
     def map(self) -> Iterator[Check]:
         """Compare the map with slurmd's list, and Slurm's numbers with CUDA's."""
-        if not gres.counts_by_gres(self.settings):
-            return
         listed = self.listed()
         entries, shared = listed.entries, listed.shared
-        if not entries:
+        if not entries and gres.counts_by_gres(self.settings):
             what = "slurmd has no gres/gpu with File= here: no job gets a GPU"
             yield warning(what, "if one should: look at gres.conf, and Gres= in slurm.conf")
         if not needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
-            return  # no hook reads the map
+            yield from self.unnamed_parts(shared)  # the hooks read no position
+            return
         places = gres.GresDeviceFiles(self.settings).devices_of_positions(
             gres.gres_positions(entries)
         )
         yield from self.stale(gres.slurm_map_text(self.gres_conf, places, shared), len(places))
         if self.by_slurm and places and not self.constrains() and not self.by_uuid():
             yield from self.order(entries, places)
+
+    def unnamed_parts(self, shared: tuple[str, ...]) -> Iterator[Check]:
+        """Look whether the Prolog knows by the map which GRES are parts of GPUs."""
+        if unnamed := sorted({*shared} - {*read_shared_gres(self.settings.state_dir)}):
+            name = f"gres/{', gres/'.join(unnamed)}"
+            path = Path(self.settings.state_dir) / NAME
+            yield fault(f"{path} lacks {name}: a job that asks for it gets a whole one", _AGAIN)
 
     def by_uuid(self) -> bool:
         """Say whether Slurm's masks name cards by UUID, in whatever order (26.05 and later)."""

@@ -188,7 +188,7 @@ class SlurmPlanner(NodePlanner):
             if needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
                 raise
             self.note(f"no map of Slurm's positions, which no hook reads here: {fault}")
-            return
+            places = []  # the hooks read the rest of the map in any case
         folder = Path(self.settings.state_dir)
         text = gres.slurm_map_text(source, places, shared)
         yield from plan_place_change(FilePlace(folder / NAME), text)

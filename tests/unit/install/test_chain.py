@@ -41,7 +41,9 @@ class Chain:
 
     def run(self, hook: str, user: str = "root@", ours: int = 0, site: int = 0) -> int:
         self.script(self.folder / hook / "sge", OURS, ours)
-        self.script(self.folder / "site", SITE, site)  # its names are those of the shepherd's folder
+        self.script(
+            self.folder / "site", SITE, site
+        )  # its names are those of the shepherd's folder
         words = ["12", "3", "gpu.q", "nobody", f"{user}./site", "a", "b c"]
         done = subprocess.run(
             [self.folder / "prolog/clean", self.folder / "prolog/chain", hook, *words],

@@ -233,6 +233,12 @@ def give_shards(node: SlurmNode) -> None:
     node.give_shards()
 
 
+def give_shards_after_the_installation(node: SlurmNode, **keys: str) -> None:
+    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_SHARDS="refuse", **keys)
+    node.install()
+    node.give_shards()
+
+
 def give_shards_knowingly(node: SlurmNode) -> None:
     node.give_shards()
     node.set(SLURM_SHARDS="refuse")
@@ -315,6 +321,18 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (two_models_and_an_edited_gres_conf, "slurm-map", "drain the node", "install slurm again"),
         (give_shards, "gres/shard", "a part of a GPU ends at once", "SLURM_SHARDS=share"),
         (give_shards, "slurm-map", "not slurmd's list of now", "install slurm again"),
+        (
+            give_shards_after_the_installation,
+            "slurm-map",
+            "gets a whole one",
+            "install slurm again",
+        ),
+        (
+            partial(give_shards_after_the_installation, SLURM_COUNT="slurmctld"),
+            "slurm-map",
+            "gres/shard",
+            "install slurm again",
+        ),
         (own_timeouts, "PrologTimeout", "may take 95 s", "PrologTimeout=120"),
         (older_than_any_tried, "Slurm release", "this Slurm is 21.08", "uninstall slurm"),
         (hide_lock_dir, "job_container.conf", "does not start", "out of Dirs"),

@@ -12,6 +12,7 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.planner import add_settings
 from gpulock.install.slurm.texts import NEW_SETTINGS
 from gpulock.node.settings import parse_settings
+from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
 from tests.support.install_site import ignore, tree
 from tests.support.slurm_node import SlurmNode, told
 
@@ -180,3 +181,15 @@ def test_a_card_that_gres_conf_names_and_the_driver_lacks_stops_the_installation
     first.write_text(re.sub(r"(?m)^Model:.*$", "Model: NVIDIA H200", first.read_text()))
     with pytest.raises(InstallError, match="the driver shows no GPU with this minor"):
         node.plan()
+
+
+def test_a_map_without_positions_names_the_parts_of_gpus_all_the_same(node: SlurmNode) -> None:
+    """The Prolog asks slurmctld for such a job only where the map names them."""
+    Path(node.device(9)).touch()
+    node.list_gpus(f"Type=(null) Count=1 Index=9 ID=7 File={node.device(9)}")
+    node.give_shards()
+    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_SHARDS="refuse")
+    node.install()
+    assert read_shared_gres(str(node.map.parent)) == ("shard",)
+    assert read_gres_map(str(node.map.parent)) == {}
+    assert node.plan().changes == []

@@ -198,6 +198,28 @@ def command(exporter: Whole) -> str:
     return Path(f"/proc/{exporter.process.pid}/cmdline").read_text()
 
 
+def test_a_user_who_has_the_port_first_keeps_the_exporter_from_no_sample(
+    tmp_path: Path, nvml: Double
+) -> None:
+    """Tried: a user listens on one of the exporter's addresses before it starts, and lets it go.
+
+    Stopped by: the exporter samples all the same, says so, and listens once the address is free.
+    """
+    sample = tmp_path / "exporter/sample"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        Whole(tmp_path, nvml, "--listen", f"127.0.0.1:{taken.getsockname()[1]}") as exporter,
+    ):
+        assert until(lambda: sample.exists() and "sequence=3" in sample.read_text())
+        said = exporter.errors.read_text()
+        assert "samples, and answers nobody yet: cannot listen on 127.0.0.1:" in said
+        with pytest.raises(ConnectionRefusedError):
+            exporter.get()  # it listens on every address, or on none of them
+        taken.close()
+        exporter.up(8)
+        assert f"answers on 127.0.0.1:{exporter.port} " in exporter.errors.read_text()
+
+
 def test_floods_do_not_keep_prometheus_from_the_exporter_itself(
     authority: Path, tmp_path: Path, nvml: Double, record_property: Report
 ) -> None:

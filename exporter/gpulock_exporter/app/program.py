@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -30,16 +29,12 @@ from gpulock_exporter.app.pidfile import (
     signal_exporter,
     wait_for_worker_exit,
 )
+from gpulock_exporter.app.sockets import listen_when_free, open_exporter_sockets
 from gpulock_exporter.app.watchdog import Heartbeat, start_watchdog, take_notifier
 from gpulock_exporter.clock import SystemClock
 from gpulock_exporter.files.publish import make_exporter_folders
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.web.listen import (
-    ListenError,
-    activated_sockets,
-    listen_on_addresses,
-    parse_listen_address,
-)
+from gpulock_exporter.web.listen import ListenError
 from gpulock_exporter.web.server import HttpServer
 from gpulock_exporter.webconfig.files import WebConfigError
 from gpulock_exporter.webconfig.reload import Reloader
@@ -149,15 +144,21 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     limits = WorkerTimeouts(frame=settings.sample_period + late)
     supervisor = Supervisor(worker_command(settings), lambda: SystemClock().now().boottime, limits)
     web = exporter.reloader.settings if exporter.reloader else None
-    listeners, where = open_exporter_sockets(settings.exporter_listen)
+    listeners, words = open_exporter_sockets(settings.exporter_listen)
     server = HttpServer(exporter.handler(), listeners, write_stderr_line, web)
     install_signal_handlers(supervisor, settings.pause_max, stopped, hung_up)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)  # before there is a worker to inherit it
     exporter.listed.start()
     server.start()
     pulse, systemd = Heartbeat(), take_notifier(os.environ, os.getpid())
-    write_stderr_line(f"gpulock-exporter {gpulock.__version__} answers on {where}")
-    systemd.ready(f"answers on {where}")
+
+    def announce(answers: str) -> None:
+        write_stderr_line(f"gpulock-exporter {gpulock.__version__} {answers}")
+        systemd.ready(answers)
+
+    announce(words)
+    if not listeners:
+        listen_when_free(settings.exporter_listen, server, announce)
     patience = systemd.watchdog / 2
     start_watchdog(systemd, lambda: server.answers(ACCEPT_SECONDS) and pulse.goes_on(patience))
     if exporter.reloader:
@@ -190,16 +191,6 @@ def worker_command(settings: Settings) -> list[str]:
     source = f"simulated:{os.path.dirname(marker)}" if marker else "nvml"
     program = [sys.executable, "-m", "gpulock_exporter.worker.process"]
     return [*program, str(settings.sample_period), str(settings.process_period), source]
-
-
-def open_exporter_sockets(addresses: Sequence[str]) -> tuple[list[socket.socket], str]:
-    """Return what to listen on, and its name for people: systemd's sockets where it hands some."""
-    handed = activated_sockets(os.environ)
-    if handed:
-        return handed, "systemd's sockets"
-    if not addresses:
-        raise ListenError("EXPORTER_LISTEN is empty and systemd handed no socket over: set it")
-    return listen_on_addresses(map(parse_listen_address, addresses)), " ".join(addresses)
 
 
 def install_signal_handlers(

@@ -22,6 +22,10 @@ class ListenError(ValueError):
     """An address that cannot be listened on, with what to do."""
 
 
+class AddressTakenError(ListenError):
+    """An address on which another process listens."""
+
+
 @dataclass(frozen=True)
 class ListenAddress:
     """A host and a port; no host means every address of this node."""
@@ -67,7 +71,8 @@ def _listen(address: ListenAddress) -> Iterator[socket.socket]:
     except (socket.gaierror, UnicodeError) as error:
         raise ListenError(f"cannot listen on {address}: {error}") from error
     except OSError as error:
-        raise ListenError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
+        kind = AddressTakenError if error.errno == errno.EADDRINUSE else ListenError
+        raise kind(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
 
 
 def _listen_everywhere(port: int) -> socket.socket:

@@ -49,24 +49,35 @@ class HttpServer:
         self._limits = limits or ServerLimits()
         self._service = ServerContext(handler, self._limits, settings or WebSettings(), log)
         self._table = ConnectionTable(self._limits.connections)
-        self._listeners = listeners
+        self._listeners: list[socket.socket] = []
+        self._listening = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._bell, self._ringer = socket.socketpair()
         self._heard = threading.Event()
         self._quiet_until = 0.0
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self.listen(listeners)
 
     def start(self) -> None:
         """Begin to accept."""
-        for listener in self._listeners:
-            self._tune(listener)
-            self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._thread.start()
 
+    def listen(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept on these sockets too; after `stop` they are closed."""
+        with self._listening:
+            for listener in listeners:
+                if self._service.is_stopping:
+                    listener.close()
+                    continue
+                self._tune(listener)
+                self._listeners.append(listener)
+                self._selector.register(listener, selectors.EVENT_READ)
+
     def stop(self) -> None:
         """Accept no more, let the answers under way be written, and end the rest."""
-        self._service.is_stopping = True
+        with self._listening:
+            self._service.is_stopping = True
         self._ringer.send(b".")
         self._thread.join()
         for listener in self._listeners:

@@ -28,15 +28,17 @@ ROUNDS = 21
 
 
 def measure(root: Path, node: Node, counts: tuple[int, int]) -> list[table.Target]:
-    """Print what the looks take among few, many and very many processes; return the targets."""
+    """Print what the looks take among few, many and very many processes; return the targets.
+
+    Raises RuntimeError where this machine has no pids for so many.
+    """
     targets: list[table.Target] = []
     with process_list(root) as pins:
         for count, (_, limit) in zip((LIMITS[0][0], *counts), LIMITS):
             more = max(0, count - process_count())
             with room_for(more) as room:
                 if not room:
-                    print(f"\n{count} processes are not measured: kernel.pid_max is too low")
-                    continue
+                    raise RuntimeError(f"{count} processes: kernel.pid_max is too low; be root")
                 with crowd(more):
                     rows = rows_among(node, pins, largest=count == counts[-1])
                     table.print_inside(f"within a process, {process_count()} processes", rows)

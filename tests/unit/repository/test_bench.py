@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
-from tests.bench import disturbed, inprocess, table
+from tests.bench import disturbed, inprocess, looks, table
 from tests.bench.nvml_free import bare_look
 from tests.bench.rounds import CPU, Samples, run_rounds
 from tests.nvml.double import Double
@@ -150,3 +151,13 @@ def test_on_a_busy_machine_hooks_are_judged_by_processor_time() -> None:
 def test_the_targets_that_were_missed_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert table.print_targets([("a", 1.0, 1.0), ("b", 1.1, 1.0), ("c", 0.9, 1.0)]) == 1
     assert capsys.readouterr().out.count("MISSED") == 1
+
+
+def test_a_machine_without_pids_for_the_processes_of_a_target_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(read_settings(str(write_simulated_node(tmp_path / "node", "workstation").config)))
+    monkeypatch.setattr(looks, "process_list", lambda _: nullcontext(""))
+    monkeypatch.setattr(looks, "room_for", lambda _: nullcontext(False))
+    with pytest.raises(RuntimeError, match=r"200 processes: kernel\.pid_max is too low"):
+        looks.measure(tmp_path, node, (3000, 30000))

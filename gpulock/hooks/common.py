@@ -26,14 +26,15 @@ class NotRootError(Refusal):
         super().__init__(BROKEN, f"the hook runs as uid {uid}", "it must be root's")
 
 
-def read_hook_settings(path: str) -> Settings:
+def read_hook_settings(path: str, to_syslog: bool = True) -> Settings:
     """Load the settings; root, or a simulation's own user, and nobody else, may run a hook."""
     os.umask(0o022)  # everybody may read locks and records, whatever the daemon's umask is
     settings = read_settings(path, keep=True)
     if os.geteuid() != 0 and not settings.simulation:
         raise NotRootError(os.geteuid())
     for fault in settings.faults:  # to the administrator: the job's owner cannot mend it
-        log_hook_line(settings, f"gpulock: {fault}; correct the file", error=True, to_job=False)
+        line = f"gpulock: {fault}; correct the file"
+        log_hook_line(settings, line, error=True, to_job=False, to_syslog=to_syslog)
     return settings
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, Final, Union
 
 from gpulock.install.hooks import HookPaths, InstallError, hook_modules, run_program
+from gpulock.sge.hook import TRIAL_JOB
 
 SECONDS: Final = 5.0  # a hook that needs longer to refuse is not fit for use
 _INTERPRETER_SECONDS: Final = 20.0  # for one that was never started here
 _NOBODY: Final = 65534  # uid and gid, where the name is not known
 Command = Sequence[Union[str, Path]]
-_JOB: Final = {"JOB_ID": "self-test"}
+_JOB: Final = {"JOB_ID": TRIAL_JOB}
 NO_PROCESS: Final = str((1 << 22) + 1)  # no pid is so large (PID_MAX_LIMIT): nobody's parent
 _REFUSES: Final = (1, 99, 100)  # ON_BROKEN, and 100 where limits cannot be lifted
 _IMPORT: Final = """
@@ -118,7 +119,7 @@ def self_test_sge_hooks(paths: HookPaths) -> None:
     must([interpreter, "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
     must([paths.prolog, NO_PROCESS], _REFUSES, "not started by sge_shepherd")
     must([paths.epilog, NO_PROCESS], (0,), "not started by sge_shepherd")
-    job = ("self-test", "0", "queue")
+    job = (TRIAL_JOB, "0", "queue")
     site = (*job, "root", "root@/bin/true")
     hostile = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"}
     for hook, path, codes in (("prolog", paths.prolog, _REFUSES), ("epilog", paths.epilog, (0,))):

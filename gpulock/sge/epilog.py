@@ -41,18 +41,20 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     begun = clock_boottime()
     settings: "Settings | None" = None
     try:
-        settings = read_hook_settings(config)
+        settings = read_hook_settings(config, to_syslog=not call.tried)
         released = release_sge_job(Node(settings), call, Deadline(hook.DEADLINE))
     except Refusal as refusal:
-        log_hook_line(settings, refusal.sentence(f"epilog of {call.who}"), error=True)
+        told = refusal
     except Exception as fault:  # the one broad handler: the job is over, whatever it is
-        sentence = unexpected_refusal(fault).sentence(f"epilog of {call.who}")
-        log_hook_line(settings, sentence, error=True)
+        told = unexpected_refusal(fault)
     else:
         for line, error in format_sge_release(call, released, clock_boottime() - begun):
             log_hook_line(settings, line, error)
         if settings.report_at_end or settings.report_dir:
             print_sge_report(settings, released)
+        return hook.DONE
+    sentence = told.sentence(f"epilog of {call.who}")
+    log_hook_line(settings, sentence, error=True, to_syslog=not call.tried)
     return hook.DONE
 
 

@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     from gpulock.alloc.liveness import Judge, LeftoverCheck, LivenessRule
 
 DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # docs/facts/grid-engine.md, exit codes
+TRIAL_JOB = "self-test"  # JOB_ID where doctor or install tries a hook; execd's is a number
 DEADLINE = 60.0  # seconds for a whole hook: Grid Engine itself sets none
 
 
 class SgeHookCall:
-    """How a hook was started: whose it is, by execd's own words."""
+    """How a hook was started: whose it is, by execd's own words.
 
-    __slots__ = ("job", "limited", "shepherd", "site_failed", "task", "who")
+    `tried`: by doctor or install, without a job. Nobody is to be told in syslog.
+    """
+
+    __slots__ = ("job", "limited", "shepherd", "site_failed", "task", "tried", "who")
 
     def __init__(self, argv: list[str], environ: "Mapping[str, str]") -> None:
         given = argv[1] if len(argv) > 1 else ""
@@ -36,6 +40,7 @@ class SgeHookCall:
         self.limited = "--limited" in argv
         self.site_failed = "--site-failed" in argv  # the site's own epilog, which came first
         self.job = environ.get("JOB_ID", "")
+        self.tried = self.job == TRIAL_JOB
         self.task = environ.get("SGE_TASK_ID", "")
         task = f".{self.task}" if self.task not in ("", "0", "undefined") else ""
         self.who = f"job {self.job or '?'}{task}"

@@ -43,7 +43,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     begun = clock_boottime()
     settings: "Settings | None" = None
     try:
-        settings = read_hook_settings(config)
+        settings = read_hook_settings(config, to_syslog=not call.tried)
         grant = claim_sge_job(Node(settings), call, Deadline(hook.DEADLINE))
     except Refusal as refusal:
         told = refusal
@@ -56,7 +56,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         return hook.DONE
     if call.limited:
         told = hook.blame_job_limits(told)
-    log_hook_line(settings, told.sentence(call.who), error=True)
+    log_hook_line(settings, told.sentence(call.who), error=True, to_syslog=not call.tried)
     if settings is not None:
         from gpulock.store import refusal_notes
 

@@ -35,22 +35,22 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     begun = clock_boottime()
     settings: "Settings | None" = None
     who = f"job {environ.get('SLURM_JOB_ID', '?')[:20]}"
+    tried = "SLURM_JOB_ID" not in environ  # by doctor or install: no job, nobody to tell
     try:
-        settings = read_hook_settings(config)
+        settings = read_hook_settings(config, to_syslog=not tried)
         call = SlurmHookCall(environ)
         released = release_slurm_job(Node(settings), call, Deadline(DEADLINE), begun)
     except Refusal as refusal:
-        tried = "SLURM_JOB_ID" not in environ  # by doctor or install: no job, nobody to tell
-        log_hook_line(
-            settings, refusal.sentence(f"epilog of {who}"), error=True, to_syslog=not tried
-        )
+        told = refusal
     except Exception as fault:  # the one broad handler: the job is over, whatever it is
-        log_hook_line(settings, unexpected_refusal(fault).sentence(f"epilog of {who}"), error=True)
+        told = unexpected_refusal(fault)
     else:
         for line in format_slurm_release(call, released, clock_boottime() - begun):
             log_hook_line(settings, line, error=False)
         if settings.report_at_end or settings.report_dir:
             start_slurm_report(settings, call, released, environ)
+        return 0
+    log_hook_line(settings, told.sentence(f"epilog of {who}"), error=True, to_syslog=not tried)
     return 0
 
 

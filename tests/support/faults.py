@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,13 @@ def raising(fault: BaseException | type[BaseException]) -> Callable[..., Never]:
 
 
 disk_full = raising(OSError(errno.ENOSPC, "No space left on device"))
+
+
+def faulty_settings(folder: Path) -> str:
+    """Write settings with a key that nobody knows, all of whose places are in a folder."""
+    path = folder / "faulty.conf"
+    path.write_text(f"GUPS=8\nLOCK_DIR={folder}/lock\nSTATE_DIR={folder}/state\n")
+    return str(path)
 
 
 def fail_at(patch: pytest.MonkeyPatch, name: str, end: str, fault: OSError) -> None:

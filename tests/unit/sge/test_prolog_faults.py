@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import syslog
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import UNKNOWN, Refusal
+from gpulock.install.trial import NO_PROCESS
 from gpulock.node.procfs import Proc
-from gpulock.sge import hook, prolog, request, spool
+from gpulock.sge import epilog, hook, prolog, request, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import NOT_CONSUMABLE
 from gpulock.store import atomic, quarantine
 from tests.support.claims import ask, holder
-from tests.support.faults import fail_at, raising
+from tests.support.faults import fail_at, faulty_settings, raising
 from tests.support.jobs import SHEPHERD, Site, gpus, variables
 from tests.support.trees import BOOT, bus, judge_of, soon
 
@@ -295,3 +298,22 @@ def test_a_gpu_job_that_systemd_starts_is_refused(site: Site) -> None:
         file.write("use_systemd=yes\n")
     assert start(site, job) == JOB_ERROR
     assert site.locks() == []
+
+
+@pytest.mark.parametrize(("job", "lines"), [(hook.TRIAL_JOB, 0), ("12", 4), ("", 4), ("self", 4)])
+def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, lines: int
+) -> None:
+    """JOB_ID is execd's own number, whatever the job's owner sets."""
+    told: list[tuple[object, ...]] = []
+
+    def tell(*words: object) -> None:
+        told.append(words)
+
+    monkeypatch.setattr(syslog, "syslog", tell)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    config = faulty_settings(tmp_path)
+    environ = {"JOB_ID": job, "GPULOCK_JOB": hook.TRIAL_JOB, "SGE_TASK_ID": hook.TRIAL_JOB}
+    assert prolog.main(["sge", NO_PROCESS], environ, config) != RUN
+    assert epilog.main(["sge", NO_PROCESS], environ, config) == hook.DONE
+    assert len(told) == lines

@@ -18,7 +18,7 @@ from gpulock.slurm import epilog, prolog, request
 from gpulock.store import claim_records
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
-from tests.support.faults import fail_at, raising
+from tests.support.faults import fail_at, faulty_settings, raising
 from tests.support.slurm_site import INVALID, NODE_BROKEN, RUN, SILENT, Clock, Site, row
 from tests.support.trees import BOOT, bus, judge_of, soon
 
@@ -294,9 +294,9 @@ def test_what_is_told_never_spoils_the_exit_code(
 
 @pytest.mark.parametrize(("environ", "lines"), [({}, 0), ({"SLURM_JOB_ID": "x"}, 1)])
 def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], lines: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], lines: int
 ) -> None:
-    """doctor left two lines of errors in there, each time."""
+    """doctor left two lines of errors in there, each time, and of a fault of the settings more."""
     told: list[tuple[object, ...]] = []
 
     def tell(*words: object) -> None:
@@ -305,3 +305,6 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     monkeypatch.setattr(syslog, "syslog", tell)
     assert (prolog.main(environ, "/gone"), len(told)) == (NODE_BROKEN, lines)
     assert (epilog.main(environ, "/gone"), len(told)) == (0, 2 * lines)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    faulty = faulty_settings(tmp_path)
+    assert (epilog.main(environ, faulty), len(told)) == (0, 4 * lines)

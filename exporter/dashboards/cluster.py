@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards import boards
+from dashboards import boards, shares
 from dashboards.node import IDLE_AFTER, LONG, OUT_OF_ORDER, OUT_OF_ORDER_MEANS
 from dashboards.panels import RED, YELLOW, Column, Query, bars, lines, number, rows, stacked
 
@@ -68,7 +68,7 @@ IDLE = [
         "Held and idle for, the longest",
         "s",
         Query(
-            f"topk({WORST}, gpulock:gpu_hold:idle_seconds{HERE} >= {IDLE_AFTER})",
+            f"topk({WORST}, ({shares.idle_holds(HERE)}) >= {IDLE_AFTER})",
             "{{instance}} GPU {{gpu}}: {{user}} {{job_id}}",
         ),
         steps=[(IDLE_AFTER, YELLOW), (LONG, RED)],

@@ -74,7 +74,7 @@ GLANCE = [
     number(
         "Idle now",
         "none",
-        Query(f"count(gpulock:gpu_hold:idle_seconds{JOB} >= {IDLE_AFTER})"),
+        Query(f"sum(gpulock:job:gpus_idle:count{JOB})"),
         steps=[(1, YELLOW)],
     ),
     number(
@@ -126,7 +126,7 @@ TIME = [
     bars(
         "Held and idle for",
         "s",
-        Query(f"gpulock:gpu_hold:idle_seconds{JOB}", GPU),
+        Query(shares.idle_holds(JOB), GPU),
         steps=[(IDLE_AFTER, YELLOW), (LONG, RED)],
         about="How long each GPU has been idle for its job. Time in which it was not observed "
         "does not count.",

@@ -132,7 +132,7 @@ WORK = [
     lines(
         "Held and idle for",
         "s",
-        Query(f"gpulock:gpu_hold:idle_seconds{HERE}", HOLD),
+        Query(shares.idle_holds(HERE), HOLD),
         about="How long a held GPU has been idle. Time in which it was not "
         "observed does not count; a MIG instance without GPM is not here.",
     ),
@@ -274,7 +274,7 @@ OWN = [
     bars(
         "Idle now, by holder",
         "s",
-        Query(f"gpulock:gpu_hold:idle_seconds{HERE}", HOLD),
+        Query(shares.idle_holds(HERE), HOLD),
         steps=[(IDLE_AFTER, YELLOW), (LONG, RED)],
     ),
     lines(

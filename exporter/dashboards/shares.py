@@ -12,6 +12,11 @@ HOLDER = ("gpu", "user", "job_id", "task_id")
 NOT_TOLD = "Told apart by processes; nothing where that cannot be."
 
 
+def idle_holds(where: str) -> str:
+    """Return how long each GPU, and each share of one, has been idle for its holder."""
+    return f"gpulock:gpu_hold:idle_seconds{where} or gpulock:share_hold:idle_seconds{where}"
+
+
 def places(where: str) -> table.Panel:
     """Return a table of the GPUs that give out places: how many of them are held, and the use."""
     by_card = f"by ({', '.join(CARD)})"
@@ -43,6 +48,7 @@ def holders(where: str, title: str = "Holders", key: tuple[str, ...] = HOLDER) -
             Column(f"count {by_holder} (gpulock_gpu_share_info{where})", "places"),
             Column(f"sum {by_holder} (gpulock:share_hold:ratio{where})", "part", "percentunit"),
             Column(f"gpulock:share_hold:utilization_ratio{where}", "work", "percentunit"),
+            Column(f"max {by_holder} (gpulock:share_hold:idle_seconds{where})", "idle for", "s"),
             Column(f"gpulock:share_hold:memory_used_bytes{where}", "memory", "bytes"),
         ],
         about=NOT_TOLD,

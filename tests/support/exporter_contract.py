@@ -22,6 +22,7 @@ BOARD = """health memory_utilization_ratio power_watts energy_joules_total tempe
     pcie_width_max_lanes pcie_replays_total nvlink_active_links nvlink_errors_total fabric_state
     ecc_errors_total remapped_rows remapped_rows_pending remapped_rows_failure recovery_action
     share_info share_ratio share_places share_memory_used_bytes share_utilization_ratio
+    share_idle_seconds
     pcie_transmit_bytes_total pcie_receive_bytes_total nvlink_transmit_bytes_total
     nvlink_receive_bytes_total"""
 NODE = """gpus reconcile_timestamp_seconds locks_reaped_total claims_total

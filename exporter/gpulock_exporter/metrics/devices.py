@@ -282,6 +282,11 @@ SHARES: tuple[tuple[str, str, Several], ...] = (
         "Share of time in which the processes of a share of the GPU worked, at the last sample.",
         lambda seen: share_values(seen.share_use),
     ),
+    (
+        "share_idle_seconds",
+        "Observed time since the processes of a share of the GPU last worked.",
+        lambda seen: share_values(seen.share_idle),
+    ),
 )
 
 

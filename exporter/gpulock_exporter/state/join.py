@@ -81,14 +81,19 @@ class SnapshotJoin:
         return self.facts.device_rows(devices or [], expected, foreign, idle)
 
     def _is_idle(self, name: str, lock: Lock) -> bool:
-        """Return whether a locked device is observed to do nothing, and was for long.
+        """Return whether a locked device is observed to do nothing, and was for long."""
+        idle = self._idle_seconds(name, lock.owner) if lock.owner else None
+        return idle is not None and idle >= self.limits.idle_after
 
-        One that is not observed any more is not known to be idle.
+    def _idle_seconds(self, name: str, record: Owner) -> float | None:
+        """Return the observed seconds since a device, or a share, last worked for its claim.
+
+        Of one that is not observed any more nobody knows.
         """
-        account = self.ledger.of(name, lock.owner.token) if lock.owner else None
+        account = self.ledger.of(name, record.token)
         if account is None or account.seen is None or self.at - account.seen > self.limits.oldest:
-            return False
-        return account.idle >= self.limits.idle_after
+            return None
+        return account.idle
 
     def _card_number(self, row: states.DeviceState, values: DeviceTelemetry | None) -> int | None:
         """Return the number of a device's card, None where it has none or nobody knows."""
@@ -123,6 +128,8 @@ class SnapshotJoin:
             found.share_memory = {name: memory[name] for name in found.sharers if name in memory}
             told: Mapping[str, float] = self.share_use if self.fresh else {}
             found.share_use = {name: told[name] for name in found.sharers if name in told}
+            idle = {name: self._idle_seconds(name, of) for name, of in found.sharers.items()}
+            found.share_idle = {k: v for k, v in idle.items() if v is not None and self.fresh}
         if row.id in self.facts.checks:
             found.checks = self.facts.checks[row.id].found
         found.stale = is_lock_stale(record, self.facts)

@@ -61,6 +61,25 @@ def test_who_did_nothing_beside_one_at_work_is_idle(node: Node) -> None:
     assert both(node) == [(0.3, 1.0), (0.0, 1.0)]
 
 
+def idle(node: Node) -> dict[str, float]:
+    """Return for how long each share is known to be idle."""
+    (seen,) = node.snapshot().devices
+    return dict(seen.share_idle)
+
+
+def test_each_share_is_idle_by_its_own_clock(node: Node) -> None:
+    for _ in range(3):
+        node.tick(card(process_use={str(OF_A): 0.3}))
+    assert idle(node) == pytest.approx({FIRST: 0.0, SECOND: 3.0})
+    node.tick(card(busy=0.0))
+    assert idle(node) == pytest.approx({FIRST: 1.0, SECOND: 4.0})
+
+
+def test_a_share_of_which_nobody_can_tell_is_not_known_to_be_idle(node: Node) -> None:
+    node.tick(card(process_use=None))
+    assert idle(node) == {}
+
+
 def test_on_a_card_that_did_nothing_all_are_idle_without_the_drivers_word(node: Node) -> None:
     node.tick(card(busy=0.0))
     assert both(node) == [(0.0, 1.0), (0.0, 1.0)]

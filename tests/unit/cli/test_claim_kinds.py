@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from gpulock.job import mps
+from gpulock.node.context import Node
+from gpulock.node.settings_file import read_settings
 from tests.support.cli_site import Site
 
 ME = ("--pid", str(os.getpid()))
@@ -63,6 +67,37 @@ def test_shares_are_among_what_there_is(tmp_path: Path) -> None:
     there = "rtx-4090 (2), share (4)"
     assert f"Kinds that a job may ask for: {there}\n" in classroom.call("inventory").stdout
     assert f"model h100: this node has {there}; ask" in refused(classroom, "--model", "h100")
+
+
+@pytest.fixture
+def with_mps(tmp_path: Path) -> Site:
+    """Give a node whose shares have MPS."""
+    made = Site(tmp_path, "classroom")
+    with Path(made.config).open("a") as file:
+        file.write("SHARE_MPS=yes\n")
+    return made
+
+
+def test_a_share_is_granted_when_its_mps_runs(
+    with_mps: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[Path] = []
+
+    def start_mps(_: float) -> None:
+        waited.extend(with_mps.files.lock_dir.glob("locks/*.share1"))
+        node = Node(read_settings(with_mps.config))
+        (waited[0] / "mps").write_text(f"{os.getpid()} {node.proc.start(os.getpid())}")
+
+    monkeypatch.setattr(time, "sleep", start_mps)
+    assert len(granted(with_mps, "--share")) == len(waited) == 1
+
+
+def test_a_share_whose_mps_does_not_come_is_given_back(
+    with_mps: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "READY_SECONDS", 0.0)
+    assert "the MPS of this card is not ready" in refused(with_mps, "--share")
+    assert [*with_mps.files.lock_dir.glob("locks/*")] == []
 
 
 def test_where_there_are_no_shares_it_is_told_what_there_is(two_models: Site) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 
 import pytest
 
+from gpulock.job import mps
 from gpulock.sge import prolog
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import PER_JOB
@@ -182,3 +184,33 @@ def test_a_per_job_request_on_several_hosts_is_taken_here(site: Site) -> None:
     asked = gpus(1, consumable=PER_JOB)
     assert start(site, site.run(asked, pe="mpi", hosts=(("node", 2), ("other", 2)))) == RUN
     assert site.locks() == [bus(0)]
+
+
+SHARES = {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "0:4", "SHARE_MPS": "yes"}
+
+
+def test_a_job_with_a_share_starts_when_the_mps_of_its_card_runs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = site.run(gpus(1, "gpu_share"))
+    waited = list[bool]()
+
+    def start_mps(_: float) -> None:
+        waited.append("CUDA_VISIBLE_DEVICES" in variables(job.folder))
+        mark = f"{SHEPHERD} {site.node().proc.start(SHEPHERD)}"
+        (site.lock / "locks" / site.locks()[0] / "mps").write_text(mark)
+
+    monkeypatch.setattr(time, "sleep", start_mps)
+    assert start(site, job, **SHARES, VISIBLE_DEVICES="uuid") == RUN
+    assert waited == [False]
+    assert variables(job.folder)["CUDA_MPS_PIPE_DIRECTORY"].endswith("/pipe")
+
+
+def test_a_job_whose_mps_does_not_come_goes_back_and_keeps_no_place(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mps, "READY_SECONDS", 0.0)
+    job = site.run(gpus(1, "gpu_share"))
+    assert start(site, job, **SHARES) == REQUEUE
+    assert site.locks() == []
+    assert "the MPS of this card is not ready" in capfd.readouterr().err

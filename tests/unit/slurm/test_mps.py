@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SHARE_MPS: the Prolog lets a job with a place start once the MPS of its card runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gpulock.job import mps
+from gpulock.slurm.prolog import GO_ON
+from tests.support.slurm_site import Site
+from tests.support.trees import bus
+
+SERVER = 4242
+
+
+@pytest.fixture
+def shared(site: Site) -> Site:
+    """The last card has four places, and MPS."""
+    ours = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "comment"}
+    site.set(**ours, SHARES="3:4", SHARE_MPS="yes")
+    site.proc.add(SERVER)
+    return site
+
+
+def test_a_job_with_places_starts_when_mps_runs(
+    shared: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[list[str]] = []
+
+    def start_mps(_: float) -> None:
+        waited.append(shared.notes())
+        mark = f"{SERVER} {shared.node().proc.start(SERVER)}\n"
+        Path(shared.lock, "locks", shared.locks()[0], "mps").write_text(mark)
+
+    monkeypatch.setattr(time, "sleep", start_mps)
+    assert shared.prolog(12, None, SLURM_JOB_COMMENT="gpu:share:2") == GO_ON
+    assert waited == [[]], "its tasks were told before"
+    assert shared.granted() == [f"{bus(3)}.share1", f"{bus(3)}.share2"]
+
+
+def test_a_job_whose_mps_does_not_come_keeps_no_place(
+    shared: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "READY_SECONDS", 0.0)
+    assert shared.prolog(12, None, SLURM_JOB_COMMENT="gpu:share:2") == GO_ON
+    assert "the MPS of this card is not ready" in shared.refused()
+    assert (shared.locks(), shared.drained()) == ([], [])
+
+
+def test_a_job_of_whole_cards_waits_for_no_mps(shared: Site) -> None:
+    assert shared.prolog(12, None, SLURM_JOB_COMMENT="gpu:1") == GO_ON
+    assert shared.granted() == [bus(0)]

@@ -3,10 +3,11 @@
 """Play qconf, qselect, qstat and gethostname from files that a real Grid Engine printed.
 
 The files lie in the folder `state` beside: `sq`, `sc`, `se`, `sconf` and, where there is one,
-`sconf-node1`; `release` is what `-help` prints, a shepherd's as well. One queue, gpu.q, on one
-host, node1; no queue without `sq`. What is set is written back into them. Its execd takes a new
-configuration at once, one of its own where it had none with the next global one (`unknown` stands
-until then), and none while there is a file `deaf`. It reports at once what its load sensor would.
+`sconf-node1`; `release` is what `-help` prints, a shepherd's as well. One queue, gpu.q, on host
+node1, and on each other of its hostlist that has a `sconf-HOST`; no queue without `sq`. What is set
+is written back into them, of node1 alone. Its execd takes a new configuration at once, one of its
+own where it had none with the next global one (`unknown` stands until then), and none while there
+is a file `deaf`. It reports at once what its load sensor would.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ def host_value(option: str, key: str, element: str) -> None:
     put("se", key, ",".join(values.values()) or "NONE")
 
 
-def of_instance() -> str:
-    """Return -sq of the queue on its host: its own values in place of the queue's."""
+def of_instance(host: str) -> str:
+    """Return -sq of the queue on a host: its own values in place of the queue's."""
     lines: list[str] = []
     for line in read("sq").replace("\\\n", " ").splitlines():
         default, _, others = line.partition(",[")
-        mine = others.startswith(f"{HOST}=")
-        own = others.removeprefix(f"{HOST}=").removesuffix("]")
+        mine = others.startswith(f"{host}=")
+        own = others.removeprefix(f"{host}=").removesuffix("]")
         lines.append(f"{line.split()[0]} {own}" if mine else default)
     return "\n".join(lines)
 
@@ -107,9 +108,9 @@ def take_configuration() -> None:
 def qconf(option: str, words: list[str]) -> str:
     own = f"sconf-{HOST}"
     if option == "-sq":
-        return of_instance() if words[0] == f"{QUEUE}@{HOST}" else read("sq")
+        return of_instance(words[0].partition("@")[2]) if "@" in words[0] else read("sq")
     if option == "-sconf":
-        return read("sconf" if words[0] == "global" else own)
+        return read("sconf" if words[0] == "global" else f"sconf-{words[0]}")
     if option == "-se":
         take_configuration()
     if option in ("-sc", "-se"):
@@ -117,9 +118,10 @@ def qconf(option: str, words: list[str]) -> str:
     if option == "-sel":
         return HOST
     if option == "-sconfl":
-        if not os.path.exists(path_of(own)):
+        named = [name[6:] for name in os.listdir(path_of("")) if name.startswith("sconf-")]
+        if not named:
             raise SystemExit("no config defined")
-        return HOST
+        return "\n".join(named)
     if option in ("-rattr", "-purge") and words[0] == "queue":
         queue(words[-1], words[1], words[2] if option == "-rattr" else None)
     elif option in ("-mattr", "-dattr"):
@@ -140,11 +142,13 @@ def name_queue() -> str:
     return QUEUE
 
 
-def name_instance() -> str:
+def name_instances() -> list[str]:
     """Return what qselect prints; without a queue it fails and says nothing, as qstat does."""
     if not os.path.exists(path_of("sq")):
         raise SystemExit(1)
-    return f"{QUEUE}@{HOST}" if HOST in get("sq", "hostlist").split() else ""
+    hosts = get("sq", "hostlist").split()
+    there = [host for host in hosts if host == HOST or os.path.exists(path_of(f"sconf-{host}"))]
+    return [f"{QUEUE}@{host}" for host in there]
 
 
 def main(argv: list[str]) -> str:
@@ -161,8 +165,9 @@ def main(argv: list[str]) -> str:
     if program == "qconf":
         return qconf(argv[1], argv[2:])
     if program == "qstat":
-        return f"{name_instance()} BIP 0/0/8 0.62 lx-amd64 {read('states')}"
-    return name_instance() if program == "qselect" else HOST
+        mine = next(iter(name_instances()), "")
+        return f"{mine} BIP 0/0/8 0.62 lx-amd64 {read('states')}"
+    return "\n".join(name_instances()) if program == "qselect" else HOST
 
 
 if __name__ == "__main__":

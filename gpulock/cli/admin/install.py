@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., object])
-SYSTEMS = ("sge", "slurm", "systemd")
+SYSTEMS = {  # the module of each uninstaller
+    "sge": "sge.uninstall",
+    "slurm": "slurm.install",
+    "systemd": "systemd.install",
+}
 FOLDER = click.Path(path_type=Path)
 
 
@@ -223,7 +227,7 @@ def run_installer(
 
 
 @click.command()
-@click.argument("system", type=click.Choice(SYSTEMS))
+@click.argument("system", type=click.Choice([*SYSTEMS]))
 @click.option("--force", is_flag=True, help="Uninstall although jobs hold devices.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason; needed with --force.")
 @click.pass_obj
@@ -231,7 +235,7 @@ def uninstall_command(session: Session, system: str, force: bool, reason: str) -
     """Restore what was there before `install sge`, `slurm` or `systemd`."""
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
-    module = import_module(f"gpulock.install.{system}.install")
+    module = import_module(f"gpulock.install.{SYSTEMS[system]}")
     installed: type[Uninstaller] = getattr(module, f"{system.capitalize()}Uninstaller")
     try:
         installation = installed(Path(session.config), click.echo)

@@ -34,12 +34,15 @@ from gpulock.install.sge.places import (
 from gpulock.install.sge.programs import minimum_id_fault
 from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
 from gpulock.install.sge.site import find_execd, find_execds, find_sge_site, sge_host_name
+from gpulock.install.sge.terminals import (
+    sge_admin_user,
+    terminal_advice,
+    terminal_advice_elsewhere,
+)
 from gpulock.install.sge.texts import (
     SHEPHERD,
     complex_fault,
     login_script_text,
-    sge_admin_user,
-    terminal_advice,
 )
 from gpulock.install.trial import self_test_sge_hooks
 from gpulock.install.versions import CURRENT, version_in_force
@@ -176,17 +179,23 @@ class SgeClusterChecks:
         return f"its {hook} is not as installed: {line}"
 
     def elsewhere(self, queue: str) -> Iterator[Check]:
-        """Warn of hosts where the same queue has no hooks of ours."""
+        """Look at the other hosts of a queue: which have no hooks of ours, or no shepherd_cmd."""
+        pairs = [instance.split("@") for instance in self.instances]
+        hosts = sorted({host for name, host in pairs if name == queue and host != self.host})
         bare = [
             host
-            for name, _, host in (instance.partition("@") for instance in self.instances)
-            if name == queue and host != self.host
-            for hook in texts.HOOKS
-            if not texts.is_gpulock_command(effective_sge_hook(self.qconf, queue, host, hook), hook)
+            for host in hosts
+            if not all(
+                texts.is_gpulock_command(effective_sge_hook(self.qconf, queue, host, hook), hook)
+                for hook in texts.HOOKS
+            )
         ]
         if bare:
-            what = f"not the hooks of gpulock on {' '.join(sorted(set(bare)))}"
+            what = f"not the hooks of gpulock on {' '.join(bare)}"
             yield warning(what, "install there as well", f"queue {queue}")
+        user, hooked = sge_admin_user(self.site), [host for host in hosts if host not in bare]
+        if advice := terminal_advice_elsewhere(self.qconf, self.release, user, hooked):
+            yield fault(advice[0], advice[1], f"queue {queue}")
 
     def queue_states(self) -> Iterator[Check]:
         """Look for queues of this host that are in error; qstat fails where it has none."""

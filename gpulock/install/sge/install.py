@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install sge` and `uninstall sge`: what changes on a node and in its cluster.
+"""`gpulock install sge`: what changes on a node and in its cluster.
 
 A hook that is missing on a node puts every job there into error, so the queue's prolog is set for
 this host alone, once its hooks are in place; `all_hosts` sets it for the whole queue.
@@ -8,17 +8,17 @@ this host alone, once its hooks are in place; `all_hosts` sets it for the whole 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import Change, FilePlace, Place, plan_place_change
+from gpulock.install.change import Change, FilePlace, plan_place_change
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import InstallPlan, NodePlanner, Offer
 from gpulock.install.sge import texts
-from gpulock.install.sge.cards import is_rsmap, restore_card_ids, sge_map_text
+from gpulock.install.sge.cards import is_rsmap, sge_map_text
 from gpulock.install.sge.host_report import REPORTED, SENSOR, HostReport
 from gpulock.install.sge.kinds import CONSUMABLE, plain_amount, plan_kind_complexes
 from gpulock.install.sge.places import (
@@ -29,7 +29,6 @@ from gpulock.install.sge.places import (
     check_queues,
     effective_host_conf,
     effective_sge_hook,
-    find_hook_references,
     queue_instances,
 )
 from gpulock.install.sge.programs import OCS
@@ -40,11 +39,15 @@ from gpulock.install.sge.site import (
     sge_host_name,
     tried_sge_shepherd,
 )
+from gpulock.install.sge.terminals import (
+    sge_admin_user,
+    terminal_advice,
+    terminal_advice_elsewhere,
+)
 from gpulock.install.sge.texts import SHEPHERD, complex_fault, login_script_text
 from gpulock.install.trial import command_program, rival_hook_reason
 from gpulock.install.trial_job import run_sge_trial
-from gpulock.install.undo import FORCE, WAIT_OR_REAP, Address, Uninstaller
-from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks, list_locked_devices
+from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.sge.card_map import NAME as SGE_MAP
 
@@ -215,17 +218,26 @@ class SgePlanner(NodePlanner):
         """Raise InstallError where any user's job on a terminal would put a queue in error."""
         found = self.lines.get("shepherd_cmd", "none")
         command = SHEPHERD if is_sge_none(found) else found
-        user, release = texts.sge_admin_user(self.site), self.site.release()
-        advice = texts.terminal_advice(release, user, f"/{command}")
+        user, release = sge_admin_user(self.site), self.site.release()
+        own = terminal_advice(release, user, f"/{command}")
+        others = self.other_hosts(self.options.queues) if self.options.all_hosts else ()
+        elsewhere = terminal_advice_elsewhere(self.qconf, release, user, others)
+        advice = [one for one in (own, elsewhere) if one]
         if advice and not self.options.accept_terminal_jobs:
-            raise InstallError("; ".join([*advice, "--accept-terminal-jobs installs as it is"]))
-        if advice:
-            self.note(": ".join(advice))
-        elif texts.terminal_advice(release, user, "none") and not release.startswith(OCS):
+            said = [text for one in advice for text in one]
+            raise InstallError("; ".join([*said, "--accept-terminal-jobs installs as it is"]))
+        for one in advice:
+            self.note(": ".join(one))
+        if not own and terminal_advice(release, user, "none") and not release.startswith(OCS):
             self.note(
                 f"admin_user is {user}: qlogin, and qrsh without -pty no, are refused with the"
                 " reason; to have them, set admin_user none in bootstrap and restart the daemons"
             )
+
+    def other_hosts(self, queues: Collection[str]) -> list[str]:
+        """Return the other hosts that some queues have."""
+        pairs = [instance.split("@") for instance in self.instances]
+        return sorted({host for name, host in pairs if name in queues and host != self.host})
 
     def await_execd(self, echo: Callable[[str], None]) -> None:
         """Wait until execd starts jobs by our shepherd_cmd, which the hooks need.
@@ -257,10 +269,7 @@ class SgePlanner(NodePlanner):
 
     def check_all_hosts(self, queue: str, hook: str, site: str | None) -> None:
         """Raise InstallError where one line would replace different hooks on different hosts."""
-        for instance in self.instances:
-            name, _, host = instance.partition("@")
-            if name != queue or host == self.host:
-                continue
+        for host in self.other_hosts([queue]):
             theirs = texts.site_command_of(effective_sge_hook(self.qconf, queue, host, hook), hook)
             if theirs != site:
                 raise InstallError(
@@ -286,65 +295,3 @@ class SgePlanner(NodePlanner):
             line = effective_sge_hook(self.qconf, queue, host, "prolog", self.lines)
             if not texts.is_gpulock_command(line, "prolog"):
                 self.note(f"queue {queue} is on this host too, and its jobs get no locks: --queue?")
-
-
-class SgeUninstaller(Uninstaller):
-    """Grid Engine's part of a node and of its cluster."""
-
-    scheduler = "sge"
-    sensor_stays = ""
-
-    def obstacles(self) -> Iterator[tuple[str, str]]:
-        if locked := list_locked_devices(Path(self.settings.lock_dir)):
-            what = f"{len(locked)} devices are locked ({' '.join(locked)})"
-            yield what, f": {WAIT_OR_REAP}, or {FORCE}"
-
-    def begin(self) -> None:
-        addresses = list(self.record.load())
-        self.prefixes = [address[1] for address in addresses if address[0] == "hooks"]
-        execd = find_own_execd(self.settings, self.given)
-        self.site = find_sge_site(self.settings, self.given, execd)
-        self.qconf = self.site.qconf()
-        named = [a[1] for a in addresses if a[0] in ("exechost", "configuration")]
-        host = next((one for one in named if one != "global"), "")
-        self.host = sge_host_name(self.qconf, host)
-
-    def place(self, address: Address) -> Place:
-        kind, name, *rest = address
-        places = {place.kind: place for place in (QueueAttribute, HostValue, HostConfiguration)}
-        if kind in places:
-            return places[kind](self.qconf, name, rest[0])
-        if kind == Complex.kind:
-            return Complex(self.qconf, name, HostReport(self.qconf, self.host).delay_seconds())
-        return super().place(address)
-
-    def reason_to_keep(self, address: Address) -> str:
-        if address[0] == "hooks" or (address[0], address[1]) == ("file", self.settings.path):
-            is_master = self.site.is_master(self.host)
-            for prefix in self.prefixes:
-                if users := find_hook_references(self.qconf, self.host, prefix, is_master):
-                    return f"{address[1]} stays: {users[0]} leads to the hooks"
-            return self.sensor_reports()
-        if address[0] == "file" and address[1].endswith(f"/{SGE_MAP}"):
-            return restore_card_ids(self.settings.state_dir, self.host, self.qconf.run)
-        if address[0] == "complex":
-            users = [host for host in self.qconf.names("-sel") if self.uses(host, address[1])]
-            if users:
-                return f"complex {address[1]} stays: host {users[0]} uses it"
-            return self.sensor_reports()
-        return ""
-
-    def sensor_reports(self) -> str:
-        """Wait, once, until execd has stopped our sensor; return why not, or nothing."""
-        wait = f"waiting for execd of {self.host} to stop the load sensor"
-        report = HostReport(self.qconf, self.host)
-        if not self.sensor_stays and not report.wait_sensor(False, lambda: self.echo(wait)):
-            self.sensor_stays = f"execd of {self.host} still runs the load sensor"
-        return self.sensor_stays and f"{self.sensor_stays}; run it again later"
-
-    def uses(self, host: str, name: str) -> bool:
-        """Say whether a host has some of a complex, or a sensor that reports it."""
-        if HostValue(self.qconf, host, name).read() is not None:
-            return True
-        lines = self.qconf.configuration(host) or {}
-        return name in REPORTED and f"/{SENSOR}" in lines.get("load_sensor", "")

@@ -175,6 +175,14 @@ def terminals_of_an_admin_user(site: Site) -> None:
     other_shepherd_cmd(site, "/site/shepherd")
 
 
+def terminals_of_another_host(site: Site) -> None:
+    """Let the hooks be those of the whole queue, without a shepherd_cmd on another host."""
+    (site.state / "sconf-node2").write_text("#node2:\ngid_range 8288200-8288299\n")
+    pattern = r"(?m)^(prolog|epilog) +NONE,\[node1=(.*)\]$"
+    text = re.sub(pattern, r"\1 \2", site.show("sq").replace("\\\n", " "))
+    (site.state / "sq").write_text(text)
+
+
 def no_shepherd(site: Site) -> None:
     (site.root / "sge/sge_shepherd").unlink()
 
@@ -261,6 +269,12 @@ def no_driver(site: Site) -> None:
             "interactive jobs",
             "puts its queue in error",
             "shepherd_cmd",
+        ),
+        (
+            terminals_of_another_host,
+            "queue gpu.q",
+            "on node2 admin_user is sgeadmin: a qrsh of any user on a terminal puts its queue",
+            "install sge there",
         ),
         (no_shepherd, "shepherd_cmd", "no job starts", "correct SGE_SHEPHERD"),
         (shepherd_that_does_not_run, "shepherd_cmd", "no job starts", "correct SGE_SHEPHERD"),

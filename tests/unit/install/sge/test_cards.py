@@ -21,8 +21,9 @@ from gpulock.install.sge.cards import (
     restore_card_ids,
     sge_map_text,
 )
-from gpulock.install.sge.install import SgeUninstaller, plan_sge
+from gpulock.install.sge.install import plan_sge
 from gpulock.install.sge.qconf import QconfError
+from gpulock.install.sge.uninstall import SgeUninstaller
 from gpulock.node.settings import Settings
 from gpulock.sge.card_map import NAME, format_card_map, read_card_map
 from tests.support.install_site import Site, ignore, make_site

@@ -10,9 +10,10 @@ import pytest
 
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import add_settings
-from gpulock.install.sge.install import SgePlanner, SgeUninstaller, plan_sge
+from gpulock.install.sge.install import SgePlanner, plan_sge
 from gpulock.install.sge.kinds import offered_complexes, plain_amount, plan_kind_complexes
 from gpulock.install.sge.texts import complex_fault, login_script_text
+from gpulock.install.sge.uninstall import SgeUninstaller
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import parse_settings
@@ -294,6 +295,21 @@ def test_a_site_whose_queues_any_qrsh_would_stop_is_refused(site: Site, user: st
         plan_sge(site.options())
     plan = plan_sge(site.options(accept_terminal_jobs=True))
     assert any("puts its queue in error" in note for note in plan.notes)
+
+
+def test_all_hosts_get_no_hooks_while_terminals_would_stop_one_of_them(site: Site) -> None:
+    """This host alone was looked at: on others each qrsh on a terminal put the queue in error."""
+    other = site.state / "sconf-node2"
+    other.write_text("#node2:\ngid_range 8288200-8288299\n")
+
+    with pytest.raises(InstallError, match=r"on node2 .*in error; run gpulock install sge there"):
+        plan_sge(site.options(all_hosts=True))
+    plan = plan_sge(site.options(all_hosts=True, accept_terminal_jobs=True))
+    assert any("on node2 admin_user is sgeadmin" in note for note in plan.notes)
+
+    other.write_text(f"{other.read_text()}shepherd_cmd /opt/x/current/prolog/sge_shepherd\n")
+    plan = plan_sge(site.options(all_hosts=True))
+    assert "prolog of queue gpu.q" in [change.what for change in plan.changes]
 
 
 def test_what_an_administrator_changed_since_is_left_alone(site: Site) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpulock.install import hooks, versions
-from gpulock.install.sge.install import SgeUninstaller, plan_sge
+from gpulock.install.sge.install import plan_sge
 from gpulock.install.sge.qconf import Qconf, QconfError
+from gpulock.install.sge.uninstall import SgeUninstaller
 from tests.support import fake_qconf
 from tests.support.install_site import Site, ignore, make_site
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite, Left

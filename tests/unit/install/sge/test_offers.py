@@ -16,7 +16,8 @@ from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.install.change import InstallRecord
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import InstallPlan
-from gpulock.install.sge.install import SgeUninstaller, plan_sge
+from gpulock.install.sge.install import plan_sge
+from gpulock.install.sge.uninstall import SgeUninstaller
 from gpulock.install.systemd import manager
 from gpulock.node.settings_file import read_settings
 from tests.support.install_site import Site, ignore, make_site

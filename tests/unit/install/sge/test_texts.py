@@ -9,6 +9,7 @@ import pytest
 
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge import texts as commands
+from gpulock.install.sge.terminals import terminal_advice
 from gpulock.install.trial import rival_hook_reason
 
 CURRENT = Path("/usr/local/libexec/gpulock/current")
@@ -73,5 +74,5 @@ def test_a_prolog_that_hands_out_gpus_itself_is_noticed(tmp_path: Path) -> None:
 def test_the_two_grid_engines_break_opposite_interactive_jobs(
     release: str, user: str, command: str, word: str
 ) -> None:
-    said = " ".join(commands.terminal_advice(release, user, command))
+    said = " ".join(terminal_advice(release, user, command))
     assert word in said and bool(said) is bool(word)

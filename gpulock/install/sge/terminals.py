@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which users' jobs on a terminal would put a queue with a prolog in error, by each host's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpulock.install.sge.places import effective_host_conf
+from gpulock.install.sge.programs import OCS
+from gpulock.install.sge.qconf import Qconf, is_sge_none
+from gpulock.install.sge.site import SgeSite
+from gpulock.install.sge.texts import SHEPHERD
+
+
+def sge_admin_user(site: SgeSite) -> str:
+    """Return the user that the daemons run as; `unknown` where bootstrap cannot be read."""
+    try:
+        text = Path(site.root, site.cell, "common/bootstrap").read_text()
+    except OSError:
+        return "unknown"
+    found = re.search(r"(?m)^admin_user\s+(\S+)", text)
+    return found[1].lower() if found else "unknown"
+
+
+def terminal_advice(release: str, user: str, shepherd_cmd: str) -> tuple[str, ...]:
+    """Return which interactive jobs stop a queue with a prolog, and what to do; pure.
+
+    `user` is the daemons' user. The two Grid Engines break opposite ones (facts/grid-engine.md),
+    and our shepherd_cmd cures both.
+    """
+    if shepherd_cmd.endswith(f"/{SHEPHERD}"):
+        return ()
+    ours = "have gpulock's shepherd_cmd start the site's"
+    if is_sge_none(shepherd_cmd):
+        ours = "have gpulock's shepherd_cmd"
+    if release.startswith(OCS):
+        return "a qrsh -pty no of any user puts its queue in error", f"{ours} (SGE_SHEPHERD)"
+    if user in ("none", "root"):
+        return ()
+    what = f"admin_user is {user}: a qrsh of any user on a terminal puts its queue in error"
+    return what, f"{ours} (SGE_SHEPHERD), or set admin_user none in bootstrap and restart"
+
+
+def terminal_advice_elsewhere(
+    qconf: Qconf, release: str, user: str, hosts: Iterable[str]
+) -> tuple[str, ...]:
+    """Return the same of other hosts, whose shepherd_cmd their own installation sets."""
+    found = {
+        host: terminal_advice(release, user, shepherd_cmd)
+        for host in hosts
+        for shepherd_cmd in [effective_host_conf(qconf, host).get("shepherd_cmd", "none")]
+    }
+    stopped = {host: advice[0] for host, advice in found.items() if advice}
+    if not stopped:
+        return ()
+    what = next(iter(stopped.values()))
+    return f"on {' '.join(sorted(stopped))} {what}", "run gpulock install sge there first"

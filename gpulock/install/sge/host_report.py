@@ -21,6 +21,7 @@ SENSOR: Final = "prolog/sge-sensor"
 _DEFAULT_SECONDS: Final = 40  # load_report_time, Grid Engine's default
 _PAUSE: Final = 0.5  # seconds between two questions to qmaster
 _REPORTS: Final = 3  # one takes the configuration, one starts or stops the sensor, one has values
+_NEW_REPORTS: Final = 2
 _SLACK_SECONDS: Final = 10.0
 
 
@@ -33,8 +34,11 @@ class HostReport:
 
     def has_sensor_values(self) -> bool:
         """Say whether the report holds values of our sensor."""
-        values = parse_sge_list(self.qconf.show("-se", self.host)["load_values"])
-        return bool({*REPORTED} & {*values})
+        return bool({*REPORTED} & {*parse_sge_list(self.load_values())})
+
+    def load_values(self) -> str:
+        """Return all values that execd reported."""
+        return self.qconf.show("-se", self.host)["load_values"]
 
     def delay_seconds(self) -> float:
         """Return in how many seconds execd and qmaster follow a change of configuration."""
@@ -51,8 +55,28 @@ class HostReport:
         begun()
         if runs or self.host not in self.qconf.names("-sconfl"):
             renew_global_conf(self.qconf)
+        return self.wait_until(lambda: self.has_sensor_values() is runs)
+
+    def wait_new_reports(self, begun: Callable[[], None]) -> bool:
+        """Have execd take its configuration, and wait for two reports; return whether they came.
+
+        By the first qmaster sees the old version, and tells execd. No two reports are the same:
+        memory and load are in them, with six decimals.
+        """
+        begun()
+        renew_global_conf(self.qconf)
+        seen = {self.load_values()}
+
+        def came() -> bool:
+            seen.add(self.load_values())
+            return len(seen) > _NEW_REPORTS
+
+        return self.wait_until(came)
+
+    def wait_until(self, holds: Callable[[], bool]) -> bool:
+        """Wait as long as execd may take for a condition; return whether that came about."""
         deadline = time.monotonic() + self.delay_seconds()
-        while self.has_sensor_values() is not runs:
+        while not holds():
             if time.monotonic() > deadline:
                 return False
             time.sleep(_PAUSE)

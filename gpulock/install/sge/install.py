@@ -130,8 +130,9 @@ class SgePlanner(NodePlanner):
         else:
             self.add(self.amount(plain_amount(self.settings, options.complex, gpus)))
         self.add(plan_kind_complexes(self.qconf, self.host, self.settings, self.note))
+        shepherd = [*self.shepherd()]
+        self.add(shepherd)
         self.add(self.sensor())
-        self.add(self.shepherd())
         hooks = [  # no job may claim before there is an epilog
             change
             for hook in ("epilog", "prolog")
@@ -139,7 +140,9 @@ class SgePlanner(NodePlanner):
             for change in self.hook(queue, hook)
         ]
         if hooks:
-            hooks[0] = replace(hooks[0], first=self.await_execd)
+            unsure = bool(shepherd) or not self.has_hooks()
+            old = unsure and HostReport(self.qconf, self.host).has_sensor_values()
+            hooks[0] = replace(hooks[0], first=partial(self.await_execd, old))
         self.add(hooks)
         self.offer_verifier()
         self.note_others()
@@ -239,18 +242,37 @@ class SgePlanner(NodePlanner):
         pairs = [instance.split("@") for instance in self.instances]
         return sorted({host for name, host in pairs if name in queues and host != self.host})
 
-    def await_execd(self, echo: Callable[[str], None]) -> None:
+    def has_hooks(self) -> bool:
+        """Return whether a hook of ours is in force on this host, set once execd was ready."""
+        queues = [one.partition("@")[0] for one in self.instances if one.endswith(f"@{self.host}")]
+        return any(
+            texts.is_gpulock_command(
+                effective_sge_hook(self.qconf, queue, self.host, hook, self.lines), hook
+            )
+            for queue in queues
+            for hook in texts.HOOKS
+        )
+
+    def await_execd(self, old_sensor: bool, echo: Callable[[str], None]) -> None:
         """Wait until execd starts jobs by our shepherd_cmd, which the hooks need.
 
-        Its sensor reports by then: both are of one configuration. Raises InstallError.
+        The sensor is configured after it, and reports by then. An old one, which reported already,
+        proves nothing: two later reports do. Raises InstallError.
         """
         if self.execd is None:
             return
         report = HostReport(self.qconf, self.host)
-        wait = f"waiting for execd of {self.host} to take its configuration"
-        if not report.wait_sensor(True, lambda: echo(wait)):
+
+        def begun() -> None:
+            echo(f"waiting for execd of {self.host} to take its configuration")
+
+        if old_sensor:
+            done, what = report.wait_new_reports(begun), "sends no new report"
+        else:
+            done, what = report.wait_sensor(True, begun), "starts no load sensor"
+        if not done:
             raise InstallError(
-                f"execd of {self.host} starts no load sensor after {report.delay_seconds():.0f} s,"
+                f"execd of {self.host} {what} after {report.delay_seconds():.0f} s,"
                 f" so no queue was changed: look at {self.execd.folder}/messages; run it again"
             )
 

@@ -53,8 +53,8 @@ def test_a_plan_changes_nothing(site: Site) -> None:
         "complex gpu.held",
         "complex gpu.stale",
         "complex gpu.quarantined",
-        "load_sensor in the configuration of host node1",
         "shepherd_cmd in the configuration of host node1",
+        "load_sensor in the configuration of host node1",
         "epilog of queue gpu.q@node1",
         "prolog of queue gpu.q@node1",
     ]
@@ -251,16 +251,61 @@ def test_an_execd_without_a_configuration_of_its_own_takes_the_new_one(site: Sit
 def test_no_queue_is_changed_before_execd_starts_our_shepherd(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    quick_reports(site)
+    (site.state / "deaf").touch()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpulock.install.sge.host_report._SLACK_SECONDS", 0.0)
+        with pytest.raises(InstallError, match="no queue was changed"):
+            plan_sge(site.options()).apply(ignore)
+    assert "libexec/current" not in site.show("sq")
+
+    (site.state / "deaf").unlink()
+    plan_sge(site.options()).apply(ignore)
+    assert "libexec/current" in site.show("sq")
+
+
+def killed(echo: str) -> None:
+    """Be killed after the first line of the host's configuration."""
+    if echo.startswith("done: ") and echo.endswith("in the configuration of host node1"):
+        raise KeyboardInterrupt
+
+
+def test_a_killed_installation_takes_no_earlier_sensor_for_a_proof(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between load_sensor and shepherd_cmd and tried again, it saw the sensor report."""
     monkeypatch.setattr("gpulock.install.sge.host_report._SLACK_SECONDS", 0.0)
     quick_reports(site)
+    with pytest.raises(KeyboardInterrupt):
+        plan_sge(site.options()).apply(killed)
     (site.state / "deaf").touch()
 
     with pytest.raises(InstallError, match="no queue was changed"):
         plan_sge(site.options()).apply(ignore)
     assert "libexec/current" not in site.show("sq")
 
+
+def test_a_sensor_that_reports_since_before_proves_no_shepherd_cmd(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_reports(site)
+    sensor = f"load_sensor {site.root}/libexec/current/prolog/sge-sensor\n"
+    (site.state / "sconf-node1").write_text(f"{site.show('sconf-node1')}{sensor}")
+    site.edit("se", "load_values           ", "load_values           gpu.free=8,")
+    (site.state / "deaf").touch()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpulock.install.sge.host_report._SLACK_SECONDS", 0.0)
+        for _ in range(2):  # the second has its shepherd_cmd from the first
+            with pytest.raises(InstallError, match=r"sends no new report.*no queue was changed"):
+                plan_sge(site.options()).apply(ignore)
+            assert "libexec/current" not in site.show("sq")
+
     (site.state / "deaf").unlink()
-    plan_sge(site.options()).apply(ignore)
+    said: list[str] = []
+    plan_sge(site.options()).apply(said.append)
+    assert "waiting for execd of node1 to take its configuration" in said
     assert "libexec/current" in site.show("sq")
 
 

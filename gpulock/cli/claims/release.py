@@ -16,7 +16,7 @@ import click
 from gpulock.alloc.process_owner import ProcessTree, is_command_running_elsewhere
 from gpulock.alloc.reaper import Reaper, discard_faulty_lock, free_lock
 from gpulock.cli.claims import socket_client
-from gpulock.cli.complete import complete_device
+from gpulock.cli.complete import complete_device, complete_job
 from gpulock.cli.select import (
     SelectError,
     Subject,
@@ -67,7 +67,12 @@ def check_reason_length(
 @click.command()
 @click.argument("devices", nargs=-1, metavar="[DEVICE]...", shell_complete=complete_device)
 @click.option("--pid", type=click.IntRange(min=2), help="Release the GPUs of this process.")
-@click.option("--job", metavar="JOB", help="Release the GPUs of this job: 12, or 12.3 for a task.")
+@click.option(
+    "--job",
+    metavar="JOB",
+    help="Release the GPUs of this job: 12, or 12.3 for a task.",
+    shell_complete=complete_job,
+)
 @click.option("--force", is_flag=True, help="Release also what is not yours or still in use.")
 @click.option(
     "--reason",

@@ -15,6 +15,7 @@ from itertools import chain
 
 import click
 
+from gpulock.cli.complete import complete_device, complete_job
 from gpulock.cli.select import SelectError, match_one_device, parse_job, parse_lock_id
 from gpulock.cli.session import Session, echo_error, name_config
 from gpulock.daemon.health.steps import read_health_steps
@@ -65,8 +66,18 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
 
 @click.command()
 @click.option("--user", metavar="NAME", help="Claims of this user.")
-@click.option("--job", metavar="JOB", help="Of this job: 12, 12.3 or 'pid 4711'.")
-@click.option("--device", metavar="DEVICE", help="With this device: index, id, UUID.")
+@click.option(
+    "--job",
+    metavar="JOB",
+    help="Of this job: 12, 12.3 or 'pid 4711'.",
+    shell_complete=complete_job,
+)
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    help="With this device: index, id, UUID.",
+    shell_complete=complete_device,
+)
 @click.option("--since", metavar="TIME", help="Ended since then: 7d, 12h, 2026-11-01.")
 @click.option("--until", metavar="TIME", help="Ended before then, in the same form.")
 @click.option(

@@ -33,11 +33,17 @@ def test_devices_are_offered_by_number_and_by_what_is_begun(site: Site, command:
     assert offered(site.config, command, site.id(3)[:7]) == [site.id(3)]
 
 
+def test_devices_are_offered_for_an_option(site: Site) -> None:
+    assert offered(site.config, "history", "--device", "") == [str(number) for number in range(8)]
+
+
 def test_jobs_that_hold_devices_are_offered(site: Site) -> None:
     site.hold(1, job_id="4711", task_id="2")
     site.hold(2, token="u", job_id="12")
     assert offered(site.config, "report", "") == ["12", "4711.2"]
     assert offered(site.config, "why", "47") == ["4711.2"]
+    assert offered(site.config, "release", "--job", "47") == ["4711.2"]
+    assert offered(site.config, "history", "--job", "") == ["12", "4711.2"]
 
 
 def test_presets_are_offered(site: Site) -> None:

@@ -54,9 +54,10 @@ def is_of_host(one: "Granted", host: str) -> bool:
     return one[3].lower() == host.lower()
 
 
-def is_granted_elsewhere(job: "SgeJob", complexes: tuple[str, ...], host: str) -> bool:
-    """Return whether other hosts grant the job GPUs as well; raise Refusal."""
-    return any([one[1] > 0 and not is_of_host(one, host) for one in granted_gpus(job, complexes)])
+def list_other_hosts(job: "SgeJob", complexes: tuple[str, ...], host: str) -> list[str]:
+    """Return the other hosts that grant the job GPUs; raise Refusal."""
+    ours = granted_gpus(job, complexes)
+    return sorted({one[3] for one in ours if one[1] > 0 and not is_of_host(one, host)})
 
 
 def granted_devices(

@@ -158,7 +158,7 @@ def has_gpus_elsewhere(spool: Spool, settings: Settings, job: cull.SgeJob) -> bo
     if job.granted is not None:
         from gpulock.sge import granted
 
-        return granted.is_granted_elsewhere(job, settings.sge_complexes, spool.need("host"))
+        return bool(granted.list_other_hosts(job, settings.sge_complexes, spool.need("host")))
     if count_sge_job_hosts(spool) == 1:
         return False
     return not is_per_job_request(job.requests, settings.sge_complexes)
@@ -187,4 +187,20 @@ def read_sge_job_gpus(
         from gpulock.sge import qstat
 
         job = qstat.query_qmaster_job(settings, spool.job, spool.task)
+    if job.granted:
+        check_host_name(spool, settings, job)
     return count_host_gpus(spool, settings, job), job
+
+
+def check_host_name(spool: Spool, settings: Settings, job: cull.SgeJob) -> None:
+    """Raise Refusal where a job of one host was granted GPUs under another name than the host's."""
+    from gpulock.sge import granted
+
+    host = spool.need("host")
+    there = granted.list_other_hosts(job, settings.sge_complexes, host)
+    if there and (spool.need("pe") == "none" or count_sge_job_hosts(spool) == 1):
+        raise Refusal(
+            UNKNOWN,
+            f"GPUs were granted on {' '.join(there)}, but the job's only host is {host}",
+            "give this host one name (see host_aliases)",
+        )

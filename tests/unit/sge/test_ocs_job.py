@@ -11,8 +11,8 @@ from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import prolog, request
 from gpulock.sge.cull import LayoutError, SgeJob
-from gpulock.sge.granted import count_granted_gpus, is_granted_elsewhere
-from gpulock.sge.hook import JOB_ERROR
+from gpulock.sge.granted import count_granted_gpus, list_other_hosts
+from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.sge.ocs_job import parse_ocs_job
 from tests.support import ocs_jobs
 from tests.support.few import FEW
@@ -178,7 +178,7 @@ def test_gpus_elsewhere_are_seen() -> None:
         ((), False),
     ):
         job = parse_ocs_job(ocs_job((), grants))
-        assert is_granted_elsewhere(job, COMPLEXES, "node") is elsewhere
+        assert bool(list_other_hosts(job, COMPLEXES, "node")) is elsewhere
 
 
 def asked(site: Site, data: bytes, **about: object) -> int:
@@ -216,6 +216,19 @@ def test_the_prolog_locks_what_was_granted_and_tells_the_job(site: Site) -> None
     assert prolog.main(["prolog", str(site.pid)], site.environ(job), site.config()) == 0
     assert site.locks() == [bus(0)]
     assert variables(job.folder)["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize("pe", ["none", "smp"])
+def test_a_job_of_one_host_waits_where_its_gpus_were_granted_under_another_name(
+    site: Site, pe: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It would run with an empty mask and lock nothing, while qmaster counts its GPUs."""
+    job = site.run(owner="alice", pe=pe, hosts=(("node", 2),))
+    job.job_file.write_bytes(ocs_job((Ask("gpu", 2),), (Grant("gpu", 2, "node.example.org"),)))
+    config = site.config(SGE_SLAVE_TASKS="yes")
+    assert prolog.main(["prolog", str(site.pid)], site.environ(job), config) == REQUEUE
+    assert "node.example.org" in capfd.readouterr().err
+    assert site.locks() == []
 
 
 def test_gpus_that_other_hosts_granted_need_their_tasks_locked(site: Site) -> None:

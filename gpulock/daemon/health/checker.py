@@ -8,7 +8,6 @@ last. It goes out of service where QUARANTINE_ON has the word `health`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import ClassVar, Final
 
@@ -36,7 +35,6 @@ from gpulock.store.checks import (
     read_card_checks,
     write_card_checks,
 )
-from gpulock.store.kv import int_or_zero
 from gpulock.workstation.tickets import FOLDER, list_tickets
 
 POLL: Final = 0.25  # seconds between two looks at the command
@@ -208,11 +206,12 @@ class CardChecker(Chore):
             count, over, _ = card.unproven
             if count and now - over < pause_without_outcome(count, wait):
                 continue
-            since = now - max(0.0, time.time() - int_or_zero(note["at"])) if "at" in note else 0.0
+            place = node.store.path, node.boot_id, bus
+            since = recovery.find_test_start(*place, note, now) if note else 0.0
             if card.found.get(COMMAND):
                 wait = min(AGAIN, wait)
             at = card.tested
-            if at is None or at < since or now - at >= wait:
+            if at is None or at <= since or now - at >= wait:
                 due.append((not note, at or 0.0, device))
         return min(due, key=lambda one: one[:2])[2] if due else None
 

@@ -9,6 +9,7 @@ failed: root must have seen that it began anew (a boot, a driver or a card that 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
@@ -52,6 +53,14 @@ def read_resets(lock_dir: str, boot_id: str) -> dict[str, str]:
     except (OSError, kv.MalformedError):
         return {}
     return pairs if pairs.pop("boot_id", "") == boot_id else {}
+
+
+def find_test_start(
+    lock_dir: str, boot_id: str, card: str, note: Mapping[str, str], now: float
+) -> float:
+    """Return since when a test of a card that is out counts: since its note, and its last reset."""
+    out = now - max(0.0, time.time() - kv.int_or_zero(note.get("at", "")))
+    return max(out, float(read_resets(lock_dir, boot_id).get(card, "0")))
 
 
 def note_reset(lock_dir: str, boot_id: str, card: str, now: float) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 from gpulock.alloc import device_users, memory_check, reaper
@@ -17,7 +16,6 @@ from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.store.checks import has_passed_command, read_card_checks
-from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge
@@ -135,9 +133,8 @@ class HealthSnapshot:
             one.bus for one in self._report.devices if not one.parent and not one.withheld
         }:
             return True
-        out = self.now - max(0.0, time.time() - int_or_zero(note.get("at", "")))
-        reset = float(recovery.read_resets(node.store.path, node.boot_id).get(name, "0"))
-        return has_passed_command(node.store.path, node.boot_id, name, max(out, reset))
+        place = node.store.path, node.boot_id, name
+        return has_passed_command(*place, recovery.find_test_start(*place, note, self.now))
 
     def observe_device(self, name: str, bad: bool) -> DeviceObservation:
         """Return what is to be seen of a device that is out."""

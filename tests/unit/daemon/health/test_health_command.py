@@ -22,6 +22,7 @@ from gpulock.alloc.health_check import runs_in_session
 from gpulock.alloc.liveness import Judge
 from gpulock.daemon.health.checker import AGAIN, PAUSE, CardChecker, pause_without_outcome
 from gpulock.daemon.health.health_command import ENDING
+from gpulock.daemon.health.recovery import note_reset
 from gpulock.daemon.history.pending import read_released_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BUSY, UNKNOWN, Refusal
@@ -655,6 +656,27 @@ def test_a_card_that_the_policy_put_out_is_tested_first_and_an_administrators_no
     quarantine.write_device_note(state, QUARANTINE, bus(2), "gpulock", "xid: XID 79")
     site.start_check()
     assert site.locks() == [bus(2)]
+
+
+def test_a_card_that_was_reset_while_it_is_out_is_tested_once_more(
+    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make("exit 0\n", 1)
+    node = site.node()
+    reconcile_locks(node, judge_of(node), soon())
+    before = time.time() - 1000
+    with monkeypatch.context() as patch:
+        patch.setattr(quarantine, "time", SimpleNamespace(time=lambda: before))
+        quarantine.write_device_note(str(site.state), QUARANTINE, bus(0), "gpulock", "xid: XID 79")
+    site.go_round()
+    site.finish_check()
+    site.go_round()
+    assert site.checker.command is None, "it has passed"
+    site.now += 10
+    note_reset(node.store.path, site.boot, bus(0), site.now)
+    site.now += 1
+    site.go_round()
+    assert site.checker.command is not None
 
 
 def test_a_program_that_is_not_roots_alone_is_not_run(make: Callable[..., Clinic]) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs that fail at random, by default settings: no job gets a sick one, a sound one comes back.
+"""GPUs that fail at random: no job gets a sick one for a sound one, a sound one comes back in time.
 
-Told: what a look of gpulockd could know before the job. Of a GPU that the driver lists and does not
-answer for it is first that jobs take it last, then that it is out.
+Known: what a look of gpulockd could know before the job. Of a GPU that the driver lists and does
+not answer for it is first that jobs take it last, then that it is out. A GPU with a narrow link, or
+that fails HEALTH_COMMAND, stays in service and is taken last.
 """
 
 from __future__ import annotations
@@ -15,41 +16,101 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.memory_check import MIB
 from gpulock.alloc.release import release_locks
-from gpulock.daemon.health import policy, recovery
+from gpulock.daemon.health import checker, policy, recovery
+from gpulock.daemon.health.checker import AGAIN, CardChecker
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
-from tests.support.health_site import Ward
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.store import quarantine
+from gpulock.store.checks import COMMAND, read_card_checks
+from tests.support.health_site import ROUND, Ward
 from tests.support.trees import BOOT, bus, judge_of, judging, record, soon
 
 CARDS, HALF = 8, 4
-XID, LOST, HANGS, GONE = "xid", "lost", "hangs", "gone"
-LOOKS = {XID: 1, LOST: 3, HANGS: 3, GONE: 3}  # after which a sick GPU is out
+XID, LOST, HANGS, GONE, RECOVERY, LINK = "xid", "lost", "hangs", "gone", "recovery", "link"
+ECC, MEMORY = "ecc", "memory"
+DEFAULT = (XID, LOST, HANGS, GONE, RECOVERY, LINK)
+EVERY = (*DEFAULT, ECC, MEMORY, COMMAND)
+RESTARTED = (XID, ECC, RECOVERY)  # a reset or a reload of the driver ends them
+# after which a sick GPU is out
+LOOKS = {XID: 1, RECOVERY: 1, ECC: 1, MEMORY: 1, LOST: 3, HANGS: 3, GONE: 3}
 BACK_LOOKS = 4  # after which a sound GPU is back: three clean checks, and the one that began them
+TEST_LOOKS = (
+    HALF + 2
+)  # until HEALTH_COMMAND has passed on it: one at a time, those that are out first
+AGAIN_LOOKS = int(AGAIN / ROUND) + 1  # more, where it has failed
 DAY = 86400.0
 
 
 class Faults(Ward):
-    """A node whose GPUs fail as a dice says; `sick` has kind and looks, `sound` the looks since."""
+    """A node whose GPUs fail as a dice says; `sick` has kind and looks, `sound` the looks since.
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-        super().__init__(root, CARDS)
-        del self.settings["QUARANTINE_ON"]
+    With HEALTH_COMMAND the GPUs fail in `kinds` that the default policy does not know, too.
+    """
+
+    def __init__(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, seed: int, *, commanded: bool
+    ) -> None:
+        keys = {"HEALTH_COMMAND": "/bin/true"} if commanded else {}
+        super().__init__(root, CARDS, **keys)
+        if not commanded:
+            del self.settings["QUARANTINE_ON"]
+        self.kinds = EVERY if commanded else DEFAULT
         self.dice = random.Random(seed)
         self.sick: dict[int, tuple[str, int]] = {}
         self.sound: dict[int, int] = {}
-        self.xids = dict.fromkeys(range(CARDS), 0)
+        self.late: dict[int, int] = {}  # looks that a test of a sound GPU may take
+        self.times = {kind: dict.fromkeys(range(CARDS), 0) for kind in (XID, ECC)}
         self.backs: dict[int, list[float]] = {number: [] for number in range(CARDS)}
-        self.injected = 0
+        self.injected = dict.fromkeys(self.kinds, 0)
+        self.jobs = self.sick_granted = 0
         self.before: set[int] = set()
         for number in range(CARDS):
             self.answer(number)
-        monkeypatch.setattr(policy, "time", SimpleNamespace(time=lambda: self.now))
+        for module in (policy, recovery, quarantine):
+            monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: self.now))
+        monkeypatch.setattr(checker, "HealthCommand", self.make_test)
+        self.checker = CardChecker(self.journal, lambda: self.now)
         self.round()
 
-    def answer(self, number: int) -> None:
-        """Let a GPU answer, with the XIDs that it had in this boot."""
+    def make_test(self, _node: Node, device: Device, _now: float) -> SimpleNamespace:
+        """Return a HEALTH_COMMAND that is over by the next look."""
+        number = next(n for n in range(CARDS) if bus(n) == device.bus)
+
+        def poll(_node: Node, _now: float) -> str:
+            return "it ended with 3" if self.sick.get(number, ("", 0))[0] == COMMAND else ""
+
+        return SimpleNamespace(bus=device.bus, is_stuck=False, poll=poll, follow=id)
+
+    def round(self, times: int = 1, *, sampled: bool = True) -> None:
+        """Let so many rounds pass, the check of cards first, as in gpulockd."""
+        for _ in range(times):
+            self.now += ROUND
+            if sampled:
+                self.sample()
+            node = self.node()
+            report = reconcile_locks(node, judge_of(node), soon())
+            for chore in (self.checker, self.health, self.suspects):
+                chore.run(node, report, self.now)
+
+    def answer(self, number: int, kind: str = "") -> None:
+        """Let a GPU answer, with what it had in this boot, and with a fault of this kind now."""
         self.lost.pop(number, None)
-        self.tell(number, *([f"x.79={self.xids[number]},1.0"] if self.xids[number] else []))
+        xids, errors = self.times[XID][number], self.times[ECC][number]
+        facts = ["pcie_width=16", "pcie_width_max=16", f"recovery_action={int(kind == RECOVERY)}"]
+        facts += [f"x.79={xids},1.0"] if xids else []
+        facts += [f"c.ecc.uncorrected.dram={errors},0,0,0"] if errors else []
+        facts += ["pcie_width=4"] if kind == LINK else []
+        facts += [f"memory_used={1024 * MIB}"] if kind == MEMORY else []
+        self.tell(number, *facts)
+
+    def failed(self) -> set[int]:
+        """Return which GPUs fail HEALTH_COMMAND, as far as they were tested."""
+        checks, _ = read_card_checks(str(self.lock), BOOT)
+        return {n for n in range(CARDS) if bus(n) in checks and checks[bus(n)].found.get(COMMAND)}
 
     def away(self) -> set[int]:
         """Return which GPUs are out of service."""
@@ -62,18 +123,19 @@ class Faults(Ward):
         if len(out) >= HALF:
             return
         number = self.dice.choice([n for n in range(CARDS) if n not in out])
-        kind = self.dice.choice([XID, LOST, HANGS, GONE])
-        if kind == XID:
-            self.xids[number] += 1
-            self.answer(number)
-        elif kind == GONE:
+        kind = self.dice.choice(self.kinds)
+        if kind in self.times:
+            self.times[kind][number] += 1
+        if kind == GONE:
             (self.driver / "gpus" / bus(number)).rename(self.root / bus(number))
             del self.facts[number]
-        else:
+        elif kind in (LOST, HANGS):
             self.lose(number, "GPU is lost" if kind == LOST else "a call for it hangs")
+        else:
+            self.answer(number, kind)
         self.sick[number] = kind, 0
         self.sound.pop(number, None)
-        self.injected += 1
+        self.injected[kind] += 1
 
     def repair(self) -> None:
         """Let a sick GPU be sound again: one with an XID was reset, or the driver loaded anew."""
@@ -83,12 +145,14 @@ class Faults(Ward):
         kind, _ = self.sick.pop(number)
         if kind == GONE:
             (self.root / bus(number)).rename(self.driver / "gpus" / bus(number))
-        if kind == XID and any(of == XID for of, _ in self.sick.values()):
+        if kind in RESTARTED and any(of in RESTARTED for of, _ in self.sick.values()):
             recovery.note_reset(str(self.lock), BOOT, bus(number), self.now)
-        elif kind == XID:
+        elif kind in RESTARTED:
             self.reload()
         self.answer(number)
         self.sound[number] = 0
+        tested = TEST_LOOKS if COMMAND in self.kinds else 0
+        self.late[number] = tested + (AGAIN_LOOKS if number in self.failed() else 0)
 
     def restore_by_hand(self) -> None:
         """Let an administrator bring sound GPUs back that nobody else may."""
@@ -98,7 +162,7 @@ class Faults(Ward):
                 self.before.discard(number)
 
     def look(self) -> None:
-        """Let a round pass, then a job of all GPUs that are sound and in service."""
+        """Let a round pass, then a job of so many GPUs as the dice says."""
         self.round()
         self.sick = {number: (kind, looks + 1) for number, (kind, looks) in self.sick.items()}
         self.sound = {number: looks + 1 for number, looks in self.sound.items()}
@@ -110,53 +174,68 @@ class Faults(Ward):
             assert number not in self.sick, "nothing sick comes back"
         self.before = out
         for number, (kind, looks) in self.sick.items():
-            assert number in out or looks < LOOKS[kind], (number, kind, looks)
+            assert number in out or looks < LOOKS.get(kind, looks + 1), (number, kind, looks)
+        failed = self.failed()
         for number, looks in self.sound.items():
             kept = number in out and ADMIN_RESTORE_ONLY not in self.reason(number)
-            assert not kept or looks < BACK_LOOKS, "a sound one is kept no longer than its checks"
-        free = set(range(CARDS)) - out - set(self.sick)
-        assert len(free) >= CARDS - HALF
-        assert self.job(len(free)) == {bus(number) for number in free}
+            late = kept or number in failed
+            limit = BACK_LOOKS + self.late[number]
+            assert not late or looks < limit, "a sound one is kept no longer than its checks"
+        gone = {number for number, (kind, _) in self.sick.items() if kind == GONE}
+        free = set(range(CARDS)) - out - gone
+        sound = free - set(self.sick) - failed
+        known = {n for n, (kind, _) in self.sick.items() if kind != COMMAND or n in failed}
+        assert len(free - known) >= CARDS - HALF
+        got = self.job(self.dice.randint(1, len(free)))
+        assert got <= free
+        assert not got & known or sound <= got, "no sick one is granted while a sound one is free"
+        self.jobs += 1
+        self.sick_granted += bool(got & known)
 
-    def job(self, count: int) -> set[str]:
+    def job(self, count: int) -> set[int]:
         """Let a job have so many GPUs and end; return them."""
         node = self.node()
         own = record(token="", devices=())
         grant = claim_devices(node, own, ClaimRequest(count), judging(node), soon())
         token = grant.owner.token
         release_locks(node, lambda owner: owner.token == token, judge_of(node), soon(), "over")
-        return {device.id for device in grant.devices}
+        names = {device.id for device in grant.devices}
+        return {number for number in range(CARDS) if bus(number) in names}
 
     def play(self, faults: int) -> None:
         """Go on until so many faults were injected."""
-        while self.injected < faults:
+        while sum(self.injected.values()) < faults:
             act = self.dice.random()
             if act < 0.5:
                 self.inject()
             elif act < 0.85:
                 self.repair()
             elif act < 0.9:
-                self.now += self.dice.uniform(0, DAY / 3)
+                self.now += self.dice.randint(0, int(DAY / 3))
             else:
                 self.restore_by_hand()
             for _ in range(self.dice.randint(1, 4)):
                 self.look()
         assert any(self.backs.values())
+        assert all(self.injected.values())
+        print(f"{self.injected}: {self.jobs} jobs, {self.sick_granted} took a sick GPU last")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("commanded", [False, True])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_job_gets_a_sick_gpu_and_a_sound_one_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, *, commanded: bool
 ) -> None:
-    Faults(tmp_path, monkeypatch, seed).play(40)
+    Faults(tmp_path, monkeypatch, seed, commanded=commanded).play(60)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(14_400)
+@pytest.mark.parametrize("commanded", [False, True])
 def test_of_ten_thousand_faults_none_reaches_a_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, commanded: bool
 ) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    Faults(tmp_path, monkeypatch, seed).play(10_000)
+    Faults(tmp_path, monkeypatch, seed, commanded=commanded).play(5_000)

@@ -10,6 +10,7 @@ import os
 import time
 
 from gpulock.alloc.states import DeviceState, device_states
+from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import boot, verdicts
@@ -139,6 +140,14 @@ def read_closed_cards(node: Node) -> dict[str, str]:
     from gpulock.job.mps import cards_with_mps
 
     return cards_with_mps(node.settings, node.boot_id, None)
+
+
+def check_no_mps_ends(node: Node, cards: list[str]) -> None:
+    """Raise Refusal(BUSY) where the MPS of the last places of a card still runs: nobody has it."""
+    closed = read_closed_cards(node)
+    for card in [card for card in cards if card in closed]:
+        do = "wait for its end; gpulock doctor says more"
+        raise Refusal(BUSY, f"{card} is not free: {closed[card]}", do)
 
 
 def read_node_verdicts(node: Node, now: float) -> "tuple[dict[str, Verdict] | None, float | None]":

@@ -14,6 +14,7 @@ from typing import TypeVar
 import click
 
 from gpulock.alloc import reaper
+from gpulock.alloc.node_view import check_no_mps_ends
 from gpulock.alloc.reaper import free_lock
 from gpulock.cli.claims.release import check_reason_length, resolve_lock_id
 from gpulock.cli.complete import complete_device
@@ -29,7 +30,7 @@ from gpulock.daemon.health.steps import BACK, OUT, note_health_step
 from gpulock.deadline import Deadline
 from gpulock.errors import lost_locks_refusal, one_line
 from gpulock.node.context import Node
-from gpulock.node.devices import Device, lock_ids_overlap
+from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.store import boot
 from gpulock.store import quarantine as notes
 from gpulock.store.gate import Gate
@@ -71,6 +72,7 @@ def reserve_command(session: Session, device: str, reason: str) -> None:
                 format_lock_holder(lock.owner) if lock.owner else "a lock without a readable owner"
             )
             raise CommandRefusedError(f"{label} is held by {who}", f"gpulock why {device}")
+        check_no_mps_ends(node, [card_bus_id(name)])
         note = {"by": describe_caller(), "reason": reason, "at": f"{time.time():.0f}"}
         record = boot.reserve_owner(name, note, node.boot_id, node.name)
         node.store.make(name, record)

@@ -18,6 +18,7 @@ from typing import Final
 
 from gpulock.alloc import device_users
 from gpulock.alloc.availability import lock_owner_words
+from gpulock.alloc.node_view import check_no_mps_ends
 from gpulock.alloc.reaper import free_lock
 from gpulock.daemon.health.recovery import note_reset
 from gpulock.daemon.idle.command import check_program_trust
@@ -78,6 +79,7 @@ def reserve_for_reset(node: Node, card: str, by: str) -> list[str]:
             if any(lock_ids_overlap(lock.id, name) for name in cards):
                 why = f"{describe_holder(lock, card)}{doubt}"
                 raise Refusal(BUSY, why, f"gpulock why {lock.id}")
+        check_no_mps_ends(node, cards)
         made: list[str] = []
         try:
             for name in cards:

@@ -13,9 +13,12 @@ import pytest
 from gpulock.cli.session import uid_to_user_name
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
+from gpulock.node.context import Node
+from gpulock.node.settings_file import read_settings
 from gpulock.store import quarantine
 from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.cli_site import Site, dead_process
+from tests.support.fake_mps import leave_mps
 from tests.support.faults import disk_full
 from tests.support.trees import OTHER_BOOT
 
@@ -58,6 +61,17 @@ def test_a_held_device_is_not_reserved_and_its_holder_is_named(site: Site) -> No
     assert result.exit_code == 1
     assert "GPU 3 is held by job 12 of alice" in result.stderr
     assert noted(site, "reserves") == []
+
+
+def test_a_device_whose_mps_still_ends_is_not_reserved(site: Site) -> None:
+    mps_dir = site.files.directory / "mps"
+    with Path(site.config).open("a") as file:
+        file.write(f"MPS_DIR={mps_dir}\n")
+    leave_mps(mps_dir, site.id(3), 1001, Node(read_settings(site.config)).boot_id)
+    result = site.call("reserve", "3", "--reason", "x")
+    assert (result.exit_code, "MPS of uid 1001 ends on it" in result.stderr) == (1, True)
+    assert (noted(site, "reserves"), site.json()["gpus"][3]["held"]) == ([], None)
+    assert site.call("reserve", "4", "--reason", "x").exit_code == 0
 
 
 def test_what_a_dead_owner_left_does_not_stop_a_reserve(site: Site) -> None:

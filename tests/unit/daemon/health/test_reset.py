@@ -27,6 +27,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node import sample
 from gpulock.node.context import Node
+from tests.support.fake_mps import leave_mps
 from tests.support.health_site import Ward
 from tests.support.trees import bus, judge_of, judging, record, soon
 
@@ -140,6 +141,15 @@ def test_what_a_process_has_open_is_not_reset(bench: Bench, number: int, name: s
     bench.proc.add(700, name, uids=(0,) * 4, fds={3: bench.dev / f"nvidia{number}"})
     found = refused(bench.node(), 0)
     assert (found.kind, found.why) == (BUSY, f"process 700 ({name}) has {bus(number)} open")
+    assert bench.locks() == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_has_an_mps_or_is_linked_to_it_is_not_reset(bench: Bench, number: int) -> None:
+    bench.settings["MPS_DIR"] = str(bench.root / "mps")
+    node = bench.node()
+    leave_mps(bench.root / "mps", bus(number), 1001, node.boot_id)
+    assert f"{bus(number)} is not free: MPS of uid 1001 ends on it" in refused(node, 0).why
     assert bench.locks() == []
 
 

@@ -186,8 +186,8 @@ def parse_gres_entry(words: list[str], text: str) -> tuple[str, int]:
 
 
 def is_gres_type(word: str) -> bool:
-    """Return whether a word is a type, as `a100` or `1g.5gb`: it has a letter, a count has none."""
-    bare = word.replace(".", "").replace("-", "").replace("_", "")
+    """Return whether a word is a type, as `a100` or `1g.10gb+me`: it has a letter, no count has."""
+    bare = word.replace(".", "").replace("-", "").replace("_", "").replace("+", "")
     return word[:1].isalnum() and bare.isalnum() and not bare.isdigit()
 
 

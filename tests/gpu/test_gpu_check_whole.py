@@ -6,6 +6,7 @@ Both ask the same double, so that they agree; what is planted in the one must be
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -85,6 +86,14 @@ def test_what_asks_the_same_driver_agrees_under_load_and_is_recorded(bench: Benc
     assert "`busy_seconds_total`" in text
     raw = {path.name for path in done.out.glob("*/*")}
     assert {"idle.xml", "full-load.csv", "half-load.metrics", "nvml.json"} <= raw
+
+
+def test_what_each_process_did_is_recorded(bench: Bench) -> None:
+    bench.nvml.set("gpu0.process_utilization", f"{os.getpid()}:60:30:0:0")
+    done = bench.check("--no-load")
+    told = json.loads(next(done.out.glob("*/nvml.json")).read_text())["cards"][0]["answers"]
+    (one,) = told["nvmlDeviceGetProcessUtilization(0)"]
+    assert (one["pid"], one["smUtil"]) == (os.getpid(), 60)
 
 
 def test_no_uuid_of_the_machine_is_in_its_record(bench: Bench) -> None:

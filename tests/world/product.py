@@ -78,9 +78,9 @@ class StandIns:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def settings(self, path: str) -> Settings:
+    def settings(self, path: str, **more: bool) -> Settings:
         """Stand for read_settings and read_hook_settings."""
-        del path
+        del path, more
         return self._site.settings
 
     def log(self, settings: Settings | None, sentence: str, error: bool, **more: bool) -> None:

@@ -74,7 +74,7 @@ class Consent:
                 plan.changes += offer.changes
             else:
                 plan.notes.append(offer.by_hand)
-        if not (self.yes or self.person):
+        if plan.trial and not (self.yes or self.person):
             plan.notes.append("no trial job is run: --yes runs one")
 
     def offer_services(self) -> None:

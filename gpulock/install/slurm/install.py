@@ -140,10 +140,13 @@ class SlurmPlanner(NodePlanner):
         self.pages(listed, conf, stack)
         found = find_slurm_hooks(conf, HookPaths(options.prefix / CURRENT), self.site.conf)
         starts = all(hook.ours or (self.by_spank and hook.key == TASK) for hook in found)
-        if self.slurmds and starts and gres.counts_by_gres(self.settings):
-            self.plan_.trial = partial(run_slurm_trial, self.site, self.site.node_names()[0])
-        elif not starts:
+        if not starts:
             self.note("no job is protected before slurm.conf has the lines below, and is in force")
+        elif not gres.counts_by_gres(self.settings):
+            count = self.settings.slurm_count
+            self.note(f"no trial job is run: SLURM_COUNT={count}, by which --gres=gpu:1 is none")
+        elif self.slurmds:
+            self.plan_.trial = partial(run_slurm_trial, self.site, self.site.node_names()[0])
         return self.plan_
 
     def write_conf(self, conf: SlurmConf) -> SlurmConf:

@@ -53,6 +53,22 @@ def test_uninstall_says_that_it_is_done_or_that_there_was_nothing(node: SlurmNod
     assert call(node, "uninstall", "slurm").stdout.endswith("\nuninstalled: slurm\n")
 
 
+def test_where_a_trial_job_would_prove_nothing_the_reason_is_said(node: SlurmNode) -> None:
+    node.put_hooks()
+    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment", SLURM_GRES="gpux")
+
+    said = " ".join(install(node).output.split())
+
+    assert "no trial job is run: SLURM_COUNT=comment, by which --gres=gpu:1 is none" in said
+    assert "--yes runs one" not in said
+
+
+def test_without_a_person_a_trial_job_is_named_where_one_can_be_run(node: SlurmNode) -> None:
+    node.put_hooks()
+
+    assert "--yes runs one" in " ".join(install(node).output.split())
+
+
 def test_the_help_of_install_is_not_cut(node: SlurmNode) -> None:
     assert "..." not in call(node, "install", "--help").stdout.partition("Commands:")[2]
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -160,6 +161,32 @@ def test_a_prolog_whose_interpreter_is_gone_says_so_and_what_to_do(
         assert done.returncode == 1, done.stderr
         assert "/nowhere/python3.11 -IS cannot be started, so no job can" in done.stderr
         assert "run gpulock install sge again" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", [[], ["/bin/bash"]])
+@pytest.mark.parametrize("site", ["true", "false"])
+def test_an_epilog_whose_interpreter_is_gone_says_so_and_the_job_is_over(
+    tmp_path: Path, config: Path, shell: list[str], site: str
+) -> None:
+    """It said "not found" to the job alone, and the administrator saw GPUs that stay locked."""
+    hooks = render_hooks(tmp_path / "hooks", config)
+    text = hooks.epilog.read_text().partition("\n")[2]
+    hooks.epilog.write_text(f"#!/nowhere/python3.11 -IS\n{text}")
+    (tmp_path / "config").write_text("")
+    (tmp_path / "environment").write_text("")
+    job = ["7", "0", "gpu.q"]
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+
+    alone = [*shell, str(hooks.launch), str(hooks.epilog), *job]
+    chained = [*shell, str(hooks.chain), "epilog", *job, owner, f"{owner}@/bin/{site}"]
+    shepherd = ["/bin/sh", "-c", '"$@"; exit $?', "shepherd"]  # its folder has the job's files
+    for line, code in ((alone, 0), ([*shepherd, *chained], 1 if site == "false" else 0)):
+        done = subprocess.run(
+            line, env={}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == code, done.stderr
+        assert "/nowhere/python3.11 -IS cannot be started, so no job can" in done.stderr
 
 
 def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config: Path) -> None:

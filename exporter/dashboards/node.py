@@ -231,6 +231,12 @@ FAULTS = [
         Query(f"(gpulock_gpu_health{HERE} == 0) + 1", "GPU {{gpu}}: {{check}}"),
         about="What gpulockd's last look found wrong; `gpulock why` has the evidence.",
     ),
+    stacked(
+        "Out of service",
+        "none",
+        Query(f"gpulock_gpu_quarantine_info{HERE}", "GPU {{gpu}}: {{cause}}"),
+        about="Why; `gpulock history --health` has each step.",
+    ),
     lines(
         "Errors on links in an hour",
         "none",

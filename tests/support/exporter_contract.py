@@ -13,7 +13,8 @@ from prometheus_client import Metric
 BOTH = """utilization_ratio busy_seconds_total observed_seconds_total memory_used_bytes
     memory_total_bytes sm_active_ratio sm_occupancy_ratio tensor_active_ratio
     dram_active_ratio locked lock_acquired_timestamp_seconds lock_stale
-    last_busy_timestamp_seconds foreign_processes quarantined missing responding lock_info info"""
+    last_busy_timestamp_seconds foreign_processes quarantined quarantine_info missing responding
+    lock_info info"""
 BOARD = """health memory_utilization_ratio power_watts energy_joules_total temperature_celsius
     sm_clock_hertz memory_clock_hertz
     clock_event_active clock_event_seconds_total xid_errors_total xid_last_timestamp_seconds
@@ -26,7 +27,7 @@ BOARD = """health memory_utilization_ratio power_watts energy_joules_total tempe
     pcie_transmit_bytes_total pcie_receive_bytes_total nvlink_transmit_bytes_total
     nvlink_receive_bytes_total"""
 NODE = """gpus reconcile_timestamp_seconds locks_reaped_total claims_total
-    lock_wait_seconds_total history_dropped_total nvml_up nvml_workers_abandoned
+    health_steps_total lock_wait_seconds_total history_dropped_total nvml_up nvml_workers_abandoned
     sample_timestamp_seconds collector_success collector_duration_seconds
     config_last_reload_successful exporter_build_info"""
 CONTRACT = frozenset(

@@ -28,6 +28,7 @@ from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.job_cgroups import JobCgroups
 from gpulock_exporter.state.local_state import (
     LockCache,
+    StepCounter,
     read_local_state,
     read_locks_with_details,
 )
@@ -75,6 +76,7 @@ class Exporter:
         self._label_user = LabelUser(settings.label_user)
         self._locks = LockCache(read_locks_with_details)
         self._jobs = JobCgroups(node)
+        self._steps = StepCounter(settings.state_dir)
         self._folder = ExporterFolder(settings.exporter_dir)
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
@@ -108,7 +110,7 @@ class Exporter:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock.now()
         self.listed.refresh_if_changed()
-        facts = read_local_state(self._node, now.boottime, self._locks, self._jobs)
+        facts = read_local_state(self._node, now.boottime, self._locks, self._jobs, self._steps)
         hung = name_hung_cards(supervisor.hung.out(), self.listed.devices)
         over = self._book.tick(frames, facts, now, hung)
         self._fault, supervisor.shared = supervisor.fault, frozenset(self._book.shares.cards)

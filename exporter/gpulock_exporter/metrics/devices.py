@@ -215,6 +215,11 @@ SEVERAL: tuple[tuple[str, str, Several], ...] = (
         "Whether the GPU passed a check at gpulockd's last look at it.",
         lambda seen: [({"check": name}, not why) for name, why in seen.checks.items()],
     ),
+    (
+        "quarantine_info",
+        "Why the {device} is out of service; always 1.",
+        lambda seen: [({"cause": cause}, 1) for cause in seen.causes],
+    ),
     ("clock_event_active", "Whether a reason lowers the clocks.", active_reasons),
     (
         "clock_event_seconds_total",
@@ -317,7 +322,9 @@ def collect_families(
         yield from collect_pair(found, name, meaning, single_value(value))
     for name, meaning, several in SEVERAL:
         yield from collect_pair(found, name, meaning, several)
-    yield from collect_node_families(snapshot.counters, snapshot.states, snapshot.reconciled)
+    yield from collect_node_families(
+        snapshot.counters, snapshot.states, snapshot.reconciled, snapshot.steps
+    )
     yield from collect_health_families(snapshot.health)
 
 

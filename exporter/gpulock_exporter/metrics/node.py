@@ -32,11 +32,15 @@ def labelled_values(name: str, meaning: str, label: str, values: Mapping[str, fl
 
 
 def collect_node_families(
-    counters: Mapping[str, str], states: Mapping[str, float] | None, reconciled: float | None
+    counters: Mapping[str, str],
+    states: Mapping[str, float] | None,
+    reconciled: float | None,
+    steps: Mapping[str, float],
 ) -> Iterator[Metric]:
     """Yield the families of the node: its devices by state, and what the hooks have counted.
 
-    `reconciled` is when a reconcile last judged all locks, epoch seconds.
+    `reconciled` is when a reconcile last judged all locks, epoch seconds; `steps` counts those of
+    GPUs out of service and back.
     """
     reaped: dict[str, float] = {}
     claims: dict[str, float] = {}
@@ -71,6 +75,12 @@ def collect_node_families(
     )
     yield labelled_values(
         "claims_total", "Claims by how they ended, in this boot.", "result", claims
+    )
+    yield labelled_values(
+        "health_steps_total",
+        "Steps of GPUs out of service, of resets, of tests, and back into service.",
+        "step",
+        steps,
     )
     yield one_value(
         "lock_wait_seconds_total",

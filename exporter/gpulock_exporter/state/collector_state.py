@@ -160,6 +160,7 @@ class CollectorState:
             states=states,
             driver=self.last.driver if self.last and fresh else "",
             counters=facts.counters,
+            steps=facts.steps,
             reconciled=facts.reconciled + offset if facts.reconciled is not None else None,
             health=replace(
                 health,

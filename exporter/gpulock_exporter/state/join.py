@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpulock.alloc import states
+from gpulock.daemon.health.recovery import parse_note_causes
 from gpulock.node.devices import SHARE, Device, card_bus_id, lock_ids_overlap
 from gpulock.node.shares import count_places_by_card
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.quarantine import POLICY
 from gpulock.store.verdicts import DEAD, UNKNOWN
 from gpulock_exporter.state.claim_accounting import Ledger
 from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals
@@ -23,6 +25,7 @@ from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import DeviceProcesses, DeviceSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import DeviceTelemetry
 
+ORPHANS, ADMINISTRATOR = "orphans", "administrator"  # causes that are none of the policy's
 NOT_LISTED = "the driver lists it, NVML does not"
 
 
@@ -133,7 +136,9 @@ class SnapshotJoin:
         if row.id in self.facts.checks:
             found.checks = self.facts.checks[row.id].found
         found.stale = is_lock_stale(record, self.facts)
-        found.quarantined = is_row_quarantined(row, self.facts) if row.state else None
+        if row.state and self.facts.quarantined is not None:
+            found.causes = find_quarantine_causes(row, self.facts.quarantined)
+            found.quarantined = bool(found.causes)
         found.foreign = count_foreign(self.present.get(row.id)) if self.fresh else None
         if opened := self.facts.open_foreign.get(row.id):  # also one that uses it without CUDA
             found.foreign = max(found.foreign or 0, opened.count)
@@ -183,12 +188,17 @@ def count_foreign(present: DeviceProcesses | None) -> int | None:
     return len(present.foreign)
 
 
-def is_row_quarantined(row: states.DeviceState, facts: LocalState) -> bool | None:
-    """Return whether a device is out of service, also one that is missing besides."""
-    if facts.quarantined is None:
-        return None
-    orphans = row.lock is not None and bool(row.lock.orphans)
-    return orphans or any(lock_ids_overlap(name, row.id) for name in facts.quarantined)
+def find_quarantine_causes(row: states.DeviceState, out: Mapping[str, str]) -> tuple[str, ...]:
+    """Return why a device is out of service, also one that is missing besides: a word each.
+
+    `out` has the reason for each id. What is not the policy's is an administrator's.
+    """
+    found = [ORPHANS] if row.lock is not None and row.lock.orphans else []
+    for name, reason in out.items():
+        if lock_ids_overlap(name, row.id):
+            ours = reason.endswith(f" ({POLICY})")
+            found += (parse_note_causes({"reason": reason}) if ours else ()) or (ADMINISTRATOR,)
+    return tuple(dict.fromkeys(found))
 
 
 def is_lock_stale(record: Owner | None, facts: LocalState) -> bool | None:

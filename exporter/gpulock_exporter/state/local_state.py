@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Optional, TypeVar
 
 from gpulock.alloc import node_view
+from gpulock.daemon.health.steps import NAME as HISTORY
+from gpulock.daemon.health.steps import count_health_steps
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.store import atomic, kv
@@ -52,6 +54,7 @@ class LocalState(node_view.NodeView):
         super().__init__(locks, quarantined, verdicts, reconciled)
         self.counters: dict[str, str] = dict(counters or {})
         self.checks: dict[str, CardChecks] = {}  # by bus id
+        self.steps: Mapping[str, int] = {}  # of GPUs out of service and back, by kind
         self.host_usage: dict[str, HostUsage] = {}  # by token
         self.failures: dict[str, str] = {}
         self.durations: dict[str, float] = dict(durations or {})
@@ -69,12 +72,16 @@ class LocalState(node_view.NodeView):
 
 
 def read_local_state(
-    node: Node, now: float, known: LockCache | None = None, jobs: JobCgroups | None = None
+    node: Node,
+    now: float,
+    known: LockCache | None = None,
+    jobs: JobCgroups | None = None,
+    steps: StepCounter | None = None,
 ) -> LocalState:
     """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds.
 
-    `known` are the locks, and `jobs` the jobs' cgroups, as they were read before, for a caller that
-    reads them each second.
+    `known` are the locks, `jobs` the jobs' cgroups, and `steps` those of health, as they were read
+    before, for a caller that reads them each second.
     """
     facts, locks = LocalState(), known or LockCache(read_locks_with_details)
     facts.locks = facts.read("locks", lambda: read_boot_locks(node, locks), None)
@@ -94,6 +101,8 @@ def read_local_state(
     if jobs is not None:
         owners = {lock.owner.token: lock.owner for lock in facts.held.values() if lock.owner}
         facts.host_usage = facts.read("jobs", lambda: jobs.read(owners, now), {})
+    if steps is not None:
+        facts.steps = facts.read("health history", steps.count, {})
     facts.counters = facts.read("counters", lambda: read_hook_counters(node.store), {})
     return facts
 
@@ -174,6 +183,24 @@ class LockCache:
             if marks is not None and sound and are_marks_settled(marks, at):
                 self._marks = marks
         return dict(self._held)
+
+
+class StepCounter:
+    """The steps in STATE_DIR/health-history by kind, counted again once that file has changed."""
+
+    def __init__(self, state_dir: str) -> None:
+        self._dir = state_dir
+        self._mark: Mark | None = None
+        self._steps: Mapping[str, int] = {}
+
+    def count(self) -> Mapping[str, int]:
+        """Return how many there were of each kind; raise OSError."""
+        mark = None
+        if os.path.lexists(path := f"{self._dir}/{HISTORY}"):
+            mark = read_file_mark(path)
+        if mark is None or mark != self._mark:
+            self._steps, self._mark = count_health_steps(self._dir), mark
+        return self._steps
 
 
 def read_lock_marks(folder: str) -> Marks | None:

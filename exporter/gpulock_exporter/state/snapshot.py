@@ -73,8 +73,8 @@ class DeviceSnapshot(DeviceTelemetry):
     `observed`, `energy`, `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the
     last was; times are epoch seconds. `foreign` counts processes; where none is seen and some are
     hidden it is None. `checks` has why each check of gpulockd's failed, nothing for one that is
-    good. `idle` and `mean` are, of its claim, the observed seconds without work and the share at
-    work.
+    good. `causes` are why it is out of service. `idle` and `mean` are, of its claim, the observed
+    seconds without work and the share at work.
     """
 
     id: str = ""
@@ -97,6 +97,7 @@ class DeviceSnapshot(DeviceTelemetry):
     counters: Mapping[str, float] = field(default_factory=dict[str, float])
     xids: Mapping[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     checks: Mapping[str, str] = field(default_factory=dict[str, str])
+    causes: tuple[str, ...] = ()
     last_busy: float | None = None
     foreign: int | None = None
     idle: float | None = None
@@ -124,7 +125,8 @@ class ExporterHealth:
 class NodeSnapshot:
     """A node at one moment; `states` is None where the locks or the devices are not known.
 
-    `counters` are the hooks' own, `reconciled` is epoch seconds.
+    `counters` are the hooks' own, `steps` those of GPUs out of service and back by kind,
+    `reconciled` is epoch seconds.
     """
 
     at: Moment
@@ -134,3 +136,4 @@ class NodeSnapshot:
     counters: Mapping[str, str]
     reconciled: float | None
     health: ExporterHealth
+    steps: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -162,14 +162,19 @@ def device_note(seen: DeviceSnapshot) -> str:
 
 
 def device_warnings(seen: DeviceSnapshot, now: Moment) -> Iterator[str]:
-    """Yield what speaks against a device, whatever its state: what it had in this boot, or has."""
+    """Yield what speaks against a device, whatever its state: what it had in this boot, or has.
+
+    The driver's word and a failed check of gpulockd's may be the same.
+    """
     for xid, (_, at) in sorted(seen.xids.items()):
         if xid in HARDWARE:
             yield f"XID {xid} ({HARDWARE[xid]}), {format_page_duration(now.wall - at)} ago"
+    found = [why for _, why in sorted(seen.checks.items())]
     if seen.recovery_action:
-        yield f"the driver asks for {describe_recovery_action(seen.recovery_action)}"
+        found.append(f"the driver asks for {describe_recovery_action(seen.recovery_action)}")
     if seen.remap_failure:
-        yield "a row of its memory could not be remapped"
+        found.append("a row of its memory could not be remapped")
+    yield from dict.fromkeys(filter(None, found))
     if seen.temperature is not None and seen.temperature > HOT:
         yield f"{seen.temperature:.0f} °C is hot"
 

@@ -20,6 +20,7 @@ from gpulock.daemon.health.health_command import (
     HealthCommand,
     NoOutcomeError,
 )
+from gpulock.daemon.health.steps import TESTED, note_health_step
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, QUARANTINE, SAMPLE, TIME, Chore, Due
@@ -122,8 +123,11 @@ class CardChecker(Chore):
         card = cards.setdefault(bus, CardChecks())
         before, card.tested = card.found.get(COMMAND), self._clock()
         card.begun, card.unproven = None, (0, 0.0, "")
-        card.found[COMMAND] = f"HEALTH_COMMAND: {fault}" if fault else ""
+        card.found[COMMAND] = found = f"HEALTH_COMMAND: {fault}" if fault else ""
         write_card_checks(node.store.path, cards, node.boot_id, looked)
+        if found != before or (not fault and bus in policy.read_quarantine_notes(node)):
+            said = found or "HEALTH_COMMAND passed"
+            note_health_step(node.settings.state_dir, bus, TESTED, said)
         if before and not fault:
             self._journal.say(NOTICE, f"{bus} passed HEALTH_COMMAND")
 

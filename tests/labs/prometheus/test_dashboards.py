@@ -15,6 +15,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.presets import PRESETS
 from gpulock.store.checks import CardChecks, write_card_checks
+from gpulock.store.quarantine import POLICY, QUARANTINE, write_device_note
 from tests.labs.prometheus.lab import ROOT, SHORTER
 from tests.labs.prometheus.scene import Scene, scene
 
@@ -87,6 +88,7 @@ def prepared(found: Scene) -> Scene:
             }
             found.script("".join(f"{name}={','.join(each)}\n" for name, each in script.items()))
             note_narrow_link(found, whole[2].bus)
+            found.server.wait("gpulock_gpu_quarantine_info")
             found.server.wait("gpulock:gpu_hold:idle_seconds >= 6")
             found.server.wait("gpulock:mig_hold:idle_seconds >= 6")
             found.server.wait("gpulock:share_hold:utilization_ratio")
@@ -99,10 +101,12 @@ def prepared(found: Scene) -> Scene:
 
 
 def note_narrow_link(found: Scene, bus: str) -> None:
-    """Note that a card has failed a check, as gpulockd does."""
+    """Note that a card has failed a check and is out of service for that, as gpulockd does."""
     node, card = Node(read_settings(str(found.stage.node.config))), CardChecks()
     card.found = {"pcie_width": "x8 on PCIe, and its neighbours have x16"}
     write_card_checks(node.store.path, {bus: card}, node.boot_id, 1.0)
+    reason = f"health: {card.found['pcie_width']}"
+    write_device_note(node.settings.state_dir, QUARANTINE, bus, POLICY, reason)
 
 
 def boards() -> dict[str, Any]:

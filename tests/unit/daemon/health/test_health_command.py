@@ -23,6 +23,7 @@ from gpulock.alloc.liveness import Judge
 from gpulock.daemon.health.checker import AGAIN, PAUSE, CardChecker, pause_without_outcome
 from gpulock.daemon.health.health_command import ENDING
 from gpulock.daemon.health.recovery import note_reset
+from gpulock.daemon.health.steps import read_health_steps
 from gpulock.daemon.history.pending import read_released_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BUSY, UNKNOWN, Refusal
@@ -677,6 +678,27 @@ def test_a_card_that_was_reset_while_it_is_out_is_tested_once_more(
     site.now += 1
     site.go_round()
     assert site.checker.command is not None
+
+
+def test_an_outcome_is_a_step_where_it_is_news_or_of_a_card_that_is_out(
+    make: Callable[..., Clinic],
+) -> None:
+    site = make("exit 3\n", 1)
+    state = str(site.state)
+    for script in ("exit 3\n", "exit 3\n", "exit 0\n", "exit 0\n"):
+        site.write(script)
+        site.now += 1e6
+        site.go_round()
+        site.finish_check()
+    quarantine.write_device_note(state, QUARANTINE, bus(0), "gpulock", "xid: XID 79")
+    site.now += 1e6
+    site.go_round()
+    site.finish_check()
+    failed, passed = "HEALTH_COMMAND: it ended with 3", "HEALTH_COMMAND passed"
+    found = read_health_steps(state, bus(0))
+    assert [(one.step, one.words) for one in found] == [
+        ("tested", words) for words in (failed, passed, passed)
+    ]
 
 
 def test_a_program_that_is_not_roots_alone_is_not_run(make: Callable[..., Clinic]) -> None:

@@ -21,7 +21,13 @@ from gpulock.daemon.health.reset import (
     reserve_for_reset,
     run_reset,
 )
-from gpulock.daemon.health.steps import LIMIT, NAME, note_health_step, read_health_steps
+from gpulock.daemon.health.steps import (
+    LIMIT,
+    NAME,
+    count_health_steps,
+    note_health_step,
+    read_health_steps,
+)
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
@@ -384,6 +390,9 @@ def test_the_history_of_health_is_bounded_and_keeps_the_latest(tmp_path: Path) -
     assert found[-1].words.startswith("2999 ")
     assert {one.device for one in found} == {bus(1)}
     assert len(found) > 100
+    note_health_step(str(tmp_path), bus(0), "back", "clean")
+    counts = {"out": 3000, "reset": 0, "tested": 0, "back": 1}
+    assert count_health_steps(str(tmp_path)) == counts, "of those as well that went"
 
 
 def test_a_history_that_cannot_be_written_or_read_stops_nobody(tmp_path: Path) -> None:

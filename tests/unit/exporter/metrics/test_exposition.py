@@ -83,6 +83,11 @@ def scene(tmp_path: Path) -> NodeSnapshot:
     checks = CardChecks()
     checks.found = {"pcie_width": "x8 on PCIe", "memory": ""}
     node.facts.checks = {bus(0): checks}
+    node.facts.quarantined = {
+        bus(2): "its fan died (SECRET)",
+        bus(3): "xid: XID 79 (GPU has fallen off the bus); memory: SECRET (gpulock)",
+    }
+    node.facts.steps = {"out": 3, "reset": 1, "tested": 0, "back": 1}
     node.facts.durations = {"locks": 0.001, "foreign": 0.0}
     node.facts.failures = {"verdicts": "SECRET"}
     found = [listed(0), listed(1), listed(2, "gi1.ci0"), listed(2, "gi2.ci0"), listed(3)]

@@ -351,7 +351,24 @@ def test_orphans_are_a_quarantine() -> None:
     held.orphans = "process 7"
     node.facts = facts(held)
     node.silence()
+    assert seen(node.snapshot([listed(0)])).causes == ("orphans",)
     assert seen(node.snapshot([listed(0)])).quarantined is True
+
+
+@pytest.mark.parametrize(
+    ("reason", "causes"),
+    [
+        ("xid: XID 79 (lost); memory: 9 MiB (gpulock)", {"xid", "memory"}),
+        ("xid: XID 79 (root)", {"administrator"}),
+        ("something: new (gpulock)", {"administrator"}),
+        ("unreadable note: no such file", {"administrator"}),
+    ],
+)
+def test_why_a_device_is_out_is_one_of_few_words(reason: str, causes: set[str]) -> None:
+    node = Node()
+    node.facts.quarantined = {bus(0): reason}
+    node.silence()
+    assert set(seen(node.snapshot([listed(0)])).causes) == causes
 
 
 # --- processes --------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from gpulock_exporter.state import local_state
 from gpulock_exporter.state.local_state import ledger_claims, read_local_state
 
+from gpulock.daemon.health.steps import count_health_steps, note_health_step
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
@@ -205,3 +206,24 @@ def test_locks_that_were_lost_in_this_boot_are_not_known(box: Box) -> None:
     facts = read_local_state(box.node(), clock_boottime())
     assert facts.locks is None
     assert facts.failures["locks"] == "the locks of this boot were lost"
+
+
+def test_steps_are_counted_again_once_their_file_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[str]()
+
+    def count(state_dir: str) -> dict[str, int]:
+        read.append(state_dir)
+        return count_health_steps(state_dir)
+
+    monkeypatch.setattr(local_state, "count_health_steps", count)
+    counter = local_state.StepCounter(str(tmp_path))
+    assert counter.count() == {"out": 0, "reset": 0, "tested": 0, "back": 0}
+    note_health_step(str(tmp_path), bus(0), "out", "xid: XID 79")
+    assert counter.count()["out"] == 1
+    read.clear()
+    assert counter.count()["out"] == 1
+    assert read == []
+    note_health_step(str(tmp_path), bus(0), "back", "clean")
+    assert counter.count()["back"] == 1

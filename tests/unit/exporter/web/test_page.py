@@ -131,6 +131,20 @@ def tile_of(node: Node, **changes: Any) -> Tile:
     return tile
 
 
+def test_a_tile_names_each_check_that_fails_and_what_the_driver_says_once() -> None:
+    node = Node()
+    node.tick(card(0))
+    action = "the driver asks for a reset of the GPU"
+    checks = {
+        "command": "HEALTH_COMMAND: it ended with 3",
+        "memory": "",
+        "pcie_width": "x4 on PCIe",
+        "recovery_action": action,
+    }
+    tile = tile_of(node, checks=checks, recovery_action=1)
+    assert tile.warnings == (checks["command"], checks["pcie_width"], action)
+
+
 @pytest.mark.parametrize(
     ("xid", "said"), [(79, ("XID 79 (GPU has fallen off the bus), 2m ago",)), (31, ())]
 )

@@ -40,7 +40,8 @@ class Real:
         self.box = Box(root, 4, PROC_ROOT="/proc", **keys)
         self.node = self.box.node()
         self.job = record(token="", devices=(), uid=os.geteuid(), add_grp_id=0)
-        claim_devices(self.node, self.job, ClaimRequest(1), judging(self.node), soon())
+        want = ClaimRequest(1, share="SHARES" in keys)
+        claim_devices(self.node, self.job, want, judging(self.node), soon())
         self.left: dict[int, str] = {}
         self.started: list[subprocess.Popen[str]] = []
 
@@ -115,6 +116,24 @@ def test_nobody_else_is_touched(real: Real) -> None:
     real.clean()
     assert one.wait(60) < 0
     assert other.poll() is None
+
+
+def test_of_two_places_on_a_card_only_ones_own_processes_are_ended(tmp_path: Path) -> None:
+    real = Real(tmp_path, SHARES="0:4", LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT="30")
+    opens = f"card = open({str(tmp_path / 'dev/nvidia0')!r}); print(flush=True)"
+    one, other = real.leave(opens), real.leave(opens)
+    neighbour = record(
+        **{"token": "", "devices": (), "uid": os.geteuid(), "add_grp_id": 0, "job_id": "13"},
+        **{"pid": other.pid, "start": real.node.proc.start(other.pid), "scheduler": "process"},
+    )
+    want = ClaimRequest(1, share=True)
+    claim_devices(real.node, neighbour, want, judging(real.node), soon())
+    assert real.box.locks() == [f"{bus(0)}.share1", f"{bus(0)}.share2"]
+    try:
+        assert real.clean() == [f"left behind, ended: process {one.pid} (python, of the job)"]
+        assert (one.wait(60), other.poll()) == (-signal.SIGTERM, None)
+    finally:
+        real.end()
 
 
 def test_what_another_job_left_is_not_looked_for(real: Real) -> None:

@@ -169,8 +169,8 @@ soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 bench: $(RUNTIME)  ## how long a claim and a hook take
 	@$(BIN)/python tests/bench/run.py
 
-bench-paired: $(RUNTIME)  ## the hooks of another commit and of this tree in turns (BEFORE=main)
-	@$(BIN)/python tests/bench/paired.py $(or $(BEFORE),main) $(or $(ROUNDS),400)
+bench-paired: $(RUNTIME)  ## the hooks of another commit and of this tree in turns (BEFORE=HEAD~1)
+	@$(BIN)/python tests/bench/paired.py $(or $(BEFORE),HEAD~1) $(or $(ROUNDS),400)
 
 bench-history: $(RUNTIME)  ## a million finished claims, filtered and summed (3 GB of scratch)
 	@$(BIN)/python tests/bench/history.py

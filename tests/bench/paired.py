@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of another commit and of this tree in turns: `make bench-paired BEFORE=main`.
+"""The hooks of another commit and of this tree in turns: `make bench-paired BEFORE=HEAD~1`.
 
 Grid Engine's prolog and epilog as whole processes, in milliseconds: both medians, their ratio, and
-the quartiles of the ratios of each pair, of which a busy machine disturbs both halves alike.
+the quartiles of the ratios of each pair, of which a busy machine disturbs both halves alike. It
+ends with 1 where the prolog is slower than LIMIT allows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 5  # rounds that are not counted
+LIMIT = 1.02  # times the prolog of before
+CPU = "prolog cpu"
 Round = dict[str, float]  # milliseconds by row
 
 
@@ -36,7 +39,8 @@ def main(arguments: list[str]) -> int:
     print(f"  {'':20}{'before':>9}{'now':>9}{'ratio':>9}{'pairs':>9}{'p25':>9}{'p75':>9}")
     for row in pairs[0][0]:
         print(f"  {row:20}" + "".join(f"{value:9.3f}" for value in compare_row(pairs, row)))
-    return 0
+    sys.path[0] = str(ROOT)
+    return judge_pairs(pairs)
 
 
 @contextmanager
@@ -103,6 +107,19 @@ def take_turns(
             before = old()
         if number >= WARM_UP:
             yield before, now
+
+
+def judge_pairs(pairs: list[tuple[Round, Round]]) -> int:
+    """Print whether the prolog is as fast as before; return the exit code.
+
+    By processor time where the prolog mostly waited for a processor.
+    """
+    from tests.bench.table import WAITED, print_targets
+
+    took, worked = (statistics.median(now[row] for _, now in pairs) for row in ("prolog", CPU))
+    row = CPU if took > WAITED * worked else "prolog"
+    target = f"{row}, median of the pairs", compare_row(pairs, row)[3], LIMIT
+    return 1 if print_targets([target]) else 0
 
 
 def compare_row(pairs: list[tuple[Round, Round]], row: str) -> tuple[float, ...]:

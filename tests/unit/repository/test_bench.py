@@ -19,7 +19,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
-from tests.bench import disturbed, inprocess, looks, table
+from tests.bench import disturbed, inprocess, looks, paired, table
 from tests.bench.nvml_free import bare_look
 from tests.bench.rounds import CPU, Samples, run_rounds
 from tests.nvml.double import Double
@@ -83,6 +83,24 @@ def test_a_disturbed_act_is_undone_measured_again_and_told(
 def test_what_is_disturbed_every_time_is_an_error_that_says_how_busy_the_machine_is() -> None:
     with pytest.raises(RuntimeError, match=r"3 locks held, 10 times running; load .* processes"):
         disturbed.undisturbed(raising(RuntimeError("128 held, dead: 3 locks held")), lambda: None)
+
+
+@pytest.mark.parametrize(("slower", "code"), [(1.0, 0), (1.015, 0), (1.03, 1)])
+@pytest.mark.parametrize("waited", [1.1, 4.0])
+def test_a_prolog_that_a_change_made_slower_is_judged(
+    capsys: pytest.CaptureFixture[str], slower: float, code: int, waited: float
+) -> None:
+    pairs = [
+        ({"prolog": 9.0 * cpu, "prolog cpu": cpu}, {"prolog": cpu * waited, "prolog cpu": cpu})
+        for cpu in (10.0, 11.0, 13.0)
+    ]
+    for before, now in pairs:
+        if waited > table.WAITED:
+            now["prolog cpu"] *= slower
+        else:
+            before["prolog"] = now["prolog"] / slower
+    assert paired.judge_pairs(pairs) == code
+    assert ("MISSED" in capsys.readouterr().out) == bool(code)
 
 
 def test_after_locks_were_taken_away_every_device_can_be_claimed_again(tmp_path: Path) -> None:

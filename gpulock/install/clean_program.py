@@ -3,8 +3,8 @@
 
 Grid Engine starts a hook as root in the job's environment. The loader and the C library of any
 ordinary program read that first: `GLIBC_TUNABLES` alone ends `/usr/bin/env`, and the queue with it.
-So the first program has neither. It keeps `SGE_*`, which a hook of the site's may read and nothing
-obeys, and becomes its first argument. It ends with 100 (job in error) where it cannot.
+So the first program has neither. It keeps five names, which a hook of the site's may read and no
+program obeys, and becomes its first argument. It ends with 100 (job in error) where it cannot.
 
 Each line of code is one instruction, as its assembler prints it; the tests assemble them again.
 """
@@ -19,61 +19,113 @@ _BASE: Final = 0x400000
 _ALIGN: Final = 0x10000  # the largest page of aarch64
 _PROGRAM_HEADERS: Final = 2
 _EM: Final = {"x86_64": 62, "aarch64": 183}  # elf.h, e_machine
-# argc, argv, then envp stand on the stack; 0x5f454753 is `SGE_`.
+# What the shepherd itself says to a hook. Of each name the last line counts. So no more is left
+# than five values of 128 KiB, for which a launcher has room under any limit that Grid Engine sets.
+_KEPT: Final = tuple(
+    f"SGE_{name}"
+    for name in ("JOBEXIT_STAT", "CWD_PATH", "STDIN_PATH", "STDOUT_PATH", "STDERR_PATH")
+)
+_TABLE: Final = "".join(f"{name}=" for name in _KEPT)
+_DATA: Final = (_TABLE.encode().hex(), f'9: .ascii "{_TABLE}"')
+# argc, argv, then envp stand on the stack. The code goes through envp from its end (3), compares
+# each with the names (4 to 7), and collects the first that it meets of each name below the end.
 CODE: Final = {
     "x86_64": (
         ("488b0c24", "mov rcx, [rsp]"),
         ("488d742410", "lea rsi, [rsp+16]"),
-        ("488d14ce", "lea rdx, [rsi+rcx*8]"),
-        ("4989d0", "mov r8, rdx"),
-        ("4989d1", "mov r9, rdx"),
-        ("498b38", "1: mov rdi, [r8]"),
-        ("4983c008", "add r8, 8"),
-        ("4885ff", "test rdi, rdi"),
-        ("7411", "jz 2f"),
-        ("813f5347455f", "cmp dword ptr [rdi], 0x5f454753"),
-        ("75ec", "jne 1b"),
-        ("498939", "mov [r9], rdi"),
-        ("4983c108", "add r9, 8"),
-        ("ebe3", "jmp 1b"),
-        ("498939", "2: mov [r9], rdi"),
-        ("488b3e", "mov rdi, [rsi]"),
+        ("4c8d04ce", "lea r8, [rsi+rcx*8]"),
+        ("4c89c2", "mov rdx, r8"),
+        ("488b02", "1: mov rax, [rdx]"),
+        ("4885c0", "test rax, rax"),
+        ("7406", "jz 2f"),
+        ("4883c208", "add rdx, 8"),
+        ("ebf2", "jmp 1b"),
+        ("4989d1", "2: mov r9, rdx"),
+        ("31db", "xor ebx, ebx"),
+        ("4d39c1", "3: cmp r9, r8"),
+        ("7446", "je 8f"),
+        ("4983e908", "sub r9, 8"),
+        ("488d3d51000000", "lea rdi, [rip+9f]"),
+        ("31c9", "xor ecx, ecx"),
+        ("4d8b11", "4: mov r10, [r9]"),
+        ("8a07", "5: mov al, [rdi]"),
+        ("48ffc7", "inc rdi"),
+        ("413a02", "cmp al, [r10]"),
+        ("7518", "jne 6f"),
+        ("49ffc2", "inc r10"),
+        ("3c3d", "cmp al, 61"),
+        ("75ef", "jne 5b"),
+        ("0fabcb", "bts ebx, ecx"),
+        ("72d5", "jc 3b"),
+        ("4883ea08", "sub rdx, 8"),
+        ("4d8b11", "mov r10, [r9]"),
+        ("4c8912", "mov [rdx], r10"),
+        ("ebc9", "jmp 3b"),
+        ("3c3d", "6: cmp al, 61"),
+        ("7407", "je 7f"),
+        ("8a07", "mov al, [rdi]"),
+        ("48ffc7", "inc rdi"),
+        ("ebf5", "jmp 6b"),
+        ("ffc1", "7: inc ecx"),
+        ("83f905", "cmp ecx, 5"),
+        ("75c9", "jne 4b"),
+        ("ebb5", "jmp 3b"),
+        ("488b3e", "8: mov rdi, [rsi]"),
         ("b83b000000", "mov eax, 59"),  # execve
         ("0f05", "syscall"),
         ("bf64000000", "mov edi, 100"),
         ("b83c000000", "mov eax, 60"),  # exit
         ("0f05", "syscall"),
+        _DATA,
     ),
     "aarch64": (
         ("e30340f9", "ldr x3, [sp]"),
         ("e1430091", "add x1, sp, #16"),
-        ("220c038b", "add x2, x1, x3, lsl #3"),
-        ("e40302aa", "mov x4, x2"),
+        ("240c038b", "add x4, x1, x3, lsl #3"),
+        ("e20304aa", "mov x2, x4"),
+        ("458440f8", "1: ldr x5, [x2], #8"),
+        ("e5ffffb5", "cbnz x5, 1b"),
+        ("422000d1", "sub x2, x2, #8"),
         ("e50302aa", "mov x5, x2"),
-        ("e6010018", "ldr w6, 3f"),
-        ("878440f8", "1: ldr x7, [x4], #8"),
-        ("c70000b4", "cbz x7, 2f"),
-        ("e80040b9", "ldr w8, [x7]"),
-        ("1f01066b", "cmp w8, w6"),
-        ("81ffff54", "b.ne 1b"),
-        ("a78400f8", "str x7, [x5], #8"),
-        ("faffff17", "b 1b"),
-        ("bf0000f9", "2: str xzr, [x5]"),
-        ("200040f9", "ldr x0, [x1]"),
+        ("06008052", "mov w6, #0"),
+        ("bf0004eb", "3: cmp x5, x4"),
+        ("e0020054", "b.eq 8f"),
+        ("a78c5ff8", "ldr x7, [x5, #-8]!"),
+        ("69030010", "adr x9, 9f"),
+        ("2a008052", "mov w10, #1"),
+        ("eb0307aa", "4: mov x11, x7"),
+        ("2c154038", "5: ldrb w12, [x9], #1"),
+        ("6d154038", "ldrb w13, [x11], #1"),
+        ("9f010d6b", "cmp w12, w13"),
+        ("01010054", "b.ne 6f"),
+        ("9ff50071", "cmp w12, #61"),
+        ("61ffff54", "b.ne 5b"),
+        ("df000a6a", "tst w6, w10"),
+        ("61feff54", "b.ne 3b"),
+        ("c6000a2a", "orr w6, w6, w10"),
+        ("478c1ff8", "str x7, [x2, #-8]!"),
+        ("f0ffff17", "b 3b"),
+        ("9ff50071", "6: cmp w12, #61"),
+        ("60000054", "b.eq 7f"),
+        ("2c154038", "ldrb w12, [x9], #1"),
+        ("fdffff17", "b 6b"),
+        ("4a791f53", "7: lsl w10, w10, #1"),
+        ("eafd2f36", "tbz w10, #5, 4b"),
+        ("e9ffff17", "b 3b"),
+        ("200040f9", "8: ldr x0, [x1]"),
         ("a81b80d2", "mov x8, #221"),  # execve
         ("010000d4", "svc #0"),
         ("800c80d2", "mov x0, #100"),
         ("a80b80d2", "mov x8, #93"),  # exit
         ("010000d4", "svc #0"),
-        ("5347455f", '3: .ascii "SGE_"'),
+        _DATA,
     ),
 }
 # For a machine without code here: docs/grid-engine.md says what that leaves open.
-_KEPT: Final = ("JOBEXIT_STAT", "CWD_PATH", "STDIN_PATH", "STDOUT_PATH", "STDERR_PATH")
 SCRIPT: Final = "\n".join(
     (
         "#!/bin/sh -p",
-        *(f'[ -z "${{SGE_{name}+x}}" ] || set -- "SGE_{name}=$SGE_{name}" "$@"' for name in _KEPT),
+        *(f'[ -z "${{{name}+x}}" ] || set -- "{name}=${name}" "$@"' for name in _KEPT),
         'exec /usr/bin/env -i "$@"\n',
     )
 ).encode()

@@ -42,6 +42,7 @@ PYTHON = {"PYTHONHOME": "/no", "PYTHONPATH": "/no", "PYTHONMALLOC": "debug", "PY
 SHELL = {"BASH_ENV": "/no", "ENV": "/no", "SHELLOPTS": "xtrace", "PS4": "$(id)", "IFS": "/"}
 LOCALE = {"LC_ALL": "../../tmp", "LOCPATH": "/no", "LANG": "\udcff", "GCONV_PATH": "/no"}
 LARGE = {f"LARGE{n}": "x" * 9_900 for n in range(120)}  # near what one execve may carry
+MANY = {f"SGE_M{number:x}": "" for number in range(5_000)}  # qsub takes the square of their number
 ENVIRONMENTS = [STATIC_TLS, MALLOC, PYTHON, SHELL, LOCALE, LARGE]
 NAMES = ["static tls", "malloc", "python", "shell", "locale", "large"]
 
@@ -106,13 +107,13 @@ def test_an_environment_too_large_for_a_small_stack_stops_no_queue(guarded: Gpul
     assert stopped_queues(guarded) == {}
 
 
-@pytest.mark.parametrize("env", [LARGE, STATIC_TLS], ids=["large", "static tls"])
+@pytest.mark.parametrize("env", [LARGE, STATIC_TLS, MANY], ids=["large", "static tls", "many"])
 def test_no_variable_stops_a_queue_under_a_small_limit(
     guarded: Gpulock, env: dict[str, str]
 ) -> None:
     """The shepherd's fork reads the environment under the job's limits, before it is a hook."""
     tight = ("h_vmem=1", "h_data=1", "h_stack=1", "h_cpu=1", "h_fsize=0", "h_vmem=4M", "h_data=4M")
-    for limits in (*tight, ",".join(tight[:5])):
+    for limits in (*tight, "h_vmem=10M", "h_vmem=20M", ",".join(tight[:5])):
         settle(guarded, submit_with(guarded, env, "-l", f"gpu=1,{limits}"))
 
         assert stopped_queues(guarded) == {}, limits
@@ -188,7 +189,7 @@ def test_no_variable_runs_a_users_program_in_the_sites_hooks(guarded: Gpulock) -
         assert told["USER"] == "glalice"
         assert told["SGE_ROOT"] == guarded.sge.env["SGE_ROOT"]
         assert told["CUDA_VISIBLE_DEVICES"].isdigit()
-        assert not {"HOME", "SHELL", "TMPDIR", "PERL5OPT"} & set(told)
+        assert not {"HOME", "SHELL", "TMPDIR", "PERL5OPT", "SGE_QMASTER_PORT"} & set(told)
 
 
 @pytest.fixture

@@ -147,9 +147,9 @@ lab-systemd: $(DEV)  ## gpulock's services and slurmd under a real systemd, in n
 	@tests/consent.sh "make lab-systemd"
 	@$(STEP) "$(strip lab-systemd $(RELEASE))" env $(RELEASED) -m lab $(if $(RELEASE),$(SLURMD),tests/labs/systemd)
 
-attack: $(DEV)  ## what hostile users tried in the labs, and what stopped it (root)
+attack: $(DEV)  ## what hostile users tried, each attack with what stopped it (root)
 	@tests/consent.sh "make attack"
-	@$(STEP) "attack" $(LAB) -m attack tests/labs
+	@$(LAB) -m attack tests/labs tests/unit tests/exporter
 
 sweep: $(DEV)  ## stop the hooks at system calls, sampled
 	@$(PYTEST) -m sweep --timeout 3000 tests/sweep

@@ -14,6 +14,7 @@ from types import FrameType
 
 import pytest
 
+from tests.support.attacks import attack_story, check_attacks
 from tests.support.reach import NOBODY, unreachable_folder
 from tests.sweep.tally import TALLY
 from tests.world.counts import SCHEDULES, SPENT, world_lines
@@ -90,6 +91,7 @@ def pytest_collection() -> Generator[None, None, None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this user cannot run, and count it; a lab says itself that it needs root."""
+    check_attacks(items)
     left = config.stash.setdefault(LEFT_OUT, {})
     barred: dict[str, str] = {}
     if os.geteuid() != 0:
@@ -106,6 +108,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gone:
         config.hook.pytest_deselected(items=gone)
         items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Say of each attack what it tried and what stopped it, where attacks alone are run."""
+    found = item.config.pluginmanager.get_plugin("terminalreporter")
+    terminal: pytest.TerminalReporter | None = found
+    if terminal is not None and item.config.getoption("markexpr") == "attack":
+        terminal.write_line("")
+        for line in attack_story(item):
+            terminal.write_line(f"  {line}")
+    return (yield)
 
 
 def pytest_testnodedown(node: object) -> None:

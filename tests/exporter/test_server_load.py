@@ -211,7 +211,12 @@ def test_1000_connections_in_one_burst(secure: Child, record_property: Report) -
         assert until(lambda: left_open(attackers) == 0, DEADLINE + 4)
 
 
+@pytest.mark.attack
 def test_attackers_of_every_kind_who_come_again(secure: Child, record_property: Report) -> None:
+    """Tried: silence, half a request, a reader that reads nothing, no TLS; again and again.
+
+    Stopped by: a deadline for each phase, and a newcomer's place is that of the oldest.
+    """
     stop = threading.Event()
     words = (b"", SOUND[:-4], SOUND.replace(b"/metrics", b"/big"), b"\x16\x03\x01")
 
@@ -287,9 +292,14 @@ def test_many_wrong_passwords_do_not_stop_a_scrape(
         assert first == 200, "of the guessers' own address"
 
 
+@pytest.mark.attack
 def test_a_first_login_waits_behind_as_many_guessers_of_its_address_as_may_wait(
     tmp_path: Path, record_property: Report
 ) -> None:
+    """Tried: 127 connections that guess on and on, from the address of a first login.
+
+    Stopped by: as many checks wait as the server has connections, less 32 for who needs none.
+    """
     with serving(tmp_path, with_passwords(tmp_path, 8)) as child:
         stop = threading.Event()
         patient = {"X-Prometheus-Scrape-Timeout-Seconds": "300"}  # however busy this machine is

@@ -198,12 +198,13 @@ def command(exporter: Whole) -> str:
     return Path(f"/proc/{exporter.process.pid}/cmdline").read_text()
 
 
+@pytest.mark.attack
 def test_a_user_who_has_the_port_first_keeps_the_exporter_from_no_sample(
     tmp_path: Path, nvml: Double
 ) -> None:
-    """Tried: a user listens on one of the exporter's addresses before it starts, and lets it go.
+    """Tried: a user listens on one of the exporter's addresses before it starts.
 
-    Stopped by: the exporter samples all the same, says so, and listens once the address is free.
+    Stopped by: it samples all the same, says so, and listens once the address is free.
     """
     sample = tmp_path / "exporter/sample"
     with (

@@ -87,7 +87,10 @@ def root_script(gpus: Gpulock) -> tuple[Path, Path]:
 def test_no_variable_of_a_job_stops_its_queue(
     guarded: Gpulock, env: dict[str, str], asked: tuple[str, ...]
 ) -> None:
-    """The loader reads GLIBC_TUNABLES before any program of ours; `clean` has no loader."""
+    """Tried: GLIBC_TUNABLES and others, which a loader reads before any program of ours.
+
+    Stopped by: `prolog/clean` has no loader, and drops the environment.
+    """
     job = submit_with(guarded, env, *asked)
 
     settle(guarded, job)
@@ -97,7 +100,10 @@ def test_no_variable_of_a_job_stops_its_queue(
 
 
 def test_an_environment_too_large_for_a_small_stack_stops_no_queue(guarded: Gpulock) -> None:
-    """The kernel starts no program with it, the hook's neither: the job is in error."""
+    """Tried: an environment too large for a small stack: the kernel starts no program with it.
+
+    Stopped by: the job is in error, and the queue stays.
+    """
     words = [*on(NODE, "-l", "gpu=1,h_stack=1M"), "-V"]
     for more in (["-b", "y", "/bin/true"], ["-b", "y", "-shell", "n", "/bin/true"]):
         settle(guarded, submit_args(guarded, "glalice", [*words, *more], LARGE))
@@ -111,7 +117,10 @@ def test_an_environment_too_large_for_a_small_stack_stops_no_queue(guarded: Gpul
 def test_no_variable_stops_a_queue_under_a_small_limit(
     guarded: Gpulock, env: dict[str, str]
 ) -> None:
-    """The shepherd's fork reads the environment under the job's limits, before it is a hook."""
+    """Tried: large variables under small limits, which the shepherd's fork reads first.
+
+    Stopped by: a fork that ends before it is a hook costs its own job alone.
+    """
     tight = ("h_vmem=1", "h_data=1", "h_stack=1", "h_cpu=1", "h_fsize=0", "h_vmem=4M", "h_data=4M")
     for limits in (*tight, "h_vmem=10M", "h_vmem=20M", ",".join(tight[:5])):
         settle(guarded, submit_with(guarded, env, "-l", f"gpu=1,{limits}"))
@@ -136,7 +145,10 @@ def test_a_job_cannot_write_its_exit_status(guarded: Gpulock, status: str) -> No
 
 
 def test_a_job_that_ends_with_99_or_100_is_still_heard(guarded: Gpulock) -> None:
-    """The same file carries what a job may say of itself: run me again, I am in error."""
+    """Tried: to end with 99 or 100, which a job may: run me again, I am in error.
+
+    Stopped by: nothing; `sge_shepherd` passes on what a job may say of itself.
+    """
     marker = gate_file(guarded, "again")
     again = f"[ -e {marker} ] && exit 0; touch {marker}; exit 99\n"
     jobs = [
@@ -154,7 +166,10 @@ def test_a_job_that_ends_with_99_or_100_is_still_heard(guarded: Gpulock) -> None
 def test_no_variable_of_a_job_stops_its_queue_in_front_of_the_sites_hooks(
     chained: Gpulock, env: dict[str, str]
 ) -> None:
-    """The site's root hooks get none of what a loader, a shell or Python obeys."""
+    """Tried: the same variables, upon a root hook of the site's that `chain` names.
+
+    Stopped by: that hook gets none that a loader, a shell or Python obeys.
+    """
     job = submit_with(chained, env, "-l", "gpu=1")
 
     settle(chained, job)
@@ -247,7 +262,10 @@ def test_a_patched_client_forges_no_prolog_in_a_variable(verified: Gpulock) -> N
     ["job_owner=root\nmin_uid=0\nmin_gid=0", "add_grp_id=65499", "inherit_env=0"],
 )
 def test_the_folder_of_a_task_forges_no_owner(guarded: Gpulock, forged: str) -> None:
-    """No JSV is asked for a task of `qrsh -inherit`; shepherd_cmd reads its `config` as well."""
+    """Tried: a folder's name that forges an owner, for a task of `qrsh -inherit`: no JSV is asked.
+
+    Stopped by: shepherd_cmd reads its `config` as well, and refuses it.
+    """
     evil, note = root_script(guarded)
     home = guarded.sge.users["glalice"].home
     folder = home / f"w\n{forged}\ny="
@@ -265,7 +283,10 @@ def test_the_folder_of_a_task_forges_no_owner(guarded: Gpulock, forged: str) -> 
 
 
 def test_an_argument_with_a_newline_forges_nothing_without_a_verifier(guarded: Gpulock) -> None:
-    """Without jsv_url an argument can name another prolog; shepherd_cmd refuses the job."""
+    """Tried: an argument with a newline that names another prolog, where no jsv_url is set.
+
+    Stopped by: shepherd_cmd refuses the job.
+    """
     evil, note = root_script(guarded)
     words = [*on(NODE, "-l", "gpu=1"), "-b", "y", "-shell", "n", "/bin/true"]
     job = submit_args(guarded, "glalice", [*words, f"x\nprolog=root@{evil}\ny="], {})
@@ -368,7 +389,10 @@ def test_an_output_file_that_is_a_full_pipe_stops_no_queue(guarded: Gpulock) -> 
 
 
 def test_a_full_output_file_ends_no_launcher(guarded: Gpulock) -> None:
-    """A message that h_fsize leaves no room for is lost, and its SIGXFSZ with it."""
+    """Tried: `h_fsize` and an output file without room for a hook's message, which ends in SIGXFSZ.
+
+    Stopped by: the launcher ignores that signal; the message is lost, the exit code is not.
+    """
     home = guarded.sge.users["glalice"].home
     large = home / "large.out"
     large.write_bytes(b"x" * 100_000)
@@ -383,7 +407,10 @@ def test_a_full_output_file_ends_no_launcher(guarded: Gpulock) -> None:
 
 
 def test_an_ordinary_job_runs_through_all_of_this(guarded: Gpulock) -> None:
-    """What stops the attacks stops no honest job: odd bytes, many arguments, an array, a task."""
+    """Tried: nothing: odd bytes, many arguments, an array and a task of an honest user.
+
+    Stopped by: nothing; what stops the attacks stops no honest job.
+    """
     odd = [*on(NODE, "-l", "gpu=1"), "-N", "n;x", "-A", "a=b", "-b", "y", "/bin/echo"]
     jobs = [
         submit_args(guarded, "glalice", [*odd, *(f"a={n} *" for n in range(90))], SHELL),
@@ -404,7 +431,10 @@ def test_an_ordinary_job_runs_through_all_of_this(guarded: Gpulock) -> None:
 
 
 def test_a_job_that_cannot_start_still_says_why(guarded: Gpulock) -> None:
-    """`exit_status` is kept from the job's owner; what the shepherd itself writes there counts."""
+    """Tried: nothing; a job cannot start, and the file that says why is `sge_shepherd`'s.
+
+    Stopped by: nothing; what the shepherd itself writes there counts.
+    """
     home = guarded.sge.users["glalice"].home
     asked: dict[str, tuple[str, ...]] = {
         "26": ("-o", f"{home}/no/such/folder/out", "-b", "y", "/bin/true"),

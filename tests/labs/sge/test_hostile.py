@@ -41,7 +41,7 @@ from tests.labs.sge.jobs import (
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.wait import LabError, until
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE, OTHER, THIRD = NODES
 MASK = "CUDA_VISIBLE_DEVICES"
 SHEPHERDS_CONFIG_LINE = 99_999  # bytes
@@ -80,6 +80,11 @@ def show_environ(gpus: Gpulock, evil: Evil, node: str, *more: str) -> list[tuple
 def test_a_hostile_environment_runs_nothing_as_root_and_reads_only_our_mask(
     gpus: Gpulock, evil: Evil, holder: JobId
 ) -> None:
+    """Tried: a whole kit of variables, files and programs, with another job's number and a mask.
+
+    Stopped by: hooks start with no environment, find their job by the shepherd above, and replace
+    the mask's line.
+    """
     plain = ",".join(f"{name}={value}" for name, value in evil.plain().items())
     plant = (
         f"cp {evil.programs}/* $TMPDIR/\nmkdir $TMPDIR/made\npython3 -c pass\nhash -r\nrmdir /x\n"
@@ -109,6 +114,11 @@ def test_a_hostile_environment_runs_nothing_as_root_and_reads_only_our_mask(
 
 
 def test_a_naive_hook_would_have_run_the_kit_as_root(gpus: Gpulock, evil: Evil) -> None:
+    """Tried: the same kit with a hook that keeps its environment: it runs as root, so the kit
+    works.
+
+    Stopped by: nothing here; `prolog/clean` is what such a hook lacks.
+    """
     naive = script(gpus, "naive", "#!/usr/bin/env python3\nimport os\nos.system('mkdir -p /x')\n")
     gpus.sge.set_hooks(f"root@{naive}", "NONE", queues=["cpu.q"])
     plain = ",".join(f"{name}={value}" for name, value in evil.plain().items())
@@ -129,6 +139,11 @@ def bare(gpus: Gpulock) -> Iterator[Gpulock]:
 
 
 def test_without_inherit_env_the_first_and_the_last_mask_are_ours(bare: Gpulock) -> None:
+    """Tried: a mask of the user's own, where execd hands on both lines of a variable that stands
+    twice.
+
+    Stopped by: each such line is replaced, never one appended.
+    """
     evil = kit(bare.sge.lab)
     shown = show_environ(bare, evil, OTHER, "-l", "gpu=1")
     masks = [value for name, value in shown if name == MASK]
@@ -150,6 +165,11 @@ def test_without_inherit_env_the_first_and_the_last_mask_are_ours(bare: Gpulock)
 def test_lines_forged_by_newlines_claim_nothing_for_anybody_else(
     gpus: Gpulock, holder: JobId
 ) -> None:
+    """Tried: an argument that forges lines of the shepherd's config: another's group, job, owner,
+    queue.
+
+    Stopped by: a hook refuses a key that stands more than once; that job alone goes in error.
+    """
     gid = group_of(gpus, NODE, holder)
     forged = {
         f"add_grp_id={gid}": (),
@@ -202,7 +222,10 @@ def verified(gpus: Gpulock) -> Iterator[Gpulock]:
 def test_the_verifier_turns_away_what_would_replace_the_hooks_themselves(
     verified: Gpulock,
 ) -> None:
-    """Without it Grid Engine 8.1.9 runs a forged `prolog=root@...` as root, ours not at all."""
+    """Tried: a forged `prolog=root@PROGRAM`, which Grid Engine 8.1.9 runs as root in place of ours.
+
+    Stopped by: the verifier, which rejects a newline in a job's own text.
+    """
     touched = verified.sge.lab / "touched"
     touched.unlink(missing_ok=True)
     program = script(verified, "forged", f"#!/bin/sh\n/usr/bin/id >>{touched}\n")
@@ -224,6 +247,10 @@ def test_the_verifier_turns_away_what_would_replace_the_hooks_themselves(
 def test_names_accounts_and_folders_of_odd_bytes_are_served_or_turned_away(
     gpus: Gpulock, holder: JobId
 ) -> None:
+    """Tried: names, accounts and folders of shell words, escape sequences and forged lines.
+
+    Stopped by: no shell reads them, and a key that stands twice is refused.
+    """
     gid = group_of(gpus, NODE, holder)
     home = gpus.sge.users["glalice"].home
     odd = home / "odd $(touch x);'\udcff\x1b[31m"
@@ -287,6 +314,12 @@ def config_of(gpus: Gpulock, job: JobId) -> str:
 def test_an_epilog_started_by_anything_but_that_very_shepherd_frees_nothing(
     gpus: Gpulock, holder: JobId
 ) -> None:
+    """Tried: a hook below a process that looks like a shepherd, with another's job in config and
+    argv.
+
+    Stopped by: the shepherd above must be that very one: name, real uid, start time, its own
+    folder.
+    """
     config = config_of(gpus, holder)
     devices = {MASK: "0,1,2,3", "GPULOCK_DEVICES": "all", "SGE_GPU": "0"}
     again = hook_line(gpus, holder, gpus.hooks.epilog, devices)
@@ -312,6 +345,10 @@ def test_an_epilog_started_by_anything_but_that_very_shepherd_frees_nothing(
 
 
 def test_an_epilog_that_runs_twice_does_not_free_who_came_between(gpus: Gpulock) -> None:
+    """Tried: an epilog once more, after the GPU has gone to another user's job.
+
+    Stopped by: a release goes by the owner record, with the very run in it, and not by the GPU.
+    """
     go = gate_file(gpus, "second")
     twice = script(
         gpus,
@@ -339,6 +376,10 @@ def test_an_epilog_that_runs_twice_does_not_free_who_came_between(gpus: Gpulock)
 def test_epilogs_without_a_prolog_or_after_one_that_failed_end_well(
     gpus: Gpulock, holder: JobId
 ) -> None:
+    """Tried: jobs with an epilog and no claim, beside another user's job.
+
+    Stopped by: an epilog frees what the record says is its job's, and ends with 0.
+    """
     gpus.sge.set_hooks("NONE", gpus.line("epilog"), queues=["cpu.q"])
     words = ("-j", "y", "-q", "cpu.q", "-l", f"h={NODE},gpu=1")
     without = gpus.sge.submit("glalice", *words, stdin="true\n")
@@ -370,7 +411,11 @@ name=${{JOB_NAME%_*}}
 def test_links_and_fifos_in_the_spool_directory_are_refused_or_replaced_in_time(
     gpus: Gpulock,
 ) -> None:
-    """Root alone could plant them: a fault of the node; nothing is written elsewhere."""
+    """Tried: links, FIFOs and folders in the spool directory, which root alone could plant.
+
+    Stopped by: O_NOFOLLOW, O_NONBLOCK, regular files alone, and a rename: nothing is written
+    elsewhere.
+    """
     victims = gpus.sge.lab / "victims"
     victims.mkdir(exist_ok=True)
     plant = script(gpus, "plant", PLANT.format(victims=victims, prolog=gpus.hooks.prolog))
@@ -402,6 +447,10 @@ def test_links_and_fifos_in_the_spool_directory_are_refused_or_replaced_in_time(
 def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_held(
     gpus: Gpulock,
 ) -> None:
+    """Tried: links and FIFOs in LOCK_DIR: the gate, counters, owner records, the boot id.
+
+    Stopped by: what is no regular file of root's is not followed, and a lock in doubt is held.
+    """
     victim = gpus.sge.lab / "victim"
     victim.write_text("untouched\n")
     first = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin="true\n")
@@ -444,6 +493,10 @@ def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_
 def test_a_gate_held_by_a_stopped_process_requeues_the_job_within_the_timeout(
     gpus: Gpulock,
 ) -> None:
+    """Tried: a process that holds the gate and stops.
+
+    Stopped by: GATE_TIMEOUT: the job is requeued, and no queue stops.
+    """
     gpus.configure(NODE, GATE_TIMEOUT="2")
     with shut_gate(gpus, NODE):
         job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin="echo ran\n")
@@ -460,6 +513,10 @@ def test_a_gate_held_by_a_stopped_process_requeues_the_job_within_the_timeout(
 
 
 def test_a_shepherd_killed_while_its_prolog_waits_leaves_no_lock(gpus: Gpulock) -> None:
+    """Tried: to end the shepherd while its prolog waits at the gate.
+
+    Stopped by: a prolog looks for its shepherd once more before it claims.
+    """
     with shut_gate(gpus, NODE):
         job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin="echo ran\n")
         shepherd = until(lambda: _shepherd(gpus, job), what="a shepherd")
@@ -480,6 +537,10 @@ def _shepherd(gpus: Gpulock, job: JobId) -> int | None:
 
 
 def test_an_epilog_at_a_shut_gate_ends_well_and_the_next_claim_frees(gpus: Gpulock) -> None:
+    """Tried: a gate that is shut while a job ends.
+
+    Stopped by: the epilog ends with 0, and the next claim frees what a dead owner left.
+    """
     gpus.configure(NODE, GATE_TIMEOUT="2")
     job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=8"), stdin="sleep 600\n")
     gpus.sge.wait_running(job)
@@ -494,7 +555,6 @@ def test_an_epilog_at_a_shut_gate_ends_well_and_the_next_claim_frees(gpus: Gpulo
     assert gpus.sge.queue_states()[NODE] == ""
 
 
-@pytest.mark.attack
 @pytest.mark.parametrize("status", ["7", "8", "13", "15", "24", "36", "x"])
 def test_a_job_that_writes_its_exit_status_stops_no_queue(gpus: Gpulock, status: str) -> None:
     """Tried: the file is the owner's, and execd believes it. Stopped by: our epilog takes it away.
@@ -508,11 +568,10 @@ def test_a_job_that_writes_its_exit_status_stops_no_queue(gpus: Gpulock, status:
     assert stopped_queues(gpus) == {}
 
 
-@pytest.mark.attack
 def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
     gpus: Gpulock,
 ) -> None:
-    """Tried: a job without a GPU opens all, duplicates descriptors, and forks for ever.
+    """Tried: a job without a GPU opens all, by processes that are full, share a memory, or fork on.
 
     Stopped by: a lock is held by its owner's processes alone.
     """

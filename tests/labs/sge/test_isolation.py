@@ -7,7 +7,8 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,12 @@ def test_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
     assert site.gpus.locks(NODE) == {}
 
 
+@pytest.mark.attack
 def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
+    """Tried: a job opens every GPU, beside another job of its user.
+
+    Stopped by: the devices controller or BPF program of the job's own cgroup.
+    """
     go = gate_file(site.gpus, "go")
     both = gate_file(site.gpus, "both")
     script = waiting_for(both) + site.probe + "echo over\n" + waiting_for(go)
@@ -346,20 +352,34 @@ def closed(site: Site) -> set[tuple[int, int, int]]:
     return {info for name, info in modes(site.dev).items() if name in ALL}
 
 
-@pytest.fixture
-def grouped(site: Site) -> Iterator[Site]:
-    """Give a node whose driver leaves its nodes alone, with ISOLATION=group."""
-    params = site.gpus.drivers / NODE / "proc/driver/nvidia/params"
+@contextmanager
+def driver_leaves_nodes_alone(gpus: Gpulock) -> Generator[None]:
+    """Let the node's driver not open its device nodes again: ISOLATION=group needs that."""
+    params = gpus.drivers / NODE / "proc/driver/nvidia/params"
     before = params.read_text()
     params.write_text(before.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"))
-    site.configure("group")
-    yield site
-    params.write_text(before)
+    try:
+        yield
+    finally:
+        params.write_text(before)
 
 
+@pytest.fixture
+def grouped(site: Site) -> Iterator[Site]:
+    """Give a node with ISOLATION=group."""
+    with driver_leaves_nodes_alone(site.gpus):
+        site.configure("group")
+        yield site
+
+
+@pytest.mark.attack
 def test_by_group_a_job_opens_its_own_gpus_and_no_other_job_of_its_user_does(
     grouped: Site,
 ) -> None:
+    """Tried: ISOLATION=group: jobs open every GPU, beside others of their user.
+
+    Stopped by: a GPU's node is open to the group that execd gave its job, and to no other.
+    """
     go, both = gate_file(grouped.gpus, "go"), gate_file(grouped.gpus, "both")
     script = waiting_for(both) + grouped.probe + "echo over\n" + waiting_for(go)
     jobs = [grouped.submit("-l", "gpu=2", script=script) for _ in range(2)]
@@ -395,7 +415,12 @@ def test_a_driver_that_opens_its_nodes_again_starts_no_job_by_group(site: Site) 
     assert "ran" not in said(site.gpus, job).split()
 
 
+@pytest.mark.attack
 def test_a_group_that_is_handed_out_again_opens_no_older_jobs_device(grouped: Site) -> None:
+    """Tried: ISOLATION=group: a later job gets the group of one whose shepherd was killed.
+
+    Stopped by: its prolog closes each node of that group first; the older job keeps its lock.
+    """
     gpus = grouped.gpus
     go = gate_file(gpus, "go")
     older = grouped.submit("-l", "gpu=1", script=waiting_for(go))
@@ -412,10 +437,15 @@ def test_a_group_that_is_handed_out_again_opens_no_older_jobs_device(grouped: Si
     until(lambda: reap(gpus, NODE) and not gpus.locks(NODE), what="the older job to be over")
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("slots", [("mpi", "6"), ("smp", "2")])
 def test_a_parallel_job_whose_tasks_nothing_confines_does_not_start(
     site: Site, slots: tuple[str, str]
 ) -> None:
+    """Tried: a parallel job, whose tasks execd starts outside of the job's cgroup.
+
+    Stopped by: without shepherd_cmd such a job is refused.
+    """
     without = ("-j", "y", "-q", "gpu.q", "-masterq", f"gpu.q@{NODE}", "-pe", *slots)
     job = site.gpus.sge.submit("glalice", *without, stdin="echo started\n")
     site.gpus.sge.wait_state(job, "Eqw")
@@ -442,8 +472,12 @@ def parallel(site: Site) -> Iterator[Site]:
         gpus.sge.set_conf("shepherd_cmd", "none", host=node)
 
 
+@pytest.mark.attack
 def test_a_task_of_a_job_of_one_host_opens_what_the_job_holds(parallel: Site) -> None:
-    """`qrsh -inherit` to the job's own host: execd starts that shepherd outside of the job."""
+    """Tried: `qrsh -inherit` to the job's own host: execd starts that shepherd outside of the job.
+
+    Stopped by: `sge_shepherd` confines the task to what its job holds.
+    """
     ask = f"qrsh -inherit {NODE} '{parallel.probe.strip()}'\necho over\n"
     job = parallel.submit("-pe", "smp", "2", "-l", "gpuj=1", script=ask)
     seen = opened(wait_said(parallel.gpus, job, "over"))

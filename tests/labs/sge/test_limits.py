@@ -14,7 +14,7 @@ from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import claims, on, records, said, script
 from tests.labs.sge.wait import until
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE = NODES[0]
 CAP_SYS_RESOURCE = 24
 SIGNALLED = 128
@@ -35,6 +35,10 @@ def may_raise(gpus: Gpulock) -> bool:
 def test_jobs_under_tiny_limits_run_once_or_are_refused_and_no_queue_stops(
     gpus: Gpulock, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Tried: `-l h_vmem`, `h_data`, `h_stack`, `h_fsize` and `h_cpu` that leave a hook no room.
+
+    Stopped by: `launch` lifts them; where it may not, the job is at fault and no queue stops.
+    """
     raising = may_raise(gpus)
     with capsys.disabled():
         print(f"\n[limits: root {'may' if raising else 'may not'} lift them here] ", end="")
@@ -71,6 +75,10 @@ def test_jobs_under_tiny_limits_run_once_or_are_refused_and_no_queue_stops(
 
 
 def test_jobs_without_gpus_and_jobs_ended_by_a_limit_leave_the_queue_alone(gpus: Gpulock) -> None:
+    """Tried: jobs that a limit of time or of file sizes ends, and one without GPUs and memory.
+
+    Stopped by: `launch` lifts the limits before the hook, and an epilog ends with 0.
+    """
     spin = "while :; do :; done\n"
     masked = gpus.sge.submit("glalice", *on(NODE, "-l", "h_vmem=8M"), stdin="echo ran\n")
     burner = gpus.sge.submit("glalice", *on(NODE, "-l", "h_cpu=1,gpu=1"), stdin=spin)
@@ -92,7 +100,10 @@ def test_jobs_without_gpus_and_jobs_ended_by_a_limit_leave_the_queue_alone(gpus:
 def test_a_large_environment_under_a_file_limit_refuses_the_job_and_not_the_node(
     gpus: Gpulock,
 ) -> None:
-    """The floor of h_fsize is 15 KiB: a longer environment file cannot be written under it."""
+    """Tried: an environment that is longer than `h_fsize` lets a file be; its floor is 15 KiB.
+
+    Stopped by: a prolog that cannot write it refuses that job alone.
+    """
     large = ",".join(f"BIG{n}={'x' * 5000}" for n in range(8))
     job = gpus.sge.submit(
         "glalice", *on(NODE, "-v", large, "-l", "h_fsize=0,gpu=1"), stdin="echo ran\n"
@@ -110,7 +121,10 @@ def test_a_large_environment_under_a_file_limit_refuses_the_job_and_not_the_node
 def test_the_launcher_lifts_every_limit_first_and_becomes_the_prolog_where_it_may(
     gpus: Gpulock, tmp_path: Path
 ) -> None:
-    """Seen by strace; the lifting is made to succeed by it, as with CAP_SYS_RESOURCE."""
+    """Tried: limits of a job upon its prolog, where the launcher may lift them; seen by strace.
+
+    Stopped by: every limit is lifted before execve(2).
+    """
     calls = traced(gpus, tmp_path, "prolog", "inject=prlimit64:retval=0")
     lifted = [limit for limit in calls if limit != "execve"]
     assert lifted == ["RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_CPU", "RLIMIT_STACK"]
@@ -121,6 +135,10 @@ def test_the_launcher_lifts_every_limit_first_and_becomes_the_prolog_where_it_ma
 def test_the_launcher_keeps_a_prolog_as_a_child_where_a_limit_stays(
     gpus: Gpulock, tmp_path: Path
 ) -> None:
+    """Tried: limits of a job upon its prolog, where one cannot be lifted.
+
+    Stopped by: the launcher stays above the prolog, and answers for it.
+    """
     traced(gpus, tmp_path, "prolog", "inject=prlimit64:error=EPERM:when=2+")
     assert (tmp_path / "argv").read_text() == "2\n"  # the pid and --limited
 
@@ -128,6 +146,10 @@ def test_the_launcher_keeps_a_prolog_as_a_child_where_a_limit_stays(
 def test_an_epilog_is_0_to_grid_engine_and_a_prolog_under_limits_never_stops_a_queue(
     gpus: Gpulock, tmp_path: Path
 ) -> None:
+    """Tried: hooks that end by any code or signal under a limit.
+
+    Stopped by: the launcher answers 0 for an epilog, and 99 or 100 for a prolog.
+    """
     for code in (1, 2, 99, 100, 127, 137, 139):
         last = f"kill -{code - 128} $$" if code > SIGNALLED else f"exit {code}"
         ended: dict[str, int] = {}
@@ -167,7 +189,11 @@ def traced(gpus: Gpulock, folder: Path, hook: str, how: str) -> list[str]:
 
 
 def test_the_limits_of_a_hook_are_those_of_the_job(gpus: Gpulock) -> None:
-    """What makes the launcher needed; where this no longer holds, it may go."""
+    """Tried: a hook of the site's: it runs under the job's own `h_vmem`, as shepherds have it.
+
+    Stopped by: nothing here; the launcher is what such a hook lacks, and goes where this no longer
+    holds.
+    """
     home = gpus.sge.users["glalice"].home
     seen = home / "limits"
     path = script(gpus, "show-limits", f"#!/bin/sh\nulimit -v >{seen}\nexit 0\n")

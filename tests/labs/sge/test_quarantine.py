@@ -11,7 +11,7 @@ from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge import test_sensor
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
-from tests.labs.sge.jobs import held, on, reap, visits
+from tests.labs.sge.jobs import held, on, reap, stopped_queues, visits
 from tests.labs.sge.test_sensor import wait_reported
 
 pytestmark = pytest.mark.lab
@@ -86,6 +86,29 @@ def test_a_device_that_failed_goes_to_no_job_and_the_count_falls_and_comes_back(
         assert visits(gpus, whole) == []  # it was sent nowhere in vain
         said = daemon.said()
         assert said.count("is out of service") == said.count("is back in service") == 1, said
+
+
+@pytest.mark.attack
+def test_an_exporter_that_calls_every_gpu_bad_takes_half_of_the_node_out(gpus: Gpulock) -> None:
+    """Tried: XID 79 of each card, in the sample of the exporter's user.
+
+    Stopped by: root believes it of half of the node; a job gets the rest, and no queue stops.
+    """
+    gpus.configure(NODE, EXPORTER_DIR=PLACE, **KEYS)
+    reload_driver(gpus)
+    reap(gpus, NODE)
+    place, names = gpus.sge.path_in(NODE, PLACE), names_of(gpus)
+    with exporter(place, names) as told, daemon_on(gpus, NODE) as daemon:
+        for name in names:
+            told.tell(name, "x.79=1,100.0")
+        daemon.rounds_until(lambda: len(notes(gpus)) == GPUS // 2, "half of the node to be out")
+        daemon.goes_round()
+        out = set(notes(gpus))
+        assert len(out) == GPUS // 2
+        job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS // 2}"), stdin=SLEEP)
+        gpus.sge.wait_running(job)
+        assert set(held(gpus, NODE, job)) == set(names) - out
+        assert stopped_queues(gpus) == {}
 
 
 def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(

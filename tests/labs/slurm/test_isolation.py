@@ -77,7 +77,12 @@ def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site) ->
     assert {name for name, one in boxed.items() if one.driver == boxes.version} == WITH_DRIVER
 
 
+@pytest.mark.attack
 def test_a_hostile_environment_runs_nothing_as_root_and_opens_no_other_gpu(site: Site) -> None:
+    """Tried: a whole kit of variables, files and programs, where sessions are confined.
+
+    Stopped by: hooks have an environment of their own, and the job's cgroup closes other GPUs.
+    """
     evil = slurm_evil.kit(site.gpus)
     preload = f"--export=ALL,LD_PRELOAD={evil.folder}/evil.so"
     text = f"#!/bin/bash\n{site.probe}\necho over\n/bin/sleep 600\n"
@@ -91,7 +96,12 @@ def test_a_hostile_environment_runs_nothing_as_root_and_opens_no_other_gpu(site:
     assert (evil.ran(0), "library" in evil.ran(USERS["slalice"])) == ("", True)
 
 
+@pytest.mark.attack
 def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
+    """Tried: a job opens every GPU, beside another job of its user.
+
+    Stopped by: the devices controller or BPF program of the job's own cgroup.
+    """
     go, both = gate_file(site.gpus, "go"), gate_file(site.gpus, "both")
     text = f"echo begun\n{waiting_for(both)}{site.probe}\necho over\n{waiting_for(go)}"
     jobs = [site.submit("--gres=gpu:1", text=text) for _ in range(2)]

@@ -206,8 +206,13 @@ def test_a_comment_is_not_made_of_another_users_report(desk: Desk, shared: Path)
     assert desk.text("report", "12", "--js1", "--uid", "4242") == "JS1:None\n"
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge", "garbage", "nested", "uid"])
 def test_a_hostile_file_is_left_out_and_told(desk: Desk, shared: Path, kind: str) -> None:
+    """Tried: a link, a FIFO, a folder, 1 TiB or garbage for a report in REPORT_DIR.
+
+    Stopped by: it is not followed, waited for or read whole; the report tells that it was left out.
+    """
     name = folder.write_report_file(str(shared), own())
     bad = shared / f"12.1.evil.{kind}.json"
     if kind == "link":
@@ -239,8 +244,13 @@ def flooded(shared: Path, *names: str) -> None:
             os.chown(shared / name, NOBODY, -1)
 
 
+@pytest.mark.attack
 @pytest.mark.slow
 def test_a_job_is_not_hidden_by_files_of_its_number(desk: Desk, shared: Path) -> None:
+    """Tried: 10,000 files of a job's number in REPORT_DIR.
+
+    Stopped by: a share of reads for each owner, and the job's own user is believed first.
+    """
     flooded(shared, *[f"12.0.{number}.json" for number in range(folder.MOST)])
     folder.write_report_file(str(shared), own())
     assert len(json.loads(desk.call("report", "12", "--json").stdout)["claims"]) == 1

@@ -102,9 +102,14 @@ def everything(settings: Settings) -> list[Path]:
     return [path for root in roots for path in (root, *root.rglob("*"))]
 
 
+@pytest.mark.attack
 def test_a_user_who_locks_whatever_they_can_open_keeps_nobody_from_anything(
     settings: Settings,
 ) -> None:
+    """Tried: a flock on each file that a user can open, the exporter's lock file as well.
+
+    Stopped by: no file that a user can open carries a lock that counts.
+    """
     found = [path for path in everything(settings) if path.stat().st_mode & OTHERS]
     names = {path.name for path in found}
     assert {"owner", "totals", "sample", "pid", "history.jsonl", "verdicts"} <= names
@@ -181,8 +186,13 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("name", READERS)
 def test_a_lease_on_what_another_user_writes_holds_up_no_reader(tmp_path: Path, name: str) -> None:
+    """Tried: a lease on a file that another user's program reads.
+
+    Stopped by: readers open without waiting for it.
+    """
     path = tmp_path / name
     path.write_text("anything")
     with leased(path):

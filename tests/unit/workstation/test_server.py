@@ -350,16 +350,25 @@ def test_where_a_scheduler_owns_the_node_those_who_wait_are_told(desk: Desk) -> 
     assert not (desk.box.lock / "socket").exists()
 
 
+@pytest.mark.attack
 def test_one_user_cannot_take_all_places(desk: Desk) -> None:
+    """Tried: as many claims at once as gpulockd has places.
+
+    Stopped by: 16 places of one user; the next is refused.
+    """
     callers = [desk.come() for _ in range(MOST_OF_USER + 1)]
     assert last(callers[-1]).kind == BUSY
     assert answers(callers[0]) == []
 
 
+@pytest.mark.attack
 def test_who_has_many_uids_has_the_places_of_one_user(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with subordinate uids: 14 of them would fill the places of all users."""
+    """Tried: claims under 14 subordinate uids, which would fill the places of all users.
+
+    Stopped by: a caller counts as who owns the user namespace.
+    """
     uids = iter(range(100_000, 100_100))
 
     def identify(_: socket.socket, proc: Proc) -> Peer:
@@ -372,9 +381,15 @@ def test_who_has_many_uids_has_the_places_of_one_user(
     assert answers(callers[0]) == []
 
 
+@pytest.mark.attack
 def test_a_claim_under_a_subordinate_uid_is_of_the_user_who_has_it(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Tried: a claim under a subordinate uid, whose name nobody knows.
+
+    Stopped by: the claim is of the user who owns the user namespace.
+    """
+
     def namespace_owner(_: Proc, pid: int) -> int:
         return 61_001 if pid == ME else -1
 

@@ -224,12 +224,17 @@ def holds_of_devices(found: list[Device]) -> None:
     assert all(kv.is_single_line(device.profile) for device in found)
 
 
+@pytest.mark.attack
 @pytest.mark.slow
 @FEW
 @given(INVENTORIES)
 def test_whatever_an_inventory_says_the_driver_decides(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]
 ) -> None:
+    """Tried: any inventory of the exporter's user.
+
+    Stopped by: the driver's own word and `/proc` decide.
+    """
     node = Hostile(tmp_path_factory.mktemp("node"))
     node.instances(7, "gi1.ci0")
     node.invent(*lines)
@@ -317,10 +322,15 @@ def believe(lines: list[str]) -> None:
     assert state != WAIT, "nobody waits for longer than a sample is believed"
 
 
+@pytest.mark.attack
 @pytest.mark.slow
 @settings(FEW, max_examples=300)
 @given(LINES)
 def test_whatever_a_sample_says_root_believes_no_more_than_it_knows(lines: list[str]) -> None:
+    """Tried: any sample of the exporter's user.
+
+    Stopped by: root bounds each value by what it knows itself: cards, claims and time.
+    """
     believe(lines)
 
 

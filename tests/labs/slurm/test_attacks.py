@@ -289,7 +289,7 @@ def honest_job_runs(gpus: Gpulock) -> None:
 def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
     slurm_gpus: Gpulock,
 ) -> None:
-    """Tried: a job without a GPU opens all, duplicates descriptors, and forks for ever.
+    """Tried: a job without a GPU opens all, by processes that are full, share a memory, or fork on.
 
     Stopped by: a lock is held by its owner's processes alone.
     """

@@ -36,6 +36,7 @@ def run_in_job(gpus: Gpulock, proctrack: str) -> None:
     by_gpulock(gpus, KEYS, extra=EXTRA, proctrack=proctrack, prolog_flags=flags)
 
 
+@pytest.mark.short
 @PROCTRACK
 def test_jobs_one_after_the_other_and_beside_each_other_give_back(
     slurm_gpus: Gpulock, proctrack: str

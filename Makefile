@@ -44,6 +44,8 @@ OTHERS := $(filter-out $(ITSELF) $(SLURM) $(SGE) $(SLURMD),$(LABS))
 ALONE := unshare --pid --fork --mount-proc --kill-child bash -c
 # make runs a line that has $(MAKE) in it under -n as well: a dry run starts no lab.
 SELF := $(MAKE)
+# For what a target runs after it has asked itself (tests/consent.sh).
+SURE := GPULOCK_LAB_YES=1
 
 ##@ Use
 demo: $(RUNTIME)  ## gpulock on a simulated node: no GPU, no scheduler, no root
@@ -163,8 +165,8 @@ soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 	    $(PYTEST) -n auto --timeout 0 tests/world
 	@$(MAKE) mutants
 	@GPULOCK_SOAK=1 $(STEP) "soak" $(PYTEST) -m "lab or sweep or soak" --timeout 14400 tests
-	@for release in trixie sid; do for lab in slurm systemd; do $(MAKE) lab-$$lab RELEASE=$$release; done; done
-	@CGROUPS=2 $(MAKE) lab-slurm RELEASE=sid SHORT=1
+	@for release in trixie sid; do for lab in slurm systemd; do $(SURE) $(MAKE) lab-$$lab RELEASE=$$release; done; done
+	@CGROUPS=2 $(SURE) $(MAKE) lab-slurm RELEASE=sid SHORT=1
 
 bench: $(RUNTIME)  ## how long a claim and a hook take
 	@$(BIN)/python tests/bench/run.py

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -176,3 +178,23 @@ def test_a_dry_run_of_make_starts_no_lab() -> None:
 
     assert len(again) > 4
     assert [line for line in again if "$(LAB)" in line or "$(PYTEST)" in line] == []
+
+
+def dry_run(*words: str) -> str:
+    """Return what a dry run of make prints, without a yes given beforehand."""
+    env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    done = subprocess.run(
+        ["make", "-n", *words], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_soak_asks_once(tmp_path: Path) -> None:
+    """It asked again hours later, before each of the labs that other targets run."""
+    make = tmp_path / "make"
+    make.write_text('#!/bin/sh\necho "told: yes=$GPULOCK_LAB_YES $*"\n')
+    make.chmod(0o755)
+    told = [line for line in dry_run("soak", f"MAKE={make}").splitlines() if "told: " in line]
+    labs = [line for line in told if " lab-" in line]
+    assert len(labs) == 5
+    assert [line for line in labs if "yes=1 " not in line] == []

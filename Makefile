@@ -135,7 +135,7 @@ lab-slurm: $(DEV)  ## the lab with a real Slurm (root); RELEASE=trixie or sid: t
 lab-pyxis: $(DEV)  ## Slurm's steps in the real pyxis (root): SOURCES=folder with checkouts of pyxis and enroot; RELEASE=
 	@tests/consent.sh "make lab-pyxis"
 	@test -d "$(SOURCES)/pyxis" || { echo "SOURCES=: a folder with pyxis and enroot of NVIDIA's" >&2; exit 2; }
-	@GPULOCK_PYXIS="$(SOURCES)" $(STEP) "$(strip lab-pyxis $(RELEASE))" env $(RELEASED) -m lab tests/labs/slurm/test_pyxis.py tests/labs/slurm/real_enroot.py
+	@SHOWN="$(abspath $(SOURCES))" GPULOCK_PYXIS="$(abspath $(SOURCES))" $(STEP) "$(strip lab-pyxis $(RELEASE))" env $(RELEASED) -m lab tests/labs/slurm/test_pyxis.py tests/labs/slurm/real_enroot.py
 
 lab-containers: $(DEV)  ## the lab with real Apptainer, podman, bubblewrap, Charliecloud (root)
 	@tests/consent.sh "make lab-containers"

@@ -198,3 +198,9 @@ def test_the_soak_asks_once(tmp_path: Path) -> None:
     labs = [line for line in told if " lab-" in line]
     assert len(labs) == 5
     assert [line for line in labs if "yes=1 " not in line] == []
+
+
+def test_the_pyxis_lab_of_another_release_sees_its_sources() -> None:
+    text = dry_run("lab-pyxis", "SOURCES=../elsewhere", "RELEASE=trixie")
+    place = ROOT.parent / "elsewhere"
+    assert f'SHOWN="{place}"' in text and f'GPULOCK_PYXIS="{place}"' in text

@@ -238,6 +238,7 @@ OURS_ALONE: dict[str, str] = {
     "lock_acquired_timestamp_seconds": "the locks'",
     "lock_stale": "the locks'",
     "quarantined": "the locks'",
+    "quarantine_info": "the locks'",
     "missing": "the locks'",
     "responding": "whether a call came back",
 }

@@ -81,7 +81,8 @@ GLANCE = [
         "At work",
         "percentunit",
         Query(mean_use("$__range")),
-        about="Share of the observed time, in the time that is shown.",
+        about="Share of the observed time, in the time that is shown. Of shares no time is "
+        "counted: theirs is the mean of samples.",
     ),
     number(
         "GPU hours",

@@ -32,6 +32,22 @@ def contender_script(log: Path) -> str:
     return f"exec 9>>{log}.lock\n{write % '+'}{hold}{write % '-'}"
 
 
+def find_cards_had_both_ways(lines: list[str]) -> set[str]:
+    """Return the cards that a job had whole, and of which two jobs had places at a time; pure."""
+    whole: set[str] = set()
+    shared: set[str] = set()
+    holders: Counter[str] = Counter()
+    for line in lines:
+        sign, _, share, mask = line.split()
+        for card in mask.split(","):
+            if share == "whole":
+                whole.add(card)
+                continue
+            holders[card] += 1 if sign == "+" else -1
+            shared |= {card} if holders[card] > 1 else set()
+    return whole & shared
+
+
 def replay(lines: list[str], places: int) -> tuple[int, str]:
     """Return how many jobs began, and the first thing that must not be, or nothing; pure.
 

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from gpulock.node.devices import SHARE
-from tests.labs.common.contention import CONTENDERS, contender_script, prepare_log, replay
+from tests.labs.common.contention import (
+    CONTENDERS,
+    contender_script,
+    find_cards_had_both_ways,
+    prepare_log,
+    replay,
+)
 from tests.labs.common.processes import end
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
@@ -74,6 +80,9 @@ def test_jobs_of_a_user_share_a_card_and_one_that_dies_disturbs_no_neighbour(
 
 
 def test_sixty_four_jobs_contend_for_places_and_cards(shared: Gpulock) -> None:
+    every = " ".join(f"{card}:{PLACES}" for card in range(GPUS))
+    shared.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16,gpu_share={GPUS * PLACES}")
+    shared.configure(NODE, SGE_COMPLEXES="gpu gpuj gpu_share=share", SHARES=every)
     log = prepare_log(shared.sge.lab / "contention")
     for user in ("glalice", "glbob"):
         for name in ("gpu_share", "gpu"):
@@ -85,16 +94,19 @@ def test_sixty_four_jobs_contend_for_places_and_cards(shared: Gpulock) -> None:
         seconds=300.0,
         why=lambda: shared.sge.qstat("-u", "*"),
     )
-    assert replay(log.read_text().splitlines(), PLACES) == (CONTENDERS, "")
+    lines = log.read_text().splitlines()
+    assert replay(lines, PLACES) == (CONTENDERS, "")
+    assert find_cards_had_both_ways(lines), "no whole job ever had a card that others shared"
     assert stopped_queues(shared) == {}
 
 
 def test_many_short_share_jobs_never_hold_more_than_there_is_and_leave_nothing(
     shared: Gpulock,
 ) -> None:
+    log = prepare_log(shared.sge.lab / "contention")
     for user in ("glalice", "glbob"):
-        words = on(NODE, "-t", f"1-{COUNT}", "-l", "gpu_share=1")
-        shared.sge.submit(user, *words, stdin="true\n")
+        words = on(NODE, "-S", "/bin/bash", "-t", f"1-{COUNT}", "-l", "gpu_share=1")
+        shared.sge.submit(user, *words, stdin=contender_script(log))
 
     def left() -> bool:
         by_card: dict[str, set[int]] = {}
@@ -106,4 +118,5 @@ def test_many_short_share_jobs_never_hold_more_than_there_is_and_leave_nothing(
         return not shared.sge.qstat("-u", "*").strip() and not shared.locks(NODE)
 
     until(left, what="the last job to end", seconds=600.0 if SOAK else 240.0)
+    assert replay(log.read_text().splitlines(), PLACES) == (2 * COUNT, "")
     assert stopped_queues(shared) == {}

@@ -199,8 +199,10 @@ def test_many_short_share_jobs_leave_nothing(slurm_gpus: Gpulock) -> None:
     sharing(slurm_gpus, TWO, v100=CARDS, share=2 * PLACES)
     configure(slurm_gpus, SHARES=TWO, SLURM_WAIT="5")
     words = ("-w", NODE, "--gres=gpux:share:1", f"--array=1-{COUNT}")
+    log = prepare_log(slurm_gpus.slurm.lab / "contention")
     for user in ("slalice", "slbob"):
-        slurm_gpus.slurm.submit(user, *words, script="true\n")
+        slurm_gpus.slurm.submit(user, *words, script=contender_script(log))
     end_all(slurm_gpus, seconds=900.0 if SOAK else 240.0)
+    assert replay(log.read_text().splitlines(), PLACES) == (2 * COUNT, "")
     assert slurm_gpus.locks(NODE) == {}
     assert not slurm_gpus.slurm.is_out(NODE)

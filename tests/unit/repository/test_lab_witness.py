@@ -12,7 +12,7 @@ import pytest
 
 from gpulock.store import owner
 from gpulock.store.owner import Owner
-from tests.labs.common.contention import replay
+from tests.labs.common.contention import find_cards_had_both_ways, replay
 from tests.labs.daemon.daemon_witness import ROUNDING, Claim, Witness, claims_of
 
 DEVICES = ("0000:06:00.0", "0000:07:00.0")
@@ -107,3 +107,10 @@ def test_contenders_that_keep_apart_are_counted() -> None:
 )
 def test_contenders_that_meet_on_a_card_are_told(line: str, what: str) -> None:
     assert what in replay([*SHARES[:2], line, *SHARES[3:]], 2)[1]
+
+
+def test_a_card_that_was_whole_and_shared_is_told() -> None:
+    whole = ["+ c whole 6", "- c whole 6"]
+    assert find_cards_had_both_ways([*whole, *SHARES]) == {"6"}
+    assert find_cards_had_both_ways(SHARES) == set()
+    assert find_cards_had_both_ways([*whole, "+ a 1/2 6", "- a 1/2 6"]) == set(), "one place"

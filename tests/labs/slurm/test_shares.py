@@ -14,7 +14,13 @@ import pytest
 
 from gpulock.install.slurm.counted import parse_counted_types
 from gpulock.node.devices import SHARE
-from tests.labs.common.contention import CONTENDERS, contender_script, prepare_log, replay
+from tests.labs.common.contention import (
+    CONTENDERS,
+    contender_script,
+    find_cards_had_both_ways,
+    prepare_log,
+    replay,
+)
 from tests.labs.common.installed import driver_settings
 from tests.labs.common.processes import end
 from tests.labs.sge.wait import LabError, until
@@ -190,7 +196,9 @@ def test_sixty_four_jobs_contend_for_places_and_cards(slurm_gpus: Gpulock) -> No
         for gres in ("gpux:share:1", "gpux:v100:1"):
             slurm.submit(user, "-w", NODE, f"--gres={gres}", each, script=contender_script(log))
     end_all(slurm_gpus, seconds=240.0)
-    assert replay(log.read_text().splitlines(), PLACES) == (CONTENDERS, "")
+    lines = log.read_text().splitlines()
+    assert replay(lines, PLACES) == (CONTENDERS, "")
+    assert find_cards_had_both_ways(lines), "no whole job ever had a card that others shared"
     assert slurm_gpus.locks(NODE) == {}
     assert not slurm.is_out(NODE)
 

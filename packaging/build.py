@@ -159,6 +159,7 @@ def install_library(root: Path, machine: str, wheels: Path) -> None:
     options = (*words, f"--target={library}", *wheel_options(machine))
     run_pip("install", *options, f"gpulock=={__version__}", *pinned)
     shutil.rmtree(library / "bin")
+    shutil.rmtree(library / "gpulock/share/docs")  # they are below /usr/share/doc
     for path in library.glob("*.dist-info/RECORD"):
         path.unlink()  # of this folder
 

@@ -51,7 +51,7 @@ DONE, REFUSED, USAGE, NODE_BROKEN = 0, 1, 2, 3
 PREPARE = "--prepare"
 HELP = """usage: gpulockd [--config FILE] [--prepare]
 
-Free what dead owners hold, publish verdicts, write the history: see docs/gpulockd.md.
+Free what dead owners hold, publish verdicts, write the history.
 
   --config FILE  settings of the node  [default: /etc/gpulock/gpulock.conf]
   --prepare      pin the list of processes for the hooks, make MPS_DIR, and exit

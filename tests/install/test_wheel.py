@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
+
+from gpulock.text.pages import PAGE
 
 pytestmark = pytest.mark.install
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,8 +43,15 @@ def test_a_wheel_in_a_venv_of_its_own_runs_a_job(tmp_path: Path) -> None:
     venv.create(place, with_pip=False)
     python = place / "bin/python3"
     wheel = next(tmp_path.glob("gpulock-*.whl"))
+    sources = "".join(path.read_text() for path in (ROOT / "gpulock").rglob("*.py"))
+    cited = {f"gpulock/share/docs/{name}" for name in PAGE.findall(sources)}
+    assert len(cited) > 10
+    assert cited <= {*zipfile.ZipFile(wheel).namelist()}
     run(*pip, "--python", python, "install", "-q", wheel, cwd=tmp_path)
     gpulock = place / "bin/gpulock"
+    said = run(gpulock, "simulate", tmp_path / "node", "--for-scheduler", cwd=tmp_path)
+    assert Path(re.findall(r"(\S+/docs/\S+\.md) has every step", said)[0]).is_relative_to(place)
+    (tmp_path / "node").rename(tmp_path / "other")
     run(gpulock, "simulate", tmp_path / "node", cwd=tmp_path)
     config = tmp_path / "node/gpulock.conf"
     assert "8 GPUs: 8 free" in run(gpulock, "--config", config, "status", cwd=tmp_path)

@@ -35,6 +35,7 @@ from gpulock.simulate.node import (
 from gpulock.simulate.presets import PRESETS
 from gpulock.simulate.stage import DemoJob, DemoNode, open_demo_node
 from gpulock.text import table
+from gpulock.text.pages import name_pages
 from gpulock.text.words import format_count
 from gpulock.workstation.process_claims import make_liveness_judge
 
@@ -299,5 +300,5 @@ def scheduler_steps(node: SimulatedNode) -> list[str]:
         f"  NodeName=NODE Name=gpu File={files}",
         f"  GresTypes=gpu    and NodeName=NODE ... Gres=gpu:{len(minors)}",
         f"  gpulock --config {node.config} install slurm --write-conf",
-        "docs/try-without-gpus.md has every step.",
+        name_pages("docs/try-without-gpus.md has every step."),
     ]

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One node of a lab on which another release of gpulock takes the place of the one that runs.
 
-The older release is a commit of this repository, or of GPULOCK_OLDER. Where a clone lacks it, or
-the lab has no git, this tree under an older number stands for it. A package's files are replaced as
-dpkg does it: each by a rename, beneath the gpulockd that runs from them. Hooks are swapped by the
-installer's own place.
+The older release is what older.py reads. A package's files are replaced as dpkg does it: each by a
+rename, beneath the gpulockd that runs from them. The newer release renews the hooks by the command
+of docs/upgrade.md. The older one has no such command: the installer's own place swaps them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 from abc import ABC, abstractmethod
@@ -20,18 +18,17 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from gpulock import __version__
+from gpulock.install.versions import CURRENT
 from tests.labs.common.installed import CONFIG, SOAK, Installed, gate_file, totals
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
+from tests.labs.older import OLDER, PARTS, THIS, read_older_archive
 from tests.labs.sge.wait import until
 from tests.labs.slurm.journal import Journal, doubles
 
-OLDER: Final = os.environ.get("GPULOCK_OLDER", "6c5ae6e4")
-GIT: Final = shutil.which("git")  # a Debian root of tests/release.sh has none
-PARTS: Final = ("gpulock", "prolog", "epilog")
 PREFIX: Final = Path("/var/lib/gpulock-hooks")  # private to each machine of a lab
 JOBS: Final = 200 if SOAK else 10  # that run at the same time through every step
 WAVE: Final = 20 if SOAK else 4  # short ones that begin and end at each step
@@ -42,22 +39,28 @@ INSTALL_HOOKS: Final = """
 import sys
 sys.path[:0] = sys.argv[1:2]
 from pathlib import Path
-from gpulock.install.versions import InstalledHooks, version_in_force
+from gpulock.install.change import Change, InstallRecord, apply_changes
+from gpulock.install.versions import InstalledHooks
 place = InstalledHooks(Path(sys.argv[2]), Path(sys.argv[3]), sys.executable)
-place.write(place.wanted())
-print(version_in_force(place.prefix))
+record = InstallRecord(Path("/var/lib/gpulock/install", f"{sys.argv[4]}.json"))
+apply_changes([Change(place, place.read(), place.wanted())], record, str)
+"""
+RENEW_HOOKS: Final = """
+import sys
+sys.path[:0] = sys.argv[1:2]
+from gpulock.cli import main
+sys.argv[1:] = ["--config", sys.argv[3], "install", "hooks"]
+main()
 """
 
 
 def write_older_release(place: Path) -> None:
     """Write the tree of the older release into a new folder."""
-    command = ["git", "-C", str(REPOSITORY), "archive", OLDER, *PARTS]
-    found = subprocess.run(command, capture_output=True, check=False) if GIT else None
-    if found and found.returncode == 0:
-        with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
-            archive.extractall(place)
-    else:
+    if OLDER == THIS:
         write_this_release(place, "0.0.9")
+        return
+    with tarfile.open(fileobj=io.BytesIO(read_older_archive())) as archive:
+        archive.extractall(place)
 
 
 def write_this_release(place: Path, version: str) -> None:
@@ -100,6 +103,8 @@ class UpgradedNode(ABC):
         package.place.mkdir()
         journal.clear()
 
+    scheduler: ClassVar[str]
+
     @abstractmethod
     def submit(self, devices: int, script: str) -> int:
         """Submit a job that asks for so many GPUs; return its number."""
@@ -122,12 +127,12 @@ class UpgradedNode(ABC):
         self.begun[job] = devices
         return job
 
-    def install_hooks(self) -> str:
+    def install_hooks(self, program: str = INSTALL_HOOKS) -> str:
         """Put the hooks of the package in force; return the name of their version."""
-        words = [str(self.package.place), str(PREFIX), CONFIG]
-        done = self.gpus.cluster.run_in(self.name, [sys.executable, "-c", INSTALL_HOOKS, *words])
+        words = [str(self.package.place), str(PREFIX), CONFIG, self.scheduler]
+        done = self.gpus.cluster.run_in(self.name, [sys.executable, "-c", program, *words])
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout.strip()
+        return os.readlink(self.gpus.cluster.path_in(self.name, f"{PREFIX}/{CURRENT}"))
 
     def held(self) -> dict[str, str]:
         """Return the token of each lock."""
@@ -183,11 +188,14 @@ def upgrade_and_go_back(node: UpgradedNode, trees: Path, cards: int) -> None:
             node.wait_running(job)
         node.check_step(daemon, [*jobs[0], *jobs[1]])
 
-        for release, gate, version in ((newer, 0, "99.0-"), (older, 1, "")):
+        for release, gate, program, version in (
+            (newer, 0, RENEW_HOOKS, "99.0-"),
+            (older, 1, INSTALL_HOOKS, ""),
+        ):
             here = [job for one in list(jobs) for job in jobs[one]]
             node.package.put(release)
             node.check_step(daemon, here)  # gpulockd and hooks are the other release's
-            assert node.install_hooks().startswith(version)
+            assert node.install_hooks(program).startswith(version)
             node.check_step(daemon, here)  # only gpulockd is
             daemon.stop()
             daemon.restart()

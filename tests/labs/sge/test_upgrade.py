@@ -23,6 +23,8 @@ SLOTS = JOBS + 20
 class SgeNode(UpgradedNode):
     """One execution host."""
 
+    scheduler = "sge"
+
     def __init__(self, gpus: Gpulock, place: Path) -> None:
         super().__init__(gpus, NODE, Package(place), Journal(gpus.sge.lab / "journal"))
         self.sge = gpus.sge

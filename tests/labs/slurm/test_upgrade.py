@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
 class SlurmNode(UpgradedNode):
     """One compute node."""
 
+    scheduler = "slurm"
+
     def __init__(self, gpus: Gpulock, place: Path) -> None:
         super().__init__(gpus, NODE, Package(place), gpus.journal)
         self.slurm = gpus.slurm

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The older release of gpulock that a lab upgrades from: a commit of this repository.
+
+GPULOCK_OLDER names another commit, an archive of an older tree (as `git archive` writes it), or
+`this`: this tree under an older number, which says nothing of what another release writes. A Debian
+root of tests/release.sh has no git: this file, run as a program, writes the archive for it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+OLDER: Final = os.environ.get("GPULOCK_OLDER", "6c5ae6e4")
+THIS: Final = "this"
+PARTS: Final = ("gpulock", "prolog", "epilog")
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+class NoOlderReleaseError(Exception):
+    """Say that the older release is not here, and what to do."""
+
+
+def read_older_archive(older: str = OLDER, root: Path = _ROOT) -> bytes:
+    """Return the archive of the older release; raise NoOlderReleaseError."""
+    if Path(older).is_file():
+        return Path(older).read_bytes()
+    command = ["git", "-C", str(root), "archive", older, *PARTS]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode == 0:
+            return done.stdout
+        why = done.stderr.decode(errors="replace").strip()
+    except OSError as fault:
+        why = str(fault)
+    raise NoOlderReleaseError(
+        f"no older release {older} ({why}): git fetch --unshallow, or GPULOCK_OLDER=FILE, which is"
+        f" `git archive` of its {' '.join(PARTS)}; GPULOCK_OLDER={THIS} is this tree, renumbered"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        Path(sys.argv[1]).write_bytes(read_older_archive())
+    except NoOlderReleaseError as reason:
+        sys.exit(str(reason))

@@ -22,6 +22,7 @@ from tests.world.counts import SCHEDULES, SPENT, world_lines
 DAY = 86400.0
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 NEEDS_ROOT = "need root: `make test` as root runs them"
+NEEDS_MINUTES = "wait for minutes in a lab: `make soak` runs them"
 NEEDS_REACH = "run this checkout as another user, who cannot reach it"
 
 
@@ -98,6 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         barred = {"root": NEEDS_ROOT, "another_user": NEEDS_ROOT}
     elif folder := unreachable_folder(Path(__file__), NOBODY):
         barred["another_user"] = f"{NEEDS_REACH} ({folder} is closed)"
+    if os.environ.get("GPULOCK_SOAK") != "1":
+        barred["minutes"] = NEEDS_MINUTES
     kept: list[pytest.Item] = []
     gone: list[pytest.Item] = []
     for item in items:

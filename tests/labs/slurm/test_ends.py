@@ -126,7 +126,7 @@ def test_jobs_that_are_cancelled_killed_or_requeued_give_back_at_once(
     assert not slurm.is_out(NODE)
 
 
-@pytest.mark.skipif(not SOAK, reason="slurmctld looks for limits twice a minute")
+@pytest.mark.minutes  # slurmctld looks for limits twice a minute
 def test_a_job_that_runs_out_of_time_gives_back(slurm_gpus: Gpulock) -> None:
     by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
     job = started(slurm_gpus, NODE, TWO, "--time=1")

@@ -278,8 +278,7 @@ def test_colour_is_for_terminals_and_can_be_refused(site: Site) -> None:
         done = site.run("status", env={**os.environ, "TERM": "xterm", **extra})
         assert "\x1b" not in done.stdout
     script = shutil.which("script")
-    if script is None:
-        pytest.skip("script(1) is not here to make a terminal")
+    assert script, "script(1) makes the terminal: install util-linux"
     for extra, coloured in ({}, True), ({"NO_COLOR": "1"}, False):
         line = " ".join(f"'{part}'" for part in site.command("status"))
         done = subprocess.run(

@@ -93,3 +93,11 @@ def test_a_function_is_found_by_its_name() -> None:
     names = names_of("def")
     shared = sum(number for number in names.values() if number > 1)
     assert shared < MOST_SHARED * sum(names.values())
+
+
+def test_no_test_is_skipped() -> None:
+    """A check that cannot run fails, or is left out by a mark that CONTRIBUTING.md names."""
+    skips = re.compile(r"\bpytest\.(skip\(|mark\.skip|importorskip)")
+    paths = [*(ROOT / "tests").rglob("*.py")]
+    assert len(paths) > 300
+    assert [str(path) for path in paths if skips.search(path.read_text())] == []

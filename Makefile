@@ -153,7 +153,7 @@ attack: $(DEV)  ## what hostile users tried, each attack with what stopped it (r
 	@tests/consent.sh "make attack"
 	@$(LAB) -m attack tests/labs tests/unit tests/exporter
 
-sweep: $(DEV)  ## stop the hooks at system calls, sampled
+sweep: tools $(DEV)  ## stop the hooks at system calls, sampled
 	@$(PYTEST) -m sweep --timeout 3000 tests/sweep
 
 mutants: $(DEV)  ## small wrong changes, each of which a unit test must see (root; WORDS="locks gate")

@@ -68,6 +68,15 @@ def test_a_missing_compiler_is_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("target", ["check", "unit", "slow", "sweep"])
+def test_a_target_looks_for_its_programs_before_anything_else(target: str) -> None:
+    """The sweep installed strace, and asked nobody."""
+    done = subprocess.run(
+        ["make", "-n", target], cwd=TESTS.parent, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f'tests/tools.sh "make {target}"\n')
+
+
 def test_the_closed_folder_above_a_checkout_is_named(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     inner = closed / "gpulock"

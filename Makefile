@@ -164,6 +164,7 @@ soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 	@GPULOCK_WORLD_SCHEDULES=1000000 GPULOCK_WORLD_ALL=1 $(FAST) $(STEP) "world" \
 	    $(PYTEST) -n auto --timeout 0 tests/world
 	@$(MAKE) mutants
+	@$(MAKE) pythons PYTHONS="3.9 3.11 3.13 3.14"
 	@GPULOCK_SOAK=1 $(STEP) "soak" $(PYTEST) -m "lab or sweep or soak" --timeout 14400 tests
 	@for release in trixie sid; do for lab in slurm systemd; do $(SURE) $(MAKE) lab-$$lab RELEASE=$$release; done; done
 	@CGROUPS=2 $(SURE) $(MAKE) lab-slurm RELEASE=sid SHORT=1

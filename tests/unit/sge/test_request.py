@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +135,23 @@ def test_a_parallel_job_without_a_host_file_is_unknown(site: Site) -> None:
     (job.folder / "pe_hostfile").unlink()
     with pytest.raises(Refusal):
         request.count_sge_job_hosts(site.above())
+
+
+@pytest.mark.timeout(20)
+def test_a_host_file_without_end_a_pipe_or_a_link_is_refused(site: Site, tmp_path: Path) -> None:
+    hosts = site.run(gpus(1), pe="mpi").folder / "pe_hostfile"
+    (tmp_path / "hosts").write_text("node 1 a.q@node U\n")
+    for kind in ("endless", "pipe", "link"):
+        hosts.unlink()
+        if kind == "pipe":
+            os.mkfifo(hosts)
+        elif kind == "link":
+            hosts.symlink_to(tmp_path / "hosts")
+        else:
+            hosts.touch()
+            os.truncate(hosts, 1 << 33)
+        with pytest.raises(Refusal):
+            request.count_sge_job_hosts(site.above())
 
 
 def test_one_host_twice_in_the_host_file_is_one_host(site: Site) -> None:

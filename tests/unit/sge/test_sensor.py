@@ -169,7 +169,10 @@ def test_a_fault_nobody_foresaw_does_not_end_the_sensor(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sensor, "read_sensor_rows", raising(KeyError("x")))
-    assert sensor.main(EXECD, site.config(), io.StringIO("\n"), io.StringIO()) == 0
+    out = io.StringIO()
+
+    assert sensor.main(EXECD, site.config(), io.StringIO("\n\n"), out) == 0
+    assert out.getvalue().count(f"{HOST}:gpu:0\n") == 2, out.getvalue()
 
 
 def test_the_ids_of_an_rsmap_are_counted_as_well(site: Site) -> None:

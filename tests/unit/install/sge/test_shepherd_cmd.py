@@ -222,6 +222,22 @@ def test_a_config_that_cannot_be_read_starts_nothing(launcher: Path, tmp_path: P
     shutil.rmtree(tmp_path / "config")
 
 
+def test_only_the_folder_where_it_is_started_is_read(launcher: Path, tmp_path: Path) -> None:
+    """Tried: a `config` that a user has near: above, below, at home, in what CDPATH names."""
+    spool, user = tmp_path / "spool", tmp_path / "user"
+    for folder in (spool, spool / "home", user):
+        folder.mkdir()
+        (folder / "config").write_text(recorded("array"))
+    (tmp_path / "config").write_text(recorded("array"))
+    (spool / "config").unlink()
+    env = {"CDPATH": str(user), "PWD": str(user), "OLDPWD": str(user), "HOME": str(user)}
+    done = subprocess.run([launcher], cwd=spool, env=env, check=False, timeout=60)
+
+    assert done.returncode == APPERROR
+    assert "is not Grid Engine's" in (spool / "error").read_text()
+    assert not (user / "exit_status").exists()
+
+
 @pytest.mark.parametrize("shell", ["", "/bin/bash"])
 @pytest.mark.parametrize("fault", ["not known", "missing", "mode", "interpreter", "format"])
 @pytest.mark.parametrize(("place", "code"), [("7.1", AGAIN), ("7.1/1.node", DELETED)])

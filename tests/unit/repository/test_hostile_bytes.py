@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 
 from gpulock.alloc.process_owner import python_program
 from gpulock.daemon.history.pending import read_pending_record
+from gpulock.daemon.mps.folder import PID_FILE, read_control_log, read_daemon_pid
 from gpulock.daemon.slots.sge import booked_complex_amount, parse_quarantined_counts
 from gpulock.errors import Refusal
 from gpulock.isolation.tree import parse_cgroup_paths
 from gpulock.job import environment
+from gpulock.job.mps import LOGS, PIPES
 from gpulock.node import sample
 from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc, parse_stat, parse_status
@@ -240,6 +242,17 @@ def ticket_name(data: bytes, folder: Path) -> None:
     parse_ticket(name)
 
 
+def mps_files(data: bytes, folder: Path) -> None:
+    """Let the user of a card's MPS have the same bytes in its log and in its pid file."""
+    for name in (LOGS, PIPES):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / LOGS / "control.log").write_bytes(data)
+    (folder / PIPES / PID_FILE).write_bytes(data)
+    said = read_control_log(str(folder))
+    assert len(said) <= 200 and said.isprintable()
+    assert len(read_daemon_pid(str(folder))) <= 1
+
+
 class Parser(NamedTuple):
     """What reads bytes, its documented errors, and samples of what it should read."""
 
@@ -350,6 +363,7 @@ PARSERS = {
     "reply at the socket": Parser(
         of_bytes(parse_reply), (ValueError,), (encode_reply(SocketReply("granted")),)
     ),
+    "MPS's log and pid file": Parser(mps_files, (), (b"[2026] Server 12 exited\n", b"4711\n")),
     "ticket": Parser(ticket_name, (ValueError,), (b"00000001.4711.99",)),
 }
 

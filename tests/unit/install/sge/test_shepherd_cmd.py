@@ -12,9 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpulock.install.hooks import render_hooks
 from gpulock.sge.prolog import LAUNCHER_MARKER
+from tests.support.few import FEW
 
 pytestmark = pytest.mark.slow  # a shell each
 
@@ -189,6 +192,64 @@ def test_the_name_of_a_task_forges_no_line(launcher: Path, tmp_path: Path, text:
     assert start(tmp_path / "sge_shepherd", folder, task)[0] == 0
     assert start(tmp_path / "sge_shepherd", folder, behind("job_name", text)(task))[0] != 0
     assert (folder / "exit_status").read_text() == f"{DELETED}\n"
+
+
+USERS = frozenset((*KEYS, "fs_stdin_host", "fs_stdin_path", "stderr_path", "job_arg1"))
+INSERTED = st.lists(
+    st.sampled_from(recorded("array").splitlines())
+    | st.sampled_from(["\n", "=", " ", "\n =", "\r", "\0", "job_arg2=b", "njob_args=2", "y"])
+    | st.sampled_from(["prolog=root@/x", "job_owner=root", "min_uid=0", "x" * 89_000, " " * 99_990])
+    | st.text(max_size=9),
+    max_size=9,
+).flatmap(lambda words: st.sampled_from(["", "\n"]).map(lambda between: between.join(words)))
+
+
+def read_by_shepherd(config: bytes) -> dict[bytes, bytes]:
+    """Read a config as config_file.c does: by fgets of 100,000 bytes, and the last line wins."""
+    pieces = [
+        line[at : at + 99_999]
+        for line in re.findall(rb"[^\n]*\n|[^\n]+", config)
+        for at in range(0, len(line), 99_999)
+    ]
+    found: dict[bytes, bytes] = {}
+    for piece in pieces:
+        line = piece.split(b"\0")[0].rstrip(b"\n")
+        if not line.strip(b" ="):
+            break  # what stands behind it is not read
+        name, _, value = line.lstrip(b" ").partition(b"=")
+        found[name.split(b" ")[0]] = value
+    return found
+
+
+def tried(launcher: Path, folder: Path, key: str, text: str) -> None:
+    """Insert a user's text: the job is refused, or each line that is not a user's is as it was."""
+    good, bad = recorded("array"), behind(key, text)(recorded("array"))
+    code, _ = start(launcher, folder, bad)
+    if code:
+        return
+    (before, after) = (
+        read_by_shepherd(one.encode("utf-8", "surrogateescape")) for one in (good, bad)
+    )
+    told = {name: value for name, value in before.items() if name.decode() not in USERS}
+    assert told == {name: value for name, value in after.items() if name.decode() not in USERS}
+
+
+@settings(FEW, max_examples=30)
+@given(key=st.sampled_from(sorted(USERS)), text=INSERTED)
+def test_a_users_text_is_refused_or_changes_no_line_but_its_own(
+    launcher: Path, tmp_path_factory: pytest.TempPathFactory, key: str, text: str
+) -> None:
+    tried(launcher, tmp_path_factory.mktemp("job"), key, text)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+@settings(FEW, max_examples=20_000)
+@given(key=st.sampled_from(sorted(USERS)), text=INSERTED)
+def test_no_text_of_a_user_in_thousands_changes_another_line(
+    launcher: Path, tmp_path_factory: pytest.TempPathFactory, key: str, text: str
+) -> None:
+    tried(launcher, tmp_path_factory.mktemp("job"), key, text)
 
 
 @pytest.mark.parametrize("word", ["\x1b]0;owned\x07", "a\\cb", "\\n\\nx", "\udcff", "x y"])

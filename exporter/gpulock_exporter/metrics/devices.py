@@ -11,11 +11,7 @@ from prometheus_client.metrics_core import Metric
 
 from gpulock.alloc import states
 from gpulock.node.devices import SHARE
-from gpulock_exporter.metrics.families import (
-    Several,
-    collect_identity_families,
-    collect_pair,
-)
+from gpulock_exporter.metrics.families import Several, collect_identity_families, collect_pair
 from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels, owner_labels
 from gpulock_exporter.metrics.node import collect_health_families, collect_node_families
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot

@@ -257,6 +257,20 @@ def test_a_patched_client_forges_no_prolog_in_a_variable(verified: Gpulock) -> N
     assert stopped_queues(verified) == {}
 
 
+def test_a_display_forges_no_prolog(verified: Gpulock) -> None:
+    """Tried: DISPLAY of a qsh, whose newline no verifier sees. Stopped by: shepherd_cmd."""
+    evil, note = root_script(verified)
+    display = f"DISPLAY=glmaster:1\nprolog=root@{evil}\nzz="
+    words = ["-now", "no", "-N", "shown", *on(NODE), "-v", display]
+    line = ["timeout", "-s", "KILL", "15", str(PROGRAMS / "qsh"), *words]
+    verified.sge.run_as("glalice", line)
+    shown = verified.sge.client("qacct", "-j", "shown").stdout
+
+    assert note.read_text() == ""
+    assert re.search(r"(?m)^failed +30 ", shown), shown
+    assert stopped_queues(verified) == {}
+
+
 @pytest.mark.parametrize(
     "forged",
     ["job_owner=root\nmin_uid=0\nmin_gid=0", "add_grp_id=65499", "inherit_env=0"],

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -185,6 +187,55 @@ def test_a_job_with_very_many_variables_does_not_keep_the_sites_hook(chain: Chai
 
     found = set(seen.read_text().splitlines())
     assert {f"V{number}=\\'" for number in range(40_000)} <= found
+
+
+PIECES = (
+    b"\\",
+    b"\\n",
+    b"'",
+    b'"',
+    b"=",
+    b" ",
+    b"$(id)",
+    b"`id`",
+    b"*",
+    b"\xff",
+    b"\r",
+    b";",
+    b"A",
+    b"-",
+)
+
+
+def as_the_shepherd_reads(line: bytes, escaped: bool) -> bytes:
+    """Return a line of `environment` as builtin_starter.c of 8.1.9, or of its successor, does."""
+    known = {b"\\n": b"\n", **({b"\\\\": b"\\"} if escaped else {})}
+    return re.sub(rb"\\[\\n]" if escaped else rb"\\n", lambda found: known[found[0]], line)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("escaped", [True, False])
+def test_any_bytes_reach_the_sites_hook_as_the_shepherd_reads_them(
+    chain: Chain, escaped: bool, seed: int
+) -> None:
+    """An eval reads them: nothing of it may run, and nothing may be lost."""
+    rng, seen = random.Random(seed), chain.open_to_all()
+    lines = [b"".join(rng.choices(PIECES, k=rng.randrange(30))) for _ in range(200)]
+    lines += [b"LONG=" + b"".join(rng.choices(PIECES, k=30_000))]
+    (chain.folder / "environment").write_bytes(b"\n".join([*lines, b""]))
+    (chain.folder / "config").write_text("enable_windomacc=0\n" if escaped else "inherit_env=1\n")
+
+    assert chain.run("epilog", "nobody@") == 0
+
+    told = {b"SGE_JOBEXIT_STAT": b"SGE_JOBEXIT_STAT=137"}
+    for line in lines:
+        if b"=" in line[1:] and line[:1] != b"=":
+            read = as_the_shepherd_reads(line, escaped)
+            told[read.partition(b"=")[0]] = read
+    expected = b"\n".join([*told.values(), b""])
+    assert sorted(seen.read_bytes().split(b"\n")) == sorted(expected.split(b"\n"))
 
 
 KEPT = ["RESTARTED=1", "JOB_ID=12", "JOB_NAME=it's mine", "USER=nobody", "SGE_ROOT=/sge"]

@@ -15,7 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-# Bash; each ends within seconds, but for those that stop. {devices} are words, {locks} is LOCK_DIR.
+# Bash; each ends within seconds, but for those that stop and what one leaves for long. {devices}
+# are words, {locks} is LOCK_DIR.
 ZOO: Final[Mapping[str, str]] = {
     "opens every device": "for d in {devices}; do exec {{n}}<$d; done; sleep 9",
     "leaves a child with every device": (
@@ -46,6 +47,8 @@ ZOO: Final[Mapping[str, str]] = {
     "exits oddly": "exit $((RANDOM % 5 ? 99 + RANDOM % 2 : 213))",
     "is short": "true",
 }
+# These have a GPU: no epilog ends what a job without one has left, while it is its user's.
+WITH_GPUS: Final = frozenset({"leaves a child with every device for long"})
 # As strings of the environment: what no other job may feel.
 STEERING: Final[Mapping[str, Mapping[str, str]]] = {
     "tunables": {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"},
@@ -91,7 +94,7 @@ def hostile_job(
     text = zoo[name].format(devices=words, locks=lock_dir)
     brings = rng.choice(sorted(STEERING)) if rng.random() < 0.3 else ""
     env = STEERING[brings] if brings else {}
-    gpus = rng.choice([0, 0, 1, 2])
+    gpus = rng.choice([1, 2] if name in WITH_GPUS else [0, 0, 1, 2])
     return Hostile(f"{name} {brings}".strip(), gpus, f"#!/bin/bash\n{text}\n", env)
 
 

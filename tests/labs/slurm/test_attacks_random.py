@@ -20,6 +20,7 @@ from tests.labs.common.hostile_jobs import (
     hostile_job,
     parse_journal,
 )
+from tests.labs.common.installed import reap
 from tests.labs.sge.wait import LabError, until
 from tests.labs.slurm.confined import COUNT, confined_site
 from tests.labs.slurm.gpulock import Gpulock
@@ -31,6 +32,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.attack]
 HOSTILE, HONEST = "slalice", "slbob"
 SECONDS: Final = 600.0 if SOAK else 18.0  # of each of three settings
 LONGEST: Final = 4.0  # seconds of a hostile job, then it is cancelled
+KEPT: Final = 15.0  # seconds until nothing of a job that is over holds a GPU
+REAP_EVERY: Final = 2.0  # seconds
 AT_ONCE: Final = {HOSTILE: 6, HONEST: 3}
 SLURMS: Final[Mapping[str, str]] = {
     "requeues itself": "scontrol requeue $SLURM_JOB_ID; sleep 2",
@@ -57,6 +60,9 @@ class Fair:
         self.rng = rng
         self.asked: dict[int, int] = {}
         self.tried: dict[JobId, tuple[Hostile, float]] = {}
+        self.living: dict[str, float] = {}  # job -> when it was last in the queue
+        self.reaped = time.monotonic()
+        self.late: set[str] = set()
         self.journal = self.slurm.users[HONEST].home / "journal"
         self.journal.unlink(missing_ok=True)
 
@@ -64,7 +70,7 @@ class Fair:
         """Let both submit for a while, then wait until the honest ones have run."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            waiting = self.queued()
+            waiting = self.look()
             self.cancel_old()
             if len(waiting[HONEST]) < AT_ONCE[HONEST]:
                 self.submit_honest()
@@ -73,13 +79,23 @@ class Fair:
             time.sleep(0.05)
         until(self.is_quiet, what="every honest job to be over", why=self.describe)
 
-    def queued(self) -> dict[str, list[JobId]]:
-        """Return the jobs of each user that are to run, or run."""
+    def look(self) -> dict[str, list[JobId]]:
+        """Return the jobs of each user that are to run, or run; reap, and note late locks."""
+        now = time.monotonic()
         found: dict[str, list[JobId]] = {HOSTILE: [], HONEST: []}
         said = self.slurm.queue("-h", "-o", "%u %i %r") or ""
         for user, job, reason in (line.split(" ", 2) for line in said.splitlines()):
+            self.living[job] = now
             if reason not in ("BeginTime", "JobHeldUser") or user == HONEST:
                 found[user].append(JobId(int(job)))
+        if now > self.reaped + REAP_EVERY:
+            reap(self.gpus, NODE)
+            self.reaped = now
+        for device, record in self.gpus.locks(NODE).items():
+            if now - self.living.setdefault(record.job_id, now) > KEPT:
+                what = self.tried.get(JobId(int(record.job_id)))
+                name = what[0].name if what else "an honest one"
+                self.late.add(f"{device} is held by job {record.job_id}, {name}")
         return found
 
     def submit_honest(self) -> None:
@@ -112,7 +128,7 @@ class Fair:
     def is_quiet(self) -> bool:
         """Return whether no honest job is left."""
         self.cancel_old()
-        return not self.queued()[HONEST]
+        return not self.look()[HONEST]
 
     def describe(self) -> str:
         """Return the queue, the node and what was tried last."""
@@ -128,6 +144,7 @@ class Fair:
             self.describe()
         )
         assert not self.slurm.is_out(NODE), self.describe()
+        assert self.late == set(), f"{self.late}\n{self.describe()}"
         self.slurm.clear_jobs()
         self.gpus.wait_free()
         until(lambda: notes(self.gpus, NODE) == [], what="no note to be left")

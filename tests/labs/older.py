@@ -33,7 +33,7 @@ def read_older_archive(older: str = OLDER, root: Path = _ROOT) -> bytes:
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode == 0:
             return done.stdout
-        why = done.stderr.decode(errors="replace").strip()
+        why = " ".join(done.stderr.decode(errors="replace").split())
     except OSError as fault:
         why = str(fault)
     raise NoOlderReleaseError(

@@ -116,7 +116,8 @@ class Clinic(Ward):
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Clinic]]:
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Clinic]]:
+    monkeypatch.setattr(health_check, "PATIENCE", PATIENCE)
     for folder in (tmp_path, *tmp_path.parents):  # the program runs as nobody
         if not folder.stat().st_mode & stat.S_IXOTH:
             folder.chmod(0o755)
@@ -689,10 +690,12 @@ def test_an_outcome_is_a_step_where_it_is_news_or_of_a_card_that_is_out(
         site.write(script)
         site.now += 1e6
         site.go_round()
+        assert site.checker.command is not None, site.said()
         site.finish_check()
     quarantine.write_device_note(state, QUARANTINE, bus(0), "gpulock", "xid: XID 79")
     site.now += 1e6
     site.go_round()
+    assert site.checker.command is not None, site.said()
     site.finish_check()
     failed, passed = "HEALTH_COMMAND: it ended with 3", "HEALTH_COMMAND passed"
     found = read_health_steps(state, bus(0))

@@ -104,6 +104,9 @@ def check_programs(machine: Machine) -> None:
     assert "8 GPUs: 8 free" in machine.run("gpulock demo")
     machine.run("gpulock config --check /etc/gpulock/gpulock.conf")
     machine.run("/usr/lib/gpulock/bin/python3 -I -c 'import bcrypt, pynvml, yaml'")
+    source = "from gpulock.install.slurm.spank import spank_source as s; print(s().read_text())"
+    spank = (ROOT / "prolog/spank/spank_gpulock.c").read_text()
+    assert machine.run(f"/usr/lib/gpulock/bin/python3 -I -c '{source}'") == f"{spank}\n"
     machine.run("ls /usr/share/man/man1/gpulock-run.1.gz /usr/lib/systemd/system/gpulockd.service")
     started = machine.run(
         "find /etc /usr/local -path '*systemd*gpulock*' -o -path '*libexec*gpulock*'"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock.simulate.node import write_simulated_node
+from tests.labs.sge.config import COMPLEXES, EXECHOST_VALUES
 from tests.labs.sge.lab import GridEngine, JobId
 from tests.labs.sge.machines import PATH
 
@@ -102,12 +103,12 @@ class Node:
         return job, text
 
 
-def bare_node(sge: GridEngine) -> Iterator[Node]:
+def bare_node(sge: GridEngine, complexes: str = "gpu gpuj") -> Iterator[Node]:
     """Give a node without gpulock; afterwards it is without gpulock again."""
     sge.set_hooks("NONE", "NONE")
     tree = sge.lab / "drivers-install"
     made = write_simulated_node(tree, "dgx1", 8, for_scheduler=True)
-    text = made.config.read_text() + "SGE_COMPLEXES=gpu gpuj\n"
+    text = made.config.read_text() + f"SGE_COMPLEXES={complexes}\n"
     sge.path_in(NODE, CONFIG).write_text(text)
     for folder in ("/run/gpulock", "/var/lib/gpulock"):
         for inner in sge.path_in(NODE, folder).iterdir():
@@ -118,6 +119,7 @@ def bare_node(sge: GridEngine) -> Iterator[Node]:
     node.uninstall("--force", "--reason", "the test is over")
     sge.set_hooks("NONE", "NONE")
     sge.set_conf("epilog", "none")
-    sge.set_exechost(NODE, "gpu=8,gpuj=8,slots=16")
-    sge.set_complex("gpu gpu INT <= YES YES 0 0")
+    for name, line in COMPLEXES.items():
+        sge.set_complex(f"{name} {name} {line}")
+    sge.set_exechost(NODE, EXECHOST_VALUES)
     sge.clear_queue_errors()

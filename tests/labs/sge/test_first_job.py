@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Generator, Iterator
@@ -20,7 +21,7 @@ from tests.labs.sge import config
 from tests.labs.sge.bare_node import NODE, ON_NODE, PREFIX, Node, bare_node
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.install import PROGRAMS
-from tests.labs.sge.lab import GridEngine
+from tests.labs.sge.lab import GridEngine, without
 from tests.labs.sge.machines import PATH
 from tests.labs.sge.wait import until
 
@@ -30,7 +31,7 @@ SENSOR_PROGRAM = Path(PREFIX, "current/prolog/sge-sensor")
 
 @pytest.fixture
 def node(sge: GridEngine) -> Iterator[Node]:
-    """Give a node whose host has no configuration of its own."""
+    """Give a node whose host has no configuration of its own, of a cell that knows no GPU."""
     groups = config.gid_range(sge.lab, NODES.index(NODE) + 1)
     shared = sge.qconf("-sconf", "global").partition("gid_range")[2].split()[0]
     sensor = sge.lab / "site-sensor"
@@ -41,7 +42,12 @@ def node(sge: GridEngine) -> Iterator[Node]:
     sge.qconf("-dconf", NODE)
     sge.set_conf("gid_range", groups)  # no two nodes on one kernel may share one
     until(lambda: not running(sensor), what="execd to have none but the global configuration")
-    yield from bare_node(sge)
+    for name in NODES:
+        sge.set_exechost(name, "slots=16")
+    sge.load("-Mc", "complexes", without(sge.qconf("-sc"), [*config.COMPLEXES]))
+    yield from bare_node(sge, "gpu")
+    for name in NODES:
+        sge.set_exechost(name, config.EXECHOST_VALUES)
     sge.load("-Aconf", NODE, f"gid_range {groups}\n")
     sge.set_conf("gid_range", shared)
 
@@ -129,10 +135,13 @@ def test_the_load_sensor_starts_on_a_host_without_a_configuration_and_all_is_put
 ) -> None:
     """execd knew nothing of it: no sensor after four minutes, and uninstall left six things."""
     objects, files = node.objects(), node.files()
+    assert not re.search(r"(?m)^gpu", objects["-sc"]) and "gpu" not in objects["-se"]
 
     assert "ran with CUDA_VISIBLE_DEVICES=" in node.install("--yes")
     until(lambda: reports_sensor(node), what="the sensor's values to arrive")
     assert node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")[1] == "0,1\n"
+    assert re.search(r"(?m)^gpu +gpu +INT +<= +YES +YES ", node.objects()["-sc"])
+    assert "gpu=8" in node.objects()["-se"]
     said = node.uninstall()
 
     assert "left as it is" not in said

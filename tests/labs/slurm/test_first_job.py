@@ -10,18 +10,19 @@ from typing import Final
 import pytest
 
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.modes import NODE, SLURM_CONF, run, settings
+from tests.labs.slurm.modes import NODE, run, settings
 
 pytestmark = pytest.mark.lab
 PREFIX: Final = "/var/lib/gpulock-hooks"  # private to each machine of the lab
+MADE: Final = {"PrologFlags": "Contain", "RequeueExit": "213"}
 _CHANGING: Final = r"(?m)^(Configuration data as of|BOOT_TIME|NEXT_JOB_ID|Slurmctld\(.*) .*\n"
 
 
 @pytest.fixture
 def bare(slurm_gpus: Gpulock) -> Iterator[Gpulock]:
-    """Give a test nodes that have settings, and neither hooks nor lines in slurm.conf."""
+    """Give a test nodes that have settings, and a slurm.conf that has nothing for gpulock."""
     gpus = slurm_gpus
-    gpus.prepare(hooks={}, extra=SLURM_CONF, gres="slurm")
+    gpus.prepare(hooks={}, prolog_flags="", gres="slurm")
     for node in gpus.nodes:
         gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="slurm"))
     yield gpus
@@ -45,6 +46,7 @@ def test_slurm_conf_is_edited_in_force_and_put_back_byte_for_byte(bare: Gpulock)
     conf = bare.slurm.lab / "etc/slurm.conf"
     backup = conf.with_name("slurm.conf.before-gpulock")
     before, answers = conf.read_bytes(), in_force(bare)
+    assert [key for key in MADE if re.search(rf"(?m)^{key}=", before.decode())] == []
     install = ("install", "slurm", "--prefix", PREFIX)
     for node in bare.nodes[1:]:
         assert "Prolog=" in said_by(bare, node, *install)
@@ -59,7 +61,11 @@ def test_slurm_conf_is_edited_in_force_and_put_back_byte_for_byte(bare: Gpulock)
 
     assert "the trial job ran with CUDA_VISIBLE_DEVICES=" in said
     assert backup.read_bytes() == before
-    assert f"{PREFIX}/current/" in in_force(bare)
+    now = in_force(bare)
+    assert f"{PREFIX}/current/" in now
+    for key, value in MADE.items():
+        assert re.search(rf"(?m)^{key}=", conf.read_text())
+        assert re.search(rf"(?m)^{key} *= .*{value}", now), now
     shown = run(bare, "-w", NODE, "--gres=gpu:2")
     assert shown["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert "GPULOCK_DEVICES" in shown

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.labs.killed import KILLED_INSTALLER, points_of_changes
 from tests.labs.sge import config
-from tests.labs.sge.bare_node import NODE, ON_NODE, PREFIX, Node, bare_node
+from tests.labs.sge.bare_node import GPULOCK, NODE, ON_NODE, PREFIX, Node, bare_node
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.lab import GridEngine, without
@@ -148,6 +149,17 @@ def test_the_load_sensor_starts_on_a_host_without_a_configuration_and_all_is_put
     assert not reports_sensor(node)
     assert (node.objects(), node.files()) == (objects, files)
     assert "nothing" in node.uninstall() or not node.uninstall()
+
+
+@pytest.mark.timeout(3600)
+def test_an_installation_killed_at_a_change_is_taken_back(node: Node) -> None:
+    """Grid Engine answers as it did before: the recorded one of the unit tests may differ."""
+    objects, files = node.objects(), node.files()
+    words = ("install", "sge", "--queue", "gpu.q", "--prefix", PREFIX)
+    for point in points_of_changes(node.python(GPULOCK, *words, "--dry-run")):
+        assert "done: prolog of queue" not in node.python(KILLED_INSTALLER, str(point), *words)
+        assert "left as it is" not in node.uninstall()
+        assert (node.objects(), node.files()) == (objects, files), point
 
 
 def test_an_installation_killed_while_it_waits_for_execd_is_taken_back_at_once(node: Node) -> None:

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
+from tests.labs.common.installed import CONFIG
+from tests.labs.common.reaped import REPOSITORY
+from tests.labs.killed import KILLED_INSTALLER, points_of_changes
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.modes import NODE, run, settings
 
@@ -28,6 +32,20 @@ def bare(slurm_gpus: Gpulock) -> Iterator[Gpulock]:
     yield gpus
     for node in gpus.nodes:
         gpus.command(node, "uninstall", "slurm", "--force", "--reason", "the test is over")
+
+
+@pytest.mark.timeout(3600)
+def test_an_installation_killed_at_a_change_is_taken_back(bare: Gpulock) -> None:
+    """slurmctld answers as it did before, and slurm.conf is the same file to the byte."""
+    conf = bare.slurm.lab / "etc/slurm.conf"
+    before, answers = conf.read_bytes(), in_force(bare)
+    words = ("install", "slurm", "--prefix", PREFIX, "--write-conf", "--installed-everywhere")
+    for point in points_of_changes(said_by(bare, NODE, *words, "--dry-run")):
+        line = [sys.executable, "-c", KILLED_INSTALLER, str(point), "--config", CONFIG, *words]
+        done = bare.slurm.run_in(NODE, line, env={"PYTHONPATH": str(REPOSITORY)}, seconds=120)
+        assert done.returncode != 0
+        said_by(bare, NODE, "uninstall", "slurm")
+        assert (conf.read_bytes(), in_force(bare)) == (before, answers), point
 
 
 def said_by(gpus: Gpulock, node: str, *words: str, code: int = 0) -> str:

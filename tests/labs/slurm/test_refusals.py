@@ -49,6 +49,12 @@ def wait_waits(gpus: Gpulock, job: JobId, why: str) -> None:
     )
 
 
+def newest_job(gpus: Gpulock, name: str) -> JobId:
+    """Return the last job of a name."""
+    command = ["squeue", "-h", "-t", "all", "-n", name, "-o", "%A"]
+    return JobId(max(map(int, gpus.slurm.run_in(gpus.slurm.master, command).stdout.split())))
+
+
 def busy(gpus: Gpulock, job: JobId, node: str = NODE) -> str:
     """Wait until a batch job was requeued by its own task; return what it was told."""
     wait_waits(gpus, job, "BeginTime")  # not held, as after a failed Prolog
@@ -282,13 +288,37 @@ def test_srun_and_salloc_are_cancelled_and_told_why(
         assert done.returncode != 0
         assert is_busy(done.stderr)
         assert program == "salloc" or "ran" not in done.stdout
-    shown = slurm.run_in(slurm.master, ["squeue", "-h", "-t", "all", "-n", "refused", "-o", "%A"])
-    job = JobId(max(map(int, shown.stdout.split())))
+    job = newest_job(slurm_gpus, "refused")
     assert slurm.wait_done(job) in ("CANCELLED", "FAILED")
     assert is_busy(slurm.job(job)["AdminComment"])
     assert not any(slurm_gpus.held_by(job).values())
     assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
     assert held(slurm_gpus, other, NODE) == ["0"]
+
+
+# --- an invalid request ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["batch", "srun"])
+def test_a_job_of_two_types_fails_for_good_and_is_told_why(slurm_gpus: Gpulock, form: str) -> None:
+    """Slurm tells the Prolog the positions of one type alone."""
+    by_slurm(slurm_gpus, SOON, types={0: "a", 1: "a", 2: "b", 3: "b"})
+    slurm = slurm_gpus.slurm
+    words = ("-w", NODE, "-J", "types", "--gres=gpu:a:1,gpu:b:1")
+    if form == "batch":
+        job = slurm.submit("slbob", *words, script="echo ran\n")
+        state, said = slurm.wait_done(job), slurm.said(job)
+    else:
+        done = slurm.srun("slbob", *words, "echo", "ran")
+        job = newest_job(slurm_gpus, "types")
+        state, said = slurm.wait_done(job), done.stdout + done.stderr
+        assert done.returncode != 0
+    assert "Slurm gave 2 GPUs on this node, but its Prolog saw 1" in said
+    assert "ran" not in said
+    shown = slurm.job(job)
+    assert (state, shown["ExitCode"], shown["Restarts"]) == ("FAILED", "1:0", "0")
+    assert slurm_gpus.locks(NODE) == {}
+    assert not slurm.is_out(NODE)
 
 
 # --- a broken node --------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def count_health_steps(state_dir: str) -> dict[str, int]:
 
 def parse_step_counts(text: str) -> dict[str, int]:
     """Return how many steps of each kind a part of the file tells of. Pure."""
-    found = dict.fromkeys(STEPS, 0)
+    found: dict[str, int] = dict.fromkeys(STEPS, 0)
     for line in text.split("\n"):
         words = line.split(" ")
         pairs = [word.partition("=") for word in words] if line.startswith(GONE) else []

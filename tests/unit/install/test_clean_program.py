@@ -42,7 +42,8 @@ def started_with(
     if not (child := os.fork()):
         with contextlib.suppress(OSError):
             os.dup2(told, 1)
-            resource.setrlimit(resource.RLIMIT_STACK, (resource.RLIM_INFINITY,) * 2)
+            unlimited = resource.RLIM_INFINITY, resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_STACK, unlimited)
             execve = ctypes.CDLL(None, use_errno=True).execve
             argv = [bytes(clean), *[word.encode() for word in words or (ENV,)]]
             vectors = [(ctypes.c_char_p * (len(each) + 1))(*each, None) for each in (argv, strings)]

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -175,7 +175,14 @@ def test_a_machine_without_pids_for_the_processes_of_a_target_is_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(read_settings(str(write_simulated_node(tmp_path / "node", "workstation").config)))
-    monkeypatch.setattr(looks, "process_list", lambda _: nullcontext(""))
-    monkeypatch.setattr(looks, "room_for", lambda _: nullcontext(False))
+
+    def no_list(_: Path) -> AbstractContextManager[str]:
+        return nullcontext("")
+
+    def no_room(_: int) -> AbstractContextManager[bool]:
+        return nullcontext(False)
+
+    monkeypatch.setattr(looks, "process_list", no_list)
+    monkeypatch.setattr(looks, "room_for", no_room)
     with pytest.raises(RuntimeError, match=r"200 processes: kernel\.pid_max is too low"):
         looks.measure(tmp_path, node, (3000, 30000))

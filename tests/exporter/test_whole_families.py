@@ -41,6 +41,8 @@ def act(exporter: Whole) -> None:
         process.kill()
     exporter.gpulock("claim", "--devices", "0,2:gi1.ci0", "--pid", str(os.getpid()))
     exporter.gpulock("reap")
+    for device in ("1", "2:gi2.ci0"):
+        exporter.gpulock("quarantine", device, "--reason", "a noisy fan")
     share_last_card(exporter)
     pass_checks(exporter)
 

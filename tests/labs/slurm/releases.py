@@ -13,6 +13,10 @@ from typing import Final
 ENDS_LOGIN_FILES: Final = (23, 11)
 # From here on slurmd starts itself anew at `scontrol reconfigure`, as another process.
 STARTS_ANEW: Final = (23, 11)
+# From here on a hook's name may be relative to the folder of slurm.conf.
+NAMES_HOOKS_BY_FOLDER: Final = (23, 11)
+# From here on a job's own node may manage its steps (enable_stepmgr).
+HAS_STEPMGR: Final = (24, 5)
 # From here on the extern step may run the hooks; for an earlier one the same jobs have Contain.
 RUNS_HOOKS_IN_JOB: Final = (24, 5)
 # From here on a slurmd runs the Prolog of a requeued job however soon it begins again: a hook that
@@ -20,6 +24,8 @@ RUNS_HOOKS_IN_JOB: Final = (24, 5)
 FORGETS: Final = (24, 11)
 # From here on a job whose login file fails is requeued and held; one that may not be is cancelled.
 HOLDS_FAILED_LOGINS: Final = (25, 5)
+# From here on Prolog and Epilog have a time limit each.
+HAS_HOOK_TIMEOUTS: Final = (25, 5)
 # From here on an Epilog waits for every process of its job, also for one that no signal ends, and
 # the node does not drain. It runs beside one whose step daemon was killed.
 WAITS_FOR_ALL: Final = (26, 5)

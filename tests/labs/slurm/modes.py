@@ -48,10 +48,10 @@ def settings(gpus: Gpulock, **keys: str) -> dict[str, str]:
     return {"SLURM_CONF": str(gpus.slurm.lab / "etc/slurm.conf"), "SLURM_WAIT": "2", **keys}
 
 
-def write_map(gpus: Gpulock, node: str, minors: Sequence[int]) -> None:
-    """Write what `gpulock install slurm` finds: the minor at each position."""
+def write_map(gpus: Gpulock, node: str, places: Sequence[int | str]) -> None:
+    """Write what `gpulock install slurm` finds: the minor, or instance, at each position."""
     source = gpus.slurm.lab / "etc/gres.conf"
-    lines = [f"{position}={minor}\n" for position, minor in enumerate(minors)]
+    lines = [f"{position}={place}\n" for position, place in enumerate(places)]
     state = gpus.slurm.path_in(node, "/var/lib/gpulock")
     shared = " ".join(gpus.slurm.setup.shares)
     more = [f"shared={shared}\n"] if shared else []

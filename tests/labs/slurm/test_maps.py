@@ -18,7 +18,7 @@ from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import stops
 from tests.labs.slurm.jobs import kill_steps, lose_locks, occupied, reap, started, wait_requeued
 from tests.labs.slurm.lab import JobId
-from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, settings
+from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, settings, write_map
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
@@ -211,6 +211,7 @@ def test_instances_stand_by_gpu_and_instance(slurm_gpus: Gpulock) -> None:
         "PLAIN_REQUEST": "any",
     }
     slurm_gpus.configure(NODE, **settings(slurm_gpus, SLURM_DEVICE_SELECTION="gpulock", **keys))
+    write_map(slurm_gpus, NODE, ["2.gi2.ci0", "2.gi3.ci0", "3.gi1.ci0", "3.gi2.ci0", 0, 1, 6, 7])
     job = started(slurm_gpus, NODE, "--gres=gpu:1")
     names = sorted(slurm_gpus.held_by(job)[NODE])
     rows = {row["id"]: row for row in slurm_gpus.status(NODE)["gpus"]}
@@ -222,6 +223,7 @@ def test_instances_stand_by_gpu_and_instance(slurm_gpus: Gpulock) -> None:
     assert set(told.values()) == {f"{job} {ALICE}\n"}
     done(slurm_gpus, job)
     assert files(slurm_gpus, DCGM) == dict.fromkeys(wanted, "")
+    (slurm_gpus.slurm.path_in(NODE, "/var/lib/gpulock") / "slurm-map").unlink()
 
 
 def test_adopted_locks_keep_their_files(slurm_gpus: Gpulock) -> None:

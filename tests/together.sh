@@ -28,6 +28,7 @@ interrupted() {
 }
 # shellcheck disable=SC2317 # by the trap
 overdue() {
+    kill -- "-$clock" 2>/dev/null # where another than the clock sent the signal
     echo "not over after $limit s; the processes of this machine, then what each command wrote:"
     # not their arguments: reading these waits for a process whose memory is locked
     ps -N --ppid 2 -o pid,ppid,pgid,stat,wchan:20,etime,comm --forest

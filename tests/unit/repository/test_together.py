@@ -123,15 +123,25 @@ def test_labs_that_pass_pass_together(tmp_path: Path) -> None:
     assert together.returncode == 0
 
 
-@pytest.mark.slow
 def test_one_that_hangs_is_told_with_its_processes_and_taken_down(
     told: Told, commands: list[str], tmp_path: Path
 ) -> None:
-    with started([commands[0], "echo one"], tmp_path, seconds=1) as together:
+    with started([commands[0], "echo one"], tmp_path) as together:
         assert told.lines(1) == ["up"]
+        assert together.stdout is not None
+        assert together.stdout.readline() == "one\n", "the one that is over"
+        together.send_signal(signal.SIGALRM)  # as the clock would, at a moment that is known
         written, _ = together.communicate(timeout=20)
         assert told.rest() == ["down"]
     assert together.returncode == OVERDUE
     assert "sleep\n" in written, "what the lab runs"
-    assert written.startswith("one\nnot over after 1 s")
+    assert written.startswith("not over after 60 s")
     assert list((tmp_path / "logs").iterdir()) == []
+    assert until(lambda: not living(tmp_path), 10), "the clock too"
+
+
+def test_the_clock_ends_what_is_not_over_in_time(tmp_path: Path) -> None:
+    with started(["sleep 20"], tmp_path, seconds=1) as together:
+        written, _ = together.communicate(timeout=20)
+    assert together.returncode == OVERDUE
+    assert written.startswith("not over after 1 s")

@@ -121,7 +121,7 @@ class Owner:
 
     def is_health_check(self) -> bool:
         """Return whether gpulockd holds the device for HEALTH_COMMAND."""
-        return self.gives_way() or (self.comment == STUCK_COMMENT and self.user == HEALTH_USER)
+        return self.user == HEALTH_USER and self.comment in (HEALTH_COMMENT, STUCK_COMMENT)
 
     def gives_way(self) -> bool:
         """Return whether a claim takes the device back: from a test that can be ended."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpulock.errors import one_line
@@ -65,6 +65,9 @@ class DeviceUsage(NamedTuple):
 
 
 UNKNOWN_USAGE: Final = DeviceUsage()
+NO_HOST_USAGE: Final[dict[str, Any]] = dict.fromkeys(
+    ("cpu_seconds", "cpus", "host_memory_peak_bytes", "host_memory_bytes")
+)
 
 
 def clamp_device_usage(
@@ -183,6 +186,7 @@ def build_history_record(
     ]
     how, proof = parse_release_reason(last.how)
     usages = [one.usage for one in found]
+    held = max([part.held or 0.0 for part in parts])
     return {
         "version": VERSION,
         "released_at": None if standing else round_to_milli(last.at),
@@ -211,7 +215,7 @@ def build_history_record(
         "memory_peak_bytes": max([u.memory_peak for u in usages if u.memory_peak], default=None),
         "last_busy": join_known_values(max, [usage.last_busy or None for usage in usages]),
         "foreign_seconds": join_known_values(sum, [usage.foreign for usage in usages]),
-        **host_usage_fields(accounts.values(), max([part.held or 0.0 for part in parts])),
+        **(host_usage_fields(accounts.values(), held) if accounts else NO_HOST_USAGE),
         "devices": [one.fields for one in found],
         "shapes": {
             one.card: {"width": one.usage.width, "use": bucket_utilization(one.usage)}
@@ -221,9 +225,8 @@ def build_history_record(
     }
 
 
-def host_usage_fields(accounts: Iterable[ClaimUsage], held: float) -> dict[str, Any]:
+def host_usage_fields(told: Collection[ClaimUsage], held: float) -> dict[str, Any]:
     """Return what a claim's job used of its host in `held` seconds, as each account has it."""
-    told = list(accounts)
     processors = os.cpu_count() or MOST_PROCESSORS
     cpus = max([one.cpus for one in told if one.cpus], default=None)
     spent = [one.cpu_seconds for one in told if one.cpu_seconds is not None]

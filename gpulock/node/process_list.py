@@ -60,11 +60,11 @@ def leave_out_users(
     A user is judged by one process, not by each. Where that one vanished meanwhile (OSError), the
     user's processes stay. One that stands twice stays if either user does.
     """
-    kept = dict(zip(uids, pids))
-    for uid, pid in list(kept.items()):
+    kept = set(uids)
+    for uid in tuple(kept):
         try:
-            if is_left_out(pid, uid):
-                del kept[uid]
+            if is_left_out(pids[uids.index(uid)], uid):
+                kept.remove(uid)
         except OSError:
             continue
     return {pid: uid for pid, uid in zip(pids, uids) if uid in kept}

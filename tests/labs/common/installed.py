@@ -121,8 +121,14 @@ class Installed(ABC):
 
     def command(self, node: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `gpulock` as root on a node."""
+        return self.command_below(node, (), *words)
+
+    def command_below(
+        self, node: str, around: Sequence[str], *words: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `gpulock` as root on a node; `around` are words before it, such as `nsenter -m`."""
         start = "from gpulock.cli import main; main()"
-        line = [sys.executable, "-c", start, "--config", CONFIG, *words]
+        line = [*around, sys.executable, "-c", start, "--config", CONFIG, *words]
         return self.cluster.run_in(node, line, env={"PYTHONPATH": str(REPOSITORY)})
 
     def node(self, name: str) -> Node:

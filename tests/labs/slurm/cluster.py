@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from typing_extensions import Self
@@ -22,6 +22,7 @@ from tests.labs.slurm.machines import MARKER, SlurmMachines
 from tests.labs.slurm.preloaded import preloaded
 from tests.labs.slurm.processes import own_group, remove_groups
 
+SLURMD: Final = ("slurmd",)
 _REGISTERED: Final = "_handle_node_reg_resp: slurmctld sent back"  # in slurmd's log, at debug
 
 
@@ -135,13 +136,18 @@ class Cluster(SlurmMachines):
         """
         self.end_daemon(self.slurmctld_pid(), "slurmctld", kill, self.logs)
 
-    def start_slurmd(self, node: str, *, wipe: bool = False) -> None:
-        """Start a node's slurmd, on an empty spool if asked; wait until slurmctld has it."""
+    def start_slurmd(
+        self, node: str, *, wipe: bool = False, command: Sequence[str] = SLURMD
+    ) -> None:
+        """Start a node's slurmd, on an empty spool if asked; wait until slurmctld has it.
+
+        `command` starts it in another way than by its name alone.
+        """
         if wipe:
             shutil.rmtree(self.lab / "spool" / node)
             (self.lab / "spool" / node).mkdir()
         before = self._registrations(node)
-        self._start_slurmd(node)
+        self._start_slurmd(node, command)
         if self.slurmctld_pid():
             self._wait_registered({node: before})
         else:
@@ -233,8 +239,7 @@ class Cluster(SlurmMachines):
         self._wait_registered(before)
         self.unheard = False
 
-    def _start_slurmd(self, node: str) -> None:
-        command = ["slurmd"]
+    def _start_slurmd(self, node: str, command: Sequence[str] = SLURMD) -> None:
         if UNIFIED:
             enter = 'echo 0 >"$0/cgroup.procs" && exec "$@"'
             command = ["sh", "-c", enter, str(own_group(node)), *command]

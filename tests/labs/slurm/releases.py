@@ -13,12 +13,16 @@ from typing import Final
 ENDS_LOGIN_FILES: Final = (23, 11)
 # From here on slurmd starts itself anew at `scontrol reconfigure`, as another process.
 STARTS_ANEW: Final = (23, 11)
+# From here on job_container.conf says which folders are a job's own (Dirs).
+NAMES_PRIVATE_FOLDERS: Final = (23, 2)
 # From here on a hook's name may be relative to the folder of slurm.conf.
 NAMES_HOOKS_BY_FOLDER: Final = (23, 11)
 # From here on a job's own node may manage its steps (enable_stepmgr).
 HAS_STEPMGR: Final = (24, 5)
 # From here on the extern step may run the hooks; for an earlier one the same jobs have Contain.
 RUNS_HOOKS_IN_JOB: Final = (24, 5)
+# From here on slurmd finds the cards itself, by what the driver shows in /proc.
+FINDS_CARDS: Final = (24, 11)
 # From here on a slurmd runs the Prolog of a requeued job however soon it begins again: a hook that
 # fails in its place lets a run begin without one.
 FORGETS: Final = (24, 11)
@@ -31,5 +35,7 @@ HAS_HOOK_TIMEOUTS: Final = (25, 5)
 WAITS_FOR_ALL: Final = (26, 5)
 # From here on the scope of a node's jobs may be in a slice of the site's own (CgroupSlice).
 HAS_SLICE: Final = (25, 11)
+# From here on NamespaceType=namespace/tmpfs says what JobContainerType=job_container/tmpfs said.
+NAMES_NAMESPACES: Final = (25, 11)
 # From here on the cgroup of a job has the job's SLUID for a name.
 HAS_SLUIDS: Final = (26, 5)

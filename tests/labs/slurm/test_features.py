@@ -6,27 +6,71 @@ A release that has not one yet runs the same jobs without it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from gpulock.install.hooks import HookPaths
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import SHOW_MASK
-from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
+from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock, by_slurm
 from tests.labs.slurm.releases import (
+    FINDS_CARDS,
     HAS_HOOK_TIMEOUTS,
     HAS_STEPMGR,
     NAMES_HOOKS_BY_FOLDER,
+    NAMES_NAMESPACES,
+    NAMES_PRIVATE_FOLDERS,
 )
 
 pytestmark = pytest.mark.lab
+NO_CONF = ("env", "-u", "SLURM_CONF")
+OWN_MOUNTS = ("unshare", "-m", "--propagation", "private")
+# For sh, with a folder and a driver's folder of /proc: slurmd where both show the cards.
+SHOW_CARDS = """
+set -eu
+mkdir -p "$0" && mount -t tmpfs -o mode=755 tmpfs "$0" && mkdir "$0/pts" "$0/shm"
+for name in null zero full random urandom tty pts shm; do
+    [ -d "$0/$name" ] || : >"$0/$name"
+    mount --bind "/dev/$name" "$0/$name"
+done
+ln -s pts/ptmx "$0/ptmx"
+ln -s /proc/self/fd "$0/fd"
+for minor in 0 1 2 3 4 5 6 7; do mknod -m 666 "$0/nvidia$minor" c 195 "$minor"; done
+mount --rbind "$0" /dev
+mount --bind "$1" /proc/driver
+exec slurmd
+"""
+PREFIX = "/var/lib/gpulock-hooks"  # private to each machine of the lab
 SHOW_STEP = f"{SHOW_MASK}srun --gres=gpu:1 bash -c 'echo step=$CUDA_VISIBLE_DEVICES'\n"
 
 
-def check_one_job(gpus: Gpulock, *words: str) -> None:
+@pytest.fixture
+def site(slurm_gpus: Gpulock) -> Iterator[Gpulock]:
+    """Give a test nodes whose hooks `gpulock install slurm` made, of which doctor judges."""
+    yield slurm_gpus
+    words = ("uninstall", "slurm", "--force", "--reason", "the test is over")
+    done = slurm_gpus.command(NODE, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def install(gpus: Gpulock, around: Sequence[str] = ()) -> None:
+    """Install gpulock on the node, whose slurm.conf names its hooks already."""
+    done = gpus.command_below(NODE, around, "install", "slurm", "--prefix", PREFIX)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def installed_hooks() -> dict[str, Path]:
+    paths = HookPaths(Path(PREFIX) / "current")
+    hooks = paths.slurm_prolog, paths.slurm_task, paths.slurm_epilog
+    return dict(zip(("Prolog", "TaskProlog", "Epilog"), hooks))
+
+
+def check_one_job(gpus: Gpulock, *words: str, script: str = SHOW_STEP) -> None:
     """Run a job of 2 GPUs with a step of 1, whose GPUs are free then."""
     slurm = gpus.slurm
-    job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:2", *words, script=SHOW_STEP)
+    job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:2", *words, script=script)
     assert slurm.wait_done(job) == "COMPLETED", slurm.said(job)
     gpus.wait_free()
     assert (gpus.locks(NODE), slurm.node_words(NODE)) == ({}, {"IDLE"})
@@ -43,13 +87,15 @@ def test_a_job_whose_own_node_manages_its_steps_gets_its_gpus(slurm_gpus: Gpuloc
     check_one_job(slurm_gpus, *(["--stepmgr"] if newer else []))
 
 
-def test_hooks_with_time_limits_of_their_own_are_fit_for_use(slurm_gpus: Gpulock) -> None:
-    newer = slurm_gpus.slurm.release >= HAS_HOOK_TIMEOUTS
+def test_hooks_with_time_limits_of_their_own_are_fit_for_use(site: Gpulock) -> None:
+    newer = site.slurm.release >= HAS_HOOK_TIMEOUTS
     keys = ("PrologTimeout", "EpilogTimeout") if newer else ("PrologEpilogTimeout",)
-    by_gpulock(slurm_gpus, extra={**SLURM_CONF, **dict.fromkeys(keys, "120")})
+    extra = {**SLURM_CONF, **dict.fromkeys(keys, "120")}
+    by_gpulock(site, hooks=installed_hooks(), extra=extra)
+    install(site)
 
-    check_one_job(slurm_gpus)
-    assert not [line for line in doctor_faults(slurm_gpus) if "Timeout" in line]
+    check_one_job(site)
+    assert not [line for line in check_doctor(site).splitlines() if line.startswith("! Prolog")]
 
 
 @pytest.mark.short
@@ -69,7 +115,74 @@ def test_hooks_that_are_named_by_the_folder_of_slurm_conf_run(slurm_gpus: Gpuloc
     check_one_job(slurm_gpus)
 
 
-def doctor_faults(gpus: Gpulock) -> list[str]:
-    """Return the lines of doctor on the node that say a fault."""
-    shown = gpus.command(NODE, "doctor").stdout
-    return [line for line in shown.splitlines() if line.lstrip().startswith("✗")]
+@pytest.mark.short
+def test_a_node_that_fetches_slurm_conf_is_fit_for_use(site: Gpulock) -> None:
+    """Nothing on the node names slurm.conf: slurmd was told where slurmctld is (configless)."""
+    slurm = site.slurm
+    extra = {**SLURM_CONF, "SlurmctldParameters": "enable_configless"}
+    by_gpulock(site, hooks=installed_hooks(), extra=extra)
+    socket = slurm.lab / "munge/socket"  # slurm.conf is not there yet to name it
+    shell = f"mkdir -p /run/munge && ln -sfn {socket} /run/munge/munge.socket.2"
+    assert slurm.run_in(NODE, ["sh", "-c", shell]).returncode == 0
+    start_anew(site, *NO_CONF, "slurmd", "--conf-server", f"{slurm.master}:6817")
+    site.configure(NODE, SLURM_DEVICE_SELECTION="gpulock", SLURM_WAIT="2")
+    install(site, NO_CONF)
+
+    check_one_job(site)
+    assert "answers, Slurm" in check_doctor(site, NO_CONF)
+
+
+@pytest.mark.short
+def test_tasks_with_folders_of_their_own_see_their_grant(site: Gpulock) -> None:
+    """job_container/tmpfs; an older release has it for /tmp alone, where this lab is."""
+    slurm, mine = site.slurm, Path("/var/tmp/gpulock-lab-own")
+    flags: dict[str, str] = {}
+    if newer := slurm.release >= NAMES_PRIVATE_FOLDERS:
+        lines = ("AutoBasePath=true", "BasePath=/run/private", "Dirs=/var/tmp,/dev/shm")
+        (slurm.lab / "etc/job_container.conf").write_text("\n".join(lines) + "\n")
+        named = slurm.release >= NAMES_NAMESPACES
+        key, kind = ("Namespace", "namespace") if named else ("JobContainer", "job_container")
+        flags = {f"{key}Type": f"{kind}/tmpfs"}
+    by_gpulock(site, hooks=installed_hooks(), extra={**SLURM_CONF, **flags})
+    install(site)
+
+    try:
+        check_one_job(site, script=f"touch {mine}\n{SHOW_STEP}")
+        assert mine.exists() is not newer, "whose folder it is"
+    finally:
+        mine.unlink(missing_ok=True)
+    assert "a task does not see" not in check_doctor(site)
+
+
+@pytest.mark.short
+def test_a_node_whose_cards_slurm_finds_itself_gives_each_job_its_own(site: Gpulock) -> None:
+    """AutoDetect=nvidia reads /proc and /dev; an older release is given the same by File= lines."""
+    slurm = site.slurm
+    by_slurm(site, hooks=installed_hooks())
+    around: list[str] = []
+    if slurm.release >= FINDS_CARDS:
+        conf = slurm.lab / "etc/gres.conf"
+        conf.write_text("".join(f"NodeName={node} AutoDetect=nvidia\n" for node in slurm.nodes))
+        places = (slurm.lab / "found", site.drivers / NODE / "proc/driver")
+        start_anew(site, *OWN_MOUNTS, "sh", "-c", SHOW_CARDS, *map(str, places))
+        around = ["nsenter", "-m", "-t", str(slurm.slurmd_pid(NODE))]
+    install(site, around)
+
+    check_one_job(site)
+    shown = check_doctor(site, around)
+    assert "Slurm's numbers are CUDA's" in shown
+    assert ("slurmd lists the cards that it finds" in shown) is bool(around)
+
+
+def start_anew(gpus: Gpulock, *command: str) -> None:
+    """Start a node's slurmd anew, by this command."""
+    gpus.slurm.stop_slurmd(NODE)
+    gpus.slurm.start_slurmd(NODE, command=command)
+
+
+def check_doctor(gpus: Gpulock, around: Sequence[str] = ()) -> str:
+    """Return what doctor says on a node on which gpulock is installed: of no fault."""
+    shown = gpus.command_below(NODE, around, "doctor", "--prefix", PREFIX).stdout
+    assert not [line for line in shown.splitlines() if line.startswith("✗")], shown
+    assert "is not installed for it" not in shown
+    return shown

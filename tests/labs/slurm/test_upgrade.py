@@ -35,7 +35,12 @@ class SlurmNode(UpgradedNode):
     def wait_running(self, job: int) -> None:
         self.slurm.wait_state(JobId(job), "RUNNING", seconds=300)
         begun = f" {job} {NODE} "  # a job whose Prolog is at work runs, for Slurm
-        until(lambda: begun in self.journal.path.read_text(), what=f"job {job} to begin")
+        # 200 begin at a time
+        until(
+            lambda: begun in self.journal.path.read_text(),
+            what=f"job {job} to begin",
+            seconds=300,
+        )
 
     def wait_done(self, job: int) -> None:
         slurm = self.slurm

@@ -27,7 +27,7 @@ from tests.labs.slurm.releases import (
 pytestmark = pytest.mark.lab
 NO_CONF = ("env", "-u", "SLURM_CONF")
 OWN_MOUNTS = ("unshare", "-m", "--propagation", "private")
-# For sh, with a folder and a driver's folder of /proc: slurmd where both show the cards.
+# For sh, with a folder and the driver's one of /proc: slurmd where /dev, /proc, /sys show cards.
 SHOW_CARDS = """
 set -eu
 mkdir -p "$0" && mount -t tmpfs -o mode=755 tmpfs "$0" && mkdir "$0/pts" "$0/shm"
@@ -38,6 +38,11 @@ done
 ln -s pts/ptmx "$0/ptmx"
 ln -s /proc/self/fd "$0/fd"
 for minor in 0 1 2 3 4 5 6 7; do mknod -m 666 "$0/nvidia$minor" c 195 "$minor"; done
+for card in "$1"/nvidia/gpus/*; do
+    place="$0/drivers/nvidia/${card##*/}"
+    mkdir -p "$place" && echo 0-1 >"$place/local_cpulist"
+done
+mount --bind "$0/drivers" /sys/bus/pci/drivers
 mount --rbind "$0" /dev
 mount --bind "$1" /proc/driver
 exec slurmd

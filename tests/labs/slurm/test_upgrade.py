@@ -30,17 +30,21 @@ class SlurmNode(UpgradedNode):
 
     def submit(self, devices: int, script: str) -> int:
         asked = ("-w", NODE, *((f"--gres=gpu:{devices}",) if devices else ()))
-        return self.slurm.submit("slalice", *asked, script=script)
+        job = self.slurm.submit("slalice", *asked, script=script)
+        # One by one: the end of a Prolog may be seen no sooner than that of a job which begins at
+        # the same time (docs/facts/slurm.md, "Output of a hook").
+        launched, log = f"Launching batch job {job} for UID", self.slurm.lab / f"log/{NODE}.log"
+        until(
+            lambda: launched in log.read_text(errors="replace"),
+            what=f"the Prolog of job {job} to be over",
+            interval=0.1,
+        )
+        return job
 
     def wait_running(self, job: int) -> None:
         self.slurm.wait_state(JobId(job), "RUNNING", seconds=300)
         begun = f" {job} {NODE} "  # a job whose Prolog is at work runs, for Slurm
-        # 200 begin at a time
-        until(
-            lambda: begun in self.journal.path.read_text(),
-            what=f"job {job} to begin",
-            seconds=300,
-        )
+        until(lambda: begun in self.journal.path.read_text(), what=f"job {job} to begin")
 
     def wait_done(self, job: int) -> None:
         slurm = self.slurm

@@ -6,7 +6,10 @@ Under the gate, and by the token that was judged. There is no --force here: that
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpulock.alloc.process_owner import is_command_running_elsewhere
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import Reaper
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
@@ -23,24 +26,25 @@ def release_for_user(
     node: Node, peer: Peer, request: SocketRequest, deadline: Deadline
 ) -> tuple[str, ...]:
     """Free what is meant, all or none; return the ids. Raises Refusal."""
-    select_locks(
-        node.store.read_all_locks(), peer, request
-    )  # a look at all files is not for what means nothing
+    # a look at all files is not for what means nothing
+    select_locks(node.store.read_all_locks(), peer, request)
     judge = process_claims.make_liveness_judge(node)
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
     reaper.files.any_device_open((peer.account,))
     with Gate(node.store, deadline, node.settings.gate_timeout):
         reaper.read_locks()
         locks = select_locks(reaper.held, peer, request)
-        for lock in locks:
-            if lock.owner and is_command_running_elsewhere(lock.owner, peer.pid, judge.scan):
-                raise Refusal(
-                    BUSY,
-                    f"held by running process {lock.owner.pid}; release it from there",
-                    "or end it",
-                )
+        refuse_running_commands(locks, peer, judge.scan)
         reaper.give_back(locks, f"released by uid {peer.account}")
     return tuple(lock.id for lock in locks)
+
+
+def refuse_running_commands(locks: Iterable[Lock], peer: Peer, scan: ProcessScan) -> None:
+    """Raise Refusal for a lock of a command that runs, unless the command itself asks."""
+    for lock in locks:
+        if lock.owner and is_command_running_elsewhere(lock.owner, peer.pid, scan):
+            what = f"held by running process {lock.owner.pid}; release it from there"
+            raise Refusal(BUSY, what, "or end it")
 
 
 def select_locks(held: dict[str, Lock], peer: Peer, request: SocketRequest) -> list[Lock]:

@@ -39,3 +39,5 @@ HAS_SLICE: Final = (25, 11)
 NAMES_NAMESPACES: Final = (25, 11)
 # From here on the cgroup of a job has the job's SLUID for a name.
 HAS_SLUIDS: Final = (26, 5)
+# From here on Slurm's own masks may name cards by UUID (Flags=env_uuid).
+MASKS_BY_UUID: Final = (26, 5)

@@ -19,6 +19,7 @@ from tests.labs.slurm.releases import (
     FINDS_CARDS,
     HAS_HOOK_TIMEOUTS,
     HAS_STEPMGR,
+    MASKS_BY_UUID,
     NAMES_HOOKS_BY_FOLDER,
     NAMES_NAMESPACES,
     NAMES_PRIVATE_FOLDERS,
@@ -161,13 +162,19 @@ def test_tasks_with_folders_of_their_own_see_their_grant(site: Gpulock) -> None:
 
 @pytest.mark.short
 def test_a_node_whose_cards_slurm_finds_itself_gives_each_job_its_own(site: Gpulock) -> None:
-    """AutoDetect=nvidia reads /proc and /dev; an older release is given the same by File= lines."""
+    """AutoDetect=nvidia reads /proc and /dev; an older release is given the same by File= lines.
+
+    From 26.05 on Slurm's own masks may have UUIDs (env_uuid): they are the ones that it found.
+    """
     slurm = site.slurm
     by_slurm(site, hooks=installed_hooks())
     around: list[str] = []
+    by_uuid = slurm.release >= MASKS_BY_UUID
     if slurm.release >= FINDS_CARDS:
+        files = f"Name=gpu File=/dev/nvidia[0-{slurm.setup.gpus - 1}] Flags=env_uuid"
+        line = f"AutoDetect=nvidia {files if by_uuid else ''}".rstrip()
         conf = slurm.lab / "etc/gres.conf"
-        conf.write_text("".join(f"NodeName={node} AutoDetect=nvidia\n" for node in slurm.nodes))
+        conf.write_text("".join(f"NodeName={node} {line}\n" for node in slurm.nodes))
         places = (slurm.lab / "found", site.drivers / NODE / "proc/driver")
         start_anew(site, *OWN_MOUNTS, "sh", "-c", SHOW_CARDS, *map(str, places))
         around = ["nsenter", "-m", "-t", str(slurm.slurmd_pid(NODE))]
@@ -175,7 +182,7 @@ def test_a_node_whose_cards_slurm_finds_itself_gives_each_job_its_own(site: Gpul
 
     check_one_job(site)
     shown = check_doctor(site, around)
-    assert "Slurm's numbers are CUDA's" in shown
+    assert ("Slurm's numbers are CUDA's" in shown) is not by_uuid
     assert ("slurmd lists the cards that it finds" in shown) is bool(around)
 
 

@@ -73,14 +73,16 @@ def installed_hooks() -> dict[str, Path]:
     return dict(zip(("Prolog", "TaskProlog", "Epilog"), hooks))
 
 
-def check_one_job(gpus: Gpulock, *words: str, script: str = SHOW_STEP) -> None:
-    """Run a job of 2 GPUs with a step of 1, whose GPUs are free then."""
+def check_one_job(
+    gpus: Gpulock, *words: str, script: str = SHOW_STEP, masks: Sequence[str] = ("0", "1")
+) -> None:
+    """Run a job of 2 GPUs with a step of 1, which have these in their masks, and are free then."""
     slurm = gpus.slurm
     job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:2", *words, script=script)
     assert slurm.wait_done(job) == "COMPLETED", slurm.said(job)
     gpus.wait_free()
     assert (gpus.locks(NODE), slurm.node_words(NODE)) == ({}, {"IDLE"})
-    assert slurm.said(job) == "mask=0,1.\nstep=0\n"
+    assert slurm.said(job) == f"mask={','.join(masks)}.\nstep={masks[0]}\n"
 
 
 @pytest.mark.short
@@ -178,9 +180,13 @@ def test_a_node_whose_cards_slurm_finds_itself_gives_each_job_its_own(site: Gpul
         places = (slurm.lab / "found", site.drivers / NODE / "proc/driver")
         start_anew(site, *OWN_MOUNTS, "sh", "-c", SHOW_CARDS, *map(str, places))
         around = ["nsenter", "-m", "-t", str(slurm.slurmd_pid(NODE))]
+    state = slurm.path_in(NODE, "/var/lib/gpulock")  # its map is of File= lines
+    for name in ("slurm-map", "slurm-gres.conf"):
+        (state / name).unlink()
     install(site, around)
 
-    check_one_job(site)
+    found = [card["uuid"] for card in site.status(NODE)["gpus"]] if by_uuid else ["0", "1"]
+    check_one_job(site, masks=found[:2])
     shown = check_doctor(site, around)
     assert ("Slurm's numbers are CUDA's" in shown) is not by_uuid
     assert ("slurmd lists the cards that it finds" in shown) is bool(around)

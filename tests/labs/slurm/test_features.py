@@ -156,14 +156,15 @@ def test_tasks_with_folders_of_their_own_see_their_grant(site: Gpulock) -> None:
     # Linux 6.18 numbers namespaces by processor, and binds none into one of a higher number: the
     # slurmd of a machine that is no namespace never meets that.
     start_anew(site, "taskset", "-c", str(min(os.sched_getaffinity(0))), *OWN_MOUNTS, "slurmd")
-    install(site)
+    around = beside_slurmd(site)
+    install(site, around)
 
     try:
         check_one_job(site, script=f"touch {mine}\n{SHOW_STEP}")
         assert mine.exists() is not newer, "whose folder it is"
     finally:
         mine.unlink(missing_ok=True)
-    assert "a task does not see" not in check_doctor(site)
+    assert "a task does not see" not in check_doctor(site, around)
 
 
 @pytest.mark.short
@@ -183,7 +184,7 @@ def test_a_node_whose_cards_slurm_finds_itself_gives_each_job_its_own(site: Gpul
         conf.write_text("".join(f"NodeName={node} {line}\n" for node in slurm.nodes))
         places = (slurm.lab / "found", site.drivers / NODE / "proc/driver")
         start_anew(site, *OWN_MOUNTS, "sh", "-c", SHOW_CARDS, *map(str, places))
-        around = ["nsenter", "-m", "-t", str(slurm.slurmd_pid(NODE))]
+        around = beside_slurmd(site)
     state = slurm.path_in(NODE, "/var/lib/gpulock")  # its map is of File= lines
     for name in ("slurm-map", "slurm-gres.conf"):
         (state / name).unlink()
@@ -200,6 +201,11 @@ def start_anew(gpus: Gpulock, *command: str) -> None:
     """Start a node's slurmd anew, by this command."""
     gpus.slurm.stop_slurmd(NODE)
     gpus.slurm.start_slurmd(NODE, command=command)
+
+
+def beside_slurmd(gpus: Gpulock) -> list[str]:
+    """Return words before a command that is to see what the node's slurmd sees mounted."""
+    return ["nsenter", "-m", "-t", str(gpus.slurm.slurmd_pid(NODE))]
 
 
 def check_doctor(gpus: Gpulock, around: Sequence[str] = ()) -> str:

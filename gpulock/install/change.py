@@ -104,6 +104,15 @@ class Change:
         return [self.what, *(f"  - {line}" for line in gone), *(f"  + {line}" for line in come)]
 
 
+class FoundChange(Change):
+    """What stands already, but in no record: STATE_DIR was lost. Uninstalling takes it away."""
+
+    def apply(self) -> None:
+        """Look whether it still stands; raise InstallError."""
+        if self.place.read() != self.after:
+            raise InstallError(f"{self.what} was changed meanwhile; run it again")
+
+
 def shorten_place_value(value: str | None) -> str:
     """Return a value on one line."""
     return "not there" if value is None else " ".join(value.split())[:200]

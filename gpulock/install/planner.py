@@ -16,12 +16,14 @@ from gpulock.install.change import (
     Change,
     FilePlace,
     FolderPlace,
+    FoundChange,
     InstallRecord,
     apply_changes,
     install_record,
     plan_place_change,
 )
 from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
+from gpulock.install.versions import InstalledHooks
 from gpulock.node import devices
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import read_settings
@@ -119,6 +121,16 @@ class NodePlanner:
             place = FolderPlace(Path(path))
             if place.read() is None:
                 self.add(plan_place_change(place, f"uid {os.geteuid()}, mode 0755"))
+
+    def add_hooks(self, hooks: InstalledHooks) -> None:
+        """Put the hooks in force; of those that are and that no record has, make one."""
+        wanted = hooks.wanted()
+        if hooks.read() != wanted:
+            self.add(plan_place_change(hooks, wanted))
+        elif not any(
+            hooks.address in install_record(self.settings, name).load() for name in ("sge", "slurm")
+        ):
+            self.add([FoundChange(hooks, None, wanted)])
 
     def add_settings(self, wanted: dict[str, str], new: str = "") -> None:
         """Add to the settings file what a hook must know; raise InstallError."""

@@ -117,8 +117,7 @@ class SgePlanner(NodePlanner):
         keys |= {"SGE_SHEPHERD": str(real), **self.quarantine_keys(options.quarantine_on)}
         self.add_settings(keys)
         where = (options.prefix, options.config, options.interpreter)
-        installed = InstalledHooks(*where, Path(self.settings.lock_dir))
-        self.add(plan_place_change(installed, installed.wanted()))
+        self.add_hooks(InstalledHooks(*where, Path(self.settings.lock_dir)))
         self.add_enroot(options.enroot)
         self.add_podman(options.podman, options.interpreter)
         self.add(self.profile())

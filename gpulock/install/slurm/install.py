@@ -123,7 +123,7 @@ class SlurmPlanner(NodePlanner):
         hooks = InstalledHooks(
             options.prefix, options.config, options.interpreter, lock_dir, try_slurm_hooks
         )
-        self.add(plan_place_change(hooks, hooks.wanted()))
+        self.add_hooks(hooks)
         if self.by_spank:
             wanted = self.plugin.wanted(self.site.release())
             if self.plugin.read() != wanted:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.change import InstallRecord
+from gpulock.install.change import InstallRecord, install_record
 from gpulock.install.hooks import InstallError
 from gpulock.install.slurm.install import (
     SlurmUninstaller,
@@ -40,6 +40,22 @@ def test_uninstall_puts_everything_back(node: SlurmNode) -> None:
     assert after == before
     assert not (node.root / "libexec").exists()
     assert SlurmUninstaller(node.config, ignore).undo() == []
+
+
+def test_hooks_that_are_in_no_record_are_in_one_after_another_installation(
+    node: SlurmNode,
+) -> None:
+    """STATE_DIR was lost: doctor said that gpulock is not installed, and nothing was to be done."""
+    node.install()
+    record = install_record(read_settings(str(node.config)), "slurm")
+    record.save({})
+
+    node.install()
+
+    assert [address[0] for address in record.load()] == ["hooks"]
+    assert node.plan().changes == []
+    assert SlurmUninstaller(node.config, ignore).undo() == []
+    assert not (node.root / "libexec").exists()
 
 
 def test_uninstall_refuses_while_a_slurm_job_holds_a_device(node: SlurmNode) -> None:

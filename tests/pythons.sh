@@ -38,7 +38,9 @@ run_in_root() {  # with this machine's way to the package index
     [[ $(id -u) == 0 ]] || die "$1" '' 'run it as root, with which it makes a Debian that has it, '
     local place shown=''
     for place in /etc/resolv.conf /etc/ssl/certs "${PIP_CERT:-}" "${SSL_CERT_FILE:-}" \
-        $(.venv/bin/python -m pip config debug | sed -n 's/^ *\(.*\), exists: True$/\1/p'); do
+        $(.venv/bin/python -m pip config debug | sed -n 's/^ *\(.*\), exists: True$/\1/p') \
+        $(.venv/bin/python -m pip config list | grep -oE "/[^' ,\\]+" | # what those name; an index's files lie beside it
+            sed 's,^///\(.*\)/[^/]*$,/\1,'); do
         [[ ! -e $place ]] || shown+=" $place"
     done
     DEBIAN=$release SHOWN=$shown tests/release.sh "$release" tests/pythons.sh "$1"

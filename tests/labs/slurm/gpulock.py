@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpulock.install.hooks import render_hooks
+from gpulock.install.hooks import HookPaths, render_hooks
 from gpulock.simulate.node import write_simulated_node
 from tests.labs.common.installed import CONFIG, Installed
 from tests.labs.sge.wait import LabError
@@ -69,16 +69,20 @@ class Gpulock(Installed):
         return document
 
 
+def hook_programs(paths: HookPaths) -> dict[str, Path]:
+    """Return the program that each key of slurm.conf is to name."""
+    return {
+        "Prolog": paths.slurm_prolog,
+        "TaskProlog": paths.slurm_task,
+        "Epilog": paths.slurm_epilog,
+    }
+
+
 def installed(slurm: Slurm, preset: str = "dgx1") -> Gpulock:
     """Install hooks and simulated drivers into a lab's scratch folder."""
     drivers = slurm.lab / "drivers"
     for node in slurm.nodes:
         write_simulated_node(drivers / node, preset, slurm.setup.gpus)
-    paths = render_hooks(slurm.lab / "hooks", Path(CONFIG))
-    hooks = {
-        "Prolog": paths.slurm_prolog,
-        "TaskProlog": paths.slurm_task,
-        "Epilog": paths.slurm_epilog,
-    }
+    hooks = hook_programs(render_hooks(slurm.lab / "hooks", Path(CONFIG)))
     setup = dataclasses.replace(slurm.setup, hooks=hooks)
     return Gpulock(drivers, slurm, setup, Journal(slurm.lab / "journal"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of a site's slurm.conf that change how hooks are named and timed, or who starts steps.
+"""Lines of a site's slurm.conf that change what hooks, tasks and doctor meet.
 
 A release that has not one yet runs the same jobs without it.
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import HookPaths
-from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.common.upgrade import PREFIX
+from tests.labs.slurm.gpulock import Gpulock, hook_programs
 from tests.labs.slurm.jobs import SHOW_MASK
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock, by_slurm
 from tests.labs.slurm.releases import (
@@ -49,7 +50,7 @@ mount --rbind "$0" /dev
 mount --bind "$1" /proc/driver
 exec slurmd
 """
-PREFIX = "/var/lib/gpulock-hooks"  # private to each machine of the lab
+INSTALLED = hook_programs(HookPaths(PREFIX / "current"))
 SHOW_STEP = f"{SHOW_MASK}srun --gres=gpu:1 bash -c 'echo step=$CUDA_VISIBLE_DEVICES'\n"
 
 
@@ -64,14 +65,8 @@ def site(slurm_gpus: Gpulock) -> Iterator[Gpulock]:
 
 def install(gpus: Gpulock, around: Sequence[str] = ()) -> None:
     """Install gpulock on the node, whose slurm.conf names its hooks already."""
-    done = gpus.command_below(NODE, around, "install", "slurm", "--prefix", PREFIX)
+    done = gpus.command_below(NODE, around, "install", "slurm", "--prefix", str(PREFIX))
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def installed_hooks() -> dict[str, Path]:
-    paths = HookPaths(Path(PREFIX) / "current")
-    hooks = paths.slurm_prolog, paths.slurm_task, paths.slurm_epilog
-    return dict(zip(("Prolog", "TaskProlog", "Epilog"), hooks))
 
 
 def check_one_job(
@@ -100,7 +95,7 @@ def test_hooks_with_time_limits_of_their_own_are_fit_for_use(site: Gpulock) -> N
     newer = site.slurm.release >= HAS_HOOK_TIMEOUTS
     keys = ("PrologTimeout", "EpilogTimeout") if newer else ("PrologEpilogTimeout",)
     extra = {**SLURM_CONF, **dict.fromkeys(keys, "120")}
-    by_gpulock(site, hooks=installed_hooks(), extra=extra)
+    by_gpulock(site, hooks=INSTALLED, extra=extra)
     install(site)
 
     check_one_job(site)
@@ -129,7 +124,7 @@ def test_a_node_that_fetches_slurm_conf_is_fit_for_use(site: Gpulock) -> None:
     """Nothing on the node names slurm.conf: slurmd was told where slurmctld is (configless)."""
     slurm = site.slurm
     extra = {**SLURM_CONF, "SlurmctldParameters": "enable_configless"}
-    by_gpulock(site, hooks=installed_hooks(), extra=extra)
+    by_gpulock(site, hooks=INSTALLED, extra=extra)
     socket = slurm.lab / "munge/socket"  # slurm.conf is not there yet to name it
     shell = f"mkdir -p /run/munge && ln -sfn {socket} /run/munge/munge.socket.2"
     assert slurm.run_in(NODE, ["sh", "-c", shell]).returncode == 0
@@ -152,7 +147,7 @@ def test_tasks_with_folders_of_their_own_see_their_grant(site: Gpulock) -> None:
         named = slurm.release >= NAMES_NAMESPACES
         key, kind = ("Namespace", "namespace") if named else ("JobContainer", "job_container")
         flags = {f"{key}Type": f"{kind}/tmpfs"}
-    by_gpulock(site, hooks=installed_hooks(), extra={**SLURM_CONF, **flags})
+    by_gpulock(site, hooks=INSTALLED, extra={**SLURM_CONF, **flags})
     # Linux 6.18 numbers namespaces by processor, and binds none into one of a higher number: the
     # slurmd of a machine that is no namespace never meets that.
     start_anew(site, "taskset", "-c", str(min(os.sched_getaffinity(0))), *OWN_MOUNTS, "slurmd")
@@ -174,7 +169,7 @@ def test_a_node_whose_cards_slurm_finds_itself_gives_each_job_its_own(site: Gpul
     From 26.05 on Slurm's own masks may have UUIDs (env_uuid): they are the ones that it found.
     """
     slurm = site.slurm
-    by_slurm(site, hooks=installed_hooks())
+    by_slurm(site, hooks=INSTALLED)
     around: list[str] = []
     by_uuid = slurm.release >= MASKS_BY_UUID
     if slurm.release >= FINDS_CARDS:
@@ -210,7 +205,7 @@ def beside_slurmd(gpus: Gpulock) -> list[str]:
 
 def check_doctor(gpus: Gpulock, around: Sequence[str] = ()) -> str:
     """Return what doctor says on a node on which gpulock is installed: of no fault."""
-    shown = gpus.command_below(NODE, around, "doctor", "--prefix", PREFIX).stdout
+    shown = gpus.command_below(NODE, around, "doctor", "--prefix", str(PREFIX)).stdout
     assert not [line for line in shown.splitlines() if line.startswith("✗")], shown
     assert "is not installed for it" not in shown
     return shown

@@ -11,7 +11,7 @@ from gpulock.install.hooks import HookPaths
 from tests.labs.common.upgrade import JOBS, PREFIX, Package, UpgradedNode, upgrade_and_go_back
 from tests.labs.sge.wait import until
 from tests.labs.slurm.config import CPUS
-from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.gpulock import Gpulock, hook_programs
 from tests.labs.slurm.jobs import SOAK
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
@@ -59,12 +59,7 @@ class SlurmNode(UpgradedNode):
 def test_jobs_go_on_while_gpulock_is_upgraded_and_downgraded(
     slurm_gpus: Gpulock, mode: Mode, tmp_path: Path
 ) -> None:
-    paths = HookPaths(PREFIX / "current")
-    hooks = {
-        "Prolog": paths.slurm_prolog,
-        "TaskProlog": paths.slurm_task,
-        "Epilog": paths.slurm_epilog,
-    }
+    hooks = hook_programs(HookPaths(PREFIX / "current"))
     mode(slurm_gpus, hooks=hooks, cpus=max(CPUS, JOBS + 20))
     node = SlurmNode(slurm_gpus, tmp_path / "package")
 

@@ -66,8 +66,7 @@ def release_locks(
         return released
     node.store.check()
     held = node.store.read_all_locks()
-    mine = select_job_locks(held, ours)
-    if not mine:
+    if not (mine := select_job_locks(held, ours)):
         return released
     restrict_to_owners(judge.scan, mine)
     reaper = Reaper(node, judge, locked_devices(node, mine), held)

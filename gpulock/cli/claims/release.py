@@ -39,7 +39,7 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.node.procfs import Proc
 from gpulock.store.gate import Gate
-from gpulock.store.locks import Lock
+from gpulock.store.locks import Lock, LockStore
 from gpulock.text.words import format_device_label, format_lock_holder
 from gpulock.workstation.process_claims import make_liveness_judge
 
@@ -133,16 +133,13 @@ def release_selected_locks(
     node: Node, found: list[Device], ours: Callable[[Lock], bool], force: bool, reason: str
 ) -> list[ReleaseCandidate]:
     """Free the locks that are `ours`, all or none; raise Refused or Refusal."""
-    if not node.store.exists():
-        raise CommandRefusedError("nothing is held on this node", "see gpulock status")
-    node.store.check()
+    require_claims(node.store)
     reaper = Reaper(node, make_liveness_judge(node), found, {})
     mine = [lock for lock in node.store.read_all_locks().values() if ours(lock)]
     reaper.look([] if force else mine, Deadline(node.settings.gate_timeout))
     with Gate(node.store, Deadline(node.settings.gate_timeout)):
         reaper.read_locks()
-        locks = [lock for lock in reaper.held.values() if ours(lock)]
-        if not locks:
+        if not (locks := [lock for lock in reaper.held.values() if ours(lock)]):
             raise CommandRefusedError("no matching claim", "see gpulock status")
         let = [ReleaseCandidate(lock, reaper.device_user(lock)) for lock in locks]
         if force:
@@ -151,6 +148,13 @@ def release_selected_locks(
         else:
             give_back_own_locks(reaper, let)
     return let
+
+
+def require_claims(store: LockStore) -> None:
+    """Raise Refused where nothing was ever claimed, Refusal where LOCK_DIR is not to be trusted."""
+    if not store.exists():
+        raise CommandRefusedError("nothing is held on this node", "see gpulock status")
+    store.check()
 
 
 def give_back_own_locks(reaper: Reaper, let: list[ReleaseCandidate]) -> None:

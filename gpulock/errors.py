@@ -42,6 +42,8 @@ def lost_locks_refusal(what: str) -> Refusal:
 
 def one_line(text: str) -> str:
     """Return `text` with every control character shown as `?`: log lines cannot be forged."""
+    if text.isprintable():
+        return text
     return "".join([c if c.isprintable() else "?" for c in text])
 
 

@@ -53,14 +53,12 @@ class FrameRecord:
         """Return the record in a JSON object; raise FrameError."""
         if not isinstance(raw, dict):
             raise FrameError(f"{cls.__name__} is {type(raw).__name__}")
-        hints = _record_hints(cls.__name__)
-        known: dict[str, Any] = {}
-        for name, value in cast("dict[str, Any]", raw).items():
-            hint = hints.get(name)
-            if hint is not None:
-                known[name] = (
-                    value if type(value) in hint.plain else _check_record_value(value, hint, name)
-                )
+        told, hints = cast("dict[str, Any]", raw), _record_hints(cls.__name__)
+        # by names of ours: those of another string take Python five times as long as keywords
+        known = {name: told[name] for name in hints if name in told}
+        for name, value in known.items():
+            if type(value) not in hints[name].plain:
+                known[name] = _check_record_value(value, hints[name], name)
         try:
             return cls(**known)
         except TypeError as fault:
@@ -254,7 +252,6 @@ def _check_record_value(value: Any, hint: _Hint, name: str) -> Any:
     if hint.kind is list:
         return [_check_record_value(one, inner, name) for one in cast("list[Any]", value)]
     pairs = cast("dict[str, Any]", value)
-    return {
-        key: one if type(one) in inner.plain else _check_record_value(one, inner, name)
-        for key, one in pairs.items()
-    }
+    if inner.plain.issuperset(map(type, pairs.values())):
+        return pairs
+    return {key: _check_record_value(one, inner, name) for key, one in pairs.items()}

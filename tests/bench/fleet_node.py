@@ -118,7 +118,7 @@ class FleetNode:
         facts = self._facts(now.boottime)
         self._book.tick([self._frame(now)], facts, now)
         health = ExporterHealth(version=gpulock.__version__)
-        snapshot = self._book.snapshot(self._here.cards, facts, now, health)
+        snapshot = self._book.freeze(self._here.cards, facts, now, health).snapshot()
 
         def text(form: Format) -> bytes:
             return render_exposition(collect_families(snapshot), form is Format.OPENMETRICS)

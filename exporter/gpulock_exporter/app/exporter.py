@@ -24,7 +24,7 @@ from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.state.collector_state import CollectorState
+from gpulock_exporter.state.collector_state import CollectorState, FrozenTick
 from gpulock_exporter.state.job_cgroups import JobCgroups
 from gpulock_exporter.state.local_state import (
     LockCache,
@@ -81,7 +81,7 @@ class Exporter:
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
         self.listed = DeviceList(node.devices, lambda: inventory_version(node.store.path))
-        self._snapshot: NodeSnapshot | None = None
+        self._tick: FrozenTick | None = None
         self._rendered: RenderedMetrics | None = None
         self.reloader: Reloader | None = None
         listed = LISTS_MISSED * settings.process_period + settings.max_sample_age
@@ -120,15 +120,15 @@ class Exporter:
             abandoned=supervisor.abandoned,
             reloaded=self.reloader.last_reload_successful if self.reloader else None,
         )
-        snapshot = self._book.snapshot(self.listed.devices, facts, now, health)
-        self._tell(snapshot, now)
-        self._history.add({one.id: one.utilization for one in snapshot.devices})
-        everything = RenderedMetrics(lambda form: self.text(form, snapshot, frozenset()))
-        self._snapshot, self._rendered = snapshot, everything
+        tick = self._book.freeze(self.listed.devices, facts, now, health)
+        self._tell(tick.told.health, now)
+        self._history.add(tick.utilization())
+        everything = RenderedMetrics(lambda form: self.text(form, tick.snapshot(), frozenset()))
+        self._tick, self._rendered = tick, everything
 
-    def _tell(self, snapshot: NodeSnapshot, now: Moment) -> None:
+    def _tell(self, health: ExporterHealth, now: Moment) -> None:
         """Tell the journal why something fails, and that it is well again."""
-        faults = {name: fault for name, (_, fault) in snapshot.health.collectors.items() if fault}
+        faults = {name: fault for name, (_, fault) in health.collectors.items() if fault}
         faults |= {f"GPU at {bus}": lost.why for bus, lost in self._book.lost.items()}
         if self._fault:
             faults["driver"] = self._fault
@@ -146,26 +146,26 @@ class Exporter:
 
     def metrics(self, request: HttpRequest) -> HttpResponse:
         """Answer a scrape."""
-        snapshot, rendered = self._snapshot, self._rendered
-        if snapshot is None or rendered is None:
+        tick, rendered = self._tick, self._rendered
+        if tick is None or rendered is None:
             return error_response(503, "the first second is not over yet", ("Retry-After", "1"))
-        if self._is_stuck(snapshot):
+        if self._is_stuck(tick):
             return error_response(503, STUCK)
         names = frozenset(request.values("name[]"))
         if names:
-            rendered = RenderedMetrics(lambda form: self.text(form, snapshot, names))
+            rendered = RenderedMetrics(lambda form: self.text(form, tick.snapshot(), names))
         return negotiated_response(request, rendered)
 
     def page(self, request: HttpRequest) -> HttpResponse:
         """Answer a person, who asks for a page that loads itself again by `/?live`."""
-        snapshot = self._snapshot
-        if snapshot is None:
+        tick = self._tick
+        if tick is None:
             return error_response(503, "the first second is not over yet", ("Refresh", "1"))
-        if self._is_stuck(snapshot):
+        if self._is_stuck(tick):
             return error_response(503, STUCK, ("Refresh", "5"))
         limit = self.limits.oldest
         shown = build_page(
-            snapshot,
+            tick.snapshot(),
             self._history,
             self._node.name,
             limit,
@@ -189,17 +189,17 @@ class Exporter:
 
     def healthy(self, _: HttpRequest) -> HttpResponse:
         """Answer a watchdog: this process is at work, whatever the driver does."""
-        snapshot = self._snapshot
-        if snapshot is not None and self._is_stuck(snapshot):
+        tick = self._tick
+        if tick is not None and self._is_stuck(tick):
             return error_response(503, STUCK)
         return HttpResponse(200, b"gpulock-exporter is healthy\n")
 
-    def _is_stuck(self, snapshot: NodeSnapshot) -> bool:
+    def _is_stuck(self, tick: FrozenTick) -> bool:
         """Return whether the last tick is so long ago that what it told may not be true any more.
 
         What it reads of processes in /proc can take a lock that one which hangs in the driver has.
         """
-        return self._clock.now().boottime - snapshot.at.boottime > self.limits.oldest
+        return self._clock.now().boottime - tick.told.at.boottime > self.limits.oldest
 
     def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
         """Write what the rest of gpulock reads; raise OSError."""

@@ -187,9 +187,7 @@ def collect_slow_counters(card: NvmlCard, records: Records, look: PollContext) -
         card.slow.due = look.now + SLOW - turn
         by_gpm = card.window is not None and not card.is_absent(look, GpmWindow)
         card.slow.read(card, look, nvlink=card.links is not None, pcie=not by_gpm)
-    for name, value in card.slow.values.items():
-        if value is not None:
-            setattr(records[0], name, value)
+    vars(records[0]).update(card.slow.values)
     for collector, fault in card.slow.failures.items():
         look.fail(collector, "", fault)
 

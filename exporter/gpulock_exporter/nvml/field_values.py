@@ -205,14 +205,15 @@ class SlowCounters:
         values = read_fields(card, now, slow_fields(nvlink, pcie))
         self._leave_out_narrow(card, now, values)
         persistence = card.query(now, "devices", pynvml.nvmlDeviceGetPersistenceMode)
-        self.values = {
+        found = {
             **board_values(values),
             "ecc": _with_sram(card, now, _error_counts(values, ECC)),
             "persistence": None if persistence is None else persistence == 1,
             **_limits_and_link(card, now),
         }
         if nvlink:
-            self.values["fabric"] = card.query(now, "nvlink", read_fabric_state) or None
+            found["fabric"] = card.query(now, "nvlink", read_fabric_state) or None
+        self.values = {name: value for name, value in found.items() if value is not None}
 
     def _leave_out_narrow(
         self, card: NvmlDevice, look: PollContext, values: dict[NvmlField, float]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpulock_exporter.state.buckets import Buckets
 from gpulock_exporter.state.device_totals import DeviceActivity
@@ -28,6 +29,17 @@ class LedgerClaim:
 
     token: str
     since: float
+
+
+class ClaimUse(NamedTuple):
+    """What a claim did with one device until a moment, as in LedgerAccount.
+
+    `mean` is which part of what was observed it was at work, None where nothing was.
+    """
+
+    idle: float
+    seen: float | None
+    mean: float | None
 
 
 @dataclass
@@ -131,6 +143,16 @@ class Ledger:
         for token, used in usage.items():
             for account in self.accounts.get(token, {}).values():
                 account.note_host(used)
+
+    def used(self) -> dict[tuple[str, str], ClaimUse]:
+        """Return what each claim that stands did until now, by device and token."""
+        return {
+            (name, token): ClaimUse(
+                one.idle, one.seen, one.busy / one.observed if one.observed else None
+            )
+            for token, of in self.accounts.items()
+            for name, one in of.items()
+        }
 
     def of(self, device: str, token: str) -> LedgerAccount | None:
         """Return the account of a device for a claim."""

@@ -50,6 +50,21 @@ class DeviceActivity:
         return self.busy is not None and self.busy > IDLE_RATIO * self.observed
 
 
+@dataclass(frozen=True)
+class DeviceCounts:
+    """What was counted of one device until a moment: a copy, for the counters go on meanwhile.
+
+    `key` and `index` are those of DeviceTotals. `counters` are those that can be told, `xids` has
+    how many there were of each and when the last was; times are CLOCK_BOOTTIME seconds.
+    """
+
+    key: str
+    index: int
+    counters: Mapping[str, float]
+    xids: Mapping[int, tuple[int, float]]
+    last_busy: float | None
+
+
 @dataclass
 class XidCount:
     """XIDs of one code: how many, and when the last one was."""
@@ -92,10 +107,10 @@ class DeviceTotals:
                 if len(self.counters) >= 2 * MOST_NAMES:
                     continue
                 counter = self.counters[name] = MonotonicCounter()
-            before = counter.last
+            read = counter.last.at if counter.last else since
             step = counter.advance(value, at, KINDS[kind], restarted)
             if name == "energy":
-                grown, gap = step, before.at if before and before.at < since else None
+                grown, gap = step, read if read < since else None
         look = DeviceActivity(since, at, busy, observed, grown, device.memory_used, gap)
         if look.worked:
             self.last_busy = at
@@ -138,6 +153,19 @@ class DeviceTotals:
                 del self.counters[name]
         for events in self.xids.values():
             events.count = 0
+
+    def counts(self, since: float) -> DeviceCounts:
+        """Return what was counted until now.
+
+        A counter that could not be read since then is not known: standing still, it would say that
+        nothing happened.
+        """
+        found = {"busy": self.busy, "observed": self.observed} if self.observable else {}
+        for name, one in self.counters.items():
+            if one.last is not None and one.last.at >= since:
+                found[name] = one.total
+        xids = {xid: (of.count, of.at) for xid, of in self.xids.items()}
+        return DeviceCounts(self.key, self.index, found, xids, self.last_busy)
 
     def note(self, xid: int, at: float) -> None:
         """Count an XID."""

@@ -8,7 +8,7 @@ the driver that are older than a limit are left out; what the lock directory say
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpulock.alloc import states
@@ -19,8 +19,8 @@ from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY
 from gpulock.store.verdicts import DEAD, UNKNOWN
-from gpulock_exporter.state.claim_accounting import Ledger
-from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals
+from gpulock_exporter.state.claim_accounting import ClaimUse
+from gpulock_exporter.state.device_totals import DeviceCounts
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import DeviceProcesses, DeviceSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import DeviceTelemetry
@@ -33,24 +33,25 @@ NOT_LISTED = "the driver lists it, NVML does not"
 class SnapshotJoin:
     """What is known at one moment: the driver's last words, gpulock's files, and our memory.
 
-    `devices` are those of the last look by id, and `at` when that was (CLOCK_BOOTTIME); `fresh`
-    says whether that is recent enough to be told, and `since` how old a counter may be. `present`
-    has who is on each device, `share_use` which part of the last look the claim of a share worked,
-    by lock id, `lost` why a card does not answer, by bus id; `offset` makes a boottime epoch
-    seconds.
+    Nothing in it changes later, so that any thread can join it when somebody asks. `devices` are
+    those of the last look by id, and `at` when that was (CLOCK_BOOTTIME); `fresh` says whether that
+    is recent enough to be told. `present` has who is on each device, `share_use` which part of the
+    last look the claim of a share worked, by lock id, `lost` why a card does not answer, by bus id;
+    `offset` makes a boottime epoch seconds. `counts` are by lock id, `numbers` of cards by bus id,
+    `used` by device and token.
     """
 
     devices: Mapping[str, DeviceTelemetry]
     at: float
     fresh: bool
-    since: float
     offset: float
     present: Mapping[str, DeviceProcesses]
     share_use: Mapping[str, float]
     lost: Mapping[str, str]
     facts: LocalState
-    totals: TelemetryTotals
-    ledger: Ledger
+    counts: Mapping[str, DeviceCounts]
+    numbers: Mapping[str, int]
+    used: Mapping[tuple[str, str], ClaimUse]
     limits: SnapshotLimits
 
     def join(
@@ -60,7 +61,7 @@ class SnapshotJoin:
         looked = self.devices if self.fresh else None
         devices = merge_device_lists(listed, looked, self.devices, self.lost)
         rows = self._judge(devices)
-        found = [self._device(row) for row in name_missing_rows(rows, self.totals)]
+        found = [self._device(row) for row in name_missing_rows(rows, self.counts)]
         known = {one.id for one in found}
         for name in looked or ():  # a card in MIG mode, or one that has no row yet
             if name not in known:
@@ -93,26 +94,26 @@ class SnapshotJoin:
 
         Of one that is not observed any more nobody knows.
         """
-        account = self.ledger.of(name, record.token)
-        if account is None or account.seen is None or self.at - account.seen > self.limits.oldest:
+        use = self.used.get((name, record.token))
+        if use is None or use.seen is None or self.at - use.seen > self.limits.oldest:
             return None
-        return account.idle
+        return use.idle
 
     def _card_number(self, row: states.DeviceState, values: DeviceTelemetry | None) -> int | None:
         """Return the number of a device's card, None where it has none or nobody knows."""
-        known = self.totals.numbers.get(card_bus_id(row.id))
+        known = self.numbers.get(card_bus_id(row.id))
         if known is not None and (row.device is None or row.device.index >= 0):
             return known
-        one = row.device or values or self.totals.of(row.id)
+        one = row.device or values or self.counts.get(row.id)
         return one.index if one and one.index >= 0 else None
 
     def _device(self, row: states.DeviceState) -> DeviceSnapshot:
         """Return one device with all that is known of it."""
-        counted = self.totals.of(row.id)
+        counted = self.counts.get(row.id)
         values = self.devices.get(row.id) if self.fresh else None
         record = row.lock.owner if row.lock else None
         uuid = row.device.uuid if row.device else record.uuid if record else ""
-        account = self.ledger.of(row.id, record.token) if record else None
+        use = self.used.get((row.id, record.token)) if record else None
         bus, dot, part = row.id.partition(".gi")
         found = DeviceSnapshot(**vars(values or DeviceTelemetry(bus, "", -1)))
         found.id, found.told, found.reason = row.id, values is not None, row.reason
@@ -142,11 +143,11 @@ class SnapshotJoin:
         found.foreign = count_foreign(self.present.get(row.id)) if self.fresh else None
         if opened := self.facts.open_foreign.get(row.id):  # also one that uses it without CUDA
             found.foreign = max(found.foreign or 0, opened.count)
-        if account and account.observed:
-            found.idle, found.mean = account.idle, account.busy / account.observed
+        if use and use.mean is not None:
+            found.idle, found.mean = use.idle, use.mean
         if counted:
-            found.counters = current_counters(counted, self.since) if values else {}
-            found.xids = {xid: (of.count, of.at + self.offset) for xid, of in counted.xids.items()}
+            found.counters = counted.counters if values else {}
+            found.xids = {xid: (n, at + self.offset) for xid, (n, at) in counted.xids.items()}
             found.last_busy = None if counted.last_busy is None else counted.last_busy + self.offset
         return found
 
@@ -162,19 +163,19 @@ def make_uuids_unique(found: Sequence[DeviceSnapshot]) -> tuple[DeviceSnapshot, 
 
 
 def name_missing_rows(
-    rows: Sequence[states.DeviceState], totals: TelemetryTotals
+    rows: Sequence[states.DeviceState], counted: Collection[str]
 ) -> list[states.DeviceState]:
     """Return the rows that stand for a device of a name.
 
-    One that is only known to be missing gets that of a device which was here in this boot and is
-    gone, in order of their places.
+    One that is only known to be missing gets that of a device which was here in this boot
+    (`counted`) and is gone, in order of their places.
     """
     found = [row for row in rows if row.device or row.lock]
     unnamed = [row for row in rows if not (row.device or row.lock)]
     if not unnamed:
         return found
     here = {row.id.partition(".gi")[0] for row in found}
-    gone = [name for name in sorted(totals.places) if ".gi" not in name and name not in here]
+    gone = [name for name in sorted(counted) if ".gi" not in name and name not in here]
     given = zip(unnamed, gone)
     return found + [
         states.DeviceState(name, None, None, row.state, row.reason) for row, name in given
@@ -207,19 +208,6 @@ def is_lock_stale(record: Owner | None, facts: LocalState) -> bool | None:
     if verdict is None or verdict.state == UNKNOWN:
         return None
     return verdict.state == DEAD
-
-
-def current_counters(totals: DeviceTotals, since: float) -> dict[str, float]:
-    """Return a copy of a device's counters, which go on meanwhile.
-
-    One that could not be read since then is not known: standing still, it would say that nothing
-    happened.
-    """
-    found = {"busy": totals.busy, "observed": totals.observed} if totals.observable else {}
-    for name, one in totals.counters.items():
-        if one.last is not None and one.last.at >= since:
-            found[name] = one.total
-    return found
 
 
 def merge_device_lists(

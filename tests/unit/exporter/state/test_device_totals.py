@@ -272,3 +272,13 @@ def test_sums_of_a_new_worker_restart_and_are_no_wrap() -> None:
     node.tick(card(pcie_transmit=0, summed=["pcie_transmit"]), seconds=8)
     node.tick(card(pcie_transmit=second, summed=["pcie_transmit"]))
     assert of(node).counters["pcie_transmit"].total == before + second
+
+
+def test_energy_that_was_not_read_for_some_looks_tells_since_when_it_counts() -> None:
+    node = Node()
+    node.tick(card(energy=100.0))
+    node.tick(card())
+    node.now += 1.0
+    frame = node.frame(card(energy=100.0))
+    looks = node.book.memory.totals.advance(frame, {bus(0): frame.devices[0]}, node.now)
+    assert (looks[bus(0)].energy, looks[bus(0)].energy_since) == (0, 1001.0)

@@ -5,7 +5,7 @@
 # /dev, /sys, /tmp and this checkout are the machine's own, and so are the third-party modules of .venv (those in C need
 # the stable ABI). Nothing else is written: the root is read-only, and /run is the command's alone.
 # CGROUPS=2: a tree of cgroup version 2 alone is mounted, a part of the machine's own.
-# SHOWN="/etc/ssl /etc/pip.conf": places of the machine that the command sees too.
+# SHOWN="/etc/ssl /etc/pip.conf": places of the machine that the command sees too, and cannot change.
 # GPULOCK_ROOTS is where the roots are made, once each, from the mirror of this machine's apt.
 set -euo pipefail
 release=$1
@@ -91,7 +91,11 @@ mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mkdir -m 1777 "$root/run/lock"
 mkdir "$root/run/mount" # as the first mount(8) would
 mount -t proc proc "$root/proc"
-for place in "$checkout" ${SHOWN:-}; do mount --rbind "$place" "$root$place"; done
+mount --rbind "$checkout" "$root$checkout"
+for place in ${SHOWN:-}; do # of which a package of the root would write the certificates anew
+    mount --bind "$place" "$root$place"
+    mount -o remount,bind,ro "$root$place"
+done
 mount --bind "$modules" "$root/srv/modules"
 cd "$root"
 pivot_root . .

@@ -116,26 +116,33 @@ def undo_recorded_changes(
 ) -> list[str]:
     """Take back what the record says, newest first; return what was left, and why.
 
-    `why_not` gives a reason to leave a place for a later try.
+    `why_not` gives a reason to leave a place for a later try: something that is put back may still
+    lead to it. It is tried again as long as anything else was put back meanwhile.
     """
     entries = record.load()
     left: list[str] = []
-    for address, (before, after) in reversed(list(entries.items())):
-        change = Change(place_of(address), before, after)
-        try:
-            if kept := why_not(address):
-                left.append(kept)
+    waiting = list(reversed(entries))
+    while waiting:
+        kept: dict[Address, str] = {}
+        for address in waiting:
+            change = Change(place_of(address), *entries[address])
+            try:
+                if reason := why_not(address):
+                    kept[address] = reason
+                    continue
+                why = change.undo()
+            except InstallError as fault:
+                left.append(str(fault))
                 continue
-            why = change.undo()
-        except InstallError as fault:
-            left.append(str(fault))
-            continue
-        if why:
-            left.append(why)
-        else:
-            echo(f"put back: {change.what}")
-        del entries[address]
-        record.save(entries)
+            if why:
+                left.append(why)
+            else:
+                echo(f"put back: {change.what}")
+            del entries[address]
+            record.save(entries)
+        if len(kept) == len(waiting):
+            return [*left, *kept.values()]
+        waiting = list(kept)
     return left
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -84,7 +85,8 @@ class Node:
             shown["own"] = self.sge.qconf("-sconf", NODE)
         host = self.sge.qconf("-se", NODE).replace("\\\n", " ").splitlines()
         shown["-se"] = "\n".join(line for line in host if not line.startswith("load_values"))
-        return shown
+        # A configuration that was loaded is shown with other blanks than one of a first start.
+        return {option: re.sub(r" +(?:\\\n *)?", " ", text) for option, text in shown.items()}
 
     def files(self) -> dict[str, list[str]]:
         """Return what lies where an installation puts files."""

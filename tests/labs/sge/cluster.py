@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -130,9 +131,9 @@ class Cluster(Machines):
         """The running execd of a node, or 0."""
         return self.daemon_pid(self.lab / "spool" / node / "execd.pid", "sge_execd")
 
-    def start_qmaster(self) -> None:
+    def start_qmaster(self, machine: str = MASTER) -> None:
         """Start qmaster and wait until it answers."""
-        self._start(MASTER, "sge_qmaster")
+        self._start(machine, "sge_qmaster")
         until(
             lambda: self.client("qconf", "-sh", check=False).returncode == 0,
             what="qmaster to answer",
@@ -142,6 +143,21 @@ class Cluster(Machines):
     def stop_qmaster(self, *, kill: bool = False) -> None:
         """End qmaster; jobs and execds live on."""
         self.end_daemon(self.qmaster_pid(), "qmaster", kill)
+
+    @contextlib.contextmanager
+    def qmaster_on(self, node: str) -> Generator[None]:
+        """Have qmaster run on a node meanwhile, as where one machine is the whole cluster."""
+        self._move_qmaster(node)
+        try:
+            yield
+        finally:
+            self._move_qmaster(MASTER)
+
+    def _move_qmaster(self, machine: str) -> None:
+        self.stop_qmaster()
+        (self.lab / "root" / config.CELL / "common/act_qmaster").write_text(f"{machine}\n")
+        self.start_qmaster(machine)
+        self._wait_heard(NODES)
 
     def start_execd(self, node: str) -> None:
         """Start a node's execd and wait until qmaster has it and its queues are open."""

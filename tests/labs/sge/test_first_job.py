@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.install.sge.install import VERIFIER
 from tests.labs.killed import KILLED_INSTALLER, points_of_changes
 from tests.labs.sge import config
 from tests.labs.sge.bare_node import GPULOCK, NODE, ON_NODE, PREFIX, Node, bare_node
@@ -24,7 +25,7 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.lab import GridEngine, without
 from tests.labs.sge.machines import PATH
-from tests.labs.sge.wait import until
+from tests.labs.sge.wait import LabError, until
 
 pytestmark = pytest.mark.lab
 SENSOR_PROGRAM = Path(PREFIX, "current/prolog/sge-sensor")
@@ -149,6 +150,27 @@ def test_the_load_sensor_starts_on_a_host_without_a_configuration_and_all_is_put
     assert not reports_sensor(node)
     assert (node.objects(), node.files()) == (objects, files)
     assert "nothing" in node.uninstall() or not node.uninstall()
+
+
+def test_the_verifier_is_offered_where_qmaster_is_and_taken_back(node: Node) -> None:
+    """One machine is the whole cluster, as README's reader may have it."""
+    sge = node.sge
+    with sge.qmaster_on(NODE):
+        objects, files = node.objects(), node.files()
+
+        assert f"jsv_url script:{PREFIX}/current/{VERIFIER} has qmaster refuse" in node.install()
+        assert node.doctor()["jsv"][0] == "warning"
+        assert "ran with CUDA_VISIBLE_DEVICES=" in node.install("--yes")
+        assert f"script:{PREFIX}/current/{VERIFIER}" in node.objects()["-sconf"]
+        assert node.doctor()["jsv"][0] == "ok"
+        with pytest.raises(LabError, match=r"gpulock: .*1\.5"):
+            sge.submit("glalice", *ON_NODE, "-l", "gpu=1.5", "-b", "y", "true", node=NODE)
+        assert node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")[1] == "0,1\n"
+
+        assert "left as it is" not in node.uninstall()
+        assert (node.objects(), node.files()) == (objects, files)
+        job = sge.submit("glalice", *ON_NODE, "-b", "y", "true", node=NODE)
+        sge.wait_done(job)
 
 
 @pytest.mark.timeout(3600)

@@ -145,6 +145,20 @@ def test_what_must_stay_is_kept_in_the_record(tmp_path: Path) -> None:
     assert place.read() is None
 
 
+def test_what_others_lead_to_is_taken_back_after_them_whatever_the_order(tmp_path: Path) -> None:
+    hook, text = FilePlace(tmp_path / "hook"), FilePlace(tmp_path / "text")
+    record, told = InstallRecord(tmp_path / "record"), list[str]()
+    for place in (hook, text):
+        apply_changes(list(plan_place_change(place, "ours")), record, ignore)
+
+    def hook_leads_to_it(address: tuple[str, ...]) -> str:
+        return "the hook leads to it" if address == text.address and hook.read() else ""
+
+    assert undo_recorded_changes(record, place_of, told.append, hook_leads_to_it) == []
+    assert told == [f"put back: file {hook.path}", f"put back: file {text.path}"]
+    assert not record.path.exists()
+
+
 def test_a_record_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
     record = InstallRecord(tmp_path / "record")
     record.path.write_text('{"version": 9, "changes": []}')

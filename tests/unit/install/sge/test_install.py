@@ -226,6 +226,18 @@ def test_uninstall_puts_everything_back(site: Site) -> None:
     assert SgeUninstaller(site.config, ignore).undo() == []
 
 
+def test_uninstall_puts_back_settings_that_a_later_installation_changed(site: Site) -> None:
+    """They were taken back first, and stayed: the queue's prolog still led to them."""
+    plan_sge(site.options()).apply(ignore)
+    config = site.config.read_text()
+    plan_sge(site.options(quarantine_on="xid")).apply(ignore)
+    assert site.config.read_text() != config
+
+    assert SgeUninstaller(site.config, ignore).undo() == []
+
+    assert not (site.root / "libexec").exists()
+
+
 def quick_reports(site: Site) -> None:
     """Let nobody wait for long."""
     line = next(one for one in site.show("sconf").splitlines() if one.startswith("load_report"))

@@ -41,6 +41,8 @@ make_root() {
         --aptopt='Acquire::Check-Valid-Until "false"' "$release" "$root.new" "${mirror[@]}" >&2 || return
     # Beside /usr, over which a test lays another.
     mkdir "$root.new/srv/modules"
+    [[ $packages != *slurmd* ]] || .venv/bin/python -m tests.support.contrib "$release" slurm-wlm-nvml-plugin \
+        "$root.new/srv/slurm-nvml" || return
     pth=$(echo "$root.new"/usr/local/lib/python3.*/dist-packages)/modules.pth
     echo 'import site; site.addsitedir("/srv/modules")' >"$pth"
     echo "$recipe" >"$root.new/.recipe"

@@ -6,6 +6,7 @@
 #include "double.h"
 
 #include <fnmatch.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,9 +140,14 @@ static void index_lines(void)
     }
 }
 
+/* Without the variable it is what a machine's own link leads to: some programs keep none. */
 const char *control_path(void)
 {
-    return getenv("NVML_DOUBLE");
+    static char path[PATH_MAX];
+    const char *named = getenv("NVML_DOUBLE");
+    if (named)
+        return named;
+    return *path || realpath("/etc/nvml-double", path) ? path : NULL;
 }
 
 struct stat control_seen(void)

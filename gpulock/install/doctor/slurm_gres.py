@@ -143,6 +143,9 @@ class GresChecks:
         listed = self.listed()
         entries, shared = listed.entries, listed.shared
         if not entries and gres.counts_by_gres(self.settings):
+            if why := gres.why_list_is_short(self.site, entries):
+                yield fault(f"{why}: each job drains the node", gres.LOOK_AT_LIST)
+                return
             what = "slurmd has no gres/gpu with File= here: no job gets a GPU"
             yield warning(what, "if one should: look at gres.conf, and Gres= in slurm.conf")
         if not needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):

@@ -22,7 +22,7 @@ from gpulock.errors import Refusal
 from gpulock.install.change import Place, discard_unrenamed
 from gpulock.install.hooks import InstallError, make_public_folder, remove_file_durably
 from gpulock.install.slurm.counted import parse_counted_types
-from gpulock.install.slurm.site import SlurmSite
+from gpulock.install.slurm.site import SlurmError, SlurmSite
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_slurm_file
 from gpulock.node import devices
 from gpulock.node.settings import Settings
@@ -33,8 +33,13 @@ _GPU: Final = "gpu"
 _PARTS: Final = ("shard", "mps")  # GRES that are parts of another's devices
 _ENTRY: Final = re.compile(r"\bGres Name=(\S+) .*?\bCount=(\d+)\b")
 _FILE: Final = re.compile(r" File=(\S+)")
+_CONFIGURED: Final = re.compile(r"\bGres=\S*?\b(gpu(?::[^\s:,()]+)?:[1-9]\d*)")  # of a node
 _CARD: Final = re.compile(r"nvidia(\d+)")
 _CAPABILITY: Final = re.compile(r"nvidia-cap(\d+)")
+LOOK_AT_LIST: Final = (
+    "run slurmd -G and read its errors: with AutoDetect=nvml the loader must find libnvidia-ml.so"
+    " (ldconfig), else look at NodeName= and File= in gres.conf"
+)
 LARGEST: Final = 1 << 20  # bytes of gres.conf: a prolog reads no more
 
 
@@ -112,6 +117,21 @@ def read_gres_list(site: SlurmSite) -> GresList:
             " and there is one map: name one by --node, and give the others settings of their own"
         )
     return GresList(*lists[0], parse_counted_types(texts[0]))
+
+
+def why_list_is_short(site: SlurmSite, entries: Sequence[GresEntry]) -> str:
+    """Return why jobs that slurmctld sends here would find no GPU, or nothing.
+
+    Nothing where slurmctld does not answer.
+    """
+    if entries:
+        return ""
+    node = site.node_names()[0]
+    try:
+        found = _CONFIGURED.search(site.scontrol("show", "node", node))
+    except SlurmError:
+        return ""
+    return f"slurmctld gives {node} {found[1]}, and slurmd -G lists none here" if found else ""
 
 
 def counts_by_gres(settings: Settings) -> bool:

@@ -183,6 +183,8 @@ class SlurmPlanner(NodePlanner):
         wanted = gres.gres_positions(entries)
         source = gres.find_gres_conf(self.site)
         if not wanted and gres.counts_by_gres(self.settings):
+            if why := gres.why_list_is_short(self.site, entries):
+                raise InstallError(f"{why}; {gres.LOOK_AT_LIST}")
             self.note(NO_GRES)
         before = gres.gres_conf_identity(source) if source else None
         try:

@@ -39,12 +39,16 @@ class SlurmError(InstallError):
 
 @dataclass(frozen=True)
 class Slurmd:
-    """A slurmd of this machine: its program, and what it was started with (empty: defaults)."""
+    """A slurmd of this machine: its program, and what it was started with (empty: defaults).
+
+    `libraries` are the folders in which it looks for libraries first (LD_LIBRARY_PATH).
+    """
 
     pid: int
     program: Path
     conf: str = ""
     node: str = ""
+    libraries: str = ""
     owners: frozenset[int] = field(
         default_factory=trusted_program_owners
     )  # whose programs beside it are run
@@ -52,13 +56,17 @@ class Slurmd:
 
 @dataclass(frozen=True)
 class SlurmSite:
-    """Slurm as this node reaches it; `conf` is None where slurm.conf is not to be found."""
+    """Slurm as this node reaches it; `conf` is None where slurm.conf is not to be found.
+
+    Its programs look for `libraries` as the slurmd that runs: NVML may be where no other looks.
+    """
 
     binaries: Path
     slurmd: Path
     conf: Path | None
     nodes: tuple[str, ...]
     seconds: float = 5.0
+    libraries: str = ""
 
     def node_names(self) -> tuple[str, ...]:
         """Return the names of this node, several where several slurmds run here."""
@@ -124,6 +132,7 @@ class SlurmSite:
     ) -> subprocess.CompletedProcess[str]:
         """Run a program of Slurm's, as the user `who` as subprocess knows it; raise SlurmError."""
         env = {"PATH": _PATH, **({"SLURM_CONF": str(self.conf)} if self.conf else {})}
+        env |= {"LD_LIBRARY_PATH": self.libraries} if self.libraries else {}
         try:
             return run_program(command, seconds, env, executable=program, **who)
         except subprocess.TimeoutExpired as late:
@@ -194,7 +203,8 @@ def find_slurm_site(
         vouched = with_sibling_folders([Path(settings.slurm_binaries)]) if named_by_hand else []
         doubtful = [path for path in (program, scontrol) if path.parent not in vouched]
         check_slurm_programs(doubtful, slurmds[0].owners)
-    return SlurmSite(scontrol.parent, program, path, nodes, settings.slurm_timeout)
+    libraries = slurmds[0].libraries if slurmds else ""
+    return SlurmSite(scontrol.parent, program, path, nodes, settings.slurm_timeout, libraries)
 
 
 def slurmds_of_site(slurmds: list[Slurmd], settings: Settings) -> list[Slurmd]:
@@ -229,7 +239,8 @@ def find_slurmds(proc: Path = Path("/proc")) -> list[Slurmd]:
     found: list[Slurmd] = []
     for daemon in find_scheduler_daemons(NAME, proc):
         conf, node = parse_slurmd_arguments(list(daemon.words), daemon.env.get("SLURM_CONF", ""))
-        found.append(Slurmd(daemon.pid, daemon.program, conf, node, daemon.owners))
+        libraries = daemon.env.get("LD_LIBRARY_PATH", "")
+        found.append(Slurmd(daemon.pid, daemon.program, conf, node, libraries, daemon.owners))
     return found
 
 

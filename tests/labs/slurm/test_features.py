@@ -6,6 +6,7 @@ A release that has not one yet runs the same jobs without it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from gpulock.install.hooks import HookPaths
 from tests.labs.common.upgrade import PREFIX
 from tests.labs.slurm.gpulock import Gpulock, hook_programs
+from tests.labs.slurm.install import PLUGINS, nvml_plugin_folder
 from tests.labs.slurm.jobs import SHOW_MASK
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock, by_slurm
 from tests.labs.slurm.releases import (
@@ -26,6 +28,7 @@ from tests.labs.slurm.releases import (
     NAMES_NAMESPACES,
     NAMES_PRIVATE_FOLDERS,
 )
+from tests.nvml.double import Double
 
 pytestmark = pytest.mark.lab
 NO_CONF = ("env", "-u", "SLURM_CONF")
@@ -190,6 +193,35 @@ def test_a_node_whose_cards_slurm_finds_itself_gives_each_job_its_own(site: Gpul
     shown = check_doctor(site, around)
     assert ("Slurm's numbers are CUDA's" in shown) is not by_uuid
     assert ("slurmd lists the cards that it finds" in shown) is bool(around)
+
+
+def test_a_node_whose_cards_nvml_tells_slurm_gives_each_job_its_own(site: Gpulock) -> None:
+    """AutoDetect=nvml, by Slurm's own plugin, on the double of NVIDIA's library."""
+    slurm = site.slurm
+    plugins = f"/{PLUGINS}:{nvml_plugin_folder(slurm.lab)}"
+    by_slurm(site, hooks=INSTALLED, extra={**SLURM_CONF, "PluginDir": plugins})
+    conf = slurm.lab / "etc/gres.conf"
+    conf.write_text("".join(f"NodeName={node} AutoDetect=nvml\n" for node in slurm.nodes))
+    with Double(slurm.lab / "nvml", node=site.drivers / NODE) as nvml:
+        nvml.set(
+            "gpu*.cpus", "0-1"
+        )  # as `local_cpulist` above: a slurmd knows those of its machine
+        link = nvml.library.parent / "libnvidia-ml.so"  # the name by which 22.05 looks for it
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(nvml.library.name)
+        slurm.path_in(NODE, "/etc/nvml-double").symlink_to(nvml.control)
+        library = ("env", f"LD_LIBRARY_PATH={nvml.library.parent}")  # as of slurmd's unit
+        places = (slurm.lab / "found", site.drivers / NODE / "proc/driver")
+        start_anew(site, *OWN_MOUNTS, *library, "sh", "-c", SHOW_CARDS, *map(str, places))
+        around = beside_slurmd(site)
+        state = slurm.path_in(NODE, "/var/lib/gpulock")  # its map is of File= lines
+        for name in ("slurm-map", "slurm-gres.conf"):
+            (state / name).unlink()
+        install(site, around)
+
+        check_one_job(site)
+        assert nvml.calls()["nvmlDeviceGetMinorNumber"] > 0
+        assert "slurmd lists the cards that it finds" in check_doctor(site, around)
 
 
 def start_anew(gpus: Gpulock, *command: str) -> None:

@@ -123,6 +123,11 @@ def edit_gres_conf(node: SlurmNode) -> None:
     node.conf.with_name("gres.conf").write_text("# another text\n")
 
 
+def given_out_and_not_listed(node: SlurmNode) -> None:
+    node.install()
+    node.list_gpus()
+
+
 def lose_the_map(node: SlurmNode) -> None:
     node.map.unlink()
 
@@ -315,6 +320,7 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "nvidia0,/"),
         (part_of_the_cards, "order of gres.conf", "GPU 0 is card 2", "name all cards"),
         (edit_gres_conf, "slurm-map", "changed since the map was made", "install slurm again"),
+        (given_out_and_not_listed, "slurm-map", "slurmd -G lists none here", "libnvidia-ml.so"),
         (lose_the_map, "slurm-map", "every GPU job drains the node", "install slurm again"),
         (another_list, "slurm-map", "not slurmd's list of now", "install slurm again"),
         (two_models_without_a_map, "slurm-map", "drains the node", "install slurm again"),
@@ -392,7 +398,7 @@ def unanswered(node: SlurmNode) -> None:
 
 
 def nothing_listed(node: SlurmNode) -> None:
-    node.list_gpus()
+    node.count_none()
     node.install()
 
 

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import add_settings
+from gpulock.install.slurm import install
+from gpulock.install.slurm.site import Slurmd
 from gpulock.install.slurm.texts import NEW_SETTINGS
 from gpulock.node.settings import parse_settings
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
@@ -127,8 +130,38 @@ def test_a_linked_gres_conf_is_named_by_its_real_file(node: SlurmNode) -> None:
     assert f"\ngres_conf={node.root}/shared-gres.conf\n" in node.map.read_text()
 
 
-def test_a_node_without_gpus_gets_an_empty_map_and_is_told(node: SlurmNode) -> None:
+@pytest.mark.parametrize("gres", ["gpu:8", "gpu:h200:8(S:0-1)", "shard:16,gpu:h200:8"])
+def test_no_map_without_a_position_is_made_where_slurmctld_gives_out_gpus(
+    node: SlurmNode, gres: str
+) -> None:
+    """The next job drained the node: slurmd listed none, for it was asked without its libraries."""
     node.list_gpus()
+    shown = node.state / "node"
+    shown.write_text(shown.read_text().replace("Gres=gpu:8", f"Gres={gres}"))
+
+    with pytest.raises(InstallError, match=r"gives node1 gpu:(h200:)?8, and slurmd -G lists none"):
+        node.plan()
+
+
+def test_slurmd_is_asked_with_the_libraries_of_the_one_that_runs(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = node.root / "slurm/sbin/slurmd"
+    started = Slurmd(1, program, str(node.conf), libraries="/opt/driver/lib")
+    monkeypatch.setattr(install, "find_slurmds", lambda: [started])
+    real = node.root / "slurm/sbin/slurmd-real"
+    program.rename(real)
+    wanted = '[ "$LD_LIBRARY_PATH" = /opt/driver/lib ]'
+    program.write_text(f'#!/bin/sh\n{wanted} || exit 9\nexec {sys.executable} -IS {real} "$@"\n')
+    program.chmod(0o755)
+
+    node.install()
+
+    assert node.map.read_text().endswith("\n7=7\n")
+
+
+def test_a_node_without_gpus_gets_an_empty_map_and_is_told(node: SlurmNode) -> None:
+    node.count_none()
 
     assert "no gres/gpu with File= on this node" in told(node)
     node.install()
@@ -139,9 +172,6 @@ def test_a_node_without_gpus_gets_an_empty_map_and_is_told(node: SlurmNode) -> N
 def test_nodes_of_one_machine_with_different_gpus_are_refused(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpulock.install.slurm import install
-    from gpulock.install.slurm.site import Slurmd
-
     slurmds = [Slurmd(1, node.root / "slurm/sbin/slurmd", str(node.conf), n) for n in ("n1", "n2")]
     monkeypatch.setattr(install, "find_slurmds", lambda: slurmds)
     node.list_gpus(f"Type=(null) Count=1 Index=1 ID=7 File={node.device(1)}", node="n2")

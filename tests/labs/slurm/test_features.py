@@ -195,6 +195,7 @@ def test_a_node_whose_cards_slurm_finds_itself_gives_each_job_its_own(site: Gpul
     assert ("slurmd lists the cards that it finds" in shown) is bool(around)
 
 
+@pytest.mark.short
 def test_a_node_whose_cards_nvml_tells_slurm_gives_each_job_its_own(site: Gpulock) -> None:
     """AutoDetect=nvml, by Slurm's own plugin, on the double of NVIDIA's library."""
     slurm = site.slurm

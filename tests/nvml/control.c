@@ -147,7 +147,9 @@ const char *control_path(void)
     const char *named = getenv("NVML_DOUBLE");
     if (named)
         return named;
-    return *path || realpath("/etc/nvml-double", path) ? path : NULL;
+    if (!*path && !realpath("/etc/nvml-double", path))
+        *path = '\0'; /* it says how far it came */
+    return *path ? path : NULL;
 }
 
 struct stat control_seen(void)

@@ -25,6 +25,9 @@ def scontrol(arguments: list[str]) -> int:
         return 1
     if arguments == ["reconfigure"]:
         reconfigure()
+    elif "-o" in arguments:
+        for record in re.split(r"\n(?=NodeName=)", read("node")):
+            print(" ".join(record.split()))
     else:
         print(read("config" if arguments[1] == "config" else "node"), end="")
     return 0

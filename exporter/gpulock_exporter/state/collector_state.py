@@ -76,10 +76,15 @@ class FrozenTick:
         self._whole: NodeSnapshot | None = None
 
     def utilization(self) -> dict[str, float | None]:
-        """Return that of each device known in this boot, None where it is not observed now."""
-        names, fresh, devices = self._known.counts, self._known.fresh, self._known.devices
+        """Return that of each device known in this boot, None where it is not observed now.
+
+        A MIG instance that is gone is left out: its place may be another one's next.
+        """
+        fresh, devices = self._known.fresh, self._known.devices
         return {
-            name: devices[name].utilization if fresh and name in devices else None for name in names
+            name: devices[name].utilization if fresh and name in devices else None
+            for name in self._known.counts
+            if name in devices or not (fresh and ".gi" in name)
         }
 
     def snapshot(self) -> NodeSnapshot:

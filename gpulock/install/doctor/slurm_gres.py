@@ -142,13 +142,17 @@ class GresChecks:
         """Compare the map with slurmd's list, and Slurm's numbers with CUDA's."""
         listed = self.listed()
         entries, shared = listed.entries, listed.shared
+        needed = needs_gres_map(Node(self.settings).devices_if_driver(), self.settings)
         if not entries and gres.counts_by_gres(self.settings):
             if why := gres.why_list_is_short(self.site, entries):
-                yield fault(f"{why}: each job drains the node", gres.LOOK_AT_LIST)
-                return
-            what = "slurmd has no gres/gpu with File= here: no job gets a GPU"
-            yield warning(what, "if one should: look at gres.conf, and Gres= in slurm.conf")
-        if not needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
+                if needed:
+                    yield fault(f"{why}: each job drains the node", gres.LOOK_AT_LIST)
+                    return
+                yield warning(why, gres.LOOK_AT_LIST)
+            else:
+                what = "slurmd has no gres/gpu with File= here: no job gets a GPU"
+                yield warning(what, "if one should: look at gres.conf, and Gres= in slurm.conf")
+        if not needed:
             yield from self.unnamed_parts(shared)  # the hooks read no position
             return
         places = gres.GresDeviceFiles(self.settings).devices_of_positions(

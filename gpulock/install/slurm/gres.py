@@ -22,7 +22,7 @@ from gpulock.errors import Refusal
 from gpulock.install.change import Place, discard_unrenamed
 from gpulock.install.hooks import InstallError, make_public_folder, remove_file_durably
 from gpulock.install.slurm.counted import parse_counted_types
-from gpulock.install.slurm.site import SlurmError, SlurmSite
+from gpulock.install.slurm.site import SlurmError, SlurmSite, list_other_nodes
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_slurm_file
 from gpulock.node import devices
 from gpulock.node.settings import Settings
@@ -33,7 +33,7 @@ _GPU: Final = "gpu"
 _PARTS: Final = ("shard", "mps")  # GRES that are parts of another's devices
 _ENTRY: Final = re.compile(r"\bGres Name=(\S+) .*?\bCount=(\d+)\b")
 _FILE: Final = re.compile(r" File=(\S+)")
-_CONFIGURED: Final = re.compile(r"\bGres=\S*?\b(gpu(?::[^\s:,()]+)?:[1-9]\d*)")  # of a node
+_CONFIGURED: Final = re.compile(r"\bGres=(?:\S*,)?(gpu(?::[^\s:,()]+)?:[1-9]\d*)")  # of a node
 _CARD: Final = re.compile(r"nvidia(\d+)")
 _CAPABILITY: Final = re.compile(r"nvidia-cap(\d+)")
 LOOK_AT_LIST: Final = (
@@ -126,12 +126,16 @@ def why_list_is_short(site: SlurmSite, entries: Sequence[GresEntry]) -> str:
     """
     if entries:
         return ""
-    node = site.node_names()[0]
     try:
-        found = _CONFIGURED.search(site.scontrol("show", "node", node))
+        shown = site.scontrol("show", "node", "-o").splitlines()
     except SlurmError:
         return ""
-    return f"slurmctld gives {node} {found[1]}, and slurmd -G lists none here" if found else ""
+    for line in shown:
+        name = line.partition(" ")[0].partition("=")[2]
+        found = _CONFIGURED.search(line)
+        if found and not list_other_nodes(line, site.nodes, os.uname().nodename):
+            return f"slurmctld gives {name} {found[1]}, and slurmd -G lists none here"
+    return ""
 
 
 def counts_by_gres(settings: Settings) -> bool:

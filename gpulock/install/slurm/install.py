@@ -183,9 +183,11 @@ class SlurmPlanner(NodePlanner):
         wanted = gres.gres_positions(entries)
         source = gres.find_gres_conf(self.site)
         if not wanted and gres.counts_by_gres(self.settings):
-            if why := gres.why_list_is_short(self.site, entries):
-                raise InstallError(f"{why}; {gres.LOOK_AT_LIST}")
-            self.note(NO_GRES)
+            why = gres.why_list_is_short(self.site, entries)
+            if why and needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
+                first = "" if self.slurmds else "start slurmd first, whose libraries count; "
+                raise InstallError(f"{why}; {first}{gres.LOOK_AT_LIST}")
+            self.note(f"{why}; {gres.LOOK_AT_LIST}" if why else NO_GRES)
         before = gres.gres_conf_identity(source) if source else None
         try:
             places = gres.GresDeviceFiles(self.settings).devices_of_positions(wanted)

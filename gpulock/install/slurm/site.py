@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +41,8 @@ class SlurmError(InstallError):
 class Slurmd:
     """A slurmd of this machine: its program, and what it was started with (empty: defaults).
 
-    `libraries` are the folders in which it looks for libraries first (LD_LIBRARY_PATH).
+    `libraries` are the folders in which it looks for libraries first (LD_LIBRARY_PATH), without
+    those that are another folder to who starts a program elsewhere.
     """
 
     pid: int
@@ -58,7 +59,7 @@ class Slurmd:
 class SlurmSite:
     """Slurm as this node reaches it; `conf` is None where slurm.conf is not to be found.
 
-    Its programs look for `libraries` as the slurmd that runs: NVML may be where no other looks.
+    `libraries` are where the slurmd that runs looks for NVML.
     """
 
     binaries: Path
@@ -107,7 +108,8 @@ class SlurmSite:
         command: list[str | Path] = [NAME, "-G"]
         command += ["-N", node] if node else []
         command += ["-f", self.conf] if self.conf else []
-        done = self.run_client(command, _GRES_SECONDS, self.slurmd)
+        more = {"LD_LIBRARY_PATH": self.libraries} if self.libraries else {}
+        done = self.run_client(command, _GRES_SECONDS, self.slurmd, more)
         if done.returncode != 0:
             named = f" -N {node}" if node else ""
             raise SlurmError(f"{NAME} -G{named}: {_fatal_message(done) or 'no such node?'}")
@@ -128,11 +130,18 @@ class SlurmSite:
         command: list[str | Path],
         seconds: float,
         program: Path | None = None,
+        more: Mapping[str, str] | None = None,
         **who: Any,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program of Slurm's, as the user `who` as subprocess knows it; raise SlurmError."""
-        env = {"PATH": _PATH, **({"SLURM_CONF": str(self.conf)} if self.conf else {})}
-        env |= {"LD_LIBRARY_PATH": self.libraries} if self.libraries else {}
+        """Run a program of Slurm's, as the user `who` as subprocess knows it; raise SlurmError.
+
+        `more` is of its environment.
+        """
+        env = {
+            "PATH": _PATH,
+            **({"SLURM_CONF": str(self.conf)} if self.conf else {}),
+            **(more or {}),
+        }
         try:
             return run_program(command, seconds, env, executable=program, **who)
         except subprocess.TimeoutExpired as late:
@@ -203,8 +212,20 @@ def find_slurm_site(
         vouched = with_sibling_folders([Path(settings.slurm_binaries)]) if named_by_hand else []
         doubtful = [path for path in (program, scontrol) if path.parent not in vouched]
         check_slurm_programs(doubtful, slurmds[0].owners)
-    libraries = slurmds[0].libraries if slurmds else ""
+    libraries = next((one.libraries for one in slurmds if not node or one.node in ("", node)), "")
     return SlurmSite(scontrol.parent, program, path, nodes, settings.slurm_timeout, libraries)
+
+
+def list_other_nodes(shown: str, named: Collection[str], host: str) -> list[str]:
+    """Return the nodes of `scontrol show node -o` that are not this machine; pure.
+
+    Its slurmds were started for the nodes `named`. One without a name goes by the machine's, which
+    NodeHostName has.
+    """
+    found = re.findall(r"(?m)^NodeName=(\S+)(?:.* NodeHostName=(\S+))?", shown)
+    short = host.partition(".")[0]
+    unnamed = [name for name, at in found if short in (name, at.partition(".")[0])]
+    return [name for name, _ in found if name not in (named or unnamed)]
 
 
 def slurmds_of_site(slurmds: list[Slurmd], settings: Settings) -> list[Slurmd]:
@@ -239,7 +260,8 @@ def find_slurmds(proc: Path = Path("/proc")) -> list[Slurmd]:
     found: list[Slurmd] = []
     for daemon in find_scheduler_daemons(NAME, proc):
         conf, node = parse_slurmd_arguments(list(daemon.words), daemon.env.get("SLURM_CONF", ""))
-        libraries = daemon.env.get("LD_LIBRARY_PATH", "")
+        folders = daemon.env.get("LD_LIBRARY_PATH", "").split(":")
+        libraries = ":".join(folder for folder in folders if folder.startswith("/"))
         found.append(Slurmd(daemon.pid, daemon.program, conf, node, libraries, daemon.owners))
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from typing import Final
 from gpulock.install.change import Change, FilePlace, InstallRecord
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.slurm.configured_hooks import PATHS, TASK, InForceHook, find_slurm_hooks
-from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite
+from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite, list_other_nodes
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes, read_slurm_conf
 from gpulock.install.slurm.texts import INSTALL_FIRST, slurm_setting_advice
 from gpulock.node.settings import Settings
@@ -144,18 +144,6 @@ def check_other_nodes(site: SlurmSite, installed: bool) -> None:
             f"other nodes have this slurm.conf ({' '.join(others[:MOST_NAMED])}{more})."
             f" {' '.join(INSTALL_FIRST)} Then add --installed-everywhere"
         )
-
-
-def list_other_nodes(shown: str, named: Collection[str], host: str) -> list[str]:
-    """Return the nodes of `scontrol show node -o` that are not this machine; pure.
-
-    Its slurmds were started for the nodes `named`. One without a name goes by the machine's, which
-    NodeHostName has.
-    """
-    found = re.findall(r"(?m)^NodeName=(\S+)(?:.* NodeHostName=(\S+))?", shown)
-    short = host.partition(".")[0]
-    unnamed = [name for name, at in found if short in (name, at.partition(".")[0])]
-    return [name for name, _ in found if name not in (named or unnamed)]
 
 
 def edit_slurm_conf(text: str, wanted: Mapping[str, str]) -> str:

@@ -147,14 +147,15 @@ class Cluster(Machines):
     @contextlib.contextmanager
     def qmaster_on(self, node: str) -> Generator[None]:
         """Have qmaster run on a node meanwhile, as where one machine is the whole cluster."""
-        self._move_qmaster(node)
         try:
+            self._move_qmaster(node)
             yield
         finally:
             self._move_qmaster(MASTER)
 
     def _move_qmaster(self, machine: str) -> None:
-        self.stop_qmaster()
+        if self.qmaster_pid():
+            self.stop_qmaster()
         (self.lab / "root" / config.CELL / "common/act_qmaster").write_text(f"{machine}\n")
         self.start_qmaster(machine)
         self._wait_heard(NODES)

@@ -210,7 +210,8 @@ def test_a_node_whose_cards_nvml_tells_slurm_gives_each_job_its_own(site: Gpuloc
         link = nvml.library.parent / "libnvidia-ml.so"  # the name by which 22.05 looks for it
         with contextlib.suppress(FileExistsError):
             link.symlink_to(nvml.library.name)
-        slurm.path_in(NODE, "/etc/nvml-double").symlink_to(nvml.control)
+        control = slurm.path_in(NODE, "/etc/nvml-double")
+        control.symlink_to(nvml.control)
         library = ("env", f"LD_LIBRARY_PATH={nvml.library.parent}")  # as of slurmd's unit
         places = (slurm.lab / "found", site.drivers / NODE / "proc/driver")
         start_anew(site, *OWN_MOUNTS, *library, "sh", "-c", SHOW_CARDS, *map(str, places))
@@ -223,6 +224,7 @@ def test_a_node_whose_cards_nvml_tells_slurm_gives_each_job_its_own(site: Gpuloc
         check_one_job(site)
         assert nvml.calls()["nvmlDeviceGetMinorNumber"] > 0
         assert "slurmd lists the cards that it finds" in check_doctor(site, around)
+        control.unlink()
 
 
 def start_anew(gpus: Gpulock, *command: str) -> None:

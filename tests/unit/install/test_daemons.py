@@ -79,7 +79,7 @@ def test_a_daemon_is_found_with_what_it_was_started_with(machine: Machine, name:
     conf = "/x/slurm.conf"
     slurmd = machine.program("slurm/sbin/slurmd")
     words = "slurmd -N n1"
-    machine.run(8, name, slurmd, words=words, SLURM_CONF=conf, LD_LIBRARY_PATH="/opt/lib")
+    machine.run(8, name, slurmd, words=words, SLURM_CONF=conf, LD_LIBRARY_PATH="/opt/lib::lib:.:/b")
 
     [execd] = find_execds(machine.proc)
     [found] = find_slurmds(machine.proc)
@@ -87,7 +87,7 @@ def test_a_daemon_is_found_with_what_it_was_started_with(machine: Machine, name:
     assert (execd.pid, execd.env) == (7, {"SGE_ROOT": "/sge", "X": "a=b"})
     assert (execd.program, execd.folder) == (machine.root / "sge/bin/sge_execd", machine.root)
     assert (found.pid, found.program, found.conf, found.node) == (8, slurmd, conf, "n1")
-    assert found.libraries == "/opt/lib"
+    assert found.libraries == "/opt/lib:/b", "the others are of where slurmd was started"
 
 
 def test_a_strangers_process_of_that_name_is_not_even_read(machine: Machine) -> None:

@@ -503,3 +503,11 @@ def test_a_line_of_the_page_has_a_gap_where_its_card_was_not_heard() -> None:
     assert node.freeze().utilization() == {bus(0): 0.5, bus(1): None}
     node.silence(60)
     assert node.freeze().utilization() == {bus(0): None, bus(1): None}
+
+
+def test_a_line_of_the_page_ends_with_its_instance() -> None:
+    node = Node()
+    node.tick(card(0, mig=True), instance(0, 1, utilization=0.9))
+    assert node.freeze().utilization()[f"{bus(0)}.gi1.ci0"] == 0.9
+    node.tick(card(0, mig=True))
+    assert [*node.freeze().utilization()] == [bus(0)]

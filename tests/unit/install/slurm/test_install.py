@@ -143,6 +143,13 @@ def test_no_map_without_a_position_is_made_where_slurmctld_gives_out_gpus(
         node.plan()
 
 
+def test_of_positions_that_are_only_counted_an_empty_list_is_told(node: SlurmNode) -> None:
+    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="gpus")
+    node.list_gpus()
+
+    assert "gives node1 gpu:8, and slurmd -G lists none" in told(node)
+
+
 def test_slurmd_is_asked_with_the_libraries_of_the_one_that_runs(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +158,7 @@ def test_slurmd_is_asked_with_the_libraries_of_the_one_that_runs(
     monkeypatch.setattr(install, "find_slurmds", lambda: [started])
     real = node.root / "slurm/sbin/slurmd-real"
     program.rename(real)
-    wanted = '[ "$LD_LIBRARY_PATH" = /opt/driver/lib ]'
+    wanted = '[ "$1" != -G ] || [ "$LD_LIBRARY_PATH" = /opt/driver/lib ]'
     program.write_text(f'#!/bin/sh\n{wanted} || exit 9\nexec {sys.executable} -IS {real} "$@"\n')
     program.chmod(0o755)
 

@@ -7,7 +7,8 @@ import pytest
 
 from gpulock.install.hooks import InstallError
 from gpulock.install.slurm.install import SlurmUninstaller
-from gpulock.install.slurm.write_conf import BACKUP, MARK, edit_slurm_conf, list_other_nodes
+from gpulock.install.slurm.site import list_other_nodes
+from gpulock.install.slurm.write_conf import BACKUP, MARK, edit_slurm_conf
 from tests.support.install_site import ignore
 from tests.support.slurm_node import SlurmNode
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -125,6 +125,12 @@ class Fair:
                 self.judge()
             finally:  # as long as the FIFO has a reader: else a hook waits in it for ever
                 self.sge.clear_jobs()
+                spool = self.sge.lab / "spool" / NODE / "active_jobs"
+                until(
+                    lambda: not list(spool.iterdir()),
+                    what="every shepherd to have ended",
+                    why=lambda: f"{list(spool.iterdir())}\n{self.describe()}",
+                )
                 self.sge.set_conf("execd_params", "none")
 
     def submit_for(self, seconds: float) -> None:
@@ -240,6 +246,20 @@ class Fair:
         print(f"{len(self.asked)} honest jobs, {len(self.tried)} hostile ones")
 
 
+def describe_cgroups(places: Sequence[Path]) -> str:
+    """Return the processes in each cgroup below some: number, state, what it waits in, words."""
+    told: list[str] = []
+    for procs in [file for place in places for file in place.rglob("cgroup.procs")]:
+        with contextlib.suppress(OSError):
+            told.append(str(procs.parent))
+            for pid in procs.read_text().split():
+                entry = Path("/proc", pid)
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                told.append(f"  {pid} {state} {(entry / 'wchan').read_text()} {words!r}")
+    return "\n".join(told)
+
+
 def processes_of(uid: int) -> dict[int, str]:
     """Return the status of the living processes of a user."""
     found: dict[int, str] = {}
@@ -288,7 +308,11 @@ def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
                 site.configure(isolation, LEFTOVER_PROCESSES="kill")
                 fair = Fair(guarded, [dev / f"nvidia{minor}" for minor in range(GPUS)], seeded())
                 fair.run(SECONDS)
-                until(site.nothing_left, what="no cgroup of a job to be left")
+                until(
+                    site.nothing_left,
+                    what="no cgroup of a job to be left",
+                    why=lambda: describe_cgroups(service.places()),
+                )
                 guarded.sge.clear_jobs()
         finally:
             service.close()

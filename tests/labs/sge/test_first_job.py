@@ -171,8 +171,8 @@ def test_the_verifier_is_offered_where_qmaster_is_and_taken_back(node: Node) -> 
         assert (node.objects(), node.files()) == (objects, files)
         job = sge.submit("glalice", *ON_NODE, "-b", "y", "true", node=NODE)
         sge.wait_done(job)
-        # What a sensor reported stands in qmaster's spool until a change of the host: after its next
-        # start it would be there again, and keep the complexes.
+        # What a sensor reported stands in qmaster's spool until a change of the host: after its
+        # next start it would be there again, and keep the complexes.
         assert not reports_sensor(node)
         sge.set_exechost(NODE, "slots=16")
 

@@ -144,7 +144,7 @@ class GresChecks:
         entries, shared = listed.entries, listed.shared
         needed = needs_gres_map(Node(self.settings).devices_if_driver(), self.settings)
         if not entries and gres.counts_by_gres(self.settings):
-            if why := gres.why_list_is_short(self.site, entries):
+            if why := gres.find_unlisted_gpus(self.site):
                 if needed:
                     yield fault(f"{why}: each job drains the node", gres.LOOK_AT_LIST)
                     return

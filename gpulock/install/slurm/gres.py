@@ -119,13 +119,11 @@ def read_gres_list(site: SlurmSite) -> GresList:
     return GresList(*lists[0], parse_counted_types(texts[0]))
 
 
-def why_list_is_short(site: SlurmSite, entries: Sequence[GresEntry]) -> str:
-    """Return why jobs that slurmctld sends here would find no GPU, or nothing.
+def find_unlisted_gpus(site: SlurmSite) -> str:
+    """Return which GPUs of this node slurmctld gives out, of a slurmd that lists none; or nothing.
 
     Nothing where slurmctld does not answer.
     """
-    if entries:
-        return ""
     try:
         shown = site.scontrol("show", "node", "-o").splitlines()
     except SlurmError:

@@ -183,7 +183,7 @@ class SlurmPlanner(NodePlanner):
         wanted = gres.gres_positions(entries)
         source = gres.find_gres_conf(self.site)
         if not wanted and gres.counts_by_gres(self.settings):
-            why = gres.why_list_is_short(self.site, entries)
+            why = gres.find_unlisted_gpus(self.site)
             if why and needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
                 first = "" if self.slurmds else "start slurmd first, whose libraries count; "
                 raise InstallError(f"{why}; {first}{gres.LOOK_AT_LIST}")

@@ -211,6 +211,7 @@ def test_a_node_whose_cards_nvml_tells_slurm_gives_each_job_its_own(site: Gpuloc
         with contextlib.suppress(FileExistsError):
             link.symlink_to(nvml.library.name)
         control = slurm.path_in(NODE, "/etc/nvml-double")
+        control.unlink(missing_ok=True)  # of a test that failed
         control.symlink_to(nvml.control)
         library = ("env", f"LD_LIBRARY_PATH={nvml.library.parent}")  # as of slurmd's unit
         places = (slurm.lab / "found", site.drivers / NODE / "proc/driver")

@@ -107,10 +107,10 @@ class DeviceTotals:
                 if len(self.counters) >= 2 * MOST_NAMES:
                     continue
                 counter = self.counters[name] = MonotonicCounter()
-            read = counter.last.at if counter.last else since
+            before = counter.last
             step = counter.advance(value, at, KINDS[kind], restarted)
             if name == "energy":
-                grown, gap = step, read if read < since else None
+                grown, gap = step, before.at if before and before.at < since else None
         look = DeviceActivity(since, at, busy, observed, grown, device.memory_used, gap)
         if look.worked:
             self.last_busy = at

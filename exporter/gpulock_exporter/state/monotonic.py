@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 SLACK = 1.0  # seconds: a look takes a while, and its counters are not read at one moment
 REPEATED = 10.0  # seconds for which a worker may hand on a counter that it reads seldom
@@ -47,11 +48,8 @@ KINDS: dict[str, CounterKind] = {
 }
 
 
-@dataclass
-class CounterReading:
+class CounterReading(NamedTuple):
     """What a counter showed, when it did so last, and since when (CLOCK_BOOTTIME seconds)."""
-
-    __slots__ = ("at", "since", "value")
 
     value: float
     at: float
@@ -78,7 +76,7 @@ class MonotonicCounter:
         """Take a reading; return by how much the total grew. `restarted`: the driver began anew."""
         if self.last is not None and value == self.last.value:  # no step is smaller than none
             self.former = self.doubt = None
-            self.last.at = at
+            self.last = CounterReading(value, at, self.last.since)
             return 0
         self.text = None
         if not (value >= 0 and math.isfinite(value)):

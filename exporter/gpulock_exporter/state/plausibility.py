@@ -29,7 +29,6 @@ MOST_ERRORS = (1 << 32) - 2  # of memory; 32 bits of ones are no count
 LAST_ACTION = 7  # of nvmlDeviceGpuRecoveryAction_t, nvml.h 13
 MOST_ID = 1 << 12  # of an index, a minor, an instance
 KEPT = 2048  # texts, cut to LONGEST_TEXT, that are judged once: each second has the same ones
-NAME_LISTS_KEPT = 64  # of MOST_NAMES texts
 
 BUS = re.compile(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]{0,95}")
@@ -160,7 +159,18 @@ def drop_impossible_values(
         _note_impossible_value(failures, bus, "utilization", device.process_use)
     if clean.uuid != device.uuid:
         _note_impossible_value(failures, bus, "uuid", device.uuid)
-    _drop_what_no_rule_admits(clean, failures)
+    for field, rule in RULES.items():
+        told = getattr(device, field)
+        if isinstance(told, dict):
+            values = cast("dict[str, float]", told)
+            named = _clean_named_values(values, rule.most)
+            setattr(clean, field, named)
+            wrong = {one: values[one] for one in values if one not in named}
+            if wrong:
+                _note_impossible_value(failures, bus, field, wrong)
+        elif told is not None and not rule.least <= told <= rule.most:
+            setattr(clean, field, None if field != "index" else 0)
+            _note_impossible_value(failures, bus, field, told)
     if (clean.memory_used or 0) > (clean.memory_total or MOST_BYTES):
         _note_impossible_value(failures, bus, "memory_used", clean.memory_used)
         clean.memory_used = None
@@ -168,24 +178,6 @@ def drop_impossible_values(
         for field in BOARD:
             setattr(clean, field, None)
     return clean
-
-
-def _drop_what_no_rule_admits(clean: DeviceTelemetry, failures: dict[str, str]) -> None:
-    known = [(field, told) for field, told in vars(clean).items() if told is not None]
-    for field, told in known:
-        if field not in RULES:
-            continue
-        _, least, most = RULES[field]
-        if type(told) is dict:
-            values = cast("dict[str, float]", told)
-            named = _clean_named_values(values, most)
-            if len(named) < len(values):
-                setattr(clean, field, named)
-                wrong = {one: values[one] for one in values if one not in named}
-                _note_impossible_value(failures, clean.bus, field, wrong)
-        elif not least <= told <= most:
-            setattr(clean, field, None if field != "index" else 0)
-            _note_impossible_value(failures, clean.bus, field, told)
 
 
 def _note_impossible_value(failures: dict[str, str], bus: str, field: str, value: object) -> None:
@@ -215,11 +207,6 @@ def _is_name(text: str) -> bool:
     return NAME.fullmatch(text) is not None
 
 
-@lru_cache(NAME_LISTS_KEPT)
-def _are_names(texts: tuple[str, ...]) -> bool:
-    return all(map(_is_name, texts))
-
-
 @lru_cache(KEPT)
 def _clean_text(text: str) -> str:
     return one_line(text)
@@ -234,10 +221,11 @@ def _clean_names(names: list[str] | None) -> list[str] | None:
 def _clean_named_values(values: Mapping[str, _V], most: float) -> dict[str, _V]:
     """Return what has a usable name and is a number from 0 to `most`."""
     some = values.items() if len(values) <= MOST_NAMES else list(values.items())[:MOST_NAMES]
-    found = {name: value for name, value in some if 0 <= value <= most and value != math.inf}
-    if _are_names(tuple([name[:LONGEST_TEXT] for name in found])):
-        return found
-    return {name: value for name, value in found.items() if _is_name(name[:LONGEST_TEXT])}
+    return {
+        name: value
+        for name, value in some
+        if _is_name(name[:LONGEST_TEXT]) and 0 <= value <= most and value != math.inf
+    }
 
 
 def _clean_processes(found: list[Process] | None) -> list[Process] | None:

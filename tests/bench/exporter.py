@@ -2,7 +2,8 @@
 """Measure gpulock-exporter on the NVML double beside nvitop-exporter: `make bench-exporter`.
 
 Both stand on the same double of eight H200 in the same run, and are asked as Prometheus asks. The
-first scrape of each second is the one that renders; the others are served from memory. Processor
+first scrape of each second is the one that renders; the others are served from memory. Meanwhile
+every card draws, heats, clocks and transfers something else twice a second. Processor
 time is told whole, and without what the double itself takes: see nvml_free.
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import http.client
 import os
+import random
 import socket
 import subprocess
 import sys
+import threading
 import time
 import venv
 from collections.abc import Generator, Mapping
@@ -25,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 from gpulock_exporter.metrics.devices import (  # noqa: E402 (the checkout is put on the path first)
     collect_families,
 )
-from gpulock_exporter.metrics.families import render_exposition  # noqa: E402
+from gpulock_exporter.metrics.exposition import render_exposition  # noqa: E402
 from gpulock_exporter.metrics.labels import LabelUser  # noqa: E402
 from gpulock_exporter.web.negotiation import gzip_body  # noqa: E402
 
@@ -46,6 +49,7 @@ HEADERS = {  # what Prometheus 2.42 sends
     "X-Prometheus-Scrape-Timeout-Seconds": "10",
 }
 SECONDS = 20.0  # of each round
+CHANGE = 0.5  # seconds after which each card at work has other values
 REST, RESTS = 12.0, 5  # seconds over which processor time is counted, how often: the median counts
 GAP = 0.004  # seconds between two scrapes
 GPUS = 8
@@ -102,6 +106,41 @@ def loaded(nvml: Double) -> Double:
     for gpu in range(GPUS):
         nvml.load(gpu, 50 + gpu)
     return nvml
+
+
+@contextmanager
+def changing(nvml: Double) -> Generator[None]:
+    """Have every card draw, heat, clock and transfer something else twice a second, as at work."""
+    stop, chance = threading.Event(), random.Random(1)
+    ranges = {
+        "temperature": (40, 80),
+        "temperature.memory": (45, 90),
+        "power": (200_000, 700_000),
+        "power.instant": (200_000, 700_000),
+        "memory.used": (2**30, 2**36),
+        "clock.sm": (1000, 1980),
+        "utilization.memory": (10, 90),
+        "pcie.tx_rate": (1000, 9000),
+        "pcie.rx_rate": (1000, 9000),
+    }
+
+    def change() -> None:
+        while not stop.wait(CHANGE):
+            nvml.update(
+                {
+                    f"gpu{gpu}.{name}": chance.randrange(*among)
+                    for gpu in range(GPUS)
+                    for name, among in ranges.items()
+                }
+            )
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def spend(root: Path, exporter: Whole, nvml: Double) -> tuple[dict[str, float], dict[str, float]]:
@@ -174,7 +213,8 @@ def measure(root: Path) -> None:
         figures: dict[str, float] = {}
         with Whole(root / "plain", nvml) as exporter:
             exporter.up(GPUS)
-            fresh, same = scrapes(exporter.port)
+            with changing(nvml):
+                fresh, same = scrapes(exporter.port)
             ours = {"scrape, rendered": fresh, "scrape, cached": same}
             everything = ",".join(map(str, range(GPUS)))
             exporter.gpulock("claim", "--devices", everything, "--pid", str(os.getpid()))
@@ -200,7 +240,8 @@ def measure(root: Path) -> None:
             figures["pss"] = exporter.pss_mib()
         with peer(root, nvml.env) as (port, pid):
             time.sleep(5)
-            fresh, same = scrapes(port)
+            with changing(nvml):
+                fresh, same = scrapes(port)
             theirs = {"nvitop-exporter": fresh + same}
             figures["peer pss"] = pss_mib(pid)
             figures["peer cpu"] = quantile(shares({"peer": [pid]}, REST, RESTS)["peer"], 0.5)

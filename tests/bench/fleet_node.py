@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import render_exposition
+from gpulock_exporter.metrics.exposition import render_exposition
 from gpulock_exporter.simulated.card import SimulatedState
 from gpulock_exporter.simulated.scene import Scene, SimulationScript
 from gpulock_exporter.state.collector_state import CollectorState

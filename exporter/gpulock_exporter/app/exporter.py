@@ -21,7 +21,7 @@ from gpulock_exporter.clock import Clock, Moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import render_exposition
+from gpulock_exporter.metrics.exposition import FamilyTexts, render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState, FrozenTick
@@ -83,6 +83,7 @@ class Exporter:
         self.listed = DeviceList(node.devices, lambda: inventory_version(node.store.path))
         self._tick: FrozenTick | None = None
         self._rendered: RenderedMetrics | None = None
+        self._texts: dict[Format, FamilyTexts] = {form: {} for form in Format}
         self.reloader: Reloader | None = None
         listed = LISTS_MISSED * settings.process_period + settings.max_sample_age
         self.limits = SnapshotLimits(
@@ -138,7 +139,7 @@ class Exporter:
     def text(self, form: Format, snapshot: NodeSnapshot, names: frozenset[str]) -> bytes:
         """Return the metrics of a moment."""
         metrics = collect_families(snapshot, self._label_user)
-        return render_exposition(metrics, form is Format.OPENMETRICS, names)
+        return render_exposition(metrics, form is Format.OPENMETRICS, names, self._texts[form])
 
     def handler(self) -> Handler:
         """Return what answers requests."""

@@ -1,31 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A family of metrics, made by its name and filled device by device; and the text of families.
-
-A family is a `Metric` of prometheus_client, and both formats are its exposition: Prometheus 0.0.4
-and OpenMetrics 1.0.0.
-"""
+"""A family of metrics, a `Metric` of prometheus_client, made by its name, filled by device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
-from prometheus_client import exposition
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.openmetrics import exposition as openmetrics_exposition
-from prometheus_client.registry import Collector
 
 from gpulock_exporter.metrics.labels import Labels, known_labels
 from gpulock_exporter.state.snapshot import DeviceSnapshot
 
 TOTAL = "_total"
 UNITS = ("seconds", "bytes", "ratio", "joules", "watts", "celsius", "hertz")
-
-EVERYTHING: frozenset[str] = frozenset()
-
-# all names here are plain ones; prometheus_client from 0.23 on looks at each letter otherwise
-HOW = {"escaping": "allow-utf-8"} if hasattr(openmetrics_exposition, "ALLOWUTF8") else {}
-untyped: Any = openmetrics_exposition
 
 TWIN = "{device}"  # in a meaning: the family has a twin of MIG instances, which board facts lack
 
@@ -96,30 +82,3 @@ def collect_identity_families(found: DeviceLabels, driver: str) -> list[Metric]:
         ]
         add_samples(instances if seen.instance else gpus, own, [(known_labels(texts), 1)])
     return [gpus, instances]
-
-
-def render_exposition(
-    families: Iterable[Metric], openmetrics: bool = False, names: Set[str] = EVERYTHING
-) -> bytes:
-    """Return the text; `names` are families or samples that are wanted, none meaning all."""
-    wanted = WantedFamilies(families, names)
-    if not openmetrics:
-        return exposition.generate_latest(wanted)
-    text: bytes = untyped.generate_latest(wanted, **HOW)
-    return text
-
-
-class WantedFamilies(Collector):
-    """Those families that have a value and are asked for, as prometheus_client collects them."""
-
-    def __init__(self, families: Iterable[Metric], names: Set[str]) -> None:
-        self._families = families
-        self._names = names
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield them."""
-        for one in self._families:
-            if self._names and self._names.isdisjoint((one.name, family_name(one))):
-                continue
-            if one.samples:
-                yield one

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import render_exposition
+from gpulock_exporter.metrics.exposition import render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.telemetry import Process
 

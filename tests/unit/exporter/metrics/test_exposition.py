@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gpulock_exporter.metrics import exposition
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import UNITS, family_name, make_family, render_exposition
+from gpulock_exporter.metrics.exposition import FamilyTexts, render_exposition, render_family
+from gpulock_exporter.metrics.families import UNITS, add_samples, family_name, make_family
 from gpulock_exporter.metrics.labels import LONGEST_LABEL, LabelUser, clean_label, known_labels
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from gpulock_exporter.telemetry import Process, Xid
@@ -224,6 +228,40 @@ def test_only_what_was_asked_for_by_name_is_written(
         text = render_exposition(collect_families(scene), openmetrics, names).decode()
         parse = openmetrics_of if openmetrics else text_of
         assert {key[0] for key in flat(parse(text))} == expected
+
+
+@FEW
+@given(st.lists(st.lists(st.sampled_from([0.0, 1.0, math.nan]), max_size=3), max_size=4))
+def test_texts_that_are_kept_are_those_of_now(moments: list[list[float]]) -> None:
+    for openmetrics in (False, True):
+        kept: FamilyTexts = {}
+        for values in moments:
+            families = [make_family("x", "One."), make_family("y_total", "Other.")]
+            for gpu, value in enumerate(values):
+                add_samples(families[gpu % 2], {"gpu": str(gpu)}, [({}, value)])
+            text = render_exposition(families, openmetrics, frozenset(), kept)
+            assert text == render_exposition(families, openmetrics)
+
+
+def test_a_family_is_rendered_again_only_when_a_sample_is_another(
+    scene: NodeSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: FamilyTexts = {}
+    first = render_exposition(collect_families(scene), True, frozenset(), kept)
+    rendered: list[str] = []
+
+    def render(family: Metric, openmetrics: bool) -> bytes:
+        rendered.append(family_name(family))
+        return render_family(family, openmetrics)
+
+    monkeypatch.setattr(exposition, "render_family", render)
+    assert render_exposition(collect_families(scene), True, frozenset(), kept) == first
+    assert rendered == []
+    hotter = replace(scene.devices[0], temperature=99.0)
+    later = replace(scene, devices=(hotter, *scene.devices[1:]))
+    text = render_exposition(collect_families(later), True, frozenset(), kept)
+    assert rendered == ["gpulock_gpu_temperature_celsius"]
+    assert text == render_exposition(collect_families(later), True)
 
 
 def test_nothing_is_a_text_as_well() -> None:

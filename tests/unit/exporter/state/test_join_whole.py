@@ -11,7 +11,7 @@ from gpulock_exporter.clock import Moment, SystemClock
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import render_exposition
+from gpulock_exporter.metrics.exposition import render_exposition
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import read_local_state
 from gpulock_exporter.state.node_devices import DeviceList

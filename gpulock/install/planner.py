@@ -22,6 +22,14 @@ from gpulock.install.change import (
     install_record,
     plan_place_change,
 )
+from gpulock.install.docker import (
+    CDI_FOLDERS,
+    DAEMON_JSON,
+    dockerd_release,
+    enable_cdi,
+    find_dockerd,
+    takes_cdi_names,
+)
 from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
 from gpulock.install.versions import InstalledHooks
 from gpulock.node import devices
@@ -181,6 +189,31 @@ class NodePlanner:
             text = (source / PODMAN_PROGRAM).read_text().partition("\n")[2]
             self.add(plan_place_change(program, f"#!{real_interpreter(interpreter)} -IS\n{text}"))
             self.add(plan_place_change(hook, (source / PODMAN_HOOK).read_text()))
+
+    def cdi_keys(self, docker: bool) -> dict[str, str]:
+        """Return CDI_DIR where Docker is to take its names; raise InstallError."""
+        if docker and "CDI_DIR" in self.given and not self.settings.cdi_dir:
+            raise InstallError(
+                f"{self.config_path} says CDI_DIR= and --docker needs one; change it"
+            )
+        return {"CDI_DIR": CDI_FOLDERS[-1]} if docker else {}
+
+    def add_docker(self, asked: bool) -> None:
+        """Have Docker take the names of CDI, where asked; or offer it. Raises InstallError."""
+        dockerd, place = find_dockerd(), FilePlace(DAEMON_JSON)
+        if not asked and place.address not in self.plan_.record.load():
+            if dockerd and not self.settings.cdi_dir:
+                self.note("docker knows no GPU of a job: --docker has it take $GPULOCK_CDI")
+            return
+        if dockerd is None:
+            raise InstallError("no dockerd: --docker changes its daemon.json; install Docker")
+        folder, text = self.settings.cdi_dir or CDI_FOLDERS[-1], place.read()
+        if folder.rstrip("/") in CDI_FOLDERS and takes_cdi_names(text, dockerd_release(dockerd)):
+            return
+        changes = [*plan_place_change(place, enable_cdi(text, folder))]
+        self.add(changes)
+        if changes:
+            self.note("Docker takes $GPULOCK_CDI once it was restarted, which ends its containers")
 
     def is_hook_wanted(self, program: str, place: FilePlace, folder: Path, asked: bool) -> bool:
         """Return whether a container program's hook is to be there, or offer it where it is not.

@@ -24,6 +24,7 @@ from gpulock.install.change import (
     install_record,
     lock_installation,
 )
+from gpulock.install.docker import DAEMON_JSON
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import (
     ENROOT_HOOK,
@@ -159,7 +160,7 @@ def transfer_shared_hooks(giver: InstallRecord, taker: InstallRecord) -> bool:
         return False
     config = {address[2] for address in (*entries, *kept) if address[0] == InstalledHooks.kind}
     podman = [str(PODMAN_HOOKS / name) for name in (PODMAN_HOOK, PODMAN_PROGRAM)]
-    files = {*config, str(ENROOT_HOOKS / ENROOT_HOOK), *podman}
+    files = {*config, str(ENROOT_HOOKS / ENROOT_HOOK), *podman, str(DAEMON_JSON)}
     shared = [
         address
         for address in entries

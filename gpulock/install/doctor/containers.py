@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import grp
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -18,7 +17,15 @@ from typing import Final
 
 from gpulock.daemon.reconcile import cdi
 from gpulock.errors import Refusal
+from gpulock.install.docker import (
+    DAEMON_JSON,
+    dockerd_release,
+    find_dockerd,
+    parse_daemon_json,
+    takes_cdi_names,
+)
 from gpulock.install.doctor.check import Check, fault, ok, run_all, run_checks, warning
+from gpulock.install.hooks import InstallError
 from gpulock.install.planner import (
     ENROOT_HOOK,
     ENROOT_HOOKS,
@@ -45,8 +52,6 @@ NVIDIA_SERVES: Final = (
 )
 # Daemons of root that start containers, by the sockets on which they take orders.
 DAEMONS: Final = {"run/docker.sock": "Docker", "run/podman/podman.sock": "podman's service"}
-DOCKER_CONF: Final = "etc/docker/daemon.json"
-_BY_DEFAULT: Final = re.compile(r'"default-runtime"\s*:\s*"nvidia"')
 _READ: Final = stat.S_IROTH | stat.S_IXOTH
 
 
@@ -64,6 +69,7 @@ def container_checks(settings: Settings, root: Path = Path("/")) -> list[Check]:
         {
             "enroot": lambda: check_enroot(settings, root),
             "podman": lambda: check_podman(root),
+            "Docker": lambda: check_docker(settings, root),
             "container daemons": lambda: check_container_daemons(root),
         }
     )
@@ -240,6 +246,26 @@ def check_podman(root: Path) -> Iterator[Check]:
         yield ok("a container in a job has the job's mask")
 
 
+def check_docker(settings: Settings, root: Path) -> Iterator[Check]:
+    """Look whether Docker takes the names in GPULOCK_CDI, and gives no GPU unasked."""
+    path, dockerd = root / str(DAEMON_JSON).removeprefix("/"), find_dockerd(root)
+    text = path.read_text(errors="replace") if path.is_file() else None
+    try:
+        by_default = parse_daemon_json(text).get("default-runtime")
+        if dockerd and settings.cdi_dir:
+            if takes_cdi_names(text, dockerd_release(dockerd)):
+                yield ok("it takes the names in $GPULOCK_CDI")
+            else:
+                what = "docker run $GPULOCK_CDI fails: Docker takes no CDI names"
+                yield warning(what, "gpulock install slurm --docker, or sge --docker")
+    except InstallError as wrong:
+        yield warning(str(wrong), "dockerd does not start with it")
+        return
+    if by_default == "nvidia":
+        what = "Docker gives every GPU to a container whose image says all, unasked"
+        yield warning(what, f"take default-runtime out of {path}: --gpus asks for it")
+
+
 def check_container_daemons(root: Path) -> Iterator[Check]:
     """Look who may have root's daemon start a container: nothing of a job reaches that."""
     for name, daemon in DAEMONS.items():
@@ -253,10 +279,6 @@ def check_container_daemons(root: Path) -> Iterator[Check]:
             yield warning(f"{what} reaches those", f"{do}: {how}")
         else:
             yield ok(f"{path}: root alone may start containers of {daemon}")
-    path = root / DOCKER_CONF
-    if path.is_file() and _BY_DEFAULT.search(path.read_text(errors="replace")):
-        what = "Docker gives every GPU to a container whose image says all, unasked"
-        yield warning(what, f"take default-runtime out of {path}: --gpus asks for it")
 
 
 def find_socket_users(path: Path) -> tuple[str, str]:

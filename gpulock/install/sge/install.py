@@ -75,6 +75,7 @@ class SgeOptions:
     profile: Path = PROFILE
     enroot: bool = False
     podman: bool = False
+    docker: bool = False
     quarantine_on: str | None = None
     accept_terminal_jobs: bool = False
 
@@ -115,11 +116,12 @@ class SgePlanner(NodePlanner):
         real = tried_sge_shepherd(self.settings, self.site, self.execd, self.lines)
         self.check_terminal_jobs()
         keys |= {"SGE_SHEPHERD": str(real), **self.quarantine_keys(options.quarantine_on)}
-        self.add_settings(keys)
+        self.add_settings(keys | self.cdi_keys(options.docker))
         where = (options.prefix, options.config, options.interpreter)
         self.add_hooks(InstalledHooks(*where, Path(self.settings.lock_dir)))
         self.add_enroot(options.enroot)
         self.add_podman(options.podman, options.interpreter)
+        self.add_docker(options.docker)
         self.add(self.profile())
         self.add(self.complexes())
         if is_rsmap(Complex(self.qconf, options.complex).read() or ""):

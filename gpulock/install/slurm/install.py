@@ -70,6 +70,7 @@ class SlurmOptions:
     spank: bool = False
     enroot: bool = False
     podman: bool = False
+    docker: bool = False
     quarantine_on: str | None = None
     write_conf: bool = False
     installed_everywhere: bool = False
@@ -117,7 +118,7 @@ class SlurmPlanner(NodePlanner):
         self.add_folders()
         gpus = self.count_gpus(options.gpus, needed=False)
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
-        asked = self.quarantine_keys(options.quarantine_on)
+        asked = self.quarantine_keys(options.quarantine_on) | self.cdi_keys(options.docker)
         self.add_settings(counted | self.way_to_slurm() | asked, texts.NEW_SETTINGS)
         lock_dir = Path(self.settings.lock_dir)
         hooks = InstalledHooks(
@@ -132,6 +133,7 @@ class SlurmPlanner(NodePlanner):
             self.add(plan_place_change(self.plugin, wanted))
         self.add_enroot(options.enroot)
         self.add_podman(options.podman, options.interpreter)
+        self.add_docker(options.docker)
         listed = gres.read_gres_list(self.site)
         self.check_shares(listed.shared)
         self.add(self.map(listed.entries, listed.shared))

@@ -375,11 +375,43 @@ def test_a_socket_in_a_closed_folder_is_roots(node: Node, group: Callable[..., N
 
 def test_docker_that_gives_every_gpu_unasked_is_told(node: Node) -> None:
     node.write("etc/docker/daemon.json", '{"default-runtime": "nvidia"}')
-    check = node.of("container daemons")
+    check = node.of("Docker")
     assert (check.state, "whose image says all" in check.what) == (WARNING, True)
     assert "default-runtime" in check.do
     node.write("etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "x"}}}')
-    assert "container daemons" not in {found.name for found in node.checks()}
+    assert "Docker" not in {found.name for found in node.checks()}
+
+
+def dockerd_of(node: Node, release: str) -> None:
+    """Put a daemon of Docker there that says its release."""
+    program = node.write("usr/bin/dockerd", f"#!/bin/sh\necho Docker version {release}, build 1\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("release", "conf", "state"),
+    [
+        ("26.1.5+dfsg1", "", WARNING),
+        ("26.1.5+dfsg1", '{"features": {"cdi": true}}', OK),
+        ("28.1.1", '{"features": {}}', WARNING),
+        ("28.2.0", "", OK),
+        ("29.0.1", '{"features": {"cdi": false}}', WARNING),
+        ("nobody knows", "", WARNING),
+        ("28.2.0", "{", WARNING),
+    ],
+)
+def test_docker_that_takes_no_names_of_cdi_is_told(
+    node: Node, release: str, conf: str, state: str
+) -> None:
+    dockerd_of(node, release)
+    if conf:
+        node.write("etc/docker/daemon.json", conf)
+    assert "Docker" not in {found.name for found in node.checks() if "CDI" in found.what}
+    node.keys["CDI_DIR"] = "/var/run/cdi"
+    check = node.of("Docker")
+    assert check.state == state
+    if state == WARNING and conf != "{":
+        assert ("$GPULOCK_CDI" in check.what, "--docker" in check.do) == (True, True)
 
 
 def test_doctor_says_it_of_a_simulated_node_too_but_looks_nowhere_else(tmp_path: Path) -> None:

@@ -137,10 +137,11 @@ def plan_place_change(place: Place, after: str | None) -> Iterable[Change]:
 
 @dataclass(frozen=True)
 class FilePlace(Place):
-    """A text file, replaced whole."""
+    """A text file, replaced whole; `owner` (uid, gid) where it is not the caller's."""
 
     path: Path
     mode: int = 0o644
+    owner: tuple[int, int] | None = None
     kind = "file"
     named = "file {path}"
 
@@ -163,7 +164,7 @@ class FilePlace(Place):
                 return
             make_public_folder(self.path.parent)
             data = value.encode("utf-8", "surrogateescape")
-            atomic.replace_file(str(self.path), data, self.mode, durable=True)
+            atomic.replace_file(str(self.path), data, self.mode, owner=self.owner, durable=True)
         except OSError as fault:
             raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
 

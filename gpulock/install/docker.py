@@ -9,17 +9,27 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from gpulock.install.change import Change, FilePlace, Place, plan_place_change
 from gpulock.install.hooks import InstallError, run_program
 
 DAEMON_JSON: Final = Path("/etc/docker/daemon.json")
+PID_FILE: Final = "run/docker.pid"  # written when the daemon starts
 DOCKERD: Final = ("usr/bin/dockerd", "usr/local/bin/dockerd", "usr/sbin/dockerd")
 CDI_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")  # in which Docker looks by itself
-CDI_BY_ITSELF: Final = (28, 2)  # the release that takes names unless it is told not to
+CDI: Final = "features.cdi"
+FOLDERS: Final = "cdi-spec-dirs"
+CDI_KNOWN: Final = (25, 0)  # the first release with the feature
+CDI_BY_ITSELF: Final = (28, 2)  # the first one where it is on unless it is turned off
 _SECONDS: Final = 10.0
+
+Release = tuple[int, int]
 
 
 def find_dockerd(root: Path = Path("/")) -> Path | None:
@@ -27,7 +37,7 @@ def find_dockerd(root: Path = Path("/")) -> Path | None:
     return next((path for path in (root / name for name in DOCKERD) if path.is_file()), None)
 
 
-def dockerd_release(program: Path) -> tuple[int, int] | None:
+def dockerd_release(program: Path) -> Release | None:
     """Return the release of Docker's daemon, None where it does not say."""
     try:
         text = run_program([program, "--version"], _SECONDS, {"PATH": "/usr/sbin:/usr/bin"}).stdout
@@ -39,42 +49,115 @@ def dockerd_release(program: Path) -> tuple[int, int] | None:
 
 def parse_daemon_json(text: str | None) -> dict[str, Any]:
     """Return the settings of Docker's daemon; raise InstallError where they are none."""
-    if not (text or "").strip():
+    text = (text or "").removeprefix("\ufeff")
+    if not text.strip():
         return {}
     try:
-        found: Any = json.loads(text or "")
-    except ValueError as fault:
-        raise InstallError(f"{DAEMON_JSON}: {fault}; correct it") from fault
+        found: Any = json.loads(text)
+    except ValueError as wrong:
+        raise InstallError(f"{DAEMON_JSON}: {wrong}; correct it") from wrong
     if isinstance(found, dict):
         settings = cast("dict[str, Any]", found)
-        if isinstance(settings.get("features", {}), dict):
+        if settings.get("features") is None or isinstance(settings["features"], dict):
             return settings
     raise InstallError(f"{DAEMON_JSON} is not as Docker reads it; correct it")
 
 
-def takes_cdi_names(text: str | None, release: tuple[int, int] | None) -> bool:
-    """Return whether Docker takes names of CDI; raise InstallError. Pure."""
-    asked = parse_daemon_json(text).get("features", {}).get("cdi")
-    if asked is None:
-        return release is not None and release >= CDI_BY_ITSELF
-    return asked is True
+@dataclass(frozen=True)
+class DaemonKey(Place):
+    """One key of daemon.json, `features.cdi`; its value is JSON. All else in the file stays."""
+
+    path: Path
+    key: str
+    kind, coordinates, named = "docker", ("path", "key"), "{key} in {path}"
+
+    def read(self) -> str | None:
+        """Return the value; raise InstallError."""
+        holder, name = self._holder(parse_daemon_json(FilePlace(self.path).read()))
+        return json.dumps(holder[name]) if name in holder else None
+
+    def write(self, value: str | None) -> None:
+        """Set or take away the key; a new file is everybody's to read, an old one as it was."""
+        text = FilePlace(self.path).read()
+        settings = parse_daemon_json(text)
+        holder, name = self._holder(settings)
+        if value is None:
+            holder.pop(name, None)
+            if not holder and holder is not settings:
+                settings.pop(self.key.partition(".")[0])
+        else:
+            holder[name] = json.loads(value)
+        place = FilePlace(self.path)
+        if not settings:
+            place.write(None)
+            return
+        indent = re.search(r'\A\s*\{\s*?\n([ \t]+)"', text or "")
+        made = json.dumps(settings, indent=indent[1] if indent else 4, ensure_ascii=False) + "\n"
+        if text is None:
+            place.write(made)
+            return
+        info = self.path.stat()
+        owner = (info.st_uid, info.st_gid)
+        FilePlace(self.path, stat.S_IMODE(info.st_mode), owner).write(made)
+
+    def discard_leftovers(self) -> None:
+        FilePlace(self.path).discard_leftovers()
+
+    def _holder(self, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Return the object that the key is in, made where it is not there, and its last name."""
+        above, _, name = self.key.rpartition(".")
+        if not above:
+            return settings, name
+        if not settings.get(above):
+            settings[above] = {}
+        return settings[above], name
 
 
-def enable_cdi(text: str | None, folder: str) -> str:
-    """Return daemon.json with which Docker takes names, of the specs in `folder` too; pure.
-
-    Everything else stays. Raises InstallError.
-    """
-    found = parse_daemon_json(text)
-    given: Any = found.get("cdi-spec-dirs", [*CDI_FOLDERS])
+def spec_folders(settings: dict[str, Any]) -> list[str]:
+    """Return the folders in which Docker looks for specs; raise InstallError. Pure."""
+    given: Any = settings.get(FOLDERS)
+    if given is None:
+        return [*CDI_FOLDERS]
     if not isinstance(given, list):
-        raise InstallError(f"{DAEMON_JSON}: cdi-spec-dirs is no list; correct it")
-    folders = cast("list[object]", given)
-    known = {str(one).rstrip("/") for one in folders}
-    enabled = found.get("features", {}).get("cdi") is True
-    if enabled and folder.rstrip("/") in known:
-        return text or ""
-    found["features"] = {**found.get("features", {}), "cdi": True}
-    if folder.rstrip("/") not in known:
-        found["cdi-spec-dirs"] = [*folders, folder]
-    return json.dumps(found, indent=4) + "\n"
+        raise InstallError(f"{DAEMON_JSON}: {FOLDERS} is no list; correct it")
+    return [str(one) for one in cast("list[object]", given) if one]
+
+
+def is_among(folder: str, folders: Iterable[str]) -> bool:
+    """Return whether a folder is one of these; /var/run is /run."""
+    return plain_folder(folder) in [plain_folder(one) for one in folders]
+
+
+def plain_folder(folder: str) -> str:
+    """Return the one name of a folder that may have two."""
+    return re.sub(r"^/var/run/", "/run/", f"{folder.rstrip('/')}/")
+
+
+def takes_cdi_names(text: str | None, release: Release | None, folder: str) -> bool:
+    """Return whether Docker takes the names of the specs in a folder; raise InstallError. Pure.
+
+    `text` is daemon.json, None where there is none. Of a release that is not known the file counts.
+    """
+    settings = parse_daemon_json(text)
+    features: dict[str, Any] = settings.get("features") or {}
+    asked = features.get("cdi")
+    if release is not None and release < CDI_KNOWN:
+        return False
+    by_itself = asked is None and release is not None and release >= CDI_BY_ITSELF
+    return (asked is True or by_itself) and is_among(folder, spec_folders(settings))
+
+
+def plan_docker(path: Path, release: Release | None, folder: str) -> list[Change]:
+    """Return the changes after which Docker takes the names of a folder; raise InstallError."""
+    if release is None or release < CDI_KNOWN:
+        what = "dockerd does not say its release" if release is None else f"Docker {release[0]}"
+        raise InstallError(f"{what}: names of CDI need 25.0 or later, so --docker changes nothing")
+    text = FilePlace(path).read()
+    if takes_cdi_names(text, release, folder):
+        return []
+    changes = [*plan_place_change(DaemonKey(path, CDI), "true")]
+    folders = spec_folders(parse_daemon_json(text))
+    if not is_among(folder, folders):
+        place = DaemonKey(path, FOLDERS)
+        changes += plan_place_change(place, json.dumps([*folders, folder]))
+    return changes

@@ -26,9 +26,8 @@ from gpulock.install.docker import (
     CDI_FOLDERS,
     DAEMON_JSON,
     dockerd_release,
-    enable_cdi,
     find_dockerd,
-    takes_cdi_names,
+    plan_docker,
 )
 from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
 from gpulock.install.versions import InstalledHooks
@@ -200,20 +199,19 @@ class NodePlanner:
 
     def add_docker(self, asked: bool) -> None:
         """Have Docker take the names of CDI, where asked; or offer it. Raises InstallError."""
-        dockerd, place = find_dockerd(), FilePlace(DAEMON_JSON)
-        if not asked and place.address not in self.plan_.record.load():
+        dockerd = find_dockerd()
+        if not asked:
             if dockerd and not self.settings.cdi_dir:
                 self.note("docker knows no GPU of a job: --docker has it take $GPULOCK_CDI")
             return
         if dockerd is None:
             raise InstallError("no dockerd: --docker changes its daemon.json; install Docker")
-        folder, text = self.settings.cdi_dir or CDI_FOLDERS[-1], place.read()
-        if folder.rstrip("/") in CDI_FOLDERS and takes_cdi_names(text, dockerd_release(dockerd)):
-            return
-        changes = [*plan_place_change(place, enable_cdi(text, folder))]
-        self.add(changes)
-        if changes:
+        folder = self.settings.cdi_dir or CDI_FOLDERS[-1]
+        if changes := plan_docker(DAEMON_JSON, dockerd_release(dockerd), folder):
+            self.add(changes)
             self.note("Docker takes $GPULOCK_CDI once it was restarted, which ends its containers")
+        if not self.settings.cdi_dir:
+            self.note("gpulock cdi --write makes the names; gpulockd keeps them, once reloaded")
 
     def is_hook_wanted(self, program: str, place: FilePlace, folder: Path, asked: bool) -> bool:
         """Return whether a container program's hook is to be there, or offer it where it is not.

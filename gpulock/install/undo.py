@@ -24,7 +24,7 @@ from gpulock.install.change import (
     install_record,
     lock_installation,
 )
-from gpulock.install.docker import DAEMON_JSON
+from gpulock.install.docker import DaemonKey
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import (
     ENROOT_HOOK,
@@ -61,6 +61,8 @@ class Uninstaller:
         kind, *rest = address
         if kind == FilePlace.kind:
             return FilePlace(Path(rest[0]), int(rest[1], 8))
+        if kind == DaemonKey.kind:
+            return DaemonKey(Path(rest[0]), rest[1])
         if kind == InstalledHooks.kind:
             lock_dir = Path(self.settings.lock_dir)
             return InstalledHooks(Path(rest[0]), Path(rest[1]), rest[2], lock_dir)
@@ -160,11 +162,12 @@ def transfer_shared_hooks(giver: InstallRecord, taker: InstallRecord) -> bool:
         return False
     config = {address[2] for address in (*entries, *kept) if address[0] == InstalledHooks.kind}
     podman = [str(PODMAN_HOOKS / name) for name in (PODMAN_HOOK, PODMAN_PROGRAM)]
-    files = {*config, str(ENROOT_HOOKS / ENROOT_HOOK), *podman, str(DAEMON_JSON)}
+    files = {*config, str(ENROOT_HOOKS / ENROOT_HOOK), *podman}
     shared = [
         address
         for address in entries
-        if address[0] == InstalledHooks.kind or (address[0] == "file" and address[1] in files)
+        if address[0] in (InstalledHooks.kind, DaemonKey.kind)
+        or (address[0] == "file" and address[1] in files)
     ]
     result = dict(kept)
     for address in shared:

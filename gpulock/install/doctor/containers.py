@@ -19,6 +19,7 @@ from gpulock.daemon.reconcile import cdi
 from gpulock.errors import Refusal
 from gpulock.install.docker import (
     DAEMON_JSON,
+    PID_FILE,
     dockerd_release,
     find_dockerd,
     parse_daemon_json,
@@ -190,7 +191,7 @@ def check_cdi_spec(settings: Settings) -> Iterator[Check]:
         return
     found: list[Check] = []
     if settings.cdi_dir.rstrip("/") not in FOLDERS:
-        what = f"podman and Docker do not look in {settings.cdi_dir}"
+        what = f"podman does not look in {settings.cdi_dir}, nor does Docker by itself"
         found.append(warning(what, "set CDI_DIR=/var/run/cdi, or tell them of that folder"))
     for other in other_cdi_specs(Path(path)):
         what = f"{other} names {CDI_KIND} as well: neither is taken"
@@ -253,17 +254,29 @@ def check_docker(settings: Settings, root: Path) -> Iterator[Check]:
     try:
         by_default = parse_daemon_json(text).get("default-runtime")
         if dockerd and settings.cdi_dir:
-            if takes_cdi_names(text, dockerd_release(dockerd)):
-                yield ok("it takes the names in $GPULOCK_CDI")
-            else:
-                what = "docker run $GPULOCK_CDI fails: Docker takes no CDI names"
+            release = dockerd_release(dockerd)
+            if not takes_cdi_names(text, release, settings.cdi_dir):
+                what = f"Docker takes no names of {settings.cdi_dir}: $GPULOCK_CDI starts nothing"
                 yield warning(what, "gpulock install slurm --docker, or sge --docker")
+            elif is_older(root / PID_FILE, path):
+                what = f"{path} was changed since Docker started: $GPULOCK_CDI may start nothing"
+                yield warning(what, "systemctl restart docker, when no container runs")
+            else:
+                yield ok("it takes the names in $GPULOCK_CDI")
     except InstallError as wrong:
-        yield warning(str(wrong), "dockerd does not start with it")
+        yield warning(str(wrong), "Docker reads it at its next start")
         return
     if by_default == "nvidia":
         what = "Docker gives every GPU to a container whose image says all, unasked"
         yield warning(what, f"take default-runtime out of {path}: --gpus asks for it")
+
+
+def is_older(path: Path, other: Path) -> bool:
+    """Return whether a file was written before another one; not where one is missing."""
+    try:
+        return path.stat().st_mtime < other.stat().st_mtime
+    except FileNotFoundError:
+        return False
 
 
 def check_container_daemons(root: Path) -> Iterator[Check]:

@@ -8,60 +8,119 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install import docker, planner, undo
-from gpulock.install.change import FilePlace, InstallRecord
-from gpulock.install.docker import enable_cdi, takes_cdi_names
+from gpulock.install import docker, planner
+from gpulock.install.change import InstallRecord
+from gpulock.install.docker import CDI, DaemonKey, Release, plan_docker, takes_cdi_names
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import InstallPlan, NodePlanner
 from gpulock.install.undo import transfer_shared_hooks
 
-OWN = '{"log-driver": "journald", "features": {"buildkit": true}}'
+OWN = '{\n  "log-driver": "journald",\n  "features": {\n    "buildkit": true\n  }\n}\n'
 
 
-def test_what_stands_in_daemon_json_stays() -> None:
-    text = enable_cdi(OWN, "/var/run/cdi")
-    assert list(json.loads(text).items()) == [
-        ("log-driver", "journald"),
-        ("features", {"buildkit": True, "cdi": True}),
-    ]
-    assert enable_cdi(text, "/var/run/cdi/") == text
+def changed(
+    path: Path, folder: str = "/var/run/cdi", release: Release | None = (26, 1)
+) -> list[str]:
+    """Make the changes to a daemon.json; return the keys."""
+    changes = plan_docker(path, release, folder)
+    for change in changes:
+        change.apply()
+    return [str(change.place.address[2]) for change in changes]
 
 
-def test_a_folder_in_which_docker_does_not_look_is_named() -> None:
-    found = json.loads(enable_cdi(None, "/srv/cdi"))
-    assert found == {
+def test_all_else_in_daemon_json_stays(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.json"
+    path.write_text(OWN)
+    path.chmod(0o600)
+    assert changed(path) == [CDI]
+    assert path.read_text() == OWN.replace("true", 'true,\n    "cdi": true')
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert changed(path) == []
+    DaemonKey(path, CDI).write(None)
+    assert path.read_text() == OWN
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_others_change_meanwhile_is_not_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.json"
+    changes = plan_docker(path, (26, 1), "/var/run/cdi")
+    for change in changes:
+        change.apply()
+    path.write_text('{"data-root": "/srv/docker", "features": {"cdi": true, "x": 1}}')
+    assert [change.undo() for change in changes] == [""]
+    assert json.loads(path.read_text()) == {"data-root": "/srv/docker", "features": {"x": 1}}
+    path.write_text('{"features": {"cdi": false}}')
+    assert "was changed since" in "".join(change.undo() for change in changes)
+    assert json.loads(path.read_text()) == {"features": {"cdi": False}}
+
+
+def test_a_file_that_was_made_for_it_goes_again(tmp_path: Path) -> None:
+    path = tmp_path / "docker/daemon.json"
+    changes = plan_docker(path, (26, 1), "/srv/cdi")
+    for change in changes:
+        change.apply()
+    assert json.loads(path.read_text()) == {
         "features": {"cdi": True},
         "cdi-spec-dirs": ["/etc/cdi", "/var/run/cdi", "/srv/cdi"],
     }
-    only = '{"cdi-spec-dirs": ["/etc/cdi"], "features": {"cdi": true}}'
-    assert json.loads(enable_cdi(only, "/var/run/cdi"))["cdi-spec-dirs"] == [
-        "/etc/cdi",
-        "/var/run/cdi",
-    ]
+    for change in reversed(changes):
+        assert change.undo() == ""
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "release", "folder", "taken"),
+    [
+        ("", (28, 1), "/var/run/cdi", False),
+        ("", (28, 2), "/var/run/cdi", True),
+        ("", (29, 0), "/run/cdi/", True),
+        ("", (29, 0), "/srv/cdi", False),
+        ("", None, "/etc/cdi", False),
+        ('{"features": {"cdi": true}}', None, "/etc/cdi", True),
+        ('{"features": {"cdi": true}}', (20, 10), "/etc/cdi", False),
+        ('{"features": {"cdi": false}}', (29, 0), "/etc/cdi", False),
+        ('{"features": null}', (29, 0), "/etc/cdi", True),
+        ('\ufeff{"features": {"cdi": true}}', (26, 1), "/etc/cdi", True),
+        ('{"cdi-spec-dirs": ["/etc/cdi"]}', (29, 0), "/var/run/cdi", False),
+        ('{"cdi-spec-dirs": ["/run/cdi"]}', (29, 0), "/var/run/cdi", True),
+        ('{"cdi-spec-dirs": [""]}', (29, 0), "/etc/cdi", False),
+    ],
+)
+def test_docker_takes_the_names_of_a_folder(
+    tmp_path: Path, text: str, release: Release | None, folder: str, taken: bool
+) -> None:
+    assert takes_cdi_names(text, release, folder) is taken
+    if release is not None and release >= (25, 0):
+        path = tmp_path / "daemon.json"
+        path.write_text(text)
+        assert bool(changed(path, folder, release)) is not taken
+        assert takes_cdi_names(path.read_text(), release, folder)
+
+
+@pytest.mark.parametrize("release", [None, (20, 10), (24, 0)])
+def test_a_docker_that_would_not_start_with_it_is_left_alone(
+    tmp_path: Path, release: Release | None
+) -> None:
+    with pytest.raises(InstallError, match=r"25\.0"):
+        plan_docker(tmp_path / "daemon.json", release, "/etc/cdi")
 
 
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"features": []}', '{"cdi-spec-dirs": "/etc/cdi"}', "1"]
 )
-def test_what_docker_would_not_read_is_not_written_over(text: str) -> None:
+def test_what_docker_would_not_read_is_not_written_over(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "daemon.json"
+    path.write_text(text)
     with pytest.raises(InstallError, match=r"daemon\.json"):
-        enable_cdi(text, "/var/run/cdi")
-
-
-def test_a_release_of_its_own_accord() -> None:
-    assert not takes_cdi_names(None, (28, 1))
-    assert takes_cdi_names(None, (28, 2))
-    assert takes_cdi_names("", (29, 0))
-    assert not takes_cdi_names(None, None)
-    assert not takes_cdi_names('{"features": {"cdi": false}}', (29, 0))
+        plan_docker(path, (26, 1), "/var/run/cdi")
+    assert path.read_text() == text
 
 
 @pytest.fixture
 def dockerd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return where Docker's daemon is looked for; its daemon.json is below tmp_path as well."""
     program = tmp_path / "dockerd"
-    for module in (planner, undo):
-        monkeypatch.setattr(module, "DAEMON_JSON", tmp_path / "docker/daemon.json")
+    monkeypatch.setattr(planner, "DAEMON_JSON", tmp_path / "docker/daemon.json")
     monkeypatch.setattr(docker, "DOCKERD", (str(program),))
     return program
 
@@ -83,7 +142,7 @@ def plan(folder: Path, asked: bool, conf: str = "") -> InstallPlan:
     return made.plan_
 
 
-def test_it_is_offered_done_where_asked_and_kept(tmp_path: Path, dockerd: Path) -> None:
+def test_it_is_offered_and_done_where_asked(tmp_path: Path, dockerd: Path) -> None:
     nothing = plan(tmp_path, False)
     assert (nothing.notes, nothing.changes) == ([], [])
     with pytest.raises(InstallError, match="no dockerd"):
@@ -93,21 +152,22 @@ def test_it_is_offered_done_where_asked_and_kept(tmp_path: Path, dockerd: Path) 
     made = plan(tmp_path, True)
     made.apply(lambda _: None)
     assert "restarted" in "".join(made.notes)
+    assert "gpulock cdi --write" in "".join(made.notes)
     path = tmp_path / "docker/daemon.json"
     assert json.loads(path.read_text()) == {"features": {"cdi": True}}
     assert "CDI_DIR=/var/run/cdi\n" in (tmp_path / "gpulock.conf").read_text()
     for asked in (True, False):
         again = plan(tmp_path, asked)
         assert (again.changes, again.notes) == ([], [])
-    path.write_text("{}")
-    assert [change.what for change in plan(tmp_path, False).changes] == [f"file {path}"]
+    dockerd.unlink()
+    assert plan(tmp_path, False).changes == []
 
 
 def test_a_newer_docker_needs_the_folder_alone(tmp_path: Path, dockerd: Path) -> None:
     say(dockerd, "29.1.3")
     made = plan(tmp_path, True)
     assert [change.what for change in made.changes] == [f"file {tmp_path}/gpulock.conf"]
-    assert made.notes == []
+    assert "restarted" not in "".join(made.notes)
 
 
 def test_no_folder_of_the_sites_own_is_passed_over(tmp_path: Path, dockerd: Path) -> None:
@@ -120,8 +180,8 @@ def test_no_folder_of_the_sites_own_is_passed_over(tmp_path: Path, dockerd: Path
     assert "/srv/cdi" in found["cdi-spec-dirs"]
 
 
-def test_it_stays_as_long_as_one_scheduler_is_installed(tmp_path: Path, dockerd: Path) -> None:
-    place = FilePlace(tmp_path / "docker/daemon.json").address
+def test_it_stays_as_long_as_one_scheduler_is_installed(tmp_path: Path) -> None:
+    place = DaemonKey(tmp_path / "docker/daemon.json", CDI).address
     giver, taker = [InstallRecord(tmp_path / name) for name in ("slurm.json", "sge.json")]
     giver.save({place: (None, "{}")})
     taker.save({("queue", "gpu.q", "prolog"): ("a", "b")})

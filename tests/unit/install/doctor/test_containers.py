@@ -414,6 +414,19 @@ def test_docker_that_takes_no_names_of_cdi_is_told(
         assert ("$GPULOCK_CDI" in check.what, "--docker" in check.do) == (True, True)
 
 
+def test_docker_that_runs_with_older_settings_is_told(node: Node) -> None:
+    dockerd_of(node, "26.1.5")
+    node.keys["CDI_DIR"] = "/run/cdi"
+    conf = node.write("etc/docker/daemon.json", '{"features": {"cdi": true}}')
+    started = node.write("run/docker.pid", "1\n")
+    os.utime(conf, (1000, 1000))
+    os.utime(started, (2000, 2000))
+    assert node.of("Docker").state == OK
+    os.utime(started, (500, 500))
+    check = node.of("Docker")
+    assert (check.state, "systemctl restart docker" in check.do) == (WARNING, True)
+
+
 def test_doctor_says_it_of_a_simulated_node_too_but_looks_nowhere_else(tmp_path: Path) -> None:
     files = write_simulated_node(tmp_path / "node", "dgx1")
     config = Path(files.config)

@@ -40,6 +40,7 @@ class Place:
     kind: ClassVar[str]
     coordinates: ClassVar[tuple[str, ...]]
     named: ClassVar[str]  # the title, with names of fields in braces
+    is_shared: ClassVar[bool] = False  # others write it as well: their words are kept
 
     @property
     def address(self) -> tuple[str, ...]:
@@ -172,6 +173,12 @@ class FilePlace(Place):
         discard_unrenamed(self.path.parent, self.path.name)
 
 
+class SettingsPlace(FilePlace):
+    """The settings file, to which an administrator adds between two installations."""
+
+    is_shared = True
+
+
 def discard_unrenamed(folder: Path, name: str = "") -> None:
     """Remove what a killed `replace_file` of a name (any: of all) left; raise InstallError.
 
@@ -257,13 +264,17 @@ class InstallRecord:
     def note(self, change: Change) -> None:
         """Note a change that is about to be made; what was there first stays what was there.
 
+        Where others have written since, into a place that is theirs too, it is what they left.
         Folders are not noted: they hold locks and history, which are nobody's to take back.
         """
         if change.place.address[0] == "folder":
             return
         entries = self.load()
         known = entries.pop(change.place.address, None)
-        entries[change.place.address] = (known[0] if known else change.before, change.after)
+        before = known[0] if known else change.before
+        if known and change.place.is_shared and change.before != known[1]:
+            before = change.before
+        entries[change.place.address] = (before, change.after)
         self.save(entries)
 
 

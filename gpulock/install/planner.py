@@ -18,6 +18,7 @@ from gpulock.install.change import (
     FolderPlace,
     FoundChange,
     InstallRecord,
+    SettingsPlace,
     apply_changes,
     install_record,
     plan_place_change,
@@ -141,7 +142,7 @@ class NodePlanner:
 
     def add_settings(self, wanted: dict[str, str], new: str = "") -> None:
         """Add to the settings file what a hook must know; raise InstallError."""
-        place = FilePlace(self.config_path)
+        place = SettingsPlace(self.config_path)
         text = add_settings(place.read(), wanted, self.scheduler, new)
         try:
             faults = parse_settings(text, str(self.config_path)).faults

@@ -19,6 +19,7 @@ from gpulock.install.change import (
     FolderPlace,
     InstallRecord,
     Place,
+    SettingsPlace,
     apply_changes,
     lock_installation,
     plan_place_change,
@@ -114,6 +115,26 @@ def test_undo_gives_back_the_first_value_after_two_installations(tmp_path: Path)
 
     assert place.read() == "first"
     assert not record.path.exists()
+
+
+def test_undo_keeps_what_an_administrator_wrote_into_the_settings_between_two(
+    tmp_path: Path,
+) -> None:
+    place, record = SettingsPlace(tmp_path / "f"), InstallRecord(tmp_path / "record")
+    apply_changes(list(plan_place_change(place, "A=1\n")), record, ignore)
+    place.write("A=1\nTHEIRS=1\n")
+    apply_changes(list(plan_place_change(place, "A=1\nTHEIRS=1\nB=1\n")), record, ignore)
+    assert undo_recorded_changes(record, place_of, ignore, never) == []
+    assert place.read() == "A=1\nTHEIRS=1\n"
+
+
+def test_undo_of_settings_that_nobody_else_wrote_gives_back_the_first(tmp_path: Path) -> None:
+    place, record = SettingsPlace(tmp_path / "f"), InstallRecord(tmp_path / "record")
+    record.note(Change(place, None, "never made"))
+    for value in ("A=1\n", "A=1\nB=1\n"):
+        apply_changes(list(plan_place_change(place, value)), record, ignore)
+    assert undo_recorded_changes(record, place_of, ignore, never) == []
+    assert place.read() is None
 
 
 def test_undo_of_a_change_that_was_noted_and_never_made_does_nothing(tmp_path: Path) -> None:

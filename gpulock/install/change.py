@@ -138,11 +138,10 @@ def plan_place_change(place: Place, after: str | None) -> Iterable[Change]:
 
 @dataclass(frozen=True)
 class FilePlace(Place):
-    """A text file, replaced whole; `owner` (uid, gid) where it is not the caller's."""
+    """A text file, replaced whole."""
 
     path: Path
     mode: int = 0o644
-    owner: tuple[int, int] | None = None
     kind = "file"
     named = "file {path}"
 
@@ -165,12 +164,31 @@ class FilePlace(Place):
                 return
             make_public_folder(self.path.parent)
             data = value.encode("utf-8", "surrogateescape")
-            atomic.replace_file(str(self.path), data, self.mode, owner=self.owner, durable=True)
+            mode, owner = self.mode_and_owner()
+            atomic.replace_file(str(self.path), data, mode, owner=owner, durable=True)
         except OSError as fault:
             raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
 
+    def mode_and_owner(self) -> tuple[int, tuple[int, int] | None]:
+        """Return what a new file gets: its mode, and (uid, gid) where these are not the caller's.
+
+        Raises OSError.
+        """
+        return self.mode, None
+
     def discard_leftovers(self) -> None:
         discard_unrenamed(self.path.parent, self.path.name)
+
+
+class OthersFile(FilePlace):
+    """A text file of another program's, which keeps the mode and owner that it has."""
+
+    def mode_and_owner(self) -> tuple[int, tuple[int, int] | None]:
+        try:
+            had = self.path.stat()
+        except FileNotFoundError:
+            return super().mode_and_owner()
+        return stat.S_IMODE(had.st_mode), (had.st_uid, had.st_gid)
 
 
 class SettingsPlace(FilePlace):

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-import stat
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from gpulock.install.change import Change, FilePlace, Place, plan_place_change
+from gpulock.install.change import Change, OthersFile, Place, plan_place_change
 from gpulock.install.hooks import InstallError, run_program
 
 DAEMON_JSON: Final = Path("/etc/docker/daemon.json")
 PID_FILE: Final = "run/docker.pid"  # written when the daemon starts
 DOCKERD: Final = ("usr/bin/dockerd", "usr/local/bin/dockerd", "usr/sbin/dockerd")
-CDI_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")  # in which Docker looks by itself
+CDI_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")  # in which Docker and podman look by themselves
 CDI: Final = "features.cdi"
 FOLDERS: Final = "cdi-spec-dirs"
 CDI_KNOWN: Final = (25, 0)  # the first release with the feature
@@ -71,37 +70,30 @@ class DaemonKey(Place):
     key: str
     kind, coordinates, named = "docker", ("path", "key"), "{key} in {path}"
 
+    @property
+    def _file(self) -> OthersFile:
+        return OthersFile(self.path)
+
     def read(self) -> str | None:
-        """Return the value; raise InstallError."""
-        holder, name = self._holder(parse_daemon_json(FilePlace(self.path).read()))
+        holder, name = self._holder(parse_daemon_json(self._file.read()))
         return json.dumps(holder[name]) if name in holder else None
 
     def write(self, value: str | None) -> None:
-        """Set or take away the key; a new file is everybody's to read, an old one as it was."""
-        text = FilePlace(self.path).read()
+        text = self._file.read()
         settings = parse_daemon_json(text)
         holder, name = self._holder(settings)
-        if value is None:
+        if value is not None:
+            holder[name] = json.loads(value)
+        else:
             holder.pop(name, None)
             if not holder and holder is not settings:
                 settings.pop(self.key.partition(".")[0])
-        else:
-            holder[name] = json.loads(value)
-        place = FilePlace(self.path)
-        if not settings:
-            place.write(None)
-            return
         indent = re.search(r'\A\s*\{\s*?\n([ \t]+)"', text or "")
         made = json.dumps(settings, indent=indent[1] if indent else 4, ensure_ascii=False) + "\n"
-        if text is None:
-            place.write(made)
-            return
-        info = self.path.stat()
-        owner = (info.st_uid, info.st_gid)
-        FilePlace(self.path, stat.S_IMODE(info.st_mode), owner).write(made)
+        self._file.write(made if settings else None)
 
     def discard_leftovers(self) -> None:
-        FilePlace(self.path).discard_leftovers()
+        self._file.discard_leftovers()
 
     def _holder(self, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """Return the object that the key is in, made where it is not there, and its last name."""
@@ -152,7 +144,7 @@ def plan_docker(path: Path, release: Release | None, folder: str) -> list[Change
     if release is None or release < CDI_KNOWN:
         what = "dockerd does not say its release" if release is None else f"Docker {release[0]}"
         raise InstallError(f"{what}: names of CDI need 25.0 or later, so --docker changes nothing")
-    text = FilePlace(path).read()
+    text = OthersFile(path).read()
     if takes_cdi_names(text, release, folder):
         return []
     changes = [*plan_place_change(DaemonKey(path, CDI), "true")]

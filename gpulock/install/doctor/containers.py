@@ -18,10 +18,12 @@ from typing import Final
 from gpulock.daemon.reconcile import cdi
 from gpulock.errors import Refusal
 from gpulock.install.docker import (
+    CDI_FOLDERS,
     DAEMON_JSON,
     PID_FILE,
     dockerd_release,
     find_dockerd,
+    is_among,
     parse_daemon_json,
     takes_cdi_names,
 )
@@ -42,7 +44,6 @@ from gpulock.store import atomic
 SET: Final = "driver set"
 PLACES: Final = ("etc", "usr/local/etc", "opt/apptainer/etc", "opt/singularity/etc")
 PROGRAMS: Final = ("apptainer", "singularity")
-FOLDERS: Final = ("/etc/cdi", "/var/run/cdi", "/run/cdi")  # where podman and Docker look
 ENROOT: Final = ("usr/bin/enroot", "usr/local/bin/enroot")
 PODMAN: Final = ("usr/bin/podman", "usr/local/bin/podman")
 # What has podman give a container more than its job's GPUs: NVIDIA's hook, and its CDI names.
@@ -190,7 +191,7 @@ def check_cdi_spec(settings: Settings) -> Iterator[Check]:
         yield fault(f"no spec: {refusal.why}", refusal.do)
         return
     found: list[Check] = []
-    if settings.cdi_dir.rstrip("/") not in FOLDERS:
+    if not is_among(settings.cdi_dir, CDI_FOLDERS):
         what = f"podman does not look in {settings.cdi_dir}, nor does Docker by itself"
         found.append(warning(what, "set CDI_DIR=/var/run/cdi, or tell them of that folder"))
     for other in other_cdi_specs(Path(path)):

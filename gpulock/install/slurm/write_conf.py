@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import Change, FilePlace, InstallRecord
+from gpulock.install.change import Change, FilePlace, InstallRecord, OthersFile
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.slurm.configured_hooks import PATHS, TASK, InForceHook, find_slurm_hooks
 from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite, list_other_nodes
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes, read_slurm_conf
 from gpulock.install.slurm.texts import INSTALL_FIRST, slurm_setting_advice
 from gpulock.node.settings import Settings
-from gpulock.store import atomic
 
 MARK: Final = "# written by gpulock install slurm --write-conf"
 MOST_NAMED: Final = 5  # nodes, in a message
@@ -29,8 +28,8 @@ BACKUP: Final = ".before-gpulock"
 
 
 @dataclass(frozen=True)
-class SlurmConfFile(FilePlace):
-    """slurm.conf, with the owner and mode that it has."""
+class SlurmConfFile(OthersFile):
+    """slurm.conf, which Slurm reads when it is told to."""
 
     kind = "slurm.conf"
     named = "{path}"
@@ -40,16 +39,9 @@ class SlurmConfFile(FilePlace):
         return (self.kind, str(self.path))
 
     def write(self, value: str | None) -> None:
-        """Replace the file at one stroke; Slurm reads it when it is told to."""
         if value is None:
             raise InstallError(f"{self.path} is not gpulock's to remove")
-        try:
-            had = self.path.stat()
-            data = value.encode("utf-8", "surrogateescape")
-            owner = (had.st_uid, had.st_gid)
-            atomic.replace_file(str(self.path), data, had.st_mode & 0o777, None, owner, True)
-        except OSError as fault:
-            raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
+        super().write(value)
 
 
 @dataclass(frozen=True)

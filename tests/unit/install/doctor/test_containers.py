@@ -233,7 +233,7 @@ def spec_in(node: Node, folder: Path) -> None:
 def folder(node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder in which podman looks."""
     path = node.root / "run/cdi"
-    monkeypatch.setattr(containers, "FOLDERS", (str(path),))
+    monkeypatch.setattr(containers, "CDI_FOLDERS", (str(path),))
     return path
 
 

@@ -21,6 +21,8 @@ NAMES_HOOKS_BY_FOLDER: Final = (23, 11)
 HAS_STEPMGR: Final = (24, 5)
 # From here on the extern step may run the hooks; for an earlier one the same jobs have Contain.
 RUNS_HOOKS_IN_JOB: Final = (24, 5)
+# From here on such an Epilog runs as root; an earlier one may start as the job's user.
+RUNS_EPILOGS_AS_ROOT: Final = (26, 5)
 # From here on slurmd finds the cards itself, by what the driver shows in /proc.
 FINDS_CARDS: Final = (24, 11)
 # From here on a slurmd runs the Prolog of a requeued job however soon it begins again: a hook that

@@ -196,8 +196,11 @@ class Cluster(SlurmMachines):
         return shown["State"], shown.get("Reason", "").rpartition(" [")[0]
 
     def node_words(self, node: str) -> set[str]:
-        """Return the words of a node's state."""
-        return set(self.node_state(node)[0].rstrip("*").split("+"))
+        """Return the words of a node's state, but whether the backfill scheduler plans a job on it.
+
+        That one (PLANNED) stays for a round of it after the job.
+        """
+        return {*self.node_state(node)[0].rstrip("*").split("+")} - {"PLANNED"}
 
     def is_out(self, node: str) -> bool:
         """Say whether a node is drained or down."""

@@ -101,7 +101,7 @@ class SlurmMachines(Machines):
             return f"({daemon} has written no log)"
         return "\n".join(text.splitlines()[-lines:])
 
-    def logs(self, lines: int = 20) -> str:
+    def logs(self, lines: int = 100) -> str:
         """Return the last lines of all logs, for the message of a failure."""
         names = ("slurmctld", *self.nodes)
         return "\n".join(f"--- {name}\n{self.log(name, lines)}" for name in names)

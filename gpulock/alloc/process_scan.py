@@ -181,14 +181,14 @@ class ProcessScan(ProcessTree):
                         found.append(number)
                     if number == last:
                         last = self.proc.last_pid()
-                longest = int(atomic.read_text(f"{root}/sys/kernel/pid_max")) / RATE
-                if mark[0] <= last <= number and time.monotonic() - mark[1] <= longest:
+                took = time.monotonic() - mark[1]
+                if mark[0] <= last <= number and took <= self.proc.free_pids() / RATE:
                     self._mark = last, begun
                     return [pid for pid in found if self.proc.leads(pid)]
+                self.others.clear()  # each number may be another process's by now
             if self.sees_all():
                 self._mark = self.proc.last_pid(), begun
-                users = self._users
-                if users is not None and self._listings == 1 and self._list_at_once(users):
+                if self._users is not None and self._list_at_once(self._users):
                     return list(self._uids)
         except (OSError, ValueError, IndexError):
             pass  # the last number is not told

@@ -176,6 +176,15 @@ class Proc:
         """Return the pid that was given last; raise OSError, ValueError or IndexError."""
         return int(atomic.read_text(f"{self.root}/loadavg").split()[-1])
 
+    def free_pids(self) -> int:
+        """Return how many numbers are surely nobody's; raise OSError, ValueError or IndexError.
+
+        A thread keeps its own number, and those of the process group and session that it is in,
+        whose leaders may have ended.
+        """
+        threads = atomic.read_text(f"{self.root}/loadavg").split()[3].partition("/")[2]
+        return int(atomic.read_text(f"{self.root}/sys/kernel/pid_max")) - 3 * int(threads)
+
     def leads(self, pid: int) -> bool:
         """Return whether a number is a process's, not a thread's; also where nobody can tell."""
         try:

@@ -257,6 +257,7 @@ class Numbered(Listed):
     def __init__(self, fake: FakeProc, *given: int | Callable[[], int]) -> None:
         super().__init__(fake)
         (fake.root / "sys/kernel/pid_max").write_text("32768\n")
+        (fake.root / "loadavg").write_text("0.00 0.01 0.05 2/300 900\n")
         self._given = list(given)
 
     def last_pid(self) -> int:
@@ -305,6 +306,19 @@ def test_who_began_since_the_listing_is_asked_for_by_number(
     assert (ask(proc), proc.times) == (found, times)
 
 
+@pytest.mark.root  # as the kernel makes the folder of such a process
+@pytest.mark.usefixtures("unhurried")
+def test_where_numbers_came_round_that_of_another_user_may_be_the_owners(fake: FakeProc) -> None:
+    def come_round() -> int:
+        fake.remove(701)
+        fake.add(701, uids=(OWNER,) * 4, fds=FULL)
+        return 5
+
+    fake.add(701, uids=(OTHER,) * 4)
+    os.chown(fake.root / "701", OTHER, OTHER)
+    assert ask(Numbered(fake, 900, come_round, 5)) == f"process 701 has {DEVICE} open"
+
+
 @pytest.mark.usefixtures("unhurried")
 def test_who_forks_and_ends_as_its_number_is_asked_is_found_by_its_childs(fake: FakeProc) -> None:
     hops = [comes(fake, pid + 1, pid + 1, goes=pid) for pid in range(901, 905)]
@@ -312,7 +326,7 @@ def test_who_forks_and_ends_as_its_number_is_asked_is_found_by_its_childs(fake: 
     assert (ask(proc), proc.times) == (f"process 905 has {DEVICE} open", 1)
 
 
-@pytest.mark.parametrize("why", ["late", "namespace", "untold", "unbounded"])
+@pytest.mark.parametrize("why", ["late", "taken", "namespace", "untold", "unbounded"])
 def test_where_numbers_prove_nothing_everybody_is_listed_again(
     fake: FakeProc, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
@@ -321,6 +335,9 @@ def test_where_numbers_prove_nothing_everybody_is_listed_again(
     if why == "namespace":
         fake.namespace("pid:[1]")
     proc = Numbered(fake, 900, 900) if why != "untold" else Listed(fake)
+    if why == "taken":  # each of 10,923 threads may keep three of 32,768 numbers
+        monkeypatch.setattr(process_scan, "RATE", 1.0)
+        (fake.root / "loadavg").write_text("0.00 0.01 0.05 2/10923 900\n")
     if why == "unbounded":
         (fake.root / "sys/kernel/pid_max").unlink()
     assert (ask(proc), proc.times) == ("", 2)

@@ -103,6 +103,7 @@ def always(answer: bool) -> Callable[[ProcessScan], bool]:
 def sight(pins: Path, monkeypatch: pytest.MonkeyPatch) -> ProcessScan:
     """Return a look for this user's processes and root's, on a node of many processes."""
     monkeypatch.setattr(process_scan, "CROWD", 1)
+    monkeypatch.setattr(process_scan, "RATE", 1.0)  # no look takes long
     monkeypatch.setattr(ProcessScan, "sees_all", always(True))
     scan = ProcessScan(Proc(pins=str(pins)))
     scan.restrict({os.geteuid(): ""})
@@ -160,6 +161,20 @@ def test_a_look_sees_who_began_after_the_list(pins: Path, monkeypatch: pytest.Mo
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
+
+
+def test_where_numbers_may_have_come_round_the_list_is_read_again(
+    pins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that was another user's may be the user's by then."""
+    write_process_list(pins, {INIT: 0, ME: OTHER})
+    scan = sight(pins, monkeypatch)
+    scan.list_new()
+    assert ME in scan.others
+    monkeypatch.setattr(process_scan, "RATE", 1e15)
+    write_process_list(pins, {INIT: 0, ME: os.geteuid()})
+    assert ME in scan.statuses()
+    assert ME not in scan.others
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -57,7 +57,7 @@ class ProcessScan(ProcessTree):
         self._nobody = self.complete = False
         self._listings, self._spent = 0, 0.0
         self._uids: dict[int, int] = {}  # the effective one of each process that was listed with it
-        self._mark: "tuple[int, float] | None" = None  # the pid given last, and when it was asked
+        self._mark: "tuple[int, float] | None" = None  # the last pid; until when none came round
 
     def restrict(self, users: dict[int, str], shepherd: "int | None" = 0) -> None:
         """Leave out processes of ordinary users but these (uid -> name); called before the look.
@@ -181,13 +181,12 @@ class ProcessScan(ProcessTree):
                         found.append(number)
                     if number == last:
                         last = self.proc.last_pid()
-                took = time.monotonic() - mark[1]
-                if mark[0] <= last <= number and took <= self.proc.free_pids() / RATE:
-                    self._mark = last, begun
+                if mark[0] <= last <= number and time.monotonic() <= mark[1]:
+                    self._mark = last, begun + self.proc.free_pids() / RATE
                     return [pid for pid in found if self.proc.leads(pid)]
                 self.others.clear()  # each number may be another process's by now
             if self.sees_all():
-                self._mark = self.proc.last_pid(), begun
+                self._mark = self.proc.last_pid(), begun + self.proc.free_pids() / RATE
                 if self._users is not None and self._list_at_once(self._users):
                     return list(self._uids)
         except (OSError, ValueError, IndexError):

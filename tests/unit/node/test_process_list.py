@@ -169,9 +169,9 @@ def test_where_numbers_may_have_come_round_the_list_is_read_again(
     """A number that was another user's may be the user's by then."""
     write_process_list(pins, {INIT: 0, ME: OTHER})
     scan = sight(pins, monkeypatch)
+    monkeypatch.setattr(process_scan, "RATE", 1e15)
     scan.list_new()
     assert ME in scan.others
-    monkeypatch.setattr(process_scan, "RATE", 1e15)
     write_process_list(pins, {INIT: 0, ME: os.geteuid()})
     assert ME in scan.statuses()
     assert ME not in scan.others

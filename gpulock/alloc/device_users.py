@@ -162,18 +162,16 @@ class OpenFiles:
         tried again: a fork is hidden by its parent until its exec. Returns why there may be more.
         """
         self._end = self._late = time.monotonic() + min(self.seconds, LONGEST)
-        proc, scan = self.scan.proc, self.scan
+        scan = self.scan
         opened_by = self._opened_in_time if uid is None else self._opened_by
         shared = not scan.complete
         pids = scan.list_new() if shared else list(scan.statuses())
-        seen, others = set(proc.kernel_threads()), scan.others
         denied: list[int] = []
         missed = ""
         for attempt in range(ROUNDS):
             denied = []
             vanished = False
             for pid in pids:
-                seen.add(pid)
                 try:
                     for device in opened_by(pid, uid):
                         found.setdefault(device, []).append(pid)
@@ -192,8 +190,7 @@ class OpenFiles:
             rest = scan.complete and not (shared and scan.restless)
             if attempt > 0 and rest and not denied and not vanished:
                 return missed
-            new = proc.pids() if scan.complete else scan.list_new()
-            pids = [*denied, *[pid for pid in new if pid not in seen and pid not in others]]
+            pids = [*denied, *[pid for pid in scan.list_new() if pid not in denied]]
         if denied:
             return f"the files of process {denied[0]} cannot be seen"
         if uid is not None and not self.scan.may_fork(uid):

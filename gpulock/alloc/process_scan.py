@@ -8,6 +8,7 @@ hides, forks or multiplies processes costs it nothing, and keeps no lock that is
 import os
 import time
 
+from gpulock.alloc.pid_numbers import PidMark, iterate_given, list_begun_since
 from gpulock.alloc.process_owner import SYSTEM_UIDS, ProcessTree
 from gpulock.node.procfs import OVER, Proc, ProcessStatus
 from gpulock.store import atomic
@@ -20,9 +21,7 @@ LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.03
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
-SHORTLY, MANY = 256, 1024  # numbers before a mark, and after it, that are asked for one by one
 CROWD = 400  # processes: fewer are listed by /proc before the module is loaded
-RATE = 1e6  # numbers a second: no machine starts so many processes
 SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
 
 
@@ -57,7 +56,7 @@ class ProcessScan(ProcessTree):
         self._nobody = self.complete = False
         self._listings, self._spent = 0, 0.0
         self._uids: dict[int, int] = {}  # the effective one of each process that was listed with it
-        self._mark: "tuple[int, float] | None" = None  # the last pid; until when none came round
+        self._mark: "PidMark | None" = None  # of the listing before
 
     def restrict(self, users: dict[int, str], shepherd: "int | None" = 0) -> None:
         """Leave out processes of ordinary users but these (uid -> name); called before the look.
@@ -165,33 +164,34 @@ class ProcessScan(ProcessTree):
     def _list(self) -> list[int]:
         """Return the processes that are there, or those that began since the last listing.
 
-        Numbers are given upwards: who forks and ends on the way is met by its child's, and in the
-        end no number was given that was not asked for. A process that was being made at the mark
-        has a number shortly before it. Where a look takes long, numbers may have come round.
+        A number that was given since may be another process's: it is read anew. Where any may be,
+        a look at some users' processes forgets all; one at everybody's would never come to an end.
         """
-        begun, mark, self._mark = time.monotonic(), self._mark, None
-        root, found = self.proc.root, list[int]()
+        mark, self._mark, begun = self._mark, None, None
         try:
-            if mark:
-                number, last = max(0, mark[0] - SHORTLY), self.proc.last_pid()
-                while number < last <= mark[0] + MANY:
-                    number += 1
-                    known = number in self._seen or number in self.others
-                    if not known and os.access(f"{root}/{number}", os.F_OK):
-                        found.append(number)
-                    if number == last:
-                        last = self.proc.last_pid()
-                if mark[0] <= last <= number and time.monotonic() <= mark[1]:
-                    self._mark = last, begun + self.proc.free_pids() / RATE
-                    return [pid for pid in found if self.proc.leads(pid)]
-                self.others.clear()  # each number may be another process's by now
             if self.sees_all():
-                self._mark = self.proc.last_pid(), begun + self.proc.free_pids() / RATE
-                if self._users is not None and self._list_at_once(self._users):
-                    return list(self._uids)
+                self._mark = PidMark(self.proc)
+            if mark:
+                begun = list_begun_since(mark, self.proc, self._seen, self.others)
         except (OSError, ValueError, IndexError):
-            pass  # the last number is not told
+            pass  # the kernel does not tell its numbers
+        if mark and begun is not None:
+            self._forget([pid for pid in begun if pid > mark.last])
+            return begun
+        users = self._users
+        if self._listings > 1 and users is not None:
+            self._forget([*self._seen, *self.others])
+            self._seen.update(self.proc.kernel_threads())
+        if self._mark and users is not None and self._list_at_once(users):
+            return list(self._uids)
         return self.proc.pids()
+
+    def _forget(self, pids: list[int]) -> None:
+        """Know nothing of these numbers: whose they are is to be asked again."""
+        for pid in pids:
+            self._statuses.pop(pid, None)
+        self._seen.difference_update(pids)
+        self.others.difference_update(pids)
 
     def _list_at_once(self, users: "Collection[int]") -> bool:
         """Note all processes from the kernel's own list, where that is there; others' apart."""
@@ -293,21 +293,21 @@ class ProcessScan(ProcessTree):
 
     def _look_at_newest(self) -> list[ProcessStatus]:
         """Return the status of processes that have just started, as many as are met in a while."""
-        found: dict[int, ProcessStatus] = {}
-        late = time.monotonic() + SAMPLING
-        while len(found) < SAMPLES and time.monotonic() < late:
-            try:
-                pid = self.proc.last_pid()
-                if pid not in found:
+        found: list[ProcessStatus] = []
+        try:
+            for pid in iterate_given(self.proc, SAMPLING):
+                try:
                     status = self.proc.status(pid)
                     if status.uids[0] >= SYSTEM_UIDS:
                         self.account(pid, status.uids[0])
-                    found[pid] = status
-            except ProcessLookupError:
-                continue
-            except (OSError, ValueError, IndexError):
-                break
-        return list(found.values())
+                except ProcessLookupError:
+                    continue
+                found.append(status)
+                if len(found) == SAMPLES:
+                    break
+        except (OSError, ValueError, IndexError):
+            pass
+        return found
 
     def status(self, pid: int) -> ProcessStatus:
         """Return one process's status, read afresh where it appeared since."""

@@ -177,13 +177,13 @@ class Proc:
         return int(atomic.read_text(f"{self.root}/loadavg").split()[-1])
 
     def free_pids(self) -> int:
-        """Return how many numbers are surely nobody's; raise OSError, ValueError or IndexError.
+        """Return how many numbers are still to be given; raise OSError, ValueError or IndexError.
 
         A thread keeps its own number, and those of the process group and session that it is in,
-        whose leaders may have ended.
+        whose leaders may have ended. The first 300 are given once (RESERVED_PIDS).
         """
         threads = atomic.read_text(f"{self.root}/loadavg").split()[3].partition("/")[2]
-        return int(atomic.read_text(f"{self.root}/sys/kernel/pid_max")) - 3 * int(threads)
+        return int(atomic.read_text(f"{self.root}/sys/kernel/pid_max")) - 300 - 3 * int(threads)
 
     def leads(self, pid: int) -> bool:
         """Return whether a number is a process's, not a thread's; also where nobody can tell."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc import device_users, process_scan
+from gpulock.alloc import device_users, pid_numbers, process_scan
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.process_scan import ProcessScan, may_have_subordinate_uids
 from gpulock.node.devices import Device
@@ -159,23 +159,26 @@ def openers(fake: FakeProc) -> tuple[list[int], str]:
 
 
 class Restless(Proc):
-    """A /proc in which a process of `uid` ends in each listing before it is read."""
+    """A /proc in which a process of `uid` ends in each listing before it is read.
+
+    So many new processes are met as their numbers are asked for.
+    """
 
     def __init__(self, fake: FakeProc, uid: int, met: int = process_scan.SAMPLES) -> None:
         super().__init__(str(fake.root))
         fake.namespace("pid:[1]")  # where the last number is not this /proc's
         self._fake, self._uid, self._met = fake, uid, met
-        self._next = 10_000
+        self._next, self._last = 10_000, 20_000
 
     def pids(self) -> list[int]:
         self._next += 1
         return [*super().pids(), self._next]
 
     def last_pid(self) -> int:
-        if self._met <= 0:
+        if self._last > 20_000 + self._met:
             raise OSError(5, "no more")
-        self._met -= 1
-        return self._fake.add(20_000 + self._met, uids=(self._uid,) * 4)
+        self._last += 1
+        return self._fake.add(self._last - 1, uids=(self._uid,) * 4)
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -280,7 +283,7 @@ def comes(fake: FakeProc, pid: int, last: int, goes: int = 0) -> Callable[[], in
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no look take long, however busy the machine is."""
-    monkeypatch.setattr(process_scan, "RATE", 1.0)
+    monkeypatch.setattr(pid_numbers, "RATE", 1.0)
     monkeypatch.setattr(process_scan, "SAMPLING", 3600.0)
 
 
@@ -306,17 +309,102 @@ def test_who_began_since_the_listing_is_asked_for_by_number(
     assert (ask(proc), proc.times) == (found, times)
 
 
-@pytest.mark.root  # as the kernel makes the folder of such a process
-@pytest.mark.usefixtures("unhurried")
-def test_where_numbers_came_round_that_of_another_user_may_be_the_owners(fake: FakeProc) -> None:
-    def come_round() -> int:
-        fake.remove(701)
-        fake.add(701, uids=(OWNER,) * 4, fds=FULL)
-        return 5
+def given_again(fake: FakeProc, whose: int, pid: int, last: int) -> Callable[[], int]:
+    """Let a process be there, and its number the owner's, with the device, as it is asked."""
+    fake.add(pid, uids=(whose,) * 4)
+    if whose != OWNER:
+        os.chown(fake.root / str(pid), whose, whose)  # as the kernel makes its folder
 
-    fake.add(701, uids=(OTHER,) * 4)
-    os.chown(fake.root / "701", OTHER, OTHER)
-    assert ask(Numbered(fake, 900, come_round, 5)) == f"process 701 has {DEVICE} open"
+    def change() -> int:
+        fake.remove(pid)
+        fake.add(pid, uids=(OWNER,) * 4, fds=FULL)
+        return last
+
+    return change
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("whose", [OWNER, OTHER])
+@pytest.mark.parametrize("last", [5, 950, 3000])  # come round, asked one by one, or too many
+def test_a_number_that_was_given_again_is_read_again(fake: FakeProc, whose: int, last: int) -> None:
+    again = given_again(fake, whose, 701 if last == 5 else 905, last)
+    number = 701 if last == 5 else 905
+    assert ask(Numbered(fake, 900, again, last)) == f"process {number} has {DEVICE} open"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("whose", [OWNER, OTHER])
+@pytest.mark.parametrize("why", ["late", "namespace", "untold"])
+def test_where_any_number_may_be_given_again_all_are_read_again(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch, whose: int, why: str
+) -> None:
+    again = given_again(fake, whose, 701, 900)
+    if why == "late":
+        monkeypatch.setattr(pid_numbers, "RATE", 1e15)
+    if why == "namespace":
+        fake.namespace("pid:[1]")
+    proc = Numbered(fake, 900)
+    if why == "untold":
+        (fake.root / "sys/kernel/pid_max").unlink()
+    listed = Listed.pids
+
+    def pids(self: Listed) -> list[int]:
+        if self.times == 1:
+            again()
+        return listed(self)
+
+    monkeypatch.setattr(Listed, "pids", pids)
+    assert ask(proc) == f"process 701 has {DEVICE} open"
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_after_a_look_at_processes_one_at_files_reads_a_number_that_was_given_again(
+    fake: FakeProc,
+) -> None:
+    again = given_again(fake, OWNER, 905, 950)
+    scan = ProcessScan(Numbered(fake, 900, 900, 900, again, 950))
+    scan.statuses()
+    assert scan.complete
+    files = OpenFiles(scan, [full_device()], Settings({}))
+    assert files.pids_with_open(DEVICE, OWNER) == [905]
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_a_process_in_the_making_is_found_below_the_numbers_of_many_others(fake: FakeProc) -> None:
+    for pid in range(500, 901):
+        fake.add(pid, uids=(0,) * 4)
+    assert ask(Numbered(fake, 900, comes(fake, 499, 900), 900)) == f"process 499 has {DEVICE} open"
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_threads_that_end_during_a_look_do_not_make_it_longer(fake: FakeProc) -> None:
+    def end() -> int:
+        (fake.root / "loadavg").write_text("0.00 0.01 0.05 2/300 900\n")
+        return 900
+
+    proc = Numbered(fake, 900, end, 900)
+    (fake.root / "loadavg").write_text("0.00 0.01 0.05 2/10923 900\n")
+    assert (ask(proc), proc.times) == ("", 2)
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_numbers_of_forks_that_failed_hide_nobody_who_forks(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user burns numbers, of which no process comes (docs/facts/locking.md)."""
+    monkeypatch.setattr(process_scan, "SAMPLING", 5.0)
+    clock = iter(range(100))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    for pid in range(21_000, 21_000 + process_scan.ENOUGH):
+        fake.add(pid, uids=(OTHER,) * 4)
+    scan = ProcessScan(Numbered(fake, 20_900, 21_500))
+    assert scan.may_fork(OTHER) and not scan.may_fork(OWNER)
+
+
+def test_the_kernel_tells_how_many_numbers_are_to_be_given() -> None:
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())
+    assert Proc().free_pids() < most - 300 - 3 * len(os.listdir("/proc/self/task"))
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -331,12 +419,12 @@ def test_where_numbers_prove_nothing_everybody_is_listed_again(
     fake: FakeProc, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "late":
-        monkeypatch.setattr(process_scan, "RATE", 1e15)
+        monkeypatch.setattr(pid_numbers, "RATE", 1e15)
     if why == "namespace":
         fake.namespace("pid:[1]")
     proc = Numbered(fake, 900, 900) if why != "untold" else Listed(fake)
     if why == "taken":  # each of 10,923 threads may keep three of 32,768 numbers
-        monkeypatch.setattr(process_scan, "RATE", 1.0)
+        monkeypatch.setattr(pid_numbers, "RATE", 1.0)
         (fake.root / "loadavg").write_text("0.00 0.01 0.05 2/10923 900\n")
     if why == "unbounded":
         (fake.root / "sys/kernel/pid_max").unlink()

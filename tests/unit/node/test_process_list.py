@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc import process_scan
+from gpulock.alloc import pid_numbers, process_scan
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.process_list import INIT, read_process_list
 from gpulock.node.procfs import Proc
@@ -103,7 +103,7 @@ def always(answer: bool) -> Callable[[ProcessScan], bool]:
 def sight(pins: Path, monkeypatch: pytest.MonkeyPatch) -> ProcessScan:
     """Return a look for this user's processes and root's, on a node of many processes."""
     monkeypatch.setattr(process_scan, "CROWD", 1)
-    monkeypatch.setattr(process_scan, "RATE", 1.0)  # no look takes long
+    monkeypatch.setattr(pid_numbers, "RATE", 1.0)  # no look takes long
     monkeypatch.setattr(ProcessScan, "sees_all", always(True))
     scan = ProcessScan(Proc(pins=str(pins)))
     scan.restrict({os.geteuid(): ""})
@@ -169,10 +169,11 @@ def test_where_numbers_may_have_come_round_the_list_is_read_again(
     """A number that was another user's may be the user's by then."""
     write_process_list(pins, {INIT: 0, ME: OTHER})
     scan = sight(pins, monkeypatch)
-    monkeypatch.setattr(process_scan, "RATE", 1e15)
+    monkeypatch.setattr(pid_numbers, "RATE", 1e15)
     scan.list_new()
     assert ME in scan.others
     write_process_list(pins, {INIT: 0, ME: os.geteuid()})
+    monkeypatch.delattr(Proc, "pids")
     assert ME in scan.statuses()
     assert ME not in scan.others
 

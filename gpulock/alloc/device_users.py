@@ -150,7 +150,8 @@ class OpenFiles:
             blind = ""
             if self._keys and (uid is None or self.scan.may_run(uid)):
                 blind = SEALED if self.sealed else self._fill(pids, uid)
-            self._looks[uid] = pids, blind
+            # one that was read again stands there twice
+            self._looks[uid] = {name: [*dict.fromkeys(pids[name])] for name in pids}, blind
             self.blind = self.blind or self.dark or blind
         pids, blind = self._looks[uid]
         return pids, self.dark or blind

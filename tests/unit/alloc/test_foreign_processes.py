@@ -371,6 +371,15 @@ def test_after_a_look_at_processes_one_at_files_reads_a_number_that_was_given_ag
 
 
 @pytest.mark.usefixtures("unhurried")
+def test_a_process_that_is_read_again_is_told_once(fake: FakeProc) -> None:
+    fake.add(905)
+    (fake.root / "905/fd").rename(fake.root / "905/gone")  # so it is listed again and again
+    proc = Numbered(fake, 900, 900, comes(fake, 910, 910), 910)
+    files = OpenFiles(ProcessScan(proc), [full_device()], Settings({}))
+    assert files.pids_with_open(DEVICE) == [910]
+
+
+@pytest.mark.usefixtures("unhurried")
 def test_a_process_in_the_making_is_found_below_the_numbers_of_many_others(fake: FakeProc) -> None:
     for pid in range(500, 901):
         fake.add(pid, uids=(0,) * 4)

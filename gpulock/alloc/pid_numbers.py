@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpulock.node.procfs import Proc
 
 SHORTLY, MANY = 256, 1024  # numbers before a mark, and after it, that are asked for one by one
-FAR = 4096  # numbers before a mark that are gone through
+FAR = 1024  # numbers before a mark that are gone through for them
 RATE = 2e6  # numbers a second: a processor gives 150,000, and they wait for each other
 
 
@@ -44,14 +44,9 @@ def list_begun_since(
     were given that to list all is cheaper, or where one may have come round. Raises OSError,
     ValueError or IndexError.
     """
-    found: list[int] = []
-    number, unknown = mark.last, 0
-    while number > max(0, mark.last - FAR) and unknown < SHORTLY:
-        if number not in known and number not in others:
-            unknown += 1
-            if os.access(f"{proc.root}/{number}", os.F_OK):
-                found.append(number)
-        number -= 1
+    before = {*range(max(1, mark.last - FAR), mark.last + 1)}.difference(known, others)
+    asked = sorted(before)[-SHORTLY:]
+    found = [number for number in asked if os.access(f"{proc.root}/{number}", os.F_OK)]
     number, last = mark.last, proc.last_pid()
     while number < last <= mark.last + MANY:
         number += 1

@@ -187,9 +187,7 @@ class ProcessScan(ProcessTree):
         return self.proc.pids()
 
     def _forget(self, pids: list[int]) -> None:
-        """Know nothing of these numbers: whose they are is to be asked again."""
-        for pid in pids:
-            self._statuses.pop(pid, None)
+        """Read these numbers again, if they are there; of one that is gone the status stays."""
         self._seen.difference_update(pids)
         self.others.difference_update(pids)
 

@@ -380,6 +380,21 @@ def test_a_process_that_is_read_again_is_told_once(fake: FakeProc) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
+def test_of_a_process_that_ended_before_it_was_read_again_the_status_stays(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(_: Proc, pid: int) -> bool:
+        fake.remove(pid)
+        return True
+
+    fake.add(905, uids=(OWNER,) * 4)
+    monkeypatch.setattr(Proc, "leads", end)
+    scan = ProcessScan(Numbered(fake, 900, 900, 905))
+    assert 905 in scan.statuses()
+    assert not (fake.root / "905").exists() and scan.status(905).uids[0] == OWNER
+
+
+@pytest.mark.usefixtures("unhurried")
 def test_a_process_in_the_making_is_found_below_the_numbers_of_many_others(fake: FakeProc) -> None:
     for pid in range(500, 901):
         fake.add(pid, uids=(0,) * 4)

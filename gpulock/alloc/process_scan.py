@@ -35,8 +35,8 @@ class ProcessScan(ProcessTree):
     """
 
     __slots__ = (
-        *("_accounts", "_listings", "_mark", "_newest", "_nobody", "_seen", "_shepherd", "_spent"),
-        *("_running", "_statuses", "_uids", "_users"),
+        *("_accounts", "_anew", "_listings", "_mark", "_newest", "_nobody", "_running", "_seen"),
+        *("_shepherd", "_spent", "_statuses", "_uids", "_users"),
         *("blind", "complete", "others", "partial", "restless"),
     )
 
@@ -53,7 +53,7 @@ class ProcessScan(ProcessTree):
         self._newest: "list[ProcessStatus] | None" = None
         self._statuses: dict[int, ProcessStatus] = {}
         self._seen: set[int] = set()
-        self._nobody = self.complete = False
+        self._nobody = self._anew = self.complete = False
         self._listings, self._spent = 0, 0.0
         self._uids: dict[int, int] = {}  # the effective one of each process that was listed with it
         self._mark: "PidMark | None" = None  # of the listing before
@@ -165,7 +165,7 @@ class ProcessScan(ProcessTree):
         """Return the processes that are there, or those that began since the last listing.
 
         A number that was given since may be another process's: it is read anew. Where any may be,
-        a look at some users' processes forgets all; one at everybody's would never come to an end.
+        a look at some users' processes reads all anew, once: on a busy node it would not end else.
         """
         mark, self._mark, begun = self._mark, None, None
         try:
@@ -179,7 +179,8 @@ class ProcessScan(ProcessTree):
             self._forget([pid for pid in begun if pid > mark.last])
             return begun
         users = self._users
-        if self._listings > 1 and users is not None:
+        if self._listings > 1 and users is not None and not self._anew:
+            self._anew = True
             self._forget([*self._seen, *self.others])
             self._seen.update(self.proc.kernel_threads())
         if self._mark and users is not None and self._list_at_once(users):

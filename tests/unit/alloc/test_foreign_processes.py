@@ -358,6 +358,20 @@ def test_where_any_number_may_be_given_again_all_are_read_again(
     assert ask(proc) == f"process 701 has {DEVICE} open"
 
 
+def test_processes_of_root_that_end_one_after_the_other_do_not_keep_a_look_going(
+    fake: FakeProc,
+) -> None:
+    """Where any number may be given again: on a busy node one ends in each listing."""
+
+    def end(pid: int) -> Callable[[], None]:
+        return lambda: fake.remove(pid)
+
+    many = [fake.add(pid, uids=(0,) * 4) for pid in range(700, 700 + 2 * process_scan.ROUNDS)]
+    fake.namespace("pid:[1]")
+    proc = Listed(fake, *map(end, many))
+    assert (ask(proc), proc.times) == ("", 3)
+
+
 @pytest.mark.usefixtures("unhurried")
 def test_after_a_look_at_processes_one_at_files_reads_a_number_that_was_given_again(
     fake: FakeProc,

@@ -130,6 +130,11 @@ class Fair:
         self.cancel_old()
         return not self.look()[HONEST]
 
+    def is_free(self) -> bool:
+        """Reap; return whether nothing holds a GPU."""
+        reap(self.gpus, NODE)
+        return not self.gpus.locks(NODE)
+
     def describe(self) -> str:
         """Return the queue, the node and what was tried last."""
         last = [f"{job} {one.name} {one.gpus}" for job, (one, _) in list(self.tried.items())[-20:]]
@@ -146,7 +151,8 @@ class Fair:
         assert not self.slurm.is_out(NODE), self.describe()
         assert self.late == set(), f"{self.late}\n{self.describe()}"
         self.slurm.clear_jobs()
-        self.gpus.wait_free()
+        # an Epilog beside other jobs of its user, which fork all the time, leaves it to gpulockd
+        until(self.is_free, what="all locks to be gone", why=self.describe)
         until(lambda: notes(self.gpus, NODE) == [], what="no note to be left")
         runs = self.slurm.path_in(NODE, "/var/lib/gpulock/runs")
         assert not runs.is_dir() or list(runs.iterdir()) == []

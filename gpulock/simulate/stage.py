@@ -163,15 +163,10 @@ def open_demo_node() -> Generator[DemoNode]:
         finally:
             found.close()
     finally:
-        remove_demo_folder(folder)
-
-
-def remove_demo_folder(folder: str) -> None:
-    """Remove a folder, again for a while where a hook that is being ended still writes into it."""
-    late = time.monotonic() + END_SECONDS
-    while os.path.lexists(folder) and time.monotonic() < late:
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.01)
+        # again where a hook that is being ended still writes into it
+        late = time.monotonic() + END_SECONDS
+        while os.path.lexists(folder) and time.monotonic() < late:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_demo_folder() -> str:

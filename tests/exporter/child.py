@@ -35,9 +35,11 @@ class Child:
         line = next(line for line in rollup.splitlines() if line.startswith("Pss:"))
         return int(line.split()[1]) / 1024
 
-    def connect(self, source: str = "127.0.0.1", timeout: float = 20) -> http.client.HTTPConnection:
+    def connect(self, source: str = "", timeout: float = 20) -> http.client.HTTPConnection:
         """Return a new connection to it, not connected yet."""
-        address = (source, 0)
+        # Port 0 is bound only for a source: the kernel gives it such ports as servers get, and
+        # keeps them for a minute after the client has closed (TIME_WAIT).
+        address = (source, 0) if source else None
         if self.client is None:
             return http.client.HTTPConnection(
                 "127.0.0.1", self.port, timeout=timeout, source_address=address
@@ -51,7 +53,7 @@ class Child:
         )
 
     def get(
-        self, path: str, headers: Mapping[str, str] | None = None, source: str = "127.0.0.1"
+        self, path: str, headers: Mapping[str, str] | None = None, source: str = ""
     ) -> tuple[int, bytes]:
         """Get a page on a connection of its own."""
         connection = self.connect(source)
@@ -62,9 +64,7 @@ class Child:
         finally:
             connection.close()
 
-    def scrape_seconds(
-        self, headers: Mapping[str, str] | None = None, source: str = "127.0.0.1"
-    ) -> float:
+    def scrape_seconds(self, headers: Mapping[str, str] | None = None, source: str = "") -> float:
         """Scrape on a connection of its own; return how long it took from the first packet."""
         started = time.monotonic()
         status, body = self.get("/metrics", headers, source)

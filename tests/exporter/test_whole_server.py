@@ -25,6 +25,7 @@ from tests.exporter.whole import Answer, Scrape, Whole
 from tests.exporter.wire import SOUND, dial, dial_many
 from tests.nvml.double import Double
 from tests.support.exporter_contract import openmetrics_of
+from tests.support.ports import ReservedPort
 
 Report = Callable[[str, object], None]
 MEMORY_MIB = 64.0
@@ -164,10 +165,10 @@ def test_a_bad_change_keeps_the_old_one_and_a_metric_says_so(
 
 
 def test_systemd_hands_over_its_socket_at_the_first_request(tmp_path: Path, nvml: Double) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
-    starter = ("systemd-socket-activate", f"--listen=127.0.0.1:{port}", *passed(nvml))
-    with Whole(tmp_path, nvml, starter=starter) as exporter:
+    reserved = ReservedPort()
+    port = reserved.number
+    starter = ("systemd-socket-activate", f"--listen={reserved.address}", *passed(nvml))
+    with reserved, Whole(tmp_path, nvml, starter=starter) as exporter:
         exporter.port = port  # of systemd's: --listen is not obeyed then
         assert until(lambda: listens(port))
         time.sleep(0.3)
@@ -208,8 +209,9 @@ def test_a_user_who_has_the_port_first_keeps_the_exporter_from_no_sample(
     """
     sample = tmp_path / "exporter/sample"
     with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        Whole(tmp_path, nvml, "--listen", f"127.0.0.1:{taken.getsockname()[1]}") as exporter,
+        ReservedPort() as port,
+        socket.create_server(("127.0.0.1", port.number)) as taken,
+        Whole(tmp_path, nvml, "--listen", port.address) as exporter,
     ):
         assert until(lambda: sample.exists() and "sequence=3" in sample.read_text())
         said = exporter.errors.read_text()

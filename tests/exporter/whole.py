@@ -6,7 +6,6 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.nvml.double import Double
+from tests.support.ports import ReservedPort
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = [
@@ -108,9 +108,8 @@ class Whole:
         own = settings or {}
         kept = [one for one in lines if one.partition("=")[0] not in {"SIMULATION", *own}]
         self.config.write_text("\n".join([*kept, *(f"{k}={v}" for k, v in own.items())]) + "\n")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.reserved = ReservedPort()
+        self.port = self.reserved.number
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -144,6 +143,7 @@ class Whole:
         trace: TracebackType | None,
     ) -> None:
         self.nvml.reset()
+        self.reserved.release()
         code = self.process.poll()
         if code is None:
             self.process.send_signal(signal.SIGTERM)

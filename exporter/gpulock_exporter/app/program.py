@@ -158,7 +158,7 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
 
     announce(words)
     if not listeners:
-        listen_when_free(settings.exporter_listen, server, announce)
+        listen_when_free(settings.exporter_listen, server, words, announce)
     patience = systemd.watchdog / 2
     start_watchdog(systemd, lambda: server.answers(ACCEPT_SECONDS) and pulse.goes_on(patience))
     if exporter.reloader:

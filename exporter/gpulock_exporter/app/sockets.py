@@ -35,26 +35,36 @@ def open_exporter_sockets(addresses: Sequence[str]) -> tuple[list[socket.socket]
     try:
         return _listen_on_words(addresses)
     except AddressTakenError as fault:
-        return [], f"samples, and answers nobody yet: {fault}; it tries again every {RETRY:g} s"
+        return [], _answers_nobody(fault)
 
 
 def listen_when_free(
-    addresses: Sequence[str], server: HttpServer, announce: Callable[[str], object]
+    addresses: Sequence[str], server: HttpServer, said: str, announce: Callable[[str], object]
 ) -> None:
-    """Try again and again, in a thread of its own, until the server listens."""
+    """Try again and again, in a thread of its own, until the server listens.
+
+    `said` is why it does not yet. A new reason is announced, the same one is not said twice.
+    """
 
     def run() -> None:
-        while True:
+        last = said
+        listeners: list[socket.socket] = []
+        while not listeners:
             time.sleep(RETRY)
             try:
                 listeners, words = _listen_on_words(addresses)
-            except ListenError:  # a name may have no address just now
-                continue
+            except ListenError as fault:  # a name may have no address just now
+                words = _answers_nobody(fault)
             server.listen(listeners)
-            announce(words)
-            return
+            if words != last:
+                announce(words)
+            last = words
 
     threading.Thread(target=run, name="listen", daemon=True).start()
+
+
+def _answers_nobody(fault: ListenError) -> str:
+    return f"samples, and answers nobody yet: {fault}; it tries again every {RETRY:g} s"
 
 
 def _listen_on_words(addresses: Sequence[str]) -> tuple[list[socket.socket], str]:

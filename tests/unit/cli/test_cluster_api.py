@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from gpulock.cli.cluster.prometheus_api import query_prometheus
 from gpulock.cli.session import CommandRefusedError
 from gpulock.node.setting_keys import KEYS
 from tests.support.cli_site import Site
+from tests.support.ports import ReservedPort
 from tests.support.prometheus_server import Act, Prometheus, send
 
 QUERY = "up"
@@ -65,11 +65,9 @@ def test_what_is_no_address_is_refused_before_anybody_is_asked(url: str, said: s
 
 
 def test_a_server_that_is_not_there_is_said() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    text = refused(f"http://127.0.0.1:{port}")
-    assert f"Prometheus at http://127.0.0.1:{port}: " in text and "refused" in text
+    with ReservedPort() as port:
+        text = refused(f"http://{port.address}")
+    assert f"Prometheus at http://{port.address}: " in text and "refused" in text
     assert "PROMETHEUS_URL" in text
 
 

@@ -29,6 +29,7 @@ from gpulock.node.context import Node as GpulockNode
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import SimulatedNode, write_simulated_node
+from tests.support.ports import ReservedPort
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +70,8 @@ class Running:
     ) -> None:
         self.node = write_simulated_node(root / "node", "dgx1")
         self.folder = self.node.exporter_dir
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.reserved = ReservedPort()
+        self.port = self.reserved.number
         configure(self.node, EXPORTER_LISTEN=f"127.0.0.1:{self.port}", **{**SHORT, **keys})
         self.process = subprocess.Popen(
             [sys.executable, "-c", CLIENT, "--config", str(self.node.config)],
@@ -84,6 +84,7 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.reserved.release()
         self.process.terminate()
         self.process.communicate(timeout=60)
 

@@ -86,40 +86,40 @@ def test_a_client_is_known_by_its_address(address: object, peer: str) -> None:
     assert peer_address(address) == peer
 
 
-FIRST = 250  # where these tests put what systemd puts at 3
-
-
-def hand_over(*handed: socket.socket) -> dict[str, str]:
+def hand_over(*handed: socket.socket) -> tuple[dict[str, str], int]:
+    """Give what systemd gives: variables, and sockets one after another from a number on."""
+    first = 100 + max(map(int, os.listdir("/proc/self/fd")))  # far from what opens beside it
     for index, one in enumerate(handed):
-        os.dup2(one.fileno(), FIRST + index)
-    own = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(handed))}
-    return {**own, "LISTEN_FDNAMES": "web", "LISTEN_PIDFDID": "7", "HOME": "/"}
+        os.dup2(one.fileno(), first + index)
+    own = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(handed) or 1)}
+    return {**own, "LISTEN_FDNAMES": "web", "LISTEN_PIDFDID": "7", "HOME": "/"}, first
 
 
 def test_sockets_are_taken_over_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
-        environ = hand_over(a, b)
-        taken = activated_sockets(environ, FIRST)
+        environ, first = hand_over(a, b)
+        taken = activated_sockets(environ, first)
         assert [one.getsockname() for one in taken] == [a.getsockname(), b.getsockname()]
         assert not any(one.get_inheritable() for one in taken)
         assert environ == {"HOME": "/"}
-        assert activated_sockets(environ, FIRST) == []
+        assert activated_sockets(environ, first) == []
         for one in taken:
             one.close()
 
 
 def test_sockets_for_another_process_are_left_alone() -> None:
     environ = {"LISTEN_PID": "1", "LISTEN_FDS": "1"}
-    assert activated_sockets(environ, FIRST) == []
+    assert activated_sockets(environ) == []
     assert environ == {}
 
 
 def test_what_is_no_listening_stream_is_refused() -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as datagram, socket.socket() as idle:
         for wrong in (datagram, idle):
+            environ, first = hand_over(wrong)
             with pytest.raises(ListenError, match="Accept=no"):
-                activated_sockets(hand_over(wrong), FIRST)
-            os.close(FIRST)
+                activated_sockets(environ, first)
+            os.close(first)
 
 
 @pytest.mark.parametrize("count", ["x", "-1", "65", "\uff11"])
@@ -129,5 +129,6 @@ def test_a_number_of_sockets_that_is_none_is_refused(count: str) -> None:
 
 
 def test_a_descriptor_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ListenError, match=f"descriptor {FIRST}"):
-        activated_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}, FIRST)
+    environ, first = hand_over()
+    with pytest.raises(ListenError, match=f"descriptor {first}"):
+        activated_sockets(environ, first)

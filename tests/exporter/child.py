@@ -35,7 +35,7 @@ class Child:
         line = next(line for line in rollup.splitlines() if line.startswith("Pss:"))
         return int(line.split()[1]) / 1024
 
-    def connect(self, source: str = "", timeout: float = 20) -> http.client.HTTPConnection:
+    def connect(self, source: str = "", timeout: float = 100) -> http.client.HTTPConnection:
         """Return a new connection to it, not connected yet."""
         # Port 0 is bound only for a source: the kernel gives it such ports as servers get, and
         # keeps them for a minute after the client has closed (TIME_WAIT).

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from gpulock_exporter.web.serve import ServerLimits
 
@@ -112,6 +113,8 @@ def test_what_it_costs_at_rest_and_a_scrape(
     with serving(tmp_path, f"--config={config}", client=client) as child:
         connection = http.client.HTTPSConnection("127.0.0.1", child.port, context=client)
         kept: list[float] = []
+        program = psutil.Process(child.process.pid)
+        before = program.cpu_times()
         for _ in range(300):
             started = time.perf_counter()
             connection.request("GET", "/metrics", headers=PROMETHEUS)
@@ -120,8 +123,11 @@ def test_what_it_costs_at_rest_and_a_scrape(
             response.read()
             kept.append(time.perf_counter() - started)
         connection.close()
+        after = program.cpu_times()
         pss = child.pss_mib()
+    cost = (after.user + after.system - before.user - before.system) / len(kept)
+    record_property("cpu_ms", round(cost * 1000, 2))
     record_property("kept_alive_p50_ms", round(statistics.median(kept) * 1000, 2))
     record_property("pss_mib", round(pss, 1))
-    assert statistics.median(kept) < 0.005  # the budget is 1 ms; a shared machine is slower
+    assert cost < 0.002, "the budget is 1 ms of a processor; some are slower"
     assert pss < 32

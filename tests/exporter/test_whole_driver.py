@@ -118,4 +118,5 @@ def test_the_worker_ends_with_the_exporter(tmp_path: Path, hangs: bool) -> None:
         exporter.process.wait()
         psutil.wait_procs([worker], 60)
         assert not worker.is_running()
-        assert not nvml.held()
+        # the child for which the deaf one waits in vfork(2) has the lock too, and ends after it
+        assert until(lambda: not nvml.held())

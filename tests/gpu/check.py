@@ -12,7 +12,6 @@ import datetime
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from tests.gpu.compare import QUIET, Finding, Line, Round, judge  # noqa: E402
 from tests.gpu.rules import EVERY  # noqa: E402
 from tests.gpu.scraped import Card, parse_cards, single  # noqa: E402
 from tests.gpu.smi import Smi, SmiError  # noqa: E402
+from tests.support.ports import ReservedPort  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 EXPORTER = "from gpulock_exporter.app.program import main; raise SystemExit(main())"
@@ -67,15 +67,13 @@ class Exporter:
         given = base.read_text().splitlines() if base else []
         kept = [line for line in given if line.partition("=")[0] not in {"SIMULATION", *own}]
         config.write_text("\n".join([*kept, *(f"{k}={v}" for k, v in own.items())]) + "\n")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
-        self._url = f"http://127.0.0.1:{port}/metrics"
+        self._port = ReservedPort()
+        self._url = f"http://{self._port.address}/metrics"
         words = ["--config", str(config), "--folder", f"{folder}/exporter"]
         path = os.pathsep.join((str(ROOT), str(ROOT / "exporter"), *sys.path[2:]))
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", EXPORTER, *words, "--listen", f"127.0.0.1:{port}"],
+                [sys.executable, "-c", EXPORTER, *words, "--listen", self._port.address],
                 env={**os.environ, "PYTHONPATH": path},
                 stderr=errors,
             )
@@ -103,6 +101,7 @@ class Exporter:
 
     def end(self) -> None:
         """End it."""
+        self._port.release()
         self._process.terminate()
         try:
             self._process.wait(15)

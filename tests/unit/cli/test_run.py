@@ -178,7 +178,7 @@ def test_what_makes_no_sense_to_the_parser_is_a_usage_error(
 
 def test_waiting_ends_at_its_time_with_the_reason(site: Site) -> None:
     site.hold(*range(8))
-    done = site.run("run", "-n", "1", "--wait", "1s", "--", "/bin/true")
+    done = site.run("run", "-n", "1", "--wait", "5s", "--", "/bin/true")
     assert done.returncode == 1
     first, last = done.stderr.splitlines()
     assert first == "gpulock: waiting for 1 GPU: next; 1 GPU asked for, 0 of 8 free"

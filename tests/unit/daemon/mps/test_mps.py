@@ -199,7 +199,8 @@ def test_mps_that_does_not_quit_is_killed_and_its_pipes_are_removed(
 def test_a_job_is_refused_with_the_reason_when_mps_does_not_start(
     desk: Desk, fault: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "START_SECONDS", 1.0)
+    # one that is never ready, or has no server, is waited for so long
+    monkeypatch.setattr(processes, "START_SECONDS", 1.0 if fault == "never-ready" else 5.0)
     desk.mps.fault(fault)
     grant = desk.claim(desk.start().pid)
     with pytest.raises(Refusal) as caught:

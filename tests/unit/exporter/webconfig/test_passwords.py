@@ -143,7 +143,7 @@ class Gate:
     def __call__(self, who: str) -> Callable[[], bool]:
         def check() -> bool:
             self.checks += 1
-            self.open.wait(10)
+            self.open.wait(100)
             self.order.append(who)
             return True
 

@@ -232,7 +232,6 @@ def test_a_pipe_in_place_of_a_file_does_not_hold_up_the_reload(config: Path) -> 
     config.unlink()
     os.mkfifo(config)
     assert until(lambda: not reloader.last_reload_successful)
-    config.unlink()
-    config.write_text(TLS)
+    replace(config, TLS)
     assert until(lambda: len(adopted) == 1)
     reloader.stop()

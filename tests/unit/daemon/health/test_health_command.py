@@ -38,6 +38,7 @@ from gpulock.store.quarantine import QUARANTINE
 from gpulock.workstation.process_claims import make_process_owner
 from gpulock.workstation.tickets import FOLDER
 from tests.support.health_site import Ward
+from tests.support.scripts import write_script
 from tests.support.trees import bus, judge_of, soon
 
 PATIENCE = 40.0  # seconds until a test gives up what a loaded machine may take
@@ -59,8 +60,7 @@ class Clinic(Ward):
 
     def write(self, script: str) -> None:
         """Let HEALTH_COMMAND do this; what it writes it may write."""
-        self.program.write_text(f"#!/bin/sh\n{script}")
-        self.program.chmod(0o755)
+        write_script(self.program, script)
         for name in ("check.began", "check.said"):
             path = self.root / name
             path.touch()

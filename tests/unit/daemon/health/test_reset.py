@@ -35,6 +35,7 @@ from gpulock.node import sample
 from gpulock.node.context import Node
 from tests.support.fake_mps import leave_mps
 from tests.support.health_site import Ward
+from tests.support.scripts import write_script
 from tests.support.trees import bus, judge_of, judging, record, soon
 
 SECONDS = 60.0  # no test comes near to it
@@ -57,8 +58,7 @@ class Bench(Ward):
 
     def script(self, text: str) -> None:
         """Let nvidia-smi do this."""
-        self.smi.write_text(f'#!/bin/sh\necho "$@" >> {self.called}\n{text}\n')
-        self.smi.chmod(0o755)
+        write_script(self.smi, f'echo "$@" >> {self.called}\n{text}')
 
     def calls(self) -> int:
         """Return how often nvidia-smi was called."""

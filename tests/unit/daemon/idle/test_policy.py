@@ -30,6 +30,7 @@ from gpulock.slurm.scontrol import COLUMNS
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from tests.support.history_site import Ended
+from tests.support.scripts import write_script
 from tests.support.trees import bus
 
 HOUR = 3600.0
@@ -50,8 +51,7 @@ class Lab(Ended):
 
     def script(self, body: str) -> None:
         """Write the command."""
-        self.program.write_text(f"#!/bin/sh\n{body}\n")
-        self.program.chmod(0o755)
+        write_script(self.program, body)
 
     def idles(self, own: Owner, number: int, seconds: float = 700.0, **fields: Any) -> str:
         """Return the exporter's line of a device that idles for so long."""

@@ -79,7 +79,7 @@ def replace_file(
     the old one is left: a file system allocates late.
     """
     folder, slash, name = path.rpartition("/")
-    beside = f"{folder}{slash}.{name}.{os.getpid()}.{os.urandom(6).hex()}"
+    beside = f"{folder}{slash}{name_temporary(name)}"
     fd = os.open(beside, OPEN_NEW, 0o600, dir_fd=dir_fd)
     try:
         try:
@@ -97,6 +97,11 @@ def replace_file(
     except BaseException:
         remove_quietly(beside, dir_fd)
         raise
+
+
+def name_temporary(name: str) -> str:
+    """Return a hidden name for what shall replace a file; a reconcile removes a dead process's."""
+    return f".{name}.{os.getpid()}.{os.urandom(6).hex()}"
 
 
 def fsync_path(path: str, dir_fd: "int | None" = None) -> None:

@@ -57,7 +57,10 @@ class ClaimServer:
         self._next = 0.0
 
     def open(self) -> None:
-        """Listen, or go on listening where the socket is still there; raise OSError."""
+        """Listen, or go on listening where the socket is still there; raise OSError.
+
+        Until a new socket listens, and all may connect to it, users find that of before.
+        """
         drop_dead_tickets(self._node())  # of who ended while no gpulockd ran
         path = f"{self._node().store.path}/{SOCKET}"
         if self._socket is not None and self._file == socket_file_identity(path):
@@ -65,14 +68,16 @@ class ClaimServer:
         self._stop_listening()
         folder = os.open(os.path.dirname(path), atomic.OPEN_DIRECTORY)
         listening = new_packet_socket(socket.SOCK_NONBLOCK)
+        beside = atomic.name_temporary(SOCKET)
         try:
-            atomic.remove_quietly(path)  # of an earlier gpulockd: we are the one that runs
-            name = f"/proc/self/fd/{folder}/{SOCKET}"  # a path of a socket has 107 bytes at most
+            name = f"/proc/self/fd/{folder}/{beside}"  # a path of a socket has 107 bytes at most
             listening.bind(name)
             os.chmod(name, 0o666)
             listening.listen(BACKLOG)
+            os.rename(beside, SOCKET, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             listening.close()
+            atomic.remove_quietly(beside, folder)
             raise
         finally:
             os.close(folder)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -527,6 +529,45 @@ def test_nothing_to_give_back_is_refused(desk: Desk) -> None:
 
 def test_in_a_recreated_lock_directory_the_socket_is_made_again(desk: Desk) -> None:
     (desk.box.lock / "socket").unlink()
+    desk.server.open()
+    assert desk.claim(1).state == GRANTED
+
+
+class Unseen(socket.socket):
+    """A socket that begins to listen only where nobody can come to it yet."""
+
+    def listen(self, backlog: int = 0, /) -> None:
+        """Check that what users find is there, and is another one."""
+        name = Path(self.getsockname())
+        public = name.resolve().with_name("socket")
+        assert public.stat().st_ino != name.stat().st_ino
+        assert stat.S_IMODE(name.stat().st_mode) == 0o666
+        super().listen(backlog)
+
+
+def test_users_find_the_old_socket_until_the_new_one_listens(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gpulockd that starts again leaves no moment in which nobody is said to serve."""
+    desk.server.close()
+    old = (desk.box.lock / "socket").stat().st_ino
+    unseen = Unseen(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    monkeypatch.setattr(server_module, "new_packet_socket", lambda _: unseen)
+    desk.server.open()
+    assert (desk.box.lock / "socket").stat().st_ino != old
+    assert desk.claim(1).state == GRANTED
+    assert [one for one in os.listdir(desk.box.lock) if "socket" in one] == ["socket"]
+
+
+def test_a_socket_that_cannot_be_put_in_its_place_leaves_the_old_one_and_nothing_beside(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.server.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", raising(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(OSError, match="full"):
+            desk.server.open()
+    assert [one for one in os.listdir(desk.box.lock) if "socket" in one] == ["socket"]
     desk.server.open()
     assert desk.claim(1).state == GRANTED
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Union
 from gpulock.install.hooks import HookPaths, InstallError, hook_modules, run_program
 from gpulock.sge.hook import TRIAL_JOB
 
-SECONDS: Final = 5.0  # a hook that needs longer to refuse is not fit for use
+SECONDS: Final = 15.0  # a hook that needs longer to refuse is not fit for use
 _INTERPRETER_SECONDS: Final = 20.0  # for one that was never started here
 _NOBODY: Final = 65534  # uid and gid, where the name is not known
 Command = Sequence[Union[str, Path]]

@@ -17,7 +17,7 @@ from tests.labs.daemon.daemon_site import LONGEST, TICK, Process, Site, await_, 
 
 FIRST_UID = 31000
 USERS = 20
-KILLED = 0.5  # share of the clients
+KILLED = USERS // 2  # clients: the others stand in line until gpulockd is killed
 SOME = 3  # stand in line when gpulockd is killed
 LATEST = 1.5  # seconds after its start that a client is killed
 HOURS = 7200.0  # seconds that one holds who is to be killed
@@ -41,7 +41,7 @@ def crowd(site: Site, rounds: int) -> None:
             holds = chance.random() * 0.2
             clients[uid] = site.run(uid, "-n", str(count), "--wait", "10m", seconds=holds)
         begun = time.monotonic()
-        dying = {uid: begun + chance.random() * LATEST for uid in users if chance.random() < KILLED}
+        dying = {uid: begun + chance.random() * LATEST for uid in chance.sample(users, KILLED)}
         killed: set[int] = set()
         while any(client.poll() is None for client in clients.values()):
             assert time.monotonic() < begun + 3 * LONGEST, f"they wait: {site.tickets()}"

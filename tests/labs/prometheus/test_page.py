@@ -206,6 +206,6 @@ def test_the_exporters_own_page_shows_a_claim_without_being_asked_again(
         for _ in range(2):  # what is under way may be from before
             browser.events.clear()
             browser.wait("Page.loadEventFired")  # it loads itself again
-        pictured(browser, "exporter", tmp_path)
         assert browser.value("document.querySelector('header p').innerText") == "8 of 8 free"
         assert browser.value("document.querySelectorAll('article svg').length") == 8
+        pictured(browser, "exporter", tmp_path)

@@ -158,6 +158,7 @@ def test_a_job_that_ends_with_99_or_100_is_still_heard(guarded: Gpulock) -> None
     ended = [settle(guarded, job) for job in jobs]
 
     assert ended == ["", "Eqw", ""]
+    until(lambda: len(records(guarded, jobs[0])) > 1, what="both records of the first job")
     assert [record["failed"].split()[0] for record in records(guarded, jobs[0])] == ["25", "0"]
     assert [record["exit_status"] for record in records(guarded, jobs[2])] == ["7"]
 
@@ -237,6 +238,16 @@ def test_qalter_forges_nothing_that_the_verifier_does_not_see(
     assert stopped_queues(verified) == {}
 
 
+def accounted(gpus: Gpulock, name: str) -> str:
+    """Return what the accounting file says of the jobs of a name, once it says how one ended."""
+
+    def look() -> str | None:
+        text = gpus.sge.client("qacct", "-j", name, check=False).stdout
+        return text if re.search(r"(?m)^failed ", text) else None
+
+    return until(look, what=f"{name} in accounting")
+
+
 def test_a_patched_client_forges_no_prolog_in_a_variable(verified: Gpulock) -> None:
     """Tried: QRSH_PORT with a newline; the verifier sees no variables, qrsh sets its own port.
 
@@ -250,7 +261,7 @@ def test_a_patched_client_forges_no_prolog_in_a_variable(verified: Gpulock) -> N
     port = f"QRSH_PORT=glmaster:1\nprolog=root@{evil}\nzz="
     words = ["-pty", "no", "-N", "patched", *on(NODE), "-v", port, "/bin/true"]
     verified.sge.run_as("glalice", ["timeout", "-s", "KILL", "15", str(client), *words])
-    shown = verified.sge.client("qacct", "-j", "patched").stdout
+    shown = accounted(verified, "patched")
 
     assert note.read_text() == ""
     assert re.search(r"(?m)^failed +30 ", shown), shown
@@ -264,7 +275,7 @@ def test_a_display_forges_no_prolog(verified: Gpulock) -> None:
     words = ["-now", "no", "-N", "shown", *on(NODE), "-v", display]
     line = ["timeout", "-s", "KILL", "15", str(PROGRAMS / "qsh"), *words]
     verified.sge.run_as("glalice", line)
-    shown = verified.sge.client("qacct", "-j", "shown").stdout
+    shown = accounted(verified, "shown")
 
     assert note.read_text() == ""
     assert re.search(r"(?m)^failed +30 ", shown), shown

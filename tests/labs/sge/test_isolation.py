@@ -199,14 +199,14 @@ def looked_round(site: Site, boxes: Boxes, isolation: str) -> tuple[set[str], di
     go = gate_file(site.gpus, "go")
     script = f"echo mine=$CUDA_VISIBLE_DEVICES\n{boxes.script()}{waiting_for(go)}"
     job = site.submit("-l", "gpu=2", script=script)
-    text = wait_said(site.gpus, job, "\nout\n")
+    text = wait_said(site.gpus, job, "\nout\n", seconds=300.0)
     own = site.own(job)
     go.touch()
     site.gpus.sge.wait_done(job)
     boxed = container_job.seen(text)
     assert {one.mask for one in boxed.values()} == {text.partition("mine=")[2].split()[0]}
     assert {name for name, one in boxed.items() if one.driver == boxes.version} == WITH_DRIVER
-    assert site.nothing_left()  # of podman neither, which leaves a process of its own behind
+    until(site.nothing_left, what="nothing to be left")  # of podman's own process neither
     assert site.gpus.locks(NODE) == {}
     return own, boxed
 
@@ -338,7 +338,7 @@ def test_a_shared_card_is_open_to_each_job_with_a_place_until_its_own_end(
     last.touch()
     for job in (two, whole, other):
         sharing.sge.wait_done(job)
-    assert site.nothing_left()
+    until(site.nothing_left, what="nothing to be left")
     assert sharing.locks(NODE) == {}
 
 

@@ -166,3 +166,9 @@ def wait_detached(gpus: Gpulock, job: JobId, node: str, pid: int) -> None:
         lambda: parent_of(pid) not in gpus.slurm.job_processes(job, node),
         what=f"process {pid} to have left job {job}",
     )
+
+
+def is_reaped(gpus: Gpulock, job: JobId, node: str) -> bool:
+    """Reap; return whether nothing of a job is left on a node."""
+    reap(gpus, node)
+    return not gpus.held_by(job).get(node)

@@ -45,7 +45,8 @@ def by_slurm(gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: Any)
 
 def settings(gpus: Gpulock, **keys: str) -> dict[str, str]:
     """Return the settings of a node of the lab."""
-    return {"SLURM_CONF": str(gpus.slurm.lab / "etc/slurm.conf"), "SLURM_WAIT": "2", **keys}
+    patient = {"SLURM_WAIT": "2", "SLURM_TIMEOUT": "20"}  # four labs run at the same time
+    return {"SLURM_CONF": str(gpus.slurm.lab / "etc/slurm.conf"), **patient, **keys}
 
 
 def write_map(gpus: Gpulock, node: str, places: Sequence[int | str]) -> None:

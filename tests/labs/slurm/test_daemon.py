@@ -57,7 +57,7 @@ from tests.labs.slurm.test_faults import forget
 from tests.support.pairs import zip_equal
 
 pytestmark = pytest.mark.lab
-IMPATIENT = {"extra": {**EXTRA, "UnkillableStepTimeout": "8", "PrologEpilogTimeout": "8"}}
+IMPATIENT = {"extra": {**EXTRA, "UnkillableStepTimeout": "8", "PrologEpilogTimeout": "15"}}
 SETTLED = "released by its job, whose processes are gone"
 SEEN = "its steps, seen before, are gone"
 

@@ -374,7 +374,7 @@ def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile
 def test_a_prolog_that_slurmd_ends_at_the_gate_leaves_nothing(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
-    extra = {**EXTRA, "PrologEpilogTimeout": "8"}
+    extra = {**EXTRA, "PrologEpilogTimeout": "15"}
     by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=extra, order=MORE)
     slurm = slurm_gpus.slurm
     first = started(slurm_gpus, NODE, "--gres=gpu:1")
@@ -399,7 +399,7 @@ def test_a_prolog_that_slurmd_ends_at_the_gate_leaves_nothing(
 def test_an_epilog_that_slurmd_ends_leaves_locks_that_a_reconcile_frees(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
-    extra = {**EXTRA, "PrologEpilogTimeout": "8"}
+    extra = {**EXTRA, "PrologEpilogTimeout": "15"}
     by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=extra, order=MORE)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)

@@ -285,7 +285,7 @@ def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
     for _ in range(ROWS):
         array = f"--array=1-{ROW // 2}%4"
         jobs = [site.submit(array, *asked, text="srun true\n") for asked in (["--gres=gpu:1"], [])]
-        wait_empty(site.gpus)
+        wait_empty(site.gpus, seconds=240.0)
         tasks = [task for job in jobs for task in site.slurm.tasks(job).values()]
         assert [site.slurm.state(task) for task in tasks] == ["COMPLETED"] * ROW
         assert site.left() == []

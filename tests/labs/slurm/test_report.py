@@ -103,7 +103,7 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(
         assert first["utilization"] == pytest.approx(0.75, abs=0.06)
         assert (second["utilization"], second["last_busy"]) == (0.0, None)
         assert first["memory_peak_bytes"] == pytest.approx(3 * GIB, rel=0.01)
-        assert first["energy_joules"] == pytest.approx(WATTS * held, rel=0.15)
+        assert first["energy_joules"] == pytest.approx(WATTS * first["observed_seconds"], rel=0.15)
         assert (found["how"], found["user"], found["node"]) == ("epilog", "slalice", node)
         printed = until(
             lambda: slurm.said(job) if "gpulock report" in slurm.said(job) else None,

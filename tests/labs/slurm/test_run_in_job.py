@@ -6,6 +6,8 @@ Slurm has it since 24.05; an earlier one runs the same jobs with Contain.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.labs.common.processes import end
@@ -14,6 +16,7 @@ from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import (
     SHOW_MASK,
     gate_file,
+    is_reaped,
     kill_steps,
     notes,
     reap,
@@ -52,9 +55,10 @@ def test_jobs_one_after_the_other_and_beside_each_other_give_back(
         assert slurm.said(job) in ("mask=0,1.\n", "mask=2,3.\n")
         if slurm_gpus.held_by(job).get(NODE):  # its Epilog is over
             left += 1
-            reap(slurm_gpus, NODE)
+            # a step daemon that is just starting may be anybody's: a look during it frees nothing
+            until(partial(is_reaped, slurm_gpus, job, NODE), what=f"job {job} to be reaped")
     assert (slurm_gpus.locks(NODE), slurm.node_words(NODE)) == ({}, {"IDLE"})
-    assert left <= (0 if slurm.release >= RUNS_EPILOGS_AS_ROOT else 2)
+    assert left == 0 or (slurm.release < RUNS_EPILOGS_AS_ROOT and left <= JOBS / 2)
 
 
 @PROCTRACK

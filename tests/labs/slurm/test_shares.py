@@ -186,6 +186,7 @@ def test_models_and_instances_are_granted_by_type(slurm_gpus: Gpulock) -> None:
     assert sorted(kinds) == ["3g.40gb", "card"]
 
 
+@pytest.mark.timeout(1200)
 def test_sixty_four_jobs_contend_for_places_and_cards(slurm_gpus: Gpulock) -> None:
     sharing(slurm_gpus, TWO, v100=CARDS, share=2 * PLACES)
     configure(slurm_gpus, SHARES=TWO, SLURM_WAIT="5")  # else most are sent back, and wait longer
@@ -195,7 +196,7 @@ def test_sixty_four_jobs_contend_for_places_and_cards(slurm_gpus: Gpulock) -> No
     for user in ("slalice", "slbob"):
         for gres in ("gpux:share:1", "gpux:v100:1"):
             slurm.submit(user, "-w", NODE, f"--gres={gres}", each, script=contender_script(log))
-    end_all(slurm_gpus, seconds=240.0)
+    end_all(slurm_gpus, seconds=900.0)
     lines = log.read_text().splitlines()
     assert replay(lines, PLACES) == (CONTENDERS, "")
     assert find_cards_had_both_ways(lines), "no whole job ever had a card that others shared"

@@ -161,7 +161,7 @@ class Machine:
         return [*line, "sh", "-c", _JOIN, "/sys/fs/cgroup/lab"] if self.mode == "unified" else line
 
     def run(
-        self, *command: str | Path, check: bool = True, seconds: float = 60.0, stdin: str = ""
+        self, *command: str | Path, check: bool = True, seconds: float = 300.0, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as root on the machine; raise LabError where it fails."""
         done = subprocess.run(

@@ -551,8 +551,11 @@ def test_users_find_the_old_socket_until_the_new_one_listens(
     """A gpulockd that starts again leaves no moment in which nobody is said to serve."""
     desk.server.close()
     old = (desk.box.lock / "socket").stat().st_ino
-    unseen = Unseen(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-    monkeypatch.setattr(server_module, "new_packet_socket", lambda _: unseen)
+
+    def unseen(flags: int) -> socket.socket:
+        return Unseen(socket.AF_UNIX, socket.SOCK_SEQPACKET | flags)
+
+    monkeypatch.setattr(server_module, "new_packet_socket", unseen)
     desk.server.open()
     assert (desk.box.lock / "socket").stat().st_ino != old
     assert desk.claim(1).state == GRANTED

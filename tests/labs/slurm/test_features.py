@@ -106,7 +106,7 @@ def test_hooks_with_time_limits_of_their_own_are_fit_for_use(site: Gpulock) -> N
     newer = site.slurm.release >= HAS_HOOK_TIMEOUTS
     keys = ("PrologTimeout", "EpilogTimeout") if newer else ("PrologEpilogTimeout",)
     extra = {**SLURM_CONF, **dict.fromkeys(keys, "120")}
-    by_gpulock(site, hooks=INSTALLED, extra=extra)
+    by_gpulock(site, {"SLURM_TIMEOUT": "5"}, hooks=INSTALLED, extra=extra)
     install(site)
 
     check_one_job(site)

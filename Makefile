@@ -16,7 +16,7 @@ QUICK := not slow and not install and not soak and not lab and not sweep
 PYTEST := $(BIN)/pytest -q
 # The time limit of a test ends it; where its fixtures then hang, the traceback of every thread tells where.
 # Where each test waits in vain for what one has left behind, ten tell enough.
-LIMITS := -v --timeout 1200 -o faulthandler_timeout=1500 --maxfail 10
+LIMITS := -v --timeout 600 -o faulthandler_timeout=900 --maxfail 10
 LAB := $(BIN)/pytest $(LIMITS)
 # RELEASE=trixie: the same in a root of that Debian, with its Slurm and its Python. hypothesis is built for one Python.
 RELEASED = $(if $(RELEASE),GPULOCK_LAB=/tmp/gpulock-lab-$(RELEASE) tests/release.sh $(RELEASE) \

@@ -45,7 +45,7 @@ def by_slurm(gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: Any)
 
 def settings(gpus: Gpulock, **keys: str) -> dict[str, str]:
     """Return the settings of a node of the lab."""
-    patient = {"SLURM_WAIT": "2", "SLURM_TIMEOUT": "20"}  # four labs run at the same time
+    patient = {"SLURM_WAIT": "2", "SLURM_TIMEOUT": "20"}  # other labs run at the same time
     return {"SLURM_CONF": str(gpus.slurm.lab / "etc/slurm.conf"), **patient, **keys}
 
 

@@ -100,6 +100,7 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(
         first, second = found["devices"]
         held = first["held_seconds"]
         assert SECONDS - 1 <= held <= whole + 1
+        assert first["observed_seconds"] >= 0.8 * held
         assert first["utilization"] == pytest.approx(0.75, abs=0.06)
         assert (second["utilization"], second["last_busy"]) == (0.0, None)
         assert first["memory_peak_bytes"] == pytest.approx(3 * GIB, rel=0.01)

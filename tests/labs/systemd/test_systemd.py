@@ -330,6 +330,7 @@ def counted_alone() -> Iterator[None]:
         yield
 
 
+@pytest.mark.timeout(1200)  # it may wait for two other labs
 @pytest.mark.usefixtures("counted_alone")
 def test_isolation_is_looked_after_and_cleared_away_from_within_the_units_sandbox(
     node: Node,

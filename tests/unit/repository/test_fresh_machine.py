@@ -54,6 +54,30 @@ def test_a_machine_may_be_younger_or_older_than_it_is(seconds: int) -> None:
     assert monotonic <= boottime + 1  # a machine that slept has two ages, and this is the younger
 
 
+def dry_run(target: str, *variables: str) -> str:
+    """Return the commands that make would run for a target."""
+    done = subprocess.run(
+        ["make", "--dry-run", target, *variables],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_make_test_asks_nothing_and_says_which_tests_it_leaves_out() -> None:
+    commands = dry_run("test")
+    assert "consent.sh" not in commands
+    assert "As root: make labs" in commands
+    assert "consent.sh" in dry_run("labs")
+
+
+def test_an_ordinary_user_can_run_make_test() -> None:
+    assert "booted.sh" not in dry_run("test", "AS_ROOT=")
+    assert "booted.sh" in dry_run("test", "AS_ROOT=0")
+
+
 def test_a_missing_compiler_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "bash").symlink_to("/bin/bash")
     done = subprocess.run(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpulock.node.timed_read import TimedReader
 
 CHUNK = 1 << 13  # bytes; /proc/PID/status is shorter, unless a process has many groups
-MOST = 128  # chunks: 65,536 groups, the most there can be, fit in
+MOST = 1 << 20  # bytes: 65,536 groups, the most there can be, fit in
 LONG = 1024  # bytes of a list of groups
 KEPT = 256  # lists of groups: those of the processes of most nodes
 STAT_FIELDS = 20  # after the name, up to the start time
@@ -121,20 +121,17 @@ class Proc:
     def read(self, pid: int, name: str) -> bytes:
         """Return the bytes of /proc/PID/NAME; raise ProcessLookupError when the process is gone.
 
-        The first MiB of them: a process may make its own environment and command line as large as
-        its memory (PR_SET_MM_MAP), and hooks read them with the gate held.
+        The first MiB of them at most: a process may make its own environment and command line as
+        large as its memory (PR_SET_MM_MAP). A short read is no end: the kernel hands out a list,
+        such as that of children, in pieces of a page.
         """
         try:
             fd = os.open(f"{self.root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                data = os.read(fd, CHUNK)
-                if len(data) < CHUNK:
-                    return data
-                parts = [data]
-                while len(data) == CHUNK and len(parts) < MOST:
-                    data = os.read(fd, CHUNK)
-                    parts.append(data)
-                return b"".join(parts)
+                data = b""
+                while len(data) < MOST and (piece := os.read(fd, CHUNK)):
+                    data += piece
+                return data
             finally:
                 os.close(fd)
         except FileNotFoundError as gone:

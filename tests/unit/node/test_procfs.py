@@ -159,6 +159,19 @@ def test_a_leader_is_not_over_while_any_thread_goes_on_and_one_that_vanished_doe
     assert proc.finished(800)
 
 
+def test_children_that_the_kernel_hands_out_in_pieces_are_all_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read of a list ends with its page, however much was asked for (seq_file)."""
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(700)
+    children = [*range(10_000, 11_300)]
+    (fake.root / "700/task/700/children").write_text(" ".join(map(str, children)) + " ")
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda fd, size: read(fd, min(size, 4092)))
+    assert Proc(str(fake.root)).children(700) == children
+
+
 def test_a_kernel_that_tells_no_children_is_an_error_not_a_process_without_any(
     tmp_path: Path,
 ) -> None:

@@ -10,7 +10,6 @@ import errno
 import os
 import time
 
-from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_owner import (
     INIT,
     belongs_to_other_claim,
@@ -18,7 +17,7 @@ from gpulock.alloc.process_owner import (
     is_service_process,
 )
 from gpulock.alloc.process_scan import ROUNDS, ProcessScan
-from gpulock.node.devices import MAJOR, SHARE, Device
+from gpulock.node.devices import MAJOR, SHARE, Device, card_bus_id
 from gpulock.node.procfs import OVER, device_file_key
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
@@ -91,7 +90,7 @@ class OpenFiles:
     """
 
     __slots__ = (
-        *("_dev_root", "_driver_root", "_end", "_keys", "_late", "_looks", "_mounts"),
+        *("_dev_root", "_driver_root", "_end", "_isolated", "_keys", "_late", "_looks", "_mounts"),
         *("_services", "_simulated", "_spent", "blind", "dark", "ids", "scan", "sealed", "seconds"),
     )
 
@@ -103,6 +102,7 @@ class OpenFiles:
     ) -> None:
         self.scan = scan
         self._dev_root, self._driver_root = settings.dev_root, settings.driver_root
+        self._isolated = settings.isolation != "off"
         # of a simulated node, perhaps below /dev/shm
         self._simulated = () if self._dev_root == "/dev" else (f"{self._dev_root}/",)
         self._services = frozenset(settings.allowed_processes)
@@ -135,6 +135,14 @@ class OpenFiles:
         it is the card's.
         """
         return self.look(uid)[0].get(device.partition(SHARE)[0], [])
+
+    def may_open(self, held: str, device: str) -> bool:
+        """Return whether a claim that holds device `held` may have `device` open as well.
+
+        Without a device cgroup, CUDA opens every node it can see. With one, a claim opens its own
+        card alone: a descriptor of another card was passed to it, and outlives its job.
+        """
+        return not self._isolated or card_bus_id(held) == card_bus_id(device)
 
     def any_device_open(self, uids: "Iterable[int]") -> bool:
         """Return whether a process of any of these users has any of the devices open."""
@@ -232,18 +240,32 @@ class OpenFiles:
         if (status.kernel and proc.kthreadd) or (over and proc.finished(pid)):
             return held
         folder = f"{proc.root}/{pid}"
-        self._add_open(pid, f"{folder}/fd", held)
+        exact = uid is not None
+        self._add_open(pid, f"{folder}/fd", held, exact)
         if over:  # a leader that ended shows no files, its threads do
             for thread in os.listdir(f"{folder}/task"):
                 try:
-                    self._add_open(pid, f"{folder}/task/{thread}/fd", held)
+                    self._add_open(pid, f"{folder}/task/{thread}/fd", held, exact)
                 except (FileNotFoundError, ProcessLookupError):
                     continue
         service = bool(held) and is_service_process(pid, self.scan, self._services)
         return set() if service else held
 
-    def _add_open(self, pid: int, folder: str, held: set[str]) -> None:
-        """Add the devices open in one table of files."""
+    def _is_node_name(self, path: str) -> bool:
+        """Return whether a path is one that a device's node usually has.
+
+        `/nvidia0` is how a container's own /dev shows from outside.
+        """
+        if path.startswith("/dev/"):
+            return not path.startswith(COMMON)
+        return path.startswith(("/nvidia", *self._simulated))
+
+    def _add_open(self, pid: int, folder: str, held: set[str], exact: bool) -> None:
+        """Add the devices open in one table of files.
+
+        With `exact` every file is asked for its device number. A look at everybody's, which is for
+        people, asks those whose path is a node's: it costs a tenth.
+        """
         for number, fd in enumerate(os.listdir(folder)):
             if number % OFTEN == 0 and time.monotonic() > self._late:
                 raise TimeoutError(folder)
@@ -256,13 +278,9 @@ class OpenFiles:
                     # no call returns a path of more than a page (d_path(9)): any user can have
                     # such a file open, and it says nothing about what the file is
                     link = LONG_PATH
-                # Only what may be a node by its path is looked at more closely. `/nvidia0` is how a
-                # container's own /dev shows from outside. A node that was bound to a path
-                # elsewhere is not found; the job's supplementary group still is.
-                may_be = link.startswith("/nvidia") and "/" not in link[1:]
-                if link.startswith("/dev/") and not link.startswith(COMMON):
-                    may_be = True
-                if not may_be and not link.startswith(self._simulated):
+                # A socket, pipe or anonymous file has no path. The path of a file proves nothing: a
+                # user binds a node to any (unshare -Urm), a container has its own /dev.
+                if not link.startswith("/") or not (exact or self._is_node_name(link)):
                     continue
                 if self._mounts is None:
                     from gpulock.node.mounts import Mounts  # most processes have no such file
@@ -277,47 +295,22 @@ class OpenFiles:
                 held.update(self._keys.get(key, ()))
 
 
-def remaining_job_process(lock: Lock, judge: Judge) -> str:
-    """Return which process of the job's own is still there, as a clause, or nothing.
-
-    By the supplementary groups of the job and of its tasks here (`lock` has its details read);
-    of a process's claim, or a simulated job, by the session that stands for them; of a Slurm job
-    by what its scheduler's part knows.
-    """
-    scan = judge.scan
-    record = lock.owner
-    assert record is not None
-    if lock.fault:
-        return lock.fault
-    for gid in lock.groups():
-        carriers = scan.carriers(gid)
-        if carriers:
-            return f"process {carriers[0]} carries the job's group {gid}"
-    for pid, start, _ in lock.anchors:
-        if scan.proc.running(pid, start):
-            return f"shepherd {pid} of a task runs"
-    if not record.add_grp_id and record.sid > 0:
-        members = [pid for pid in scan.session_members(record.sid) if pid != record.pid]
-        if members:
-            return f"process {members[0]} is of its session {record.sid}"
-    return judge.leftover_reason(lock) or scan.why_blind_about(record.uid)
-
-
 def remaining_device_user(
     device: str, record: Owner, files: OpenFiles, held: dict[str, Lock]
 ) -> str:
     """Return which process of a lock's owner has its device open, as a clause, or nothing.
 
-    Processes of other claims in `held` are not this job's and do not keep its lock: without a
-    device cgroup, CUDA opens every node it can see. Another user's without a claim are foreign.
-    The MPS of a shared card is gpulockd's to end, and the card is closed until then (job.mps).
+    Processes of other claims in `held` that may have the device open do not keep this lock. Another
+    user's without a claim are foreign. The MPS of a shared card is gpulockd's to end, and the card
+    is closed until then (job.mps).
     """
     found, blind = files.look(record.uid)
     pids = found.get(device.partition(SHARE)[0], [])
     mark = held[device].mps if device in held else ""
     if mark:
         pids = [pid for pid in pids if not is_mps_process(pid, mark, files.scan)]
-    left = unclaimed_processes(pids, files.scan, held.values(), record) if pids else []
+    others = [lock for lock in held.values() if files.may_open(lock.id, device)]
+    left = unclaimed_processes(pids, files.scan, others, record) if pids else []
     return f"process {left[0]} has {device} open" if left else blind
 
 

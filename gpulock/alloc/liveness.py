@@ -5,6 +5,7 @@ Hot, but loaded only when a lock must be judged. Dead only when proven: what can
 is unknown, and unknown is held. A judge therefore proves its own sight first. Age proves nothing.
 """
 
+from gpulock.alloc.job_processes import JobProcesses, find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
@@ -13,15 +14,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from gpulock.alloc.job_processes import JobMembers
+
     class LivenessRule(Protocol):
         """A scheduler's own way to judge a lock of its jobs."""
 
         def __call__(self, lock: Lock, scan: ProcessScan) -> "Verdict": ...
-
-    class LeftoverCheck(Protocol):
-        """A scheduler's own way to find what is left of a job."""
-
-        def __call__(self, lock: Lock, scan: ProcessScan) -> str: ...
 
     class StepDaemonFinder(Protocol):
         """A scheduler's own way to find the processes that stand for its jobs."""
@@ -39,11 +37,9 @@ def process_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
                 return Verdict(ALIVE, f"process {pid} runs")
         except (OSError, ValueError) as fault:
             return Verdict(UNKNOWN, f"process {pid} cannot be seen: {fault}")
-    for pid, status in scan.statuses().items():
-        if status.session == record.sid > 0:
-            return Verdict(ALIVE, f"process {pid} of its session runs")
-    if blind := scan.why_blind_about(record.uid):
-        return Verdict(UNKNOWN, blind)
+    job = find_job_processes(lock, scan)
+    if job.reason():
+        return Verdict(ALIVE if job.pids else UNKNOWN, job.reason())
     return Verdict(DEAD, f"process {record.pid} is gone, its session is empty")
 
 
@@ -51,9 +47,8 @@ class Judge:
     """Judge any lock of this node; the schedulers' own rules are given by name.
 
     `rules` maps a scheduler to its function of (lock, scan). A scheduler without a rule is
-    unknown, and its locks are held. `members` maps a scheduler to a function that says what is
-    left of a job, for those whose jobs no group marks; `finders` maps one to a function that tells
-    its locks their step daemons.
+    unknown, and its locks are held. `members` maps a scheduler to what it knows of the processes of
+    its jobs; `finders` maps one to a function that tells its locks their step daemons.
     """
 
     __slots__ = ("_finders", "_members", "_rules", "boot_id", "node", "scan")
@@ -64,7 +59,7 @@ class Judge:
         node: str,
         scan: ProcessScan,
         rules: "dict[str, LivenessRule]",
-        members: "dict[str, LeftoverCheck] | None" = None,
+        members: "dict[str, JobMembers] | None" = None,
         finders: "dict[str, StepDaemonFinder] | None" = None,
     ) -> None:
         self.boot_id = boot_id
@@ -85,10 +80,10 @@ class Judge:
             if any([lock.owner and lock.owner.scheduler == scheduler for lock in held.values()]):
                 find(held, self.scan)
 
-    def leftover_reason(self, lock: Lock) -> str:
-        """Return what its scheduler knows to be left of a lock's job, as a clause, or nothing."""
-        ask = self._members.get(lock.owner.scheduler) if lock.owner else None
-        return ask(lock, self.scan) if ask else ""
+    def job_processes(self, lock: Lock) -> JobProcesses:
+        """Return the processes of a lock's job, by all that marks them."""
+        members = self._members.get(lock.owner.scheduler) if lock.owner else None
+        return find_job_processes(lock, self.scan, members)
 
     def verdict(self, lock: Lock) -> Verdict:
         """Return the verdict on one lock (its details read already).

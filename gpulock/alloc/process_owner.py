@@ -139,7 +139,8 @@ def is_claim_process(
     shared = (beside.add_grp_id, beside.sid) if beside else (0, 0)
     if any([gid in status.groups and gid != shared[0] for gid in lock.groups()]):
         return True
-    if record.sid > 0 and record.sid != shared[1] and status.session == record.sid:
+    in_session = record.sid > 0 and record.sid != shared[1] and status.session == record.sid
+    if in_session and record.uid in status.uids[:3]:  # anybody may lead one of an earlier number
         return True
     above = tree.ancestry(pid)
     for keeper, start in lock.shepherds():
@@ -218,6 +219,22 @@ def is_service_process(
     except OSError:
         named = by_name and any([status.name == name[:COMM] for name in services])
     return named and not any([one.name in DAEMONS for one in tree.ancestry(pid).values()])
+
+
+def is_root_program(proc: Proc, pid: int, name: str) -> bool:
+    """Return whether a process that root started runs the program `name`, or Debian's `name-wlm`.
+
+    Any process may have any name, and a set-user-id program (sudo, at) has root's uids under the
+    name of a link. A program that root cannot see is not believed; an ordinary user sees none, and
+    decides nothing.
+    """
+    try:
+        program = os.path.basename(proc.link(pid, "exe")).removesuffix(" (deleted)")
+    except PermissionError:
+        return os.geteuid() != 0
+    except OSError:
+        return False
+    return program.partition("-")[0] == name
 
 
 def program_name(proc: Proc, pid: int) -> str:

@@ -6,7 +6,7 @@ one of four ways (DIED, ENDED, CUT_SHORT, GIVEN_BACK). Then no process of its jo
 nobody may have the device open. Last the exporter is asked whether its memory was given back.
 """
 
-from gpulock.alloc.device_users import OpenFiles, remaining_device_user, remaining_job_process
+from gpulock.alloc.device_users import OpenFiles, remaining_device_user
 from gpulock.alloc.liveness import Judge
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
@@ -66,10 +66,8 @@ def decide_reap(
     if over == DIED and not ended and verdict.state != DEAD:
         return ReapOutcome(lock, HELD, verdict, verdict.proof)
     left = ""
-    if record is not None and ended:
-        left = remaining_job_process(lock, judge)
-    elif record is not None and over == DIED and record.boot_id == judge.boot_id:
-        left = judge.leftover_reason(lock)
+    if record is not None and (ended or (over == DIED and record.boot_id == judge.boot_id)):
+        left = judge.job_processes(lock).reason()
     if left:
         return ReapOutcome(lock, HELD, verdict, f"draining: {left}" if over == DIED else left)
     if verdict.state == ALIVE:
@@ -168,6 +166,9 @@ class Reaper:
         mine = list(locks)
         if self.files.any_device_open({lock.owner.uid for lock in mine if lock.owner}):
             self.judge.attach_step_daemons(self.held)
+        for lock in mine:
+            self.node.store.read_details(lock)
+            self.judge.job_processes(lock)  # what it reads of processes is not read again
         self._quiet = clock_boottime()  # what was seen of open files was not later
         if self._asks_memory:
             from gpulock.alloc.memory_check import wait_for_memory_sample

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 
+from gpulock.alloc.process_owner import is_root_program
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.context import Node
-from gpulock.sge.verdict import EXECD
+from gpulock.sge.shepherds import EXECD
 from gpulock.slurm.gres_map import NAME as SLURM_MAP
 from gpulock.slurm.steps import SLURMD
 
@@ -66,6 +67,6 @@ def scheduler_from_processes(scan: ProcessScan) -> str:
     """Return which scheduler's daemon runs here as root, or why that is not known, or nothing."""
     for name in (EXECD, SLURMD):
         for pid in scan.named(name):
-            if scan.status(pid).uids[0] == 0:
+            if scan.status(pid).uids[0] == 0 and is_root_program(scan.proc, pid, name):
                 return f"{name} runs here (pid {pid})"
     return scan.blind if scan.partial else ""

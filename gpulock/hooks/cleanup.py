@@ -2,8 +2,8 @@
 """LEFTOVER_PROCESSES: what an epilog does about the processes that its own job left behind.
 
 Hot, loaded by epilogs where LEFTOVER_PROCESSES is not off. `report` logs them, `kill` ends them:
-TERM first, then KILL, within LEFTOVER_TIMEOUT. The scheduler's part (`Remains`) decides which
-process is the job's. A process without that proof gets no signal, and keeps the lock.
+TERM first, then KILL, within LEFTOVER_TIMEOUT. A process that is perhaps the job's (a doubt of
+`JobProcesses`) gets no signal, and keeps the lock.
 """
 
 import os
@@ -11,25 +11,21 @@ import select
 import time
 from _signal import SIGKILL, SIGTERM, pidfd_send_signal  # the C module: see gpulock.child
 
+from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_owner import DAEMONS, INIT, belongs_to_other_claim
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.alloc.release import restrict_to_owners, select_job_locks
+from gpulock.alloc.release import locked_devices, restrict_to_owners, select_job_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import one_line
 from gpulock.node.context import Node
+from gpulock.node.procfs import TICKS
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
-
-    class LeftoverFinder(Protocol):
-        """A scheduler's proof of membership: pid -> a clause that says why it is the job's."""
-
-        def __call__(self, lock: Lock, scan: ProcessScan) -> dict[int, str]: ...
 
 
 GRACE = 2.0  # seconds from TERM to KILL, of a third of LEFTOVER_TIMEOUT at most
@@ -56,7 +52,6 @@ def clean_leftovers(
     node: Node,
     ours: "Callable[[Owner], bool]",
     judge: "Callable[[], Judge]",
-    remains: "LeftoverFinder",
     deadline: Deadline,
 ) -> list[str]:
     """Report or end what the job left behind here; return lines to tell.
@@ -65,7 +60,7 @@ def clean_leftovers(
     """
 
     def look() -> list[LeftoverProcess]:
-        return find_leftovers(node, ours, judge(), remains)
+        return find_leftovers(node, ours, judge())
 
     found = look()
     if not found:
@@ -85,7 +80,7 @@ def clean_leftovers(
 
 
 def find_leftovers(
-    node: Node, ours: "Callable[[Owner], bool]", judge: Judge, remains: "LeftoverFinder"
+    node: Node, ours: "Callable[[Owner], bool]", judge: Judge
 ) -> list[LeftoverProcess]:
     """Return the processes of this node's locks that are `ours`, each once."""
     if not node.store.exists():
@@ -101,11 +96,33 @@ def find_leftovers(
     spared = own_ancestor_pids(judge.scan)
     found: dict[int, LeftoverProcess] = {}
     for lock in mine:
-        for pid, why in remains(lock, judge.scan).items():
+        job = judge.job_processes(lock)
+        if job.unmarked:
+            job.add(list_later_device_users(node, lock, judge.scan), f"has {lock.id} open")
+        for pid, why in job.pids.items():
             left = check_leftover(pid, why, lock, held, judge.scan)
             if left and pid not in spared:
                 found.setdefault(pid, left)
     return list(found.values())
+
+
+def list_later_device_users(node: Node, lock: Lock, scan: ProcessScan) -> list[int]:
+    """Return the owner's processes that have a lock's device open and began after the claim.
+
+    For jobs that no cgroup marks: one that began with an empty environment shows its job by nothing
+    else, and would keep a GPU from everybody.
+    """
+    record = lock.owner
+    assert record is not None
+    files = OpenFiles(scan, locked_devices(node, [lock]), node.settings)
+    begun: list[int] = []
+    for pid in files.pids_with_open(lock.id, record.uid):
+        try:
+            if scan.proc.start(pid) >= record.claimed_boottime * TICKS:
+                begun.append(pid)
+        except (OSError, ValueError):
+            continue
+    return begun
 
 
 def own_ancestor_pids(scan: ProcessScan) -> set[int]:

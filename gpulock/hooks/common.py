@@ -16,7 +16,8 @@ LONGEST_LINE = 4000  # bytes: as much as a pipe takes at once (PIPE_BUF)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.alloc.liveness import Judge, LeftoverCheck
+    from gpulock.alloc.job_processes import JobMembers
+    from gpulock.alloc.liveness import Judge
 
 
 class NotRootError(Refusal):
@@ -38,7 +39,7 @@ def read_hook_settings(path: str, to_syslog: bool = True) -> Settings:
     return settings
 
 
-def observer_judge(node: Node, members: "dict[str, LeftoverCheck] | None" = None) -> "Judge":
+def observer_judge(node: Node, members: "dict[str, JobMembers] | None" = None) -> "Judge":
     """Return a judge without rules, for a release: it looks at processes and judges nobody."""
     from gpulock.alloc.liveness import Judge
     from gpulock.alloc.process_scan import ProcessScan

@@ -13,7 +13,6 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.hooks.common import (
     log_hook_line,
-    observer_judge,
     read_hook_settings,
     unexpected_refusal,
 )
@@ -80,14 +79,14 @@ def release_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> R
         clean_sge_leftovers(node, call, found, deadline)
     if node.settings.isolation == "off":
         return release_locks(
-            node, SgeJobMatcher(node, found), observer_judge(node), deadline, "epilog"
+            node, SgeJobMatcher(node, found), hook.make_sge_observer(node), deadline, "epilog"
         )
     from gpulock.isolation import job
 
     left = job.end_job_isolation(
         node, job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
     )
-    judge = observer_judge(node, hook.make_sge_members(node))
+    judge = hook.make_sge_observer(node)
     released = release_locks(node, SgeJobMatcher(node, found), judge, deadline, "epilog")
     left = left or job.close_released_devices(node, deadline)
     if left:
@@ -128,14 +127,9 @@ def clean_sge_leftovers(
 ) -> None:
     """Report or end what the job left behind; raise Refusal."""
     from gpulock.hooks.cleanup import clean_leftovers
-    from gpulock.sge.remains import SgeLeftoverFinder
 
     for line in clean_leftovers(
-        node,
-        SgeJobMatcher(node, found),
-        lambda: observer_judge(node),
-        SgeLeftoverFinder(node),
-        deadline,
+        node, SgeJobMatcher(node, found), lambda: hook.make_sge_observer(node), deadline
     ):
         log_hook_line(node.settings, f"{call.who}: {line}", error=False)
 

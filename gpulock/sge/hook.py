@@ -9,6 +9,7 @@ nothing; stderr is the job's own output file; syslog is the administrator's.
 import os
 
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
+from gpulock.hooks.common import observer_judge
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import spool
@@ -19,7 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpulock.alloc.liveness import Judge, LeftoverCheck, LivenessRule
+    from gpulock.alloc.job_processes import JobMembers
+    from gpulock.alloc.liveness import Judge, LivenessRule
 
 DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # docs/facts/grid-engine.md, exit codes
 TRIAL_JOB = "self-test"  # JOB_ID where doctor or install tries a hook; execd's is a number
@@ -123,19 +125,22 @@ def make_sge_judge(node: Node) -> "Judge":
     from gpulock.sge import verdict
 
     rules: dict[str, LivenessRule] = {
-        "sge": verdict.SgeJobRule(bool(node.settings.simulation), node.settings.sys_root),
+        "sge": verdict.SgeJobRule(node),
         "process": process_verdict,
     }
     return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, make_sge_members(node))
 
 
-def make_sge_members(node: Node) -> "dict[str, LeftoverCheck]":
-    """Return who says what is left of a job where no group shows it: the job's own cgroup."""
-    if node.settings.isolation != "cgroup":
-        return {}
-    from gpulock.sge.remains import SgeLeftoverFinder
+def make_sge_members(node: Node) -> "dict[str, JobMembers]":
+    """Return what a judge knows of the processes of Grid Engine's jobs."""
+    from gpulock.sge.members import SgeMembers
 
-    return {"sge": SgeLeftoverFinder(node).describe_leftover}
+    return {"sge": SgeMembers(node)}
+
+
+def make_sge_observer(node: Node) -> "Judge":
+    """Return a judge for a release: it knows whose processes are left, and judges no owner."""
+    return observer_judge(node, make_sge_members(node))
 
 
 def sge_hook_exit_code(refusal: Refusal, settings: "Settings | None") -> int:

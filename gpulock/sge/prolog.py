@@ -12,7 +12,6 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks.common import (
     log_hook_line,
-    observer_judge,
     read_hook_settings,
     unexpected_refusal,
 )
@@ -219,7 +218,7 @@ def undo_sge_claim(node: Node, found: Spool, grant: Grant, deadline: Deadline) -
         pass
     try:
         release_locks(
-            node, lambda o: o.token == token, observer_judge(node), deadline, "claim undone"
+            node, lambda o: o.token == token, hook.make_sge_observer(node), deadline, "claim undone"
         )
     except (Refusal, OSError):
         return

@@ -8,27 +8,27 @@ the end and vanishes while processes live), not qstat (`qdel -f` drops a job who
 import errno
 import os
 
+from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.node.procfs import OVER
-from gpulock.sge import spool
+from gpulock.node.context import Node
+from gpulock.sge.members import SgeMembers
+from gpulock.sge.shepherds import why_execd_hidden
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
-
-EXECD = "sge_execd"
-UNREADABLE_GROUP = -1  # stands for the group of a shepherd that does not show it
 
 
 class SgeJobRule:
     """Judge locks of Grid Engine; `simulated` ones have no group and no execd."""
 
-    __slots__ = ("_gids", "_sight", "_simulated", "_sys_root")
+    __slots__ = ("_members", "_scan", "_sight", "_simulated", "_sys_root")
 
-    def __init__(self, simulated: bool = False, sys_root: str = "/sys") -> None:
-        self._sys_root = sys_root
-        self._simulated = simulated
-        self._sight: "str | None" = None
-        self._gids: "dict[int, list[int]] | None" = None
+    def __init__(self, node: Node) -> None:
+        self._members = SgeMembers(node)
+        self._simulated = bool(node.settings.simulation)
+        self._sys_root = node.settings.sys_root
+        self._scan: "ProcessScan | None" = None
+        self._sight = ""  # why `_scan` does not show execd
 
     def __call__(self, lock: Lock, scan: ProcessScan) -> Verdict:
         record = lock.owner
@@ -39,53 +39,33 @@ class SgeJobRule:
                     return Verdict(ALIVE, f"its shepherd {pid} runs")
             except (OSError, ValueError) as fault:
                 return Verdict(UNKNOWN, f"its shepherd {pid} cannot be seen: {fault}")
-        blind = "" if self._simulated else self.why_blind(scan, record.uid)
-        if blind:
-            return Verdict(UNKNOWN, blind)
-        if not record.add_grp_id:
-            return self.without_group(lock, scan)
-        found = [self.by_group(gid, record.uid, scan) for gid in lock.groups()]
-        for state in (ALIVE, UNKNOWN):
-            for verdict in found:
-                if verdict.state == state:
-                    return verdict
-        return found[0]
+        if not self._simulated and (reason := self._why_blind(scan, record.uid)):
+            return Verdict(UNKNOWN, reason)
+        if not (self._simulated or record.add_grp_id):
+            return judge_systemd_unit(self._sys_root, record.scope)
+        job = find_job_processes(lock, scan, self._members)
+        for pid, clause in job.pids.items():
+            return Verdict(ALIVE, f"its process {pid} runs without a shepherd: it {clause}")
+        if job.doubt:
+            return Verdict(UNKNOWN, job.doubt)
+        return Verdict(DEAD, f"its shepherd is gone, {describe_empty_job(lock, scan)}")
 
-    def why_blind(self, scan: ProcessScan, uid: int) -> str:
+    def _why_blind(self, scan: ProcessScan, uid: int) -> str:
         """Return why this judge cannot see what it must, or nothing: execd and its directory."""
-        if self._sight is None:
-            self._sight = why_execd_hidden(scan)
+        if self._scan is not scan:
+            self._scan, self._sight = scan, why_execd_hidden(scan)
         return scan.why_blind_about(uid) or self._sight
 
-    def by_group(self, gid: int, uid: int, scan: ProcessScan) -> Verdict:
-        """Judge by the job's supplementary group, which execd may hand out again."""
-        carriers = scan.carriers(gid)
-        if not carriers:
-            if blind := scan.why_blind_about(uid, gid):
-                return Verdict(UNKNOWN, blind)
-            return Verdict(DEAD, f"its shepherd is gone, no process carries its group {gid}")
-        if self._gids is None:
-            self._gids = find_shepherd_groups(scan)
-        heirs = self._gids.get(gid, [])
-        if not heirs:
-            return Verdict(ALIVE, f"its process {carriers[0]} runs without a shepherd")
-        strays = [p for p in carriers if not scan.descends(p, frozenset(heirs))]
-        if strays:
-            return Verdict(
-                UNKNOWN, f"process {strays[0]} carries its group {gid}, now another job's"
-            )
-        return Verdict(DEAD, f"its shepherd is gone, its group {gid} is another job's now")
 
-    def without_group(self, lock: Lock, scan: ProcessScan) -> Verdict:
-        """Judge a job that has no supplementary group: by its unit, in a simulation its session."""
-        record = lock.owner
-        assert record is not None
-        if not self._simulated:
-            return judge_systemd_unit(self._sys_root, record.scope)
-        members = scan.session_members(record.sid)
-        if members:
-            return Verdict(ALIVE, f"its process {members[0]} runs without a shepherd")
-        return Verdict(DEAD, "its shepherd is gone, its session is empty")
+def describe_empty_job(lock: Lock, scan: ProcessScan) -> str:
+    """Return the proof that no process of a job is left, as a clause."""
+    record = lock.owner
+    assert record is not None
+    if not record.add_grp_id:
+        return "its session is empty"
+    if scan.carriers(record.add_grp_id):
+        return f"its group {record.add_grp_id} is another job's now"
+    return f"no process carries its group {record.add_grp_id}"
 
 
 def judge_systemd_unit(sys_root: str, unit: str) -> Verdict:
@@ -114,96 +94,3 @@ def judge_systemd_unit(sys_root: str, unit: str) -> Verdict:
     if "populated 0" not in events.split("\n"):
         return Verdict(ALIVE, f"processes run in its unit {unit}")
     return Verdict(UNKNOWN, f"its unit {unit} is empty, but its processes may be outside of it")
-
-
-def why_execd_hidden(scan: ProcessScan) -> str:
-    """Return why Grid Engine cannot be seen from here, or nothing.
-
-    execd must be there (no hidden or foreign /proc) and its directory readable (CAP_SYS_PTRACE).
-    """
-    daemons = find_root_processes(scan, EXECD)
-    if not daemons:
-        return "no sge_execd is visible: is it down, or is this a container?"
-    reason = ""
-    for pid in daemons:
-        try:
-            scan.proc.link(pid, "cwd")
-            return ""
-        except OSError as fault:
-            reason = f"sge_execd's directory cannot be seen: {fault}"
-    return reason
-
-
-def find_root_processes(scan: ProcessScan, name: str, uid: int = 0) -> list[int]:
-    """Return root's processes of one name (in a simulation its owner's, `uid`).
-
-    Anybody can give a process any name.
-    """
-    return [pid for pid in scan.named(name) if scan.status(pid).uids[0] == uid]
-
-
-def find_shepherd_groups(scan: ProcessScan) -> dict[int, list[int]]:
-    """Return the supplementary group of each living shepherd's job, with those shepherds.
-
-    Those whose group cannot be read are below UNREAD.
-    """
-    found: dict[int, list[int]] = {}
-    places = find_active_jobs_folders(scan)
-    for pid in find_shepherds(scan):
-        if not is_in_spool_folder(scan, pid, places):
-            continue  # a fork in a folder of that name which a user made
-        try:
-            path = f"{scan.proc.root}/{pid}/cwd/config"
-            text = atomic.read_text(path, spool.CONFIG_LIMIT)
-            gid = int(spool.parse_shepherd_config(text)["add_grp_id"][0])
-        except (OSError, ValueError, KeyError):
-            if has_process_ended(scan, pid):
-                continue
-            gid = UNREADABLE_GROUP
-        found.setdefault(gid, []).append(pid)
-    return found
-
-
-def find_shepherds(scan: ProcessScan, uid: int = 0) -> list[int]:
-    """Return the living shepherds, but for what they fork to become a hook or a job.
-
-    Such a fork opens the job's output first, and hangs there for ever where a user made that a
-    FIFO, its shepherd dead or not. It is in a folder of the user's by then, which says nothing.
-    """
-    named = find_root_processes(scan, spool.SHEPHERD_NAME, uid)
-    return [
-        pid for pid in named if scan.status(pid).ppid not in named and is_in_spool_folder(scan, pid)
-    ]
-
-
-def find_active_jobs_folders(scan: ProcessScan) -> tuple[str, ...]:
-    """Return where the jobs of each execd that runs have their folders."""
-    found: list[str] = []
-    for pid in find_root_processes(scan, EXECD):
-        try:
-            found.append(f"{scan.proc.link(pid, 'cwd')}{spool.ACTIVE_JOBS}")
-        except OSError:
-            continue
-    return tuple(found)
-
-
-def is_in_spool_folder(scan: ProcessScan, pid: int, places: tuple[str, ...] = ()) -> bool:
-    """Return whether a process is in a job's spool directory, as a shepherd always is.
-
-    `places` are where those are, none where no execd tells. One that cannot be seen may be there.
-    """
-    try:
-        cwd = scan.proc.link(pid, "cwd")
-    except OSError:
-        return True
-    return cwd.startswith(places) if places else spool.ACTIVE_JOBS in cwd
-
-
-def has_process_ended(scan: ProcessScan, pid: int) -> bool:
-    """Return whether a process has ended since it was listed."""
-    try:
-        return scan.proc.stat(pid).state in OVER and scan.proc.finished(pid)
-    except ProcessLookupError:
-        return True
-    except (OSError, ValueError):
-        return False

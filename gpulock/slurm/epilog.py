@@ -12,7 +12,7 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.hooks.common import log_hook_line, read_hook_settings, unexpected_refusal
 from gpulock.node.context import Node
-from gpulock.node.procfs import Proc
+from gpulock.node.procfs import TICKS, Proc
 from gpulock.node.settings import Settings
 from gpulock.slurm import note
 from gpulock.slurm.call import DEADLINE, SlurmHookCall
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 DEPTH = 16  # of scripts between slurmd and us
 INIT = 1  # the parent of what slurmd left behind
-TICKS = os.sysconf("SC_CLK_TCK")  # a second, of a process's start time
 
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
@@ -113,11 +112,9 @@ def clean_slurm_leftovers(
 ) -> None:
     """Report or end what the job left behind; raise Refusal."""
     from gpulock.hooks.cleanup import clean_leftovers
-    from gpulock.slurm.steps import SlurmSteps
 
-    find = SlurmSteps(node.settings, call.job).find_leftovers
     for line in clean_leftovers(
-        node, ours, lambda: make_slurm_epilog_judge(node, call.job), find, deadline
+        node, ours, lambda: make_slurm_epilog_judge(node, call.job), deadline
     ):
         log_hook_line(node.settings, f"{call.who}: {line}", error=False)
 
@@ -138,7 +135,7 @@ def make_slurm_epilog_judge(node: Node, job: str = "") -> "Judge":
         node.name,
         ProcessScan(node.proc),
         {},
-        {"slurm": steps.describe_leftover},
+        {"slurm": steps.add_members},
         {"slurm": steps.attach},
     )
 

@@ -20,25 +20,39 @@ DEPTH = 5  # job / step / user / task, and one to spare
 
 def job_cgroup_folders(root: str, record: Owner, proc: Proc) -> list[str]:
     """Return the folders that a job's cgroup may have below `root` (/sys/fs/cgroup)."""
-    found = [f"{root}{path}" for path in job_cgroup_paths_v1(record)]
+    scopes = slurm_scope_folders(root, record, proc)
+    return [f"{root}{path}" for path in job_cgroup_paths_v1(record)] + [
+        f"{scope}/{name}" for scope in scopes for name in job_cgroup_names(record)
+    ]
+
+
+def slurm_cgroup_folders(root: str, record: Owner, proc: Proc) -> list[str]:
+    """Return where the slurmd of a job keeps cgroups: none with proctrack/linuxproc alone."""
+    first = [f"{root}/{part}/{top}" for part in CONTROLLERS for top in slurm_tops_v1(record)]
+    return [one for one in first if os.path.isdir(one)] + slurm_scope_folders(root, record, proc)
+
+
+def slurm_scope_folders(root: str, record: Owner, proc: Proc) -> list[str]:
+    """Return the scopes of version 2 in which the slurmd of a job keeps cgroups."""
+    scopes: list[str] = []
     for base in init_cgroup_bases(proc):
         try:
             slices = os.listdir(f"{root}{base}")
         except OSError:
             slices = [SLICE]  # where it cannot be read, nor can what is below
-        for scope in [
-            f"{root}{base}/{one}/{name}" for one in slices for name in scope_names(record)
-        ]:
-            if os.path.isdir(scope):
-                found += [f"{scope}/{name}" for name in job_cgroup_names(record)]
-    return found
+        scopes += [f"{root}{base}/{one}/{name}" for one in slices for name in scope_names(record)]
+    return [scope for scope in scopes if os.path.isdir(scope)]
 
 
 def job_cgroup_paths_v1(record: Owner) -> list[str]:
     """Return the paths of a job's cgroups of version 1, the controller's name first."""
     tail = f"uid_{record.uid}/job_{record.job_id}"
-    tops = ("slurm", f"slurm_{record.slurmd}")
-    return [f"/{part}/{top}/{tail}" for part in CONTROLLERS for top in tops]
+    return [f"/{part}/{top}/{tail}" for part in CONTROLLERS for top in slurm_tops_v1(record)]
+
+
+def slurm_tops_v1(record: Owner) -> tuple[str, str]:
+    """Return what the folder of a job's slurmd may be called in each controller of version 1."""
+    return "slurm", f"slurm_{record.slurmd}"
 
 
 def job_cgroup_names(record: Owner) -> tuple[str, ...]:

@@ -188,7 +188,7 @@ def make_slurm_prolog_judge(node: Node, job: str = "") -> "Judge":
 
     steps = SlurmSteps(node.settings, job)
     rules = {"slurm": hook_verdict, "process": process_verdict}
-    members = {"slurm": steps.describe_leftover_or_step}
+    members = {"slurm": steps.add_members_and_steps}
     finders = {"slurm": steps.attach}
     return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, members, finders)
 

@@ -8,17 +8,21 @@ the job alive.
 """
 
 import os
+import stat
 
-from gpulock.alloc.process_owner import ProcessTree
+from gpulock.alloc.job_processes import JobProcesses
+from gpulock.alloc.process_owner import ProcessTree, is_root_program
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
+from gpulock.slurm.environs import Environs
 from gpulock.slurm.job_cgroup import (
     is_in_job_cgroup,
     job_cgroup_folders,
     list_slurm_cgroup_pids,
+    slurm_cgroup_folders,
     why_in_slurm_cgroup,
 )
 from gpulock.store.locks import Lock
@@ -27,12 +31,11 @@ from gpulock.store.owner import Owner
 STEPD, SLURMD = "slurmstepd", "slurmd"
 TITLE = "slurmstepd: ["
 EXTERN = "extern"  # the step of PrologFlags=Contain: there for the whole of an allocation
-CONTEXTS = (b"SLURM_SCRIPT_CONTEXT=prolog_slurmd", b"SLURM_SCRIPT_CONTEXT=epilog_slurmd")
 PLACEHOLDER = ([b"100000000", b""], [b"infinity", b""])  # slurmstepd/mgr.c
 CLIENTS = ("srun", "salloc", "sbatch")  # wait for a while when their job is gone, and hold nothing
 # `slurmstepd infinity` keeps the scope of cgroup v2 for ever, `getenv` reads a login environment
 NO_STEP = ([b"infinity"], [b"getenv"])
-INIT = 1  # is no hook, and may hide its environment even from root
+INIT = 1
 DEPTH = 16  # of scripts between a step daemon and us
 
 
@@ -43,10 +46,11 @@ class SlurmSteps:
     runs it: these are not left of the job, and no step of an earlier run.
     """
 
-    __slots__ = ("_cgroup", "_hook_of", "_uid")
+    __slots__ = ("_cgroup", "_environs", "_hook_of", "_uid")
 
     def __init__(self, settings: Settings, hook_of: str = "") -> None:
         self._cgroup = f"{settings.sys_root}/fs/cgroup"
+        self._environs = Environs()
         self._hook_of = hook_of
         self._uid = os.geteuid() if settings.simulation else 0  # root's
 
@@ -64,17 +68,15 @@ class SlurmSteps:
             mine = found.get(lock.owner.job_id, {})
             rest = self.members(lock.owner, scan)
             if not self.has_cgroup(lock.owner, scan):
-                rest = self.find_by_environ(lock.owner, scan)
-            lock.steps = find_start_times(
-                scan.proc, [*mine, *[p for p in rest if p and p not in mine]]
-            )
+                rest = self.find_started(lock.owner, scan)
+            lock.steps = find_start_times(scan.proc, [*dict.fromkeys([*mine, *filter(None, rest)])])
             lock.extern = EXTERN in mine.values()
 
     def daemons(self, scan: ProcessScan) -> dict[str, dict[int, str]]:
         """Return pid -> step of all step daemons by job id; those without a title yet under ``."""
         found: dict[str, dict[int, str]] = {}
         for pid in scan.named(STEPD):
-            if set(scan.status(pid).uids[:3]) == {self._uid}:
+            if self._is_daemon(pid, STEPD, scan):
                 try:
                     title = scan.proc.read_memory(pid, "cmdline")
                 except ProcessLookupError:
@@ -89,74 +91,66 @@ class SlurmSteps:
 
     def is_slurmd_seen(self, scan: ProcessScan) -> bool:
         """Return whether slurmd runs where we can see it."""
-        return any([scan.status(p).uids[0] == self._uid for p in scan.named(SLURMD)])
+        return any([self._is_daemon(pid, SLURMD, scan) for pid in scan.named(SLURMD)])
 
-    def describe_leftover(self, lock: Lock, scan: ProcessScan) -> str:
-        """Return which process of the job is left, as a clause, or nothing.
+    def _is_daemon(self, pid: int, name: str, scan: ProcessScan) -> bool:
+        """Return whether a process is root's own and runs that program; in a simulation by name."""
+        if set(scan.status(pid).uids[:3]) != {self._uid}:
+            return False
+        return bool(self._uid) or is_root_program(scan.proc, pid, name)
 
-        Where Slurm keeps no cgroup (proctrack/linuxproc, pgid), a job's processes are recognised
-        by the environment that slurmstepd gave them. A user can remove it, but a device that is
-        open then is still found; a user who fakes it keeps only the lock of their own job. Where
-        the job's folder is not found, what the kernel says of the user's processes counts as well.
+    def add_members(self, lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
+        """Add what is in the job's cgroup, or was started with the job's environment.
+
+        The environment counts where the job has no cgroup (proctrack/linuxproc, pgid): a user can
+        remove it, and who fakes it keeps only the lock of the own job. What the kernel says of the
+        user's processes counts there as well. A heterogeneous job's other component has the
+        leader's id: whose process that is nobody knows.
         """
         record = lock.owner
         assert record is not None
         for pid in self.members(record, scan):
-            return f"process {pid} is in the job's cgroup"
+            if pid:
+                job.add((pid,), "is in the job's cgroup")
+            else:
+                job.add_doubt("the job's cgroup cannot be read")
         if self.has_cgroup(record, scan):
-            return ""  # which lists them all, whatever a process says of itself
-        found, unseen = self._find_by_environ(record, scan)
-        if found or unseen:
-            return f"process {found[0]} of the job runs" if found else unseen
+            return
+        job.unmarked = not slurm_cgroup_folders(self._cgroup, record, scan.proc)
+        own, leaders, unseen = self._find_started(record, scan)
+        job.add(own, "was started as the job's")
+        if leaders:
+            job.add_doubt(f"process {leaders[0]} was started as job {record.het_leader}'s")
+        job.add_doubt(unseen)
         for pid, status in scan.statuses().items():
             if status.uids[0] == record.uid and not status.kernel:
-                why = why_in_slurm_cgroup(pid, record, scan.proc)
-                if why:
-                    return why
-        return ""
+                job.add_doubt(why_in_slurm_cgroup(pid, record, scan.proc))
 
-    def find_leftovers(self, lock: Lock, scan: ProcessScan) -> dict[int, str]:
-        """Return pid -> why of what a job left behind, for LEFTOVER_PROCESSES."""
-        record = lock.owner
-        assert record is not None
-        if self.has_cgroup(record, scan):
-            pids = [pid for pid in self.members(record, scan) if pid > 0]
-            return dict.fromkeys(pids, "in the job's cgroup")
-        # not by the leader's id, which the leader's processes have, and its components' too
-        own = record.copy(het_leader="")
-        return dict.fromkeys(self.find_by_environ(own, scan), "started as the job's")
-
-    def find_by_environ(self, record: Owner, scan: ProcessScan) -> list[int]:
-        """Return the user's processes that are seen to be started as this job's on this node."""
-        return self._find_by_environ(record, scan)[0]
-
-    def _find_by_environ(self, record: Owner, scan: ProcessScan) -> tuple[list[int], str]:
-        """Return those, and why there may be more: the first one that hangs ends the look."""
-        jobs = {f"SLURM_JOB_ID={job}".encode() for job in (record.job_id, record.het_leader) if job}
-        node = f"SLURMD_NODENAME={record.slurmd}".encode()
-        found: list[int] = []
-        for pid, status in scan.statuses().items():
-            if status.kernel or status.uids[0] != record.uid or pid == INIT:
-                continue
-            if status.name in CLIENTS:
-                continue
-            try:
-                words = scan_process_environ(pid, scan)
-            except TimeoutError as fault:
-                return found, str(
-                    fault
-                )  # of this user alone: the judge of other users' jobs is not affected
-            if not jobs.isdisjoint(words) and node in words and not is_slurm_hook_environ(words):
-                found.append(pid)
-        return found, ""
-
-    def describe_leftover_or_step(self, lock: Lock, scan: ProcessScan) -> str:
-        """Return what is left, step daemons included: for a prolog, before its own steps start."""
+    def add_members_and_steps(self, lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
+        """Add step daemons as well: for a prolog, before its own steps start."""
         assert lock.owner is not None
         others = set(self.daemons(scan).get(lock.owner.job_id, {}))
         for pid in others - self._own_pids(scan) if others else others:
-            return f"step daemon {pid} of the job runs"
-        return self.describe_leftover(lock, scan)
+            job.add_doubt(f"step daemon {pid} of the job runs")
+        self.add_members(lock, scan, job)
+
+    def find_started(self, record: Owner, scan: ProcessScan) -> list[int]:
+        """Return the user's processes that were started as this job's, or its leader's."""
+        own, leaders, _ = self._find_started(record, scan)
+        return own + leaders
+
+    def _find_started(self, record: Owner, scan: ProcessScan) -> tuple[list[int], list[int], str]:
+        started, unseen = self._environs.of_user(record.uid, scan)
+        own: list[int] = []
+        leaders: list[int] = []
+        for pid, one in started.items():
+            if one.is_hook() or scan.status(pid).name in CLIENTS:
+                continue
+            if one.is_of(record.job_id, record.slurmd):
+                own.append(pid)
+            elif one.is_of(record.het_leader, record.slurmd):
+                leaders.append(pid)
+        return own, leaders, unseen
 
     def has_cgroup(self, record: Owner, scan: ProcessScan) -> bool:
         """Return whether the job's own cgroup is there: else it may have another name."""
@@ -190,69 +184,42 @@ class SlurmSteps:
 
     def find_running_hook(self, record: Owner, scan: ProcessScan) -> int:
         """Return the pid of a Prolog or Epilog that runs for the job here, 0 where none does."""
-        wanted = f"SLURM_JOB_ID={record.job_id}".encode()
-        node = f"SLURMD_NODENAME={record.slurmd}".encode()
-        for pid, status in scan.statuses().items():
-            if status.kernel or status.uids[0] != self._uid or pid == INIT:
+        started, unseen = self._environs.of_user(self._uid, scan)
+        for pid, one in started.items():
+            if not (one.is_hook() and one.is_of(record.job_id, record.slurmd)):
                 continue
-            try:
-                words = scan_process_environ(pid, scan)
-            except TimeoutError as fault:
-                scan.mark_blind(str(fault))
-                return 0
-            ours = wanted in words and node in words and is_slurm_hook_environ(words)
-            if ours and not self._is_below_user(pid, scan):
+            if set(scan.status(pid).uids) == {self._uid} and not self._is_below_user(pid, scan):
                 return pid
+        if unseen:
+            scan.mark_blind(unseen)
         return 0
 
     def _is_below_user(self, pid: int, scan: ProcessScan) -> bool:
-        """Return whether an ordinary user is above a process, below the slurmd that it is of.
+        """Return whether an ordinary user started a process, below the slurmd that it is of.
 
         A user's sudo or su is root's, with an environment of the user's. One whose parents have
-        all ended is init's child like any hook that slurmd left, and passes for one: it keeps a
-        dead job's lock, and frees none.
+        all ended is init's child like any hook that slurmd left: then its program tells.
         """
         statuses = scan.statuses()
+        hook = pid
         for _ in range(len(statuses)):
             status = statuses.get(pid)
             if status is None or pid == INIT:
-                return False
+                return is_set_user_id_program(scan.proc, hook)
             if status.uids[0] not in (0, self._uid):
                 return True
-            if set(status.uids) == {self._uid} and is_slurmd(scan.proc, pid):
+            if set(status.uids) == {self._uid} and is_root_program(scan.proc, pid, SLURMD):
                 return False  # an administrator may have started it by sudo
             pid = status.ppid
         return False
 
 
-def scan_process_environ(pid: int, scan: ProcessScan) -> list[bytes]:
-    """Return what a process was started with; what cannot be seen makes the scan blind.
-
-    Raises TimeoutError for one that hangs.
-    """
+def is_set_user_id_program(proc: Proc, pid: int) -> bool:
+    """Return whether a process runs a program that gives root's rights to whoever starts it."""
     try:
-        return scan.proc.read_memory(pid, "environ").split(b"\0")
-    except TimeoutError:
-        raise
-    except ProcessLookupError:
-        return []
-    except OSError as fault:
-        scan.mark_blind(f"process {pid} cannot be seen: {fault}")
-        return []
-
-
-def is_slurmd(proc: Proc, pid: int) -> bool:
-    """Return whether a process runs a program `slurmd`: a name alone can be given to any.
-
-    Debian's program is `slurmd-wlm`, and so is the process after `scontrol reconfigure`
-    (docs/facts/slurm.md, slurmd and its programs).
-    """
-    try:
-        program = proc.link(pid, "exe")
+        return bool(os.stat(f"{proc.root}/{pid}/exe").st_mode & stat.S_ISUID)
     except OSError:
         return False
-    name = program.removesuffix(" (deleted)").rpartition("/")[2]
-    return name.partition("-")[0] == SLURMD
 
 
 def find_slurmds(node: Node, pid: int) -> list[int]:
@@ -265,7 +232,7 @@ def find_slurmds(node: Node, pid: int) -> list[int]:
             return [one]
     scan = ProcessScan(node.proc)
     found = [one for one in scan.named(SLURMD) if set(scan.status(one).uids[:3]) == {0}]
-    found = [one for one in found if is_slurmd(node.proc, one)]
+    found = [one for one in found if is_root_program(node.proc, one, SLURMD)]
     if not found and not node.settings.simulation:
         raise Refusal(UNKNOWN, "no slurmd is seen", "is /proc mounted with hidepid?")
     return found
@@ -282,18 +249,14 @@ def find_hook_pids(proc: Proc, pid: int, job: str, root: int = 0) -> set[int]:
         while pid != INIT and len(found) < DEPTH:
             status = proc.status(pid)
             found.add(pid)
-            if status.name == STEPD and set(status.uids[:3]) == {root}:
+            known = bool(root) or is_root_program(proc, pid, STEPD)
+            if status.name == STEPD and set(status.uids[:3]) == {root} and known:
                 step = parse_stepd_title(proc.read_memory(pid, "cmdline"))
                 return found if step == (job, EXTERN) else set()
             pid = status.ppid
     except (OSError, ValueError):
         pass
     return set()
-
-
-def is_slurm_hook_environ(words: list[bytes]) -> bool:
-    """Return whether an environment is that of a Prolog or Epilog."""
-    return any([context in words for context in CONTEXTS])
 
 
 def parse_stepd_title(cmdline: bytes) -> tuple[str, str]:
@@ -316,7 +279,7 @@ def is_slurm_job_process(pid: int, record: Owner, tree: ProcessTree) -> bool:
     if is_in_job_cgroup(pid, record, tree.proc):
         return True
     for above, status in tree.ancestry(pid).items():
-        if status.name == STEPD and status.uids[0] == 0:
+        if status.name == STEPD and not any(status.uids[:3]):
             try:
                 job, _ = parse_stepd_title(tree.proc.read_memory(above, "cmdline"))
             except OSError:

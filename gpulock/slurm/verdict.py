@@ -6,6 +6,7 @@ Prolog and its first step, and between the last step and its Epilog, nothing of 
 be seen. A reconcile does, and asks slurmctld where the node alone does not prove it.
 """
 
+from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import Refusal
 from gpulock.slurm.steps import SlurmSteps
@@ -68,11 +69,10 @@ class SlurmJobRule:
         at_work = self._steps.find_running_hook(record, scan)
         if at_work:
             return Verdict(ALIVE, f"its prolog or epilog {at_work} is at work")
-        left = self._steps.describe_leftover(lock, scan)
-        if left:
-            return Verdict(ALIVE, left)
-        blind = scan.why_blind_about(record.uid)
-        return Verdict(UNKNOWN, blind) if blind else None
+        job = find_job_processes(lock, scan, self._steps.add_members)
+        if job.reason():
+            return Verdict(ALIVE if job.pids else UNKNOWN, job.reason())
+        return None
 
 
 def judge_slurmctld_answer(found: "dict[str, str] | None", record: Owner) -> Verdict:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 from gpulock.alloc import liveness
 from gpulock.alloc.choose import ClaimRequest
@@ -22,7 +23,7 @@ from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import exact_kind, is_of_kind
-from gpulock.sge import hook
+from gpulock.sge.members import SgeMembers
 from gpulock.sge.verdict import SgeJobRule
 from gpulock.slurm import verdict
 from gpulock.slurm.scontrol import SlurmctldClient
@@ -32,6 +33,9 @@ from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from gpulock.alloc.job_processes import JobMembers
 
 
 def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | None = None) -> Judge:
@@ -49,7 +53,7 @@ def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | Non
     @cache
     def rule(scheduler: str) -> liveness.LivenessRule:
         if scheduler == "sge":
-            return SgeJobRule(bool(settings.simulation), settings.sys_root)
+            return SgeJobRule(node)
         return verdict.SlurmJobRule(steps(), control() if control else SlurmctldClient(settings))
 
     def judge_job(lock: Lock, scan: ProcessScan) -> Verdict:
@@ -60,11 +64,10 @@ def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | Non
         "slurm": judge_job,
         "process": liveness.process_verdict,
     }
-    members: dict[str, liveness.LeftoverCheck] = {
-        "slurm": lambda lock, scan: steps().describe_leftover(lock, scan)
+    members: dict[str, JobMembers] = {
+        "sge": SgeMembers(node),
+        "slurm": lambda lock, scan, job: steps().add_members(lock, scan, job),
     }
-    if settings.isolation == "cgroup":
-        members |= hook.make_sge_members(node)
     finders: dict[str, liveness.StepDaemonFinder] = {
         "slurm": lambda held, scan: steps().attach(held, scan)
     }

@@ -21,10 +21,12 @@ from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import verdict as sge_verdict
+from gpulock.sge.members import SgeMembers
 from gpulock.store import boot
 from gpulock.store.owner import Owner
 
 if TYPE_CHECKING:
+    from gpulock.alloc.job_processes import JobMembers
     from gpulock.alloc.liveness import LivenessRule
 
 BOOT = "11111111-1111-1111-1111-111111111111"
@@ -32,6 +34,7 @@ OTHER_BOOT = "22222222-2222-2222-2222-222222222222"
 HOST_NS = "pid:[4026531836]"
 NAME = "node1"
 INIT, EXECD = 1, 50
+DAEMONS = ("sge_execd", "sge_shepherd", "slurmd", "slurmd-wlm", "slurmstepd", "slurmstepd-wlm")
 
 
 class About(TypedDict, total=False):
@@ -51,7 +54,7 @@ class About(TypedDict, total=False):
 
 
 class FakeProc:
-    """A process tree at `root` that looks like /proc."""
+    """A process tree at `root` that looks like /proc; a scheduler's daemon runs its own program."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -90,9 +93,10 @@ class FakeProc:
             (folder / "task" / str(tid) / "stat").write_bytes(line)
         for fd, target in about.get("fds", {}).items():
             (folder / "fd" / str(fd)).symlink_to(target)
-        for link in ("cwd", "exe"):
-            if target_ := about.get(link):
-                (folder / link).symlink_to(str(target_))
+        program = f"/usr/sbin/{name}" if name in DAEMONS else ""
+        for link, place in (("cwd", about.get("cwd")), ("exe", about.get("exe", program))):
+            if place:
+                (folder / link).symlink_to(str(place))
         return pid
 
     def remove(self, pid: int) -> None:
@@ -234,18 +238,19 @@ def record(**changes: object) -> Owner:
     return Owner(**fields)
 
 
-def judge_of(node: Node, simulated: bool = False, scan: ProcessScan | None = None) -> Judge:
+def judge_of(node: Node, scan: ProcessScan | None = None) -> Judge:
     """Return a judge with all rules that takes one look at /proc when first asked."""
     rules: dict[str, LivenessRule] = {
-        "sge": sge_verdict.SgeJobRule(simulated),
+        "sge": sge_verdict.SgeJobRule(node),
         "process": process_verdict,
     }
-    return Judge(node.boot_id, node.name, scan or ProcessScan(node.proc), rules)
+    members: dict[str, JobMembers] = {"sge": SgeMembers(node)}
+    return Judge(node.boot_id, node.name, scan or ProcessScan(node.proc), rules, members)
 
 
-def judging(node: Node, simulated: bool = False) -> Callable[[], Judge]:
+def judging(node: Node) -> Callable[[], Judge]:
     """Return what `claim` is given to make its judge with."""
-    return lambda: judge_of(node, simulated)
+    return lambda: judge_of(node)
 
 
 def soon() -> Deadline:

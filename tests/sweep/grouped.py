@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from gpulock.isolation.group import MODE
-from gpulock.sge.verdict import EXECD
+from gpulock.sge.shepherds import EXECD
 from tests.bench.starter import Shepherd, Starter
 from tests.labs.common.device_nodes import modes
 from tests.sweep.isolated import ALL, IsolatedStage

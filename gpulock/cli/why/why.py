@@ -313,7 +313,7 @@ def job_running_facts(sight: ProcessView, meant: Subject) -> FactList:
         there = meant.pid in sight.scan.statuses()
         return [("process", f"{meant.pid} {'runs' if there else 'is gone'}")]
     from gpulock.sge import spool
-    from gpulock.sge.verdict import find_shepherds
+    from gpulock.sge.shepherds import find_shepherds
     from gpulock.slurm.steps import SlurmSteps
     from gpulock.store import atomic
 

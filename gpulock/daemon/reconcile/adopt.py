@@ -19,7 +19,7 @@ from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap, place_device
 from gpulock.sge.prolog import RECORD
-from gpulock.sge.verdict import find_shepherds
+from gpulock.sge.shepherds import find_shepherds
 from gpulock.slurm import note
 from gpulock.slurm.call import expand_gpu_list
 from gpulock.slurm.gres_map import resolve_gres_devices

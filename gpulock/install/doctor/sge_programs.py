@@ -21,7 +21,7 @@ from gpulock.install.sge.programs import (
 )
 from gpulock.node.procfs import Proc, status_line_value
 from gpulock.node.settings import Settings
-from gpulock.sge import cull, ocs_job, verdict
+from gpulock.sge import cull, ocs_job, shepherds
 
 _AGAIN: Final = "run gpulock install sge again"
 _CORRECT: Final = "correct SGE_SHEPHERD, " + _AGAIN
@@ -72,7 +72,7 @@ def check_execd(settings: Settings, execd: SchedulerDaemon | None) -> Iterator[C
     """Look whether execd can be seen, as the reaper must, and may lift a job's limits."""
     if execd is None:
         yield fault("no sge_execd runs here", "start it")
-    elif blind := verdict.why_execd_hidden(ProcessScan(Proc(settings.proc_root))):
+    elif blind := shepherds.why_execd_hidden(ProcessScan(Proc(settings.proc_root))):
         yield fault(blind, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
     else:
         yield ok(f"pid {execd.pid}, spool {execd.folder}")

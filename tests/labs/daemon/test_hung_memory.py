@@ -18,6 +18,7 @@ UID = 65533
 JOB = {"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "n1", "PATH": "/usr/bin:/bin"}
 LOOK = """\
 import sys
+from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -29,7 +30,8 @@ settings = read_settings(sys.argv[1])
 settings.simulation = ""
 for uid in (int(sys.argv[2]), int(sys.argv[2]) - 1):
     lock = Lock("0000:01:00.0", Owner(job_id="77", uid=uid, **words), "")
-    print(SlurmSteps(settings).describe_leftover(lock, ProcessScan(Proc())) or "nothing")
+    job = find_job_processes(lock, ProcessScan(Proc()), SlurmSteps(settings).add_members)
+    print(job.reason() or "nothing")
 """
 
 

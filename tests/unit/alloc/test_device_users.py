@@ -335,14 +335,14 @@ def test_a_process_that_vanished_unread_has_the_processes_listed_again(
     ("path", "may_be"),
     [
         ("/nvidia0", True),  # in a container's own /dev, as it shows from outside
-        ("/nvidia-caps/nvidia-cap1", False),
+        ("/nvidia-caps/nvidia-cap1", True),
         ("/dev/nvidia0", True),
         ("/dev/elsewhere", True),
         ("/dev/null", False),
         ("/home/alice/nvidia0", False),
     ],
 )
-def test_a_file_is_looked_at_more_closely_where_its_path_may_be_a_devices(
+def test_a_look_at_everybody_asks_a_file_whose_path_may_be_a_devices(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, path: str, may_be: bool
 ) -> None:
     closely: list[str] = []
@@ -355,3 +355,62 @@ def test_a_file_is_looked_at_more_closely_where_its_path_may_be_a_devices(
     stage.settings = Settings({"DEV_ROOT": "/dev"})
     stage.fake.add(700, fds={9: Path(path)})
     assert (stage.who(), closely) == ([], ["9"] * may_be)
+
+
+@pytest.mark.parametrize(
+    ("link", "asked"),
+    [
+        ("/dev/null", True),
+        ("/tmp/x", True),
+        ("/memfd:x (deleted)", True),
+        ("socket:[12]", False),
+        ("pipe:[12]", False),
+        ("anon_inode:[eventpoll]", False),
+    ],
+)
+def test_each_open_file_of_an_owner_is_asked_for_its_device(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, link: str, asked: bool
+) -> None:
+    closely: list[str] = []
+
+    def key(_: Mounts, pid: int, folder: str, fd: str) -> None:
+        del pid, folder
+        closely.append(fd)
+
+    monkeypatch.setattr(Mounts, "key", key)
+    stage.settings = Settings({"DEV_ROOT": "/dev"})
+    stage.fake.add(700, fds={9: Path(link)})
+    assert (stage.left(), closely) == ("", ["9"] * asked)
+
+
+def test_a_node_that_was_bound_to_another_path_is_still_the_device(
+    numbered: Stage, tmp_path: Path
+) -> None:
+    """`unshare -Urm`, a bind on /tmp/x: the link reads /tmp/x, its stat tells the number."""
+    elsewhere = tmp_path / "x"
+    elsewhere.symlink_to("/dev/full")
+    numbered.fake.add(700, fds={9: elsewhere})
+    assert numbered.left() == f"process 700 has {numbered.device.id} open"
+
+
+@pytest.mark.parametrize(
+    ("isolation", "other", "kept"),
+    [
+        ("off", "0000:af:00.0", False),
+        ("cgroup", "0000:af:00.0", True),
+        ("cgroup", "0000:3b:00.0.share1", False),
+        ("cgroup", "0000:3b:00.0.gi2.ci0", False),
+    ],
+)
+def test_with_a_device_cgroup_another_claim_of_the_user_excuses_its_own_card_alone(
+    stage: Stage, isolation: str, other: str, kept: bool
+) -> None:
+    """A job passes its open GPU by a socket to another job of its user, and ends."""
+    stage.settings = Settings(
+        {"DEV_ROOT": str(stage.dev), "ISOLATION": isolation, "ALLOWED_PROCESSES": ""}
+    )
+    stage.fake.add(700, groups=[65401], fds={9: stage.node})
+    held = {other: Lock(other, record(token="other", add_grp_id=65401), "")}
+    holders = stage.holders()
+    reason = device_users.remaining_device_user(stage.device.id, record(), holders, held)
+    assert bool(reason) is kept

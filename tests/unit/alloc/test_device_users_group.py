@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import device_users
-from gpulock.alloc.liveness import Judge
+from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.node.procfs import Proc, device_file_key
+from gpulock.node.procfs import device_file_key
+from gpulock.node.settings import Settings
+from gpulock.sge.members import SgeMembers
 from gpulock.store.locks import Lock
 from tests.support.trees import FakeProc, record
 
@@ -22,9 +25,8 @@ def fake(tmp_path: Path) -> FakeProc:
 
 
 def left_in_group(fake: FakeProc, lock: Lock) -> str:
-    return device_users.remaining_job_process(
-        lock, Judge("", "", ProcessScan(Proc(str(fake.root))), {})
-    )
+    node = Node(Settings({"PROC_ROOT": str(fake.root)}))
+    return find_job_processes(lock, ProcessScan(node.proc), SgeMembers(node)).reason()
 
 
 def test_a_process_with_the_jobs_group_is_left(fake: FakeProc) -> None:
@@ -55,6 +57,15 @@ def test_the_session_of_a_process_is_left_but_not_itself(fake: FakeProc) -> None
     assert left_in_group(fake, lock) == ""
     fake.add(700, session=500)
     assert "700" in left_in_group(fake, lock)
+
+
+def test_the_session_of_another_user_under_that_number_is_not_the_owners(fake: FakeProc) -> None:
+    """A number comes round: anybody may wait for it, fork, and lead a session of it."""
+    lock = Lock("x", record(scheduler="process", add_grp_id=0, sid=500, uid=1000), "")
+    fake.add(700, session=500, uids=(1001,) * 4)
+    assert left_in_group(fake, lock) == ""
+    fake.add(701, session=500, uids=(0, 1000, 0, 0))  # a set-user-id program of the owner's
+    assert "701" in left_in_group(fake, lock)
 
 
 def test_who_cannot_see_finds_something_left(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import reaper
+from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
@@ -238,9 +239,9 @@ def test_what_a_scheduler_has_of_a_job_now_is_not_left_of_its_claim_before_the_b
 ) -> None:
     """The job may have been requeued, and run here again."""
 
-    def left(lock: Lock, scan: ProcessScan) -> str:
+    def left(lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
         del lock, scan
-        return "process 700 is in the job's cgroup"
+        job.add((700,), "is in the job's cgroup")
 
     lock(box, 0, boot_id=OTHER_BOOT)
     lock(box, 1)

@@ -174,9 +174,10 @@ def test_a_free_device_is_asked_for_as_the_node_gives_it(site: Site) -> None:
 
 def test_a_job_without_shepherd_is_alive_while_its_session_is(site: Site, process: Process) -> None:
     pid, start = dead_process()
-    site.hold(5, pid=pid, start=start, sid=process.pid)
+    site.hold(5, pid=pid, start=start, sid=process.pid, uid=os.getuid())
     found = facts(site.call("why", "12").stdout)
-    assert found["verdict"] == f"alive: its process {process.pid} runs without a shepherd"
+    told = f"alive: its process {process.pid} runs without a shepherd: it is of its session"
+    assert found["verdict"] == f"{told} {process.pid}"
     assert found["shepherd"] == f"{pid} is gone"
     assert found["session"] == f"{process.pid}: {process.pid} (sleep)"
 
@@ -229,7 +230,7 @@ def test_a_device_with_the_number_of_a_job_points_to_the_job(site: Site) -> None
 
 def test_a_process_leads_to_the_job_whose_session_it_is_in(site: Site, process: Process) -> None:
     pid, start = dead_process()
-    site.hold(2, pid=pid, start=start, sid=process.pid)
+    site.hold(2, pid=pid, start=start, sid=process.pid, uid=os.getuid())
     assert "job 12 of alice" in site.call("why", f"pid {process.pid}").stdout
 
 
@@ -377,9 +378,10 @@ def test_the_process_that_lives_is_named_where_the_one_that_claimed_is_gone(
     site: Site, process: Process
 ) -> None:
     pid, start = dead_process()
-    site.hold(0, scheduler="process", job_id=str(pid), pid=pid, start=start, sid=process.pid)
+    uid, sid = os.getuid(), process.pid
+    site.hold(0, scheduler="process", job_id=str(pid), pid=pid, start=start, sid=sid, uid=uid)
     found = facts(site.call("why", "0").stdout)
-    assert found["verdict"] == f"alive: process {process.pid} of its session runs"
+    assert found["verdict"] == f"alive: process {process.pid} is of its session {process.pid}"
     assert found["next"] == f"look at it: ps -fp {process.pid}"
 
 

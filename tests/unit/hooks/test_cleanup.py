@@ -9,28 +9,39 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.job_processes import JobProcesses, find_job_processes
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.hooks import cleanup
 from gpulock.isolation.marks import MARK
 from gpulock.isolation.tree import cgroup_name
-from gpulock.node.procfs import Proc
-from gpulock.sge.remains import SgeLeftoverFinder
+from gpulock.node.context import Node
+from gpulock.node.procfs import TICKS
+from gpulock.sge.members import SgeMembers
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from tests.support.faults import raising
-from tests.support.trees import EXECD, Box, box_with_shepherd, bus, judge_of, judging, record, soon
+from tests.support.trees import EXECD, Box, box_with_shepherd, bus, judging, record, soon
+
+if TYPE_CHECKING:
+    from gpulock.alloc.job_processes import JobMembers
 
 pytestmark = pytest.mark.slow
 
 GID = 65400
 STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)"
+
+
+def judge_with(node: Node, members: JobMembers) -> Judge:
+    """Return a judge that knows the processes of Grid Engine's jobs by `members`."""
+    return Judge(node.boot_id, node.name, ProcessScan(node.proc), {}, {"sge": members})
 
 
 class Real:
@@ -65,14 +76,16 @@ class Real:
         return cleanup.clean_leftovers(
             self.node,
             lambda owner: owner.job_id == ours,
-            lambda: judge_of(self.node, scan=ProcessScan(self.node.proc)),
-            lambda lock, scan: self.remains(scan),
+            lambda: judge_with(self.node, self.members),
             Deadline(30),
         )
 
-    def remains(self, scan: ProcessScan) -> dict[int, str]:
-        """Return what is left of the job."""
-        return {pid: why for pid, why in self.left.items() if pid in scan.statuses()}
+    def members(self, lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
+        """Add what is left of the job."""
+        del lock
+        for pid, why in self.left.items():
+            if pid in scan.statuses():
+                job.add((pid,), why)
 
     def end(self) -> None:
         """End what is left."""
@@ -214,10 +227,12 @@ def hold(box: Box, **changes: object) -> Owner:
 def left(box: Box, one: Owner, *pids: int) -> list[int]:
     """Return which of these processes would be ended for a job."""
     node = box.node()
-    judge = Judge(node.boot_id, node.name, ProcessScan(node.proc), {})
-    found = cleanup.find_leftovers(
-        node, lambda o: o.token == one.token, judge, lambda lock, scan: dict.fromkeys(pids, "left")
-    )
+
+    def members(lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
+        del lock, scan
+        job.add(pids, "left")
+
+    found = cleanup.find_leftovers(node, lambda o: o.token == one.token, judge_with(node, members))
     return [one.pid for one in found]
 
 
@@ -268,10 +283,12 @@ def test_a_name_of_any_bytes_can_be_told(box: Box) -> None:
     one = hold(box)
     box.proc.add(700, os.fsdecode(b"\xff\xfe"))
     node = box.node()
-    judge = Judge(node.boot_id, node.name, ProcessScan(node.proc), {})
-    found = cleanup.find_leftovers(
-        node, lambda o: o.token == one.token, judge, lambda lock, scan: {700: ""}
-    )
+
+    def members(lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
+        del lock, scan
+        job.add((700,), "left")
+
+    found = cleanup.find_leftovers(node, lambda o: o.token == one.token, judge_with(node, members))
     assert cleanup.format_leftovers(found).encode("utf-8") != b""
 
 
@@ -284,7 +301,7 @@ def carriers(box: Box, **changes: object) -> dict[int, str]:
     node = box.node()
     lock = Lock(bus(0), record(pid=500, add_grp_id=GID, **changes), "")
     lock.anchors = [(600, 1000, GID + 1)]
-    return SgeLeftoverFinder(node)(lock, ProcessScan(Proc(node.settings.proc_root)))
+    return find_job_processes(lock, ProcessScan(node.proc), SgeMembers(node)).pids
 
 
 def test_carriers_of_the_jobs_groups_are_its_own(box: Box) -> None:
@@ -292,8 +309,8 @@ def test_carriers_of_the_jobs_groups_are_its_own(box: Box) -> None:
     box.proc.add(701, groups=[GID + 1])
     box.proc.add(702, groups=[GID + 2])
     assert carriers(box) == {
-        700: f"of the job's group {GID}",
-        701: f"of the job's group {GID + 1}",
+        700: f"carries the job's group {GID}",
+        701: f"carries the job's group {GID + 1}",
     }
 
 
@@ -357,7 +374,8 @@ def test_a_look_that_was_cut_short_proves_no_groups_owner(box: Box) -> None:
     scan = ProcessScan(node.proc)
     assert list(scan.statuses()) != []
     scan.partial = True
-    assert SgeLeftoverFinder(node)(Lock(bus(0), record(pid=500, add_grp_id=GID), ""), scan) == {}
+    lock = Lock(bus(0), record(pid=500, add_grp_id=GID), "")
+    assert find_job_processes(lock, scan, SgeMembers(node)).pids == {}
 
 
 def test_a_shepherd_that_has_just_ended_owns_no_group(box: Box, tmp_path: Path) -> None:
@@ -395,7 +413,7 @@ def test_who_shed_the_jobs_group_is_found_in_its_cgroup(cell: Box) -> None:
     confine(cell, "12.1", 500, 1000, 700, 701)
     confine(cell, "13.1", 501, 1000, 702)
 
-    assert carriers(cell) == {700: "in the job's cgroup", 701: f"of the job's group {GID}"}
+    assert carriers(cell) == {700: "is in the job's cgroup", 701: f"carries the job's group {GID}"}
     cell.settings["ISOLATION"] = "off"
     assert list(carriers(cell)) == [701]
 
@@ -404,14 +422,17 @@ def test_a_task_that_still_runs_is_not_left_behind_and_what_one_left_that_is_ove
     cell: Box,
 ) -> None:
     cell.proc.add(600, "sge_shepherd", start=1000)
+    cell.proc.add(700)
     confine(cell, "12.1", 600, 1000, 700)
     assert carriers(cell) == {}
 
     cell.proc.remove(600)
-    assert carriers(cell) == {700: "in the job's cgroup"}
+    assert carriers(cell) == {700: "is in the job's cgroup"}
 
 
 def test_a_cgroup_of_a_cgroup_counts_and_one_that_cannot_be_read_is_none(cell: Box) -> None:
+    cell.proc.add(700)
+    cell.proc.add(701)
     confine(cell, "12.1", 500, 1000, 0, 700)
     inner = cell.root / "sys/fs/cgroup/unified/system.slice/sgeexecd.service"
     inner = inner / cgroup_name("12.1", 500, 1000) / "inner"
@@ -430,6 +451,39 @@ def test_what_of_the_cgroup_is_above_the_epilog_or_roots_is_spared(cell: Box) ->
     cell.proc.add(702, "ours", uids=(0,) * 4)
     confine(cell, "12.1", 500, 1000, 500, 700, 701, 702)
     node = cell.node()
-    judge = Judge(node.boot_id, node.name, ProcessScan(node.proc), {})
-    found = cleanup.find_leftovers(node, lambda o: o.job_id == "12", judge, SgeLeftoverFinder(node))
+    judge = judge_with(node, SgeMembers(node))
+    found = cleanup.find_leftovers(node, lambda o: o.job_id == "12", judge)
     assert [left.pid for left in found] == [700]
+
+
+# --- Slurm, where no cgroup marks a job's processes -----------------------------------------------
+
+
+@pytest.mark.attack
+def test_of_a_job_that_nothing_marks_the_owners_later_users_of_its_gpu_are_left(box: Box) -> None:
+    """Tried: with proctrack/linuxproc, `env -i` and setsid, so that a process survives the job with
+    its GPU open, and honest jobs on that GPU are cancelled.
+
+    Stopped by: the open device: who opened it is the owner's, and began after the claim.
+    """
+    one = hold(box, uid=1000, claimed_boottime=0.0)
+    node = box.node()
+    claimed = node.store.read(bus(0)).owner
+    assert claimed is not None
+    later = int(claimed.claimed_boottime * TICKS) + 1
+    fds = {9: box.dev / "nvidia0"}
+    box.proc.add(700, uids=(1000,) * 4, start=later, fds=fds)
+    box.proc.add(701, uids=(1000,) * 4, start=later - 100 * TICKS, fds=fds)
+    box.proc.add(702, uids=(1001,) * 4, start=later, fds=fds)
+    box.proc.add(703, uids=(1000,) * 4, start=later)
+
+    def ended(unmarked: bool) -> list[int]:
+        def members(lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
+            del lock, scan
+            job.unmarked = unmarked
+
+        judge = judge_with(node, members)
+        found = cleanup.find_leftovers(node, lambda o: o.token == one.token, judge)
+        return [left.pid for left in found]
+
+    assert (ended(True), ended(False)) == ([700], [])

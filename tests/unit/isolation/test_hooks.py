@@ -360,7 +360,7 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
         make_liveness_judge(node),
         hook.make_sge_judge(node),
     ):  # gpulockd's, and a claim's
-        assert judges.leftover_reason(lock) == "process 700 is in the job's cgroup"
+        assert judges.job_processes(lock).reason() == "process 700 is in the job's cgroup"
     dead: dict[str, LivenessRule] = {
         "sge": lambda lock, scan: Verdict(DEAD, f"{lock}, {scan}: gone")
     }
@@ -371,7 +371,7 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
     procs = next((site.root / "cgroup").glob("*/cgroup.procs"))
     procs.unlink()
     procs.mkdir()
-    assert "cannot be read" in make_liveness_judge(node).leftover_reason(lock)
+    assert "cannot be read" in make_liveness_judge(node).job_processes(lock).reason()
     procs.rmdir()  # of a cgroup that is gone
     assert stop(site, spooled, **CGROUP) == RUN
     assert site.locks() == []

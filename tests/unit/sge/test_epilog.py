@@ -64,7 +64,9 @@ def test_what_environment_and_files_of_the_job_say_does_not_matter(site: Site) -
 def test_a_process_that_is_left_keeps_the_lock_and_the_exit_code_is_0(site: Site) -> None:
     job = site.run(gpus(2))
     start(site, job)
-    site.proc.add(700, session=SHEPHERD)
+    owner = site.node().store.read(bus(0)).owner
+    assert owner is not None
+    site.proc.add(700, session=SHEPHERD, uids=(owner.uid,) * 4)
     end(site, job)
     found = [site.node().store.read(bus(n)).owner for n in (0, 1)]
     assert [one.draining for one in found if one] == [1, 1]

@@ -9,7 +9,8 @@ import pytest
 
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.node.procfs import Proc
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
 from gpulock.sge.verdict import SgeJobRule
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
@@ -42,9 +43,10 @@ class Host:
         self.fake.shepherd(pid, cwd)
 
     def verdict(self, simulated: bool = False) -> Verdict:
-        scan = ProcessScan(Proc(str(self.fake.root)))
-        rule = SgeJobRule(simulated, str(self.root / "sys"))
-        return Judge(BOOT, NAME, scan, {"sge": rule}).verdict(self.lock)
+        keys = {"PROC_ROOT": str(self.fake.root), "SYS_ROOT": str(self.root / "sys")}
+        node = Node(Settings(keys | ({"SIMULATION": str(self.root)} if simulated else {})))
+        scan = ProcessScan(node.proc)
+        return Judge(BOOT, NAME, scan, {"sge": SgeJobRule(node)}).verdict(self.lock)
 
     def unit(self, populated: int, top: str = "") -> None:
         """Give job 12 no group, but a unit of systemd, in a tree of cgroup version 2."""
@@ -175,7 +177,7 @@ def test_a_shepherd_of_another_group_is_no_heir(host: Host) -> None:
 def test_a_shepherd_whose_group_cannot_be_read_is_no_heir(host: Host, config: str) -> None:
     host.fake.shepherd(900, host.spool("900.1", config))
     host.fake.add(901, ppid=900, groups=[GID])
-    assert host.verdict().state == ALIVE
+    assert host.verdict().state == UNKNOWN
 
 
 def test_a_job_that_names_the_group_in_its_arguments_is_no_heir(host: Host) -> None:
@@ -199,7 +201,7 @@ def test_a_simulated_job_is_judged_by_its_session_and_needs_no_execd(host: Host)
 
 
 def test_a_record_with_a_start_time_no_kernel_has_is_dead_only_by_its_group(host: Host) -> None:
-    host.fake.shepherd(500, host.spool("12.1"))
+    host.fake.shepherd(500, host.spool("12.1", "add_grp_id=65499\n"))
     host.lock = Lock("x", record(start=10**30), "")
     assert host.verdict().state == DEAD
     host.fake.add(700, groups=[GID])

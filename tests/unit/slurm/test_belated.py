@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.node.procfs import Proc
+from gpulock.node.procfs import TICKS, Proc
 from gpulock.slurm import epilog
-from gpulock.slurm.epilog import TICKS
 from tests.support.slurm_site import RUN, Site, row
 from tests.support.trees import FakeProc, bus
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.job_processes import find_job_processes
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, scan_of, slurm_lock
 
@@ -18,11 +19,13 @@ V2 = "system.slice/slurmstepd.scope/job_12"
 
 def left(site: Site) -> str:
     """Return what is left of job 12 once its steps are over."""
-    return SlurmSteps(site.node().settings).describe_leftover(slurm_lock(), scan_of(site))
+    steps = SlurmSteps(site.node().settings)
+    return find_job_processes(slurm_lock(), scan_of(site), steps.add_members).reason()
 
 
 def left_or_step(site: Site) -> str:
-    return SlurmSteps(site.node().settings).describe_leftover_or_step(slurm_lock(), scan_of(site))
+    steps = SlurmSteps(site.node().settings)
+    return find_job_processes(slurm_lock(), scan_of(site), steps.add_members_and_steps).reason()
 
 
 @pytest.mark.parametrize("step", ["", "/step_extern", "/step_0", "/step_batch/task_0", "/a/b/c/d"])

@@ -9,9 +9,8 @@ import pytest
 
 from gpulock.hooks import cleanup
 from gpulock.hooks.cleanup import LeftoverProcess
-from gpulock.node.procfs import Proc
+from gpulock.node.procfs import TICKS, Proc
 from gpulock.slurm import epilog, prolog
-from gpulock.slurm.epilog import TICKS
 from tests.support.slurm_site import NODE_BROKEN, OTHER_UID, ROOT, RUN, UID, Site, freezer
 from tests.support.trees import bus
 

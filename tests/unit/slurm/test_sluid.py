@@ -12,6 +12,7 @@ import shutil
 
 import pytest
 
+from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node.procfs import Proc
 from gpulock.slurm.steps import SlurmSteps, is_slurm_job_process
@@ -27,7 +28,7 @@ CONTAINER = "/docker.slice/docker-1.scope"
 def left(site: Site, sluid: str = "") -> str:
     """Return what is left of job 12, whose Prolog was told a SLUID."""
     steps = SlurmSteps(site.node().settings)
-    return steps.describe_leftover(slurm_lock(sluid=sluid), scan_of(site))
+    return find_job_processes(slurm_lock(sluid=sluid), scan_of(site), steps.add_members).reason()
 
 
 def hidden(site: Site, path: str, pid: int = 900, uid: int = UID) -> None:

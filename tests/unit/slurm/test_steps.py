@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node import timed_read
 from gpulock.slurm import steps
@@ -26,12 +27,12 @@ def found(site: Site, scan: ProcessScan | None = None) -> tuple[SlurmSteps, Proc
 def left(site: Site, **changes: object) -> str:
     """Return what is left of job 12 once its steps are over."""
     sight, scan = found(site)
-    return sight.describe_leftover(slurm_lock(**changes), scan)
+    return find_job_processes(slurm_lock(**changes), scan, sight.add_members).reason()
 
 
 def left_or_step(site: Site, **changes: object) -> str:
     sight, scan = found(site)
-    return sight.describe_leftover_or_step(slurm_lock(**changes), scan)
+    return find_job_processes(slurm_lock(**changes), scan, sight.add_members_and_steps).reason()
 
 
 def attached(site: Site, **changes: object) -> Lock:
@@ -277,6 +278,7 @@ def test_init_is_no_hook_and_nobody_is_where_an_environment_is_not_to_be_seen(
     assert owner is not None
     assert (sight.find_running_hook(owner, scan), scan.blind) == (0, "")
     fail_at(monkeypatch, "open", "/900/environ", PermissionError(13, "denied"))
+    sight, scan = found(site)
     assert (sight.find_running_hook(owner, scan), "900" in scan.blind) == (0, True)
 
 
@@ -327,8 +329,9 @@ def hung(site: Site, pid: int, uid: int, name: str = "python") -> None:
 def test_a_users_hanging_process_affects_only_that_users_jobs(site: Site) -> None:
     hung(site, 900, UID)
     sight, scan = found(site)
-    assert "process 900 hangs" in sight.describe_leftover(slurm_lock(), scan)
-    assert sight.describe_leftover(slurm_lock(uid=OTHER_UID), scan) == ""
+    assert "process 900 hangs" in find_job_processes(slurm_lock(), scan, sight.add_members).doubt
+    other = slurm_lock(uid=OTHER_UID)
+    assert find_job_processes(other, scan, sight.add_members).reason() == ""
     assert (sight.find_running_hook(record_of(), scan), scan.blind) == (0, "")
 
 

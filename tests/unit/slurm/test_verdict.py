@@ -229,6 +229,6 @@ def test_a_prolog_judges_no_other_job_of_this_boot_and_asks_nobody(site: Site, b
 def test_an_epilog_judges_nobody_but_what_is_left_of_its_own(site: Site) -> None:
     assert verdict(site, True, epilog.make_slurm_epilog_judge).state == UNKNOWN
     made = epilog.make_slurm_epilog_judge(site.node())
-    assert made.leftover_reason(slurm_lock()) == ""
+    assert made.job_processes(slurm_lock()).reason() == ""
     site.cgroup(freezer(), 900)
-    assert made.leftover_reason(slurm_lock()) != ""
+    assert made.job_processes(slurm_lock()).reason() != ""

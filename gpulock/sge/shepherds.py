@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemons of Grid Engine on this node: execd, and the shepherds with the groups of their jobs.
+
+Hot, loaded when a lock must be judged. Anybody can give a process any name, and a set-user-id
+program runs as root: a daemon is known by its uid and its program.
+"""
+
+import os
+
+from gpulock.alloc.process_owner import is_root_program
+from gpulock.alloc.process_scan import ProcessScan
+from gpulock.node.procfs import OVER
+from gpulock.sge import spool
+
+EXECD = "sge_execd"
+UNREADABLE_GROUP = -1  # stands for the group of a shepherd that does not show it
+CONFIG_HEAD = 4096  # bytes: the group is the fourth line, a job's arguments come later
+
+
+def why_execd_hidden(scan: ProcessScan) -> str:
+    """Return why Grid Engine cannot be seen from here, or nothing.
+
+    execd must be there (no hidden or foreign /proc) and its directory readable (CAP_SYS_PTRACE).
+    """
+    daemons = find_root_processes(scan, EXECD)
+    if not daemons:
+        return "no sge_execd is visible: is it down, or is this a container?"
+    reason = ""
+    for pid in daemons:
+        try:
+            scan.proc.link(pid, "cwd")
+            return ""
+        except OSError as fault:
+            reason = f"sge_execd's directory cannot be seen: {fault}"
+    return reason
+
+
+def find_root_processes(scan: ProcessScan, name: str, uid: int = 0) -> list[int]:
+    """Return root's processes of one program; in a simulation its owner's, `uid`, of that name."""
+    named = [pid for pid in scan.named(name) if scan.status(pid).uids[0] == uid]
+    return [pid for pid in named if uid or is_root_program(scan.proc, pid, name)]
+
+
+def find_shepherd_groups(scan: ProcessScan) -> dict[int, list[int]]:
+    """Return the supplementary group of each living shepherd's job, with those shepherds.
+
+    Those whose group cannot be read are below UNREADABLE_GROUP.
+    """
+    found: dict[int, list[int]] = {}
+    places = find_active_jobs_folders(scan)
+    for pid in find_shepherds(scan):
+        if not is_in_spool_folder(scan, pid, places):
+            continue  # a fork in a folder of that name which a user made
+        try:
+            text = read_config_head(f"{scan.proc.root}/{pid}/cwd/config")
+            gid = int(spool.parse_shepherd_config(text)["add_grp_id"][0])
+        except (OSError, ValueError, KeyError):
+            if has_process_ended(scan, pid):
+                continue
+            gid = UNREADABLE_GROUP
+        found.setdefault(gid, []).append(pid)
+    return found
+
+
+def read_config_head(path: str) -> str:
+    """Return the first lines of a shepherd's configuration; raise OSError.
+
+    A job may have megabytes of arguments, and each epilog asks every shepherd.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return os.read(fd, CONFIG_HEAD).decode("utf-8", "surrogateescape")
+    finally:
+        os.close(fd)
+
+
+def find_shepherds(scan: ProcessScan, uid: int = 0) -> list[int]:
+    """Return the living shepherds, but for what they fork to become a hook or a job.
+
+    Such a fork opens the job's output first, and hangs there for ever where a user made that a
+    FIFO, its shepherd dead or not. It is in a folder of the user's by then, which says nothing.
+    """
+    named = find_root_processes(scan, spool.SHEPHERD_NAME, uid)
+    return [
+        pid for pid in named if scan.status(pid).ppid not in named and is_in_spool_folder(scan, pid)
+    ]
+
+
+def find_active_jobs_folders(scan: ProcessScan) -> tuple[str, ...]:
+    """Return where the jobs of each execd that runs have their folders."""
+    found: list[str] = []
+    for pid in find_root_processes(scan, EXECD):
+        try:
+            found.append(f"{scan.proc.link(pid, 'cwd')}{spool.ACTIVE_JOBS}")
+        except OSError:
+            continue
+    return tuple(found)
+
+
+def is_in_spool_folder(scan: ProcessScan, pid: int, places: tuple[str, ...] = ()) -> bool:
+    """Return whether a process is in a job's spool directory, as a shepherd always is.
+
+    `places` are where those are, none where no execd tells. One that cannot be seen may be there.
+    """
+    try:
+        cwd = scan.proc.link(pid, "cwd")
+    except OSError:
+        return True
+    return cwd.startswith(places) if places else spool.ACTIVE_JOBS in cwd
+
+
+def has_process_ended(scan: ProcessScan, pid: int) -> bool:
+    """Return whether a process has ended since it was listed."""
+    try:
+        return scan.proc.stat(pid).state in OVER and scan.proc.finished(pid)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        return False

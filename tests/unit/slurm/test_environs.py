@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Slurm job a process was started for: each environment is read once, within a limit."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gpulock.alloc.job_processes import find_job_processes
+from gpulock.alloc.process_scan import ProcessScan
+from gpulock.node.procfs import Proc
+from gpulock.slurm import environs
+from gpulock.slurm.environs import StartedAs, environ_value
+from gpulock.slurm.steps import SlurmSteps
+from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, slurm_lock
+
+
+@pytest.mark.parametrize(
+    ("environ", "value"),
+    [
+        (b"SLURM_JOB_ID=12\0A=b\0", b"12"),
+        (b"A=b\0SLURM_JOB_ID=12", b"12"),
+        (b"A=b\0SLURM_JOB_ID=12\0SLURM_JOB_ID=13\0", b"12"),
+        (b"A=SLURM_JOB_ID=12\0", b""),
+        (b"XSLURM_JOB_ID=12\0", b""),
+        (b"SLURM_JOB_ID=\0", b""),
+        (b"SLURM_JOB_IDS=12\0", b""),
+        (b"\0" * 1000 + b"SLURM_JOB_ID=12\0", b"12"),
+        (b"", b""),
+    ],
+)
+def test_a_variable_is_what_stands_between_two_zeros(environ: bytes, value: bytes) -> None:
+    assert environ_value(environ, b"SLURM_JOB_ID=") == value
+
+
+def test_a_job_is_known_by_its_id_on_this_node_and_no_job_by_an_empty_one() -> None:
+    started = StartedAs(b"SLURM_JOB_ID=12\0SLURMD_NODENAME=n1\0")
+    assert started.is_of("12", "n1")
+    assert not any([started.is_of("1", "n1"), started.is_of("12", "n"), started.is_hook()])
+    assert not StartedAs(b"SLURM_JOB_ID=\0SLURMD_NODENAME=n1\0").is_of("", "n1")
+
+
+def reasons(site: Site, *uids: int) -> list[str]:
+    """Return why something may be left of a job of each user, by one look."""
+    node = site.node()
+    steps, scan = SlurmSteps(node.settings), ProcessScan(node.proc)
+    locks = [slurm_lock(uid=uid) for uid in uids]
+    return [find_job_processes(lock, scan, steps.add_members).reason() for lock in locks]
+
+
+@pytest.mark.attack
+def test_a_users_environments_are_read_once_for_all_locks(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: many processes with large environments beside many locks, so that a judge of each lock
+    reads each of them.
+
+    Stopped by: one reading of a user's environments a look, whoever asks.
+    """
+    for pid in range(900, 910):
+        site.process(pid, "python")
+    reads: list[int] = []
+    read_memory = Proc.read_memory
+
+    def counted(self: Proc, pid: int, name: str) -> bytes:
+        reads.append(pid)
+        return read_memory(self, pid, name)
+
+    monkeypatch.setattr(Proc, "read_memory", counted)
+    assert reasons(site, UID, UID, UID) == ["", "", ""]
+    assert sorted(reads) == [*range(900, 910)]
+
+
+@pytest.mark.attack
+def test_a_look_at_one_users_environments_has_an_end_and_is_a_doubt_of_that_user_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: 1,500 processes of 640,000 strings each: an Epilog took 84 s, gpulockd more.
+
+    Stopped by: half a second for one user, whose own locks then stay.
+    """
+    site.process(900, "python")
+    monkeypatch.setattr(environs, "ONE_USER", -1.0)
+    own, other = reasons(site, UID, OTHER_UID)
+    assert (own, other) == (f"no time for the environment of process 900 of uid {UID}", "")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("uids", [(0, 0, 0, 0), (0, UID, 0, UID)])
+def test_a_set_user_id_program_under_the_name_of_a_step_daemon_is_none(
+    site: Site, uids: tuple[int, ...]
+) -> None:
+    """Tried: a link `slurmstepd` to sudo, started with the title of another user's ended job.
+
+    Stopped by: the program that runs, which is no slurmstepd.
+    """
+    site.set(SIMULATION="")
+    node = site.node()
+    site.proc.add(700, "slurmstepd", uids=uids, exe="/usr/bin/sudo")
+    (site.proc.root / "700/cmdline").write_bytes(b"slurmstepd: [12.0]\0")
+    steps, scan = SlurmSteps(node.settings), ProcessScan(node.proc)
+    assert steps.daemons(scan) == {}
+    site.proc.add(701, "slurmd", uids=uids, exe="/usr/bin/sudo")
+    assert not steps.is_slurmd_seen(ProcessScan(node.proc))
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("uids", "mode", "at_work"),
+    [
+        ((ROOT,) * 4, 0o755, 900),
+        ((ROOT,) * 4, 0o4755, 0),
+        ((ROOT, UID, ROOT, UID), 0o755, 0),
+    ],
+)
+def test_a_set_user_id_program_with_a_hooks_environment_is_no_hook(
+    site: Site, uids: tuple[int, ...], mode: int, at_work: int
+) -> None:
+    """Tried: `at` or sudo, left by its parents, with SLURM_SCRIPT_CONTEXT of another's dead job.
+
+    Stopped by: all four uids, and the mode of the program.
+    """
+    program = site.root / "program"
+    program.touch()
+    program.chmod(mode)
+    site.proc.add(900, "sh", ppid=1, uids=uids, exe=str(program))
+    site.started_with(900, **site.environ(SLURM_SCRIPT_CONTEXT="epilog_slurmd"))
+    node = site.node()
+    owner = slurm_lock().owner
+    assert owner is not None
+    steps = SlurmSteps(node.settings)
+    assert steps.find_running_hook(owner, ProcessScan(node.proc)) == at_work
+    assert os.geteuid() == ROOT

@@ -3,7 +3,7 @@
 
 Hot, loaded when a lock must be judged. It is a union, and an empty cgroup ends no question: with a
 systemd user manager a process leaves its job's cgroup, and keeps descriptors and supplementary
-group (docs/facts/isolation.md, ways out of a cgroup). Who has the device open is asked besides (device_users).
+group (docs/facts/isolation.md, ways out of a cgroup). `device_users` asks who has the device open.
 """
 
 from gpulock.alloc.process_scan import ProcessScan

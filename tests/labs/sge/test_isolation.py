@@ -93,8 +93,9 @@ class Site:
         return not self.left() or not (reap(self.gpus, NODE) and self.left())
 
 
-@pytest.fixture
-def site(gpus: Gpulock) -> Iterator[Site]:
+@contextmanager
+def isolated(gpus: Gpulock) -> Generator[Site]:
+    """Have a node confine its jobs for a while."""
     dev = gpus.sge.lab / "dev"
     make_nodes(dev, GPUS)
     try:
@@ -108,6 +109,12 @@ def site(gpus: Gpulock) -> Iterator[Site]:
             service.close()
     finally:
         shutil.rmtree(dev)
+
+
+@pytest.fixture
+def site(gpus: Gpulock) -> Iterator[Site]:
+    with isolated(gpus) as made:
+        yield made
 
 
 def test_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:

@@ -17,11 +17,21 @@ from tests.labs.sge.wait import until
 from tests.labs.slurm.releases import HAS_SLICE, HAS_SLUIDS, STARTS_ANEW
 from tests.labs.systemd.gpulock import Node, Package, make_package
 from tests.labs.systemd.machine import Machine
-from tests.labs.systemd.slurm_node import SLICE, SLURMD, Kind, SlurmNode, install_slurm
+from tests.labs.systemd.slurm_node import HOME, SLICE, SLURMD, UID, Kind, SlurmNode, install_slurm
 
 pytestmark = pytest.mark.lab
 KINDS = (Kind("isolation", "cgroup"), Kind("constrain", "off", "RunInJob"))
 SCOPE = "slurmstepd.scope"
+# Keeps a GPU by another path: a mere place (O_PATH), for want of a driver.
+KEEP = """\
+import os, subprocess, sys, time
+open("alias", "w").close()
+subprocess.run(["mount", "--bind", f"/dev/{sys.argv[1]}", "alias"], check=True)
+opened = os.open("alias", os.O_PATH)
+print(os.readlink(f"/proc/self/fd/{opened}"), flush=True)
+open("kept", "w").close()
+time.sleep(600)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -249,3 +259,28 @@ def test_what_hides_in_the_jobs_cgroup_keeps_its_lock(slurm: SlurmNode) -> None:
         interval=0.5,
         why=slurm.logs,
     )
+
+
+@pytest.mark.attack
+def test_a_gpu_that_is_open_below_the_users_own_manager_stays_locked(slurm: SlurmNode) -> None:
+    """Tried: `systemd-run --user --scope` takes a process with its GPU out of the job's cgroup; the
+    node is bound to a file of the user's.
+
+    Stopped by: an empty cgroup ends no question, and each open file is asked for its device.
+    """
+    slurm.run("systemctl", "start", f"user@{UID}.service")
+    slurm.machine.write("/srv/keep.py", KEEP)
+    leave = f"env -i PATH=$PATH XDG_RUNTIME_DIR=/run/user/{UID} systemd-run --user --scope --quiet"
+    keep = "unshare -Urm /usr/bin/python3 -IS /srv/keep.py $(cat card)"
+    text = f"{waiting_for('card')}{leave} {keep} >keep.out 2>&1 </dev/null &\necho child=$!\n"
+    job = slurm.submit(text + waiting_for("kept"), "--gres=gpu:1")
+    (card,) = until(lambda: slurm.held_by(job) or None, what="a GPU for the job", why=slurm.logs)
+    slurm.machine.write(f"{HOME}/card", card)
+    pid = child_of(slurm.wait_said(job, "child="))
+    assert slurm.wait_over(job) == "COMPLETED"
+    assert f"/user@{UID}.service/" in cgroup_of(slurm, pid)
+    assert "nvidia" not in slurm.machine.path(f"{HOME}/keep.out").read_text()
+    assert not is_reaped(slurm, job)
+    assert slurm.held_by(job) == {card}
+    slurm.run("kill", "-KILL", str(pid))
+    until(lambda: is_reaped(slurm, job), what="the GPU to be free", why=slurm.logs)

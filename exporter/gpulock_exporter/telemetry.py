@@ -151,7 +151,8 @@ class Xid(FrameRecord):
 class Frame(FrameRecord):
     """One look at all devices. `failures` has the error of each collector that failed.
 
-    `lost` has the driver's words on each card that was there and is lost, by bus id.
+    `lost` has the driver's words on each card that was there and is lost, by bus id. `complete` is
+    whether NVML was asked for every card: one that is not among `devices` does not answer.
     """
 
     sequence: int
@@ -163,6 +164,7 @@ class Frame(FrameRecord):
     durations: dict[str, float] = field(default_factory=dict[str, float])  # by collector, seconds
     failures: dict[str, str] = field(default_factory=dict[str, str])
     lost: dict[str, str] = field(default_factory=dict[str, str])
+    complete: bool = False
     version: int = VERSION
 
 

@@ -7,6 +7,7 @@ locks are told, and it recovers by itself.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -14,9 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpulock.daemon.health.suspects import SuspectWriter
+from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.rounds import Rounds
+from gpulock.deadline import clock_boottime
+from gpulock.node.settings_file import read_settings
 from tests.exporter.child import until
 from tests.exporter.whole import UTILISATION, Whole
 from tests.nvml.double import Double
+from tests.support.journal import HeardJournal
 
 LOOKED = "gpulock_sample_timestamp_seconds"
 
@@ -82,6 +89,32 @@ def test_a_card_off_the_bus_is_missing_and_comes_back(tmp_path: Path) -> None:
         assert sum(found.all("gpulock_gpus")) == 3
         nvml.reset()
         exporter.until(lambda s: s.all("gpulock_gpus", state="missing") == [0])
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_the_next_claim_gets_another_card_than_the_lost_one(tmp_path: Path, counted: bool) -> None:
+    """A worker that starts after the loss gets no handle of the card, or does not count it."""
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
+        Whole(tmp_path, nvml, settings={"EXPORTER_DIR": str(tmp_path / "exporter")}) as exporter,
+    ):
+        exporter.up(3)
+        if counted:
+            nvml.lose(0)
+        else:
+            nvml.set("gpu0.gone", 1)
+        for worker in exporter.workers():
+            worker.kill()
+        exporter.until(lambda s: s.all("gpulock_nvml_up") == [1] and len(s.all(UTILISATION)) == 2)
+        settings = read_settings(str(exporter.config))
+        journal = HeardJournal()
+        rounds = Rounds(DaemonNode(settings), journal, [SuspectWriter(journal)])
+        assert rounds.run_round(clock_boottime()) is not None
+        first, second, _ = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))
+        assert [line for line in journal.said() if f"{first} does not answer" in line]
+        exporter.gpulock("claim", "-n", "1", "--pid", str(os.getpid()))
+        assert os.listdir(f"{settings.lock_dir}/locks") == [second]
+        rounds.close()
 
 
 @pytest.mark.parametrize("crashes", [False, True])

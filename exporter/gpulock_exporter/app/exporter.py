@@ -7,6 +7,7 @@ last moment that is whole; none waits for the driver or for a lock.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -19,7 +20,11 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock_exporter.clock import Clock, Moment
 from gpulock_exporter.files.publish import ExporterFolder
-from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
+from gpulock_exporter.files.sample_file import (
+    restore_exporter_memory,
+    restore_lost_cards,
+    sample_text,
+)
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.exposition import FamilyTexts, render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
@@ -101,9 +106,9 @@ class Exporter:
         """Go on from where an earlier exporter of this boot stopped; raise OSError."""
         self._folder.open()
         now, overtaken = self._clock.now().boottime, self._folder.is_overtaken()
-        self._book.memory = restore_exporter_memory(
-            self._folder.last(), self._node.boot_id, now, overtaken
-        )
+        left = self._folder.last()
+        self._book.memory = restore_exporter_memory(left, self._node.boot_id, now, overtaken)
+        self._book.lost = restore_lost_cards(left, self._node.boot_id)
         if overtaken:
             self._say(f"gpulock-exporter: {OVERTAKEN % self._folder.path}")
 
@@ -113,7 +118,7 @@ class Exporter:
         self.listed.refresh_if_changed()
         facts = read_local_state(self._node, now.boottime, self._locks, self._jobs, self._steps)
         hung = name_hung_cards(supervisor.hung.out(), self.listed.devices)
-        over = self._book.tick(frames, facts, now, hung)
+        over = self._book.tick(frames, facts, now, hung, self._listed_cards())
         self._fault, supervisor.shared = supervisor.fault, frozenset(self._book.shares.cards)
         facts.read("files", lambda: self._write(over, now), None)
         health = ExporterHealth(
@@ -126,6 +131,14 @@ class Exporter:
         self._history.add(tick.utilization())
         everything = RenderedMetrics(lambda form: self.text(form, tick.snapshot(), frozenset()))
         self._tick, self._rendered = tick, everything
+
+    def _listed_cards(self) -> frozenset[str] | None:
+        """Return the bus ids of the cards that the driver lists now, None where nobody knows."""
+        if self.listed.devices is None:
+            return None
+        root = f"{self._node.settings.driver_root}/gpus"  # a stat takes no lock of the driver's
+        cards = {device.bus for device in self.listed.devices if not device.fault}
+        return frozenset(bus for bus in cards if os.path.lexists(f"{root}/{bus}"))
 
     def _tell(self, health: ExporterHealth, now: Moment) -> None:
         """Tell the journal why something fails, and that it is well again."""

@@ -38,7 +38,7 @@ from gpulock_exporter.state.collector_state import CollectorState, ExporterMemor
 from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals, XidCount
 from gpulock_exporter.state.monotonic import CounterReading, MonotonicCounter
 from gpulock_exporter.state.plausibility import UUID
-from gpulock_exporter.state.snapshot import DeviceProcesses
+from gpulock_exporter.state.snapshot import DeviceProcesses, LostCard
 from gpulock_exporter.telemetry import DeviceTelemetry
 
 GONE = "gone"  # the first word of the line of a device that lost its place
@@ -201,6 +201,13 @@ def restore_exporter_memory(
         }
     )
     return ExporterMemory(totals, ledger, found.sequence or 0)
+
+
+def restore_lost_cards(found: Sample | None, boot_id: str) -> dict[str, LostCard]:
+    """Return the cards that an exporter of this boot called lost, by bus id."""
+    if found is None or found.boot_id != boot_id:
+        return {}
+    return {bus: LostCard(*lost) for bus, lost in found.lost.items()}
 
 
 def restore_device_totals(name: str, seen: DeviceSample, now: float) -> DeviceTotals | None:

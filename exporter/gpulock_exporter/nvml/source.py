@@ -57,12 +57,14 @@ class NvmlSource:
         self._count = 0
         self._cards: list[NvmlCard] = []
         self._missing: dict[int, str] = {}  # indexes that gave no card, and why
+        self._denied = False  # this user may not open one of the cards
         self._lost: set[int] = set()  # indexes of what was lost at the last look
         self._events = XidEventSet()
         self._unlisted = ""  # why the processes could not be listed when they were asked for last
         self._opened = 0.0
         self._stale = False
         self._patience = FIRST_PATIENCE
+        self._retry_at = 0.0  # when a lost card is looked for again, 0 while none is lost
 
     def open(self) -> None:
         """Initialise NVML; raise RuntimeError with the driver's words where that cannot be."""
@@ -129,7 +131,7 @@ class NvmlSource:
         except (pynvml.NVMLError, ValueError) as fault:
             self._driver = ""
             look.fail("devices", "", fault)
-        self._missing = {}
+        self._missing, self._denied = {}, False
         look.note.cards = self._count
         for index in range(self._count):
             if not self._wanted.admits(index, self._count):
@@ -145,6 +147,7 @@ class NvmlSource:
             return NvmlCard(index, look, self._sys_root)
         except pynvml.NVMLError as fault:
             self._missing[index] = nvml_error_text(fault.value)
+            self._denied |= fault.value == pynvml.NVML_ERROR_NO_PERMISSION
         except (GpuLostError, NvmlStaleError, ValueError) as fault:
             self._missing[index] = str(fault)
         return None
@@ -172,10 +175,13 @@ class NvmlSource:
             look.note.enter_card(card.index, card.name)
             self._check(place, card, look, lost)
         if not lost:
-            self._patience = FIRST_PATIENCE
-        elif look.now - self._opened >= self._patience:
+            self._patience, self._retry_at = FIRST_PATIENCE, 0.0
+        elif not self._retry_at:
+            self._retry_at = look.now + self._patience
+        elif look.now >= self._retry_at:
             self._stale = True
             self._patience = min(2 * self._patience, LONGEST_PATIENCE)
+            self._retry_at = look.now + self._patience
         return lost
 
     def _check(self, place: int, card: NvmlCard, look: PollContext, lost: dict[int, str]) -> None:
@@ -204,6 +210,7 @@ class NvmlSource:
         for index, fault in sorted(lost.items()):
             look.fail("devices", names.get(index, f"card {index}"), fault)
         frame.lost = {names[index]: fault for index, fault in lost.items() if index in names}
+        frame.complete = self._count > 0 and not self._denied
         if self._lost - lost.keys():
             self._events.renew()
         self._lost = set(lost)

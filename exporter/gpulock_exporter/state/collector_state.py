@@ -8,7 +8,7 @@ locks go on. Nothing is read or written here but, through `kin`, the processes o
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpulock.alloc.process_owner import (
@@ -23,7 +23,7 @@ from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
 from gpulock_exporter.state.device_totals import TelemetryTotals
-from gpulock_exporter.state.join import SnapshotJoin
+from gpulock_exporter.state.join import NOT_LISTED, SnapshotJoin
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
 from gpulock_exporter.state.plausibility import usable_devices, usable_lost_cards
 from gpulock_exporter.state.share_use import MEMBERS, ShareUse, sum_share_memory
@@ -124,10 +124,12 @@ class CollectorState:
         facts: LocalState,
         now: Moment,
         hung: Mapping[str, str] | None = None,
+        listed: Collection[str] | None = None,
     ) -> dict[str, Accounts]:
         """Take the frames of this tick, oldest first; return the accounts of claims now over.
 
-        `hung` has why a card is left out of the frames, by bus id.
+        `hung` has why a card is left out of the frames, by bus id; `listed` are the bus ids of the
+        cards that the driver lists, None where that is not known.
         """
         self.offset = steady_offset(self.offset, now)
         held = ledger_claims(facts.locks, self.boot_id, now.boottime)
@@ -148,8 +150,11 @@ class CollectorState:
             facts.read("foreign", lambda: self._judge(facts.locks), None)
             over = ledger.advance(held, None, now.boottime)
         ledger.note_host(facts.host_usage)
-        told = usable_lost_cards(self.last) if self.last and self._is_fresh(now) else {}
-        self.lost = merge_lost_cards(self.lost, {**told, **(hung or {})}, now.boottime)
+        fresh = self.last if self._is_fresh(now) else None
+        why = find_lost_cards(
+            self.lost, fresh, {card_bus_id(name) for name in self.devices}, listed
+        )
+        self.lost = merge_lost_cards(self.lost, {**why, **(hung or {})}, now.boottime)
         self.memory.sequence += 1
         return over
 
@@ -248,6 +253,25 @@ class CollectorState:
             names = WITH_COUNTERS if "counters" in durations else ()
         every = sorted({*durations, *failures, *names})
         return {name: (durations.get(name), failures.get(name, "")) for name in every}
+
+
+def find_lost_cards(
+    before: Mapping[str, LostCard],
+    frame: Frame | None,
+    answering: Collection[str],
+    listed: Collection[str] | None,
+) -> dict[str, str]:
+    """Return why each card is lost, by bus id: those that a frame calls lost, or lacks. Pure.
+
+    `frame` is None where none is fresh, `listed` where the driver's list is not known. What was
+    lost before, and is listed, stays lost until it is among those `answering`.
+    """
+    why = {bus: one.why for bus, one in before.items() if listed is None or bus in listed}
+    if frame is None:
+        return why
+    absent = dict.fromkeys(listed or () if frame.complete else (), NOT_LISTED)
+    known = {bus: words for bus, words in {**absent, **why}.items() if bus not in answering}
+    return {**known, **usable_lost_cards(frame)}
 
 
 def merge_lost_cards(

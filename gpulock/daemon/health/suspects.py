@@ -27,6 +27,7 @@ from gpulock.store.checks import read_card_checks
 from gpulock.store.quarantine import SUSPECTS, SUSPECTS_LINE, read_suspect_cards
 
 LONGEST = 200  # characters of a reason
+PERIOD = 3.0  # seconds between two readings of the sample
 
 
 class SuspectWriter(Chore):
@@ -37,9 +38,19 @@ class SuspectWriter(Chore):
     def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
         self._journal = journal
         self._clock = clock
+        self._seen: tuple[Node, ReconcileReport] | None = None
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+        """Write what the exporter tells; raise OSError."""
+        self._seen = node, report
+        self.run_due(now)
+
+    def run_due(self, now: float) -> None:
         """Write what the exporter tells; without its word the last one stands. Raises OSError."""
+        self.due = now + PERIOD
+        if self._seen is None:
+            return
+        node, report = self._seen
         settings = node.settings
         told = sample.read_sample(
             settings.exporter_dir, self._clock(), node.boot_id, settings.max_sample_age
@@ -48,7 +59,12 @@ class SuspectWriter(Chore):
             return
         checks, _ = read_card_checks(node.store.path, node.boot_id)
         poor = {bus: describe_serious(card.found) for bus, card in checks.items()}
-        lost = read_lost_cards(told, report.devices)
+        cards = f"{settings.driver_root}/gpus"
+        lost = {
+            bus: why
+            for bus, why in read_lost_cards(told, report.devices).items()
+            if os.path.lexists(f"{cards}/{bus}")
+        }
         found = {bus: one_line(why)[:LONGEST] for bus, why in {**poor, **lost}.items() if why}
         if found != read_suspect_cards(node.store.path, node.boot_id):
             write_suspect_cards(node.store.path, found, node.boot_id)

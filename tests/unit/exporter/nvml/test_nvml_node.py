@@ -64,6 +64,23 @@ def test_a_lost_card_is_left_out_and_the_others_are_not_disturbed(tmp_path: Path
         assert (buses(frame), frame.failures) == ([FIRST, SECOND, THIRD], {})
 
 
+def test_a_card_is_looked_for_again_a_minute_after_its_loss_however_long_nvml_was_open(
+    tmp_path: Path,
+) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml, stopped=True) as eye:
+        eye.look()
+        eye.look(after=3600)
+        nvml.lose(1)
+        before = nvml.calls()
+        frames = [eye.look() for _ in range(60)]
+        assert all(frame.lost == {SECOND: "GPU is lost"} for frame in frames)
+        assert all(frame.complete for frame in frames)
+        assert (nvml.calls() - before)[INITIALISED] == 0
+        for _ in range(3):
+            eye.look()
+        assert (nvml.calls() - before)[INITIALISED] == 1
+
+
 def test_a_card_is_lost_where_its_uuid_is_known_but_nothing_else_answers(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
         eye.look()

@@ -85,6 +85,28 @@ def test_a_card_that_hangs_costs_its_own_values_alone_and_is_named(
         assert f"GPU at {bus}: nvmlDeviceGetTemperature hangs in the driver" in said
 
 
+@pytest.mark.parametrize("ends", [signal.SIGSEGV, signal.SIGABRT])
+def test_a_card_that_crashes_the_library_costs_its_own_values_alone_and_is_named(
+    tmp_path: Path, ends: signal.Signals
+) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
+        Whole(tmp_path, nvml, settings=AGE) as exporter,
+    ):
+        before = exporter.up(3).one(OBSERVED, gpu="2")
+        nvml.crash("nvmlDeviceGetTemperature", ends, gpu=1)
+        exporter.until(lambda s: answers_for(s, 0, 2))
+        bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[1]
+        words = f"nvmlDeviceGetTemperature ends its process by {ends.name}"
+        assert exporter.page_says(words)
+        assert f"lost {bus} " in (exporter.folder / "sample").read_text()
+        exporter.until(lambda s: sum(s.all(OBSERVED, gpu="2")) > before + 8)
+        assert answers_for(exporter.scrape(), 0, 2), "a trial has crashed meanwhile"
+        nvml.reset()
+        exporter.until(lambda s: answers_for(s, 0, 1, 2))
+        assert f"GPU at {bus}: {words}" in exporter.errors.read_text()
+
+
 def test_cards_that_hang_one_after_another_are_left_out_one_by_one(tmp_path: Path) -> None:
     with (
         Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cards whose calls hang in the driver: left out of the worker, tried apart, let in again.
+"""Cards whose calls hang in the driver or crash: left out of the worker, tried apart, let in again.
 
-A worker that looks at all cards is as slow as the slowest. The one that is started after a hang
-leaves out the card in whose call the last one was. That card is tried by a process of its own,
-which disturbs nobody, less and less often. Where it answers, the next worker asks it again.
+A worker that looks at all cards is as slow as the slowest. The one that is started after a hang or
+a crash leaves out the card in whose call the last one was. That card is tried by a process of its
+own, which disturbs nobody, less and less often. Where it answers, the next worker asks it again.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -21,32 +22,49 @@ from gpulock_exporter.worker.restart_policy import (
     decide_worker_action,
 )
 
+CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+)  # signals by which a library ends its process; others may send any of the rest
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 640.0  # seconds until a card is tried again
 FORGOTTEN = 3600.0  # seconds without a hang, after which the pauses start over
 MOST_STUCK = 4  # processes that cannot be killed, beyond which no worker is started beside them
 
 
 class HungCard(NamedTuple):
-    """A card with a call that hung: which call, when, how often, and when it is tried again."""
+    """A card with a call that hung or crashed: which, when, how often, when it is tried again.
+
+    `crash` is the signal by which that call ended its process, 0 where it hung.
+    """
 
     call: DriverCall
     at: float
     times: int
     due: float
     out: bool = True
+    crash: int = 0
 
     def words(self) -> str:
         """Return it as a clause."""
-        often = f", for the {self.times}th time" if self.times > 1 else ""
-        return f"{self.call.name or 'a call'} hangs in the driver{often}"
+        often = f", {self.times} times by now" if self.times > 1 else ""
+        how = "hangs in the driver"
+        if self.crash:
+            how = f"ends its process by {signal.Signals(self.crash).name}"
+        return f"{self.call.name or 'a call'} {how}{often}"
 
 
-def card_after_hang(before: HungCard | None, call: DriverCall, now: float) -> HungCard:
-    """Return a card whose call has hung now (CLOCK_BOOTTIME seconds). Pure."""
+def card_after_hang(
+    before: HungCard | None, call: DriverCall, now: float, crash: int = 0
+) -> HungCard:
+    """Return a card whose call has hung or crashed now (CLOCK_BOOTTIME seconds). Pure."""
     again = before is not None and now - before.at < FORGOTTEN
     times = before.times + 1 if before is not None and again else 1
     pause = min(FIRST_PAUSE * 2 ** min(times - 1, 16), LONGEST_PAUSE)
-    return HungCard(call, now, times, now + pause)
+    return HungCard(call, now, times, now + pause, crash=crash)
+
+
+def crash_signal(code: int | None) -> int:
+    """Return the signal by which a library ended its process, 0 where it did not. Pure."""
+    return -code if code is not None and -code in CRASHES else 0
 
 
 class HungCards:
@@ -84,9 +102,10 @@ class HungCards:
         indexes = frozenset(index for index, card in out.items() if card.call.cards == cards)
         return CardFilter(cards, indexes).words()
 
-    def leave_out(self, call: DriverCall) -> None:
-        """Leave out the card of a call that hangs."""
-        self.cards[call.card] = card_after_hang(self.cards.get(call.card), call, self._clock())
+    def leave_out(self, call: DriverCall, crash: int = 0) -> None:
+        """Leave out the card of a call that hangs, or that crashed by a signal."""
+        before = self.cards.get(call.card)
+        self.cards[call.card] = card_after_hang(before, call, self._clock(), crash)
 
     def keep_stuck(self, index: int, child: WorkerChild) -> bool:
         """Take over a process that hangs in a card's call and does not die; return whether."""
@@ -131,7 +150,7 @@ class HungCards:
         try:
             child = WorkerChild([*self._argv, *words], self._env, listened=False)
         except OSError:
-            self.leave_out(self.cards[index].call)
+            self.leave_out(self.cards[index].call, self.cards[index].crash)
             return
         self._trial = index, child
         self._seen = WorkerStatus(running=True, since=self._clock())
@@ -144,8 +163,10 @@ class HungCards:
             if code == 0:
                 self.cards[index] = self.cards[index]._replace(out=False)
                 return True
-            if not self._seen.killed:
-                self.leave_out(self.cards[index].call)  # the driver refuses: no better
+            if crash := crash_signal(code):
+                self.leave_out(child.call() or self.cards[index].call, crash)
+            elif not self._seen.killed:  # the driver refuses: no better
+                self.leave_out(self.cards[index].call, self.cards[index].crash)
             return False
         seen = replace(self._seen, calling=child.calling_since())
         act = decide_worker_action(self._clock(), seen, self._limits)

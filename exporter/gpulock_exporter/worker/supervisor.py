@@ -2,11 +2,11 @@
 """Keep one worker at work, and never wait for it.
 
 A frame that is late means a driver that hangs: the worker is killed. Where it was in the call of
-one card, the next one leaves that card out (hung_cards). One that does not even die
-(uninterruptible, in the driver) is abandoned and counted, and no second one is started beside it:
-it would hang as well, unless it can leave a card out. What is due is decided in restart_policy;
-`Supervisor.step` does it. It sleeps until there is something to do: a wakening costs the node as
-much as a good deal of work.
+one card, the next one leaves that card out (hung_cards), and so it does after a crash. One that
+does not even die (uninterruptible, in the driver) is abandoned and counted, and no second one is
+started beside it: it would hang as well, unless it can leave a card out. What is due is decided in
+restart_policy; `Supervisor.step` does it. It sleeps until there is something to do: a wakening
+costs the node as much as a good deal of work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import replace
 from gpulock_exporter.driver_calls import DriverCall
 from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError, decode_frame
 from gpulock_exporter.worker.child import WorkerChild
-from gpulock_exporter.worker.hung_cards import HungCards
+from gpulock_exporter.worker.hung_cards import HungCards, crash_signal
 from gpulock_exporter.worker.restart_policy import (
     POLL,
     REAP,
@@ -222,6 +222,8 @@ class Supervisor:
         """Notice that the child is over, without waiting for it."""
         if self._child is None or self._child.poll() is None:
             return
+        if not self._seen.killed:
+            self._leave_crashed_out(self._child.returncode)
         hurry = self._named is not None or (self._seen.killed > 0 and not self.fault)
         self._named = None
         if not self._seen.killed:
@@ -236,6 +238,15 @@ class Supervisor:
         if heard:
             self._backoff = FIRST_BACKOFF
         self._later(self._clock())
+
+    def _leave_crashed_out(self, code: int) -> None:
+        """Leave out the card in whose call a worker crashed; one that is out already is no news."""
+        call = self.worker.call() if self.worker else None
+        if call is None or not (crash := crash_signal(code)):
+            return
+        if call.card not in self.hung.out():
+            self._named = call
+        self.hung.leave_out(call, crash)
 
     def _later(self, now: float) -> None:
         """Put off the next start, each time longer until a worker has sent a frame."""

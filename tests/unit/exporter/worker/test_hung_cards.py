@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -161,6 +162,52 @@ def test_the_next_worker_leaves_the_card_out_until_a_trial_of_its_own_succeeds(n
     assert starts(nest)[-2] == "only=1/2"
     assert supervisor.hung.out() == {}
     step_until(nest, lambda: supervisor.fault == "")
+
+
+def test_how_often_a_card_was_left_out_is_said_in_words() -> None:
+    once = card_after_hang(None, CALL, 10.0)
+    twice = card_after_hang(once, CALL, 20.0, signal.SIGABRT)
+    assert once.words() == "nvmlDeviceGetTemperature hangs in the driver"
+    assert twice.words() == "nvmlDeviceGetTemperature ends its process by SIGABRT, 2 times by now"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ends", "out"), [("SEGV", True), ("KILL", False), ("TERM", False)])
+def test_a_worker_that_a_card_crashes_is_replaced_at_once_by_one_without_it(
+    nest: Nest, ends: str, out: bool
+) -> None:
+    body = WORKER.replace("exec sleep 60", f"kill -{ends} $$").replace("ROOT", str(nest.root))
+    supervisor = nest.supervise(body)
+    page = PAGE.pack(nest.clock.now, 1, 2, b"0000:3b:00.0", b"nvmlDeviceGetTemperature")
+    (nest.root / "call").write_bytes(page)
+    if not out:  # whoever ended it, it was not the card
+        step_until(nest, lambda: "ended with -" in supervisor.fault)
+        assert (starts(nest), supervisor.hung.out()) == ([""], {})
+        return
+    step_until(nest, lambda: starts(nest) == ["", "without=1/2"])
+    (card,) = supervisor.hung.out().values()
+    assert card.words() == "nvmlDeviceGetTemperature ends its process by SIGSEGV"
+    (nest.root / "call").write_bytes(b"")
+    pass_time(nest, FIRST_PAUSE + 1)
+    step_until(nest, lambda: supervisor.hung.cards[1].times == 2)  # the trial crashes, too
+    assert starts(nest) == ["", "without=1/2", "only=1/2"]
+    (nest.root / "well").touch()
+    pass_time(nest, 2 * FIRST_PAUSE + 1)
+    step_until(nest, lambda: starts(nest)[-1] == "")
+
+
+@pytest.mark.slow
+def test_a_worker_that_crashes_in_a_card_that_is_left_out_is_not_started_at_once(
+    nest: Nest,
+) -> None:
+    body = WORKER.replace("exec sleep 60", "kill -SEGV $$").replace("ROOT", str(nest.root))
+    supervisor = nest.supervise(body.replace("without=1/2", "without=1/3"))
+    (nest.root / "call").write_bytes(PAGE.pack(nest.clock.now, 1, 2, b"", b"nvmlX"))
+    step_until(nest, lambda: len(starts(nest)) == 2)
+    step_until(nest, lambda: supervisor.worker is None)
+    for _ in range(20):
+        supervisor.step(0.01)
+    assert len(starts(nest)) == 2
 
 
 @pytest.mark.slow

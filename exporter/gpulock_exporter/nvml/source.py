@@ -155,6 +155,7 @@ class NvmlSource:
     def _reopen(self, look: PollContext) -> None:
         """Initialise NVML again; what is known of the samples of a card stays with it."""
         samples = {card.uuid: card.samples for card in self._cards if card.uuid}
+        self._events.keep(look)
         self.close()
         self._open(look)
         for card in self._cards:

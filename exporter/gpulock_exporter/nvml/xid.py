@@ -45,10 +45,12 @@ class XidEventSet:
         self._pause = FIRST_PAUSE
         self._fault = ""
         self._old = False
+        self._kept: list[Xid] = []  # of a set that was closed since the last look
 
     def poll(self, look: PollContext, cards: Iterable[tuple[NvmlDevice, str]]) -> list[Xid]:
         """Return the XIDs since the last look; `cards` are those to hear of, with their UUIDs."""
-        found = self._taken(look)
+        found = [*self._kept, *self._taken(look)]
+        self._kept = []
         known = list(cards) if self._set is None or self._old or self._spoilers else []
         if self._spoilers and look.now >= self._try_again:
             self._try_again = look.now + LONGEST_PAUSE
@@ -79,6 +81,10 @@ class XidEventSet:
             else:
                 self._break(look, fault.value)
         return found
+
+    def keep(self, look: PollContext) -> None:
+        """Take what waits in the set, which is to be closed; the next look tells of it."""
+        self._kept += self._taken(look)
 
     def close(self) -> None:
         """Give the event set back."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from gpulock_exporter.telemetry import Frame
 
 from tests.nvml.double import ERROR_GPU_IS_LOST, ERROR_NOT_SUPPORTED, ERROR_UNKNOWN, Double
@@ -47,6 +48,32 @@ def test_the_xid_of_a_card_that_fell_off_the_bus_is_told(tmp_path: Path) -> None
         nvml.lose(1)
         nvml.event(1, 79)
         assert told(eye.look()) == [(uuid, 79)]
+
+
+@pytest.mark.parametrize("manner", ["lost", "not counted", "driver"])
+def test_an_xid_that_waits_while_nvml_is_initialised_again_is_told(
+    tmp_path: Path, manner: str
+) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml, stopped=True) as eye:
+        frame = eye.look()
+        first, second = device(frame, 0).uuid, device(frame, 1).uuid
+        if manner == "lost":
+            nvml.lose(1)
+            eye.look()
+            eye.look(after=70)  # the next look initialises NVML
+        elif manner == "not counted":
+            nvml.set("gpu1.gone", 1)
+        nvml.event(1, 48)
+        nvml.event(0, 31)
+        if manner == "driver":
+            nvml.fail("nvmlDeviceGetCount_v2", ERROR_UNKNOWN)
+            with pytest.raises(RuntimeError):
+                eye.look()
+            nvml.reset()
+        before = nvml.calls()
+        assert told(eye.look(after=6)) == [(second, 48), (first, 31)]
+        assert (nvml.calls() - before)["nvmlInitWithFlags"] == 1
+        assert told(eye.look()) == []
 
 
 def test_a_failing_event_set_is_remade_less_and_less_often(tmp_path: Path) -> None:

@@ -31,9 +31,15 @@ TRIAL_LOOKS = 2  # at a card that has hung: some of the calls are made from the 
 def main(argv: list[str]) -> int:
     """Look until standard input ends; return the exit code."""
     die_with_parent()
+    frames = os.dup(1)
+    os.dup2(2, 1)  # what a library prints there is no frame
     period, process_period, name = float(argv[1]), float(argv[2]), argv[3]
     words = dict(word.split("=", 1) for word in argv[4:])
     cards = parse_card_filter(words)
+
+    def send(line: bytes) -> None:
+        write_frame_line(frames, line)
+
     source = make_frame_source(name, CallNote(int(words.get("note", -1))), cards)
     try:
         source.open()
@@ -42,7 +48,7 @@ def main(argv: list[str]) -> int:
         return CANNOT_OPEN
     try:
         looks = None if cards.only is None else TRIAL_LOOKS
-        run_worker(source, period, process_period, sys.stdin.fileno(), write_frame_line, looks)
+        run_worker(source, period, process_period, sys.stdin.fileno(), send, looks)
     except RuntimeError as fault:  # the whole driver is gone: the next worker opens it again
         os.write(2, f"{fault}\n".encode())
         return CANNOT_OPEN
@@ -116,11 +122,11 @@ def sleep_until_next_look(
     return shared
 
 
-def write_frame_line(line: bytes) -> None:
+def write_frame_line(fd: int, line: bytes) -> None:
     """Write a whole frame; the parent reads whatever comes."""
     view = memoryview(line)
     while view:
-        view = view[os.write(1, view) :]
+        view = view[os.write(fd, view) :]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a library prints is none of the worker's frames."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.telemetry import decode_frame
+
+ROOT = Path(__file__).resolve().parents[4]
+PROGRAM = """
+import os, sys
+from gpulock_exporter.telemetry import Frame
+from gpulock_exporter.worker import process
+
+class Chatty:
+    def open(self): os.write(1, b"opened")
+    def look(self, processes, shared=()):
+        os.write(1, b"NVRM: warning {")
+        print("looked", flush=True)
+        return Frame(1, 2.0, 3.0)
+    def close(self): os.write(1, b"closed")
+
+process.make_frame_source = lambda *_: Chatty()
+sys.exit(process.main(["worker", "0.01", "1", "nvml", "only=0/1"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_library_that_prints_on_standard_output_spoils_no_frame() -> None:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
+    parent, ours = os.pipe()  # a worker ends when its standard input does
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=env,
+        stdin=parent,
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    os.close(parent)
+    os.close(ours)
+    frames = [decode_frame(line) for line in done.stdout.splitlines()]
+    assert [frame.sequence for frame in frames] == [1, 1]
+    assert done.stderr.count(b"NVRM: warning {looked") == 2
+    assert done.stderr.startswith(b"opened") and done.stderr.endswith(b"closed")

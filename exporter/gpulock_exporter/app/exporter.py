@@ -71,12 +71,17 @@ class Exporter:
     """One node; `tick` is called by one thread, the handlers by many."""
 
     def __init__(
-        self, node: Node, clock: Clock, say: Callable[[str], object] = lambda _: None
+        self,
+        node: Node,
+        clock: Clock,
+        say: Callable[[str], object] = lambda _: None,
+        hold_folder: Callable[[], None] = lambda: None,
     ) -> None:
         settings = node.settings
         self._node = node
         self._clock = clock
         self._say = say
+        self._hold_folder = hold_folder  # makes it again where it was removed
         self._journal = FaultJournal()
         self._label_user = LabelUser(settings.label_user)
         self._locks = LockCache(read_locks_with_details)
@@ -216,7 +221,8 @@ class Exporter:
         return self._clock.now().boottime - tick.told.at.boottime > self.limits.oldest
 
     def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
-        """Write what the rest of gpulock reads; raise OSError."""
+        """Write what the rest of gpulock reads; raise OSError or Refusal."""
+        self._hold_folder()
         self._folder.write_sample(sample_text(self._book, now, self._fault))
         self._folder.write_finished(over, self._book.boot_id, now)
         self._folder.write_inventory(self._book.devices, self._book.boot_id)

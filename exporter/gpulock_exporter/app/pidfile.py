@@ -9,18 +9,19 @@ of that very user alone.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, LockTimeout, Refusal
 from gpulock.node.procfs import OVER, Proc
 from gpulock.node.sample import WRITER, find_running_exporter
-from gpulock.store import atomic
 from gpulock.store.gate import Gate
+from gpulock_exporter.files.publish import make_exporter_folders, replace_exporter_file
 
 LOCK = "lock"
 PAUSE = 0.05
@@ -30,24 +31,60 @@ class NotRunningError(ProcessLookupError):
     """Say that no exporter writes a folder."""
 
 
+class FolderHold:
+    """A folder that this exporter alone writes, for as long as it is held. Its files stay."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._gate: Gate | None = None
+        self._named = False  # by the file of our pid
+
+    def take(self) -> None:
+        """Hold the folder, also where it was removed meanwhile: then it is made again.
+
+        Raises Refusal where another exporter writes it, or OSError.
+        """
+        if self._gate is not None and not self._gate.is_named():
+            self.release()
+        if self._gate is None:
+            make_exporter_folders(self._folder)
+            gate = Gate(self._folder, Deadline(0.0), name=LOCK)
+            try:
+                gate.__enter__()
+            except LockTimeout:
+                raise Refusal(
+                    BROKEN,
+                    f"another gpulock-exporter writes {self._folder}",
+                    "give this one a folder of its own (EXPORTER_DIR)",
+                ) from None
+            self._gate, self._named = gate, False
+        if not self._named:
+            own = f"{os.getpid()} {Proc().start(os.getpid())}\n"
+            replace_exporter_file(f"{self._folder}/{WRITER}", own)
+            self._named = True
+
+    def release(self) -> None:
+        """Let another exporter write the folder."""
+        if self._gate is not None:
+            self._gate.__exit__()
+        self._gate = None
+
+
+def is_disk_full(fault: BaseException) -> bool:
+    """Return whether an error, or its cause, is that a file system has no room left."""
+    number = getattr(fault, "errno", None) or getattr(fault.__cause__, "errno", None)
+    return number in (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextmanager
 def hold_exporter_folder(folder: str) -> Generator[None]:
-    """Be the exporter that writes `folder`; raise Refusal where another one is, or OSError.
-
-    The files themselves stay.
-    """
-    with ExitStack() as held:
-        try:
-            held.enter_context(Gate(folder, Deadline(0.0), name=LOCK))
-        except LockTimeout:
-            raise Refusal(
-                BROKEN,
-                f"another gpulock-exporter writes {folder}",
-                "give this one a folder of its own (EXPORTER_DIR)",
-            ) from None
-        own = f"{os.getpid()} {Proc().start(os.getpid())}\n"
-        atomic.replace_file(f"{folder}/{WRITER}", own.encode())
+    """Be the exporter that writes `folder`; raise Refusal where another one is, or OSError."""
+    hold = FolderHold(folder)
+    hold.take()
+    try:
         yield
+    finally:
+        hold.release()
 
 
 def signal_exporter(folder: str, number: signal.Signals) -> int:

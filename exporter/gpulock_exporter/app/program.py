@@ -24,15 +24,15 @@ from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock_exporter.app.exporter import Exporter
 from gpulock_exporter.app.pidfile import (
+    FolderHold,
     NotRunningError,
-    hold_exporter_folder,
+    is_disk_full,
     signal_exporter,
     wait_for_worker_exit,
 )
 from gpulock_exporter.app.sockets import listen_when_free, open_exporter_sockets
 from gpulock_exporter.app.watchdog import Heartbeat, start_watchdog, take_notifier
 from gpulock_exporter.clock import SystemClock
-from gpulock_exporter.files.publish import make_exporter_folders
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.web.listen import ListenError
 from gpulock_exporter.web.server import HttpServer
@@ -125,13 +125,21 @@ def apply_exporter_options(settings: Settings, options: argparse.Namespace) -> S
 
 def serve_exporter(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    exporter = Exporter(Node(settings), SystemClock(), write_stderr_line)
-    make_exporter_folders(settings.exporter_dir)
+    hold = FolderHold(settings.exporter_dir)
+    exporter = Exporter(Node(settings), SystemClock(), write_stderr_line, hold.take)
     # a signal to pause may come once the pid file shows: it waits until a handler is there
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
-    with hold_exporter_folder(settings.exporter_dir):
-        exporter.open()
+    try:
+        for prepare in (hold.take, exporter.open):
+            try:
+                prepare()
+            except (OSError, Refusal) as fault:
+                if not is_disk_full(fault):
+                    raise
+                write_stderr_line(f"gpulock-exporter: {fault}; metrics are served without it")
         return serve_exporter_folder(settings, exporter)
+    finally:
+        hold.release()
 
 
 def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
@@ -163,6 +171,7 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     start_watchdog(systemd, lambda: server.answers(ACCEPT_SECONDS) and pulse.goes_on(patience))
     if exporter.reloader:
         exporter.reloader.start(server.adopt)
+    made = os.path.isdir(settings.exporter_dir)
     try:
         due = time.monotonic()
         while not stopped.is_set() and server.is_serving:
@@ -175,6 +184,10 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
             if frames or time.monotonic() >= due:
                 exporter.tick(frames, supervisor)
                 due = time.monotonic() + TICK * (1.5 if frames else 1.0)  # the next frame is due
+                # gone, and not to be made by this user: the service manager makes it
+                if made and systemd.watchdog and not os.path.isdir(settings.exporter_dir):
+                    write_stderr_line(f"gpulock-exporter: {settings.exporter_dir} is gone")
+                    return AT_FAULT
     finally:
         serving = server.is_serving
         server.stop()

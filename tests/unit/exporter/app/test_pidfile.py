@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -11,15 +13,19 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.app.pidfile import (
     LOCK,
+    FolderHold,
     NotRunningError,
     hold_exporter_folder,
+    is_disk_full,
     signal_exporter,
     signal_user_process,
 )
 
 from gpulock.errors import Refusal
 from gpulock.node.procfs import Proc
-from gpulock.node.sample import WRITER, find_running_exporter
+from gpulock.node.sample import FINISHED, WRITER, find_running_exporter
+from gpulock.store import atomic
+from tests.support.faults import disk_full
 
 HERE = f"{os.getpid()} {Proc().start(os.getpid())}\n"
 
@@ -58,6 +64,41 @@ def test_a_second_one_is_refused_and_the_first_stays_the_one_to_tell(tmp_path: P
         assert find_running_exporter(str(tmp_path)) == os.getpid()
 
 
+def test_a_folder_that_was_removed_is_made_again_and_held(tmp_path: Path) -> None:
+    folder = tmp_path / "exporter"
+    hold = FolderHold(str(folder))
+    hold.take()
+    shutil.rmtree(folder)
+    hold.take()
+    assert sorted(os.listdir(folder)) == [FINISHED, LOCK, WRITER]
+    assert find_running_exporter(str(folder)) == os.getpid()
+    with pytest.raises(Refusal, match="another gpulock-exporter writes"):
+        FolderHold(str(folder)).take()
+    shutil.rmtree(folder)
+    other = FolderHold(str(folder))
+    other.take()
+    with pytest.raises(Refusal, match="another gpulock-exporter writes"):
+        hold.take()
+    other.release()
+    hold.take()
+    hold.release()
+
+
+def test_a_full_disk_is_told_apart_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = FolderHold(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "write_descriptor", disk_full)
+        with pytest.raises(OSError, match=r"No space left on device: '.*/pid'") as caught:
+            hold.take()
+    assert is_disk_full(caught.value)
+    assert not is_disk_full(PermissionError(errno.EACCES, "no"))
+    hold.take()
+    assert (tmp_path / WRITER).read_text() == HERE
+    hold.release()
+
+
 def test_files_that_a_killed_one_left_are_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / WRITER).write_text("4711\n")
     (tmp_path / LOCK).touch(0o600)
@@ -69,7 +110,11 @@ def test_every_user_may_read_who_runs_and_none_may_open_the_lock(tmp_path: Path)
     before = os.umask(0o077)
     try:
         with hold_exporter_folder(str(tmp_path)):
-            modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+            modes = {
+                path.name: path.stat().st_mode & 0o777
+                for path in tmp_path.iterdir()
+                if path.is_file()
+            }
     finally:
         os.umask(before)
     assert modes == {WRITER: 0o644, LOCK: 0o600}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +37,12 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[4]
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
 SHORT: dict[str, object] = {"SAMPLE_PERIOD": "0.2", "MAX_SAMPLE_AGE": "2"}
+FULL = """
+import errno, gpulock.store.atomic
+def write_descriptor(fd, data):
+    raise OSError(errno.ENOSPC, "No space left on device")
+gpulock.store.atomic.write_descriptor = write_descriptor
+"""
 CLIENT = "from gpulock_exporter.app.program import main; import sys; sys.exit(main())"
 
 
@@ -66,7 +73,12 @@ class Running:
     """An exporter on a simulated DGX-1, with nothing but its settings file."""
 
     def __init__(
-        self, root: Path, *, environment: Mapping[str, str] | None = None, **keys: object
+        self,
+        root: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        before: str = "",
+        **keys: object,
     ) -> None:
         self.node = write_simulated_node(root / "node", "dgx1")
         self.folder = self.node.exporter_dir
@@ -74,7 +86,7 @@ class Running:
         self.port = self.reserved.number
         configure(self.node, EXPORTER_LISTEN=f"127.0.0.1:{self.port}", **{**SHORT, **keys})
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CLIENT, "--config", str(self.node.config)],
+            [sys.executable, "-c", before + CLIENT, "--config", str(self.node.config)],
             env={**ENVIRONMENT, **(environment or {})},
             stderr=subprocess.PIPE,
             text=True,
@@ -163,6 +175,46 @@ def test_a_second_exporter_does_not_write_into_the_files_of_the_first(running: R
     )
     assert running.get("/-/healthy") == "gpulock-exporter is healthy\n"
     assert call(running.node, "pause").returncode == 0, "the first is still the one to tell"
+
+
+def test_an_exporter_without_room_for_its_files_serves_without_them_and_names_one(
+    tmp_path: Path,
+) -> None:
+    with Running(tmp_path, before=FULL) as running:
+        text = running.wait("/metrics", lambda t: "gpulock_gpu_utilization_ratio{" in t)
+        assert 'gpulock_collector_success{collector="files"} 0' in text
+        running.process.terminate()
+        _, said = running.process.communicate(timeout=60)
+        assert running.process.returncode == 0
+        where = f"[Errno 28] No space left on device: '{running.folder}/pid'"
+        assert f"gpulock-exporter: {where}; metrics are served without it\n" in said
+        assert f"gpulock-exporter: files: {where}\n" in said
+
+
+def test_a_folder_that_is_removed_is_made_again(running: Running) -> None:
+    running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
+    shutil.rmtree(running.folder)
+    end = time.monotonic() + 60
+    while not (running.folder / "sample").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert (running.folder / "sample").read_text().startswith("gpulock-sample 1\n")
+    running.wait("/metrics", lambda t: 'gpulock_collector_success{collector="files"} 1' in t)
+    assert call(running.node, "--listen", "127.0.0.1:0").returncode == 3, "it is held as before"
+    assert call(running.node, "pause").returncode == 0
+
+
+def test_where_a_service_manager_makes_the_folder_an_exporter_without_it_ends(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "run").mkdir()
+    told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "90000000"}
+    folder = tmp_path / "run/exporter"
+    with Running(tmp_path, environment=told, EXPORTER_DIR=folder) as running:
+        running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
+        (tmp_path / "run").rename(tmp_path / "away")
+        _, said = running.process.communicate(timeout=60)
+        assert running.process.returncode == 3
+        assert said.endswith(f"gpulock-exporter: {folder} is gone\n")
 
 
 def test_resume_without_an_exporter_is_refused(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def policy_checks(settings: Settings) -> list[Check]:
     """Return the checks of quarantine and of the counts at the schedulers."""
     return run_all(
         {
+            "exporter": lambda: check_exporter_sample(settings),
             "quarantine": lambda: check_quarantine_policy(settings),
             "lost": lambda: check_lost_cards(settings),
             "checks": lambda: check_card_checks(settings),
@@ -45,6 +46,17 @@ def read_current_sample(settings: Settings) -> sample.Sample | None:
     """Return what the exporter says now, None where it says nothing."""
     folder, oldest = settings.exporter_dir, settings.max_sample_age
     return sample.read_sample(folder, clock_boottime(), Node(settings).boot_id, oldest)
+
+
+def check_exporter_sample(settings: Settings) -> Iterator[Check]:
+    """Tell that an exporter which wrote samples in this boot writes none any more."""
+    path = f"{settings.exporter_dir}/{sample.SAMPLE}"
+    last = sample.load_sample_file(path, sample.SAMPLE_LINE)
+    if last is None or last.boot_id != Node(settings).boot_id or last.boottime is None:
+        return
+    if (age := clock_boottime() - last.boottime) > settings.max_sample_age:
+        do = "start gpulock-exporter; journalctl -u gpulock-exporter says why it ended"
+        yield warning(f"gpulock-exporter does not run: {path} is {age:.0f} s old", do)
 
 
 def check_quarantine_policy(settings: Settings) -> Iterator[Check]:

@@ -35,6 +35,17 @@ def tell(box: Box, text: str) -> None:
     (box.root / "exporter" / "sample").write_text(f"{head}device {bus(0)} {text}\n")
 
 
+@pytest.mark.parametrize(("boot", "ago", "warned"), [(BOOT, 5, 0), (BOOT, 60, 1), ("x", 60, 0)])
+def test_an_exporter_that_wrote_in_this_boot_and_writes_no_more_is_a_warning(
+    box: Box, boot: str, ago: float, warned: int
+) -> None:
+    head = f"{sample.SAMPLE_LINE}\nboot_id={boot}\nboottime={clock_boottime() - ago}\n"
+    (box.root / "exporter" / "sample").write_text(head)
+    found = [one for one in policy_checks(box.node().settings) if one.name == "exporter"]
+    assert [one.state for one in found] == [WARNING] * warned
+    assert not warned or found[0].what.startswith("gpulock-exporter does not run: ")
+
+
 def test_off_is_well(box: Box) -> None:
     assert states(box, "off") == [OK]
 

@@ -5,6 +5,7 @@
  */
 #include "double.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -162,8 +163,16 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
     nvmlReturn_t status = begin(__func__, device);
     if (status == NVML_SUCCESS && (!values || count < 0))
         status = NVML_ERROR_INVALID_ARGUMENT;
+    const char *filled = status == NVML_SUCCESS ? text_of(device, "fields.filled") : NULL;
+    if (filled && strcmp(filled, "untouched") == 0)
+        count = 0;
     for (int n = 0; status == NVML_SUCCESS && n < count; n++) {
         char name[64];
+        if (filled && strcmp(filled, "zeros") == 0) {
+            memset(&values[n].timestamp, 0,
+                   sizeof values[n] - offsetof(nvmlFieldValue_t, timestamp));
+            continue;
+        }
         read_field(device, &values[n]);
         snprintf(name, sizeof name, "%s.%u", __func__, values[n].fieldId);
         nvmlReturn_t told = told_to_fail(name, device);

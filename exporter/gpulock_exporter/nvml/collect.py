@@ -68,7 +68,7 @@ def collect_memory(card: NvmlCard, records: Records, look: PollContext) -> None:
     whose: list[NvmlDevice] = [card, *card.instances.all]
     for device, record in zip(whose, records):
         found = device.query(look, "memory", _query_memory_v2, pynvml.nvmlDeviceGetMemoryInfo)
-        if found is not None:
+        if found is not None and found.total:  # a card whose memory is the host's tells 0
             record.memory_used, record.memory_total = found.used, found.total
 
 

@@ -28,7 +28,6 @@ from gpulock_exporter.nvml.answers import (
 )
 
 FIELD = struct.Struct("@IIqqII8s")  # nvmlFieldValue_t
-ASKED = struct.Struct("@II")  # its first two members: number and scope
 LISTS_KEPT = 64  # of fields that were asked for together: those that a card lacks are left out
 ALL_LINKS = 0xFFFFFFFF  # nvml.h: the scope that adds up the counters of all NVLinks
 
@@ -93,6 +92,8 @@ NVLINK = (  # KiB
 WORD = 1 << 32
 LARGEST = dict.fromkeys((PENDING, FAILURE, *NVLINK_STATES), 1)  # flags; others may be any
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+ZEROS = (0, 0, 0, 0, bytes(8))  # an entry behind number and scope: no time, so nobody filled it in
+UNFILLED = (0, 0, 0, NOT_SUPPORTED, bytes(8))
 UNKNOWN_FIELD = pynvml.NVML_ERROR_INVALID_ARGUMENT  # of one field: it is newer than the driver
 KIB = 1024
 FABRIC_DONE, FABRIC_FAILED = 3, 4  # NVML_GPU_FABRIC_STATE_COMPLETED, and ours with an error
@@ -110,7 +111,7 @@ class FieldList:
     def __init__(self, fields: Sequence[tuple[int, int]]) -> None:
         blank = bytearray(FIELD.size * len(fields))
         for place, pair in enumerate(fields):
-            ASKED.pack_into(blank, place * FIELD.size, *pair)
+            FIELD.pack_into(blank, place * FIELD.size, *pair, *UNFILLED)
         self._blank = bytes(blank)
         self._raw = blank
         self._argument = (ctypes.c_char * len(blank)).from_buffer(blank)
@@ -120,7 +121,10 @@ class FieldList:
         """Ask; raise NVMLError."""
         self._raw[:] = self._blank  # nothing of another card is left, whatever the driver fills in
         call_nvml("nvmlDeviceGetFieldValues", handle, self._count, self._argument)
-        return [entry[5:3:-1] + entry[6:] for entry in FIELD.iter_unpack(self._raw)]
+        entries = [
+            UNFILLED if entry[2:] == ZEROS else entry[2:] for entry in FIELD.iter_unpack(self._raw)
+        ]
+        return [(error, value_type, value) for _, _, value_type, error, value in entries]
 
 
 @lru_cache(LISTS_KEPT)
@@ -208,7 +212,7 @@ class SlowCounters:
         found = {
             **board_values(values),
             "ecc": _with_sram(card, now, _error_counts(values, ECC)),
-            "persistence": None if persistence is None else persistence == 1,
+            "persistence": persistence == 1 if persistence in (0, 1) else None,
             **_limits_and_link(card, now),
         }
         if nvlink:

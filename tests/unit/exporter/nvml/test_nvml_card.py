@@ -163,6 +163,36 @@ def test_memory_is_without_what_the_driver_reserves_where_it_tells(tmp_path: Pat
                 assert device(eye.look()).memory_used == used
 
 
+@pytest.mark.parametrize("filled", ["zeros", "untouched"])
+def test_field_values_that_nobody_filled_in_are_absent_and_no_zeros(
+    tmp_path: Path, filled: str
+) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
+        nvml.set("gpu0.fields.filled", filled)
+        with Eye(nvml) as eye:
+            eye.look()
+            frame = eye.look()
+    card = device(frame)
+    by_fields = ("energy", "clock_reason_seconds", "remapped", "remap_pending", "remap_failure")
+    told = {name: getattr(card, name) for name in (*by_fields, "recovery_action", "pcie_replays")}
+    assert told == dict.fromkeys(told)
+    assert (card.nvlink_errors, card.nvlink_active) == (None, None)
+    assert set(card.ecc or ()) <= {"corrected.sram", "uncorrected.sram"}
+    assert (card.power, frame.failures) == (77.67, {})
+
+
+def test_no_memory_at_all_and_a_mode_that_is_none_are_not_told(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
+        nvml.update({"gpu0.memory.total": 0, "gpu0.memory.used": 0, "gpu0.memory.reserved": 0})
+        nvml.set("gpu0.persistence", 0xFFFFFFFF)
+        with Eye(nvml) as eye:
+            frame = eye.look()
+            card = device(frame)
+            assert (card.memory_total, card.memory_used, card.persistence) == (None, None, None)
+            nvml.set("gpu0.persistence", 0)
+            assert device(eye.look(after=6)).persistence is False
+
+
 def test_the_processes_of_all_kinds_are_told_once_each(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
         nvml.processes(

@@ -43,6 +43,7 @@ from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.daemon.slots.drift import CountDrift
 from gpulock.daemon.slots.sge import SgeSlotSync
 from gpulock.daemon.slots.slurm import SlurmDrainSync
+from gpulock.daemon.slots.slurm_map import SlurmMapRenewal
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 
@@ -80,6 +81,7 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         RefusalNotifier(journal),
         SgeSlotSync(journal),
         SlurmDrainSync(journal),
+        SlurmMapRenewal(journal),
         TemporaryRemover(),
     ]
 

@@ -3,8 +3,8 @@
 
 Hot. Slurm names GPUs by their position in slurmd's list, which is neither the minor nor the NVML
 index (facts/slurm.md, positions). The map holds minors, which a boot does not change; it lies in
-STATE_DIR because /run is empty after a boot. It belongs to one gres.conf, of which a copy lies
-beside it: another text is a broken node, never a guess.
+STATE_DIR because /run is empty after a boot. It names the version of gres.conf with which it was
+compared. What another version means, gpulockd finds out; no hook reads a site's file.
 """
 
 import os
@@ -15,10 +15,12 @@ from gpulock.store import atomic, kv
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpulock.node.context import Node
     from gpulock.node.settings import Settings
 
-NAME, COPY = "slurm-map", "slurm-gres.conf"
+NAME = "slurm-map"
 SHARED = "shared"  # the key of the GRES by which slurmd gives out parts of these devices
+GRES_CONF, VERSION = "gres_conf", "gres_version"  # keys of the file, and of its compared version
 LINE = "gpulock-slurm-map 1"
 REINSTALL_HINT = "run gpulock install slurm on this node"
 
@@ -40,7 +42,8 @@ def resolve_gres_devices(
         elif entry in places:
             device = by_place.get(places[entry])
         else:
-            raise Refusal(BROKEN, f"{NAME} has no position {entry}", REINSTALL_HINT)
+            # slurmd's list changed without gres.conf: by AutoDetect, or by Gres= of slurm.conf
+            raise Refusal(UNKNOWN, f"{NAME} has no position {entry}", REINSTALL_HINT)
         if device is None and is_untold_device(entry, places.get(entry, ""), found, driver_root):
             raise Refusal(
                 UNKNOWN,
@@ -102,30 +105,59 @@ def gres_map_device_name(device: Device) -> str:
 
 
 def read_gres_map(state_dir: str) -> dict[str, str]:
-    """Return position -> place; raise Refusal(BROKEN) for a map that is missing or stale."""
+    """Return position -> place; raise Refusal, UNKNOWN where gres.conf has another version."""
+    pairs = read_map_pairs(state_dir)
+    if is_gres_conf_changed(pairs):
+        raise Refusal(
+            UNKNOWN,
+            f"{pairs[GRES_CONF]} changed, and nobody has compared the {NAME} with it yet",
+            f"gpulockd does it within seconds; without gpulockd {REINSTALL_HINT}",
+        )
+    return map_positions(pairs)
+
+
+def map_positions(pairs: dict[str, str]) -> dict[str, str]:
+    """Return position -> place of a map."""
+    return {key: value for key, value in pairs.items() if key.isdigit()}
+
+
+def read_map_pairs(state_dir: str) -> dict[str, str]:
+    """Return all that the map says; raise Refusal(BROKEN) where there is no map."""
     try:
-        text = atomic.read_text(f"{state_dir}/{NAME}")
-        places = kv.decode_pairs(text, LINE)
+        return kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"), LINE)
     except (OSError, kv.MalformedError) as fault:
         raise Refusal(BROKEN, f"{NAME}: {fault}", REINSTALL_HINT) from fault
-    path, _ = places.pop("gres_conf", ""), places.pop(SHARED, "")
-    if path and read_gres_conf_bytes(path) != read_gres_conf_bytes(f"{state_dir}/{COPY}"):
-        raise Refusal(BROKEN, f"{path} changed since the {NAME} was made", REINSTALL_HINT)
-    return places
+
+
+def is_gres_conf_changed(pairs: dict[str, str]) -> bool:
+    """Return whether gres.conf has another version than the map was compared with."""
+    path = pairs.get(GRES_CONF, "")
+    return bool(path) and gres_conf_version(path) != pairs.get(VERSION, "")
+
+
+def is_map_awaited(node: "Node", positions: list[str]) -> bool:
+    """Return whether a job needs the map, and gpulockd has not compared it with gres.conf yet."""
+    if not any([entry.isdigit() for entry in positions]):
+        return False
+    try:
+        changed = is_gres_conf_changed(read_map_pairs(node.settings.state_dir))
+    except Refusal:
+        return False
+    return changed and needs_gres_map(node.devices(), node.settings)
+
+
+def gres_conf_version(path: str) -> str:
+    """Return what tells one version of a file from another; `-` where there is no file."""
+    try:
+        info = os.stat(path)
+    except OSError:
+        return "-"
+    return f"{info.st_ino}.{info.st_size}.{info.st_ctime_ns}"
 
 
 def read_shared_gres(state_dir: str) -> tuple[str, ...]:
     """Return the GRES by which slurmd gives out parts of a GPU: shard, mps; none without a map."""
     try:
-        text = atomic.read_text(f"{state_dir}/{NAME}")
-        return tuple(kv.decode_pairs(text, LINE).get(SHARED, "").split())
-    except (OSError, kv.MalformedError):
+        return tuple(read_map_pairs(state_dir).get(SHARED, "").split())
+    except Refusal:
         return ()
-
-
-def read_gres_conf_bytes(path: str) -> bytes:
-    """Return the bytes of one gres.conf; raise Refusal(BROKEN)."""
-    try:
-        return atomic.read_file(os.path.realpath(path), 1 << 20)  # the site's own may be a link
-    except OSError as fault:
-        raise Refusal(BROKEN, f"gres.conf: {fault}", REINSTALL_HINT) from fault

@@ -83,6 +83,7 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> "Gra
     prepare_isolation(node, count)
     own.binds = environment.driver_binds(settings)
     own.positions = call.positions() if request.uses_slurm_job_gpus(settings) else []
+    wait_for_gres_map(node, own.positions, deadline)
     kinds = request.resolve_gres_kinds(call, node, asked)
     want = make_gres_claim(node, count, kinds, share)
     grant = retry_slurm_claim(node, call, own, want, deadline)
@@ -104,6 +105,15 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> "Gra
             raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
         raise
     return grant
+
+
+def wait_for_gres_map(node: Node, positions: list[str], deadline: Deadline) -> None:
+    """Give gpulockd time to compare the map with a gres.conf that has just changed."""
+    from gpulock.slurm import gres_map
+
+    wait = deadline.sooner(node.settings.slurm_wait)
+    while gres_map.is_map_awaited(node, positions) and wait.left() > 0:
+        time.sleep(FIRST_PAUSE)
 
 
 def prepare_isolation(node: Node, count: int) -> None:

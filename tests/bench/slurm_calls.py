@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock.node.context import Node
-from gpulock.slurm.gres_map import COPY, LINE, NAME, SHARED
+from gpulock.slurm.gres_map import LINE, NAME, SHARED, VERSION, gres_conf_version
 from gpulock.store import kv
 
 SLURMD = "n1"
@@ -131,7 +131,12 @@ def write_map(node: Node, gres_conf: Path, shared: str = "") -> None:
     lines = [f"Name=gpu File=/dev/nvidia{device.minor}\n" for device in devices]
     gres_conf.write_text("".join(lines))
     state = Path(node.settings.state_dir)
-    (state / COPY).write_bytes(gres_conf.read_bytes())
-    pairs = [("gres_conf", str(gres_conf)), *([(SHARED, shared)] if shared else [])]
+    (state / "slurm-gres.conf").write_bytes(gres_conf.read_bytes())  # an earlier commit's hooks
+    version = gres_conf_version(str(gres_conf))
+    pairs = [
+        ("gres_conf", str(gres_conf)),
+        (VERSION, version),
+        *([(SHARED, shared)] if shared else []),
+    ]
     pairs += [(str(number), str(device.minor)) for number, device in enumerate(devices)]
     (state / NAME).write_text(f"{LINE}\n{kv.encode_pairs(pairs)}")

@@ -16,7 +16,7 @@ from gpulock.install import versions
 from gpulock.install.doctor import slurm as doctor_slurm
 from gpulock.install.hooks import HookPaths
 from gpulock.install.planner import InstallPlan
-from gpulock.install.slurm import install
+from gpulock.install.slurm import install, renew_map
 from gpulock.install.slurm.install import SlurmOptions, plan_slurm
 from gpulock.install.slurm.site import Slurmd
 from gpulock.simulate.node import write_simulated_node
@@ -178,7 +178,7 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
     (conf.parent / "gres.conf").write_text(f"Name=gpu File={folder}/node/dev/nvidia[0-7]\n")
     (conf.parent / "cgroup.conf").write_text("ConstrainDevices=no\n")
     slurmd = Slurmd(os.getpid(), programs / "sbin/slurmd", str(conf), NODE)
-    for module in (install, doctor_slurm):
+    for module in (install, doctor_slurm, renew_map):
         patch.setattr(module, "find_slurmds", lambda: [slurmd])
     # A dozen processes; they have their own tests.
     patch.setattr(versions, "self_test_sge_hooks", ignore)

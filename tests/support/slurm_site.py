@@ -22,6 +22,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm import epilog, note, prolog, request, task
 from gpulock.slurm.call import SlurmHookCall
+from gpulock.slurm.gres_map import gres_conf_version
 from gpulock.slurm.note import TaskNote
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -66,14 +67,12 @@ class Site(Box):
         return Node(Settings(dict(self.settings)))
 
     def map(self, *places: str, gres_conf: str = "", shared: str = "") -> None:
-        """Write which device each position is, in minors, and the copy of gres.conf."""
+        """Write which device each position is, in minors, as compared with gres.conf of now."""
         pairs = [("gres_conf", gres_conf), *[(str(n), place) for n, place in enumerate(places)]]
         pairs += [("shared", shared)] if shared else []
+        pairs += [("gres_version", gres_conf_version(gres_conf))] if gres_conf else []
         text = "".join(f"{key}={value}\n" for key, value in pairs)
         (self.state / "slurm-map").write_text(f"gpulock-slurm-map 1\n{text}")
-        if gres_conf:
-            copy = Path(gres_conf).read_bytes()
-            (self.state / "slurm-gres.conf").write_bytes(copy)
 
     def shuffled(self) -> None:
         """Let position, minor and index of the four cards all be different."""

@@ -92,7 +92,7 @@ def find_sge_drift(
 def find_slurm_drift(settings: Settings, devices: list[Device]) -> dict[str, str]:
     """Return what is wrong with the map of Slurm's positions, by a key; none: no Slurm."""
     try:
-        places = gres_map.read_gres_map(settings.state_dir)
+        places = gres_map.map_positions(gres_map.read_map_pairs(settings.state_dir))
     except Refusal as refusal:
         missing = isinstance(refusal.__cause__, FileNotFoundError)
         return {} if missing else {"slurm map": f"{refusal.why}; {refusal.do}"}

@@ -146,7 +146,7 @@ def is_slurm_node(node: Node, report: ReconcileReport) -> bool:
     if node.settings.slurm_conf or any(one and one.scheduler == "slurm" for one in owners):
         return True
     try:
-        return bool(gres_map.read_gres_map(node.settings.state_dir))
+        return bool(gres_map.map_positions(gres_map.read_map_pairs(node.settings.state_dir)))
     except Refusal:
         return False
 

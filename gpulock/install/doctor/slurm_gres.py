@@ -3,25 +3,32 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal
-from gpulock.install.change import FilePlace
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.isolation import read_pam_stack
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.counted import count_gres_type, place_gres_page
 from gpulock.install.slurm.site import SlurmSite
-from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf, read_slurm_file
+from gpulock.install.slurm.slurm_conf import SlurmConf, read_node_values, read_slurm_conf
 from gpulock.isolation import tree
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.slurm.gres_map import COPY, NAME, needs_gres_map, read_shared_gres
+from gpulock.slurm.gres_map import (
+    GRES_CONF,
+    NAME,
+    SHARED,
+    is_gres_conf_changed,
+    map_positions,
+    needs_gres_map,
+    read_map_pairs,
+    read_shared_gres,
+)
 from gpulock.slurm.request import SHARD
 
 SSHD_STACK = Path("/etc/pam.d/sshd")
@@ -127,8 +134,9 @@ class GresChecks:
         if self.gres_conf is None:
             yield warning(f"not at {self.site.gres_conf}", "GPUs need File= lines there")
             return
-        flagged = gres.has_gres_flag(self.gres_conf)
-        if self.by_slurm and flagged:
+        nodes = self.site.node_names()
+        flagged = gres.has_gres_flag(self.gres_conf, nodes)
+        if self.by_slurm and any("no_gpu_env" in f for f in gres.gpu_flags(self.gres_conf, nodes)):
             what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
             yield warning(what, "take Flags=no_gpu_env out, and restart slurmd")
         elif not self.by_slurm and self.settings.slurm_count == "gpus" and not flagged:
@@ -146,7 +154,7 @@ class GresChecks:
         if not entries and gres.counts_by_gres(self.settings):
             if why := gres.find_unlisted_gpus(self.site):
                 if needed:
-                    yield fault(f"{why}: each job drains the node", gres.LOOK_AT_LIST)
+                    yield fault(f"{why}: no GPU job starts here", gres.LOOK_AT_LIST)
                     return
                 yield warning(why, gres.LOOK_AT_LIST)
             else:
@@ -158,7 +166,7 @@ class GresChecks:
         places = gres.GresDeviceFiles(self.settings).devices_of_positions(
             gres.gres_positions(entries)
         )
-        yield from self.stale(gres.slurm_map_text(self.gres_conf, places, shared), len(places))
+        yield from self.stale(places, shared)
         if self.by_slurm and places and not self.constrains() and not self.by_uuid():
             yield from self.order(entries, places)
 
@@ -171,7 +179,8 @@ class GresChecks:
 
     def by_uuid(self) -> bool:
         """Say whether Slurm's masks name cards by UUID, in whatever order (26.05 and later)."""
-        return bool(self.gres_conf and gres.has_gres_flag(self.gres_conf, "env_uuid"))
+        nodes = self.site.node_names()
+        return bool(self.gres_conf and gres.has_gres_flag(self.gres_conf, nodes, "env_uuid"))
 
     def shares(self) -> Iterator[Check]:
         """Look whether slurmd gives out parts of GPUs, and whether jobs can have them."""
@@ -224,22 +233,25 @@ class GresChecks:
             what = "SHARES is set, and Slurm counts no places: no job can ask for one"
             yield warning(what, f"{_AGAIN}: it prints the lines for slurm.conf and gres.conf")
 
-    def stale(self, wanted: str, positions: int) -> Iterator[Check]:
-        """Compare map and copy with what they would be now."""
-        folder = Path(self.settings.state_dir)
-        path, copy = folder / NAME, folder / COPY
-        found = FilePlace(path).read()
-        copied = gres.gres_conf_identity(copy) if copy.exists() else ""
-        if found is None:
-            yield fault(f"no {path}: every GPU job drains the node", _AGAIN)
-        elif found != wanted:
+    def stale(self, wanted: list[str], shared: tuple[str, ...]) -> Iterator[Check]:
+        """Compare the map with what it would be now."""
+        path = Path(self.settings.state_dir) / NAME
+        try:
+            pairs = read_map_pairs(self.settings.state_dir)
+        except Refusal as refusal:
+            missing = isinstance(refusal.__cause__, FileNotFoundError)
+            what = f"no {path}" if missing else refusal.why
+            yield fault(f"{what}: every GPU job drains the node", _AGAIN)
+            return
+        places = {str(number): place for number, place in enumerate(wanted)}
+        if (map_positions(pairs), pairs.get(SHARED, "")) != (places, " ".join(shared)):
             what = f"{path} is not slurmd's list of now: jobs are refused, or share cards"
             yield fault(what, f"scontrol reconfigure, then {_AGAIN}")
-        elif self.gres_conf and gres.gres_conf_identity(self.gres_conf) != copied:
-            what = f"{self.gres_conf} changed since the map was made: GPU jobs drain the node"
-            yield fault(what, f"scontrol reconfigure, then {_AGAIN}")
-        elif positions:
-            yield ok(f"{positions} positions, as slurmd has them")
+        elif is_gres_conf_changed(pairs) or pairs.get(GRES_CONF, "") != str(self.gres_conf or ""):
+            what = f"{self.gres_conf} changed since it was compared: GPU jobs are sent back"
+            yield fault(what, f"start gpulockd, which compares it; or {_AGAIN}")
+        elif places:
+            yield ok(f"{len(places)} positions, as slurmd has them")
 
     def order(self, entries: list[gres.GresEntry], places: list[str]) -> Iterator[Check]:
         """Look whether position N is the card that CUDA calls N."""
@@ -266,8 +278,7 @@ class GresChecks:
         """Warn where the list can change without gres.conf."""
         if self.gres_conf is None:
             return
-        text = read_slurm_file(self.gres_conf).decode("utf-8", "replace")
-        found = re.findall(r"(?im)^[^#\n]*\bAutoDetect\s*=\s*(\w+)", text)
+        found = read_node_values(self.gres_conf, "AutoDetect", self.site.node_names())
         if any(word.lower() != "off" for word in found):
             what = (
                 "slurmd lists the cards that it finds when it starts; the map is of one such time"

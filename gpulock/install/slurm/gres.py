@@ -19,14 +19,21 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal
-from gpulock.install.change import Place, discard_unrenamed
-from gpulock.install.hooks import InstallError, make_public_folder, remove_file_durably
+from gpulock.install.hooks import InstallError
 from gpulock.install.slurm.counted import parse_counted_types
 from gpulock.install.slurm.site import SlurmError, SlurmSite, list_other_nodes
-from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_slurm_file
+from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_node_lines
 from gpulock.node import devices
+from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.slurm.gres_map import LINE, SHARED
+from gpulock.slurm.gres_map import (
+    GRES_CONF,
+    LINE,
+    SHARED,
+    VERSION,
+    gres_conf_version,
+    needs_gres_map,
+)
 from gpulock.store import atomic, kv
 
 _GPU: Final = "gpu"
@@ -40,7 +47,7 @@ LOOK_AT_LIST: Final = (
     "run slurmd -G and read its errors: with AutoDetect=nvml the loader must find libnvidia-ml.so"
     " (ldconfig), else look at NodeName= and File= in gres.conf"
 )
-LARGEST: Final = 1 << 20  # bytes of gres.conf: a prolog reads no more
+MEANING, NODE = "gres_meaning", "node"  # keys of the map that no hook reads
 
 
 @dataclass(frozen=True)
@@ -141,11 +148,31 @@ def counts_by_gres(settings: Settings) -> bool:
     return settings.slurm_device_selection == "slurm" or settings.slurm_count == "gpus"
 
 
-def slurm_map_text(gres_conf: Path | None, places: list[str], shared: Sequence[str] = ()) -> str:
-    """Return the text of the map; `shared` are the GRES that are parts of its devices; pure."""
-    pairs = [("gres_conf", str(gres_conf or "")), *([(SHARED, " ".join(shared))] if shared else [])]
+def slurm_map_text(
+    source: GresSource | None, places: list[str], shared: Sequence[str] = (), node: str = ""
+) -> str:
+    """Return the text of the map; `shared` are the GRES that are parts of its devices; pure.
+
+    `node` is what slurmd was asked for, where the administrator named it.
+    """
+    pairs = [(GRES_CONF, str(source.path) if source else "")]
+    pairs += [(VERSION, source.version), (MEANING, source.meaning)] if source else []
+    pairs += [(key, text) for key, text in ((NODE, node), (SHARED, " ".join(shared))) if text]
     pairs += [(str(number), place) for number, place in enumerate(places)]
     return f"{LINE}\n{kv.encode_pairs(pairs)}"
+
+
+def map_places(settings: Settings, wanted: Sequence[tuple[str, ...]]) -> tuple[list[str], str]:
+    """Return the place of each position, none and why where no hook reads them.
+
+    Raises InstallError.
+    """
+    try:
+        return GresDeviceFiles(settings).devices_of_positions(wanted), ""
+    except InstallError as fault:
+        if needs_gres_map(Node(settings).devices_if_driver(), settings):
+            raise
+        return [], f"no map of Slurm's positions, which no hook reads here: {fault}"
 
 
 class GresDeviceFiles:
@@ -263,55 +290,50 @@ def _stat_device_file(name: str) -> os.stat_result:
         raise InstallError(f"{name}: {fault.strerror}; correct gres.conf") from fault
 
 
-# --- the copy beside the map, by which a prolog sees that the map is stale ----------------------
+# --- what gres.conf says of this node -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class GresCopy(Place):
-    """The copy of gres.conf beside the map; its value is what identifies the bytes."""
+class GresSource:
+    """gres.conf as the map was compared with it: its version, and what its lines mean here."""
 
     path: Path
-    source: Path
-    kind, coordinates, named = "gres-copy", ("path", "source"), "file {path}"
-
-    def read(self) -> str | None:
-        return gres_conf_identity(self.path) if self.path.exists() else None
-
-    def write(self, value: str | None) -> None:
-        """Copy the file, if it still is what the map was made from, or remove the copy."""
-        try:
-            if value is None:
-                remove_file_durably(self.path)
-                return
-            if gres_conf_identity(self.source) != value:
-                raise InstallError(f"{self.source} was changed meanwhile; run it again")
-            make_public_folder(self.path.parent)
-            atomic.replace_file(str(self.path), read_slurm_file(self.source), durable=True)
-        except OSError as fault:
-            raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
-
-    def discard_leftovers(self) -> None:
-        discard_unrenamed(self.path.parent, self.path.name)
-
-
-def gres_conf_identity(path: Path) -> str:
-    """Return what tells one text of gres.conf from another; raise InstallError."""
-    data = read_slurm_file(path)
-    if len(data) > LARGEST:
-        raise InstallError(f"{path} is larger than {LARGEST} bytes, which no hook reads")
-    return f"{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()}"
+    version: str
+    meaning: str
 
 
 def find_gres_conf(site: SlurmSite) -> Path | None:
-    """Return this node's gres.conf, without a link at its end: no hook follows one."""
+    """Return this node's gres.conf, by the name that slurmd knows."""
     path = site.gres_conf
-    if path is None or not path.exists():
+    return path if path is not None and path.exists() else None
+
+
+def read_gres_source(site: SlurmSite) -> GresSource | None:
+    """Return this node's gres.conf, None where there is none; raise InstallError."""
+    path = find_gres_conf(site)
+    if path is None:
         return None
-    return path.resolve() if path.is_symlink() else path
+    version = gres_conf_version(str(path))  # first: what is written meanwhile is another one
+    return GresSource(path, version, gres_meaning(read_node_lines(path, site.node_names())))
 
 
-def has_gres_flag(gres_conf: Path, flag: str = "no_gpu_env") -> bool:
-    """Say whether gres.conf sets a flag for GPUs, for whichever node."""
-    return (
-        gres_conf.exists() and flag in read_slurm_file(gres_conf).decode("utf-8", "replace").lower()
-    )
+def gres_meaning(lines: list[dict[str, str]]) -> str:
+    """Return what is the same for lines of gres.conf that say the same; pure."""
+    said = [sorted(line.items()) for line in lines]
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+
+
+def gpu_flags(gres_conf: Path, nodes: tuple[str, ...]) -> list[list[str]]:
+    """Return the Flags= of each line of gres.conf that gives these nodes GPUs."""
+    lines = read_node_lines(gres_conf, nodes) if gres_conf.exists() else []
+    return [
+        line.get("flags", "").lower().split(",")
+        for line in lines
+        if line.get("name", "").lower() == _GPU
+    ]
+
+
+def has_gres_flag(gres_conf: Path, nodes: tuple[str, ...], flag: str = "no_gpu_env") -> bool:
+    """Say whether gres.conf sets a flag for all GPUs of these nodes."""
+    flags = gpu_flags(gres_conf, nodes)
+    return bool(flags) and all(flag in words for words in flags)

@@ -48,7 +48,7 @@ from gpulock.node.context import Node
 from gpulock.node.setting_keys import KEYS
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
-from gpulock.slurm.gres_map import COPY, NAME, needs_gres_map
+from gpulock.slurm.gres_map import NAME, needs_gres_map
 from gpulock.store.locks import LockStore
 
 _BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")
@@ -134,6 +134,7 @@ class SlurmPlanner(NodePlanner):
         self.add_enroot(options.enroot)
         self.add_podman(options.podman, options.interpreter)
         self.add_docker(options.docker)
+        self.source = gres.read_gres_source(self.site)  # before the list: a change is seen later
         listed = gres.read_gres_list(self.site)
         self.check_shares(listed.shared)
         self.add(self.map(listed.entries, listed.shared))
@@ -181,34 +182,27 @@ class SlurmPlanner(NodePlanner):
             )
 
     def map(self, entries: list[gres.GresEntry], shared: tuple[str, ...]) -> Iterable[Change]:
-        """Write the map, then the copy: between the two a prolog sees a stale map, no wrong one."""
+        """Write the map, which names the version of gres.conf that it was compared with."""
         wanted = gres.gres_positions(entries)
-        source = gres.find_gres_conf(self.site)
         if not wanted and gres.counts_by_gres(self.settings):
             why = gres.find_unlisted_gpus(self.site)
             if why and needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
                 first = "" if self.slurmds else "start slurmd first, whose libraries count; "
                 raise InstallError(f"{why}; {first}{gres.LOOK_AT_LIST}")
             self.note(f"{why}; {gres.LOOK_AT_LIST}" if why else NO_GRES)
-        before = gres.gres_conf_identity(source) if source else None
-        try:
-            places = gres.GresDeviceFiles(self.settings).devices_of_positions(wanted)
-        except InstallError as fault:
-            if needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
-                raise
-            self.note(f"no map of Slurm's positions, which no hook reads here: {fault}")
-            places = []  # the hooks read the rest of the map in any case
-        folder = Path(self.settings.state_dir)
-        text = gres.slurm_map_text(source, places, shared)
-        yield from plan_place_change(FilePlace(folder / NAME), text)
-        if source is not None:
-            self.note_gres(source)
-            for change in plan_place_change(gres.GresCopy(folder / COPY, source), before):
-                self.note_age(source)
-                yield change
+        places, unread = gres.map_places(self.settings, wanted)
+        if unread:
+            self.note(unread)
+        text = gres.slurm_map_text(self.source, places, shared, self.options.node)
+        if self.source is not None:
+            self.note_gres(self.source.path)
+        for change in plan_place_change(FilePlace(Path(self.settings.state_dir, NAME)), text):
+            if self.source is not None:
+                self.note_age(self.source.path)
+            yield change
 
     def note_gres(self, source: Path) -> None:
-        """Say what the copy of gres.conf does not show."""
+        """Say which change of gres.conf is not noticed."""
         if named := find_slurm_includes(source):
             self.note(
                 f"{source} includes {' '.join(named)}: when that changes, run install slurm again"
@@ -238,7 +232,9 @@ class SlurmPlanner(NodePlanner):
             pages.append(plugstack_page(stack, self.plugin.path, task, paths))
         if self.settings.slurm_device_selection == "gpulock":
             path = self.site.gres_conf
-            if self.settings.slurm_count == "gpus" and not (path and gres.has_gres_flag(path)):
+            if self.settings.slurm_count == "gpus" and not (
+                path and gres.has_gres_flag(path, self.site.node_names())
+            ):
                 pages.append(texts.gres_conf_page(listed.entries, path))
             found = Node(self.settings).devices_if_driver()
             node = self.site.node_names()[0]
@@ -293,8 +289,6 @@ class SlurmUninstaller(Uninstaller):
                 )
 
     def place(self, address: Address) -> Place:
-        if address[0] == gres.GresCopy.kind:
-            return gres.GresCopy(Path(address[1]), Path(address[2]))
         if address[0] == SpankPlugin.kind:
             return SpankPlugin(Path(address[1]))
         if address[0] == SlurmConfFile.kind:

@@ -116,17 +116,23 @@ def read_slurm_conf(path: Path) -> SlurmConf:
 
 
 def read_node_values(path: Path, key: str, nodes: tuple[str, ...]) -> list[str]:
-    """Return all values of a key that a file of Slurm's has for some nodes; raise InstallError.
+    """Return all values of a key that a file of Slurm's has for some nodes; raise InstallError."""
+    lines = read_node_lines(path, nodes)
+    return [line[key.lower()] for line in lines if key.lower() in line]
 
-    They stand in lines of `NodeName=` that name one of them, and in lines for all nodes.
+
+def read_node_lines(path: Path, nodes: tuple[str, ...]) -> list[dict[str, str]]:
+    """Return what the lines of a file of Slurm's say of some nodes; raise InstallError.
+
+    Such a line has `NodeName=` with one of them, or is for all nodes. Keys are in lower case.
     """
-    found: list[str] = []
+    found: list[dict[str, str]] = []
     for line in read_slurm_lines(path):
         pairs = {name.lower(): value.strip('"') for name, value in _PAIR.findall(line)}
-        listed = pairs.get("nodename", "")
+        listed = pairs.pop("nodename", "")
         names = expand_bracket_ranges(listed, path.name) if listed else nodes
-        if key.lower() in pairs and {*nodes} & {*names}:
-            found.append(pairs[key.lower()])
+        if pairs and {*nodes} & {*names}:
+            found.append(pairs)
     return found
 
 

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from gpulock.install.slurm.gres import GresSource, gres_meaning, slurm_map_text
+from gpulock.install.slurm.slurm_conf import read_node_lines
+from gpulock.slurm.gres_map import gres_conf_version
 from tests.labs.sge.wait import PATIENCE, until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.lab import JobId
@@ -52,13 +54,11 @@ def settings(gpus: Gpulock, **keys: str) -> dict[str, str]:
 def write_map(gpus: Gpulock, node: str, places: Sequence[int | str]) -> None:
     """Write what `gpulock install slurm` finds: the minor, or instance, at each position."""
     source = gpus.slurm.lab / "etc/gres.conf"
-    lines = [f"{position}={place}\n" for position, place in enumerate(places)]
     state = gpus.slurm.path_in(node, "/var/lib/gpulock")
-    shared = " ".join(gpus.slurm.setup.shares)
-    more = [f"shared={shared}\n"] if shared else []
-    text = "".join(["gpulock-slurm-map 1\n", f"gres_conf={source}\n", *more, *lines])
+    said = read_node_lines(source, (node,))
+    compared = GresSource(source, gres_conf_version(str(source)), gres_meaning(said))
+    text = slurm_map_text(compared, list(map(str, places)), [*gpus.slurm.setup.shares], node)
     (state / "slurm-map").write_text(text)
-    shutil.copy(source, state / "slurm-gres.conf")
 
 
 def run(gpus: Gpulock, *args: str, script: str = SHOW) -> dict[str, str]:

@@ -341,17 +341,6 @@ def without_map(gpus: Gpulock) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def with_another_gres_conf(gpus: Gpulock) -> Generator[None]:
-    place = gpus.slurm.lab / "etc/gres.conf"
-    text = place.read_text()
-    place.write_text(f"{text}# changed\n")
-    try:
-        yield
-    finally:
-        place.write_text(text)
-
-
-@contextlib.contextmanager
 def with_a_typing_error(gpus: Gpulock) -> Generator[None]:
     place = gpus.slurm.path_in(NODE, CONFIG)
     place.write_text(f"{place.read_text()}GATE_TIMEOUT=soon\n")
@@ -422,7 +411,6 @@ BROKEN_BY_SLURM: Mapping[Breaker, str] = {
     without_driver: "no NVIDIA driver",
     without_a_card: "the driver shows no GPU for Slurm's",
     without_map: "slurm-map: ",
-    with_another_gres_conf: "gres.conf changed since the slurm-map was made",
 }
 CASES = [
     *[pytest.param(by_gpulock, *case, id=f"gpulock-{case[0].__name__}") for case in BROKEN.items()],

@@ -39,8 +39,11 @@ EXPECTED = {
         {"SuspectWriter", "CardChecker", "MpsKeeper"},
     ),
     schedule.DEVICES: (
-        {"InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "SlurmDrainSync"},
-        {"InventoryPublisher", "SlurmDrainSync"},
+        {
+            *("InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "SlurmDrainSync"),
+            "SlurmMapRenewal",
+        },
+        {"InventoryPublisher", "SlurmDrainSync", "SlurmMapRenewal"},
     ),
     schedule.SAMPLE: (
         {"HealthPolicy", "IdlePolicy", "SuspectWriter", "CardChecker"},
@@ -57,11 +60,12 @@ EXPECTED = {
             *("InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "IdlePolicy", "CountDrift"),
             *("RefusalNotifier", "SgeSlotSync", "SlurmDrainSync", "ForeignWatch"),
             *("SuspectWriter", "CardResetter", "CardChecker", "MpsKeeper", "TemporaryRemover"),
+            "SlurmMapRenewal",
         },
         {
             *("InventoryPublisher", "HealthPolicy", "CountDrift", "RefusalNotifier"),
             *("SlurmDrainSync", "ForeignWatch", "SuspectWriter", "CardResetter"),
-            *("CardChecker", "MpsKeeper", "TemporaryRemover"),
+            *("CardChecker", "MpsKeeper", "TemporaryRemover", "SlurmMapRenewal"),
         },
     ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -109,8 +110,9 @@ def test_a_map_that_cannot_be_believed_is_a_broken_node(
 
 
 @pytest.mark.parametrize("entry", ["4", "10", "999"])
-def test_a_position_beyond_the_map_is_a_broken_node(site: Site, entry: str) -> None:
-    assert f"position {entry}" in broken(site, "0", entry).why
+def test_a_position_beyond_the_map_breaks_no_node(site: Site, entry: str) -> None:
+    found = refusal(lambda: at(site, "0", entry))
+    assert (found.kind, f"position {entry}" in found.why) == (UNKNOWN, True)
 
 
 def test_a_key_of_the_map_that_is_no_position_cannot_be_asked_for(site: Site) -> None:
@@ -120,13 +122,39 @@ def test_a_key_of_the_map_that_is_no_position_cannot_be_asked_for(site: Site) ->
     assert list(gres_map.read_gres_map(str(site.state))) == ["0"]
 
 
-def test_another_gres_conf_than_the_maps_own_is_a_broken_node(site: Site) -> None:
+def compared_map(site: Site) -> Path:
+    """Have a map that was compared with a gres.conf of two cards; return that file."""
     conf = site.root / "gres.conf"
     conf.write_text("Name=gpu File=/dev/nvidia[0-1]\n")
     site.map("0", "1", gres_conf=str(conf))
     assert at(site, "1") == [bus(1)]
-    conf.write_text("Name=gpu File=/dev/nvidia[1,0]\n")
-    assert "changed" in broken(site, "1").why
+    return conf
+
+
+def unknown(site: Site, *entries: str) -> Refusal:
+    found = refusal(lambda: at(site, *entries))
+    assert (found.kind, "changed" in found.why, "gpulockd" in found.do) == (UNKNOWN, True, True)
+    return found
+
+
+@pytest.mark.parametrize("text", ["Name=gpu File=/dev/nvidia[1,0]\n", "# of another node\n"])
+def test_a_gres_conf_that_nobody_has_compared_yet_breaks_no_node(site: Site, text: str) -> None:
+    conf = compared_map(site)
+    with conf.open("a") as file:
+        file.write(text)
+    unknown(site, "1")
+    site.map("0", "1", gres_conf=str(conf))
+    assert at(site, "1") == [bus(1)]
+
+
+def test_a_gres_conf_of_the_same_size_and_time_is_another_version(site: Site) -> None:
+    conf = compared_map(site)
+    times = (conf.stat().st_atime_ns, conf.stat().st_mtime_ns)
+    other = conf.with_name("other")
+    other.write_text("Name=gpu File=/dev/nvidia[1-0]\n")
+    os.utime(other, ns=times)
+    other.rename(conf)
+    unknown(site, "1")
 
 
 def test_a_gres_conf_may_be_a_link_to_where_the_site_keeps_it(site: Site) -> None:
@@ -136,16 +164,17 @@ def test_a_gres_conf_may_be_a_link_to_where_the_site_keeps_it(site: Site) -> Non
     site.map("0", "1", gres_conf=str(site.root / "gres.conf"))
     assert at(site, "1") == [bus(1)]
     (site.root / "shared/gres.conf").write_text("other\n")
-    broken(site, "1")
+    unknown(site, "1")
 
 
-@pytest.mark.parametrize("gone", ["gres.conf", "state/slurm-gres.conf"])
-def test_a_gres_conf_that_is_gone_is_a_broken_node(site: Site, gone: str) -> None:
-    conf = site.root / "gres.conf"
-    conf.write_text("Name=gpu File=/dev/nvidia[0-1]\n")
-    site.map("0", "1", gres_conf=str(conf))
-    (site.root / gone).unlink()
-    broken(site, "1")
+def test_a_gres_conf_that_is_gone_breaks_no_node(site: Site) -> None:
+    compared_map(site).unlink()
+    unknown(site, "1")
+
+
+def test_a_node_that_selects_by_uuid_needs_no_compared_map(site: Site) -> None:
+    compared_map(site).unlink()
+    assert at(site, "GPU-00000002-aaaa") == [bus(2)]
 
 
 def test_a_card_that_is_gone_is_a_broken_node_and_named_by_its_minor(site: Site) -> None:

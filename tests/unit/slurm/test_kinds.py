@@ -99,7 +99,6 @@ def lose_a_card(site: Site) -> None:
     ("what", "told"),
     [
         (lose_the_map, "slurm-map: [Errno 2]"),
-        (edit_gres_conf, "changed since the slurm-map was made"),
         (lose_a_card, "the driver shows no GPU for Slurm's 2 (/dev/nvidia7)"),
     ],
 )
@@ -111,6 +110,14 @@ def test_a_position_that_no_map_tells_gets_no_card_of_another_model(
     assert two_models.prolog(12, "2") == NODE_BROKEN
     assert two_models.locks() == []
     assert told in two_models.drained()[0]
+
+
+def test_a_position_of_a_changed_gres_conf_waits_for_the_comparison(two_models: Site) -> None:
+    two_models.set(**COUNTED, SLURM_WAIT="0.1")
+    edit_gres_conf(two_models)
+    assert two_models.prolog(12, "2") == GO_ON
+    assert "changed" in two_models.refused(12, "unknown")
+    assert (two_models.locks(), two_models.drained()) == ([], [])
 
 
 def test_an_instance_that_no_exporter_tells_is_no_card(site: Site) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -56,6 +57,38 @@ def test_position_minor_and_index_are_not_mixed_up(site: Site) -> None:
     assert [d.id for d in note.devices] == [bus(2), bus(1)]  # in Slurm's order
     assert ([d.index for d in note.devices], note.positions) == ([2, 1], ["1", "3"])
     assert (site.holder(1).minor, site.holder(2).minor) == ("1", "0")
+
+
+def test_a_prolog_waits_while_gpulockd_compares_a_changed_gres_conf(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = site.root / "gres.conf"
+    conf.write_text("Name=gpu File=/dev/nvidia[0-3]\n")
+    site.map("0", "1", "2", "3", gres_conf=str(conf))
+    with conf.open("a") as file:
+        file.write("# a comment\n")
+    paused: list[float] = []
+
+    def compare(seconds: float) -> None:
+        paused.append(seconds)
+        site.map("1", "0", "2", "3", gres_conf=str(conf))
+
+    monkeypatch.setattr(time, "sleep", compare)
+    assert site.prolog(12, "0") == RUN
+    assert (site.granted(), len(paused)) == ([bus(1)], 1)
+
+
+def test_a_gres_conf_that_nobody_compares_sends_the_job_back_and_drains_no_node(
+    site: Site,
+) -> None:
+    conf = site.root / "gres.conf"
+    conf.write_text("Name=gpu File=/dev/nvidia[0-3]\n")
+    site.map("0", "1", "2", "3", gres_conf=str(conf))
+    site.set(SLURM_WAIT="0.1")
+    conf.write_text("NodeName=other Name=gpu File=/dev/nvidia0\n")
+    assert site.prolog(12, "0") == RUN
+    assert "changed" in site.refused(12, "unknown")
+    assert (site.locks(), site.drained()) == ([], [])
 
 
 def test_a_range_is_every_position_of_it(site: Site) -> None:

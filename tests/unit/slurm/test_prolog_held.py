@@ -145,7 +145,7 @@ def test_a_device_that_is_freed_meanwhile_is_granted(
 def test_only_what_is_held_is_waited_for(site: Site, clock: Clock) -> None:
     site.set(ON_BROKEN="requeue")
     site.prolog(12, "9")
-    site.refused(12, "broken")
+    site.refused(12, "unknown")
     site.set(**OURS)
     site.prolog(13, "0-8")
     site.refused(13, "invalid request", 1)

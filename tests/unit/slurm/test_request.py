@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN
+from gpulock.errors import INVALID_REQUEST, UNKNOWN
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm import request
@@ -145,9 +145,9 @@ def test_a_job_that_slurmctld_does_not_know_or_tell_is_unknown(site: Site, words
     assert refusal(lambda: request.list_slurm_job_gres(site.call(gpus=None), keys)).kind == UNKNOWN
 
 
-def test_a_position_that_cannot_be_told_is_a_broken_node(site: Site) -> None:
+def test_a_position_that_no_map_has_breaks_no_node(site: Site) -> None:
     call = site.call(gpus="0,7")
-    assert refusal(lambda: wanted(site, call)).kind == BROKEN
+    assert refusal(lambda: wanted(site, call)).kind == UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,24 @@ def edit_gres_conf(node: SlurmNode) -> None:
     node.conf.with_name("gres.conf").write_text("# another text\n")
 
 
+def flag_for_nobody_here(node: SlurmNode) -> None:
+    """Let a comment and another node's line have the flag, and no line of this node."""
+    gpulock_chooses(node)
+    with node.conf.with_name("gres.conf").open("a") as file:
+        file.write("# Flags=no_gpu_env\nNodeName=other[1-2] Name=gpu Count=1 Flags=no_gpu_env\n")
+
+
+def flag_for_some_cards(node: SlurmNode) -> None:
+    gpulock_chooses(node)
+    with node.conf.with_name("gres.conf").open("a") as file:
+        file.write(f"NodeName=node[1-2] Name=gpu File={node.device(7)} Flags=no_gpu_env\n")
+
+
+def flag_where_slurm_selects(node: SlurmNode) -> None:
+    with node.conf.with_name("gres.conf").open("a") as file:
+        file.write(f"NodeName=node1 name=GPU File={node.device(7)} flags=CountOnly,NO_GPU_ENV\n")
+
+
 def given_out_and_not_listed(node: SlurmNode) -> None:
     node.install()
     node.list_gpus()
@@ -316,15 +334,17 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (put("GresTypes", "(null)"), "GresTypes", "no job can ask", "restart all daemons"),
         (gpulock_chooses_and_slurm_constrains, "ConstrainDevices", "to other cards", "=slurm"),
         (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
+        (flag_for_nobody_here, "gres.conf", "Slurm names cards too", "restart slurmd"),
+        (flag_for_some_cards, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (count_by_comment, "JobSubmitPlugins", "any user says how many", "job_submit.lua"),
         (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "nvidia0,/"),
         (part_of_the_cards, "order of gres.conf", "GPU 0 is card 2", "name all cards"),
-        (edit_gres_conf, "slurm-map", "changed since the map was made", "install slurm again"),
+        (edit_gres_conf, "slurm-map", "changed since it was compared", "start gpulockd"),
         (given_out_and_not_listed, "slurm-map", "slurmd -G lists none here", "libnvidia-ml.so"),
         (lose_the_map, "slurm-map", "every GPU job drains the node", "install slurm again"),
         (another_list, "slurm-map", "not slurmd's list of now", "install slurm again"),
         (two_models_without_a_map, "slurm-map", "drains the node", "install slurm again"),
-        (two_models_and_an_edited_gres_conf, "slurm-map", "drain the node", "install slurm again"),
+        (two_models_and_an_edited_gres_conf, "slurm-map", "are sent back", "install slurm again"),
         (give_shards, "gres/shard", "a part of a GPU ends at once", "SLURM_SHARDS=share"),
         (give_shards, "slurm-map", "not slurmd's list of now", "install slurm again"),
         (
@@ -479,6 +499,7 @@ def typed(kind: str, numbers: str, count: int, by: str) -> Plant:
         (old_bundles, "oci.conf", "the bundle's own mask"),
         (partial(own_timeouts, prolog="120", epilog="65534"), "EpilogTimeout", "blocks the node"),
         (by_spank(without_task_prolog=False), "TaskProlog", "inside containers of pyxis it fails"),
+        (flag_where_slurm_selects, "gres.conf", "only TaskProlog names the cards"),
         (adopting(constrained=False), "pam_slurm_adopt", "opens every card, and has no mask"),
         (adopting(track="linuxproc"), "pam_slurm_adopt", "not in its job's cgroup"),
         (

@@ -31,7 +31,7 @@ def test_a_dry_run_shows_the_changes_and_the_lines_for_slurm_conf(node: SlurmNod
     done = install(node, "--dry-run")
 
     assert done.exit_code == 0
-    assert "4 changes would be made\n\nInto slurm.conf, the same on every node" in done.stdout
+    assert "3 changes would be made\n\nInto slurm.conf, the same on every node" in done.stdout
     assert f"\n    Prolog={node.paths.slurm_prolog}\n" in done.stdout
     assert not node.map.exists()
 

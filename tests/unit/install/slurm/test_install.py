@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.errors import Refusal
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import add_settings
 from gpulock.install.slurm import install
@@ -31,7 +32,6 @@ def test_a_plan_changes_nothing(node: SlurmNode) -> None:
         f"file {node.config}",
         f"hooks {node.root}/libexec/current",
         f"file {node.root}/node/state/slurm-map",
-        f"file {node.root}/node/state/slurm-gres.conf",
     ]
     assert tree(node.root) == before
 
@@ -41,10 +41,11 @@ def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(node: Slu
 
     gres = node.conf.with_name("gres.conf")
     positions = "".join(f"{number}={number}\n" for number in range(8))
-    assert node.map.read_text() == f"gpulock-slurm-map 1\ngres_conf={gres}\n{positions}"
+    text = node.map.read_text()
+    assert text.startswith(f"gpulock-slurm-map 1\ngres_conf={gres}\ngres_version=")
+    assert text.endswith(positions)
     assert node.map.stat().st_mode & 0o777 == 0o644
-    copy = node.map.with_name("slurm-gres.conf")
-    assert copy.read_bytes() == gres.read_bytes()
+    assert len(read_gres_map(str(node.map.parent))) == 8
     assert node.paths.slurm_task.is_file()
     settings = node.config.read_text()
     assert f"SLURM_BINARIES={node.root}/slurm/bin\n" in settings
@@ -109,25 +110,33 @@ def test_a_changed_gres_conf_gives_a_new_map(node: SlurmNode) -> None:
     node.install()
 
     assert node.map.read_text().endswith("\n0=1\n1=0\n")
-    assert node.map.with_name("slurm-gres.conf").read_bytes() == gres.read_bytes()
+    assert read_gres_map(str(node.map.parent)) == {"0": "1", "1": "0"}
 
 
-def test_a_gres_conf_that_changes_between_plan_and_apply_is_not_copied(node: SlurmNode) -> None:
+def test_no_hook_goes_by_a_map_whose_gres_conf_changed_between_plan_and_apply(
+    node: SlurmNode,
+) -> None:
     plan = node.plan()
     node.conf.with_name("gres.conf").write_text("# another\n")
 
-    with pytest.raises(InstallError, match="changed meanwhile"):
-        plan.apply(ignore)
+    plan.apply(ignore)
+
+    with pytest.raises(Refusal, match="changed, and nobody has compared"):
+        read_gres_map(str(node.map.parent))
 
 
-def test_a_linked_gres_conf_is_named_by_its_real_file(node: SlurmNode) -> None:
+def test_a_linked_gres_conf_is_named_as_slurmd_names_it(node: SlurmNode) -> None:
     gres = node.conf.with_name("gres.conf")
     gres.rename(node.root / "shared-gres.conf")
     gres.symlink_to(node.root / "shared-gres.conf")
 
     node.install()
 
-    assert f"\ngres_conf={node.root}/shared-gres.conf\n" in node.map.read_text()
+    assert f"\ngres_conf={gres}\n" in node.map.read_text()
+    gres.unlink()
+    gres.symlink_to(node.conf)
+    with pytest.raises(Refusal, match="changed"):
+        read_gres_map(str(node.map.parent))
 
 
 @pytest.mark.parametrize("gres", ["gpu:8", "gpu:h200:8(S:0-1)", "shard:16,gpu:h200:8"])
@@ -173,7 +182,7 @@ def test_a_node_without_gpus_gets_an_empty_map_and_is_told(node: SlurmNode) -> N
     assert "no gres/gpu with File= on this node" in told(node)
     node.install()
 
-    assert len(node.map.read_text().splitlines()) == 2
+    assert read_gres_map(str(node.map.parent)) == {}
 
 
 def test_nodes_of_one_machine_with_different_gpus_are_refused(

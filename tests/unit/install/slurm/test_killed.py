@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpulock.install import hooks, versions
+from gpulock.install.slurm import gres
 from gpulock.install.slurm.install import SlurmUninstaller
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.spank import SpankPlugin
@@ -44,6 +45,8 @@ class KilledSlurm(KilledSite):
             patch.setattr(module, "probe_interpreter", probe)
         patch.setenv("SLURM_CONF", str(node.conf))
         patch.setattr(SpankPlugin, "_compile", write_plugin)  # a second, likewise
+        # each try begins with files laid out anew, which are other versions
+        patch.setattr(gres, "gres_conf_version", lambda path: str(os.stat(path).st_size))
         node.give_header()
         node.conf.chmod(0o664)
         if os.geteuid() == 0:

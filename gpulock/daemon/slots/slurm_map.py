@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Have the map of Slurm's positions compared again when gres.conf or the cards changed.
+
+A program of its own compares, because it starts `slurmd -G`. gres.conf may be on a file server
+that does not answer, so its version is read in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import ClassVar, Final, NamedTuple
+
+from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.core.journal import NOTICE, DaemonJournal
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import DEVICES, TIME, Chore, Due
+from gpulock.deadline import Deadline
+from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.hooks.subprocess import SchedulerProgram
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
+from gpulock.slurm import gres_map
+
+EVERY: Final = 2.0  # seconds between two readings of gres.conf's version
+AGAIN: Final = 30.0  # seconds until a comparison that failed is tried again
+SECONDS: Final = 90.0  # slurmd -G waits 19 s for a device file that is missing
+PROGRAM: Final = "gpulock.install.slurm.renew_map"
+ENVIRON: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+LENGTH: Final = 400  # characters of an answer
+HINT: Final = "run gpulock install slurm on this node"
+
+
+class MapAnswer(NamedTuple):
+    """What was seen of slurm.conf and the cards, and what a comparison wrote or why it failed."""
+
+    seen: tuple[object, ...]
+    written: str = ""
+    fault: str = ""
+
+
+class SlurmMapRenewal(Chore):
+    """The chore."""
+
+    after: ClassVar[Due] = {DEVICES: (), TIME: ()}
+
+    def __init__(self, journal: DaemonJournal) -> None:
+        self._journal = journal
+        self.asking: BackgroundCall[MapAnswer] | None = None
+        self._settings: Settings | None = None
+        self._cards: frozenset[str] = frozenset()
+        self._compared: tuple[object, ...] = ()
+        self._next = 0.0
+
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+        """Note the cards, and look at gres.conf from now on where this node has a map."""
+        self._settings = node.settings
+        if report.devices:
+            self._cards = frozenset(map(gres_map.gres_map_device_name, report.devices))
+        self.run_due(now)
+
+    def run_due(self, now: float) -> None:
+        """Take the answer of the last comparison where it is there, and begin the next."""
+        settings = self._settings
+        if settings is None or not os.path.exists(f"{settings.state_dir}/{gres_map.NAME}"):
+            self.due = float("inf")
+            return
+        self.due = now + EVERY
+        if self.asking is not None:
+            if not self.asking.wait(0.0):
+                return
+            answer, self.asking = self.asking.answer(), None
+            self._compared = self._compared if answer.fault else answer.seen
+            self._next = now + AGAIN if answer.fault else now
+            if answer.written:
+                self._journal.say(NOTICE, f"{gres_map.NAME}: {answer.written}")
+            fault = f"{gres_map.NAME} is not renewed: {answer.fault}"
+            self._journal.log_changes("slurm map", {"fault": fault} if answer.fault else {})
+        if now >= self._next and self._cards:
+            cards, compared = self._cards, self._compared
+            self.asking = BackgroundCall(lambda: compare_map(settings, cards, compared))
+
+
+def compare_map(
+    settings: Settings,
+    cards: frozenset[str],
+    compared: tuple[object, ...],
+    renew: Callable[[Settings, bool], str] | None = None,
+) -> MapAnswer:
+    """Have the map compared where something changed since; never raises."""
+    try:
+        pairs = gres_map.read_map_pairs(settings.state_dir)
+        path = pairs.get(gres_map.GRES_CONF, "")
+        beside = f"{os.path.dirname(path)}/slurm.conf"
+        conf = gres_map.gres_conf_version(beside)  # its Gres= sorts slurmd's list
+        seen = (conf, cards)
+        known = compared or (conf, frozenset(gres_map.map_positions(pairs).values()))
+        if seen == known and not gres_map.is_gres_conf_changed(pairs):
+            return MapAnswer(seen)
+        return MapAnswer(seen, (renew or renew_map)(settings, seen != known))
+    except Refusal as refusal:
+        return MapAnswer((), fault=f"{refusal.why}; {refusal.do}")
+    except Exception as fault:  # whatever it is, it is tried again
+        return MapAnswer((), fault=f"{type(fault).__name__}: {fault}")
+
+
+def renew_map(settings: Settings, ask: bool) -> str:
+    """Start the program; return what it wrote; raise Refusal where it could not."""
+    program = SchedulerProgram(sys.executable, ENVIRON, HINT)
+    words = ["-I", "-m", PROGRAM, *(["--ask"] if ask else []), settings.path]
+    code, output = program.answer(words, Deadline(SECONDS))
+    said = one_line(output.decode("utf-8", "replace").strip())[:LENGTH]
+    if code:
+        raise Refusal(UNKNOWN, said, HINT)
+    return said

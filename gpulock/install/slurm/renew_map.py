@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the map of Slurm's positions with gres.conf as it is now: a program of gpulockd's.
+
+slurmd reads gres.conf when it starts. So another list than the map's counts once slurmd has
+started after the change. A reconfigure before 23.11 keeps the process and cannot be seen
+(docs/facts/slurm.md, slurmd and its programs).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from gpulock.errors import Refusal, one_line
+from gpulock.install.change import FilePlace, apply_changes, install_record, plan_place_change
+from gpulock.install.daemons import process_start_time
+from gpulock.install.hooks import InstallError
+from gpulock.install.planner import current_settings
+from gpulock.install.slurm import gres
+from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds, slurmds_of_site
+from gpulock.slurm.gres_map import NAME, SHARED, map_positions, read_map_pairs
+
+DONE, NOT_DONE, USAGE = 0, 1, 2
+ASK: Final = "--ask"
+
+
+def renew_gres_map(config: Path, ask: bool) -> str:
+    """Bring the map in step; return what changed; raise InstallError or Refusal.
+
+    With `ask` slurmd is asked even where gres.conf says what it said: the cards changed.
+    """
+    settings, given = current_settings(config)
+    pairs = read_map_pairs(settings.state_dir)
+    slurmds = slurmds_of_site(find_slurmds(), settings)
+    node = pairs.get(gres.NODE, "")
+    site = find_slurm_site(settings, given, slurmds, node)
+    source = gres.read_gres_source(site)
+    places = [place for _, place in sorted(map_positions(pairs).items(), key=lambda p: int(p[0]))]
+    shared = pairs.get(SHARED, "").split()
+    known = (places, shared)
+    same = (source.meaning if source else "") == pairs.get(gres.MEANING, "")
+    if ask or not same:
+        listed = gres.read_gres_list(site)
+        wanted = gres.gres_positions(listed.entries)
+        if wanted or not places:
+            places, shared = gres.map_places(settings, wanted)[0], list(listed.shared)
+        elif not same:  # else NVML was not to be loaded: gpulockd opens no device
+            raise InstallError(f"slurmd -G lists no GPU here; {gres.LOOK_AT_LIST}")
+    if (places, shared) != known and not has_slurmd_read(slurmds, site.conf, source):
+        raise InstallError(
+            "slurmd has another list of GPUs in its files than in force, as far as is known:"
+            " restart slurmd; or scontrol reconfigure, then gpulock install slurm"
+        )
+    text = gres.slurm_map_text(source, places, shared, node)
+    changes = [*plan_place_change(FilePlace(Path(settings.state_dir, NAME)), text)]
+    written: list[str] = []
+    apply_changes(changes, install_record(settings, "slurm"), written.append)
+    return f"{len(places)} positions of Slurm's list, as slurmd has them" if written else ""
+
+
+def has_slurmd_read(
+    slurmds: list[Slurmd], conf: Path | None, source: gres.GresSource | None
+) -> bool:
+    """Return whether each slurmd started after the last change of the files that make its list."""
+    files = [*([conf] if conf else []), *([source.path] if source else [])]
+    try:
+        changed = max([path.stat().st_ctime for path in files], default=0.0)
+        return all(process_start_time(slurmd.pid) > changed for slurmd in slurmds)
+    except OSError:
+        return False
+
+
+def main(argv: list[str]) -> int:
+    """Renew the map; print one line of what changed, or why it could not be done."""
+    words = [word for word in argv if word != ASK]
+    if len(words) != 1:
+        sys.stderr.write(f"usage: renew_map [{ASK}] CONFIG\n")
+        return USAGE
+    try:
+        sys.stdout.write(f"{renew_gres_map(Path(words[0]), ASK in argv)}\n")
+    except Refusal as refusal:
+        sys.stdout.write(f"{one_line(f'{refusal.why}; {refusal.do}')}\n")
+        return NOT_DONE
+    except (InstallError, OSError) as fault:
+        sys.stdout.write(f"{one_line(str(fault))}\n")
+        return NOT_DONE
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -174,7 +174,7 @@ class Handover:
         """Return whether one more card may be out of service for what an exporter said."""
         state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
         notes = {name: quarantine.read_device_note(state_dir, folder, name) for name in out}
-        found = self._node.devices_if_driver()
+        found = self._node.known_devices()
         cards = max(self._node.settings.expected_gpus, len({device.bus for device in found}))
         return may_quarantine_card(bus, cards_out_by_exporter(notes, found), cards)
 
@@ -211,9 +211,9 @@ def wait_for_memory_sample(
     names = list(devices)
     while True:
         found = Handover(node)
-        if (
-            not any([found.memory_state(name, quiet) == WAIT for name in names])
-            or limit.left() <= 0
-        ):
+        states = [found.memory_state(name, quiet) for name in names]
+        if WAIT not in states or limit.left() <= 0:
+            if DIRTY in states:
+                node.devices_if_driver()  # how many cards there are, which the gate's holder asks
             return found
         time.sleep(min(PAUSE, limit.left()))

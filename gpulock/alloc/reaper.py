@@ -92,7 +92,7 @@ def retire_lock(node: Node, lock: Lock, how: str) -> None:
     if record and (node.settings.job_map_dir or node.settings.gpustat_dir):
         from gpulock.job import job_map
 
-        cards = node.devices_if_driver()
+        cards = node.known_devices()
         if SHARE in lock.id:
             job_map.write_shared_map(node.settings, node.store, cards, lock.id)
         else:
@@ -169,6 +169,8 @@ class Reaper:
         for lock in mine:
             self.node.store.read_details(lock)
             self.judge.job_processes(lock)  # what it reads of processes is not read again
+        if self.node.settings.job_map_dir or self.node.settings.gpustat_dir:
+            self.node.devices_if_driver()  # `retire_lock` names them in files, gate held
         self._quiet = clock_boottime()  # what was seen of open files was not later
         if self._asks_memory:
             from gpulock.alloc.memory_check import wait_for_memory_sample

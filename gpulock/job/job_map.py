@@ -27,9 +27,10 @@ def write_job_map(node: Node, record: Owner, devices: list[Device], deadline: De
     settings = node.settings
     shares = [device.id for device in devices if SHARE in device.id]
     if shares:
+        found = node.devices()  # before the gate: such a read may never return
         with Gate(node.store, deadline, settings.gate_timeout):
             for name in shares:
-                write_shared_map(settings, node.store, node.devices(), name)
+                write_shared_map(settings, node.store, found, name)
         return
     for device in devices:
         for path, text in job_map_files(settings, record, device):

@@ -18,6 +18,7 @@ class Node:
     """What every act on this node needs; made once a process."""
 
     __slots__ = (
+        "_known",
         "_memory",
         "_version",
         "boot_id",
@@ -42,6 +43,7 @@ class Node:
         self.links: dict[tuple[str, str], int] = {}
         self._version = (0, 0, 0)
         self._memory = DeviceCache()
+        self._known: list[Device] = []
 
     def devices(self, cards: "list[Device] | None" = None) -> list[Device]:
         """Return the node's devices by index; raise Refusal(BROKEN) without a driver.
@@ -61,7 +63,16 @@ class Node:
             self._version = version
         if cards is None:
             cards = devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
-        return devices.apply_nvml_inventory(cards, self.inventory)
+        self._known = devices.apply_nvml_inventory(cards, self.inventory)
+        return self._known
+
+    def known_devices(self) -> list[Device]:
+        """Return the devices as they were read last, for a caller that holds the gate.
+
+        Nobody reads the driver with the gate held: such a read may never return, and shuts the
+        node. The caller reads before; none are known where no driver was loaded then.
+        """
+        return self._known
 
     def devices_if_driver(self) -> list[Device]:
         """Return the node's devices, none where no driver is loaded: then none can be open."""

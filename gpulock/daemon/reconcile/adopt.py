@@ -162,7 +162,7 @@ def adopt_lost_locks(node: Node, scan: ProcessScan) -> list[Owner]:
     without owner is left by an adoption that was cut short.
     """
     adopted: dict[str, Owner] = {}
-    known = {device.id: device for device in node.devices()}
+    known = {device.id: device for device in node.known_devices() or node.devices()}
     # of our own uid: another user's process of that name must not steer what root restores
     kept = [read_shepherd_record(node, pid) for pid in find_shepherds(scan, os.geteuid())]
     living = [record for record in [*kept, *read_run_records(node)] if record is not None]

@@ -31,6 +31,7 @@ from gpulock.store.owner import Owner
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.wire import RELEASE, SocketRequest
+from tests.support.driver_reads import observe_driver_reads
 from tests.support.faults import disk_full
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, judge_of, judging, record, soon
 
@@ -246,6 +247,17 @@ def test_what_the_policy_put_out_for_what_an_exporter_said_does(four: Box) -> No
     end(four)
 
     assert out(four) == [bus(0), bus(3)]
+
+
+def test_no_driver_is_read_with_the_gate_held(four: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a read may never return, and nobody gets through the gate then."""
+    tell(four, 300 * MIB, clock_boottime() + LATER, cards=1)
+    reads = observe_driver_reads(four.lock, monkeypatch)
+
+    end(four)
+
+    assert out(four) == [bus(0)]
+    assert (reads != [], True in reads) == (True, False)
 
 
 def test_each_decision_is_told(four: Box) -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.job import job_map
 from gpulock.sge import epilog, prolog
 from gpulock.store.owner import Owner
+from gpulock.workstation.process_claims import make_liveness_judge
+from tests.support.driver_reads import observe_driver_reads
 from tests.support.jobs import Site as SgeSite
 from tests.support.jobs import child_of, gpus
 from tests.support.slurm_site import RUN, UID, Site, slurm_record
@@ -229,6 +232,43 @@ def test_a_job_of_grid_engines_is_told_as_well(
     assert texts(folder) == {"0": "12.3\n", "1": "12.3\n"}
     epilog.main(["sge", str(site.pid)], site.environ(job), site.config())
     assert texts(folder) == {"0": "", "1": ""}
+
+
+@pytest.fixture
+def driver_reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    return observe_driver_reads(site.lock, monkeypatch)
+
+
+def test_no_driver_is_read_with_the_gate_held(site: Site, driver_reads: list[bool]) -> None:
+    """Such a read may never return, and nobody gets through the gate then."""
+    site.prolog(12, "0,1")
+    site.epilog(12)
+    assert dcgm(site) == {"0": "", "1": ""}
+    assert len(driver_reads) > 2
+    assert True not in driver_reads
+
+
+def test_no_driver_is_read_with_the_gate_held_for_a_share(
+    site: Site, driver_reads: list[bool]
+) -> None:
+    site.set(SHARES="0:4", SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment")
+    assert site.prolog(12, None, SLURM_JOB_COMMENT="gpu:share:1") == RUN
+    assert dcgm(site) == {"0": "12\n"}
+    site.epilog(12, None)
+    assert dcgm(site) == {"0": ""}
+    assert driver_reads
+    assert True not in driver_reads
+
+
+def test_no_driver_is_read_with_the_gate_held_for_what_a_reconcile_frees(
+    site: Site, driver_reads: list[bool]
+) -> None:
+    site.prolog(12, "0")
+    site.proc.boot("another boot")
+    node = site.node()
+    reconcile_locks(node, make_liveness_judge(node), soon())
+    assert dcgm(site) == {"0": ""}
+    assert True not in driver_reads
 
 
 @pytest.mark.parametrize(

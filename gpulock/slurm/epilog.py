@@ -16,6 +16,7 @@ from gpulock.node.procfs import TICKS, Proc
 from gpulock.node.settings import Settings
 from gpulock.slurm import note
 from gpulock.slurm.call import DEADLINE, SlurmHookCall
+from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -102,9 +103,21 @@ def release_slurm_job(
             released.kept.append(("its isolation", left))
         return released
     finally:
-        note.remove_task_note(
-            node.store, call.slurmd, call.job, call.uid, call.restart, ours.tokens
-        )
+        remove_own_note(node, call, ours.tokens)
+
+
+def remove_own_note(node: Node, call: SlurmHookCall, tokens: set[str]) -> None:
+    """Take the job's note away under the gate, where the next run's Prolog writes its own.
+
+    While the gate is shut no Prolog writes one, so it goes then as well: a task that slurmd starts
+    without a Prolog must find none.
+    """
+    who = call.slurmd, call.job, call.uid, call.restart
+    try:
+        with Gate(node.store, Deadline(note.PATIENCE), node.settings.gate_timeout):
+            note.remove_task_note(node.store, *who, tokens)
+    except Refusal:
+        note.remove_task_note(node.store, *who, tokens)
 
 
 def clean_slurm_leftovers(

@@ -11,6 +11,7 @@ from gpulock.store.locks import LockStore
 
 FOLDER = "tasks"
 LINE = "gpulock-task 1"
+PATIENCE = 1.0  # seconds at the gate, for a note that matters to no lock
 
 
 class TaskNote:
@@ -88,7 +89,7 @@ def task_note_path(lock_dir: str, slurmd: str, job: str) -> str:
 
 
 def write_task_note(store: LockStore, note: TaskNote) -> None:
-    """Write a job's note; raise OSError or kv.MalformedError."""
+    """Write a job's note; raise OSError or kv.MalformedError. Of a claim with the gate held."""
     atomic.mkdir_if_missing(f"{store.root}/{FOLDER}")
     data = note.encode().encode("utf-8", "surrogateescape")
     atomic.replace_file(task_note_path(store.root, note.slurmd, note.job), data)
@@ -124,6 +125,8 @@ def remove_task_note(
 ) -> None:
     """Take a job's note away, unless it is another user's, a later run's, or of a standing claim.
 
+    The gate is held, or shut: nobody writes the note of a later claim between the comparison and
+    the removal.
     `tokens` are claims that the caller gives up, whatever still keeps their locks.
     """
     path = task_note_path(store.root, slurmd, job)

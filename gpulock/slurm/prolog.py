@@ -11,7 +11,7 @@ import time
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, LockTimeout, Refusal
 from gpulock.hooks.common import (
     NotRootError,
     log_hook_line,
@@ -27,6 +27,7 @@ from gpulock.slurm import note, request
 from gpulock.slurm.call import DEADLINE, SlurmHookCall
 from gpulock.slurm.note import TaskNote
 from gpulock.store import atomic, claim_records, kv
+from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -76,7 +77,7 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> "Gra
     if count == 0:
         try:
             prepare_isolation(node, count)
-            save_task_note(node, own)
+            save_task_note(node, own, deadline)
         except Refusal as fault:  # no node is drained for a job without GPUs
             log_hook_line(settings, fault.sentence(call.who), error=False)
         return None
@@ -94,7 +95,7 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> "Gra
 
             mps.wait_for_mps(node, grant.owner, deadline)
         own.token, own.devices = grant.owner.token, order_slurm_devices(node, own.positions, grant)
-        save_task_note(node, own)
+        save_task_note(node, own, deadline)
         if node.settings.job_map_dir or node.settings.gpustat_dir:
             from gpulock.job import job_map
 
@@ -212,10 +213,22 @@ def order_slurm_devices(node: Node, positions: list[str], grant: Grant) -> list[
     return resolve_gres_devices(node.settings.state_dir, positions, grant.devices)
 
 
-def save_task_note(node: Node, own: TaskNote) -> None:
-    """Write the job's note; raise Refusal(BROKEN)."""
+def save_task_note(node: Node, own: TaskNote, deadline: Deadline) -> None:
+    """Write the job's note; raise Refusal.
+
+    Under the gate, where a late Epilog of an earlier run compares and removes. A note without
+    devices is written in any case: its job starts without them, or not at all.
+    """
     try:
         node.store.check(make=True)
+        if own.devices or own.refused:
+            try:
+                with Gate(node.store, deadline, node.settings.gate_timeout):
+                    note.write_task_note(node.store, own)
+                return
+            except LockTimeout:
+                if own.devices:
+                    raise
         note.write_task_note(node.store, own)
     except (OSError, kv.MalformedError) as fault:
         raise Refusal(BROKEN, f"the note of job {own.job}: {fault}", "look at LOCK_DIR") from fault
@@ -267,7 +280,7 @@ def report_slurm_refusal(
         if note.is_task_note_superseded(node.store, own):
             log_hook_line(settings, f"{sentence}; a later run of it is here", error=True)
             return GO_ON  # of a slurmd that was killed: nobody waits for us
-        save_task_note(node, own)
+        save_task_note(node, own, Deadline(note.PATIENCE))
     except Refusal as fault:
         log_hook_line(settings, sentence, error=True)
         log_hook_line(settings, fault.sentence(call.who), error=True)

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpulock.slurm import note
 from gpulock.slurm.note import TaskNote
-from gpulock.store import kv
+from gpulock.store import atomic, kv
+from tests.support.driver_reads import is_gate_held
 from tests.support.slurm_site import OTHER_UID, UID, Site
 from tests.support.trees import bus
 
@@ -179,6 +181,39 @@ def test_a_note_that_is_not_whole_is_malformed_and_any_epilog_may_remove_it(
         note.find_task_note(str(site.lock), "n1", "12")
     note.remove_task_note(site.node().store, "n1", "12", OTHER_UID, 0)
     assert site.notes() == []
+
+
+def test_an_epilog_compares_and_removes_where_no_prolog_writes_meanwhile(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a late one removes what the next run has written since it compared."""
+    site.prolog(12, "0")
+    remove = atomic.remove_quietly
+    gate_held: list[bool] = []
+
+    def stopped(path: str) -> None:
+        if path.endswith("n1.12") and not gate_held:
+            gate_held.append(is_gate_held(site.lock))
+        remove(path)
+
+    monkeypatch.setattr(atomic, "remove_quietly", stopped)
+    site.epilog(12)
+    assert (site.notes(), gate_held) == ([], [True])
+
+
+def test_a_prolog_writes_its_note_where_no_epilog_compares(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, gate_held = atomic.replace_file, list[bool]()
+
+    def observed(path: str, *args: Any, **keys: Any) -> None:
+        if path.endswith("n1.12"):
+            gate_held.append(is_gate_held(site.lock))
+        replace(path, *args, **keys)
+
+    monkeypatch.setattr(atomic, "replace_file", observed)
+    site.prolog(12, "0")
+    assert gate_held == [True]
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "folder"])

@@ -51,19 +51,17 @@ class Judge:
     its jobs; `finders` maps one to a function that tells its locks their step daemons.
     """
 
-    __slots__ = ("_finders", "_members", "_rules", "boot_id", "node", "scan")
+    __slots__ = ("_finders", "_members", "_rules", "boot_id", "scan")
 
     def __init__(
         self,
         boot_id: str,
-        node: str,
         scan: ProcessScan,
         rules: "dict[str, LivenessRule]",
         members: "dict[str, JobMembers] | None" = None,
         finders: "dict[str, StepDaemonFinder] | None" = None,
     ) -> None:
         self.boot_id = boot_id
-        self.node = node
         self.scan = scan
         self._rules = rules
         self._members = members or {}
@@ -72,7 +70,7 @@ class Judge:
     def renew(self) -> "Judge":
         """Return a judge by the same rules that has not looked yet."""
         scan = ProcessScan(self.scan.proc)
-        return Judge(self.boot_id, self.node, scan, self._rules, self._members, self._finders)
+        return Judge(self.boot_id, scan, self._rules, self._members, self._finders)
 
     def attach_step_daemons(self, held: dict[str, Lock]) -> None:
         """Tell locks the processes that stand for their jobs and are in no record."""
@@ -88,8 +86,8 @@ class Judge:
     def verdict(self, lock: Lock) -> Verdict:
         """Return the verdict on one lock (its details read already).
 
-        Administrators' locks are alive for ever; another node's record is never judged here; a
-        record of another boot of this node is dead; a pid of another namespace means nothing to us.
+        Administrators' locks are alive for ever. A record of another boot is dead: LOCK_DIR is this
+        machine's, whatever its host name was. A pid of another namespace means nothing to us.
         """
         record = lock.owner
         if lock.fault:
@@ -98,8 +96,6 @@ class Judge:
             return Verdict(DEAD, "a claim cut short: a lock without owner under the gate")
         if record.scheduler == "admin":
             return Verdict(ALIVE, "an administrator's lock")
-        if record.node != self.node:
-            return Verdict(UNKNOWN, f"a record of another node, {record.node}")
         if record.boot_id != self.boot_id:
             return Verdict(DEAD, "claimed before this boot")
         try:

@@ -44,7 +44,7 @@ def observer_judge(node: Node, members: "dict[str, JobMembers] | None" = None) -
     from gpulock.alloc.liveness import Judge
     from gpulock.alloc.process_scan import ProcessScan
 
-    return Judge(node.boot_id, node.name, ProcessScan(node.proc), {}, members)
+    return Judge(node.boot_id, ProcessScan(node.proc), {}, members)
 
 
 def unexpected_refusal(fault: BaseException) -> Refusal:

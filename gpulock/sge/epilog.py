@@ -140,7 +140,7 @@ class SgeJobMatcher:
     __slots__ = ("_key", "_run")
 
     def __init__(self, node: Node, found: Spool) -> None:
-        self._key = ("sge", node.settings.sge_cell, node.name, found.job, found.array_task)
+        self._key = ("sge", node.settings.sge_cell, "", found.job, found.array_task)
         self._run = (found.pid, found.start, node.boot_id)
 
     def __call__(self, record: Owner) -> bool:

@@ -128,7 +128,7 @@ def make_sge_judge(node: Node) -> "Judge":
         "sge": verdict.SgeJobRule(node),
         "process": process_verdict,
     }
-    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, make_sge_members(node))
+    return Judge(node.boot_id, ProcessScan(node.proc), rules, make_sge_members(node))
 
 
 def make_sge_members(node: Node) -> "dict[str, JobMembers]":

@@ -145,7 +145,6 @@ def make_slurm_epilog_judge(node: Node, job: str = "") -> "Judge":
     steps = SlurmSteps(node.settings, job)
     return Judge(
         node.boot_id,
-        node.name,
         ProcessScan(node.proc),
         {},
         {"slurm": steps.add_members},

@@ -201,7 +201,7 @@ def make_slurm_prolog_judge(node: Node, job: str = "") -> "Judge":
     rules = {"slurm": hook_verdict, "process": process_verdict}
     members = {"slurm": steps.add_members_and_steps}
     finders = {"slurm": steps.attach}
-    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, members, finders)
+    return Judge(node.boot_id, ProcessScan(node.proc), rules, members, finders)
 
 
 def order_slurm_devices(node: Node, positions: list[str], grant: Grant) -> list[Device]:

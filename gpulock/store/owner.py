@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner record inside a lock: whose a device is, and how that owner's death can be proven.
 
-Hot. FIELDS is normative. The key fields (scheduler, cluster, node, job_id, task_id) mean the same
-in all versions; an unknown key is ignored; an unknown version is held and reported, never reaped.
+Hot. FIELDS is normative. The key fields (scheduler, cluster, slurmd, job_id, task_id) mean the
+same in all versions; an unknown key is ignored; an unknown version is held and reported, never
+reaped.
 """
 
 from gpulock.store import atomic, kv
@@ -18,7 +19,7 @@ TEXT, NUMBER, REAL, LIST = "text", "number", "real", "list"
 FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("scheduler", TEXT, "all", "sge, slurm, process or admin"),
     ("cluster", TEXT, "all", "cluster or cell"),
-    ("node", TEXT, "all", "host name of this node"),
+    ("node", TEXT, "all", "host name of this node, for people"),
     ("job_id", TEXT, "all", "job id; of a process its pid; of a reserve its device"),
     ("task_id", TEXT, "all", "array task, empty where there is none"),
     ("pid", NUMBER, "sge, process", "shepherd, or the process that holds"),
@@ -111,9 +112,11 @@ class Owner:
         return Owner(**{**self.__dict__, **changes})
 
     def key(self) -> tuple[str, str, str, str, str]:
-        """Return what names the job: scheduler, cluster, node (Slurm's own name), job, task."""
-        node = self.slurmd or self.node
-        return (self.scheduler, self.cluster, node, self.job_id, self.task_id)
+        """Return what names the job: scheduler, cluster, slurmd, job, task.
+
+        The node's name is no part of it: LOCK_DIR is this node's, and a host name may change.
+        """
+        return (self.scheduler, self.cluster, self.slurmd, self.job_id, self.task_id)
 
     def run(self) -> tuple[int, int, int]:
         """Return what tells one run of the same job from another."""

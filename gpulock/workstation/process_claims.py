@@ -71,7 +71,7 @@ def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | Non
     finders: dict[str, liveness.StepDaemonFinder] = {
         "slurm": lambda held, scan: steps().attach(held, scan)
     }
-    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, members, finders)
+    return Judge(node.boot_id, ProcessScan(node.proc), rules, members, finders)
 
 
 def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Owner:

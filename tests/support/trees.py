@@ -245,7 +245,7 @@ def judge_of(node: Node, scan: ProcessScan | None = None) -> Judge:
         "process": process_verdict,
     }
     members: dict[str, JobMembers] = {"sge": SgeMembers(node)}
-    return Judge(node.boot_id, node.name, scan or ProcessScan(node.proc), rules, members)
+    return Judge(node.boot_id, scan or ProcessScan(node.proc), rules, members)
 
 
 def judging(node: Node) -> Callable[[], Judge]:

@@ -45,7 +45,7 @@ def read_shepherd_record(node: Node, pid: int) -> Owner | None:
             f"what the job of shepherd {pid} holds cannot be read: {fault}",
             "wait for that job to end, or reboot",
         ) from fault
-    if (record.node, record.boot_id, record.pid) != (node.name, node.boot_id, pid):
+    if (record.boot_id, record.pid) != (node.boot_id, pid):
         return None
     marker = node.settings.simulation
     if marker and not record.spool_dir.startswith(f"{os.path.dirname(marker)}/"):

@@ -113,8 +113,8 @@ def test_another_uid_with_the_same_key_and_run_gets_no_others_grant(box: Box) ->
     [
         ({"boot_id": OTHER_BOOT}, "granted"),
         ({"pid": 999}, "granted"),
-        ({"node": "node2"}, BUSY),
-        ({"node": "node2", "boot_id": OTHER_BOOT}, BUSY),
+        ({"node": "node2", "pid": 999}, "granted"),
+        ({"node": "node2", "boot_id": OTHER_BOOT}, "granted"),
         ({"scheduler": "slurm"}, BUSY),
         ({"scheduler": "admin"}, BUSY),
         ({"add_grp_id": 0, "pid": 999}, BUSY),

@@ -16,7 +16,7 @@ from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.faults import fail_at
-from tests.support.trees import BOOT, NAME, OTHER_BOOT, FakeProc, record
+from tests.support.trees import BOOT, OTHER_BOOT, FakeProc, record
 
 
 class Moving(Proc):
@@ -45,14 +45,14 @@ def process(**changes: object) -> Lock:
 
 def verdict(fake: FakeProc, lock: Lock) -> str:
     rules: dict[str, liveness.LivenessRule] = {"process": liveness.process_verdict}
-    return Judge(BOOT, NAME, ProcessScan(Proc(str(fake.root))), rules).verdict(lock).state
+    return Judge(BOOT, ProcessScan(Proc(str(fake.root))), rules).verdict(lock).state
 
 
 def common(fake: FakeProc, one: Owner) -> str:
     def ask(lock: Lock, scan: ProcessScan) -> Verdict:
         return Verdict("look further", "")
 
-    judge = Judge(BOOT, NAME, ProcessScan(Proc(str(fake.root))), {one.scheduler: ask})
+    judge = Judge(BOOT, ProcessScan(Proc(str(fake.root))), {one.scheduler: ask})
     return judge.verdict(Lock("x", one, "")).state
 
 
@@ -64,9 +64,9 @@ def test_another_boot_of_this_node_is_dead(fake: FakeProc) -> None:
     assert common(fake, record(boot_id=OTHER_BOOT)) == DEAD
 
 
-def test_another_nodes_record_is_never_judged_whatever_its_boot(fake: FakeProc) -> None:
-    assert common(fake, record(node="node2", boot_id=OTHER_BOOT)) == UNKNOWN
-    assert common(fake, record(node="node2")) == UNKNOWN
+def test_a_record_from_before_the_host_name_changed_is_this_nodes(fake: FakeProc) -> None:
+    assert common(fake, record(node="gpu01", boot_id=OTHER_BOOT)) == DEAD
+    assert common(fake, record(node="gpu01")) == "look further"
 
 
 def test_a_pid_of_another_namespace_means_nothing(fake: FakeProc) -> None:
@@ -284,9 +284,7 @@ def test_an_owner_that_ends_after_the_processes_were_listed_is_unknown(
 ) -> None:
     """What it has started since is in no list."""
     fake.add(500, session=1)
-    judge = Judge(
-        BOOT, NAME, ProcessScan(Proc(str(fake.root))), {"process": liveness.process_verdict}
-    )
+    judge = Judge(BOOT, ProcessScan(Proc(str(fake.root))), {"process": liveness.process_verdict})
     assert judge.verdict(process(pid=499, sid=499)).state == DEAD
     if state == "over":
         fake.add(500, state="Z", session=1)

@@ -136,9 +136,11 @@ def test_an_owner_that_is_a_link_or_a_fifo_is_held_and_nobody_waits_for_it(box: 
 
 @pytest.mark.parametrize("boot_id", [BOOT, OTHER_BOOT])
 @pytest.mark.parametrize("draining", [0, 1])
-def test_another_nodes_record_is_held(box: Box, boot_id: str, draining: int) -> None:
-    lock(box, node="node2", boot_id=boot_id, draining=draining)
-    assert act(box) == HELD
+def test_what_was_claimed_under_another_host_name_is_freed_when_its_owner_is_gone(
+    box: Box, boot_id: str, draining: int
+) -> None:
+    lock(box, node="gpu01.cluster.example", boot_id=boot_id, draining=draining)
+    assert act(box) == FREED
 
 
 def test_a_draining_lock_waits_for_the_jobs_processes(box: Box) -> None:
@@ -246,6 +248,6 @@ def test_what_a_scheduler_has_of_a_job_now_is_not_left_of_its_claim_before_the_b
     lock(box, 0, boot_id=OTHER_BOOT)
     lock(box, 1)
     node = box.node()
-    judge = Judge(node.boot_id, node.name, ProcessScan(node.proc), {}, {"sge": left})
+    judge = Judge(node.boot_id, ProcessScan(node.proc), {}, {"sge": left})
     engine = reaper.Reaper(node, judge, node.devices(), node.store.read_all_locks())
     assert [outcome.act for outcome in reaper.reap_locks(engine)] == [FREED, HELD]

@@ -218,7 +218,7 @@ def test_a_job_that_runs_is_no_cause_for_haste(one: Round) -> None:
 
 def test_a_lock_of_an_unknown_owner_is_no_cause_for_haste(one: Round) -> None:
     one.go()
-    one.hold(0, 501, node="node2")
+    one.hold(0, 501, pid_ns="pid:[99]")
     assert not needs_recheck(one.go(), one.rounds.node)
 
 

@@ -41,7 +41,7 @@ STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); p
 
 def judge_with(node: Node, members: JobMembers) -> Judge:
     """Return a judge that knows the processes of Grid Engine's jobs by `members`."""
-    return Judge(node.boot_id, node.name, ProcessScan(node.proc), {}, {"sge": members})
+    return Judge(node.boot_id, ProcessScan(node.proc), {}, {"sge": members})
 
 
 class Real:

@@ -364,7 +364,7 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
     dead: dict[str, LivenessRule] = {
         "sge": lambda lock, scan: Verdict(DEAD, f"{lock}, {scan}: gone")
     }
-    sure = Judge(node.boot_id, node.name, ProcessScan(node.proc), dead, hook.make_sge_members(node))
+    sure = Judge(node.boot_id, ProcessScan(node.proc), dead, hook.make_sge_members(node))
     (outcome,) = reaper.reap_locks(reaper.Reaper(node, sure, [], {lock.id: lock}))
     assert (outcome.act, outcome.verdict.state) == (reaper.HELD, DEAD)
     assert "process 700 is in the job's cgroup" in outcome.reason

@@ -12,7 +12,7 @@ from gpulock.deadline import Deadline
 from gpulock.sge import epilog, hook, prolog
 from gpulock.simulate.execd import SpooledJob
 from gpulock.store.gate import Gate
-from tests.support.faults import disk_full, raising
+from tests.support.faults import disk_full, raising, rename_host
 from tests.support.jobs import SHEPHERD, Site, gpus
 from tests.support.trees import OTHER_BOOT, bus
 
@@ -32,6 +32,16 @@ def test_the_grant_is_given_back_and_a_second_epilog_does_no_harm(site: Site) ->
     assert site.locks() == []
     end(site, job)
     assert len(list((site.lock / "released").iterdir())) == 2
+
+
+def test_a_host_name_that_changed_since_the_prolog_keeps_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+    rename_host(monkeypatch, "gpu01.cluster.example")
+    end(site, job)
+    assert site.locks() == []
 
 
 def test_an_epilog_without_a_prolog_frees_nothing(site: Site) -> None:

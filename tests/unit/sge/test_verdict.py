@@ -15,7 +15,7 @@ from gpulock.sge.verdict import SgeJobRule
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.faults import fail_at
-from tests.support.trees import BOOT, EXECD, NAME, FakeProc, record
+from tests.support.trees import BOOT, EXECD, FakeProc, record
 
 GID = 65400
 UNIT = "/ocs.slice/ocs-jobs.slice/ocs.12.scope"
@@ -46,7 +46,7 @@ class Host:
         keys = {"PROC_ROOT": str(self.fake.root), "SYS_ROOT": str(self.root / "sys")}
         node = Node(Settings(keys | ({"SIMULATION": str(self.root)} if simulated else {})))
         scan = ProcessScan(node.proc)
-        return Judge(BOOT, NAME, scan, {"sge": SgeJobRule(node)}).verdict(self.lock)
+        return Judge(BOOT, scan, {"sge": SgeJobRule(node)}).verdict(self.lock)
 
     def unit(self, populated: int, top: str = "") -> None:
         """Give job 12 no group, but a unit of systemd, in a tree of cgroup version 2."""

@@ -10,6 +10,7 @@ import pytest
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.node.procfs import TICKS, Proc
 from gpulock.slurm import epilog
+from tests.support.faults import rename_host
 from tests.support.slurm_site import RUN, Site, row
 from tests.support.trees import FakeProc, bus
 
@@ -38,6 +39,15 @@ def test_the_prolog_of_an_earlier_run_takes_nothing_and_says_nothing_to_its_task
     assert (site.locks(), site.note().token) == before
     assert site.note().refused == ""
     assert [call for call in site.calls() if call[0] in ("scontrol", "scancel")] == []
+
+
+def test_a_host_name_that_changed_since_the_prolog_keeps_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.prolog(12)
+    rename_host(monkeypatch, "gpu01.cluster.example")
+    site.epilog(12)
+    assert (site.locks(), site.notes()) == ([], [])
 
 
 def test_the_epilog_of_an_earlier_run_frees_what_was_claimed_before_it_began(site: Site) -> None:

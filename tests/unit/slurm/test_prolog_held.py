@@ -193,7 +193,7 @@ def test_what_its_epilog_gave_up_is_taken_once_nobody_is_left(site: Site, clock:
         ({"scheduler": "process", "pid": 1, "start": 1000}, False),
         ({"scheduler": "admin"}, False),
         ({"scheduler": "sge"}, False),
-        ({"node": "node2", "boot_id": OTHER_BOOT}, False),
+        ({"node": "node2", "boot_id": OTHER_BOOT}, True),
     ],
 )
 def test_others_are_judged_by_their_own_rules(

@@ -204,12 +204,12 @@ def test_an_environment_that_cannot_be_read_makes_absence_unknown(
     ("changes", "expected"),
     [
         ({"boot_id": OTHER_BOOT}, DEAD),
-        ({"node": "node2"}, UNKNOWN),
-        ({"node": "node2", "boot_id": OTHER_BOOT}, UNKNOWN),
+        ({"node": "node2", "boot_id": OTHER_BOOT}, DEAD),
+        ({"node": "node2", "pid_ns": "pid:[1]"}, UNKNOWN),
         ({"pid_ns": "pid:[1]"}, UNKNOWN),
     ],
 )
-def test_boot_node_and_namespace_come_first(
+def test_boot_and_namespace_come_first_and_no_host_name(
     site: Site, changes: dict[str, object], expected: str
 ) -> None:
     site.answers(row(12, State="RUNNING" if expected == DEAD else "COMPLETED"))

@@ -149,9 +149,11 @@ def test_every_field_is_an_attribute_with_a_type_and_a_meaning() -> None:
 
 def test_the_key_names_the_job_and_the_run_tells_its_runs_apart() -> None:
     one = record()
-    assert one.key() == ("sge", "default", "node1", "12", "")
+    assert one.key() == ("sge", "default", "", "12", "")
     assert one.copy(start=2).key() == one.key()
     assert one.copy(start=2).run() != one.run()
+    assert one.copy(node="another").key() == one.key()
+    assert one.copy(slurmd="another").key() != one.key()
     assert one.copy(job_id="123").key() != one.key()
 
 

@@ -34,9 +34,12 @@ LONG: Final = 200  # characters of a command's first sentence
 USAGE: Final = 2  # exit code: click's own, and argparse's
 COMMON: Final = (
     ("0", "It was done."),
-    (str(REFUSED), "It was refused, or there is nothing of what was asked for."),
+    (
+        str(REFUSED),
+        "It was refused, no settings can be read, or there is nothing of what was asked for.",
+    ),
     (str(USAGE), "The arguments are invalid."),
-    (str(NODE_BROKEN), "The node, its settings or its driver is at fault."),
+    (str(NODE_BROKEN), "The node or its driver is at fault."),
     (str(INTERRUPTED), "Ctrl-C."),
 )
 # What a code means in one command, in place of COMMON's; the last words of its path name it.

@@ -41,8 +41,9 @@ RENAMED = {  # who still writes an old name is told the new one
 class Settings:
     """One value a key, in lower case; see KEYS for the meaning.
 
-    `given` is what the file says, by key; `faults` are sentences on what in it is not obeyed.
-    `copy_path` is of the settings that root obeyed last (gpulock.node.last_settings).
+    `given` is what the file says, by key; `faults` are sentences on what in it is not obeyed, and
+    `ignored` the keys of it that are not read.
+    `copy_path` is of the last file without a fault (gpulock.node.last_settings).
     """
 
     lock_dir: str
@@ -127,10 +128,11 @@ class Settings:
     copy_path: str
     given: dict[str, str]
     faults: tuple[str, ...]
+    ignored: tuple[str, ...]
 
     def __init__(self, values: dict[str, str], path: str = "") -> None:
         """Take the defaults, then `values`; raise ValueError for an unknown key or bad value."""
-        self.path, self.given, self.faults = path, values.copy(), ()
+        self.path, self.given, self.faults, self.ignored = path, values.copy(), (), ()
         for name, kind, default, _ in KEYS:
             if name in values:
                 setattr(self, name.lower(), convert_setting(kind, default, values.pop(name)))
@@ -193,6 +195,20 @@ def convert_setting(kind: str, default: str, given: "str | None") -> object:
     return value == "yes" if kind == FLAG else value
 
 
+def parse_value(given: str, kind: str) -> str:
+    """Return the value that stands behind `=`, without its quotes; raise ValueError."""
+    value = given.strip()
+    quote = value[0] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else ""
+    if quote:
+        value = value[1:-1]  # a shell or systemd may read the file as well
+    if " #" in given.replace("\t", " ") and (not quote or quote in value):
+        raise ValueError("must have no comment behind it: write that on a line of its own")
+    words = value.replace("\t", " ") if kind in (WORDS, KINDS, PLACES) else value
+    if not words.isprintable():
+        raise ValueError(f"must have printable characters only, not {value[:60]!r}")
+    return value
+
+
 def parse_settings(text: str, path: str) -> Settings:
     """Parse a settings file; raise ValueError with `path:line` for the first fault.
 
@@ -200,15 +216,14 @@ def parse_settings(text: str, path: str) -> Settings:
     """
     known = {key[0]: key for key in KEYS}
     values: dict[str, str] = {}
+    ignored: list[str] = []
     faults: list[str] = []
-    for number, raw in enumerate(text.splitlines(), 1):
+    for number, raw in enumerate(text.split("\n"), 1):
         line = raw.strip()
         if not line or line.startswith("#"):
             continue
-        name, equals, value = line.partition("=")
-        name, value = name.strip(), value.strip()
-        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-            value = value[1:-1]  # a shell or systemd may read the file as well
+        name, equals, given = line.partition("=")
+        name = name.strip()
         if not equals:
             raise ValueError(f"{path}:{number}: not KEY=VALUE: {line[:60]!r}")
         if name not in known:
@@ -216,20 +231,21 @@ def parse_settings(text: str, path: str) -> Settings:
             fault = f"{path}:{number}: unknown key {name!r}{now}"
             if not (name.isascii() and name.isupper() and name.replace("_", "").isalnum()):
                 raise ValueError(fault)
+            ignored.append(name)
             faults.append(fault)
             continue
         if name in values:
             raise ValueError(f"{path}:{number}: {name} is given twice")
         try:
-            convert_setting(known[name][1], known[name][2], value)
+            values[name] = parse_value(given, known[name][1])
+            convert_setting(known[name][1], known[name][2], values[name])
         except ValueError as wrong:
             raise ValueError(f"{path}:{number}: {name} {wrong}") from None
-        values[name] = value
     settings = Settings(values, path)
     if settings.given.get("SHARE_MPS") == "yes" and settings.share_users != "one":
         faults.append(f"{path}: SHARE_MPS=yes needs SHARE_USERS=one: MPS serves one user a card")
     if settings.given.get("SHARE_MPS") == "yes" and settings.isolation != "off":
         why = "through the MPS its user opens every GPU"
         faults.append(f"{path}: SHARE_MPS=yes needs ISOLATION=off: {why}")
-    settings.faults = tuple(faults)
+    settings.faults, settings.ignored = tuple(faults), tuple(ignored)
     return settings

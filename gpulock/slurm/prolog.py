@@ -265,14 +265,15 @@ def report_slurm_refusal(
         # slurm.md, hooks inside of the job): its tasks find no note, and do not start
         log_hook_line(settings, sentence, error=True)
         return GO_ON
-    if settings is None:
-        refuse.drain_slurm_node(call, Settings({}), sentence)
+    known = settings or Settings({})
+    if refuse.should_drain_node(refusal, known):
+        refuse.drain_slurm_node(call, known, sentence)
         log_hook_line(settings, sentence, error=True)
         return NODE_BROKEN
-    if refuse.should_drain_node(refusal, settings):
-        refuse.drain_slurm_node(call, settings, sentence)
-        log_hook_line(settings, sentence, error=True)
-        return NODE_BROKEN
+    if settings is None:  # nor can its tasks read them, and without a note none of them starts
+        done = refuse.requeue_or_cancel_job(call, known, refusal, sentence)
+        log_hook_line(settings, f"{sentence}; {done}" if done else sentence, error=True)
+        return GO_ON
     own = TaskNote(call.slurmd, call.job, call.uid, call.restart)
     own.refused, own.code = sentence, refuse.task_prolog_exit_code(refusal, settings)
     try:

@@ -34,19 +34,22 @@ STEP_MARK = "user.gpulock"  # gpulock.isolation.confine's: an import of it would
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
     """Print what slurmstepd is to do for this task; return the exit code, not 0 to stop it."""
-    code = FAILED
+    settings: "Settings | None" = None
     try:
         settings = read_settings(config)
-        code = settings.requeue_exit  # cannot be found out: not this job's fault
         lines = build_task_prolog_lines(settings, environ, Proc(settings.proc_root))
     except TaskRefusedError as stop:
         return print_task_message(one_line(str(stop)), stop.code)
     except Refusal as refusal:
-        code = FAILED if refusal.kind == INVALID_REQUEST else code
-        return print_task_message(refusal.sentence(f"job {environ.get('SLURM_JOB_ID', '?')}"), code)
+        told = refusal.sentence(f"job {environ.get('SLURM_JOB_ID', '?')}")
+        invalid = refusal.kind == INVALID_REQUEST
     except Exception as fault:  # the one broad handler: in doubt a task does not start
-        return print_task_message(one_line(f"gpulock: {type(fault).__name__}: {fault}"), code)
-    return write_to_slurmstepd("".join(lines), GO_ON)
+        told, invalid = one_line(f"gpulock: {type(fault).__name__}: {fault}"), False
+    else:
+        return write_to_slurmstepd("".join(lines), GO_ON)
+    # what cannot be found out is not this job's fault
+    code = FAILED if invalid else (settings or Settings({})).requeue_exit
+    return print_task_message(told, code)
 
 
 class TaskRefusedError(Exception):

@@ -10,6 +10,8 @@ from typing import cast
 import click
 
 from gpulock.cli.session import CommandRefusedError, Session
+from gpulock.install.doctor.check import FAULT, Check
+from gpulock.install.doctor.node import check_lock_dir, check_state_dir
 from gpulock.install.setting_faults import find_setting_faults
 from gpulock.node.setting_keys import (
     ANSWER,
@@ -21,7 +23,8 @@ from gpulock.node.setting_keys import (
     SECONDS,
     WORDS,
 )
-from gpulock.node.settings import Settings, parse_settings
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import check_file_owner, parse_settings_file
 from gpulock.store import atomic
 from gpulock.text import table
 
@@ -41,8 +44,15 @@ def config_command(session: Session, check: str | None) -> None:
 
 def validate_settings_file(path: str) -> int:
     """Return how many keys a right file sets; raise Refused with its first fault."""
+    caller = os.geteuid()
     try:
-        settings = parse_settings(atomic.read_text(os.path.realpath(path)), path)
+        check_file_owner(path, os.stat(path), caller)
+    except OSError:
+        pass  # told below
+    except ValueError as fault:
+        raise CommandRefusedError(str(fault), f"chown root {path}; chmod 644 {path}") from fault
+    try:
+        settings = parse_settings_file(atomic.read_text(os.path.realpath(path)), path, caller)
     except ValueError as fault:
         raise CommandRefusedError(str(fault), "correct that line") from fault
     except OSError as fault:
@@ -51,7 +61,18 @@ def validate_settings_file(path: str) -> int:
     wrong = [*settings.faults, *(f"{path}: {fault}" for fault in find_setting_faults(settings))]
     if wrong:
         raise CommandRefusedError("; ".join(wrong), "correct that line")
+    if caller == 0 or settings.simulation:  # as a hook runs
+        for check in find_folder_faults(settings):
+            raise CommandRefusedError(f"{path}: {check.what}", check.do)
     return len(settings.given)
+
+
+def find_folder_faults(settings: Settings) -> list[Check]:
+    """Return what a hook refuses of the folders that are there."""
+    checks = [*check_lock_dir(settings)]
+    if os.path.lexists(settings.state_dir):
+        checks += check_state_dir(settings)
+    return [check for check in checks if check.state == FAULT]
 
 
 def format_config_lines(settings: Settings, width: int) -> list[str]:

@@ -299,27 +299,41 @@ def test_a_state_directory_that_is_missing_or_read_only_grants_nothing(gpus: Gpu
     assert all(gpus.locks(node) == {} for node in NODES)
 
 
-def test_settings_that_cannot_be_believed_stop_the_queue_and_spare_jobs_that_end(
+def test_settings_that_cannot_be_believed_stop_no_queue_and_spare_jobs_that_end(
     gpus: Gpulock,
 ) -> None:
+    """Pushed to a cluster, each of them stopped queue after queue by one waiting job."""
     go = gate_file(gpus, "end")
     ending = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=waiting_for(go))
     gpus.sge.wait_running(ending)
     places = {node: gpus.sge.path_in(node, CONFIG) for node in NODES}
-    places[NODE].write_text("LOCK_DIR=/run/gpulock\nGUPS\n")
+    before = gpus.sge.submit("glalice", *on(OTHER, "-l", "gpu=1"), stdin=SHOW)
+    gpus.sge.wait_done(before)
+    places[NODE].write_text("EXPECTED_GPUS=4\nGUPS\n")
     gpus.sge.path_in(NODE, "/var/lib/gpulock/settings.obeyed").unlink()
-    os.chown(places[OTHER], 27001, 27001)
-    places[THIRD].write_text("GATE_TIMEOUT=soon\n")
-    jobs = {node: submit(gpus, node, 1, "job") for node in NODES}
-    for node, job in jobs.items():
-        wait_refused(gpus, node, job)
-    assert f"{CONFIG}:2: not KEY=VALUE: 'GUPS'" in said(gpus, jobs[NODE], "job")
-    assert "belongs to uid 27001" in said(gpus, jobs[OTHER], "job")
-    assert f"{CONFIG}:1: GATE_TIMEOUT must be a number" in said(gpus, jobs[THIRD], "job")
+    jobs = {NODE: submit(gpus, NODE, 1, "job")}
+    until(
+        lambda: f"{CONFIG}:2: not KEY=VALUE: 'GUPS'" in said(gpus, jobs[NODE], "job"),
+        what="the job to be refused",
+    )
+    text = places[OTHER].read_text()
+    for name, spoil in (
+        ("mode", lambda: places[OTHER].chmod(0o664)),
+        ("owner", lambda: os.chown(places[OTHER], 27001, 27001)),
+        ("comment", lambda: places[OTHER].write_text(f"{text}DRIVER_DIR=/opt # kept\n")),
+        ("nul", lambda: places[OTHER].write_text(f"{text}DRIVER_DIR=/opt\0\n")),
+    ):
+        spoil()
+        jobs[name] = submit(gpus, OTHER, 1, name)
+        gpus.sge.wait_done(jobs[name])
+        assert said(gpus, jobs[name], name) == "mask=0\n"
+        os.chown(places[OTHER], 0, 0)
+        places[OTHER].chmod(0o644)
+    assert set(gpus.sge.queue_states("gpu.q").values()) == {""}
     go.touch()
     gpus.sge.wait_done(ending)
     assert [r["failed"].split()[0] for r in records(gpus, ending, "glbob")] == ["0"]
-    os.chown(places[OTHER], 0, 0)
+    gpus.sge.clear_jobs()
     gpus.configure(NODE)
     assert len(gpus.locks(NODE)) == 1
     assert reap(gpus, NODE).acts() == [("freed", "dead")]

@@ -357,13 +357,15 @@ def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     place = slurm_gpus.slurm.path_in(NODE, CONFIG)
-    place.chmod(0o666)  # anyone's: what root obeyed last does not count either
+    text = place.read_text()
+    place.write_text("nonsense\n")
+    slurm.path_in(NODE, "/var/lib/gpulock/settings.obeyed").unlink()
     slurm.scancel(job)
     assert slurm.wait_done(job) == "CANCELLED"
     slurm.wait_stepless(job)
     assert not slurm.is_out(NODE)
     assert len(held(slurm_gpus, job, NODE)) == 2
-    place.chmod(0o644)
+    place.write_text(text)
     assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
     assert notes(slurm_gpus, NODE) == []
 

@@ -343,8 +343,12 @@ def without_map(gpus: Gpulock) -> Generator[None]:
 @contextlib.contextmanager
 def with_a_typing_error(gpus: Gpulock) -> Generator[None]:
     place = gpus.slurm.path_in(NODE, CONFIG)
-    place.write_text(f"{place.read_text()}GATE_TIMEOUT=soon\n")
-    yield
+    text = place.read_text()
+    place.write_text(f"{text}GATE_TIMEOUT=soon\n")
+    try:
+        yield
+    finally:
+        place.write_text(text)
 
 
 @contextlib.contextmanager
@@ -402,7 +406,6 @@ Breaker = Callable[[Gpulock], contextlib.AbstractContextManager[None]]
 BROKEN: Mapping[Breaker, str] = {
     without_driver: "no NVIDIA driver",
     without_a_card: "4 GPUs asked for, 3 of 4 work",
-    with_a_typing_error: "GATE_TIMEOUT must be a number of seconds",
     with_a_users_lock_dir: "LOCK_DIR /run/gpulock has uid 27012",
     with_a_full_lock_dir: "No space left on device",
     with_a_read_only_state_dir: "Read-only file system",
@@ -440,12 +443,28 @@ def test_a_broken_node_is_drained_with_our_reason_and_the_job_waits(
 
 
 @BOTH
+def test_settings_that_cannot_be_believed_drain_no_node(slurm_gpus: Gpulock, mode: Mode) -> None:
+    """Pushed to a cluster they drained each node at its next job."""
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    with with_a_typing_error(slurm_gpus):
+        job = slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
+        wait_waits(slurm_gpus, job, "BeginTime")
+        assert "GATE_TIMEOUT must be a number of seconds" in slurm.said(job)
+        assert "ran\n" not in slurm.said(job)
+        assert not slurm.is_out(NODE)
+        assert slurm_gpus.locks(NODE) == {}
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
         ("GUPS=4", "unknown key 'GUPS'"),
         ("GUPS", "not KEY=VALUE: 'GUPS': the settings obeyed last stay in force"),
         ("GATE_TIMEOUT=soon", "the settings obeyed last stay in force"),
+        ("DRIVER_DIR=/opt # kept", "DRIVER_DIR must have no comment behind it"),
+        ("DRIVER_DIR=/opt\0", "DRIVER_DIR must have printable characters only"),
     ],
 )
 def test_settings_with_a_fault_stop_no_job_where_they_were_obeyed_before(

@@ -118,9 +118,9 @@ def test_output_that_cannot_be_written_is_one_line_and_no_broken_node(
     assert (done.returncode, done.stderr) == (1, said)
 
 
-def test_a_settings_file_that_is_not_there_is_a_broken_node(tmp_path: Path) -> None:
+def test_a_settings_file_that_is_not_there_is_no_broken_node(tmp_path: Path) -> None:
     code, _, error = call("--config", str(tmp_path / "none"), "status")
-    assert (code, "no settings file" in error) == (3, True)
+    assert (code, "unknown: no settings file" in error) == (1, True)
     assert error.endswith("; name one that is there\n"), "doctor itself is refused as well"
 
 
@@ -139,6 +139,9 @@ def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
         ("EXPECTED_GPUS=8\nFOO=1\n", ":2: unknown key 'FOO'"),
         ("EXPECTED_GPUS=x\n", ":1: EXPECTED_GPUS must be a whole number"),
         ("LOCK_DIR\n", ":1: not KEY=VALUE"),
+        ("\nDRIVER_DIR=/opt/nvidia # kept\n", ":2: DRIVER_DIR must have no comment behind it"),
+        ("DRIVER_DIR=/opt\0\n", ":1: DRIVER_DIR must have printable characters only"),
+        ("SIMULATION=/none\n", ": simulation marker: "),
         ("GPUS=8\n", ":1: unknown key 'GPUS': it is EXPECTED_GPUS now"),
         ("IDLE_COMMAND=mail\n", ":1: IDLE_COMMAND must be an absolute path"),
         ("SGE_BINARIES=bin\n", ":1: SGE_BINARIES must be an absolute path"),
@@ -161,6 +164,36 @@ def test_config_check_says_file_and_line_of_the_first_fault(
     code, _, error = call("config", "--check", str(path))
     assert code == 1
     assert f"{path}{fault}" in error
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_config_check_refuses_a_file_that_others_may_write_as_a_hook_does(
+    tmp_path: Path, mode: int
+) -> None:
+    path = tmp_path / "gpulock.conf"
+    path.write_text("EXPECTED_GPUS=8\n")
+    path.chmod(mode)
+    code, _, error = call("config", "--check", str(path))
+    assert (code, f"mode {mode:o}, and must be root's" in error) == (1, True)
+    assert f"chown root {path}; chmod 644 {path}" in error
+
+
+@pytest.mark.root
+def test_config_check_refuses_a_file_of_another_user_as_a_hook_does(tmp_path: Path) -> None:
+    path = tmp_path / "gpulock.conf"
+    path.write_text("EXPECTED_GPUS=8\n")
+    os.chown(path, 1001, 1001)
+    code, _, error = call("config", "--check", str(path))
+    assert (code, "belongs to uid 1001" in error) == (1, True)
+
+
+@pytest.mark.parametrize("folder", ["lock_dir", "state_dir"])
+def test_config_check_refuses_folders_that_others_may_write(site: Site, folder: str) -> None:
+    path = Path(getattr(read_settings(site.config), folder))
+    path.mkdir(exist_ok=True)
+    path.chmod(0o777)
+    code, _, error = call("config", "--check", site.config)
+    assert (code, str(path) in error, "777" in error) == (1, True, True)
 
 
 def test_config_check_says_every_value_that_no_hook_reads_and_is_wrong(tmp_path: Path) -> None:
@@ -223,8 +256,8 @@ def test_a_long_model_is_cut_for_a_terminal_alone(
 def test_a_folder_in_the_place_of_the_settings_is_said(tmp_path: Path) -> None:
     code, _, error = call("--config", str(tmp_path), "status")
     assert (code, error) == (
-        3,
-        f"gpulock: status: broken: settings: {tmp_path}: not a regular file; name a file\n",
+        1,
+        f"gpulock: status: unknown: settings: {tmp_path}: not a regular file; name a file\n",
     )
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import BROKEN, Refusal
-from gpulock.node import last_settings, setting_keys, settings, settings_file
-from gpulock.node.settings import Settings, parse_settings
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node import setting_keys, settings, settings_file
+from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.store import atomic
 
@@ -56,7 +56,7 @@ class File:
     def refused(self) -> Refusal:
         with pytest.raises(Refusal) as caught:
             self.read()
-        assert caught.value.kind == BROKEN
+        assert caught.value.kind == UNKNOWN
         return caught.value
 
 
@@ -65,7 +65,16 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> File:
     return File(tmp_path, monkeypatch)
 
 
-MALFORMED = ["no equals sign", "GATE_TIMEOUT=soon", "gups=8", "ON_BUSY=error\nON_BUSY=error", "\0"]
+MALFORMED = [
+    "no equals sign",
+    "GATE_TIMEOUT=soon",
+    "gups=8",
+    "ON_BUSY=error\nON_BUSY=error",
+    "\0",
+    "EXPORTER_DIR=/run/a\0",
+    "DRIVER_DIR=/opt/driver # kept",
+    "SIMULATION=/nonexistent/marker",
+]
 
 
 @pytest.mark.parametrize("line", ["GUPS=8", "FUTURE_KEY_2='a b'", "GPUS=8", "A="])
@@ -159,17 +168,17 @@ def test_a_file_that_changed_a_moment_ago_may_change_again_unseen(file: File) ->
 
 
 def test_a_copy_that_cannot_follow_is_removed(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old one would bring back another LOCK_DIR, where every GPU is free."""
-    file.write("LOCK_DIR=/a\n")
+    """It would not be the last one."""
+    file.write("ON_BUSY=requeue\n")
     file.read()
-    file.write("LOCK_DIR=/b\n")
+    file.write("ON_BUSY=error\n")
     with monkeypatch.context() as full:
 
         def no_room(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
         full.setattr(atomic, "replace_file", no_room)
-        assert file.read().lock_dir == "/b"
+        assert file.read().on_busy == "error"
     file.write("nonsense\n")
 
     file.refused()
@@ -190,13 +199,45 @@ def test_who_may_not_read_the_file_may_not_read_the_copy(file: File, mode: int) 
     assert file.copy.stat().st_mode & 0o777 == mode
 
 
+def of_a_user(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.stat
+
+    def stat(path: Path | str, *, follow_symlinks: bool = True) -> os.stat_result:
+        info = real(path, follow_symlinks=follow_symlinks)
+        other = [*info[:4], 12345, *info[5:10]]
+        return os.stat_result(other) if path == str(file.path) else info
+
+    monkeypatch.setattr(os, "stat", stat)
+
+
+@pytest.mark.parametrize("spoil", ["mode 664", "mode 646", "a user's"])
+def test_a_file_that_others_may_write_says_nothing_and_the_last_good_one_counts(
+    file: File, default: Path, monkeypatch: pytest.MonkeyPatch, spoil: str
+) -> None:
+    """A umask of 002 where it was pushed from; nobody gains who wrote into it meanwhile."""
+    at_the_default(file, default)
+    file.path.write_text("EXPECTED_GPUS=8\nISOLATION=cgroup\n")
+    file.changed += 3600
+    if spoil == "a user's":
+        of_a_user(file, monkeypatch)
+    else:
+        file.path.chmod(int(spoil.split()[1], 8))
+
+    found = file.read()
+
+    assert (found.expected_gpus, found.isolation) == (4, "off")
+    assert f"{file.path}: belongs to uid" in found.faults[0]
+    assert f"the settings obeyed last stay in force ({default}/{COPY})" in found.faults[0]
+    file.changed += 3600
+    file.read()
+    assert "EXPECTED_GPUS=4" in (default / COPY).read_text()
+
+
 @pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_a_file_that_others_may_write_is_refused_whatever_was_obeyed_last(
+def test_where_nothing_good_was_obeyed_a_file_that_others_may_write_is_refused(
     file: File, mode: int
 ) -> None:
-    file.write("EXPECTED_GPUS=4\n")
-    file.read()
-    file.path.chmod(mode)
+    file.write("EXPECTED_GPUS=4\n", mode)
 
     file.refused()
 
@@ -228,13 +269,13 @@ SPOILERS: list[Callable[[Path], object]] = [
     lambda copy: chmod(copy, 0o664),
     lambda copy: chmod(copy, 0o646),
     lambda copy: chmod(copy.parent, 0o777),
-    lambda copy: say(copy, "# end\n", "# end"),
-    lambda copy: say(copy, "# end\n", ""),
-    lambda copy: say(copy, "gpulock-settings 1", "gpulock-settings 2"),
+    lambda copy: say(copy, "the end\n", "the end"),
+    lambda copy: say(copy, "# gpulock-settings: the end\n", ""),
+    lambda copy: say(copy, "gpulock-settings 2", "gpulock-settings 3"),
     lambda copy: say(copy, "gpulock.conf", "other.conf"),
-    lambda copy: say(copy, "='4'", "='\0'"),
-    lambda copy: say(copy, "CLUSTER='c'", "CLUSTER='\0'"),
-    lambda copy: say(copy, "='4'", "='four'"),
+    lambda copy: say(copy, "=4", "=\0"),
+    lambda copy: say(copy, "CLUSTER=c", "CLUSTER=\0"),
+    lambda copy: say(copy, "=4", "=four"),
     lambda copy: say(copy, str(copy.parent), "/elsewhere"),
     lambda copy: copy.write_bytes(b"\0" * copy.stat().st_size),
     lambda copy: copy.write_text(""),
@@ -279,7 +320,7 @@ def test_a_copy_of_an_older_version_counts_without_the_keys_that_went(file: File
     file.write("EXPECTED_GPUS=4\n")
     file.read()
     text = file.copy.read_text()
-    file.copy.write_text(text.replace("EXPECTED_GPUS", "SERVICES='a'\nEXPECTED_GPUS"))
+    file.copy.write_text(text.replace("EXPECTED_GPUS", "SERVICES=a\nEXPECTED_GPUS"))
     file.write("nonsense\n")
 
     assert file.read().expected_gpus == 4
@@ -314,36 +355,26 @@ def test_the_copy_never_confines_less_than_the_file_asks_for(
         file.refused()
 
 
-def test_beside_an_unknown_key_a_key_that_went_stays_as_it_was(file: File) -> None:
-    """The unknown one may be its new name, or its misspelling."""
-    file.write("ISOLATION=cgroup\nLOCK_DIR=/a\nON_BUSY=error\n")
+def test_beside_an_unknown_key_the_last_file_without_one_stays_in_force(file: File) -> None:
+    """The unknown one may be another version's name of a key that went, or its misspelling."""
+    file.write("ISOLATION=cgroup\nON_BUSY=error\n")
     file.read()
     file.write("ISOLATOIN=cgroup\nON_BUSY=requeue\n")
 
-    found = file.read()
-
-    assert (found.isolation, found.lock_dir, found.on_busy) == ("cgroup", "/a", "requeue")
-    assert "ISOLATION, LOCK_DIR stay as they were" in found.faults[1]
+    for _ in range(2):
+        found = file.read()
+        assert (found.isolation, found.on_busy) == ("cgroup", "error")
+        assert "unknown key 'ISOLATOIN': the settings obeyed last stay in force" in found.faults[0]
     file.write("ON_BUSY=requeue\n")
     assert (file.read().isolation, file.read().faults) == ("off", ())
 
 
-def test_what_stays_beside_an_unknown_key_stays_beside_the_next_fault(file: File) -> None:
-    file.write("ISOLATION=cgroup\n")
+def test_beside_an_unknown_key_more_isolation_counts_at_once(file: File) -> None:
+    file.write("ON_BUSY=error\n")
     file.read()
-    file.write("ISOLATOIN=cgroup\nLOCK_DIR=/b\n")
-    file.read()
-    file.write("nonsense\n")
+    file.write("ISOLATION=cgroup\nGUPS=8\n")
 
-    assert (file.read().isolation, file.read().lock_dir) == ("cgroup", "/b")
-
-
-def test_a_value_that_is_said_counts_beside_an_unknown_key(file: File) -> None:
-    file.write("ISOLATION=cgroup\n")
-    file.read()
-    file.write("ISOLATION=off\nGUPS=8\n")
-
-    assert file.read().isolation == "off"
+    assert (file.read().isolation, file.read().on_busy) == ("cgroup", "requeue")
 
 
 def at_the_default(file: File, default: Path) -> None:
@@ -351,16 +382,6 @@ def at_the_default(file: File, default: Path) -> None:
     file.path.write_text("EXPECTED_GPUS=4\n")
     file.path.chmod(0o644)
     file.read()
-
-
-def test_a_state_dir_that_moved_leaves_no_copy_behind(file: File, default: Path) -> None:
-    """The file may lose the line that says where STATE_DIR is."""
-    at_the_default(file, default)
-    assert os.listdir(default) == [COPY]
-    file.write("LOCK_DIR=/b\n")
-    file.read()
-
-    assert os.listdir(default) == []
 
 
 @pytest.mark.parametrize("fault", ["garbage", "folder", "gone"])
@@ -398,7 +419,7 @@ def test_who_may_not_read_the_file_is_refused_whatever_was_obeyed_last(
 def test_an_empty_file_or_a_default_one_that_is_gone_takes_nothing_back(
     file: File, default: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """Between a truncation and a write every GPU of a LOCK_DIR of its own would be free."""
+    """The program that rewrites it may have cut it short a moment ago."""
     monkeypatch.setattr(settings_file, "DEFAULT_PATH", str(file.path))
     at_the_default(file, default)
     file.path.write_text("")
@@ -408,7 +429,7 @@ def test_an_empty_file_or_a_default_one_that_is_gone_takes_nothing_back(
     found = file.read()
 
     assert found.expected_gpus == 4
-    assert "EXPECTED_GPUS stay as they were while it is empty or gone" in found.faults[0]
+    assert "is empty or gone: the settings obeyed last stay in force" in found.faults[0]
     file.path.write_text("# the defaults\n")
     file.changed += 3600
     assert (file.read().expected_gpus, file.read().faults) == (0, ())
@@ -454,7 +475,11 @@ def test_settings_made_by_hand_still_refuse_an_unknown_key() -> None:
         Settings({"GUPS": "8"})
 
 
-def test_a_copy_reads_back_as_it_was_given() -> None:
-    given = {"CLUSTER": " '\"x' ", "SGE_CELL": "'", "ALLOWED_PROCESSES": ""}
+def test_the_copy_is_the_whole_file(file: File) -> None:
+    text = "# of caf\udce9\nCLUSTER=' \"x '\nALLOWED_PROCESSES=a\tb\n\nSGE_CELL=x"
+    file.path.write_bytes(f"STATE_DIR={file.state}\n{text}".encode("utf-8", "surrogateescape"))
+    before = file.read()
 
-    assert parse_settings(last_settings.format_given_keys(given), "").given == given
+    assert text.encode("utf-8", "surrogateescape") in file.copy.read_bytes()
+    file.write("nonsense\n")
+    assert file.read().given == before.given

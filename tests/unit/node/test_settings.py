@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import BROKEN, Refusal
+from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node import settings_file
 from gpulock.node.setting_keys import CHOICE, KEYS
 from gpulock.node.settings import Settings, convert_setting, parse_settings
@@ -27,7 +27,7 @@ def write(tmp_path: Path, text: str, mode: int = 0o644) -> str:
 def refusal(path: str, uid: int | None = None) -> Refusal:
     with pytest.raises(Refusal) as caught:
         read_settings(path, uid)
-    assert caught.value.kind == BROKEN
+    assert caught.value.kind == UNKNOWN
     return caught.value
 
 
@@ -41,7 +41,7 @@ def test_a_number_of_seconds_that_is_too_small_is_told_the_bound_that_it_missed(
 def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
     names = [name for name, _, _, _ in KEYS]
     assert len(set(names)) == len(names)
-    others = {"path", "copy_path", "given", "faults", "sge_kinds"}
+    others = {"path", "copy_path", "given", "faults", "ignored", "sge_kinds"}
     assert {name.lower() for name in names} | others == set(Settings.__annotations__)
     assert all(meaning for _, _, _, meaning in KEYS)
 
@@ -110,6 +110,21 @@ def test_a_complex_of_no_kind_is_refused_with_its_line(value: str) -> None:
         "=1",
         "no equals sign",
         "EXPECTED_GPUS=1",  # the second time
+        "STATE_DIR=/var/lib/gpulock # kept",
+        "STATE_DIR='/var/lib/gpulock' # kept",
+        "STATE_DIR='/var/lib/gpulock' # 'kept'",
+        "STATE_DIR=/var/lib/gpulock\t# kept",
+        "CLUSTER= # kept",
+        "ALLOWED_PROCESSES=a b # kept",
+        "STATE_DIR=/var/lib/gpulock\0",
+        "EXPORTER_DIR='/run/\0'",
+        "CLUSTER=a\tb",
+        "CLUSTER=a\rb",
+        "CLUSTER=a\x0cb",
+        "CLUSTER=a\x1bb",
+        "CLUSTER=a\u2028b",
+        "CLUSTER=a\u00a0b",
+        "SHARES=0:4\0",
     ],
 )
 def test_a_line_that_is_wrong_is_named_with_file_and_line(tmp_path: Path, line: str) -> None:
@@ -128,6 +143,10 @@ def test_a_line_that_is_wrong_is_named_with_file_and_line(tmp_path: Path, line: 
         ("  CLUSTER = a  ", "a"),
         ("CLUSTER=a=b", "a=b"),
         ("CLUSTER=$(id)", "$(id)"),
+        ("CLUSTER='a # b'", "a # b"),
+        ("CLUSTER=a#b", "a#b"),
+        ("CLUSTER=#b", "#b"),
+        ("CLUSTER=a \r", "a"),
         ("CLUSTER=", ""),
     ],
 )

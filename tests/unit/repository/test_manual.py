@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gpulock.cli import NODE_BROKEN, command_group
+from gpulock.cli import REFUSED, command_group
 from gpulock.node.setting_keys import KEYS
 from gpulock.simulate.node import write_simulated_node
 
@@ -105,8 +105,8 @@ def test_a_node_without_settings_that_can_be_read_ends_with_the_pages_code(
 
     done = CliRunner().invoke(command_group, ["--config", str(tmp_path / "gpulock.conf"), "status"])
 
-    assert done.exit_code == NODE_BROKEN
-    assert str(NODE_BROKEN) in told_exit_codes(pages["gpulock-status.1"])
+    assert done.exit_code == REFUSED
+    assert str(REFUSED) in told_exit_codes(pages["gpulock-status.1"])
 
 
 def test_an_own_exit_code_is_of_a_command_that_there_is() -> None:

@@ -209,12 +209,28 @@ def test_a_job_with_forged_lines_does_not_start(site: Site) -> None:
     assert start(site, job) == JOB_ERROR
 
 
-def test_settings_that_are_wrong_stop_the_queue(site: Site) -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"EXPECTED_GPUS": "many"},
+        {"SGE_ROOT": "/opt/sge # kept"},
+        {"SGE_ROOT": "/opt/\0"},
+        {"mode": "664"},
+        {},
+    ],
+)
+def test_settings_that_are_wrong_stop_no_queue_and_start_nothing(
+    site: Site, keys: dict[str, str]
+) -> None:
+    """Pushed to a cluster one waiting job would stop queue after queue."""
     job = site.run(gpus(1))
-    path = site.config(EXPECTED_GPUS="many")
-    assert prolog.main(["sge", str(site.pid)], site.environ(job), path) == QUEUE_ERROR
-    gone = str(site.root / "gone")
-    assert prolog.main(["sge", str(site.pid)], site.environ(job), gone) == QUEUE_ERROR
+    path = str(site.root / "gone")
+    if "mode" in keys:
+        path = site.config()
+        os.chmod(path, int(keys["mode"], 8))
+    elif keys:
+        path = site.config(**keys)
+    assert prolog.main(["sge", str(site.pid)], site.environ(job), path) == REQUEUE
 
 
 def test_only_root_or_a_simulations_user_runs_a_hook(

@@ -162,14 +162,33 @@ def test_a_call_that_does_not_say_whose_it_is_does_nothing_and_starts_nothing(
     assert (site.lock.exists(), site.calls()) == (False, [])
 
 
-@pytest.mark.parametrize("keys", [{"EXPECTED_GPUS": "many"}, {"REQUEUE_EXIT": "256"}, {}])
-def test_settings_that_are_wrong_drain_the_node_and_start_nothing(
-    site: Site, keys: dict[str, str]
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"EXPECTED_GPUS": "many"},
+        {"REQUEUE_EXIT": "256"},
+        {"SLURM_CONF": "/etc/slurm.conf # kept"},
+        {"SLURM_CONF": "/etc/\0"},
+        {"mode": "664"},
+        {},
+    ],
+)
+def test_settings_that_are_wrong_drain_no_node_and_start_nothing(
+    site: Site, keys: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = site.config(**keys) if keys else str(site.root / "gone")
-    assert prolog.main(site.environ(), path) == NODE_BROKEN
-    (reason,) = site.drained()
-    assert (next(iter(keys), "gone") in reason, site.lock.exists()) == (True, False)
+    """Pushed to a cluster they would drain each node at its next job."""
+    path = str(site.root / "gone")
+    if "mode" in keys:
+        path = site.config()
+        os.chmod(path, int(keys["mode"], 8))
+    elif keys:
+        path = site.config(**keys)
+
+    assert prolog.main(site.environ(), path) == RUN
+
+    told = capfd.readouterr().err
+    assert ("unknown: " in told, next(iter(keys), "gone") in told) == (True, True)
+    assert (site.drained(), site.lock.exists()) == ([], False)
 
 
 def test_only_root_or_a_simulations_user_runs_a_hook(

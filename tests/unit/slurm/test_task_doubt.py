@@ -254,7 +254,7 @@ def test_settings_that_are_wrong_stop_the_task(
         site.config(REQUEUE_EXIT="256"),
     ):
         code = task.main(environ, path)
-        assert stopped(Told(code, capfd.readouterr().out), 1) != ""
+        assert stopped(Told(code, capfd.readouterr().out), 213) != ""
 
 
 @pytest.mark.parametrize("text", ["1", "99", "255"])

@@ -34,7 +34,7 @@ from gpulock.install.hooks import InstallError, find_share_folder, real_interpre
 from gpulock.install.versions import InstalledHooks
 from gpulock.node import devices
 from gpulock.node.settings import Settings, parse_settings
-from gpulock.node.settings_file import read_settings
+from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 
 ENROOT_HOOKS = Path("/etc/enroot/hooks.d")
 ENROOT_HOOK = "97-gpulock.sh"  # before 98-nvidia.sh, which reads what it writes
@@ -145,7 +145,8 @@ class NodePlanner:
         place = SettingsPlace(self.config_path)
         text = add_settings(place.read(), wanted, self.scheduler, new)
         try:
-            faults = parse_settings(text, str(self.config_path)).faults
+            path = str(self.config_path)
+            faults = parse_settings(text, path, path == DEFAULT_PATH).faults
         except ValueError as fault:
             faults = (str(fault),)
         if faults:

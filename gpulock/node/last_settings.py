@@ -12,7 +12,7 @@ import stat
 import time
 
 from gpulock.errors import Refusal
-from gpulock.node.settings import Settings, parse_settings
+from gpulock.node.settings import Settings
 from gpulock.store import atomic
 
 HEAD = "# gpulock-settings 2: the last of {!r} without a fault; not to be edited\n"
@@ -38,7 +38,7 @@ def recover_settings(
     than that one gave, the keys that are understood count; raises the refusal of any other fault.
     `text` is nothing of a file that others may have written.
     """
-    copy = read_copy(find_copy_place(text, path), caller, parse)
+    copy = read_copy(find_copy_place(text, path, caller, parse), caller, parse)
     if copy is None or isolation_asked(text) > LEVELS.index(copy.isolation):
         if isinstance(found, Refusal):
             raise found
@@ -52,10 +52,10 @@ def recover_settings(
     return copy
 
 
-def find_copy_place(text: str, path: str) -> Settings:
+def find_copy_place(text: str, path: str, caller: int, parse: "Parser") -> Settings:
     """Return settings whose `copy_path` is that of a file with a fault."""
     try:
-        return parse_settings(find_state_dir_line(text), path)
+        return parse(find_state_dir_line(text), path, caller)
     except ValueError:
         return Settings({}, path)
 

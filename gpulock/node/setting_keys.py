@@ -26,8 +26,8 @@ LONGEST_ANSWER = 20.0  # seconds; gpulockd asks twice before it is ready, for wh
 
 # name, kind, default, meaning; for CHOICE the default comes first among the `|` separated values
 KEYS: tuple[tuple[str, str, str, str], ...] = (
-    ("LOCK_DIR", PATH, "/run/gpulock", "locks, on tmpfs or a local file system"),
-    ("STATE_DIR", PATH, "/var/lib/gpulock", "quarantine, reserves and history, kept over a reboot"),
+    ("LOCK_DIR", PATH, "/run/gpulock", "locks; only a file that --config names may set it"),
+    ("STATE_DIR", PATH, "/var/lib/gpulock", "quarantine, reserves and history; likewise"),
     ("PROC_ROOT", PATH, "/proc", "the process tree"),
     ("PROCESS_LIST", CHOICE, "auto|proc", "who lists the processes: a BPF iterator, or /proc"),
     ("DRIVER_ROOT", PATH, "/proc/driver/nvidia", "what the NVIDIA driver shows"),

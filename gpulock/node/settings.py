@@ -25,6 +25,7 @@ from gpulock.node.setting_keys import (
 )
 
 DEFAULTS: dict[tuple[str, str], object] = {}  # as converted, by kind: a daemon reads many files
+FIXED = ("LOCK_DIR", "STATE_DIR")  # on a real node: one that moved would be granted twice
 RENAMED = {  # who still writes an old name is told the new one
     "SERVICES": "ALLOWED_PROCESSES",
     "GPUS": "EXPECTED_GPUS",
@@ -209,10 +210,11 @@ def parse_value(given: str, kind: str) -> str:
     return value
 
 
-def parse_settings(text: str, path: str) -> Settings:
+def parse_settings(text: str, path: str, fixed: bool = False) -> Settings:
     """Parse a settings file; raise ValueError with `path:line` for the first fault.
 
-    An unknown key may be another version's: it is told in `faults`, and not obeyed.
+    An unknown key may be another version's: it is told in `faults`, and not obeyed. So are the two
+    folders where they are `fixed`, as in the file of a real node.
     """
     known = {key[0]: key for key in KEYS}
     values: dict[str, str] = {}
@@ -223,7 +225,7 @@ def parse_settings(text: str, path: str) -> Settings:
         if not line or line.startswith("#"):
             continue
         name, equals, given = line.partition("=")
-        name = name.strip()
+        name, fault = name.strip(), ""
         if not equals:
             raise ValueError(f"{path}:{number}: not KEY=VALUE: {line[:60]!r}")
         if name not in known:
@@ -231,6 +233,12 @@ def parse_settings(text: str, path: str) -> Settings:
             fault = f"{path}:{number}: unknown key {name!r}{now}"
             if not (name.isascii() and name.isupper() and name.replace("_", "").isalnum()):
                 raise ValueError(fault)
+        elif fixed and name in FIXED:
+            folder = known[name][2]
+            fault = (
+                f"{path}:{number}: {name} cannot be set here: it is {folder} (bind or link that)"
+            )
+        if fault:
             ignored.append(name)
             faults.append(fault)
             continue

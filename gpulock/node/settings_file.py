@@ -69,7 +69,7 @@ def check_file_owner(path: str, info: os.stat_result, caller: int) -> None:
 
 def parse_settings_file(text: str, path: str, caller: int) -> Settings:
     """Parse what is in a settings file or its copy; raise ValueError."""
-    settings = parse_settings(text, path)
+    settings = parse_settings(text, path, path == DEFAULT_PATH)
     if settings.simulation:
         check_simulation_marker(settings, caller)
     return settings

@@ -228,7 +228,7 @@ def why_not_local(path: str, kind: str) -> "tuple[str, str] | None":
     if kind == NO_MOUNT:
         why = f"no mount covers LOCK_DIR {path}, as in a chroot: its file system is not known"
         return why, "bind the chroot's root to itself, or mount a tmpfs there"
-    return f"LOCK_DIR {path} is on {kind}", "put it on tmpfs: LOCK_DIR=/run/gpulock"
+    return f"LOCK_DIR {path} is on {kind}", "mount a tmpfs there"
 
 
 def file_system_type(path: str, proc_root: str = "/proc") -> str:

@@ -23,8 +23,12 @@ from gpulock.node.setting_keys import (
     SECONDS,
     WORDS,
 )
-from gpulock.node.settings import Settings
-from gpulock.node.settings_file import check_file_owner, parse_settings_file
+from gpulock.node.settings import Settings, parse_settings
+from gpulock.node.settings_file import (
+    DEFAULT_PATH,
+    check_file_owner,
+    check_simulation_marker,
+)
 from gpulock.store import atomic
 from gpulock.text import table
 
@@ -35,15 +39,18 @@ from gpulock.text import table
 def config_command(session: Session, check: str | None) -> None:
     """Show every setting of this node, or check a settings file."""
     if check is not None:
-        number = validate_settings_file(check)
+        number = validate_settings_file(check, session.config == DEFAULT_PATH)
         click.echo(f"{check}: right, {number} of {len(KEYS)} keys set")
         return
     settings = session.settings()
     click.echo("\n".join(format_config_lines(settings, table.sentence_width(sys.stdout))))
 
 
-def validate_settings_file(path: str) -> int:
-    """Return how many keys a right file sets; raise Refused with its first fault."""
+def validate_settings_file(path: str, fixed: bool) -> int:
+    """Return how many keys a right file sets; raise Refused with its first fault.
+
+    It is to be a real node's where its folders are `fixed`.
+    """
     caller = os.geteuid()
     try:
         check_file_owner(path, os.stat(path), caller)
@@ -52,7 +59,9 @@ def validate_settings_file(path: str) -> int:
     except ValueError as fault:
         raise CommandRefusedError(str(fault), f"chown root {path}; chmod 644 {path}") from fault
     try:
-        settings = parse_settings_file(atomic.read_text(os.path.realpath(path)), path, caller)
+        settings = parse_settings(atomic.read_text(os.path.realpath(path)), path, fixed)
+        if settings.simulation:
+            check_simulation_marker(settings, caller)
     except ValueError as fault:
         raise CommandRefusedError(str(fault), "correct that line") from fault
     except OSError as fault:

@@ -62,4 +62,4 @@ def check_private_folders(settings: Settings, site: SlurmSite, conf: SlurmConf) 
     hiding = [one for one in folders if Path(one) in (inside, *inside.parents)]
     if hiding:
         what = f"Dirs has {hiding[0]}: a task does not see {inside}, and does not start"
-        yield fault(what, f"take {hiding[0]} out of Dirs, or move LOCK_DIR")
+        yield fault(what, f"take {hiding[0]} out of Dirs")

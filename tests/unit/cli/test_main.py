@@ -166,6 +166,12 @@ def test_config_check_says_file_and_line_of_the_first_fault(
     assert f"{path}{fault}" in error
 
 
+def test_config_check_takes_the_two_folders_in_a_file_that_is_named_alone(site: Site) -> None:
+    code, _, error = call("config", "--check", site.config)
+    assert (code, "LOCK_DIR cannot be set here: it is /run/gpulock" in error) == (1, True)
+    assert call("--config", site.config, "config", "--check", site.config)[0] == 0
+
+
 @pytest.mark.parametrize("mode", [0o664, 0o646])
 def test_config_check_refuses_a_file_that_others_may_write_as_a_hook_does(
     tmp_path: Path, mode: int
@@ -192,7 +198,7 @@ def test_config_check_refuses_folders_that_others_may_write(site: Site, folder: 
     path = Path(getattr(read_settings(site.config), folder))
     path.mkdir(exist_ok=True)
     path.chmod(0o777)
-    code, _, error = call("config", "--check", site.config)
+    code, _, error = call("--config", site.config, "config", "--check", site.config)
     assert (code, str(path) in error, "777" in error) == (1, True, True)
 
 
@@ -221,7 +227,7 @@ def test_config_check_takes_what_the_daemons_take(tmp_path: Path, line: str) -> 
 
 
 def test_config_check_says_that_a_file_is_right(site: Site) -> None:
-    code, text, _ = call("config", "--check", site.config)
+    code, text, _ = call("--config", site.config, "config", "--check", site.config)
     assert (code, "right, 9 of" in text) == (0, True)
 
 

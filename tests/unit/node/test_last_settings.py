@@ -233,6 +233,29 @@ def test_a_file_that_others_may_write_says_nothing_and_the_last_good_one_counts(
     assert "EXPECTED_GPUS=4" in (default / COPY).read_text()
 
 
+@pytest.mark.parametrize("before", ["EXPECTED_GPUS=4\n", None], ids=["obeyed before", "fresh"])
+@pytest.mark.parametrize("name", ["LOCK_DIR", "STATE_DIR"])
+def test_the_folders_of_a_real_node_stay_whatever_its_file_says(
+    file: File, default: Path, monkeypatch: pytest.MonkeyPatch, name: str, before: str | None
+) -> None:
+    """Jobs of the same GPUs ran beside each other where one was moved by mistake and put back."""
+    monkeypatch.setattr(settings_file, "DEFAULT_PATH", str(file.path))
+    if before:
+        at_the_default(file, default)
+    file.path.write_text(f"ON_BUSY=error\n{name}=/elsewhere\n")
+    file.path.chmod(0o644)
+    file.changed += 3600
+
+    found = file.read()
+
+    assert (found.lock_dir, found.state_dir) == ("/run/gpulock", str(default))
+    assert f"{file.path}:2: {name} cannot be set here" in found.faults[0]
+    assert (found.expected_gpus, found.on_busy) == ((4, "requeue") if before else (0, "error"))
+    file.path.write_text("")
+    file.changed += 3600
+    assert (file.read().lock_dir, file.read().state_dir) == ("/run/gpulock", str(default))
+
+
 @pytest.mark.parametrize("mode", [0o664, 0o646])
 def test_where_nothing_good_was_obeyed_a_file_that_others_may_write_is_refused(
     file: File, mode: int

@@ -225,13 +225,13 @@ def is_root_program(proc: Proc, pid: int, name: str) -> bool:
     """Return whether a process that root started runs the program `name`, or Debian's `name-wlm`.
 
     Any process may have any name, and a set-user-id program (sudo, at) has root's uids under the
-    name of a link. A program that root cannot see is not believed; an ordinary user sees none, and
-    decides nothing.
+    name of a link. Who may not see programs may not see more: what a judge needs of it fails later,
+    and an ordinary user decides nothing.
     """
     try:
         program = os.path.basename(proc.link(pid, "exe")).removesuffix(" (deleted)")
     except PermissionError:
-        return os.geteuid() != 0
+        return True
     except OSError:
         return False
     return program.partition("-")[0] == name

@@ -12,8 +12,22 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.isolation import tree
+from tests.labs.common.device_nodes import TREES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import gate_file, on, reap, script, waiting_for
+from tests.labs.sge.jobs import (
+    carriers,
+    end_carriers,
+    forget_conf,
+    gate_file,
+    group_of,
+    on,
+    reap,
+    restart_execd,
+    script,
+    wait_said,
+    waiting_for,
+)
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.test_isolation import NODE, Site, isolated
 from tests.labs.sge.wait import until
@@ -62,6 +76,15 @@ def site(gpus: Gpulock) -> Iterator[Site]:
         yield made
     for name in ("end", "socket.ready", "socket.kept", "socket", "alias"):
         (home(gpus) / name).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def sparing(gpus: Gpulock) -> Iterator[Site]:
+    """Let the node's execd end nothing that a job leaves behind."""
+    restart_execd(gpus, NODE, execd_params="ENABLE_ADDGRP_KILL=false")
+    with isolated(gpus) as made:
+        yield made
+    forget_conf(gpus, NODE, "execd_params")
 
 
 def home(gpus: Gpulock) -> Path:
@@ -144,3 +167,27 @@ def test_a_gpu_that_was_opened_by_another_path_stays_locked(site: Site) -> None:
     wait_file(site, "socket.kept")
     assert "nvidia" not in log.read_text()
     assert_kept_until(site, job, card, end)
+
+
+def test_a_process_that_was_moved_out_of_its_jobs_cgroup_keeps_the_lock(sparing: Site) -> None:
+    """Tried: a user's own manager has systemd move a job's process out of its cgroup, as
+    `systemd-run --user --scope` does; the job's cgroup is empty then.
+
+    Stopped by: an empty cgroup ends no question: the process carries the job's group.
+    """
+    go = gate_file(sparing.gpus, "go")
+    text = f"setsid sleep 600 >/dev/null 2>&1 &\necho child=$!\n{waiting_for(go)}"
+    job = sparing.submit("-l", "gpu=1", script=text)
+    wait_said(sparing.gpus, job, "child=")
+    (card,) = sparing.own(job)
+    group = group_of(sparing.gpus, NODE, job)
+    for pid in carriers(group):
+        for one in TREES:
+            tree.move_to_cgroup(pid, one.top)
+    go.touch()
+    sparing.gpus.sge.wait_done(job)
+    reaped = reap(sparing.gpus, NODE)
+    assert f"carries the job's group {group}" in reaped.reasons()
+    assert sparing.own(job) == {card}
+    end_carriers(group)
+    until(lambda: reap(sparing.gpus, NODE) and not sparing.own(job), what="the GPU to be free")

@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
 from gpulock.workstation import tickets
@@ -111,10 +112,12 @@ RARELY = 1.0  # seconds between two lines to one who waits
 class Client:
     """One connection; `ticket` is its place in line, `until` when it waits no longer.
 
-    Times are CLOCK_BOOTTIME seconds.
+    `want` is what it was refused as busy, once it was. Times are CLOCK_BOOTTIME seconds.
     """
 
-    __slots__ = ("_last", "_told", "connection", "peer", "request", "since", "ticket", "until")
+    __slots__ = (
+        *("_last", "_told", "connection", "peer", "request", "since", "ticket", "until", "want"),
+    )
 
     def __init__(self, connection: socket.socket, peer: Peer, now: float) -> None:
         self.connection = connection
@@ -123,6 +126,7 @@ class Client:
         self.since = now
         self.ticket = ""
         self.until = now
+        self.want: ClaimRequest | None = None
         self._last: SocketReply | None = None
         self._told = now - RARELY
 

@@ -20,7 +20,7 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
 from gpulock.workstation.peer import Client, check_peer_may_hold, identify_peer
-from gpulock.workstation.tickets import drop_dead_tickets, remove_ticket
+from gpulock.workstation.tickets import drop_dead_tickets, drop_left_tickets, remove_ticket
 from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.wait_queue import GATE_SECONDS, RETRY_DELAY, SocketClaims, WaitQueue
 from gpulock.workstation.wire import (
@@ -37,6 +37,7 @@ from gpulock.workstation.wire import (
 
 MOST, MOST_OF_USER = 200, 16  # connections
 SILENCE = 10.0  # seconds until the request must be there
+REJOIN_SECONDS = 10.0  # for those who waited already: a client asks twice a second
 BACKLOG = 64
 GONE = select.POLLHUP | select.POLLERR | select.POLLRDHUP
 
@@ -51,6 +52,7 @@ class ClaimServer:
         self._node = node
         self._socket: socket.socket | None = None
         self._file = (0, 0)
+        self._since = 0.0  # when we began to listen
         self.clients: dict[int, Client] = {}
         self._line = WaitQueue(self.attempts, node, self._end)
         self._releases: deque[tuple[Client, SocketRequest]] = deque()
@@ -64,6 +66,9 @@ class ClaimServer:
         drop_dead_tickets(self._node())  # of who ended while no gpulockd ran
         path = f"{self._node().store.path}/{SOCKET}"
         if self._socket is not None and self._file == socket_file_identity(path):
+            if clock_boottime() >= self._since + REJOIN_SECONDS:
+                kept = {client.ticket for client in self.clients.values()}
+                drop_left_tickets(self._node(), kept)
             return
         self._stop_listening()
         folder = os.open(os.path.dirname(path), atomic.OPEN_DIRECTORY)
@@ -82,6 +87,7 @@ class ClaimServer:
         finally:
             os.close(folder)
         self._socket, self._file = listening, socket_file_identity(path)
+        self._since = clock_boottime()
         self._loop.watch(listening.fileno(), self._accept)
 
     def close(self, why: str = "") -> None:
@@ -212,8 +218,6 @@ class ClaimServer:
         self._loop.forget(client.peer.fd)
         self._releases = deque(one for one in self._releases if one[0] is not client)
         self._line.remove(client)
-        # a process that connects twice has one ticket
-        keep_ticket |= any(other.ticket == client.ticket for other in self.clients.values())
         if client.ticket and not keep_ticket:
             remove_ticket(self._node(), client.ticket)
         client.close()

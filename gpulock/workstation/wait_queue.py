@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue of clients that wait at the socket: the first is served, no client overtakes it.
 
-It is the queue of all callers: `tickets/` has those too that claim without the socket. A client
-that does not wait is told at once its place in the queue. An attempt that fails costs a look at
-all processes: within a second the same question has the same answer, unless a lock came or went.
+The first lets other users by where none of them has what it waits for
+(gpulock.workstation.backfill), and while it is stopped. It is the queue of all callers: `tickets/`
+has those too that claim without the socket. A client that does not wait is told at once its place
+in the queue. An attempt that fails costs a look at all processes: within a second the same
+question has the same answer, unless a lock came or went.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, LockTimeout, Refusal
 from gpulock.node.context import Node
 from gpulock.store.owner import Owner
 from gpulock.workstation import process_claims, tickets
+from gpulock.workstation.backfill import must_yield
 from gpulock.workstation.peer import Client, check_peer_may_hold
 from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply, SocketRequest
 
 PAUSE = 1.0  # seconds between two attempts of the first, where nothing changed
 RETRY_DELAY = 0.05  # seconds after an attempt that failed: each may look at all processes
 GATE_SECONDS = 2.0
+OTHERS_FIRST = "others go first while you hold the rest, or it is out of service"
 
 
 class WaitQueue:
@@ -50,7 +54,8 @@ class WaitQueue:
         """
         try:
             deadline = Deadline(GATE_SECONDS)  # by the process that connected, which waits
-            client.ticket = tickets.take_ticket(self._node(), deadline, client.peer.pid)
+            used = {other.ticket for other in self._line}
+            client.ticket = tickets.take_ticket(self._node(), deadline, client.peer.pid, used)
         except LockTimeout:
             if clock_boottime() >= client.until:
                 raise
@@ -75,27 +80,50 @@ class WaitQueue:
         return self._next if self._line else float("inf")
 
     def run_due(self, now: float) -> None:
-        """Serve the first, if possible; tell the others their place."""
+        """Serve the first that lets nobody by, if possible; tell the others their place."""
         if not self._line or now < self._next:
             return
         self._next = now + PAUSE
-        first = self._line[0]
-        if first.ticket:
-            self._serve(first, now)
+        node = self._node()
+        yielding: dict[int, int] = {}  # by user, how many of their calls
+        for client in list(self._line):
+            if not client.ticket:
+                self._enqueue_again(client)
+                return
+            if tickets.is_stopped(node, client.peer.pid):
+                continue
+            before = yielding.get(client.peer.account, 0)
+            if before or (client.want and now < client.until and must_yield(node, client.want)):
+                yielding[client.peer.account] = before + 1
+                self._pass_over(node, client, before, now)
+                continue
+            self._serve(node, client, now)
             return
-        try:
-            self.enqueue(first)
-        except Refusal as refusal:
-            self._end(first, reply_from_refusal(refusal))
 
-    def _serve(self, first: Client, now: float) -> None:
-        """Serve the first of our line; tell those behind it where it stays there.
+    def _pass_over(self, node: Node, client: Client, before: int, now: float) -> None:
+        """Let other users by; `before` are calls of the client's own user that do so as well."""
+        if before and now >= client.until:
+            self._end(client, reply_from_refusal(tickets.line_refusal(before)))
+            return
+        tickets.mark_waiting(node, client.ticket, client.peer.account)
+        if before:
+            client.send_if_changed(waiting_reply(before), now)
+
+    def _enqueue_again(self, client: Client) -> None:
+        """Draw a ticket for a client that could not get one."""
+        try:
+            self.enqueue(client)
+        except Refusal as refusal:
+            self._end(client, reply_from_refusal(refusal))
+
+    def _serve(self, node: Node, first: Client, now: float) -> None:
+        """Serve the first that lets nobody by; tell those behind it where it stays there.
 
         Nobody is refused for the moment of another caller that may be served.
         """
-        node, ahead, moment = self._node(), list[str](), False
+        ahead, moment = list[str](), False
         try:
-            ahead = tickets.list_callers_ahead(node, first.ticket)
+            ahead = tickets.list_callers_ahead(node, first.ticket, first.peer.account)
             moment = bool(ahead) and not tickets.has_waiting_caller(node, ahead)
             reply = waiting_reply(len(ahead))
             if not ahead:
@@ -108,21 +136,24 @@ class WaitQueue:
             self._end(first, reply)
         elif now >= max(first.until, patience):
             self._end(first, SocketReply(REFUSED, kind=BUSY, why=reply.why, do=reply.do))
+        elif first.want and must_yield(node, first.want):
+            tickets.mark_waiting(node, first.ticket, first.peer.account)
+            first.send_if_changed(reply._replace(why=f"{OTHERS_FIRST}; {reply.why}"), now)
         else:
             first.send_if_changed(reply, now)
             if moment:
                 self._next = now + RETRY_DELAY
             else:
-                self._tell_others(len(ahead), now)
+                self._tell_others(first, len(ahead), now)
             return
         self._next = now if reply.state == GRANTED else now + RETRY_DELAY
 
-    def _tell_others(self, before: int, now: float) -> None:
-        """Tell all that the first of our line waits, and how many are before them.
+    def _tell_others(self, first: Client, before: int, now: float) -> None:
+        """Tell all that the first waits, and how many are before them.
 
         `before`: how many direct callers are before all of us.
         """
-        for place, client in list(enumerate(self._line)):
+        for place, client in list(enumerate(self._line[self._line.index(first) :])):
             if now >= client.until:
                 refusal = reply_from_refusal(tickets.line_refusal(before + place))
                 self._end(client, refusal)
@@ -155,6 +186,7 @@ class SocketClaims:
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
         self._busy: SocketReply | None = None
+        self._want: ClaimRequest | None = None
         self._asked: tuple[object, ...] = ()
         self._until = 0.0
         self._names: dict[int, str] = {}
@@ -170,8 +202,10 @@ class SocketClaims:
         asked = request.number, request.devices, request.share, request.device_kind
         question = (*asked, client.peer.account)
         if self._busy and question == self._asked and clock_boottime() < self._until:
+            client.want = self._want
             return self._busy
         reply = self._claim(node, client, request, deadline)
+        self._want = client.want
         self._busy, self._asked = (reply if reply.state == WAITING else None), question
         self._until = clock_boottime() + SAME
         return reply
@@ -190,6 +224,7 @@ class SocketClaims:
                 raise Refusal(INVALID_REQUEST, why, f"gpulock release --pid {record.pid} first")
             grant = process_claims.claim_for_process(node, record, want, deadline)
         except Refusal as refusal:
+            client.want = want if refusal.kind == BUSY else None
             state = WAITING if is_temporary_refusal(refusal) else REFUSED
             return SocketReply(state, kind=refusal.kind, why=refusal.why, do=refusal.do)
         ids = tuple(device.id for device in grant.devices)

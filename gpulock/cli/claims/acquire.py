@@ -24,6 +24,7 @@ from gpulock.node.kinds import MIG, MODEL, parse_kind
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_count, format_device_list, format_duration, parse_duration
 from gpulock.workstation import process_claims, tickets
+from gpulock.workstation.backfill import must_yield
 
 F = TypeVar("F", bound=Callable[..., object])
 FOR_EVER = "for ever"
@@ -161,6 +162,8 @@ def wait_for_grant(node: Node, record: Owner, want: ClaimRequest, wait: float) -
             lambda: process_claims.claim_for_process(node, record, want, Deadline(CLAIM_SECONDS)),
             Deadline(wait),
             line.show_waiting,
+            lambda: must_yield(node, want),
+            record.uid,
         )
         if grant.fault:
             click.echo(f"gpulock: {grant.fault}", err=True)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from gpulock.daemon.core.loop import EventLoop
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN
 from gpulock.node.context import Node
@@ -24,7 +23,7 @@ from gpulock.workstation import server as server_module
 from gpulock.workstation import tickets
 from gpulock.workstation import wait_queue as line_module
 from gpulock.workstation.peer import Peer
-from gpulock.workstation.server import MOST_OF_USER, SILENCE, ClaimServer
+from gpulock.workstation.server import MOST_OF_USER, SILENCE
 from gpulock.workstation.wire import (
     CLAIM,
     FOR_EVER,
@@ -38,88 +37,10 @@ from gpulock.workstation.wire import (
     SocketRequest,
     encode_request,
     new_packet_socket,
-    parse_reply,
 )
+from tests.support.desk import ME, MINE, UIDS, Desk, answers, last
 from tests.support.faults import raising
-from tests.support.journal import HeardJournal
-from tests.support.trees import Box, bus, record, soon
-
-ME, MINE = os.getpid(), 4242  # start time of this process in the fake /proc
-UIDS = (os.geteuid(),) * 4
-
-
-class Desk:
-    """A node that serves, and those who come; every caller is this process."""
-
-    def __init__(self, root: Path) -> None:
-        self.box = Box(root)
-        self.box.proc.add(ME, "python3", start=MINE, uids=UIDS, session=1)
-        self.node: Node = self.box.node()
-        for folder in (self.box.lock, self.box.lock / "locks", self.box.lock / "released"):
-            folder.mkdir()
-        self.loop = EventLoop()
-        self.server = ClaimServer(self.loop, HeardJournal(), lambda: self.node)
-        self.server.open()
-        self.came: list[socket.socket] = []
-
-    def come(self) -> socket.socket:
-        """Connect, and be let in."""
-        caller = new_packet_socket()
-        caller.connect(str(self.box.lock / "socket"))
-        caller.setblocking(False)
-        self.came.append(caller)
-        self.go()
-        return caller
-
-    def ask(self, request: SocketRequest, caller: socket.socket | None = None) -> socket.socket:
-        """Send a request, and let the daemon read it."""
-        asking = caller or self.come()
-        asking.send(encode_request(request))
-        self.go(clock_boottime() + line_module.RETRY_DELAY if request.act == RELEASE else None)
-        return asking
-
-    def go(self, now: float | None = None, rounds: int = 3) -> None:
-        """Let the daemon do what there is to do."""
-        for _ in range(rounds):
-            self.loop.wait(clock_boottime())
-            self.server.run_due(clock_boottime() if now is None else now)
-
-    def claim(
-        self, number: int, wait: float = 0.0, pid: int = ME, start: int = MINE
-    ) -> SocketReply:
-        """Ask for devices; return the last answer."""
-        return last(self.ask(SocketRequest(CLAIM, pid, start, number, wait=wait)))
-
-    def hold(self, number: int, pid: int = ME, **changes: object) -> None:
-        """Let devices be held by a process."""
-        fields = {"scheduler": "process", "job_id": str(pid), "pid": pid, "add_grp_id": 0}
-        one = record(**{**fields, "token": f"t{number}", "devices": (bus(number),), **changes})
-        self.node.store.make(bus(number), one)
-
-    def process(self, pid: int, uid: int = UIDS[0], **about: int) -> int:
-        """Let another process be."""
-        return self.box.proc.add(pid, "sleep", start=about.get("start", 9), uids=(uid,) * 4)
-
-    def line(self) -> list[str]:
-        return tickets.list_tickets(f"{self.box.lock}/{tickets.FOLDER}")
-
-
-def answers(caller: socket.socket) -> list[SocketReply]:
-    """Return what was answered since."""
-    found: list[SocketReply] = []
-    while True:
-        try:
-            data = caller.recv(LARGEST)
-        except (BlockingIOError, ConnectionError):
-            return found
-        if not data:
-            return found
-        found.append(parse_reply(data))
-
-
-def last(caller: socket.socket) -> SocketReply:
-    found = answers(caller)
-    return found[-1] if found else SocketReply("nothing")
+from tests.support.trees import bus, record, soon
 
 
 @pytest.fixture
@@ -288,19 +209,18 @@ def test_a_caller_who_goes_leaves_the_line(desk: Desk) -> None:
     assert len(desk.line()) == before - 1
 
 
-def test_one_of_two_calls_of_a_process_that_ends_leaves_the_other_its_place(desk: Desk) -> None:
-    desk.process(900)
+def test_each_call_of_a_process_has_a_place_of_its_own(desk: Desk) -> None:
     for number in range(4):
-        desk.hold(number, 900, start=9)
+        desk.hold(number, desk.process(900), start=9)
     first, second = (desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER)) for _ in range(2))
-    drawn = tickets.list_tickets(f"{desk.box.lock}/tickets")
-    assert len(drawn) == 1
+    drawn = desk.line()
+    assert len(drawn) == 2
     first.close()
     desk.go()
-    assert tickets.list_tickets(f"{desk.box.lock}/tickets") == drawn
+    assert desk.line() == drawn[1:]
     second.close()
     desk.go()
-    assert tickets.list_tickets(f"{desk.box.lock}/tickets") == []
+    assert desk.line() == []
 
 
 def test_a_caller_without_a_ticket_delays_no_other(desk: Desk) -> None:

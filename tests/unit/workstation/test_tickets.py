@@ -102,7 +102,7 @@ def wait(box: Box, answers: list[Refusal | Grant], seconds: float = 10) -> Grant
             box.proc.remove(step)
 
     told.clear()
-    return tickets.claim_in_turn(box.node(), attempt, Deadline(seconds), waiting)
+    return tickets.claim_in_turn(box.node(), attempt, Deadline(seconds), waiting, lambda: False, 7)
 
 
 told: list[tuple[int, str]] = []
@@ -189,7 +189,7 @@ def test_one_that_waits_says_so_once_it_cannot_be_served(box: Box) -> None:
     def waiting(before: int, why: str) -> None:
         assert (before, why) == (0, "full")
 
-    assert tickets.claim_in_turn(box.node(), attempt, soon(), waiting) is GRANT
+    assert tickets.claim_in_turn(box.node(), attempt, soon(), waiting, lambda: False, 7) is GRANT
     assert marks[0] == 0 < marks[1]
 
 
@@ -200,3 +200,56 @@ def test_a_stopped_caller_keeps_its_place_but_nobody_waits_for_it(box: Box) -> N
     assert line(box) == [stopped, ours]
     box.proc.add(500, state="S")
     assert ahead(box, ours) == 1
+
+
+def test_one_that_yields_keeps_its_place_and_no_other_user_waits_for_it(box: Box) -> None:
+    behind: list[tuple[int, int]] = []
+    busy = Refusal(BUSY, "full", "wait")
+    answers: list[Refusal | Grant] = [busy, busy, GRANT]
+
+    def attempt() -> Grant:
+        other = tickets.take_ticket(box.node(), soon())
+        by_user = [len(tickets.list_callers_ahead(box.node(), other, uid)) for uid in (7, 8)]
+        behind.append((by_user[0], by_user[1]))
+        tickets.remove_ticket(box.node(), other)
+        if isinstance(answer := answers.pop(0), Refusal):
+            raise answer
+        return answer
+
+    def waiting(before: int, why: str) -> None:
+        assert (before, why) == (0, "full")
+
+    yields = iter((True, False))
+    grant = tickets.claim_in_turn(box.node(), attempt, soon(), waiting, lambda: next(yields), 7)
+    assert grant is GRANT
+    assert behind == [(1, 1), (1, 0), (1, 1)]
+
+
+def test_one_behind_a_caller_of_its_user_that_yields_yields_too(box: Box) -> None:
+    box.proc.add(500)
+    node, first = box.node(), stand(box, 1, 500)
+    tickets.mark_waiting(node, first, yields=7)
+    others: list[int] = []
+
+    def waiting(before: int, why: str) -> None:
+        assert (before, why) == (1, "callers ahead in the queue: 1")
+
+    def pause(_: float) -> None:
+        last = tickets.take_ticket(node, soon())
+        others.append(len(tickets.list_callers_ahead(node, last, 8)))
+        for name in (last, first):
+            tickets.remove_ticket(node, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", pause)
+        tickets.claim_in_turn(node, lambda: GRANT, soon(), waiting, lambda: False, 7)
+    assert others == [0]
+
+
+def test_tickets_that_gpulockd_drew_are_dropped_once_nobody_calls_with_them(box: Box) -> None:
+    other = os.geteuid() + 1
+    for pid, uid in ((500, other), (501, other), (502, os.geteuid())):
+        box.proc.add(pid, uids=(uid,) * 4)
+    _, kept, own = [stand(box, number, 499 + number) for number in (1, 2, 3)]
+    tickets.drop_left_tickets(box.node(), {kept})
+    assert line(box) == [kept, own]

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one user tries in the queue does not keep the others from the devices that are free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import clock_boottime
+from gpulock.errors import BUSY
+from gpulock.store import quarantine
+from gpulock.workstation import tickets
+from gpulock.workstation.server import MOST_OF_USER, REJOIN_SECONDS
+from gpulock.workstation.wait_queue import PAUSE, RETRY_DELAY
+from gpulock.workstation.wire import FOR_EVER, GRANTED, REFUSED, WAITING
+from tests.support.desk import Desk, answers, last
+from tests.support.trees import bus, soon
+
+ALICE, BOB, CAROL = 2001, 2002, 2003
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.server.close()
+    for caller in made.came:
+        caller.close()
+
+
+def later(desk: Desk) -> None:
+    """Let the pause after an attempt be over."""
+    desk.go(clock_boottime() + RETRY_DELAY)
+
+
+@pytest.mark.attack
+def test_a_caller_that_waits_for_what_it_holds_itself_lets_others_by(desk: Desk) -> None:
+    """Tried: hold one of four GPUs, and wait for all four with 16 calls.
+
+    Stopped by: a caller whom no other user's release would serve keeps its place and lets others
+    by, without an attempt for each.
+    """
+    desk.process(901, ALICE)
+    desk.hold(0, 901, uid=ALICE, start=9)
+    heads = [desk.claim_as(ALICE, 902, 4, FOR_EVER) for _ in range(MOST_OF_USER)]
+    for _ in heads:
+        later(desk)
+    honest = desk.claim_as(BOB, 903, 1)
+    assert last(honest).state == GRANTED
+    waiting = [answers(head)[-1] for head in heads]
+    assert {reply.state for reply in waiting} == {WAITING}
+    assert waiting[0].why.startswith("others go first while you hold the rest")
+
+
+@pytest.mark.parametrize("folder", [quarantine.QUARANTINE, quarantine.RESERVES])
+def test_a_caller_that_waits_for_a_device_out_of_service_lets_others_by(
+    desk: Desk, folder: str
+) -> None:
+    (desk.box.state / folder).mkdir()
+    (desk.box.state / folder / bus(0)).write_text("")
+    waiting = desk.claim_as(ALICE, 901, 4, FOR_EVER)
+    later(desk)
+    assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
+    assert last(waiting).state == WAITING
+
+
+def test_who_waits_behind_a_caller_that_yields_is_served(desk: Desk) -> None:
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+    for number in (1, 2, 3):
+        desk.hold(number, 904 + number, uid=CAROL, start=9)
+        desk.process(904 + number, CAROL)
+    desk.claim_as(ALICE, 902, 4, FOR_EVER)
+    later(desk)
+    behind = desk.claim_as(BOB, 903, 1, FOR_EVER)
+    later(desk)
+    assert last(behind).state == WAITING
+    desk.give_back(2)
+    assert last(behind).state == GRANTED
+
+
+def test_a_large_request_that_others_keep_from_its_devices_lets_nobody_by(desk: Desk) -> None:
+    """Else small requests would starve it."""
+    desk.hold(0, desk.process(901, CAROL), uid=CAROL, start=9)
+    large = desk.claim_as(ALICE, 902, 4, FOR_EVER)
+    later(desk)
+    reply = last(desk.claim_as(BOB, 903, 1))
+    assert (reply.state, reply.kind) == (REFUSED, BUSY)
+    assert desk.box.locks() == [bus(0)]
+    desk.give_back(0)
+    assert last(large).state == GRANTED
+
+
+def test_a_caller_yields_no_longer_once_its_own_user_gave_back(desk: Desk) -> None:
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+    large = desk.claim_as(ALICE, 902, 4, FOR_EVER)
+    later(desk)
+    assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
+    desk.give_back(0)
+    later(desk)
+    assert last(desk.claim_as(CAROL, 905, 1)).kind == BUSY  # Alice waits for Bob alone by now
+    (held,) = desk.box.locks()
+    desk.give_back([bus(n) for n in range(4)].index(held))
+    assert last(large).state == GRANTED
+
+
+def test_a_caller_that_yields_is_refused_when_its_time_is_over(desk: Desk) -> None:
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+    caller = desk.claim_as(ALICE, 902, 4, 5.0)
+    later(desk)
+    desk.go(clock_boottime() + 5 + PAUSE)
+    assert last(caller).kind == BUSY
+
+
+def test_a_caller_that_claims_without_gpulockd_is_not_kept_by_one_that_yields(desk: Desk) -> None:
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+    desk.claim_as(ALICE, 902, 4, FOR_EVER)
+    later(desk)
+    mine = tickets.take_ticket(desk.node, soon())
+    assert tickets.list_callers_ahead(desk.node, mine, 0) == []
+
+
+def test_the_calls_of_one_user_keep_their_order(desk: Desk) -> None:
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+    large = desk.claim_as(ALICE, 902, 4, FOR_EVER)
+    later(desk)
+    small = desk.claim_as(ALICE, 903, 1, FOR_EVER)
+    later(desk)
+    assert (last(small).before, last(desk.claim_as(ALICE, 904, 1)).kind) == (1, BUSY)
+    desk.give_back(0)
+    later(desk)
+    assert (last(large).state, last(small).state) == (GRANTED, "nothing")
+
+
+@pytest.mark.attack
+def test_a_process_with_many_calls_gets_a_number_for_each(desk: Desk) -> None:
+    """Tried: one call that waits for ever, and new calls of that process with its old number.
+
+    Stopped by: a call gets a number that no living connection has.
+    """
+    for number in range(4):
+        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    keeper = desk.claim_as(ALICE, 901, 2, FOR_EVER)
+    honest = desk.claim_as(BOB, 903, 1, FOR_EVER)
+    jumper = desk.claim_as(ALICE, 901, 1, FOR_EVER)
+    numbers = [tickets.parse_ticket(name)[:2] for name in desk.line()]
+    assert numbers == [(1, 901), (2, 903), (3, 901)]
+    keeper.close()
+    desk.go()
+    desk.give_back(0)
+    later(desk)
+    assert (last(honest).state, last(jumper).state) == (GRANTED, WAITING)
+
+
+@pytest.mark.attack
+def test_a_number_that_nobody_calls_with_any_more_delays_nobody_for_long(desk: Desk) -> None:
+    """Tried: wait in the queue while gpulockd is started again, live on, and never call again.
+
+    Stopped by: gpulockd drops the number after ten seconds.
+    """
+    for number in range(4):
+        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    desk.claim_as(ALICE, 901, 1, FOR_EVER)
+    desk.server.close()
+    desk.server.open()
+    honest = desk.claim_as(BOB, 903, 1, FOR_EVER)
+    desk.give_back(0)
+    assert last(honest).state == WAITING
+    reopen_later(desk)
+    assert last(honest).state == GRANTED
+
+
+def reopen_later(desk: Desk) -> None:
+    """Let a reconcile come when all who wait have had the time to call again."""
+    with pytest.MonkeyPatch.context() as patch:
+        now = clock_boottime() + REJOIN_SECONDS
+        patch.setattr("gpulock.workstation.server.clock_boottime", lambda: now)
+        desk.server.open()
+    desk.go(clock_boottime() + PAUSE)
+
+
+def test_each_call_that_came_back_keeps_its_place(desk: Desk) -> None:
+    for number in range(4):
+        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    for uid in (ALICE, BOB):
+        desk.claim_as(uid, uid, 1, FOR_EVER)
+    drawn = desk.line()
+    desk.server.close()
+    desk.server.open()
+    for uid in (BOB, ALICE):
+        desk.claim_as(uid, uid, 1, FOR_EVER)
+    reopen_later(desk)
+    assert desk.line() == drawn
+
+
+@pytest.mark.attack
+def test_a_caller_that_was_stopped_gets_nothing_and_keeps_nobody_waiting(desk: Desk) -> None:
+    """Tried: Ctrl-Z while waiting: the devices would be held by a command that never starts.
+
+    Stopped by: a stopped caller keeps its place and is passed over until it goes on.
+    """
+    for number in range(4):
+        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    stopped = desk.claim_as(ALICE, 901, 1, FOR_EVER)
+    desk.box.proc.add(901, "gpulock", start=9, uids=(ALICE,) * 4, state="T")
+    honest = desk.claim_as(BOB, 903, 1, FOR_EVER)
+    desk.give_back(0)
+    assert (last(honest).state, last(stopped).state) == (GRANTED, WAITING)
+    desk.process(901, ALICE)
+    desk.give_back(1)
+    assert last(stopped).state == GRANTED

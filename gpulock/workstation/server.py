@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections import deque
 from collections.abc import Callable
 
 from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal
@@ -35,7 +34,9 @@ from gpulock.workstation.wire import (
     parse_request,
 )
 
-MOST, MOST_OF_USER = 200, 16  # connections
+MOST, MOST_OF_USER = 200, 16  # calls that wait in the queue; likewise those that give back
+UNREAD = 64  # connections whose request is yet to come
+SHARE_OF_USER = 0.1  # of gpulockd's time, for looks at the processes of one user who gives back
 SILENCE = 10.0  # seconds until the request must be there
 REJOIN_SECONDS = 10.0  # for those who waited already: a client asks twice a second
 BACKLOG = 64
@@ -55,8 +56,9 @@ class ClaimServer:
         self._since = 0.0  # when we began to listen
         self.clients: dict[int, Client] = {}
         self._line = WaitQueue(self.attempts, node, self._end)
-        self._releases: deque[tuple[Client, SocketRequest]] = deque()
+        self._releases: list[tuple[Client, SocketRequest]] = []
         self._next = 0.0
+        self._charged: dict[int, float] = {}  # by account: when its next release is served
 
     def open(self) -> None:
         """Listen, or go on listening where the socket is still there; raise OSError.
@@ -110,21 +112,35 @@ class ClaimServer:
     def due(self) -> float:
         """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
         silent = [c.since + SILENCE for c in self.clients.values() if c.request is None]
-        return min([*silent, self._line.due(), *([self._next] if self._releases else [])])
+        releases = [max(self._next, self._release_due(client)) for client, _ in self._releases]
+        return min([*silent, *releases, self._line.due()])
 
     def run_due(self, now: float) -> None:
         """Serve the first in the queue, if possible; disconnect silent clients."""
         for client in list(self.clients.values()):
             if client.request is None and now >= client.since + SILENCE:
                 self._refuse(client, INVALID_REQUEST, "no request came", "use gpulock run")
-        if self._releases and now >= self._next:
-            client, request = self._releases.popleft()
-            self._guarded(client, lambda: self._release(client, request))
-            self._next = clock_boottime() + RETRY_DELAY
+        due = [one for one in self._releases if now >= max(self._next, self._release_due(one[0]))]
+        if due:
+            self._serve_release(*min(due, key=lambda one: self._release_due(one[0])))
         self._line.run_due(now)
 
+    def _release_due(self, client: Client) -> float:
+        """Return when a release of this user may be served, as CLOCK_BOOTTIME seconds."""
+        return self._charged.get(client.peer.account, 0.0)
+
+    def _serve_release(self, client: Client, request: SocketRequest) -> None:
+        """Serve one release, and charge its user for the time that it took."""
+        self._releases.remove((client, request))
+        begun = clock_boottime()
+        self._guarded(client, lambda: self._release(client, request))
+        now = clock_boottime()
+        self._charged = {uid: until for uid, until in self._charged.items() if until > now}
+        self._charged[client.peer.account] = now + (now - begun) / SHARE_OF_USER
+        self._next = now + RETRY_DELAY
+
     def _accept(self, _: int) -> None:
-        """Let one more in, unless there are too many."""
+        """Let one more in; where too many say nothing, the oldest of them goes."""
         assert self._socket is not None
         try:
             connection, _address = self._socket.accept()
@@ -141,13 +157,9 @@ class ClaimServer:
             connection.close()
             return
         client = Client(connection, peer, clock_boottime())
-        mine = [c for c in self.clients.values() if c.peer.account == peer.account]
-        if len(mine) >= MOST_OF_USER or len(self.clients) >= MOST:
-            who = "you" if len(mine) >= MOST_OF_USER else "others"
-            why = f"{who} have too many open calls"
-            client.send(SocketReply(REFUSED, kind=BUSY, why=why, do="wait for them"))
-            client.close()
-            return
+        silent = [one for one in self.clients.values() if one.request is None]
+        if len(silent) >= UNREAD:
+            self._drop(min(silent, key=lambda one: one.since))
         self.clients[connection.fileno()] = client
         self._loop.watch(
             connection.fileno(), lambda events: self._ready(client, events), select.POLLIN | GONE
@@ -183,6 +195,7 @@ class ClaimServer:
         if client.request is not None or len(data) > LARGEST:
             raise ValueError("more than one request")
         request = parse_request(data)
+        self._refuse_too_many(client, request.act)
         client.request = request
         node = self._node()
         if request.act == CLAIM:
@@ -192,6 +205,18 @@ class ClaimServer:
             return
         # one a turn: each may look at every open file, and gpulockd has more to do
         self._releases.append((client, request))
+
+    def _refuse_too_many(self, client: Client, act: str) -> None:
+        """Raise Refusal where a user, or all users, have too many calls of this kind.
+
+        Some user's releases never keep another's single one out.
+        """
+        calls = [one for one in self.clients.values() if one.request and one.request.act == act]
+        mine = [one for one in calls if one.peer.account == client.peer.account]
+        full = len(calls) >= (MOST if act == CLAIM else MOST // 2)
+        if len(mine) >= MOST_OF_USER or (full and (mine or act == CLAIM)):
+            who = "you" if mine else "others"
+            raise Refusal(BUSY, f"{who} have too many open calls", "wait for them")
 
     def _release(self, client: Client, request: SocketRequest) -> None:
         """Give back what a client asked for; raise Refusal or OSError."""
@@ -216,7 +241,7 @@ class ClaimServer:
             return
         self._loop.forget(client.connection.fileno())
         self._loop.forget(client.peer.fd)
-        self._releases = deque(one for one in self._releases if one[0] is not client)
+        self._releases = [one for one in self._releases if one[0] is not client]
         self._line.remove(client)
         if client.ticket and not keep_ticket:
             remove_ticket(self._node(), client.ticket)

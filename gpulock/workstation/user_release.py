@@ -26,9 +26,11 @@ def release_for_user(
     node: Node, peer: Peer, request: SocketRequest, deadline: Deadline
 ) -> tuple[str, ...]:
     """Free what is meant, all or none; return the ids. Raises Refusal."""
-    # a look at all files is not for what means nothing
-    select_locks(node.store.read_all_locks(), peer, request)
     judge = process_claims.make_liveness_judge(node)
+    # a look at all files is not for what means nothing, or is refused without it
+    refuse_running_commands(
+        select_locks(node.store.read_all_locks(), peer, request), peer, judge.scan
+    )
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
     reaper.files.any_device_open((peer.account,))
     with Gate(node.store, deadline, node.settings.gate_timeout):

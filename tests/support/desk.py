@@ -15,7 +15,6 @@ from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.workstation import server as server_module
 from gpulock.workstation import tickets
-from gpulock.workstation import wait_queue as line_module
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.server import ClaimServer
 from gpulock.workstation.wire import (
@@ -33,6 +32,7 @@ from tests.support.trees import Box, bus, record
 
 ME, MINE = os.getpid(), 4242  # start time of this process in the fake /proc
 UIDS = (os.geteuid(),) * 4
+LATER = 5.0  # seconds, after which a user's next release is served
 
 
 class Desk:
@@ -85,7 +85,7 @@ class Desk:
         """Send a request, and let the daemon read it."""
         asking = caller or self.come()
         asking.send(encode_request(request))
-        self.go(clock_boottime() + line_module.RETRY_DELAY if request.act == RELEASE else None)
+        self.go(clock_boottime() + LATER if request.act == RELEASE else None)
         return asking
 
     def go(self, now: float | None = None, rounds: int = 3) -> None:

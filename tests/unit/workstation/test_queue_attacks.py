@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from gpulock.deadline import clock_boottime
@@ -19,15 +16,6 @@ from tests.support.desk import Desk, answers, last
 from tests.support.trees import bus, soon
 
 ALICE, BOB, CAROL = 2001, 2002, 2003
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
-    yield made
-    made.server.close()
-    for caller in made.came:
-        caller.close()
 
 
 def later(desk: Desk) -> None:

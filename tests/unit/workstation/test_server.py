@@ -7,7 +7,6 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from gpulock.workstation import server as server_module
 from gpulock.workstation import tickets
 from gpulock.workstation import wait_queue as line_module
 from gpulock.workstation.peer import Peer
-from gpulock.workstation.server import MOST_OF_USER, SILENCE
+from gpulock.workstation.server import MOST_OF_USER, SILENCE, UNREAD
 from gpulock.workstation.wire import (
     CLAIM,
     FOR_EVER,
@@ -41,15 +40,6 @@ from gpulock.workstation.wire import (
 from tests.support.desk import ME, MINE, UIDS, Desk, answers, last
 from tests.support.faults import raising
 from tests.support.trees import bus, record, soon
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
-    yield made
-    made.server.close()
-    for caller in made.came:
-        caller.close()
 
 
 def test_a_caller_holds_what_is_granted_with_its_own_process(desk: Desk) -> None:
@@ -278,9 +268,16 @@ def test_one_user_cannot_take_all_places(desk: Desk) -> None:
 
     Stopped by: 16 places of one user; the next is refused.
     """
-    callers = [desk.come() for _ in range(MOST_OF_USER + 1)]
+    callers = wait_for_all(desk, MOST_OF_USER + 1)
     assert last(callers[-1]).kind == BUSY
-    assert answers(callers[0]) == []
+    assert last(callers[0]).state == WAITING
+
+
+def wait_for_all(desk: Desk, count: int) -> list[socket.socket]:
+    """Let so many calls wait for all devices, one of which another user holds."""
+    desk.hold(0, desk.process(904), uid=UIDS[0] + 1, start=9)
+    asked = SocketRequest(CLAIM, ME, MINE, 4, wait=FOR_EVER)
+    return [desk.ask(asked) for _ in range(count)]
 
 
 @pytest.mark.attack
@@ -295,12 +292,27 @@ def test_who_has_many_uids_has_the_places_of_one_user(
 
     def identify(_: socket.socket, proc: Proc) -> Peer:
         assert proc is desk.node.proc
-        return Peer(ME, next(uids), os.pidfd_open(ME), True, account=61_001)
+        uid = next(uids)
+        desk.box.proc.add(ME, "python3", start=MINE, uids=(uid,) * 4, session=1)
+        return Peer(ME, uid, os.pidfd_open(ME), True, account=61_001)
 
     monkeypatch.setattr(server_module, "identify_peer", identify)
-    callers = [desk.come() for _ in range(MOST_OF_USER + 1)]
+    callers = wait_for_all(desk, MOST_OF_USER + 1)
     assert last(callers[-1]).kind == BUSY
-    assert answers(callers[0]) == []
+    assert last(callers[0]).state == WAITING
+
+
+@pytest.mark.attack
+def test_who_says_nothing_keeps_nobody_out(desk: Desk) -> None:
+    """Tried: as many connections as gpulockd reads from, none of which says anything.
+
+    Stopped by: one more takes the place of the oldest that said nothing.
+    """
+    callers = [desk.come() for _ in range(UNREAD)]
+    assert desk.claim(1).state == GRANTED
+    assert len(desk.server.clients) == UNREAD - 1
+    with pytest.raises(BrokenPipeError):
+        callers[0].send(b"late")
 
 
 @pytest.mark.attack

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one user tries with releases, or before them, keeps nobody's release or claim waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpulock.deadline import clock_boottime
+from gpulock.errors import BUSY, Refusal
+from gpulock.workstation import server as server_module
+from gpulock.workstation.server import MOST_OF_USER
+from gpulock.workstation.wire import (
+    FOR_EVER,
+    GRANTED,
+    RELEASE,
+    RELEASED,
+    WAITING,
+    SocketRequest,
+    encode_request,
+)
+from tests.support.desk import Desk, answers, last
+from tests.support.trees import bus
+
+ALICE, BOB, CAROL, DAVE = 2001, 2002, 2003, 2004
+LOOK = 0.5  # seconds
+
+
+@pytest.mark.attack
+def test_a_user_whose_calls_all_wait_gives_back_all_the_same(desk: Desk) -> None:
+    """Tried: 16 claims that wait, the most that one user may have, and a release of the same user.
+
+    Stopped by: a release takes no place in the queue.
+    """
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+    waiting = [desk.claim_as(ALICE, 902, 4, FOR_EVER) for _ in range(MOST_OF_USER)]
+    assert {last(caller).state for caller in waiting} == {WAITING}
+    release = desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 901))
+    assert last(release).state == RELEASED
+
+
+@pytest.mark.attack
+def test_where_every_place_is_taken_each_user_gives_back(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: accounts that take all places of the queue, and have as many releases waiting.
+
+    Stopped by: a release takes no place in the queue, and one release of a user is always heard.
+    """
+    monkeypatch.setattr(server_module, "MOST", 20)
+    desk.hold(0, desk.process(901, BOB), uid=BOB, start=9)
+    for number in range(20):
+        desk.claim_as(ALICE + 2 * (number % 2), 902 + number % 2, 4, FOR_EVER)
+    assert last(desk.claim_as(DAVE, 905, 1, FOR_EVER)).kind == BUSY
+    honest = desk.come_as(BOB, 901)
+    flood = [desk.come_as(ALICE, 902) for _ in range(MOST_OF_USER)]
+    for caller in flood:
+        caller.send(encode_request(SocketRequest(RELEASE, 902, 9)))
+    for _ in range(MOST_OF_USER):
+        desk.loop.wait(clock_boottime())
+    assert [one.kind for caller in flood for one in answers(caller)] == [BUSY] * 6
+    assert last(desk.ask(SocketRequest(RELEASE, 901, 9), honest)).state == RELEASED
+
+
+@pytest.mark.attack
+def test_looks_at_a_users_processes_are_charged_to_that_user(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: 16 releases of a user with 160,000 open files: gpulockd looks at them all each time.
+
+    Stopped by: after each look that user's next release waits ten times as long, others go first.
+    """
+    passed: list[float] = []
+
+    def clock() -> float:
+        return clock_boottime() + sum(passed)
+
+    def release(*_: object) -> tuple[str, ...]:
+        passed.append(LOOK)
+        raise Refusal(BUSY, "open", "end it")
+
+    flood = [desk.come_as(ALICE, 902) for _ in range(MOST_OF_USER)]
+    with monkeypatch.context() as patch:
+        patch.setattr(server_module, "clock_boottime", clock)
+        patch.setattr(server_module, "release_for_user", release)
+        for caller in flood:
+            caller.send(encode_request(SocketRequest(RELEASE, 902, 9)))
+        for _ in range(MOST_OF_USER):
+            desk.loop.wait(clock_boottime())
+            desk.server.run_due(clock())
+        assert len(passed) == 1
+        assert desk.server.due() > clock() + LOOK / server_module.SHARE_OF_USER - 2 * LOOK
+        assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
+        desk.server.run_due(clock() + LOOK / server_module.SHARE_OF_USER)
+        assert len(passed) == 2
+
+
+def test_the_claim_of_a_command_that_runs_costs_no_look_at_files(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9, comment="run")
+
+    def never(*_: object) -> None:
+        pytest.fail("a look at all files")
+
+    monkeypatch.setattr("gpulock.alloc.reaper.OpenFiles", never)
+    reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 902)))
+    assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])

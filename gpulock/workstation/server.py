@@ -25,6 +25,7 @@ from gpulock.workstation.wait_queue import GATE_SECONDS, RETRY_DELAY, SocketClai
 from gpulock.workstation.wire import (
     CLAIM,
     LARGEST,
+    READ,
     REFUSED,
     RELEASED,
     SOCKET,
@@ -197,6 +198,7 @@ class ClaimServer:
         request = parse_request(data)
         self._refuse_too_many(client, request.act)
         client.request = request
+        client.send(SocketReply(READ))  # what it asks for may take long
         node = self._node()
         if request.act == CLAIM:
             check_peer_may_hold(client.peer, node.proc, request.pid, request.start)

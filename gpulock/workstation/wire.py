@@ -18,7 +18,7 @@ SOCKET = "socket"  # in LOCK_DIR
 REQUEST_LINE, REPLY_LINE = "gpulock-request 1", "gpulock-reply 1"
 LARGEST = 1 << 14  # bytes of a packet: 128 bus ids are 2 KiB
 CLAIM, RELEASE = "claim", "release"
-WAITING, GRANTED, RELEASED, REFUSED = "waiting", "granted", "released", "refused"
+READ, WAITING, GRANTED, RELEASED, REFUSED = "read", "waiting", "granted", "released", "refused"
 MOST_DEVICES = 1024
 LONGEST = 1000  # characters of a text
 FOR_EVER = float("inf")
@@ -44,7 +44,7 @@ class SocketRequest(NamedTuple):
 
 
 class SocketReply(NamedTuple):
-    """What the daemon answers; after WAITING there is more to come.
+    """What the daemon answers; after READ, which comes at once, and WAITING there is more to come.
 
     `places` of shares that were granted: how many their card has. `kind`, `why` and `do` of a
     refusal; `why` and `before` (callers in line) while waiting.

@@ -20,6 +20,7 @@ from gpulock.workstation.server import ClaimServer
 from gpulock.workstation.wire import (
     CLAIM,
     LARGEST,
+    READ,
     RELEASE,
     SocketReply,
     SocketRequest,
@@ -115,7 +116,7 @@ class Desk:
 
 
 def answers(caller: socket.socket) -> list[SocketReply]:
-    """Return what was answered since."""
+    """Return what was answered since, but for the word that the request was read."""
     found: list[SocketReply] = []
     while True:
         try:
@@ -124,7 +125,8 @@ def answers(caller: socket.socket) -> list[SocketReply]:
             return found
         if not data:
             return found
-        found.append(parse_reply(data))
+        reply = parse_reply(data)
+        found += [reply] if reply.state != READ else []
 
 
 def last(caller: socket.socket) -> SocketReply:

@@ -42,7 +42,7 @@ def claim_command(
     \b
     eval "$(gpulock claim -n 1 --export)"
     """
-    node = open_node_for_claim(session)
+    node = open_node_for_claim(session, wait)
     want = make_claim_request(node, wishes)
     prepare_claim_folders(node)
     record = make_cli_owner(node, pid or find_calling_shell(node.proc))

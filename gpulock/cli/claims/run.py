@@ -59,7 +59,7 @@ def run_command(
     refuse_missing_command(ctx, command[0])
     mask = os.umask(0)
     os.umask(mask)
-    node = open_node_for_claim(session)
+    node = open_node_for_claim(session, wait)
     want = make_claim_request(node, wishes)
     prepare_claim_folders(node)
     start_own_session()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable
 
@@ -24,11 +25,13 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import atomic
 from gpulock.store.owner import Owner
+from gpulock.workstation.peer import CREDENTIALS
 from gpulock.workstation.wire import (
     CLAIM,
     FOR_EVER,
     GRANTED,
     LARGEST,
+    READ,
     REFUSED,
     RELEASE,
     RELEASED,
@@ -43,11 +46,17 @@ from gpulock.workstation.wire import (
 
 BACK_SECONDS = 60.0  # a gpulockd that is restarted comes back within that
 PAUSE = 0.5
+READ_SECONDS = 15.0  # until gpulockd has read a request: a reconcile may take that long
 ANSWER_SECONDS = 60.0  # for a release
+_SEND_TIMEOUT = struct.Struct("ll")  # struct timeval
 
 
 class DaemonEndedError(Exception):
     """The daemon ended while we waited: our place in line is kept, another one takes over."""
+
+
+class DaemonAbsentError(CommandRefusedError):
+    """No gpulockd listens at its socket: it ended, or is being restarted."""
 
 
 def is_daemon_needed(node: Node) -> bool:
@@ -59,6 +68,9 @@ def connect_to_daemon(node: Node) -> socket.socket:
     """Return a connection to this node's gpulockd; raise Refused where nobody serves."""
     path = node.store.path
     connection = new_packet_socket()
+    # connect(2) waits for room in the queue of a gpulockd that hangs
+    limit = _SEND_TIMEOUT.pack(int(READ_SECONDS), 0)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     try:
         folder = os.open(path, atomic.OPEN_DIRECTORY)
         try:
@@ -67,40 +79,84 @@ def connect_to_daemon(node: Node) -> socket.socket:
             os.close(folder)
     except OSError as fault:
         connection.close()
-        uid = os.lstat(path).st_uid
         if owned := scheduler_from_settings(node):
             raise CommandRefusedError(owned, "submit a job that asks it for GPUs") from fault
-        missing = isinstance(fault, FileNotFoundError)
-        what = "gpulockd does not serve users here" if missing else "gpulockd does not run"
-        raise CommandRefusedError(
-            f"only {uid_to_user_name(uid)} may change the locks in {path}, and {what}",
-            f"run it as {uid_to_user_name(uid)}, or ask for USER_CLAIMS=yes on this node",
+        name = uid_to_user_name(os.lstat(path).st_uid)
+        who = f"only {name} may change the locks in {path}, and"
+        if isinstance(fault, FileNotFoundError):
+            raise CommandRefusedError(
+                f"{who} gpulockd does not serve users here",
+                f"run it as {name}, or ask for USER_CLAIMS=yes on this node",
+            ) from fault
+        what = "answer" if isinstance(fault, BlockingIOError) else "run"
+        raise DaemonAbsentError(
+            f"{who} gpulockd does not {what}", f"ask {name} to start gpulockd again"
         ) from fault
     return connection
+
+
+def await_daemon(node: Node, wait: float) -> None:
+    """Wait for a gpulockd that is being restarted, no longer than `wait`; raise Refused."""
+    back = Deadline(min(wait, BACK_SECONDS))
+    while True:
+        try:
+            connect_to_daemon(node).close()
+            return
+        except DaemonAbsentError:
+            if back.left() <= 0:
+                raise
+        time.sleep(PAUSE)
 
 
 def send_daemon_request(
     node: Node, request: SocketRequest, waiting: Callable[[int, str], None], deadline: Deadline
 ) -> SocketReply:
-    """Send a request and return the last reply; raise Refused, Refusal or EndedError."""
+    """Send a request and return the last reply; raise Refused, Refusal or EndedError.
+
+    Where it is not even read, `waiting` is told; without time to wait that is a Refusal.
+    """
     with connect_to_daemon(node) as connection:
         try:
             connection.send(encode_request(request))
+            unread: Deadline | None = Deadline(READ_SECONDS)
             while True:
-                connection.settimeout(deadline.left() if deadline.left() < FOR_EVER else None)
-                data = connection.recv(LARGEST)
+                left = (unread.sooner(deadline.left()) if unread else deadline).left()
+                connection.settimeout(left if left < FOR_EVER else None)
+                try:
+                    data = connection.recv(LARGEST)
+                except TimeoutError:
+                    if unread is None:
+                        raise
+                    refusal = unanswered_refusal(connection)
+                    if request.wait <= READ_SECONDS:
+                        raise refusal from None
+                    waiting(0, refusal.why)
+                    unread = None
+                    continue
+                unread = None
                 if not data:
                     raise DaemonEndedError
                 reply = parse_reply(data)
-                if reply.state != WAITING:
+                if reply.state == WAITING:
+                    waiting(reply.before, reply.why)
+                elif reply.state != READ:
                     break
-                waiting(reply.before, reply.why)
         except (OSError, ValueError) as fault:
             raise DaemonEndedError from fault
     if reply.state == REFUSED:
         kind = reply.kind if reply.kind in KINDS else BROKEN
         raise Refusal(kind, reply.why, reply.do)
     return reply
+
+
+def unanswered_refusal(connection: socket.socket) -> Refusal:
+    """Return the refusal where gpulockd takes connections and reads nothing, as when stopped."""
+    # of the end that listens (unix(7), SO_PEERCRED)
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid = CREDENTIALS.unpack(data)[0]
+    return Refusal(
+        BROKEN, f"gpulockd, pid {pid}, does not answer", "ask root to start gpulockd again"
+    )
 
 
 def request_daemon_claim(
@@ -122,12 +178,14 @@ def request_daemon_claim(
         )
         ended: Exception
         try:
-            reply = send_daemon_request(node, request, waiting, Deadline(FOR_EVER))
+            reply = send_daemon_request(
+                node, request, waiting, Deadline(end.left() + ANSWER_SECONDS)
+            )
             break
         except DaemonEndedError:
             ended = Refusal(BROKEN, "gpulockd ended", "try again")
         except CommandRefusedError as nobody:
-            if lost is None:
+            if lost is None and not isinstance(nobody, DaemonAbsentError):
                 raise
             ended = nobody
         lost = lost or Deadline(BACK_SECONDS)

@@ -13,9 +13,11 @@ from gpulock.node.context import Node
 from gpulock.node.devices import NO_INSTANCE
 from gpulock.node.settings import Settings
 from gpulock.store.verdicts import FRESH, read_dated_verdicts
+from gpulock.workstation.tickets import is_stopped
 
 NAME = "daemon"
 _START = "start gpulockd (gpulock install systemd)"
+_RESTART = "see its log, then: systemctl restart gpulockd"
 _REAP = f"{_START}, or run gpulock reap from cron every minute"
 
 
@@ -26,14 +28,17 @@ def daemon_checks(settings: Settings) -> list[Check]:
 
 def check_daemon_runs(settings: Settings) -> Iterator[Check]:
     """Tell whether gpulockd runs; where it does not, what of this node's settings needs it."""
-    node = Node(settings)
+    node, now = Node(settings), clock_boottime()
+    _, reaped = read_dated_verdicts(settings.lock_dir, now, node.boot_id)
     if pid := find_running_daemon(settings.lock_dir, settings.proc_root):
-        yield ok(f"gpulockd runs, pid {pid}")
+        if is_stopped(node, pid) or (reaped is not None and now - reaped > FRESH):
+            since = f" since {now - reaped:.0f} s" if reaped is not None else ""
+            yield fault(f"gpulockd, pid {pid}, does not answer{since}", _RESTART)
+        else:
+            yield ok(f"gpulockd runs, pid {pid}")
         return
     if needed := needs_of_daemon(settings, has_unknown_instances(node)):
         yield fault(f"gpulockd does not run: {'; '.join(needed)}", _START)
-    now = clock_boottime()
-    _, reaped = read_dated_verdicts(settings.lock_dir, now, node.boot_id)
     if reaped is None or now - reaped > FRESH:
         yield warning("gpulockd does not run: what a hook could not free stays locked", _REAP)
     elif not needed:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from gpulock.workstation.wire import (
     FOR_EVER,
     GRANTED,
     LARGEST,
+    READ,
     REFUSED,
     RELEASED,
     WAITING,
@@ -35,6 +38,7 @@ from tests.support.trees import Box, bus, record
 Answer = list[bytes]
 YES = encode_reply(SocketReply(GRANTED, token="feed", devices=(bus(1), bus(2))))
 WAIT = encode_reply(SocketReply(WAITING, before=3, why="callers ahead in the queue: 3"))
+READ_REPLY = encode_reply(SocketReply(READ))
 NO = encode_reply(SocketReply(REFUSED, kind=BUSY, why="2 of 4 free", do="use --wait"))
 
 
@@ -46,11 +50,16 @@ class Daemon:
         box.lock.mkdir()
         self.asked: list[SocketRequest] = []
         self.heard: list[tuple[int, str]] = []
+        self._thread: threading.Thread | None = None
+        self.listen()
+
+    def listen(self) -> None:
+        """Listen at the socket, in the place of an earlier one."""
+        (self.box.lock / "socket").unlink(missing_ok=True)
         self._socket: socket.socket = new_packet_socket()
-        self._socket.bind(str(box.lock / "socket"))
+        self._socket.bind(str(self.box.lock / "socket"))
         self._socket.listen(8)
         self._socket.settimeout(20)
-        self._thread: threading.Thread | None = None
 
     def answers(self, *connections: Answer) -> None:
         """Begin to answer."""
@@ -61,7 +70,9 @@ class Daemon:
         for packets in connections:
             connection, _ = self._socket.accept()
             with connection:
-                self.asked.append(parse_request(connection.recv(LARGEST)))
+                if not (data := connection.recv(LARGEST)):
+                    continue  # it was only asked whether anybody is there
+                self.asked.append(parse_request(data))
                 for packet in packets:
                     connection.send(packet)
 
@@ -195,8 +206,62 @@ def test_a_look_that_does_not_come_is_not_waited_for(daemon: Daemon) -> None:
 def test_where_gpulockd_does_not_run_that_is_said(tmp_path: Path) -> None:
     daemon = Daemon(Box(tmp_path))
     daemon.close()
-    with pytest.raises(CommandRefusedError, match="gpulockd does not run"):
+    with pytest.raises(CommandRefusedError, match=r"gpulockd does not run.*start gpulockd again"):
         daemon.obtain()
+
+
+def test_a_call_that_comes_while_gpulockd_is_restarted_waits_for_it(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        daemon.listen()
+        daemon.answers([], [YES])
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    daemon.close()
+    with pytest.raises(CommandRefusedError, match="gpulockd does not run"):
+        socket_client.await_daemon(daemon.box.node(), 0.0)
+    socket_client.await_daemon(daemon.box.node(), 60.0)
+    assert daemon.obtain(wait=60.0).owner.token == "feed"
+    assert len(pauses) == 1
+
+
+def test_a_call_that_waits_asks_again_where_gpulockd_ended_meanwhile(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(_: float) -> None:
+        daemon.listen()
+        daemon.answers([YES])
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    daemon.close()
+    assert daemon.obtain(wait=60.0).owner.token == "feed"
+
+
+@pytest.mark.parametrize("ask", ["obtain", "release"])
+def test_a_gpulockd_that_was_stopped_does_not_answer(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    monkeypatch.setattr(socket_client, "READ_SECONDS", 0.01)
+    refusal = refused(daemon.obtain if ask == "obtain" else lambda: daemon.release(bus(1)))
+    assert (refusal.kind, refusal.why) == (BROKEN, f"gpulockd, pid {os.getpid()}, does not answer")
+
+
+def test_who_waits_hears_that_gpulockd_does_not_answer_and_waits_on(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_client, "READ_SECONDS", 0.01)
+
+    def hear(before: int, why: str) -> None:
+        daemon.heard.append((before, why))
+        daemon.answers([READ_REPLY, YES])
+
+    monkeypatch.setattr(daemon, "_hear", hear)
+    assert daemon.obtain(wait=60.0).owner.token == "feed"
+    assert daemon.heard == [(0, f"gpulockd, pid {os.getpid()}, does not answer")]
 
 
 def test_where_nobody_serves_that_is_said(tmp_path: Path) -> None:

@@ -82,3 +82,19 @@ def test_a_card_in_mig_mode_whose_instances_nobody_tells_needs_it(box: Box) -> N
     box.inventory(f"gpu.{bus(1)}.mig=1")
     fault, _ = told(box)
     assert (fault.state, "MIG mode gives no instance" in fault.what) == (FAULT, True)
+
+
+def test_a_daemon_that_was_stopped_or_reconciles_no_more_does_not_answer(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_daemon(box)
+    write_verdicts(str(box.lock), {}, BOOT)
+    assert [check.state for check in told(box)] == [OK]
+    later = clock_boottime() + FRESH + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon, "clock_boottime", lambda: later)
+        (check,) = told(box)
+    assert (check.state, check.what[:41]) == (FAULT, "gpulockd, pid 77, does not answer since 9")
+    box.proc.add(77, fds={3: box.lock / "daemon"}, state="T")
+    (check,) = told(box)
+    assert (check.state, "gpulockd, pid 77, does not answer" in check.what) == (FAULT, True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 
 import click
@@ -21,8 +22,14 @@ from gpulock.cli.claims.acquire import (
 from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell, name_config
 from gpulock.job import environment
 from gpulock.job.mps import stale_mps_names
+from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.text.words import short_model
+
+SCRIPT = 2  # the word after `sh -c`
+ONE_SCRIPT = re.compile(r"-[a-z]*c")
+REDIRECTED = re.compile(r"[<>]&[0-9-]")  # the & of 2>&1 begins no command
+SEPARATORS = frozenset(";&|\n")
 
 
 @click.command()
@@ -45,7 +52,10 @@ def claim_command(
     node = open_node_for_claim(session, wait)
     want = make_claim_request(node, wishes)
     prepare_claim_folders(node)
-    record = make_cli_owner(node, pid or find_calling_shell(node.proc))
+    holder = pid or find_calling_shell(node.proc)
+    if pid is None:
+        refuse_passing_shell(node.proc, holder)
+    record = make_cli_owner(node, holder)
     if os.geteuid() not in (0, record.uid):
         raise CommandRefusedError(
             f"process {record.pid} is {record.user}'s", "claim for one of your own"
@@ -61,6 +71,26 @@ def claim_command(
     )
     hint = f"gpulock: held by pid {record.pid} until it ends; give back: gpulock release"
     click.echo(name_config(hint if pid is None else f"{hint} --pid {pid}"), err=True)
+
+
+def refuse_passing_shell(proc: Proc, pid: int) -> None:
+    """Raise Refused where the caller is a shell that runs this command alone, and ends with it.
+
+    So it is for `!gpulock claim` in a notebook, and for a subprocess with a shell.
+    """
+    try:
+        words = [os.fsdecode(word) for word in proc.read_memory(pid, "cmdline").split(b"\0")]
+        parent = proc.stat(pid).ppid
+    except OSError:
+        return  # make_cli_owner says so
+    if len(words) <= SCRIPT or not words[0].endswith("sh") or not ONE_SCRIPT.fullmatch(words[1]):
+        return
+    if set(REDIRECTED.sub("", words[SCRIPT].strip())) & SEPARATORS:
+        return
+    raise CommandRefusedError(
+        f"the calling shell (pid {pid}) ends with this command, and its GPUs would be free again",
+        f"name who is to hold them, as in gpulock claim --pid {parent}",
+    )
 
 
 def shell_export_lines(grant: Grant, settings: Settings, binds: str) -> list[str]:

@@ -35,8 +35,10 @@ from gpulock.cli.session import (
 from gpulock.cli.status.status_view import find_stray_path
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, Refusal, one_line
+from gpulock.job import environment
+from gpulock.job.mps import stale_mps_names
 from gpulock.node.context import Node
-from gpulock.node.devices import Device, lock_ids_overlap
+from gpulock.node.devices import SHARE, Device, lock_ids_overlap
 from gpulock.node.procfs import Proc
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock, LockStore
@@ -103,8 +105,10 @@ def release_command(
     except SelectError as fault:
         raise CommandRefusedError(str(fault), "see gpulock status") from fault
     if socket_client.is_daemon_needed(node) and not force and job is None:
-        for name in socket_client.request_daemon_release(node, holder, ids):
+        freed = socket_client.request_daemon_release(node, holder, ids)
+        for name in freed:
             click.echo(f"freed {format_device_label(name, found)}")
+        warn_of_stale_mask(node, found, freed)
         return
     node = session.writable_node()
     let = release_selected_locks(node, found, ours, force, one_line(reason or ""))
@@ -112,6 +116,18 @@ def release_command(
         click.echo(f"freed {format_device_label(one.lock.id, found)}{format_past_holder(one.lock)}")
         if one.left:
             click.echo(f"STILL IN USE: {one.left}", err=True)
+    warn_of_stale_mask(node, found, [one.lock.id for one in let])
+
+
+def warn_of_stale_mask(node: Node, found: Sequence[Device], freed: Sequence[str]) -> None:
+    """Say what to unset where the calling shell's mask still names a freed device."""
+    shown = os.environ.get("GPULOCK_DEVICES", "").split(",")
+    cards = {name.partition(SHARE)[0] for name in freed}
+    if not any(device.uuid in shown for device in found if device.id in cards and device.uuid):
+        return
+    names = {*environment.grant_variable_names()} & os.environ.keys()
+    names |= stale_mps_names(os.environ.items(), node.settings.mps_dir)
+    click.echo(f"gpulock: this shell still uses them: unset {' '.join(sorted(names))}", err=True)
 
 
 def make_lock_filter(ids: Sequence[str], pid: int, job: str | None) -> Callable[[Lock], bool]:

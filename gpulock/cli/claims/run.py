@@ -34,6 +34,8 @@ from gpulock.node.settings import Settings
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
 
+TERMINAL_SERVERS = ("tmux", "screen", "byobu", "zellij", "dtach", "abduco")
+
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @claim_options
@@ -57,6 +59,7 @@ def run_command(
     """
     session: Session = ctx.obj
     refuse_missing_command(ctx, command[0])
+    warn_of_terminal_server(command[0])
     mask = os.umask(0)
     os.umask(mask)
     node = open_node_for_claim(session, wait)
@@ -82,6 +85,17 @@ def refuse_missing_command(ctx: click.Context, name: str) -> None:
         there = os.path.exists(name) and "/" in name
         number = errno.EACCES if there else errno.ENOENT
         exit_as_shell(ctx, name, OSError(number, os.strerror(number)))
+
+
+def warn_of_terminal_server(name: str) -> None:
+    """Say where the claim goes when the command leaves its programs to a server, and ends."""
+    program = os.path.basename(name)
+    if program in TERMINAL_SERVERS:
+        click.echo(
+            f"gpulock: {program} runs programs in a server that does not hold this claim: the GPUs"
+            f" are freed when {program} ends or is detached; call gpulock run inside {program}",
+            err=True,
+        )
 
 
 def exit_as_shell(ctx: click.Context, name: str, fault: OSError) -> NoReturn:

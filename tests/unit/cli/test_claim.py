@@ -15,7 +15,7 @@ from gpulock.cli.session import uid_to_user_name
 from gpulock.deadline import clock_boottime
 from gpulock.job.environment import BIND_LISTS, loaded_driver_version
 from gpulock.node.settings import Settings
-from tests.support.cli_site import NOBODY, Site, dead_process
+from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +61,36 @@ def test_a_claim_in_a_pipe_or_substitution_is_the_shells_not_its_forks(
     pid, _, text = site.shell(script, program).partition("\n")
     assert f'"pid": {pid}' in text
     assert text.endswith(f"freed GPU 0 (was pid {pid} of {uid_to_user_name(os.getuid())})\n")
+
+
+@pytest.mark.parametrize(
+    "script", ['"$@" claim -n 1', '"$@" claim -n 1 2>&1', 'eval "$("$@" claim -n 1)"']
+)
+def test_a_claim_for_a_shell_that_ends_with_it_is_refused(site: Site, script: str) -> None:
+    """So it is with `!gpulock claim` in a notebook: the GPUs would be free a moment later."""
+    line = ["/bin/sh", "-c", script, "sh", *site.command()]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
+    said = done.stdout + done.stderr
+    assert "ends with this command, and its GPUs would be free again" in said
+    assert f"{site.gpulock} claim --pid {os.getpid()}" in said
+    assert site.states() == ["free"] * 8
+
+
+def test_a_release_says_what_the_shell_is_to_unset(site: Site) -> None:
+    script = 'eval "$("$@" claim -n 1 --export 2>/dev/null)"; "$@" release 2>&1'
+    environ = {name: value for name, value in os.environ.items() if "CUDA" not in name}
+    said = site.shell(script, env=environ).splitlines()
+    assert said[-1].startswith("gpulock: this shell still uses them: unset APPTAINERENV_")
+    unset = said[-1].partition(": unset ")[2].split()
+    assert {"CUDA_VISIBLE_DEVICES", "GPULOCK_DEVICES"} <= {*unset}
+
+
+def test_a_release_says_nothing_of_a_mask_that_names_other_devices(
+    site: Site, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPULOCK_DEVICES", "GPU-of-another-claim")
+    site.call("claim", "-n", "1", "--pid", str(process.pid))
+    assert site.call("release", "--pid", str(process.pid)).stderr == ""
 
 
 def test_export_prints_lines_that_a_shell_evaluates(site: Site) -> None:

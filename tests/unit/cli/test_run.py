@@ -137,6 +137,18 @@ def test_an_exec_that_fails_gives_everything_back(site: Site, tmp_path: Path) ->
     assert list((site.files.state_dir / "runs").iterdir()) == []
 
 
+def test_where_the_command_leaves_its_work_to_a_server_that_is_said(
+    site: Site, tmp_path: Path
+) -> None:
+    for name, says in (("tmux", True), ("train", False)):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        done = site.run("run", "-n", "1", "--", str(program))
+        assert done.returncode == 0
+        assert ("call gpulock run inside tmux" in done.stderr) == says
+
+
 def test_more_than_is_free_is_refused_at_once(site: Site) -> None:
     site.hold(0, 1, 2)
     done = site.run("run", "-n", "6", "--", "/bin/true")

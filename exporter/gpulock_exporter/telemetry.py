@@ -98,6 +98,7 @@ class DeviceTelemetry(FrameRecord):
     persistence: Optional[bool] = None
     answer: Optional[float] = None  # seconds that the driver took for this card at the last look
     numa: Optional[int] = None
+    coherent: Optional[bool] = None  # the kernel puts its own pages into the card's memory
     utilization: Optional[float] = None
     memory_utilization: Optional[float] = None
     busy: Optional[float] = None

@@ -56,7 +56,8 @@ def judge_memory_sample(
     `quiet` is when nobody had it open any more, `oldest` the age at which a look is believed no
     more, `limit` the bytes that the driver may keep for itself. Processes are listed seldom, every
     `listing` seconds: a list from before the device was quiet has the job's own, which are gone.
-    Memory of one that is listed afterwards is a service's, which may stay.
+    Memory of one that is listed afterwards is a service's, which may stay. In a coherent card's the
+    kernel keeps pages of its own.
     """
     if seen is None or seen.looked is None or now - seen.looked > oldest:
         return NO_SAMPLE
@@ -64,6 +65,8 @@ def judge_memory_sample(
         return WAIT
     if seen.memory_used is None:
         return NO_SAMPLE
+    if seen.coherent:
+        return CLEAN
     if seen.memory_used <= limit:
         return CLEAN
     if seen.listed is not None and seen.listed <= quiet:

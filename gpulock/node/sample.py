@@ -55,6 +55,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("device", "utilization", REAL, "share of time at work, of the last look"),
     ("device", "memory_used", COUNT, "bytes"),
     ("device", "memory_total", COUNT, "bytes"),
+    ("device", "coherent", COUNT, "1: the kernel puts its own pages into the card's memory"),
     ("device", "power", REAL, "watts"),
     ("device", "temperature", REAL, "degrees Celsius"),
     ("device", "busy", REAL, "seconds at work, in this boot"),
@@ -106,6 +107,7 @@ class DeviceSample:
     utilization: float | None
     memory_used: int | None
     memory_total: int | None
+    coherent: int | None
     power: float | None
     temperature: float | None
     busy: float | None

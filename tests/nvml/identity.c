@@ -47,6 +47,12 @@ NUMBER_CALL(nvmlDeviceGetMemoryBusWidth, "memory.bus_width")
 NUMBER_CALL(nvmlDeviceGetIrqNum, "irq")
 NUMBER_CALL(nvmlDeviceGetBusType, "bus_type")
 NUMBER_CALL(nvmlDeviceGetNumaNodeId, "numa_node_id")
+
+nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode)
+{
+    return answer_number(__func__, device, "addressing_mode", mode ? &mode->value : NULL);
+}
+
 NUMBER_CALL(nvmlDeviceGetDisplayMode, "display.mode")
 NUMBER_CALL(nvmlDeviceGetDisplayActive, "display.active")
 NUMBER_CALL(nvmlDeviceGetPersistenceMode, "persistence")

@@ -84,6 +84,10 @@ typedef struct {
 } nvmlGpuFabricInfo_t;
 
 typedef struct {
+    unsigned int version, value;
+} nvmlDeviceAddressingMode_v1_t, nvmlDeviceAddressingMode_t;
+
+typedef struct {
     char busIdLegacy[NVML_DEVICE_PCI_BUS_ID_BUFFER_V2_SIZE];
     unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
     char busId[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import ABSENT, NvmlDevice, PollContext
+from gpulock_exporter.nvml.answers import ABSENT, NvmlDevice, PollContext, require_binding
 from gpulock_exporter.nvml.field_values import SlowCounters
 from gpulock_exporter.nvml.gpm import GpmWindow
 from gpulock_exporter.nvml.process_use import ProcessUse
@@ -23,6 +23,7 @@ NONE_HERE = pynvml.NVML_ERROR_NOT_FOUND  # an index may be free between two that
 NO_SUCH = pynvml.NVML_ERROR_INVALID_ARGUMENT
 MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of nvml.h 13.3
 SWITCH = "switch"
+ATS = 2  # NVML_DEVICE_ADDRESSING_MODE_ATS
 SHORT_DOMAIN = 4  # digits: the kernel writes more only where it must (pci_name)
 
 Records = list[DeviceTelemetry]  # what a look finds: of a card, then of each of its MIG devices
@@ -39,6 +40,7 @@ class NvmlCard(NvmlDevice):
         self.model = self.query(look, "devices", pynvml.nvmlDeviceGetName) or ""
         self.minor = self.query(look, "devices", pynvml.nvmlDeviceGetMinorNumber)
         self.numa = read_numa_node(sys_root, self.name)
+        self.coherent = self.query(look, "devices", is_numa_node, is_addressed_by_ats)
         self.links = read_nvlinks(self, look)
         self.instances = NvmlMigDevices()
         self.buffer = SampleList()
@@ -58,6 +60,7 @@ class NvmlCard(NvmlDevice):
             minor=self.minor,
             name=self.model,
             numa=self.numa,
+            coherent=self.coherent,
             links=self.links,
         )
 
@@ -224,6 +227,18 @@ def _nvlink_peer(handle: pynvml.c_nvmlDevice_t, link: int) -> str:
     if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
         return lock_id_of_bus(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
     return ""
+
+
+def is_numa_node(handle: pynvml.c_nvmlDevice_t) -> bool:
+    """Return whether a card's memory is a NUMA node of the kernel's (GH200, GB200); 550."""
+    require_binding("nvmlDeviceGetNumaNodeId")
+    return pynvml.nvmlDeviceGetNumaNodeId(handle) >= 0
+
+
+def is_addressed_by_ats(handle: pynvml.c_nvmlDevice_t) -> bool:
+    """Return whether processor and card share their page tables; 580."""
+    require_binding("nvmlDeviceGetAddressingMode")
+    return pynvml.nvmlDeviceGetAddressingMode(handle) == ATS
 
 
 def read_numa_node(sys_root: str, bus: str) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext
+from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext, require_binding
 from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records, mig_gpm_sampler
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
 from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
@@ -100,8 +100,7 @@ def _query_temperature(handle: pynvml.c_nvmlDevice_t) -> int:
 
 def _query_temperature_v(handle: pynvml.c_nvmlDevice_t) -> int:
     """Ask as CUDA 14 will want it (nvml.h 13): the other call is to go."""
-    if not hasattr(pynvml, "nvmlDeviceGetTemperatureV"):
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    require_binding("nvmlDeviceGetTemperatureV")
     return pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)
 
 

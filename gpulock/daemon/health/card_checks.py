@@ -174,7 +174,7 @@ def judge_free_card(seen: DeviceSample, leftover_mib: int) -> dict[str, str]:
     if seen.clock_reasons:
         held = [name for name in SLOWED if name in seen.clock_reasons.split(",")]
         found["clocks"] = f"its clocks are held down without work: {' '.join(held)}" * bool(held)
-    if seen.memory_used is not None:
+    if seen.memory_used is not None and not seen.coherent:
         used = seen.memory_used // MIB
         over = used > leftover_mib
         found["memory"] = f"{used} MiB are in use without a process" * over

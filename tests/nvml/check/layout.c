@@ -28,6 +28,9 @@ static void devices(void)
     AT(nvmlPciInfoExt_t, pciDeviceId);
     AT(nvmlPciInfoExt_t, baseClass);
     AT(nvmlPciInfoExt_t, busId);
+    TYPE(nvmlDeviceAddressingMode_t);
+    AT(nvmlDeviceAddressingMode_t, version);
+    AT(nvmlDeviceAddressingMode_t, value);
     TYPE(nvmlUUID_t);
     AT(nvmlUUID_t, type);
     AT(nvmlUUID_t, value.str);

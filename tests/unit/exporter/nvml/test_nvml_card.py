@@ -193,6 +193,26 @@ def test_no_memory_at_all_and_a_mode_that_is_none_are_not_told(tmp_path: Path) -
             assert device(eye.look(after=6)).persistence is False
 
 
+@pytest.mark.parametrize(
+    ("keys", "coherent"),
+    [
+        ({}, None),
+        ({"numa_node_id": 1}, True),
+        ({"addressing_mode": 0}, False),
+        ({"addressing_mode": 1}, False),
+        ({"addressing_mode": 2}, True),
+    ],
+)
+def test_a_card_whose_memory_the_kernel_uses_itself_says_so(
+    tmp_path: Path, keys: dict[str, int], coherent: bool | None
+) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1, driver="580.65.06") as nvml:
+        nvml.update({f"gpu0.{key}": value for key, value in keys.items()})
+        with Eye(nvml) as eye:
+            frame = eye.look()
+            assert (device(frame).coherent, frame.failures) == (coherent, {})
+
+
 def test_the_processes_of_all_kinds_are_told_once_each(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
         nvml.processes(

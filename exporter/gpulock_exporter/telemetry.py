@@ -128,7 +128,7 @@ class DeviceTelemetry(FrameRecord):
     pcie_replays: Optional[int] = None
     nvlink_errors: Optional[dict[str, int]] = None  # by kind: `crc_flit`, `replay`, ...
     nvlink_active: Optional[int] = None  # links that are up
-    fabric: Optional[int] = None  # of nvml.h: 1 not started, 2 in progress, 3 done; 4: and failed
+    fabric: Optional[int] = None  # 1 not started, 2 in progress, 3 done; 4 failed, 5 unhealthy
     pcie_transmit: Optional[int] = None
     pcie_receive: Optional[int] = None
     nvlink_transmit: Optional[int] = None

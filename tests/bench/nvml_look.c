@@ -36,7 +36,7 @@ nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t, unsigned int *);
 nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(nvmlDevice_t, unsigned int *);
 nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t, unsigned int *);
 nvmlReturn_t nvmlDeviceGetMaxPcieLinkWidth(nvmlDevice_t, unsigned int *);
-nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t, nvmlGpuFabricInfo_t *);
+nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t, nvmlGpuFabricInfoV_t *);
 nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t, nvmlMemoryErrorType_t,
                                              nvmlEccCounterType_t, nvmlMemoryLocation_t,
                                              unsigned long long *);
@@ -135,7 +135,7 @@ static void read_rarely(nvmlDevice_t card)
     unsigned long long errors;
     unsigned int number;
     nvmlEnableState_t mode;
-    nvmlGpuFabricInfo_t fabric;
+    nvmlGpuFabricInfoV_t fabric = {.version = nvmlGpuFabricInfo_v2};
     read_fields(card, &rare, values);
     nvmlDeviceGetPersistenceMode(card, &mode);
     nvmlDeviceGetMemoryErrorCounter(card, 0, 0, 7, &errors);
@@ -143,7 +143,7 @@ static void read_rarely(nvmlDevice_t card)
     for (int n = 0; n < BOARD; n++)
         if (has[n])
             board[n](card, &number);
-    nvmlDeviceGetGpuFabricInfo(card, &fabric);
+    nvmlDeviceGetGpuFabricInfoV(card, &fabric);
 }
 
 static void list_processes(nvmlDevice_t card)

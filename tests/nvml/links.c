@@ -73,6 +73,27 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t
     return end(status);
 }
 
+/* Version 3, with fabric.summary, where that is set; else version 2. */
+nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *fabric)
+{
+    nvmlReturn_t status = begin(__func__, device);
+    if (status == NVML_SUCCESS && !fabric)
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    const char *summary = status == NVML_SUCCESS ? text_of(device, "fabric.summary") : NULL;
+    unsigned int known = summary ? nvmlGpuFabricInfo_v3 : nvmlGpuFabricInfo_v2;
+    if (status == NVML_SUCCESS && fabric->version != known)
+        status = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (status == NVML_SUCCESS) {
+        fabric->state = (unsigned char)number_or(text_of(device, "fabric.state"), 0);
+        fabric->status = (nvmlReturn_t)number_or(text_of(device, "fabric.status"), 0);
+        fabric->healthMask = (unsigned int)number_or(text_of(device, "fabric.mask"), 0);
+        if (summary)
+            ((nvmlGpuFabricInfo_v3_t *)fabric)->healthSummary =
+                (unsigned char)number_or(summary, 0);
+    }
+    return end(status);
+}
+
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link,
                                       nvmlEnableState_t *active)
 {

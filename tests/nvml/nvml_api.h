@@ -69,6 +69,8 @@ enum { /* sizes that stand in structures */
 #define NVML_STRUCT_VERSION(name, n) \
     (unsigned int)(sizeof(nvml##name##_v##n##_t) | ((unsigned int)(n) << 24))
 #define nvmlMemory_v2 NVML_STRUCT_VERSION(Memory, 2)
+#define nvmlGpuFabricInfo_v2 NVML_STRUCT_VERSION(GpuFabricInfo, 2)
+#define nvmlGpuFabricInfo_v3 NVML_STRUCT_VERSION(GpuFabricInfo, 3)
 #define nvmlPciInfoExt_v1 NVML_STRUCT_VERSION(PciInfoExt, 1)
 #define nvmlProcessDetailList_v1 NVML_STRUCT_VERSION(ProcessDetailList, 1)
 #define nvmlProcessesUtilizationInfo_v1 NVML_STRUCT_VERSION(ProcessesUtilizationInfo, 1)
@@ -82,6 +84,25 @@ typedef struct {
     unsigned int cliqueId;
     unsigned char state;
 } nvmlGpuFabricInfo_t;
+
+typedef struct {
+    unsigned int version;
+    unsigned char clusterUuid[16];
+    nvmlReturn_t status;
+    unsigned int cliqueId;
+    unsigned char state;
+    unsigned int healthMask;
+} nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t;
+
+typedef struct {
+    unsigned int version;
+    unsigned char clusterUuid[16];
+    nvmlReturn_t status;
+    unsigned int cliqueId;
+    unsigned char state;
+    unsigned int healthMask;
+    unsigned char healthSummary;
+} nvmlGpuFabricInfo_v3_t;
 
 typedef struct {
     unsigned int version, value;

@@ -144,7 +144,7 @@ SINGLE: tuple[tuple[str, str, Value], ...] = (
     (
         "fabric_state",
         "Whether the GPU has joined the NVLink fabric: 1 not started; 2 in progress; 3 done; "
-        "4 done with an error.",
+        "4 done with an error; 5 done but unhealthy.",
         attrgetter("fabric"),
     ),
     ("sm_clock_hertz", "Clock of the multiprocessors.", attrgetter("sm_clock")),

@@ -26,6 +26,7 @@ from gpulock_exporter.nvml.answers import (
     PollContext,
     call_nvml,
 )
+from gpulock_exporter.nvml.fabric import FABRIC_CALLS
 
 FIELD = struct.Struct("@IIqqII8s")  # nvmlFieldValue_t
 LISTS_KEPT = 64  # of fields that were asked for together: those that a card lacks are left out
@@ -96,8 +97,6 @@ ZEROS = (0, 0, 0, 0, bytes(8))  # an entry behind number and scope: no time, so 
 UNFILLED = (0, 0, 0, NOT_SUPPORTED, bytes(8))
 UNKNOWN_FIELD = pynvml.NVML_ERROR_INVALID_ARGUMENT  # of one field: it is newer than the driver
 KIB = 1024
-FABRIC_DONE, FABRIC_FAILED = 3, 4  # NVML_GPU_FABRIC_STATE_COMPLETED, and ours with an error
-FABRIC_BYTE = 0xFF  # nvml.h has one byte for the state, the binding four
 BOARD_FIELDS = (PENDING, FAILURE, RECOVERY_ACTION, MEMORY_TEMPERATURE, REPLAYS)
 ALWAYS = (*REASON_SECONDS, *ECC, *REMAPPED, *BOARD_FIELDS)
 MILLI, WHOLE = 1e3, 100  # milliwatts, percent
@@ -216,7 +215,7 @@ class SlowCounters:
             **_limits_and_link(card, now),
         }
         if nvlink:
-            found["fabric"] = card.query(now, "nvlink", read_fabric_state) or None
+            found["fabric"] = card.query(now, "nvlink", *FABRIC_CALLS) or None
         self.values = {name: value for name, value in found.items() if value is not None}
 
     def _leave_out_narrow(
@@ -277,17 +276,6 @@ def _limits_and_link(card: NvmlDevice, look: PollContext) -> dict[str, Any]:
         if value is not None and value not in NOT_AVAILABLE:
             found[name] = value / unit if unit else value
     return found
-
-
-def read_fabric_state(handle: pynvml.c_nvmlDevice_t) -> int:
-    """Return how far a card is registered with the NVLink fabric: 0: there is none.
-
-    Without it CUDA finds no card on a node with NVSwitch (Hopper and later).
-    """
-    found = pynvml.c_nvmlGpuFabricInfo_t()
-    pynvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(found))  # 525
-    state = found.state & FABRIC_BYTE
-    return FABRIC_FAILED if state == FABRIC_DONE and found.status else state
 
 
 def _flag_of_field(value: float | None) -> bool | None:

@@ -69,7 +69,7 @@ RULES = {
     "pcie_replays": FieldRule("pcie", 0, MOST_ERRORS),
     "nvlink_errors": FieldRule("nvlink", 0, MOST_BYTES),
     "nvlink_active": FieldRule("nvlink", 0, MOST_ID),
-    "fabric": FieldRule("nvlink", 1, 4),
+    "fabric": FieldRule("nvlink", 1, 5),
     "sm_clock": FieldRule("clocks", 0, 2e10),  # hertz
     "memory_clock": FieldRule("clocks", 0, 2e11),
     "index": FieldRule("devices", 0, MOST_ID),

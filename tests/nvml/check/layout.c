@@ -28,6 +28,12 @@ static void devices(void)
     AT(nvmlPciInfoExt_t, pciDeviceId);
     AT(nvmlPciInfoExt_t, baseClass);
     AT(nvmlPciInfoExt_t, busId);
+    TYPE(nvmlGpuFabricInfo_v2_t);
+    AT(nvmlGpuFabricInfo_v2_t, healthMask);
+    TYPE(nvmlGpuFabricInfo_v3_t);
+    AT(nvmlGpuFabricInfo_v3_t, state);
+    AT(nvmlGpuFabricInfo_v3_t, healthSummary);
+    NUMBER(nvmlGpuFabricInfo_v3);
     TYPE(nvmlDeviceAddressingMode_t);
     AT(nvmlDeviceAddressingMode_t, version);
     AT(nvmlDeviceAddressingMode_t, value);

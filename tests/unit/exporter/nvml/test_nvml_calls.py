@@ -33,7 +33,7 @@ RARE = {
     "nvmlDeviceGetMaxPcieLinkGeneration": 1,
     "nvmlDeviceGetCurrPcieLinkWidth": 1,
     "nvmlDeviceGetMaxPcieLinkWidth": 1,
-    "nvmlDeviceGetGpuFabricInfo": 1,
+    "nvmlDeviceGetGpuFabricInfoV": 1,
 }
 FORBIDDEN = ("RunningProcesses", "PcieThroughput", "HandleByIndex", "NvLink", "Init")
 

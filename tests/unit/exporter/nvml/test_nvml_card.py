@@ -386,15 +386,25 @@ def test_a_card_tells_its_link_its_limits_and_its_nvlinks(tmp_path: Path) -> Non
         ({"fabric.state": 2, "fabric.status": 999}, 2),
         ({"fabric.state": 3}, 3),
         ({"fabric.state": 3, "fabric.status": 999}, 4),
+        ({"fabric.state": 3, "fabric.mask": 0xAA | 1 << 8, "fabric.summary": 1}, 3),
+        ({"fabric.state": 3, "fabric.mask": 0xAA | 1 << 8, "fabric.summary": 2}, 5),
+        ({"fabric.state": 3, "fabric.mask": 0xAA | 1 << 8}, 3),
+        ({"fabric.state": 3, "fabric.mask": 0xA9}, 5),  # bandwidth is degraded
+        ({"fabric.state": 3, "fabric.mask": 0x9A}, 5),  # a route is unhealthy
+        ({"fabric.state": 3, "fabric.mask": 0xAA | 4 << 8}, 5),  # no partition
+        ({"fabric.state": 3, "fabric.status": 999, "fabric.mask": 0xA9}, 4),
+        ({"fabric.state": 2, "fabric.mask": 0xA9}, 2),
         ({}, None),
     ],
 )
 def test_a_card_behind_nvswitches_tells_whether_it_has_joined_their_fabric(
     tmp_path: Path, told: dict[str, int], state: int | None
 ) -> None:
-    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml, Eye(nvml) as eye:
+    hidden = () if "fabric.mask" in told else ("nvmlDeviceGetGpuFabricInfoV",)
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1, hidden=hidden) as nvml:
         nvml.update({f"gpu0.{key}": value for key, value in told.items()})
-        frame = eye.look()
+        with Eye(nvml) as eye:
+            frame = eye.look()
     assert (device(frame, 0).fabric, frame.failures) == (state, {})
 
 

@@ -46,6 +46,7 @@ class NvmlCard(NvmlDevice):
         self.buffer = SampleList()
         self.samples = UtilizationSamples(look.now)
         self.process_use = ProcessUse()
+        self.process_memory: int | None = None  # bytes of all that were listed last
         self.slow = SlowCounters()
         self.has_gpm = False
         self.window: GpmWindow | None = None

@@ -64,12 +64,18 @@ def _collect_busy_samples(card: NvmlCard, look: PollContext) -> BusyTime | None:
 
 
 def collect_memory(card: NvmlCard, records: Records, look: PollContext) -> None:
-    """Bytes in use, without what the driver reserves where it tells that apart."""
+    """Bytes in use, without what the driver reserves where it tells that apart.
+
+    A card whose memory is the host's (GB10) tells none: there what its processes use, by the last
+    list.
+    """
     whose: list[NvmlDevice] = [card, *card.instances.all]
     for device, record in zip(whose, records):
         found = device.query(look, "memory", _query_memory_v2, pynvml.nvmlDeviceGetMemoryInfo)
         if found is not None and found.total:  # a card whose memory is the host's tells 0
             record.memory_used, record.memory_total = found.used, found.total
+        elif device is card and (found or card.is_absent(look, pynvml.nvmlDeviceGetMemoryInfo)):
+            record.memory_used = card.process_memory
 
 
 def _query_memory_v2(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
@@ -196,7 +202,9 @@ def collect_processes(card: NvmlCard, records: Records, look: PollContext) -> No
     if not look.processes:
         return
     if not card.instances.enabled:
-        records[0].processes = read_processes(card, look)
+        listed = records[0].processes = read_processes(card, look)
+        known = listed is not None and all(one.memory is not None for one in listed)
+        card.process_memory = sum(one.memory or 0 for one in listed or ()) if known else None
     for instance, record in zip(card.instances.all, records[1:]):
         record.processes = read_processes(instance, look)
 

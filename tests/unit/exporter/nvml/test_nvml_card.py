@@ -213,6 +213,37 @@ def test_a_card_whose_memory_the_kernel_uses_itself_says_so(
             assert (device(frame).coherent, frame.failures) == (coherent, {})
 
 
+@pytest.mark.parametrize("total", [None, 0])
+def test_the_memory_of_a_card_that_has_none_of_its_own_is_that_of_its_processes(
+    tmp_path: Path, total: int | None
+) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml:
+        nvml.update({"gpu0.memory.total": total, "gpu0.memory.used": 0, "gpu0.memory.reserved": 0})
+        with Eye(nvml) as eye:
+            assert device(eye.look()).memory_used is None, "no list yet"
+            nvml.processes(0, [Process(71, "512M"), Process(72, "1G", "G")])
+            eye.look(processes=True)
+            card = device(eye.look())
+            assert (card.memory_used, card.memory_total) == (1536 << 20, None)
+            nvml.processes(0, [Process(71, "512M"), Process(72, "-")])
+            eye.look(processes=True)
+            assert device(eye.look()).memory_used is None, "the driver tells no sum"
+            nvml.processes(0, [])
+            eye.look(processes=True)
+            assert device(eye.look()).memory_used == 0
+            nvml.fail("nvmlDeviceGetComputeRunningProcesses*", ERROR_UNKNOWN)
+            eye.look(processes=True)
+            assert device(eye.look()).memory_used is None
+
+
+def test_a_memory_call_that_fails_is_not_made_up_for_by_processes(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.processes(0, [Process(71, "512M")])
+        eye.look(processes=True)
+        nvml.fail("nvmlDeviceGetMemoryInfo*", ERROR_UNKNOWN)
+        assert device(eye.look()).memory_used is None
+
+
 def test_the_processes_of_all_kinds_are_told_once_each(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
         nvml.processes(

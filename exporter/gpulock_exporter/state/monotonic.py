@@ -75,7 +75,9 @@ class MonotonicCounter:
     def advance(self, value: float, at: float, kind: CounterKind, restarted: bool = False) -> float:
         """Take a reading; return by how much the total grew. `restarted`: the driver began anew."""
         if self.last is not None and value == self.last.value:  # no step is smaller than none
-            self.former = self.doubt = None
+            if at - self.last.since > REPEATED:  # until then it may be one reading, told again
+                self.former = None
+            self.doubt = None
             self.last = CounterReading(value, at, self.last.since)
             return 0
         self.text = None

@@ -35,6 +35,14 @@ def grown(*readings: float, kind: CounterKind = ENERGY, seconds: float = 1.0) ->
     return counter.total - first.total
 
 
+def test_errors_that_come_back_after_a_fall_count_once() -> None:
+    """Each value is read every five seconds, and handed on with each frame in between."""
+    repeated = [value for value in (3, 0, 3, 0, 3) for _ in range(5)]
+    assert grown(*repeated, kind=KINDS["ecc"]) == 0
+    restarted = [3, *([0] * 15), 2]
+    assert grown(*restarted, kind=KINDS["ecc"]) == 2, "the driver was loaded anew"
+
+
 @pytest.mark.parametrize(
     ("readings", "expected"),
     [

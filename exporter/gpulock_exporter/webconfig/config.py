@@ -15,11 +15,12 @@ from gpulock_exporter.web.serve import WebSettings
 from gpulock_exporter.webconfig.files import Entry, Section, WebConfigFiles, read_sections
 from gpulock_exporter.webconfig.passwords import Passwords, bcrypt_cost
 
-_TLS, _USERS = "tls_server_config", "basic_auth_users"
+_TLS, _USERS, _HTTP = "tls_server_config", "basic_auth_users", "http_server_config"
 _SUITES = "cipher_suites"
 _KEYS = {
     _TLS: ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version", _SUITES),
     _USERS: (),
+    _HTTP: ("http2",),
 }
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _VERIFY = {  # Python's ssl takes no certificate that it does not verify: there is no RequireAny
@@ -38,6 +39,8 @@ def load_web_config(path: str, files: WebConfigFiles) -> tuple[WebSettings, list
     tls, users = sections.get(_TLS), sections.get(_USERS)
     passwords = _make_passwords(users) if users else None
     notes: list[str] = []
+    if _HTTP in sections:
+        notes.append(f"{_HTTP}: http2 has no effect, HTTP/1.1 alone is served")
     if users and not tls:
         notes.append(f"{_USERS} without {_TLS}: passwords travel in the clear")
     if users and len({bcrypt_cost(entry.value) for entry in users.values()}) > 1:

@@ -18,7 +18,7 @@ from tests.exporter.certificates import make_authority, make_certificate
 HASH = "$2y$04$abcdefghijklmnopqrstuuKnoBx93AGbHF7nDfU33nIyjyfzG5jKi"
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
 MUTUAL = f"{TLS}  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
-SECTIONS = "is not supported; supported are tls_server_config, basic_auth_users"
+SECTIONS = "is not supported; supported are tls_server_config, basic_auth_users, http_server_config"
 TLS_KEYS = (
     "is not supported; supported are cert_file, key_file, client_auth_type, client_ca_file,"
     " min_version"
@@ -67,7 +67,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("tls_config:\n  cert_file: x\n", 1, f"tls_config {SECTIONS}"),
     (f"{TLS}\nweb: 1\n", 5, f"web {SECTIONS}"),
     ("rate_limit:\n  interval: 1s\n  burst: 1\n", 1, f"rate_limit {SECTIONS}"),
-    ("http_server_config:\n  http2: true\n", 1, f"http_server_config {SECTIONS}"),
+    ("http_server_config:\n  headers: x\n", 2, "headers is not supported; supported are http2"),
     (f"{TLS}  cert: x\n", 4, f"cert {TLS_KEYS}"),
     (f"{TLS}  max_version: TLS12\n", 4, f"max_version {TLS_KEYS}"),
     (f"{TLS}  cipher_suites: [TLS_AES_128_GCM_SHA256]\n", 4, "cipher_suites needs min_version"),
@@ -138,6 +138,7 @@ def test_a_mistake_is_refused_with_its_file_and_line(
         (f"{TLS}basic_auth_users:\n  alice: {HASH}\n  bob: {HASH.replace('2y', '2a')}\n", ""),
         (f"{TLS}  client_auth_type: RequestClientCert\n", "as NoClientCert does"),
         (f"basic_auth_users:\n  a: {HASH}\n", "in the clear"),
+        ("http_server_config:\n  http2: true\n", "http2 has no effect, HTTP/1.1 alone is served"),
         (f"{TLS}basic_auth_users:\n  a: {HASH}\n  b: {HASH.replace('$04', '$05')}\n", "cost"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_bad_change_keeps_the_old_one_and_says_so_once(config: Path) -> None:
     assert not reloader.last_reload_successful
     assert log == [
         f"web configuration not reloaded, the old one stays: {config}:4: rate_limit is not"
-        " supported; supported are tls_server_config, basic_auth_users"
+        " supported; supported are tls_server_config, basic_auth_users, http_server_config"
     ]
     replace(config, TLS)
     assert reloader.look() is not None

@@ -58,7 +58,9 @@ class NvmlStaleError(Exception):
 
 
 class PollContext:
-    """One look: when it is (CLOCK_BOOTTIME seconds), and the first failure of each collector.
+    """One look: when it is (CLOCK_BOOTTIME seconds), and what failed in each collector.
+
+    Of one card a collector tells the first failure.
 
     `processes` says whether process lists are wanted, `shared` has the cards of which it is wanted
     how much each process worked, by bus id; `note` names each call.
@@ -76,10 +78,15 @@ class PollContext:
         self.shared = shared
         self.note = note or CallNote()
         self.failures: dict[str, str] = {}
+        self._failed: set[tuple[str, str]] = set()  # collector, and which card
 
     def fail(self, collector: str, subject: str, words: object) -> None:
         """Note what went wrong."""
-        self.failures.setdefault(collector, f"{subject}: {words}" if subject else str(words))
+        text, card = f"{subject}: {words}" if subject else str(words), subject or str(words)
+        if (collector, card) not in self._failed:
+            self._failed.add((collector, card))
+            known = self.failures.get(collector)
+            self.failures[collector] = f"{known}; {text}" if known else text
 
 
 class NvmlDevice:

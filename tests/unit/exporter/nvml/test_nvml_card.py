@@ -330,7 +330,8 @@ def test_a_call_that_fails_costs_one_value_of_one_card(tmp_path: Path) -> None:
             gpu = None if call == "nvmlGpmMetricsGet" else 0  # that call names no card
             nvml.fail(call, ERROR_UNKNOWN, gpu=gpu)
             frame = eye.look(after=6)
-            assert frame.failures == {collector: "0000:1b:00.0: Unknown Error"}
+            told = [f"{one.bus}: Unknown Error" for one in frame.devices[: 1 if gpu == 0 else 2]]
+            assert frame.failures == {collector: "; ".join(told)}, "each card that failed"
             assert absent(device(frame, 0)) - usual == set(names), call
             assert absent(device(frame, 1)) - usual == (set() if gpu == 0 else set(names))
             nvml.fail(call, 0, gpu=gpu)

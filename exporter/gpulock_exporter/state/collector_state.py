@@ -113,6 +113,7 @@ class CollectorState:
     listed: dict[str, ProcessList] = field(default_factory=dict[str, ProcessList])
     last: Frame | None = None
     lost: Mapping[str, LostCard] = field(default_factory=dict[str, LostCard])
+    models: dict[str, str] = field(default_factory=dict[str, str])  # by id, also of what is gone
     offset: float | None = None
 
     def __post_init__(self) -> None:
@@ -137,6 +138,7 @@ class CollectorState:
         over: dict[str, Accounts] = {}
         for frame in frames:
             self.last, self.devices = frame, usable_devices(frame)
+            self.models |= {name: one.name for name, one in self.devices.items() if one.name}
             looks = totals.advance(frame, self.devices, now.boottime)
             self._list()
             facts.read("foreign", lambda: self._judge(facts.locks), None)
@@ -147,6 +149,9 @@ class CollectorState:
             strangers |= {name for name in looks if card_bus_id(name) in strangers}
             over |= ledger.advance(held, looks, totals.at or now.boottime, frozenset(strangers))
         if not frames:
+            if not self._is_fresh(now):  # no list comes that says who has ended
+                for one in self.listed.values():
+                    one.who = None if one.who and one.who.foreign else one.who
             facts.read("foreign", lambda: self._judge(facts.locks), None)
             over = ledger.advance(held, None, now.boottime)
         ledger.note_host(facts.host_usage)
@@ -192,6 +197,7 @@ class CollectorState:
             present=self.present(),
             share_use=self.shares.ratios,
             lost={bus: one.why for bus, one in self.lost.items()},
+            models=dict(self.models),
             facts=facts,
             counts=counts,
             numbers=dict(totals.numbers),

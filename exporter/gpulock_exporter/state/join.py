@@ -36,7 +36,8 @@ class SnapshotJoin:
     Nothing in it changes later, so that any thread can join it when somebody asks. `devices` are
     those of the last look by id, and `at` when that was (CLOCK_BOOTTIME); `fresh` says whether that
     is recent enough to be told. `present` has who is on each device, `share_use` which part of the
-    last look the claim of a share worked, by lock id, `lost` why a card does not answer, by bus id;
+    last look the claim of a share worked, by lock id, `lost` why a card does not answer, by bus id,
+    `models` what each device was called when NVML told of it last;
     `offset` makes a boottime epoch seconds. `counts` are by lock id, `numbers` of cards by bus id,
     `used` by device and token.
     """
@@ -48,6 +49,7 @@ class SnapshotJoin:
     present: Mapping[str, DeviceProcesses]
     share_use: Mapping[str, float]
     lost: Mapping[str, str]
+    models: Mapping[str, str]
     facts: LocalState
     counts: Mapping[str, DeviceCounts]
     numbers: Mapping[str, int]
@@ -75,9 +77,9 @@ class SnapshotJoin:
 
     def _judge(self, devices: list[Device] | None) -> list[states.DeviceState]:
         """Return one row a device, as `gpulock.alloc.states` judges."""
-        foreign = idle = frozenset[str]()
+        foreign = frozenset(name for name, on in self.present.items() if on.foreign)
+        idle = frozenset[str]()
         if self.fresh:
-            foreign = frozenset(name for name, on in self.present.items() if on.foreign)
             held = self.facts.held.items()
             idle = frozenset(name for name, lock in held if self._is_idle(name, lock))
         foreign |= {*self.facts.open_foreign}
@@ -116,6 +118,7 @@ class SnapshotJoin:
         use = self.used.get((row.id, record.token)) if record else None
         bus, dot, part = row.id.partition(".gi")
         found = DeviceSnapshot(**vars(values or DeviceTelemetry(bus, "", -1)))
+        found.name = found.name or self.models.get(row.id, row.device.model if row.device else "")
         found.id, found.told, found.reason = row.id, values is not None, row.reason
         if self.fresh or bus in self.lost:
             found.responding = values is not None and bus not in self.lost

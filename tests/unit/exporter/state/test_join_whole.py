@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,8 @@ class Exporter:
         """Do what is due each second."""
         now = self.now
         facts = read_local_state(self.node, now.boottime)
-        over = self.book.tick(frames, facts, now)
+        listed = [device.bus for device in self.devices.devices or ()]
+        over = self.book.tick(frames, facts, now, listed=listed)
         self.folder.write_sample(sample_text(self.book, now))
         self.folder.write_finished(over, self.node.boot_id, now)
         self.folder.write_inventory(self.book.devices, self.node.boot_id)
@@ -151,3 +153,33 @@ def test_the_processes_of_a_job_are_its_own(box: Box) -> None:
         cards = [card(0, processes=[Process(pid)])]
         snapshot = exporter.tick(Frame(1, exporter.now.boottime, 0.0, devices=cards))
         assert snapshot.devices[0].foreign == foreign
+
+
+def test_while_the_driver_is_silent_the_last_known_state_and_the_models_are_told(box: Box) -> None:
+    box.proc.add(78)
+    exporter = Exporter(box)
+    frame = Frame(1, exporter.now.boottime, exporter.now.wall, devices=[card(3)], complete=True)
+    frame.devices[0].processes = [Process(78)]
+    frame.devices += [card(0), card(1)]
+    snapshot = exporter.tick(frame)
+    before = {one.id: one.state for one in snapshot.devices}
+    assert (before[bus(2)], before[bus(3)]) == ("missing", "foreign")
+    exporter.seconds += 60
+    snapshot = exporter.tick()
+    assert not snapshot.health.nvml_up
+    assert {one.id: one.state for one in snapshot.devices} == before
+    assert {one.name for one in snapshot.devices if one.id != bus(2)} == {card(0).name}
+    box.proc.remove(78)
+    exporter.seconds += 1
+    after = {one.id: one.state for one in exporter.tick().devices}
+    assert after == {**before, bus(3): "free"}
+
+
+def test_a_card_that_is_gone_keeps_its_model(box: Box) -> None:
+    exporter = Exporter(box)
+    exporter.second()
+    shutil.rmtree(box.driver / "gpus" / bus(3))
+    exporter.devices.read()
+    snapshot = exporter.second(3)
+    (gone,) = [one for one in snapshot.devices if one.id == bus(3)]
+    assert (gone.state, gone.name) == ("missing", card(0).name)

@@ -102,7 +102,7 @@ def read_local_state(
         owners = {lock.owner.token: lock.owner for lock in facts.held.values() if lock.owner}
         facts.host_usage = facts.read("jobs", lambda: jobs.read(owners, now), {})
     if steps is not None:
-        facts.steps = facts.read("health history", steps.count, {})
+        facts.steps = facts.read("health_history", steps.count, {})
     facts.counters = facts.read("counters", lambda: read_hook_counters(node.store), {})
     return facts
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.state import local_state
-from gpulock_exporter.state.local_state import ledger_claims, read_local_state
+from gpulock_exporter.state.job_cgroups import JobCgroups
+from gpulock_exporter.state.local_state import StepCounter, ledger_claims, read_local_state
 
 from gpulock.daemon.health.steps import count_health_steps, note_health_step
 from gpulock.deadline import clock_boottime
@@ -41,12 +42,15 @@ def test_everything_is_read_and_timed(box: Box) -> None:
     verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
     (box.lock / "totals").write_text("claims_granted=5\n")
     now = clock_boottime()
-    facts = read_local_state(node, now)
+    steps = StepCounter(node.settings.state_dir)
+    facts = read_local_state(node, now, steps=steps, jobs=JobCgroups(node))
     assert facts.failures == {}
     assert sorted(facts.durations) == [
         "checks",
         "counters",
         "foreign",
+        "health_history",
+        "jobs",
         "locks",
         "quarantine",
         "verdicts",

@@ -41,6 +41,9 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
     if view.lost:
         why = "nothing is granted until they are restored; run gpulock reap as root"
         pairs.insert(0, ("locks lost", why))
+    if view.is_read_only:
+        why = f"{view.node.store.path} is mounted read-only: nothing is granted and nothing freed"
+        pairs.insert(0, ("LOCK_DIR", f"{why}; mount it writable"))
     pairs[:0] = [("settings", f"{fault}; gpulock doctor") for fault in view.node.settings.faults]
     if view.use.why:
         pairs.append(("samples", view.use.why))
@@ -68,6 +71,8 @@ def format_row_sentence(view: StatusView, row: DeviceState) -> str:
     reason = row.reason.replace("a process", who) if who else row.reason
     if find_stray_path(view.node, row.lock):
         return f"{row.state}: {reason}; gpulock why {format_row_label([row]).removeprefix('GPU ')}"
+    if row.state == states.STALE and view.is_read_only:
+        return f"{row.state}: {reason}; gpulock reap frees it once LOCK_DIR is writable"
     return f"{row.state}: {reason}; {next_command(row)}"
 
 

@@ -46,6 +46,7 @@ class StatusView(NodeView):
             found.locks, found.quarantined, found.verdicts, found.reconciled, found.lost
         )
         self.open_foreign, self.closed = found.open_foreign, found.closed
+        self.is_read_only = is_mounted_read_only(node.store.path)
         self.foreign: frozenset[str] = frozenset()
         settings = node.settings
         self.use: SampleView = read_use(
@@ -180,6 +181,14 @@ def judge_node_view(view: StatusView) -> ProcessView:
     free = [device.id for device in view.devices if view.lock_of(device.id) is None]
     view.foreign = frozenset([name for name in free if sight.find_foreign_pids(name)])
     return sight
+
+
+def is_mounted_read_only(path: str) -> bool:
+    """Return whether nobody can write below a path; one that is not there yet can be made."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def find_stray_path(node: Node, lock: Lock | None) -> str:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import psutil
 
-from gpulock.alloc.process_owner import RUN
+from gpulock.alloc.process_owner import INIT, RUN, belongs_to_other_claim
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
+from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
 from gpulock.daemon.health.steps import read_health_steps
@@ -28,6 +29,7 @@ from gpulock.text.words import (
     format_device_list,
     format_duration,
     format_local_time,
+    format_lock_holder,
     held_seconds,
 )
 
@@ -55,10 +57,12 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
     found.append(("verdict", describe_verdict(view, record)))
     found += describe_owner_processes(sight, lock, record)
     found += describe_share_work(view, lock)
-    opened = [describe_open_device(view, sight, name) for name in ids]
+    opened = [describe_open_device(view, sight, name, record) for name in ids]
     found.append(("open", "; ".join(dict.fromkeys(opened))))  # places of a card are one device
-    if sight.scan.blind or sight.holders.blind:
-        found.append(("not seen", sight.scan.blind or sight.holders.blind))
+    # of the owner alone: what was not seen of others keeps no lock of this user's
+    missed = sight.scan.why_blind_about(record.uid) or sight.holders.look(record.uid)[1]
+    if missed:
+        found.append(("not seen", missed))
     return found
 
 
@@ -114,12 +118,12 @@ def describe_owner_processes(sight: ProcessView, lock: Lock, record: Owner) -> F
         found.append(("task", describe_process(proc, pid, start)))
     for gid in lock.groups():
         carriers = format_process_list(proc, sight.scan.carriers(gid))
-        found.append(("group", f"{gid}, carried by {carriers or 'no process'}"))
+        nobody = f"no process{unseen_note(proc)}"
+        found.append(("group", f"{gid}, carried by {carriers or nobody}"))
     if record.sid and not record.add_grp_id:
         members = [pid for pid in sight.scan.session_members(record.sid) if pid != record.pid]
-        found.append(
-            ("session", f"{record.sid}: {format_process_list(proc, members) or 'no other process'}")
-        )
+        nobody = f"no other process{unseen_note(proc)}"
+        found.append(("session", f"{record.sid}: {format_process_list(proc, members) or nobody}"))
     return found
 
 
@@ -139,18 +143,47 @@ def describe_slurm_steps(sight: ProcessView, record: Owner) -> FactList:
 def describe_process(proc: Proc, pid: int, start: int) -> str:
     """Return whether that very process runs."""
     try:
-        return (
-            f"{pid} ({printable_process_name(proc, pid)}) runs"
-            if proc.running(pid, start)
-            else f"{pid} is gone"
-        )
+        if proc.running(pid, start):
+            return f"{pid} ({printable_process_name(proc, pid)}) runs"
     except (OSError, ValueError) as fault:
         return f"{pid} cannot be seen: {fault}"
+    return f"{pid} {absence_words(proc)}"
 
 
-def describe_open_device(view: StatusView, sight: ProcessView, device: str) -> str:
-    """Return who has a device open, as far as the caller can see."""
-    who = format_process_list(sight.scan.proc, sight.holders.pids_with_open(device)) or "nobody"
+def unseen_note(proc: Proc) -> str:
+    """Return that other users' processes are hidden from the caller, or nothing.
+
+    Under hidepid=2 (proc(5)) not even their numbers show; init's always does otherwise.
+    """
+    hidden = not os.path.lexists(f"{proc.root}/{INIT}") and os.geteuid() != 0
+    return " (other users' processes are hidden from you)" if hidden else ""
+
+
+def absence_words(proc: Proc) -> str:
+    """Return what is true of a process that does not show."""
+    note = unseen_note(proc)
+    return f"is not to be seen{note}" if note else "is gone"
+
+
+def describe_stranger(sight: ProcessView, pid: int, record: Owner) -> str:
+    """Return whose a process is that is not of a claim's user, or is of another claim."""
+    try:
+        for lock in sight.view.held.values():
+            if lock.owner and belongs_to_other_claim(pid, lock, record, sight.scan):
+                return format_lock_holder(lock.owner)
+        uid = sight.scan.account(pid, sight.scan.status(pid).uids[0])
+    except (OSError, ValueError):
+        return ""
+    return "" if uid == record.uid else f"of {uid_to_user_name(uid)}"
+
+
+def describe_open_device(
+    view: StatusView, sight: ProcessView, device: str, record: Owner | None = None
+) -> str:
+    """Return who has a device open, as far as the caller can see, and who is not of `record`."""
+    pids = sight.holders.pids_with_open(device)
+    whose = [describe_stranger(sight, pid, record) if record else "" for pid in pids[:SHOWN]]
+    who = format_process_list(sight.scan.proc, pids, whose) or "nobody"
     limit = "" if os.geteuid() == 0 else " (of your own processes; root sees all)"
     return f"{format_device_list([device], view.devices)}: {who}{limit}"
 
@@ -195,9 +228,12 @@ def find_blocking_pids(view: StatusView, sight: ProcessView, row: DeviceState) -
     return sight.find_foreign_pids(row.id) or list(seen.foreign_pids if seen else ())
 
 
-def format_process_list(proc: Proc, pids: Sequence[int]) -> str:
-    """Return processes with their names, the first few of many."""
-    words = [f"{pid} ({printable_process_name(proc, pid)})" for pid in pids[:SHOWN]]
+def format_process_list(proc: Proc, pids: Sequence[int], whose: Sequence[str] = ()) -> str:
+    """Return processes with their names, and whose each is where that is said; of many a few."""
+    words: list[str] = []
+    for number, pid in enumerate(pids[:SHOWN]):
+        owner = f", {whose[number]}" if number < len(whose) and whose[number] else ""
+        words.append(f"{pid} ({printable_process_name(proc, pid)}{owner})")
     more = len(pids) - SHOWN
     return ", ".join(words) + (f" and {format_count(more, 'more process')}" if more > 0 else "")
 

@@ -29,6 +29,7 @@ from gpulock.cli.status.status_view import (
 from gpulock.cli.why.evidence import (
     FactList,
     ReleasedLock,
+    absence_words,
     describe_health_steps,
     describe_lock,
     describe_observed_use,
@@ -187,6 +188,8 @@ def next_step_facts(view: StatusView, sight: ProcessView, row: DeviceState) -> F
         command = format_request_command(view.node, command)
     if row.state == QUARANTINED and not (row.lock and row.lock.orphans):
         return [("back by", freed), ("next", command)]
+    if row.lock and view.is_read_only:
+        freed, command = "nothing while LOCK_DIR is mounted read-only", "mount it writable"
     held = row.lock or is_closed_by_mps(row)
     return [("freed by", freed), ("next", command)] if held else [("next", command)]
 
@@ -200,13 +203,9 @@ def format_request_command(node: Node, otherwise: str) -> str:
 
 def last_holder_facts(view: StatusView, device: str) -> FactList:
     """Return who had a free device last."""
-    before = [
-        one
-        for one in list_released_locks(view.node.store.released_dir)
-        if one.device.partition(SHARE)[0] == device
-    ][:1]
-    if before:
-        return [("last", format_released_lock(before[0]))]
+    for one in list_released_locks(view.node.store.released_dir):
+        if one.device.partition(SHARE)[0] == device:
+            return [("last", format_released_lock(one))]
     from gpulock.report.scan import ClaimQuery, find_latest_claim
     from gpulock.report.sources import node_history_folder
 
@@ -310,8 +309,9 @@ def slurm_refusal_facts(view: StatusView, meant: Subject) -> FactList:
 def job_running_facts(sight: ProcessView, meant: Subject) -> FactList:
     """Return whether the process runs, or a shepherd of the job as far as we may see."""
     if meant.pid:
-        there = meant.pid in sight.scan.statuses()
-        return [("process", f"{meant.pid} {'runs' if there else 'is gone'}")]
+        gone = meant.pid not in sight.scan.statuses()
+        word = absence_words(sight.scan.proc) if gone else "runs"
+        return [("process", f"{meant.pid} {word}")]
     from gpulock.sge import spool
     from gpulock.sge.shepherds import find_shepherds
     from gpulock.slurm.steps import SlurmSteps
@@ -334,8 +334,7 @@ def job_running_facts(sight: ProcessView, meant: Subject) -> FactList:
         task = config.get("ja_task_id", ["0"])[0].lstrip("0") or "1"
         if config.get("job_id") == [meant.job] and meant.task in ("", task):
             return [("shepherd", f"{pid} runs it here, without GPUs")]
-    text = "some shepherds are hidden from you" if hidden else "no shepherd of it runs here"
-    return [("shepherd", text)]
+    return [("shepherd", "some are hidden from you" if hidden else "no shepherd of it runs here")]
 
 
 def same_number_job_hint(view: StatusView, text: str) -> list[str]:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.cli.select import Subject
 from gpulock.cli.status.status_view import ProcessView, view_node
-from gpulock.cli.why.evidence import printable_process_name
+from gpulock.cli.why.evidence import describe_process, printable_process_name
 from gpulock.cli.why.why import job_running_facts
 from gpulock.daemon.reconcile.refusal_context import take_refusal_notes
 from gpulock.node.procfs import Proc
@@ -188,6 +189,85 @@ def test_a_dead_job_is_explained_with_its_proof(site: Site) -> None:
     found = facts(site.call("why", "5").stdout)
     assert found["verdict"].startswith("dead: ")
     assert found["next"] == f"{site.gpulock} reap"
+
+
+@pytest.mark.root
+def test_who_has_a_device_open_and_is_another_users_is_marked(site: Site) -> None:
+    site.hold(5)
+    with site.opened(5) as stranger:
+        found = facts(site.call("why", "5").stdout)
+    assert found["open"] == f"GPU 5: {stranger.pid} (sh, of root)"
+
+
+def test_who_has_a_device_open_and_is_of_another_claim_is_marked(
+    site: Site, process: Process
+) -> None:
+    with site.opened(5) as stranger:
+        session, uid = os.getsid(stranger.pid), os.getuid()
+        site.hold(1, job_id="13", token="t13", uid=uid, sid=session)
+        site.hold(5, pid=process.pid, start=site.node().proc.start(process.pid), uid=uid)
+        found = facts(site.call("why", "5").stdout)
+    assert found["open"] == f"GPU 5: {stranger.pid} (sh, job 13 of alice){SEEN}"
+
+
+def test_what_was_not_seen_of_others_says_nothing_of_a_lock(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = OpenFiles._opened_by
+
+    def slow(files: OpenFiles, pid: int, uid: int | None) -> set[str]:
+        if uid is None and pid == os.getpid():
+            raise TimeoutError
+        return look(files, pid, uid)
+
+    monkeypatch.setattr(OpenFiles, "_opened_by", slow)
+    site.hold(5)
+    assert "not seen" not in facts(site.call("why", "5").stdout)
+
+
+def test_what_was_not_seen_of_the_owner_is_said(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = OpenFiles._opened_by
+
+    def slow(files: OpenFiles, pid: int, uid: int | None) -> set[str]:
+        if uid is not None and pid == os.getpid():
+            raise TimeoutError
+        return look(files, pid, uid)
+
+    monkeypatch.setattr(OpenFiles, "_opened_by", slow)
+    site.hold(5, uid=os.getuid())
+    said = facts(site.call("why", "5").stdout)["not seen"]
+    assert said.startswith(f"process {os.getpid()} has more files open")
+
+
+def test_a_process_that_proc_hides_is_not_said_to_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under hidepid=2 no process of another user shows, init neither (proc(5))."""
+    proc = Proc(str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    hidden = "5019 is not to be seen (other users' processes are hidden from you)"
+    assert describe_process(proc, 5019, 1) == hidden
+    (tmp_path / "1").mkdir()
+    assert describe_process(proc, 5019, 1) == "5019 is gone"
+
+
+def test_nothing_frees_a_lock_while_lock_dir_is_mounted_read_only(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, start = dead_process()
+    site.hold(5, pid=pid, start=start, sid=pid)
+    before = os.statvfs(site.files.lock_dir)
+    locked = os.statvfs_result([*before[:8], before.f_flag | os.ST_RDONLY, before.f_namemax])
+    monkeypatch.setattr(os, "statvfs", lambda _: locked)
+    found = facts(site.call("why", "5").stdout)
+    assert found["freed by"] == "nothing while LOCK_DIR is mounted read-only"
+    assert found["next"] == "mount it writable"
+    said = site.call("status").stdout
+    assert "frees it once LOCK_DIR is writable" in said
+    assert "the next claim" not in said
+    assert "is mounted read-only: nothing is granted and nothing freed" in said
 
 
 def test_who_keeps_the_device_of_a_dead_job_open_is_named(site: Site) -> None:

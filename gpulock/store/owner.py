@@ -122,6 +122,10 @@ class Owner:
         """Return what tells one run of the same job from another."""
         return (self.pid, self.start, self.restart)
 
+    def is_reserve(self) -> bool:
+        """Return whether an administrator holds the device, for which nothing is to work."""
+        return self.scheduler == "admin"
+
     def is_health_check(self) -> bool:
         """Return whether gpulockd holds the device for HEALTH_COMMAND."""
         return self.user == HEALTH_USER and self.comment in (HEALTH_COMMENT, STUCK_COMMENT)

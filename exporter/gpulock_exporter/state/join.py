@@ -94,10 +94,15 @@ class SnapshotJoin:
     def _idle_seconds(self, name: str, record: Owner) -> float | None:
         """Return the observed seconds since a device, or a share, last worked for its claim.
 
-        Of one that is not observed any more nobody knows.
+        Of one that is not observed any more nobody knows. A reserve is to rest, so it idles never.
         """
         use = self.used.get((name, record.token))
-        if use is None or use.seen is None or self.at - use.seen > self.limits.oldest:
+        if (
+            record.is_reserve()
+            or use is None
+            or use.seen is None
+            or self.at - use.seen > self.limits.oldest
+        ):
             return None
         return use.idle
 
@@ -147,7 +152,8 @@ class SnapshotJoin:
         if opened := self.facts.open_foreign.get(row.id):  # also one that uses it without CUDA
             found.foreign = max(found.foreign or 0, opened.count)
         if use and use.mean is not None:
-            found.idle, found.mean = use.idle, use.mean
+            found.idle = None if record and record.is_reserve() else use.idle
+            found.mean = use.mean
         if counted:
             found.counters = counted.counters if values else {}
             found.xids = {xid: (n, at + self.offset) for xid, (n, at) in counted.xids.items()}

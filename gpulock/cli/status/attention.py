@@ -38,6 +38,7 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
         for row in rows
         if has_foreign_beside_claim(view, row)
     ]
+    pairs += list_reserve_facts(rows)
     if view.lost:
         why = "nothing is granted until they are restored; run gpulock reap as root"
         pairs.insert(0, ("locks lost", why))
@@ -48,6 +49,16 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
     if view.use.why:
         pairs.append(("samples", view.use.why))
     return pairs
+
+
+def list_reserve_facts(rows: list[DeviceState]) -> list[tuple[str, str]]:
+    """Return who reserved which devices, and why, devices of one reason together."""
+    groups: dict[str, list[DeviceState]] = {}
+    for row in rows:
+        record = row.lock.owner if row.lock else None
+        if record is not None and record.is_reserve() and record.comment:
+            groups.setdefault(f"reserved by {record.user}: {record.comment}", []).append(row)
+    return [(format_row_label(same), text) for text, same in groups.items()]
 
 
 def row_claim_key(row: DeviceState) -> str:

@@ -49,8 +49,8 @@ class SampleView(NamedTuple):
         return self.sample.tokens.get(lock.owner.token, {}).get(device)
 
     def idle(self, device: str, lock: Lock | None) -> float | None:
-        """Return the observed seconds since a claim's device was at work."""
-        if self.sample is None or lock is None or lock.owner is None:
+        """Return the observed seconds since a claim's device was at work; a reserve is to rest."""
+        if self.sample is None or lock is None or lock.owner is None or lock.owner.is_reserve():
             return None
         return self.sample.idle(device, lock.owner.token, self.oldest)
 

@@ -235,5 +235,6 @@ def format_unknown_idle(view: StatusView, rows: list[DeviceState], width: int) -
 
 def is_idle_known(view: StatusView, row: DeviceState) -> bool:
     """Return whether it is known of each holder of a device how long it has been idle."""
-    locks = row.locks()
-    return bool(locks) and all(view.use.idle(lock.id, lock) is not None for lock in locks)
+    locks = [lock for lock in row.locks() if not (lock.owner and lock.owner.is_reserve())]
+    known = all(view.use.idle(lock.id, lock) is not None for lock in locks)
+    return bool(row.locks()) and known

@@ -36,6 +36,17 @@ def test_a_reserve_locks_the_device_and_is_noted_for_the_next_boot(site: Site) -
     assert site.run("run", "-n", "8", "--", "/bin/true").returncode == 1
 
 
+def test_status_and_why_show_the_reason_of_a_reserve(site: Site) -> None:
+    for device in ("3", "5"):
+        site.call("reserve", device, "--reason", "burn-in until Friday")
+    said = [" ".join(line.split()) for line in site.call("status").stdout.splitlines()]
+    (line,) = [line for line in said if "burn-in" in line]
+    assert line.startswith("GPUs 3, 5 reserved by ")
+    assert line.endswith(": burn-in until Friday")
+    assert "burn-in until Friday" in site.call("why", "3").stdout
+    assert "burn-in" not in site.call("status", "--free").stdout
+
+
 def test_a_reserve_is_put_back_after_a_boot(site: Site) -> None:
     site.call("reserve", "3", "--reason", "burn-in")
     for path in (site.files.lock_dir / "boot_id", site.files.state_dir / "boot_id"):

@@ -154,6 +154,20 @@ def test_a_held_device_that_does_nothing_for_long_is_held_idle(
     assert row(text, 1)["LAST BUSY"] == "1h ago"
 
 
+def test_a_reserve_idles_never(site: Site, sampled: Sampled) -> None:
+    """Nothing is to work there, so nobody is told of it."""
+    site.hold(0, token="t0", scheduler="admin", job_id=site.id(0), comment="burn-in")
+    site.hold(1, token="t1")
+    for number in range(2):
+        sampled.device(site.id(number), utilization=0.0)
+        sampled.claim(f"t{number}", site.id(number), idle=HOUR)
+    sampled.write()
+    assert site.states()[:2] == ["held", "held_idle"]
+    result = site.call("status", "--idle", "30m")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["GPU", "1", "8"]
+    assert "not known" not in result.stdout
+
+
 def test_a_device_that_is_not_observed_any_more_is_not_idle(site: Site, sampled: Sampled) -> None:
     site.hold(0)
     sampled.device(site.id(0))

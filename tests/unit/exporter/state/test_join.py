@@ -137,6 +137,18 @@ def test_idle_is_only_what_was_observed_to_be(
     assert (state_of(node.snapshot([listed(0)])) == "held_idle") is idle
 
 
+def test_a_reserve_idles_never() -> None:
+    node = Node(idle_after=3.0)
+    reserve = lock(0, A)
+    assert reserve.owner is not None
+    reserve.owner.scheduler = "admin"
+    node.facts = facts(reserve)
+    for _ in range(5):
+        node.tick(card(busy=0.0, observed=1.0))
+    snapshot = node.snapshot([listed(0)])
+    assert (state_of(snapshot), snapshot.devices[0].idle) == ("held", None)
+
+
 def test_what_is_not_observed_any_more_is_not_idle() -> None:
     node = Node(idle_after=3.0, oldest=10.0)
     node.facts = facts(lock(0, A))

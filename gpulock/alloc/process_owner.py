@@ -7,7 +7,7 @@ process that is not shown is not foreign: without proof it counts as not seen.
 
 import os
 
-from gpulock.node.procfs import Proc, ProcessStatus
+from gpulock.node.procfs import OVER, Proc, ProcessStatus
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
@@ -88,7 +88,8 @@ def classify_process(
     scheduler knows besides, by its name. Beside a claim that cannot be read nobody is foreign.
     """
     try:
-        tree.status(pid)
+        if tree.status(pid).state in OVER and tree.proc.finished(pid):
+            return GONE  # nobody has asked for its exit code yet
         if not all([lock.owner for lock in locks]):
             return UNSEEN
         if any([is_claim_process(pid, lock, tree, members) for lock in locks]):

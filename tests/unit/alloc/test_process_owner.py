@@ -178,6 +178,14 @@ def test_a_process_that_ended_is_gone_and_one_that_hides_is_not_seen(proc: FakeP
     assert judged(proc, JOB) == UNSEEN
 
 
+def test_a_zombie_is_gone_unless_a_thread_of_it_goes_on(proc: FakeProc) -> None:
+    """It has no memory of the driver's any more, and nobody can end it."""
+    proc.add(JOB, state="Z")
+    assert judged(proc, JOB) == GONE
+    proc.add(JOB, state="Z", threads={JOB + 1: "S"})
+    assert judged(proc, JOB) == FOREIGN
+
+
 def test_in_a_container_a_pid_that_is_not_there_is_not_gone(proc: FakeProc) -> None:
     proc.namespace(HOST_NS.replace("1836", "9999"))
     assert judged(proc, JOB) == UNSEEN

@@ -73,10 +73,14 @@ class ClaimQuery:
             ('"job_id":', self.job),
             ('"user":', self.user),
             ("", self.device),
-            ('"task_id":', "" if self.task == "1" else self.task),  # 12.1 may be no array
+            ('"task_id":', "" if self.task == "1" else self.task),  # see task_needles
             ('"scheduler":', self.scheduler),
         )
         return [f"{key}{json.dumps(value)}".encode() for key, value in pairs if value]
+
+    def task_needles(self) -> list[bytes]:
+        """Return of what the line of every claim that fits has one in it: 12.1 may be no array."""
+        return [b'"task_id":"1"', b'"task_id":""'] if self.task == "1" else []
 
     def excluded_needles(self) -> list[bytes]:
         """Return what the line of no claim that fits has in it: see `of_scheduler`."""
@@ -173,7 +177,7 @@ def find_history_matches(
     A needle may stand in another key than meant: who shows a claim asks `Query.fits`.
     """
     first, *needles = query.needles() or [b""]
-    strangers = query.excluded_needles()
+    strangers, tasks = query.excluded_needles(), query.task_needles()
     since, until = query.since, query.until
     timed = since > 0 or until < float("inf")
     head = HEAD.match
@@ -181,6 +185,8 @@ def find_history_matches(
         if needles and not all([data.find(needle, begin, end) >= 0 for needle in needles]):
             continue
         if strangers and any([data.find(one, begin, end) >= 0 for one in strangers]):
+            continue
+        if tasks and not any([data.find(one, begin, end) >= 0 for one in tasks]):
             continue
         found = head(data, begin, end)
         if found is None:

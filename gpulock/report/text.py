@@ -170,7 +170,8 @@ def report_device_cells(card: ReportedDevice, chars: Charset) -> list[Cell]:
     if use is None:
         drawn, said, idle = "not observed", "", "-"
     else:
-        drawn, said = draw_bar(use, BAR, chars), format_percent(use)
+        share = (card.busy or 0.0) / card.held if card.held else None
+        drawn, said = draw_bar(share, BAR, chars), format_percent(share)
         idle = format_percent(card.idle / card.held if card.held else None)
     unseen = format_percent(card.unobserved / card.held if card.held else None)
     colour = next((name for limit, name in COLOURS if use is not None and use < limit), None)

@@ -116,7 +116,7 @@ def test_what_was_not_observed_is_neither_busy_nor_idle() -> None:
     found = text_of(claim(card(0, observed_seconds=0, busy_seconds=None, memory_peak_bytes=None)))
     assert found[4].split() == ["0", "not", "observed", "-", "100", "%", "-", "400.0", "Wh"]
     half = text_of(claim(card(0, observed_seconds=HOUR / 2, busy_seconds=HOUR / 4)))
-    assert half[4].split()[1:8] == ["##########..........", "50", "%", "25", "%", "50", "%"]
+    assert half[4].split()[1:8] == ["#####...............", "25", "%", "25", "%", "50", "%"]
 
 
 def test_a_job_of_five_seconds_is_reported_by_the_second() -> None:

@@ -10,6 +10,11 @@ INVALID_REQUEST = "invalid request"  # the request can never be granted
 BROKEN = "broken"  # this node is at fault
 UNKNOWN = "unknown"  # the request, or the state of the node, could not be found out
 KINDS = (BUSY, INVALID_REQUEST, BROKEN, UNKNOWN)
+# Bytes that a daemon of a scheduler is given at once: some of them read a line into a buffer of
+# fixed size, and end with it (facts/grid-engine.md, verifier of submissions).
+LINE_BYTES = 1000
+WHY_BYTES = 600  # of the reason in it: what to do follows
+VALUE_BYTES = 40  # of a value that a user chose
 
 
 class Refusal(Exception):
@@ -23,7 +28,8 @@ class Refusal(Exception):
 
     def sentence(self, who: str) -> str:
         """Return the one line that goes to stderr and syslog; `who` names the job or command."""
-        return one_line(f"gpulock: {who}: {self.kind}: {self.why}; {self.do}")
+        why = shorten(self.why, WHY_BYTES)
+        return shorten(one_line(f"gpulock: {who}: {self.kind}: {why}; {self.do}"), LINE_BYTES)
 
 
 class LockTimeout(Refusal):
@@ -45,6 +51,14 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join([c if c.isprintable() else "?" for c in text])
+
+
+def shorten(text: str, most: int = VALUE_BYTES) -> str:
+    """Return `text` with at most `most` bytes in UTF-8: of a longer one the beginning, and dots."""
+    if 4 * len(text) <= most:
+        return text
+    data = text.encode("utf-8", "backslashreplace")
+    return text if len(data) <= most else data[: most - 3].decode("utf-8", "ignore") + "..."
 
 
 def format_requested_gpus(count: int) -> str:

@@ -7,12 +7,10 @@ Hot.
 import os
 import syslog
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, LINE_BYTES, UNKNOWN, Refusal, shorten
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
-
-LONGEST_LINE = 4000  # bytes: as much as a pipe takes at once (PIPE_BUF)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +75,9 @@ def log_hook_line(
 
         try:  # a job's output may be a pipe that is full: the shepherd kills a hook that waits
             if select.select((), (2,), (), 0)[1]:
-                os.write(2, line[:LONGEST_LINE] + b"\n")
+                os.write(
+                    2, shorten(sentence, LINE_BYTES).encode("utf-8", "backslashreplace") + b"\n"
+                )
         except (OSError, ValueError):
             pass
     if to_syslog and (settings is None or not settings.simulation):

@@ -10,7 +10,7 @@ line of its own here and in the shepherd's config, where it can name another pro
 import os
 import select
 
-from gpulock.errors import Refusal
+from gpulock.errors import LINE_BYTES, Refusal, one_line, shorten
 from gpulock.node.setting_keys import KEYS
 from gpulock.node.settings_file import read_settings
 
@@ -125,9 +125,8 @@ class JsvInput:
 
 
 def send_jsv_line(line: str) -> None:
-    """Send one line, with nothing in it that could end it early."""
-    text = "".join([c if c.isprintable() else "?" for c in line])
-    os.write(1, text.encode("utf-8", "replace") + b"\n")
+    """Send one line, with nothing in it that could end it early, or end qmaster by its length."""
+    os.write(1, shorten(one_line(line), LINE_BYTES).encode() + b"\n")
 
 
 def jsv_reject_reason(
@@ -147,7 +146,7 @@ def jsv_reject_reason(
     wanted = {name: value for name, value in hard if name in names}
     for name, value in wanted.items():
         if not (value.isascii() and value.isdigit()):
-            return f"-l {name}={value}: ask for a whole number of GPUs"
+            return f"-l {name}={shorten(value)}: ask for a whole number of GPUs"
     kinds = [of_kind.get(name, "") for name in wanted]
     if len(set(kinds)) < len(kinds):
         return f"GPUs are asked for twice ({', '.join(wanted)}); use one complex"
@@ -181,7 +180,8 @@ def low_limit_reason(hard: list[tuple[str, str]]) -> str:
         least = MINIMA.get(name[2:]) if name[:2] in ("h_", "s_") else None
         size = parse_sge_memory(value)
         if least is not None and size is not None and size < least:
-            return f"-l {name}={value}: prologs run under it; ask for {least // MIB}M or more"
+            asked = f"-l {name}={shorten(value)}"
+            return f"{asked}: prologs run under it; ask for {least // MIB}M or more"
     return ""
 
 

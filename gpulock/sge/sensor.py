@@ -15,7 +15,7 @@ from gpulock import deadline
 from gpulock.alloc import states
 from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.states import DeviceState
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, LINE_BYTES, UNKNOWN, Refusal, shorten
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import SHARE_KIND
@@ -47,7 +47,7 @@ def main(
         if line.strip() == "quit":
             break
         for answer in ["begin", *sensor_report_lines(config, host), "end"]:
-            answers.write(answer + "\n")
+            answers.write(shorten(answer, LINE_BYTES) + "\n")
         answers.flush()
     return 0
 

@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 
-from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, one_line
+from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, one_line, shorten
 from gpulock.job.environment import BIND_LISTS, append_binds, user_bind_lists
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic
@@ -99,7 +99,7 @@ class Spool:
         """Return one number of `config`; raise Refusal where it is none."""
         text = self.need(key)
         if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
-            raise unknown_config_refusal(f"{key} is {text[:20]!r}")
+            raise unknown_config_refusal(f"{key} is {shorten(text)!r}")
         return int(text)
 
 

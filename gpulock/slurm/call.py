@@ -5,7 +5,7 @@ Hot. slurmd makes the whole environment of Prolog and Epilog (docs/facts/slurm.m
 are not the user's, though some values are, so every one is checked here.
 """
 
-from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.errors import UNKNOWN, Refusal, one_line, shorten
 from gpulock.node.context import Node
 from gpulock.store.owner import Owner
 
@@ -71,7 +71,9 @@ class SlurmHookCall:
         """Return the entries of SLURM_JOB_GPUS, none where it is not set; raise Refusal."""
         entries = expand_gpu_list(self.gpus) if self.gpus is not None else []
         if len(set(entries)) != len(entries):
-            raise Refusal(UNKNOWN, f"SLURM_JOB_GPUS is {self.gpus!r}", "look at slurmd")
+            raise Refusal(
+                UNKNOWN, f"SLURM_JOB_GPUS is {shorten(self.gpus or '')!r}", "look at slurmd"
+            )
         return entries
 
     def make_owner(self, node: Node) -> Owner:
@@ -97,7 +99,7 @@ def read_slurm_env_number(environ: "Mapping[str, str]", key: str, default: str =
     """Return a number of slurmd's; raise Refusal(UNKNOWN)."""
     text = environ.get(key, default)
     if not is_slurm_number(text):
-        raise Refusal(UNKNOWN, f"{key} is {text[:40]!r}", "is this slurmd's Prolog or Epilog?")
+        raise Refusal(UNKNOWN, f"{key} is {shorten(text)!r}", "is this slurmd's Prolog or Epilog?")
     return int(text)
 
 
@@ -110,7 +112,7 @@ def read_slurm_env_name(environ: "Mapping[str, str]", key: str) -> str:
     """Return a name that may be part of a file's; raise Refusal(UNKNOWN)."""
     text = environ.get(key, "")
     if not is_slurm_name(text):
-        raise Refusal(UNKNOWN, f"{key} is {text[:40]!r}", "is this slurmd's Prolog or Epilog?")
+        raise Refusal(UNKNOWN, f"{key} is {shorten(text)!r}", "is this slurmd's Prolog or Epilog?")
     return text
 
 
@@ -139,5 +141,5 @@ def expand_gpu_list(text: str) -> list[str]:
         elif entry.startswith(("GPU-", "MIG-")) and entry.isprintable():
             found.append(entry)
         else:
-            raise Refusal(UNKNOWN, f"SLURM_JOB_GPUS is {text[:60]!r}", "look at slurmd")
+            raise Refusal(UNKNOWN, f"SLURM_JOB_GPUS is {shorten(text)!r}", "look at slurmd")
     return found

@@ -6,7 +6,7 @@ why and exits with REQUEUE_EXIT. A job without a script, or of several nodes, is
 cancelled as a whole; a broken node is drained with our reason, not with Slurm's.
 """
 
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, one_line
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, one_line, shorten
 from gpulock.node.settings import Settings
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.scontrol import SlurmctldClient, slurm_array_task_name
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
 AT_WORK = ("RUNNING", "CONFIGURING", "SUSPENDED")
-REASON = 200  # characters of a reason that are shown in lists
+REASON_BYTES = 200  # of a reason, which lists show
 
 
 def task_prolog_exit_code(refusal: Refusal, settings: Settings) -> int:
@@ -98,4 +98,4 @@ def is_slurm_run_active(
 
 def quote_scontrol_text(sentence: str) -> str:
     """Return a sentence as scontrol takes it."""
-    return one_line(sentence)[:REASON].replace('"', "'")
+    return shorten(one_line(sentence).replace('"', "'"), REASON_BYTES)

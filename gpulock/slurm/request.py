@@ -6,7 +6,7 @@ Hot. Where Slurm chooses, the positions it gives. Where gpulock chooses, the num
 job_submit wrote, or slurmctld's own word.
 """
 
-from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal, one_line
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal, one_line, shorten
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm.call import SlurmHookCall, is_slurm_number
@@ -194,4 +194,4 @@ def is_gres_type(word: str) -> bool:
 def invalid_gres_request(text: str, why: str) -> Refusal:
     """Return the refusal of a request that its user must change."""
     do = "ask as in --gres=gpu:2, each kind once"
-    return Refusal(INVALID_REQUEST, f"the request {one_line(text)[:80]!r} {why}", do)
+    return Refusal(INVALID_REQUEST, f"the request {shorten(one_line(text))!r} {why}", do)

@@ -8,13 +8,14 @@ its owner can make look like anything.
 """
 
 from gpulock.deadline import Deadline
-from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.errors import UNKNOWN, Refusal, one_line, shorten
 from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.settings import Settings
 
 HINT = "is slurmctld up?"
 INVALID = "Invalid job id specified"
 WIDTH, WIDE = 24, 400  # columns
+SAID_BYTES = 100  # of an error of squeue
 FIELDS = (
     ("JobID", "JobID"),
     ("UserID", "Uid"),
@@ -108,7 +109,7 @@ class SlurmctldClient:
             return None
         if code != 0:
             said = output.strip().rpartition("\n")[2].replace("squeue: error: ", "")
-            raise SlurmctldSilentError(f"squeue says {one_line(said)[:100]!r}")
+            raise SlurmctldSilentError(f"squeue says {shorten(one_line(said), SAID_BYTES)!r}")
         # squeue fills every column up: a shorter line is cut off
         rows = [parse_squeue_row(line) for line in output.split("\n") if len(line) >= WHOLE]
         for found in rows:

@@ -10,7 +10,15 @@ of a heterogeneous job, and in a batch step SLURM_STEP_ID is what the user expor
 import errno
 import os
 
-from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, one_line
+from gpulock.errors import (
+    BROKEN,
+    INVALID_REQUEST,
+    LINE_BYTES,
+    UNKNOWN,
+    Refusal,
+    one_line,
+    shorten,
+)
 from gpulock.job import environment
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
@@ -39,12 +47,12 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
         settings = read_settings(config)
         lines = build_task_prolog_lines(settings, environ, Proc(settings.proc_root))
     except TaskRefusedError as stop:
-        return print_task_message(one_line(str(stop)), stop.code)
+        return print_task_message(str(stop), stop.code)
     except Refusal as refusal:
         told = refusal.sentence(f"job {environ.get('SLURM_JOB_ID', '?')}")
         invalid = refusal.kind == INVALID_REQUEST
     except Exception as fault:  # the one broad handler: in doubt a task does not start
-        told, invalid = one_line(f"gpulock: {type(fault).__name__}: {fault}"), False
+        told, invalid = f"gpulock: {type(fault).__name__}: {fault}", False
     else:
         return write_to_slurmstepd("".join(lines), GO_ON)
     # what cannot be found out is not this job's fault
@@ -232,8 +240,8 @@ def task_bind_line(name: str, old: str, binds: str) -> str:
 
 
 def print_task_message(sentence: str, code: int) -> int:
-    """Print a sentence to the task's own output."""
-    return write_to_slurmstepd(f"print {sentence}\n", code)
+    """Print a sentence, as one short line, to the task's own output."""
+    return write_to_slurmstepd(f"print {shorten(one_line(sentence), LINE_BYTES)}\n", code)
 
 
 def write_to_slurmstepd(text: str, code: int) -> int:

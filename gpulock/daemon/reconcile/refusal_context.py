@@ -17,7 +17,7 @@ from gpulock.daemon.core.journal import INFO, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import REFUSALS, TIME, Chore, Due
 from gpulock.deadline import Deadline
-from gpulock.errors import Refusal, one_line
+from gpulock.errors import Refusal, one_line, shorten
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import qstat
@@ -25,7 +25,7 @@ from gpulock.store import atomic
 from gpulock.store.refusal_notes import FOLDER, LIMIT, keep_told_note
 
 VARIABLE = "gpulock"
-LENGTH = 240  # characters that are told
+LENGTH = 240  # bytes that are told
 MAX_NOTES_PER_ROUND = 20  # notes of one round
 OLD = 120.0  # seconds: a hook writes its note within its own deadline
 
@@ -96,4 +96,4 @@ def set_job_contexts(settings: Settings, notes: dict[str, str]) -> list[str]:
 
 def format_context_value(text: str) -> str:
     """Return a text as the value of one variable: qalter(1) splits at commas."""
-    return one_line(text).replace(",", ";").replace('"', "'")[:LENGTH].strip()
+    return shorten(one_line(text).replace(",", ";").replace('"', "'").strip(), LENGTH)

@@ -17,7 +17,7 @@ from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import DEVICES, QUARANTINE, TIME, Chore, Due
-from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.errors import UNKNOWN, Refusal, one_line, shorten
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id
 from gpulock.node.settings import Settings
@@ -29,7 +29,7 @@ from gpulock.store import atomic, quarantine
 EVERY: Final = 15.0  # seconds between two rounds
 PREFIX: Final = "gpulock quarantine: "  # of our reason
 NAME: Final = "slurm-drain"  # in STATE_DIR: for which devices the node was drained
-LENGTH: Final = 180  # characters of a reason
+LENGTH: Final = 180  # bytes of a reason
 DRAIN: Final = "drain"
 
 
@@ -71,7 +71,7 @@ def format_drain_reason(bad: Mapping[str, str]) -> str:
     name, why = sorted(bad.items())[0]
     more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
     plain = one_line(f"{PREFIX}{name}: {why}").replace('"', "'")
-    return plain[: LENGTH - len(more)] + more
+    return shorten(plain, LENGTH - len(more)) + more
 
 
 class SlurmDrainSync(Chore):

@@ -213,7 +213,27 @@ def verified(guarded: Gpulock) -> Iterator[Gpulock]:
     """Let qmaster ask the verifier about each job that is submitted."""
     guarded.sge.set_conf("jsv_url", str(guarded.hooks.jsv))
     yield guarded
+    if not guarded.sge.qmaster_pid():
+        guarded.sge.start_qmaster()
     guarded.sge.set_conf("jsv_url", "none")
+
+
+@pytest.mark.parametrize("length", [10_100, 80_000])
+def test_no_length_of_a_request_ends_qmaster(verified: Gpulock, length: int) -> None:
+    """Tried: a request that the verifier's answer repeated, into a buffer of qmaster's.
+
+    Stopped by: an answer of 1,000 bytes at most, which quotes 40 of a value.
+    """
+    sge, before = verified.sge, verified.sge.qmaster_pid()
+    asked = f"gpu=1.{'5' * length}"
+
+    done = sge.run_as("glalice", [str(PROGRAMS / "qsub"), "-l", asked, "-b", "y", "/bin/true"])
+
+    assert done.returncode != 0
+    assert f"gpulock: -l gpu=1.{'5' * 35}...: ask for a whole number" in done.stderr
+    assert sge.qmaster_pid() == before
+    sge.wait_done(sge.submit("glalice", *on(NODE, "-l", "gpu=1"), "-b", "y", "/bin/true"))
+    assert sge.qmaster_pid() == before
 
 
 @pytest.mark.parametrize("forged", ["prolog=root@{evil}", "add_grp_id=0"])

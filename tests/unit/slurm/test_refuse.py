@@ -196,7 +196,7 @@ def test_a_user_waiting_at_a_terminal_gets_a_message(site: Site) -> None:
     [
         ('a "b" c', "a 'b' c"),
         ("a\nJobId=13\x1b[2J", "a?JobId=13?[2J"),
-        ("x" * 500, "x" * 200),
+        ("x" * 500, "x" * 197 + "..."),
         ("ä; $(id) `id` \\", "ä; $(id) `id` \\"),
     ],
 )

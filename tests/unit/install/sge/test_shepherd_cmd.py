@@ -252,7 +252,9 @@ def test_no_text_of_a_user_in_thousands_changes_another_line(
     tried(launcher, tmp_path_factory.mktemp("job"), key, text)
 
 
-@pytest.mark.parametrize("word", ["\x1b]0;owned\x07", "a\\cb", "\\n\\nx", "\udcff", "x y"])
+@pytest.mark.parametrize(
+    "word", ["\x1b]0;owned\x07", "a\\cb", "\\n\\nx", "\udcff", "x y", "x" * 80_000]
+)
 def test_the_reason_names_no_line_that_a_terminal_obeys(
     launcher: Path, tmp_path: Path, word: str
 ) -> None:

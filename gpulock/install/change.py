@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One change to a node or cluster: shown before it is made, compared before it is written.
 
-A change is a place (a file, a queue's attribute) and its value before and after. What was made is
-noted in STATE_DIR/install, before it is made, so that it can be taken back later: a value that
-somebody has changed since is left alone. A power cut changes no order: each step is on disk before
-the next.
+A change is a place (a file, a queue's attribute) and its value before and after. What is gpulock's
+own on this node is noted in STATE_DIR/install before it is made, with the value that gpulock gave
+it. No earlier value is kept: nothing is ever put back over what an administrator wrote since. A
+power cut changes no order: each step is on disk before the next.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Place:
     kind: ClassVar[str]
     coordinates: ClassVar[tuple[str, ...]]
     named: ClassVar[str]  # the title, with names of fields in braces
-    is_shared: ClassVar[bool] = False  # others write it as well: their words are kept
 
     @property
     def address(self) -> tuple[str, ...]:
@@ -87,36 +86,11 @@ class Change:
         if self.place.read() != self.after:
             raise InstallError(f"{self.what} does not hold what was written; look at it")
 
-    def undo(self) -> str:
-        """Take the change back; return why not, or nothing; raise InstallError."""
-        self.place.discard_leftovers()
-        now = self.place.read()
-        if now == self.before:
-            return ""
-        if now != self.after:
-            return f"{self.what} was changed since; left as it is: {shorten_place_value(now)}"
-        self.place.write(self.before)
-        return ""
-
     def lines(self) -> list[str]:
         """Return the change as it is shown: a title, then what goes and what comes."""
         gone = _lines_only_in(self.before, self.after)
         come = _lines_only_in(self.after, self.before)
         return [self.what, *(f"  - {line}" for line in gone), *(f"  + {line}" for line in come)]
-
-
-class FoundChange(Change):
-    """What stands already, but in no record: STATE_DIR was lost. Uninstalling takes it away."""
-
-    def apply(self) -> None:
-        """Look whether it still stands; raise InstallError."""
-        if self.place.read() != self.after:
-            raise InstallError(f"{self.what} was changed meanwhile; run it again")
-
-
-def shorten_place_value(value: str | None) -> str:
-    """Return a value on one line."""
-    return "not there" if value is None else " ".join(value.split())[:200]
 
 
 def _lines_only_in(value: str | None, other: str | None) -> list[str]:
@@ -191,12 +165,6 @@ class OthersFile(FilePlace):
         return stat.S_IMODE(had.st_mode), (had.st_uid, had.st_gid)
 
 
-class SettingsPlace(FilePlace):
-    """The settings file, to which an administrator adds between two installations."""
-
-    is_shared = True
-
-
 def discard_unrenamed(folder: Path, name: str = "") -> None:
     """Remove what a killed `replace_file` of a name (any: of all) left; raise InstallError.
 
@@ -246,19 +214,20 @@ class FolderPlace(Place):
             raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
 
 
-# --- the record of what was made --------------------------------------------------------------
+# --- the record of what is gpulock's own -------------------------------------------------------
 
-Entries = dict[tuple[str, ...], tuple[Optional[str], Optional[str]]]  # (before, after) by address
+Address = tuple[str, ...]
+Entries = dict[Address, Optional[str]]  # the value that gpulock gave a place, by address
 
 
 class InstallRecord:
-    """What was installed, in one file: by place, the value before the first and after the last."""
+    """What is gpulock's own on this node, in one file, in the order in which it was made."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def load(self) -> Entries:
-        """Return (before, after) by address, in the order made; raise InstallError."""
+        """Return the values by address; raise InstallError."""
         text = FilePlace(self.path).read()
         if text is None:
             return {}
@@ -266,34 +235,24 @@ class InstallRecord:
             data: Any = json.loads(text)
             if data["version"] != VERSION:
                 raise ValueError(f"version {data['version']}")
-            return {tuple(c["place"]): (c["before"], c["after"]) for c in data["changes"]}
+            return {tuple(one["place"]): one["after"] for one in data["changes"]}
         except (ValueError, KeyError, TypeError) as fault:
             raise InstallError(f"{self.path} is not understood ({fault}); move it away") from fault
 
     def save(self, entries: Entries) -> None:
         """Write the record, or remove it when there is nothing in it."""
-        changes = [
-            {"place": list(place), "before": before, "after": after}
-            for place, (before, after) in entries.items()
+        own = [  # an older gpulock, to which somebody went back, finds nothing to put back
+            {"place": list(place), "before": None, "after": value}
+            for place, value in entries.items()
         ]
-        data = {"version": VERSION, "changes": changes}
-        FilePlace(self.path, 0o600).write(json.dumps(data, indent=1) + "\n" if changes else None)
+        data = {"version": VERSION, "changes": own}
+        FilePlace(self.path, 0o600).write(json.dumps(data, indent=1) + "\n" if own else None)
 
-    def note(self, change: Change) -> None:
-        """Note a change that is about to be made; what was there first stays what was there.
-
-        Where others have written since, into a place that is theirs too, it is what they left.
-        Folders are not noted: they hold locks and history, which are nobody's to take back.
-        """
-        if change.place.address[0] == "folder":
-            return
+    def note(self, own: Entries) -> None:
+        """Note places that are about to be written, or hold what they should already."""
         entries = self.load()
-        known = entries.pop(change.place.address, None)
-        before = known[0] if known else change.before
-        if known and change.place.is_shared and change.before != known[1]:
-            before = change.before
-        entries[change.place.address] = (before, change.after)
-        self.save(entries)
+        if own.items() - entries.items():
+            self.save({**entries, **own})
 
 
 def install_record(settings: Settings, scheduler: str) -> InstallRecord:
@@ -331,16 +290,20 @@ def lock_installation(folder: Path) -> Generator[None, None, None]:
 
 
 def apply_changes(
-    changes: Sequence[Change], record: InstallRecord, echo: Callable[[str], None]
+    changes: Sequence[Change],
+    record: InstallRecord,
+    echo: Callable[[str], None],
+    own: Entries | None = None,
 ) -> None:
-    """Make the changes in order, each noted first; raise InstallError at the first that fails.
+    """Note what is gpulock's own, then make the changes in order; raise InstallError.
 
-    Nothing is taken back then: run it again, or `uninstall`.
+    Without `own` all the places that change are.
+    The first change that fails ends it. Nothing is taken back then: run it again, or `uninstall`.
     """
     with lock_installation(record.path.parent):
+        record.note({c.place.address: c.after for c in changes} if own is None else own)
         for change in changes:
             if change.first:
                 change.first(echo)
-            record.note(change)
             change.apply()
             echo(f"done: {change.what}")

@@ -79,18 +79,15 @@ class DaemonKey(Place):
         return json.dumps(holder[name]) if name in holder else None
 
     def write(self, value: str | None) -> None:
+        """Set the key; it is never taken out, for Docker's file is the site's."""
+        assert value is not None
         text = self._file.read()
         settings = parse_daemon_json(text)
         holder, name = self._holder(settings)
-        if value is not None:
-            holder[name] = json.loads(value)
-        else:
-            holder.pop(name, None)
-            if not holder and holder is not settings:
-                settings.pop(self.key.partition(".")[0])
+        holder[name] = json.loads(value)
         indent = re.search(r'\A\s*\{\s*?\n([ \t]+)"', text or "")
         made = json.dumps(settings, indent=indent[1] if indent else 4, ensure_ascii=False) + "\n"
-        self._file.write(made if settings else None)
+        self._file.write(made)
 
     def discard_leftovers(self) -> None:
         self._file.discard_leftovers()

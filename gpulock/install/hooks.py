@@ -80,7 +80,11 @@ _COMPILE: Final = ("-IS", "-m", "compileall", "-q", "--invalidation-mode", "unch
 
 
 class InstallError(RuntimeError):
-    """Say what could not be installed, and what to do: one line."""
+    """Say what could not be installed, and what to do: one line; `page` is shown above it."""
+
+    def __init__(self, why: str, page: Sequence[str] = ()) -> None:
+        super().__init__(why)
+        self.page = page
 
 
 class HookPaths:

@@ -14,11 +14,11 @@ from gpulock.daemon.health.findings import POLICY_WORDS
 from gpulock.errors import Refusal
 from gpulock.install.change import (
     Change,
+    Entries,
     FilePlace,
     FolderPlace,
-    FoundChange,
     InstallRecord,
-    SettingsPlace,
+    Place,
     apply_changes,
     install_record,
     plan_place_change,
@@ -42,19 +42,12 @@ PODMAN_HOOKS = Path("/usr/share/containers/oci/hooks.d")  # rootless podman look
 PODMAN_HOOK, PODMAN_PROGRAM = "97-gpulock.json", "gpulock_mask.py"
 
 
-@dataclass(frozen=True)
-class Offer:
-    """Changes that are made where the administrator agrees; else `by_hand` says how to."""
-
-    question: str
-    changes: tuple[Change, ...]
-    by_hand: str
-
-
 @dataclass
 class InstallPlan:
     """The changes in the order they are made, and what the administrator should know.
 
+    `own` are the places that are gpulock's own, with their values, whether they change or not.
+    `lacking` counts the lines that a file of the cluster must have and does not.
     `trial` runs a job by what was installed, and returns what came of it; None: none can be run.
     """
 
@@ -62,7 +55,8 @@ class InstallPlan:
     changes: list[Change] = field(default_factory=list[Change])
     notes: list[str] = field(default_factory=list[str])
     pages: list[list[str]] = field(default_factory=list[list[str]])  # to be changed by hand
-    offers: list[Offer] = field(default_factory=list[Offer])
+    own: Entries = field(default_factory=Entries)
+    lacking: int = 0
     trial: Callable[[], str] | None = None
 
     def apply(self, echo: Callable[[str], None]) -> None:
@@ -74,8 +68,9 @@ class InstallPlan:
         for change in folders:
             change.apply()
             echo(f"done: {change.what}")
-        if rest := self.changes[len(folders) :]:
-            apply_changes(rest, self.record, echo)
+        rest = self.changes[len(folders) :]
+        if rest or self.own.items() - self.record.load().items():
+            apply_changes(rest, self.record, echo, self.own)
 
 
 def keys_given(text: str | None) -> frozenset[str]:
@@ -123,6 +118,11 @@ class NodePlanner:
         """Add changes to the plan."""
         self.plan_.changes += changes
 
+    def add_own(self, place: Place, value: str) -> None:
+        """Give a place of gpulock's own its value; an uninstallation removes it."""
+        self.plan_.own[place.address] = value
+        self.add(plan_place_change(place, value))
+
     def add_folders(self) -> None:
         """Make LOCK_DIR and STATE_DIR; one that is there is left to `doctor`."""
         for path in (self.settings.lock_dir, self.settings.state_dir):
@@ -131,18 +131,12 @@ class NodePlanner:
                 self.add(plan_place_change(place, f"uid {os.geteuid()}, mode 0755"))
 
     def add_hooks(self, hooks: InstalledHooks) -> None:
-        """Put the hooks in force; of those that are and that no record has, make one."""
-        wanted = hooks.wanted()
-        if hooks.read() != wanted:
-            self.add(plan_place_change(hooks, wanted))
-        elif not any(
-            hooks.address in install_record(self.settings, name).load() for name in ("sge", "slurm")
-        ):
-            self.add([FoundChange(hooks, None, wanted)])
+        """Put the hooks in force."""
+        self.add_own(hooks, hooks.wanted())
 
     def add_settings(self, wanted: dict[str, str], new: str = "") -> None:
         """Add to the settings file what a hook must know; raise InstallError."""
-        place = SettingsPlace(self.config_path)
+        place = FilePlace(self.config_path)
         text = add_settings(place.read(), wanted, self.scheduler, new)
         try:
             path = str(self.config_path)
@@ -179,7 +173,7 @@ class NodePlanner:
         place = FilePlace(ENROOT_HOOKS / ENROOT_HOOK, 0o755)
         if self.is_hook_wanted("enroot", place, ENROOT_HOOKS, asked):
             source = find_share_folder() / "prolog/enroot" / ENROOT_HOOK
-            self.add(plan_place_change(place, source.read_text()))
+            self.add_own(place, source.read_text())
 
     def add_podman(self, asked: bool, interpreter: str) -> None:
         """Add the hook by which podman in a job has its mask, likewise."""
@@ -188,8 +182,8 @@ class NodePlanner:
         if self.is_hook_wanted("podman", hook, PODMAN_HOOKS.parents[1], asked):
             source = find_share_folder() / "prolog/podman"
             text = (source / PODMAN_PROGRAM).read_text().partition("\n")[2]
-            self.add(plan_place_change(program, f"#!{real_interpreter(interpreter)} -IS\n{text}"))
-            self.add(plan_place_change(hook, (source / PODMAN_HOOK).read_text()))
+            self.add_own(program, f"#!{real_interpreter(interpreter)} -IS\n{text}")
+            self.add_own(hook, (source / PODMAN_HOOK).read_text())
 
     def cdi_keys(self, docker: bool) -> dict[str, str]:
         """Return CDI_DIR where Docker is to take its names; raise InstallError."""
@@ -211,6 +205,7 @@ class NodePlanner:
         folder = self.settings.cdi_dir or CDI_FOLDERS[-1]
         if changes := plan_docker(DAEMON_JSON, dockerd_release(dockerd), folder):
             self.add(changes)
+            self.plan_.own |= {change.place.address: change.after for change in changes}
             self.note("Docker takes $GPULOCK_CDI once it was restarted, which ends its containers")
         if not self.settings.cdi_dir:
             self.note("gpulock cdi --write makes the names; gpulockd keeps them, once reloaded")

@@ -15,6 +15,7 @@ from gpulock.install.change import (
     Change,
     FilePlace,
     InstallRecord,
+    Place,
     apply_changes,
     install_record,
 )
@@ -37,31 +38,34 @@ def renew_hooks(
     for scheduler in SCHEDULERS:
         record = install_record(settings, scheduler)
         trial = try_slurm_hooks if scheduler == "slurm" else None
-        for address, (_, after) in record.load().items():
+        for address, value in record.load().items():
             path = Path(address[1])
             if address[0] == InstalledHooks.kind and address[3] == python:
                 lock_dir = Path(settings.lock_dir)
                 hooks = InstalledHooks(path, Path(address[2]), python, lock_dir, trial)
                 keep = if_broken and has_interpreter(path / CURRENT / "prolog/slurm")
-                renew_place(record, Change(hooks, after, hooks.wanted()), keep, echo)
-            elif path == PODMAN_HOOKS / PODMAN_PROGRAM and after is not None:
-                text = f"#!{real_interpreter(python)} -IS\n" + after.partition("\n")[2]
+                if hooks.read() is not None:
+                    renew_place(record, hooks, hooks.wanted(), keep, echo)
+            elif path == PODMAN_HOOKS / PODMAN_PROGRAM and value is not None:
+                text = f"#!{real_interpreter(python)} -IS\n" + value.partition("\n")[2]
                 keep = if_broken and has_interpreter(path)
-                renew_place(record, Change(FilePlace(path, 0o755), after, text), keep, echo)
+                program = FilePlace(path, 0o755)
+                if program.read() in (value, text):
+                    renew_place(record, program, text, keep, echo)
 
 
 def renew_place(
-    record: InstallRecord, change: Change, keep: bool, echo: Callable[[str], None]
+    record: InstallRecord, place: Place, value: str, keep: bool, echo: Callable[[str], None]
 ) -> None:
-    """Make a change unless it is kept as it is, or is gone or another's by now.
+    """Give a place its new value, unless it is kept as it is, and note that.
 
-    What the renewal for another scheduler has made is recorded for this one as well.
+    What the renewal for another scheduler has made is noted for this one as well.
     """
-    now = change.place.read()
-    if now == change.after != change.before:
-        record.note(change)
-    elif now == change.before != change.after and not keep:
-        apply_changes([change], record, echo)
+    now = place.read()
+    if now != value and not keep:
+        apply_changes([Change(place, now, value)], record, echo)
+    elif now == value:
+        record.note({place.address: value})
 
 
 def has_interpreter(hook: Path) -> bool:

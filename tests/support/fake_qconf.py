@@ -5,9 +5,10 @@
 The files lie in the folder `state` beside: `sq`, `sc`, `se`, `sconf` and, where there is one,
 `sconf-node1`; `release` is what `-help` prints, a shepherd's as well. One queue, gpu.q, on host
 node1, and on each other of its hostlist that has a `sconf-HOST`; no queue without `sq`. What is set
-is written back into them, of node1 alone. Its execd takes a new configuration at once, one of its
-own where it had none with the next global one (`unknown` stands until then), and none while there
-is a file `deaf`. It reports at once what its load sensor would, and a new load at each look.
+is written back into them, of node1 alone. Its execd takes a changed configuration at once. Of one
+of its own where it had none it hears when it is restarted (`unknown` stands until then), and it
+takes none while there is a file `deaf`. It reports at once what its load sensor would, and a new
+load at each look. The global configuration may not be written.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ def load(option: str, path: str) -> None:
     name = os.path.basename(path)
     if option == "-Aconf":
         write("unknown", "")
-    elif name == "global" and os.path.exists(path_of("unknown")):
-        os.unlink(path_of("unknown"))
-    write("sc" if option == "-Mc" else "sconf" if name == "global" else f"sconf-{name}", text)
+    elif name == "global":
+        raise SystemExit("somebody else's edits of the global configuration are lost by that")
+    write("sc" if option == "-Mc" else f"sconf-{name}", text)
     if option != "-Mc":
         take_configuration()
 
@@ -133,7 +134,6 @@ def qconf(option: str, words: list[str]) -> str:
         load(option, words[0])
     elif option == "-dconf":
         os.unlink(path_of(own))
-        take_configuration()
     else:
         raise SystemExit(f"what is {option}?")
     return ""

@@ -27,7 +27,7 @@ from gpulock.daemon.history.record import (
 from gpulock.daemon.idle.idle_claims import read_idle_notes
 from gpulock.daemon.reconcile.inventory_file import format_inventory, read_inventory_file
 from gpulock.daemon.slots.rsmap import WithdrawnIds, load_withdrawn_ids, save_withdrawn_ids
-from gpulock.install.change import InstallRecord
+from gpulock.install.change import Entries, InstallRecord
 from gpulock.install.slurm.gres import slurm_map_text
 from gpulock.node import sample, settings
 from gpulock.node.devices import Device, read_nvml_inventory
@@ -193,12 +193,11 @@ def write_formats(root: Path) -> None:
     health.done[CARD, "xid 79"], health.clean[OTHER] = 2, (1, 990.5)
     health.known = {CARD, OTHER}
     (root / "health").write_text(health.text(BOOT))
-    config: tuple[str | None, str] = (None, "EXPECTED_GPUS=8\n")
-    places = {
-        ("file", "/etc/gpulock/gpulock.conf", "644"): config,
-        ("queue", "prolog", "gpu.q@node1"): ("NONE", "root@/x"),
+    own: Entries = {
+        ("file", "/etc/gpulock/gpulock.conf", "644"): "EXPECTED_GPUS=8\n",
+        ("queue", "prolog", "gpu.q@node1"): "root@/x",
     }
-    InstallRecord(root / "install.json").save(cast("Any", places))
+    InstallRecord(root / "install.json").save(own)
     request = SocketRequest(CLAIM, 4711, 5678, 2, (CARD, OTHER), 60.0, "run")
     (root / "request").write_bytes(encode_request(request))
     reply = SocketReply(GRANTED, "feedbeef", (CARD,), 3, "busy", "no GPU is free", "wait")
@@ -218,8 +217,7 @@ def read_gres(root: Path) -> object:
 def read_installed(root: Path) -> object:
     """Return what an installation noted."""
     return [
-        [list(place), change]
-        for place, change in InstallRecord(root / "install.json").load().items()
+        [list(place), value] for place, value in InstallRecord(root / "install.json").load().items()
     ]
 
 

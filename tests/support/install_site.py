@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,25 @@ from gpulock.install.doctor import sge as doctor_sge
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
 from gpulock.install.sge import site
 from gpulock.install.sge.install import SgeOptions
+from gpulock.install.sge.texts import queue_hook_command
+from gpulock.install.uninstall import Uninstaller
 from gpulock.simulate.node import write_simulated_node
 
 RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
 FAKE = Path(__file__).parent / "fake_qconf.py"
+
+
+class SlurmFiles(Uninstaller):
+    """What an installation for Slurm has on the node, asking no Slurm."""
+
+    scheduler = "slurm"
+
+
+class SgeFiles(Uninstaller):
+    """The same for Grid Engine."""
+
+    scheduler = "sge"
+    detached = frozenset(("configuration",))
 
 
 def find_nothing(*_: object) -> tuple[()]:
@@ -81,6 +97,20 @@ class Site:
     def show(self, name: str) -> str:
         """Return a recorded object as it is now."""
         return (self.state / name).read_text()
+
+    def hook(self, name: str) -> str:
+        """Return the command line of our hook alone."""
+        current = self.root / "libexec/current"
+        return queue_hook_command(current, name, None)
+
+    def set_attribute(self, hook: str, value: str) -> None:
+        """Set a hook for this host, as an administrator does."""
+        words = [str(self.root / "sge/qconf"), "-rattr", "queue", hook, value, "gpu.q@node1"]
+        subprocess.run(words, check=True, timeout=20)
+
+    def restart_execd(self) -> None:
+        """Have execd read the configuration that its host has now."""
+        (self.state / "unknown").unlink(missing_ok=True)
 
     def edit(self, name: str, old: str, new: str) -> None:
         """Change a recorded object as an administrator would."""

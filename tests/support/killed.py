@@ -136,7 +136,7 @@ class KilledSite(ABC):
 
     @abstractmethod
     def undo(self) -> list[str]:
-        """Take the installation back; return what was left."""
+        """Uninstall; return what was left."""
 
     def install(self, calls: ChangingCalls | None = None) -> None:
         """Install, each call counted."""
@@ -144,7 +144,7 @@ class KilledSite(ABC):
         self.apply()
 
     def uninstall(self, calls: ChangingCalls | None = None) -> None:
-        """Take the installation back, likewise."""
+        """Uninstall, likewise."""
         self.calls = calls
         assert self.undo() == []
 
@@ -169,7 +169,7 @@ class KilledSite(ABC):
         return [*outer[:-LAST:share], *outer[-LAST:], *inner[:: len(inner) // 3 or 1]]
 
     def killed_installations(self, share: int) -> list[str]:
-        """Return what a killed installation leaves for good, taken back or completed."""
+        """Return what a killed installation leaves for good, uninstalled or completed."""
         before = self.left()
         self.install()
         whole = self.left()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from gpulock.install import versions
 from gpulock.install.doctor import slurm as doctor_slurm
 from gpulock.install.hooks import HookPaths
 from gpulock.install.planner import InstallPlan
-from gpulock.install.slurm import install, renew_map
+from gpulock.install.slurm import install, renew_map, uninstall
 from gpulock.install.slurm.install import SlurmOptions, plan_slurm
 from gpulock.install.slurm.site import Slurmd
 from gpulock.simulate.node import write_simulated_node
@@ -120,10 +121,20 @@ class SlurmNode:
         with self.conf.open("a") as file:
             file.write(f"{key}={value}\n")
         if in_force:
-            text = (self.state / "config").read_text()
-            line = rf"(?m)^({key}\s*)= .*$"
-            assert re.search(line, text), key
-            (self.state / "config").write_text(re.sub(line, rf"\1= {value}", text))
+            self.set_in_force(key, value)
+
+    def set_in_force(self, key: str, value: str) -> None:
+        """Have slurmctld go by a value, whatever slurm.conf says."""
+        text = (self.state / "config").read_text()
+        line = rf"(?m)^({key}\s*)= .*$"
+        assert re.search(line, text), key
+        (self.state / "config").write_text(re.sub(line, rf"\1= {value}", text))
+
+    def reconfigure(self) -> None:
+        """Put slurm.conf in force."""
+        scontrol = self.root / "slurm/bin/scontrol"
+        env = {**os.environ, "SLURM_CONF": str(self.conf)}
+        subprocess.run([scontrol, "reconfigure"], env=env, check=True, timeout=20)
 
     def put_hooks(self) -> None:
         """Put all that the installer asks for into slurm.conf."""
@@ -178,7 +189,7 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
     (conf.parent / "gres.conf").write_text(f"Name=gpu File={folder}/node/dev/nvidia[0-7]\n")
     (conf.parent / "cgroup.conf").write_text("ConstrainDevices=no\n")
     slurmd = Slurmd(os.getpid(), programs / "sbin/slurmd", str(conf), NODE)
-    for module in (install, doctor_slurm, renew_map):
+    for module in (install, uninstall, doctor_slurm, renew_map):
         patch.setattr(module, "find_slurmds", lambda: [slurmd])
     # A dozen processes; they have their own tests.
     patch.setattr(versions, "self_test_sge_hooks", ignore)

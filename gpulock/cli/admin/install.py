@@ -23,15 +23,16 @@ from gpulock.text.words import format_count
 
 if TYPE_CHECKING:
     from gpulock.install.planner import InstallPlan
-    from gpulock.install.undo import Uninstaller
+    from gpulock.install.uninstall import Uninstaller
 
 
 F = TypeVar("F", bound=Callable[..., object])
 SYSTEMS = {  # the module of each uninstaller
     "sge": "sge.uninstall",
-    "slurm": "slurm.install",
+    "slurm": "slurm.uninstall",
     "systemd": "systemd.install",
 }
+NOT_IN_FORCE = 4  # exit code: this node has all, and slurm.conf does not lead to it
 FOLDER = click.Path(path_type=Path)
 
 
@@ -133,7 +134,7 @@ def install_sge_command(
 @install_group.command("slurm")
 @click.option("--node", default="", help="Slurm's name of this node.  [default: ask slurmd]")
 @click.option("--spank", is_flag=True, help="A SPANK plugin in place of TaskProlog, for pyxis.")
-@click.option("--write-conf", is_flag=True, help="Edit slurm.conf beside a backup; reconfigure.")
+@click.option("--write-conf", is_flag=True, help="Add them to slurm.conf, once; reconfigure.")
 @click.option("--installed-everywhere", is_flag=True, help="Every node of the cluster has gpulock.")
 @hook_options
 @click.pass_obj
@@ -202,21 +203,29 @@ def run_installer(
 ) -> None:
     """Make the changes, or show them (`shown`: both); then say what there is to know.
 
-    What the plan offers is asked for by `consent`, as are services and a trial job at the end.
+    Services and a trial job are offered at the end, by `consent`.
     """
     try:
         plan = plan_it()
         if consent:
-            consent.take_offers(plan)
+            consent.note_trial(plan)
         for change in plan.changes if dry_run or shown else ():
             click.echo("\n".join(change.lines()))
         if not dry_run:
             plan.apply(click.echo)
     except InstallError as fault:
+        for line in fault.page:
+            click.echo(line)
         raise CommandRefusedError(str(fault)) from fault
     for note in plan.notes:
         echo_note(note)
-    if not plan.changes:
+    unchanged = not plan.changes
+    if unchanged and plan.lacking:
+        lines = format_count(plan.lacking, "line")
+        click.echo(
+            f"nothing to change on this node; slurm.conf lacks {lines}, and no job is locked"
+        )
+    elif unchanged:
         click.echo("nothing to change: it is installed as asked")
     elif dry_run:
         click.echo(f"{format_count(len(plan.changes), 'change')} would be made")
@@ -225,6 +234,8 @@ def run_installer(
     if consent:
         consent.offer_services()
         consent.run_trial(plan)
+    if unchanged and plan.lacking:
+        click.get_current_context().exit(NOT_IN_FORCE)
 
 
 @click.command()
@@ -233,7 +244,7 @@ def run_installer(
 @click.option("--reason", default="", metavar="TEXT", help="Reason; needed with --force.")
 @click.pass_obj
 def uninstall_command(session: Session, system: str, force: bool, reason: str) -> None:
-    """Restore what was there before `install sge`, `slurm` or `systemd`."""
+    """Remove gpulock's own files; name what leads to them in files of others."""
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
     module = import_module(f"gpulock.install.{SYSTEMS[system]}")
@@ -241,14 +252,14 @@ def uninstall_command(session: Session, system: str, force: bool, reason: str) -
     try:
         installation = installed(Path(session.config), click.echo)
         there = bool(installation.record.load())
-        left = installation.undo(force, reason)
+        left = installation.uninstall(force, reason)
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
     for line in left:
-        click.echo(f"left as it is: {line}", err=True)
+        click.echo(line)
     if left:
-        what = f"{format_count(len(left), 'thing')} could not be restored"
-        raise CommandRefusedError(what, "see above")
+        what = f"gpulock is not yet uninstalled from {system}"
+        raise CommandRefusedError(what, "do what is shown above, and run it again")
     click.echo(
         f"uninstalled: {system}" if there else f"nothing to do: {system} is not installed here"
     )

@@ -67,13 +67,8 @@ class Consent:
         words = " ".join(settings.quarantine_on)
         return words if self.agrees(POLICY.format(words=words)) else ""
 
-    def take_offers(self, plan: InstallPlan) -> None:
-        """Add to a plan what the administrator agrees to; note how to make the rest by hand."""
-        for offer in plan.offers:
-            if self.agrees(offer.question):
-                plan.changes += offer.changes
-            else:
-                plan.notes.append(offer.by_hand)
+    def note_trial(self, plan: InstallPlan) -> None:
+        """Note that a trial job can be run, where nobody is asked."""
         if plan.trial and not (self.yes or self.person):
             plan.notes.append("no trial job is run: --yes runs one")
 

@@ -2,8 +2,8 @@
 """What execd of a host reports to qmaster, by which it is seen which configuration it has taken.
 
 execd asks for its configuration when the version of a part that it has is another. A host's own
-that is new is no such part: execd takes it with the next change of the global one
-(docs/facts/grid-engine.md, configuration changes).
+that is new is no such part: execd takes it when it is restarted (docs/facts/grid-engine.md,
+configuration changes). The global one would make it, and is not ours to write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpulock.install.sge.places import effective_host_conf
-from gpulock.install.sge.qconf import Qconf, join_continued_lines, parse_sge_list
+from gpulock.install.sge.qconf import Qconf, parse_sge_list
 
 REPORTED: Final = ("gpu.free", "gpu.held", "gpu.stale", "gpu.quarantined")
 SENSOR: Final = "prolog/sge-sensor"
@@ -53,18 +53,15 @@ class HostReport:
         if self.has_sensor_values() is runs:
             return True
         begun()
-        if runs or self.host not in self.qconf.names("-sconfl"):
-            renew_global_conf(self.qconf)
         return self.wait_until(lambda: self.has_sensor_values() is runs)
 
     def wait_new_reports(self, begun: Callable[[], None]) -> bool:
-        """Have execd take its configuration, and wait for two reports; return whether they came.
+        """Wait for two reports, and so for a changed configuration; return whether they came.
 
         By the first qmaster sees the old version, and tells execd. No two reports are the same:
         memory and load are in them, with six decimals.
         """
         begun()
-        renew_global_conf(self.qconf)
         seen = {self.load_values()}
 
         def came() -> bool:
@@ -81,12 +78,6 @@ class HostReport:
                 return False
             time.sleep(_PAUSE)
         return True
-
-
-def renew_global_conf(qconf: Qconf) -> None:
-    """Load the global configuration as it is: each execd takes all of its own anew."""
-    text = qconf.run("qconf", "-sconf", "global")
-    qconf.load("-Mconf", "global", "\n".join(join_continued_lines(text)) + "\n")
 
 
 def parse_clock_seconds(text: str) -> int:

@@ -8,7 +8,7 @@ this host alone, once its hooks are in place; `all_hosts` sets it for the whole 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,20 +16,26 @@ from typing import Final
 
 from gpulock.install.change import Change, FilePlace, plan_place_change
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import InstallPlan, NodePlanner, Offer
+from gpulock.install.planner import InstallPlan, NodePlanner
 from gpulock.install.sge import texts
 from gpulock.install.sge.cards import is_rsmap, sge_map_text
 from gpulock.install.sge.host_report import REPORTED, SENSOR, HostReport
-from gpulock.install.sge.kinds import CONSUMABLE, plain_amount, plan_kind_complexes
+from gpulock.install.sge.kinds import (
+    CONSUMABLE,
+    missing_kind_complexes,
+    plain_amount,
+    plan_kind_amounts,
+)
 from gpulock.install.sge.places import (
-    Complex,
     HostConfiguration,
     HostValue,
     QueueAttribute,
     check_queues,
     effective_host_conf,
     effective_sge_hook,
+    plan_complexes,
     queue_instances,
+    read_complexes,
 )
 from gpulock.install.sge.programs import OCS
 from gpulock.install.sge.qconf import is_sge_none
@@ -53,6 +59,7 @@ from gpulock.sge.card_map import NAME as SGE_MAP
 
 VERIFIER: Final = "prolog/sge-jsv"
 PROFILE: Final = Path("/etc/profile.d/gpulock.sh")
+RESTART: Final = "restart execd, which then takes a new configuration; its jobs run on"
 # gpu's fields behind name and shortcut: type relop requestable consumable default urgency
 _LOAD_VALUE = "INT <= YES NO 0 0"
 
@@ -99,6 +106,7 @@ class SgePlanner(NodePlanner):
         self.current = options.prefix / CURRENT
         self.lines = effective_host_conf(self.qconf, self.host)
         self.instances = queue_instances(self.qconf)
+        self.is_new = self.host not in self.qconf.names("-sconfl")
 
     def plan(self) -> InstallPlan:
         """Return the whole plan."""
@@ -122,18 +130,21 @@ class SgePlanner(NodePlanner):
         self.add_enroot(options.enroot)
         self.add_podman(options.podman, options.interpreter)
         self.add_docker(options.docker)
-        self.add(self.profile())
-        self.add(self.complexes())
-        if is_rsmap(Complex(self.qconf, options.complex).read() or ""):
+        self.add_profile()
+        table = read_complexes(self.qconf)
+        missing = self.missing_complexes(table) | missing_kind_complexes(table, self.settings)
+        self.add(plan_complexes(self.qconf, missing))
+        if is_rsmap(table.get(options.complex, "")):
             value = HostValue(self.qconf, self.host, options.complex).read() or ""
             text = sge_map_text(self.settings, self.host, options.complex, value, options.map)
-            self.add(plan_place_change(FilePlace(Path(self.settings.state_dir, SGE_MAP)), text))
+            self.add_own(FilePlace(Path(self.settings.state_dir, SGE_MAP)), text)
         else:
             self.add(self.amount(plain_amount(self.settings, options.complex, gpus)))
-        self.add(plan_kind_complexes(self.qconf, self.host, self.settings, self.note))
+        self.add(plan_kind_amounts(self.qconf, self.host, table, self.settings, self.note))
         shepherd = [*self.shepherd()]
         self.add(shepherd)
         self.add(self.sensor())
+        self.plan_.own[HostConfiguration(self.qconf, self.host, "load_sensor").address] = None
         hooks = [  # no job may claim before there is an epilog
             change
             for hook in ("epilog", "prolog")
@@ -145,45 +156,37 @@ class SgePlanner(NodePlanner):
             old = unsure and HostReport(self.qconf, self.host).has_sensor_values()
             hooks[0] = replace(hooks[0], first=partial(self.await_execd, old))
         self.add(hooks)
-        self.offer_verifier()
+        self.note_verifier()
         self.note_others()
         instance = f"{options.queues[0]}@{self.host}"
         if self.execd and instance in self.instances:
             self.plan_.trial = partial(run_sge_trial, self.qconf, instance, options.complex)
         return self.plan_
 
-    def offer_verifier(self) -> None:
-        """Offer the verifier where qmaster runs, which starts it, and has none."""
-        place = HostConfiguration(self.qconf, "global", "jsv_url")
-        if not self.site.is_master(self.host) or not is_sge_none(place.read()):
-            return
-        wanted = f"script:{self.current}/{VERIFIER}"
-        question = "Have qmaster refuse invalid GPU requests at submission (jsv_url)?"
-        by_hand = f"qconf -mconf: jsv_url {wanted} has qmaster refuse invalid requests"
-        offer = Offer(question, tuple(plan_place_change(place, wanted)), by_hand)
-        self.plan_.offers.append(offer)
+    def note_verifier(self) -> None:
+        """Say how qmaster gets the verifier, which is a line of the global configuration."""
+        found = (self.qconf.configuration("global") or {}).get("jsv_url")
+        if self.site.is_master(self.host) and is_sge_none(found):
+            wanted = f"script:{self.current}/{VERIFIER}"
+            self.note(f"qconf -mconf: jsv_url {wanted} has qmaster refuse invalid requests")
 
-    def profile(self) -> Iterable[Change]:
+    def add_profile(self) -> None:
         """Install the login script for qlogin, which knows execd's spool directory."""
         spool = self.execd.folder if self.execd else Path(self.lines["execd_spool_dir"], self.host)
         if not self.execd and not spool.is_dir():
             self.note(f"no execd runs here: {self.options.profile} for qlogin is left out")
-            return ()
+            return
         text = login_script_text(str(spool), self.lines.get("gid_range", ""))
-        return plan_place_change(FilePlace(self.options.profile), text)
+        self.add_own(FilePlace(self.options.profile), text)
 
-    def complexes(self) -> Iterator[Change]:
-        """Add the complexes; the one that stands for GPUs must be a consumable without default."""
-        place = Complex(self.qconf, name := self.options.complex)
-        line = place.read()
-        if line is None:
-            yield Change(place, None, f"{name} {name} {CONSUMABLE}")
-        elif fault := complex_fault(line):
+    def missing_complexes(self, table: Mapping[str, str]) -> dict[str, str]:
+        """Return the lines that are missing; the one for GPUs is a consumable without default."""
+        name = self.options.complex
+        if name in table and (fault := complex_fault(table[name])):
             raise InstallError(f"complex {name}: {fault}; correct it by qconf -mc")
-        for reported in REPORTED:
-            place = Complex(self.qconf, reported)
-            if place.read() is None:
-                yield Change(place, None, f"{reported} {reported} {_LOAD_VALUE}")
+        lines = {name: f"{name} {name} {CONSUMABLE}"}
+        lines |= {reported: f"{reported} {reported} {_LOAD_VALUE}" for reported in REPORTED}
+        return {key: line for key, line in lines.items() if key not in table}
 
     def amount(self, gpus: int) -> Iterable[Change]:
         """Tell qmaster how many GPUs this host has."""
@@ -266,6 +269,8 @@ class SgePlanner(NodePlanner):
 
         def begun() -> None:
             echo(f"waiting for execd of {self.host} to take its configuration")
+            if self.is_new:
+                echo(f"the host had none of its own: {RESTART}")
 
         if old_sensor:
             done, what = report.wait_new_reports(begun), "sends no new report"
@@ -274,7 +279,8 @@ class SgePlanner(NodePlanner):
         if not done:
             raise InstallError(
                 f"execd of {self.host} {what} after {report.delay_seconds():.0f} s,"
-                f" so no queue was changed: look at {self.execd.folder}/messages; run it again"
+                f" so no queue was changed: {RESTART}, or see {self.execd.folder}/messages, then"
+                " run it again"
             )
 
     def hook(self, queue: str, hook: str) -> Iterable[Change]:

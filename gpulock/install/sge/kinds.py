@@ -11,7 +11,7 @@ from gpulock.errors import Refusal
 from gpulock.install.change import Change, plan_place_change
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.cards import is_rsmap
-from gpulock.install.sge.places import Complex, HostValue
+from gpulock.install.sge.places import HostValue
 from gpulock.install.sge.qconf import Qconf
 from gpulock.install.sge.texts import complex_fault
 from gpulock.node.context import Node
@@ -31,28 +31,41 @@ def read_node_devices(settings: Settings) -> list[Device]:
         return []
 
 
-def plan_kind_complexes(
-    qconf: Qconf, host: str, settings: Settings, note: Callable[[str], None]
+def missing_kind_complexes(table: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """Return the line of each complex of SGE_COMPLEXES that counts a kind and is not there; pure.
+
+    `table` has the complexes that are. Raises InstallError for one that cannot count.
+    """
+    missing: dict[str, str] = {}
+    for name in (name for name, kind in settings.sge_kinds.items() if kind):
+        if name not in table:
+            missing[name] = f"{name} {name} {CONSUMABLE}"
+        elif fault := complex_fault(table[name]):
+            raise InstallError(f"complex {name}: {fault}; correct it by qconf -mc")
+    return missing
+
+
+def plan_kind_amounts(
+    qconf: Qconf,
+    host: str,
+    table: Mapping[str, str],
+    settings: Settings,
+    note: Callable[[str], None],
 ) -> Iterator[Change]:
-    """Add the complexes of SGE_COMPLEXES that count a kind, and tell qmaster this host's amounts.
+    """Tell qmaster this host's amounts of the complexes that count a kind.
 
     A value that stands there stays. On a node of several kinds without such complexes `note` is
-    told which would fit. Raises InstallError for a complex that cannot count.
+    told which would fit.
     """
     found = read_node_devices(settings)
-    kinds = {name: kind for name, kind in settings.sge_kinds.items() if kind}
-    for name, kind in kinds.items():
-        place = Complex(qconf, name)
-        line = place.read()
-        if line is None:
-            yield Change(place, None, f"{name} {name} {CONSUMABLE}")
-        elif fault := complex_fault(line):
-            raise InstallError(f"complex {name}: {fault}; correct it by qconf -mc")
+    for name, kind in settings.sge_kinds.items():
+        if not kind:
+            continue
         value, count = HostValue(qconf, host, name), count_complex(found, settings, name)
         now = value.read()
         if now is None and count:
             yield from plan_place_change(value, str(count))
-        elif now is not None and now != str(count) and not is_rsmap(line or ""):
+        elif now is not None and now != str(count) and not is_rsmap(table.get(name, "")):
             note(f"{value.title} stays {now}, though it has {count} of {kind}")
     if words := offered_complexes(found, settings):
         names = " ".join([*settings.sge_complexes, *words])

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The places in Grid Engine's configuration that gpulock changes, each compared and set alone."""
+"""The places in Grid Engine's configuration that gpulock changes, each compared and set alone.
+
+One attribute is written at a time. A host's own configuration, and the table of complexes, are
+taken whole alone: they are written where our lines are missing, and the global one never is.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from gpulock.install.change import Place
+from gpulock.install.change import Change, Place
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.qconf import (
     Qconf,
@@ -18,7 +22,8 @@ from gpulock.install.sge.qconf import (
     parse_host_overrides,
     parse_sge_list,
 )
-from gpulock.install.sge.texts import HOOKS
+
+_TRIES: Final = 5  # to add complexes beside others who write the table
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,9 @@ class HostValue(Place):
         return parse_sge_list(self.qconf.show("-se", self.host)["complex_values"]).get(self.name)
 
     def write(self, value: str | None) -> None:
-        """Set or take away this one element: what stands beside it is not ours to write."""
-        option, element = (
-            ("-dattr", self.name) if value is None else ("-mattr", f"{self.name}={value}")
-        )
-        self.qconf.run("qconf", option, "exechost", "complex_values", element, self.host)
+        """Set this one element: what stands beside it is not ours to write."""
+        element = f"{self.name}={value}"
+        self.qconf.run("qconf", "-mattr", "exechost", "complex_values", element, self.host)
 
 
 @dataclass(frozen=True)
@@ -80,52 +83,71 @@ class HostConfiguration(Place):
         return (self.qconf.configuration(self.host) or {}).get(self.name)
 
     def write(self, value: str | None) -> None:
-        """Set the line or take it away; a configuration without lines is none."""
+        """Set the line; the host's other lines stay as they were a moment ago."""
+        assert value is not None
         found = self.qconf.configuration(self.host)
-        lines = dict(found or {})
-        if value is None:
-            lines.pop(self.name, None)
-        else:
-            lines[self.name] = value
-        if lines:
-            self.qconf.load(
-                "-Aconf" if found is None else "-Mconf", self.host, format_qconf_object(lines)
-            )
-        elif found is not None:
-            self.qconf.run("qconf", "-dconf", self.host)
+        write_host_conf(self.qconf, self.host, found, {**(found or {}), self.name: value})
+
+
+def write_host_conf(
+    qconf: Qconf, host: str, before: Mapping[str, str] | None, lines: Mapping[str, str]
+) -> None:
+    """Load a host's own configuration, which qconf takes whole; raise QconfError."""
+    if qconf.configuration(host) != before:
+        raise QconfError(f"the configuration of host {host} was changed meanwhile; run it again")
+    qconf.load("-Aconf" if before is None else "-Mconf", host, format_qconf_object(lines))
 
 
 @dataclass(frozen=True)
-class Complex(Place):
-    """One line of the complex table.
-
-    `patience` is how long to wait until qmaster has forgotten what a load sensor reported.
-    """
+class ComplexTable(Place):
+    """Lines of the table of complexes that must be there, by name, in the order of `names`."""
 
     qconf: Qconf
-    name: str
-    patience: float = 0.0
-    kind, named = "complex", "complex {name}"
-    coordinates = ("name",)
+    names: tuple[str, ...]
+    kind = "complexes"
+
+    @property
+    def title(self) -> str:
+        return f"complexes {' '.join(self.names)}"
 
     def read(self) -> str | None:
-        return parse_complexes(self.qconf.run("qconf", "-sc")).get(self.name)
+        """Return those of the lines that are there."""
+        table = read_complexes(self.qconf)
+        return "\n".join(table[name] for name in self.names if name in table) or None
 
-    def write(self, value: str | None) -> None:
-        """Set the line; qconf takes the whole table, read a moment ago."""
-        deadline = time.monotonic() + self.patience
-        while True:
-            lines = parse_complexes(self.qconf.run("qconf", "-sc"))
-            if value is None:
-                lines.pop(self.name, None)
-            else:
-                lines[self.name] = value
-            try:
-                return self.qconf.load("-Mc", "complexes", "\n".join(lines.values()) + "\n")
-            except QconfError as fault:
-                if "still referenced" not in str(fault) or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
+
+@dataclass(frozen=True)
+class ComplexChange(Change):
+    """Complexes that are missing, in one write: qconf takes the whole table alone.
+
+    It is compared just before, and read back: somebody else may write it at the same time.
+    """
+
+    def apply(self) -> None:
+        """Add the lines that are missing by now; raise InstallError."""
+        assert isinstance(self.place, ComplexTable) and self.after is not None
+        qconf, wanted = self.place.qconf, parse_complexes(self.after)
+        for _ in range(_TRIES):
+            before = read_complexes(qconf)
+            if not {*wanted} - {*before}:
+                return
+            table = {**wanted, **before}
+            if read_complexes(qconf) == before:
+                qconf.load("-Mc", "complexes", "\n".join(table.values()) + "\n")
+        raise QconfError(f"{self.what}: others write the table of complexes; run it again")
+
+
+def read_complexes(qconf: Qconf) -> dict[str, str]:
+    """Return the line of each complex by name; raise QconfError."""
+    return parse_complexes(qconf.run("qconf", "-sc"))
+
+
+def plan_complexes(qconf: Qconf, missing: Mapping[str, str]) -> list[Change]:
+    """Return the change that adds complexes, by name, nothing where none is missing; pure."""
+    if not missing:
+        return []
+    place = ComplexTable(qconf, tuple(missing))
+    return [ComplexChange(place, None, "\n".join(missing.values()))]
 
 
 def effective_sge_hook(
@@ -170,20 +192,3 @@ def check_queues(
         if f"{queue}@{host}" not in instances:
             add = f"add that by qconf -aattr queue hostlist {host} {queue}, and run it again"
             raise InstallError(f"queue {queue} is not on host {host}: {add}")
-
-
-def find_hook_references(qconf: Qconf, host: str, prefix: str, is_master: bool) -> list[str]:
-    """Return what on a host still names a path below `prefix`; qmaster starts the verifier."""
-    lines = effective_host_conf(qconf, host)
-    names = ("load_sensor", "shepherd_cmd", *(("jsv_url",) if is_master else ()))
-    found = [
-        f"{hook} of {instance}"
-        for instance in queue_instances(qconf)
-        if instance.endswith(f"@{host}")
-        for hook in HOOKS
-        if f"{prefix}/"
-        in (effective_sge_hook(qconf, instance.partition("@")[0], host, hook, lines) or "")
-    ]
-    return found + [
-        f"{name} of host {host}" for name in names if f"{prefix}/" in lines.get(name, "")
-    ]

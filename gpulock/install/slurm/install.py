@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install slurm` and `uninstall slurm`: this node's part.
+"""`gpulock install slurm`: this node's part.
 
 On the node: the hooks, the settings, the map of slurmd's positions. slurm.conf and gres.conf are
 the cluster's, and are only read unless --write-conf is given: what to put there is said.
@@ -8,13 +8,12 @@ the cluster's, and are only read unless --write-conf is given: what to put there
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import Change, FilePlace, Place, install_record, plan_place_change
+from gpulock.install.change import FilePlace, install_record
 from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
 from gpulock.install.planner import InstallPlan, NodePlanner
@@ -31,25 +30,19 @@ from gpulock.install.slurm.site import (
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
 from gpulock.install.slurm.spank import SpankPlugin, find_compiler, find_spank_header
-from gpulock.install.slurm.texts import hook_removal_page
 from gpulock.install.slurm.write_conf import (
-    SlurmConfFile,
     check_other_nodes,
     plan_slurm_conf,
-    restore_slurm_conf,
     slurm_conf_after,
     wanted_slurm_keys,
 )
 from gpulock.install.trial import check_hook_interpreter, rival_hook_reason, try_slurm_hooks
 from gpulock.install.trial_job import run_slurm_trial
-from gpulock.install.undo import FORCE, WAIT_OR_REAP, Address, Uninstaller
-from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks, list_locked_devices
+from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
 from gpulock.node.context import Node
 from gpulock.node.setting_keys import KEYS
-from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.slurm.gres_map import NAME, needs_gres_map
-from gpulock.store.locks import LockStore
 
 _BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")
 NO_GRES: Final = (
@@ -130,14 +123,14 @@ class SlurmPlanner(NodePlanner):
             if self.plugin.read() != wanted:
                 find_compiler()  # what lacks is told before a change
                 find_spank_header(self.site)
-            self.add(plan_place_change(self.plugin, wanted))
+            self.add_own(self.plugin, wanted)
         self.add_enroot(options.enroot)
         self.add_podman(options.podman, options.interpreter)
         self.add_docker(options.docker)
         self.source = gres.read_gres_source(self.site)  # before the list: a change is seen later
         listed = gres.read_gres_list(self.site)
         self.check_shares(listed.shared)
-        self.add(self.map(listed.entries, listed.shared))
+        self.add_map(listed.entries, listed.shared)
         if options.write_conf:
             conf = self.write_conf(conf)
         self.pages(listed, conf, stack)
@@ -155,12 +148,13 @@ class SlurmPlanner(NodePlanner):
     def write_conf(self, conf: SlurmConf) -> SlurmConf:
         """Add our lines to slurm.conf; return what is in force then; raise InstallError."""
         paths = HookPaths(self.options.prefix / CURRENT)
-        hooks = find_slurm_hooks(conf, paths, self.site.conf)
-        wanted = wanted_slurm_keys(conf, hooks, paths, self.settings, self.by_spank)
-        if wanted:
+        where = (paths, self.settings, self.by_spank)
+        lacks = wanted_slurm_keys(conf, *where, self.site.conf)
+        changes = plan_slurm_conf(self.site, lacks, *where)
+        if changes:
             check_other_nodes(self.site, self.options.installed_everywhere)
-        self.add(plan_slurm_conf(self.site, wanted, paths))
-        return slurm_conf_after(conf, wanted)
+        self.add(changes)
+        return slurm_conf_after(conf, lacks)
 
     def way_to_slurm(self) -> dict[str, str]:
         """Return the settings that lead to Slurm, where it is not at its usual place."""
@@ -181,7 +175,7 @@ class SlurmPlanner(NodePlanner):
                 " lock, or SLURM_SHARDS=refuse, by which such a job ends with the reason"
             )
 
-    def map(self, entries: list[gres.GresEntry], shared: tuple[str, ...]) -> Iterable[Change]:
+    def add_map(self, entries: list[gres.GresEntry], shared: tuple[str, ...]) -> None:
         """Write the map, which names the version of gres.conf that it was compared with."""
         wanted = gres.gres_positions(entries)
         if not wanted and gres.counts_by_gres(self.settings):
@@ -194,12 +188,12 @@ class SlurmPlanner(NodePlanner):
         if unread:
             self.note(unread)
         text = gres.slurm_map_text(self.source, places, shared, self.options.node)
+        place = FilePlace(Path(self.settings.state_dir, NAME))
         if self.source is not None:
             self.note_gres(self.source.path)
-        for change in plan_place_change(FilePlace(Path(self.settings.state_dir, NAME)), text):
-            if self.source is not None:
+            if place.read() != text:
                 self.note_age(self.source.path)
-            yield change
+        self.add_own(place, text)
 
     def note_gres(self, source: Path) -> None:
         """Say which change of gres.conf is not noticed."""
@@ -227,6 +221,9 @@ class SlurmPlanner(NodePlanner):
         hooks = find_slurm_hooks(conf, paths, self.site.conf)
         in_conf = [hook for hook in hooks if not (self.by_spank and hook.key == TASK)]
         pages = [texts.slurm_conf_page(conf, in_conf, paths, self.settings)]
+        advice = texts.slurm_setting_advice(conf, self.settings)
+        self.plan_.lacking = len([hook for hook in in_conf if not hook.ours])
+        self.plan_.lacking += len([want for want in advice if want.needed])
         if self.by_spank:
             task = next(hook for hook in hooks if hook.key == TASK)
             pages.append(plugstack_page(stack, self.plugin.path, task, paths))
@@ -255,62 +252,3 @@ class SlurmPlanner(NodePlanner):
             conf = self.site.in_file()
             self.note(f"{silent}: compared with {conf.source}, which may not be in force")
             return conf
-
-
-class SlurmUninstaller(Uninstaller):
-    """Slurm's part of a node."""
-
-    scheduler = "slurm"
-
-    def obstacles(self) -> Iterator[tuple[str, str]]:
-        if held := held_by_slurm(Path(self.settings.lock_dir)):
-            what = f"Slurm jobs hold {len(held)} devices ({' '.join(held)})"
-            yield what, f": {WAIT_OR_REAP}, or {FORCE}"
-        if any(address[0] == SlurmConfFile.kind for address in self.record.load()):
-            site = find_slurm_site(
-                self.settings, self.given, slurmds_of_site(find_slurmds(), self.settings)
-            )
-            restore_slurm_conf(self.record, site, self.echo)
-        records = [self.record, install_record(self.settings, "sge")]
-        prefixes = [Path(a[1]) for one in records for a in one.load() if a[0] == "hooks"]
-        for prefix in dict.fromkeys(prefixes):
-            try:
-                lines = slurm_hook_references(self.settings, self.given, prefix)
-            except InstallError as fault:
-                yield f"whether Slurm still starts the hooks cannot be found out: {fault}", ""
-                continue
-            for line in lines:
-                self.echo(line)
-            if lines:
-                yield (
-                    "Slurm still starts the hooks, and without them drains its nodes",
-                    "; take out what is named above, everywhere, then scontrol reconfigure, and"
-                    " run it again",
-                )
-
-    def place(self, address: Address) -> Place:
-        if address[0] == SpankPlugin.kind:
-            return SpankPlugin(Path(address[1]))
-        if address[0] == SlurmConfFile.kind:
-            return SlurmConfFile(Path(address[1]))
-        return super().place(address)
-
-
-def held_by_slurm(lock_dir: Path) -> list[str]:
-    """Return the devices that Slurm jobs hold, or of which the holder cannot be told."""
-    store = LockStore(str(lock_dir))
-    return [
-        name
-        for name in list_locked_devices(lock_dir)
-        if (owner := store.read(name).owner) is None or owner.scheduler == "slurm"
-    ]
-
-
-def slurm_hook_references(settings: Settings, given: frozenset[str], prefix: Path) -> list[str]:
-    """Return what leads Slurm to our hooks and must go first; raise InstallError."""
-    paths = HookPaths(prefix / CURRENT)
-    site = find_slurm_site(settings, given, slurmds_of_site(find_slurmds(), settings))
-    conf = site.best()
-    ours = [one for one in find_plugstack(conf, site.conf).ours if one.path == prefix / PLUGIN]
-    lines = [f"from {one.file}: {' '.join([str(one.path), *one.words])}" for one in ours]
-    return [*hook_removal_page(find_slurm_hooks(conf, paths, site.conf), paths), *lines]

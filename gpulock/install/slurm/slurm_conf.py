@@ -103,11 +103,7 @@ def read_slurm_conf(path: Path) -> SlurmConf:
     """Return what a file like slurm.conf sets, with all that it includes; raise InstallError."""
     values: dict[str, str] = {}
     for line in read_slurm_lines(path):
-        pairs = _PAIR.findall(line)
-        if pairs and pairs[0][0].lower() in _THINGS:
-            continue
-        for key, value in pairs:
-            bare = value.strip('"')
+        for key, bare in slurm_pairs(line):
             if bare.lower() in _NO_VALUE:
                 values.pop(key.lower(), None)
             else:
@@ -171,6 +167,32 @@ def read_slurm_lines(path: Path, depth: int = 0) -> Iterator[str]:
             yield line
         else:
             yield from read_slurm_lines(path.parent / found[1].strip('"'), depth + 1)
+
+
+def raw_slurm_lines(path: Path, depth: int = 0) -> Iterator[tuple[Path, str, str]]:
+    """Yield each line as it stands, with its file and what Slurm reads of it; raise InstallError.
+
+    Those of included files stand where they are included.
+    """
+    if depth > _DEPTH:
+        raise InstallError(f"{path}: Include within Include without end; look at it")
+    group: list[str] = []
+    for line in read_slurm_file(path).decode("utf-8", "surrogateescape").split("\n"):
+        group.append(line)
+        if line.endswith("\\"):
+            continue
+        raw = "\n".join(group)
+        group = []
+        bare = "".join(logical_lines(raw))
+        yield path, raw, bare
+        if found := _INCLUDE.match(bare):
+            yield from raw_slurm_lines(path.parent / found[1].strip('"'), depth + 1)
+
+
+def slurm_pairs(bare: str) -> list[tuple[str, str]]:
+    """Return key and value of each setting of a line, none of one that describes a thing; pure."""
+    pairs = [(key, value.strip('"')) for key, value in _PAIR.findall(bare)]
+    return [] if pairs and pairs[0][0].lower() in _THINGS else pairs
 
 
 def find_slurm_includes(path: Path) -> list[str]:

@@ -20,7 +20,6 @@ from gpulock.install.slurm.configured_hooks import (
     InForceHook,
     hook_link_name,
     is_glob_pattern,
-    is_hook_wrapper,
 )
 from gpulock.install.slurm.gres import GresEntry
 from gpulock.install.slurm.slurm_conf import SlurmConf, add_list_words
@@ -198,24 +197,6 @@ def keep_site_task_prolog(site: Path, target: Path) -> tuple[str, list[str]]:
         f"    exec {target}",
     ]
     return str(script), text
-
-
-def hook_removal_page(hooks: list[InForceHook], paths: HookPaths) -> list[str]:
-    """Return what is to be taken out of the cluster's files before the hooks can go."""
-    lines: list[str] = []
-    for hook in hooks:
-        for path in hook.ours:
-            target = PATHS[hook.key](paths)
-            if is_hook_wrapper(path, target):
-                lines.append(f"from {path}, on every node: the line with {target}")
-            elif (
-                any(is_glob_pattern(value) for value in hook.values)
-                and str(path) not in hook.values
-            ):
-                lines.append(f"on every node: rm {path}")
-            else:
-                lines.append(f"from slurm.conf: {hook.key}={hook.text}")
-    return lines
 
 
 def gres_conf_page(entries: list[GresEntry], gres_conf: Path | None) -> list[str]:

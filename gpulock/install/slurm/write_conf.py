@@ -1,47 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`install slurm --write-conf`: put our lines into slurm.conf, beside a backup, and in force.
+"""`install slurm --write-conf`: one block of lines at the end of slurm.conf, written once.
 
-Without it slurm.conf is only read. What slurmctld goes by is compared again after `scontrol
-reconfigure`, since a controller may read another file.
+Without it slurm.conf is only read. The file is the site's: no line of it is edited, none is written
+where gpulock wrote before, and nothing is ever put back. What slurmctld goes by is compared again
+after `scontrol reconfigure`, since a controller may read another file.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import Change, FilePlace, InstallRecord, OthersFile
+from gpulock.install.change import Change, OthersFile
 from gpulock.install.hooks import HookPaths, InstallError
-from gpulock.install.slurm.configured_hooks import PATHS, TASK, InForceHook, find_slurm_hooks
+from gpulock.install.slurm.configured_hooks import PATHS, TASK, find_slurm_hooks
 from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite, list_other_nodes
-from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes, read_slurm_conf
+from gpulock.install.slurm.slurm_conf import (
+    SlurmConf,
+    raw_slurm_lines,
+    read_slurm_conf,
+    slurm_pairs,
+)
 from gpulock.install.slurm.texts import INSTALL_FIRST, slurm_setting_advice
 from gpulock.node.settings import Settings
 
-MARK: Final = "# written by gpulock install slurm --write-conf"
+# The first line is a comment: a backslash at the end of the line before takes nothing else.
+BEGIN: Final = "# gpulock: the lines of `gpulock install slurm --write-conf`, which writes once"
+END: Final = "# gpulock: end"
 MOST_NAMED: Final = 5  # nodes, in a message
-BACKUP: Final = ".before-gpulock"
-
-
-@dataclass(frozen=True)
-class SlurmConfFile(OthersFile):
-    """slurm.conf, which Slurm reads when it is told to."""
-
-    kind = "slurm.conf"
-    named = "{path}"
-
-    @property
-    def address(self) -> tuple[str, ...]:
-        return (self.kind, str(self.path))
-
-    def write(self, value: str | None) -> None:
-        if value is None:
-            raise InstallError(f"{self.path} is not gpulock's to remove")
-        super().write(value)
 
 
 @dataclass(frozen=True)
@@ -52,9 +41,10 @@ class SlurmConfChange(Change):
     paths: HookPaths | None = field(default=None, compare=False)
 
     def apply(self) -> None:
-        """Write, reconfigure, and look what is in force; raise InstallError."""
+        """Write, reconfigure, and compare what is in force; raise InstallError."""
         assert self.site is not None and self.paths is not None
-        super().apply()
+        if self.before != self.after:
+            super().apply()
         self.site.scontrol("reconfigure")
         hooks = find_slurm_hooks(self.site.in_force(), self.paths, self.site.conf)
         written = self.after or ""
@@ -71,11 +61,11 @@ def slurm_conf_after(conf: SlurmConf, wanted: Mapping[str, str]) -> SlurmConf:
 
 
 def wanted_slurm_keys(
-    conf: SlurmConf, hooks: list[InForceHook], paths: HookPaths, settings: Settings, spank: bool
+    conf: SlurmConf, paths: HookPaths, settings: Settings, spank: bool, slurm_conf: Path | None
 ) -> dict[str, str]:
     """Return what slurm.conf must hold and does not; raise InstallError for a site's own hooks."""
     wanted: dict[str, str] = {}
-    for hook in hooks:
+    for hook in find_slurm_hooks(conf, paths, slurm_conf):
         if hook.ours or (spank and hook.key == TASK):
             continue
         if hook.values:
@@ -87,44 +77,49 @@ def wanted_slurm_keys(
     return wanted | {w.key: w.value for w in slurm_setting_advice(conf, settings) if w.needed}
 
 
-def plan_slurm_conf(site: SlurmSite, wanted: Mapping[str, str], paths: HookPaths) -> list[Change]:
-    """Return the backup and the new slurm.conf; raise InstallError where a person has to decide."""
-    if not wanted:
-        return []
-    if site.conf is None or site.conf == FETCHED_CONF or not site.conf.is_file():
+def plan_slurm_conf(
+    site: SlurmSite, force: Mapping[str, str], paths: HookPaths, settings: Settings, spank: bool
+) -> list[Change]:
+    """Return the change of slurm.conf; raise InstallError where a person has to decide.
+
+    `force` is what slurmctld lacks. What stands in the file already is put in force alone.
+    """
+    path = site.conf.resolve() if site.conf else None
+    if path is None or site.conf == FETCHED_CONF or not path.is_file():
+        if not force:
+            return []
         raise InstallError(
             f"slurm.conf of this node is {site.conf or 'not known'}, which is not the cluster's"
             " own: run it with --write-conf where slurmctld runs"
         )
-    path = site.conf.resolve()
-    for name in find_slurm_includes(path):
-        inner = read_slurm_conf(path.parent / name)
-        if found := [key for key in wanted if inner.get(key)]:
-            raise InstallError(f"{name} sets {found[0]}, and slurm.conf includes it: edit by hand")
-    place = SlurmConfFile(path)
+    lacks = wanted_slurm_keys(read_slurm_conf(path), paths, settings, spank, site.conf)
+    lines = {key: force.get(key, v) for key, v in lacks.items() if key in force or key in PATHS}
+    if not lines and not force:
+        return []
+    place = OthersFile(path)
     before = place.read() or ""
-    after = edit_slurm_conf(before, wanted)
-    backup = FilePlace(path.with_name(path.name + BACKUP), path.stat().st_mode & 0o777)
-    changes: list[Change] = []
-    if before != after:
-        changes.append(Change(backup, backup.read(), before))
-    return [*changes, SlurmConfChange(place, before, after, site=site, paths=paths)]
+    check_not_written(path, before, lines)
+    after = add_block(before, lines)
+    return [SlurmConfChange(place, before, after, site=site, paths=paths)]
 
 
-def restore_slurm_conf(record: InstallRecord, site: SlurmSite, echo: Callable[[str], None]) -> None:
-    """Put slurm.conf back before the hooks go, and reconfigure; raise InstallError.
-
-    One that was changed since stays, and the lines that lead to the hooks are named later.
-    """
-    entries = record.load()
-    for address in [one for one in entries if one[0] == SlurmConfFile.kind]:
-        change = Change(SlurmConfFile(Path(address[1])), *entries[address])
-        if change.undo():
-            continue
-        site.scontrol("reconfigure")
-        echo(f"put back: {change.what}")
-        del entries[address]
-        record.save(entries)
+def check_not_written(path: Path, text: str, lines: Mapping[str, str]) -> None:
+    """Raise InstallError where gpulock wrote before, or a key stands with another value."""
+    if lines and BEGIN in text.split("\n"):
+        raise InstallError(
+            f"{path} has gpulock's lines already, and --write-conf writes once: add what is shown"
+            " above by hand, then scontrol reconfigure",
+            [f"not in {path}:", "", *(f"    {key}={value}" for key, value in lines.items()), ""],
+        )
+    for file, raw, bare in raw_slurm_lines(path):
+        keys = {key.lower() for key, _ in slurm_pairs(bare)}
+        if found := [key for key in lines if key.lower() in keys]:
+            wanted = [f"    {key}={lines[key]}" for key in found]
+            raise InstallError(
+                f"{file} sets {' '.join(found)} already: change that by hand as shown above, and"
+                " run it again",
+                [f"in {file}:", "", f"    {raw.strip()}", "", "is to have:", "", *wanted, ""],
+            )
 
 
 def check_other_nodes(site: SlurmSite, installed: bool) -> None:
@@ -138,23 +133,10 @@ def check_other_nodes(site: SlurmSite, installed: bool) -> None:
         )
 
 
-def edit_slurm_conf(text: str, wanted: Mapping[str, str]) -> str:
-    """Return slurm.conf with these keys set, each where it stands or at the end; pure.
-
-    Raises InstallError for a line that holds more than the one key.
-    """
-    lines = text.split("\n")
-    missing = dict(wanted)
-    for number, line in enumerate(lines):
-        bare = line.partition("#")[0]
-        for key, value in wanted.items():
-            if not re.search(rf"(?i)(^|\s){key}\s*=", bare):
-                continue
-            if not re.fullmatch(rf"(?i)\s*{key}\s*=\s*\S*\s*", bare) or line.endswith("\\"):
-                raise InstallError(f"slurm.conf: {line.strip()!r} holds more than {key}: edit it")
-            lines[number] = f"{key}={value}"
-            missing.pop(key, None)
-    if missing:
-        end = [MARK, *(f"{key}={value}" for key, value in missing.items()), ""]
-        lines = [*(lines[:-1] if lines[-1] == "" else lines), *end]
-    return "\n".join(lines)
+def add_block(text: str, lines: Mapping[str, str]) -> str:
+    """Return slurm.conf with a block of lines at its end, where there are any; pure."""
+    if not lines:
+        return text
+    gap = "\n" if text and not text.endswith("\n") else ""
+    block = [BEGIN, *(f"{key}={value}" for key, value in lines.items()), END, ""]
+    return f"{text}{gap}" + "\n".join(block)

@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from gpulock.daemon.core.process_lister import remove_process_list
 from gpulock.errors import Refusal
-from gpulock.install.change import Change, FilePlace, Place, plan_place_change
+from gpulock.install.change import Address, Change, FilePlace, Place
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import InstallPlan, NodePlanner
 from gpulock.install.systemd import manager, units
 from gpulock.install.trial import try_interpreter, why_users_cannot_run
-from gpulock.install.undo import Address, Uninstaller
+from gpulock.install.uninstall import Uninstaller
 from gpulock.isolation.marks import MARK
 from gpulock.node import devices
 from gpulock.node.settings import Settings
@@ -91,10 +91,14 @@ def plan_systemd(options: SystemdOptions) -> InstallPlan:
     planner.add_folders()
     if asked := planner.quarantine_keys(options.quarantine_on):
         planner.add_settings(asked)
-    planner.add(plan_unit_files(options.etc, units.render_units(what)))
     plan = planner.plan_
+    services = systemd_services(options.ctl)
+    plan.own |= {service.address: manager.ON for service in services}  # first: removed last
+    texts = units.render_units(what)
+    for name in sorted(texts, key=lambda name: (name in units.UNITS, name)):
+        planner.add_own(make_unit_place(unit_file_path(options.etc, name)), texts[name])
     touched = {c.place.address[1] for c in plan.changes}
-    for service in systemd_services(options.ctl):
+    for service in services:
         own = service_files(service, options.etc)
         stale = next((str(path) for path in own if str(path) in touched), "")
         planner.add(plan_service_start(service, own, stale))
@@ -106,12 +110,6 @@ def service_files(service: manager.SystemdService, etc: Path) -> list[Path]:
     packages = {"gpulock-exporter": ("gpulock", "gpulock_exporter")}
     modules = manager.package_files(*packages.get(service.name, ("gpulock",)))
     return [*(unit_file_path(etc, unit) for unit in service.units), *modules]
-
-
-def plan_unit_files(etc: Path, texts: dict[str, str]) -> Iterable[Change]:
-    """Yield the changes of files: the user before the service that runs as it."""
-    for name in sorted(texts, key=lambda name: (name in units.UNITS, name)):
-        yield from plan_place_change(make_unit_place(unit_file_path(etc, name)), texts[name])
 
 
 def make_unit_place(path: Path) -> FilePlace:
@@ -173,9 +171,10 @@ def check_exporter_python(python: str) -> None:
 
 
 class SystemdUninstaller(Uninstaller):
-    """Both services: stopped first, and started again last where they were on before us."""
+    """Both services: stopped first, then their files."""
 
     scheduler = "systemd"
+    detached: ClassVar = frozenset(("service-before",))
 
     def __init__(
         self, config: Path, echo: Callable[[str], None], ctl: manager.Systemctl = manager.systemctl
@@ -183,30 +182,24 @@ class SystemdUninstaller(Uninstaller):
         super().__init__(config, echo)
         self.ctl = ctl
 
-    def begin(self) -> None:
-        """Stop each service; what it was before stays in the record, as what is put back last."""
-        entries = self.record.load()
-        for address, (was, _) in reversed(list(entries.items())):
-            if address[0] != manager.SystemdService.kind:
-                continue
-            service = manager.SystemdService(address[1], address[2:], self.ctl)
-            service.write(None)
-            if units.DAEMON in service.units:
-                remove_process_list()
-            self.echo(f"stopped and disabled: {service.name}")
-            del entries[address]
-            earlier = manager.EarlierService(service.name, service.units)
-            before = entries.pop(earlier.address, (None, None))[0] or was
-            entries = {earlier.address: (before if before == manager.ON else None, None), **entries}
-            self.record.save(entries)
+    def detach(self) -> list[str]:
+        """Stop and disable each service."""
+        for address in reversed([*self.record.load()]):
+            if address[0] == manager.SystemdService.kind:
+                service = manager.SystemdService(address[1], address[2:], self.ctl)
+                service.write(None)
+                if units.DAEMON in service.units:
+                    remove_process_list()
+                self.echo(f"stopped and disabled: {service.name}")
+        return []
 
     def place(self, address: Address) -> Place:
-        if address[0] == manager.EarlierService.kind:
-            return manager.EarlierService(address[1], address[2:], self.ctl)
+        if address[0] == manager.SystemdService.kind:
+            return manager.SystemdService(address[1], address[2:], self.ctl)
         if address[0] == manager.SystemdFilePlace.kind:
             return FilePlace(Path(address[1]))
         return super().place(address)
 
     def end(self) -> None:
         if exporter_user_exists():
-            self.echo(f"user {units.USER} stays, and so do locks and history")
+            self.echo(f"user {units.USER} stays")

@@ -105,18 +105,6 @@ class SystemdService(Place):
         return ""
 
 
-@dataclass(frozen=True)
-class EarlierService(SystemdService):
-    """A service as it was before gpulock's, once the units of then are back: on, or None."""
-
-    kind, named = "service-before", "service {name}, as it was before"
-
-    def read(self) -> str | None:
-        """Return `enabled, active`, or None for any other state of the units that are there."""
-        self.ctl("daemon-reload")
-        return ON if super().read() == ON else None
-
-
 def unit_state(seen: dict[str, str]) -> str | None:
     """Return a unit's state in two words, None for one that is not there; pure."""
     if seen.get("LoadState") == "not-found":

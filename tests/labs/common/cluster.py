@@ -83,7 +83,8 @@ class Machines:
             pid = int(pid_file.read_text())
         except (OSError, ValueError):
             return 0
-        return pid if processes(self.lab, [pid]).get(pid) == name else 0
+        found = processes(self.lab, [pid]).get(pid, "")
+        return pid if found.partition("-")[0] == name else 0  # begun anew it is slurmctld-wlm
 
     def end_daemon(self, pid: int, name: str, kill: bool, why: Callable[[], str] = str) -> None:
         """End a daemon, by SIGKILL if asked, and wait until it is gone."""

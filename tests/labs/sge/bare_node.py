@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpulock.install.sge.host_report import REPORTED
 from gpulock.simulate.node import write_simulated_node
 from tests.labs.sge.config import COMPLEXES, EXECHOST_VALUES
-from tests.labs.sge.lab import GridEngine, JobId
+from tests.labs.sge.lab import GridEngine, JobId, without
 from tests.labs.sge.machines import PATH
+from tests.labs.sge.wait import LabError, until
 
 ROOT = Path(__file__).resolve().parents[3]
 NODE = "glnode1"
@@ -35,12 +38,15 @@ class Node:
     """One execution host on which gpulock is to be installed."""
 
     sge: GridEngine
+    name: str = NODE
 
     def python(self, program: str, *args: str) -> str:
         """Run Python as root on the node, by sudo; return what it printed, errors and all."""
         user = self.sge.users["glalice"]  # root may submit nothing, where min_uid is 1000
         env = {"PYTHONPATH": str(ROOT), "SUDO_UID": str(user.uid), "SUDO_GID": str(user.uid)}
-        done = self.sge.run_in(NODE, [sys.executable, "-c", program, *args], env=env, seconds=240)
+        done = self.sge.run_in(
+            self.name, [sys.executable, "-c", program, *args], env=env, seconds=240
+        )
         return done.stdout + done.stderr
 
     def install(self, *args: str) -> str:
@@ -49,20 +55,58 @@ class Node:
         return self.python(GPULOCK, *words, *args)
 
     @contextmanager
-    def installing(self) -> Generator[subprocess.Popen[bytes]]:
+    def installing(self, *args: str) -> Generator[subprocess.Popen[str]]:
         """Give `gpulock install sge` for gpu.q while it runs, as the leader of a group."""
-        words = ("install", "sge", "--queue", "gpu.q", "--prefix", PREFIX, "--yes")
-        line = [*self.sge.machines[NODE].enter(), sys.executable, "-c", GPULOCK, *words]
-        env = {"PATH": PATH, "PYTHONPATH": str(ROOT)}
+        words = ("install", "sge", "--queue", "gpu.q", "--prefix", PREFIX, *args)
+        line = [*self.sge.machines[self.name].enter(), sys.executable, "-c", GPULOCK, *words]
+        user = self.sge.users["glalice"]
+        env = {"PATH": PATH, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         with subprocess.Popen(
             line,
-            env=env,
+            env={**env, "SUDO_UID": str(user.uid), "SUDO_GID": str(user.uid)},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             start_new_session=True,
         ) as done:
             yield done
+
+    def install_anew(self, *args: str) -> str:
+        """Install where the host has no configuration of its own: execd is restarted on the way."""
+        said: list[str] = []
+        with self.installing(*args) as installer:
+            assert installer.stdout is not None
+            for line in installer.stdout:
+                said.append(line)
+                if line.startswith("the host had none of its own: restart execd"):
+                    self.restart_execd()
+        return "".join(said)
+
+    def restart_execd(self) -> None:
+        """Have execd read its configuration, as a site does it."""
+        self.sge.stop_execd(self.name)
+        self.sge.start_execd(self.name)
+
+    def obey(self, said: str) -> None:
+        """Run what an uninstallation shows, as an administrator who copies it."""
+        for line in said.splitlines():
+            if line.removeprefix("stays: ").startswith("qconf -") and "-mconf" not in line:
+                self.sge.qconf(*shlex.split(line.removeprefix("stays: "))[1:])
+
+    def forget_complexes(self) -> None:
+        """Take out the complexes of the load sensor, once no host has values of them."""
+
+        def are_gone() -> bool:
+            left = without(self.sge.qconf("-sc"), REPORTED)
+            try:
+                self.sge.load("-Mc", "complexes", left)
+            except LabError as fault:
+                assert "still referenced" in str(fault)
+                return False
+            return True
+
+        until(are_gone, what="the complexes to be nobody's")
 
     def uninstall(self, *args: str) -> str:
         """Run `gpulock uninstall sge`."""
@@ -105,23 +149,36 @@ class Node:
         return job, text
 
 
+def lay_out_node(sge: GridEngine, name: str = NODE, complexes: str = "gpu gpuj") -> Node:
+    """Give a node settings and a simulated driver, and nothing of an earlier installation."""
+    made = write_simulated_node(sge.lab / "drivers-install", "dgx1", 8, for_scheduler=True)
+    text = made.config.read_text() + f"SGE_COMPLEXES={complexes}\n"
+    sge.path_in(name, CONFIG).write_text(text)
+    for folder in ("/run/gpulock", "/var/lib/gpulock"):
+        for inner in sge.path_in(name, folder).iterdir():
+            shutil.rmtree(inner) if inner.is_dir() else inner.unlink()
+    return Node(sge, name)
+
+
 def bare_node(sge: GridEngine, complexes: str = "gpu gpuj") -> Iterator[Node]:
     """Give a node without gpulock; afterwards it is without gpulock again."""
     sge.set_hooks("NONE", "NONE")
-    tree = sge.lab / "drivers-install"
-    made = write_simulated_node(tree, "dgx1", 8, for_scheduler=True)
-    text = made.config.read_text() + f"SGE_COMPLEXES={complexes}\n"
-    sge.path_in(NODE, CONFIG).write_text(text)
-    for folder in ("/run/gpulock", "/var/lib/gpulock"):
-        for inner in sge.path_in(NODE, folder).iterdir():
-            shutil.rmtree(inner) if inner.is_dir() else inner.unlink()
-    node = Node(sge)
+    node = lay_out_node(sge, NODE, complexes)
     yield node
     sge.clear_jobs()
-    node.uninstall("--force", "--reason", "the test is over")
     sge.set_hooks("NONE", "NONE")
+    sge.set_conf("jsv_url", "none")
+    clear_node(node)
     sge.set_conf("epilog", "none")
+    node.forget_complexes()
     for name, line in COMPLEXES.items():
         sge.set_complex(f"{name} {name} {line}")
     sge.set_exechost(NODE, EXECHOST_VALUES)
     sge.clear_queue_errors()
+
+
+def clear_node(node: Node) -> None:
+    """Take gpulock out of a node and its host's lines, whatever state they are in."""
+    for hook in ("prolog", "epilog"):
+        node.sge.qconf("-purge", "queue", hook, f"gpu.q@{node.name}")
+    node.uninstall("--force", "--reason", "the test is over")

@@ -2,7 +2,7 @@
 """From nothing to the first job as Debian's packages set Grid Engine up, and back to nothing.
 
 The daemons run since before, the host has no configuration of its own, and their user is
-`sgeadmin`: `gpulock install sge` alone has to do.
+`sgeadmin`: `gpulock install sge` and a restart of execd have to do.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_no_users_terminal_stops_a_queue(node: Node) -> None:
 
     A qrsh with a command is in error, for qstat. A login is removed by Grid Engine itself.
     """
-    node.install()
+    node.install_anew()
     sge = node.sge
     with client_on_terminal(node, "qrsh", "hostname"):
         until(lambda: "Eqw" in sge.qstat("-u", "*"), what="the job to be refused")
@@ -132,43 +132,46 @@ def test_no_users_terminal_stops_a_queue(node: Node) -> None:
             assert_queue_goes_on(node)
 
 
-def test_the_load_sensor_starts_on_a_host_without_a_configuration_and_all_is_put_back(
+def test_a_host_without_a_configuration_gets_one_and_all_of_it_can_be_taken_out(
     node: Node,
 ) -> None:
-    """execd knew nothing of it: no sensor after four minutes, and uninstall left six things."""
+    """execd takes a new one when it starts: written anew, the global one undid others' edits."""
     objects, files = node.objects(), node.files()
     assert not re.search(r"(?m)^gpu", objects["-sc"]) and "gpu" not in objects["-se"]
 
-    assert "ran with CUDA_VISIBLE_DEVICES=" in node.install("--yes")
+    assert "ran with CUDA_VISIBLE_DEVICES=" in node.install_anew("--yes")
     until(lambda: reports_sensor(node), what="the sensor's values to arrive")
     assert node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")[1] == "0,1\n"
     assert re.search(r"(?m)^gpu +gpu +INT +<= +YES +YES ", node.objects()["-sc"])
     assert "gpu=8" in node.objects()["-se"]
+    assert node.objects()["-sconf"] == objects["-sconf"]
     said = node.uninstall()
 
-    assert "left as it is" not in said
+    assert "uninstalled: sge" in said
     assert not reports_sensor(node)
+    node.obey(said)
+    node.forget_complexes()
+    node.sge.load("-Mc", "complexes", without(node.sge.qconf("-sc"), ["gpu"]))
     assert (node.objects(), node.files()) == (objects, files)
-    assert "nothing" in node.uninstall() or not node.uninstall()
+    assert "nothing to do" in node.uninstall()
 
 
-def test_the_verifier_is_offered_where_qmaster_is_and_taken_back(node: Node) -> None:
+def test_the_verifier_is_named_where_qmaster_is_and_keeps_its_program(node: Node) -> None:
     """One machine is the whole cluster, as README's reader may have it."""
-    sge = node.sge
+    sge, url = node.sge, f"script:{PREFIX}/current/{VERIFIER}"
     with sge.qmaster_on(NODE):
-        objects, files = node.objects(), node.files()
-
-        assert f"jsv_url script:{PREFIX}/current/{VERIFIER} has qmaster refuse" in node.install()
+        assert f"jsv_url {url} has qmaster refuse" in " ".join(node.install_anew("--yes").split())
         assert node.doctor()["jsv"][0] == "warning"
-        assert "ran with CUDA_VISIBLE_DEVICES=" in node.install("--yes")
-        assert f"script:{PREFIX}/current/{VERIFIER}" in node.objects()["-sconf"]
+        sge.set_conf("jsv_url", url)
         assert node.doctor()["jsv"][0] == "ok"
         with pytest.raises(LabError, match=r"gpulock: .*1\.5"):
             sge.submit("glalice", *ON_NODE, "-l", "gpu=1.5", "-b", "y", "true", node=NODE)
-        assert node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")[1] == "0,1\n"
 
-        assert "left as it is" not in node.uninstall()
-        assert (node.objects(), node.files()) == (objects, files)
+        assert "qconf -mconf: jsv_url none\n" in node.uninstall()
+        with pytest.raises(LabError, match=r"gpulock: .*1\.5"):
+            sge.submit("glalice", *ON_NODE, "-l", "gpu=1.5", "-b", "y", "true", node=NODE)
+        sge.set_conf("jsv_url", "none")
+        assert "uninstalled: sge" in node.uninstall()
         job = sge.submit("glalice", *ON_NODE, "-b", "y", "true", node=NODE)
         sge.wait_done(job)
         # What a sensor reported stands in qmaster's spool until a change of the host: after its
@@ -178,27 +181,37 @@ def test_the_verifier_is_offered_where_qmaster_is_and_taken_back(node: Node) -> 
 
 
 @pytest.mark.timeout(3600)
-def test_an_installation_killed_at_a_change_is_taken_back(node: Node) -> None:
+def test_an_installation_killed_at_a_change_is_taken_out(node: Node) -> None:
     """Grid Engine answers as it did before: the recorded one of the unit tests may differ."""
+    node.sge.load("-Aconf", NODE, "xterm /usr/bin/xterm\n")
+    node.restart_execd()
+    node.install()  # what stays for other hosts is there
+    node.uninstall()
     objects, files = node.objects(), node.files()
     words = ("install", "sge", "--queue", "gpu.q", "--prefix", PREFIX)
     for point in points_of_changes(node.python(GPULOCK, *words, "--dry-run")):
         assert "done: prolog of queue" not in node.python(KILLED_INSTALLER, str(point), *words)
-        assert "left as it is" not in node.uninstall()
+        assert "uninstalled: sge" in node.uninstall(), point
         assert (node.objects(), node.files()) == (objects, files), point
+    node.sge.qconf("-dconf", NODE)
 
 
-def test_an_installation_killed_while_it_waits_for_execd_is_taken_back_at_once(node: Node) -> None:
+def test_an_installation_killed_while_it_waits_for_execd_is_taken_out_at_once(node: Node) -> None:
     """execd has the new configuration, and its sensor has not reported yet."""
     objects, files = node.objects(), node.files()
     with node.installing() as installer:
+        until(lambda: "shepherd_cmd" in node.objects().get("own", ""), what="the configuration")
+        until(lambda: "load_sensor" in node.objects()["own"], what="the sensor's line")
+        node.restart_execd()
         until(lambda: running(SENSOR_PROGRAM), what="execd to start the sensor")
         os.killpg(installer.pid, signal.SIGKILL)
 
     said = node.uninstall()
 
-    assert "left as it is" not in said
-    assert "later" not in said
+    assert "uninstalled: sge" in said
+    node.obey(said)
+    node.forget_complexes()
+    node.sge.load("-Mc", "complexes", without(node.sge.qconf("-sc"), ["gpu"]))
     assert (node.objects(), node.files()) == (objects, files)
     assert not running(SENSOR_PROGRAM)
     assert node.run(script="echo ran\n")[1] == "ran\n"

@@ -12,7 +12,7 @@ import pytest
 from tests.labs.sge.bare_node import CONFIG, NODE, ON_NODE, PREFIX, Node, bare_node
 from tests.labs.sge.gpulock import name_shepherd
 from tests.labs.sge.install import INSTALLATION, PROGRAMS
-from tests.labs.sge.lab import GridEngine
+from tests.labs.sge.lab import GridEngine, without
 from tests.labs.sge.wait import until
 from tests.support.pairs import zip_equal
 
@@ -60,19 +60,18 @@ def test_a_dry_run_shows_every_change_and_makes_none(node: Node) -> None:
 
     for what in (
         "gpulock.conf",
-        "complex gpu.free",
+        "complexes gpu.free",
         "load_sensor",
         "shepherd_cmd",
         "prolog of queue gpu.q@glnode1",
     ):
         assert what in said
-    assert "11 changes would be made" in said
+    assert "8 changes would be made" in said
     assert (node.objects(), node.files()) == (objects, files)
 
 
 def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
     objects, files = node.objects(), node.files()
-    config = node.sge.path_in(NODE, CONFIG).read_text()
 
     node.install()
     assert "nothing to change" in node.install()
@@ -87,9 +86,47 @@ def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
     )
     said = node.uninstall()
 
-    assert "left as it is" not in said
+    assert "uninstalled: sge" in said
+    assert f"stays: qconf -dattr exechost complex_values gpu {NODE}\n" in said  # the site's own
+    node.forget_complexes()
     assert (node.objects(), node.files()) == (objects, files)
-    assert node.sge.path_in(NODE, CONFIG).read_text() == config
+
+
+def test_what_the_site_sets_later_stays_through_another_installation_and_its_end(
+    node: Node, site_hook: Path
+) -> None:
+    """The prolog of later was set to NONE, by what was there before the first installation."""
+    sge, log = node.sge, site_hook.with_name("log")
+    node.install()
+    prolog = f"{site_hook} pro $job_name"
+    sge.qconf("-rattr", "queue", "prolog", prolog, f"gpu.q@{NODE}")
+    sge.qconf("-mattr", "exechost", "complex_values", "slots=17", NODE)
+    sge.set_complex("later later INT <= YES NO 0 0")
+    sge.set_conf("xterm", "/usr/bin/later", host=NODE)
+    sge.set_conf("mailer", "/bin/later")
+    assert "the prolog in force keeps running, with gpulock's" in node.install()
+
+    named = node.uninstall()
+
+    assert f"qconf -rattr queue prolog '{prolog}' gpu.q@{NODE}\n" in named
+    assert "not yet uninstalled" in named
+    _, text = node.run("-l", "gpu=2", script="echo [$CUDA_VISIBLE_DEVICES]\n")
+    assert (text, " pro " in log.read_text()) == ("[0,1]\n", True), "all is as it was"
+    assert node.uninstall() == named
+    node.obey(named)
+    assert "uninstalled: sge" in node.uninstall()
+    objects = node.objects()
+    assert f"[{NODE}={prolog}]" in objects["-sq gpu.q"]
+    assert "later later INT <= YES NO 0 0" in objects["-sc"]
+    assert "slots=17" in objects["-se"]
+    assert "mailer /bin/later" in objects["-sconf"]
+    assert "xterm /usr/bin/later" in objects["own"]
+    assert PREFIX not in "".join(objects.values())
+    assert node.run(script="echo ran\n")[1] == "ran\n"
+
+    sge.set_conf("mailer", "/bin/mail")
+    sge.forget_conf(NODE, "xterm")
+    sge.load("-Mc", "complexes", without(sge.qconf("-sc"), ["later"]))
 
 
 def test_the_sites_hooks_go_on_as_their_users_in_their_environment(
@@ -196,8 +233,7 @@ def test_uninstall_waits_for_jobs_and_leaves_what_others_changed(node: Node) -> 
     node.sge.wait_done(job)
     domain = f"gpu.q@{NODE}"
     node.sge.qconf("-rattr", "queue", "epilog", "root@/bin/true", domain)
-    said = node.uninstall()
-    assert f"epilog of queue {domain} was changed since" in said
+    assert "uninstalled: sge" in node.uninstall()
     assert "root@/bin/true" in node.sge.qconf("-sq", domain)
     node.sge.qconf("-purge", "queue", "epilog", domain)
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From nothing to the first protected job by `install slurm --write-conf`, and back to nothing."""
+"""From nothing to the first protected job by `install slurm --write-conf`, and back to nothing.
+
+slurm.conf is the administrator's: whatever they write between, and before or after an
+uninstallation, is still there.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import pytest
 from tests.labs.common.installed import CONFIG
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.killed import KILLED_INSTALLER, points_of_changes
+from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.modes import NODE, run, settings
 
@@ -30,12 +35,14 @@ def bare(slurm_gpus: Gpulock) -> Iterator[Gpulock]:
     for node in gpus.nodes:
         gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="slurm"))
     yield gpus
+    until(lambda: gpus.slurm.slurmctld_pid() > 0, what="slurmctld to run", why=gpus.slurm.logs)
+    gpus.slurm.reconfigure()  # writes slurm.conf anew
     for node in gpus.nodes:
         gpus.command(node, "uninstall", "slurm", "--force", "--reason", "the test is over")
 
 
 @pytest.mark.timeout(3600)
-def test_an_installation_killed_at_a_change_is_taken_back(bare: Gpulock) -> None:
+def test_an_installation_killed_at_a_change_is_taken_out_by_what_is_named(bare: Gpulock) -> None:
     """slurmctld answers as it did before, and slurm.conf is the same file to the byte."""
     conf = bare.slurm.lab / "etc/slurm.conf"
     before, answers = conf.read_bytes(), in_force(bare)
@@ -44,8 +51,20 @@ def test_an_installation_killed_at_a_change_is_taken_back(bare: Gpulock) -> None
         line = [sys.executable, "-c", KILLED_INSTALLER, str(point), "--config", CONFIG, *words]
         done = bare.slurm.run_in(NODE, line, env={"PYTHONPATH": str(REPOSITORY)}, seconds=120)
         assert done.returncode != 0
+        take_out_named(bare, bare.command(NODE, "uninstall", "slurm").stdout)
         said_by(bare, NODE, "uninstall", "slurm")
         assert (conf.read_bytes(), in_force(bare)) == (before, answers), point
+
+
+def take_out_named(gpus: Gpulock, said: str) -> None:
+    """Take the lines that an uninstallation names out of slurm.conf, and reconfigure."""
+    conf = gpus.slurm.lab / "etc/slurm.conf"
+    named = said.partition(f"take out of {conf}:\n\n")[2].partition("\n\n")[0].splitlines()
+    lines = conf.read_text().splitlines(keepends=True)
+    for line in named:
+        lines.remove(f"{line.removeprefix('    ')}\n")
+    conf.write_text("".join(lines))
+    gpus.slurm.scontrol("reconfigure")
 
 
 def said_by(gpus: Gpulock, node: str, *words: str, code: int = 0) -> str:
@@ -60,40 +79,60 @@ def in_force(gpus: Gpulock) -> str:
     return re.sub(_CHANGING, "", gpus.slurm.scontrol("show", "config"))
 
 
-def test_slurm_conf_is_edited_in_force_and_put_back_byte_for_byte(bare: Gpulock) -> None:
-    conf = bare.slurm.lab / "etc/slurm.conf"
-    backup = conf.with_name("slurm.conf.before-gpulock")
-    before, answers = conf.read_bytes(), in_force(bare)
-    assert [key for key in MADE if re.search(rf"(?m)^{key}=", before.decode())] == []
+def test_what_an_administrator_writes_into_slurm_conf_stays_and_slurmctld_lives(
+    bare: Gpulock,
+) -> None:
+    """An uninstallation put the first file back, without 396 nodes, and slurmctld 22.05 ended."""
+    slurm, conf = bare.slurm, bare.slurm.lab / "etc/slurm.conf"
+    before, mode = conf.read_text(), conf.stat().st_mode
+    assert [key for key in MADE if re.search(rf"(?m)^{key}=", before)] == []
     install = ("install", "slurm", "--prefix", PREFIX)
+    write = (*install, "--write-conf", "--installed-everywhere")
     for node in bare.nodes[1:]:
         assert "Prolog=" in said_by(bare, node, *install)
-
     refused = bare.command(NODE, *install, "--write-conf")
+    assert (refused.returncode, "--installed-everywhere" in refused.stderr) == (1, True)
+    assert conf.read_text() == before
 
-    assert refused.returncode != 0
-    assert "--installed-everywhere" in refused.stderr
-    assert (conf.read_bytes(), in_force(bare)) == (before, answers)
-
-    said = said_by(bare, NODE, *install, "--write-conf", "--installed-everywhere", "--yes")
+    said = said_by(bare, NODE, *write, "--yes")
 
     assert "the trial job ran with CUDA_VISIBLE_DEVICES=" in said
-    assert backup.read_bytes() == before
-    now = in_force(bare)
-    assert f"{PREFIX}/current/" in now
+    now, written = in_force(bare), conf.read_text()
+    assert (written.startswith(before), conf.stat().st_mode) == (True, mode)
+    assert f"{PREFIX}/current/prolog/slurm" in now  # from 24.05 on it is Prolog[0]
     for key, value in MADE.items():
-        assert re.search(rf"(?m)^{key}=", conf.read_text())
+        assert re.search(rf"(?m)^{key}=", written)
         assert re.search(rf"(?m)^{key} *= .*{value}", now), now
     shown = run(bare, "-w", NODE, "--gres=gpu:2")
     assert shown["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert "GPULOCK_DEVICES" in shown
     assert run(bare, "-w", NODE)["CUDA_VISIBLE_DEVICES"] == ""
-    again = said_by(bare, NODE, *install, "--write-conf", "--installed-everywhere")
-    assert "nothing to change" in again
+
+    until(lambda: slurm.slurmctld_pid() > 0, what="slurmctld to run", why=slurm.logs)
+    slurm.stop_slurmctld()
+    edited = f"{written}NodeName=later[1-396] State=FUTURE CPUs=1  # the racks of March\n"
+    conf.write_text(edited)
+    slurm.start_slurmctld()
+    slurm.restart_slurmds()
+    assert "nothing to change: it is installed" in said_by(bare, NODE, *write)
+    line = f"Epilog={PREFIX}/current/epilog/slurm\n"
+    conf.write_text(edited.replace(line, ""))
+    again = bare.command(NODE, *write)
+    assert (again.returncode, f"    {line}" in again.stdout) == (1, True), again.stdout
+    assert conf.read_text() == edited.replace(line, "")
+    conf.write_text(edited)
 
     bare.wait_free()
-    said_by(bare, NODE, "uninstall", "slurm")
+    named = bare.command(NODE, "uninstall", "slurm")
+    assert "Slurm still starts the hooks" in named.stderr
+    assert conf.read_text() == edited
+    assert "UP" in slurm.scontrol("ping")
+    assert run(bare, "-w", NODE, "--gres=gpu:1")["GPULOCK_DEVICES"]
 
-    assert (conf.read_bytes(), in_force(bare)) == (before, answers)
-    assert not backup.exists()
+    take_out_named(bare, named.stdout)
+    bare.wait_free()
+    assert "uninstalled: slurm" in said_by(bare, NODE, "uninstall", "slurm")
+    assert conf.read_text() == before + edited.removeprefix(written)
+    assert not slurm.path_in(NODE, PREFIX).joinpath("current").exists()
     assert "GPULOCK_DEVICES" not in run(bare, "-w", NODE, "--gres=gpu:1")
+    assert "UP" in slurm.scontrol("ping")

@@ -661,7 +661,7 @@ def test_an_exporter_that_hangs_is_killed_and_started_again_and_one_that_works_i
 # --- the end ------------------------------------------------------------------------------------
 
 
-def test_uninstall_puts_everything_back_but_locks_history_and_user(package: Package) -> None:
+def test_uninstall_removes_everything_but_locks_history_and_user(package: Package) -> None:
     with_services = Machine(binds=package.binds)
     with_services.up()
     try:

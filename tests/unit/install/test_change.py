@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A change is shown, made once, noted before it is made, and taken back only where it is ours."""
+"""A change is shown, made once, noted before it is made; nothing earlier is ever put back."""
 
 from __future__ import annotations
 
@@ -19,22 +19,32 @@ from gpulock.install.change import (
     FolderPlace,
     InstallRecord,
     Place,
-    SettingsPlace,
     apply_changes,
     lock_installation,
     plan_place_change,
 )
-from gpulock.install.hooks import InstallError
-from gpulock.install.undo import Uninstaller, undo_recorded_changes
+from gpulock.install.hooks import InstallError, make_public_folder
+from gpulock.install.uninstall import Uninstaller
 from tests.support.install_site import ignore
 
 
-def place_of(address: tuple[str, ...]) -> Place:
-    return FilePlace(Path(address[1]), int(address[2], 8))
+class Plain(Uninstaller):
+    """An installation of files alone."""
+
+    scheduler = "plain"
 
 
-def never(_: tuple[str, ...]) -> str:
-    return ""
+def apply(place: Place, value: str, record: InstallRecord) -> None:
+    """Give a place of gpulock's own its value."""
+    apply_changes(list(plan_place_change(place, value)), record, ignore, {place.address: value})
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Plain:
+    """Give an installation of files alone."""
+    config = tmp_path / "gpulock.conf"
+    config.write_text(f"STATE_DIR={tmp_path}/state\n")
+    return Plain(config, ignore)
 
 
 def test_a_change_shows_what_goes_and_what_comes(tmp_path: Path) -> None:
@@ -83,101 +93,97 @@ def list_disk_writes(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
 
 
 def test_a_change_is_on_disk_after_its_note_and_both_before_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: Plain
 ) -> None:
-    """After a power cut at any instant there is no change that cannot be taken back."""
-    (tmp_path / "state").mkdir()
-    record = InstallRecord(tmp_path / "state/sge.json")
+    """After a power cut at any instant there is nothing of gpulock's that no record has."""
+    (tmp_path / "state/install").mkdir(parents=True)
     place = FilePlace(tmp_path / "etc/conf")
     writes = list_disk_writes(monkeypatch, tmp_path)
-    apply_changes(list(plan_place_change(place, "new\n")), record, writes.append)
-    assert writes == [
-        *("fsync ./state/new sge.json", "rename ./state/sge.json", "fsync ./state"),
+    changes = list(plan_place_change(place, "new\n"))
+    apply_changes(changes, plain.record, writes.append)
+    noted = "./state/install"
+    assert [one for one in writes if "lock" not in one] == [
+        *(f"fsync {noted}/new plain.json", f"rename {noted}/plain.json", f"fsync {noted}"),
         "fsync .",  # in which ./etc is new
         *("fsync ./etc/new conf", "rename ./etc/conf", "fsync ./etc"),
         f"done: file {place.path}",
     ]
     writes.clear()
-    undo_recorded_changes(record, place_of, ignore, never)
-    assert writes == [
+    assert plain.uninstall() == []
+    assert [one for one in writes if "lock" not in one][:4] == [
         *("unlink ./etc/conf", "fsync ./etc"),
-        *("unlink ./state/sge.json", "fsync ./state"),
+        *(f"unlink {noted}/plain.json", f"fsync {noted}"),
     ]
 
 
-def test_undo_gives_back_the_first_value_after_two_installations(tmp_path: Path) -> None:
-    place, record = FilePlace(tmp_path / "f"), InstallRecord(tmp_path / "record")
+def test_no_earlier_value_comes_back_however_often_it_was_installed(
+    tmp_path: Path, plain: Plain
+) -> None:
+    """What stood there first was put back over all that was written since."""
+    place = FilePlace(tmp_path / "f")
     place.write("first")
     for value in ("second", "third"):
-        apply_changes(list(plan_place_change(place, value)), record, ignore)
+        apply(place, value, plain.record)
 
-    assert undo_recorded_changes(record, place_of, ignore, never) == []
+    assert plain.uninstall() == []
 
-    assert place.read() == "first"
-    assert not record.path.exists()
+    assert place.read() is None
+    assert not plain.record.path.exists()
 
 
-def test_undo_keeps_what_an_administrator_wrote_into_the_settings_between_two(
-    tmp_path: Path,
+def test_a_place_that_was_noted_and_never_made_is_nothing_to_remove(
+    tmp_path: Path, plain: Plain
 ) -> None:
-    place, record = SettingsPlace(tmp_path / "f"), InstallRecord(tmp_path / "record")
-    apply_changes(list(plan_place_change(place, "A=1\n")), record, ignore)
-    place.write("A=1\nTHEIRS=1\n")
-    apply_changes(list(plan_place_change(place, "A=1\nTHEIRS=1\nB=1\n")), record, ignore)
-    assert undo_recorded_changes(record, place_of, ignore, never) == []
-    assert place.read() == "A=1\nTHEIRS=1\n"
+    place = FilePlace(tmp_path / "f")
+    make_public_folder(plain.record.path.parent)
+    plain.record.note({place.address: "x"})
 
-
-def test_undo_of_settings_that_nobody_else_wrote_gives_back_the_first(tmp_path: Path) -> None:
-    place, record = SettingsPlace(tmp_path / "f"), InstallRecord(tmp_path / "record")
-    record.note(Change(place, None, "never made"))
-    for value in ("A=1\n", "A=1\nB=1\n"):
-        apply_changes(list(plan_place_change(place, value)), record, ignore)
-    assert undo_recorded_changes(record, place_of, ignore, never) == []
+    assert plain.uninstall() == []
     assert place.read() is None
 
 
-def test_undo_of_a_change_that_was_noted_and_never_made_does_nothing(tmp_path: Path) -> None:
-    place, record = FilePlace(tmp_path / "f"), InstallRecord(tmp_path / "record")
-    record.note(Change(place, None, "x"))
-
-    assert undo_recorded_changes(record, place_of, ignore, never) == []
-    assert place.read() is None
-
-
-def test_what_others_changed_is_left_and_said(tmp_path: Path) -> None:
-    place, record = FilePlace(tmp_path / "f"), InstallRecord(tmp_path / "record")
-    apply_changes(list(plan_place_change(place, "ours")), record, ignore)
+def test_what_others_changed_is_left_and_said_until_it_is_gone(
+    tmp_path: Path, plain: Plain
+) -> None:
+    """A second run said that there was nothing to do."""
+    place = FilePlace(tmp_path / "f")
+    apply(place, "ours", plain.record)
     place.write("theirs")
 
-    (said,) = undo_recorded_changes(record, place_of, ignore, never)
+    for _ in range(2):
+        (said,) = plain.uninstall()
+        assert said == f"file {place.path} was changed since gpulock wrote it: rm {place.path}"
+        assert place.read() == "theirs"
 
-    assert "changed since; left as it is: theirs" in said
-    assert place.read() == "theirs"
+    place.path.unlink()
+    assert plain.uninstall() == []
 
 
-def test_what_must_stay_is_kept_in_the_record(tmp_path: Path) -> None:
-    place, record = FilePlace(tmp_path / "f"), InstallRecord(tmp_path / "record")
-    apply_changes(list(plan_place_change(place, "ours")), record, ignore)
+def test_what_must_stay_is_kept_in_the_record(
+    tmp_path: Path, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = FilePlace(tmp_path / "f")
+    apply(place, "ours", plain.record)
 
-    assert undo_recorded_changes(record, place_of, ignore, lambda _: "not now") == ["not now"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Plain, "detach", lambda _: ["a queue leads to it"])
+        assert plain.uninstall() == ["a queue leads to it"]
     assert place.read() == "ours"
-    assert undo_recorded_changes(record, place_of, ignore, never) == []
+    assert plain.uninstall() == []
     assert place.read() is None
 
 
-def test_what_others_lead_to_is_taken_back_after_them_whatever_the_order(tmp_path: Path) -> None:
-    hook, text = FilePlace(tmp_path / "hook"), FilePlace(tmp_path / "text")
-    record, told = InstallRecord(tmp_path / "record"), list[str]()
-    for place in (hook, text):
-        apply_changes(list(plan_place_change(place, "ours")), record, ignore)
+def test_what_stands_already_is_noted_by_the_next_installation(
+    tmp_path: Path, plain: Plain
+) -> None:
+    """STATE_DIR was lost: nothing was to be changed, and so nothing was ever removed."""
+    place = FilePlace(tmp_path / "f")
+    apply(place, "ours", plain.record)
+    plain.record.save({})
 
-    def hook_leads_to_it(address: tuple[str, ...]) -> str:
-        return "the hook leads to it" if address == text.address and hook.read() else ""
+    apply(place, "ours", plain.record)
 
-    assert undo_recorded_changes(record, place_of, told.append, hook_leads_to_it) == []
-    assert told == [f"put back: file {hook.path}", f"put back: file {text.path}"]
-    assert not record.path.exists()
+    assert plain.record.load() == {place.address: "ours"}
 
 
 def test_a_record_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
@@ -224,10 +230,9 @@ def test_the_second_installation_is_told_which_process_makes_the_first(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
     place, record = FilePlace(tmp_path / "f"), InstallRecord(tmp_path / "install/sge.json")
-    changes = list(plan_place_change(place, "x"))
 
     with pytest.raises(InstallError, match=rf"runs already, as process {holder.pid};"):
-        apply_changes(changes, record, ignore)
+        apply(place, "x", record)
 
     assert (place.read(), record.load()) == (None, {})
 
@@ -247,28 +252,22 @@ def test_uninstall_waits_for_nobody_and_says_who_installs(
 ) -> None:
     config, record = tmp_path / "gpulock.conf", InstallRecord(tmp_path / "install/plain.json")
     config.write_text(f"STATE_DIR={tmp_path}\n")
-    record.save({("file", str(tmp_path / "f"), "644"): (None, "x")})
+    record.save({("file", str(tmp_path / "f"), "644"): "x"})
 
     with pytest.raises(InstallError, match=f"process {holder.pid}"):
-        Plain(config, ignore).undo()
+        Plain(config, ignore).uninstall()
 
     assert record.load()
-
-
-class Plain(Uninstaller):
-    """An installation of files alone."""
-
-    scheduler = "plain"
 
 
 def test_with_the_last_record_its_folder_goes(tmp_path: Path) -> None:
     config, folder = tmp_path / "gpulock.conf", tmp_path / "state/install"
     config.write_text(f"STATE_DIR={tmp_path}/state\n")
     place, record = FilePlace(tmp_path / "f"), InstallRecord(folder / "plain.json")
-    apply_changes(list(plan_place_change(place, "x")), record, ignore)
+    apply(place, "x", record)
 
-    assert Plain(config, ignore).undo() == []
+    assert Plain(config, ignore).uninstall() == []
 
     assert (place.read(), folder.exists()) == (None, False)
-    assert Plain(config, ignore).undo() == []
+    assert Plain(config, ignore).uninstall() == []
     assert not folder.exists()

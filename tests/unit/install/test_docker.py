@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.install import docker, planner
-from gpulock.install.change import InstallRecord
-from gpulock.install.docker import CDI, DaemonKey, Release, plan_docker, takes_cdi_names
+from gpulock.install.docker import CDI, Release, plan_docker, takes_cdi_names
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import InstallPlan, NodePlanner
-from gpulock.install.undo import transfer_shared_hooks
+from tests.support.install_site import SlurmFiles
 
 OWN = '{\n  "log-driver": "journald",\n  "features": {\n    "buildkit": true\n  }\n}\n'
 
@@ -36,36 +35,6 @@ def test_all_else_in_daemon_json_stays(tmp_path: Path) -> None:
     assert path.read_text() == OWN.replace("true", 'true,\n    "cdi": true')
     assert path.stat().st_mode & 0o777 == 0o600
     assert changed(path) == []
-    DaemonKey(path, CDI).write(None)
-    assert path.read_text() == OWN
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_what_others_change_meanwhile_is_not_taken_back(tmp_path: Path) -> None:
-    path = tmp_path / "daemon.json"
-    changes = plan_docker(path, (26, 1), "/var/run/cdi")
-    for change in changes:
-        change.apply()
-    path.write_text('{"data-root": "/srv/docker", "features": {"cdi": true, "x": 1}}')
-    assert [change.undo() for change in changes] == [""]
-    assert json.loads(path.read_text()) == {"data-root": "/srv/docker", "features": {"x": 1}}
-    path.write_text('{"features": {"cdi": false}}')
-    assert "was changed since" in "".join(change.undo() for change in changes)
-    assert json.loads(path.read_text()) == {"features": {"cdi": False}}
-
-
-def test_a_file_that_was_made_for_it_goes_again(tmp_path: Path) -> None:
-    path = tmp_path / "docker/daemon.json"
-    changes = plan_docker(path, (26, 1), "/srv/cdi")
-    for change in changes:
-        change.apply()
-    assert json.loads(path.read_text()) == {
-        "features": {"cdi": True},
-        "cdi-spec-dirs": ["/etc/cdi", "/var/run/cdi", "/srv/cdi"],
-    }
-    for change in reversed(changes):
-        assert change.undo() == ""
-    assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -180,10 +149,28 @@ def test_no_folder_of_the_sites_own_is_passed_over(tmp_path: Path, dockerd: Path
     assert "/srv/cdi" in found["cdi-spec-dirs"]
 
 
-def test_it_stays_as_long_as_one_scheduler_is_installed(tmp_path: Path) -> None:
-    place = DaemonKey(tmp_path / "docker/daemon.json", CDI).address
-    giver, taker = [InstallRecord(tmp_path / name) for name in ("slurm.json", "sge.json")]
-    giver.save({place: (None, "{}")})
-    taker.save({("queue", "gpu.q", "prolog"): ("a", "b")})
-    assert transfer_shared_hooks(giver, taker)
-    assert (giver.load(), place in taker.load()) == ({}, True)
+def test_uninstalling_writes_nothing_into_dockers_file_and_names_the_key(
+    tmp_path: Path, dockerd: Path
+) -> None:
+    """The keys were taken out again, also where the site has come to need them."""
+    say(dockerd, "26.1.5")
+    plan(tmp_path, True).apply(lambda _: None)
+    path = tmp_path / "docker/daemon.json"
+    path.write_text('{"data-root": "/srv/docker", "features": {"cdi": true, "x": 1}}')
+    before, said = path.read_text(), list[str]()
+
+    assert SlurmFiles(tmp_path / "gpulock.conf", said.append).uninstall() == []
+
+    assert path.read_text() == before
+    assert f"{path} keeps features.cdi: true; take it out where nothing needs it" in said
+
+
+def test_a_key_that_the_site_has_changed_is_not_named(tmp_path: Path, dockerd: Path) -> None:
+    say(dockerd, "26.1.5")
+    plan(tmp_path, True).apply(lambda _: None)
+    (tmp_path / "docker/daemon.json").write_text('{"features": {"cdi": false}}')
+    said: list[str] = []
+
+    assert SlurmFiles(tmp_path / "gpulock.conf", said.append).uninstall() == []
+
+    assert "daemon.json" not in "".join(said)

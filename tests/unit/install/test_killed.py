@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.change import FilePlace, plan_place_change
+from gpulock.install.change import FilePlace
 from gpulock.install.planner import InstallPlan, NodePlanner
-from gpulock.install.undo import Uninstaller
+from gpulock.install.uninstall import Uninstaller
 from tests.support.install_site import ignore
 from tests.support.killed import KilledSite
 
@@ -35,14 +35,14 @@ class KilledFiles(KilledSite):
         planner = NodePlanner(self.config, "files")
         planner.add_folders()
         planner.add_settings({"EXPECTED_GPUS": "1"})
-        planner.add(plan_place_change(FilePlace(self.root / "etc/new/file"), "x"))
+        planner.add_own(FilePlace(self.root / "etc/new/file"), "x")
         return planner.plan_
 
     def apply(self) -> None:
         self.plan().apply(ignore)
 
     def undo(self) -> list[str]:
-        return FilesUninstaller(self.config, ignore).undo()
+        return FilesUninstaller(self.config, ignore).uninstall()
 
 
 def test_an_installation_killed_anywhere_is_taken_back_or_completed(tmp_path: Path) -> None:

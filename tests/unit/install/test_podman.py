@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install import planner, undo
+from gpulock.install import planner, uninstall
 from gpulock.install.change import FilePlace, InstallRecord
-from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
+from gpulock.install.hooks import (
+    InstallError,
+    find_share_folder,
+    make_public_folder,
+    real_interpreter,
+)
 from gpulock.install.planner import PODMAN_HOOK, PODMAN_HOOKS, PODMAN_PROGRAM, NodePlanner
-from gpulock.install.undo import transfer_shared_hooks
+from tests.support.install_site import SgeFiles, SlurmFiles, ignore
 
 SOURCE = find_share_folder() / "prolog/podman"
 IMAGE = {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all", "GPULOCK_DEVICES": "x"}
@@ -111,7 +116,7 @@ def test_podman_finds_the_program_by_the_hook() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return podman's folder of hooks, which is not there yet."""
     made = tmp_path / "containers/oci/hooks.d"
-    for module in (planner, undo):
+    for module in (planner, uninstall):
         monkeypatch.setattr(module, "PODMAN_HOOKS", made)
     return made
 
@@ -144,12 +149,21 @@ def test_it_is_offered_put_there_where_asked_and_kept(tmp_path: Path, folder: Pa
 
 
 def test_it_stays_as_long_as_one_scheduler_is_installed(tmp_path: Path, folder: Path) -> None:
-    places = [
-        FilePlace(folder / PODMAN_PROGRAM, 0o755).address,
-        FilePlace(folder / PODMAN_HOOK).address,
+    places = [FilePlace(folder / PODMAN_PROGRAM, 0o755), FilePlace(folder / PODMAN_HOOK)]
+    config = tmp_path / "gpulock.conf"
+    config.write_text(f"STATE_DIR={tmp_path}/state\n")
+    slurm, sge = [
+        InstallRecord(tmp_path / f"state/install/{name}.json") for name in ("slurm", "sge")
     ]
-    giver, taker = [InstallRecord(tmp_path / name) for name in ("slurm.json", "sge.json")]
-    giver.save({place: (None, "x") for place in places})
-    taker.save({("queue", "gpu.q", "prolog"): ("a", "b")})
-    assert transfer_shared_hooks(giver, taker)
-    assert (giver.load(), {*places} <= {*taker.load()}) == ({}, True)
+    make_public_folder(sge.path.parent)
+    for place in places:
+        place.write("x")
+    slurm.save({place.address: "x" for place in places})
+    sge.save({("configuration", "node1", "load_sensor"): None})
+
+    assert SlurmFiles(config, ignore).uninstall() == []
+    assert [place.read() for place in places] == ["x"] * len(places)
+    assert (slurm.load(), {place.address for place in places} <= {*sge.load()}) == ({}, True)
+
+    assert SgeFiles(config, ignore).uninstall() == []
+    assert [place.read() for place in places] == [None] * len(places)

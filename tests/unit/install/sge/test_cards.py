@@ -127,7 +127,7 @@ def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
     save_withdrawn_ids(str(state.parent), {"card": WithdrawnIds(base, ("GPU2",))})
     site.edit("se", f"card={base}", "card=1(GPU1)")
 
-    assert SgeUninstaller(site.config, ignore).undo() == []
+    assert SgeUninstaller(site.config, ignore).uninstall() == []
 
     assert theirs in site.show("se")
     assert load_withdrawn_ids(str(state.parent)) == {}

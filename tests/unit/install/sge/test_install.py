@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install sge` against a recorded Grid Engine: shown, made, made once, and taken back."""
+"""`gpulock install sge` against a recorded Grid Engine: shown, made, made once, and removed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import add_settings
-from gpulock.install.sge.install import SgePlanner, plan_sge
-from gpulock.install.sge.kinds import offered_complexes, plain_amount, plan_kind_complexes
+from gpulock.install.sge.host_report import REPORTED
+from gpulock.install.sge.install import RESTART, SgePlanner, plan_sge
+from gpulock.install.sge.kinds import offered_complexes, plain_amount, plan_kind_amounts
 from gpulock.install.sge.texts import complex_fault, login_script_text
-from gpulock.install.sge.uninstall import SgeUninstaller
+from gpulock.install.sge.uninstall import FREE_FIRST, SgeUninstaller
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import parse_settings
@@ -49,10 +50,7 @@ def test_a_plan_changes_nothing(site: Site) -> None:
         f"file {site.config}",
         f"hooks {site.root}/libexec/current",
         f"file {site.root}/profile.d/gpulock.sh",
-        "complex gpu.free",
-        "complex gpu.held",
-        "complex gpu.stale",
-        "complex gpu.quarantined",
+        "complexes gpu.free gpu.held gpu.stale gpu.quarantined",
         "shepherd_cmd in the configuration of host node1",
         "load_sensor in the configuration of host node1",
         "epilog of queue gpu.q@node1",
@@ -208,34 +206,124 @@ def test_no_shepherd_is_put_in_force_that_would_start_no_job(
     assert tree(site.state) == before
 
 
-def test_uninstall_puts_everything_back(site: Site) -> None:
+def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Site) -> None:
     before = {name: values(site.show(name)) for name in OBJECTS}
-    config = site.config.read_text()
     plan_sge(site.options()).apply(ignore)
+    settings, said = site.config.read_text(), list[str]()
 
-    assert SgeUninstaller(site.config, ignore).undo() == []
+    assert SgeUninstaller(site.config, said.append).uninstall() == []
 
     after = {name: values(site.show(name)) for name in OBJECTS}
-    assert {n: v for n, v in after.items() if n != "sconf-node1"} == {
-        n: v for n, v in before.items() if n != "sconf-node1"
-    }
-    assert "load_sensor" not in after["sconf-node1"]
-    assert site.config.read_text() == config
+    for name in ("sq", "se", "sconf", "sconf-node1"):
+        assert after[name] == before[name], name
+    assert {*after["sc"]} - {*before["sc"]} == {*REPORTED}, "others may use them by now"
+    assert said[-3:] == [
+        "stays: qconf -dattr exechost complex_values gpu node1",
+        f"stay for other hosts: qconf -mc, complexes gpu {' '.join(REPORTED)}",
+        f"{site.config}, locks and history stay",
+    ]
+    assert site.config.read_text() == settings
     assert not (site.root / "libexec").exists()
     assert not (site.root / "profile.d/gpulock.sh").exists()
-    assert SgeUninstaller(site.config, ignore).undo() == []
+    assert SgeUninstaller(site.config, ignore).uninstall() == []
 
 
-def test_uninstall_puts_back_settings_that_a_later_installation_changed(site: Site) -> None:
-    """They were taken back first, and stayed: the queue's prolog still led to them."""
+def test_nothing_is_put_back_over_what_the_site_has_set_since(site: Site) -> None:
+    """The site's new prolog was set to NONE, by what was there before the first installation."""
     plan_sge(site.options()).apply(ignore)
-    config = site.config.read_text()
-    plan_sge(site.options(quarantine_on="xid")).apply(ignore)
-    assert site.config.read_text() != config
+    own = f"[node1={site.hook('prolog')}]"
+    site.edit("sq", own, "[node1=/site/new $job_id]")
+    plan_sge(site.options()).apply(ignore)
+    current = site.root / "libexec/current"
+    chain = f"root@{current}/prolog/clean {current}/prolog/chain prolog"
+    assert f"[node1={chain} $job_id $ja_task_id $queue $job_owner /site/new $job_id]" in site.show(
+        "sq"
+    )
 
-    assert SgeUninstaller(site.config, ignore).undo() == []
+    for _ in range(2):
+        left = SgeUninstaller(site.config, ignore).uninstall()
+        assert left == [
+            "qconf -rattr queue prolog '/site/new $job_id' gpu.q@node1",
+            FREE_FIRST,
+            "qconf -rattr queue epilog NONE gpu.q@node1",
+        ]
+        assert site.hook("epilog") in site.show("sq"), "a job that has claimed has none to free it"
+        assert (current / "prolog/sge").is_file()
 
+    site.set_attribute("prolog", "/site/new $job_id")
+    assert SgeUninstaller(site.config, ignore).uninstall() == []
+    assert "[node1=/site/new $job_id]" in site.show("sq")
     assert not (site.root / "libexec").exists()
+
+
+def test_a_hook_of_the_queue_that_ours_runs_as_well_is_in_force_again(site: Site) -> None:
+    """By taking our line away: what the queue says now runs here, whatever it said before."""
+    site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
+    plan_sge(site.options()).apply(ignore)
+
+    assert SgeUninstaller(site.config, ignore).uninstall() == []
+
+    assert "[node1=" not in site.show("sq")
+    assert values(site.show("sq"))["prolog"] == "/site/pro $job_id"
+
+
+def test_where_the_queue_has_another_hook_by_now_a_person_decides(site: Site) -> None:
+    plan_sge(site.options()).apply(ignore)
+    site.edit("sq", "prolog                NONE", "prolog                /site/later")
+
+    left = SgeUninstaller(site.config, ignore).uninstall()
+
+    assert left[0] == "qconf -rattr queue prolog NONE gpu.q@node1"
+    assert site.hook("prolog") in site.show("sq")
+
+
+def test_the_line_of_all_hosts_is_left_to_a_person(site: Site) -> None:
+    plan_sge(site.options(all_hosts=True)).apply(ignore)
+
+    left = SgeUninstaller(site.config, ignore).uninstall()
+
+    prolog, epilog = (f"qconf -rattr queue {hook} NONE gpu.q" for hook in ("prolog", "epilog"))
+    assert left == [prolog, FREE_FIRST, epilog]
+    assert (site.root / "libexec/current/prolog/sge").is_file()
+
+
+def test_the_epilog_stays_while_a_job_holds_a_device(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that started between the look at the locks and the end of our prolog."""
+    plan_sge(site.options()).apply(ignore)
+    take_out = SgeUninstaller.take_out_hook
+
+    def and_claim(self: SgeUninstaller, hook: str) -> list[str]:
+        (site.root / "node/run/gpulock/locks/0000:06:00.0").mkdir(parents=True, exist_ok=True)
+        return take_out(self, hook)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SgeUninstaller, "take_out_hook", and_claim)
+        left = SgeUninstaller(site.config, ignore).uninstall()
+    assert left == ["the epilog stays while 1 devices are locked"]
+    assert (site.hook("prolog") in site.show("sq"), site.hook("epilog") in site.show("sq")) == (
+        False,
+        True,
+    )
+
+    (site.root / "node/run/gpulock/locks/0000:06:00.0").rmdir()
+    assert SgeUninstaller(site.config, ignore).uninstall() == []
+
+
+def test_an_edit_of_the_hosts_configuration_stays(site: Site) -> None:
+    site.edit("sconf", "load_sensor                  none", "load_sensor  /site/sensor")
+    plan_sge(site.options()).apply(ignore)
+    ours = f"{site.root}/libexec/current/prolog/sge-sensor"
+    site.edit("sconf-node1", f"/site/sensor,{ours}", f"/site/other,{ours},/site/third")
+    (site.state / "sconf-node1").write_text(f"{site.show('sconf-node1')}reporting_params x\n")
+    before = values(site.show("sconf-node1"))
+
+    assert SgeUninstaller(site.config, ignore).uninstall() == []
+
+    after = values(site.show("sconf-node1"))
+    del before["shepherd_cmd"]
+    assert after == {**before, "load_sensor": "/site/other,/site/third"}
 
 
 def quick_reports(site: Site) -> None:
@@ -250,12 +338,18 @@ def test_an_execd_without_a_configuration_of_its_own_takes_the_new_one(site: Sit
     before = values(site.show("sconf"))
     said: list[str] = []
 
-    plan_sge(site.options()).apply(said.append)
+    def echo(line: str) -> None:
+        said.append(line)
+        if line.startswith("the host had none"):
+            site.restart_execd()
+
+    plan_sge(site.options()).apply(echo)
 
     assert "gpu.free=8" in site.show("se")
     assert "waiting for execd of node1 to take its configuration" in said
+    assert f"the host had none of its own: {RESTART}" in said
     assert values(site.show("sconf")) == before
-    assert SgeUninstaller(site.config, ignore).undo() == []
+    assert SgeUninstaller(site.config, ignore).uninstall() == []
     assert not (site.state / "sconf-node1").exists()
     assert values(site.show("sconf")) == before
 
@@ -331,12 +425,12 @@ def test_the_hooks_stay_while_the_sensor_runs_however_often_they_are_uninstalled
     (site.state / "deaf").touch()
 
     for _ in range(2):
-        left = SgeUninstaller(site.config, ignore).undo()
+        left = SgeUninstaller(site.config, ignore).uninstall()
         assert any("still runs the load sensor" in line for line in left)
         assert (site.root / "libexec/current/prolog/sge-sensor").is_file()
 
     (site.state / "deaf").unlink()
-    assert SgeUninstaller(site.config, ignore).undo() == []
+    assert SgeUninstaller(site.config, ignore).uninstall() == []
     assert not (site.root / "libexec").exists()
 
 
@@ -373,10 +467,10 @@ def test_what_an_administrator_changed_since_is_left_alone(site: Site) -> None:
     plan_sge(site.options()).apply(ignore)
     site.edit("sq", "prolog/sge $job_id", "prolog/sge mine $job_id")
 
-    left = SgeUninstaller(site.config, ignore).undo()
+    left = SgeUninstaller(site.config, ignore).uninstall()
 
-    assert any("prolog of queue gpu.q@node1 was changed since" in line for line in left)
-    assert any("leads to the hooks" in line for line in left)
+    assert left[0] == "qconf -rattr queue prolog NONE gpu.q@node1"
+    assert "prolog/sge mine $job_id" in site.show("sq")
     assert (site.root / "libexec/current/prolog/sge").is_file()
 
 
@@ -386,9 +480,9 @@ def test_uninstall_refuses_while_a_device_is_locked(site: Site) -> None:
     lock.mkdir(parents=True)
 
     with pytest.raises(InstallError, match=r"1 devices are locked.*gpulock reap frees"):
-        SgeUninstaller(site.config, ignore).undo()
+        SgeUninstaller(site.config, ignore).uninstall()
     with pytest.raises(InstallError, match="--force --reason"):
-        SgeUninstaller(site.config, ignore).undo(force=True)
+        SgeUninstaller(site.config, ignore).uninstall(force=True)
 
     assert "libexec/current" in site.show("sq")
 
@@ -479,7 +573,7 @@ def test_complexes_of_kinds_are_made_with_the_hosts_amounts(site: Site) -> None:
     plan = plan_sge(site.options())
     plan.apply(ignore)
 
-    assert "complex gpu_v" in [change.what for change in plan.changes]
+    assert f"complexes {' '.join(REPORTED)} gpu_v gpu_h" in [one.what for one in plan.changes]
     assert "gpu_v gpu_v INT <= YES YES 0 0" in site.show("sc")
     amounts = values(site.show("se"))["complex_values"].split(",")
     assert {"gpu=8", "gpu_v=8"} <= set(amounts)
@@ -521,5 +615,5 @@ def test_a_node_of_several_kinds_is_offered_complexes_for_them(site: Site) -> No
     assert plain_amount(settings, "gpu", 8) == 6, "two cards have instances"
     told: list[str] = []
     qconf = SgePlanner(site.options()).qconf
-    assert list(plan_kind_complexes(qconf, "node1", settings, told.append)) == []
+    assert list(plan_kind_amounts(qconf, "node1", {}, settings, told.append)) == []
     assert 'set SGE_COMPLEXES="gpu mig_3g.40gb=mig:3g.40gb ' in told[0]

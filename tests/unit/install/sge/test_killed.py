@@ -47,7 +47,7 @@ class KilledSge(KilledSite):
         plan_sge(self.site.options()).apply(ignore)
 
     def undo(self) -> list[str]:
-        return SgeUninstaller(self.site.config, ignore).undo()
+        return SgeUninstaller(self.site.config, ignore).uninstall()
 
     def left(self) -> Left:
         """Return all that there is; of what qconf shows each key with its value."""

@@ -11,7 +11,7 @@ from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.cli.admin.offers import Consent
-from gpulock.install.change import InstallRecord, lock_installation
+from gpulock.install.change import lock_installation
 from gpulock.install.daemons import process_start_time
 from tests.support.runner import command_runner
 from tests.support.slurm_node import SlurmNode
@@ -96,19 +96,19 @@ def test_a_refusal_names_the_whole_command(node: SlurmNode) -> None:
     assert refused.stderr.startswith("gpulock: install slurm: ")
 
 
-def test_yes_writes_what_takes_a_gpu_out_of_service_and_uninstall_takes_it_back(
+def test_yes_writes_what_takes_a_gpu_out_of_service_and_uninstall_leaves_the_settings(
     node: SlurmNode,
 ) -> None:
-    before = node.config.read_text()
-    assert "QUARANTINE_ON=" not in before
+    assert "QUARANTINE_ON=" not in node.config.read_text()
 
     done = install(node, "--yes")
+    settings = node.config.read_text()
 
     assert "\nQUARANTINE_ON=xid missing\n" in node.config.read_text(), done.output
     assert "--quarantine-on" not in done.output, "what was agreed to is not offered again"
     assert "nothing to change" in install(node, "--yes").stdout
     assert call(node, "uninstall", "slurm").exit_code == 0
-    assert node.config.read_text() == before
+    assert node.config.read_text() == settings
 
 
 def test_a_second_installation_says_which_process_makes_the_first(node: SlurmNode) -> None:
@@ -150,27 +150,8 @@ def test_uninstalling_shows_what_must_go_from_slurm_conf_first(node: SlurmNode) 
     done = call(node, "uninstall", "slurm")
 
     assert done.exit_code == 1
-    assert f"from slurm.conf: Prolog={node.paths.slurm_prolog}\n" in done.stdout
+    assert f"\n    Prolog={node.paths.slurm_prolog}\n" in done.stdout
     assert "scontrol reconfigure" in done.stderr
-
-
-def test_uninstalling_grid_engine_leaves_slurms_hooks(node: SlurmNode) -> None:
-    install(node)
-    slurm = InstallRecord(node.root / "node/state/install/slurm.json")
-    entries = slurm.load()
-    hooks = next(address for address in entries if address[0] == "hooks")
-    sge = InstallRecord(node.root / "node/state/install/sge.json")
-    sge.save({hooks: entries.pop(hooks)})
-    slurm.save(entries)
-
-    done = call(node, "uninstall", "sge")
-
-    assert (done.exit_code, done.stdout) == (
-        0,
-        "the hooks and the settings stay: Slurm uses them\nuninstalled: sge\n",
-    )
-    assert node.paths.slurm_prolog.is_file()
-    assert hooks in slurm.load()
 
 
 def test_a_gres_conf_younger_than_slurmd_is_pointed_out(node: SlurmNode) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A killed `install slurm --write-conf` leaves nothing that another run does not put back."""
+"""A killed `install slurm --write-conf` leaves nothing that another run does not complete.
+
+slurm.conf is the site's: an administrator takes the lines out, before the hooks can go.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ import pytest
 
 from gpulock.install import hooks, versions
 from gpulock.install.slurm import gres
-from gpulock.install.slurm.install import SlurmUninstaller
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.spank import SpankPlugin
+from gpulock.install.slurm.uninstall import SlurmUninstaller
+from gpulock.install.slurm.write_conf import BEGIN
 from tests.support import fake_slurm
 from tests.support.install_site import ignore
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite
@@ -72,7 +76,17 @@ class KilledSlurm(KilledSite):
         self.node.plan(write_conf=True, spank=True).apply(ignore)
 
     def undo(self) -> list[str]:
-        return SlurmUninstaller(self.node.config, ignore).undo()
+        edit_by_hand(self.node)
+        return SlurmUninstaller(self.node.config, ignore).uninstall()
+
+
+def edit_by_hand(node: SlurmNode) -> None:
+    """Take out what uninstalling names, as an administrator does, and reconfigure."""
+    left = node.conf.read_text().partition(f"{BEGIN}\n")[0]
+    with node.conf.open("r+") as file:
+        file.write(left)
+        file.truncate()
+    fake_slurm.reconfigure()
 
 
 @pytest.fixture

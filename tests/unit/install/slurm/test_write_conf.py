@@ -1,35 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`install slurm --write-conf`: our lines in slurm.conf, in force, and all of it put back."""
+"""`install slurm --write-conf`: one block in slurm.conf, written once, and never put back."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from gpulock.install.hooks import InstallError
-from gpulock.install.slurm.install import SlurmUninstaller
 from gpulock.install.slurm.site import list_other_nodes
-from gpulock.install.slurm.write_conf import BACKUP, MARK, edit_slurm_conf
+from gpulock.install.slurm.slurm_conf import read_slurm_conf
+from gpulock.install.slurm.uninstall import SlurmUninstaller
+from gpulock.install.slurm.write_conf import BEGIN, END, add_block
 from tests.support.install_site import ignore
 from tests.support.slurm_node import SlurmNode
 
 
-def test_a_key_is_set_where_it_stands_and_a_new_one_at_the_end() -> None:
-    text = "ClusterName=lab\nrequeueexit = 75 # ours\n#Prolog=/old\nNodeName=n1 CPUs=4\n"
+def test_the_lines_are_one_block_at_the_end_whatever_the_last_line_is() -> None:
+    lines = {"RequeueExit": "213", "Prolog": "/x"}
+    block = f"{BEGIN}\nRequeueExit=213\nProlog=/x\n{END}\n"
 
-    new = edit_slurm_conf(text, {"RequeueExit": "75,213", "Prolog": "/x"})
-
-    assert new == (
-        "ClusterName=lab\nRequeueExit=75,213\n#Prolog=/old\nNodeName=n1 CPUs=4\n"
-        f"{MARK}\nProlog=/x\n"
-    )
-    assert edit_slurm_conf(new, {"RequeueExit": "75,213", "Prolog": "/x"}) == new
-    assert edit_slurm_conf("A=1", {"Prolog": "/x"}) == f"A=1\n{MARK}\nProlog=/x\n"
+    assert add_block("A=1\n", lines) == f"A=1\n{block}"
+    assert add_block("A=1", lines) == f"A=1\n{block}"
+    assert add_block("", lines) == block
+    assert add_block("A=1", {}) == "A=1"
 
 
-@pytest.mark.parametrize("line", ["Prolog=/a Epilog=/b", "Prolog=/a \\", 'Prolog="/a b"'])
-def test_a_line_with_more_than_the_one_key_is_left_to_a_person(line: str) -> None:
-    with pytest.raises(InstallError, match="holds more than Prolog"):
-        edit_slurm_conf(f"{line}\nEpilog=/b\n", {"Prolog": "/x"})
+def test_a_backslash_at_the_end_of_the_last_line_takes_a_comment_alone(tmp_path: Path) -> None:
+    path = tmp_path / "slurm.conf"
+    path.write_text(add_block("A=1 \\\n", {"Prolog": "/x"}))
+
+    assert read_slurm_conf(path).values == {"a": "1", "prolog": "/x"}
 
 
 SHOWN = """NodeName=gpu1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=dgx1.site Version=24.11.5
@@ -60,27 +61,98 @@ def install(node: SlurmNode, **changes: bool) -> None:
     node.plan(write_conf=True, **changes).apply(ignore)
 
 
+def block_of(node: SlurmNode) -> list[str]:
+    """Return the lines between the marks, with them."""
+    lines = node.conf.read_text().splitlines()
+    return lines[lines.index(BEGIN) : lines.index(END) + 1]
+
+
 @pytest.mark.slow
-def test_what_is_written_is_in_force_and_uninstall_puts_the_file_back(node: SlurmNode) -> None:
-    before, mode = node.conf.read_bytes(), node.conf.stat().st_mode
+def test_what_is_written_is_in_force_and_owner_and_mode_stay(node: SlurmNode) -> None:
+    node.conf.chmod(0o664)
+    before, there = node.conf.read_text(), {*node.conf.parent.iterdir()}
 
     install(node)
 
-    backup = node.conf.with_name(node.conf.name + BACKUP)
-    assert backup.read_bytes() == before
-    assert f"\nTaskProlog={node.paths.slurm_task}\n" in node.conf.read_text()
+    assert node.conf.read_text().startswith(before)
+    assert f"TaskProlog={node.paths.slurm_task}" in block_of(node)
     assert f"Prolog = {node.paths.slurm_prolog}" in (node.state / "config").read_text()
-    assert node.conf.stat().st_mode == mode
+    assert node.conf.stat().st_mode & 0o777 == 0o664
+    assert {*node.conf.parent.iterdir()} == there, "a copy is something to put back"
     plan = node.plan(write_conf=True)
     assert plan.changes == []
     assert "Into slurm.conf" not in str(plan.pages)
 
-    assert SlurmUninstaller(node.config, ignore).undo() == []
 
-    assert node.conf.read_bytes() == before
-    assert not backup.exists()
-    assert f"{node.root}/libexec" not in (node.state / "config").read_text()
+@pytest.mark.slow
+def test_nothing_is_put_back_over_what_an_administrator_wrote(node: SlurmNode) -> None:
+    """396 nodes and all comments went with an earlier file, and slurmctld 22.05 ended by it."""
+    install(node)
+    nodes = "".join(f"NodeName=n{number} CPUs=4  # rack {number}\n" for number in range(396))
+    node.conf.write_text(f"{node.conf.read_text()}{nodes}")
+    install(node)
+    written, said = node.conf.read_text(), list[str]()
+
+    with pytest.raises(InstallError, match="Slurm still starts the hooks"):
+        SlurmUninstaller(node.config, said.append).uninstall()
+
+    assert node.conf.read_text() == written
+    assert said == [f"take out of {node.conf}:", "", *(f"    {one}" for one in block_of(node)), ""]
+    assert node.paths.slurm_prolog.is_file()
+
+    block = "".join(f"{line}\n" for line in block_of(node))
+    node.conf.write_text(written.replace(block, ""))
+    node.reconfigure()
+    assert SlurmUninstaller(node.config, ignore).uninstall() == []
+    assert node.conf.read_text() == written.replace(block, "")
     assert not (node.root / "libexec").exists()
+
+
+@pytest.mark.slow
+def test_a_list_that_was_merged_into_the_block_is_shown_without_our_word(node: SlurmNode) -> None:
+    install(node)
+    node.conf.write_text(node.conf.read_text().replace("Flags=", "Flags=X11,"))
+    said: list[str] = []
+
+    with pytest.raises(InstallError):
+        SlurmUninstaller(node.config, said.append).uninstall()
+
+    at = said.index("    PrologFlags=X11,Contain")
+    assert said[at + 1] == "    -> PrologFlags=X11"
+
+
+@pytest.mark.slow
+def test_where_gpulock_wrote_before_it_writes_nothing_and_shows_what_is_missing(
+    node: SlurmNode,
+) -> None:
+    """A line that was deleted from the file was in force still, and so was no change."""
+    install(node)
+    line = f"Epilog={node.paths.slurm_epilog}\n"
+    node.conf.write_text(node.conf.read_text().replace(line, ""))
+    before = node.conf.read_bytes()
+
+    with pytest.raises(InstallError, match=r"writes once.*scontrol reconfigure") as refused:
+        install(node)
+
+    assert f"    {line.strip()}" in refused.value.page
+    assert not [one for one in refused.value.page if "Prolog" in one]
+    assert node.conf.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_line_of_the_sites_is_not_edited_and_both_are_shown(node: SlurmNode) -> None:
+    """Its comment was dropped."""
+    with node.conf.open("a") as file:
+        file.write("requeueexit = 75 # ours\n")
+    node.set_in_force("RequeueExit", "75")
+    before = node.conf.read_bytes()
+
+    with pytest.raises(InstallError, match="sets RequeueExit already") as refused:
+        install(node)
+
+    assert "    requeueexit = 75 # ours" in refused.value.page
+    assert "    RequeueExit=75,213" in refused.value.page
+    assert node.conf.read_bytes() == before
 
 
 @pytest.mark.slow
@@ -96,19 +168,6 @@ def test_a_file_that_is_written_but_not_in_force_is_put_in_force_by_the_next_run
     install(node)
 
     assert f"Prolog = {node.paths.slurm_prolog}" in (node.state / "config").read_text()
-
-
-@pytest.mark.slow
-def test_a_line_that_somebody_added_since_stays_and_keeps_the_hooks(node: SlurmNode) -> None:
-    install(node)
-    with node.conf.open("a") as file:
-        file.write("# mine\n")
-
-    with pytest.raises(InstallError, match="Slurm still starts the hooks"):
-        SlurmUninstaller(node.config, ignore).undo()
-
-    assert node.conf.read_text().endswith("# mine\n")
-    assert node.paths.slurm_prolog.is_file()
 
 
 def other_nodes(node: SlurmNode) -> None:
@@ -137,7 +196,7 @@ def included(node: SlurmNode) -> None:
         (other_nodes, r"other nodes .*node2.*--installed-everywhere"),
         (site_prolog, "Prolog=/site/prolog is to run beside"),
         (no_controller, "Unable to contact slurm controller"),
-        (included, r"more.conf sets RequeueExit"),
+        (included, r"more.conf sets RequeueExit already"),
     ],
 )
 def test_what_a_person_has_to_decide_changes_nothing(

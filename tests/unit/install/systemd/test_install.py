@@ -234,20 +234,20 @@ def test_without_a_driver_it_goes_by_the_settings_and_says_so(node: SystemdNode)
 # --- uninstall ----------------------------------------------------------------------------------
 
 
-def test_uninstall_stops_both_and_puts_back_what_was_there(node: SystemdNode) -> None:
-    own = node.etc / "tmpfiles.d/gpulock.conf"
-    own.parent.mkdir()
+def test_uninstall_stops_both_and_removes_their_files(node: SystemdNode) -> None:
+    own = node.etc / "systemd/system/gpulockd.service.d/site.conf"
+    own.parent.mkdir(parents=True)
     own.write_text("# the site's\n")
     before = files(node)
     node.install()
 
-    assert SystemdUninstaller(node.config, ignore, node.ctl).undo() == []
+    assert SystemdUninstaller(node.config, ignore, node.ctl).uninstall() == []
 
     assert files(node) == before
     assert (node.ctl.active, node.ctl.enabled) == (set(), set())
     assert node.ctl.told[-1] == "daemon-reload"
     assert not (node.root / "state/install").exists()
-    assert SystemdUninstaller(node.config, ignore, node.ctl).undo() == []
+    assert SystemdUninstaller(node.config, ignore, node.ctl).uninstall() == []
 
 
 def test_uninstall_leaves_a_unit_that_somebody_changed_and_locks(node: SystemdNode) -> None:
@@ -256,23 +256,25 @@ def test_uninstall_leaves_a_unit_that_somebody_changed_and_locks(node: SystemdNo
     path = node.etc / "systemd/system/gpulockd.service"
     path.write_text("changed\n")
 
-    left = SystemdUninstaller(node.config, ignore, node.ctl).undo()
+    left = SystemdUninstaller(node.config, ignore, node.ctl).uninstall()
 
-    assert len(left) == 1
-    assert f"{path} was changed since; left as it is" in left[0]
+    assert left == [f"file {path} was changed since gpulock wrote it: rm {path}"]
     assert path.exists()
     assert (node.root / "run/gpulock/locks/0000:06:00.0").is_dir()
     assert node.ctl.active == set()
 
 
-def test_uninstall_says_that_the_user_stays(node: SystemdNode) -> None:
+def test_uninstall_says_what_stays(node: SystemdNode) -> None:
     node.install()
     said: list[str] = []
 
-    SystemdUninstaller(node.config, said.append, node.ctl).undo()
+    SystemdUninstaller(node.config, said.append, node.ctl).uninstall()
 
     assert "stopped and disabled: gpulockd" in said
-    assert said[-1] == "user gpulock-exporter stays, and so do locks and history"
+    assert said[-2:] == [
+        "user gpulock-exporter stays",
+        f"{node.config}, locks and history stay",
+    ]
 
 
 # --- how it is typed ----------------------------------------------------------------------------

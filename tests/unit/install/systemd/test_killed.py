@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A killed `install systemd` leaves nothing that another run does not put back."""
+"""A killed `install systemd` leaves nothing that another run does not complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from gpulock.install.hooks import InstallError
 from gpulock.install.systemd import install, manager
 from gpulock.install.systemd.install import SystemdUninstaller, plan_systemd
-from gpulock.install.systemd.units import DAEMON, EXPORTER, UNITS
+from gpulock.install.systemd.units import DAEMON, UNITS
 from tests.support.install_site import ignore
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite
 from tests.support.systemd_site import SystemdNode, make_systemd_node
@@ -106,7 +106,7 @@ class KilledSystemd(KilledSite):
         plan_systemd(replace(self.node.options, ctl=self.systemctl)).apply(ignore)
 
     def undo(self) -> list[str]:
-        return SystemdUninstaller(self.node.config, ignore, self.systemctl).undo()
+        return SystemdUninstaller(self.node.config, ignore, self.systemctl).uninstall()
 
 
 def read(path: Path) -> str:
@@ -131,11 +131,3 @@ def test_an_uninstallation_killed_anywhere_is_completed_by_another(
     played: KilledSystemd, share: int
 ) -> None:
     assert played.killed_uninstallations(share) == []
-
-
-def test_a_service_that_ran_before_runs_again_from_its_own_unit(played: KilledSystemd) -> None:
-    played.install()
-    played.uninstall()
-
-    assert read(played.known / "active" / DAEMON) == "[Unit]\n"
-    assert not read(played.known / "active" / EXPORTER)

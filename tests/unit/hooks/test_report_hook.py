@@ -58,7 +58,7 @@ def test_it_is_printed_in_ascii(site: Ended) -> None:
     site.end(0)
     said = at_end(site)
     assert said.startswith("\ngpulock report\nJob 12 of alice on node1")
-    assert said.isascii() and "50 %" in said
+    assert said.isascii() and "40 %" in said
 
 
 def test_it_is_printed_from_the_history_where_the_daemon_was_faster(site: Ended) -> None:

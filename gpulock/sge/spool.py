@@ -14,7 +14,9 @@ file is written beside and renamed in, with its owner and mode.
 import errno
 import os
 import stat
+import time
 
+from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, one_line, shorten
 from gpulock.job.environment import BIND_LISTS, append_binds, user_bind_lists
 from gpulock.node.procfs import Proc
@@ -22,6 +24,8 @@ from gpulock.store import atomic
 from gpulock.store.kv import DIGITS
 
 SHEPHERD_NAME = "sge_shepherd"
+OWNER_SECONDS = 5.0  # until a shepherd has its admin user's uid again
+OWNER_PAUSE = 0.001  # seconds
 ACTIVE_JOBS = "/active_jobs/"  # in the path of each shepherd's directory (sge_execd(8))
 CONFIG_LIMIT = 1 << 22  # bytes: job arguments stand in it
 LINE_LIMIT = 99_999  # bytes that the shepherd reads at once (fgets of 100,000 in 8.1.9)
@@ -172,12 +176,7 @@ def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
             )
         fd = os.open(f"{proc.root}/{pid}/cwd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         info = os.fstat(fd)
-        if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or info.st_uid not in status.uids:
-            raise Refusal(
-                BROKEN,
-                f"the shepherd's directory has uid {info.st_uid}, mode {info.st_mode & 0o7777:o}",
-                "see gpulock doctor",
-            )
+        check_spool_owner(proc, pid, info, root_uid)
         path = proc.link(pid, "cwd")
         if proc.stat(pid).start != start:
             raise ProcessLookupError(pid)
@@ -186,6 +185,27 @@ def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
         raise Refusal(
             UNKNOWN, f"the shepherd {pid} cannot be seen: {fault}", "see gpulock doctor"
         ) from fault
+
+
+def check_spool_owner(proc: Proc, pid: int, info: os.stat_result, root_uid: int) -> None:
+    """Raise Refusal unless the directory is of one of the shepherd's uids, which alone may write.
+
+    A shepherd is root alone for a moment at each line of its trace (facts/grid-engine.md, user,
+    directory and output of hooks), three times after it started a hook: it is asked again.
+    """
+    writable = bool(info.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    uids = proc.status(pid).uids
+    deadline = Deadline(OWNER_SECONDS)
+    while info.st_uid not in uids and not writable and deadline.left() > 0:
+        time.sleep(OWNER_PAUSE)
+        uids = proc.status(pid).uids
+    if writable or info.st_uid not in uids:
+        raise Refusal(
+            UNKNOWN if not writable and set(uids) == {root_uid} else BROKEN,
+            f"the shepherd's directory has uid {info.st_uid}, mode {info.st_mode & 0o7777:o}, and "
+            f"the shepherd {' '.join(map(str, uids))}",
+            "see gpulock doctor",
+        )
 
 
 def rewrite_env_text(

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
-from gpulock.node.procfs import Proc
+from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.sge import spool
 from gpulock.sge.hook import SgeHookCall, find_spool
 from tests.support.faults import fail_at
@@ -61,15 +61,67 @@ def test_a_directory_others_may_write_is_refused(site: Site, mode: int) -> None:
     assert kind(site) == BROKEN
 
 
-def test_a_directory_of_somebody_else_is_refused(site: Site) -> None:
-    job = site.run()
-    site.proc.add(SHEPHERD, "sge_shepherd", uids=(ME + 1,) * 4, cwd=job.folder)
-    with pytest.raises(Refusal) as caught:
-        spool.open_shepherd_spool(Proc(str(site.proc.root)), SHEPHERD, ME + 1)
-    assert caught.value.kind == BROKEN
-    assert "the shepherd's directory has uid" in caught.value.why
-    site.proc.add(SHEPHERD, "sge_shepherd", uids=(ME, ME + 1, ME + 1, ME + 1), cwd=job.folder)
-    site.above()
+ROOT, OTHER = ME + 1, ME + 2  # of the shepherds below; the directory is ours
+
+
+class Moments(Proc):
+    """A /proc whose shepherd has other uids each time that its status is read; the last stay."""
+
+    def __init__(self, site: Site, *moments: tuple[int, ...]) -> None:
+        super().__init__(str(site.proc.root))
+        self.moments = [*moments]
+        self.reads = 0
+
+    def status(self, pid: int) -> ProcessStatus:
+        found = super().status(pid)
+        found.uids = self.moments[min(self.reads, len(self.moments) - 1)]
+        self.reads += 1
+        return found
+
+
+def opened(proc: Proc) -> str:
+    """Return the kind of the refusal of a shepherd, nothing where its spool is opened."""
+    try:
+        os.close(spool.open_shepherd_spool(proc, SHEPHERD, ROOT).fd)
+    except Refusal as refusal:
+        return refusal.kind
+    return ""
+
+
+def test_a_shepherd_that_is_root_for_a_moment_is_asked_again(site: Site) -> None:
+    """It writes a line of its trace as root alone, just after it started a hook."""
+    site.run()
+    assert opened(Moments(site, *[(ROOT,) * 4] * 20, (ROOT, ME, ME, ME))) == ""
+
+
+def test_a_directory_of_somebody_else_is_unknown_while_the_shepherd_is_root_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "OWNER_SECONDS", 0.01)
+    site.run()
+    assert opened(Moments(site, (ROOT,) * 4)) == UNKNOWN
+
+
+def test_a_directory_of_somebody_else_is_broken_where_the_shepherd_has_another_user(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "OWNER_SECONDS", 0.01)
+    site.run()
+    assert opened(Moments(site, (ROOT, OTHER, OTHER, OTHER))) == BROKEN
+
+
+def test_a_shepherd_that_ends_while_it_is_root_is_unknown(site: Site) -> None:
+    site.run()
+    proc = Moments(site, (ROOT,) * 4)
+    real = proc.status
+
+    def status(pid: int) -> ProcessStatus:
+        if proc.reads == 3:
+            site.proc.remove(pid)
+        return real(pid)
+
+    proc.status = status  # type: ignore[method-assign]
+    assert opened(proc) == UNKNOWN
 
 
 def test_a_shepherd_that_is_gone_is_unknown(site: Site) -> None:

@@ -12,6 +12,7 @@ from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.execd_params import check_execd_params, moves_jobs_to_scopes
 from gpulock.install.doctor.hooks import InstalledHookChecks
+from gpulock.install.doctor.login_shells import check_login_shells
 from gpulock.install.doctor.node import others_may_link_in
 from gpulock.install.doctor.process_room import check_process_room
 from gpulock.install.doctor.sge_programs import (
@@ -42,7 +43,6 @@ from gpulock.install.sge.terminals import (
 from gpulock.install.sge.texts import (
     SHEPHERD,
     complex_fault,
-    login_script_text,
 )
 from gpulock.install.trial import self_test_sge_hooks
 from gpulock.install.versions import CURRENT, version_in_force
@@ -319,17 +319,8 @@ class SgeClusterChecks:
             yield from check_process_room(self.lines, self.settings, self.execd.pid)
 
     def profile(self) -> Iterator[Check]:
-        """Look at the login script for qlogin."""
-        path, groups = self.profile_path, self.lines.get("gid_range", "")
-        if not path.exists():
-            yield warning(f"no {path}: qlogin shells get no mask", _AGAIN)
-        elif self.execd is None:
-            yield warning(f"{path}: execd's folder is not known", "start execd")
-        elif path.read_text() != login_script_text(str(self.execd.folder), groups):
-            what = f"{path} does not fit execd's folder {self.execd.folder} and gid_range"
-            yield fault(what, _AGAIN)
-        else:
-            yield ok(str(path))
+        """Look at the login scripts for qlogin."""
+        return check_login_shells(self.profile_path, self.execd, self.lines.get("gid_range", ""))
 
     def verifier(self) -> Iterator[Check]:
         """Look whether invalid requests are turned away at submission."""

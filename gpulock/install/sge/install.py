@@ -26,6 +26,11 @@ from gpulock.install.sge.kinds import (
     plain_amount,
     plan_kind_amounts,
 )
+from gpulock.install.sge.login_shells import (
+    csh_profile_paths,
+    csh_profile_text,
+    login_shell_faults,
+)
 from gpulock.install.sge.places import (
     HostConfiguration,
     HostValue,
@@ -171,13 +176,17 @@ class SgePlanner(NodePlanner):
             self.note(f"qconf -mconf: jsv_url {wanted} has qmaster refuse invalid requests")
 
     def add_profile(self) -> None:
-        """Install the login script for qlogin, which knows execd's spool directory."""
+        """Install the login scripts for qlogin, which know execd's spool directory."""
         spool = self.execd.folder if self.execd else Path(self.lines["execd_spool_dir"], self.host)
         if not self.execd and not spool.is_dir():
             self.note(f"no execd runs here: {self.options.profile} for qlogin is left out")
             return
         text = login_script_text(str(spool), self.lines.get("gid_range", ""))
         self.add_own(FilePlace(self.options.profile), text)
+        for path in csh_profile_paths(self.options.profile):
+            self.add_own(FilePlace(path), csh_profile_text(self.options.profile))
+        for what, do in login_shell_faults(self.options.profile):
+            self.note(f"{what}; {do}")
 
     def missing_complexes(self, table: Mapping[str, str]) -> dict[str, str]:
         """Return the lines that are missing; the one for GPUs is a consumable without default."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_a_dry_run_shows_every_change_and_makes_none(node: Node) -> None:
         "prolog of queue gpu.q@glnode1",
     ):
         assert what in said
-    assert "8 changes would be made" in said
+    assert re.search(r"(9|10) changes would be made", said)  # Debian's csh has a folder of its own
     assert (node.objects(), node.files()) == (objects, files)
 
 

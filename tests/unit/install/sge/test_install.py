@@ -50,6 +50,7 @@ def test_a_plan_changes_nothing(site: Site) -> None:
         f"file {site.config}",
         f"hooks {site.root}/libexec/current",
         f"file {site.root}/profile.d/gpulock.sh",
+        f"file {site.root}/profile.d/gpulock.csh",
         "complexes gpu.free gpu.held gpu.stale gpu.quarantined",
         "shepherd_cmd in the configuration of host node1",
         "load_sensor in the configuration of host node1",
@@ -224,8 +225,23 @@ def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Si
     ]
     assert site.config.read_text() == settings
     assert not (site.root / "libexec").exists()
-    assert not (site.root / "profile.d/gpulock.sh").exists()
+    assert not [*(site.root / "profile.d").iterdir()]
     assert SgeUninstaller(site.config, ignore).uninstall() == []
+
+
+def test_hooks_of_another_version_or_damaged_ones_go_as_well(site: Site) -> None:
+    """A newer package's stayed, and the next run said that there was nothing to do."""
+    plan_sge(site.options()).apply(ignore)
+    current = site.root / "libexec/current"
+    newer = current.resolve().with_name("99.0-0123456789ab")
+    current.resolve().rename(newer)
+    current.unlink()
+    current.symlink_to(newer.name)
+    (newer / "prolog/sge").write_text("damaged")
+
+    assert SgeUninstaller(site.config, ignore).uninstall() == []
+
+    assert not (site.root / "libexec").exists()
 
 
 def test_nothing_is_put_back_over_what_the_site_has_set_since(site: Site) -> None:

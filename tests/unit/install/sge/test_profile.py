@@ -6,16 +6,25 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from gpulock.install.sge.login_shells import csh_profile_paths, csh_profile_text, login_shell_faults
 from gpulock.install.sge.texts import login_script_text
 from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES, grant_variable_names
 from gpulock.job.mps import MEMORY_LIMIT, PERCENTAGE, PIPE_DIRECTORY
 from gpulock.sge.prolog import EXTRA_MASK_NAMES
 
-SHELLS = [shell for shell in ("sh", "dash", "bash", "ksh") if shutil.which(shell)]
+LIKE_CSH = ("tcsh", "bsd-csh")
+SHELLS = [one for one in ("sh", "dash", "bash", "ksh", "zsh", *LIKE_CSH) if shutil.which(one)]
+OF_SHELLS = frozenset(
+    (
+        *("PWD", "SHLVL", "_", "OLDPWD", "PATH", "HOME", "LOGNAME", "USER", "NLSPATH", "HOSTTYPE"),
+        *("VENDOR", "OSTYPE", "MACHTYPE", "GROUP", "HOST", "TERM", "SHELL"),
+    )
+)
 ROOT = os.geteuid() == 0
 OURS = 3_999_999 if ROOT else (*os.getgroups(), -1)[0]
 
@@ -33,10 +42,21 @@ def login(
     spool: Path, shell: str = "sh", gid_range: str = "4000000-4000001", **env: str
 ) -> dict[str, str]:
     """Return the variables that a login shell exports once it has read the script."""
+    return shown_by(run_script(spool, shell, gid_range, **env).stdout)
+
+
+def run_script(
+    spool: Path, shell: str = "sh", gid_range: str = "4000000-4000001", **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Have a shell read its script, and print its environment."""
     script = spool / "gpulock.sh"
     script.write_text(login_script_text(str(spool), gid_range))
-    done = subprocess.run(
-        [shell, "-euc", f". {script}; exec /usr/bin/env -0"],
+    words = ["-euc", f". {script}; exec /usr/bin/env -0"]
+    if shell in LIKE_CSH:
+        script.with_suffix(".csh").write_text(csh_profile_text(script))
+        words = ["-fc", f"source {script.with_suffix('.csh')}; exec /usr/bin/env -0"]
+    return subprocess.run(
+        [shell, *words],
         env=env,
         capture_output=True,
         text=True,
@@ -44,8 +64,12 @@ def login(
         timeout=20,
         extra_groups=[OURS] if ROOT else None,
     )
-    pairs = dict(item.split("=", 1) for item in done.stdout.split("\0") if item)
-    return {k: v for k, v in pairs.items() if k not in ("PWD", "SHLVL", "_", "OLDPWD")}
+
+
+def shown_by(environ: str) -> dict[str, str]:
+    """Return the variables that are not a shell's own."""
+    pairs = dict(item.split("=", 1) for item in environ.split("\0") if item)
+    return {name: value for name, value in pairs.items() if name not in OF_SHELLS}
 
 
 @pytest.fixture
@@ -69,15 +93,26 @@ def test_a_login_of_a_job_gets_its_variables_and_no_others(spool: Path, shell: s
     assert login(spool, shell) == {"CUDA_VISIBLE_DEVICES": "0,1", "SGE_GPU": "0,1"}
 
 
-def test_nothing_in_a_value_is_evaluated(spool: Path) -> None:
-    planted = f"$(touch {spool}/hacked)`touch {spool}/hacked`;touch {spool}/hacked"
+@pytest.mark.parametrize("shell", SHELLS)
+def test_nothing_in_a_value_is_evaluated(spool: Path, shell: str) -> None:
+    """bsd-csh runs what stands in backquotes in a variable: it gets such a value empty."""
+    planted = f"$(touch {spool}/hacked)`touch {spool}/hacked`;touch {spool}/hacked !x * {{a,b}} $x"
     job(spool, "2.1", OURS, f"SGE_GPU={planted}\nSGE_GPU;touch {spool}/hacked=1\n")
 
-    assert login(spool) == {"SGE_GPU": planted}
+    assert login(spool, shell) == {"SGE_GPU": "" if shell in LIKE_CSH else planted}
     assert not (spool / "hacked").exists()
 
 
-def test_every_variable_a_job_may_get_is_exported(spool: Path) -> None:
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_value_of_several_words_stays_one(spool: Path, shell: str) -> None:
+    value = "--device nvidia.com/gpu=0  --device nvidia.com/gpu=3:1"
+    job(spool, "2.1", OURS, f"GPULOCK_CDI={value}\nNVIDIA_VISIBLE_DEVICES=\n")
+
+    assert login(spool, shell) == {"GPULOCK_CDI": value, "NVIDIA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_variable_a_job_may_get_is_exported(spool: Path, shell: str) -> None:
     of_mps = {
         f"{twin}{name}"
         for twin in ("", *CONTAINER_PREFIXES)
@@ -86,7 +121,7 @@ def test_every_variable_a_job_may_get_is_exported(spool: Path) -> None:
     names = sorted({*grant_variable_names(EXTRA_MASK_NAMES), *BIND_LISTS, *of_mps})
     job(spool, "2.1", OURS, "".join(f"{name}=x\n" for name in names))
 
-    assert sorted(login(spool)) == names
+    assert sorted(login(spool, shell)) == names
 
 
 def test_a_slave_tasks_folder_is_found_as_well(spool: Path) -> None:
@@ -104,21 +139,138 @@ def test_of_two_folders_with_one_group_the_newer_is_the_job(spool: Path) -> None
     assert login(spool) == {"CUDA_VISIBLE_DEVICES": "2"}
 
 
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
+
+
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_job_that_cannot_be_read_masks_everything(spool: Path, shell: str) -> None:
+def test_a_job_that_cannot_be_read_masks_everything_and_the_user_is_told(
+    spool: Path, shell: str
+) -> None:
     job(spool, "2.1", OURS, None)
 
-    assert login(spool, shell) == {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
+    done = run_script(spool, shell)
+
+    assert shown_by(done.stdout) == NO_GPU
+    assert "it has no GPU" in done.stderr
 
 
-def test_a_group_of_grid_engines_without_a_job_masks_everything(spool: Path) -> None:
-    found = login(spool, gid_range=f"4000000-4000001,{OURS}")
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_group_of_grid_engines_without_a_job_masks_everything(spool: Path, shell: str) -> None:
+    assert login(spool, shell, gid_range=f"4000000-4000001,{OURS}") == NO_GPU
 
-    assert found == {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 
-
-def test_a_shell_inside_a_job_is_left_alone(spool: Path) -> None:
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_inside_a_job_is_left_alone(spool: Path, shell: str) -> None:
     job(spool, "2.1", OURS, "CUDA_VISIBLE_DEVICES=0,1\n")
     env = {"GPULOCK_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}
 
-    assert login(spool, **env) == env
+    assert login(spool, shell, **env) == env
+
+
+# --- who reads it --------------------------------------------------------------------------------
+
+# The start files of Debian and of RHEL, as far as they lead further.
+DEBIAN_CSH = "if (-e /etc/csh/login.d) then\n  source /etc/csh/login.d/x\nendif\n"
+RHEL_CSH = "foreach i ( /etc/profile.d/*.csh )\n  source $i\nend\n"
+RHEL_ZSH = (
+    "_src_etc_profile()\n{\n    emulate -L ksh\n    source /etc/profile\n}\n_src_etc_profile\n"
+)
+
+
+def etc_of(folder: Path, shells: str, **files: str) -> Path:
+    """Lay out start files; return where the script of sh goes."""
+    etc = folder / "etc"
+    (etc / "profile.d").mkdir(parents=True)
+    programs: list[str] = []
+    for name in shells.split():
+        programs.append(f"{folder}/{name}")
+        Path(programs[-1]).touch(0o755)
+    (etc / "shells").write_text("# valid\n" + "\n".join([*programs, "/nowhere/fish"]) + "\n")
+    for name, text in files.items():
+        place = etc / name.replace("__", "/").replace("csh_", "csh.")
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(text)
+    return etc / "profile.d/gpulock.sh"
+
+
+@pytest.mark.parametrize(
+    ("shells", "files", "told"),
+    [
+        ("sh bash ksh tmux", {}, []),
+        ("tcsh", {"csh_login": DEBIAN_CSH}, []),
+        ("csh", {"csh_login": RHEL_CSH}, []),
+        ("zsh", {"zprofile": RHEL_ZSH}, []),
+        ("zsh", {"zsh__zprofile": "# /etc/profile\n"}, ["zsh: its qlogin sees every GPU"]),
+        ("tcsh", {"csh_login": "# /etc/profile.d\n"}, ["tcsh: its qlogin sees every GPU"]),
+        ("fish", {}, ["fish: gpulock has no login script for it"]),
+    ],
+)
+def test_a_shell_whose_start_file_does_not_lead_to_the_mask_is_told(
+    tmp_path: Path, shells: str, files: dict[str, str], told: list[str]
+) -> None:
+    profile = etc_of(tmp_path, shells, **files)
+
+    found = list(login_shell_faults(profile))
+
+    assert [what.partition(", and")[0] for what, _ in found] == told
+    for _, do in found:
+        if "source " in do:
+            start = profile.parents[1] / do.partition("/etc/")[2].partition(":")[0]
+            start.parent.mkdir(exist_ok=True)
+            start.write_text(do.partition(": ")[2])
+            assert not list(login_shell_faults(profile))
+
+
+def test_debians_csh_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    profile = etc_of(tmp_path, "tcsh")
+    assert csh_profile_paths(profile) == [profile.with_suffix(".csh")]
+    folder = profile.parents[1] / "csh/login.d"
+    folder.mkdir(parents=True)
+    assert csh_profile_paths(profile) == [profile.with_suffix(".csh"), folder / "gpulock.csh"]
+
+
+IN_ETC = """
+set -e
+mount -t tmpfs tmpfs /etc/profile.d
+cp "$1"/gpulock.* /etc/profile.d
+if [ -d /etc/csh/login.d ]; then
+    mount -t tmpfs tmpfs /etc/csh/login.d
+    cp "$1/gpulock.csh" /etc/csh/login.d
+fi
+if [ -f /etc/zsh/zprofile ]; then
+    echo "$2" >"$1/zprofile"
+    mount --bind "$1/zprofile" /etc/zsh/zprofile
+fi
+shift 2
+exec "$@"
+"""
+LOGINS = [one for one in ("bash", "zsh", "tcsh") if shutil.which(one)]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("shell", LOGINS)
+@pytest.mark.parametrize("options", [(), ("-i",)], ids=["login", "interactive"])
+def test_a_login_comes_to_its_mask_by_the_start_files_of_this_machine(
+    spool: Path, shell: str, options: tuple[str, ...]
+) -> None:
+    """A shell that a `-` begins the name of is a login shell: so starts the one of a qlogin."""
+    job(spool, "2.1", OURS, "CUDA_VISIBLE_DEVICES=0,1\nGPULOCK_DEVICES=0 1\n")
+    profile = Path("/etc/profile.d/gpulock.sh")
+    (spool / "gpulock.sh").write_text(login_script_text(str(spool), "1-2"))
+    (spool / "gpulock.csh").write_text(csh_profile_text(profile))
+    start = f"import os, sys; os.execv(sys.argv[1], ['-{shell}', *sys.argv[2:]])"
+    program = str(shutil.which(shell))
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", IN_ETC, "sh"]
+    advice = f"source {profile}"  # what doctor says of zsh, where Debian's reads none
+    done = subprocess.run(
+        [*words, str(spool), advice, sys.executable, "-c", start, program, *options],
+        input="/usr/bin/env -0\n",
+        env={"HOME": str(spool), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+        extra_groups=[OURS],
+    )
+    assert "CUDA_VISIBLE_DEVICES=0,1\0" in done.stdout
+    assert "GPULOCK_DEVICES=0 1\0" in done.stdout

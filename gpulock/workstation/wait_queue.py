@@ -23,6 +23,7 @@ from gpulock.node.context import Node
 from gpulock.store.owner import Owner
 from gpulock.workstation import process_claims, tickets
 from gpulock.workstation.backfill import must_yield
+from gpulock.workstation.claim_rate import BURST, ClaimRate
 from gpulock.workstation.peer import Client, check_peer_may_hold
 from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply, SocketRequest
 
@@ -93,12 +94,24 @@ class WaitQueue:
             if tickets.is_stopped(node, client.peer.pid):
                 continue
             before = yielding.get(client.peer.account, 0)
-            if before or (client.want and now < client.until and must_yield(node, client.want)):
+            if delay := self._attempts.rate.delay(client.peer.account, now):
+                self._delay(client, delay, now)
+            elif before or (client.want and now < client.until and must_yield(node, client.want)):
                 yielding[client.peer.account] = before + 1
                 self._pass_over(node, client, before, now)
-                continue
-            self._serve(node, client, now)
-            return
+            else:
+                self._serve(node, client, now)
+                return
+
+    def _delay(self, client: Client, delay: float, now: float) -> None:
+        """Let others by for a while: the client's user has made too many claims."""
+        why = f"you made {BURST} claims in a short time, and the next may come in {delay:.0f} s"
+        if now >= client.until:
+            do = "run several commands in one claim, or use --wait"
+            self._end(client, SocketReply(REFUSED, kind=BUSY, why=why, do=do))
+        else:
+            tickets.mark_waiting(self._node(), client.ticket, client.peer.account)
+            client.send_if_changed(SocketReply(WAITING, why=why), now)
 
     def _pass_over(self, node: Node, client: Client, before: int, now: float) -> None:
         """Let other users by; `before` are calls of the client's own user that do so as well."""
@@ -184,6 +197,7 @@ class SocketClaims:
     """Serve clients one at a time; remember why the last one had to wait."""
 
     def __init__(self, journal: DaemonJournal) -> None:
+        self.rate = ClaimRate()
         self._journal = journal
         self._busy: SocketReply | None = None
         self._want: ClaimRequest | None = None
@@ -227,6 +241,8 @@ class SocketClaims:
             client.want = want if refusal.kind == BUSY else None
             state = WAITING if is_temporary_refusal(refusal) else REFUSED
             return SocketReply(state, kind=refusal.kind, why=refusal.why, do=refusal.do)
+        if grant.fresh:
+            self.rate.count_claim(client.peer.account, clock_boottime())
         ids = tuple(device.id for device in grant.devices)
         who = f"pid {record.pid} ({record.user})"
         self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {grant.waited * 1000:.1f} ms")

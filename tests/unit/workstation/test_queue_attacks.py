@@ -8,7 +8,7 @@ import pytest
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BUSY
 from gpulock.store import quarantine
-from gpulock.workstation import tickets
+from gpulock.workstation import claim_rate, tickets
 from gpulock.workstation.server import MOST_OF_USER, REJOIN_SECONDS
 from gpulock.workstation.wait_queue import PAUSE, RETRY_DELAY
 from gpulock.workstation.wire import FOR_EVER, GRANTED, REFUSED, WAITING
@@ -198,3 +198,44 @@ def test_a_caller_that_was_stopped_gets_nothing_and_keeps_nobody_waiting(desk: D
     desk.process(901, ALICE)
     desk.give_back(1)
     assert last(stopped).state == GRANTED
+
+
+@pytest.mark.attack
+def test_a_user_who_claims_again_and_again_fills_no_history(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: a loop of claims and releases, each of which is a line of everybody's history.
+
+    Stopped by: a user's claims wait ten seconds each, once there were 1,000 in a short time.
+    """
+    monkeypatch.setattr(claim_rate, "BURST", 3)
+    for number in range(3):
+        assert last(desk.claim_as(ALICE, 901 + number, 1)).state == GRANTED
+        desk.give_back(0)
+    refused = last(desk.claim_as(ALICE, 904, 1))
+    assert (refused.kind, "in 10 s" in refused.why) == (BUSY, True)
+    waiting = desk.claim_as(ALICE, 905, 1, FOR_EVER)
+    assert (last(waiting).state, last(desk.claim_as(BOB, 906, 1)).state) == (WAITING, GRANTED)
+    desk.go(clock_boottime() + claim_rate.PERIOD)
+    assert last(waiting).state == GRANTED
+
+
+def test_a_claim_that_is_answered_again_counts_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_rate, "BURST", 2)
+    for _ in range(2):
+        assert last(desk.claim_as(ALICE, 901, 1)).state == GRANTED
+    assert desk.server.attempts.rate.delay(ALICE, clock_boottime()) == 0
+
+
+def test_claims_over_a_long_time_are_not_delayed() -> None:
+    rate, now = claim_rate.ClaimRate(), 0.0
+    for _ in range(2 * claim_rate.BURST):
+        assert rate.delay(ALICE, now) == 0
+        rate.count_claim(ALICE, now)
+        now += claim_rate.PERIOD
+    for _ in range(claim_rate.BURST):
+        assert rate.delay(ALICE, now) == 0
+        rate.count_claim(ALICE, now)
+    assert rate.delay(ALICE, now) == claim_rate.PERIOD

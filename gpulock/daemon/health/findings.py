@@ -63,7 +63,7 @@ def findings_from_sample(
             yield from find_hardware_xids(name, seen)
         if ECC in wanted:
             yield from find_ecc_errors(name, seen)
-        asked = ECC if ECC in wanted else XID
+        asked = XID if XID in wanted else ECC  # XID 154 tells of it
         if asked in wanted and seen.recovery_action:
             words = f"the driver asks for {describe_recovery_action(seen.recovery_action)}"
             yield HealthFinding(name, asked, "recovery", seen.recovery_action, words)

@@ -5,9 +5,11 @@ Hot. The scheduler packages translate a kind into their exit code (docs/{grid-en
 sentence always says what failed, for which job, why, and what to do.
 """
 
+import errno
+
 BUSY = "busy"  # not enough devices free now
 INVALID_REQUEST = "invalid request"  # the request can never be granted
-BROKEN = "broken"  # this node is at fault
+BROKEN = "broken"  # a fault of this node that lasts (docs/reliability.md has each)
 UNKNOWN = "unknown"  # the request, or the state of the node, could not be found out
 KINDS = (BUSY, INVALID_REQUEST, BROKEN, UNKNOWN)
 # Bytes that a daemon of a scheduler is given at once: some of them read a line into a buffer of
@@ -15,6 +17,19 @@ KINDS = (BUSY, INVALID_REQUEST, BROKEN, UNKNOWN)
 LINE_BYTES = 1000
 WHY_BYTES = 600  # of the reason in it: what to do follows
 VALUE_BYTES = 40  # of a value that a user chose
+PASSING = (  # errors that users can cause, or that pass by themselves
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EAGAIN,
+    errno.EINTR,
+    errno.EBUSY,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ESRCH,
+)
 
 
 class Refusal(Exception):
@@ -32,6 +47,13 @@ class Refusal(Exception):
         return shorten(one_line(f"gpulock: {who}: {self.kind}: {why}; {self.do}"), LINE_BYTES)
 
 
+class UnexpectedError(Refusal):
+    """Refuse because of a fault nobody foresaw: one user's jobs break no node by it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(UNKNOWN, why, "report this as a bug")
+
+
 class LockTimeout(Refusal):
     """Refuse because the gate stayed shut until the deadline: who holds it is not known."""
 
@@ -39,6 +61,16 @@ class LockTimeout(Refusal):
         super().__init__(
             UNKNOWN, f"timed out on the lock {path}", f"see who holds it: fuser -v {path}"
         )
+
+
+def os_error_kind(fault: BaseException, missing: str = UNKNOWN) -> str:
+    """Return BROKEN for an error that lasts, else UNKNOWN; `missing` for a file that is not there.
+
+    What is no error of the system's, such as a bad value, breaks no node either.
+    """
+    if isinstance(fault, FileNotFoundError):
+        return missing
+    return BROKEN if isinstance(fault, OSError) and fault.errno not in PASSING else UNKNOWN
 
 
 def lost_locks_refusal(what: str) -> Refusal:

@@ -11,7 +11,7 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, format_reques
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
-from gpulock.store import quarantine
+from gpulock.store import boot, quarantine
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -120,8 +120,14 @@ def pick_free_devices(
     Raises Refusal.
     """
     away = [d.id for d in found if d.withheld]
-    for folder in (quarantine.QUARANTINE, quarantine.RESERVES):
-        away += quarantine.list_noted_devices(node.settings.state_dir, folder)
+    state_dir = node.settings.state_dir
+    try:
+        for folder in (quarantine.QUARANTINE, quarantine.RESERVES):
+            away += quarantine.list_noted_devices(state_dir, folder)
+    except Refusal as refusal:
+        if isinstance(refusal.__cause__, FileNotFoundError):  # the next claim finds them again
+            boot.make_claim_folders(node.store, state_dir, node.boot_id)
+        raise
     away += opened
     out = dict.fromkeys(away, OUT)
     taken = [*(whole_claims(held) if want.share else held), *out]

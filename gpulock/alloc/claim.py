@@ -20,7 +20,7 @@ from gpulock.alloc.availability import (
 )
 from gpulock.alloc.choose import LATE, ClaimRequest
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, lost_locks_refusal
+from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, lost_locks_refusal, os_error_kind
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import boot, kv, owner
@@ -119,8 +119,9 @@ def claim_devices(
                 wait_for_killed_checks(node, want.ended)
             made[:] = [judge()]  # whose look is of now
             ahead = judge_ahead(node, found, made[0], template)
-    except LockTimeout:
-        note_lock_timeout(node.store)
+    except LockTimeout as refusal:
+        if note_lock_timeout(node.store, template.job(), template.user):
+            escalate_refusal(refusal)
         raise
 
 
@@ -143,10 +144,15 @@ def claim_preferring_unused(
 def count_refusal(totals: ClaimCounters, refusal: Refusal, template: Owner, waited: float) -> None:
     """Count a refusal; a streak of unknowns means that the node is broken, not the jobs."""
     if refusal.kind == UNKNOWN and totals.note_unknown_streak(template.job(), template.user):
-        refusal.kind = BROKEN
-        refusal.why += " (for several jobs in a row)"
+        escalate_refusal(refusal)
     totals.count_result(refusal.kind, waited)
     totals.save()
+
+
+def escalate_refusal(refusal: Refusal) -> None:
+    """Make an unknown that several jobs of several owners met a fault of the node."""
+    refusal.kind = BROKEN
+    refusal.why += " (for several jobs in a row)"
 
 
 def count_unknown_refusal(
@@ -157,8 +163,8 @@ def count_unknown_refusal(
         node.store.check(make=True)
         with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
             count_refusal(ClaimCounters(node.store), refusal, template, gate.waited)
-    except (Refusal, OSError):
-        return  # the first refusal is the one to tell
+    except Exception:  # whatever it is, the first refusal is the one to tell
+        return
 
 
 def claim_under_gate(
@@ -239,8 +245,9 @@ def lock_devices(node: Node, gate: Gate, chosen: list[Device], template: Owner) 
         for name in reversed(made):
             node.store.undo(name)
         if isinstance(fault, (OSError, ValueError)):
-            raise Refusal(
-                BROKEN, f"a lock cannot be written: {fault}", "look at LOCK_DIR"
-            ) from fault
+            if not gate.is_named():
+                raise gate.replaced_refusal() from fault
+            why = f"a lock cannot be written: {fault}"
+            raise Refusal(os_error_kind(fault), why, "look at LOCK_DIR") from fault
         raise
     return Grant(chosen, record)

@@ -27,7 +27,8 @@ class NodeView:
     """What the files say: `locks` by id, `quarantined` the reason by id, `verdicts` by token.
 
     None is not known. `reconciled` is when the verdicts were made (CLOCK_BOOTTIME seconds, also
-    where they are old), `lost` whether the locks of this boot were lost.
+    where they are old), `lost` whether the locks of this boot were lost, `full` whether LOCK_DIR
+    has room for no claim.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class NodeView:
         self.verdicts = verdicts
         self.reconciled = reconciled
         self.lost = lost
+        self.full = False
         self.open_foreign: dict[str, ForeignUse] = {}  # by device, as gpulockd saw it
         self.closed: dict[str, str] = {}  # why a card without a lock is not free: its MPS ends
 
@@ -79,6 +81,7 @@ def read_node_view(node: Node, now: float) -> NodeView:
     view = NodeView(lost=are_locks_lost(node))
     view.locks = read_settled_locks(node.store)
     view.lost = view.lost or are_locks_missing(node.store, view.locks)
+    view.full = boot.is_full(node.store.path)
     view.quarantined = read_quarantine_reasons(node.settings.state_dir)
     view.closed = read_closed_cards(node)
     try:

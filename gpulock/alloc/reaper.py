@@ -9,7 +9,7 @@ nobody may have the device open. Last the exporter is asked whether its memory w
 from gpulock.alloc.device_users import OpenFiles, remaining_device_user
 from gpulock.alloc.liveness import Judge
 from gpulock.deadline import clock_boottime
-from gpulock.errors import BROKEN, BUSY, Refusal
+from gpulock.errors import BUSY, Refusal, os_error_kind
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
 from gpulock.store import atomic
@@ -100,11 +100,12 @@ def retire_lock(node: Node, lock: Lock, how: str) -> None:
 
 
 def free_lock(node: Node, lock: Lock, how: str) -> None:
-    """Free a device, gate held; raise Refusal, BROKEN where the file system fails."""
+    """Free a device, gate held; raise Refusal."""
     try:
         retire_lock(node, lock, how)
     except OSError as fault:
-        raise Refusal(BROKEN, f"{lock.id} cannot be freed: {fault}", "look at LOCK_DIR") from fault
+        kind = os_error_kind(fault)
+        raise Refusal(kind, f"{lock.id} cannot be freed: {fault}", "look at LOCK_DIR") from fault
 
 
 def discard_faulty_lock(store: LockStore, lock: Lock) -> None:

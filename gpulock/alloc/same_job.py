@@ -6,7 +6,7 @@ Hot, loaded where there are such locks. The gate is held.
 
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import CUT_SHORT, DIED, FREED
-from gpulock.errors import BROKEN, BUSY, Refusal
+from gpulock.errors import BUSY, UNKNOWN, Refusal, os_error_kind
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device, place_device
 from gpulock.store.locks import Lock
@@ -136,7 +136,8 @@ def join_devices(
             node.store.anchor(lock.id, template.pid, template.start, template.add_grp_id)
             drop_ended_anchors(node, lock, template.add_grp_id)
     except OSError as fault:
-        raise Refusal(BROKEN, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
+        kind = os_error_kind(fault)
+        raise Refusal(kind, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
     return granted
 
 
@@ -181,7 +182,7 @@ def release_previous_run(node: Node, mine: list[Lock], template: Owner, engine: 
             outcome = engine.finish(lock, DIED)
         if outcome.act != FREED:
             raise Refusal(
-                BROKEN if own and outcome.fault else BUSY,
+                UNKNOWN if own and outcome.fault else BUSY,
                 f"{lock.id} is still held by an earlier run: {outcome.reason}",
                 f"see gpulock why {lock.id}",
             )

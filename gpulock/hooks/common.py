@@ -7,7 +7,7 @@ Hot.
 import os
 import syslog
 
-from gpulock.errors import BROKEN, LINE_BYTES, UNKNOWN, Refusal, shorten
+from gpulock.errors import BROKEN, LINE_BYTES, Refusal, UnexpectedError, shorten
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
@@ -46,9 +46,9 @@ def observer_judge(node: Node, members: "dict[str, JobMembers] | None" = None) -
 
 
 def unexpected_refusal(fault: BaseException) -> Refusal:
-    """Return the refusal for a fault nobody foresaw: a broken node, with where it happened.
+    """Return the refusal for a fault nobody foresaw, with where it happened.
 
-    What a user can cause, such as no room for a process, is unknown: it breaks no node.
+    It is unknown: one user's jobs break no node. Those of several owners in a row do.
     """
     trace = fault.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -57,8 +57,7 @@ def unexpected_refusal(fault: BaseException) -> Refusal:
     if trace is not None:
         code = trace.tb_frame.f_code
         place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
-    kind = UNKNOWN if isinstance(fault, OSError) else BROKEN
-    return Refusal(kind, f"{type(fault).__name__}: {fault}{place}", "report this as a bug")
+    return UnexpectedError(f"{type(fault).__name__}: {fault}{place}")
 
 
 def log_hook_line(

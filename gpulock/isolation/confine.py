@@ -9,7 +9,7 @@ there is no record of a job to lose. In doubt nothing is opened: what fails here
 import errno
 import os
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import UNKNOWN, Refusal, os_error_kind
 from gpulock.isolation import marks, policy, tree
 from gpulock.isolation.tree import V1, V2, CgroupHierarchy
 from gpulock.node.context import Node
@@ -59,7 +59,9 @@ def confine_process(
         pass
     except (OSError, ValueError) as fault:
         raise Refusal(
-            BROKEN, f"the job cannot be confined to its devices: {fault}", "see gpulock doctor"
+            os_error_kind(fault),
+            f"the job cannot be confined to its devices: {fault}",
+            "see gpulock doctor",
         ) from fault
     raise Refusal(UNKNOWN, f"process {pid} ended meanwhile", "nothing to do")
 

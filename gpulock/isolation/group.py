@@ -9,7 +9,14 @@ group's next owner must not open what a dead job's lock still holds. Everything 
 
 import os
 
-from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, lost_locks_refusal
+from gpulock.errors import (
+    BROKEN,
+    INVALID_REQUEST,
+    UNKNOWN,
+    Refusal,
+    lost_locks_refusal,
+    os_error_kind,
+)
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
 from gpulock.store import atomic, kv, owner
@@ -28,7 +35,7 @@ def check_group_grant(granted: list[Device], gid: int) -> None:
     """Refuse what a group cannot part: instances and shares have their card's node, and it one."""
     if gid <= 0:
         raise Refusal(
-            BROKEN,
+            UNKNOWN,
             "ISOLATION=group needs the job's own supplementary group, which only Grid Engine gives",
             "set ISOLATION=cgroup",
         )
@@ -44,7 +51,8 @@ def check_modify_device_files(driver_root: str) -> None:
     try:
         value = parse_modify_device_files(atomic.read_text(f"{driver_root}/{PARAMS}"))
     except OSError as fault:
-        raise Refusal(BROKEN, f"the driver's parameters: {fault}", "load the driver") from fault
+        kind = os_error_kind(fault, BROKEN)
+        raise Refusal(kind, f"the driver's parameters: {fault}", "load the driver") from fault
     if value != "0":
         raise Refusal(
             BROKEN,

@@ -7,7 +7,7 @@ Hot; the only door to this package for hooks, which load it where ISOLATION is n
 import os
 
 from gpulock.deadline import Deadline
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import UNKNOWN, Refusal, os_error_kind
 from gpulock.isolation import confine, group, marks, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.context import Node
@@ -55,7 +55,9 @@ def prepare_slurm_isolation(node: Node, slurmds: list[int], count: int) -> None:
     except ProcessLookupError as gone:
         raise Refusal(UNKNOWN, f"slurmd ended meanwhile: {gone}", "nothing to do") from gone
     except (OSError, ValueError) as fault:
-        raise Refusal(BROKEN, f"slurmd cannot be closed: {fault}", "see gpulock doctor") from fault
+        raise Refusal(
+            os_error_kind(fault), f"slurmd cannot be closed: {fault}", "see gpulock doctor"
+        ) from fault
 
 
 def begin_job_isolation(
@@ -83,7 +85,9 @@ def begin_job_isolation(
         group.check_task_group(granted, who.gid, sync_device_groups(node, node.devices(), deadline))
     except OSError as fault:
         raise Refusal(
-            BROKEN, f"the job cannot be confined to its devices: {fault}", "see gpulock doctor"
+            os_error_kind(fault),
+            f"the job cannot be confined to its devices: {fault}",
+            "see gpulock doctor",
         ) from fault
 
 

@@ -51,7 +51,7 @@ def mig_access_minors(device: Device, driver_root: str) -> list[int]:
     names = mig_access_nodes(device, driver_root)
     if not names:
         raise Refusal(
-            BROKEN,
+            UNKNOWN,
             f"the driver does not list the access nodes of {device.id}",
             "check `nvidia-smi mig -lgi`",
         )

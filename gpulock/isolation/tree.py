@@ -73,7 +73,7 @@ def process_cgroup_folder(tree: CgroupHierarchy, proc: Proc, pid: int) -> str:
     inside = path.get(tree.version, "/..")
     if "/.." in inside or inside.endswith(" (deleted)"):
         raise Refusal(
-            BROKEN,
+            BROKEN if "/.." in inside else UNKNOWN,
             f"the cgroup of process {pid} is {inside!r} of version {tree.version}",
             "run the scheduler's daemon in the host's cgroup namespace",
         )

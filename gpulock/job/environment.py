@@ -7,7 +7,7 @@ container twins carry a mask through `--cleanenv` and `--containall` (facts/cont
 
 import os
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal, os_error_kind
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
@@ -90,7 +90,7 @@ def grant_variable_names(also: tuple[str, ...] = ()) -> frozenset[str]:
 def driver_binds(settings: Settings) -> str:
     """Return the bind specification of this node's driver version, or nothing.
 
-    Raises Refusal(BROKEN) when DRIVER_DIR has no such version: a container would start with
+    Raises Refusal when DRIVER_DIR has no such version: a container would start with
     another node's libcuda. A `,` or `:` in its name would be two binds to a container.
     """
     if not settings.driver_dir:
@@ -98,11 +98,11 @@ def driver_binds(settings: Settings) -> str:
     version = loaded_driver_version(settings.driver_root)
     folder = f"{settings.driver_dir}/{version}"
     if not folder.isprintable() or any([c in folder for c in ",:\\"]):
-        raise Refusal(BROKEN, f"DRIVER_DIR cannot be bound: {folder!r}", "give it a plain path")
+        raise Refusal(UNKNOWN, f"DRIVER_DIR cannot be bound: {folder!r}", "give it a plain path")
     for part in ("bin", "lib"):
         if not os.path.isdir(f"{folder}/{part}"):
             raise Refusal(
-                BROKEN,
+                BROKEN if os.path.isdir(settings.driver_dir) else UNKNOWN,
                 f"no driver set for this node's driver {version}: {folder}/{part} is missing",
                 "put the driver's files there, or unset DRIVER_DIR",
             )
@@ -114,7 +114,8 @@ def loaded_driver_version(driver_root: str) -> str:
     try:
         text = atomic.read_text(f"{driver_root}/version")
     except OSError as fault:
-        raise Refusal(BROKEN, f"driver version: {fault}", "load the driver") from fault
+        kind = os_error_kind(fault, BROKEN)
+        raise Refusal(kind, f"driver version: {fault}", "load the driver") from fault
     for word in text.partition("\n")[0].split():
         if word[:1].isdigit() and "." in word and word.replace(".", "").isdigit():
             return word

@@ -12,7 +12,7 @@ the answer in LOCK_DIR/inventory after a comparison with the driver; here it is 
 
 import os
 
-from gpulock.errors import BROKEN, Refusal, one_line
+from gpulock.errors import BROKEN, Refusal, one_line, os_error_kind
 from gpulock.store import atomic, kv
 
 TYPE_CHECKING = False
@@ -105,7 +105,9 @@ def read_devices(
             BROKEN, f"no NVIDIA driver: {driver_root}/gpus is missing", "load the driver"
         ) from None
     except OSError as fault:
-        raise Refusal(BROKEN, f"{driver_root}/gpus: {fault}", "look at the driver") from fault
+        raise Refusal(
+            os_error_kind(fault), f"{driver_root}/gpus: {fault}", "look at the driver"
+        ) from fault
     devices: list[Device] = []
     index = 0
     for bus in memory.sorted(names):

@@ -6,9 +6,10 @@ and QUEUE in an environment that `clean` emptied: execd's words, not the job's. 
 nothing; stderr is the job's own output file; syslog is the administrator's.
 """
 
+import errno
 import os
 
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, UnexpectedError
 from gpulock.hooks.common import observer_judge
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # docs/facts/grid-engine.md, exit codes
 TRIAL_JOB = "self-test"  # JOB_ID where doctor or install tries a hook; execd's is a number
+LIMITED = (errno.EFBIG, errno.ENOMEM, errno.EAGAIN, errno.EMFILE)  # what a job's limits cause
 DEADLINE = 60.0  # seconds for a whole hook: Grid Engine itself sets none
 
 
@@ -156,7 +158,9 @@ def sge_hook_exit_code(refusal: Refusal, settings: "Settings | None") -> int:
 
 def blame_job_limits(refusal: Refusal) -> Refusal:
     """Blame the job's own limits for what went wrong under them: no user stops a node."""
-    if refusal.kind != BROKEN:
+    cause = refusal.__cause__
+    limited = isinstance(cause, OSError) and cause.errno in LIMITED
+    if not (refusal.kind == BROKEN or limited or isinstance(refusal, UnexpectedError)):
         return refusal
     return Refusal(
         INVALID_REQUEST,

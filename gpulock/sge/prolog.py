@@ -9,7 +9,7 @@ import os
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal, os_error_kind
 from gpulock.hooks.common import (
     log_hook_line,
     read_hook_settings,
@@ -41,13 +41,16 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     call = hook.SgeHookCall(argv, environ)
     begun = clock_boottime()
     settings: "Settings | None" = None
+    deadline, who = Deadline(hook.DEADLINE), Owner(job_id=call.job, task_id=call.task)
     try:
         settings = read_hook_settings(config, to_syslog=not call.tried)
-        grant = claim_sge_job(Node(settings), call, Deadline(hook.DEADLINE))
+        grant = claim_sge_job(Node(settings), call, who, deadline)
     except Refusal as refusal:
         told = refusal
     except Exception as fault:  # the one broad handler: whatever it is, the job does not start
         told = unexpected_refusal(fault)
+        if settings is not None:
+            count_unknown_refusal(Node(settings), told, who, deadline)
     else:
         log_hook_line(
             settings, format_sge_grant(call, grant, clock_boottime() - begun), error=False
@@ -63,9 +66,13 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     return hook.sge_hook_exit_code(told, settings)
 
 
-def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> "Grant | None":
-    """Claim and tell the job; return the grant, None for a job without GPUs; raise Refusal."""
-    who = Owner(job_id=call.job, task_id=call.task, user=f"job {call.job}")
+def claim_sge_job(
+    node: Node, call: hook.SgeHookCall, who: Owner, deadline: Deadline
+) -> "Grant | None":
+    """Claim and tell the job; return the grant, None for a job without GPUs; raise Refusal.
+
+    `who` is whose refusal counts towards a broken node; the user is filled in.
+    """
     try:
         found = hook.find_spool(node, call)
         who.user = found.need("job_owner")
@@ -73,6 +80,7 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> "Gr
     except Refusal as refusal:
         # An unknown Grid Engine makes every job wait, and stops no queue: doctor tells.
         if refusal.kind == UNKNOWN and not isinstance(refusal.__cause__, LayoutError):
+            who.user = who.user or f"job {call.job}"
             count_unknown_refusal(node, refusal, who, deadline)
         raise
     check_host_count(node, found, job if count or job.granted else None)
@@ -191,7 +199,9 @@ def write_spool_record(node: Node, found: Spool, record: Owner) -> None:
         atomic.replace_file(RECORD, data, 0o644, found.fd)
     except OSError as fault:
         raise Refusal(
-            BROKEN, f"the job's spool directory: {fault}", "look at execd's file system"
+            os_error_kind(fault),
+            f"the job's spool directory: {fault}",
+            "look at execd's file system",
         ) from fault
     node.store.check_token(record.devices, record.token)
 

@@ -15,7 +15,7 @@ from gpulock import deadline
 from gpulock.alloc import states
 from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.states import DeviceState
-from gpulock.errors import BROKEN, LINE_BYTES, UNKNOWN, Refusal, shorten
+from gpulock.errors import LINE_BYTES, UNKNOWN, Refusal, shorten
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import SHARE_KIND
@@ -24,12 +24,15 @@ from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.sge import hook
 from gpulock.sge.complexes import complex_devices
+from gpulock.store.counters import TIMEOUTS, ClaimCounters
+from gpulock.store.gate import Gate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TextIO
 
+GATE_PATIENCE = 0.5  # seconds; execd waits for the report of all its sensors
 STALE_STATES = (states.STALE, states.NOT_KNOWN)
 OUT_STATES = (states.QUARANTINED, states.MISSING)
 
@@ -75,11 +78,13 @@ def zero_sensor_lines(host: str, complexes: tuple[str, ...]) -> list[str]:
 def read_sensor_rows(node: Node) -> list[DeviceState]:
     """Return the state of every device, judged afresh where no daemon keeps verdicts."""
     devices = node.devices()
-    if not os.path.isdir(node.settings.state_dir):
-        raise Refusal(BROKEN, "STATE_DIR is missing", "no claim is granted without")
+    if os.access(f"{node.store.path}/{TIMEOUTS}", os.F_OK):  # a hook found the gate shut
+        with Gate(node.store, deadline.Deadline(GATE_PATIENCE)):
+            ClaimCounters(node.store).save()
     view = read_node_view(node, deadline.clock_boottime())
-    if view.lost:
-        raise Refusal(UNKNOWN, "the locks of this boot were lost", "run gpulock reap")
+    if view.lost or view.full:
+        why = "LOCK_DIR is full" if view.full else "the locks of this boot were lost"
+        raise Refusal(UNKNOWN, why, "run gpulock doctor")
     view.locks = {  # a health check gives way to any job
         name: lock
         for name, lock in view.held.items()

@@ -17,7 +17,15 @@ import stat
 import time
 
 from gpulock.deadline import Deadline
-from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, one_line, shorten
+from gpulock.errors import (
+    BROKEN,
+    INVALID_REQUEST,
+    UNKNOWN,
+    Refusal,
+    one_line,
+    os_error_kind,
+    shorten,
+)
 from gpulock.job.environment import BIND_LISTS, append_binds, user_bind_lists
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic
@@ -269,7 +277,7 @@ def escape_env_value(value: str) -> str:
 def write_sge_env_file(
     spool: Spool, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str, mps_dir: str
 ) -> None:
-    """Give the job its variables; raise Refusal(BROKEN) when that cannot be done."""
+    """Give the job its variables; raise Refusal when that cannot be done."""
     try:
         info = os.stat(ENVIRONMENT, dir_fd=spool.fd, follow_symlinks=False)
         if info.st_uid not in (spool.uid, os.geteuid()):
@@ -283,5 +291,7 @@ def write_sge_env_file(
         if isinstance(fault, OSError) and fault.errno == errno.EFBIG:
             raise Refusal(INVALID_REQUEST, "its environment is too large", "export less") from fault
         raise Refusal(
-            BROKEN, f"the job's environment file: {fault}", "look at execd's spool directory"
+            os_error_kind(fault),
+            f"the job's environment file: {fault}",
+            "look at execd's spool directory",
         ) from fault

@@ -9,7 +9,7 @@ compared. What another version means, gpulockd finds out; no hook reads a site's
 
 import os
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal, os_error_kind
 from gpulock.node.devices import Device, driver_mig_instances
 from gpulock.store import atomic, kv
 
@@ -126,7 +126,8 @@ def read_map_pairs(state_dir: str) -> dict[str, str]:
     try:
         return kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"), LINE)
     except (OSError, kv.MalformedError) as fault:
-        raise Refusal(BROKEN, f"{NAME}: {fault}", REINSTALL_HINT) from fault
+        kind = os_error_kind(fault, BROKEN) if isinstance(fault, OSError) else BROKEN
+        raise Refusal(kind, f"{NAME}: {fault}", REINSTALL_HINT) from fault
 
 
 def is_gres_conf_changed(pairs: dict[str, str]) -> bool:

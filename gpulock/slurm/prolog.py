@@ -11,7 +11,15 @@ import time
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, LockTimeout, Refusal
+from gpulock.errors import (
+    BROKEN,
+    BUSY,
+    INVALID_REQUEST,
+    UNKNOWN,
+    LockTimeout,
+    Refusal,
+    os_error_kind,
+)
 from gpulock.hooks.common import (
     NotRootError,
     log_hook_line,
@@ -53,6 +61,9 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
         told = refusal
     except Exception as fault:  # the one broad handler: whatever it is, the job does not start
         told = unexpected_refusal(fault)
+        if call is not None and settings is not None:
+            who = Owner(job_id=call.job, user=call.user)
+            count_unknown_refusal(Node(settings), told, who, Deadline(DEADLINE))
     else:
         log_hook_line(
             settings, format_slurm_grant(call, grant, clock_boottime() - begun), error=False
@@ -103,7 +114,8 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> "Gra
     except BaseException as fault:  # whatever it is, the job does not start: it keeps nothing
         undo_slurm_claim(node, grant, deadline)
         if isinstance(fault, OSError):
-            raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
+            kind = os_error_kind(fault)
+            raise Refusal(kind, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
         raise
     return grant
 
@@ -231,7 +243,8 @@ def save_task_note(node: Node, own: TaskNote, deadline: Deadline) -> None:
                     raise
         note.write_task_note(node.store, own)
     except (OSError, kv.MalformedError) as fault:
-        raise Refusal(BROKEN, f"the note of job {own.job}: {fault}", "look at LOCK_DIR") from fault
+        kind = os_error_kind(fault)
+        raise Refusal(kind, f"the note of job {own.job}: {fault}", "look at LOCK_DIR") from fault
 
 
 def undo_slurm_claim(node: Node, grant: Grant, deadline: Deadline) -> None:
@@ -282,13 +295,18 @@ def report_slurm_refusal(
             log_hook_line(settings, f"{sentence}; a later run of it is here", error=True)
             return GO_ON  # of a slurmd that was killed: nobody waits for us
         save_task_note(node, own, Deadline(note.PATIENCE))
+        noted = True
     except Refusal as fault:
-        log_hook_line(settings, sentence, error=True)
+        if fault.kind == BROKEN:
+            log_hook_line(settings, sentence, error=True)
         log_hook_line(settings, fault.sentence(call.who), error=True)
-        return NODE_BROKEN
-    done = refuse.requeue_or_cancel_job(call, settings, refusal, sentence)
+        if fault.kind == BROKEN:
+            return NODE_BROKEN
+        noted = False
+    done = refuse.requeue_or_cancel_job(call, settings, refusal, sentence, noted)
     log_hook_line(settings, f"{sentence}; {done}" if done else sentence, error=True)
-    return GO_ON
+    # of a GRES that is only counted a task without a note would start, without GPUs
+    return GO_ON if noted or not done.startswith(refuse.NOT_DONE) else NODE_BROKEN
 
 
 def format_slurm_grant(call: SlurmHookCall, grant: "Grant | None", seconds: float) -> str:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 AT_WORK = ("RUNNING", "CONFIGURING", "SUSPENDED")
 REASON_BYTES = 200  # of a reason, which lists show
+STAYS, NOT_CANCELLED = "it stays as it is", "it cannot be cancelled"
+NOT_DONE = (STAYS, NOT_CANCELLED)  # how what was not done begins
 
 
 def task_prolog_exit_code(refusal: Refusal, settings: Settings) -> int:
@@ -51,14 +53,15 @@ def notify_slurm_job(call: SlurmHookCall, control: SlurmctldClient, sentence: st
 
 
 def requeue_or_cancel_job(
-    call: SlurmHookCall, settings: Settings, refusal: Refusal, sentence: str
+    call: SlurmHookCall, settings: Settings, refusal: Refusal, sentence: str, noted: bool = True
 ) -> str:
     """Requeue or cancel a job that its TaskProlog alone cannot give back; return what was done.
 
+    Without a note (`noted`) that is every job.
     By the name of the array task: for the task whose id is the array's, a bare id would mean
     every other task as well (docs/facts/slurm.md). Components of a heterogeneous job: their leader.
     """
-    if call.batch and call.nodes == 1:
+    if noted and call.batch and call.nodes == 1:
         return ""
     control = SlurmctldClient(settings, call.conf)
     notify_slurm_job(call, control, sentence)
@@ -66,7 +69,7 @@ def requeue_or_cancel_job(
     try:
         found = control.job(job)
     except Refusal as silent:
-        return f"it stays as it is: {silent.why}"
+        return f"{STAYS}: {silent.why}"
     if not is_slurm_run_active(found, call):
         return ""  # another of its nodes refused as well
     name = slurm_array_task_name(found)
@@ -80,10 +83,10 @@ def requeue_or_cancel_job(
         try:
             found = SlurmctldClient(settings, call.conf).job(job)
         except Refusal as silent:
-            return f"it stays as it is: {silent.why}"
+            return f"{STAYS}: {silent.why}"
         if not is_slurm_run_active(found, call):
             return "it is requeued already"
-    return "it is cancelled" if control.do("scancel", name) else "it cannot be cancelled"
+    return "it is cancelled" if control.do("scancel", name) else NOT_CANCELLED
 
 
 def is_slurm_run_active(

@@ -10,7 +10,7 @@ claim of a boot makes ready.
 import os
 import time
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_locks_refusal, one_line
+from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_locks_refusal, one_line, os_error_kind
 from gpulock.store import atomic, quarantine
 from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import GRANT, LOST, LockStore
@@ -18,6 +18,7 @@ from gpulock.store.owner import Owner, is_cut_short
 
 EMPTY = "empty"  # what STATE_DIR's boot id is read as where nothing is in its file
 BOOT_ID_LENGTH, BOOT_ID_LETTERS = 36, "0123456789abcdef-"
+ROOM, INODES = 1 << 16, 16  # bytes and files without which a claim may find no room in LOCK_DIR
 NO_MOUNT = "unknown"  # a folder that no line of mountinfo covers
 # file systems on which mkdir and rename are atomic and local (/proc/self/mountinfo names)
 LOCAL_FILE_SYSTEMS = frozenset(
@@ -56,7 +57,7 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
         raise Refusal(UNKNOWN, f"LOCK_DIR's file system: {fault}", "look at LOCK_DIR") from fault
     if bad := why_not_local(store.path, kind):
         raise Refusal(BROKEN, *bad)
-    make_claim_folders(store, state_dir)
+    make_claim_folders(store, state_dir, boot_id)
     from gpulock.store import adoption_state, claim_records
 
     first = not may_be_claimed_boot(state_dir, boot_id)
@@ -75,9 +76,13 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
         restore_reserves(store, state_dir, boot_id, node)
         atomic.replace_file(f"{store.root}/boot_id", boot_id.encode() + b"\n")
     except OSError as fault:
-        raise Refusal(
-            BROKEN, f"this node's state cannot be written: {fault}", "see gpulock doctor"
-        ) from fault
+        raise unwritable_refusal(fault) from fault
+
+
+def unwritable_refusal(fault: OSError) -> Refusal:
+    """Return the refusal where LOCK_DIR or STATE_DIR takes nothing."""
+    why = f"this node's state cannot be written: {fault}"
+    return Refusal(os_error_kind(fault), why, "see gpulock doctor")
 
 
 def forget_earlier_grants(store: LockStore, boot_id: str) -> None:
@@ -133,17 +138,23 @@ def write_boot_id(path: str, data: bytes) -> None:
             os.close(fd)
 
 
-def make_claim_folders(store: LockStore, state_dir: str) -> None:
-    """Make the folders that every claim lists; raise Refusal(BROKEN)."""
+def make_claim_folders(store: LockStore, state_dir: str, boot_id: str) -> None:
+    """Make the folders that every claim lists, gate held; raise Refusal.
+
+    Where STATE_DIR was emptied within this boot a file says so: nobody knows what was out of
+    service. Its boot id is put back, without which LOCK_DIR could be lost unseen.
+    """
     noted = [f"{state_dir}/{name}" for name in (quarantine.QUARANTINE, quarantine.RESERVES)]
     try:
-        for folder in (store.locks_dir, store.released_dir, *noted):
+        lost = not all(map(os.path.isdir, noted)) and store.boot_id() == boot_id
+        for folder in (state_dir, store.locks_dir, store.released_dir, *noted):
             if not os.path.isdir(folder):
                 atomic.mkdir_if_missing(folder)
+        if lost:
+            atomic.replace_file(f"{state_dir}/{quarantine.LOST_MARK}", b"")
+            write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
     except OSError as fault:
-        raise Refusal(
-            BROKEN, f"this node's state cannot be written: {fault}", "see gpulock doctor"
-        ) from fault
+        raise unwritable_refusal(fault) from fault
 
 
 def mark_locks_lost(store: LockStore) -> None:
@@ -210,12 +221,6 @@ def read_state_boot_id(state_dir: str) -> str:
     try:
         return atomic.read_text(f"{state_dir}/boot_id").strip() or EMPTY
     except FileNotFoundError:
-        if not os.path.isdir(state_dir):
-            raise Refusal(
-                BROKEN,
-                f"STATE_DIR {state_dir} is missing",
-                "mount or create it, owned by root, mode 0755",
-            ) from None
         return ""
     except OSError as fault:
         raise Refusal(UNKNOWN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
@@ -229,6 +234,16 @@ def why_not_local(path: str, kind: str) -> "tuple[str, str] | None":
         why = f"no mount covers LOCK_DIR {path}, as in a chroot: its file system is not known"
         return why, "bind the chroot's root to itself, or mount a tmpfs there"
     return f"LOCK_DIR {path} is on {kind}", "mount a tmpfs there"
+
+
+def is_full(path: str) -> bool:
+    """Return whether a file system has hardly any room left; one that cannot be asked has."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return False
+    bytes_out = found.f_blocks > 0 and found.f_bfree * found.f_frsize < ROOM
+    return bytes_out or (found.f_files > 0 and found.f_ffree < INODES)
 
 
 def file_system_type(path: str, proc_root: str = "/proc") -> str:

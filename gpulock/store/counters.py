@@ -2,14 +2,19 @@
 """Counters of this boot in LOCK_DIR/totals, and the streak of requests that were not understood.
 
 Hot. Replaced under the gate. A counter that cannot be written never stops a claim. A hook that
-found the gate shut adds a byte to `timeouts`; the next one that gets in folds it in. So it is with
-`dropped`: released locks that were removed before their line was in the history.
+found the gate shut adds a line to `timeouts`; the next one that gets in folds it in. So it is with
+`dropped`: a byte for each released lock that was removed before its line was in the history.
 """
 
+import errno
 import os
 
 from gpulock.store import atomic, kv
 from gpulock.store.locks import DROPPED, LockStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # how a proof begins (alloc.liveness, alloc.reaper, the schedulers' verdicts), and its kind: a label
 PROOFS = (
@@ -22,8 +27,9 @@ PROOFS = (
     ("slurmctld ", "slurmctld"),
 )
 OTHER_PROOF = "other"
-# counters that are noted in a file of their own, one byte a time, until the next hook folds them in
-NOTED = (("lock_timeouts", "timeouts"), ("history_dropped", DROPPED))
+TIMEOUTS, TIMEOUT_LENGTH = "timeouts", 32  # bytes of a line: USER:JOB
+# counters that are noted in a file of their own, so many bytes a time, until a hook folds them in
+NOTED = (("lock_timeouts", TIMEOUTS, TIMEOUT_LENGTH), ("history_dropped", DROPPED, 1))
 STREAK_JOBS, STREAK_OWNERS = 3, 2  # unknowns of so many jobs and owners in a row: a broken node
 
 
@@ -66,15 +72,14 @@ class ClaimCounters:
         if entry not in entries:
             entries = [*entries[-7:], entry]
         self.values["streak"] = ",".join(entries)
-        owners = {e.partition(":")[0] for e in entries}
-        return len(entries) >= STREAK_JOBS and len(owners) >= STREAK_OWNERS
+        return is_streak(entries)
 
     def save(self) -> None:
         """Write the counters, with what was counted without them; what fails is lost."""
         at, fd = self._store.at, self._store.fd
-        for key, name in NOTED:
+        for key, name, length in NOTED:
             try:
-                self.add(key, os.stat(f"{at}{name}", dir_fd=fd).st_size)
+                self.add(key, os.stat(f"{at}{name}", dir_fd=fd).st_size // length)
                 atomic.remove_quietly(f"{at}{name}", fd)
             except OSError:
                 continue  # nothing was
@@ -85,12 +90,24 @@ class ClaimCounters:
             return
 
 
-def note_lock_timeout(store: LockStore) -> None:
-    """Count, without the gate, that the gate stayed shut: one byte a time."""
+def is_streak(entries: "Iterable[str]") -> bool:
+    """Return whether jobs of several owners, each `USER:JOB`, mean a broken node. Pure."""
+    owners = {entry.partition(":")[0] for entry in entries}
+    return len(set(entries)) >= STREAK_JOBS and len(owners) >= STREAK_OWNERS
+
+
+def note_lock_timeout(store: LockStore, job: str, user: str) -> bool:
+    """Note, without the gate, that it stayed shut; return whether that means a broken node.
+
+    The lines are of jobs that waited in vain since somebody got in last.
+    """
+    path, size = f"{store.path}/{TIMEOUTS}", TIMEOUT_LENGTH - 1
+    entry = f"{user}:{job}".encode("utf-8", "replace").replace(b"\n", b"?")[:size]
     try:
-        atomic.append_file(f"{store.path}/timeouts", b".")
-    except OSError:
-        return
+        atomic.append_file(path, entry.ljust(size) + b"\n")
+        return is_streak([line for line in atomic.read_text(path).split("\n") if line])
+    except OSError as fault:
+        return fault.errno == errno.EFBIG  # thousands, and nobody got in
 
 
 def read_history_dropped(store: LockStore) -> int:

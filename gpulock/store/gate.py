@@ -13,7 +13,7 @@ import stat
 import time
 
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, os_error_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Gate:
             fd = self._fd = os.open(self._name, flags, 0o600, dir_fd=self._folder)
         except OSError as fault:
             self.__exit__(fault)
-            raise self._broken("opened", fault) from fault
+            raise self._failed("opened", fault) from fault
         pause = FIRST_PAUSE
         try:
             ours, uid = os.fstat(fd), os.geteuid()
@@ -127,7 +127,7 @@ class Gate:
                     break
                 except OSError as fault:
                     if fault.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
-                        raise self._broken("locked", fault) from fault
+                        raise self._failed("locked", fault) from fault
                 if left <= 0:
                     raise LockTimeout(self._path)
                 time.sleep(min(pause, left))
@@ -141,8 +141,10 @@ class Gate:
         self.__exit__(self)
         return False
 
-    def _broken(self, what: str, fault: OSError) -> Refusal:
+    def _failed(self, what: str, fault: OSError) -> Refusal:
         folder = self._path.rpartition("/")[0]
         return Refusal(
-            BROKEN, f"{self._path} cannot be {what}: {fault.strerror}", f"look at {folder}"
+            os_error_kind(fault),
+            f"{self._path} cannot be {what}: {fault.strerror}",
+            f"look at {folder}",
         )

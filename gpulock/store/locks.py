@@ -12,7 +12,7 @@ import os
 import stat
 import time
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_locks_refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_locks_refusal, os_error_kind
 from gpulock.store import atomic, kv, owner
 from gpulock.store.owner import Owner
 
@@ -83,7 +83,7 @@ class LockStore:
         self.released_dir = f"{root}/released"
 
     def check(self, make: bool = False) -> None:
-        """Raise Refusal(BROKEN) unless the directory is ours and nobody else may write there.
+        """Raise Refusal unless the directory is ours and nobody else may write there.
 
         With `make` it is made where it is missing: /run is empty after a boot.
         """
@@ -91,13 +91,15 @@ class LockStore:
             info = os.lstat(self.path)
         except OSError as fault:
             if not make or not isinstance(fault, FileNotFoundError):
-                raise Refusal(BROKEN, f"LOCK_DIR: {fault}", "run gpulock doctor") from fault
+                kind = os_error_kind(fault)
+                raise Refusal(kind, f"LOCK_DIR: {fault}", "run gpulock doctor") from fault
             try:
                 atomic.mkdir_if_missing(self.path)
                 info = os.lstat(self.path)
             except OSError as failed:
                 why = f"LOCK_DIR cannot be created: {failed}"
-                raise Refusal(BROKEN, why, "create it, owned by root, mode 0755") from failed
+                kind = os_error_kind(failed, BROKEN)
+                raise Refusal(kind, why, "create it, owned by root, mode 0755") from failed
         if not stat.S_ISDIR(info.st_mode):
             raise Refusal(BROKEN, f"LOCK_DIR {self.path} is no directory", "remove it")
         if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

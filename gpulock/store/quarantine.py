@@ -11,23 +11,27 @@ it is a preference: it refuses no job a device, and what cannot be read of it co
 import os
 import time
 
-from gpulock.errors import BROKEN, Refusal
+from gpulock.errors import UNKNOWN, Refusal, os_error_kind
 from gpulock.store import atomic, kv
 
 QUARANTINE, RESERVES = "quarantine", "reserves"
 SUSPECTS = "suspects"
 SUSPECTS_LINE = "gpulock-suspects 1"
+LOST_MARK = "quarantine.lost"  # in STATE_DIR: its folders were lost within a boot, and made again
+LOST = " was lost: GPUs that were out of service may be granted from now on"
+QUARANTINE_AGAIN = "quarantine them again, see gpulock doctor"
 POLICY = "gpulock"  # by whom, where no administrator did it; the cause stands before a colon
 
 
 def list_noted_devices(state_dir: str, folder: str) -> list[str]:
-    """Return the ids in one folder; raise Refusal(BROKEN) when it cannot be read (fail closed)."""
+    """Return the ids in one folder; raise Refusal when it cannot be read (fail closed)."""
     try:
         return sorted([n for n in os.listdir(f"{state_dir}/{folder}") if not n.startswith(".")])
+    except FileNotFoundError as fault:
+        raise Refusal(UNKNOWN, f"{state_dir}/{folder}{LOST}", QUARANTINE_AGAIN) from fault
     except OSError as fault:
-        raise Refusal(
-            BROKEN, f"{state_dir}/{folder}: {fault.strerror}", "run gpulock reap as root"
-        ) from fault
+        why = f"{state_dir}/{folder}: {fault.strerror}"
+        raise Refusal(os_error_kind(fault), why, "look at STATE_DIR") from fault
 
 
 def read_device_note(state_dir: str, folder: str, device: str) -> dict[str, str]:

@@ -39,6 +39,9 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
         if has_foreign_beside_claim(view, row)
     ]
     pairs += list_reserve_facts(rows)
+    if view.full:
+        why = "it is full, no GPU is granted until there is room; df"
+        pairs.insert(0, ("LOCK_DIR", f"{why} {view.node.store.path}"))
     if view.lost:
         why = "nothing is granted until they are restored; run gpulock reap as root"
         pairs.insert(0, ("locks lost", why))

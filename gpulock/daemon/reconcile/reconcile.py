@@ -18,7 +18,7 @@ from gpulock.errors import UNKNOWN, Refusal, lost_locks_refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.slurm import note
-from gpulock.store import adoption_state, atomic, boot, verdicts
+from gpulock.store import adoption_state, atomic, boot, quarantine, verdicts
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
@@ -47,6 +47,7 @@ class ReconcileReport:
     blind: str = ""
     devices: list[Device] = field(default_factory=list[Device])
     driver: str = ""
+    notes_lost: bool = False  # of STATE_DIR: what was out of service is not known
     cards: dict[str, DriverCard] = field(default_factory=dict[str, DriverCard])
 
 
@@ -78,7 +79,7 @@ def reconcile_locks(
         ahead.judge_ahead()
     with Gate(node.store, deadline, node.settings.gate_timeout):
         if not dry_run and node.store.boot_id() == node.boot_id:
-            boot.make_claim_folders(node.store, node.settings.state_dir)
+            boot.make_claim_folders(node.store, node.settings.state_dir, node.boot_id)
             held = node.store.read_all_locks()
             if gone := [lock for lock in stood if lock.id not in held]:
                 adopt.remember_grants(node, judge.renew(), gone, held)
@@ -93,6 +94,8 @@ def reconcile_locks(
         reaper, reaper.held = ahead, held
         report = ReconcileReport(adopted, reap_locks(reaper, dry_run))
         report.devices, report.driver = devices, driver.why if driver else ""
+        mark = f"{node.settings.state_dir}/{quarantine.LOST_MARK}"
+        report.notes_lost = os.path.lexists(mark)
         scan = reaper.judge.scan
         report.blind = scan.blind or reaper.files.blind
         if scan.restless and report.blind not in {one.reason for one in report.outcomes}:
@@ -151,7 +154,7 @@ def begin_boot_or_adopt(node: Node, judge: Judge) -> list[Owner]:
     lost = boot.may_be_claimed_boot(state_dir, node.boot_id)
     if lost:
         adopt.require_processes_seen(judge.scan)
-    boot.make_claim_folders(node.store, state_dir)
+    boot.make_claim_folders(node.store, state_dir, node.boot_id)
     if lost:
         boot.mark_locks_lost(node.store)
         adopt.check_records_complete(node)

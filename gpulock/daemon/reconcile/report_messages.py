@@ -12,6 +12,7 @@ from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.devices import card_bus_id
 from gpulock.store.owner import Owner
+from gpulock.store.quarantine import LOST, QUARANTINE_AGAIN
 from gpulock.store.verdicts import UNKNOWN
 
 BLIND = "processes cannot be seen, so their locks are not freed: "
@@ -58,6 +59,8 @@ def lasting_problem_messages(
         found["blind"] = f"{BLIND}{report.blind}"
     if report.fault:
         found["fault"] = f"the verdicts cannot be published: {report.fault}"
+    if report.notes_lost:
+        found["notes"] = f"STATE_DIR{LOST}; {QUARANTINE_AGAIN}"
     if report.driver:
         found["driver"] = report.driver
     for device in report.devices:

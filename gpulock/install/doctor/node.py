@@ -29,6 +29,7 @@ from gpulock.store import atomic, boot
 from gpulock.store.counters import read_history_dropped
 from gpulock.store.locks import RELEASED_CAP, LockStore
 from gpulock.store.owner import Owner
+from gpulock.store.quarantine import LOST, LOST_MARK, QUARANTINE
 
 _MEND = "correct the file, or upgrade gpulock here where the key is of a later version"
 MPS_MEMORY_DRIVER = 495  # of CUDA 11.5, the first that limits memory (docs/facts/nvml.md, mps)
@@ -124,11 +125,14 @@ def check_state_dir(settings: Settings) -> Iterator[Check]:
     """Look at owner and mode of STATE_DIR."""
     path = Path(settings.state_dir)
     try:
-        info = path.lstat()
+        info = path.stat()  # a link to another disk is right
     except FileNotFoundError:
-        yield fault(f"{path} is missing: no claim is granted", f"mkdir -m 755 {path}")
-        return
-    if not stat.S_ISDIR(info.st_mode):
+        info = None
+    if info is None and path.is_symlink():
+        yield fault(f"{path} is a link that leads nowhere", "mount what it leads to")
+    elif info is None:
+        yield ok(f"{path} is not there yet: the first claim makes it")
+    elif not stat.S_ISDIR(info.st_mode):
         yield fault(f"{path} is no directory", "remove it")
     elif info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         what = f"{path} has uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}"
@@ -137,6 +141,17 @@ def check_state_dir(settings: Settings) -> Iterator[Check]:
         yield fault(f"{path} cannot be written: {why}", "make room, or mount it read-write")
     else:
         yield ok(str(path))
+    mark = path / LOST_MARK
+    gone = not (path / QUARANTINE).is_dir() and is_of_this_boot(settings)
+    if gone or mark.exists():
+        do = f"quarantine again what was out of service, then: rm -f {mark}"
+        yield fault(f"{path / QUARANTINE}{LOST}", do, "quarantine")
+
+
+def is_of_this_boot(settings: Settings) -> bool:
+    """Return whether claims of this boot may have been made."""
+    node = Node(settings)
+    return os.path.isdir(settings.lock_dir) and node.store.boot_id() == node.boot_id
 
 
 def check_boot_locks(settings: Settings) -> Iterator[Check]:

@@ -246,7 +246,7 @@ def small(gpus: Gpulock) -> Iterator[Gpulock]:
         umount(gpus, node, "/run/gpulock")
 
 
-def test_a_full_or_read_only_lock_directory_stops_the_queue_and_leaves_nothing_half_done(
+def test_a_full_lock_directory_stops_no_queue_and_a_read_only_one_leaves_nothing_half_done(
     small: Gpulock,
 ) -> None:
     running = [
@@ -259,10 +259,14 @@ def test_a_full_or_read_only_lock_directory_stops_the_queue_and_leaves_nothing_h
     assert "No space left" in fill.stderr
     mount(small, OTHER, "-o", "remount,ro", "/run/gpulock")
     full, closed = submit(small, NODE, 2, "full"), submit(small, OTHER, 2, "closed")
-    wait_refused(small, NODE, full)
-    assert "broken: a lock cannot be written" in said(small, full, "full")
+    until(
+        lambda: "unknown: a lock cannot be written" in said(small, full, "full"),
+        what="the job to be refused",
+    )
     wait_refused(small, OTHER, closed)
     assert "Read-only file system" in said(small, closed, "closed")
+    assert small.sge.queue_states("gpu.q")[NODE] == ""
+    assert "LOCK_DIR it is full" in " ".join(command(small, NODE, "status").split())
     assert len(small.locks(NODE)) == len(small.locks(OTHER)) == 1
     for job in running:
         small.sge.qdel(str(job))
@@ -280,21 +284,31 @@ def test_a_full_or_read_only_lock_directory_stops_the_queue_and_leaves_nothing_h
 
 def test_a_state_directory_that_is_read_only_grants_nothing(gpus: Gpulock) -> None:
     mount(gpus, OTHER, "-t", "tmpfs", "-o", "ro", "state", "/var/lib/gpulock")
-    mount(gpus, THIRD, "-t", "proc", "proc", "/run/gpulock")
     try:
-        jobs = {node: submit(gpus, node, 1, "job") for node in (OTHER, THIRD)}
-        for node, job in jobs.items():
-            wait_refused(gpus, node, job)
-        assert "Read-only file system" in said(gpus, jobs[OTHER], "job")
-        assert "broken: LOCK_DIR" in said(gpus, jobs[THIRD], "job") or "gate" in said(
-            gpus, jobs[THIRD], "job"
-        )
-        assert not any("mask=" in said(gpus, job, "job") for job in jobs.values())
+        job = submit(gpus, OTHER, 1, "job")
+        wait_refused(gpus, OTHER, job)
+        assert "Read-only file system" in said(gpus, job, "job")
+        assert "mask=" not in said(gpus, job, "job")
         gpus.sge.clear_jobs()
     finally:
         umount(gpus, OTHER, "/var/lib/gpulock")
-        umount(gpus, THIRD, "/run/gpulock")
-    assert all(gpus.locks(node) == {} for node in NODES)
+    assert gpus.locks(OTHER) == {}
+
+
+def test_a_state_directory_that_is_emptied_stops_no_queue(gpus: Gpulock) -> None:
+    """`rm -rf /var/lib/gpulock/*`: every job with GPUs put its queue into error."""
+    before = submit(gpus, NODE, 1, "before")
+    gpus.sge.wait_done(before)
+    folder = gpus.sge.path_in(NODE, "/var/lib/gpulock")
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    job = submit(gpus, NODE, 1, "job")
+    gpus.sge.wait_done(job)
+    assert "quarantine was lost" in said(gpus, job, "job")
+    assert "mask=0" in said(gpus, job, "job")
+    assert gpus.sge.queue_states("gpu.q")[NODE] == ""
+    assert "quarantine was lost" in gpus.command(NODE, "doctor").stdout
+    (folder / "quarantine.lost").unlink()
 
 
 def test_settings_that_cannot_be_believed_stop_no_queue_and_spare_jobs_that_end(

@@ -407,7 +407,6 @@ BROKEN: Mapping[Breaker, str] = {
     without_driver: "no NVIDIA driver",
     without_a_card: "4 GPUs asked for, 3 of 4 work",
     with_a_users_lock_dir: "LOCK_DIR /run/gpulock has uid 27012",
-    with_a_full_lock_dir: "No space left on device",
     with_a_read_only_state_dir: "Read-only file system",
 }
 BROKEN_BY_SLURM: Mapping[Breaker, str] = {
@@ -440,6 +439,19 @@ def test_a_broken_node_is_drained_with_our_reason_and_the_job_waits(
         assert notes(slurm_gpus, NODE) == []
     left = slurm_gpus.slurm.path_in(NODE, "/var/lib/gpulock/runs")
     assert not left.exists() or list(left.iterdir()) == []
+
+
+@BOTH
+def test_a_full_lock_dir_drains_no_node_and_the_job_waits(slurm_gpus: Gpulock, mode: Mode) -> None:
+    """Users can fill /run where a program gives them a folder there."""
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    with with_a_full_lock_dir(slurm_gpus):
+        job = slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
+        wait_requeued(slurm_gpus, job)
+        assert "ran\n" not in slurm.said(job)
+        assert not slurm.is_out(NODE)
+        assert slurm_gpus.locks(NODE) == {}
 
 
 @BOTH

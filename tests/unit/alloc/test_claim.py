@@ -261,7 +261,7 @@ def test_who_waits_for_what_is_out_of_service_is_not_told_to_wait_for_jobs(box: 
     node = box.node()
     out = str(box.state), quarantine.QUARANTINE
     node.store.check(make=True)
-    boot.make_claim_folders(node.store, str(box.state))
+    boot.make_claim_folders(node.store, str(box.state), node.boot_id)
     for number in range(4):
         quarantine.write_device_note(*out, bus(number), "root", "its fan died")
     assert refused(box, 1).do.startswith("the job can run when enough are back in service")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 
@@ -162,7 +163,7 @@ def test_a_gate_that_stays_shut_is_counted_by_the_next_who_gets_in(box: Box) -> 
         with pytest.raises(Refusal) as caught:
             claim_devices(node, record(job_id="13"), ClaimRequest(1), never, Deadline(0.02))
         assert caught.value.kind == UNKNOWN
-        assert (box.lock / "timeouts").read_bytes() == b"."
+        assert (box.lock / "timeouts").read_text() == f"{'alice:13':31}\n"
     ask(box, 1, job_id="13")
     assert totals(box)["lock_timeouts"] == "1"
     assert not (box.lock / "timeouts").exists()
@@ -172,3 +173,73 @@ def test_a_lock_directory_that_is_not_private_grants_nothing(box: Box) -> None:
     ask(box, 1)
     box.lock.chmod(0o777)
     assert refused(box, 1, job_id="13").kind == BROKEN
+
+
+def test_a_gate_shut_for_jobs_of_several_owners_is_a_broken_node(box: Box) -> None:
+    """Otherwise Grid Engine starts job after job there for ever."""
+    ask(box, 1)
+    asked = [("13", "alice"), ("13", "alice"), ("14", "alice"), ("15", "alice"), ("16", "bob")]
+    kinds: list[str] = []
+    with Gate(str(box.lock), Deadline(1)):
+        for job, user in asked:
+            with pytest.raises(Refusal) as caught:
+                one = record(job_id=job, user=user)
+                claim_devices(box.node(), one, ClaimRequest(1), never, Deadline(0.01))
+            kinds.append(caught.value.kind)
+    assert kinds == [UNKNOWN] * 4 + [BROKEN]
+
+
+def test_who_gets_in_ends_the_streak_of_a_shut_gate(box: Box) -> None:
+    ask(box, 1)
+    for job, user in (("13", "alice"), ("14", "bob"), ("15", "eve"), ("16", "carol")):
+        with Gate(str(box.lock), Deadline(1)):
+            with pytest.raises(Refusal) as caught:
+                one = record(job_id=job, user=user)
+                claim_devices(box.node(), one, ClaimRequest(1), never, Deadline(0.01))
+            assert caught.value.kind == UNKNOWN
+        ask(box, 1)
+
+
+@pytest.mark.parametrize("lost", ["all", "quarantine", "folder"])
+def test_a_state_dir_emptied_within_a_boot_is_made_again_and_told(box: Box, lost: str) -> None:
+    """`rm -rf /var/lib/gpulock/*`: nobody knows any more what was out of service."""
+    ask(box, 1)
+    shutil.rmtree(box.state / "quarantine")
+    if lost != "quarantine":
+        shutil.rmtree(box.state)
+    if lost == "all":
+        box.state.mkdir()
+
+    told = refused(box, 1, job_id="13")
+
+    assert (told.kind, f"{box.state}/quarantine was lost" in told.why) == (UNKNOWN, True)
+    assert (box.state / quarantine.LOST_MARK).exists()
+    assert (box.state / "boot_id").read_text() == f"{BOOT}\n"
+    assert ids(ask(box, 1, job_id="13")) == [bus(1)]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        *[(one, UNKNOWN) for one in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE)],
+        *[(one, UNKNOWN) for one in (errno.ENFILE, errno.ENOENT)],
+        *[(one, BROKEN) for one in (errno.EROFS, errno.EIO, errno.EACCES)],
+    ],
+)
+@pytest.mark.parametrize("place", ["mkdir", "rename", "open"])
+def test_what_users_can_cause_breaks_no_node(
+    box: Box, monkeypatch: pytest.MonkeyPatch, place: str, number: int, kind: str
+) -> None:
+    """A full /run put queue after queue into error while status said that all GPUs were free."""
+    ask(box, 1)
+    real = getattr(os, place)
+
+    def fail(path: object, *more: object, **named: object) -> object:
+        if place == "open" and not str(path).startswith("locks/"):
+            return real(path, *more, **named)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, place, fail)
+    assert refused(box, 1, job_id="13").kind == kind
+    monkeypatch.undo()
+    assert box.locks() == [bus(0)]

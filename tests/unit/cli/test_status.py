@@ -411,3 +411,15 @@ def test_a_card_whose_mps_ends_is_held_and_says_so(site: Site) -> None:
     gpu = site.json()["gpus"][6]
     assert (gpu["state"], gpu["reason"]) == ("held", "MPS of uid 1001 ends on it")
     assert (gpu["held"], gpu["holders"]) == (None, [])
+
+
+def test_a_full_lock_dir_is_said(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said that all GPUs are free, while no job was granted one."""
+    full = os.statvfs_result((4096, 4096, 1000, 0, 0, 1000, 500, 500, 0, 255))
+
+    def statvfs(_: object) -> os.statvfs_result:
+        return full
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    text = " ".join(site.call("status").stdout.split())
+    assert "LOCK_DIR it is full, no GPU is granted until there is room; df /" in text

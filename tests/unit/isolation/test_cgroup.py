@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import BROKEN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import bpf, confine, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.isolation.tree import V1, V2, CgroupHierarchy
@@ -73,15 +73,17 @@ def test_a_cgroup_that_a_user_named_is_no_line_of_its_own(end: str) -> None:
     }
 
 
-@pytest.mark.parametrize("path", ["/../../x", "/a (deleted)"])
-def test_a_cgroup_that_cannot_be_reached_is_refused(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "kind"), [("/../../x", BROKEN), ("/a (deleted)", UNKNOWN)], ids=["away", "gone"]
+)
+def test_a_cgroup_that_cannot_be_reached_is_refused(tmp_path: Path, path: str, kind: str) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/cgroup").write_text(f"0::{path}\n")
 
     with pytest.raises(Refusal) as told:
         tree.process_cgroup_folder(CgroupHierarchy(V2, "/sys"), Proc(str(tmp_path)), 7)
 
-    assert told.value.kind == BROKEN
+    assert told.value.kind == kind
 
 
 def test_a_name_tells_the_process_that_stands_for_the_job() -> None:

@@ -274,7 +274,7 @@ def test_a_job_without_a_group_and_an_instance_are_refused() -> None:
     with pytest.raises(Refusal) as shared:
         group.check_group_grant([instance], GID)
 
-    assert (none.value.kind, shared.value.kind) == (BROKEN, INVALID_REQUEST)
+    assert (none.value.kind, shared.value.kind) == (UNKNOWN, INVALID_REQUEST)
 
 
 @pytest.mark.parametrize(

@@ -257,18 +257,25 @@ def test_the_mark_that_a_task_looks_for_is_the_one_that_a_session_sets() -> None
     assert task.STEP_MARK == confine.STEP_MARK
 
 
-@pytest.mark.parametrize(
-    ("isolation", "said"), [("group", "set ISOLATION=cgroup"), ("cgroup", "neither the devices")]
-)
-def test_a_prolog_refuses_what_this_node_cannot_do_for_its_steps(
-    tmp_path: Path, isolation: str, said: str
-) -> None:
+def test_a_prolog_refuses_what_this_node_cannot_do_for_its_steps(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    site.set(ISOLATION=isolation)
+    site.set(ISOLATION="cgroup")
 
     assert site.prolog() == NODE_BROKEN
     assert site.locks() == []
-    assert said in site.drained()[0]
+    assert "neither the devices" in site.drained()[0]
+
+
+def test_an_isolation_that_slurm_has_no_groups_for_refuses_jobs_and_drains_no_node(
+    tmp_path: Path,
+) -> None:
+    """It is a value of the settings file: pushed to a cluster it drained each node."""
+    site = Site(tmp_path)
+    site.set(ISOLATION="group")
+
+    assert site.prolog() == RUN
+    assert "set ISOLATION=cgroup" in site.refused(12, "unknown")
+    assert (site.locks(), site.drained()) == ([], [])
 
 
 def test_a_job_without_gpus_drains_no_node_that_cannot_confine(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ def test_a_job_that_cannot_be_told_keeps_nothing(
         (job.folder / "environment").unlink()
     else:
         (job.folder / prolog.RECORD).mkdir()
-    assert start(site, job) == QUEUE_ERROR
+    gone = place == "environment"  # with the job, perhaps
+    assert start(site, job) == (REQUEUE if gone else QUEUE_ERROR)
     assert site.locks() == []
     assert not (job.folder / prolog.RECORD).is_file()
 
@@ -161,12 +162,13 @@ def test_a_job_whose_lock_dir_is_lost_before_its_record_is_kept_does_not_start(
         assert holder(site, 0).job_id == "99"
 
 
-def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
+def test_a_fault_nobody_foresaw_stops_no_queue_and_says_where(
     site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """One job that meets it everywhere would stop queue after queue."""
     job = site.run(gpus(1))
     monkeypatch.setattr(spool, "rewrite_env_text", raising(KeyError("x\ny")))
-    assert start(site, job) == QUEUE_ERROR
+    assert start(site, job) == REQUEUE
     told = capfd.readouterr().err
     assert ("KeyError" in told, "faults.py:" in told, told.count("\n")) == (
         True,
@@ -176,12 +178,24 @@ def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
     assert site.locks() == []
 
 
+@pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("can't start new thread")])
+def test_a_fault_nobody_foresaw_that_jobs_of_several_owners_meet_is_the_nodes(
+    site: Site, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    start(site, site.run(gpus(1), job_id=1))
+    monkeypatch.setattr(request, "read_sge_job_gpus", raising(fault))
+    codes: list[int] = []
+    for number, user in ((13, "alice"), (14, "alice"), (15, "alice"), (16, "bob"), (17, "eve")):
+        codes.append(start(site, site.run(gpus(1), job_id=number, owner=user)))
+    assert codes == [REQUEUE, REQUEUE, REQUEUE, QUEUE_ERROR, QUEUE_ERROR]
+
+
 def test_a_fault_under_the_jobs_own_limits_is_blamed_on_the_job(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = site.run(gpus(1))
     monkeypatch.setattr(request, "read_sge_job_gpus", raising(MemoryError))
-    assert start(site, job) == QUEUE_ERROR
+    assert start(site, job) == REQUEUE
     assert start(site, job, "--limited") == JOB_ERROR
 
 
@@ -275,7 +289,7 @@ def test_a_prolog_that_fails_when_it_is_run_again_takes_nothing_from_the_job(sit
     job = site.run(gpus(2))
     assert start(site, job) == RUN
     (job.folder / "environment").unlink()
-    assert start(site, job) == QUEUE_ERROR
+    assert start(site, job) == REQUEUE
     assert site.locks() == [bus(0), bus(1)]
 
 
@@ -291,7 +305,7 @@ def test_a_claim_that_is_undone_takes_nothing_from_another_task_of_the_job(site:
     assert start(site, site.run(gpus(1), task_id=1)) == RUN
     job = site.run(gpus(1), task_id=2, pid=501)
     (job.folder / "environment").unlink()
-    assert start(site, job) == QUEUE_ERROR
+    assert start(site, job) == REQUEUE
     assert site.locks() == [bus(0)]
 
 

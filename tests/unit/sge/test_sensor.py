@@ -15,9 +15,12 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.slots.rsmap import bad_card_ids
+from gpulock.deadline import Deadline
 from gpulock.install.hook_script import render_python_hook
 from gpulock.sge import card_map, hook, sensor
 from gpulock.store import quarantine, verdicts
+from gpulock.store.counters import note_lock_timeout
+from gpulock.store.gate import Gate
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.claims import ask
 from tests.support.fake_mps import leave_mps
@@ -271,3 +274,40 @@ def test_a_card_whose_mps_ends_is_not_offered(site: Site) -> None:
     site.settings["MPS_DIR"] = str(site.root / "mps")
     leave_mps(site.root / "mps", bus(2), 1001, site.node().boot_id)
     assert (values(site)["gpu"], values(site)["gpu_share"]) == ("3", "4")
+
+
+def test_while_the_gate_is_shut_nothing_is_offered_and_all_once_it_opens(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sensor, "GATE_PATIENCE", 0.01)
+    site.proc.shepherd(500, site.root)
+    hold(site, 1)
+    store = site.node().store
+    with Gate(store.path, Deadline(1)):
+        assert values(site)["gpu"] == "4", "nobody has waited in vain yet"
+        note_lock_timeout(store, "13", "alice")
+        assert values(site) == {"gpu": "0", "gpu.free": "0"}
+    assert values(site)["gpu"] == "4"
+
+
+@pytest.mark.parametrize("what", ["blocks", "files"])
+def test_a_lock_dir_without_room_offers_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    site.proc.shepherd(500, site.root)
+    hold(site, 1)
+    left = {"blocks": (4096, 4096, 1000, 15, 15, 1000, 500, 500, 0, 255)}
+    left["files"] = (4096, 4096, 1000, 900, 900, 1000, 15, 15, 0, 255)
+
+    def statvfs(_: object) -> os.statvfs_result:
+        return os.statvfs_result(left[what])
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert values(site) == {"gpu": "0", "gpu.free": "0"}
+    left[what] = (4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255)  # a tmpfs without limits
+    assert values(site)["gpu"] == "4"
+
+
+def test_a_state_dir_that_the_first_claim_makes_keeps_no_job_away(site: Site) -> None:
+    shutil.rmtree(site.state)
+    assert values(site)["gpu"] == "4"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import syslog
@@ -14,7 +15,8 @@ import pytest
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.job import environment
-from gpulock.slurm import epilog, prolog, request
+from gpulock.slurm import epilog, prolog, refuse, request
+from gpulock.slurm.scontrol import SlurmctldClient
 from gpulock.store import claim_records
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
@@ -74,7 +76,7 @@ def not_known(site: Site) -> None:
     site.fails(INVALID)
 
 
-BREAKS = [no_driver, a_card_gone, no_map, no_state_dir, no_driver_set]
+BREAKS = [no_driver, a_card_gone, no_map, no_driver_set]
 DOUBTS = [uuids_unread, locks_lost, silent, not_known]
 
 
@@ -101,6 +103,62 @@ def test_where_the_site_wants_it_the_job_is_requeued_and_the_node_stays(
     assert site.prolog() == RUN
     site.refused(12, "broken")
     assert (site.calls(), site.locks()) == ([], [])
+
+
+def write_nothing(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Let every write to a file fail."""
+
+    def write(fd: int, data: bytes) -> int:
+        if fd > 2:
+            raise OSError(number, os.strerror(number))
+        return len(data)
+
+    patch.setattr(os, "write", write)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE])
+@pytest.mark.parametrize("keys", [{}, OURS])
+def test_a_full_lock_dir_drains_no_node_and_the_job_is_given_back_without_a_note(
+    site: Site, monkeypatch: pytest.MonkeyPatch, keys: dict[str, str], number: int
+) -> None:
+    site.set(**keys)
+    site.prolog(7, "3")
+    before = site.locks()
+    given: list[str] = []
+
+    def do(_: object, program: str, *words: str) -> bool:
+        given.append(f"{program} {words[0]}")
+        return True
+
+    def job(*_: object) -> dict[str, str]:
+        return {"State": "CONFIGURING", "Restarts": "0", "Batch": "1", "JobId": "12"}
+
+    monkeypatch.setattr(SlurmctldClient, "do", do)
+    monkeypatch.setattr(SlurmctldClient, "job", job)
+
+    def name(_: object) -> str:
+        return "12"
+
+    monkeypatch.setattr(refuse, "slurm_array_task_name", name)
+    write_nothing(monkeypatch, number)
+    assert site.prolog(12, "0") == RUN
+    monkeypatch.undo()
+    assert given[-1] == "scontrol requeue"
+    assert (site.locks(), site.notes(), site.drained()) == (before, ["n1.7"], [])
+
+
+def test_a_job_that_cannot_be_given_back_without_a_note_does_not_start(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a GRES that is only counted TaskProlog would start its tasks without GPUs."""
+    site.set(**OURS)
+    site.prolog(7, "3")
+    before = site.locks()
+    site.fails(SILENT)
+    with monkeypatch.context() as full:
+        write_nothing(full, errno.ENOSPC)
+        assert site.prolog(12, "0") == NODE_BROKEN
+    assert (site.locks(), site.notes()) == (before, ["n1.7"])
 
 
 @pytest.mark.parametrize("spoil", DOUBTS)
@@ -260,14 +318,20 @@ def test_a_gate_that_stays_shut_is_could_not_be_found_out(site: Site) -> None:
 @pytest.mark.parametrize(
     "where", [(request, "list_slurm_job_gres"), (environment, "grant_variables")]
 )
-def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
+def test_a_fault_nobody_foresaw_drains_no_node_and_says_where(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str]
 ) -> None:
+    """One job that meets it everywhere would drain node after node."""
+    site.prolog(7, "3")
     monkeypatch.setattr(*where, raising(KeyError("x\ny")))
-    assert site.prolog() == NODE_BROKEN
-    (reason,) = site.drained()
-    assert ("KeyError" in reason, "faults.py:" in reason) == (True, True)
-    assert site.locks() == []
+    for number in (12, 13, 14):
+        assert site.prolog(number) == RUN
+        reason = site.refused(number, "unknown")
+        assert ("KeyError" in reason, "faults.py:" in reason) == (True, True)
+    assert (site.drained(), site.locks()) == ([], [bus(3)])
+    for number, user in ((15, "bob"), (16, "eve")):
+        assert site.prolog(number, SLURM_JOB_USER=user) == NODE_BROKEN
+    assert "for several jobs in a row" in site.drained()[0]
 
 
 @pytest.mark.parametrize("body", ["exec sleep 60", "kill -9 $$", "exit 1"])

@@ -189,5 +189,6 @@ def test_a_note_that_cannot_be_encoded_locks_nothing(
         return "a\nb"
 
     monkeypatch.setattr(environment, "driver_binds", two_lines)
-    assert site.prolog() == NODE_BROKEN
+    assert site.prolog() == RUN
+    site.refused(12, "unknown")
     assert (site.locks(), site.runs()) == ([], [])

@@ -112,7 +112,8 @@ def test_where_it_cannot_be_noted_that_a_record_is_missing_the_job_does_not_star
     site: Site, disk: Disk
 ) -> None:
     (site.state / "runs.whole").unlink()
-    assert site.prolog(12, "0,1") == NODE_BROKEN
+    assert site.prolog(12, "0,1") == RUN
+    site.refused(12, "unknown")
     assert site.locks() == []
 
 
@@ -218,11 +219,15 @@ def test_what_was_missing_in_an_earlier_boot_is_not_missing_in_this_one(
     assert marks(site) == ["runs.whole"]
 
 
-def test_a_first_boot_on_a_full_disk_is_a_broken_node(site: Site, disk: Disk) -> None:
+def test_a_first_boot_on_a_full_disk_grants_nothing_and_breaks_no_node(
+    site: Site, disk: Disk
+) -> None:
     (site.state / "boot_id").unlink()
     (site.state / "runs.whole").unlink()
     shutil.rmtree(site.lock)
-    assert site.prolog(12, "0") == NODE_BROKEN
+    assert site.prolog(12, "0") == RUN
+    site.refused(12, "unknown")
     (site.state / "boot_id").write_text(OTHER_BOOT)  # without the end of a line: shorter
-    assert site.prolog(12, "0") == NODE_BROKEN
+    assert site.prolog(12, "0") == RUN
+    site.refused(12, "unknown")
     assert (site.state / "boot_id").read_text() == OTHER_BOOT

@@ -157,10 +157,11 @@ def test_a_boot_id_in_state_that_was_removed_may_have_been_this_one(
     assert place.refusal().kind == UNKNOWN
 
 
-def test_a_state_directory_that_is_missing_is_a_broken_node(place: Place) -> None:
+def test_a_state_directory_that_is_missing_is_made(place: Place) -> None:
     shutil.rmtree(place.state)
-    assert place.refusal().kind == BROKEN
-    assert place.store.boot_id() == ""
+    place.ready()
+    assert place.ids() == (BOOT, BOOT)
+    assert not (place.state / quarantine.LOST_MARK).exists()
 
 
 def test_a_boot_id_in_state_that_cannot_be_read_is_unknown(place: Place) -> None:

@@ -73,13 +73,13 @@ def test_a_full_disk_stops_nobody(store: LockStore, monkeypatch: pytest.MonkeyPa
     totals = ClaimCounters(store)
     totals.add("releases")
     totals.save()
-    note_lock_timeout(store)
+    note_lock_timeout(store, "12", "alice")
     assert not Path(store.path, "totals").exists()
 
 
 def test_timeouts_are_counted_without_the_gate_and_folded_in_later(store: LockStore) -> None:
     for _ in range(3):
-        note_lock_timeout(store)
+        note_lock_timeout(store, "12", "alice")
     totals = ClaimCounters(store)
     totals.save()
     assert saved(store) == {"lock_timeouts": "3"}
@@ -103,7 +103,7 @@ def test_what_the_history_lacks_is_counted_before_and_after_it_is_folded_in(
 def test_a_link_planted_for_timeouts_is_not_followed(store: LockStore, tmp_path: Path) -> None:
     (tmp_path / "target").write_text("")
     (tmp_path / "timeouts").symlink_to("target")
-    note_lock_timeout(store)
+    note_lock_timeout(store, "12", "alice")
     assert (tmp_path / "target").read_text() == ""
 
 

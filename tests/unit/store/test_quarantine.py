@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import BROKEN, Refusal
+from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store import kv, quarantine
 from gpulock.store.quarantine import QUARANTINE, RESERVES
 from tests.support.trees import bus
@@ -56,10 +56,10 @@ def test_what_an_interrupted_note_left_does_not_count(state: str) -> None:
     assert quarantine.list_noted_devices(state, QUARANTINE) == []
 
 
-def test_a_folder_that_is_not_there_is_a_broken_node_not_an_empty_list(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_no_empty_list(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as caught:
         quarantine.list_noted_devices(str(tmp_path), QUARANTINE)
-    assert caught.value.kind == BROKEN
+    assert caught.value.kind == UNKNOWN
 
 
 def test_a_reason_of_two_lines_is_refused_and_nothing_is_noted(state: str) -> None:

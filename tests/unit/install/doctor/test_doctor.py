@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from gpulock.install.doctor.doctor import (
 from gpulock.install.doctor.policies import check_scheduler_counts
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.install import plan_sge
+from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
@@ -140,7 +142,14 @@ def other_spool(site: Site) -> None:
 
 
 def no_state_dir(site: Site) -> None:
+    settings = read_settings(str(site.config))
+    Path(settings.lock_dir).mkdir(parents=True, exist_ok=True)
+    (Path(settings.lock_dir) / "boot_id").write_text(f"{Node(settings).boot_id}\n")
     (site.root / "node/state").rename(site.root / "elsewhere")
+
+
+def lost_quarantine(site: Site) -> None:
+    (site.root / "node/state/quarantine.lost").touch()
 
 
 def queue_error(site: Site) -> None:
@@ -221,7 +230,8 @@ def no_driver(site: Site) -> None:
     [
         (open_lock_dir, "LOCK_DIR", "mode 777", "writable by no other user"),
         (open_gate, "gate", "any user can block it", "chmod 600"),
-        (no_state_dir, "STATE_DIR", "is missing", "mkdir"),
+        (no_state_dir, "quarantine", "quarantine was lost", "quarantine again what was out"),
+        (lost_quarantine, "quarantine", "GPUs that were out of service may be", "rm -f"),
         (lose_locks, "boot", "locks of this boot were lost", "gpulock reap"),
         (lose_one_lock, "boot", "locks in LOCK_DIR were lost", "gpulock reap"),
         (no_driver, "driver", "no NVIDIA driver", "load the driver"),

@@ -4,12 +4,13 @@
 Hot.
 """
 
-TEXT, PATH, COUNT, EXIT, SECONDS, ANSWER, LIMIT, FLAG, WORDS, KINDS, PLACES, CHOICE = (
+TEXT, PATH, COUNT, EXIT, SECONDS, PERIOD, ANSWER, LIMIT, FLAG, WORDS, KINDS, PLACES, CHOICE = (
     "text",
     "path",
     "count",
     "exit code",
     "seconds",
+    "seconds, at least 0.05",
     "seconds, at most 20",
     "seconds, or 0",
     "yes|no",
@@ -22,6 +23,7 @@ TEXT, PATH, COUNT, EXIT, SECONDS, ANSWER, LIMIT, FLAG, WORDS, KINDS, PLACES, CHO
 COUNT_DIGITS = 4  # of a COUNT
 LARGEST_EXIT = 255  # of a program
 LONGEST = 1e7  # seconds: four months; anything longer is a typing error
+SHORTEST_PERIOD = 0.05  # seconds; a shorter one would keep a core busy
 LONGEST_ANSWER = 20.0  # seconds; gpulockd asks twice before it is ready, for which it has 60
 
 # name, kind, default, meaning; for CHOICE the default comes first among the `|` separated values
@@ -95,8 +97,8 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("EXPORTER_DIR", PATH, "/run/gpulock-exporter", "the exporter's sample and inventory"),
     ("EXPORTER_LISTEN", WORDS, ":9465", "addresses of the exporter: HOST:PORT or :PORT"),
     ("WEB_CONFIG", PATH, "", "web-config.yml of the exporter: TLS and users; empty: none"),
-    ("SAMPLE_PERIOD", SECONDS, "1", "time between two samples of the GPUs"),
-    ("PROCESS_PERIOD", SECONDS, "10", "time between two reads of the GPUs' process lists"),
+    ("SAMPLE_PERIOD", PERIOD, "1", "time between two samples of the GPUs"),
+    ("PROCESS_PERIOD", PERIOD, "10", "time between two reads of the GPUs' process lists"),
     ("MAX_SAMPLE_AGE", SECONDS, "10", "older values of the GPUs are not shown"),
     ("IDLE_AFTER", SECONDS, "600", "observed idle time after which a held device is held_idle"),
     ("LABEL_USER", CHOICE, "name|uid|none", "what metrics and page show of a job's user"),

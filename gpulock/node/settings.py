@@ -19,8 +19,10 @@ from gpulock.node.setting_keys import (
     LONGEST,
     LONGEST_ANSWER,
     PATH,
+    PERIOD,
     PLACES,
     SECONDS,
+    SHORTEST_PERIOD,
     WORDS,
 )
 
@@ -169,20 +171,20 @@ def convert_setting(kind: str, default: str, given: "str | None") -> object:
         if kind == EXIT and not 0 < int(value) <= LARGEST_EXIT:
             raise ValueError(f"must be from 1 to {LARGEST_EXIT}, not {value}")
         return int(value)
-    if kind in (SECONDS, LIMIT, ANSWER):
+    if kind in (SECONDS, PERIOD, LIMIT, ANSWER):
         most = LONGEST_ANSWER if kind == ANSWER else LONGEST
         try:
             number = float(value)
         except ValueError:
             raise ValueError(f"must be a number of seconds, not {value!r}") from None
-        if not 0 < number <= most and (kind, value) != (LIMIT, "0"):
-            least = "0, or more" if kind == LIMIT else "more"
-            raise ValueError(
-                f"must be {least} than 0 and at most {most:,.0f} seconds, not {value!r}"
-            )
+        short = number < SHORTEST_PERIOD if kind == PERIOD else number <= 0
+        if not (number <= most and not short) and (kind, value) != (LIMIT, "0"):
+            words = {LIMIT: "0, or more than 0", PERIOD: f"at least {SHORTEST_PERIOD}"}
+            least = words.get(kind, "more than 0")
+            raise ValueError(f"must be {least} and at most {most:,.0f} seconds, not {value!r}")
         return number
-    if kind == PATH and not value.startswith("/") and (value or default):
-        raise ValueError(f"must be an absolute path, not {value!r}")
+    if kind == PATH and (value or default) and not (value[:1] == "/" and value.strip("/.")):
+        raise ValueError(f"must be an absolute path below /, not {value!r}")
     if kind == PLACES and value:
         from gpulock.node.shares import parse_share_words
 
@@ -236,7 +238,7 @@ def parse_settings(text: str, path: str, fixed: bool = False) -> Settings:
         elif fixed and name in FIXED:
             folder = known[name][2]
             fault = (
-                f"{path}:{number}: {name} cannot be set here: it is {folder} (bind or link that)"
+                f"{path}:{number}: {name} cannot be set here: it is {folder}, bind that elsewhere"
             )
         if fault:
             ignored.append(name)

@@ -20,6 +20,7 @@ from gpulock.node.setting_keys import (
     KEYS,
     KINDS,
     LIMIT,
+    PERIOD,
     SECONDS,
     WORDS,
 )
@@ -81,7 +82,7 @@ def find_folder_faults(settings: Settings) -> list[Check]:
     checks = [*check_lock_dir(settings)]
     if os.path.lexists(settings.state_dir):
         checks += check_state_dir(settings)
-    return [check for check in checks if check.state == FAULT]
+    return [check for check in checks if check.state == FAULT and not check.name]
 
 
 def format_config_lines(settings: Settings, width: int) -> list[str]:
@@ -129,6 +130,7 @@ def setting_unit_hint(kind: str, default: str) -> str:
         return f" ({default})"
     units = {
         SECONDS: " (seconds)",
+        PERIOD: " (seconds; at least 0.05)",
         ANSWER: " (seconds; at most 20)",
         LIMIT: " (seconds; 0: never)",
         FLAG: " (yes|no)",

@@ -94,7 +94,7 @@ def release_command(
     """Release GPUs; without arguments those of the calling shell."""
     if len([given for given in (devices, pid, job is not None) if given]) > 1:
         raise click.UsageError("give one of DEVICE, --pid and --job.")
-    if force and not reason:
+    if force and not (reason or "").strip():
         raise click.UsageError('--force needs --reason "TEXT".')
     node = session.node()
     found = node.devices_if_driver()

@@ -89,6 +89,11 @@ def test_a_complex_of_no_kind_is_refused_with_its_line(value: str) -> None:
     [
         "LOCK_DIR=run/gpulock",
         "LOCK_DIR=",
+        "LOCK_DIR=/",
+        "STATE_DIR=//",
+        "EXPORTER_DIR=/..",
+        "SAMPLE_PERIOD=0.0000001",
+        "PROCESS_PERIOD=0.04",
         "EXPECTED_GPUS=-1",
         "EXPECTED_GPUS=8.0",
         "EXPECTED_GPUS=²",

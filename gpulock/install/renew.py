@@ -35,12 +35,15 @@ def renew_hooks(
 
     With `if_broken` only where the interpreter that a hook names is gone. Raises InstallError.
     """
+    others: set[str] = set()
     for scheduler in SCHEDULERS:
         record = install_record(settings, scheduler)
         trial = try_slurm_hooks if scheduler == "slurm" else None
         for address, value in record.load().items():
             path = Path(address[1])
-            if address[0] == InstalledHooks.kind and address[3] == python:
+            if address[0] == InstalledHooks.kind and address[3] != python:
+                others.add(f"gpulock install {scheduler}")
+            elif address[0] == InstalledHooks.kind:
                 lock_dir = Path(settings.lock_dir)
                 hooks = InstalledHooks(path, Path(address[2]), python, lock_dir, trial)
                 keep = if_broken and has_interpreter(path / CURRENT / "prolog/slurm")
@@ -52,6 +55,8 @@ def renew_hooks(
                 program = FilePlace(path, 0o755)
                 if program.read() in (value, text):
                     renew_place(record, program, text, keep, echo)
+    if others and not if_broken:
+        echo(f"the hooks are another Python's: {', '.join(sorted(others))} makes them {python}'s")
 
 
 def renew_place(

@@ -9,6 +9,7 @@ from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.install.doctor.check import Check, fault, ok, run_checks, warning
+from gpulock.install.systemd import manager
 from gpulock.node.context import Node
 from gpulock.node.devices import NO_INSTANCE
 from gpulock.node.settings import Settings
@@ -16,9 +17,7 @@ from gpulock.store.verdicts import FRESH, read_dated_verdicts
 from gpulock.workstation.tickets import is_stopped
 
 NAME = "daemon"
-_START = "start gpulockd (gpulock install systemd)"
 _RESTART = "see its log, then: systemctl restart gpulockd"
-_REAP = f"{_START}, or run gpulock reap from cron every minute"
 
 
 def daemon_checks(settings: Settings) -> list[Check]:
@@ -37,10 +36,12 @@ def check_daemon_runs(settings: Settings) -> Iterator[Check]:
         else:
             yield ok(f"gpulockd runs, pid {pid}")
         return
+    start = "start gpulockd" + (" (gpulock install systemd)" if manager.RUNNING.is_dir() else "")
     if needed := needs_of_daemon(settings, has_unknown_instances(node)):
-        yield fault(f"gpulockd does not run: {'; '.join(needed)}", _START)
+        yield fault(f"gpulockd does not run: {'; '.join(needed)}", start)
     if reaped is None or now - reaped > FRESH:
-        yield warning("gpulockd does not run: what a hook could not free stays locked", _REAP)
+        do = f"{start}, or run gpulock reap from cron every minute"
+        yield warning("gpulockd does not run: what a hook could not free stays locked", do)
     elif not needed:
         yield ok(f"gpulockd does not run; gpulock reap did {now - reaped:.0f} s ago")
 

@@ -63,4 +63,5 @@ def check_version(
     if found != wanted and found is not None and found.startswith(f"{wanted} "):
         yield fault(f"not as they were installed: {found}", again)
     elif found != wanted:
-        yield warning(f"version {found} is in force, this package is {wanted}", again)
+        what = f"version {found} is in force, this package is {wanted}"
+        yield warning(what, "run gpulock install hooks")

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from gpulock.install.change import install_record
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.execd_params import check_execd_params, moves_jobs_to_scopes
@@ -69,8 +70,10 @@ def sge_checks(settings: Settings, config: Path, prefix: Path, profile: Path) ->
     """Return the checks of a node of Grid Engine; none where there is no Grid Engine."""
     execds = find_execds()
     _, given = current_settings(config)
-    if not execds and "SGE_ROOT" not in given and version_in_force(prefix) is None:
-        return []
+    if version_in_force(prefix) is None and not install_record(settings, "sge").load():
+        what = "sge_execd runs here, but gpulock is not installed for it: its jobs get no lock"
+        do = "gpulock install sge --queue QUEUE"
+        return [warning(what, do, "Grid Engine")] if execds else []
     cell = settings.sge_cell if "SGE_CELL" in given else ""
     execd = find_execd(execds, settings.sge_root, cell)
     checks = run_all(

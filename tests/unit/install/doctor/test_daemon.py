@@ -10,12 +10,14 @@ import pytest
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor import daemon
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
+from gpulock.install.systemd import manager
 from gpulock.store.verdicts import FRESH, write_verdicts
 from tests.support.trees import BOOT, Box, bus
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Box:
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
+    monkeypatch.setattr(manager, "RUNNING", tmp_path)
     made = Box(tmp_path)
     made.lock.mkdir(exist_ok=True)
     return made
@@ -44,6 +46,14 @@ def test_without_a_daemon_it_is_a_warning_with_both_ways(box: Box) -> None:
     assert check.state == WARNING
     assert check.what == "gpulockd does not run: what a hook could not free stays locked"
     assert "gpulock install systemd" in check.do and "cron" in check.do
+
+
+def test_where_no_systemd_runs_no_unit_is_recommended(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "RUNNING", tmp_path / "none")
+    (check,) = told(box)
+    assert check.do == "start gpulockd, or run gpulock reap from cron every minute"
 
 
 def test_a_reap_from_cron_does_while_it_is_fresh(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:

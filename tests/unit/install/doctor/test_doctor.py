@@ -19,8 +19,11 @@ from gpulock.install.doctor.doctor import (
     run_doctor,
 )
 from gpulock.install.doctor.policies import check_scheduler_counts
+from gpulock.install.doctor.sge import sge_checks
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.install import plan_sge
+from gpulock.install.sge.install import PROFILE, plan_sge
+from gpulock.install.sge.uninstall import SgeUninstaller
+from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
@@ -444,6 +447,17 @@ def test_only_faults_make_the_node_broken_and_each_says_what_to_do() -> None:
     print_checks(checks, lines.append)
 
     assert lines == ["✓ a: fine", "! b: odd", "    look", "✗ c: bad", "    mend it"]
+
+
+def test_after_an_uninstallation_one_line_says_what_is_missing(site: Site) -> None:
+    """It said that every job fails, and named each thing that is not there."""
+    assert SgeUninstaller(site.config, ignore).uninstall() == []
+
+    checks = sge_checks(read_settings(str(site.config)), site.config, DEFAULT_PREFIX, PROFILE)
+
+    assert [(check.name, check.state, check.do) for check in checks] == [
+        ("Grid Engine", WARNING, "gpulock install sge --queue QUEUE")
+    ]
 
 
 def test_a_cluster_without_a_queue_is_told_once_and_nothing_fails(site: Site) -> None:

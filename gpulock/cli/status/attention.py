@@ -6,8 +6,10 @@ from __future__ import annotations
 from gpulock.alloc import states
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.states import DeviceState
+from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.device_use import count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, find_stray_path
+from gpulock.node.context import Node
 from gpulock.node.devices import NO_INSTANCE, SHARE
 from gpulock.text.advice import (
     ADMINISTRATOR,
@@ -17,6 +19,7 @@ from gpulock.text.advice import (
     restore_hint,
 )
 from gpulock.text.words import FORCE, format_count, format_lock_holder
+from gpulock.workstation import tickets
 
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
 IN_USE = (states.HELD, states.HELD_IDLE)
@@ -42,6 +45,7 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
     if view.full:
         why = "it is full, no GPU is granted until there is room; df"
         pairs.insert(0, ("LOCK_DIR", f"{why} {view.node.store.path}"))
+    pairs += list_queue_facts(view.node)
     if view.lost:
         why = "nothing is granted until they are restored; run gpulock reap as root"
         pairs.insert(0, ("locks lost", why))
@@ -62,6 +66,26 @@ def list_reserve_facts(rows: list[DeviceState]) -> list[tuple[str, str]]:
         if record is not None and record.is_reserve() and record.comment:
             groups.setdefault(f"reserved by {record.user}: {record.comment}", []).append(row)
     return [(format_row_label(same), text) for text, same in groups.items()]
+
+
+def list_queue_facts(node: Node) -> list[tuple[str, str]]:
+    """Return who waits first in the queue of users' claims; one that yields where all do."""
+    names = [
+        name
+        for name in tickets.list_tickets(f"{node.store.path}/{tickets.FOLDER}")
+        if tickets.has_waiting_caller(node, [name])
+    ]
+    first = next(
+        (name for name in names if not tickets.is_yielding(node, name)), "".join(names[:1])
+    )
+    try:
+        pid = tickets.parse_ticket(first)[1]
+        user = uid_to_user_name(node.proc.status(pid).uids[0])
+    except (OSError, ValueError):  # nobody waits, or has gone
+        return []
+    how = "waits, and lets others go first" if tickets.is_yielding(node, first) else "waits first"
+    others = f"; {format_count(len(names) - 1, 'other caller')}" if len(names) > 1 else ""
+    return [("queue", f"{user} (pid {pid}) {how}{others}")]
 
 
 def row_claim_key(row: DeviceState) -> str:

@@ -15,9 +15,12 @@ import pytest
 
 from gpulock.alloc import states
 from gpulock.alloc.device_users import mig_access_nodes
+from gpulock.cli.session import uid_to_user_name
+from gpulock.deadline import Deadline
 from gpulock.store import quarantine
 from gpulock.store.owner import TYPES
 from gpulock.store.verdicts import Verdict
+from gpulock.workstation import tickets
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 from tests.support.fake_mps import leave_mps
 
@@ -144,6 +147,17 @@ def test_lost_locks_are_said_before_all_else(site: Site) -> None:
     text = site.call("status").stdout
     assert "locks lost" in text
     assert f"{site.gpulock} reap" in " ".join(text.split())
+
+
+def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
+    node, me = site.node(), os.getpid()
+    first, second = (tickets.take_ticket(node, Deadline(5)) for _ in range(2))
+    assert "queue" not in site.call("status").stdout  # served this moment
+    tickets.mark_waiting(node, first, yields=0)
+    named = f"{uid_to_user_name(os.getuid())} (pid {me})"
+    assert f"{named} waits, and lets others go first" in site.call("status").stdout
+    tickets.mark_waiting(node, second)
+    assert f"{named} waits first; 1 other caller" in site.call("status").stdout
 
 
 def test_one_lost_lock_is_said_as_well(site: Site) -> None:

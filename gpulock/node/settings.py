@@ -183,8 +183,8 @@ def convert_setting(kind: str, default: str, given: "str | None") -> object:
             least = words.get(kind, "more than 0")
             raise ValueError(f"must be {least} and at most {most:,.0f} seconds, not {value!r}")
         return number
-    if kind == PATH and (value or default) and not (value[:1] == "/" and value.strip("/.")):
-        raise ValueError(f"must be an absolute path below /, not {value!r}")
+    if kind == PATH and (value or default) and (value[:1] != "/" or (default and value == "/")):
+        raise ValueError(f"must be an absolute path, and not / itself: {value!r}")
     if kind == PLACES and value:
         from gpulock.node.shares import parse_share_words
 

@@ -85,6 +85,9 @@ def claim_sge_job(
         raise
     check_host_count(node, found, job if count or job.granted else None)
     if count == 0:
+        for name in request.list_unknown_gpu_requests(job):
+            line = f"{call.who}: asks for {name}, which is not in SGE_COMPLEXES, and gets no GPU"
+            log_hook_line(node.settings, f"gpulock: {line}; see gpulock doctor", error=True)
         if node.settings.isolation != "off":
             isolate_sge_job(node, found, None, deadline)
         if node.settings.hide_unrequested:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpulock.alloc.choose import ClaimRequest
 
 JOB_LIMIT = 1 << 26  # bytes: the environment of a job is in its file
+GPU = "gpu"
 PER_SLOT, PER_JOB = 1, 2  # CE_consumable (sge_centryL.h: CONSUMABLE_YES, CONSUMABLE_JOB)
 
 
@@ -190,6 +191,11 @@ def read_sge_job_gpus(
     if job.granted:
         check_host_name(spool, settings, job)
     return count_host_gpus(spool, settings, job), job
+
+
+def list_unknown_gpu_requests(job: cull.SgeJob) -> list[str]:
+    """Return what a job without GPUs consumes that is a count of GPUs by its name. Pure."""
+    return [name for name, value, flag in job.requests if flag and value and GPU in name.lower()]
 
 
 def check_host_name(spool: Spool, settings: Settings, job: cull.SgeJob) -> None:

@@ -347,3 +347,14 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     assert prolog.main(["sge", NO_PROCESS], environ, config) != RUN
     assert epilog.main(["sge", NO_PROCESS], environ, config) == hook.DONE
     assert len(told) == lines
+
+
+def test_a_job_whose_gpus_count_in_a_complex_that_is_not_known_hears_why_it_gets_none(
+    site: Site, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """SGE_COMPLEXES was misspelt: jobs ran with an empty mask, and nobody heard why."""
+    assert start(site, site.run(gpus(2)), SGE_COMPLEXES="gups") == RUN
+    assert "asks for gpu, which is not in SGE_COMPLEXES" in capfd.readouterr().err
+    assert start(site, site.run(gpus(2, "slots_of_disk"), job_id=13)) == RUN
+    assert start(site, site.run(gpus(0), job_id=14)) == RUN
+    assert capfd.readouterr().err == ""

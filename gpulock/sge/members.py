@@ -10,7 +10,6 @@ from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
 from gpulock.node.procfs import OVER
-from gpulock.sge.shepherds import UNREADABLE_GROUP, find_shepherd_groups
 from gpulock.store.locks import Lock
 
 
@@ -45,6 +44,8 @@ class SgeMembers:
         if not carriers:
             job.add_doubt(scan.why_blind_about(record.uid, gid))
             return
+        from gpulock.sge.shepherds import UNREADABLE_GROUP
+
         own = record.pid if scan.proc.running(record.pid, record.start) else 0
         groups = self._shepherd_groups(scan)
         others = [pid for pid in groups.get(gid, []) if pid != own]
@@ -61,6 +62,8 @@ class SgeMembers:
 
     def _shepherd_groups(self, scan: ProcessScan) -> dict[int, list[int]]:
         """Return the groups of all living shepherds, read once for each look at processes."""
+        from gpulock.sge.shepherds import find_shepherd_groups
+
         if self._scan is not scan:
             self._scan, self._groups = scan, find_shepherd_groups(scan)
         return self._groups

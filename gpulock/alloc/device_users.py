@@ -256,9 +256,9 @@ class OpenFiles:
 
         `/nvidia0` is how a container's own /dev shows from outside.
         """
-        if path.startswith("/dev/"):
-            return not path.startswith(COMMON)
-        return path.startswith(("/nvidia", *self._simulated))
+        if path.startswith(("/nvidia", *self._simulated)):
+            return True
+        return path.startswith("/dev/") and not path.startswith(COMMON)
 
     def _add_open(self, pid: int, folder: str, held: set[str], exact: bool) -> None:
         """Add the devices open in one table of files.

@@ -213,7 +213,7 @@ def test_who_has_a_device_open_and_is_of_another_claim_is_marked(
 def test_what_was_not_seen_of_others_says_nothing_of_a_lock(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = OpenFiles._opened_by
+    look = OpenFiles._opened_by  # pyright: ignore[reportPrivateUsage]
 
     def slow(files: OpenFiles, pid: int, uid: int | None) -> set[str]:
         if uid is None and pid == os.getpid():
@@ -228,7 +228,7 @@ def test_what_was_not_seen_of_others_says_nothing_of_a_lock(
 def test_what_was_not_seen_of_the_owner_is_said(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = OpenFiles._opened_by
+    look = OpenFiles._opened_by  # pyright: ignore[reportPrivateUsage]
 
     def slow(files: OpenFiles, pid: int, uid: int | None) -> set[str]:
         if uid is not None and pid == os.getpid():
@@ -260,7 +260,11 @@ def test_nothing_frees_a_lock_while_lock_dir_is_mounted_read_only(
     site.hold(5, pid=pid, start=start, sid=pid)
     before = os.statvfs(site.files.lock_dir)
     locked = os.statvfs_result([*before[:8], before.f_flag | os.ST_RDONLY, before.f_namemax])
-    monkeypatch.setattr(os, "statvfs", lambda _: locked)
+
+    def statvfs(_: str) -> os.statvfs_result:
+        return locked
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
     found = facts(site.call("why", "5").stdout)
     assert found["freed by"] == "nothing while LOCK_DIR is mounted read-only"
     assert found["next"] == "mount it writable"

@@ -165,8 +165,11 @@ def test_what_must_stay_is_kept_in_the_record(
     place = FilePlace(tmp_path / "f")
     apply(place, "ours", plain.record)
 
+    def detach(_: Plain) -> list[str]:
+        return ["a queue leads to it"]
+
     with monkeypatch.context() as patch:
-        patch.setattr(Plain, "detach", lambda _: ["a queue leads to it"])
+        patch.setattr(Plain, "detach", detach)
         assert plain.uninstall() == ["a queue leads to it"]
     assert place.read() == "ours"
     assert plain.uninstall() == []

@@ -168,7 +168,11 @@ def test_children_that_the_kernel_hands_out_in_pieces_are_all_read(
     children = [*range(10_000, 11_300)]
     (fake.root / "700/task/700/children").write_text(" ".join(map(str, children)) + " ")
     read = os.read
-    monkeypatch.setattr(os, "read", lambda fd, size: read(fd, min(size, 4092)))
+
+    def read_page(fd: int, size: int) -> bytes:
+        return read(fd, min(size, 4092))
+
+    monkeypatch.setattr(os, "read", read_page)
     assert Proc(str(fake.root)).children(700) == children
 
 

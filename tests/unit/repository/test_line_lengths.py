@@ -38,8 +38,12 @@ def sent(patch: pytest.MonkeyPatch, fd: int, act: Callable[[], object]) -> bytes
     """Return what is written to a descriptor meanwhile."""
     read, write = os.pipe()
     real = os.write
+
+    def redirected(to: int, data: bytes) -> int:
+        return real(write if to == fd else to, data)
+
     with patch.context() as patched:
-        patched.setattr(os, "write", lambda to, data: real(write if to == fd else to, data))
+        patched.setattr(os, "write", redirected)
         act()
     os.close(write)
     with open(read, "rb") as file:

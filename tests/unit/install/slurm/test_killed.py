@@ -36,6 +36,11 @@ def write_plugin(_: SpankPlugin, made: Path, value: str) -> None:
     made.write_bytes(b"gpulock-spank-build %s\0" % value.encode())
 
 
+def gres_conf_size(path: str) -> str:
+    """Return what stands for the version of a gres.conf whose time each try changes."""
+    return str(os.stat(path).st_size)
+
+
 class KilledSlurm(KilledSite):
     """A node of a recorded Slurm, with the controller's slurm.conf and pyxis."""
 
@@ -50,7 +55,7 @@ class KilledSlurm(KilledSite):
         patch.setenv("SLURM_CONF", str(node.conf))
         patch.setattr(SpankPlugin, "_compile", write_plugin)  # a second, likewise
         # each try begins with files laid out anew, which are other versions
-        patch.setattr(gres, "gres_conf_version", lambda path: str(os.stat(path).st_size))
+        patch.setattr(gres, "gres_conf_version", gres_conf_size)
         node.give_header()
         node.conf.chmod(0o664)
         if os.geteuid() == 0:

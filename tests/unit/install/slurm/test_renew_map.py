@@ -31,7 +31,10 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:
 
 
 def started(patch: pytest.MonkeyPatch, when: float) -> None:
-    patch.setattr(renew_map, "process_start_time", lambda _: when)
+    def start_time(_: int) -> float:
+        return when
+
+    patch.setattr(renew_map, "process_start_time", start_time)
 
 
 def positions(node: SlurmNode) -> dict[str, str]:

@@ -184,7 +184,7 @@ def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
             )
         fd = os.open(f"{proc.root}/{pid}/cwd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         info = os.fstat(fd)
-        check_spool_owner(proc, pid, info, root_uid)
+        check_spool_owner(proc, pid, status.uids, info, root_uid)
         path = proc.link(pid, "cwd")
         if proc.stat(pid).start != start:
             raise ProcessLookupError(pid)
@@ -195,14 +195,15 @@ def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
         ) from fault
 
 
-def check_spool_owner(proc: Proc, pid: int, info: os.stat_result, root_uid: int) -> None:
+def check_spool_owner(
+    proc: Proc, pid: int, uids: "tuple[int, ...]", info: os.stat_result, root_uid: int
+) -> None:
     """Raise Refusal unless the directory is of one of the shepherd's uids, which alone may write.
 
     A shepherd is root alone for a moment at each line of its trace (facts/grid-engine.md, user,
     directory and output of hooks), three times after it started a hook: it is asked again.
     """
     writable = bool(info.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-    uids = proc.status(pid).uids
     deadline = Deadline(OWNER_SECONDS)
     while info.st_uid not in uids and not writable and deadline.left() > 0:
         time.sleep(OWNER_PAUSE)

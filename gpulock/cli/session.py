@@ -18,6 +18,7 @@ from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
+from gpulock.system_log import NOTICE, log_to_system
 
 PUBLIC = 0o022  # umask: everybody may read the records, or `status` would be root's alone
 
@@ -153,7 +154,4 @@ def log_to_syslog(settings: Settings, line: str) -> None:
     """Write one line to syslog; a simulation has none."""
     if settings.simulation:
         return
-    import syslog
-
-    syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
-    syslog.syslog(syslog.LOG_NOTICE, line)
+    log_to_system(NOTICE, line)

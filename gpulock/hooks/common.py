@@ -5,12 +5,12 @@ Hot.
 """
 
 import os
-import syslog
 
 from gpulock.errors import BROKEN, LINE_BYTES, Refusal, UnexpectedError, shorten
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
+from gpulock.system_log import ERROR, INFO, log_to_system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,17 +68,14 @@ def log_hook_line(
     to_syslog: bool = True,
 ) -> None:
     """Write one line to syslog and, for an error of the job's, to stderr; none decides anything."""
-    line = sentence.encode("utf-8", "backslashreplace")  # names of processes may be any bytes
     if error and to_job:
         import select  # not for a hook that has nothing to tell
 
         try:  # a job's output may be a pipe that is full: the shepherd kills a hook that waits
             if select.select((), (2,), (), 0)[1]:
-                os.write(
-                    2, shorten(sentence, LINE_BYTES).encode("utf-8", "backslashreplace") + b"\n"
-                )
+                line = shorten(sentence, LINE_BYTES)  # names of processes may be any bytes
+                os.write(2, line.encode("utf-8", "backslashreplace") + b"\n")
         except (OSError, ValueError):
             pass
     if to_syslog and (settings is None or not settings.simulation):
-        syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
-        syslog.syslog(syslog.LOG_ERR if error else syslog.LOG_INFO, line.decode())
+        log_to_system(ERROR if error else INFO, sentence)

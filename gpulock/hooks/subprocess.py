@@ -16,6 +16,7 @@ from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
 
 POLL_SECONDS = 0.002
+KILL_SECONDS = 1.0  # for a child that was killed: on a file system that hangs it does not end
 ANSWER_LIMIT = 1 << 24  # bytes
 
 
@@ -110,10 +111,10 @@ def wait_for_child(pid: int, deadline: Deadline) -> "int | None":
 
 
 def kill_child(pid: int) -> None:
-    """End the child that did not answer, and reap it."""
+    """End the child that did not answer, and reap it unless it hangs in the kernel."""
     try:
         os.kill(pid, SIGKILL)
-        os.waitpid(pid, 0)
+        wait_for_child(pid, Deadline(KILL_SECONDS))
     except OSError as fault:
         if fault.errno not in (errno.ESRCH, errno.ECHILD):
             raise

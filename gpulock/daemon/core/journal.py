@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import os
 import socket
-import syslog
 import time
 from collections.abc import Mapping
 
 from gpulock.errors import one_line
+from gpulock.system_log import ERROR, INFO, NOTICE, WARNING, log_to_system
 
+__all__ = ["ERROR", "INFO", "NOTICE", "WARNING", "DaemonJournal"]
 WHO = "gpulockd"
-ERROR, WARNING, NOTICE, INFO = (
-    syslog.LOG_ERR,
-    syslog.LOG_WARNING,
-    syslog.LOG_NOTICE,
-    syslog.LOG_INFO,
-)
 LENGTH = 600  # characters of a line
 
 
@@ -47,8 +42,7 @@ class DaemonJournal:
         except OSError:
             pass
         if not self._levels and not self.quiet:
-            syslog.openlog(WHO, syslog.LOG_PID, syslog.LOG_DAEMON)
-            syslog.syslog(level, line)
+            log_to_system(level, line, WHO)
 
     def log_changes(self, part: str, found: Mapping[str, str], level: int = WARNING) -> None:
         """Say what of `found` is new; the rest was said when it began.

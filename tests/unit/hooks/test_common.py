@@ -7,11 +7,11 @@ import contextlib
 import os
 import subprocess
 import sys
-import syslog
 from pathlib import Path
 
 import pytest
 
+from gpulock import system_log
 from gpulock.errors import UNKNOWN
 from gpulock.hooks import common
 from gpulock.node.settings import Settings, parse_settings
@@ -77,12 +77,12 @@ def test_a_fault_of_the_settings_is_told_to_the_administrator_and_not_to_the_job
 
     monkeypatch.setattr(common, "read_settings", read)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(syslog, "syslog", note)
+    monkeypatch.setattr(common, "log_to_system", note)
 
     common.read_hook_settings("x.conf")
 
     sentence = "gpulock: x.conf:1: unknown key 'GUPS'; correct the file"
-    assert told == [(syslog.LOG_ERR, sentence)]
+    assert told == [(system_log.ERROR, sentence)]
     assert capfd.readouterr().err == ""
 
 

@@ -166,3 +166,21 @@ def test_one_that_is_reaped_by_somebody_else_is_no_crash(
 
     monkeypatch.setattr(os, "kill", first)
     assert too_late(tmp_path, "exec sleep 60") < 3
+
+
+def test_one_that_even_sigkill_does_not_end_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is where its file system hangs: the process ends when that answers again."""
+    left: list[int] = []
+
+    def keep(pid: int, number: int) -> None:
+        left.append(pid)
+
+    monkeypatch.setattr(subprocess, "KILL_SECONDS", 0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "kill", keep)
+        assert too_late(tmp_path, "exec sleep 60") < 10
+    (child,) = left
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)

@@ -165,6 +165,26 @@ def test_a_prolog_whose_interpreter_is_gone_says_so_and_what_to_do(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", [[], ["/bin/bash"]])
+def test_a_log_that_nobody_reads_holds_up_no_hook_whose_interpreter_is_gone(
+    tmp_path: Path, config: Path, shell: list[str]
+) -> None:
+    hooks = render_hooks(tmp_path / "hooks", config)
+    hooks.prolog.write_text("#!/nowhere/python3.11 -IS\n")
+    stuck = tmp_path / "logger"
+    stuck.write_text("#!/bin/sh\nexec sleep 600\n")
+    stuck.chmod(0o755)
+    text = hooks.launch.read_text()
+    assert text.count("/usr/bin/logger ") == 1
+    hooks.launch.write_text(text.replace("/usr/bin/logger ", f"{stuck} "))
+
+    line = [*shell, str(hooks.launch), str(hooks.prolog), "7", "0", "gpu.q"]
+    done = subprocess.run(line, env={}, cwd=tmp_path, check=False, timeout=60)
+
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", [[], ["/bin/bash"]])
 @pytest.mark.parametrize("site", ["true", "false"])
 def test_an_epilog_whose_interpreter_is_gone_says_so_and_the_job_is_over(
     tmp_path: Path, config: Path, shell: list[str], site: str

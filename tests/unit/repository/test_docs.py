@@ -94,7 +94,11 @@ def test_tests_that_a_page_names_are_there() -> None:
 
 @pytest.mark.parametrize(
     ("page", "section", "fewest"),
-    [("reliability", "The promises", 11), ("security", "What root reads", 60)],
+    [
+        ("reliability", "The promises", 11),
+        ("security", "What a hook waits for", 18),
+        ("security", "What root reads", 60),
+    ],
 )
 def test_each_promise_and_each_input_of_roots_names_its_tests(
     page: str, section: str, fewest: int

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import syslog
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
+from gpulock.hooks import common
 from gpulock.job import environment
 from gpulock.slurm import epilog, prolog, refuse, request
 from gpulock.slurm.scontrol import SlurmctldClient
@@ -386,7 +386,7 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     def tell(*words: object) -> None:
         told.append(words)
 
-    monkeypatch.setattr(syslog, "syslog", tell)
+    monkeypatch.setattr(common, "log_to_system", tell)
     assert (prolog.main(environ, "/gone"), len(told)) == (NODE_BROKEN, lines)
     assert (epilog.main(environ, "/gone"), len(told)) == (0, 2 * lines)
     monkeypatch.setattr(os, "geteuid", lambda: 0)

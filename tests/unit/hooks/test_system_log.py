@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A line for the system's log is written, or lost at once: a stuck reader holds up no hook."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.system_log import ERROR, LOG_BYTES, log_to_system
+from tests.layers import HOT
+
+FORM = r"<27>[A-Z][a-z]{2} [ 123]\d \d\d:\d\d:\d\d gpulock\[(\d+)\]: (.*)"  # as syslog(3) has it
+SHORT = 10.0  # seconds, of 600 lines on a machine that does much else
+GPULOCK = Path(__file__).resolve().parents[3] / "gpulock"
+
+
+@pytest.fixture(params=[socket.SOCK_DGRAM, socket.SOCK_STREAM], ids=["datagram", "stream"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[socket.socket]:
+    """Give a test a log that reads when the test does."""
+    with socket.socket(socket.AF_UNIX, request.param) as reader:
+        reader.bind(str(tmp_path / "log"))
+        if request.param == socket.SOCK_STREAM:
+            reader.listen(0)
+        reader.settimeout(0)
+        yield reader
+
+
+def received(log: socket.socket) -> bytes:
+    """Return one line that was written, without the end that a stream has."""
+    if log.type == socket.SOCK_DGRAM:
+        return log.recv(1 << 16)
+    with log.accept()[0] as connection:
+        return connection.recv(1 << 16).removesuffix(b"\0")
+
+
+def write(log: socket.socket, line: str) -> None:
+    log_to_system(ERROR, line, path=log.getsockname())
+
+
+def test_a_line_has_the_form_of_syslog(log: socket.socket) -> None:
+    write(log, "job 12: granted 0")
+
+    found = re.fullmatch(FORM, received(log).decode())
+    assert found
+    assert found.groups() == (str(os.getpid()), "job 12: granted 0")
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody(log: socket.socket) -> None:
+    """syslog(3) waits in send(2), which SIGALRM does not end: the claim was made already."""
+    begun = time.monotonic()
+    for number in range(600):  # more than any system's queue takes
+        write(log, f"{number} {'x' * 3_000}")
+
+    assert time.monotonic() - begun < SHORT
+    assert b"]: 0 xxx" in received(log)  # what there was room for stands there
+
+
+def test_a_log_that_is_read_again_has_the_lines_that_come_then(log: socket.socket) -> None:
+    for _ in range(600):
+        write(log, "lost")
+    while True:
+        try:
+            received(log)
+        except BlockingIOError:
+            break
+
+    write(log, "seen")
+
+    assert received(log).endswith(b"]: seen")
+
+
+@pytest.mark.parametrize("line", ["x" * 100_000, "\udcff" * 10_000, "a\0b"])
+def test_a_line_of_any_bytes_is_written_and_short(log: socket.socket, line: str) -> None:
+    write(log, line)
+
+    assert 0 < len(received(log)) < LOG_BYTES + 100
+
+
+@pytest.mark.parametrize("kind", ["none", "file", "closed", "fifo"])
+def test_a_log_that_is_none_is_no_error(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "log"
+    if kind == "file":
+        path.touch()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "closed":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
+            gone.bind(str(path))
+
+    log_to_system(ERROR, "lost", path=str(path))
+
+
+def test_no_other_hot_module_opens_a_socket() -> None:
+    """A daemon that does not answer, or a name service, would hold up each hook."""
+    opens = re.compile(r"^\s*(import|from) (_socket|socket|pwd|grp)\b", re.MULTILINE)
+    modules = [path for package in HOT for path in (GPULOCK / package).glob("*.py")]
+    assert [one.name for one in modules if opens.search(one.read_text())] == ["system_log.py"]

@@ -29,6 +29,12 @@ def nodes(sge: GridEngine) -> Iterator[list[Node]]:
         sge.set_exechost(OTHER, EXECHOST_VALUES)
 
 
+def global_value(sge: GridEngine, name: str) -> str:
+    """Return a list of the global configuration, as an administrator sees it in an editor."""
+    shown = sge.qconf("-sconf", "global").replace("\\\n", " ").splitlines()
+    return "".join(word for line in shown if line.startswith(name) for word in line.split()[1:])
+
+
 def test_two_installers_and_an_administrator_at_once_lose_nothing(nodes: list[Node]) -> None:
     """The global configuration and all complexes were read, and written back a moment later."""
     sge = nodes[0].sge
@@ -39,20 +45,21 @@ def test_two_installers_and_an_administrator_at_once_lose_nothing(nodes: list[No
             if all(one.poll() is not None for one in installers):
                 break
             node = nodes[number % 2]
-            sge.set_conf("mailer", f"/bin/mail{number}")
+            shells = global_value(sge, "login_shells")
+            sge.set_conf("login_shells", f"{shells},later{number}")
             sge.set_complex(f"later{number} later{number} INT <= YES NO 0 0")
             sge.qconf("-aattr", "exechost", "complex_values", f"later{number}=1", node.name)
             sge.qconf("-aattr", "queue", "load_thresholds", f"later{number}=9", "cpu.q")
             made.append(number)
-            shown = sge.qconf("-sconf", "global")
-            assert f"/bin/mail{number}" in shown, "an installer has written it meanwhile"
         said = [installer.communicate()[0] for installer in installers]
 
     assert [installer.returncode for installer in installers] == [0, 0], said
     assert len(made) > 1
     table, thresholds = sge.qconf("-sc"), sge.qconf("-sq", "cpu.q")
+    shells = global_value(sge, "login_shells").split(",")
     hosts = [sge.qconf("-se", node.name) for node in nodes]
     for number in made:
+        assert f"later{number}" in shells
         assert f"later{number} " in table
         assert f"later{number}=1" in hosts[number % 2]
         assert f"later{number}=9" in thresholds
@@ -60,7 +67,7 @@ def test_two_installers_and_an_administrator_at_once_lose_nothing(nodes: list[No
         assert f"prolog of queue gpu.q@{node.name}" not in node.install("--dry-run")
         assert f"[{node.name}=root@" in sge.qconf("-sq", "gpu.q")
 
-    sge.set_conf("mailer", "/bin/mail")
+    sge.set_conf("login_shells", ",".join(one for one in shells if "later" not in one))
     sge.qconf("-rattr", "queue", "load_thresholds", "NONE", "cpu.q")
     for node in nodes:
         sge.set_exechost(node.name, EXECHOST_VALUES)

@@ -21,6 +21,8 @@ from gpulock.workstation import process_claims
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.wire import SocketRequest
 
+LOOK_SECONDS = 2.0  # at the open files of a user, while gpulockd serves nobody else
+
 
 def release_for_user(
     node: Node, peer: Peer, request: SocketRequest, deadline: Deadline
@@ -32,6 +34,7 @@ def release_for_user(
         select_locks(node.store.read_all_locks(), peer, request), peer, judge.scan
     )
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
+    reaper.files.seconds = LOOK_SECONDS
     reaper.files.any_device_open((peer.account,))
     with Gate(node.store, deadline, node.settings.gate_timeout):
         reaper.read_locks()

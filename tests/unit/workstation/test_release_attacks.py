@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from gpulock.alloc.device_users import OpenFiles
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BUSY, Refusal
 from gpulock.workstation import server as server_module
+from gpulock.workstation import user_release
 from gpulock.workstation.server import MOST_OF_USER
 from gpulock.workstation.wire import (
     FOR_EVER,
@@ -104,4 +106,23 @@ def test_the_claim_of_a_command_that_runs_costs_no_look_at_files(
 
     monkeypatch.setattr("gpulock.alloc.reaper.OpenFiles", never)
     reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 902)))
+    assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])
+
+
+@pytest.mark.attack
+def test_a_look_at_the_files_of_one_user_has_a_limit(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: a release of a user who has more open files than can be read in two seconds.
+
+    Stopped by: the look ends after two seconds, and the user's own GPU stays locked.
+    """
+
+    def look(files: OpenFiles, uid: int | None) -> tuple[dict[str, list[int]], str]:
+        assert (files.seconds, uid) == (user_release.LOOK_SECONDS, ALICE)
+        return {}, "process 910 has more files open than can be looked at in time"
+
+    monkeypatch.setattr(OpenFiles, "look", look)
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+    reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 901)))
     assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])

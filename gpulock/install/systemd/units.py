@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of systemd/, rendered for one installation: interpreter, settings, folders, devices.
 
-Pure but for `templates`. systemd reads `%`, quotes and blanks in its own way: a path with any of
-them is refused, not escaped.
+Pure but for `templates`, and a look for a map of Slurm's. systemd reads `%`, quotes and blanks in
+its own way: a path with any of them is refused, not escaped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 
 from gpulock.install.hooks import InstallError, find_share_folder
 from gpulock.node.settings import Settings
+from gpulock.slurm.gres_map import NAME as SLURM_MAP
 
 DAEMON: Final = "gpulockd.service"
 EXPORTER: Final = "gpulock-exporter.service"
@@ -63,6 +64,8 @@ _CGROUP: Final = (
     "SystemCallFilter=bpf",
 )
 _GROUP: Final = ("CapabilityBoundingSet=CAP_CHOWN",)
+# A slurmd drops its groups even for -G (docs/facts/slurm.md, positions in slurmd's list).
+_SLURM: Final = ("# slurmd -G, asked when the cards changed.", "CapabilityBoundingSet=CAP_SETGID")
 
 
 @dataclass(frozen=True)
@@ -161,11 +164,13 @@ def writable_folders(settings: Settings) -> list[str]:
 
 def setting_directives(settings: Settings) -> dict[str, tuple[str, ...]]:
     """Return by setting what it needs of gpulockd's unit; nothing where it is not set."""
+    has_map = Path(settings.state_dir, SLURM_MAP).exists()
     return {
         "IDLE_COMMAND": _ANY_COMMAND if settings.idle_command else (),
         "HEALTH_COMMAND": (*_ANY_COMMAND, *_TEST_COMMAND) if settings.health_command else (),
         "SHARE_MPS": _MPS if settings.share_mps else (),
         "QUARANTINE_RESET": _RESET if settings.quarantine_reset else (),
+        SLURM_MAP: _SLURM if has_map else (),
         "ISOLATION": {"cgroup": _CGROUP, "group": _GROUP}.get(settings.isolation, ()),
     }
 

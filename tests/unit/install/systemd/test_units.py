@@ -236,6 +236,13 @@ def test_the_daemon_keeps_the_capabilities_that_its_settings_need_and_no_more() 
     assert capabilities(IDLE_COMMAND="/bin/mail") - sight == {"CAP_SETUID", "CAP_SETGID"}
 
 
+def test_a_node_of_slurm_lets_gpulockd_ask_slurmd(tmp_path: Path) -> None:
+    """slurmd -G drops its supplementary groups first, and fails where it may not."""
+    assert "CAP_SETGID" not in capabilities(STATE_DIR=str(tmp_path))
+    (tmp_path / "slurm-map").touch()
+    assert "CAP_SETGID" in capabilities(STATE_DIR=str(tmp_path))
+
+
 def test_isolation_that_was_on_in_this_boot_can_still_be_cleared_away() -> None:
     before = UnitInputs(sys.executable, Path("/etc/gpulock.conf"), settings(), was_isolated=True)
 

@@ -16,6 +16,8 @@ from tests.labs.slurm.jobs import started, wait_requeued
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_slurm
 
 pytestmark = pytest.mark.lab
+_RIGHTS = "-all,+sys_ptrace,+dac_override,+dac_read_search,+kill,+setgid"
+AS_UNIT = ("setpriv", "--no-new-privs", f"--bounding-set={_RIGHTS}", "--inh-caps=-all")
 
 
 @contextlib.contextmanager
@@ -67,9 +69,10 @@ def test_without_gpulockd_the_job_is_sent_back_and_the_node_stays(slurm_gpus: Gp
 
 
 def test_another_order_is_the_map_once_slurmd_was_started_anew(slurm_gpus: Gpulock) -> None:
+    """With no more rights than gpulockd's unit gives it on such a node."""
     by_slurm(slurm_gpus, {"SLURM_WAIT": "1"}, extra=SLURM_CONF)
     slurm = slurm_gpus.slurm
-    with gres_conf(slurm_gpus) as place, daemon_on(slurm_gpus, NODE) as daemon:
+    with gres_conf(slurm_gpus) as place, daemon_on(slurm_gpus, NODE, *AS_UNIT) as daemon:
         lines = place.read_text().splitlines(keepends=True)
         own = [line for line in lines if f"NodeName={NODE} " in line]
         others = [line for line in lines if line not in own]

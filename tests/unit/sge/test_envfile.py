@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.errors import BROKEN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.job import environment
 from gpulock.node.settings import Settings
 from gpulock.sge import spool
@@ -158,10 +158,10 @@ def write(site: Site) -> None:
     spool.write_sge_env_file(site.above(), PAIRS, DROP, "", "/mps")
 
 
-def broken(site: Site) -> None:
+def refused(site: Site, kind: str) -> None:
     with pytest.raises(Refusal) as caught:
         write(site)
-    assert caught.value.kind == BROKEN
+    assert caught.value.kind == kind
 
 
 def path_of(site: Site) -> Path:
@@ -194,7 +194,7 @@ def test_the_owner_is_kept_when_root_replaces_the_file(site: Site) -> None:
 @pytest.mark.root
 def test_a_file_that_belongs_to_a_user_is_refused(site: Site) -> None:
     os.chown(path_of(site), 12345, 12345)
-    broken(site)
+    refused(site, BROKEN)
 
 
 @pytest.mark.parametrize("how", ["link", "fifo", "folder", "gone"])
@@ -208,7 +208,7 @@ def test_what_stands_in_its_place_is_not_followed_or_waited_for(site: Site, how:
     elif how == "folder":
         path.mkdir()
     before = path.with_name("real").read_bytes()
-    broken(site)
+    refused(site, UNKNOWN if how == "gone" else BROKEN)
     assert path.with_name("real").read_bytes() == before
 
 
@@ -226,7 +226,7 @@ def test_a_full_disk_leaves_the_old_file_whole(
     path = path_of(site)
     before = path.read_bytes()
     monkeypatch.setattr(os, call, disk_full)
-    broken(site)
+    refused(site, UNKNOWN)
     monkeypatch.undo()
     assert path.read_bytes() == before
     assert not [name for name in os.listdir(path.parent) if name.startswith(".")]

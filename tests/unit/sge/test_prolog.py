@@ -147,7 +147,7 @@ def test_too_few_free_is_what_the_site_says(
 
 
 @pytest.mark.parametrize(("key", "code"), [("stop", QUEUE_ERROR), ("requeue", REQUEUE)])
-@pytest.mark.parametrize("fault", ["driver", "expected", "lock_dir", "state_dir", "driver_set"])
+@pytest.mark.parametrize("fault", ["driver", "expected", "lock_dir", "driver_set"])
 def test_a_broken_node_is_what_the_site_says(site: Site, key: str, code: int, fault: str) -> None:
     job = site.run(gpus(2))
     keys = {"ON_BROKEN": key}
@@ -159,8 +159,6 @@ def test_a_broken_node_is_what_the_site_says(site: Site, key: str, code: int, fa
     elif fault == "lock_dir":
         site.lock.mkdir()
         site.lock.chmod(0o777)
-    elif fault == "state_dir":
-        shutil.rmtree(site.state)
     else:
         keys["DRIVER_DIR"] = str(site.root)
     assert start(site, job, **keys) == code

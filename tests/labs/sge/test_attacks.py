@@ -514,6 +514,29 @@ def test_a_trace_that_a_limit_of_file_sizes_ends_stops_no_queue(
     guarded.wait_free()
 
 
+@pytest.fixture
+def limited(guarded: Gpulock) -> Iterator[Gpulock]:
+    """Give the queue a limit of file sizes that no job reaches."""
+    guarded.sge.qconf("-rattr", "queue", "h_fsize", "1000G", "gpu.q")
+    yield guarded
+    guarded.sge.qconf("-rattr", "queue", "h_fsize", "INFINITY", "gpu.q")
+
+
+def test_a_job_of_a_queue_with_a_file_size_limit_fills_no_spool_by_its_trace(
+    limited: Gpulock,
+) -> None:
+    """Tried: to fill execd's spool through `trace`, so that other jobs' shepherds end with 11.
+
+    Stopped by: a queue's h_fsize, as docs/security.md advises: shepherd_cmd makes it a device.
+    """
+    text = "trace=$SGE_JOB_SPOOL_DIR/trace\nhead -c 50M /dev/zero >>$trace\nstat -c %F:%b $trace\n"
+    job = limited.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin=text)
+
+    assert settle(limited, job) == ""
+    assert said(limited, job) == "character special file:0\n"
+    assert stopped_queues(limited) == {}
+
+
 @pytest.mark.parametrize("more", [0, 1], ids=["the shepherd's", "its epilog's"])
 def test_a_fork_that_fails_at_the_end_of_a_job_stops_no_queue(guarded: Gpulock, more: int) -> None:
     """Tried: a user takes every process of the node. Stopped by: an epilog that cannot start ends

@@ -116,6 +116,22 @@ def test_a_task_that_cannot_have_its_gpus_says_so_and_does_not_run(tasks: Gpuloc
     assert len([line for line in text.splitlines() if "CVD=0,1" in line]) == 2
 
 
+def test_a_task_whose_hook_cannot_start_ends_its_job_with_the_reason(tasks: Gpulock) -> None:
+    """qrsh waited for 60 s, and nobody learned why: an interpreter that the admin user lacks."""
+    hook = tasks.hooks.folder / "prolog/sge-slave"
+    text = hook.read_text()
+    first = ("-masterq", f"gpu.q@{NODES[0]}")
+    hook.write_text("#!/nowhere/python3 -IS\n" + text.partition("\n")[2])
+    try:
+        job = tasks.sge.submit("glalice", "-j", "y", *first, *MPI, stdin=SERIAL)
+        tasks.sge.wait_done(job, seconds=45)
+    finally:
+        hook.write_text(text)
+    said = "\n".join(map(tasks.sge.messages, NODES))
+    assert f"{hook} ended with 127, so no task can start on this node" in said
+    assert set(tasks.sge.queue_states().values()) == {""}
+
+
 def test_without_the_feature_a_job_over_several_hosts_is_refused(gpus: Gpulock) -> None:
     job = gpus.sge.submit("glalice", "-j", "y", *MPI, stdin=SERIAL)
     gpus.sge.wait_state(job, "Eqw")

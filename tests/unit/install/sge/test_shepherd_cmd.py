@@ -329,6 +329,30 @@ def test_a_shepherd_that_cannot_be_started_loses_no_job(
     assert "sge_shepherd cannot be started" in (folder / "error").read_text()
 
 
+@pytest.mark.parametrize("shell", ["", "/bin/bash"])
+@pytest.mark.parametrize(
+    ("hook", "code"), [("#!/no/such\n", 12), (None, 12), ("#!/bin/sh\nexit 1\n", 1)]
+)
+def test_a_task_whose_hook_cannot_start_says_so_and_no_client_waits(
+    launcher: Path, tmp_path: Path, hook: str | None, code: int, shell: str
+) -> None:
+    """Its client waited for 60 s and learned nothing, nor did anybody else."""
+    mine, slave = tmp_path / "sge_shepherd", tmp_path / "sge-slave"
+    mine.write_text(launcher.read_text())
+    mine.chmod(0o755)
+    if hook:
+        slave.write_text(hook)
+        slave.chmod(0o755)
+    folder = tmp_path / "active_jobs/7.1/1.node"
+    folder.mkdir(parents=True)
+
+    ended, said = start(mine, folder, recorded("array"), shell)
+
+    assert (ended, said) == (DELETED, "")
+    assert (folder / "exit_status").read_text() == f"{DELETED}\n"
+    assert f"{slave} ended with {code}" in (folder / "error").read_text()
+
+
 def interactive(script: str, pty: int, tls: bool, ocs: bool, admin: str = "sgeadmin") -> str:
     """Return the config of a qrsh, of Open Cluster Scheduler 9.1 where it has a line `tls`."""
     lines = re.sub(r"(?m)^script_file=.*$", f"script_file={script}", recorded("array"))

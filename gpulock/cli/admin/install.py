@@ -222,9 +222,7 @@ def run_installer(
     unchanged = not plan.changes
     if unchanged and plan.lacking:
         lines = format_count(plan.lacking, "line")
-        click.echo(
-            f"nothing to change on this node; slurm.conf lacks {lines}, and no job is locked"
-        )
+        click.echo(f"nothing to change on this node; slurm.conf lacks {lines}, see below")
     elif unchanged:
         click.echo("nothing to change: it is installed as asked")
     elif dry_run:

@@ -56,10 +56,10 @@ def test_two_installers_and_an_administrator_at_once_lose_nothing(nodes: list[No
     assert [installer.returncode for installer in installers] == [0, 0], said
     assert len(made) > 1
     table, thresholds = sge.qconf("-sc"), sge.qconf("-sq", "cpu.q")
-    shells = global_value(sge, "login_shells").split(",")
+    kept = global_value(sge, "login_shells").split(",")
     hosts = [sge.qconf("-se", node.name) for node in nodes]
     for number in made:
-        assert f"later{number}" in shells
+        assert f"later{number}" in kept
         assert f"later{number} " in table
         assert f"later{number}=1" in hosts[number % 2]
         assert f"later{number}=9" in thresholds
@@ -67,7 +67,7 @@ def test_two_installers_and_an_administrator_at_once_lose_nothing(nodes: list[No
         assert f"prolog of queue gpu.q@{node.name}" not in node.install("--dry-run")
         assert f"[{node.name}=root@" in sge.qconf("-sq", "gpu.q")
 
-    sge.set_conf("login_shells", ",".join(one for one in shells if "later" not in one))
+    sge.set_conf("login_shells", ",".join(one for one in kept if "later" not in one))
     sge.qconf("-rattr", "queue", "load_thresholds", "NONE", "cpu.q")
     for node in nodes:
         sge.set_exechost(node.name, EXECHOST_VALUES)

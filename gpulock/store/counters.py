@@ -14,7 +14,7 @@ from gpulock.store.locks import DROPPED, LockStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
 # how a proof begins (alloc.liveness, alloc.reaper, the schedulers' verdicts), and its kind: a label
 PROOFS = (
@@ -90,10 +90,10 @@ class ClaimCounters:
             return
 
 
-def is_streak(entries: "Iterable[str]") -> bool:
+def is_streak(entries: "Collection[str]") -> bool:
     """Return whether jobs of several owners, each `USER:JOB`, mean a broken node. Pure."""
     owners = {entry.partition(":")[0] for entry in entries}
-    return len(set(entries)) >= STREAK_JOBS and len(owners) >= STREAK_OWNERS
+    return len(entries) >= STREAK_JOBS and len(owners) >= STREAK_OWNERS
 
 
 def note_lock_timeout(store: LockStore, job: str, user: str) -> bool:
@@ -105,7 +105,7 @@ def note_lock_timeout(store: LockStore, job: str, user: str) -> bool:
     entry = f"{user}:{job}".encode("utf-8", "replace").replace(b"\n", b"?")[:size]
     try:
         atomic.append_file(path, entry.ljust(size) + b"\n")
-        return is_streak([line for line in atomic.read_text(path).split("\n") if line])
+        return is_streak({line for line in atomic.read_text(path).split("\n") if line})
     except OSError as fault:
         return fault.errno == errno.EFBIG  # thousands, and nobody got in
 

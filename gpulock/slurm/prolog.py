@@ -284,7 +284,8 @@ def report_slurm_refusal(
         log_hook_line(settings, sentence, error=True)
         return NODE_BROKEN
     if settings is None:  # nor can its tasks read them, and without a note none of them starts
-        done = refuse.requeue_or_cancel_job(call, known, refusal, sentence)
+        noted = call.restart == 0  # one of an earlier run may stand, where the file is mended soon
+        done = refuse.requeue_or_cancel_job(call, known, refusal, sentence, noted)
         log_hook_line(settings, f"{sentence}; {done}" if done else sentence, error=True)
         return GO_ON
     own = TaskNote(call.slurmd, call.job, call.uid, call.restart)

@@ -250,6 +250,23 @@ def test_settings_that_are_wrong_drain_no_node_and_start_nothing(
     assert (site.drained(), site.lock.exists()) == ([], False)
 
 
+def test_a_job_that_runs_again_without_settings_is_given_back_by_name(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note of its earlier run may stand, by which its tasks would start."""
+    given: list[bool] = []
+
+    def give_back(*words: object) -> str:
+        given.append(words[-1] is True)
+        return "it is requeued"
+
+    monkeypatch.setattr(refuse, "requeue_or_cancel_job", give_back)
+    for restart in ("0", "1"):
+        environ = site.environ(SLURM_JOB_RESTART_COUNT=restart)
+        assert prolog.main(environ, str(site.root / "gone")) == RUN
+    assert given == [True, False]
+
+
 def test_only_root_or_a_simulations_user_runs_a_hook(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,13 +116,13 @@ def test_this_nodes_driver_is_bound(tmp_path: Path) -> None:
     assert environment.driver_binds(settings) == f"{folder}/bin:/nvbin,{folder}/lib:/nvlib"
 
 
-@pytest.mark.parametrize("parts", [(), ("bin",), ("lib",)])
-def test_a_driver_set_that_is_missing_is_a_broken_node(
-    tmp_path: Path, parts: tuple[str, ...]
+@pytest.mark.parametrize(("parts", "kind"), [((), UNKNOWN), (("bin",), BROKEN), (("lib",), BROKEN)])
+def test_a_driver_set_that_is_missing_is_a_broken_node_and_no_folder_a_wrong_value(
+    tmp_path: Path, parts: tuple[str, ...], kind: str
 ) -> None:
     with pytest.raises(Refusal) as caught:
         environment.driver_binds(Settings(driver(tmp_path, *parts)))
-    assert caught.value.kind == BROKEN
+    assert caught.value.kind == kind
 
 
 def test_nothing_is_bound_where_nothing_is_configured() -> None:
@@ -158,7 +158,7 @@ def test_a_driver_folder_that_no_container_could_bind_is_refused(
     keys = driver(tmp_path) | {"DRIVER_DIR": folder}
     with pytest.raises(Refusal, match="cannot be bound") as caught:
         environment.driver_binds(Settings(keys))
-    assert caught.value.kind == BROKEN
+    assert caught.value.kind == UNKNOWN
 
 
 OURS = "/sets/570.1/bin:/nvbin,/sets/570.1/lib:/nvlib"

@@ -143,7 +143,9 @@ def claim_preferring_unused(
 
 def count_refusal(totals: ClaimCounters, refusal: Refusal, template: Owner, waited: float) -> None:
     """Count a refusal; a streak of unknowns means that the node is broken, not the jobs."""
-    if refusal.kind == UNKNOWN and totals.note_unknown_streak(template.job(), template.user):
+    if refusal.kind == UNKNOWN and totals.note_unknown_streak(
+        template.job(), template.user, bool(template.token)
+    ):
         escalate_refusal(refusal)
     totals.count_result(refusal.kind, waited)
     totals.save()

@@ -103,6 +103,7 @@ def claim_sge_job(
     if node.settings.sge_kinds:
         request.add_requested_kinds(want, found, node.settings, job)
     grant = claim_devices(node, template, want, lambda: hook.make_sge_judge(node), deadline)
+    who.token = grant.owner.token
     try:
         check_shepherd_alive(node, found)
         if node.settings.isolation != "off":

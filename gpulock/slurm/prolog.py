@@ -53,16 +53,17 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     begun = clock_boottime()
     settings: "Settings | None" = None
     call: "SlurmHookCall | None" = None
+    who: "Owner | None" = None
     try:
         call = SlurmHookCall(environ)
         settings = read_hook_settings(config)
-        grant = claim_slurm_job(Node(settings), call, Deadline(DEADLINE))
+        who = Owner(job_id=call.job, user=call.user)
+        grant = claim_slurm_job(Node(settings), call, who, Deadline(DEADLINE))
     except Refusal as refusal:
         told = refusal
     except Exception as fault:  # the one broad handler: whatever it is, the job does not start
         told = unexpected_refusal(fault)
-        if call is not None and settings is not None:
-            who = Owner(job_id=call.job, user=call.user)
+        if who is not None and settings is not None:
             count_unknown_refusal(Node(settings), told, who, Deadline(DEADLINE))
     else:
         log_hook_line(
@@ -73,15 +74,20 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     return report_slurm_refusal(call, settings, told, to_syslog="SLURM_JOB_ID" in environ)
 
 
-def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> "Grant | None":
-    """Claim and write the note; return the grant, None for a job without GPUs; raise Refusal."""
+def claim_slurm_job(
+    node: Node, call: SlurmHookCall, who: Owner, deadline: Deadline
+) -> "Grant | None":
+    """Claim and write the note; return the grant, None for a job without GPUs; raise Refusal.
+
+    `who` is whose refusal counts towards a broken node.
+    """
     settings = node.settings
     share = request.asks_for_share(call, settings)
     try:
         asked = request.list_slurm_job_gres(call, settings)
     except Refusal as refusal:
         if refusal.kind == UNKNOWN and not is_slurmctld_silent(refusal):
-            count_unknown_refusal(node, refusal, Owner(job_id=call.job, user=call.user), deadline)
+            count_unknown_refusal(node, refusal, who, deadline)
         raise
     own = TaskNote(call.slurmd, call.job, call.uid, call.restart)
     count = sum([number for _, number in asked])
@@ -99,6 +105,7 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> "Gra
     kinds = request.resolve_gres_kinds(call, node, asked)
     want = make_gres_claim(node, count, kinds, share)
     grant = retry_slurm_claim(node, call, own, want, deadline)
+    who.token = grant.owner.token
     try:
         record_slurm_claim(node, call, grant)
         if settings.share_mps and grant.owner.places:

@@ -27,6 +27,7 @@ PROOFS = (
     ("slurmctld ", "slurmctld"),
 )
 OTHER_PROOF = "other"
+UNDONE = "streak_before"  # the streak that the last grant ended
 TIMEOUTS, TIMEOUT_LENGTH = "timeouts", 32  # bytes of a line: USER:JOB
 # counters that are noted in a file of their own, so many bytes a time, until a hook folds them in
 NOTED = (("lock_timeouts", TIMEOUTS, TIMEOUT_LENGTH), ("history_dropped", DROPPED, 1))
@@ -59,15 +60,18 @@ class ClaimCounters:
         self.add(f"reaped_{kinds[0] if kinds else OTHER_PROOF}")
 
     def count_result(self, kind: str, waited: float) -> None:
-        """Count a claim by its result; a grant ends the streak of unknowns."""
+        """Count a claim by its result; a grant ends the streak of unknowns, unless it is undone."""
         if kind == "granted":
-            self.values.pop("streak", None)
+            self.values.pop(UNDONE, None)
+            if streak := self.values.pop("streak", ""):
+                self.values[UNDONE] = streak
         self.add(f"claims_{kind.replace(' ', '_')}")
         self.add("lock_wait_seconds", waited)
 
-    def note_unknown_streak(self, job: str, user: str) -> bool:
-        """Note an unknown; return whether the streak now means a broken node."""
-        entries = [e for e in self.values.get("streak", "").split(",") if e]
+    def note_unknown_streak(self, job: str, user: str, granted: bool = False) -> bool:
+        """Note an unknown, also of a job that was `granted`; return whether it breaks the node."""
+        streak = self.values.get("streak") or (self.values.get(UNDONE, "") if granted else "")
+        entries = [e for e in streak.split(",") if e]
         entry = f"{user}:{job}".replace(",", "?")
         if entry not in entries:
             entries = [*entries[-7:], entry]

@@ -153,7 +153,8 @@ def test_a_claim_that_is_undone_leaves_no_job_in_any_file(
         raise MemoryError
 
     monkeypatch.setattr(job_map, "write_job_map", then_fail)
-    assert site.prolog(12, "0,1") != RUN
+    assert site.prolog(12, "0,1") == RUN
+    assert "MemoryError" in site.refused(12, "unknown")
     assert site.locks() == []
     assert (set(dcgm(site).values()), gpustat(site)) == ({""}, {})
 

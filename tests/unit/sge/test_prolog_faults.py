@@ -178,16 +178,28 @@ def test_a_fault_nobody_foresaw_stops_no_queue_and_says_where(
     assert site.locks() == []
 
 
+@pytest.mark.parametrize("where", [(spool, "rewrite_env_text"), (request, "read_sge_job_gpus")])
 @pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("can't start new thread")])
 def test_a_fault_nobody_foresaw_that_jobs_of_several_owners_meet_is_the_nodes(
-    site: Site, monkeypatch: pytest.MonkeyPatch, fault: Exception
+    site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str], fault: Exception
 ) -> None:
+    """Before its grant, or after: then the grant is undone."""
     start(site, site.run(gpus(1), job_id=1))
-    monkeypatch.setattr(request, "read_sge_job_gpus", raising(fault))
+    monkeypatch.setattr(*where, raising(fault))
     codes: list[int] = []
     for number, user in ((13, "alice"), (14, "alice"), (15, "alice"), (16, "bob"), (17, "eve")):
         codes.append(start(site, site.run(gpus(1), job_id=number, owner=user)))
     assert codes == [REQUEUE, REQUEUE, REQUEUE, QUEUE_ERROR, QUEUE_ERROR]
+
+
+def test_a_job_that_starts_between_ends_the_streak_of_grants_that_were_undone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, user in ((13, "alice"), (15, "bob"), (17, "eve")):
+        with monkeypatch.context() as fault:
+            fault.setattr(spool, "rewrite_env_text", raising(KeyError("x")))
+            assert start(site, site.run(gpus(1), job_id=number, owner=user)) == REQUEUE
+        assert start(site, site.run(gpus(1), job_id=number + 1, owner=user)) == RUN
 
 
 def test_a_fault_under_the_jobs_own_limits_is_blamed_on_the_job(

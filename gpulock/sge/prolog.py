@@ -146,8 +146,9 @@ def check_host_count(node: Node, found: Spool, job: "SgeJob | None") -> None:
     if not confined:
         try:
             marks = node.proc.read(found.pid, "environ").split(b"\0")
-        except OSError:
-            marks = []  # in doubt it was not
+        except OSError as fault:
+            why = f"the shepherd {found.pid} cannot be seen: {fault}"
+            raise Refusal(UNKNOWN, why, "see gpulock doctor") from fault
         if LAUNCHER_MARKER not in marks:
             raise Refusal(
                 INVALID_REQUEST,

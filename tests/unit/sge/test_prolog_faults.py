@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
-from gpulock.errors import UNKNOWN, Refusal
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks import common
 from gpulock.install.trial import NO_PROCESS
 from gpulock.node.procfs import Proc
@@ -55,6 +55,27 @@ def test_unknowns_of_several_jobs_and_users_are_a_broken_node(site: Site) -> Non
         job.job_file.unlink()
         codes.append(start(site, job))
     assert codes == [REQUEUE, REQUEUE, QUEUE_ERROR, QUEUE_ERROR]
+
+
+@pytest.mark.parametrize(
+    ("environ", "kind"),
+    [(b"A=b\0GPULOCK_LAUNCHER=1\0", ""), (b"A=b\0", INVALID_REQUEST), (None, UNKNOWN)],
+)
+def test_a_shepherd_that_cannot_be_read_just_now_puts_no_parallel_job_in_error(
+    site: Site, environ: bytes | None, kind: str
+) -> None:
+    """The mark in its environment says who started it: what is not read is not known."""
+    site.run(gpus(1), pe="smp")
+    if environ is not None:
+        (site.proc.root / str(site.pid) / "environ").write_bytes(environ)
+    node, found = site.node(), site.above()
+    node.settings.isolation = "cgroup"
+    said = ""
+    try:
+        prolog.check_host_count(node, found, None)
+    except Refusal as refusal:
+        said = refusal.kind
+    assert said == kind
 
 
 def test_one_user_alone_stops_no_queue(site: Site) -> None:

@@ -48,6 +48,7 @@ class GpulockDaemon:
         self._signals = signals
         self._status = ""
         self._why_closed = ""
+        self._users_first_until = 0.0
 
     def run(self) -> None:
         """Go round until a signal ends it; raise AlreadyRunningError."""
@@ -67,10 +68,10 @@ class GpulockDaemon:
                 self._notify.alive(clock_boottime())
             if self._signals.reload:
                 self._reload()
-            due = min(self.pace.due, self.rounds.regular, self.rounds.due, self._notify.due)
+            due = min(self.reconcile_due(), self.rounds.due, self._notify.due)
             self.loop.wait(min(due, self._server.due()) if self._server.clients else due)
             now = clock_boottime()
-            if now >= min(self.pace.due, self.rounds.regular) and not self._signals.ending:
+            if now >= self.reconcile_due() and not self._signals.ending:
                 self._run_round()
             if now >= self.rounds.due and not self._signals.ending:
                 self.rounds.run_due(clock_boottime())
@@ -78,6 +79,14 @@ class GpulockDaemon:
                 self._server.run_due(clock_boottime())
         self._notify.stopping()
         self._close()
+
+    def reconcile_due(self) -> float:
+        """Return when the next reconcile is due, as CLOCK_BOOTTIME seconds.
+
+        Where users are served, their calls have as much time before it as the last one took: a
+        user whose claims end again and again has it look at that user's files each time.
+        """
+        return max(min(self.pace.due, self.rounds.regular), self._users_first_until)
 
     def _close(self) -> None:
         """Let go of all that the kernel gave us."""
@@ -92,9 +101,9 @@ class GpulockDaemon:
             self._server.retry_now()
 
     def _run_round(self) -> None:
-        node = self.rounds.node
+        node, begun = self.rounds.node, clock_boottime()
         self._watch.follow(node.store)  # what comes while we reconcile is seen after it
-        report = self.rounds.run_round(clock_boottime())
+        report = self.rounds.run_round(begun)
         self.pace.record_reconcile(clock_boottime(), needs_recheck(report, node))
         self._watch.follow(node.store)
         if report is not None:
@@ -111,6 +120,8 @@ class GpulockDaemon:
         if self.rounds.summary != self._status:
             self._status = self.rounds.summary
             self._notify.status(self._status)
+        if not self._why_closed:
+            self._users_first_until = 2 * clock_boottime() - begun
 
     def _serve(self, report: ReconcileReport | None) -> None:
         """Open the socket, or close it where a scheduler owns the node by now."""

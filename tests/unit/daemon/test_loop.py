@@ -11,18 +11,20 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar
 
 import pytest
 
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import HELD, ReapOutcome
+from gpulock.daemon import main_loop
 from gpulock.daemon.app import parse_config_path
 from gpulock.daemon.core.journal import SystemdNotifier
-from gpulock.daemon.core.loop import DaemonSignals, ShutdownTimeoutError
+from gpulock.daemon.core.loop import DaemonSignals, EventLoop, ShutdownTimeoutError
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile import schedule
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.schedule import ROUND, Chore, Due
 from gpulock.daemon.serve_policy import (
     ServePolicy,
     scheduler_from_locks,
@@ -175,6 +177,39 @@ def test_a_chore_goes_on_between_the_rounds_and_lets_go_at_the_end(
         daemon.run()
         assert (len(chore.reports), chore.runs) == (1, 2)
     assert chore.closed == 1
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("serves", ["yes", "no"])
+def test_a_reconcile_that_took_long_leaves_as_much_time_to_users_calls(
+    field: Field, monkeypatch: pytest.MonkeyPatch, serves: str
+) -> None:
+    """Tried: claims that end again and again, of a user with 160,000 files to look at each time.
+
+    Stopped by: after a reconcile of four seconds users' calls have four seconds to themselves.
+    """
+    Path(field.config).write_text(f"{Path(field.config).read_text()}USER_CLAIMS={serves}\n")
+    clock = [1000.0]
+    monkeypatch.setattr(main_loop, "clock_boottime", lambda: clock[0])
+    dues: list[float] = []
+
+    class Long(Chore):
+        after: ClassVar[Due] = {ROUND: ()}
+
+        def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+            clock[0] += 4.0
+
+    def wait(_: EventLoop, until: float) -> None:
+        daemon.pace.request_reconcile(clock[0])
+        dues.append(daemon.reconcile_due() - clock[0])
+        field.signals.ending = True
+
+    monkeypatch.setattr(EventLoop, "wait", wait)
+    notify = SystemdNotifier(str(field.root / "notify"))
+    settings = read_settings(field.config)
+    daemon = GpulockDaemon(settings, field.journal, notify, field.signals, [Long()])
+    daemon.run()
+    assert [due >= 4.0 for due in dues] == [serves == "yes"]
 
 
 def test_a_new_lock_is_seen_at_once_and_so_is_the_end_of_its_owner(field: Field) -> None:

@@ -290,12 +290,12 @@ def test_a_parallel_job_starts_where_shepherd_cmd_confines_its_tasks(
     assert bool(site.locks()) is (code == RUN and bool(asked))
 
 
-def test_where_it_cannot_be_seen_who_started_the_shepherd_the_job_is_refused(
+def test_where_it_cannot_be_seen_who_started_the_shepherd_the_job_waits(
     site: Site, kernel: Kernel
 ) -> None:
     spooled = site.run(pe="mpi", hosts=HOSTS)
 
-    assert start(site, spooled, **CGROUP) == JOB_ERROR
+    assert start(site, spooled, **CGROUP) == REQUEUE
     assert kernel.asked == []
 
 

@@ -19,6 +19,7 @@ from gpulock.store.boot import LOCAL_FILE_SYSTEMS
 
 LONG, SHORT = 1.0, 0.1  # seconds to read our own mount table, and another user's, which may be long
 PIECE = 1 << 12  # bytes
+HEAD = 256  # bytes of fdinfo: pos, flags and mnt_id come first
 SLOW = 0.01  # seconds: no fdinfo without thousands of locks takes so long
 STACKED = "overlay"  # may stand on a file system of the user's
 KERNEL_FILE_SYSTEMS = (LOCAL_FILE_SYSTEMS - {STACKED}) | {
@@ -83,12 +84,12 @@ class Mounts:
             if not self._slow:
                 begun = time.monotonic()
                 try:
-                    return atomic.read_text(f"{folder}info/{fd}")
+                    return read_head(f"{folder}info/{fd}")
                 finally:
                     self._slow = time.monotonic() - begun > SLOW
             own = os.open(f"{folder}/{fd}", os.O_PATH | os.O_CLOEXEC)
             try:
-                return atomic.read_text(f"{self._root}/self/fdinfo/{own}")
+                return read_head(f"{self._root}/self/fdinfo/{own}")
             finally:
                 os.close(own)
         except OSError:
@@ -103,6 +104,15 @@ class Mounts:
             kind = line.partition(" - ")[2].split(None, 1)
             if kind:
                 self._types[line.split(None, 1)[0]] = kind[0]
+
+
+def read_head(path: str) -> str:
+    """Return the first lines of a small file of the kernel's; raise OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, HEAD).decode("ascii", "replace")
+    finally:
+        os.close(fd)
 
 
 def read_mount_table(path: str, seconds: float) -> str:

@@ -14,7 +14,6 @@ import stat
 import time
 
 from gpulock.node.procfs import device_file_key
-from gpulock.store import atomic
 from gpulock.store.boot import LOCAL_FILE_SYSTEMS
 
 LONG, SHORT = 1.0, 0.1  # seconds to read our own mount table, and another user's, which may be long

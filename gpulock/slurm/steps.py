@@ -94,8 +94,11 @@ class SlurmSteps:
         return any([self._is_daemon(pid, SLURMD, scan) for pid in scan.named(SLURMD)])
 
     def _is_daemon(self, pid: int, name: str, scan: ProcessScan) -> bool:
-        """Return whether a process is root's own and runs that program; in a simulation by name."""
-        if set(scan.status(pid).uids[:3]) != {self._uid}:
+        """Return whether a process is root's and runs that program; in a simulation by name.
+
+        By its real uid: slurmstepd takes the user's effective one while it opens the user's files.
+        """
+        if scan.status(pid).uids[0] != self._uid:
             return False
         return bool(self._uid) or is_root_program(scan.proc, pid, name)
 
@@ -250,7 +253,7 @@ def find_hook_pids(proc: Proc, pid: int, job: str, root: int = 0) -> set[int]:
             status = proc.status(pid)
             found.add(pid)
             known = bool(root) or is_root_program(proc, pid, STEPD)
-            if status.name == STEPD and set(status.uids[:3]) == {root} and known:
+            if status.name == STEPD and status.uids[0] == root and known:
                 step = parse_stepd_title(proc.read_memory(pid, "cmdline"))
                 return found if step == (job, EXTERN) else set()
             pid = status.ppid
@@ -279,7 +282,7 @@ def is_slurm_job_process(pid: int, record: Owner, tree: ProcessTree) -> bool:
     if is_in_job_cgroup(pid, record, tree.proc):
         return True
     for above, status in tree.ancestry(pid).items():
-        if status.name == STEPD and not any(status.uids[:3]):
+        if status.name == STEPD and not status.uids[0] and is_root_program(tree.proc, above, STEPD):
             try:
                 job, _ = parse_stepd_title(tree.proc.read_memory(above, "cmdline"))
             except OSError:

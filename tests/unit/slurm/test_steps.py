@@ -137,13 +137,21 @@ def test_where_no_lock_is_slurms_nobody_is_looked_at(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "uids",
-    [(UID,) * 4, (ROOT, UID, ROOT, UID), (UID, ROOT, ROOT, ROOT), (ROOT, ROOT, UID, ROOT)],
+    ("uids", "exe"),
+    [
+        ((UID,) * 4, "/usr/sbin/slurmstepd"),
+        ((UID, 0, 0, 0), "/usr/sbin/slurmstepd"),
+        ((0, UID, 0, UID), "/usr/bin/at"),
+        ((0, 0, UID, 0), "/usr/bin/at"),
+    ],
 )
-def test_what_a_user_calls_slurmstepd_is_no_step_daemon(site: Site, uids: tuple[int, ...]) -> None:
+def test_what_a_user_calls_slurmstepd_is_no_step_daemon(
+    site: Site, uids: tuple[int, ...], exe: str
+) -> None:
     """The child that becomes a task has slurmstepd's title too, and any user can take it."""
-    site.stepd(700, "12.extern", uids=uids)
-    site.stepd(701, "", uids=uids)
+    site.set(SIMULATION="")
+    site.stepd(700, "12.extern", uids=uids, exe=exe)
+    site.stepd(701, "", uids=uids, exe=exe)
     lock = attached(site)
     assert (lock.steps, lock.extern, left_or_step(site)) == ([], False, "")
     sight, scan = found(site)
@@ -310,6 +318,16 @@ def test_on_a_real_node_root_is_uid_0(site: Site) -> None:
     assert [pid for pid, _ in attached(site).steps] == [700]
     site.stepd(700, "12.extern", 4711)
     assert attached(site).steps == []
+
+
+def test_a_step_daemon_that_has_the_users_effective_uid_for_a_moment_is_one(site: Site) -> None:
+    """slurmstepd opens the user's files so (_drop_privileges of its mgr.c)."""
+    site.set(SIMULATION="")
+    site.stepd(700, "12.extern", 0)
+    uids = (0, UID, 0, UID)
+    site.proc.add(701, "slurmstepd", uids=uids)
+    (site.proc.root / "701/cmdline").write_bytes(b"slurmstepd: [12.batch]\0")
+    assert sorted(pid for pid, _ in attached(site).steps) == [700, 701]
 
 
 @pytest.fixture

@@ -196,7 +196,7 @@ def shortage_refusal(
 
         found = [d for d in found if any([is_of_kind(d, kind) for kind, _ in want.kinds])]
         asked = format_requested_kinds(want)
-    holders = [f"{d.label()}: {lock_holder(held, d.id, out)}" for d in found]
+    holders = [f"{d.label()}: {d.fault or lock_holder(held, d.id, out)}" for d in found]
     free = len([h for h in holders if h.endswith(": free")])
     good = [
         d

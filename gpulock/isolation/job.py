@@ -103,10 +103,14 @@ def enter_closed_cgroup(node: Node, label: str) -> None:
 
 
 def end_job_isolation(node: Node, who: IsolatedJob) -> str:
-    """Take a job's cgroup away, before its devices are released; return what went wrong."""
+    """Take a job's cgroup away, before its devices are released; return what went wrong.
+
+    And those of its tasks here that are over: a task of `qrsh -inherit` has no epilog.
+    """
     try:
         if node.settings.isolation == CGROUP:
             confine.end_confinement(node, who.label, who.pid, who.start)
+            confine.remove_step_cgroups(node, f"{tree.PREFIX}{who.label}-")
     except (OSError, ValueError) as fault:
         return str(fault)
     except Refusal as refusal:

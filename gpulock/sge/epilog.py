@@ -19,7 +19,7 @@ from gpulock.hooks.common import (
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import hook
-from gpulock.sge.spool import Spool
+from gpulock.sge.spool import RECORD, Spool
 from gpulock.store import atomic
 from gpulock.store.owner import Owner
 
@@ -77,20 +77,22 @@ def release_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> R
             log_hook_line(node.settings, f"{call.who}: exit_status: {fault}", error=True)
     if node.settings.leftover_processes != "off":
         clean_sge_leftovers(node, call, found, deadline)
-    if node.settings.isolation == "off":
-        return release_locks(
-            node, SgeJobMatcher(node, found), hook.make_sge_observer(node), deadline, "epilog"
-        )
-    from gpulock.isolation import job
+    left = ""
+    if node.settings.isolation != "off":
+        from gpulock.isolation import job
 
-    left = job.end_job_isolation(
-        node, job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
-    )
+        left = job.end_job_isolation(
+            node, job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
+        )
     judge = hook.make_sge_observer(node)
     released = release_locks(node, SgeJobMatcher(node, found), judge, deadline, "epilog")
-    left = left or job.close_released_devices(node, deadline)
+    if node.settings.isolation != "off":
+        left = left or job.close_released_devices(node, deadline)
     if left:
         released.kept.append(("its isolation", left))
+    if not released.claims and os.access(RECORD, os.F_OK, dir_fd=found.fd):
+        line = f"{call.who}: it was granted GPUs, and no lock here is known as its own: gpulock why"
+        log_hook_line(node.settings, f"{line} {found.job}", error=True, to_job=False)
     return released
 
 

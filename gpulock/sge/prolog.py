@@ -33,7 +33,6 @@ ALL_NAMES = environment.grant_variable_names(EXTRA_MASK_NAMES)
 LAUNCHER_MARKER = (
     b"GPULOCK_LAUNCHER=1"  # in the environment of a shepherd that shepherd_cmd started
 )
-RECORD = "gpulock"  # the owner record in the spool directory, for adoption after a lost /run
 
 
 def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
@@ -111,7 +110,7 @@ def claim_sge_job(
         write_spool_record(node, found, grant.owner)
         if grant.fresh:
             claim_records.record_pending_history(
-                node.settings.state_dir, node.settings.lock_dir, grant.owner, RECORD, found.fd
+                node.settings.state_dir, node.settings.lock_dir, grant.owner, spool.RECORD, found.fd
             )
         if node.settings.share_mps and grant.owner.places:
             from gpulock.job import mps
@@ -201,7 +200,7 @@ def write_spool_record(node: Node, found: Spool, record: Owner) -> None:
     """
     data = owner.encode_owner(record).encode("utf-8")
     try:
-        atomic.replace_file(RECORD, data, 0o644, found.fd)
+        atomic.replace_file(spool.RECORD, data, 0o644, found.fd)
     except OSError as fault:
         raise Refusal(
             os_error_kind(fault),
@@ -228,7 +227,7 @@ def undo_sge_claim(node: Node, found: Spool, grant: Grant, deadline: Deadline) -
     if not grant.fresh:
         return
     try:
-        os.unlink(RECORD, dir_fd=found.fd)  # by it `chain` believes the job's variables
+        os.unlink(spool.RECORD, dir_fd=found.fd)  # by it `chain` believes the job's variables
     except OSError:
         pass
     try:

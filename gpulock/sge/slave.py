@@ -21,13 +21,13 @@ from gpulock.node.settings import Settings
 from gpulock.sge import hook, request, spool
 from gpulock.sge.prolog import (
     EXTRA_MASK_NAMES,
-    RECORD,
     format_sge_grant,
     isolate_sge_job,
     undo_sge_claim,
     write_sge_variables,
     write_spool_record,
 )
+from gpulock.sge.spool import RECORD
 from gpulock.store import claim_records
 
 TYPE_CHECKING = False

@@ -40,6 +40,7 @@ LINE_LIMIT = 99_999  # bytes that the shepherd reads at once (fgets of 100,000 i
 UTF8_MOST = 4  # bytes of one character
 REPEATED = ("pe_task_id",)  # execd itself writes it twice for a slave task
 ENVIRONMENT = "environment"
+RECORD = "gpulock"  # the owner record in the directory, for adoption after a lost /run
 ENVIRONMENT_LIMIT = 1 << 26  # bytes: a job may carry a large environment
 SHORT_VARIABLE = 2499  # characters, of four bytes at most each
 LONGEST_VARIABLE = (

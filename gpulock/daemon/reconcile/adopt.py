@@ -18,8 +18,8 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap, place_device
-from gpulock.sge.prolog import RECORD
 from gpulock.sge.shepherds import find_shepherds
+from gpulock.sge.spool import RECORD
 from gpulock.slurm import note
 from gpulock.slurm.call import expand_gpu_list
 from gpulock.slurm.gres_map import resolve_gres_devices

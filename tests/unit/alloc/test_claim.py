@@ -307,3 +307,10 @@ def test_suspects_that_are_not_of_this_boot_or_not_understood_change_nothing(
     box.node().store.check(make=True)
     Path(box.node().store.path, "suspects").write_text(text.format(bus=bus(0)))
     assert ids(ask(box)) == [bus(0), bus(1)]
+
+
+def test_a_card_without_information_is_not_said_to_be_free(box: Box) -> None:
+    ask(box, 3)
+    (box.driver / "gpus" / bus(3) / "information").write_text("")
+    why = refused(box, 1, job_id="13").why
+    assert "0 of 4 free" in why and "3: free" not in why

@@ -10,6 +10,7 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.isolation import confine, sessions
+from gpulock.isolation.job import IsolatedJob, end_job_isolation
 from gpulock.isolation.marks import MARK
 from gpulock.isolation.tree import CgroupHierarchy, cgroup_name
 from tests.support.claims import ask
@@ -94,6 +95,25 @@ def test_an_epilog_removes_what_its_jobs_steps_left_wherever_they_were(cell: Cel
         confine.remove_step_cgroups(cell.node(), f"gpulock-{number}.")
 
     assert cell.jobs() == {JOB}
+
+
+def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) -> None:
+    """A task of `qrsh -inherit` has no epilog."""
+    service = cell.devices / "system.slice/sgeexecd.service"
+    running, over = cgroup_name("12.1", 600, 1000), cgroup_name("12.1", 601, 1000)
+    for name in (running, over):
+        (service / name).mkdir()
+    (service / "cgroup.procs").touch()
+    cell.proc.add(600, "sge_shepherd", start=1000)
+    cell.proc.add(os.getpid(), "python3", ppid=500)
+    for pid in (500, os.getpid()):
+        path = f"/system.slice/sgeexecd.service/{JOB}"
+        (cell.proc.root / str(pid) / "cgroup").write_text(f"4:devices:{path}\n")
+    cell.settings["ISOLATION"] = "cgroup"
+
+    assert end_job_isolation(cell.node(), IsolatedJob("12.1", 500, 1000)) == ""
+
+    assert cell.jobs() == {running, OTHER}
 
 
 def test_a_dry_run_removes_nothing(cell: Cell) -> None:

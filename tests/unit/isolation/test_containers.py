@@ -78,7 +78,7 @@ def test_a_grid_engine_job_gets_the_same_gpus_and_variables_whatever_it_binds(
     code = prolog.main(["sge", str(site.pid)], site.environ(job), site.config(**keys))
 
     assert (code, site.locks()) == (RUN, [bus(0), bus(1)])
-    assert owner.parse_owner((job.folder / prolog.RECORD).read_text()).devices == (bus(0), bus(1))
+    assert owner.parse_owner((job.folder / spool.RECORD).read_text()).devices == (bus(0), bus(1))
     ours = environment.grant_variable_names(prolog.EXTRA_MASK_NAMES)
     for name in (*ours, *BIND_LISTS):
         found = [line for line in lines_of(job) if line.startswith(name.encode() + b"=")]

@@ -9,7 +9,7 @@ import pytest
 
 from gpulock.alloc.reaper import Reaper
 from gpulock.deadline import Deadline
-from gpulock.sge import epilog, hook, prolog
+from gpulock.sge import epilog, hook, prolog, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.store.gate import Gate
 from tests.support.faults import disk_full, raising, rename_host
@@ -44,6 +44,27 @@ def test_a_host_name_that_changed_since_the_prolog_keeps_nothing(
     assert site.locks() == []
 
 
+def test_an_epilog_that_does_not_know_its_locks_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+
+    def note(_: object, sentence: str, error: bool, **__: object) -> None:
+        lines.append(sentence) if error else None
+
+    monkeypatch.setattr(epilog, "log_hook_line", note)
+    job = site.run(gpus(2))
+    start(site, job)
+    site.settings["SGE_CELL"] = "another"
+    end(site, job)
+    assert lines == [
+        "job 12: it was granted GPUs, and no lock here is known as its own: gpulock why 12"
+    ]
+    lines.clear()
+    end(site, site.run(job_id=13, pid=501))  # which was granted none
+    assert (lines, len(site.locks())) == ([], 2)
+
+
 def test_an_epilog_without_a_prolog_frees_nothing(site: Site) -> None:
     first = site.run(gpus(2))
     start(site, first)
@@ -65,7 +86,7 @@ def test_what_environment_and_files_of_the_job_say_does_not_matter(site: Site) -
     first = site.run(gpus(2))
     start(site, first)
     other = site.run(job_id=13, pid=501)
-    for name in ("environment", prolog.RECORD):
+    for name in ("environment", spool.RECORD):
         (other.folder / name).write_bytes((first.folder / name).read_bytes())
     end(site, other)
     assert len(site.locks()) == 2

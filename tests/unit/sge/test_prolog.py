@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gpulock.job import mps
-from gpulock.sge import prolog
+from gpulock.sge import prolog, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import PER_JOB
 from gpulock.store import owner
@@ -49,7 +49,7 @@ def test_a_node_of_one_model_without_shares_pays_for_no_kinds(
 def test_the_record_in_the_spool_is_that_of_the_lock(site: Site) -> None:
     job = site.run(gpus(1), owner="alice", queue="gpu.q")
     start(site, job)
-    kept = owner.parse_owner((job.folder / prolog.RECORD).read_text())
+    kept = owner.parse_owner((job.folder / spool.RECORD).read_text())
     lock = site.node().store.read(bus(0)).owner
     assert lock is not None
     assert (kept.token, kept.key()) == (lock.token, lock.key())
@@ -126,10 +126,10 @@ def test_the_prolog_run_twice_gives_the_same(site: Site) -> None:
     job = site.run(gpus(2))
     assert start(site, job) == RUN
     before = variables(job.folder)
-    kept = owner.parse_owner((job.folder / prolog.RECORD).read_text())
+    kept = owner.parse_owner((job.folder / spool.RECORD).read_text())
     assert start(site, job) == RUN
     assert variables(job.folder) == before
-    again = owner.parse_owner((job.folder / prolog.RECORD).read_text())
+    again = owner.parse_owner((job.folder / spool.RECORD).read_text())
     assert (again.token, again.devices) == (kept.token, kept.devices)
 
 

@@ -136,11 +136,11 @@ def test_a_job_that_cannot_be_told_keeps_nothing(
     if place == "environment":
         (job.folder / "environment").unlink()
     else:
-        (job.folder / prolog.RECORD).mkdir()
+        (job.folder / spool.RECORD).mkdir()
     gone = place == "environment"  # with the job, perhaps
     assert start(site, job) == (REQUEUE if gone else QUEUE_ERROR)
     assert site.locks() == []
-    assert not (job.folder / prolog.RECORD).is_file()
+    assert not (job.folder / spool.RECORD).is_file()
 
 
 def test_a_job_whose_shepherd_dies_meanwhile_keeps_nothing(
@@ -168,7 +168,7 @@ def test_a_job_whose_lock_dir_is_lost_before_its_record_is_kept_does_not_start(
     real = atomic.replace_file
 
     def lose(path: str, *more: Any, **about: Any) -> None:
-        if path == prolog.RECORD:
+        if path == spool.RECORD:
             shutil.rmtree(site.lock)
             if adopted:
                 node = site.node()
@@ -328,7 +328,7 @@ def test_a_prolog_that_fails_when_it_is_run_again_takes_nothing_from_the_job(sit
 
 def test_a_job_whose_record_cannot_be_kept_is_told_of_no_device(site: Site) -> None:
     job = site.run(gpus(1))
-    (job.folder / prolog.RECORD).mkdir()
+    (job.folder / spool.RECORD).mkdir()
     before = (job.folder / "environment").read_text()
     assert start(site, job) == QUEUE_ERROR
     assert (job.folder / "environment").read_text() == before

@@ -11,7 +11,7 @@ import pytest
 
 from gpulock.errors import BROKEN, Refusal
 from gpulock.job import mps
-from gpulock.sge import prolog, slave
+from gpulock.sge import prolog, slave, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
 from gpulock.store import owner
@@ -54,7 +54,7 @@ def test_each_task_keeps_a_record_of_its_own_for_an_adoption(site: Site) -> None
     folders = [site.task(job, FIRST), site.task(job, SECOND, "2.node")]
     for pid in (FIRST, SECOND):
         start(site, pid)
-    kept = [owner.parse_owner((folder / prolog.RECORD).read_text()) for folder in folders]
+    kept = [owner.parse_owner((folder / spool.RECORD).read_text()) for folder in folders]
     assert [one.pid for one in kept] == [FIRST, SECOND]
     assert kept[0].token == kept[1].token
 

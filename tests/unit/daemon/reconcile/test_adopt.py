@@ -12,7 +12,7 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.sge.prolog import RECORD
+from gpulock.sge.spool import RECORD
 from gpulock.store import atomic, claim_records, owner
 from gpulock.store.owner import Owner
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, judge_of, record, soon

@@ -20,7 +20,7 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.report_messages import reconcile_event_messages
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.procfs import ProcessStatus
-from gpulock.sge.prolog import RECORD
+from gpulock.sge.spool import RECORD
 from gpulock.store import atomic, claim_records, owner
 from gpulock.store.locks import LockStore
 from gpulock.workstation.process_claims import claim_for_process, make_process_owner

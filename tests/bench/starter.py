@@ -7,6 +7,8 @@ Cheaper than gpulock.simulate's Shepherd, which plays a job's whole life in a pr
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,13 +34,19 @@ class Run(NamedTuple):
 class Starter:
     """A process called `name` in `folder`, whose command line shows `title`; a context manager.
 
-    Where `uid` is given it is that user's.
+    Where `uid` is given it is that user's. With `own` it runs a program of that name, a copy of the
+    interpreter in `folder`: where nothing is simulated a daemon is known by its program.
     """
 
-    def __init__(self, folder: Path, name: str, title: str = "", uid: int = -1) -> None:
+    def __init__(
+        self, folder: Path, name: str, title: str = "", uid: int = -1, own: bool = False
+    ) -> None:
         who = [str(uid)] if uid >= 0 else []
+        program = sys.executable
+        if own:
+            program = shutil.copy(os.path.realpath(sys.executable), str(folder / name))
         self._process = subprocess.Popen(
-            [sys.executable, "-IS", str(PROGRAM), name, title, *who],
+            [program, "-IS", str(PROGRAM), name, title, *who],
             cwd=folder,
             env={},
             stdin=subprocess.PIPE,

@@ -32,7 +32,7 @@ class GroupedStage(IsolatedStage):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.configure(SIMULATION="")
-        self._execd = Starter(root, EXECD)
+        self._execd = Starter(root, EXECD, own=True)
         self.link(self._execd.pid)
         params = self.scene.root / "proc/driver/nvidia/params"
         text = params.read_text()

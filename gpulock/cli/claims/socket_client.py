@@ -124,7 +124,7 @@ def send_daemon_request(
                 connection.settimeout(left if left < FOR_EVER else None)
                 try:
                     data = connection.recv(LARGEST)
-                except TimeoutError:
+                except socket.timeout:  # TimeoutError from Python 3.10 on
                     if unread is None:
                         raise
                     refusal = unanswered_refusal(connection)

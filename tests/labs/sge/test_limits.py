@@ -115,7 +115,8 @@ def test_a_large_environment_under_a_file_limit_refuses_the_job_and_not_the_node
         assert ended == ""
     else:
         assert ended == "Eqw"
-        assert "invalid request: its environment is too large" in said(gpus, job)
+        limits = "under the job's own limits (h_vmem, h_data, h_stack, h_fsize)"
+        assert f"invalid request: {limits}: its environment is too large" in said(gpus, job)
 
 
 def test_the_launcher_lifts_every_limit_first_and_becomes_the_prolog_where_it_may(

@@ -169,6 +169,7 @@ def slurm_job(
         kernel.step("slurmd starts", f"job {number}")
         tree = kernel.tree
         control = {"JobID": str(number), "Uid": str(USER), "State": "RUNNING"}
+        control |= {"Array": str(number), "Task": "N/A", "Batch": "1"}
         if shard:
             site.give_shards()
             control["Gres"] = "gres:shard:1"

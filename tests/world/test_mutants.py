@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gpulock.alloc import availability, reaper, shares
+from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import DIED, Reaper, ReapOutcome
 from gpulock.daemon.history import files
@@ -76,8 +77,11 @@ def what_is_left_of_a_job_is_not_looked_for(patch: pytest.MonkeyPatch, site: Sit
     def nothing(*_: object) -> str:
         return ""
 
+    def nobody(*_: object) -> JobProcesses:
+        return JobProcesses()
+
     del site
-    patch.setattr(reaper, "remaining_job_process", nothing)
+    patch.setattr(Judge, "job_processes", nobody)
     patch.setattr(reaper, "remaining_device_user", nothing)
 
 

@@ -55,12 +55,20 @@ class SlurmNode(UpgradedNode):
         return [NODE] if self.slurm.is_out(NODE) else []
 
 
+def keep_older_copy(gpus: Gpulock) -> None:
+    """Leave what the older `install slurm` wrote beside its map: a copy of gres.conf."""
+    state = gpus.slurm.path_in(NODE, "/var/lib/gpulock")
+    pairs = dict(line.split("=", 1) for line in (state / "slurm-map").read_text().splitlines()[1:])
+    (state / "slurm-gres.conf").write_bytes(Path(pairs["gres_conf"]).read_bytes())
+
+
 @pytest.mark.parametrize("mode", [by_slurm, by_gpulock] if SOAK else [by_slurm])
 def test_jobs_go_on_while_gpulock_is_upgraded_and_downgraded(
     slurm_gpus: Gpulock, mode: Mode, tmp_path: Path
 ) -> None:
     hooks = hook_programs(HookPaths(PREFIX / "current"))
     mode(slurm_gpus, hooks=hooks, cpus=max(CPUS, JOBS + 20))
+    keep_older_copy(slurm_gpus)
     node = SlurmNode(slurm_gpus, tmp_path / "package")
 
     upgrade_and_go_back(node, tmp_path, slurm_gpus.setup.gpus)

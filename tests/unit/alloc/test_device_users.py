@@ -331,6 +331,20 @@ def test_a_process_that_vanished_unread_has_the_processes_listed_again(
     assert stage.who() == [702]
 
 
+@pytest.fixture
+def closely(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the descriptors that are asked for their device, on a node with its own /dev."""
+    asked: list[str] = []
+
+    def key(_: Mounts, pid: int, folder: str, fd: str) -> None:
+        del pid, folder
+        asked.append(fd)
+
+    monkeypatch.setattr(Mounts, "key", key)
+    stage.settings = Settings({"DEV_ROOT": "/dev"})
+    return asked
+
+
 @pytest.mark.parametrize(
     ("path", "may_be"),
     [
@@ -343,16 +357,8 @@ def test_a_process_that_vanished_unread_has_the_processes_listed_again(
     ],
 )
 def test_a_look_at_everybody_asks_a_file_whose_path_may_be_a_devices(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, path: str, may_be: bool
+    stage: Stage, closely: list[str], path: str, may_be: bool
 ) -> None:
-    closely: list[str] = []
-
-    def key(_: Mounts, pid: int, folder: str, fd: str) -> None:
-        del pid, folder
-        closely.append(fd)
-
-    monkeypatch.setattr(Mounts, "key", key)
-    stage.settings = Settings({"DEV_ROOT": "/dev"})
     stage.fake.add(700, fds={9: Path(path)})
     assert (stage.who(), closely) == ([], ["9"] * may_be)
 
@@ -369,16 +375,8 @@ def test_a_look_at_everybody_asks_a_file_whose_path_may_be_a_devices(
     ],
 )
 def test_each_open_file_of_an_owner_is_asked_for_its_device(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, link: str, asked: bool
+    stage: Stage, closely: list[str], link: str, asked: bool
 ) -> None:
-    closely: list[str] = []
-
-    def key(_: Mounts, pid: int, folder: str, fd: str) -> None:
-        del pid, folder
-        closely.append(fd)
-
-    monkeypatch.setattr(Mounts, "key", key)
-    stage.settings = Settings({"DEV_ROOT": "/dev"})
     stage.fake.add(700, fds={9: Path(link)})
     assert (stage.left(), closely) == ("", ["9"] * asked)
 

@@ -18,7 +18,6 @@ from tests.sweep.isolated import ALL, IsolatedStage
 from tests.sweep.play import Case
 from tests.sweep.sge import Epilog, Prolog, Reap, SgePlay
 from tests.sweep.stage import MINE
-from tests.sweep.trace import KILL, Point
 
 GROUPS = 50_000  # beyond those that anybody here has
 DEVICE = 0o020000  # a character device
@@ -87,10 +86,6 @@ class Grouped(SgePlay):
 
     sets = GroupedStage
     node: GroupedStage
-
-    def has(self, point: Point) -> bool:
-        """Leave out the gate that does not close: the hooks take it twice, and would wait."""
-        return point.kind == KILL or point.name != "close" or "/gate>" not in point.text
 
     def granted(self) -> None:
         """Expect whole locks of two devices, a mask that names them, and no other to open."""

@@ -80,11 +80,16 @@ class Gate:
                 if kind is None and not self._checked and not self.is_named():
                     raise self.replaced_refusal()
         finally:
+            try:
+                if self._fd >= 0:
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child before its exec has it open too
+            except OSError:
+                pass  # close(2) unlocks it as well
             for fd in (self._fd, self._folder):
                 try:
                     os.close(fd)
                 except OSError:
-                    continue  # Linux lets go of it, and so of the lock, whatever close(2) says
+                    continue  # Linux lets go of it, whatever close(2) says
 
     def is_named(self) -> bool:
         """Return whether LOCK_DIR and the gate still are the ones that we are in."""

@@ -73,14 +73,6 @@ class Play(ABC):
         self.expect(self.stage.outside() == self._outside, "it touched files that are not its own")
         return self.wrong
 
-    def has(self, point: Point) -> bool:
-        """Return whether what strace does at a point is what the kernel could do to this program.
-
-        strace fails a call in the kernel's place: a close(2) that fails so closes nothing. Linux
-        always closes (close(2), "Dealing with error returns"), so a gate is never kept by one.
-        """
-        return point.kind == KILL or point.name != "close" or "/gate>" not in point.text
-
     def expect(self, holds: bool, otherwise: str) -> None:
         """Note what does not hold."""
         if not holds:

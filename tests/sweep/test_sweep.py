@@ -64,7 +64,7 @@ def all_points(play: Play) -> list[Point]:
     for _ in range(2):
         stage.reset()
         stage.must(play.run(watching(stage.log)), play.undisturbed)
-    points = [point for point in points_of(stage.log, play.marker) if play.has(point)]
+    points = points_of(stage.log, play.marker)
     play.proper()
     assert not play.wrong, play.wrong
     return points

@@ -180,6 +180,16 @@ def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_gate(
     enter(tmp_path)
 
 
+def test_a_child_that_has_the_gate_open_keeps_it_from_nobody(tmp_path: Path) -> None:
+    """A process that was forked under the gate has its descriptor until it calls exec."""
+    with Gate(str(tmp_path), Deadline(1)) as gate:
+        copy = os.dup(gate._fd)
+    try:
+        enter(tmp_path)
+    finally:
+        os.close(copy)
+
+
 def test_a_file_removed_after_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

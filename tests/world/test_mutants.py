@@ -31,7 +31,7 @@ def gate_is_not_locked(patch: pytest.MonkeyPatch, site: Site) -> None:
     class Open:
         """fcntl, which locks nothing."""
 
-        LOCK_EX = LOCK_NB = 0
+        LOCK_EX = LOCK_NB = LOCK_UN = 0
 
         @staticmethod
         def flock(fd: int, how: int) -> None:

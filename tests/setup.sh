@@ -59,7 +59,7 @@ find_pip() {  # one that can install into another environment (--python: pip 22.
 }
 
 make_venv() {
-    local python pip_python
+    local python pip_python pip_wheel
     python=$(find_python)
     rm -rf .venv
     # Debian splits ensurepip off into python3-venv.
@@ -69,13 +69,11 @@ make_venv() {
             "$pip_python" -m pip --python .venv/bin/python install -qq pip
             return
         fi
-        # Only where somebody has agreed beforehand: a demo changes no machine.
-        if [[ $(id -u) != 0 || ${CI:-}${GPULOCK_LAB_YES:-} != @(true|1|true1) ]] ||
-            ! command -v apt-get >/dev/null; then
+        "$python" -m venv --without-pip .venv
+        pip_wheel=$("$python" -m tests.root.pip_wheel) ||
             die "$python has neither ensurepip nor pip. Debian: apt-get install python3-venv"
-        fi
-        apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends python3-venv
+        PYTHONPATH=$pip_wheel .venv/bin/python -m pip install -qq pip
+        return
     fi
     "$python" -m venv .venv
 }
@@ -88,6 +86,8 @@ runtime)
     ;;
 dev)
     .venv/bin/python -m pip install -qq --editable '.[dev]'
+    # For the double of NVIDIA's library.
+    command -v cc >/dev/null || .venv/bin/python -m pip install -qq ziglang
     touch .venv/.runtime .venv/.dev
     ;;
 *) die 'usage: tests/setup.sh runtime|dev' ;;

@@ -1,22 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines to install packages on: roots of Debian, of which a test sees a throw-away copy.
-
-This machine's own root serves as well. What a test writes goes to a folder above the root.
-"""
+"""Machines to install packages on: throw-away copies of the private root that a test is in."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.support.mirror import mirror_arguments
-
-HOST: Final = "host"
-RPM: Final = "rpm"  # Debian with the package managers of Fedora
-ROOTS: Final = Path(os.environ.get("GPULOCK_ROOTS", "/var/cache/gpulock-roots"))
 _ENV: Final = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -27,8 +17,8 @@ _ENV: Final = {
 _OWN: Final = "var/lib/gpulock etc/gpulock usr/local/libexec/gpulock run/gpulock"
 _ENTER: Final = """
 set -e
-lower=$1 top=$2 packages=$3 script=$4
-mount -t overlay overlay -o "lowerdir=$lower,upperdir=$top/upper,workdir=$top/work" "$top/root"
+top=$1 packages=$2 script=$3
+mount -t overlay overlay -o "lowerdir=/,upperdir=$top/upper,workdir=$top/work" "$top/root"
 cd "$top/root"
 mount -t proc proc proc
 mount --rbind /dev dev
@@ -42,8 +32,8 @@ exit $?
 class Machine:
     """A machine for one test, with the packages at /mnt; what is written there stays."""
 
-    def __init__(self, lower: Path, top: Path, packages: Path) -> None:
-        self._words = [str(lower), str(top), str(packages)]
+    def __init__(self, top: Path, packages: Path) -> None:
+        self._words = [str(top), str(packages)]
         for name in ("upper", "work", "root", "run"):
             (top / name).mkdir()
         self.run(f"rm -rf {_OWN}")
@@ -72,25 +62,3 @@ class Machine:
         )
         assert done.returncode == status, done.stdout
         return done.stdout
-
-
-def find_root(name: str) -> Path:
-    """Return a root, made at its first use: this machine's, a release's, or that with rpm."""
-    if name == HOST:
-        return Path("/")
-    root = ROOTS / f"packages-{name}"
-    ROOTS.mkdir(parents=True, exist_ok=True)
-    with (ROOTS / f"packages-{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not root.is_dir():
-            include = "python3,rpm,dnf" if name == RPM else "python3"
-            made = root.with_suffix(".new")
-            subprocess.run(["rm", "-rf", str(made)], check=True)
-            command = ["mmdebstrap", "--quiet", "--mode=root", "--variant=apt"]
-            valid = "--aptopt=Acquire::Check-Valid-Until false"  # a mirror may be behind
-            release = "bookworm" if name == RPM else name
-            mirror = mirror_arguments() if name == "bullseye" else []  # it has no -security there
-            command += [valid, f"--include={include}", release, str(made), *mirror]
-            subprocess.run(["unshare", "--mount", "--propagation=private", *command], check=True)
-            made.rename(root)
-    return root

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,14 @@ from tests.labs.sge.lab import GridEngine
 from tests.labs.slurm import gpulock
 from tests.labs.slurm.config import Setup
 from tests.labs.slurm.lab import Slurm
+from tests.root.build import MARK
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run no lab on the machine itself: nothing of one is to stay there."""
+    is_private = (Path("/") / MARK).exists() or os.environ.get("GPULOCK_LAB_YES") == "1"
+    if not is_private and any(item.get_closest_marker("lab") for item in items):
+        pytest.exit("labs run in the private root: make lab WORDS='tests/labs/sge -k ...'", 2)
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,13 @@
 """The older release of gpulock that a lab upgrades from: a commit of this repository.
 
 GPULOCK_OLDER names another commit, an archive of an older tree (as `git archive` writes it), or
-`this`: this tree under an older number, which says nothing of what another release writes. A Debian
-root of tests/release.sh has no git: this file, run as a program, writes the archive for it.
+`this`: this tree under an older number, which says nothing of what another release writes.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -40,10 +38,3 @@ def read_older_archive(older: str = OLDER, root: Path = _ROOT) -> bytes:
         f"no older release {older} ({why}): git fetch --unshallow, or GPULOCK_OLDER=FILE, which is"
         f" `git archive` of its {' '.join(PARTS)}; GPULOCK_OLDER={THIS} is this tree, renumbered"
     )
-
-
-if __name__ == "__main__":
-    try:
-        Path(sys.argv[1]).write_bytes(read_older_archive())
-    except NoOlderReleaseError as reason:
-        sys.exit(str(reason))

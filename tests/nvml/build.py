@@ -52,7 +52,8 @@ def cache() -> Path:
 
 def run_compiler(*words: str | Path) -> None:
     """Run gcc; raise BuildError with its words when it fails."""
-    command = ["gcc", *map(str, words)]
+    compiler = ["cc"] if shutil.which("cc") else [sys.executable, "-m", "ziglang", "cc"]
+    command = [*compiler, *map(str, words)]
     done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command)}\n{done.stderr}")

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from gpulock.job.environment import loaded_driver_version
 from gpulock.node.settings import Settings
 from tests.labs.common.device_nodes import opened
-from tests.labs.containers.install import install, make_image, sid
+from tests.labs.containers.install import SID, make_image
 from tests.labs.sge.machines import Machine
 from tests.labs.sge.wait import LabError
 
@@ -130,8 +130,7 @@ class Boxes:
 @contextmanager
 def fitted(machine: Machine, nodes: Path, settings: Settings) -> Generator[Boxes]:
     """Let a node have container programs, and these device nodes in /dev."""
-    install()
-    _run(machine, _FIT, str(sid()), str(nodes))
+    _run(machine, _FIT, str(SID), str(nodes))
     try:
         yield Boxes(machine, settings)
     finally:

@@ -19,7 +19,7 @@ from gpulock.install.planner import PODMAN_HOOKS
 from gpulock.isolation import confine, policy, tree
 from gpulock.job.environment import BIND_LISTS, grant_variable_names, loaded_driver_version
 from gpulock.node.settings_file import read_settings
-from tests.labs.containers.install import install, make_image, sid
+from tests.labs.containers.install import SID, make_image
 from tests.labs.containers.stage import CAPS_MAJOR, MAJOR, Stage
 from tests.labs.sge.wait import LabError, until
 from tests.support.cli_site import Site
@@ -58,7 +58,6 @@ class Containers:
     """A node of a preset with driver sets and CDI, an image, and the places to start it."""
 
     def __init__(self, folder: Path) -> None:
-        install()
         self.folder = folder
         self.parent = f"gpulock-containers-{os.urandom(4).hex()}"
         self.image = make_image(folder / "image")
@@ -153,11 +152,11 @@ class Node:
         rules: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a shell script in Apptainer as alice; `rules` stand in apptainer.conf instead."""
-        stage = Stage(sid(), self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
+        stage = Stage(SID, self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
         start = ["apptainer", "--quiet", "exec", *flags, str(self.lab.image), "sh", "-c", script]
         if rules:
             edits = [f"s/^{key} = .*/{key} = {value}/" for key, value in rules.items()]
-            conf = sid() / "etc/apptainer/apptainer.conf"
+            conf = SID / "etc/apptainer/apptainer.conf"
             changed = self.lab.folder / "apptainer.conf"
             edit = [part for text in edits for part in ("-e", text)]
             done = subprocess.run(["sed", *edit, str(conf)], capture_output=True, check=True)
@@ -171,7 +170,7 @@ class Node:
         self, command: Sequence[str], env: Mapping[str, str], groups: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as alice where Apptainer is."""
-        stage = Stage(sid(), self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
+        stage = Stage(SID, self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
         return stage.run(command, env, groups=groups)
 
     def here(

@@ -14,7 +14,7 @@ from typing import Final
 
 from tests.labs.common.cluster import Machines
 from tests.labs.sge import config
-from tests.labs.sge.install import ADMIN, INSTALLATION, PROGRAMS, install
+from tests.labs.sge.install import ADMIN, INSTALLATION, PROGRAMS
 from tests.labs.sge.machines import PATH, Machine, User, connect, end_processes
 from tests.labs.sge.wait import PATIENCE, LabError, until
 
@@ -52,8 +52,6 @@ class Cluster(Machines):
         def lap(step: str) -> None:
             laps[step] = time.monotonic() - clock
 
-        install()
-        lap("installed")
         if self.is_up() and self._admin_user() == config.admin_user(self.admin_root):
             self._wait_heard(NODES)
             lap("was up")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which Grid Engine the lab runs: Debian's packages, or an installation that is there.
 
-`make lab-sge GRIDENGINE=/opt/sge` names the folder of a tarball's installation: bin/ARCH,
+GPULOCK_LAB_GRIDENGINE=/opt/sge names the folder of a tarball's installation: bin/ARCH,
 utilbin/ARCH, lib/ARCH and util. Debian's own are then hidden from the lab's machines, so that
 nothing of them is used by mistake.
 """
@@ -9,24 +9,14 @@ nothing of them is used by mistake.
 from __future__ import annotations
 
 import os
-import pwd
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.labs.common import debian
 from tests.labs.sge.wait import LabError
 
 VARIABLE: Final = "GPULOCK_LAB_GRIDENGINE"
 _DEBIAN: Final = Path("/usr/lib/gridengine")
-_TOOLS: Final = {"iproute2": "ip", "util-linux": "nsenter"}
-_PACKAGES: Final = {
-    "gridengine-master": str(_DEBIAN / "sge_qmaster"),
-    "gridengine-exec": str(_DEBIAN / "sge_execd"),
-    "gridengine-client": str(_DEBIAN / "qsub"),
-}
-# No cell of the host's own: the lab brings its cell in its scratch folder.
-_ANSWERS: Final = "gridengine-common shared/gridengineconfig boolean false\n"
 ADMIN: Final = "sgeadmin"
 
 
@@ -80,15 +70,3 @@ def find_installation(folder: str = os.environ.get(VARIABLE, "")) -> Installatio
 
 INSTALLATION: Final = find_installation()
 PROGRAMS: Final = INSTALLATION.programs
-
-
-def install() -> bool:
-    """Install what is missing; return whether anything was."""
-    debians = PROGRAMS == _DEBIAN
-    done = debian.install({**_PACKAGES, **_TOOLS} if debians else _TOOLS, _ANSWERS)
-    try:
-        pwd.getpwnam(ADMIN)
-    except KeyError:  # Debian's packages make the user
-        debian.run(["useradd", "--system", "--user-group", ADMIN])
-        return True
-    return done

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.labs.sge.cluster import MASTER, NODES
-from tests.labs.sge.install import install
 from tests.labs.sge.lab import GridEngine, main
 
 pytestmark = pytest.mark.lab
@@ -28,8 +27,7 @@ Host = dict[str, object]
 
 @pytest.fixture(scope="module")
 def host_before() -> Host:
-    """Look at the host with the packages installed and without the lab."""
-    install()
+    """Look at the host without the lab."""
     return _host()
 
 

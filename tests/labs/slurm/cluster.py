@@ -17,7 +17,6 @@ from typing_extensions import Self
 from tests.labs.sge.machines import connect, end_processes
 from tests.labs.sge.wait import PATIENCE, LabError, until
 from tests.labs.slurm.config import UNIFIED
-from tests.labs.slurm.install import install
 from tests.labs.slurm.machines import MARKER, SlurmMachines
 from tests.labs.slurm.preloaded import preloaded
 from tests.labs.slurm.processes import own_group, remove_groups
@@ -67,8 +66,6 @@ class Cluster(SlurmMachines):
         def lap(step: str) -> None:
             laps[step] = time.monotonic() - clock
 
-        install()
-        lap("installed")
         self.down()
         self.lay_out()
         machines = list(self.machines.values())

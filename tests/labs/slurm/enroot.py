@@ -14,17 +14,9 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.labs.common import debian
 from tests.labs.slurm.lab import Slurm
 
 SOURCES: Final = os.environ.get("GPULOCK_PYXIS", "")
-_PACKAGES: Final = {
-    "libcap-dev": "/usr/include/sys/capability.h",
-    "libbsd-dev": "/usr/share/doc/libbsd-dev/copyright",
-    "squashfs-tools": "mksquashfs",
-    "busybox-static": "busybox",
-    "make": "make",
-}
 _HELPERS: Final = ("aufs2ovlfs", "mksquashovlfs", "mount", "switchroot", "nsenter")
 _APPLETS: Final = ("sh", "env", "echo", "ls", "cat", "sleep", "id")
 _CONF: Final = """\
@@ -37,7 +29,6 @@ ENROOT_TEMP_PATH /tmp
 
 def build_pyxis(slurm: Slurm, node: str, image_files: dict[str, str]) -> tuple[Path, Path]:
     """Build all, make it known to a node; return the plugin and an image with some files."""
-    debian.install(_PACKAGES)
     top = slurm.lab / "enroot"
     plugin, image = top / "spank_pyxis.so", top / "image.sqsh"
     if not plugin.exists():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`enroot start` in a job, with the real enroot: `make lab-pyxis` names this file."""
+"""`enroot start` in a job, with the real enroot: CONTRIBUTING.md says how it is run."""
 
 from __future__ import annotations
 

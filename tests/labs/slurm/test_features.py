@@ -18,7 +18,7 @@ from gpulock.install.hooks import HookPaths
 from tests.labs.common.upgrade import PREFIX
 from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock, hook_programs
-from tests.labs.slurm.install import PLUGINS, nvml_plugin_folder
+from tests.labs.slurm.install import NVML_PLUGIN, PLUGINS
 from tests.labs.slurm.jobs import SHOW_MASK
 from tests.labs.slurm.lab import ENDED, JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock, by_slurm
@@ -234,7 +234,7 @@ def test_a_node_whose_cards_slurm_finds_itself_gives_each_job_its_own(site: Gpul
 def test_a_node_whose_cards_nvml_tells_slurm_gives_each_job_its_own(site: Gpulock) -> None:
     """AutoDetect=nvml, by Slurm's own plugin, on the double of NVIDIA's library."""
     slurm = site.slurm
-    plugins = f"/{PLUGINS}:{nvml_plugin_folder(slurm.lab)}"
+    plugins = f"/{PLUGINS}:{NVML_PLUGIN}"
     by_slurm(site, hooks=INSTALLED, extra={**SLURM_CONF, "PluginDir": plugins})
     conf = slurm.lab / "etc/gres.conf"
     conf.write_text("".join(f"NodeName={node} AutoDetect=nvml\n" for node in slurm.nodes))

@@ -14,7 +14,6 @@ from tests.labs.common.processes import children_of, command_of
 from tests.labs.sge.wait import until
 from tests.labs.slurm.config import Gres, Setup
 from tests.labs.slurm.gpulock import Gpulock, installed
-from tests.labs.slurm.install import install
 from tests.labs.slurm.journal import doubles
 from tests.labs.slurm.lab import ENDED, JobId, Slurm
 from tests.labs.slurm.releases import FORGETS
@@ -33,8 +32,7 @@ _CONTEXT = {"Prolog": "prolog_slurmd", "Epilog": "epilog_slurmd", "TaskProlog": 
 
 @pytest.fixture(scope="module")
 def host_before() -> Host:
-    """Look at the host with the packages installed and without the lab."""
-    install()
+    """Look at the host without the lab."""
     return _host()
 
 

@@ -7,18 +7,15 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.labs.common import debian
 from tests.labs.common.device_nodes import PROBE, opened
 from tests.labs.sge.wait import LabError, until
 from tests.labs.slurm.config import first_job
-from tests.labs.slurm.install import PACKAGES
 from tests.labs.slurm.preloaded import preloaded
 from tests.labs.slurm.releases import HAS_SLICE, RUNS_HOOKS_IN_JOB, STARTS_ANEW
 from tests.labs.systemd.gpulock import GPUS, Node
@@ -294,10 +291,3 @@ class SlurmNode:
         return "\n".join(
             [found, *(line for unit in DAEMONS for line in self.machine.journal(unit)[-10:])]
         )
-
-
-def install_slurm() -> None:
-    """Have Slurm, and the bus by which slurmd asks systemd for a scope, on this machine."""
-    if os.geteuid() != 0:
-        raise LabError("systemd and Slurm need root")
-    debian.install({**PACKAGES, "dbus": "dbus-daemon"})

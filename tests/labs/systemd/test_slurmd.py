@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""slurmd as a service of a real systemd, on cgroup version 2: `make lab-systemd RELEASE=sid`.
+"""slurmd as a service of a real systemd, on cgroup version 2: `make lab ROOT=sid`.
 
 Debian's own units, `Delegate=yes` among them. slurmd asks systemd for the scope of its jobs by
 D-Bus, and from 25.11 on in a slice of the site's (`CgroupSlice`).
@@ -17,7 +17,7 @@ from tests.labs.sge.wait import until
 from tests.labs.slurm.releases import HAS_SLICE, HAS_SLUIDS, STARTS_ANEW
 from tests.labs.systemd.gpulock import Node, Package, make_package
 from tests.labs.systemd.machine import Machine
-from tests.labs.systemd.slurm_node import HOME, SLICE, SLURMD, UID, Kind, SlurmNode, install_slurm
+from tests.labs.systemd.slurm_node import HOME, SLICE, SLURMD, UID, Kind, SlurmNode
 
 pytestmark = pytest.mark.lab
 KINDS = (Kind("isolation", "cgroup"), Kind("constrain", "off", "RunInJob"))
@@ -36,7 +36,6 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
-    install_slurm()
     return make_package(tmp_path_factory.mktemp("gpulock"))
 
 

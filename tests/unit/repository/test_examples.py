@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -169,38 +167,3 @@ def test_readmes_simulated_node_is_made_and_shown(tmp_path: Path) -> None:
 def test_readme_names_the_settings_file_and_the_command_that_shows_it() -> None:
     assert DEFAULT_PATH in README.read_text()
     assert "gpulock config" in {*block_commands(block("gpulock status"))}
-
-
-def test_a_dry_run_of_make_starts_no_lab() -> None:
-    """make runs each line that has $(MAKE) in it under -n too, whatever else the line does."""
-    lines = (ROOT / "Makefile").read_text().replace("\\\n", " ").splitlines()
-    again = [line for line in lines if line.startswith("\t") and "$(MAKE)" in line]
-
-    assert len(again) > 4
-    assert [line for line in again if "$(LAB)" in line or "$(PYTEST)" in line] == []
-
-
-def dry_run(*words: str) -> str:
-    """Return what a dry run of make prints, without a yes given beforehand."""
-    env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    done = subprocess.run(
-        ["make", "-n", *words], cwd=ROOT, env=env, capture_output=True, text=True, check=True
-    )
-    return done.stdout
-
-
-def test_the_soak_asks_once(tmp_path: Path) -> None:
-    """It asked again hours later, before each of the labs that other targets run."""
-    make = tmp_path / "make"
-    make.write_text('#!/bin/sh\necho "told: yes=$GPULOCK_LAB_YES $*"\n')
-    make.chmod(0o755)
-    told = [line for line in dry_run("soak", f"MAKE={make}").splitlines() if "told: " in line]
-    labs = [line for line in told if " lab-" in line]
-    assert len(labs) == 5
-    assert [line for line in labs if "yes=1 " not in line] == []
-
-
-def test_the_pyxis_lab_of_another_release_sees_its_sources() -> None:
-    text = dry_run("lab-pyxis", "SOURCES=../elsewhere", "RELEASE=trixie")
-    place = ROOT.parent / "elsewhere"
-    assert f'SHOWN="{place}"' in text and f'GPULOCK_PYXIS="{place}"' in text

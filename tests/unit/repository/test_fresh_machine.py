@@ -19,7 +19,6 @@ INTERRUPTED = (
     "tests/unit/cli/test_main.py::test_the_demo_cleans_up_when_it_is_stopped",
     "tests/unit/cli/test_watch.py::test_a_key_ends_it_and_the_terminal_is_as_before",
     "tests/unit/cli/test_run.py::test_ctrl_c_leaves_the_line",
-    "tests/unit/repository/test_together.py",
 )
 
 
@@ -39,21 +38,6 @@ def test_programs_under_test_can_be_interrupted_where_pytest_runs_in_the_backgro
     assert done.returncode == 0, (tmp_path / "log").read_text()
 
 
-@pytest.mark.root
-@pytest.mark.parametrize("seconds", [30, 10**6])
-def test_a_machine_may_be_younger_or_older_than_it_is(seconds: int) -> None:
-    read = "import time; print(time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic())"
-    done = subprocess.run(
-        [TESTS / "booted.sh", str(seconds), sys.executable, "-c", read],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    boottime, monotonic = map(float, done.stdout.split())
-    assert seconds <= boottime < seconds + 60
-    assert monotonic <= boottime + 1  # a machine that slept has two ages, and this is the younger
-
-
 def dry_run(target: str, *variables: str) -> str:
     """Return the commands that make would run for a target."""
     done = subprocess.run(
@@ -66,39 +50,14 @@ def dry_run(target: str, *variables: str) -> str:
     return done.stdout
 
 
-def test_make_test_asks_nothing_and_says_which_tests_it_leaves_out() -> None:
-    commands = dry_run("test")
-    assert "consent.sh" not in commands
-    assert "As root: make labs" in commands
-    assert "consent.sh" in dry_run("labs")
+@pytest.mark.parametrize("target", ["test", "labs", "soak"])
+def test_as_root_nothing_is_set_up_outside_the_private_root(target: str) -> None:
+    assert dry_run(target, "AS_ROOT=0") == f"python3 -m tests.run {target} \n"
 
 
-def test_an_ordinary_user_can_run_make_test() -> None:
-    assert "booted.sh" not in dry_run("test", "AS_ROOT=")
-    assert "booted.sh" in dry_run("test", "AS_ROOT=0")
-
-
-def test_a_missing_compiler_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "bash").symlink_to("/bin/bash")
-    done = subprocess.run(
-        ["/bin/bash", TESTS / "tools.sh", "make check"],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("make check needs gcc strace: apt-get install gcc ")
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("target", ["check", "unit", "slow", "sweep"])
-def test_a_target_looks_for_its_programs_before_anything_else(target: str) -> None:
-    """The sweep installed strace, and asked nobody."""
-    done = subprocess.run(
-        ["make", "-n", target], cwd=TESTS.parent, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith(f'tests/tools.sh "make {target}"\n')
+def test_an_ordinary_user_has_an_environment_set_up_first() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert "\ntest: $(if $(AS_ROOT),,$(DEV))" in makefile
 
 
 def test_packages_name_the_machine_that_builds_them_before_anything_is_removed(

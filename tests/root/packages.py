@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of Debian's packages each layer of a private root has."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Other(NamedTuple):
+    """Packages of another part of the archive, unpacked into a folder below /srv."""
+
+    release: str
+    component: str
+    packages: tuple[str, ...]
+    folder: str
+
+
+class Layer(NamedTuple):
+    """A part of a root: packages that the layer `below` has not, and others beside them."""
+
+    release: str
+    packages: tuple[str, ...]
+    below: str = ""
+    others: tuple[Other, ...] = ()
+    extra: str = "test"  # of pyproject.toml, with which gpulock is installed; empty: not at all
+
+
+_PYTHON = ("python3", "python3-venv", "gcc", "libc6-dev", "make", "strace", "openssl", "git")
+_TOOLS = (
+    *(
+        "ca-certificates",
+        "debian-archive-keyring",
+        "gpgv",
+        "iproute2",
+        "less",
+        "libpam-modules",
+        "man-db",
+        "mawk",
+        "mount",
+    ),
+    *("netbase", "procps", "psmisc", "tcsh", "util-linux", "zsh"),
+)
+_DISTUTILS = ("python3-distutils",)
+_SLURM = (
+    *("slurmctld", "slurmd", "slurm-client", "libslurm-dev", "libpam-slurm-adopt", "munge"),
+    *("dbus", "prometheus", "systemd"),
+)
+_SGE = ("gridengine-master", "gridengine-exec", "gridengine-client")
+_IMAGES = ("bubblewrap", "busybox-static", "fuse2fs", "fuse3", "squashfs-tools", "squashfuse")
+_CONTAINERS = ("charliecloud-runtime", "podman", "runc")
+_LABS = ("chromium", "dnf", "fonts-dejavu-core", "libbsd-dev", "libcap-dev", "rpm")
+_NVML = ("slurm-wlm-nvml-plugin",)
+_APPTAINER = (
+    *("apptainer", "coreutils", "dash", "fuse2fs", "fuse3", "mount"),
+    *("squashfs-tools", "squashfuse", "util-linux"),
+)
+
+
+def _newer(release: str) -> Layer:
+    """Return the root of a newer Slurm and Python."""
+    packages = (*_PYTHON, *_TOOLS, *_SLURM, *_IMAGES, *_CONTAINERS)
+    return Layer(release, packages, others=(Other(release, "contrib", _NVML, "slurm-nvml"),))
+
+
+LAYERS = {
+    "bullseye": Layer("bullseye", (*_PYTHON, *_DISTUTILS, *_TOOLS)),
+    "bookworm": Layer("bookworm", (*_PYTHON, *_DISTUTILS, *_TOOLS, *_SLURM, *_SGE), extra="dev"),
+    "trixie": _newer("trixie"),
+    "sid": _newer("sid"),
+    "labs": Layer(
+        "bookworm",
+        (*_IMAGES, *_CONTAINERS, *_LABS),
+        below="bookworm",
+        others=(
+            Other("bookworm", "contrib", _NVML, "slurm-nvml"),
+            Other("sid", "main", _APPTAINER, "sid"),  # Apptainer is in no other release
+        ),
+        extra="",
+    ),
+}

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private root: from whose archive, of which packages, and believed by a signature alone."""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+from pathlib import Path
+
+import pytest
+
+from tests.root.archive import DEFAULT_MIRROR, Archive, ArchiveError, data_member, find_mirror
+from tests.root.build import named_places, recipe
+from tests.root.packages import LAYERS
+from tests.steps import PLANS
+
+PACKAGES = """\
+Package: slurmd
+Version: 22.05
+Architecture: amd64
+Depends: libc6 (>= 2.36), munge | nothing, mail-agent
+Filename: pool/slurmd.deb
+SHA256: 00
+
+Package: libc6
+Essential: yes
+
+Package: munge
+Pre-Depends: libc6
+
+Package: exim
+Provides: mail-agent (= 1)
+Depends: perl
+"""
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a folder that is an archive of Debian."""
+    monkeypatch.setenv("GPULOCK_MIRROR", f"file://{tmp_path}/")
+    index = tmp_path / "dists/some/main/binary-amd64"
+    index.mkdir(parents=True)
+    (index / "Packages.xz").write_bytes(lzma.compress(PACKAGES.encode()))
+    (tmp_path / "dists/some/InRelease").write_text("-----BEGIN PGP SIGNED MESSAGE-----\n")
+    return tmp_path
+
+
+def signed(monkeypatch: pytest.MonkeyPatch, mirror: Path) -> Archive:
+    """Return the archive, as if its keys were Debian's."""
+    name = "main/binary-amd64/Packages.xz"
+    data = (mirror / "dists/some" / name).read_bytes()
+    digests = {name: hashlib.sha256(data).hexdigest()}
+    monkeypatch.setattr(Archive, "_signed_digests", lambda self, release: digests)
+    return Archive("some", mirror / "cache")
+
+
+def test_an_archive_that_debian_did_not_sign_is_refused(mirror: Path) -> None:
+    with pytest.raises(ArchiveError, match=r"signature of some is bad|needed to verify"):
+        Archive("some", mirror / "cache")
+
+
+def test_packages_come_with_what_they_need_and_without_perl(
+    mirror: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debian = signed(monkeypatch, mirror)
+    assert debian.resolve(["slurmd"]) == ["exim", "libc6", "munge", "slurmd"]
+    assert debian.essential() == ["libc6"]
+    assert "Package: slurmd\nStatus: install ok installed\n" in debian.status(["slurmd"])
+    with pytest.raises(ArchiveError, match="no package gone"):
+        debian.resolve(["gone"])
+
+
+def test_a_package_of_another_content_is_refused(
+    mirror: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mirror / "pool").mkdir()
+    (mirror / "pool/slurmd.deb").write_bytes(b"!<arch>\n")
+    with pytest.raises(ArchiveError, match=r"slurmd\.deb is not the signed one"):
+        signed(monkeypatch, mirror).fetch(["slurmd"])
+
+
+def test_the_files_of_a_package_are_found_in_it() -> None:
+    member = b"%-16s%-12s%-6s%-6s%-8s%-10d`\n"
+    deb = b"!<arch>\n" + member % (b"debian-binary", b"0", b"0", b"0", b"644", 3) + b"2.0\n"
+    deb += member % (b"data.tar.xz/", b"0", b"0", b"0", b"644", 4) + b"data"
+    assert data_member(deb) == ("data.tar.xz", b"data")
+    with pytest.raises(ArchiveError):
+        data_member(b"!<arch>\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "mirror"),
+    [
+        (
+            "sources.list",
+            "deb [signed-by=/k] http://a.org/debian sid main\n",
+            "http://a.org/debian",
+        ),
+        ("sources.list.d/x", "Types: deb\nURIs: http://a.org/debian/\n", "http://a.org/debian"),
+        ("sources.list.d/x", "URIs: http://a.org/debian-security\n", DEFAULT_MIRROR),
+    ],
+)
+def test_the_archive_is_that_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, mirror: str
+) -> None:
+    monkeypatch.delenv("GPULOCK_MIRROR", raising=False)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    assert find_mirror(tmp_path) == mirror
+
+
+def test_what_pips_configuration_names_is_shown_to_the_root() -> None:
+    text = "[global]\ncert = /etc/ca.crt\nextra-index-url = file:///opt/pypi/simple https://a.org\n"
+    assert named_places(text) == ["/etc/ca.crt", "/opt/pypi"]
+
+
+def test_every_step_has_a_root_and_no_two_have_one_name() -> None:
+    assert recipe("labs").startswith("labs-")
+    for steps in PLANS.values():
+        assert {step.root for step in steps} <= {*LAYERS}
+        assert len({step.name for step in steps}) == len(steps)

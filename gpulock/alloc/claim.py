@@ -165,7 +165,7 @@ def count_unknown_refusal(
         node.store.check(make=True)
         with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
             count_refusal(ClaimCounters(node.store), refusal, template, gate.waited)
-    except Exception:  # whatever it is, the first refusal is the one to tell
+    except (Refusal, OSError, MemoryError):  # the first refusal is the one to tell
         return
 
 

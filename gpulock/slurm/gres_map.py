@@ -151,7 +151,7 @@ def gres_conf_version(path: str) -> str:
     """Return what tells one version of a file from another; `-` where there is no file."""
     try:
         info = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # a damaged map may name what is no path
         return "-"
     return f"{info.st_ino}.{info.st_size}.{info.st_ctime_ns}"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import ClassVar, Final, NamedTuple
 
 from gpulock.daemon.core.background_call import BackgroundCall
@@ -70,9 +69,11 @@ class SlurmMapRenewal(Chore):
         if self.asking is not None:
             if not self.asking.wait(0.0):
                 return
-            answer, self.asking = self.asking.answer(), None
+            asked, self.asking = self.asking, None
+            self._next = now + AGAIN  # also where the answer is an exception nobody foresaw
+            answer = asked.answer()
             self._compared = self._compared if answer.fault else answer.seen
-            self._next = now + AGAIN if answer.fault else now
+            self._next = self._next if answer.fault else now
             if answer.written:
                 self._journal.say(NOTICE, f"{gres_map.NAME}: {answer.written}")
             fault = f"{gres_map.NAME} is not renewed: {answer.fault}"
@@ -83,12 +84,9 @@ class SlurmMapRenewal(Chore):
 
 
 def compare_map(
-    settings: Settings,
-    cards: frozenset[str],
-    compared: tuple[object, ...],
-    renew: Callable[[Settings, bool], str] | None = None,
+    settings: Settings, cards: frozenset[str], compared: tuple[object, ...]
 ) -> MapAnswer:
-    """Have the map compared where something changed since; never raises."""
+    """Have the map compared where something changed since; a fault is part of the answer."""
     try:
         pairs = gres_map.read_map_pairs(settings.state_dir)
         path = pairs.get(gres_map.GRES_CONF, "")
@@ -98,11 +96,11 @@ def compare_map(
         known = compared or (conf, frozenset(gres_map.map_positions(pairs).values()))
         if seen == known and not gres_map.is_gres_conf_changed(pairs):
             return MapAnswer(seen)
-        return MapAnswer(seen, (renew or renew_map)(settings, seen != known))
+        return MapAnswer(seen, renew_map(settings, seen != known))
     except Refusal as refusal:
         return MapAnswer((), fault=f"{refusal.why}; {refusal.do}")
-    except Exception as fault:  # whatever it is, it is tried again
-        return MapAnswer((), fault=f"{type(fault).__name__}: {fault}")
+    except OSError as fault:  # no descriptor or no process is left for the program
+        return MapAnswer((), fault=str(fault))
 
 
 def renew_map(settings: Settings, ask: bool) -> str:

@@ -130,11 +130,25 @@ def test_a_node_that_is_full_is_not_broken_however_many_ask(box: Box) -> None:
     assert kinds == [BUSY] * 6
 
 
-def test_an_unknown_that_cannot_be_counted_is_told_as_it_is(box: Box) -> None:
+def test_an_unknown_is_told_as_it_is_where_lock_dir_is_refused(box: Box) -> None:
     ask(box, 1)
     box.lock.chmod(0o777)
     refusal = Refusal(UNKNOWN, "the spool cannot be read", "wait")
     count_unknown_refusal(box.node(), refusal, record(), soon())
+    assert refusal.kind == UNKNOWN
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.EIO, "the gate's file"), MemoryError()])
+def test_an_unknown_is_told_as_it_is_where_counting_it_fails(
+    box: Box, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    """Python ends with 1 for an exception in a hook: the queue, or the node, would be stopped."""
+    ask(box, 1)
+    refusal = Refusal(UNKNOWN, "the spool cannot be read", "wait")
+    node = box.node()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", raising(fault))
+        count_unknown_refusal(node, refusal, record(), soon())
     assert refusal.kind == UNKNOWN
 
 

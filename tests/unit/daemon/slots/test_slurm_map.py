@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from gpulock.daemon.slots import slurm_map
 from gpulock.daemon.slots.slurm_map import AGAIN, EVERY, SlurmMapRenewal
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
+from tests.support.faults import fail_at, raising
 from tests.support.journal import HeardJournal
 from tests.support.slurm_site import Site
 
 NEVER = float("inf")
+RENEW_MAP = slurm_map.renew_map
 
 
 class Compared:
@@ -35,6 +38,11 @@ class Compared:
 
     def map(self, *places: str) -> None:
         self.site.map(*(places or ("0", "1", "2", "3")), gres_conf=str(self.conf))
+
+    def damage_path(self) -> None:
+        """Let the map name a file that no system call takes."""
+        file = self.site.state / "slurm-map"
+        file.write_text(file.read_text().replace(str(self.conf), "/etc/slurm\0gres.conf"))
 
     def renew(self, _: Settings, ask: bool) -> str:
         """Be the program."""
@@ -131,6 +139,39 @@ def test_a_map_that_is_broken_ends_no_daemon(compared: Compared) -> None:
     compared.round()
     compared.later()
     assert "not renewed" in compared.journal.said()[0]
+
+
+def test_a_comparison_without_a_descriptor_is_tried_again(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared.round()
+    compared.conf.write_text("Name=gpu File=/dev/nvidia[0-2]\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(slurm_map, "renew_map", RENEW_MAP)
+        fail_at(patch, "pipe2", "", OSError(errno.EMFILE, "Too many open files"))
+        compared.later()
+    assert "Too many open files" in compared.journal.said()[0]
+    assert compared.later(AGAIN) == [False]
+
+
+def test_a_comparison_goes_on_after_an_exception_nobody_foresaw(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rounds tell of it once; each of the next would raise it again."""
+    compared.round()
+    compared.conf.write_text("Name=gpu File=/dev/nvidia[0-2]\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(slurm_map, "renew_map", raising(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError):
+            compared.later()
+    assert compared.later() == []
+    assert compared.later(AGAIN) == [False]
+
+
+def test_a_map_whose_file_is_no_path_is_compared(compared: Compared) -> None:
+    compared.damage_path()
+    compared.round()
+    assert compared.asked == [False]
 
 
 def test_the_program_tells_why_it_could_not(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class NodeView:
 
     None is not known. `reconciled` is when the verdicts were made (CLOCK_BOOTTIME seconds, also
     where they are old), `lost` whether the locks of this boot were lost, `full` whether LOCK_DIR
-    has room for no claim.
+    has room for no claim. `fault` is why nobody can see of which boot LOCK_DIR is.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class NodeView:
         self.reconciled = reconciled
         self.lost = lost
         self.full = False
+        self.fault = ""
         self.open_foreign: dict[str, ForeignUse] = {}  # by device, as gpulockd saw it
         self.closed: dict[str, str] = {}  # why a card without a lock is not free: its MPS ends
 
@@ -78,7 +79,11 @@ def read_node_view(node: Node, now: float) -> NodeView:
 
     Verdicts that cannot be read are not known.
     """
-    view = NodeView(lost=are_locks_lost(node))
+    view = NodeView()
+    try:
+        view.lost = are_locks_lost(node)
+    except Refusal as refusal:
+        view.fault = refusal.why
     view.locks = read_settled_locks(node.store)
     view.lost = view.lost or are_locks_missing(node.store, view.locks)
     view.full = boot.is_full(node.store.path)
@@ -87,6 +92,8 @@ def read_node_view(node: Node, now: float) -> NodeView:
     try:
         view.verdicts, view.reconciled = read_node_verdicts(node, now)
         view.open_foreign = read_foreign_uses(node.store.path, now, node.boot_id) or {}
+    except Refusal as refusal:
+        view.fault = refusal.why
     except (OSError, ValueError):
         pass
     return view

@@ -82,9 +82,9 @@ def read_sensor_rows(node: Node) -> list[DeviceState]:
         with Gate(node.store, deadline.Deadline(GATE_PATIENCE)):
             ClaimCounters(node.store).save()
     view = read_node_view(node, deadline.clock_boottime())
-    if view.lost or view.full:
+    if view.lost or view.full or view.fault:
         why = "LOCK_DIR is full" if view.full else "the locks of this boot were lost"
-        raise Refusal(UNKNOWN, why, "run gpulock doctor")
+        raise Refusal(UNKNOWN, view.fault or why, "run gpulock doctor")
     view.locks = {  # a health check gives way to any job
         name: lock
         for name, lock in view.held.items()

@@ -49,6 +49,9 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
     if view.lost:
         why = "nothing is granted until they are restored; run gpulock reap as root"
         pairs.insert(0, ("locks lost", why))
+    if view.fault:
+        why = "nothing is granted until it can be read; run gpulock doctor as root"
+        pairs.insert(0, ("LOCK_DIR", f"{view.fault}; {why}"))
     if view.is_read_only:
         why = f"{view.node.store.path} is mounted read-only: nothing is granted and nothing freed"
         pairs.insert(0, ("LOCK_DIR", f"{why}; mount it writable"))

@@ -45,7 +45,7 @@ class StatusView(NodeView):
         super().__init__(
             found.locks, found.quarantined, found.verdicts, found.reconciled, found.lost
         )
-        self.full = found.full
+        self.full, self.fault = found.full, found.fault
         self.open_foreign, self.closed = found.open_foreign, found.closed
         self.is_read_only = is_mounted_read_only(node.store.path)
         self.foreign: frozenset[str] = frozenset()

@@ -149,6 +149,21 @@ def test_lost_locks_are_said_before_all_else(site: Site) -> None:
     assert f"{site.gpulock} reap" in " ".join(text.split())
 
 
+def test_a_boot_id_that_cannot_be_read_hides_no_device(site: Site) -> None:
+    site.hold(3)
+    path = site.files.lock_dir / "boot_id"
+    path.unlink()
+    path.mkdir()
+    result = site.call("status")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert line_of(result.stdout, 3)[3] == "held"
+    assert "8 GPUs: 7 free, 1 held" in result.stdout
+    said = " ".join(result.stdout.split())
+    why = f"boot_id: [Errno 22] not a regular file: '{path}'; nothing is granted until it can be"
+    assert said.count(f"LOCK_DIR {why} read; run {site.gpulock} doctor as root") == 1
+    assert "job 12 of alice" in site.call("why", "3").stdout
+
+
 def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
     node, me = site.node(), os.getpid()
     first, second = (tickets.take_ticket(node, Deadline(5)) for _ in range(2))

@@ -162,6 +162,13 @@ def test_a_node_with_one_lost_lock_offers_nothing(site: Site) -> None:
     assert values(site)["gpu"] == "0"
 
 
+def test_a_node_whose_boot_id_cannot_be_read_offers_nothing(site: Site) -> None:
+    ask(site, 1)
+    (site.lock / "boot_id").unlink()
+    (site.lock / "boot_id").mkdir()
+    assert values(site)["gpu"] == "0"
+
+
 def test_a_quarantine_counts_before_the_first_claim_of_a_boot(site: Site) -> None:
     (site.state / "quarantine").mkdir()
     (site.state / "quarantine" / bus(3)).write_text("")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from gpulock.alloc import states
@@ -42,7 +43,7 @@ def advise_device_release(
     if row.state == states.MISSING:
         return advise_missing_card(row, name)
     if stray:
-        return "its removal: it is not a directory, so it is no lock", f"rm {stray}"
+        return "its removal: it is not a directory, so it is no lock", f"rm {shlex.quote(stray)}"
     if row.state == states.FOREIGN or (row.lock and row.lock.orphans):
         return advise_open_device(row, name, pids)
     if row.state == states.QUARANTINED:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -194,11 +195,13 @@ def wrap_word_list(head: str, words: Sequence[str], width: int) -> list[str]:
 def wrap_sentence(text: str, width: int, indent: str = "") -> list[str]:
     """Return a text in lines no longer than `width`, all but the first below `indent`.
 
-    A path or a command's word stays whole, to be copied.
+    A path or a command's word stays whole, to be copied; so does a quoted path with blanks.
     """
-    return textwrap.wrap(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    whole = re.sub("'/[^']*'", lambda path: path[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(
+        whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+    return [line.replace("\0", " ") for line in lines]
 
 
 def render_facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:

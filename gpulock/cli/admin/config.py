@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import cast
 
@@ -58,7 +59,8 @@ def validate_settings_file(path: str, fixed: bool) -> int:
     except OSError:
         pass  # told below
     except ValueError as fault:
-        raise CommandRefusedError(str(fault), f"chown root {path}; chmod 644 {path}") from fault
+        name = shlex.quote(path)
+        raise CommandRefusedError(str(fault), f"chown root {name}; chmod 644 {name}") from fault
     try:
         settings = parse_settings(atomic.read_text(os.path.realpath(path)), path, fixed)
         if settings.simulation:

@@ -8,6 +8,7 @@ without --force, which says who still has it.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -219,7 +220,8 @@ def force_lock(node: Node, one: ReleaseCandidate, how: str) -> None:
     lock = one.lock
     if lock.fault:
         if path := find_stray_path(node, lock):
-            raise CommandRefusedError(f"{path} is not a directory, so it is no lock", f"rm {path}")
+            why = f"{path} is not a directory, so it is no lock"
+            raise CommandRefusedError(why, f"rm {shlex.quote(path)}")
         discard_faulty_lock(node.store, lock)
     else:
         free_lock(node, lock, one_line(how))

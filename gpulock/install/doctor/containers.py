@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from gpulock.daemon.reconcile import cdi
@@ -103,14 +104,16 @@ def check_folders_readable(folder: Path) -> Iterator[Check]:
     for path in (*reversed(folder.parents), folder, folder / "bin", folder / "lib"):
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & stat.S_IXOTH == 0 or (folder in path.parents and mode & _READ != _READ):
-            yield fault(f"users cannot read {path} (mode {mode:04o})", f"chmod o+rx {path}")
+            what = f"users cannot read {path} (mode {mode:04o})"
+            yield fault(what, f"chmod o+rx {quote(str(path))}")
 
 
 def check_folder_writers(folder: Path) -> Iterator[Check]:
     """Yield the folders in which others than root may put a driver for everybody."""
     for path in (folder.parent, folder, folder / "bin", folder / "lib"):
         if changed := other_writers(path):
-            yield fault(f"{changed} may change {path}", f"chown root {path}; chmod go-w {path}")
+            name = quote(str(path))
+            yield fault(f"{changed} may change {path}", f"chown root {name}; chmod go-w {name}")
 
 
 def other_writers(path: Path) -> str:
@@ -125,6 +128,7 @@ def other_writers(path: Path) -> str:
 
 def check_driver_files(folder: Path) -> Iterator[Check]:
     """Yield the first file that a user cannot read, and the first that others may change."""
+    name = quote(str(folder))
     found = [path for part in ("bin", "lib") for path in sorted((folder / part).iterdir())]
     found = [path for path in found if path.is_file()]
     hidden = [path for path in found if not path.stat().st_mode & stat.S_IROTH]
@@ -132,10 +136,10 @@ def check_driver_files(folder: Path) -> Iterator[Check]:
         mode = stat.S_IMODE(hidden[0].stat().st_mode)
         rest = f", nor {len(hidden) - 1} more there" if hidden[1:] else ""
         what = f"users cannot read {hidden[0]} (mode {mode:04o}){rest}"
-        yield fault(what, f"chmod -R o+rX {folder}")
+        yield fault(what, f"chmod -R o+rX {name}")
     for path in [path for path in found if other_writers(path)][:1]:
         what = f"{other_writers(path)} may change {path}, which all jobs load"
-        yield fault(what, f"chown -R root {folder}; chmod -R go-w {folder}")
+        yield fault(what, f"chown -R root {name}; chmod -R go-w {name}")
 
 
 def check_driver_contents(folder: Path, version: str) -> Iterator[Check]:

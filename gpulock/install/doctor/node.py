@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +93,7 @@ def check_lock_dir(settings: Settings) -> Iterator[Check]:
         mode = stat.S_IMODE(gate.stat().st_mode) if gate.exists() else _GATE_MODE
         if mode != _GATE_MODE:
             what = f"{gate} has mode {mode:04o}: any user can block it"
-            yield fault(what, f"chmod 600 {gate}", "gate")
+            yield fault(what, f"chmod 600 {shlex.quote(str(gate))}", "gate")
 
 
 def check_locks_readable(store: LockStore) -> Iterator[Check]:
@@ -101,9 +102,8 @@ def check_locks_readable(store: LockStore) -> Iterator[Check]:
     for name, lock in found.items():
         path = f"{store.locks_dir}/{name}"
         if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
-            yield fault(
-                f"{path} is no directory: its device is never granted", f"rm {path}", "locks"
-            )
+            what = f"{path} is no directory: its device is never granted"
+            yield fault(what, f"rm {shlex.quote(path)}", "locks")
         elif lock.fault:
             yield fault(f"{name}: {lock.fault}", f"run gpulock why {name}", "locks")
     if lost := read_history_dropped(store):
@@ -136,7 +136,8 @@ def check_state_dir(settings: Settings) -> Iterator[Check]:
         yield fault(f"{path} is no directory", "remove it")
     elif info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         what = f"{path} has uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}"
-        yield fault(what, f"chown {os.geteuid()} {path}; chmod 755 {path}")
+        name = shlex.quote(str(path))
+        yield fault(what, f"chown {os.geteuid()} {name}; chmod 755 {name}")
     elif why := why_unwritable(str(path)):
         yield fault(f"{path} cannot be written: {why}", "make room, or mount it read-write")
     else:
@@ -144,7 +145,7 @@ def check_state_dir(settings: Settings) -> Iterator[Check]:
     mark = path / LOST_MARK
     gone = not (path / QUARANTINE).is_dir() and is_of_this_boot(settings)
     if gone or mark.exists():
-        do = f"quarantine again what was out of service, then: rm -f {mark}"
+        do = f"quarantine again what was out of service, then: rm -f {shlex.quote(str(mark))}"
         yield fault(f"{path / QUARANTINE}{LOST}", do, "quarantine")
 
 
@@ -157,7 +158,12 @@ def is_of_this_boot(settings: Settings) -> bool:
 def check_boot_locks(settings: Settings) -> Iterator[Check]:
     """Look whether the locks of this boot are all there."""
     node = Node(settings)
-    ours = node.store.boot_id() if os.path.isdir(settings.lock_dir) else ""
+    try:
+        ours = node.store.boot_id() if os.path.isdir(settings.lock_dir) else ""
+    except Refusal as refusal:
+        path = shlex.quote(f"{settings.lock_dir}/boot_id")
+        yield fault(f"{refusal.why}: nothing is granted", f"rm -r {path}; gpulock reap")
+        return
     held = node.store.read_all_locks() if node.store.exists() else {}
     if ours == node.boot_id and are_locks_missing(node.store, held):
         do = "run gpulock reap as root: it restores them"

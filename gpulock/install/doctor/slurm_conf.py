@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from shlex import quote
 from typing import Final
 
 from gpulock.daemon.idle.command import why_untrusted_program
@@ -121,7 +122,7 @@ class SlurmConfChecks:
             return
         ours = found.ours[0]
         if not os.access(ours, os.X_OK):
-            yield fault(f"{ours} cannot be executed", f"chmod 755 {ours}")
+            yield fault(f"{ours} cannot be executed", f"chmod 755 {quote(str(ours))}")
         elif key == TASK and (why := why_users_cannot_run(ours)):
             yield fault(f"{why}: every task fails", "let all users read and execute it")
         elif wrong := misplaced_program(found):

@@ -475,6 +475,12 @@ def test_long_findings_are_wrapped_below_themselves_and_paths_stay_whole() -> No
     assert lines == ["✗ a: it is", "  bad", "    mend", f"    /{'x' * 30}", "    by hand"]
 
 
+def test_a_quoted_path_with_blanks_is_not_wrapped() -> None:
+    printed: list[str] = []
+    print_checks([Check("gate", FAULT, "open", "chmod 600 '/run/a b/gate'")], printed.append, 24)
+    assert printed == ["\u2717 gate: open", "    chmod 600", "    '/run/a b/gate'"]
+
+
 def test_a_directory_that_cannot_be_written_is_a_fault(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command that doctor prints mends the node when it is pasted, also where paths have blanks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.doctor.check import FAULT, Check
+from gpulock.install.doctor.containers import check_driver_files, check_folders_readable
+from gpulock.install.doctor.node import node_checks
+from gpulock.node.settings_file import read_settings
+from tests.support.cli_site import Site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "GPUs of us")
+
+
+def faults(checks: Iterable[Check]) -> list[Check]:
+    return [check for check in checks if check.state == FAULT]
+
+
+def open_gate(site: Site) -> None:
+    (site.files.lock_dir / "gate").chmod(0o644)
+
+
+def file_for_a_lock(site: Site) -> None:
+    (site.files.lock_dir / "locks" / site.id(2)).touch()
+
+
+def folder_for_the_boot_id(site: Site) -> None:
+    (site.files.lock_dir / "boot_id").unlink()
+    (site.files.lock_dir / "boot_id").mkdir()
+
+
+def open_state_dir(site: Site) -> None:
+    Path(read_settings(site.config).state_dir).chmod(0o775)
+
+
+def lost_quarantine(site: Site) -> None:
+    (Path(read_settings(site.config).state_dir) / "quarantine.lost").touch()
+
+
+@pytest.mark.parametrize(
+    "plant", [open_gate, file_for_a_lock, folder_for_the_boot_id, open_state_dir, lost_quarantine]
+)
+def test_the_command_for_a_fault_of_the_node_mends_it(
+    site: Site, plant: Callable[[Site], None]
+) -> None:
+    site.hold(1)
+    settings = read_settings(site.config)
+    assert faults(node_checks(settings)) == []
+    plant(site)
+    (broken,) = faults(node_checks(settings))
+    command = broken.do.rpartition("then: ")[2]
+    site.shell(command.replace("gpulock reap", '"$@" reap'))
+    assert faults(node_checks(settings)) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "check"),
+    [(0o600, check_driver_files), (0o700, check_folders_readable)],
+)
+def test_the_command_for_a_driver_set_that_is_hidden_mends_it(
+    site: Site, mode: int, check: Callable[[Path], Iterable[Check]]
+) -> None:
+    folder = site.files.config.parent / "570.172.08"
+    for part in ("bin", "lib"):
+        (folder / part).mkdir(parents=True)
+    library = folder / "lib" / "libcuda.so.1"
+    library.touch()
+    (library if check is check_driver_files else library.parent).chmod(mode)
+    (hidden,) = [one for one in check(folder) if str(folder) in one.what]
+    site.shell(hidden.do)
+    assert [one for one in check(folder) if str(folder) in one.what] == []

@@ -58,7 +58,8 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
     found += describe_owner_processes(sight, lock, record)
     found += describe_share_work(view, lock)
     opened = [describe_open_device(view, sight, name, record) for name in ids]
-    found.append(("open", "; ".join(dict.fromkeys(opened))))  # places of a card are one device
+    if opened:
+        found.append(("open", "; ".join(dict.fromkeys(opened))))  # places of a card are one device
     # of the owner alone: what was not seen of others keeps no lock of this user's
     missed = sight.scan.why_blind_about(record.uid) or sight.holders.look(record.uid)[1]
     if missed:
@@ -289,3 +290,24 @@ def filter_released_locks(found: list[ReleasedLock], what: Subject) -> list[Rele
     if what.device is not None:
         return [one for one in found if one.device.partition(SHARE)[0] == what.device.id]
     return [one for one in found if what.owns(one.owner)]
+
+
+def last_holder_facts(view: StatusView, device: str) -> FactList:
+    """Return who had a free device last."""
+    for one in list_released_locks(view.node.store.released_dir):
+        if one.device.partition(SHARE)[0] == device:
+            return [("last", format_released_lock(one))]
+    from gpulock.report.scan import ClaimQuery, find_latest_claim
+    from gpulock.report.sources import node_history_folder
+
+    found = find_latest_claim(node_history_folder(view.node), ClaimQuery(device=device))
+    if found is None:
+        return []
+    until = format_local_time(found.ended or 0.0)
+    return [("last", f"{found.job} of {found.user} until {until}: {found.how}")]
+
+
+def format_released_lock(one: ReleasedLock) -> str:
+    """Return whose a lock was, until when, and how it was released."""
+    when = f" until {format_local_time(one.at)}" if one.at else ""
+    return f"{format_lock_holder(one.owner)}{when}{': ' if one.how else ''}{one.how}"

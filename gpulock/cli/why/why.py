@@ -10,7 +10,7 @@ import click
 from gpulock.alloc.process_owner import is_claim_process
 from gpulock.alloc.states import FREE, MISSING, QUARANTINED, DeviceState
 from gpulock.cli.complete import complete_subject
-from gpulock.cli.select import JOB, SelectError, Subject, parse_lock_id, parse_subject
+from gpulock.cli.select import JOB, SelectError, Subject, parse_subject
 from gpulock.cli.session import (
     CommandRefusedError,
     Session,
@@ -28,7 +28,6 @@ from gpulock.cli.status.status_view import (
 )
 from gpulock.cli.why.evidence import (
     FactList,
-    ReleasedLock,
     absence_words,
     describe_health_steps,
     describe_lock,
@@ -36,12 +35,14 @@ from gpulock.cli.why.evidence import (
     describe_open_device,
     filter_released_locks,
     find_blocking_pids,
+    format_released_lock,
+    last_holder_facts,
     list_released_locks,
 )
+from gpulock.cli.why.missing_card import find_missing_card
 from gpulock.daemon.serve_policy import scheduler_from_settings
 from gpulock.errors import one_line
 from gpulock.node.context import Node
-from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
 from gpulock.text import table
 from gpulock.text.advice import advise_device_release, is_closed_by_mps
@@ -79,9 +80,8 @@ def explain_subject(node: Node, text: str, width: int) -> tuple[list[str], bool]
     view = view_node(node, judging=False)
     sight = judge_node_view(view) if judging else ProcessView(view)
     rows = view.rows()
-    gone = [row for row in rows if row.device is None and row.id == text.lower()]
-    if gone and parse_lock_id(text):
-        return explain_device(view, sight, gone[0], width), True
+    if missing := find_missing_card(view, rows, text):
+        return explain_device(view, sight, missing, width), True
     try:
         meant = parse_subject(text, view.devices)
     except SelectError as fault:
@@ -134,7 +134,7 @@ def explain_device(view: StatusView, sight: ProcessView, row: DeviceState, width
     if row.lock is None and row.device is not None:
         found.append(("open", describe_open_device(view, sight, row.id)))
     found += describe_observed_use(view, row)
-    if row.lock is None and row.device is not None:
+    if row.lock is None:
         found += last_holder_facts(view, row.id)
     found += describe_health_steps(view, row.id)
     if not each:
@@ -199,27 +199,6 @@ def format_request_command(node: Node, otherwise: str) -> str:
     if node.settings.sge_root:
         return f"qsub -l {(*node.settings.sge_complexes, 'gpu')[0]}=1 JOB_SCRIPT"
     return "sbatch --gres=gpu:1 JOB_SCRIPT" if scheduler_from_settings(node) else otherwise
-
-
-def last_holder_facts(view: StatusView, device: str) -> FactList:
-    """Return who had a free device last."""
-    for one in list_released_locks(view.node.store.released_dir):
-        if one.device.partition(SHARE)[0] == device:
-            return [("last", format_released_lock(one))]
-    from gpulock.report.scan import ClaimQuery, find_latest_claim
-    from gpulock.report.sources import node_history_folder
-
-    found = find_latest_claim(node_history_folder(view.node), ClaimQuery(device=device))
-    if found is None:
-        return []
-    until = format_local_time(found.ended or 0.0)
-    return [("last", f"{found.job} of {found.user} until {until}: {found.how}")]
-
-
-def format_released_lock(one: ReleasedLock) -> str:
-    """Return whose a lock was, until when, and how it was released."""
-    when = f" until {format_local_time(one.at)}" if one.at else ""
-    return f"{format_lock_holder(one.owner)}{when}{': ' if one.how else ''}{one.how}"
 
 
 def explain_no_claim(

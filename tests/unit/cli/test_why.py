@@ -23,6 +23,7 @@ from gpulock.node.procfs import Proc
 from gpulock.store import refusal_notes
 from gpulock.store.boot import reserve_owner
 from gpulock.store.checks import CardChecks, write_card_checks
+from gpulock.store.quarantine import QUARANTINE, write_device_note
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import Site, dead_process
 from tests.support.fake_mps import leave_mps
@@ -409,13 +410,46 @@ def test_a_reserve_tells_why_and_by_whom(site: Site) -> None:
     assert found["next"] == f"{site.gpulock} unreserve 6"
 
 
-def test_a_locked_card_that_is_gone_is_found_by_its_bus_id(site: Site) -> None:
+@pytest.mark.parametrize(
+    "name", ["0000:ff:00.0", "ff:00.0", "00000000:FF:00.0", "gpu 0000:ff:00.0"]
+)
+def test_a_locked_card_that_is_gone_is_found_by_its_bus_id(site: Site, name: str) -> None:
     node = site.node()
     node.store.make("0000:ff:00.0", site.hold(1))
-    result = site.call("why", "0000:ff:00.0")
-    assert result.exit_code == 0
-    assert "missing" in result.stdout.splitlines()[0]
+    result = site.call("why", name)
+    assert (result.exit_code, result.stdout.split("\n")[0]) == (0, "0000:ff:00.0  missing")
+    assert facts(result.stdout)["holder"] == "job 12 of alice in gpu.q"
+    assert "open" not in facts(result.stdout)
     assert os.path.isdir(f"{node.store.locks_dir}/0000:ff:00.0")
+
+
+def test_a_card_that_fell_off_the_bus_is_missing_with_its_last_holder(tmp_path: Path) -> None:
+    site = Site(tmp_path, "missing")
+    result = site.call("why", "01:00.0")
+    assert (result.exit_code, result.stdout.split("\n")[0]) == (0, "0000:01:00.0  missing")
+    assert facts(result.stdout) == {
+        "reason": "the driver does not show it",
+        "next": "look at dmesg for NVRM and Xid",
+    }
+    store = site.node().store
+    store.make("0000:01:00.0", site.hold(devices=("0000:01:00.0",)))
+    store.retire(store.read("0000:01:00.0"), "epilog")
+    assert facts(site.call("why", "01:00.0").stdout)["last"].startswith("job 12 of alice")
+
+
+def test_a_quarantined_card_that_is_gone_is_missing(site: Site) -> None:
+    state_dir = site.node().settings.state_dir
+    write_device_note(state_dir, QUARANTINE, "0000:ff:00.0", "root", "Xid 79")
+    result = site.call("why", "ff:00.0")
+    assert (result.exit_code, result.stdout.split("\n")[0]) == (0, "0000:ff:00.0  missing")
+    reason = "the driver does not show it; quarantined: Xid 79 (root)"
+    assert facts(result.stdout)["reason"] == reason
+
+
+def test_a_card_that_was_never_here_is_refused(site: Site) -> None:
+    result = site.call("why", "ff:00.0")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no device 'ff:00.0' here" in result.stderr
 
 
 def test_a_record_that_no_reap_can_read_is_freed_by_force_alone(site: Site) -> None:

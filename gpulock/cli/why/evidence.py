@@ -183,6 +183,8 @@ def describe_open_device(
 ) -> str:
     """Return who has a device open, as far as the caller can see, and who is not of `record`."""
     pids = sight.holders.pids_with_open(device)
+    if record is not None:  # of the owner's files each was asked for its device, whatever its path
+        pids = [*dict.fromkeys([*pids, *sight.holders.pids_with_open(device, record.uid)])]
     whose = [describe_stranger(sight, pid, record) if record else "" for pid in pids[:SHOWN]]
     who = format_process_list(sight.scan.proc, pids, whose) or "nobody"
     limit = "" if os.geteuid() == 0 else " (of your own processes; root sees all)"

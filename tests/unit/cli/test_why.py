@@ -394,6 +394,18 @@ def test_of_the_refusals_that_were_told_the_last_are_kept(
     assert sorted(os.listdir(f"{lock_dir}/{refusal_notes.TOLD}")) == ["4712", "4713"]
 
 
+def test_an_owners_process_that_opened_the_card_by_another_path_is_named(
+    site: Site, tmp_path: Path
+) -> None:
+    site.hold(3, uid=os.getuid())
+    alias = tmp_path / "alias"
+    os.link(site.files.dev_root / "nvidia3", alias)
+    with alias.open() as kept, subprocess.Popen(["/bin/sleep", "300"], stdin=kept) as sleeper:
+        opened = facts(site.call("why", "3").stdout)["open"]
+        sleeper.kill()
+    assert f"{sleeper.pid} (sleep" in opened
+
+
 def test_an_argument_that_names_nothing_is_refused_in_one_line(site: Site) -> None:
     result = site.call("why", "nonsense")
     assert (result.exit_code, result.stdout) == (1, "")

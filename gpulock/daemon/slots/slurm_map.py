@@ -53,7 +53,7 @@ class SlurmMapRenewal(Chore):
         self._next = 0.0
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
-        """Note the cards, and look at gres.conf from now on where this node has a map."""
+        """Note the cards, and look at gres.conf from now on."""
         self._settings = node.settings
         if report.devices:
             self._cards = frozenset(map(gres_map.gres_map_device_name, report.devices))
@@ -62,10 +62,11 @@ class SlurmMapRenewal(Chore):
     def run_due(self, now: float) -> None:
         """Take the answer of the last comparison where it is there, and begin the next."""
         settings = self._settings
-        if settings is None or not os.path.exists(f"{settings.state_dir}/{gres_map.NAME}"):
-            self.due = float("inf")
+        if settings is None:
             return
         self.due = now + EVERY
+        if not os.path.exists(f"{settings.state_dir}/{gres_map.NAME}"):
+            return  # `gpulock install slurm` makes it, and gres.conf may change right after that
         if self.asking is not None:
             if not self.asking.wait(0.0):
                 return

@@ -17,7 +17,6 @@ from tests.support.faults import fail_at, raising
 from tests.support.journal import HeardJournal
 from tests.support.slurm_site import Site
 
-NEVER = float("inf")
 RENEW_MAP = slurm_map.renew_map
 
 
@@ -128,10 +127,22 @@ def test_a_comparison_that_fails_is_tried_again_and_told_once(compared: Compared
     assert "no longer" in compared.journal.said()[-1]
 
 
-def test_a_node_without_a_map_is_left_alone(compared: Compared) -> None:
+def test_a_node_without_a_map_starts_no_program(compared: Compared) -> None:
     (compared.site.state / "slurm-map").unlink()
     compared.round()
-    assert (compared.chore.due, compared.asked, compared.chore.asking) == (NEVER, [], None)
+    assert (compared.later(), compared.chore.asking) == ([], None)
+
+
+def test_a_map_that_is_made_while_gpulockd_runs_is_compared_within_seconds(
+    compared: Compared,
+) -> None:
+    """As by `gpulock install slurm`: gres.conf gets its lines after that, and slurmd starts."""
+    (compared.site.state / "slurm-map").unlink()
+    compared.round()
+    compared.map()
+    compared.conf.write_text("Name=gpu File=/dev/nvidia[0-3] Flags=no_gpu_env\n")
+    assert compared.chore.due <= compared.now + EVERY
+    assert compared.later() == [False]
 
 
 def test_a_map_that_is_broken_ends_no_daemon(compared: Compared) -> None:

@@ -110,7 +110,7 @@ class SlurmNode:
 
     def configure(self, *advice: str) -> None:
         """Write gpulock's settings, and Slurm's files with these lines of slurm.conf."""
-        self.node.configure(SYS_ROOT="/sys", ISOLATION=self.kind.isolation, SLURM_WAIT="2")
+        self.node.configure(SYS_ROOT="/sys", ISOLATION=self.kind.isolation)
         in_job = self.release >= RUNS_HOOKS_IN_JOB
         flags = f"PrologFlags={self.kind.prolog_flags if in_job else 'Contain'}"
         own = [

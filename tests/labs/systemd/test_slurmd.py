@@ -17,21 +17,18 @@ from tests.labs.sge.wait import until
 from tests.labs.slurm.releases import HAS_SLICE, HAS_SLUIDS, STARTS_ANEW
 from tests.labs.systemd.gpulock import Node, Package, make_package
 from tests.labs.systemd.machine import Machine
-from tests.labs.systemd.slurm_node import HOME, SLICE, SLURMD, UID, Kind, SlurmNode
+from tests.labs.systemd.slurm_node import HOME, SLICE, SLURMD, Kind, SlurmNode
+from tests.labs.systemd.users_manager import (
+    assert_left_with_its_gpu,
+    cgroup_of,
+    child_of,
+    leaving_with_its_gpu,
+    waiting_for,
+)
 
 pytestmark = pytest.mark.lab
 KINDS = (Kind("isolation", "cgroup"), Kind("constrain", "off", "RunInJob"))
 SCOPE = "slurmstepd.scope"
-# Keeps a GPU by another path: a mere place (O_PATH), for want of a driver.
-KEEP = """\
-import os, subprocess, sys, time
-open("alias", "w").close()
-subprocess.run(["mount", "--bind", f"/dev/{sys.argv[1]}", "alias"], check=True)
-opened = os.open("alias", os.O_PATH)
-print(os.readlink(f"/proc/self/fd/{opened}"), flush=True)
-open("kept", "w").close()
-time.sleep(600)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +72,6 @@ def renamed(request: pytest.FixtureRequest, slurm: SlurmNode) -> Iterator[str]:
     slurm.start_as_installed()
 
 
-def waiting_for(name: str) -> str:
-    """Return lines of a script that wait for a file, without a child that could be left behind."""
-    return f"exec 9<> <(:)\nuntil [ -e {name} ]; do read -rt 0.1 -u 9 || :; done\n"
-
-
-def cgroup_of(slurm: SlurmNode, pid: int) -> str:
-    """Return the cgroup of a process, by its number on the machine."""
-    lines = slurm.run("cat", f"/proc/{pid}/cgroup").stdout.splitlines()
-    return next(line for line in lines if line.startswith("0::")).removeprefix("0::")
-
-
 def is_running(slurm: SlurmNode, pid: int) -> bool:
     """Return whether a process is there, by its number on the machine."""
     return slurm.run("kill", "-0", str(pid), check=False).returncode == 0
@@ -95,11 +81,6 @@ def is_reaped(slurm: SlurmNode, job: str) -> bool:
     """Let the reaper free what it can; return whether a job holds nothing."""
     slurm.node.gpulock("reap")
     return not slurm.held_by(job)
-
-
-def child_of(said: str) -> int:
-    """Return the process that a job has named."""
-    return int(said.partition("child=")[2].split()[0])
 
 
 def test_doctor_finds_no_fault(slurm: SlurmNode) -> None:
@@ -141,14 +122,14 @@ def test_a_job_without_gpus_opens_none(slurm: SlurmNode) -> None:
 
 def test_a_jobs_cgroup_is_in_the_scope_that_systemd_made(slurm: SlurmNode) -> None:
     job = slurm.submit(f"echo child=$$\n{waiting_for('go')}", "--gres=gpu:1")
-    path = cgroup_of(slurm, child_of(slurm.wait_said(job, "child=")))
+    path = cgroup_of(slurm.machine, child_of(slurm.wait_said(job, "child=")))
     top, scope, name, *_ = path.removeprefix("/").split("/")
     assert top == (SLICE if slurm.release >= HAS_SLICE else "system.slice")
     assert scope.endswith(SCOPE)
     assert slurm.machine.show(scope, "ActiveState") == "active"
     assert slurm.machine.show(scope, "Slice") == top
     assert (name == f"job_{job}") == (slurm.release < HAS_SLUIDS)
-    service = cgroup_of(slurm, slurm.node.main_pid(SLURMD))
+    service = cgroup_of(slurm.machine, slurm.node.main_pid(SLURMD))
     assert service.startswith(f"/system.slice/{SLURMD}")
     slurm.touch("go")
 
@@ -167,12 +148,12 @@ def test_a_job_lives_on_while_slurmd_is_started_again(slurm: SlurmNode) -> None:
     text = f"echo child=$$\n{waiting_for('again')}{slurm.probe}\necho over\n{waiting_for('go')}"
     job = slurm.submit(text, "--gres=gpu:3")
     pid = child_of(slurm.wait_said(job, "child="))
-    own, group = slurm.held_by(job), cgroup_of(slurm, pid)
+    own, group = slurm.held_by(job), cgroup_of(slurm.machine, pid)
     assert len(own) == 3
     for words in (("restart",), ("kill", "--signal=KILL"), ("stop",)):
         slurm.run("systemctl", *words, SLURMD)
         slurm.node.gpulock("reap")
-        assert (slurm.held_by(job), cgroup_of(slurm, pid)) == (own, group)
+        assert (slurm.held_by(job), cgroup_of(slurm.machine, pid)) == (own, group)
         slurm.restart(SLURMD)
         other = slurm.submit(f"{slurm.probe}\necho over\n{waiting_for('go')}", "--gres=gpu:1")
         opened = slurm.opens(slurm.wait_said(other, "over"))
@@ -267,18 +248,12 @@ def test_a_gpu_that_is_open_below_the_users_own_manager_stays_locked(slurm: Slur
 
     Stopped by: an empty cgroup ends no question, and each open file is asked for its device.
     """
-    slurm.run("systemctl", "start", f"user@{UID}.service")
-    slurm.machine.write("/srv/keep.py", KEEP)
-    leave = f"env -i PATH=$PATH XDG_RUNTIME_DIR=/run/user/{UID} systemd-run --user --scope --quiet"
-    keep = "unshare -Urm /usr/bin/python3 -IS /srv/keep.py $(cat card)"
-    text = f"{waiting_for('card')}{leave} {keep} >keep.out 2>&1 </dev/null &\necho child=$!\n"
-    job = slurm.submit(text + waiting_for("kept"), "--gres=gpu:1")
+    job = slurm.submit(leaving_with_its_gpu(slurm.machine), "--gres=gpu:1")
     (card,) = until(lambda: slurm.held_by(job) or None, what="a GPU for the job", why=slurm.logs)
     slurm.machine.write(f"{HOME}/card", card)
     pid = child_of(slurm.wait_said(job, "child="))
     assert slurm.wait_over(job) == "COMPLETED"
-    assert f"/user@{UID}.service/" in cgroup_of(slurm, pid)
-    assert "nvidia" not in slurm.machine.path(f"{HOME}/keep.out").read_text()
+    assert_left_with_its_gpu(slurm.machine, pid)
     assert not is_reaped(slurm, job)
     assert slurm.held_by(job) == {card}
     slurm.run("kill", "-KILL", str(pid))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A web configuration that is read again when it, or a certificate, changes.
 
-A thread of its own looks; requests go on by the old one until the new one is whole. A change
-that does not load changes nothing, and `last_reload_successful` says so.
+A thread of its own looks; requests go on by the old one until the new one is whole, and is written
+no more. A change that does not load changes nothing, and `last_reload_successful` says so.
 
 A TLS context goes as well once it keeps many sessions. TLS 1.2 without tickets has OpenSSL keep one
 for each client, 1 KiB, and Python has no switch for that. Until Python 3.13.0 it goes with its
@@ -22,6 +22,7 @@ from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
 
 LOOK_SECONDS = 2.0
 RETRY_SECONDS = 30.0  # what was wrong need not be in a file
+SETTLE_SECONDS = 0.2  # a file that is written in its place is empty first: no TLS and no passwords
 MOST_SESSIONS = 1000  # OpenSSL's own bound is 20,480, 20 MiB
 
 
@@ -57,6 +58,8 @@ class Reloader:
                 self._log(f"web configuration not reloaded, the old one stays: {error}")
             self._reason = str(error)
             return None
+        if self._stopped.wait(SETTLE_SECONDS) or self._files.changed():
+            return None  # the next look sees it whole
         if failed or seen.changed():
             self.settings = loaded
             self._tell([*notes, "reloaded"])

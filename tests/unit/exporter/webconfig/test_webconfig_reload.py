@@ -225,6 +225,26 @@ def test_a_server_serves_the_new_certificate_and_drops_no_request(config: Path) 
         reloader.stop()
 
 
+def test_a_file_that_is_being_written_in_its_place_opens_the_exporter_to_nobody(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editor empties it first, and an empty file is one without TLS and without passwords."""
+    reloader = Reloader(str(config), lambda _: None)
+    served = reloader.settings
+
+    def load_half(path: str, files: WebConfigFiles) -> tuple[WebSettings, list[str]]:
+        monkeypatch.setattr(reload, "load_web_config", load_web_config)
+        loaded = load_web_config(path, files)
+        config.write_text(TLS + NEWER)
+        return loaded
+
+    monkeypatch.setattr(reload, "load_web_config", load_half)
+    config.write_text("")
+    assert (reloader.look(), reloader.settings) == (None, served)
+    assert reloader.last_reload_successful
+    assert oldest(reloader.look()) is ssl.TLSVersion.TLSv1_3
+
+
 def test_a_pipe_in_place_of_a_file_does_not_hold_up_the_reload(config: Path) -> None:
     adopted: list[WebSettings] = []
     reloader = Reloader(str(config), lambda _: None)

@@ -51,9 +51,32 @@ os.umask(0o022)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let pass what hypothesis says of its own generator, on Python 3.14 and falsely."""
+    """Give hypothesis its one profile, where it runs: a lab of another Python has none.
+
+    What it says of its own generator on Python 3.14 is false, and passes.
+    """
     if sys.version_info >= (3, 14):
         config.addinivalue_line("filterwarnings", "ignore:It looks like `register_random`")
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        load_hypothesis_profile()
+
+
+def load_hypothesis_profile() -> None:
+    """Let one commit always try the same examples, however slow the machine; a soak tries others.
+
+    The phase that explains a failure is left out: it takes a minute.
+    """
+    from hypothesis import Phase, settings
+
+    settings.register_profile(
+        "gpulock",
+        deadline=None,
+        derandomize=os.environ.get("GPULOCK_SOAK") != "1",
+        database=None,
+        print_blob=True,
+        phases=[phase for phase in Phase if phase is not Phase.explain],
+    )
+    settings.load_profile("gpulock")
 
 
 def pytest_runtest_setup() -> None:

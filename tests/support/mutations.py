@@ -17,8 +17,6 @@ BATCHES, BATCH = 1000, 1000
 SHRINKS = 2000  # tries
 SEEDS = settings(
     max_examples=BATCHES,
-    deadline=None,
-    database=None,
     phases=(Phase.generate,),  # another seed is no smaller input: `shrink` makes one
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -24,7 +24,6 @@ from gpulock.node import devices
 from gpulock.node.devices import Device
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
-from tests.support.few import FEW
 
 Links = dict[tuple[str, str], int]
 
@@ -170,7 +169,6 @@ def shuffled_links(size: int, seed: int) -> tuple[list[Device], Links]:
 
 
 @pytest.mark.slow
-@FEW
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(0, 1000))
 def test_a_choice_is_a_subset_of_just_that_size_in_order_and_always_the_same(
     size: int, count: int, seed: int
@@ -182,7 +180,6 @@ def test_a_choice_is_a_subset_of_just_that_size_in_order_and_always_the_same(
     assert choose.choose_devices(list(free), count, dict(links)) == chosen
 
 
-@FEW
 @given(st.integers(2, EXACT), st.integers(1, EXACT), st.integers(0, 1000))
 def test_exact_is_the_best_of_all_sets_on_any_links(size: int, count: int, seed: int) -> None:
     free, links = shuffled_links(size, seed)

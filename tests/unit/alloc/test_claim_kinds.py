@@ -16,7 +16,6 @@ from gpulock.alloc.release import release_locks
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.devices import lock_ids_overlap
 from tests.support.claims import ask, ids, pick, refused
-from tests.support.few import FEW
 from tests.support.trees import Box, bus, judging, record, soon
 
 A100, H200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200"
@@ -210,7 +209,6 @@ REQUESTS = st.lists(
 
 @pytest.mark.slow
 @given(REQUESTS)
-@FEW
 def test_whatever_is_asked_for_no_card_is_whole_and_split_and_no_plain_job_gets_a_slice(
     asked: list[list[tuple[str, int]]],
 ) -> None:

@@ -22,7 +22,6 @@ from gpulock.node.sample import (
 )
 from gpulock.store import kv
 from tests.layers import HOT_STANDARD
-from tests.support.few import FEW
 from tests.support.trees import BOOT, OTHER_BOOT, bus
 
 NOW = 1000.0
@@ -149,7 +148,6 @@ def test_a_hook_can_afford_it() -> None:
 
 
 @pytest.mark.slow
-@FEW
 @given(st.text())
 def test_no_text_is_more_than_malformed(text: str) -> None:
     try:
@@ -159,7 +157,6 @@ def test_no_text_is_more_than_malformed(text: str) -> None:
     parse_sample(f"{SAMPLE_LINE}\n{text}", SAMPLE_LINE)
 
 
-@FEW
 @given(st.lists(st.sampled_from(["device", "token", "x", "busy", "=", "used=", "1,,2", "-1", "é"])))
 def test_parser_accepts_any_words(words: list[str]) -> None:
     parse_sample(f"{SAMPLE_LINE}\n{' '.join(words)}\n{'='.join(words)}", SAMPLE_LINE)

@@ -25,7 +25,6 @@ from gpulock.report.bars import (
 )
 from gpulock.report.claims import ReportedClaim, UseTimeline, parse_reported_claim
 from gpulock.report.text import format_job_report, select_last_run
-from tests.support.few import FEW
 from tests.support.trees import bus
 
 GIB = 1 << 30
@@ -175,7 +174,6 @@ def test_several_runs_are_told_one_after_another_and_the_advice_is_of_the_last()
     count=st.integers(1, 16),
     text=st.text(max_size=300),
 )
-@FEW
 @pytest.mark.slow
 def test_no_line_is_wider_than_80_columns(
     use: float, held: float, seen: float, count: int, text: str
@@ -362,7 +360,6 @@ def test_a_record_is_believed_as_far_as_it_can_be() -> None:
         max_leaves=20,
     )
 )
-@FEW
 def test_no_json_breaks_a_report(found: object) -> None:
     base = record(card(0))
     if isinstance(found, dict):

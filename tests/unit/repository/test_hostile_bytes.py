@@ -59,7 +59,6 @@ from gpulock.workstation.wire import (
     parse_request,
 )
 from tests.layers import HOT, WARM
-from tests.support.few import FEW
 from tests.support.mutations import WORDS, mixed, try_a_million
 from tests.support.ocs_jobs import DATA, REAL
 from tests.support.slurm_site import gres_count
@@ -383,7 +382,7 @@ def test_any_bytes_are_a_value_or_the_documented_error(
 ) -> None:
     folder, parser = tmp_path_factory.mktemp("bytes"), PARSERS[name]
 
-    @settings(FEW, max_examples=20)
+    @settings(max_examples=20)
     @given(st.binary() | st.text().map(str.encode) | st.randoms(use_true_random=False))
     def check(given_: bytes | random.Random) -> None:
         data = given_ if isinstance(given_, bytes) else mixed(parser.samples, given_)

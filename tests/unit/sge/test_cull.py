@@ -14,7 +14,6 @@ from gpulock.sge import cull
 from gpulock.sge.cull import LayoutError, SgeJob, parse_cull_job
 from gpulock.simulate import execd
 from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
-from tests.support.few import FEW
 from tests.support.mutations import flip_bits
 
 REAL = Path(__file__).parents[2] / "support/data/sge-8.1.9"
@@ -47,7 +46,6 @@ def test_the_real_samples_say_what_was_asked_for() -> None:
     assert (array.number, array.requests) == (5, [("gpu", 1.0, 1)])
 
 
-@FEW
 @given(st.sampled_from(SAMPLES), st.data())
 def test_flipped_bits_are_survived(sample: bytes, data: st.DataObject) -> None:
     survives(flip_bits(sample, data))
@@ -72,7 +70,6 @@ def test_a_file_cut_short_is_never_a_smaller_request(sample: bytes) -> None:
             continue
 
 
-@FEW
 @given(st.binary(max_size=400))
 def test_any_bytes_are_survived(data: bytes) -> None:
     survives(data)

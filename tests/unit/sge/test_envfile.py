@@ -16,7 +16,6 @@ from gpulock.job import environment
 from gpulock.node.settings import Settings
 from gpulock.sge import spool
 from tests.support.faults import disk_full
-from tests.support.few import FEW
 from tests.support.jobs import Site
 
 DROP = environment.grant_variable_names(("SGE_GPU",))
@@ -127,7 +126,6 @@ def test_without_a_driver_set_the_bind_lists_are_not_touched() -> None:
 TEXTS = st.lists(st.text(st.characters(exclude_characters="\n="), min_size=1, max_size=40))
 
 
-@FEW
 @given(TEXTS)
 def test_every_other_line_is_kept_in_its_order(lines: list[str]) -> None:
     kept = [f"{line}={line}=" for line in lines if line not in DROP]

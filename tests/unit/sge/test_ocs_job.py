@@ -15,7 +15,6 @@ from gpulock.sge.granted import count_granted_gpus, list_other_hosts
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.sge.ocs_job import parse_ocs_job
 from tests.support import ocs_jobs
-from tests.support.few import FEW
 from tests.support.jobs import Site, gpus, variables
 from tests.support.mutations import flip_bits
 from tests.support.ocs_jobs import HOST, JOB, JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
@@ -97,7 +96,6 @@ def test_another_version_is_refused(version: int) -> None:
         parse_ocs_job(REAL[12][:4] + version.to_bytes(4, "big") + REAL[12][8:])
 
 
-@FEW
 @given(st.sampled_from(SAMPLES), st.data())
 def test_flipped_bits_are_survived(sample: bytes, data: st.DataObject) -> None:
     survives(flip_bits(sample, data))
@@ -112,7 +110,6 @@ def test_every_single_byte_may_be_wrong(number: int) -> None:
             survives(sample[:at] + bytes([value]) + sample[at + 1 :])
 
 
-@FEW
 @given(st.binary(max_size=400))
 def test_any_bytes_are_survived(data: bytes) -> None:
     survives(data)

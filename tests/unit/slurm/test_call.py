@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from gpulock.errors import UNKNOWN
 from gpulock.slurm.call import SlurmHookCall, expand_gpu_list
 from gpulock.store import owner
-from tests.support.few import FEW
 from tests.support.slurm_site import UID, Site, refusal
 from tests.support.trees import BOOT, HOST_NS
 
@@ -172,7 +171,6 @@ def test_a_variable_that_is_there_and_empty_is_refused(site: Site) -> None:
     assert refusal(site.call(gpus="").positions).kind == UNKNOWN
 
 
-@FEW
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 9)), min_size=1, max_size=9))
 def test_ranges_mean_what_they_span(spans: list[tuple[int, int]]) -> None:
     text = ",".join(f"{first}-{first + more}" if more else str(first) for first, more in spans)

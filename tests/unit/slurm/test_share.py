@@ -16,7 +16,6 @@ from gpulock.node.settings import Settings
 from gpulock.slurm import share
 from gpulock.slurm.note import TaskNote
 from gpulock.slurm.share import Task
-from tests.support.few import FEW
 from tests.support.slurm_site import UID, refusal
 from tests.support.trees import bus
 
@@ -272,7 +271,6 @@ def test_what_slurm_bound_to_a_task_is_not_split_again(
     assert ours(["0", "1", "2", "3"], told, SLURM_SPLIT_TASKS="yes") == (expected, None)
 
 
-@FEW
 @given(st.integers(1, 16), st.integers(1, 16))
 def test_shares_are_even_disjoint_and_cover_all(count: int, ranks: int) -> None:
     shares = [split(count, rank, ranks) for rank in range(ranks)]

@@ -13,7 +13,6 @@ from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.slurm.request import MOST
 from gpulock.slurm.scontrol import FIELDS, WIDTH, parse_squeue_row
 from gpulock.slurm.steps import parse_stepd_title
-from tests.support.few import FEW
 from tests.support.mutations import try_a_million
 from tests.support.slurm_site import RUN, Site, gres_count
 
@@ -54,19 +53,16 @@ def test_a_row_of_squeues_has_no_field_of_the_users() -> None:
     assert len(str(1 << 64)) < WIDTH
 
 
-@FEW
 @given(TEXTS)
 def test_any_text_is_a_count_or_an_invalid_request(text: str) -> None:
     count(text)
 
 
-@FEW
 @given(st.one_of(st.binary(max_size=80), st.binary(max_size=20).map(b"slurmstepd: [1".__add__)))
 def test_any_title_is_a_step_or_none(data: bytes) -> None:
     title(data)
 
 
-@FEW
 @given(TEXTS)
 def test_any_line_is_a_row(text: str) -> None:
     row(text)
@@ -98,7 +94,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["gpus", "comment"])
-@FEW
 @given(values=st.fixed_dictionaries({}, optional=dict.fromkeys(OWNERS, TEXTS)))
 def test_no_value_of_the_owners_fails_prolog_or_epilog(
     site: Site, way: str, values: dict[str, str]

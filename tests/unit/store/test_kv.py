@@ -8,19 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.store import kv
-from tests.support.few import FEW
 
 VALUES = st.text().filter(kv.is_single_line)
 KEYS = st.text(min_size=1).filter(lambda key: kv.is_single_line(key) and "=" not in key)
 
 
-@FEW
 @given(st.dictionaries(KEYS, VALUES))
 def test_what_is_encoded_is_decoded_again(pairs: dict[str, str]) -> None:
     assert kv.decode_pairs(kv.encode_pairs(list(pairs.items()))) == pairs
 
 
-@FEW
 @given(st.text())
 def test_any_text_is_either_pairs_or_malformed(text: str) -> None:
     try:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gpulock.store import kv, owner
 from gpulock.store.owner import FIELDS, LIST, NUMBER, REAL, TEXT, Owner
-from tests.support.few import FEW
 from tests.support.trees import BOOT, bus, record
 
 WORDS = st.text(alphabet=st.characters(codec="utf-8"), min_size=1).filter(kv.is_single_line)
@@ -29,13 +28,11 @@ def fields(one: Owner) -> dict[str, object]:
 
 
 @pytest.mark.slow
-@FEW
 @given(ANY)
 def test_every_record_reads_back_as_it_was_written(values: dict[str, object]) -> None:
     assert fields(owner.parse_owner(owner.encode_owner(Owner(**values)))) == values
 
 
-@FEW
 @given(st.text())
 def test_any_text_is_either_a_record_or_malformed(text: str) -> None:
     for candidate in (text, f"{owner.VERSION_LINE}\n{text}"):

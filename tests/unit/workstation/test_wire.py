@@ -21,7 +21,6 @@ from gpulock.workstation.wire import (
     parse_reply,
     parse_request,
 )
-from tests.support.few import FEW
 from tests.support.trees import bus
 
 
@@ -43,7 +42,6 @@ def test_a_request_is_read_as_it_was_written(request_: SocketRequest) -> None:
 
 
 @given(st.text(), st.text(), st.integers(0, 10**6))
-@FEW
 def test_a_reply_is_one_message_whatever_it_says(why: str, do: str, before: int) -> None:
     found = parse_reply(encode_reply(SocketReply(WAITING, before=before, why=why, do=do)))
     assert (found.state, found.before) == (WAITING, before)
@@ -86,7 +84,6 @@ def test_anything_else_is_no_request(data: bytes) -> None:
 
 
 @given(st.binary(max_size=300))
-@FEW
 def test_garbage_is_a_value_error_and_nothing_worse(data: bytes) -> None:
     with pytest.raises(ValueError):
         parse_request(data)

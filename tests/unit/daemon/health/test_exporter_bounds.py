@@ -45,7 +45,6 @@ from gpulock.node import sample
 from gpulock.node.devices import Device, apply_nvml_inventory, nvlink_counts
 from gpulock.node.settings import Settings
 from gpulock.store import kv
-from tests.support.few import FEW
 from tests.support.health_site import Ward
 from tests.support.mutations import try_a_million
 from tests.support.pairs import zip_equal
@@ -226,7 +225,6 @@ def holds_of_devices(found: list[Device]) -> None:
 
 @pytest.mark.attack
 @pytest.mark.slow
-@FEW
 @given(INVENTORIES)
 def test_whatever_an_inventory_says_the_driver_decides(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]
@@ -324,7 +322,7 @@ def believe(lines: list[str]) -> None:
 
 @pytest.mark.attack
 @pytest.mark.slow
-@settings(FEW, max_examples=300)
+@settings(max_examples=300)
 @given(LINES)
 def test_whatever_a_sample_says_root_believes_no_more_than_it_knows(lines: list[str]) -> None:
     """Tried: any sample of the exporter's user.

@@ -34,7 +34,6 @@ from gpulock.daemon.health.state import HealthState
 from gpulock.node import sample
 from gpulock.node.devices import Device
 from gpulock.store import kv
-from tests.support.few import FEW
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus
 
 NOW = CardStartIds(BOOT, "7", "9")
@@ -170,7 +169,6 @@ def test_comebacks_are_remembered_for_a_day(tmp_path: Path) -> None:
     assert state.read_comebacks(node, 1e6) == {bus(0): [], bus(1): []}
 
 
-@FEW
 @given(
     st.lists(
         st.tuples(

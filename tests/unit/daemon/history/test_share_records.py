@@ -20,7 +20,6 @@ from gpulock.report.bars import ASCII
 from gpulock.report.claims import ReportedClaim, parse_reported_claim
 from gpulock.report.js1 import PREFIX, make_jobstats_comment
 from gpulock.report.text import format_claim_heading, format_claim_times, report_device_cells
-from tests.support.few import FEW
 from tests.support.trees import BOOT, bus, record
 
 DAY = 86400.0
@@ -68,7 +67,7 @@ def share_record(device: str, stay: Stay, **told: float) -> dict[str, Any]:
     return build_history_record(parts, advice, {}, standing=True)
 
 
-@settings(FEW, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(stays(), min_size=1, max_size=3),
     st.sampled_from((0.0, 0.5, 1.0, 9.0)),

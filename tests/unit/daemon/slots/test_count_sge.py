@@ -22,7 +22,6 @@ from gpulock.daemon.slots.sge import (
     parse_quarantined_counts,
 )
 from gpulock.node.settings import Settings
-from tests.support.few import FEW
 from tests.support.journal import HeardJournal
 from tests.support.trees import Box
 
@@ -279,7 +278,6 @@ def test_the_next_round_recovers_from_a_kill_between_any_two_steps(
     assert sge.load_lowered_counts(str(box.state)) == {}
 
 
-@FEW
 @given(
     st.lists(
         st.tuples(

@@ -21,7 +21,6 @@ from gpulock.daemon.slots.rsmap import (
 from gpulock.daemon.slots.sge import SgeSlotSync
 from gpulock.sge import card_map
 from gpulock.store import quarantine
-from tests.support.few import FEW
 from tests.support.journal import HeardJournal
 from tests.support.trees import Box, bus
 
@@ -239,7 +238,6 @@ def test_a_map_that_cannot_be_read_changes_nothing(site: Site) -> None:
 IDS = st.frozensets(st.sampled_from(["GPU1", "GPU2", "GPU3", "GPU4"]))
 
 
-@FEW
 @given(st.lists(IDS, min_size=1, max_size=5))
 def test_any_changes_of_service_end_where_they_began(steps: list[frozenset[str]]) -> None:
     value, note = NAMED, None

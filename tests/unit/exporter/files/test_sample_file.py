@@ -17,7 +17,7 @@ from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.state.collector_state import ExporterMemory
 from gpulock_exporter.state.job_cgroups import HostUsage
 from gpulock_exporter.telemetry import DeviceTelemetry, Process, Xid
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.node import sample
@@ -25,7 +25,6 @@ from gpulock.node.sample import SAMPLE_LINE, parse_sample
 from gpulock.store import atomic
 from tests.support.exporter_nodes import Node, card, facts, full_card, lock, uuid
 from tests.support.faults import disk_full
-from tests.support.few import FEW
 from tests.support.trees import BOOT, OTHER_BOOT, FakeProc, bus
 
 A = "aaaaaaaaaaaaaaaa"
@@ -264,7 +263,6 @@ def device(about: dict[str, Any]) -> DeviceTelemetry:
 
 
 @pytest.mark.slow
-@settings(FEW, phases=(Phase.generate, Phase.shrink))  # to explain a failure takes a minute
 @given(TICKS, st.randoms(use_true_random=False))
 def test_no_frames_and_no_restarts_make_a_counter_fall(
     ticks: list[tuple[list[dict[str, Any]], float, bool, str]], chance: random.Random

@@ -38,7 +38,6 @@ from tests.support.exporter_nodes import (
     lock,
     uuid,
 )
-from tests.support.few import FEW
 from tests.support.trees import FakeProc, bus
 
 DATA = Path(__file__).parents[3] / "support/data/exporter"
@@ -230,7 +229,6 @@ def test_only_what_was_asked_for_by_name_is_written(
         assert {key[0] for key in flat(parse(text))} == expected
 
 
-@FEW
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, math.nan]), max_size=3), max_size=4))
 def test_texts_that_are_kept_are_those_of_now(moments: list[list[float]]) -> None:
     for openmetrics in (False, True):
@@ -288,7 +286,6 @@ def test_a_value_of_a_label_can_be_written(value: str, expected: str) -> None:
     assert clean_label(value) == expected
 
 
-@FEW
 @given(
     st.text(st.characters(exclude_categories=()), max_size=40),
     st.floats(allow_nan=False, allow_infinity=False),

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.node.sample import BUCKETS
-from tests.support.few import FEW
 
 
 def filled(seconds: int, use: float = 0.5) -> Buckets:
@@ -87,7 +86,6 @@ def test_more_use_than_was_observed_is_cut() -> None:
     assert restore_buckets(0.0, 1.0, (5000, 1), (1000,) * 100).used == [1.0, 0.001]
 
 
-@FEW
 @given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1), st.floats(0, 300)), max_size=60))
 def test_nothing_is_lost_in_any_order_of_looks(
     looks: list[tuple[float, float, float]],
@@ -102,7 +100,6 @@ def test_nothing_is_lost_in_any_order_of_looks(
     assert len(buckets.used) == len(buckets.covered) <= BUCKETS
 
 
-@FEW
 @given(st.lists(st.tuples(st.floats(0, 200), st.floats(0, 1), st.floats(0, 90), st.booleans())))
 def test_buckets_are_written_as_they_stand_whenever_that_is(
     looks: list[tuple[float, float, float, bool]],

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.exporter_nodes import Node, card, full_card, instance, uuid
-from tests.support.few import FEW
 from tests.support.trees import bus
 
 
@@ -219,7 +218,6 @@ def test_frames_that_waited_are_of_the_time_they_were_made() -> None:
     assert of(node).observed == 3.0
 
 
-@FEW
 @given(
     st.lists(
         st.tuples(

@@ -19,8 +19,6 @@ from gpulock_exporter.state.monotonic import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.few import FEW
-
 ENERGY, NVLINK, REASON = KINDS["energy"], KINDS["nvlink_transmit"], KINDS["reason"]
 BOOTED = 100.0  # boottime of the first reading
 
@@ -148,7 +146,6 @@ GARBAGE = st.one_of(
 )
 
 
-@FEW
 @given(st.sampled_from(sorted(KINDS)), st.lists(st.tuples(GARBAGE, st.floats(0, 1e4)), max_size=40))
 def test_no_readings_make_a_counter_fall_or_run_faster_than_it_can(
     name: str, readings: list[tuple[float, float]]
@@ -169,7 +166,6 @@ def test_no_readings_make_a_counter_fall_or_run_faster_than_it_can(
         assert total - begun[1] <= room * 1.001
 
 
-@FEW
 @given(
     st.lists(st.integers(0, 4000), min_size=3, max_size=40),
     st.dictionaries(st.integers(1, 38), st.sampled_from([2**64 - 1, 2**50, math.nan]), max_size=5),
@@ -186,7 +182,6 @@ def test_garbage_between_sound_readings_costs_nothing(
     assert counter.total == true
 
 
-@FEW
 @given(st.lists(st.sampled_from((100.0, 100.0, 150.0, 90.0, 9e15, math.nan)), min_size=1))
 def test_a_counter_is_written_as_it_stands_whenever_that_is(values: list[float]) -> None:
     counter = MonotonicCounter()

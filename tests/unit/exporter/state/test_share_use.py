@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.exporter_nodes import GIB, Node, card, facts, lock
-from tests.support.few import FEW
 from tests.support.trees import FakeProc, bus
 
 A, B = "a" * 16, "b" * 16
@@ -184,7 +183,7 @@ USES = st.dictionaries(
 )
 
 
-@settings(FEW, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.none() | USES, st.floats(0, 1)), max_size=8))
 def test_no_claim_works_more_than_its_card(
     tmp_path_factory: pytest.TempPathFactory, looks: list[tuple[dict[str, float] | None, float]]

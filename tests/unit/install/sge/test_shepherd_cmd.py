@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from gpulock.install.hooks import render_hooks
 from gpulock.sge.prolog import LAUNCHER_MARKER
-from tests.support.few import FEW
 
 pytestmark = pytest.mark.slow  # a shell each
 
@@ -234,7 +233,7 @@ def tried(launcher: Path, folder: Path, key: str, text: str) -> None:
     assert told == {name: value for name, value in after.items() if name.decode() not in USERS}
 
 
-@settings(FEW, max_examples=30)
+@settings(max_examples=30)
 @given(key=st.sampled_from(sorted(USERS)), text=INSERTED)
 def test_a_users_text_is_refused_or_changes_no_line_but_its_own(
     launcher: Path, tmp_path_factory: pytest.TempPathFactory, key: str, text: str
@@ -244,7 +243,7 @@ def test_a_users_text_is_refused_or_changes_no_line_but_its_own(
 
 @pytest.mark.soak
 @pytest.mark.timeout(14_400)
-@settings(FEW, max_examples=20_000)
+@settings(max_examples=20_000)
 @given(key=st.sampled_from(sorted(USERS)), text=INSERTED)
 def test_no_text_of_a_user_in_thousands_changes_another_line(
     launcher: Path, tmp_path_factory: pytest.TempPathFactory, key: str, text: str

@@ -200,7 +200,7 @@ def test_a_failure_is_told_by_its_shortest_schedule(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock_is_taken_where_it_is(monkeypatch, site)
-    explorer = Explorer(site, CASTS["gpulockd_and_reap"])
+    explorer = Explorer(site, CASTS["two_jobs"])
     with pytest.raises(WorldError) as caught:
         for seed in range(1, MOST):
             explorer.sample(seed)

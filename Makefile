@@ -20,7 +20,7 @@ AS_ROOT := $(filter 0,$(shell id -u))
 # The quick unit tests go to a process for each core, file by file: every worker of xdist would collect them all.
 CORES := $(shell nproc)
 PARTS := $(addprefix unit-,$(shell seq $(CORES)))
-CHECKS := $(PARTS) mypy lint format-check world-5
+CHECKS := $(PARTS) mypy lint format-check world-200
 # A step of tests/steps.py, by the start of its name. As root all of it is in a private root (tests/root).
 RUN := python3 -m tests.run
 ENTER = tests/root/enter.sh $(or $(ROOT),labs)
@@ -65,8 +65,8 @@ slow: $(DEV)  ## the slow unit tests: many processes, installations
 	@$(FAST) $(STEP) "slow tests" $(PYTEST) -n auto -m "slow and not soak" tests/unit
 
 world-%: $(DEV)
-	@GPULOCK_WORLD_SECONDS=$* GPULOCK_WORLD_SEED=$(or $(SEED),1) $(FAST) $(STEP) "world $* s" \
-	    $(PYTEST) -m "$(if $(filter 5,$*),not slow,not soak)" tests/world
+	@GPULOCK_WORLD_SCHEDULES=$* GPULOCK_WORLD_SEED=$(SEED) $(FAST) $(STEP) "world $*" \
+	    $(PYTEST) -m "$(if $(filter 200,$*),not slow,not soak)" tests/world
 world: $(DEV)  ## the real code in a deterministic world: SCHEDULES=10000 SEED=1 (as printed) WORDS='-k slurm'
 	@GPULOCK_WORLD_SCHEDULES=$(or $(SCHEDULES),10000) GPULOCK_WORLD_SEED=$(SEED) \
 	    $(FAST) $(PYTEST) -n auto --timeout 0 $(WORDS) tests/world

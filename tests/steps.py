@@ -68,7 +68,10 @@ TEST = (
         90,
         is_busy=False,
     ),
-    Step("world", pytest("-m", "not soak", "tests/world"), 60),
+    Step(
+        *("world", pytest("-m", "not soak", "tests/world"), 60),
+        env=(("GPULOCK_WORLD_SCHEDULES", "1200"),),
+    ),
     Step(
         "sweep",
         pytest("-m", "sweep", "--timeout", "1500", "tests/sweep"),

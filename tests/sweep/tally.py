@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
-import random
 from collections import Counter
+from functools import cached_property
+
+from tests.support.seeds import chosen_seed
 
 EVERY = 48  # of the points, in the sampled form: a minute on two idle cores
 WHOLE = os.environ.get("GPULOCK_SOAK") == "1" or os.environ.get("FULL") == "1"
@@ -22,8 +24,11 @@ class Tally:
         self.leftovers: Counter[str] = Counter()
         self._order: Counter[tuple[str, str, bool]] = Counter()
         self.every = 1 if WHOLE else int(os.environ.get("GPULOCK_SWEEP_SAMPLE", EVERY))
-        given = os.environ.get("GPULOCK_SWEEP_SEED")
-        self.seed = int(given) if given else random.randrange(self.every * 100)
+
+    @cached_property
+    def seed(self) -> int:
+        """Return which points are tried: others at each commit, the same in each run of one."""
+        return chosen_seed("GPULOCK_SWEEP_SEED")
 
     def is_drawn(self, case: str, kind: str, near: bool, thin: int = 1) -> bool:
         """Count one more point that exists; return whether the sample has it.

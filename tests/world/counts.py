@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tests.support.seeds import chosen_seed
+
 SCHEDULES: Counter[str] = Counter()
 SPENT: Counter[str] = Counter()
 
@@ -16,4 +18,5 @@ def world_lines() -> list[str]:
         return []
     parts = ", ".join(f"{number} {how}" for how, number in sorted(SCHEDULES.items()))
     rate = count / max(sum(SPENT.values()) / 1e6, 0.001)
-    return [f"world: {count} schedules, {rate:.0f} a second of one core ({parts})"]
+    seed = chosen_seed("GPULOCK_WORLD_SEED")
+    return [f"world: {count} schedules from SEED={seed}, {rate:.0f} a second of one core ({parts})"]

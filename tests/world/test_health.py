@@ -13,7 +13,7 @@ from tests.world.health import HEALTH_CASTS, HEALTH_POINTS
 from tests.world.play import check_each_call, find_planted_fault, sample_schedules
 from tests.world.site import Site
 
-PART = 0.15  # of the time of the other schedules, beside it
+PART = 0.15  # of as many as the other schedules, beside them
 
 
 @pytest.mark.parametrize("name", HEALTH_CASTS)

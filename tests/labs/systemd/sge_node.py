@@ -129,10 +129,3 @@ class SgeNode:
         files = f"{ROOT}/spool/*/messages {HOME}/*.out"
         said = self.run("sh", "-c", f"tail -n 25 {files}", check=False).stdout
         return said + self.client("qstat", "-f", "-explain", "aAE", "-u", "*", check=False)
-
-
-def install_grid_engine() -> None:
-    """Have Grid Engine, and the bus by which a process asks systemd for a scope, here."""
-    if os.geteuid() != 0:
-        raise LabError("systemd and Grid Engine need root")
-    install.install()

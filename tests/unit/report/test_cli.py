@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import random
 import subprocess
 import time
 from pathlib import Path
@@ -225,7 +226,7 @@ def test_a_hostile_file_is_left_out_and_told(desk: Desk, shared: Path, kind: str
         with bad.open("wb") as file:
             file.truncate(1 << 40)
     elif kind == "garbage":
-        bad.write_bytes(os.urandom(1000))
+        bad.write_bytes(random.Random(0).randbytes(1000))
     elif kind == "nested":
         bad.write_text("[" * 200_000)
     else:

@@ -27,6 +27,7 @@ from gpulock.node.devices import Device
 from gpulock.store import quarantine
 from gpulock.store.checks import COMMAND, read_card_checks
 from tests.support.health_site import ROUND, Ward
+from tests.support.seeds import chosen_seed
 from tests.support.trees import BOOT, bus, judge_of, judging, record, soon
 
 CARDS, HALF = 8, 4
@@ -236,6 +237,6 @@ def test_no_job_gets_a_sick_gpu_and_a_sound_one_comes_back(
 def test_of_ten_thousand_faults_none_reaches_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, commanded: bool
 ) -> None:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = chosen_seed("GPULOCK_SEED")
+    print(f"GPULOCK_SEED={seed}")
     Faults(tmp_path, monkeypatch, seed, commanded=commanded).play(5_000)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import random
 import time
 from pathlib import Path
 
@@ -216,7 +217,7 @@ def test_a_hostile_last_word_costs_its_numbers_and_nothing_else(site: Ended, kin
     elif kind == "foreign":
         path.write_bytes(b"gpulock-finished 2\n" + text)
     elif kind == "binary":
-        path.write_bytes(os.urandom(10_000))
+        path.write_bytes(random.Random(0).randbytes(10_000))
     assert site.write() == 1
     assert site.records()[0]["busy_seconds"] is None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,13 @@ from gpulock.install import versions
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor import sge as doctor_sge
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
-from gpulock.install.sge import site
+from gpulock.install.sge import programs as sge_programs
+from gpulock.install.sge import qconf, site
 from gpulock.install.sge.install import SgeOptions
 from gpulock.install.sge.texts import queue_hook_command
 from gpulock.install.uninstall import Uninstaller
 from gpulock.simulate.node import write_simulated_node
+from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
 
 RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
 FAKE = Path(__file__).parent / "fake_qconf.py"
@@ -106,7 +107,7 @@ class Site:
     def set_attribute(self, hook: str, value: str) -> None:
         """Set a hook for this host, as an administrator does."""
         words = [str(self.root / "sge/qconf"), "-rattr", "queue", hook, value, "gpu.q@node1"]
-        subprocess.run(words, check=True, timeout=20)
+        run_or_play(words, 20, os.environ, check=True)
 
     def restart_execd(self) -> None:
         """Have execd read the configuration that its host has now."""
@@ -138,6 +139,8 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     execd = SchedulerDaemon(os.getpid(), 1, os.geteuid(), program, spool, (), env)
     for module in (site, doctor_sge):
         patch.setattr(module, "find_execds", lambda: [execd])
+    play_fakes_in_process(patch, sge_programs, qconf)
+    compile_no_library(patch)
     patch.setattr(versions, "self_test_sge_hooks", ignore)  # ten processes; has its own test
     # by this machine's own limits; has its own tests
     patch.setattr(doctor_sge, "check_process_room", find_nothing)

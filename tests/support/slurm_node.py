@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,12 @@ from gpulock.install import versions
 from gpulock.install.doctor import slurm as doctor_slurm
 from gpulock.install.hooks import HookPaths
 from gpulock.install.planner import InstallPlan
-from gpulock.install.slurm import install, renew_map, uninstall
+from gpulock.install.slurm import install, renew_map, site, uninstall
 from gpulock.install.slurm.install import SlurmOptions, plan_slurm
 from gpulock.install.slurm.site import Slurmd
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
+from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
 from tests.support.install_site import ignore
 
 RECORDED = Path(__file__).parent / "data/slurm-22.05"
@@ -134,7 +134,7 @@ class SlurmNode:
         """Put slurm.conf in force."""
         scontrol = self.root / "slurm/bin/scontrol"
         env = {**os.environ, "SLURM_CONF": str(self.conf)}
-        subprocess.run([scontrol, "reconfigure"], env=env, check=True, timeout=20)
+        run_or_play([scontrol, "reconfigure"], 20, env, check=True)
 
     def put_hooks(self) -> None:
         """Put all that the installer asks for into slurm.conf."""
@@ -191,6 +191,8 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
     slurmd = Slurmd(os.getpid(), programs / "sbin/slurmd", str(conf), NODE)
     for module in (install, uninstall, doctor_slurm, renew_map):
         patch.setattr(module, "find_slurmds", lambda: [slurmd])
+    play_fakes_in_process(patch, site)
+    compile_no_library(patch)
     # A dozen processes; they have their own tests.
     patch.setattr(versions, "self_test_sge_hooks", ignore)
     for module in (install, doctor_slurm):

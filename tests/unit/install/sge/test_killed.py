@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import functools
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpulock.install import hooks, versions
 from gpulock.install.sge.install import plan_sge
-from gpulock.install.sge.qconf import Qconf, QconfError
+from gpulock.install.sge.qconf import Qconf
 from gpulock.install.sge.uninstall import SgeUninstaller
-from tests.support import fake_qconf
 from tests.support.install_site import Site, ignore, make_site
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite, Left
 
@@ -25,23 +23,17 @@ class KilledSge(KilledSite):
 
     def __init__(self, site: Site, patch: pytest.MonkeyPatch) -> None:
         self.site = site
-        patch.setattr(fake_qconf, "HERE", str(site.root / "sge"))
-        patch.setattr(Qconf, "run", self._run)
-        patch.setattr(hooks, "_compile_library", ignore)  # two programs, which take a second
-        probe = functools.cache(hooks.probe_interpreter)
-        for module in (hooks, versions):
-            patch.setattr(module, "probe_interpreter", probe)
+        run = Qconf.run
+
+        def counted(qconf: Qconf, program: str, *args: str, **who: Any) -> str:
+            """Be a client of Grid Engine, which does its work or does not."""
+            shows = program != "qconf" or args[0].startswith("-s")
+            with nullcontext() if shows else self.one_call(args[0]):
+                return run(qconf, program, *args, **who)
+
+        patch.setattr(Qconf, "run", counted)
         (site.root / "profile.d").mkdir()
         super().__init__(site.root)
-
-    def _run(self, program: str, *args: str) -> str:
-        """Be a client of Grid Engine, which does its work or does not."""
-        shows = program != "qconf" or args[0].startswith("-s")
-        with nullcontext() if shows else self.one_call(args[0]):
-            try:
-                return f"{fake_qconf.main([program, *args])}\n"
-            except SystemExit as fault:
-                raise QconfError(str(fault)) from None
 
     def apply(self) -> None:
         plan_sge(self.site.options()).apply(ignore)

@@ -6,23 +6,19 @@ slurm.conf is the site's: an administrator takes the lines out, before the hooks
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import io
 import os
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpulock.install import hooks, versions
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.spank import SpankPlugin
 from gpulock.install.slurm.uninstall import SlurmUninstaller
 from gpulock.install.slurm.write_conf import BEGIN
-from tests.support import fake_slurm
 from tests.support.install_site import ignore
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite
 from tests.support.slurm_node import SlurmNode
@@ -46,12 +42,16 @@ class KilledSlurm(KilledSite):
 
     def __init__(self, node: SlurmNode, patch: pytest.MonkeyPatch) -> None:
         self.node = node
-        patch.setattr(fake_slurm, "HERE", str(node.root / "slurm"))
-        patch.setattr(SlurmSite, "run_client", self._run)
-        patch.setattr(hooks, "_compile_library", ignore)  # two programs, which take a second
-        probe = functools.cache(hooks.probe_interpreter)
-        for module in (hooks, versions):
-            patch.setattr(module, "probe_interpreter", probe)
+        run_client = SlurmSite.run_client
+
+        def counted(
+            site: SlurmSite, command: list[str | Path], *how: Any, **who: Any
+        ) -> subprocess.CompletedProcess[str]:
+            """Be a program of Slurm's, which does its work or does not."""
+            with self.one_call("reconfigure") if "reconfigure" in command else nullcontext():
+                return run_client(site, command, *how, **who)
+
+        patch.setattr(SlurmSite, "run_client", counted)
         patch.setenv("SLURM_CONF", str(node.conf))
         patch.setattr(SpankPlugin, "_compile", write_plugin)  # a second, likewise
         # each try begins with files laid out anew, which are other versions
@@ -61,21 +61,6 @@ class KilledSlurm(KilledSite):
         if os.geteuid() == 0:
             os.chown(node.conf, SLURM, -1)
         super().__init__(node.root)
-
-    def _run(
-        self, command: list[str | Path], *_: object, **__: Any
-    ) -> subprocess.CompletedProcess[str]:
-        """Be a program of Slurm's, which does its work or does not."""
-        name, *words = [os.path.basename(str(command[0])), *map(str, command[1:])]
-        play = fake_slurm.scontrol if name == "scontrol" else fake_slurm.slurmd
-        out, errors = io.StringIO(), io.StringIO()
-        with contextlib.ExitStack() as stack:
-            if words == ["reconfigure"]:
-                stack.enter_context(self.one_call("reconfigure"))
-            stack.enter_context(contextlib.redirect_stdout(out))
-            stack.enter_context(contextlib.redirect_stderr(errors))
-            code = play(words)
-        return subprocess.CompletedProcess(command, code, out.getvalue(), errors.getvalue())
 
     def apply(self) -> None:
         self.node.plan(write_conf=True, spank=True).apply(ignore)
@@ -91,7 +76,7 @@ def edit_by_hand(node: SlurmNode) -> None:
     with node.conf.open("r+") as file:
         file.write(left)
         file.truncate()
-    fake_slurm.reconfigure()
+    node.reconfigure()
 
 
 @pytest.fixture

@@ -45,7 +45,8 @@ pytestmark = pytest.mark.slow
 GPUS, MOST = 8, 4
 PLACES = 6  # more locks than GPUs, where three of them have 10 places
 BOLD = 0.02  # how often a worker asks although it sees that too few are free
-SOAK = pytest.mark.soak
+GIANT = pytest.mark.giant
+SOAK = [pytest.mark.soak, pytest.mark.timeout(600)]
 FORK = get_context("fork")
 
 
@@ -189,7 +190,8 @@ def test_a_process_killed_just_after_it_took_a_device_holds_it_no_more() -> None
 
 
 @pytest.mark.parametrize(
-    ("workers", "claims"), [(64, 16), pytest.param(64, 157, marks=[SOAK, pytest.mark.timeout(600)])]
+    ("workers", "claims"),
+    [(64, 3), pytest.param(64, 16, marks=GIANT), pytest.param(64, 157, marks=SOAK)],
 )
 def test_64_processes_contend_for_8_devices(field: Field, workers: int, claims: int) -> None:
     field.release(field.claim(1).owner.token)  # the first claim of a boot makes ready
@@ -238,7 +240,8 @@ def test_more_places_than_there_are_and_a_card_beside_its_places_are_found() -> 
 
 
 @pytest.mark.parametrize(
-    ("workers", "claims"), [(64, 6), pytest.param(64, 60, marks=[SOAK, pytest.mark.timeout(600)])]
+    ("workers", "claims"),
+    [(64, 2), pytest.param(64, 6, marks=GIANT), pytest.param(64, 60, marks=SOAK)],
 )
 def test_64_processes_contend_for_places_and_devices(
     field: Field, workers: int, claims: int
@@ -291,7 +294,7 @@ def bury(field: Field, victim: BaseProcess) -> None:
 
 @pytest.mark.parametrize(
     ("workers", "kills"),
-    [(16, 150), pytest.param(24, 3000, marks=[SOAK, pytest.mark.timeout(600)])],
+    [(16, 30), pytest.param(16, 150, marks=GIANT), pytest.param(24, 3000, marks=SOAK)],
 )
 def test_claims_of_killed_processes_are_reaped_by_others(
     field: Field, workers: int, kills: int

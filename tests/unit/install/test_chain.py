@@ -52,7 +52,6 @@ class Chain:
             env={"PATH": "/usr/bin:/bin", "SECRET": "of nobody", "SGE_JOBEXIT_STAT": "137"},
             cwd=self.folder,
             check=False,
-            timeout=20,
         )
         return done.returncode
 
@@ -177,6 +176,7 @@ def test_every_byte_of_a_variable_reaches_the_sites_hook(chain: Chain) -> None:
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.giant
 def test_a_job_with_very_many_variables_does_not_keep_the_sites_hook(chain: Chain) -> None:
     """A list that grew with each of them took minutes; Linux takes 130,000 as small as these."""
     told = [f"V{number}=\\\\'" for number in range(40_000)] + ["PATH=/usr/bin:/bin"]

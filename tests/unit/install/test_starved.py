@@ -18,12 +18,14 @@ import pytest
 
 from gpulock.install.hooks import HookPaths, render_hooks
 
-pytestmark = pytest.mark.slow  # bash tries again for 15 s
+pytestmark = pytest.mark.slow
 NOBODY = 65534  # what limits processes does not limit root's
 JOB = ("12", "0", "gpu.q")
 RECORDED = Path(__file__).parents[2] / "support/data/sge-8.1.9/array.config"
 AGAIN, DELETED = 25, 100  # docs/facts/grid-engine.md, exit_status and shepherd_cmd
-SHELLS = pytest.mark.parametrize("shell", ["/bin/dash", "/bin/bash"])
+# bash tries again for 15 s
+BASH = pytest.param("/bin/bash", marks=pytest.mark.giant)
+SHELLS = pytest.mark.parametrize("shell", ["/bin/dash", BASH])
 
 
 @pytest.fixture(scope="module")

@@ -102,6 +102,7 @@ def test_flipped_bits_are_survived(sample: bytes, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.giant
 @pytest.mark.parametrize("number", [12, 13])
 def test_every_single_byte_may_be_wrong(number: int) -> None:
     sample = REAL[number]

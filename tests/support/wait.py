@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wait for what other processes do: the one place of the tests that polls and that sleeps.
+
+A wait gives up when nothing happens any more, and not by the wall clock: a busy machine makes
+every poll take longer, and one that stands still makes none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Callable, Generator, Iterable
+from typing import Final, TypeVar, Union
+
+from tests.support import evidence
+from tests.support.evidence import LabError
+
+__all__ = ["BOUND", "GaveUp", "LabError", "wait_ended", "wait_until"]
+_T = TypeVar("_T")
+Why = Union[str, Callable[[], str]]
+
+QUIET: Final = 120.0  # seconds of polls in which no log grows: no daemon of a lab rests for so long
+LONGEST_POLL: Final = 0.25  # seconds that one poll counts at most, however long it took
+BOUND: Final = 300.0  # seconds by the wall clock, after which a wait ends though logs grow
+
+
+class GaveUp(LabError):
+    """A wait that gave up: what it waited for did not come, and nothing else happened either."""
+
+
+def wait_until(
+    condition: Callable[[], _T | None], *, why: Why, quiet: float = QUIET, bound: float = BOUND
+) -> _T:
+    """Return the first result of `condition` that is not None or False.
+
+    `why` says what that is: a text, to which the labs that are up add their state, or a function
+    that says more. `bound` is longer where many jobs have to end one after the other.
+    """
+    began = time.monotonic()
+    polls = 0
+    while True:
+        sizes = evidence.log_sizes()
+        for _ in _polls(quiet, began + bound):
+            polls += 1
+            result = condition()
+            if result is not None and result is not False:
+                return result
+        took = time.monotonic() - began
+        if took > bound or evidence.log_sizes() == sizes:
+            text = why if isinstance(why, str) else why()
+            about = f"{text}\n{evidence.describe()}".rstrip()
+            raise GaveUp(f"gave up after {polls} polls in {took:.1f} s, waiting for {about}")
+
+
+def wait_ended(pids: Iterable[int], *, why: Why, quiet: float = QUIET) -> None:
+    """Wait until processes are over, zombies or gone: the kernel says it of each."""
+    with contextlib.ExitStack() as stack:
+        poller, left = select.poll(), set[int]()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                stack.callback(os.close, descriptor)
+                poller.register(descriptor, select.POLLIN)
+                left.add(descriptor)
+
+        def over() -> bool:
+            for descriptor, _ in poller.poll(1000 * LONGEST_POLL) if left else []:
+                poller.unregister(descriptor)
+                left.discard(descriptor)
+            return not left
+
+        wait_until(over, why=why, quiet=quiet)
+
+
+def _polls(quiet: float, end: float) -> Generator[None]:
+    """Yield for each poll until these have taken so long; one that costs much is rarer."""
+    spent = 0.0
+    while spent < quiet:
+        began = time.monotonic()
+        yield
+        took = time.monotonic() - began
+        time.sleep(min(max(0.01, 2 * took), LONGEST_POLL))
+        now = time.monotonic()
+        spent += min(now - began, LONGEST_POLL)
+        if now > end:
+            return

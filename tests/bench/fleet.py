@@ -32,7 +32,7 @@ from tests.bench.scene import folder  # noqa: E402
 from tests.bench.table import print_targets, quantile  # noqa: E402
 from tests.exporter.whole import pss_mib  # noqa: E402
 from tests.labs.prometheus.lab import Program, Prometheus, shipped  # noqa: E402
-from tests.labs.sge.wait import LabError, until  # noqa: E402
+from tests.support.wait import LabError, wait_until  # noqa: E402
 
 SERVE = Path(__file__).resolve().with_name("fleet_serve.py")
 INTERVAL = 15  # seconds between two scrapes of a node, and between two evaluations of the rules
@@ -124,7 +124,7 @@ class Fleet:
                 raise LabError(f"the fleet ended:\n{self._said.read_text()}")
             return '"listening"' in self._said.read_text()
 
-        until(ready, what="the fleet", seconds=120)
+        wait_until(ready, why="the fleet")
 
     def end(self) -> dict[str, float]:
         """End it; return what it counted."""
@@ -164,7 +164,7 @@ def measure(root: Path, nodes: int, seconds: int) -> bool:
         fleet.wait()
         with Server(root, {"gpulock": fleet.targets}, shipped()) as server:
             pid = next(one.pid for one in psutil.Process().children() if one.name() == "prometheus")
-            server.wait(f"up{{{JOB}}} == 1", series=nodes, seconds=4 * INTERVAL + 60)
+            server.wait(f"up{{{JOB}}} == 1", series=nodes)
             time.sleep(WARM_UP)
             before = [Cost.of(one) for one in (pid, fleet.pid)]
             began, loads = time.monotonic(), [os.getloadavg()[0]]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 TAIL: Final = 12  # lines of each log in a failure's text; the folder has the whole
+HEAD: Final = 3000  # characters of what a tool says there
 
 
 class LabError(RuntimeError):
@@ -25,11 +26,11 @@ class Witness(Protocol):
         """Return what a folder of its evidence is called."""
         ...
 
-    def state(self) -> Mapping[str, str]:
+    def evidence(self) -> Mapping[str, str]:
         """Return what each of its tools says now, such as qstat, by the tool's name."""
         ...
 
-    def logs(self) -> Iterable[Path]:
+    def log_files(self) -> Iterable[Path]:
         """Return its logs, of which some may not be there yet."""
         ...
 
@@ -62,7 +63,7 @@ def watched(witness: Witness) -> Generator[None]:
 def log_sizes() -> dict[Path, int]:
     """Return the size of every log: one that grows shows that a lab is at work."""
     sizes: dict[Path, int] = {}
-    for path in (path for witness in _witnesses for path in witness.logs()):
+    for path in (path for witness in _witnesses for path in witness.log_files()):
         with contextlib.suppress(OSError):
             sizes[path] = path.stat().st_size
     return sizes
@@ -72,8 +73,9 @@ def describe() -> str:
     """Return the state of every lab and the end of its logs."""
     parts: list[str] = []
     for witness in _witnesses:
-        parts += [f"--- {witness.name}: {tool}\n{text}" for tool, text in _state(witness).items()]
-        for path in witness.logs():
+        said = _state(witness).items()
+        parts += [f"--- {witness.name}: {tool}\n{text[:HEAD]}" for tool, text in said]
+        for path in witness.log_files():
             lines = _read(path).splitlines()[-TAIL:]
             parts.append("\n".join([f"--- {witness.name}: {path.name}", *lines]))
     return "\n".join(parts)
@@ -87,7 +89,7 @@ def keep(folder: Path) -> bool:
         place.mkdir(parents=True)
         for tool, text in _state(witness).items():
             (place / f"{tool}.txt").write_text(text, errors="surrogateescape")
-        for number, path in enumerate(witness.logs()):
+        for number, path in enumerate(witness.log_files()):
             text = _read(path)
             (place / f"{number:02}-{path.parent.name}-{path.name}").write_text(text)
     return bool(_witnesses)
@@ -96,7 +98,7 @@ def keep(folder: Path) -> bool:
 def _state(witness: Witness) -> Mapping[str, str]:
     """Return what a lab says; a tool that cannot answer hides no other failure."""
     try:
-        return witness.state()
+        return witness.evidence()
     except (LabError, OSError, subprocess.SubprocessError) as fault:
         return {"state": f"it cannot be asked: {fault}"}
 

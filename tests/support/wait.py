@@ -10,20 +10,22 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import subprocess
 import time
 from collections.abc import Callable, Generator, Iterable
-from typing import Final, TypeVar, Union
+from typing import Any, Final, TypeVar, Union
 
 from tests.support import evidence
 from tests.support.evidence import LabError
 
-__all__ = ["BOUND", "GaveUp", "LabError", "wait_ended", "wait_until"]
+__all__ = ["GaveUp", "LabError", "wait_ended", "wait_exit", "wait_until"]
 _T = TypeVar("_T")
 Why = Union[str, Callable[[], str]]
 
-QUIET: Final = 120.0  # seconds of polls in which no log grows: no daemon of a lab rests for so long
+QUIET: Final = 120.0  # seconds of polls in which no log grows: no daemon rests for so long
 LONGEST_POLL: Final = 0.25  # seconds that one poll counts at most, however long it took
-BOUND: Final = 300.0  # seconds by the wall clock, after which a wait ends though logs grow
+# Seconds by the wall clock, after which a wait ends though logs grow: pytest ends tests after 600.
+BOUND: Final = 3600.0 if os.environ.get("GPULOCK_SOAK") == "1" else 480.0
 
 
 class GaveUp(LabError):
@@ -36,7 +38,7 @@ def wait_until(
     """Return the first result of `condition` that is not None or False.
 
     `why` says what that is: a text, to which the labs that are up add their state, or a function
-    that says more. `bound` is longer where many jobs have to end one after the other.
+    that says more.
     """
     began = time.monotonic()
     polls = 0
@@ -72,6 +74,12 @@ def wait_ended(pids: Iterable[int], *, why: Why, quiet: float = QUIET) -> None:
             return not left
 
         wait_until(over, why=why, quiet=quiet)
+
+
+def wait_exit(process: subprocess.Popen[Any], *, why: Why) -> int:
+    """Wait until a process of ours has ended; return its exit status."""
+    wait_ended([process.pid], why=why)
+    return process.wait()
 
 
 def _polls(quiet: float, end: float) -> Generator[None]:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.labs.sge.machines import Machine, User, mark, processes
-from tests.labs.sge.wait import LabError, until
+from tests.support.wait import LabError, wait_until
 
 
 class Machines:
     """Machines below one folder, `master` among them, and ordinary users; `env` is a command's."""
 
-    lab: Path
+    lab: Path  # a folder, whose name is the lab's
     master: str
     machines: dict[str, Machine]
     users: dict[str, User]
@@ -65,6 +65,33 @@ class Machines:
         """Where this process finds a path of a machine, such as its /run/gpulock."""
         return self.machines[node].path(inside)
 
+    # --- for the text of a failure ------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Return the lab's name."""
+        return self.lab.name
+
+    def asked(self, *commands: str) -> dict[str, str]:
+        """Return what client programs print as root on the head machine, errors included."""
+        done = {line: self.run_in(self.master, line.split(), seconds=20) for line in commands}
+        return {line: one.stdout + one.stderr for line, one in done.items()}
+
+    def lock_owners(self) -> str:
+        """Return every lock of every machine with its owner's file."""
+        places = (self.path_in(name, "/run/gpulock/locks") for name in self.machines)
+        owners = [file for place in sorted(places) for file in sorted(place.glob("*/owner"))]
+        return "\n".join(f"{file}:\n{_text_of(file)}" for file in owners)
+
+    def last_outputs(self) -> str:
+        """Return the end of what the last jobs printed into their users' homes."""
+        files = [file for who in self.users.values() for file in who.home.glob("*[.]o*[0-9]")]
+        files += [file for who in self.users.values() for file in who.home.glob("out.*")]
+        last = sorted(
+            (file for file in files if file.is_file()), key=lambda one: one.stat().st_mtime
+        )
+        return "\n".join(f"{file}:\n{_text_of(file)[-1000:]}" for file in last[-4:])
+
     def still_here(self) -> list[str]:
         """Say which processes and mounts of the lab are on the host; none after `down`."""
         left = [f"process {pid} ({name})" for pid, name in processes(self.lab).items()]
@@ -91,9 +118,11 @@ class Machines:
         if not pid:
             raise LabError(f"{name} is not running")
         os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
-        until(
-            lambda: not processes(self.lab, [pid]),
-            what=f"{name} ({pid}) to end",
-            interval=0.01,
-            why=why,
-        )
+        wait_until(lambda: not processes(self.lab, [pid]), why=f"{name} ({pid}) to end")
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError as fault:  # a job, or a hook, is at work
+        return f"({fault.strerror})"

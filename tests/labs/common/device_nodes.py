@@ -17,8 +17,8 @@ from gpulock.isolation import bpf, tree
 from gpulock.isolation.tree import LAUNCHER, PREFIX
 from gpulock.node.devices import MAJOR
 from tests.labs.common.processes import parent_of
-from tests.labs.sge.wait import until
 from tests.support.pairs import zip_equal
+from tests.support.wait import wait_until
 
 CONTROL = 255  # nvidiactl
 TREES = tree.find_hierarchies("/sys")
@@ -175,7 +175,7 @@ class Service:
     def close(self) -> None:
         """Move the daemons out, and all that lives there; remove the cgroups."""
         with self._alone:
-            until(self._removed, what=f"the cgroups of {self.name} to be empty")
+            wait_until(self._removed, why=f"the cgroups of {self.name} to be empty")
 
     def _removed(self) -> bool:
         """Remove the cgroups; return whether that was possible: somebody may come meanwhile."""

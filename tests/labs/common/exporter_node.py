@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gpulock.node.sample import SAMPLE, SAMPLE_LINE, Sample, load_sample_file
 from tests.labs.common.installed import CONFIG, Installed
-from tests.labs.sge.wait import PATIENCE, until
 from tests.nvml.double import Double
+from tests.support.wait import wait_exit, wait_until
 
 PROGRAM = [
     sys.executable,
@@ -37,7 +37,7 @@ class Observer:
     def crash(self) -> None:
         """Kill it, as an OOM killer would."""
         self._process.kill()
-        self._process.wait(PATIENCE)
+        wait_exit(self._process, why="the killed exporter to end")
 
 
 @contextmanager
@@ -71,8 +71,8 @@ def exporter(
             return found is not None and until_then(found)
 
         try:
-            until(told, what="the exporter to tell", why=stderr.read_text)
+            wait_until(told, why=lambda: f"the exporter to tell\n{stderr.read_text()}")
             yield made
         finally:
             process.terminate()
-            process.wait(PATIENCE)
+            wait_exit(process, why="the exporter to stop")

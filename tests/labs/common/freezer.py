@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 
 @contextlib.contextmanager
@@ -23,13 +23,13 @@ def frozen(name: str, pids: list[int]) -> Generator[None]:
         state = group / "freezer.state"
         state.write_text("FROZEN")
         try:
-            until(
-                lambda: state.read_text() == "FROZEN\n", what="all to be frozen"
+            wait_until(
+                lambda: state.read_text() == "FROZEN\n", why="all to be frozen"
             )  # FREEZING first
             yield
         finally:
             state.write_text("THAWED")
-            until(lambda: removed(group), what="the frozen to end")
+            wait_until(lambda: removed(group), why="the frozen to end")
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def starved(name: str, pid: int, more: int) -> Generator[None]:
             yield
         finally:
             (group / "pids.max").write_text("max")
-            until(lambda: removed(group), what="the starved to end")
+            wait_until(lambda: removed(group), why="the starved to end")
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from tests.labs.common.lock_folder import owners
 from tests.labs.common.processes import running
 from tests.labs.common.reaped import Reaped
 from tests.labs.daemon.daemon_lab import Daemon
-from tests.labs.sge.wait import until
 from tests.nvml.double import ERROR_UNKNOWN, Process
+from tests.support.wait import wait_until
 
 USED, LEFT = 3072, 812  # MiB: of a job at work, and when its process is gone
 SAMPLE_PERIOD = 3.0  # seconds: an epilog waits for two of them
@@ -48,7 +48,7 @@ class Job:
     def end(self) -> None:
         """Let its process end."""
         self._go.touch()
-        until(lambda: not running(self.pid), what="the job's process to end")
+        wait_until(lambda: not running(self.pid), why="the job's process to end")
 
 
 class Gpus:
@@ -73,7 +73,7 @@ class Gpus:
             seen = self.seen(job.device)
             return (seen.memory_used, seen.processes) == (USED * MIB, 1)
 
-        until(told, what=f"the exporter to tell of process {job.pid} on {job.device}")
+        wait_until(told, why=f"the exporter to tell of process {job.pid} on {job.device}")
         return job
 
     def rest(self, device: str, mib: int) -> None:
@@ -102,7 +102,7 @@ class Gpus:
         found = self.observer.sample()
         assert found is not None and found.boottime is not None
         written = found.boottime
-        until(lambda: clock_boottime() - written > OLDEST, what="the last sample to be old")
+        wait_until(lambda: clock_boottime() - written > OLDEST, why="the last sample to be old")
 
     def locks(self) -> dict[str, bool]:
         """Return the devices that are locked, and of each whether its job is over."""
@@ -164,7 +164,7 @@ def assert_untold(gpus: Gpus, first: Job, second: Job, reap: Callable[[], Reaped
 
 def wait_out(gpus: Gpus, daemon: Daemon, reason: Mapping[str, str]) -> None:
     """Wait until gpulockd has just these devices out of service, for these reasons."""
-    daemon.rounds_until(lambda: gpus.out() == reason, f"{reason} to be out", interval=0.5)
+    daemon.rounds_until(lambda: gpus.out() == reason, f"{reason} to be out")
     daemon.goes_round()  # what put one out is over, and has freed it
 
 

@@ -13,8 +13,8 @@ from gpulock.store.owner import Owner
 from tests.labs.common.exporter_node import Observer, exporter
 from tests.labs.common.installed import Installed
 from tests.labs.daemon.daemon_lab import Daemon
-from tests.labs.sge.wait import until
 from tests.nvml.double import Double
+from tests.support.wait import wait_until
 
 BUSY = 90  # percent
 WARN, KILL = "2", "4"  # observed seconds
@@ -86,9 +86,9 @@ def assert_ends_the_idle_one(
     daemon.goes_round()
     assert node.told() == []
     node.idle(idle)
-    daemon.rounds_until(ended, f"{record.job()} to be ended", interval=0.5)
+    daemon.rounds_until(ended, f"{record.job()} to be ended")
     facts = f"{record.job_id} {record.task_id or 1} {idle}"
-    until(lambda: len(node.told()) > 1, what="the command to be told", why=daemon.said)
+    wait_until(lambda: len(node.told()) > 1, why="the command to be told")
     daemon.goes_round()
     assert node.told() == [f"warn {facts}", f"kill {facts}"]
     assert how in daemon.said()

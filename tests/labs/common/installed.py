@@ -27,7 +27,7 @@ from tests.labs.common import shut_gate as gate
 from tests.labs.common.lock_folder import owners
 from tests.labs.common.reaped import REPOSITORY, Reaped
 from tests.labs.sge.machines import Machine, User
-from tests.labs.sge.wait import PATIENCE, until
+from tests.support.wait import wait_until
 
 CONFIG: Final = "/etc/gpulock/gpulock.conf"
 SOAK: Final = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
@@ -110,13 +110,10 @@ class Installed(ABC):
             for node in self.nodes
         }
 
-    def wait_free(self, *, seconds: float = PATIENCE) -> None:
+    def wait_free(self) -> None:
         """Wait until no node has a lock."""
-        until(
-            lambda: not any(self.locks(node) for node in self.nodes),
-            what="all locks to be gone",
-            seconds=seconds,
-            why=lambda: str({node: self.locks(node) for node in self.nodes}),
+        wait_until(
+            lambda: not any(self.locks(node) for node in self.nodes), why="all locks to be gone"
         )
 
     def command(self, node: str, *words: str) -> subprocess.CompletedProcess[str]:

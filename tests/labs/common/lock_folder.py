@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpulock.store import owner
 from gpulock.store.owner import Owner
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 
 def owners(folder: Path) -> dict[str, Owner]:
@@ -18,7 +18,7 @@ def owners(folder: Path) -> dict[str, Owner]:
 
 def settled(place: Path) -> list[Owner]:
     """Return the owner of one lock once it has one, nobody where the lock is gone."""
-    return until(lambda: look(place), what=f"an owner in {place}", interval=0.01)
+    return wait_until(lambda: look(place), why=f"an owner in {place}")
 
 
 def look(place: Path) -> list[Owner] | None:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 
 def running(pid: int) -> bool:
@@ -62,7 +62,7 @@ def eldest(family: Callable[[], Iterable[int]]) -> int:
         heads = [pid for pid in pids if parent_of(pid) not in {None, *pids}]
         return heads[0] if len(heads) == 1 else None
 
-    return until(found, what="the first process of a job")
+    return wait_until(found, why="the first process of a job")
 
 
 def end(pids: Iterable[int]) -> None:
@@ -71,4 +71,4 @@ def end(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    until(lambda: not any(map(running, pids)), what=f"processes {pids} to end")
+    wait_until(lambda: not any(map(running, pids)), why=f"processes {pids} to end")

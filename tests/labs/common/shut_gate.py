@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 _HOLD: Final = (
     "import fcntl, os, signal, sys\n"
@@ -26,7 +26,7 @@ def held(gate: Path) -> Generator[None]:
     with subprocess.Popen([sys.executable, "-IS", "-c", _HOLD, str(gate)]) as holder:
         try:
             stopped = Path(f"/proc/{holder.pid}/status")
-            until(lambda: "\nState:\tT" in stopped.read_text(), what="the gate to be held")
+            wait_until(lambda: "\nState:\tT" in stopped.read_text(), why="the gate to be held")
             yield
         finally:
             holder.kill()

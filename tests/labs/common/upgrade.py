@@ -26,8 +26,8 @@ from tests.labs.common.installed import CONFIG, SOAK, Installed, gate_file, tota
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
 from tests.labs.older import OLDER, PARTS, THIS, read_older_archive
-from tests.labs.sge.wait import until
 from tests.labs.slurm.journal import Journal, doubles
+from tests.support.wait import wait_until
 
 PREFIX: Final = Path("/var/lib/gpulock-hooks")  # private to each machine of a lab
 JOBS: Final = 200 if SOAK else 10  # that run at the same time through every step
@@ -211,7 +211,7 @@ def upgrade_and_go_back(node: UpgradedNode, trees: Path, cards: int) -> None:
         gates[2].touch()
         for job in jobs.pop(2):
             node.wait_done(job)
-        until(lambda: not node.held(), what="all locks to be gone", why=daemon.said)
+        wait_until(lambda: not node.held(), why="all locks to be gone")
         daemon.goes_round()
         check_journal(node, daemon)
 

@@ -18,7 +18,7 @@ from gpulock.node.settings import Settings
 from tests.labs.common.device_nodes import opened
 from tests.labs.containers.install import SID, make_image
 from tests.labs.sge.machines import Machine
-from tests.labs.sge.wait import LabError
+from tests.support.wait import LabError
 
 CDI: Final = "podman by CDI"
 # runc, since crun wants one version of cgroups alone.

@@ -21,9 +21,9 @@ from gpulock.job.environment import BIND_LISTS, grant_variable_names, loaded_dri
 from gpulock.node.settings_file import read_settings
 from tests.labs.containers.install import SID, make_image
 from tests.labs.containers.stage import CAPS_MAJOR, MAJOR, Stage
-from tests.labs.sge.wait import LabError, until
 from tests.support.cli_site import Site
 from tests.support.pairs import zip_equal
+from tests.support.wait import LabError, wait_until
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -84,7 +84,7 @@ class Containers:
                         os.rmdir(path)
             return not self.groups()
 
-        until(gone, what="podman's cgroups to go", why=lambda: str(self.groups()))
+        wait_until(gone, why=lambda: f"podman's cgroups to go\n{self.groups()!s}")
 
     def groups(self) -> list[str]:
         """Return the cgroups that podman has made, whatever others make and remove meanwhile."""
@@ -194,7 +194,9 @@ class Node:
                 confine.close_job_cgroup(one, folder, rules, "/dev")
             yield folders
         finally:
-            until(lambda: all(map(tree.remove_cgroup, folders)), what="the job's cgroups are empty")
+            wait_until(
+                lambda: all(map(tree.remove_cgroup, folders)), why="the job's cgroups are empty"
+            )
 
     def rootless_podman(
         self, script: str, env: Mapping[str, str], *flags: str

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -26,7 +27,7 @@ from tests.labs.common.processes import state_of
 from tests.labs.daemon.daemon_site import GPULOCKD
 from tests.labs.daemon.daemon_witness import Claim, claims_of
 from tests.labs.sge.machines import PATH
-from tests.labs.sge.wait import PATIENCE, until
+from tests.support.wait import wait_exit, wait_until
 
 PERIOD = 30.0  # seconds between two reconciles
 # the other two show what a process was started with (may_access_mm in kernel/fork.c, Linux 6.18)
@@ -86,7 +87,7 @@ class Daemon:
     def crash(self) -> None:
         """Kill it, as an OOM killer would."""
         self.process.kill()
-        self.process.wait(PATIENCE)
+        wait_exit(self.process, why="the killed gpulockd to end")
 
     def restart(self) -> None:
         """Start it again after a crash."""
@@ -98,7 +99,7 @@ class Daemon:
         """Let it do nothing for a while."""
         os.kill(self.pid, signal.SIGSTOP)
         try:
-            until(lambda: state_of(self.pid) == "T", what="gpulockd to be stopped")
+            wait_until(lambda: state_of(self.pid) == "T", why="gpulockd to be stopped")
             yield
         finally:
             os.kill(self.pid, signal.SIGCONT)
@@ -107,7 +108,7 @@ class Daemon:
         """End it as its service manager does."""
         if self.process.returncode is None:
             os.kill(self.pid or self.process.pid, signal.SIGTERM)
-            code = self.process.wait(PATIENCE)
+            code = wait_exit(self.process, why="gpulockd to stop")
             assert code == 0, f"{code}: {self.said()}"
 
     def close(self) -> None:
@@ -124,7 +125,7 @@ class Daemon:
 
         One at which processes came and went too fast to be seen, and all is held, is none.
         """
-        until(self._sees, what="a look at all processes", why=self.said)
+        wait_until(self._sees, why="a look at all processes")
 
     def _sees(self) -> bool:
         """Have it reconcile; return whether it could read all processes."""
@@ -140,21 +141,19 @@ class Daemon:
         told = [line for line in self.said()[self._before :].splitlines() if HASTE in line]
         return not told or "no longer: " in told[-1]
 
-    def rounds_until(
-        self, holds: Callable[[], object], what: str, *, seconds: float = 120, interval: float = 2
-    ) -> None:
+    def rounds_until(self, holds: Callable[[], object], what: str) -> None:
         """Have it reconcile until something holds."""
 
         def so() -> object:
             self.goes_round()
             return holds()
 
-        until(so, what=what, seconds=seconds, interval=interval, why=self.said)
+        wait_until(so, why=what)
 
     def frees(self, locked: Callable[[], object]) -> float:
         """Wait until nothing is `locked` any more and that is told; return how long it took."""
         begun = time.monotonic()
-        until(lambda: not locked(), what="gpulockd to free", seconds=4 * PERIOD, why=self.said)
+        wait_until(lambda: not locked(), why="gpulockd to free")
         took = time.monotonic() - begun
         self.goes_round()  # the one that freed says so when the gate is open again
         return took
@@ -189,7 +188,7 @@ class Daemon:
             text = path.read_text() if path.exists() else ""
             return text if text[-1:] in ("", "\n") else None  # one is being written
 
-        text = until(whole, what="the history's last line to be whole", why=self.said)
+        text = wait_until(whole, why="the history's last line to be whole")
         return [json.loads(line) for line in text.splitlines()]
 
     # --- inner --------------------------------------------------------------------------------
@@ -203,16 +202,15 @@ class Daemon:
         """Wait for a message that `holds`; its dates are RELOADING's own."""
 
         def came() -> bool:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    lines = self._told.recv(4096).decode().splitlines()
-                    since = [line.partition("=")[2] for line in lines if "_USEC=" in line]
-                    if holds({line: since[0] if since else "" for line in lines}):
-                        return True
+            while select.select([self._told], [], [], 0.2)[0]:
+                lines = self._told.recv(4096).decode().splitlines()
+                since = [line.partition("=")[2] for line in lines if "_USEC=" in line]
+                if holds({line: since[0] if since else "" for line in lines}):
+                    return True
             assert self.process.poll() is None, f"gpulockd ended:\n{self.said()}"
             return False
 
-        until(came, what="a reconcile", interval=0.01, why=self.said)
+        wait_until(came, why="a reconcile")
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from tests.labs.sge import jobs
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock, installed
 from tests.labs.sge.lab import GridEngine, JobId
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 NODE: Final = NODES[0]
 SCOPE: Final = "gpulock-execd.scope"
@@ -37,7 +37,7 @@ def serve(pid: int, scope: str = SCOPE) -> None:
     unit = f"ssa(sv)a(sa(sv)) {scope} fail 2 PIDs au 1 {pid} Delegate b true 0"
     _run("busctl", "call", *MANAGER.split(), "StartTransientUnit", *unit.split())
     place = Path(f"/proc/{pid}/cgroup")
-    until(lambda: scope in place.read_text(), what="the daemon to be systemd's")
+    wait_until(lambda: scope in place.read_text(), why="the daemon to be systemd's")
 
 
 def groups() -> list[str]:
@@ -66,9 +66,9 @@ def look(gpus: Gpulock, dev: Path) -> dict[str, object]:
     inside = groups()
     gid = jobs.group_of(gpus, NODE, job)
     leave.touch()
-    until(
+    wait_until(
         lambda: not any(str(child) in command_of(pid) for pid in jobs.carriers(gid)),
-        what="the child to end",
+        why="the child to end",
     )
     go.touch()
     gpus.sge.wait_done(job)

@@ -20,8 +20,8 @@ from tests.labs.common.device_nodes import (
 )
 from tests.labs.sge.gpulock import GPUS
 from tests.labs.sge.jobs import SOAK
-from tests.labs.sge.wait import until
 from tests.labs.systemd.machine import Machine
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -82,9 +82,9 @@ def job_opens(machine: Machine) -> dict[str, set[str]]:
     """Return what the job may open from now on, by error."""
     place = machine.path(SEEN)
     machine.run("rm", "-f", SEEN)
-    until(place.exists, what="the job to look")
+    wait_until(place.exists, why="the job to look")
     machine.run("rm", "-f", SEEN)  # of a look that may have begun before
-    until(place.exists, what="the job to look again")
+    wait_until(place.exists, why="the job to look again")
     return opened(place.read_text())
 
 
@@ -96,9 +96,9 @@ def confined(machine: Machine) -> list[str]:
 
 def remove(machine: Machine, folder: str) -> None:
     """Remove a cgroup, once the last of it has left."""
-    until(
+    wait_until(
         lambda: machine.run("rmdir", folder, check=False).returncode == 0,
-        what=f"{folder} to be empty",
+        why=f"{folder} to be empty",
     )
 
 
@@ -176,10 +176,9 @@ def test_a_users_own_manager_is_no_way_round(machine: Machine) -> None:
     machine.run("loginctl", "enable-linger", USER)
     uid = machine.run("id", "-u", USER).stdout.strip()
     manager = f"user@{uid}.service"
-    until(
+    wait_until(
         lambda: machine.show(manager, "ActiveState") == "active",
-        what="the user's manager to run",
-        why=lambda: "\n".join(machine.journal(manager)),
+        why=lambda: "the user's manager to run\n" + "\n".join(machine.journal(manager)),
     )
     confined(machine)
     enter = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "env", "-C", "/"]

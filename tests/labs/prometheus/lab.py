@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import yaml
 from typing_extensions import Self
 
-from tests.labs.sge.wait import PATIENCE, LabError, until
+from tests.support.evidence import unwatch, watch
+from tests.support.wait import LabError, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "exporter" / "rules"
@@ -110,7 +111,9 @@ def exporter(config: Path, folder: Path, address: str) -> Program:
     own = ["--config", str(config), "--folder", str(folder), "--listen", address]
     log = folder.with_suffix(".log")
     found = Program([sys.executable, "-c", EXPORTER, *own], log, ENVIRONMENT)
-    until(lambda: answers(f"http://{address}/-/healthy"), what=f"{address}", why=log.read_text)
+    wait_until(
+        lambda: answers(f"http://{address}/-/healthy"), why=lambda: f"{address}\n{log.read_text()}"
+    )
     return found
 
 
@@ -161,16 +164,28 @@ class Prometheus:
             f"--web.listen-address={self.address}",
         ]
         self._program = Program(command, self.folder / "log", {"PATH": "/usr/bin:/bin"})
-        until(
-            lambda: answers(f"http://{self.address}/-/ready"),
-            what="Prometheus to be ready",
-            why=(self.folder / "log").read_text,
-        )
+        watch(self)
+        wait_until(lambda: answers(f"http://{self.address}/-/ready"), why="Prometheus to be ready")
 
     def down(self) -> None:
         """End it."""
+        unwatch(self)
         if self._program is not None:
             self._program.end()
+
+    @property
+    def name(self) -> str:
+        """Return what a folder of its evidence is called."""
+        return "prometheus"
+
+    def log_files(self) -> list[Path]:
+        """Return its own log and those of the exporters."""
+        return [self.folder / "log", *sorted(self.folder.parent.glob("**/*.log"))]
+
+    def evidence(self) -> dict[str, str]:
+        """Return its alerts, and what it scrapes."""
+        asked = ("alerts", "targets", "rules")
+        return {what: json.dumps(self._get(what), indent=1)[:20000] for what in asked}
 
     def configuration(self) -> str:
         """Return its configuration, which is JSON and so YAML too."""
@@ -201,7 +216,7 @@ class Prometheus:
         found = self.query(expression)
         return found[0].value if len(found) == 1 else None
 
-    def wait(self, expression: str, *, series: int | None = None, seconds: float = PATIENCE) -> Any:
+    def wait(self, expression: str, *, series: int | None = None) -> Any:
         """Wait until an expression gives as many series, one at least without a number."""
 
         def probe() -> list[Sample] | None:
@@ -212,18 +227,13 @@ class Prometheus:
         if series == 0:
             # a scrape that is too slow takes all series away for a moment
             gone = f"last_over_time(({expression})[3s:1s]) or {UNSEEN}"
-            until(
-                lambda: not self.query(gone),
-                what=f"no {expression}",
-                seconds=seconds,
-                why=lambda: str(self.query(gone)),
+            wait_until(
+                lambda: not self.query(gone), why=lambda: f"no {expression}\n{self.query(gone)!s}"
             )
             return []
-        return until(
+        return wait_until(
             probe,
-            what=f"{series or 'some'} series of {expression}",
-            seconds=seconds,
-            why=lambda: str(self.query(expression)),
+            why=lambda: f"{series or 'some'} series of {expression}\n{self.query(expression)!s}",
         )
 
     def firing(self, alert: str) -> list[dict[str, Any]]:
@@ -235,22 +245,15 @@ class Prometheus:
             if one["labels"]["alertname"] == alert and one["state"] == "firing"
         ]
 
-    def wait_firing(self, alert: str, *, seconds: float = 2 * PATIENCE) -> list[dict[str, Any]]:
+    def wait_firing(self, alert: str) -> list[dict[str, Any]]:
         """Wait until an alert fires."""
-        return until(
-            lambda: self.firing(alert) or None,
-            what=f"the alert {alert}",
-            seconds=seconds,
-            why=lambda: str(self._get("alerts")),
-        )
+        return wait_until(lambda: self.firing(alert) or None, why=f"the alert {alert}")
 
-    def wait_quiet(self, alert: str, *, seconds: float = 2 * PATIENCE) -> None:
+    def wait_quiet(self, alert: str) -> None:
         """Wait until an alert fires no more."""
-        until(
+        wait_until(
             lambda: not self.firing(alert) and not self.query(UNSEEN),
-            what=f"an end of {alert}",
-            seconds=seconds,
-            why=lambda: f"{self._get('alerts')} {self.query(UNSEEN)}",
+            why=f"an end of {alert}",
         )
 
     def faults(self) -> list[str]:
@@ -266,7 +269,7 @@ class Prometheus:
     def _get(self, what: str, **query: str) -> Any:
         url = f"http://{self.address}/api/v1/{what}?{urllib.parse.urlencode(query)}"
         try:
-            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as fault:
             raise LabError(f"{query}: {fault.read().decode()}") from fault

@@ -31,7 +31,7 @@ from tests.labs.prometheus.lab import (
     shipped,
     shortened,
 )
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 
 @dataclass
@@ -70,7 +70,9 @@ class Scene:
     def wait_for_locks(self, count: int) -> None:
         """Wait until so many devices are held."""
         locks = self.stage.node.lock_dir / "locks"
-        until(lambda: len([*locks.glob("*/owner")]) == count, what=f"{count} devices to be held")
+        wait_until(
+            lambda: len([*locks.glob("*/owner")]) == count, why=f"{count} devices to be held"
+        )
 
     def end(self, job: subprocess.Popen[bytes]) -> None:
         """End a job of `gpulock run`, and free what it held as gpulockd does."""
@@ -86,12 +88,7 @@ class Scene:
             return not locks.read_all_locks()
 
         locks = LockStore(str(self.stage.node.lock_dir))
-        until(
-            freed,
-            what="all devices to be free",
-            interval=0.5,
-            why=lambda: str(locks.read_all_locks()),
-        )
+        wait_until(freed, why=lambda: f"all devices to be free\n{locks.read_all_locks()!s}")
 
     def reap(self) -> None:
         """Look after the owners of all locks, once, as gpulockd does."""

@@ -21,7 +21,7 @@ from tests.labs.prometheus.lab import (
     free_address,
     gpulock,
 )
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 IDLE_AFTER = 2  # seconds
@@ -105,8 +105,8 @@ def test_all_nodes_are_told_as_each_tells_itself_and_one_that_is_down_is_named(
             """Return what is told once it agrees: the queries of one answer are not of one time."""
             return agreed() and agreed()
 
-        found = until(
-            settled, what="the cluster to agree with its nodes", why=lambda: str(first.cluster())
+        found = wait_until(
+            settled, why=lambda: f"the cluster to agree with its nodes\n{first.cluster()!s}"
         )
         assert found["totals"]["held_idle"] == 1
         assert found["totals"]["quarantined"] == 1
@@ -119,14 +119,13 @@ def test_all_nodes_are_told_as_each_tells_itself_and_one_that_is_down_is_named(
         assert user["states"]["held_idle"] == 1
 
         third.exporter.end(kill=True)
-        down = until(
+        down = wait_until(
             lambda: (
                 found
                 if (found := first.cluster()).get("totals", {}).get("nodes_down") == 1
                 else None
             ),
-            what="the node to be down",
-            why=lambda: str(first.cluster()),
+            why=lambda: f"the node to be down\n{first.cluster()!s}",
         )
         told = {node["instance"]: node for node in down["nodes"]}
         assert told[third.address]["states"] is None

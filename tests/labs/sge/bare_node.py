@@ -18,7 +18,7 @@ from gpulock.simulate.node import write_simulated_node
 from tests.labs.sge.config import COMPLEXES, EXECHOST_VALUES
 from tests.labs.sge.lab import GridEngine, JobId, without
 from tests.labs.sge.machines import PATH
-from tests.labs.sge.wait import LabError, until
+from tests.support.wait import LabError, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 NODE = "glnode1"
@@ -106,7 +106,7 @@ class Node:
                 return False
             return True
 
-        until(are_gone, what="the complexes to be nobody's")
+        wait_until(are_gone, why="the complexes to be nobody's")
 
     def uninstall(self, *args: str) -> str:
         """Run `gpulock uninstall sge`."""

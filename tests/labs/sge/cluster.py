@@ -16,7 +16,8 @@ from tests.labs.common.cluster import Machines
 from tests.labs.sge import config
 from tests.labs.sge.install import ADMIN, INSTALLATION, PROGRAMS
 from tests.labs.sge.machines import PATH, Machine, User, connect, end_processes
-from tests.labs.sge.wait import PATIENCE, LabError, until
+from tests.support.evidence import unwatch, watch
+from tests.support.wait import LabError, wait_exit, wait_until
 
 DEFAULT_LAB: Final = "/tmp/gpulock-lab-sge"
 MASTER: Final = "glmaster"
@@ -53,11 +54,13 @@ class Cluster(Machines):
             laps[step] = time.monotonic() - clock
 
         if self.is_up() and self._admin_user() == config.admin_user(self.admin_root):
+            watch(self)
             self._wait_heard(NODES)
             lap("was up")
             return laps
         self.down()
         self.lay_out()
+        watch(self)
         machines, users = list(self.machines.values()), list(self.users.values())
         for machine in machines:
             machine.boot(users, machines, config.SERVICES, INSTALLATION.hidden)
@@ -77,6 +80,7 @@ class Cluster(Machines):
 
     def down(self, *, keep: bool = False) -> None:
         """End every process of the lab, and with them its namespaces; remove its folder."""
+        unwatch(self)
         end_processes(self.lab)
         if self.lab.exists() and not keep:
             if not (self.lab / _MARKER).exists() and any(self.lab.iterdir()):
@@ -132,10 +136,9 @@ class Cluster(Machines):
     def start_qmaster(self, machine: str = MASTER) -> None:
         """Start qmaster and wait until it answers."""
         self._start(machine, "sge_qmaster")
-        until(
+        wait_until(
             lambda: self.client("qconf", "-sh", check=False).returncode == 0,
-            what="qmaster to answer",
-            why=lambda: self.messages("qmaster"),
+            why="qmaster to answer",
         )
 
     def stop_qmaster(self, *, kill: bool = False) -> None:
@@ -174,18 +177,17 @@ class Cluster(Machines):
             )
             for node in nodes
         ]
-        until(
+        wait_until(
             lambda: all(self._registrations(node) > before[node] for node in nodes),
-            what=f"execd on {' '.join(nodes)} to register",
-            why=lambda: "\n".join(map(self.messages, ("qmaster", *nodes))),
+            why=f"execd on {' '.join(nodes)} to register",
         )
-        until(  # it registers first, and says who it is then
+        wait_until(  # it registers first, and says who it is then
             lambda: all(map(self.execd_pid, nodes)),
-            what=f"execd on {' '.join(nodes)} to write its pid",
+            why=f"execd on {' '.join(nodes)} to write its pid",
         )
         self._wait_heard(nodes)
         for process in starting:
-            process.wait(PATIENCE)
+            wait_exit(process, why="execd to be in the background")
 
     def stop_execd(self, node: str, *, kill: bool = False) -> None:
         """End a node's execd, by SIGKILL if asked; its shepherds and jobs live on."""
@@ -199,6 +201,22 @@ class Cluster(Machines):
             return f"({daemon} has written no messages)"
         return "\n".join(text.splitlines()[-lines:])
 
+    def log_files(self) -> list[Path]:
+        """Return what the daemons write, gpulockd too, and accounting: it grows with every job."""
+        accounting = self.lab / "root" / config.CELL / "common/accounting"
+        messages = sorted(self.lab.glob("spool/*/messages"))
+        return [*messages, accounting, *sorted(self.lab.glob("*.log"))]
+
+    def evidence(self) -> dict[str, str]:
+        """Return what Grid Engine says of queues and jobs, who holds what, what jobs printed."""
+        commands = ("qstat -f -explain aAE -u *", "qstat -j *")
+        said = self.asked(*(f"{PROGRAMS}/{one}" for one in commands))
+        return {
+            "qstat": "\n".join(said.values()),
+            "locks": self.lock_owners(),
+            "printed": self.last_outputs(),
+        }
+
     def _start(self, machine: str, program: str) -> None:
         # Jobs inherit the whole environment of execd: it gets Grid Engine's two variables, a PATH.
         done = self.run_in(machine, [str(PROGRAMS / program)])
@@ -206,10 +224,9 @@ class Cluster(Machines):
             raise LabError(f"{program} on {machine} failed: {done.stdout}{done.stderr}")
 
     def _wait_heard(self, nodes: Sequence[str]) -> None:
-        until(
+        wait_until(
             lambda: not any(self._unheard(node) for node in nodes),
-            what=f"the queues of {' '.join(nodes)} to open",
-            why=lambda: self.client("qstat", "-f", "-explain", "aAE", check=False).stdout,
+            why=f"the queues of {' '.join(nodes)} to open",
         )
 
     def _registrations(self, node: str) -> int:

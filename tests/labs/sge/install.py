@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.labs.sge.wait import LabError
+from tests.support.wait import LabError
 
 VARIABLE: Final = "GPULOCK_LAB_GRIDENGINE"
 _DEBIAN: Final = Path("/usr/lib/gridengine")

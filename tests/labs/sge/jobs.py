@@ -27,7 +27,7 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.lab import GridEngine, JobId
-from tests.labs.sge.wait import LabError, until
+from tests.support.wait import LabError, wait_until
 
 __all__ = [
     "SOAK",
@@ -68,16 +68,18 @@ def wait_said(
     text: str,
     *,
     name: str = "STDIN",
-    seconds: float = 60.0,
     user: str = "glalice",
 ) -> str:
     """Wait until a job or its hooks have printed `text`; return all they printed."""
-    return until(
+    return wait_until(
         lambda: told if text in (told := said(gpus, job, name, user)) else None,
-        what=f"job {job} to print {text!r}",
-        seconds=seconds,
         why=lambda: (
-            said(gpus, job, name, user) + gpus.sge.qstat("-u", "*") + gpus.sge.messages("qmaster")
+            f"job {job} to print {text!r}\n"
+            + (
+                said(gpus, job, name, user)
+                + gpus.sge.qstat("-u", "*")
+                + gpus.sge.messages("qmaster")
+            )
         ),
     )
 
@@ -87,7 +89,7 @@ def records(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, 
 
     qmaster may write it a moment after qstat has told that the job is gone.
     """
-    return until(lambda: visits(gpus, job, user) or None, what=f"job {job} in accounting")
+    return wait_until(lambda: visits(gpus, job, user) or None, why=f"job {job} in accounting")
 
 
 def visits(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, str]]:
@@ -167,7 +169,7 @@ def sleepers(gid: int, count: int) -> list[int]:
         sleeps = all(command_of(pid).startswith("sleep ") for pid in pids)
         return pids if sleeps and len(pids) == count else None
 
-    return until(found, what=f"{count} that sleep with group {gid}")
+    return wait_until(found, why=f"{count} that sleep with group {gid}")
 
 
 def group_of(gpus: Gpulock, node: str, job: JobId) -> int:
@@ -188,7 +190,7 @@ def hook_of(gpus: Gpulock, shepherd: int) -> int:
                     return int(entry.name)
         return None
 
-    return until(find, what=f"a hook below shepherd {shepherd}")
+    return wait_until(find, why=f"a hook below shepherd {shepherd}")
 
 
 def at_gate(pid: int) -> bool:
@@ -249,7 +251,7 @@ def full_fifo(path: Path) -> Generator[Path]:
 
 def wait_refused(gpus: Gpulock, node: str, job: JobId) -> None:
     """Wait until a prolog has put the queue of its node into error."""
-    gpus.sge.wait_queue(node, "E", seconds=60)
+    gpus.sge.wait_queue(node, "E")
     gpus.sge.wait_state(job, "qw")
 
 

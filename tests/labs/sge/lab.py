@@ -25,7 +25,7 @@ from tests.labs.sge import config
 from tests.labs.sge.cluster import MASTER, NODES, Cluster
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.machines import PATH
-from tests.labs.sge.wait import PATIENCE, LabError, until
+from tests.support.wait import LabError, wait_until
 
 JobId = NewType("JobId", int)
 
@@ -119,28 +119,21 @@ class GridEngine(Cluster):
                 return fields[4]
         return ""
 
-    def wait_state(self, job: JobId, *states: str, seconds: float = PATIENCE) -> str:
+    def wait_state(self, job: JobId, *states: str) -> str:
         """Wait until a job is in one of the states; return it."""
-        return until(
-            lambda: [s for s in [self.state(job)] if s in states] or None,
-            what=f"job {job} to become {' or '.join(states)}",
-            seconds=seconds,
-            why=lambda: self._about(job),
-        )[0]
-
-    def wait_running(self, job: JobId, *, seconds: float = PATIENCE) -> None:
-        """Wait until a job runs, which is past its prolog: its own process has its group."""
-        self.wait_state(job, "r", seconds=seconds)
-        until(
-            lambda: any(map(started, self._spools(job))),
-            what=f"job {job} to have a process",
-            seconds=seconds,
-            why=lambda: self._about(job),
+        return wait_until(
+            lambda: now if (now := self.state(job)) in states else None,
+            why=f"job {job} to become {' or '.join(states)}",
         )
 
-    def wait_done(self, job: JobId, *, seconds: float = PATIENCE) -> None:
+    def wait_running(self, job: JobId) -> None:
+        """Wait until a job runs, which is past its prolog: its own process has its group."""
+        self.wait_state(job, "r")
+        wait_until(lambda: any(map(started, self._spools(job))), why=f"job {job} to have a process")
+
+    def wait_done(self, job: JobId) -> None:
         """Wait until qmaster has forgotten a job: its epilog is over and its slot is free."""
-        self.wait_state(job, "", seconds=seconds)
+        self.wait_state(job, "")
 
     def acct(self, job: JobId, task: int | None = None) -> dict[str, str]:
         """Return the last accounting record of a job (of one task), as qacct names its fields."""
@@ -152,7 +145,7 @@ class GridEngine(Cluster):
             pairs = [line.split(None, 1) for line in records[-1].splitlines()] if records else []
             return {pair[0]: pair[-1].strip() for pair in pairs if len(pair) == 2} or None
 
-        return until(last, what=f"job {job} in accounting")
+        return wait_until(last, why=f"job {job} in accounting")
 
     def spool_dir(self, job: JobId, task: int = 1, *, node: str | None = None) -> Path:
         """Return a job's active spool folder, on `node` or wherever it is."""
@@ -174,18 +167,14 @@ class GridEngine(Cluster):
                 states[fields[0].partition("@")[2]] = fields[5] if len(fields) > 5 else ""
         return states
 
-    def wait_queue(
-        self, node: str, state: str, *, queue: str = "gpu.q", seconds: float = PATIENCE
-    ) -> None:
+    def wait_queue(self, node: str, state: str, *, queue: str = "gpu.q") -> None:
         """Wait until a queue's state on a node has the letters asked for; empty is no state."""
-        until(
+        wait_until(
             lambda: (
                 (now := self.queue_states(queue).get(node, "?")) == state
                 or (bool(state) and state in now)
             ),
-            what=f"{queue}@{node} to be {state or 'open'}",
-            seconds=seconds,
-            why=lambda: self.qstat("-f", "-explain", "aAE"),
+            why=f"{queue}@{node} to be {state or 'open'}",
         )
 
     def clear_queue_errors(self) -> None:
@@ -211,29 +200,20 @@ class GridEngine(Cluster):
         """
         self.qdel("-u", "*")
         try:
-            self._wait_jobless(2 * PATIENCE)  # one whose shepherd was killed takes half a minute
+            self._wait_jobless()
         except LabError:
             for place in (self.lab / "spool").glob("*/active_jobs/*/pid"):
                 with contextlib.suppress(OSError, ValueError):
                     shepherd = int(place.read_text())
                     end([*children_of(shepherd), shepherd])
             self.qdel("-f", "-u", "*")
-            self._wait_jobless(PATIENCE)
+            self._wait_jobless()
             raise
 
     # --- inner --------------------------------------------------------------------------------
 
-    def _wait_jobless(self, seconds: float) -> None:
-        until(
-            lambda: not self.qstat("-u", "*").strip(),
-            what="all jobs to be deleted",
-            seconds=seconds,
-            why=lambda: self.qstat("-u", "*"),
-        )
-
-    def _about(self, job: JobId) -> str:
-        logs = "\n".join(f"--- {name}\n{self.messages(name, 8)}" for name in ("qmaster", *NODES))
-        return self.client("qstat", "-j", str(job), check=False).stdout[-2000:] + logs
+    def _wait_jobless(self) -> None:
+        wait_until(lambda: not self.qstat("-u", "*").strip(), why="all jobs to be deleted")
 
     def _spools(self, job: JobId, task: int | None = None) -> list[Path]:
         name = f"{job}.{'*' if task is None else task}"

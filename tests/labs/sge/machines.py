@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.labs.sge.wait import PATIENCE, LabError, until
+from tests.support.wait import LabError, wait_until
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # TEST-NET-2 (RFC 5737): an address nobody has; the namespaces have no route out of it anyway.
@@ -166,8 +166,10 @@ class Machine:
         stdout = holder.stdout
         assert stdout is not None
         with stdout:
-            ready, _, _ = select.select([stdout], [], [], PATIENCE)
-            if not ready or stdout.readline() != b"ready\n":
+            wait_until(
+                lambda: bool(select.select([stdout], [], [], 0.2)[0]), why=f"{self.name} to boot"
+            )
+            if stdout.readline() != b"ready\n":
                 reason = (self.folder / "boot.log").read_text()
                 raise LabError(f"machine {self.name} did not boot:\n{reason}")
         # The lab outlives the process that brought it up: init or the next `down` reaps it.
@@ -219,7 +221,7 @@ def end_processes(lab: Path) -> None:
                 os.waitpid(pid, os.WNOHANG)
         return not left
 
-    until(none_left, what="the lab's processes to end", why=lambda: str(processes(lab)))
+    wait_until(none_left, why=lambda: f"the lab's processes to end\n{processes(lab)!s}")
 
 
 def _mark_of(pid: int) -> str:

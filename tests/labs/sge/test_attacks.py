@@ -31,7 +31,7 @@ from tests.labs.sge.jobs import (
     submit_env,
 )
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE = NODES[0]
@@ -70,7 +70,7 @@ def submit_with(gpus: Gpulock, env: Mapping[str, str], *asked: str) -> JobId:
 
 def settle(gpus: Gpulock, job: JobId) -> str:
     """Wait until a job is over or in error; return its state."""
-    return gpus.sge.wait_state(job, "", "Eqw", seconds=90)
+    return gpus.sge.wait_state(job, "", "Eqw")
 
 
 def root_script(gpus: Gpulock) -> tuple[Path, Path]:
@@ -158,7 +158,7 @@ def test_a_job_that_ends_with_99_or_100_is_still_heard(guarded: Gpulock) -> None
     ended = [settle(guarded, job) for job in jobs]
 
     assert ended == ["", "Eqw", ""]
-    until(lambda: len(records(guarded, jobs[0])) > 1, what="both records of the first job")
+    wait_until(lambda: len(records(guarded, jobs[0])) > 1, why="both records of the first job")
     assert [record["failed"].split()[0] for record in records(guarded, jobs[0])] == ["25", "0"]
     assert [record["exit_status"] for record in records(guarded, jobs[2])] == ["7"]
 
@@ -265,7 +265,7 @@ def accounted(gpus: Gpulock, name: str) -> str:
         text = gpus.sge.client("qacct", "-j", name, check=False).stdout
         return text if re.search(r"(?m)^failed ", text) else None
 
-    return until(look, what=f"{name} in accounting")
+    return wait_until(look, why=f"{name} in accounting")
 
 
 def test_a_patched_client_forges_no_prolog_in_a_variable(verified: Gpulock) -> None:
@@ -410,10 +410,10 @@ def test_another_job_that_writes_exit_status_stops_no_queue(guarded: Gpulock, as
     write = "for f in */exit_status; do echo 7 >$f; done"
     text = f'cd "$SGE_JOB_SPOOL_DIR/.."\ntouch {told}\nuntil [ -e {stop} ]; do {write}; done 2>&-\n'
     writer = guarded.sge.submit("glalice", *on(NODE), stdin=text)
-    until(told.exists, what="the writer to write")
+    wait_until(told.exists, why="the writer to write")
     for _ in range(4):
         job = guarded.sge.submit("glalice", *on(NODE, "-l", asked), stdin="true\n")
-        guarded.sge.wait_state(job, "", "Eqw", "Rq", seconds=90)
+        guarded.sge.wait_state(job, "", "Eqw", "Rq")
         assert stopped_queues(guarded) == {}
     stop.touch()
     settle(guarded, writer)
@@ -467,7 +467,7 @@ def test_an_ordinary_job_runs_through_all_of_this(guarded: Gpulock) -> None:
         ),
     ]
     for job in jobs:
-        guarded.sge.wait_done(job, seconds=90)
+        guarded.sge.wait_done(job)
         assert [record["failed"].split()[0] for record in records(guarded, job)] in (
             ["0"],
             ["0", "0"],
@@ -545,7 +545,7 @@ def test_a_fork_that_fails_at_the_end_of_a_job_stops_no_queue(guarded: Gpulock, 
     gate, told = gate_file(guarded, "gate"), gate_file(guarded, "told")
     text = f"touch {told}\nuntil [ -e {gate} ]; do sleep 0.1; done\n"
     job = guarded.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin=text)
-    until(told.exists, what="the job to run")
+    wait_until(told.exists, why="the job to run")
     with starved("gpulock-lab-starved", guarded.sge.shepherd_pid(job), more):
         gate.touch()
         assert settle(guarded, job) == ""

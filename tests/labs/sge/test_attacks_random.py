@@ -35,7 +35,7 @@ from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import full_fifo, on, stopped_queues, submit_env
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.test_isolation import Site, driver_leaves_nodes_alone
-from tests.labs.sge.wait import LabError, until
+from tests.support.wait import LabError, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE = NODES[0]
@@ -117,20 +117,20 @@ class Fair:
             self.sge.set_conf("execd_params", PROCESSES)
             try:
                 self.submit_for(seconds)
-                until(
+                wait_until(
                     lambda: not self.look()[HONEST],
-                    what="every honest job to be over",
-                    why=self.describe,
-                    interval=0.3,
+                    why=lambda: f"every honest job to be over\n{self.describe()}",
                 )
                 self.judge()
             finally:  # as long as the FIFO has a reader: else a hook waits in it for ever
                 self.sge.clear_jobs()
                 spool = self.sge.lab / "spool" / NODE / "active_jobs"
-                until(
+                wait_until(
                     lambda: not list(spool.iterdir()),
-                    what="every shepherd to have ended",
-                    why=lambda: f"{list(spool.iterdir())}\n{self.describe()}",
+                    why=lambda: (
+                        "every shepherd to have ended\n"
+                        + f"{list(spool.iterdir())}\n{self.describe()}"
+                    ),
                 )
                 self.sge.set_conf("execd_params", "none")
 
@@ -242,7 +242,9 @@ class Fair:
         assert len(runs) == len(self.asked), "one ran twice"
         assert self.late == set(), f"{self.late}\n{self.describe()}"
         self.sge.clear_jobs()
-        until(self.no_process_left, what="no process to be left", why=self.describe_processes)
+        wait_until(
+            self.no_process_left, why=lambda: f"no process to be left\n{self.describe_processes()}"
+        )
         reap(self.gpus, NODE)
         assert self.gpus.locks(NODE) == {}
         claims = self.sge.path_in(NODE, "/var/lib/gpulock/runs")
@@ -314,10 +316,11 @@ def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
                 site.configure(isolation, LEFTOVER_PROCESSES="kill")
                 fair = Fair(guarded, [dev / f"nvidia{minor}" for minor in range(GPUS)], seeded())
                 fair.run(SECONDS)
-                until(
+                wait_until(
                     site.nothing_left,
-                    what="no cgroup of a job to be left",
-                    why=lambda: describe_cgroups(service.places()),
+                    why=lambda: (
+                        f"no cgroup of a job to be left\n{describe_cgroups(service.places())}"
+                    ),
                 )
                 guarded.sge.clear_jobs()
         finally:

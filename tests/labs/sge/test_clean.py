@@ -25,7 +25,7 @@ from tests.labs.sge.jobs import (
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[1]
@@ -80,7 +80,7 @@ def left(
         begun = [pid for pid in away if "/job_scripts/" not in said[pid]]
         return len(begun) >= count and not any("setsid" in words for words in said.values())
 
-    until(there or alone, what="its children", why=lambda: str([*map(command_of, carriers(gid))]))
+    wait_until(there or alone, why=lambda: f"its children\n{[*map(command_of, carriers(gid))]!s}")
     return job, gid
 
 
@@ -114,8 +114,8 @@ def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(
     hostile = sparing.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=text)
     sparing.sge.wait_running(hostile)
     shepherd, gid = sparing.sge.shepherd_pid(hostile), group_of(sparing, NODE, hostile)
-    until(lambda: not carriers(gid), what="the job's end")
-    forks = until(lambda: children_of(shepherd) or None, what="its epilog to hang")
+    wait_until(lambda: not carriers(gid), why="the job's end")
+    forks = wait_until(lambda: children_of(shepherd) or None, why="its epilog to hang")
     try:
         for hanging in (shepherd, None):
             if hanging is None:
@@ -144,16 +144,16 @@ def test_one_that_nothing_ends_keeps_its_device_and_the_epilog_ends_in_time(
 ) -> None:
     sparing.configure(NODE, LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT="1")
     job, gid = left(sparing, "exec sleep 600")
-    child = until(  # past the shells that start it, and not what its job waits with
+    child = wait_until(  # past the shells that start it, and not what its job waits with
         lambda: next((pid for pid in carriers(gid) if command_of(pid) == "sleep 600"), None),
-        what="its child",
+        why="its child",
     )
     with frozen("gpulock-lab-frozen-sge", [child]):
         leave(sparing, job)
         assert child in carriers(gid)
         assert len(held(sparing, NODE, job)) == 1
         assert reap(sparing, NODE).acts() == [("held", "alive")]
-    until(lambda: carriers(gid) == [], what="the signal that waited to end it")
+    wait_until(lambda: carriers(gid) == [], why="the signal that waited to end it")
     assert reap(sparing, NODE).acts() == [("freed", "dead")]
 
 
@@ -169,6 +169,6 @@ def test_children_that_fork_as_fast_as_they_can_never_leave_a_device_dirty(
     leave(sparing, job)
     if held(sparing, NODE, job) == []:
         assert carriers(gid) == []
-    until(lambda: carriers(gid) == [], what="the forks to end", seconds=60)
+    wait_until(lambda: carriers(gid) == [], why="the forks to end")
     # a look that others' processes outrun is no look: the next one frees
-    until(lambda: reap(sparing, NODE) and sparing.locks(NODE) == {}, what="the lock to go")
+    wait_until(lambda: reap(sparing, NODE) and sparing.locks(NODE) == {}, why="the lock to go")

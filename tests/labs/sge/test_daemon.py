@@ -55,8 +55,8 @@ from tests.labs.sge.jobs import (
 )
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.test_ends import SLEEP, kill_shepherd, started
-from tests.labs.sge.wait import LabError, until
 from tests.labs.slurm.journal import Journal, doubles
+from tests.support.wait import LabError, wait_until
 
 pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
@@ -74,7 +74,7 @@ def daemon(gpus: Gpulock) -> Generator[Daemon]:
 def living(gpus: Gpulock, job: JobId) -> list[int]:
     """Return the processes that carry a job's group."""
     gid = group_of(gpus, NODE, job)
-    return until(lambda: carriers(gid) or None, what=f"processes of job {job}")
+    return wait_until(lambda: carriers(gid) or None, why=f"processes of job {job}")
 
 
 def sleeper(gpus: Gpulock, job: JobId) -> list[int]:
@@ -186,11 +186,11 @@ def test_jobs_that_spoil_their_folder_or_output_are_freed_and_a_shepherd_that_ha
         hanging = gpus.sge.shepherd_pid(jobs["fifo"])
         go.touch()
         for name in ("removed", "closed", "folder"):
-            gpus.sge.wait_state(jobs[name], "", "Eqw", seconds=60)
+            gpus.sge.wait_state(jobs[name], "", "Eqw")
             seen[name].never_free_too_soon(assert_freed(daemon, claims[name], NOBODY))
-        until(lambda: not carriers(group_of(gpus, NODE, jobs["fifo"])), what="the job's end")
+        wait_until(lambda: not carriers(group_of(gpus, NODE, jobs["fifo"])), why="the job's end")
         assert_held(daemon, claims["fifo"], f"its shepherd {hanging} runs")
-        forks = until(lambda: children_of(hanging) or None, what="its epilog to hang")
+        forks = wait_until(lambda: children_of(hanging) or None, why="its epilog to hang")
         stack.callback(end, forks)
         end([hanging])
         seen["fifo"].never_free_too_soon(assert_freed(daemon, claims["fifo"], NOBODY))
@@ -213,7 +213,7 @@ def test_an_epilog_that_is_killed_at_the_gate_or_is_missing_is_made_up_for(
             shepherd = gpus.sge.shepherd_pid(killed)
             gpus.sge.qdel(str(killed))
             hook = hook_of(gpus, shepherd)
-            until(lambda: at_gate(hook), what="the epilog to wait at the gate")
+            wait_until(lambda: at_gate(hook), why="the epilog to wait at the gate")
             end([hook])
             gpus.sge.wait_done(killed)
             assert claims[killed].locked() == claims[killed].devices
@@ -254,11 +254,11 @@ def test_what_a_prolog_that_was_cut_short_leaves_is_nobodys(gpus: Gpulock, daemo
     assert f"freed {name}: a claim cut short" in daemon.said()
     with shut_gate(gpus, NODE):
         job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin=SLEEP)
-        shepherd = until(lambda: shepherd_of(gpus, job), what="its shepherd")
+        shepherd = wait_until(lambda: shepherd_of(gpus, job), why="its shepherd")
         hook = hook_of(gpus, shepherd)
-        until(lambda: at_gate(hook), what="the prolog to wait at the gate")
+        wait_until(lambda: at_gate(hook), why="the prolog to wait at the gate")
         end([shepherd])
-    until(lambda: not running(hook), what="the prolog to end")
+    wait_until(lambda: not running(hook), why="the prolog to end")
     daemon.goes_round()
     assert gpus.locks(NODE) == {}
     gpus.sge.wait_done(job)
@@ -302,7 +302,7 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
     others = [*sleeper(gpus, ended), gpus.sge.shepherd_pid(ended)]
     with daemon.stopped():  # else it would put them back while they are being removed
         empty(daemon.lock_dir)
-    until(lambda: len(gpus.locks(NODE)) == 3, what="all locks", why=daemon.said)
+    wait_until(lambda: len(gpus.locks(NODE)) == 3, why="all locks")
     assert claim.locked() == claim.devices
     daemon.crash()
     empty(daemon.lock_dir)
@@ -356,7 +356,7 @@ def test_daemons_that_come_and_go_take_no_device_away_and_give_it_back_once(
         try:
             assert_held(daemon, claim, "its shepherd")
             go.touch()
-            until(lambda: not claim.locked(), what="the epilog", why=daemon.said)
+            wait_until(lambda: not claim.locked(), why="the epilog")
             daemon.goes_round()
             witness.never_free_too_soon(assert_over(daemon, claim, "", "epilog"))
         finally:
@@ -426,9 +426,9 @@ def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(gpus: Gpulock)
                 for kind in (("-l", "gpu=1"), ("-l", "gpu=2"))
             ]
             for job in arrays:
-                gpus.sge.wait_done(job, seconds=600)
+                gpus.sge.wait_done(job)
             gpus.wait_free()  # what an epilog left draining is freed as well
-            until(lambda: len(daemon.history()) >= number or None, what="their history")
+            wait_until(lambda: len(daemon.history()) >= number or None, why="their history")
         assert len(rounds) > number
         holds = journal.holds()
         assert len(holds) == number

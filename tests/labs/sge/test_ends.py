@@ -38,7 +38,7 @@ from tests.labs.sge.jobs import (
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
@@ -70,7 +70,7 @@ def refused_all(gpus: Gpulock, node: str, free: int) -> str:
     gpus.sge.set_exechost(node, "gpu=99,gpuj=99,slots=99")
     try:
         job = gpus.sge.submit("glbob", *on(node, "-l", f"gpu={free + 1}"), stdin="true\n")
-        gpus.sge.wait_state(job, "Rq", seconds=60)
+        gpus.sge.wait_state(job, "Rq")
         text = said(gpus, job, user="glbob")
         gpus.sge.qdel(str(job))
         gpus.sge.wait_done(job)  # else it may have been sent to the node once more
@@ -84,7 +84,7 @@ def kill_shepherd(gpus: Gpulock, node: str, job: JobId) -> int:
     gid = group_of(gpus, node, job)
     shepherd = gpus.sge.shepherd_pid(job)
     os.kill(shepherd, signal.SIGKILL)
-    until(lambda: not running(shepherd), what="the shepherd to be gone")
+    wait_until(lambda: not running(shepherd), why="the shepherd to be gone")
     return gid
 
 
@@ -105,7 +105,7 @@ def test_jobs_that_are_deleted_or_run_out_of_time_give_back_at_once(gpus: Gpuloc
     gpus.sge.qdel("-f", str(forced))
     gpus.sge.qdel(str(stopped))
     for job in (deleted, forced, timed, stopped):
-        gpus.sge.wait_done(job, seconds=60)
+        gpus.sge.wait_done(job)
     gpus.wait_free()
     assert gpus.sge.queue_states()[NODE] == ""
 
@@ -129,17 +129,19 @@ def test_locks_of_jobs_whose_epilog_cannot_run_are_freed_by_the_next_reconcile(
         words = on(NODE, "-l", "gpu=1", "-N", name, "-wd", str(folder))
         jobs[name] = gpus.sge.submit("glalice", *words, stdin=text)
     for name in ("removed", "closed", "folder"):
-        gpus.sge.wait_state(jobs[name], "", "Eqw", seconds=60)
-    until(lambda: set(claims(gpus, NODE)) >= {str(j) for j in jobs.values()}, what="four claims")
+        gpus.sge.wait_state(jobs[name], "", "Eqw")
+    wait_until(
+        lambda: set(claims(gpus, NODE)) >= {str(j) for j in jobs.values()}, why="four claims"
+    )
     # the FIFO keeps its shepherd waiting in open() for ever: it lives, and so does its lock
     gpus.sge.wait_running(jobs["fifo"])  # what has claimed may not have begun
     shepherd = gpus.sge.shepherd_pid(jobs["fifo"])
-    until(lambda: not carriers(group_of(gpus, NODE, jobs["fifo"])), what="the job's end")
+    wait_until(lambda: not carriers(group_of(gpus, NODE, jobs["fifo"])), why="the job's end")
     kept = reap(gpus, NODE)
     by_act = sorted(act for act, _ in kept.acts())
     assert by_act == ["freed", "freed", "freed", "held"], kept
     assert held(gpus, NODE, jobs["fifo"]) != []
-    forks = until(lambda: children_of(shepherd) or None, what="its epilog to hang")
+    forks = wait_until(lambda: children_of(shepherd) or None, why="its epilog to hang")
     end([shepherd])
     try:
         assert reap(gpus, NODE).acts() == [("freed", "dead")]
@@ -190,8 +192,8 @@ def test_a_child_alive_in_the_epilog_keeps_the_lock_draining_until_it_is_gone(
     text = f"(setsid sleep 600 >/dev/null 2>&1 &)\n{waiting_for(go)}"
     job = started(sparing, OTHER, 1, text)
     gid = group_of(sparing, OTHER, job)
-    until(
-        lambda: any(command_of(pid) == "sleep 600" for pid in carriers(gid)), what="its child alone"
+    wait_until(
+        lambda: any(command_of(pid) == "sleep 600" for pid in carriers(gid)), why="its child alone"
     )
     go.touch()
     sparing.sge.wait_done(job)
@@ -247,7 +249,7 @@ def test_when_run_is_wiped_nothing_is_granted_until_every_living_job_is_adopted(
     for place in lock_dir.iterdir():
         shutil.rmtree(place) if place.is_dir() else place.unlink()
     refused = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin="true\n")
-    gpus.sge.wait_state(refused, "Rq", seconds=60)
+    gpus.sge.wait_state(refused, "Rq")
     assert "the locks of this boot were lost" in said(gpus, refused, user="glbob")
     assert gpus.sge.queue_states()[NODE] == ""
     assert gpus.locks(NODE) == {}
@@ -296,7 +298,7 @@ def test_pids_and_groups_that_others_use_again_and_clocks_set_back_mislead_nobod
     rewrite(gpus, NODE, future, claimed_at=4e9)
     rewrite(gpus, NODE, victim, claimed_at=1.0)
     try:
-        until(lambda: carriers(other.add_grp_id + 50) == [stray.pid], what="the stray's group")
+        wait_until(lambda: carriers(other.add_grp_id + 50) == [stray.pid], why="the stray's group")
         told = reap(gpus, NODE)
         left = {record.job_id for record in gpus.locks(NODE).values()}
         assert left == {str(victim), str(gid_alone), str(future)}, told
@@ -320,7 +322,7 @@ def test_a_carrier_that_is_not_the_heirs_child_makes_a_reused_group_unknown(gpus
     rewrite(gpus, NODE, gone, add_grp_id=gid)
     stray = subprocess.Popen(["setpriv", f"--groups={gid}", "sleep", "600"])
     try:
-        until(lambda: stray.pid in carriers(gid), what="the stray's group")
+        wait_until(lambda: stray.pid in carriers(gid), why="the stray's group")
         told = reap(gpus, NODE)
         assert sorted(told.acts()) == [("held", "alive"), ("held", "unknown")]
     finally:
@@ -339,7 +341,7 @@ def test_an_execd_that_dies_and_comes_back_changes_no_lock(gpus: Gpulock) -> Non
     other = started(gpus, THIRD, 5)
     assert not set(held(gpus, THIRD, other)) & set(before)
     (gpus.sge.users["glalice"].home / "go").touch()
-    until(lambda: held(gpus, THIRD, job) == [] or None, what="its epilog")
+    wait_until(lambda: held(gpus, THIRD, job) == [] or None, why="its epilog")
     assert len(held(gpus, THIRD, other)) == 5
     # execd looks after what it did not start once a minute only: do not wait for it
     gpus.sge.qdel("-f", str(job))
@@ -374,7 +376,7 @@ def test_a_job_that_runs_again_gets_locks_of_its_new_run_and_nothing_leaks(gpus:
             ready.touch()
         else:
             gpus.sge.qmod("-rj", str(job))
-        wait_said(gpus, job, "run=1", seconds=120)
+        wait_said(gpus, job, "run=1")
         second = record_of(gpus, NODE, job)
         assert second.run() != first.run() and second.token != first.token
         assert second.pid == gpus.sge.shepherd_pid(job)
@@ -393,14 +395,14 @@ def test_job_ids_and_tasks_that_begin_alike_free_only_their_own(gpus: Gpulock) -
         gpus.sge.stop_qmaster()
         (gpus.sge.lab / "spool/qmaster/jobseqnum").write_text(f"{int(first) * 10 + 2}\n")
         gpus.sge.start_qmaster()
-        gpus.sge.wait_queue(NODE, "", seconds=120)
+        gpus.sge.wait_queue(NODE, "")
     second = started(gpus, NODE, 1)
     if not SOAK:
         rewrite(gpus, NODE, second, job_id=longer)
     tasks = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1", "-t", "1-11:10"), stdin=end_of_one)
-    until(lambda: len(held(gpus, NODE, tasks)) == 2, what="two tasks")
+    wait_until(lambda: len(held(gpus, NODE, tasks)) == 2, why="two tasks")
     go.touch()
-    until(lambda: len(held(gpus, NODE, tasks)) == 1, what="task 1 to give back")
+    wait_until(lambda: len(held(gpus, NODE, tasks)) == 1, why="task 1 to give back")
     assert {r.task_id for r in gpus.locks(NODE).values() if r.job_id == str(tasks)} == {"11"}
     gpus.sge.qdel(str(first))
     gpus.sge.wait_done(first)
@@ -431,7 +433,7 @@ def test_many_short_jobs_share_no_device_and_leave_none_locked(gpus: Gpulock) ->
         for kind in kinds
     ]
     for job in arrays:
-        gpus.sge.wait_done(job, seconds=600)
+        gpus.sge.wait_done(job)
     # on a node where processes come and go all the time a release may leave a lock to the reaper
     left = gpus.locks(NODE)
     assert all(record.draining for record in left.values())

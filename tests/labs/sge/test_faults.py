@@ -34,7 +34,7 @@ from tests.labs.sge.jobs import (
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
@@ -128,10 +128,10 @@ def test_without_execds_file_the_real_qstat_answers_and_a_bad_one_never_unmasks(
     assert said(around, asked[0], "lost") == "mask=0,1\n"
     assert said(around, asked[1], "lost") == "mask=\n"
     for job in hanging:
-        around.sge.wait_state(job, "Rq", seconds=60)
+        around.sge.wait_state(job, "Rq")
         assert " in time; is qmaster up?" in said(around, job, "lost")
     for job in lied:
-        around.sge.wait_state(job, "Rq", seconds=60)
+        around.sge.wait_state(job, "Rq")
         assert "unknown: qstat's answer" in said(around, job, "lost")
     for job in (*hanging, *lied):
         assert "mask=" not in said(around, job, "lost")
@@ -147,15 +147,18 @@ def test_unknowns_of_three_jobs_of_two_owners_are_a_broken_node_and_counted(
     around.configure(OTHER, SGE_BINARIES=missing)
     for user, number in (("glalice", 1), ("glalice", 2)):
         job = submit(around, OTHER, 1, f"lost{number}", user)
-        around.sge.wait_state(job, "Rq", seconds=60)
+        around.sge.wait_state(job, "Rq")
         around.sge.qdel(str(job))  # which would be sent to the node again, and counted again
         around.sge.wait_done(job)
     assert around.sge.queue_states()[OTHER] == ""
     last = submit(around, OTHER, 1, "lost3", "glbob")
-    until(
+    wait_until(
         lambda: "for several jobs in a row" in said(around, last, "lost3", "glbob"),
-        what="the third unknown to be a broken node",
-        why=lambda: said(around, last, "lost3", "glbob") + str(totals(around, OTHER)),
+        why=lambda: (
+            "the third unknown to be a broken node\n"
+            + said(around, last, "lost3", "glbob")
+            + str(totals(around, OTHER))
+        ),
     )
     around.sge.wait_queue(OTHER, "E")
     counted = totals(around, OTHER)
@@ -170,7 +173,7 @@ def test_jobs_of_an_unknown_grid_engine_wait_and_no_queue_stops(around: Gpulock)
         )
     }
     for job, (name, user) in jobs.items():
-        around.sge.wait_state(job, "Rq", seconds=60)
+        around.sge.wait_state(job, "Rq")
         assert "another version of Grid Engine" in said(around, job, name, user)
         assert "mask=" not in said(around, job, name, user)
     assert set(around.sge.queue_states().values()) == {""}
@@ -184,9 +187,8 @@ def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds
     going = submit(around, NODE, 2, "wait")
     lost = submit(around, NODE, 1, "wait_lost")
     spool = around.sge.lab / "spool" / NODE / "active_jobs"
-    until(
-        lambda: all((spool / f"{job}.1/pid").exists() for job in (going, lost)),
-        what="two shepherds",
+    wait_until(
+        lambda: all((spool / f"{job}.1/pid").exists() for job in (going, lost)), why="two shepherds"
     )
     for job in (going, lost):
         around.sge.wait_state(job, "r")  # else qmaster may not know that they were sent
@@ -199,8 +201,8 @@ def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds
         assert "mask=" not in said(around, lost, "wait_lost")
     finally:
         around.sge.start_qmaster()
-    around.sge.wait_queue(NODE, "", seconds=120)
-    around.sge.wait_done(going, seconds=120)
+    around.sge.wait_queue(NODE, "")
+    around.sge.wait_done(going)
     assert records(around, going)[-1]["failed"] == "0"
 
 
@@ -259,9 +261,9 @@ def test_a_full_lock_directory_stops_no_queue_and_a_read_only_one_leaves_nothing
     assert "No space left" in fill.stderr
     mount(small, OTHER, "-o", "remount,ro", "/run/gpulock")
     full, closed = submit(small, NODE, 2, "full"), submit(small, OTHER, 2, "closed")
-    until(
+    wait_until(
         lambda: "unknown: a lock cannot be written" in said(small, full, "full"),
-        what="the job to be refused",
+        why="the job to be refused",
     )
     wait_refused(small, OTHER, closed)
     assert "Read-only file system" in said(small, closed, "closed")
@@ -324,9 +326,9 @@ def test_settings_that_cannot_be_believed_stop_no_queue_and_spare_jobs_that_end(
     places[NODE].write_text("EXPECTED_GPUS=4\nGUPS\n")
     gpus.sge.path_in(NODE, "/var/lib/gpulock/settings.obeyed").unlink()
     jobs = {NODE: submit(gpus, NODE, 1, "job")}
-    until(
+    wait_until(
         lambda: f"{CONFIG}:2: not KEY=VALUE: 'GUPS'" in said(gpus, jobs[NODE], "job"),
-        what="the job to be refused",
+        why="the job to be refused",
     )
     text = places[OTHER].read_text()
     for name, spoil in (
@@ -413,7 +415,7 @@ def test_a_quarantined_device_is_not_granted_and_a_reserve_survives_a_reboot(
     command(gpus, NODE, "quarantine", "0", "--reason", "its fan died")
     command(gpus, OTHER, "reserve", "3", "--reason", "a workshop")
     short, served = submit(gpus, NODE, 8, "short"), submit(gpus, NODE, 7, "served")
-    gpus.sge.wait_state(short, "Rq", seconds=60)
+    gpus.sge.wait_state(short, "Rq")
     assert "0: quarantined" in said(gpus, short, "short")
     gpus.sge.wait_done(served)
     assert said(gpus, served, "served") == "mask=1,2,3,4,5,6,7\n"

@@ -25,7 +25,7 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.lab import GridEngine, without
 from tests.labs.sge.machines import PATH
-from tests.labs.sge.wait import LabError, until
+from tests.support.wait import LabError, wait_until
 
 pytestmark = pytest.mark.lab
 SENSOR_PROGRAM = Path(PREFIX, "current/prolog/sge-sensor")
@@ -40,10 +40,10 @@ def node(sge: GridEngine) -> Iterator[Node]:
     sensor.write_text("#!/bin/sh\nwhile read -r line; do echo begin; echo end; done\n")
     sensor.chmod(0o755)
     sge.set_conf("load_sensor", str(sensor), host=NODE)
-    until(lambda: running(sensor), what="execd to take the host's own configuration")
+    wait_until(lambda: running(sensor), why="execd to take the host's own configuration")
     sge.qconf("-dconf", NODE)
     sge.set_conf("gid_range", groups)  # no two nodes on one kernel may share one
-    until(lambda: not running(sensor), what="execd to have none but the global configuration")
+    wait_until(lambda: not running(sensor), why="execd to have none but the global configuration")
     for name in NODES:
         sge.set_exechost(name, "slots=16")
     sge.load("-Mc", "complexes", without(sge.qconf("-sc"), [*config.COMPLEXES]))
@@ -102,9 +102,9 @@ def assert_queue_goes_on(node: Node) -> None:
     """Assert that the queue is open, has no lock, and runs the next job."""
     assert node.sge.queue_states()[NODE] == "", node.sge.qstat("-f", "-explain", "E")
     assert node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")[1] == "0,1\n"
-    until(
+    wait_until(
         lambda: not list(node.sge.path_in(NODE, "/run/gpulock/locks").iterdir()),
-        what="all locks to be gone",
+        why="all locks to be gone",
     )
 
 
@@ -116,17 +116,16 @@ def test_no_users_terminal_stops_a_queue(node: Node) -> None:
     node.install_anew()
     sge = node.sge
     with client_on_terminal(node, "qrsh", "hostname"):
-        until(lambda: "Eqw" in sge.qstat("-u", "*"), what="the job to be refused")
+        wait_until(lambda: "Eqw" in sge.qstat("-u", "*"), why="the job to be refused")
         number = sge.qstat("-u", "*").splitlines()[2].split()[0]
         assert "use qrsh -pty no COMMAND" in sge.qstat("-j", number)
         assert_queue_goes_on(node)
     for login in ("qlogin", "qrsh"):
         with client_on_terminal(node, login) as said:
-            until(
+            wait_until(
                 lambda: "could not be scheduled" in said.read_text(errors="replace"),
-                what=f"{login} to end",
-                why=lambda: said.read_text(errors="replace") + sge.qstat("-u", "*"),
-                seconds=200,  # the client asks after 3 s, then after twice as long each time
+                why=f"{login} to end",
+                quiet=200,  # the client asks after 3 s, then after twice as long each time
             )
             assert "glalice" not in sge.qstat("-u", "*")
             assert_queue_goes_on(node)
@@ -140,7 +139,7 @@ def test_a_host_without_a_configuration_gets_one_and_all_of_it_can_be_taken_out(
     assert not re.search(r"(?m)^gpu", objects["-sc"]) and "gpu" not in objects["-se"]
 
     assert "ran with CUDA_VISIBLE_DEVICES=" in node.install_anew("--yes")
-    until(lambda: reports_sensor(node), what="the sensor's values to arrive")
+    wait_until(lambda: reports_sensor(node), why="the sensor's values to arrive")
     assert node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")[1] == "0,1\n"
     assert re.search(r"(?m)^gpu +gpu +INT +<= +YES +YES ", node.objects()["-sc"])
     assert "gpu=8" in node.objects()["-se"]
@@ -200,10 +199,10 @@ def test_an_installation_killed_while_it_waits_for_execd_is_taken_out_at_once(no
     """execd has the new configuration, and its sensor has not reported yet."""
     objects, files = node.objects(), node.files()
     with node.installing() as installer:
-        until(lambda: "shepherd_cmd" in node.objects().get("own", ""), what="the configuration")
-        until(lambda: "load_sensor" in node.objects()["own"], what="the sensor's line")
+        wait_until(lambda: "shepherd_cmd" in node.objects().get("own", ""), why="the configuration")
+        wait_until(lambda: "load_sensor" in node.objects()["own"], why="the sensor's line")
         node.restart_execd()
-        until(lambda: running(SENSOR_PROGRAM), what="execd to start the sensor")
+        wait_until(lambda: running(SENSOR_PROGRAM), why="execd to start the sensor")
         os.killpg(installer.pid, signal.SIGKILL)
 
     said = node.uninstall()

@@ -39,7 +39,7 @@ from tests.labs.sge.jobs import (
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.wait import LabError, until
+from tests.support.wait import LabError, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE, OTHER, THIRD = NODES
@@ -94,7 +94,9 @@ def test_a_hostile_environment_runs_nothing_as_root_and_reads_only_our_mask(
     job = submit_args(gpus, "glalice", [*words, str(path)], evil.odd())
     shown = show_environ(gpus, evil, NODE, "-l", "gpu=2")
     gpus.sge.wait_done(job)
-    until(lambda: set(claims(gpus, NODE)) >= {str(job), str(holder)}, what="both to have claimed")
+    wait_until(
+        lambda: set(claims(gpus, NODE)) >= {str(job), str(holder)}, why="both to have claimed"
+    )
     assert evil.as_root() == []
     by_user = evil.log.read_text()
     for what in ("library", "function", "fake python3", "sitecustomize"):
@@ -188,7 +190,7 @@ def test_lines_forged_by_newlines_claim_nothing_for_anybody_else(
     files = {f"job_id={holder}": f"forged.o{holder}", "ja_task_id=5": "forged.o{job}.5"}
     home = gpus.sge.users["glalice"].home
     for line, job in jobs.items():
-        gpus.sge.wait_state(job, "Eqw", seconds=90)
+        gpus.sge.wait_state(job, "Eqw")
         key = line.partition("=")[0]
         if key == "job_owner":
             continue  # it is the other user's folder then, where the shepherd may write nothing
@@ -203,7 +205,7 @@ def test_lines_forged_by_newlines_claim_nothing_for_anybody_else(
         for argument in (f"x\n{bad}", f"x\n={bad}", f"x\n {bad}", f"x\nadd_grp_id {gid}", long)
     ]
     for job in without:
-        gpus.sge.wait_state(job, "Eqw", seconds=60)
+        gpus.sge.wait_state(job, "Eqw")
         assert "add_grp_id stands" in said(gpus, job, "forged")
     assert set(claims(gpus, NODE)) == {str(holder)}
     assert gpus.sge.queue_states()[NODE] == ""
@@ -277,7 +279,7 @@ def test_names_accounts_and_folders_of_odd_bytes_are_served_or_turned_away(
             assert re.search("Unable to run job|denied|rejected", str(rejected)), what
     assert "folder" in jobs
     for job in jobs.values():
-        gpus.sge.wait_state(job, "", "Eqw", seconds=60)
+        gpus.sge.wait_state(job, "", "Eqw")
     states = {what: gpus.sge.state(job) for what, job in jobs.items()}
     assert states["folder"] == "" and str(jobs["folder"]) in claims(gpus, NODE)
     for what, job in jobs.items():
@@ -361,7 +363,9 @@ def test_an_epilog_that_runs_twice_does_not_free_who_came_between(gpus: Gpulock)
     line = f"root@{twice}"
     gpus.sge.set_hooks(gpus.line("prolog"), line, queues=["gpu.q"])
     first = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin="true\n")
-    until(lambda: str(first) in claims(gpus, NODE) and not gpus.locks(NODE), what="a first epilog")
+    wait_until(
+        lambda: str(first) in claims(gpus, NODE) and not gpus.locks(NODE), why="a first epilog"
+    )
     gpus.sge.set_hooks(gpus.line("prolog"), gpus.line("epilog"), queues=["gpu.q"])
     second = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin="sleep 300\n")
     gpus.sge.wait_running(second)
@@ -438,7 +442,7 @@ def test_links_and_fifos_in_the_spool_directory_are_refused_or_replaced_in_time(
         for name in wanted
     }
     for name, job in jobs.items():
-        gpus.sge.wait_done(job, seconds=90)
+        gpus.sge.wait_done(job)
         assert f"code={wanted[name]}\n" in said(gpus, job, name), name
         assert (victims / name).read_text() == "untouched\n"
     gpus.wait_free()
@@ -483,7 +487,7 @@ def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_
     assert not (lock_dir / "totals").is_symlink()
     wait_refused(gpus, OTHER, stopped)
     assert "gate is not a private file" in said(gpus, stopped)
-    gpus.sge.wait_state(doubted, "Rq", seconds=60)
+    gpus.sge.wait_state(doubted, "Rq")
     assert "boot_id" in said(gpus, doubted)
     assert not gpus.locks(OTHER) and not gpus.locks(THIRD)
     for entry in (lock_dir / "locks").iterdir():
@@ -500,7 +504,7 @@ def test_a_gate_held_by_a_stopped_process_requeues_the_job_within_the_timeout(
     gpus.configure(NODE, GATE_TIMEOUT="2")
     with shut_gate(gpus, NODE):
         job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin="echo ran\n")
-        gpus.sge.wait_state(job, "Rq", seconds=60)
+        gpus.sge.wait_state(job, "Rq")
         assert "unknown: timed out on the lock /run/gpulock/gate" in said(gpus, job)
         assert gpus.sge.queue_states()[NODE] == ""
         assert gpus.locks(NODE) == {}
@@ -508,7 +512,7 @@ def test_a_gate_held_by_a_stopped_process_requeues_the_job_within_the_timeout(
             int(record["ru_wallclock"].rstrip("s").split(".")[0]) for record in records(gpus, job)
         ]
         assert took and max(took) < 20  # seconds: GATE_TIMEOUT unless it is set
-    gpus.sge.wait_done(job, seconds=60)
+    gpus.sge.wait_done(job)
     assert "ran" in said(gpus, job)
 
 
@@ -519,13 +523,13 @@ def test_a_shepherd_killed_while_its_prolog_waits_leaves_no_lock(gpus: Gpulock) 
     """
     with shut_gate(gpus, NODE):
         job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin="echo ran\n")
-        shepherd = until(lambda: _shepherd(gpus, job), what="a shepherd")
+        shepherd = wait_until(lambda: _shepherd(gpus, job), why="a shepherd")
         hook = hook_of(gpus, shepherd)
-        until(lambda: at_gate(hook), what="the hook to be at the gate")
+        wait_until(lambda: at_gate(hook), why="the hook to be at the gate")
         os.kill(shepherd, signal.SIGKILL)
-        until(lambda: not running(shepherd), what="the shepherd to be gone")
+        wait_until(lambda: not running(shepherd), why="the shepherd to be gone")
         assert running(hook)
-    until(lambda: not running(hook), what="the hook to end")
+    wait_until(lambda: not running(hook), why="the hook to end")
     assert gpus.locks(NODE) == {}
 
 
@@ -564,7 +568,7 @@ def test_a_job_that_writes_its_exit_status_stops_no_queue(gpus: Gpulock, status:
     text = f'echo {status} >"$SGE_JOB_SPOOL_DIR/exit_status"\n'
     job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin=text)
 
-    assert gpus.sge.wait_state(job, "", "Eqw", seconds=90) == "Eqw"
+    assert gpus.sge.wait_state(job, "", "Eqw") == "Eqw"
     assert stopped_queues(gpus) == {}
 
 
@@ -583,7 +587,7 @@ def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
     job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS}"), stdin=waiting_for(go))
     gpus.sge.wait_running(job)
     stranger = gpus.sge.submit("glbob", *on(NODE), stdin=stranger_script(told, devices))
-    until(told.exists, what="the stranger to be ready", seconds=120)
+    wait_until(told.exists, why="the stranger to be ready")
     go.touch()
     gpus.sge.wait_done(job)
     assert gpus.locks(NODE) == {}
@@ -592,4 +596,4 @@ def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
     assert "ran" in said(gpus, again)
     told.with_name("stranger.stop").touch()
     gpus.sge.qdel(str(stranger))
-    gpus.sge.wait_done(stranger, seconds=120)
+    gpus.sge.wait_done(stranger)

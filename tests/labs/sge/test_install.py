@@ -14,8 +14,8 @@ from tests.labs.sge.bare_node import CONFIG, NODE, ON_NODE, PREFIX, Node, bare_n
 from tests.labs.sge.gpulock import name_shepherd
 from tests.labs.sge.install import INSTALLATION, PROGRAMS
 from tests.labs.sge.lab import GridEngine, without
-from tests.labs.sge.wait import until
 from tests.support.pairs import zip_equal
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 SITE_HOOK = """#!/bin/sh
@@ -80,10 +80,9 @@ def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
     assert text == "0,1\n"
     _, text = node.run(script="echo [$CUDA_VISIBLE_DEVICES]\n")
     assert text == "[]\n"
-    until(
+    wait_until(
         lambda: "gpu.free=8" in node.sge.client("qhost", "-F", "gpu.free", "-h", NODE).stdout,
-        what="the sensor's values to arrive",
-        why=lambda: node.sge.messages(NODE),
+        why="the sensor's values to arrive",
     )
     said = node.uninstall()
 
@@ -137,10 +136,9 @@ def test_the_sites_hooks_go_on_as_their_users_in_their_environment(
     node.sge.set_conf("epilog", f"sgeadmin@{site_hook} epi $queue")
     log = site_hook.with_name("log")
     args = ("-l", "gpu=2", "-N", "named", "-v", "LD_LIBRARY_PATH=/x,TEXT=a\\b  c,SITE_CODE=0")
-    until(
+    wait_until(
         lambda: bool(node.run(*args, script="exit 3\n")) and " epi " in log.read_text(),
-        what="execd to know the global epilog",
-        seconds=120,
+        why="execd to know the global epilog",
     )
     alone = Path(f"{log}.pro.env").read_text(), Path(f"{log}.epi.env").read_text()
     first = log.read_text().splitlines()[-2:]
@@ -175,7 +173,7 @@ def test_a_sites_prolog_that_fails_keeps_its_meaning_and_no_lock_stays(
 
     assert node.sge.acct(job)["failed"].split()[0] == failed
     locks = node.sge.path_in(NODE, "/run/gpulock/locks")
-    until(lambda: not list(locks.iterdir()), what="the locks to be gone")
+    wait_until(lambda: not list(locks.iterdir()), why="the locks to be gone")
 
 
 def test_the_release_is_told_and_an_unknown_one_is_refused(node: Node) -> None:
@@ -209,7 +207,7 @@ def test_jobs_wait_while_their_shepherd_cannot_be_started(node: Node) -> None:
     where = (*ON_NODE, "-l", "gpu=1", "-o", "waits.out")
     jobs = [node.sge.submit(user, *where, stdin="echo ran\n") for user in ("glalice", "glbob")]
     for job in jobs:
-        node.sge.wait_state(job, "Rq", seconds=60)
+        node.sge.wait_state(job, "Rq")
     state, what, do = node.doctor()["shepherd_cmd"]
     assert (state, bool(do)) == ("fault", True)
     assert "/nowhere/sge_shepherd is not there" in what
@@ -217,7 +215,7 @@ def test_jobs_wait_while_their_shepherd_cannot_be_started(node: Node) -> None:
 
     name_shepherd(launcher, real)
     for job, user in zip_equal(jobs, ("glalice", "glbob")):
-        node.sge.wait_done(job, seconds=120)
+        node.sge.wait_done(job)
         assert (node.sge.users[user].home / "waits.out").read_text() == "ran\n"
 
 
@@ -242,11 +240,7 @@ def test_uninstall_waits_for_jobs_and_leaves_what_others_changed(node: Node) -> 
 def test_doctor_finds_planted_faults(node: Node) -> None:
     node.install()
     sge, domain = node.sge, f"gpu.q@{NODE}"
-    until(
-        lambda: node.doctor()["load sensor"][0] == "ok",
-        what="the sensor's values to arrive",
-        interval=1,
-    )
+    wait_until(lambda: node.doctor()["load sensor"][0] == "ok", why="the sensor's values to arrive")
     well = node.doctor()
     assert [name for name, (state, _, _) in well.items() if state == "fault"] == []
     assert well["interactive jobs"][0] == "ok"

@@ -35,8 +35,8 @@ from tests.labs.sge.jobs import gate_file, held, on, reap, said, wait_said, wait
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.test_ends import kill_shepherd
 from tests.labs.sge.test_parallel import MPI, until_wrapped
-from tests.labs.sge.wait import until
 from tests.support.pairs import zip_equal
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -129,7 +129,7 @@ def test_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
     assert str(site.gpus.sge.users["glalice"].uid) in first.splitlines()
     shepherd = site.gpus.sge.shepherd_pid(job)
     assert [place.parent for place in site.service.of(shepherd)] == site.service.folders
-    until(lambda: not site.service.strays(), what="the child to end")
+    wait_until(lambda: not site.service.strays(), why="the child to end")
     go.touch()
     site.gpus.sge.wait_done(job)
     assert site.left() == []
@@ -206,14 +206,14 @@ def looked_round(site: Site, boxes: Boxes, isolation: str) -> tuple[set[str], di
     go = gate_file(site.gpus, "go")
     script = f"echo mine=$CUDA_VISIBLE_DEVICES\n{boxes.script()}{waiting_for(go)}"
     job = site.submit("-l", "gpu=2", script=script)
-    text = wait_said(site.gpus, job, "\nout\n", seconds=300.0)
+    text = wait_said(site.gpus, job, "\nout\n")
     own = site.own(job)
     go.touch()
     site.gpus.sge.wait_done(job)
     boxed = container_job.seen(text)
     assert {one.mask for one in boxed.values()} == {text.partition("mine=")[2].split()[0]}
     assert {name for name, one in boxed.items() if one.driver == boxes.version} == WITH_DRIVER
-    until(site.nothing_left, what="nothing to be left")  # of podman's own process neither
+    wait_until(site.nothing_left, why="nothing to be left")  # of podman's own process neither
     assert site.gpus.locks(NODE) == {}
     return own, boxed
 
@@ -248,7 +248,9 @@ def test_what_a_killed_shepherd_leaves_stays_confined_until_it_ends(site: Site) 
     late.touch()
     assert opened(wait_said(site.gpus, job, "over"))["EPERM"] == ALL - own
     go.touch()
-    until(lambda: reap(site.gpus, NODE) and not site.left(), what="the reaper to remove the rest")
+    wait_until(
+        lambda: reap(site.gpus, NODE) and not site.left(), why="the reaper to remove the rest"
+    )
 
 
 def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> None:
@@ -282,7 +284,7 @@ def row(site: Site, *asked: str) -> JobId:
 def wait_row(site: Site, job: JobId) -> None:
     """Wait until every job of half a row has ended well."""
     site.gpus.sge.wait_done(job)
-    until(lambda: len(jobs.records(site.gpus, job)) == ROW // 2, what="a row in accounting")
+    wait_until(lambda: len(jobs.records(site.gpus, job)) == ROW // 2, why="a row in accounting")
     ends = {(one["failed"], one["exit_status"]) for one in jobs.records(site.gpus, job)}
     assert ends == {("0", "0")}
 
@@ -340,12 +342,12 @@ def test_a_shared_card_is_open_to_each_job_with_a_place_until_its_own_end(
     jobs.end_carriers(gid)
     assert reap(sharing, NODE).acts().count(("freed", "dead")) == 1
     again.touch()
-    until(lambda: said(sharing, two).count("begun") == 2, what="the neighbour's second probe")
+    wait_until(lambda: said(sharing, two).count("begun") == 2, why="the neighbour's second probe")
     assert opened(said(sharing, two).partition("begun")[2]) == opens(card)
     last.touch()
     for job in (two, whole, other):
         sharing.sge.wait_done(job)
-    until(site.nothing_left, what="nothing to be left")
+    wait_until(site.nothing_left, why="nothing to be left")
     assert sharing.locks(NODE) == {}
 
 
@@ -441,7 +443,7 @@ def test_a_group_that_is_handed_out_again_opens_no_older_jobs_device(grouped: Si
     assert device.stat().st_gid == 0
     assert len(gpus.locks(NODE)) == 1
     go.touch()
-    until(lambda: reap(gpus, NODE) and not gpus.locks(NODE), what="the older job to be over")
+    wait_until(lambda: reap(gpus, NODE) and not gpus.locks(NODE), why="the older job to be over")
 
 
 @pytest.mark.attack
@@ -534,4 +536,4 @@ def test_a_slave_task_opens_what_its_job_holds_on_its_own_host(parallel: Site) -
         reap(parallel.gpus, NODE)
         return not parallel.left()
 
-    until(nothing_left, what="the reaper to remove what tasks have left")
+    wait_until(nothing_left, why="the reaper to remove what tasks have left")

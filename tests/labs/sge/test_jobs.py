@@ -11,7 +11,7 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import start_shepherds
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -51,7 +51,7 @@ def test_a_job_gets_two_gpus_and_gives_them_back(gpus: Gpulock) -> None:
         "gpu.q",
     )
     assert record.pid == gpus.sge.shepherd_pid(job)
-    until(lambda: "over\n" in output(gpus, job), what="the job to print")
+    wait_until(lambda: "over\n" in output(gpus, job), why="the job to print")
     assert variables(output(gpus, job))["CUDA_VISIBLE_DEVICES"] == "0,1"
     gpus.sge.qdel(str(job))
     gpus.sge.wait_done(job)
@@ -126,7 +126,7 @@ def test_tasks_of_an_array_hold_different_gpus(gpus: Gpulock) -> None:
     job = gpus.sge.submit(
         "glalice", "-j", "y", "-t", "1-8", *ON_NODE, "-l", "gpu=1", stdin=SHOW + wait
     )
-    until(lambda: len(gpus.locks(NODE)) == GPUS or None, what="eight tasks to hold a GPU")
+    wait_until(lambda: len(gpus.locks(NODE)) == GPUS or None, why="eight tasks to hold a GPU")
     tasks = {record.task_id for record in gpus.locks(NODE).values()}
     assert tasks == {str(task) for task in range(1, 9)}
     gate.touch()
@@ -173,7 +173,7 @@ def test_when_all_gpus_are_locked_the_job_is_requeued_and_runs_later(gpus: Gpulo
         assert "busy: 1 GPU asked for, 0 of 8 free" in output(gpus, job)
         assert gpus.sge.queue_states()[NODE] == ""
         gpus.sge.qdel(str(holder))
-        gpus.sge.wait_done(job, seconds=60)
+        gpus.sge.wait_done(job)
         assert variables(output(gpus, job))["CUDA_VISIBLE_DEVICES"] == "0"
     finally:
         gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")

@@ -13,7 +13,7 @@ from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import held, on
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.test_faults import machine
-from tests.labs.sge.wait import LabError, until
+from tests.support.wait import LabError, wait_until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -56,7 +56,7 @@ def test_the_verifier_refuses_a_kind_that_no_host_has(verified: Gpulock) -> None
         verified.sge.qdel(str(job))  # nobody knew yet
         return ""
 
-    why = until(lambda: refused() or None, what="the verifier to refuse a job")
+    why = wait_until(lambda: refused() or None, why="the verifier to refuse a job")
     assert "model h100: this cluster's nodes have gpu (" in why
     assert "gpu_a100 (4)" in why and "gpu_h200 (4)" in why
     running(verified, "-l", "gpu_a100=1")

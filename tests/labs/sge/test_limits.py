@@ -12,7 +12,7 @@ import pytest
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import claims, on, records, said, script
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE = NODES[0]
@@ -52,9 +52,7 @@ def test_jobs_under_tiny_limits_run_once_or_are_refused_and_no_queue_stops(
         )
         for number, limits in enumerate(asked)
     }
-    ended = {
-        limits: gpus.sge.wait_state(job, "", "Eqw", seconds=90) for limits, job in jobs.items()
-    }
+    ended = {limits: gpus.sge.wait_state(job, "", "Eqw") for limits, job in jobs.items()}
     gpus.wait_free()
     assert gpus.sge.queue_states()[NODE] == ""
     granted = claims(gpus, NODE)
@@ -86,7 +84,7 @@ def test_jobs_without_gpus_and_jobs_ended_by_a_limit_leave_the_queue_alone(gpus:
         "glalice", *on(NODE, "-l", "h_fsize=0,gpu=1"), stdin="head -c 99999 /dev/zero >$HOME/big\n"
     )
     jobs = (masked, burner, writer)
-    ended = [gpus.sge.wait_state(job, "", "Eqw", seconds=90) for job in jobs]
+    ended = [gpus.sge.wait_state(job, "", "Eqw") for job in jobs]
     gpus.wait_free()
     assert gpus.sge.queue_states()[NODE] == ""
     assert ended[1:] == ["", ""]
@@ -108,7 +106,7 @@ def test_a_large_environment_under_a_file_limit_refuses_the_job_and_not_the_node
     job = gpus.sge.submit(
         "glalice", *on(NODE, "-v", large, "-l", "h_fsize=0,gpu=1"), stdin="echo ran\n"
     )
-    ended = gpus.sge.wait_state(job, "", "Eqw", seconds=60)
+    ended = gpus.sge.wait_state(job, "", "Eqw")
     gpus.wait_free()
     assert gpus.sge.queue_states()[NODE] == ""
     if may_raise(gpus):
@@ -201,4 +199,4 @@ def test_the_limits_of_a_hook_are_those_of_the_job(gpus: Gpulock) -> None:
     gpus.sge.set_hooks(f"root@{path}", "NONE")
     job = gpus.sge.submit("glalice", *on(NODE, "-l", "h_vmem=8M"), stdin="true\n")
     gpus.sge.wait_done(job)
-    assert until(lambda: seen.read_text().strip() or None, what="the limits") == "10240"
+    assert wait_until(lambda: seen.read_text().strip() or None, why="the limits") == "10240"

@@ -12,7 +12,7 @@ from tests.labs.common.processes import command_of
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.test_jobs import output
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 MPI = ("-q", "gpu.q", "-pe", "mpi", "6", "-l", "gpu=1")
@@ -50,34 +50,32 @@ def until_wrapped(gpus: Gpulock) -> None:
         lines = [line for line in output(gpus, job).splitlines() if "CVD=" in line]
         return True if len(lines) == 3 and not any("unset" in line for line in lines) else None
 
-    until(wrapped, what="execds to start shepherds by gpulock", seconds=60)
+    wait_until(wrapped, why="execds to start shepherds by gpulock")
     for node in NODES:
         gpus.reconcile(node)
 
 
 def test_each_host_of_a_job_gives_its_tasks_its_own_gpus(tasks: Gpulock) -> None:
     job = tasks.sge.submit("glalice", "-j", "y", *MPI, stdin=SERIAL + HOLD)
-    until(
+    wait_until(
         lambda: all(len(held) == 2 for held in tasks.held_by(job).values()) or None,
-        what="two GPUs to be held on every host",
-        why=lambda: str(tasks.held_by(job)) + output(tasks, job),
+        why="two GPUs to be held on every host",
     )
     expected = sorted(f"{node} CVD=0,1 refused=" for node in NODES)
-    until(
+    wait_until(
         lambda: sorted(x for x in output(tasks, job).splitlines() if "CVD=" in x) == expected,
-        what="each host's task to show its GPUs",
-        why=lambda: output(tasks, job),
+        why="each host's task to show its GPUs",
     )
 
 
 def test_tasks_of_one_host_share_the_grant_and_the_reaper_frees_it(tasks: Gpulock) -> None:
     job = tasks.sge.submit("glalice", "-j", "y", *MPI, stdin=HOLD)
-    until(
+    wait_until(
         lambda: all(len(held) == 2 for held in tasks.held_by(job).values()) or None,
-        what="two GPUs to be held on every host",
+        why="two GPUs to be held on every host",
     )
     # until a shepherd has its handlers, execd's SIGTTIN stops it for good (8.1.9)
-    until(lambda: len(sleepers()) == len(NODES), what="every task to run")
+    wait_until(lambda: len(sleepers()) == len(NODES), why="every task to run")
     for node in NODES:
         assert [o.act for o in tasks.reconcile(node).outcomes] == ["held", "held"]
     tasks.sge.qdel(str(job))
@@ -90,7 +88,7 @@ def test_tasks_of_one_host_share_the_grant_and_the_reaper_frees_it(tasks: Gpuloc
         kept[:] = [f"{node}: {one.act}, {one.reason} {one.verdict.proof}" for node, one in found]
         return not any(tasks.locks(node) for node in NODES)
 
-    until(freed, what="the reaper to free every host", why=lambda: "\n".join(kept))
+    wait_until(freed, why=lambda: "the reaper to free every host\n" + "\n".join(kept))
 
 
 def sleepers() -> list[int]:
@@ -124,7 +122,7 @@ def test_a_task_whose_hook_cannot_start_ends_its_job_with_the_reason(tasks: Gpul
     hook.write_text("#!/nowhere/python3 -IS\n" + text.partition("\n")[2])
     try:
         job = tasks.sge.submit("glalice", "-j", "y", *first, *MPI, stdin=SERIAL)
-        tasks.sge.wait_done(job, seconds=45)
+        tasks.sge.wait_done(job)
     finally:
         hook.write_text(text)
     said = "\n".join(map(tasks.sge.messages, NODES))

@@ -30,7 +30,7 @@ from tests.labs.sge.jobs import (
 )
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.test_isolation import NODE, Site, isolated
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 OTHER = "glbob"
@@ -111,8 +111,8 @@ def send(site: Site, alias: str = "''") -> str:
 def wait_file(site: Site, name: str) -> None:
     """Wait until a file is in the user's home."""
     path = home(site.gpus) / name
-    until(
-        path.exists, what=f"{name} to be there", why=lambda: str(sorted(home(site.gpus).iterdir()))
+    wait_until(
+        path.exists, why=lambda: f"{name} to be there\n{sorted(home(site.gpus).iterdir())!s}"
     )
 
 
@@ -125,7 +125,7 @@ def assert_kept_until(site: Site, job: JobId, card: str, end: Path) -> None:
     site.gpus.sge.wait_running(others)
     assert card not in site.own(others)
     end.touch()
-    until(lambda: reap(site.gpus, NODE) and not site.own(job), what="the GPU to be free")
+    wait_until(lambda: reap(site.gpus, NODE) and not site.own(job), why="the GPU to be free")
 
 
 def test_a_gpu_that_was_passed_to_another_job_of_its_user_stays_locked(site: Site) -> None:
@@ -190,4 +190,4 @@ def test_a_process_that_was_moved_out_of_its_jobs_cgroup_keeps_the_lock(sparing:
     assert f"carries the job's group {group}" in reaped.reasons()
     assert sparing.own(job) == {card}
     end_carriers(group)
-    until(lambda: reap(sparing.gpus, NODE) and not sparing.own(job), what="the GPU to be free")
+    wait_until(lambda: reap(sparing.gpus, NODE) and not sparing.own(job), why="the GPU to be free")

@@ -66,7 +66,7 @@ def test_a_device_that_failed_goes_to_no_job_and_the_count_falls_and_comes_back(
             assert found in ({}, {bad: "xid: XID 79 (GPU has fallen off the bus)"})
             return bool(found)  # none while what is told is too old
 
-        daemon.rounds_until(out, "the device to be put away", interval=0.5)
+        daemon.rounds_until(out, "the device to be put away")
         assert bad in held(gpus, NODE, first)
         wait_reported(gpus, hl_gpu_quarantined=1)
         daemon.rounds_until(lambda: configured(gpus) == GPUS - 1, "the count to fall")
@@ -74,14 +74,14 @@ def test_a_device_that_failed_goes_to_no_job_and_the_count_falls_and_comes_back(
         gpus.sge.wait_done(first)
         second = gpus.sge.submit("glbob", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
         whole = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS}"), stdin=SLEEP)
-        gpus.sge.wait_running(second, seconds=60)
+        gpus.sge.wait_running(second)
         assert bad not in held(gpus, NODE, second)
         assert len(held(gpus, NODE, second)) == GPUS - 1
         gpus.sge.qdel(str(second))
         reload_driver(gpus)
         daemon.rounds_until(lambda: notes(gpus) == {}, "the device to come back")
         daemon.rounds_until(lambda: configured(gpus) == GPUS, "the count to rise")
-        gpus.sge.wait_running(whole, seconds=60)
+        gpus.sge.wait_running(whole)
         assert len(held(gpus, NODE, whole)) == GPUS
         assert visits(gpus, whole) == []  # it was sent nowhere in vain
         said = daemon.said()
@@ -120,9 +120,7 @@ def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(
     names = names_of(gpus)
     with exporter(place, names) as told, daemon_on(gpus, NODE) as daemon:
         told.tell(names[0], f"memory_used={3 << 30}")
-        daemon.rounds_until(
-            lambda: names[0] in notes(gpus), "the device to be put away", interval=0.5
-        )
+        daemon.rounds_until(lambda: names[0] in notes(gpus), "the device to be put away")
         job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
         gpus.sge.wait_running(job)
         assert names[0] not in held(gpus, NODE, job)
@@ -140,7 +138,7 @@ def test_by_default_the_next_jobs_do_not_get_a_card_that_fell_off_the_bus(gpus: 
     with exporter(place, names) as told, daemon_on(gpus, NODE) as daemon:
         told.lose(names[0])
         told.tell(names[0], "x.79=1,100.0")
-        daemon.rounds_until(lambda: names[0] in notes(gpus), "it to be put away", interval=0.5)
+        daemon.rounds_until(lambda: names[0] in notes(gpus), "it to be put away")
         for _ in range(2):
             job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
             gpus.sge.wait_running(job)

@@ -25,7 +25,7 @@ from tests.labs.sge.jobs import (
 )
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.test_ends import SLEEP, kill_shepherd, started
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE, _, THIRD = NODES
@@ -81,7 +81,7 @@ def test_a_refused_job_says_why_where_its_user_looks(gpus: Gpulock) -> None:
         gpus.sge.set_exechost(NODE, "gpu=99,gpuj=99,slots=99")
         try:
             job = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin="true\n")
-            gpus.sge.wait_state(job, "Rq", seconds=60)
+            gpus.sge.wait_state(job, "Rq")
 
             def told() -> bool:
                 """Return whether the user reads it: it is refused, and told, again and again."""
@@ -90,11 +90,8 @@ def test_a_refused_job_says_why_where_its_user_looks(gpus: Gpulock) -> None:
                 return "gpulock=gpulock: job " in seen[-1] and "0 of 8 free" in seen[-1]
 
             seen: list[str] = []
-            until(
-                told,
-                what="its context to say why",
-                interval=1,
-                why=lambda: daemon.said() + "\n".join(seen),
+            wait_until(
+                told, why=lambda: "its context to say why\n" + daemon.said() + "\n".join(seen)
             )
             gpus.sge.qdel(str(job), str(holder))
         finally:
@@ -108,7 +105,7 @@ def test_locks_that_somebody_removes_are_granted_to_nobody_and_put_back(gpus: Gp
 
     shutil.rmtree(locks)  # by an administrator who clears stuck locks, without gpulockd
     refused = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=5"), stdin=SLEEP)
-    gpus.sge.wait_state(refused, "Rq", seconds=60)
+    gpus.sge.wait_state(refused, "Rq")
     assert "the locks were lost" in said(gpus, refused, user="glbob")
     assert gpus.sge.queue_states()[NODE] == ""
     assert "locks lost" in command(gpus, NODE, "status")
@@ -122,7 +119,7 @@ def test_locks_that_somebody_removes_are_granted_to_nobody_and_put_back(gpus: Gp
         daemon.goes_round()
         assert {job: held(gpus, NODE, job) for job in jobs} == masks
         empty(locks)
-        until(lambda: len(gpus.locks(NODE)) == 3, what="all locks", why=daemon.said)
+        wait_until(lambda: len(gpus.locks(NODE)) == 3, why="all locks")
         assert {job: held(gpus, NODE, job) for job in jobs} == masks
         assert f"restored {masks[jobs[0]][0]} of job {jobs[0]}" in daemon.said()
         more = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=5"), stdin=SLEEP)
@@ -131,6 +128,6 @@ def test_locks_that_somebody_removes_are_granted_to_nobody_and_put_back(gpus: Gp
         for job in (*jobs, more):
             gpus.sge.qdel(str(job))
             gpus.sge.wait_done(job)
-        until(lambda: gpus.locks(NODE) == {}, what="no lock", why=daemon.said)
+        wait_until(lambda: gpus.locks(NODE) == {}, why="no lock")
         told = sorted(line["job_id"] for line in daemon.history())
         assert told == sorted(map(str, (*jobs, more)))

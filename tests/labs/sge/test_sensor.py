@@ -23,7 +23,7 @@ from tests.labs.sge.jobs import (
     restart_execd,
     visits,
 )
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -59,7 +59,7 @@ def wait_reported(gpus: Gpulock, **wanted: int | None) -> None:
         now = {key.replace(":", "_").replace(".", "_"): v for key, v in reported(gpus).items()}
         return all(now.get(name) == value for name, value in shown.items())
 
-    until(there, what=f"{wanted}", interval=0.3, why=lambda: str(reported(gpus)))
+    wait_until(there, why=lambda: f"{wanted}\n{reported(gpus)!s}")
 
 
 def sensors(gpus: Gpulock) -> list[int]:
@@ -86,17 +86,16 @@ def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
     served = sensed.sge.submit("glbob", *on(NODE, "-l", "gpu=2"), stdin=SLEEP)
     sensed.sge.wait_running(served)
     offers = f'cannot run at host "{NODE}" because it offers only hc:gpu='
-    until(
+    wait_until(
         lambda: offers in sensed.sge.qstat("-j", str(waiting)),
-        what="the scheduler to say why",
-        why=lambda: sensed.sge.qstat("-j", str(waiting)),
+        why=lambda: "the scheduler to say why\n" + sensed.sge.qstat("-j", str(waiting)),
     )
     assert sensed.sge.state(waiting) == "qw"
     assert visits(sensed, waiting) == []  # it was at no node
     wait_reported(sensed, hl_gpu=5, hl_gpu_free=5, hl_gpu_held=2, hl_gpu_quarantined=1)
     command(sensed, NODE, "restore", "7")
     sensed.sge.qdel(str(served))
-    sensed.sge.wait_running(waiting, seconds=60)
+    sensed.sge.wait_running(waiting)
     assert len(held(sensed, NODE, waiting)) == GPUS
     assert visits(sensed, waiting) == []
     wait_reported(sensed, hl_gpu_free=0, hl_gpu_held=8, hl_gpu_quarantined=0)

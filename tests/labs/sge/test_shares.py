@@ -29,7 +29,7 @@ from tests.labs.sge.jobs import (
     stopped_queues,
 )
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -67,8 +67,10 @@ def test_jobs_of_a_user_share_a_card_and_one_that_dies_disturbs_no_neighbour(
     one, two = (running(shared, "glalice", "-l", "gpu_share=1") for _ in range(2))
     other = running(shared, "glbob", "-l", "gpu_share=2")
     assert cards(shared, one) == cards(shared, two) != cards(shared, other)
-    until(lambda: f"has 1/{PLACES}" in said(shared, one) or None, what="the job's part")
-    until(lambda: f"has 2/{PLACES}" in said(shared, other, user="glbob") or None, what="its part")
+    wait_until(lambda: f"has 1/{PLACES}" in said(shared, one) or None, why="the job's part")
+    wait_until(
+        lambda: f"has 2/{PLACES}" in said(shared, other, user="glbob") or None, why="its part"
+    )
     gid, shepherd = group_of(shared, NODE, one), shared.sge.shepherd_pid(one)
     end([shepherd])
     end_carriers(gid)
@@ -88,11 +90,9 @@ def test_sixty_four_jobs_contend_for_places_and_cards(shared: Gpulock) -> None:
         for name in ("gpu_share", "gpu"):
             words = on(NODE, "-S", "/bin/bash", "-t", f"1-{CONTENDERS // 4}", "-l", f"{name}=1")
             shared.sge.submit(user, *words, stdin=contender_script(log))
-    until(
+    wait_until(
         lambda: not shared.sge.qstat("-u", "*").strip() and not shared.locks(NODE),
-        what="the last job to end",
-        seconds=300.0,
-        why=lambda: shared.sge.qstat("-u", "*"),
+        why="the last job to end",
     )
     lines = log.read_text().splitlines()
     assert replay(lines, PLACES) == (CONTENDERS, "")
@@ -117,6 +117,6 @@ def test_many_short_share_jobs_never_hold_more_than_there_is_and_leave_nothing(
         assert all(len(users) == 1 for users in by_card.values()), by_card
         return not shared.sge.qstat("-u", "*").strip() and not shared.locks(NODE)
 
-    until(left, what="the last job to end", seconds=600.0 if SOAK else 240.0)
+    wait_until(left, why="the last job to end")
     assert replay(log.read_text().splitlines(), PLACES) == (2 * COUNT, "")
     assert stopped_queues(shared) == {}

@@ -15,7 +15,7 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import INSTALLATION
 from tests.labs.sge.jobs import held, on, said, start_shepherds, stopped_queues
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -49,7 +49,7 @@ class TracedShepherds:
         self._log.unlink(missing_ok=True)
         job = sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin="echo ran\n")
         failed = sge.acct(job)["failed"]
-        until(lambda: "+++ exited" in self._log.read_text(), what="its shepherd to end")
+        wait_until(lambda: "+++ exited" in self._log.read_text(), why="its shepherd to end")
         assert failed == "0", said(self._gpus, job)
         assert stopped_queues(self._gpus) == {}, said(self._gpus, job)
         assert held(self._gpus, NODE, job) == [], said(self._gpus, job)

@@ -41,10 +41,10 @@ class SgeNode(UpgradedNode):
         return self.sge.submit("glalice", *asked, stdin=named + script)
 
     def wait_running(self, job: int) -> None:
-        self.sge.wait_running(JobId(job), seconds=300)
+        self.sge.wait_running(JobId(job))
 
     def wait_done(self, job: int) -> None:
-        self.sge.wait_done(JobId(job), seconds=300)
+        self.sge.wait_done(JobId(job))
         record = self.sge.acct(JobId(job))
         assert (record["failed"].split()[0], record["exit_status"]) == ("0", "0"), record
 

@@ -15,11 +15,12 @@ from typing import Any, Final
 from typing_extensions import Self
 
 from tests.labs.sge.machines import connect, end_processes
-from tests.labs.sge.wait import PATIENCE, LabError, until
 from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.machines import MARKER, SlurmMachines
 from tests.labs.slurm.preloaded import preloaded
 from tests.labs.slurm.processes import own_group, remove_groups
+from tests.support.evidence import unwatch, watch
+from tests.support.wait import LabError, wait_until
 
 SLURMD: Final = ("slurmd",)
 _REGISTERED: Final = "_handle_node_reg_resp: slurmctld sent back"  # in slurmd's log, at debug
@@ -68,6 +69,7 @@ class Cluster(SlurmMachines):
 
         self.down()
         self.lay_out()
+        watch(self)
         machines = list(self.machines.values())
         for machine in machines:
             machine.boot(list(self.users.values()), machines, "")
@@ -81,6 +83,7 @@ class Cluster(SlurmMachines):
 
     def down(self) -> None:
         """End every process of the lab, and with them its namespaces; remove what it made."""
+        unwatch(self)
         end_processes(self.lab)
         remove_groups(self.nodes)
         if self.lab.exists():
@@ -92,11 +95,7 @@ class Cluster(SlurmMachines):
         """Change fields of the setup and start Slurm anew with them; jobs live on."""
         self.setup = dataclasses.replace(self.setup, **changes)
         # A job on its way out keeps slurmd and slurmctld waiting for each other, half a minute.
-        until(
-            lambda: self.queue("-h", "-t", "CG") == "",
-            what="jobs to be completed",
-            why=self.logs,
-        )
+        wait_until(lambda: self.queue("-h", "-t", "CG") == "", why="jobs to be completed")
         self.stop_slurmctld()
         for node in self.nodes:
             self.stop_slurmd(node)
@@ -120,10 +119,9 @@ class Cluster(SlurmMachines):
         """Start slurmctld and wait until it answers; `-c` forgets its state."""
         self.unheard = True  # slurmctld asks its nodes in its own time, up to eight seconds later
         self._start(self.master, "slurmctld", *options, env=preloaded(self.lab, "haste"))
-        until(
+        wait_until(
             lambda: "is UP" in self.run_in(self.master, ["scontrol", "ping"]).stdout,
-            what="slurmctld to answer",
-            why=lambda: self.log("slurmctld"),
+            why="slurmctld to answer",
         )
 
     def stop_slurmctld(self, *, kill: bool = False) -> None:
@@ -148,7 +146,7 @@ class Cluster(SlurmMachines):
         if self.slurmctld_pid():
             self._wait_registered({node: before})
         else:
-            until(lambda: self.slurmd_pid(node) > 0, what=f"slurmd on {node} to run", why=self.logs)
+            wait_until(lambda: self.slurmd_pid(node) > 0, why=f"slurmd on {node} to run")
 
     def stop_slurmd(self, node: str, *, kill: bool = False) -> None:
         """End a node's slurmd, by SIGKILL if asked; its steps and jobs live on."""
@@ -203,24 +201,15 @@ class Cluster(SlurmMachines):
         """Say whether a node is drained or down."""
         return bool(_OUT & self.node_words(node))
 
-    def wait_node(self, node: str, word: str, *, seconds: float = PATIENCE) -> str:
+    def wait_node(self, node: str, word: str) -> str:
         """Wait until a node's state has a word, such as DRAIN; return the reason."""
-        until(
-            lambda: word in self.node_words(node),
-            what=f"{node} to be {word}",
-            seconds=seconds,
-            why=lambda: self.scontrol("show", "node", node) + self.logs(),
-        )
+        wait_until(lambda: word in self.node_words(node), why=f"{node} to be {word}")
         return self.node_state(node)[1]
 
     def resume_node(self, node: str) -> None:
         """Put a drained or failed node back to work, unless it has come back by itself."""
         self.scontrol("update", f"nodename={node}", "state=resume", check=False)
-        until(
-            lambda: not self.is_out(node),
-            what=f"{node} to be back",
-            why=lambda: self.scontrol("show", "node", node) + self.logs(),
-        )
+        wait_until(lambda: not self.is_out(node), why=f"{node} to be back")
 
     # --- inner --------------------------------------------------------------------------------
 
@@ -259,11 +248,9 @@ class Cluster(SlurmMachines):
             return 0
 
     def _wait_registered(self, before: Mapping[str, int]) -> None:
-        until(
+        wait_until(
             lambda: all(self._registrations(node) > count for node, count in before.items()),
-            what=f"slurmd on {' '.join(before)} to register",
-            interval=0.01,
-            why=self.logs,
+            why=f"slurmd on {' '.join(before)} to register",
         )
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tests.labs.common.hostile_kit import Kit
-from tests.labs.sge.wait import LabError
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.lab import JobId
+from tests.support.wait import LabError
 
 # every program that a hook of Slurm may want, looked up by a PATH of the job's
 _PROGRAMS: Final = ("env", "python3", "sh", "dash", "squeue", "scontrol", "scancel", "id", "sleep")

@@ -12,10 +12,10 @@ from typing import Any
 from gpulock.install.hooks import HookPaths, render_hooks
 from gpulock.simulate.node import write_simulated_node
 from tests.labs.common.installed import CONFIG, Installed
-from tests.labs.sge.wait import LabError
 from tests.labs.slurm.config import Setup
 from tests.labs.slurm.journal import Journal
 from tests.labs.slurm.lab import Slurm
+from tests.support.wait import LabError
 
 __all__ = ["CONFIG"]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import script
 from tests.labs.slurm.lab import JobId, Slurm
+from tests.support.wait import wait_until
 
 When = Literal["before", "after", "instead"]
 Hook = Literal["Prolog", "TaskProlog", "Epilog"]
@@ -65,10 +65,9 @@ class Stops:
         Prolog has, slurmd has taken the script: else a slurmd that is killed has never had the job.
         """
         place = Path(f"{self._file(hook, node, when)}.{job}")
-        said = until(
+        said = wait_until(
             lambda: text if place.exists() and (text := place.read_text()).endswith("\n") else None,
-            what=f"the {hook} of job {job} on {node} to stop {when}",
-            why=self.slurm.logs,
+            why=f"the {hook} of job {job} on {node} to stop {when}",
         )
         if hook == "Epilog":
             self.slurm.wait_stepless(job, node)

@@ -27,10 +27,10 @@ from tests.labs.common.installed import (
 )
 from tests.labs.common.processes import children_of, command_of, end, parent_of, running
 from tests.labs.common.reaped import REPOSITORY
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.releases import WAITS_FOR_ALL
+from tests.support.wait import wait_until
 
 __all__ = [
     "SOAK",
@@ -59,25 +59,23 @@ def started(gpus: Gpulock, node: str, *words: str, script: str = SLEEP) -> JobId
     job = gpus.slurm.submit("slalice", "-w", node, *words, script=script)
     gpus.slurm.wait_running(job)
     if script == SLEEP:
-        until(
+        wait_until(
             lambda: any("sleep" in command_of(p) for p in gpus.slurm.job_processes(job, node)),
-            what=f"job {job} to sleep",
-            why=gpus.slurm.logs,
+            why=f"job {job} to sleep",
         )
     return job
 
 
 def wait_requeued(gpus: Gpulock, job: JobId, *, times: int = 1) -> dict[str, str]:
     """Wait until a job is back in the queue, its epilogs over; return what Slurm shows of it."""
-    return until(
+    return wait_until(
         lambda: (
             shown
             if (shown := gpus.slurm.job(job)).get("JobState") == "PENDING"
             and int(shown["Restarts"]) >= times
             else None
         ),
-        what=f"job {job} to be requeued",
-        why=lambda: f"{gpus.slurm.job(job)}\n{gpus.slurm.said(job)}\n{gpus.slurm.logs()}",
+        why=f"job {job} to be requeued",
     )
 
 
@@ -122,16 +120,16 @@ def occupied(gpus: Gpulock, node: str, *indexes: int) -> Generator[int]:
     )
     try:
         mine = [str(holder.pid)] * len(indexes)
-        until(
+        wait_until(
             lambda: [r.job_id for r in gpus.locks(node).values() if r.job_id == mine[0]] == mine,
-            what=f"{names} of {node} to be held",
+            why=f"{names} of {node} to be held",
         )
         yield holder.pid
     finally:
         family = children_of(holder.pid)
         holder.kill()
         holder.wait()
-        until(lambda: not any(map(running, family)), what="the holder's command to end with it")
+        wait_until(lambda: not any(map(running, family)), why="the holder's command to end with it")
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -162,9 +160,9 @@ def cancel_past(gpus: Gpulock, job: JobId, node: str) -> None:
 
 def wait_detached(gpus: Gpulock, job: JobId, node: str, pid: int) -> None:
     """Wait until no process of a job is a child's parent: else it would be ended with the job."""
-    until(
+    wait_until(
         lambda: parent_of(pid) not in gpus.slurm.job_processes(job, node),
-        what=f"process {pid} to have left job {job}",
+        why=f"process {pid} to have left job {job}",
     )
 
 

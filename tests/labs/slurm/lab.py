@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NewType
 
-from tests.labs.sge.wait import PATIENCE, LabError, until
 from tests.labs.slurm import config, processes
 from tests.labs.slurm.cluster import Cluster, fields
 from tests.labs.slurm.machines import USERS
 from tests.labs.slurm.processes import Step
+from tests.support.wait import LabError, wait_until
 
 JobId = NewType("JobId", int)
 
@@ -128,7 +128,7 @@ class Slurm(Cluster):
 
     def job(self, job: JobId) -> dict[str, str]:
         """Return what scontrol shows of one job; nothing once it is forgotten."""
-        records = map(fields, until(lambda: self._shown(job), what="slurmctld's answer"))
+        records = map(fields, wait_until(lambda: self._shown(job), why="slurmctld's answer"))
         return next(
             (record for record in records if record.get("JobId") == str(job)), dict[str, str]()
         )
@@ -143,49 +143,36 @@ class Slurm(Cluster):
         pairs = re.findall(r"JobId=(\d+) ArrayJobId=\d+ ArrayTaskId=(\d+) ", shown)
         return {int(task): JobId(int(job)) for job, task in pairs}
 
-    def wait_state(self, job: JobId, *states: str, seconds: float = PATIENCE) -> str:
+    def wait_state(self, job: JobId, *states: str) -> str:
         """Wait until a job is in one of the states; return it."""
-        return until(
-            lambda: [now for now in [self.state(job)] if now in states] or None,
-            what=f"job {job} to become {' or '.join(states)}",
-            seconds=seconds,
-            why=lambda: self._about(job),
-        )[0]
-
-    def wait_running(self, job: JobId, *, seconds: float = PATIENCE) -> None:
-        """Wait until a batch job or its steps run, which is past Prolog and TaskProlog."""
-        until(
-            lambda: bool(self.job_processes(job)),
-            what=f"job {job} to have a process",
-            seconds=seconds,
-            why=lambda: self._about(job),
+        return wait_until(
+            lambda: now if (now := self.state(job)) in states else None,
+            why=f"job {job} to become {' or '.join(states)}",
         )
 
-    def wait_done(self, job: JobId, *, seconds: float = PATIENCE) -> str:
+    def wait_running(self, job: JobId) -> None:
+        """Wait until a batch job or its steps run, which is past Prolog and TaskProlog."""
+        wait_until(lambda: bool(self.job_processes(job)), why=f"job {job} to have a process")
+
+    def wait_done(self, job: JobId) -> str:
         """Wait until a job and its epilogs are over; return the state it ended in."""
-        return self.wait_state(job, *ENDED, "", seconds=seconds)
+        return self.wait_state(job, *ENDED, "")
 
     def steps(self, job: JobId, node: str | None = None) -> list[Step]:
         """Return a job's step daemons, on one node or on all."""
         machines = [self.machines[name] for name in ([node] if node else self.nodes)]
         return [step for step in processes.steps(machines) if step.job == job]
 
-    def wait_steps(self, job: JobId, *names: str, seconds: float = PATIENCE) -> None:
+    def wait_steps(self, job: JobId, *names: str) -> None:
         """Wait until a job has step daemons of these names."""
-        until(
+        wait_until(
             lambda: set(names) <= {step.name for step in self.steps(job)},
-            what=f"job {job} to have steps {' '.join(names)}",
-            seconds=seconds,
-            why=lambda: self._about(job),
+            why=f"job {job} to have steps {' '.join(names)}",
         )
 
     def wait_stepless(self, job: JobId, node: str | None = None) -> None:
         """Wait until no step daemon of a job is left: its Epilog may run while one ends."""
-        until(
-            lambda: not self.steps(job, node),
-            what=f"the step daemons of job {job} to end",
-            why=lambda: f"{self.steps(job, node)}\n{self._about(job)}",
-        )
+        wait_until(lambda: not self.steps(job, node), why=f"the step daemons of job {job} to end")
 
     def wait_revoked(self, job: JobId, node: str) -> None:
         """Wait until a node's slurmd was told that a job ends: before, it starts the script."""
@@ -198,10 +185,9 @@ class Slurm(Cluster):
         """
         log = self.lab / f"log/{node}.log"
         wanted = re.compile(words.format(rf"(?:job |JobId=){job}\b\S*(?: SLUID=\S+)?"))
-        until(
+        wait_until(
             lambda: wanted.search(log.read_text(errors="replace")) is not None,
-            what=f"slurmd on {node} to say: {words.format(job)}",
-            why=self.logs,
+            why=f"slurmd on {node} to say: {words.format(job)}",
         )
 
     def job_processes(self, job: JobId, node: str | None = None) -> list[int]:
@@ -213,12 +199,7 @@ class Slurm(Cluster):
         """Cancel all jobs and wait until their epilogs are over."""
         for user in USERS:  # of several --user scancel obeys the last
             self.scancel(f"--user={user}")
-        until(
-            lambda: self.queue("-h", "--all") == "",
-            what="all jobs to be gone",
-            seconds=2 * PATIENCE,  # a node that lost its slurmd is given up after a minute
-            why=lambda: f"{self.queue('--all')}\n{self.logs()}",
-        )
+        wait_until(lambda: self.queue("-h", "--all") == "", why="all jobs to be gone")
 
     def recover(self) -> None:
         """Repair what a test has left: daemons run, no job is there, every node is idle."""
@@ -249,7 +230,3 @@ class Slurm(Cluster):
         done = self.run_in(self.master, ["scontrol", "show", "job", "-o", "-d", str(job)])
         known = done.returncode == 0 or "Invalid job id" in done.stdout + done.stderr
         return done.stdout.splitlines() if known else None
-
-    def _about(self, job: JobId) -> str:
-        shown = self.scontrol("show", "job", str(job), check=False)
-        return f"{shown}\n--- it printed\n{self.said(job)[-2000:]}\n{self.logs()}"

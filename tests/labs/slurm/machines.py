@@ -17,10 +17,10 @@ from typing import Final
 
 from tests.labs.common.cluster import Machines
 from tests.labs.sge.machines import Machine, User
-from tests.labs.sge.wait import LabError
 from tests.labs.slurm import config
 from tests.labs.slurm.config import Setup
 from tests.labs.slurm.processes import groups
+from tests.support.wait import LabError
 
 DEFAULT_LAB: Final = "/tmp/gpulock-lab-slurm"
 USERS: Final = {"slalice": 27011, "slbob": 27012}
@@ -92,6 +92,20 @@ class SlurmMachines(Machines):
                     place.chmod(0o666)
 
     # --- logs ---------------------------------------------------------------------------------
+
+    def log_files(self) -> list[Path]:
+        """Return what the daemons write, gpulockd too."""
+        return [*sorted(self.lab.glob("log/*.log")), *sorted(self.lab.glob("*.log"))]
+
+    def evidence(self) -> dict[str, str]:
+        """Return what Slurm says of queue, jobs and nodes, who holds what, what jobs printed."""
+        said = self.asked("squeue --all", "sinfo -N -l", "scontrol show job", "scontrol show node")
+        return {
+            "squeue": "\n".join([*said.values()][:2]),
+            "scontrol": "\n".join([*said.values()][2:]),
+            "locks": self.lock_owners(),
+            "printed": self.last_outputs(),
+        }
 
     def log(self, daemon: str, lines: int = 20) -> str:
         """Return the last lines of a log: `slurmctld`, or a node's name for its slurmd."""

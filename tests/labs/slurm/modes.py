@@ -9,9 +9,9 @@ from typing import Any, Final, Protocol
 from gpulock.install.slurm.gres import GresSource, gres_meaning, slurm_map_text
 from gpulock.install.slurm.slurm_conf import read_node_lines
 from gpulock.slurm.gres_map import gres_conf_version
-from tests.labs.sge.wait import PATIENCE, until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.lab import JobId
+from tests.support.wait import wait_until
 
 REQUEUE_EXIT: Final = "213"
 NODE: Final = "slnode1"
@@ -73,24 +73,16 @@ def variables(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def wait_said(gpus: Gpulock, job: JobId, word: str, *, seconds: float = PATIENCE) -> str:
+def wait_said(gpus: Gpulock, job: JobId, word: str) -> str:
     """Wait until a batch job has printed a word; return all it has printed."""
     slurm = gpus.slurm
-    return until(
+    return wait_until(
         lambda: said if word in (said := slurm.said(job)) else None,
-        what=f"job {job} to print {word}",
-        seconds=seconds,
-        why=lambda: f"{slurm.job(job)}\n{slurm.said(job)}\n{slurm.logs()}",
+        why=f"job {job} to print {word}",
     )
 
 
-def wait_empty(gpus: Gpulock, *, seconds: float = PATIENCE) -> None:
+def wait_empty(gpus: Gpulock) -> None:
     """Wait until Slurm's queue is empty and every epilog over."""
     slurm = gpus.slurm
-    until(
-        lambda: slurm.queue("-h", "--all") == "",
-        what="the queue to be empty",
-        seconds=seconds,
-        interval=0.2,
-        why=slurm.logs,
-    )
+    wait_until(lambda: slurm.queue("-h", "--all") == "", why="the queue to be empty")

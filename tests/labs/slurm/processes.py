@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.labs.sge.machines import Machine
-from tests.labs.sge.wait import until
+from tests.support.wait import wait_until
 
 _STEP: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -112,7 +112,7 @@ def remove_groups(nodes: Sequence[str]) -> None:
                     os.rmdir(folder)
         return not groups(nodes)
 
-    until(all_removed, what="the lab's cgroups to go", why=lambda: str(groups(nodes)))
+    wait_until(all_removed, why=lambda: f"the lab's cgroups to go\n{groups(nodes)!s}")
 
 
 def _within(machines: Iterable[Machine]) -> Iterator[tuple[Machine, int]]:

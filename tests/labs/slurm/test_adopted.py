@@ -13,12 +13,12 @@ import pytest
 
 from tests.labs.common.device_nodes import PROBE, opened
 from tests.labs.common.processes import end
-from tests.labs.sge.wait import PATIENCE
 from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.confined import EVERY, confined_site
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import gate_file, kill_steps, reap, script, started, waiting_for
 from tests.labs.slurm.modes import NODE, by_slurm, wait_said
+from tests.support.wait import wait_exit
 
 pytestmark = pytest.mark.lab
 # What sshd does of PAM before it becomes the user: the name and the uid, then a command.
@@ -79,7 +79,7 @@ def opened_in(gpus: Gpulock, user: str, dev: Path) -> dict[str, set[str]]:
     """Return error -> names of nodes, of what a session finds when it opens each of them."""
     probe = script(gpus, "probe.py", PROBE)
     with session(gpus, user, f"exec /usr/bin/python3 -IS {probe} {dev}") as shell:
-        text, _ = shell.communicate(timeout=PATIENCE)
+        text, _ = shell.communicate()
     return opened(text) or {text.strip(): set()}
 
 
@@ -107,7 +107,7 @@ def test_a_session_ends_with_its_job_and_keeps_no_lock(sshd: Gpulock) -> None:
         assert shell.stdout.readline() == "in\n"
         assert f"{shell.pid} (bash)" in sshd.command(NODE, "why", str(job)).stdout
         sshd.slurm.scancel(job)
-        assert shell.wait(PATIENCE) == -9
+        assert wait_exit(shell, why="the session to end") == -9
         sshd.slurm.wait_done(job)
     assert (sshd.locks(NODE), sshd.slurm.is_out(NODE)) == ({}, False)
 

@@ -19,7 +19,6 @@ from tests.labs.common.device_nodes import opened
 from tests.labs.common.hostile_jobs import STEERING, environ_bytes
 from tests.labs.common.processes import command_of
 from tests.labs.common.stranger import stranger_script
-from tests.labs.sge.wait import until
 from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.confined import EVERY, Site
 from tests.labs.slurm.gpulock import Gpulock
@@ -34,6 +33,7 @@ from tests.labs.slurm.jobs import (
 )
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 from tests.labs.slurm.releases import ENDS_LOGIN_FILES, HOLDS_FAILED_LOGINS
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 USER, OTHER = "slalice", "slbob"
@@ -76,11 +76,15 @@ def test_a_login_file_that_slurmd_runs_opens_no_gpu(
     assert opened(seen.read_text()) == {"ENXIO": CONTROL, "EPERM": set(EVERY)}
     if site.slurm.release >= ENDS_LOGIN_FILES:
         pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-        until(lambda: not any(str(go) in command_of(p) for p in pids), what="the child to be ended")
+        wait_until(
+            lambda: not any(str(go) in command_of(p) for p in pids), why="the child to be ended"
+        )
         assert site.left() == []
         return
     go.touch()  # the job is over, its child is not
-    until(lambda: after.exists() and "over" in after.read_text(), what="the child to look again")
+    wait_until(
+        lambda: after.exists() and "over" in after.read_text(), why="the child to look again"
+    )
     assert opened(after.read_text()) == {"ENXIO": CONTROL, "EPERM": set(EVERY)}
     assert site.left() == []
 
@@ -261,12 +265,11 @@ def test_a_device_that_slurmd_holds_for_a_user_keeps_no_other_users_gpu(
     device = slurm_gpus.device(NODE, int(record_of(slurm_gpus, victim, NODE).minor))
     device.chmod(0o666)
     text = f"truncate -s 200M big\nsbcast --force --size=4k big {device}\nsleep 600\n"
-    job = slurm.submit(OTHER, "-w", NODE, script=text)
+    slurm.submit(OTHER, "-w", NODE, script=text)
     fds = Path(f"/proc/{slurm.slurmd_pid(NODE)}/fd")
-    until(
+    wait_until(
         lambda: any(os.path.realpath(fd).endswith(device.name) for fd in fds.iterdir()),
-        what="slurmd to open the device",
-        why=lambda: slurm.said(job),
+        why="slurmd to open the device",
     )
     slurm.run_as(OTHER, ["pkill", "-STOP", "-x", "sbcast"], machine=NODE)
     slurm.scancel(victim)
@@ -282,7 +285,7 @@ def honest_job_runs(gpus: Gpulock) -> None:
     assert slurm.wait_done(job) == "COMPLETED", slurm.node_state(NODE)
     assert slurm.said(job).count(",") == 3
     assert not slurm.is_out(NODE), slurm.node_state(NODE)
-    until(lambda: notes(gpus, NODE) == [], what="the Epilog's last act")
+    wait_until(lambda: notes(gpus, NODE) == [], why="the Epilog's last act")
     assert gpus.locks(NODE) == {}
 
 
@@ -303,10 +306,10 @@ def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
     job = slurm.submit(USER, "-w", NODE, "--gres=gpu:4", script=waiting_for(go))
     slurm.wait_running(job)
     stranger = slurm.submit(OTHER, "-w", NODE, script=stranger_script(told, devices))
-    until(told.exists, what="the stranger to be ready", seconds=120)
+    wait_until(told.exists, why="the stranger to be ready")
     go.touch()
     assert slurm.wait_done(job) == "COMPLETED"
-    until(lambda: not slurm_gpus.locks(NODE), what="the Epilog")
+    wait_until(lambda: not slurm_gpus.locks(NODE), why="the Epilog")
     again = slurm.submit(USER, "-w", NODE, "--gres=gpu:4", script=SHOW_MASK)
     assert slurm.wait_done(again) == "COMPLETED"
     told.with_name("stranger.stop").touch()

@@ -21,12 +21,12 @@ from tests.labs.common.hostile_jobs import (
     parse_journal,
 )
 from tests.labs.common.installed import reap
-from tests.labs.sge.wait import LabError, until
 from tests.labs.slurm.confined import COUNT, confined_site
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import SOAK, notes
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm
+from tests.support.wait import LabError, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 HOSTILE, HONEST = "slalice", "slbob"
@@ -79,9 +79,7 @@ class Fair:
             if len(waiting[HOSTILE]) < AT_ONCE[HOSTILE]:
                 self.submit_hostile()
             time.sleep(0.05)
-        until(
-            self.is_quiet, seconds=PATIENCE, what="every honest job to be over", why=self.describe
-        )
+        wait_until(self.is_quiet, why=lambda: f"every honest job to be over\n{self.describe()}")
 
     def is_too_few(self) -> bool:
         """Return whether the jobs so far say little, on a machine that is busy."""
@@ -160,8 +158,8 @@ class Fair:
         assert self.late == set(), f"{self.late}\n{self.describe()}"
         self.slurm.clear_jobs()
         # an Epilog beside other jobs of its user, which fork all the time, leaves it to gpulockd
-        until(self.is_free, what="all locks to be gone", why=self.describe)
-        until(lambda: notes(self.gpus, NODE) == [], what="no note to be left")
+        wait_until(self.is_free, why=lambda: f"all locks to be gone\n{self.describe()}")
+        wait_until(lambda: notes(self.gpus, NODE) == [], why="no note to be left")
         runs = self.slurm.path_in(NODE, "/var/lib/gpulock/runs")
         assert not runs.is_dir() or list(runs.iterdir()) == []
         assert not self.is_too_few()
@@ -195,4 +193,4 @@ def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
         fair = Fair(site.gpus, devices, random.Random(seed))
         fair.run(SECONDS)
         fair.judge()
-        until(lambda: site.left() == [], what="no cgroup of a job to be left")
+        wait_until(lambda: site.left() == [], why="no cgroup of a job to be left")

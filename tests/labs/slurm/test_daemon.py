@@ -31,7 +31,6 @@ from tests.labs.daemon.daemon_lab import (
     restless,
 )
 from tests.labs.daemon.daemon_witness import Claim, Witness
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, stops
 from tests.labs.slurm.jobs import (
@@ -55,6 +54,7 @@ from tests.labs.slurm.processes import hook_runs
 from tests.labs.slurm.test_ends import EXTRA, KEYS, MORE, TWO, UNASKED, forget_completing, leak
 from tests.labs.slurm.test_faults import forget
 from tests.support.pairs import zip_equal
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 IMPATIENT = {"extra": {**EXTRA, "UnkillableStepTimeout": "8", "PrologEpilogTimeout": "15"}}
@@ -95,7 +95,7 @@ def daemon(slurm_gpus: Gpulock) -> Generator[Daemon]:
 def begun(gpus: Gpulock, daemon: Daemon, *words: str, script: str = "") -> tuple[JobId, Claim]:
     """Start a job of two GPUs; return it with its claim once gpulockd saw its steps."""
     job = started(gpus, NODE, TWO, *words, script=script or SLEEP)
-    until(lambda: len(gpus.slurm.steps(job, NODE)) >= 2 or None, what="its two steps")
+    wait_until(lambda: len(gpus.slurm.steps(job, NODE)) >= 2 or None, why="its two steps")
     daemon.goes_round()
     return job, daemon.claim(job)
 
@@ -110,10 +110,9 @@ def bring_back_slurmctld(gpus: Gpulock) -> None:
     """Start slurmctld: before a node has registered again it has no GPUs to give to a job there."""
     before = registrations(gpus)
     gpus.slurm.start_slurmctld()
-    until(
+    wait_until(
         lambda: all(now > then for now, then in zip_equal(registrations(gpus), before)),
-        what="all nodes to register",
-        why=gpus.slurm.logs,
+        why="all nodes to register",
     )
 
 
@@ -133,7 +132,7 @@ def test_an_epilog_that_slurmd_ends_at_the_gate_is_made_up_for(
             assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
             assert claim.locked() == claim.devices
         slurm.wait_stepless(job)
-        until(lambda: not hook_runs("epilog_slurmd"), what="the killed Epilog to end")
+        wait_until(lambda: not hook_runs("epilog_slurmd"), why="the killed Epilog to end")
         witness.never_free_too_soon(assert_freed(daemon, claim, "slurmctld says CANCELLED"))
 
 
@@ -162,7 +161,7 @@ def test_what_killed_step_daemons_left_keeps_the_devices_past_the_epilog(
     slurm = slurm_gpus.slurm
     # none ends when another one does, whichever is ended first
     job, claim = begun(slurm_gpus, daemon, script="sleep 600 &\nsleep 601 &\nexec sleep 602\n")
-    until(lambda: len(slurm.job_processes(job, NODE)) >= 3 or None, what="its processes")
+    wait_until(lambda: len(slurm.job_processes(job, NODE)) >= 3 or None, why="its processes")
     pids = kill_steps(slurm_gpus, job, NODE)
     assert len(pids) >= 2
     with Witness(claim, pids) as witness:
@@ -196,7 +195,7 @@ def test_a_device_that_a_child_without_any_mark_has_open_is_freed_when_the_child
     child = f"exec 3<{device}; echo $$ >{told}; exec sleep 600"
     text = f"(setsid env -i /bin/sh -c '{child}' &)\nexec sleep 600\n"
     job, claim = begun(slurm_gpus, daemon, script=text)
-    until(lambda: told.exists() and told.read_text().endswith("\n"), what="the child")
+    wait_until(lambda: told.exists() and told.read_text().endswith("\n"), why="the child")
     pid = int(told.read_text())
     wait_detached(slurm_gpus, job, NODE, pid)
     held_open = Claim(claim.folder, claim.token, claim.devices[:1])
@@ -227,7 +226,7 @@ def test_a_job_whose_epilog_did_not_run_is_freed_on_slurmctlds_word(
         hooks.set("Epilog", NODE, "instead")
         slurm_gpus.slurm.scancel(job)
         hooks.wait("Epilog", NODE, "instead", job)
-        until(lambda: not slurm_gpus.slurm.job_processes(job, NODE), what="its end")
+        wait_until(lambda: not slurm_gpus.slurm.job_processes(job, NODE), why="its end")
         daemon = early[0] if seen else stack.enter_context(daemon_on(slurm_gpus, NODE))
         claim = daemon.claim(job)
         assert pids
@@ -251,7 +250,7 @@ def test_an_epilog_that_dies_with_its_slurmd_is_made_up_for_when_slurmctld_gave_
         assert_held(daemon, claim, "its prolog or epilog")
         os.killpg(epilog, signal.SIGKILL)
         hooks.go("Epilog", NODE, "before")
-        until(lambda: not hook_runs("epilog_slurmd"), what="the Epilog to end")
+        wait_until(lambda: not hook_runs("epilog_slurmd"), why="the Epilog to end")
         assert_held(daemon, claim, "slurmctld says COMPLETING")
         slurm.start_slurmd(NODE)
         assert_held(daemon, claim, "slurmctld says COMPLETING")
@@ -270,7 +269,7 @@ def test_an_epilog_that_outlives_its_slurmd_is_the_one_that_frees(
     slurm.stop_slurmd(NODE, kill=True)
     assert_held(daemon, claim, "its prolog or epilog")
     hooks.go("Epilog", NODE, "before")
-    until(lambda: not claim.locked(), what="the Epilog", why=daemon.said)
+    wait_until(lambda: not claim.locked(), why="the Epilog")
     daemon.goes_round()
     assert_over(daemon, claim, "", "epilog")
     slurm.start_slurmd(NODE)
@@ -286,11 +285,10 @@ def test_a_job_that_ends_while_slurmd_is_down_is_held_until_it_is_back(
         slurm.stop_slurmd(NODE, kill=True)
         assert_held(daemon, claim, "step daemon")
         go.touch()
-        until(lambda: slurm.state(job) == "COMPLETING", what="slurmctld to know")
-        until(
+        wait_until(lambda: slurm.state(job) == "COMPLETING", why="slurmctld to know")
+        wait_until(
             lambda: [step.name for step in slurm.steps(job, NODE)] == ["extern"],
-            what="the script's step daemon to end",
-            why=slurm.logs,
+            why="the script's step daemon to end",
         )
         assert_held(daemon, claim, "(extern) runs")  # it waits for slurmd's word
         slurm.start_slurmd(NODE)
@@ -308,7 +306,7 @@ def test_a_job_that_ends_while_slurmctld_is_down_is_held_until_it_is_back(
         slurm.stop_slurmctld()
         assert_held(daemon, claim, "step daemon")
         go.touch()
-        until(lambda: not slurm.job_processes(job, NODE), what="the job's end")
+        wait_until(lambda: not slurm.job_processes(job, NODE), why="the job's end")
         # they wait for slurmctld's word, the script's as long as it tries to tell of the end
         daemons = {step.name: step.pid for step in slurm.steps(job, NODE)}
         assert "extern" in daemons
@@ -336,7 +334,7 @@ def test_without_slurmctld_only_a_job_whose_steps_were_seen_and_are_gone_is_free
         slurm.stop_slurmctld()
         assert_held(daemon, claim, "its prolog or epilog")
         hooks.go("Epilog", NODE, "instead")
-        until(lambda: not running(epilog), what="the Epilog to end")
+        wait_until(lambda: not running(epilog), why="the Epilog to end")
         witness.never_free_too_soon(assert_freed(daemon, claim, SEEN))
         assert_held(daemon, living, "step daemon")
         bring_back_slurmctld(slurm_gpus)
@@ -352,7 +350,7 @@ def test_a_job_that_slurmctld_forgot_is_freed_once_nothing_of_it_is_left(
         daemon.goes_round()
         slurm.stop_slurmd(NODE)
         slurm.start_slurmd(NODE)  # it registers, and learns of an orphan
-        until(lambda: not slurm.steps(job, NODE), what="its steps to end", why=slurm.logs)
+        wait_until(lambda: not slurm.steps(job, NODE), why="its steps to end")
         daemon.frees(claim.locked)
         daemon.goes_round()
         assert daemon.verdict(claim) is None
@@ -377,7 +375,7 @@ def test_a_prolog_that_dies_with_its_slurmd_leaves_what_slurmctld_decides_about(
     slurm.stop_slurmd(NODE, kill=True)
     os.killpg(prolog, signal.SIGKILL)
     hooks.go("Prolog", NODE, "after")
-    until(lambda: not hook_runs("prolog_slurmd"), what="the Prolog to end")
+    wait_until(lambda: not hook_runs("prolog_slurmd"), why="the Prolog to end")
     assert_held(daemon, claim, "slurmctld says ")
     slurm.scancel(job)
     slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=test")
@@ -427,8 +425,8 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
     ended, gone = begun(slurm_gpus, daemon)
     with daemon.stopped():  # else it would put them back while they are being removed
         lose_locks(slurm_gpus, NODE)
-    until(lambda: claim.locked() == claim.devices, what="its locks", why=daemon.said)
-    until(lambda: gone.locked() == gone.devices, what="its locks", why=daemon.said)
+    wait_until(lambda: claim.locked() == claim.devices, why="its locks")
+    wait_until(lambda: gone.locked() == gone.devices, why="its locks")
     daemon.crash()
     lose_locks(slurm_gpus, NODE)
     slurm.scancel(ended)
@@ -525,9 +523,9 @@ def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(slurm_gpus: Gp
     with daemon_on(slurm_gpus, NODE) as daemon, restless(daemon) as rounds:
         for _ in range(number):
             slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=script)
-        wait_empty(slurm_gpus, seconds=600)
+        wait_empty(slurm_gpus)
         slurm_gpus.wait_free()  # what an Epilog left draining is freed as well
-        until(lambda: len(daemon.history()) >= number or None, what="their history")
+        wait_until(lambda: len(daemon.history()) >= number or None, why="their history")
     assert len(rounds) > number
     holds = slurm_gpus.journal.holds()
     assert len(holds) == number

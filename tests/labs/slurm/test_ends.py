@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import pytest
 
 from tests.labs.common.processes import command_of, end
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, When, stops
 from tests.labs.slurm.jobs import (
@@ -40,6 +39,7 @@ from tests.labs.slurm.modes import (
 )
 from tests.labs.slurm.processes import hook_runs
 from tests.labs.slurm.releases import FORGETS
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
@@ -130,7 +130,7 @@ def test_jobs_that_are_cancelled_killed_or_requeued_give_back_at_once(
 def test_a_job_that_runs_out_of_time_gives_back(slurm_gpus: Gpulock) -> None:
     by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
     job = started(slurm_gpus, NODE, TWO, "--time=1")
-    assert slurm_gpus.slurm.wait_done(job, seconds=150) == "TIMEOUT"
+    assert slurm_gpus.slurm.wait_done(job) == "TIMEOUT"
     assert slurm_gpus.locks(NODE) == {}
 
 
@@ -192,7 +192,7 @@ def test_a_daemonised_child_that_has_a_device_open_keeps_that_one_alone(
     job = started(
         slurm_gpus, NODE, TWO, script=f"(setsid env -i /bin/sh -c '{child}' &)\nexec sleep 600\n"
     )
-    until(lambda: told.exists() and told.read_text().endswith("\n"), what="the child")
+    wait_until(lambda: told.exists() and told.read_text().endswith("\n"), why="the child")
     wait_detached(slurm_gpus, job, NODE, int(told.read_text()))
     slurm.scancel(job)
     slurm.wait_done(job)
@@ -213,9 +213,9 @@ def test_a_new_run_waits_for_the_processes_of_the_earlier_one(
     text = f'{SHOW_MASK}[ -n "$SLURM_RESTART_COUNT" ] || (setsid sleep 601 &)\nexec sleep 600\n'
     job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
     wait_said(slurm_gpus, job, "mask=0,1.")
-    left = until(
+    left = wait_until(
         lambda: [p for p in slurm.job_processes(job, NODE) if "sleep 601" in command_of(p)] or None,
-        what="its child",
+        why="its child",
     )
     wait_detached(slurm_gpus, job, NODE, left[0])
     slurm.requeue(job)
@@ -254,7 +254,7 @@ def test_a_slurmd_killed_during_the_prolog_leaves_locks_that_live_as_long_as_the
         assert told.acts() == [("held", "alive")] * 2
         assert "its prolog or epilog" in told.reasons()
     hooks.go("Prolog", NODE, when)
-    until(lambda: len(held(slurm_gpus, job, NODE)) == 2, what="the orphan to claim")
+    wait_until(lambda: len(held(slurm_gpus, job, NODE)) == 2, why="the orphan to claim")
     slurm.start_slurmd(NODE)
     told = reap(slurm_gpus, NODE)
     assert told.acts() == [("held", "alive")] * 2
@@ -283,7 +283,7 @@ def test_an_epilog_that_outlives_its_slurmd_frees(slurm_gpus: Gpulock, hooks: St
     assert "its prolog or epilog" in told.reasons()
     hooks.go("Epilog", NODE, "before")
     slurm_gpus.wait_free()
-    until(lambda: notes(slurm_gpus, NODE) == [], what="the Epilog's last act")
+    wait_until(lambda: notes(slurm_gpus, NODE) == [], why="the Epilog's last act")
     slurm.start_slurmd(NODE)
     forget_completing(slurm_gpus, job)
 
@@ -300,7 +300,7 @@ def test_an_epilog_that_dies_with_its_slurmd_leaves_locks_that_a_reconcile_frees
     slurm.stop_slurmd(NODE, kill=True)
     os.killpg(epilog, signal.SIGKILL)
     hooks.go("Epilog", NODE, "before")
-    until(lambda: not hook_runs("epilog_slurmd"), what="the Epilog to end")
+    wait_until(lambda: not hook_runs("epilog_slurmd"), why="the Epilog to end")
     slurm.start_slurmd(NODE)
     told = reap(slurm_gpus, NODE)
     assert told.acts() == [("held", "alive")] * 2
@@ -321,8 +321,8 @@ def test_a_job_that_ends_while_slurmd_is_down_is_freed_when_it_is_back(
     slurm.stop_slurmd(NODE, kill=True)
     assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 2
     go.touch()
-    until(lambda: slurm.job_processes(job) == [], what="the job's end")
-    until(lambda: slurm.state(job) == "COMPLETING", what="slurmctld to know")
+    wait_until(lambda: slurm.job_processes(job) == [], why="the job's end")
+    wait_until(lambda: slurm.state(job) == "COMPLETING", why="slurmctld to know")
     assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 2
     slurm.start_slurmd(NODE)
     slurm.wait_done(job)
@@ -337,7 +337,7 @@ def test_a_job_that_ends_while_slurmctld_is_down_is_freed_by_an_epilog_that_know
     job = started(slurm_gpus, NODE, TWO, script=waiting_for(go))
     slurm.stop_slurmctld()
     go.touch()
-    until(lambda: slurm.job_processes(job) == [], what="the job's end")
+    wait_until(lambda: slurm.job_processes(job) == [], why="the job's end")
     assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
     slurm.start_slurmctld()
     slurm.wait_done(job)
@@ -448,14 +448,13 @@ def second_run(gpus: Gpulock, hooks: Stops) -> JobId | None:
         wait_requeued(gpus, job, times=2)
         return job
     slurm.begin(job, at_once=True)
-    until(
+    wait_until(
         lambda: (
             slurm.state(job) in ENDED
             or slurm.job(job).get("Restarts") == "2"
             or hooks.has_run("Prolog", NODE, job)
         ),
-        what="the second run to be refused",
-        why=slurm.logs,
+        why="the second run to be refused",
     )
     if slurm.state(job) in ENDED:
         return None
@@ -472,7 +471,7 @@ def test_a_run_without_a_prolog_does_not_run_with_the_mask_of_the_one_before(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
     slurm = slurm_gpus.slurm
-    job = until(lambda: second_run(slurm_gpus, hooks), what="the trap to be set", seconds=300)
+    job = wait_until(lambda: second_run(slurm_gpus, hooks), why="the trap to be set")
     assert not hooks.has_run("Prolog", NODE, job), "the trap is not set: slurmd ran a Prolog"
     assert "this node has no claim of the job" in slurm.said(job)
     assert "ran1" not in slurm.said(job)

@@ -12,7 +12,6 @@ import pytest
 
 from tests.labs.common.freezer import frozen
 from tests.labs.common.processes import command_of, end, running
-from tests.labs.sge.wait import LabError, until
 from tests.labs.slurm.gpulock import CONFIG, Gpulock
 from tests.labs.slurm.hooks import Stops, stops
 from tests.labs.slurm.jobs import (
@@ -45,6 +44,7 @@ from tests.labs.slurm.modes import (
 )
 from tests.labs.slurm.processes import hook_runs
 from tests.labs.slurm.releases import WAITS_FOR_ALL
+from tests.support.wait import LabError, wait_until
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
@@ -108,7 +108,7 @@ def test_a_job_that_got_the_id_of_a_forgotten_one_of_the_same_user_claims_afresh
     job = started(slurm_gpus, NODE, TWO)
     old = record_of(slurm_gpus, job, NODE).token
     die(slurm_gpus, job, "slalice")
-    until(lambda: "mask=0,1." in said_again(slurm_gpus, job, "slalice"), what="the second job")
+    wait_until(lambda: "mask=0,1." in said_again(slurm_gpus, job, "slalice"), why="the second job")
     assert not hooks.has_run("Epilog", NODE, job), "the trap is not set: an Epilog ran"
     assert len(held(slurm_gpus, job, NODE)) == len(slurm_gpus.locks(NODE)) == 2
     assert record_of(slurm_gpus, job, NODE).token != old
@@ -136,7 +136,7 @@ def test_a_job_that_got_the_id_of_a_forgotten_one_of_another_user_is_not_that_on
         assert "another user's job" in told.reasons()
         slurm.begin(job)
     mask = "mask=0,1." if mode is by_slurm else "mask=2,3."
-    until(lambda: mask in said_again(slurm_gpus, job, "slbob"), what="bob's job to run")
+    wait_until(lambda: mask in said_again(slurm_gpus, job, "slbob"), why="bob's job to run")
     assert not hooks.has_run("Epilog", NODE, job) or mode is by_slurm
     bobs = [r for r in slurm_gpus.locks(NODE).values() if r.uid == slurm.users["slbob"].uid]
     assert len(bobs) == 2
@@ -159,18 +159,17 @@ def test_a_job_that_slurmctld_forgot_is_ended_and_leaks_nothing_past_a_reconcile
     forget(slurm_gpus, JobId(job + 1))
     slurm.stop_slurmd(NODE)
     slurm.start_slurmd(NODE)  # it registers at once
-    until(lambda: slurm.steps(job) == [], what="its steps to end", why=slurm.logs)
+    wait_until(lambda: slurm.steps(job) == [], why="its steps to end")
     # with two orphan steps, slurmd mostly runs no Epilog at all
     ran = hooks.has_run("Epilog", NODE, job)
-    until(
+    wait_until(
         lambda: (
             {act for act, _ in reap(slurm_gpus, NODE).acts()} <= {"freed"}
             and slurm_gpus.locks(NODE) == {}
         ),  # one that was refused has freed nothing
-        what="its locks to be freed",
+        why="its locks to be freed",
     )
-    assert slurm_gpus.locks(NODE) == {}
-    until(lambda: notes(slurm_gpus, NODE) == [], what="its note to go")
+    wait_until(lambda: notes(slurm_gpus, NODE) == [], why="its note to go")
     assert not ran or "SLURM_JOB_GPUS" not in hooks.environ("Epilog", NODE, job)
 
 
@@ -180,14 +179,14 @@ def test_a_job_whose_start_slurmctld_forgot_never_runs_with_the_mask_of_its_firs
     """The state that slurmctld comes back with is from before the job's start."""
     by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
     slurm = slurm_gpus.slurm
-    job, token = until(
-        lambda: forgotten_start(slurm_gpus, hooks), what="a run that is not revoked", seconds=360
+    job, token = wait_until(
+        lambda: forgotten_start(slurm_gpus, hooks), why="a run that is not revoked"
     )
     if slurm.job(job)["Restarts"] != "0":  # slurmd ran no Prolog, and the task was stopped
         assert "this node has no claim of the job" in slurm.said(job)
         assert slurm_gpus.locks(NODE) == {}
         slurm.begin(job)
-    until(lambda: len(held(slurm_gpus, job, NODE)) == 2, what="its claim", why=slurm.logs)
+    wait_until(lambda: len(held(slurm_gpus, job, NODE)) == 2, why="its claim")
     wait_said(slurm_gpus, job, "mask=0,1.")
     assert token not in tokens(slurm_gpus)
     assert len(slurm_gpus.locks(NODE)) == 2
@@ -216,16 +215,15 @@ def forgotten_start(gpus: Gpulock, hooks: Stops) -> tuple[JobId, str] | None:
             shutil.copyfile(place, state / place.name)
     slurm.start_slurmctld()
     assert (slurm.state(job), slurm.job(job)["Restarts"]) == ("PENDING", "0")
-    until(lambda: hooks.has_run("Epilog", NODE, job), what="slurmd to end the first run")
-    until(lambda: first.token not in tokens(gpus), what="its locks to go", why=slurm.logs)
+    wait_until(lambda: hooks.has_run("Epilog", NODE, job), why="slurmd to end the first run")
+    wait_until(lambda: first.token not in tokens(gpus), why="its locks to go")
     slurm.begin(job, at_once=True)
     slurm.scontrol("release", str(job))
-    until(
+    wait_until(
         lambda: (
             slurm.state(job) in ENDED or slurm.job(job)["Restarts"] != "0" or tokens(gpus) != set()
         ),
-        what="the second run",
-        why=slurm.logs,
+        why="the second run",
     )
     if slurm.state(job) not in ENDED:
         return job, first.token
@@ -279,7 +277,7 @@ def test_a_claim_itself_frees_what_an_earlier_boot_held(slurm_gpus: Gpulock, mod
     slurm.wait_done(old)
     with other_boot(slurm_gpus, NODE):
         slurm.start_slurmd(NODE, wipe=True)
-        until(lambda: not slurm.is_out(NODE), what="the node to be back")
+        wait_until(lambda: not slurm.is_out(NODE), why="the node to be back")
         assert len(slurm_gpus.locks(NODE)) == 4
         later = slurm.submit("slbob", "-w", NODE, TWO, script=SHOW_MASK)
         assert slurm.wait_done(later) == "COMPLETED"
@@ -410,7 +408,7 @@ def test_an_epilog_that_slurmd_ends_leaves_locks_that_a_reconcile_frees(
         slurm.wait_done(job)
         assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
     slurm.wait_stepless(job)
-    until(lambda: not hook_runs("epilog_slurmd"), what="the killed Epilog to end")
+    wait_until(lambda: not hook_runs("epilog_slurmd"), why="the killed Epilog to end")
     assert len(slurm_gpus.locks(NODE)) == 2
     assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
 
@@ -457,7 +455,7 @@ def test_an_epilog_of_the_first_run_that_comes_late_frees_nothing_of_the_second(
     words = ("--requeue", "-w", NODE, TWO)
     job = slurm.submit("slalice", *words, script=f"{waiting_for(go)}{SHOW_MASK}exec sleep 600\n")
     slurm.wait_running(job)
-    until(lambda: len(held(slurm_gpus, job, NODE)) == 2, what="the job to claim")
+    wait_until(lambda: len(held(slurm_gpus, job, NODE)) == 2, why="the job to claim")
     hooks.set("Epilog", NODE, "before")
     slurm.requeue(job)
     late = hooks.wait("Epilog", NODE, "before", job)
@@ -466,13 +464,15 @@ def test_an_epilog_of_the_first_run_that_comes_late_frees_nothing_of_the_second(
     give_up(slurm_gpus, NODE, job)
     slurm.begin(job)
     slurm.wait_running(job)
-    until(lambda: records(slurm_gpus, NODE, job, restart=1) == 2, what="the second run to claim")
-    until(lambda: slurm.steps(job, NODE) != [], what="its extern step")
+    wait_until(
+        lambda: records(slurm_gpus, NODE, job, restart=1) == 2, why="the second run to claim"
+    )
+    wait_until(lambda: slurm.steps(job, NODE) != [], why="its extern step")
     told = notes(slurm_gpus, NODE)
     assert len(told) == 1
     assert running(late)
     kept.unlink()
-    until(lambda: not hook_runs("epilog_slurmd"), what="the late Epilog to end")
+    wait_until(lambda: not hook_runs("epilog_slurmd"), why="the late Epilog to end")
     assert records(slurm_gpus, NODE, job, restart=1) == 2
     assert {record.draining for record in slurm_gpus.locks(NODE).values()} == {0}
     assert notes(slurm_gpus, NODE) == told
@@ -504,7 +504,7 @@ def test_a_prolog_of_the_first_run_that_comes_late_changes_nothing_of_the_second
     text, first = note.read_text(), tokens(slurm_gpus)
     assert running(late)
     kept.unlink()
-    until(lambda: not hook_runs("prolog_slurmd"), what="the late Prolog to end")
+    wait_until(lambda: not hook_runs("prolog_slurmd"), why="the late Prolog to end")
     assert tokens(slurm_gpus) == first
     assert records(slurm_gpus, NODE, job, restart=1) == len(slurm_gpus.locks(NODE)) == 2
     assert note.read_text() == text  # what its later steps are told
@@ -567,7 +567,7 @@ def test_two_slurmds_on_one_machine_share_its_devices_and_free_only_their_own(
         step = "srun sh -c 'echo $SLURMD_NODENAME=$CUDA_VISIBLE_DEVICES'\n"
         words = ("-N2", "-w", f"{NODE},{OTHER}", TWO)
         job = slurm.submit("slalice", *words, script=f"{step}exec sleep 600\n")
-        until(lambda: slurm.said(job).count("\n") == 2, what="two tasks", why=slurm.logs)
+        wait_until(lambda: slurm.said(job).count("\n") == 2, why="two tasks")
         masks = [set(mask.split(",")) for mask in variables(slurm.said(job)).values()]
         assert sorted(masks[0] | masks[1]) == ["0", "1", "2", "3"]
         locks = slurm_gpus.locks(NODE)
@@ -582,14 +582,13 @@ def test_two_slurmds_on_one_machine_share_its_devices_and_free_only_their_own(
         hooks.set("Epilog", OTHER, "before")
         slurm.scancel(job)
         hooks.wait("Epilog", OTHER, "before", job)
-        until(
+        wait_until(
             lambda: [r.slurmd for r in slurm_gpus.locks(NODE).values()] == [OTHER] * 2,
-            what="the first node to free its own",
-            why=lambda: str(slurm_gpus.locks(NODE)),
+            why="the first node to free its own",
         )
-        until(  # its last act
+        wait_until(  # its last act
             lambda: notes(slurm_gpus, NODE) == [f"{OTHER}.{job}"],
-            what="the first node's note to go",
+            why="the first node's note to go",
         )
         hooks.go("Epilog", OTHER, "before")
         slurm.wait_done(job)

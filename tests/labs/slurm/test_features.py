@@ -16,7 +16,6 @@ import pytest
 
 from gpulock.install.hooks import HookPaths
 from tests.labs.common.upgrade import PREFIX
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock, hook_programs
 from tests.labs.slurm.install import NVML_PLUGIN, PLUGINS
 from tests.labs.slurm.jobs import SHOW_MASK
@@ -32,6 +31,7 @@ from tests.labs.slurm.releases import (
     NAMES_PRIVATE_FOLDERS,
 )
 from tests.nvml.double import Double
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NO_CONF = ("env", "-u", "SLURM_CONF")
@@ -197,7 +197,7 @@ def has_own_folders(gpus: Gpulock, job: JobId) -> bool:
         return failed.search(log.read_text(errors="replace")) is not None
 
     over = (*ENDED, "")
-    until(lambda: slurm.state(job) in over or is_told(), what=f"job {job}", why=slurm.logs)
+    wait_until(lambda: slurm.state(job) in over or is_told(), why=f"job {job}")
     return not is_told()
 
 

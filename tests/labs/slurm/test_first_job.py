@@ -17,9 +17,9 @@ import pytest
 from tests.labs.common.installed import CONFIG
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.killed import KILLED_INSTALLER, points_of_changes
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.modes import NODE, run, settings
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 PREFIX: Final = "/var/lib/gpulock-hooks"  # private to each machine of the lab
@@ -35,7 +35,7 @@ def bare(slurm_gpus: Gpulock) -> Iterator[Gpulock]:
     for node in gpus.nodes:
         gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="slurm"))
     yield gpus
-    until(lambda: gpus.slurm.slurmctld_pid() > 0, what="slurmctld to run", why=gpus.slurm.logs)
+    wait_until(lambda: gpus.slurm.slurmctld_pid() > 0, why="slurmctld to run")
     gpus.slurm.reconfigure()  # writes slurm.conf anew
     for node in gpus.nodes:
         gpus.command(node, "uninstall", "slurm", "--force", "--reason", "the test is over")
@@ -108,7 +108,7 @@ def test_what_an_administrator_writes_into_slurm_conf_stays_and_slurmctld_lives(
     assert "GPULOCK_DEVICES" in shown
     assert run(bare, "-w", NODE)["CUDA_VISIBLE_DEVICES"] == ""
 
-    until(lambda: slurm.slurmctld_pid() > 0, what="slurmctld to run", why=slurm.logs)
+    wait_until(lambda: slurm.slurmctld_pid() > 0, why="slurmctld to run")
     slurm.stop_slurmctld()
     edited = f"{written}NodeName=later[1-396] State=FUTURE CPUs=1  # the racks of March\n"
     conf.write_text(edited)

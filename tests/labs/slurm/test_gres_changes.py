@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import started, wait_requeued
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_slurm
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 _RIGHTS = "-all,+sys_ptrace,+dac_override,+dac_read_search,+kill,+setgid"
@@ -36,7 +36,7 @@ def said(gpus: Gpulock) -> str:
 
 
 def wait_renewed(gpus: Gpulock, daemon: Daemon, before: str) -> None:
-    until(lambda: said(gpus) != before or None, what="another map", why=daemon.said)
+    wait_until(lambda: said(gpus) != before or None, why="another map")
 
 
 def append(place: Path) -> None:
@@ -78,10 +78,9 @@ def test_another_order_is_the_map_once_slurmd_was_started_anew(slurm_gpus: Gpulo
         others = [line for line in lines if line not in own]
         before = said(slurm_gpus)
         place.write_text("".join([*others, *reversed(own)]))
-        until(
+        wait_until(
             lambda: "restart slurmd" in daemon.said() or None,
-            what="gpulockd to say that slurmd has not read it",
-            why=daemon.said,
+            why="gpulockd to say that slurmd has not read it",
         )
         assert said(slurm_gpus) == before
         slurm.stop_slurmd(NODE)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.labs.common.processes import end
-from tests.labs.sge.wait import until
 from tests.labs.slurm.evil import FORGED, Evil, kit, submit
 from tests.labs.slurm.gpulock import CONFIG, Gpulock
 from tests.labs.slurm.hooks import Stops, stops
@@ -35,6 +34,7 @@ from tests.labs.slurm.jobs import (
 )
 from tests.labs.slurm.lab import STARTED, JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, wait_said
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
@@ -220,7 +220,7 @@ def test_names_and_comments_that_look_like_slurmctlds_answers_free_nothing(
     assert "slurmctld says RUNNING" in told.reasons()
     slurm.scancel(job, held_job)
     slurm_gpus.wait_free()  # the lab itself would take the job's name for its state
-    until(lambda: notes(slurm_gpus, NODE) == [], what="the Epilog's last act")
+    wait_until(lambda: notes(slurm_gpus, NODE) == [], why="the Epilog's last act")
 
 
 def folder_of_lines(gpus: Gpulock, job: JobId) -> Path:
@@ -274,12 +274,12 @@ def test_a_process_that_pretends_to_be_slurms_neither_keeps_nor_frees_anothers_l
         pretend(slurm_gpus, "slalice", "sleep", {**env, **context}),
     ]
     try:
-        until(
+        wait_until(
             lambda: all(  # past nsenter and bash, which have it in a longer word
                 Path(f"/proc/{fake.pid}/cmdline").read_bytes().endswith(b"\x00600\x00")
                 for fake in fakes
             ),
-            what="the pretenders",
+            why="the pretenders",
         )
         told = reap(slurm_gpus, NODE)
         assert sorted(told.acts()) == [("freed", "dead")] * 2 + [("held", "alive")]
@@ -368,7 +368,7 @@ def test_a_killed_or_stopped_taskprolog_starts_no_task(
     # Slurm continues what is stopped before it ends it: a TaskProlog may succeed in between
     assert "ran" not in said or (number == signal.SIGSTOP and "mask=0." in said)
     if number == signal.SIGSTOP:  # linuxproc kills what it listed before, not what begins then
-        until(partial(is_reaped, slurm_gpus, job, NODE), what="the lock to be gone")
+        wait_until(partial(is_reaped, slurm_gpus, job, NODE), why="the lock to be gone")
     assert slurm_gpus.locks(NODE) == {}
     assert not slurm.is_out(NODE)
 
@@ -424,10 +424,9 @@ def test_a_job_whose_output_cannot_be_written_runs_neither_unmasked_nor_refused(
 
 def wait_refused(gpus: Gpulock, job: JobId) -> None:
     """Wait until a job was requeued or has failed."""
-    until(
+    wait_until(
         lambda: gpus.slurm.state(job) == "FAILED" or gpus.slurm.job(job)["Restarts"] != "0",
-        what=f"job {job} to be refused",
-        why=gpus.slurm.logs,
+        why=f"job {job} to be refused",
     )
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from tests.labs.common.idle_node import assert_ends_the_idle_one, idling, keys
 from tests.labs.daemon.daemon_lab import daemon_on
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import SLEEP
 from tests.labs.slurm.modes import NODE, by_gpulock
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -22,13 +22,12 @@ def test_the_task_that_idles_is_warned_and_cancelled_and_no_other(slurm_gpus: Gp
     with idling(slurm_gpus, NODE, place) as node, daemon_on(slurm_gpus, NODE) as daemon:
         words = ("--array=1-2", "--gres=gpu:1", "-w", NODE)
         job = slurm.submit("slalice", *words, script=SLEEP)
-        until(lambda: len(slurm_gpus.locks(NODE)) == 2, what="two tasks to have their GPUs")
+        wait_until(lambda: len(slurm_gpus.locks(NODE)) == 2, why="two tasks to have their GPUs")
         (idle,) = slurm_gpus.held_by(slurm.tasks(job)[2])[NODE]
         how = f"cancelled (scancel {job}_2)"
         assert_ends_the_idle_one(node, daemon, lambda: slurm_gpus.locks(NODE), idle, how)
         queue = ("squeue", "-h", "-r", "-o", "%i %t")
-        until(
+        wait_until(
             lambda: slurm.run_in(slurm.master, queue).stdout.split() == [f"{job}_1", "R"],
-            what="slurmctld to be left with the other task",
-            why=slurm.logs,
+            why="slurmctld to be left with the other task",
         )

@@ -10,7 +10,6 @@ from tests.labs.common.device_nodes import TREES, modes, opened
 from tests.labs.containers import job as container_job
 from tests.labs.containers.job import CDI, STARTS, WITH_DRIVER
 from tests.labs.daemon.daemon_lab import daemon_on
-from tests.labs.sge.wait import until
 from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.confined import COUNT, EVERY, Site, confined_site
@@ -20,6 +19,7 @@ from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.machines import USERS
 from tests.labs.slurm.modes import NODE, wait_empty, wait_said
 from tests.support.pairs import zip_equal
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 ROWS = 25 if SOAK else 1
@@ -50,7 +50,7 @@ def every_step_opens_its_own_gpus(site: Site) -> None:
     first, _, rest = said.partition("srun\n")
     for part in (first, *rest.split("child\n")):
         assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": EVERY - own}
-    until(lambda: not site.service.strays(), what="the child to end")
+    wait_until(lambda: not site.service.strays(), why="the child to end")
     go.touch()
     assert site.slurm.wait_done(job) == "COMPLETED"
     assert site.left() == []
@@ -139,15 +139,17 @@ def test_a_shared_card_is_open_to_each_job_with_a_place_until_its_own_end(
         card = site.own(one)
         first.touch()
         site.slurm.wait_done(one)
-        until(
-            lambda: draining(slurm_gpus, one), what="the Epilog to leave its place to who is left"
+        wait_until(
+            lambda: draining(slurm_gpus, one), why="the Epilog to leave its place to who is left"
         )
         late.touch()
         left = wait_said(slurm_gpus, one, "out").partition("begun")[2]
         assert opened(left) == opens(set())
-        until(lambda: reap(slurm_gpus, NODE) and not site.own(one), what="its place to be free")
+        wait_until(lambda: reap(slurm_gpus, NODE) and not site.own(one), why="its place to be free")
         again.touch()
-        until(lambda: site.slurm.said(two).count("begun") == 2, what="the neighbour's second probe")
+        wait_until(
+            lambda: site.slurm.said(two).count("begun") == 2, why="the neighbour's second probe"
+        )
         assert opened(site.slurm.said(two).partition("begun")[2]) == opens(card)
         last.touch()
         for job in (two, whole, other):
@@ -203,7 +205,7 @@ def test_a_value_that_slurm_cannot_be_given_starts_no_job_and_drains_no_node(sit
 def test_a_node_that_cannot_confine_is_drained_and_says_why(site: Site) -> None:
     site.configure(SYS_ROOT="/nonexistent")
     job = site.submit("--gres=gpu:1", text="echo ran\n")
-    until(lambda: site.slurm.is_out(NODE), what="the node to be drained")
+    wait_until(lambda: site.slurm.is_out(NODE), why="the node to be drained")
     shown = site.slurm.scontrol("show", "node", NODE)
     assert "gpulock" in shown and "isolation" in shown.lower()
     never_ran(site, job)
@@ -218,7 +220,7 @@ def test_a_step_that_cannot_be_confined_does_not_start(site: Site) -> None:
     else:
         site.configure(DEV_ROOT="/dev/null")  # where the Prolog does not look
     job = site.submit("--gres=gpu:1", text="echo ran\n")
-    until(lambda: site.slurm.is_out(NODE), what="the node to be drained")
+    wait_until(lambda: site.slurm.is_out(NODE), why="the node to be drained")
     never_ran(site, job)
     if UNIFIED:
         mark.rmdir()
@@ -246,7 +248,9 @@ def test_what_a_killed_step_daemon_leaves_stays_confined_until_it_ends(site: Sit
     assert opened(wait_said(site.gpus, job, "over"))["EPERM"] == EVERY - own
     site.slurm.scancel(job)
     go.touch()
-    until(lambda: reap(site.gpus, NODE) and not site.left(), what="the reaper to remove the rest")
+    wait_until(
+        lambda: reap(site.gpus, NODE) and not site.left(), why="the reaper to remove the rest"
+    )
 
 
 def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> None:
@@ -292,7 +296,7 @@ def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
     for _ in range(ROWS):
         array = f"--array=1-{ROW // 2}%4"
         jobs = [site.submit(array, *asked, text="srun true\n") for asked in (["--gres=gpu:1"], [])]
-        wait_empty(site.gpus, seconds=240.0)
+        wait_empty(site.gpus)
         tasks = [task for job in jobs for task in site.slurm.tasks(job).values()]
         assert [site.slurm.state(task) for task in tasks] == ["COMPLETED"] * ROW
         assert site.left() == []

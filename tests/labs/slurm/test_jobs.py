@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import wait_requeued
 from tests.labs.slurm.journal import doubles
@@ -23,6 +22,7 @@ from tests.labs.slurm.modes import (
     wait_said,
     write_map,
 )
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
@@ -52,7 +52,7 @@ def test_a_job_gets_two_gpus_and_gives_them_back(slurm_gpus: Gpulock, mode: Mode
     slurm.scancel(job)
     slurm.wait_done(job)
     slurm_gpus.wait_free()
-    until(lambda: slurm.node_state(NODE)[0] == "IDLE", what="an idle node", why=slurm.logs)
+    wait_until(lambda: slurm.node_state(NODE)[0] == "IDLE", why="an idle node")
 
 
 @BOTH
@@ -86,7 +86,7 @@ def test_an_array_shares_four_gpus_and_none_is_in_two_jobs(slurm_gpus: Gpulock, 
     slurm = slurm_gpus.slurm
     script = slurm_gpus.journal.around("sleep 0.2")
     job = slurm.submit("slalice", f"--array=1-{TASKS}", "--gres=gpu:1", "-w", NODE, script=script)
-    wait_empty(slurm_gpus, seconds=800)
+    wait_empty(slurm_gpus)
     holds = slurm_gpus.journal.holds()
     assert len(holds) == TASKS, f"{len(holds)} of {TASKS} tasks of {job} ran"
     assert {len(hold.devices) for hold in holds} == {1}

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.labs.common.processes import children_of, command_of
-from tests.labs.sge.wait import until
 from tests.labs.slurm.config import Gres, Setup
 from tests.labs.slurm.gpulock import Gpulock, installed
 from tests.labs.slurm.journal import doubles
 from tests.labs.slurm.lab import ENDED, JobId, Slurm
 from tests.labs.slurm.releases import FORGETS
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -107,16 +107,17 @@ def test_an_allocation_without_a_command_has_an_extern_step_alone(own: Slurm) ->
     words = ("-J", "idle", "-w", own.nodes[0], "--kill-command=TERM", "sleep", "600")
     with own.start("slalice", "salloc", *words) as salloc:
         queued = ["squeue", "-h", "-n", "idle", "-o", "%A"]
-        found = until(lambda: own.run_in(own.master, queued).stdout or None, what="the allocation")
+        found = wait_until(
+            lambda: own.run_in(own.master, queued).stdout or None, why="the allocation"
+        )
         job = JobId(int(found))
         own.wait_steps(job, "extern")
         assert [step.name for step in own.steps(job)] == ["extern"]
         assert own.job_processes(job) == []
         # that of 26.05 starts its command though the job was cancelled just before
-        until(
+        wait_until(
             lambda: [one for one in children_of(salloc.pid) if command_of(one) == "sleep 600"],
-            what="salloc's command",
-            why=own.logs,
+            why="salloc's command",
         )
         own.scancel(job)
         assert salloc.wait(60) != 0
@@ -156,10 +157,8 @@ def test_steps_and_processes_of_a_running_job_are_found(own: Slurm) -> None:
     own.wait_steps(job, "batch", "extern", "0")
     assert {step.node for step in own.steps(job)} == {own.nodes[0]}
     assert own.steps(job, own.nodes[1]) == []
-    until(
-        lambda: "sleep 600" in map(command_of, own.job_processes(job)),  # srun's has a whole path
-        what="the child to sleep",
-        why=own.logs,
+    wait_until(  # srun's has a whole path
+        lambda: "sleep 600" in map(command_of, own.job_processes(job)), why="the child to sleep"
     )
     own.scancel(job)
     assert own.wait_done(job) == "CANCELLED"
@@ -186,7 +185,7 @@ def test_a_job_is_suspended_resumed_and_requeued(own: Slurm) -> None:
 def test_a_job_that_begins_again_at_once_has_no_prolog_on_22_05_alone(own: Slurm) -> None:
     own.reconfigure(hooks=_hooks(own))
     newer = own.release >= FORGETS
-    steps = until(lambda: _second_steps(own, newer), what="a job's second run", seconds=300)
+    steps = wait_until(lambda: _second_steps(own, newer), why="a job's second run")
     assert steps == (["batch", "extern"] if newer else ["batch"])
 
 
@@ -203,10 +202,8 @@ def _second_steps(own: Slurm, prolog: bool) -> list[str] | None:
     own.wait_stepless(job)
     dump.unlink()
     own.begin(job, at_once=True)
-    until(
-        lambda: own.state(job) in ENDED or own.job_processes(job) != [],
-        what="the second run",
-        why=own.logs,
+    wait_until(
+        lambda: own.state(job) in ENDED or own.job_processes(job) != [], why="the second run"
     )
     found = sorted(step.name for step in own.steps(job))
     own.scancel(job)

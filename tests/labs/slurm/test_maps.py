@@ -13,12 +13,12 @@ import pytest
 
 from tests.labs.common.installed import driver_settings
 from tests.labs.common.processes import end
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import stops
 from tests.labs.slurm.jobs import kill_steps, lose_locks, occupied, reap, started, wait_requeued
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, settings, write_map
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
@@ -135,10 +135,9 @@ def test_tasks_of_an_array_and_components_stand_by_their_own_numbers(slurm_gpus:
     slurm.clear_jobs()
     parts = ("--gres=gpu:1", "-w", "slnode2", ":", "--gres=gpu:1", "-w", NODE)
     leader = slurm.submit("slalice", *parts, script="exec sleep 600\n")
-    until(  # its leader may run before the Prolog on the other node is over
+    wait_until(  # its leader may run before the Prolog on the other node is over
         lambda: {*files(slurm_gpus, DCGM).values()} - {""} == {f"{leader + 1}\n"},
-        what="the component's file",
-        why=lambda: str(files(slurm_gpus, DCGM)) + slurm.logs(),
+        why=lambda: f"the component's file\n{str(files(slurm_gpus, DCGM)) + slurm.logs()}",
     )
     slurm.scancel(leader)
 

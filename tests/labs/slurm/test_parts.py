@@ -9,7 +9,6 @@ import pytest
 
 from tests.labs.common.device_nodes import opened
 from tests.labs.common.processes import end
-from tests.labs.sge.wait import LabError
 from tests.labs.slurm.confined import EVERY, confined_site
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import stops
@@ -27,6 +26,7 @@ from tests.labs.slurm.jobs import (
 )
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm, wait_empty, wait_said
+from tests.support.wait import LabError
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
@@ -133,7 +133,7 @@ def test_many_short_shard_jobs_leave_nothing(slurm_gpus: Gpulock) -> None:
     words = ("-w", NODE, "--gres=shard:1", f"--array=1-{COUNT}")
     slurm.submit("slalice", *words, script="true\n")
     slurm.submit("slbob", *words, script="true\n")
-    wait_empty(slurm_gpus, seconds=240.0)
+    wait_empty(slurm_gpus)
     assert slurm_gpus.locks(NODE) == {}
     assert not slurm.is_out(NODE)
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from gpulock.install.slurm.plugstack import PlugStack, plugstack_fault, read_plugstack
-from tests.labs.sge.wait import until
 from tests.labs.slurm.enroot import SOURCES, cli_calls
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import occupied, wait_requeued
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm, variables, wait_said
 from tests.labs.slurm.pyxis import Pyxis, with_pyxis
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm])
@@ -185,7 +185,7 @@ def test_where_a_part_is_missing_no_task_starts(pyxis: Pyxis, missing: str) -> N
         pyxis.stack(*pyxis.lines[1:])
     slurm.scontrol("release", str(held))
     if missing == "the plugin":
-        until(lambda: "DRAIN" in slurm.node_state(NODE)[0], what="a drained node", why=slurm.logs)
+        wait_until(lambda: "DRAIN" in slurm.node_state(NODE)[0], why="a drained node")
         slurm.scancel(held)
     slurm.wait_done(held)
     assert "DRAIN" not in slurm.node_state(NODE)[0] or missing == "the plugin"

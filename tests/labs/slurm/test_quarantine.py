@@ -32,7 +32,7 @@ def out(gpus: Gpulock) -> list[str]:
 
 def wait_out(gpus: Gpulock, daemon: Daemon, *minors: str) -> None:
     """Wait until these devices are out of service, and no other."""
-    daemon.rounds_until(lambda: out(gpus) == list(minors), f"{minors} to be out", interval=1)
+    daemon.rounds_until(lambda: out(gpus) == list(minors), f"{minors} to be out")
 
 
 def wait_drained(gpus: Gpulock, daemon: Daemon, drained: bool) -> str:

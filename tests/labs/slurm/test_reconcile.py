@@ -11,13 +11,13 @@ import pytest
 from tests.labs.common.installed import empty
 from tests.labs.common.processes import end
 from tests.labs.daemon.daemon_lab import daemon_on
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, stops
 from tests.labs.slurm.jobs import held, kill_steps, reap, shut_gate, started, wait_requeued
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, by_gpulock
 from tests.labs.slurm.test_ends import EXTRA, KEYS, TWO, leak
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 SOON = 15.0  # seconds: half a period, which restarts with a round
@@ -132,7 +132,7 @@ def test_locks_that_somebody_removes_are_granted_to_nobody_and_put_back(
         daemon.goes_round()
         assert {job: held(slurm_gpus, job, NODE) for job in jobs} == masks
         empty(locks)
-        until(lambda: len(slurm_gpus.locks(NODE)) == 2, what="all locks", why=daemon.said)
+        wait_until(lambda: len(slurm_gpus.locks(NODE)) == 2, why="all locks")
         assert {job: held(slurm_gpus, job, NODE) for job in jobs} == masks
         assert f"restored {ids[str(jobs[0])]} of job {jobs[0]}" in daemon.said()
         slurm.begin(refused)
@@ -140,7 +140,7 @@ def test_locks_that_somebody_removes_are_granted_to_nobody_and_put_back(
         for job in jobs:
             slurm.scancel(job)
             slurm.wait_done(job)
-        until(lambda: slurm_gpus.locks(NODE) == {}, what="no lock", why=daemon.said)
+        wait_until(lambda: slurm_gpus.locks(NODE) == {}, why="no lock")
         daemon.goes_round()
         told = sorted(line["job_id"] for line in daemon.history())
         assert told == sorted(map(str, (*jobs, refused)))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Mapping
 
 import pytest
 
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import CONFIG, Gpulock
 from tests.labs.slurm.jobs import (
     ALL,
@@ -31,6 +30,7 @@ from tests.labs.slurm.jobs import (
 )
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
@@ -42,11 +42,7 @@ GPU = "--gres=gpu:1"
 def wait_waits(gpus: Gpulock, job: JobId, why: str) -> None:
     """Wait until a job is requeued, and Slurm's scheduler has looked at why it waits."""
     wait_requeued(gpus, job)
-    until(
-        lambda: why in gpus.slurm.job(job)["Reason"],
-        what=f"job {job} to wait for {why}",
-        why=lambda: f"{gpus.slurm.job(job)}",
-    )
+    wait_until(lambda: why in gpus.slurm.job(job)["Reason"], why=f"job {job} to wait for {why}")
 
 
 def newest_job(gpus: Gpulock, name: str) -> JobId:
@@ -105,7 +101,9 @@ def test_a_device_freed_while_the_prolog_waits_is_granted(slurm_gpus: Gpulock, m
     slurm = slurm_gpus.slurm
     with occupied(slurm_gpus, NODE, *ALL):
         job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:2", script=SHOW_MASK)
-        until(lambda: int(totals(slurm_gpus, NODE).get("claims_busy", "0")) >= 2, what="two looks")
+        wait_until(
+            lambda: int(totals(slurm_gpus, NODE).get("claims_busy", "0")) >= 2, why="two looks"
+        )
         assert held(slurm_gpus, job, NODE) == []
     assert slurm.wait_done(job) == "COMPLETED"
     assert slurm.job(job)["Restarts"] == "0"
@@ -119,7 +117,7 @@ def test_the_task_that_has_the_arrays_own_id_is_requeued_alone(
     mode(slurm_gpus, SOON)
     slurm = slurm_gpus.slurm
     array = slurm.submit("slalice", "--array=1-3%2", "-w", NODE, GPU, script="exec sleep 600\n")
-    until(lambda: len(slurm_gpus.locks(NODE)) == 2, what="two tasks to start")
+    wait_until(lambda: len(slurm_gpus.locks(NODE)) == 2, why="two tasks to start")
     with occupied(slurm_gpus, NODE, 2, 3):
         slurm.scontrol("update", f"jobid={array}", "arraytaskthrottle=3")
         assert is_busy(busy(slurm_gpus, array))
@@ -141,10 +139,9 @@ def test_a_job_that_is_not_to_be_requeued_does_not_run_either(
         job = slurm.submit("slalice", "--no-requeue", "-w", NODE, GPU, script="echo ran\n")
         wide = ("--no-requeue", "-N2", "-w", f"{NODE},{OTHER}", GPU)
         several = slurm.submit("slbob", *wide, script="srun echo ran\n")
-        until(
+        wait_until(
             lambda: slurm.state(job) == "FAILED" or slurm.job(job)["Restarts"] != "0",
-            what="the job to be refused",
-            why=slurm.logs,
+            why="the job to be refused",
         )
         assert is_busy(slurm.said(job))
         assert slurm.wait_done(several) == "CANCELLED"
@@ -201,10 +198,9 @@ def test_a_job_refused_on_some_of_its_nodes_is_requeued_as_a_whole(
         assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
     go.touch()
     slurm.begin(job)
-    until(
+    wait_until(
         lambda: all(f"{node}=0,1\n" in slurm.said(job) for node in (NODE, OTHER)),
-        what="both nodes to see their devices",
-        why=lambda: slurm.said(job) + slurm.logs(),
+        why="both nodes to see their devices",
     )
     assert [len(held(slurm_gpus, job, node)) for node in (NODE, OTHER)] == [2, 2]
 
@@ -218,7 +214,7 @@ def test_of_an_array_over_two_nodes_the_refused_task_goes_alone(
     slurm = slurm_gpus.slurm
     words = ("--array=1-2%1", "-N2", "-w", f"{NODE},{OTHER}", GPU)
     array = slurm.submit("slalice", *words, script="exec sleep 600\n")
-    until(lambda: len(slurm_gpus.locks(OTHER)) == 1, what="a task to start")
+    wait_until(lambda: len(slurm_gpus.locks(OTHER)) == 1, why="a task to start")
     with occupied(slurm_gpus, OTHER, 1, 2, 3):
         slurm.scontrol("update", f"jobid={array}", "arraytaskthrottle=2")
         if refuse == "requeue":
@@ -234,7 +230,7 @@ def test_of_an_array_over_two_nodes_the_refused_task_goes_alone(
             OTHER: 1,
             "slnode3": 0,
         }
-        until(lambda: not any(slurm_gpus.held_by(array).values()), what="its other lock to go")
+        wait_until(lambda: not any(slurm_gpus.held_by(array).values()), why="its other lock to go")
         assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
 
 
@@ -249,21 +245,19 @@ def test_a_component_that_is_refused_takes_its_whole_job_along(
         tell = "srun --het-group=0,1 sh -c 'echo ran on $SLURMD_NODENAME'\nexec sleep 600\n"
         leader = slurm.submit("slalice", *parts, script=tell)
         jobs = (leader, JobId(leader + 1))
-        until(
+        wait_until(
             lambda: any(
                 slurm.state(job) in ("CANCELLED", "COMPLETED") or slurm.job(job)["Restarts"] != "0"
                 for job in jobs
             ),
-            what="the job to be refused",
-            why=slurm.logs,
+            why="the job to be refused",
         )
         states = {slurm.wait_state(job, "CANCELLED", "PENDING", "COMPLETED") for job in jobs}
         assert states <= {"CANCELLED", "PENDING"}
         assert f"ran on {refused}" not in slurm.said(leader)
-        until(  # an Epilog may still be at work when its job's state is told
+        wait_until(  # an Epilog may still be at work when its job's state is told
             lambda: not any(name for job in jobs for name in slurm_gpus.held_by(job).values()),
-            what="their locks to go",
-            why=slurm.logs,
+            why="their locks to go",
         )
         assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from tests.labs.common.report_node import GIB, WATTS, observed
-from tests.labs.sge.wait import until
 from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import script
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import SLURM_CONF, by_slurm, settings
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 SECONDS = 10
@@ -89,8 +89,8 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(
         )
         slurm.wait_done(job)
         whole = time.monotonic() - begun
-        filed = until(
-            lambda: list(shared.glob(f"{job}.*.json")) or None, what="the report to be filed"
+        filed = wait_until(
+            lambda: list(shared.glob(f"{job}.*.json")) or None, why="the report to be filed"
         )
         assert filed[0].stat().st_uid == slurm.users["slalice"].uid
         done = slurm_gpus.command(node, "reap")
@@ -106,9 +106,9 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(
         assert first["memory_peak_bytes"] == pytest.approx(3 * GIB, rel=0.01)
         assert first["energy_joules"] == pytest.approx(WATTS * first["observed_seconds"], rel=0.15)
         assert (found["how"], found["user"], found["node"]) == ("epilog", "slalice", node)
-        printed = until(
+        printed = wait_until(
             lambda: slurm.said(job) if "gpulock report" in slurm.said(job) else None,
-            what="the report in the job's output",
+            why="the report in the job's output",
         )
         assert f"Job {job} of slalice on {node}" in printed
 
@@ -123,7 +123,7 @@ def test_a_jobs_report_has_what_the_job_used_of_its_host(slurm_gpus: Gpulock) ->
         text = f"/usr/bin/python3 -IS {burn}\nsleep 3\n"
         job = slurm.submit("slalice", "--gres=gpu:1", "-w", node, script=text)
         slurm.wait_done(job)
-        until(lambda: "gpulock report" in slurm.said(job), what="the report")
+        wait_until(lambda: "gpulock report" in slurm.said(job), why="the report")
         done = slurm_gpus.command(node, "reap")
         assert done.returncode == 0, done.stderr
         (found,) = claims(slurm_gpus, node, job)
@@ -155,7 +155,7 @@ def test_a_job_on_two_nodes_is_told_as_one_also_to_jobstats(slurm_gpus: Gpulock)
         def both() -> bool:
             return len(list(shared.glob(f"{job}.*.json"))) == 2
 
-        until(both, what="both nodes' reports")
+        wait_until(both, why="both nodes' reports")
         for node in nodes:
             assert sorted(one["node"] for one in claims(slurm_gpus, node, job)) == nodes
         known = jobstats(slurm_gpus, nodes[0], job)

@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 
 from tests.labs.common.processes import end
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import (
     SHOW_MASK,
@@ -25,6 +24,7 @@ from tests.labs.slurm.jobs import (
 )
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 from tests.labs.slurm.releases import RUNS_EPILOGS_AS_ROOT, RUNS_HOOKS_IN_JOB
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 EXTRA = {**SLURM_CONF, "KillWait": "1", "BatchStartTimeout": "120"}
@@ -56,7 +56,7 @@ def test_jobs_one_after_the_other_and_beside_each_other_give_back(
         if slurm_gpus.held_by(job).get(NODE):  # its Epilog is over
             left += 1
             # a step daemon that is just starting may be anybody's: a look during it frees nothing
-            until(partial(is_reaped, slurm_gpus, job, NODE), what=f"job {job} to be reaped")
+            wait_until(partial(is_reaped, slurm_gpus, job, NODE), why=f"job {job} to be reaped")
     assert (slurm_gpus.locks(NODE), slurm.node_words(NODE)) == ({}, {"IDLE"})
     assert left == 0 or (slurm.release < RUNS_EPILOGS_AS_ROOT and left <= JOBS / 2)
 
@@ -85,7 +85,7 @@ def test_what_hides_in_the_jobs_cgroup_keeps_its_locks(slurm_gpus: Gpulock) -> N
     told = gate_file(slurm_gpus, "hidden")
     hide = f"setsid env -i sleep 602 &\necho $! >{told}\nwait\n"
     job = started(slurm_gpus, NODE, "--gres=gpu:1", script=hide)
-    until(lambda: told.exists() and told.read_text().endswith("\n"), what="its child")
+    wait_until(lambda: told.exists() and told.read_text().endswith("\n"), why="its child")
     kill_steps(slurm_gpus, job, NODE)
     slurm.scancel(job)
     slurm.wait_done(job)

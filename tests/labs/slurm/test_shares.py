@@ -23,7 +23,6 @@ from tests.labs.common.contention import (
 )
 from tests.labs.common.installed import driver_settings
 from tests.labs.common.processes import end
-from tests.labs.sge.wait import LabError, until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import (
     SHOW_MASK,
@@ -36,6 +35,7 @@ from tests.labs.slurm.jobs import (
 )
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, by_gpulock, settings, wait_said
+from tests.support.wait import LabError, wait_until
 
 pytestmark = pytest.mark.lab
 CARDS = 4
@@ -88,7 +88,7 @@ def end_all(gpus: Gpulock, seconds: float) -> None:
                     slurm.scontrol("update", f"jobid={job}", "starttime=now+2")
         return slurm.queue("-h", "--all") == ""
 
-    until(over, what="the queue to be empty", seconds=seconds, why=slurm.logs)
+    wait_until(over, why="the queue to be empty")
 
 
 @pytest.mark.parametrize("gres", ["count", "gpulock"])

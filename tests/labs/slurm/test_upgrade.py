@@ -9,12 +9,12 @@ import pytest
 
 from gpulock.install.hooks import HookPaths
 from tests.labs.common.upgrade import JOBS, PREFIX, Package, UpgradedNode, upgrade_and_go_back
-from tests.labs.sge.wait import until
 from tests.labs.slurm.config import CPUS
 from tests.labs.slurm.gpulock import Gpulock, hook_programs
 from tests.labs.slurm.jobs import SOAK
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
 
@@ -34,21 +34,20 @@ class SlurmNode(UpgradedNode):
         # One by one: the end of a Prolog may be seen no sooner than that of a job which begins at
         # the same time (docs/facts/slurm.md, "Output of a hook").
         launched, log = f"Launching batch job {job} for UID", self.slurm.lab / f"log/{NODE}.log"
-        until(
+        wait_until(
             lambda: launched in log.read_text(errors="replace"),
-            what=f"the Prolog of job {job} to be over",
-            interval=0.1,
+            why=f"the Prolog of job {job} to be over",
         )
         return job
 
     def wait_running(self, job: int) -> None:
-        self.slurm.wait_state(JobId(job), "RUNNING", seconds=300)
+        self.slurm.wait_state(JobId(job), "RUNNING")
         begun = f" {job} {NODE} "  # a job whose Prolog is at work runs, for Slurm
-        until(lambda: begun in self.journal.path.read_text(), what=f"job {job} to begin")
+        wait_until(lambda: begun in self.journal.path.read_text(), why=f"job {job} to begin")
 
     def wait_done(self, job: int) -> None:
         slurm = self.slurm
-        assert slurm.wait_done(JobId(job), seconds=300) == "COMPLETED", slurm.said(JobId(job))
+        assert slurm.wait_done(JobId(job)) == "COMPLETED", slurm.said(JobId(job))
         assert slurm.job(JobId(job))["Restarts"] == "0"
 
     def troubles(self) -> list[str]:

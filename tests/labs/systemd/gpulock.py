@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import shutil
 import venv
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,9 +21,9 @@ from gpulock.install.systemd.units import DAEMON, EXPORTER, SOCKET
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import owner
 from gpulock.store.owner import Owner
-from tests.labs.sge.wait import LabError, until
 from tests.labs.systemd.machine import Machine
 from tests.nvml.double import Double
+from tests.support.wait import LabError, wait_until
 
 REPOSITORY: Final = Path(__file__).resolve().parents[3]
 OPT: Final = "/opt/gpulock"
@@ -153,15 +152,13 @@ class Node:
         """Let a job hold devices until its unit `name` is stopped; return its locks."""
         line = [f"{OPT}/bin/gpulock", "run", "-n", str(count), "--", "sleep", "infinity"]
         start = ("systemd-run", "--quiet", f"--unit={name}", f"--uid={uid}", *line)
-        until(  # an earlier unit of that name may still be on its way out
+        wait_until(  # an earlier unit of that name may still be on its way out
             lambda: self.machine.run(*start, check=False).returncode == 0,
-            what=f"the unit {name} to start",
-            why=self._why(name),
+            why=f"the unit {name} to start",
         )
-        return until(
+        return wait_until(
             lambda: found if len(found := self.held_by(name)) == count else None,
-            what="the job's locks",
-            why=self._why(name),
+            why="the job's locks",
         )
 
     def held_by(self, name: str) -> dict[str, Owner]:
@@ -200,7 +197,7 @@ class Node:
         run("systemctl", "daemon-reload")
         run("systemctl", "reset-failed")
         run("systemctl", "restart", *UNITS)
-        until(lambda: not self.locks(), what="all devices to be free", why=self._why(UNITS[0]))
+        wait_until(lambda: not self.locks(), why="all devices to be free")
 
     def scrape(self, path: str = "/metrics", port: int = 9465) -> str:
         """Ask the exporter, as Prometheus would; nothing while its first second is not over."""
@@ -220,11 +217,7 @@ class Node:
 
     def wait_metric(self, series: str, value: float | None) -> None:
         """Wait until a series has a value, or is gone."""
-        until(
+        wait_until(
             lambda: self.metric(series) == value,
-            what=f"{series} to be {value}",
-            why=lambda: f"{self.scrape()}{self._why(EXPORTER)()}",
+            why=lambda: f"{series} to be {value}\n{self.scrape()}",
         )
-
-    def _why(self, unit: str) -> Callable[[], str]:
-        return lambda: "\n".join(self.machine.journal(unit))

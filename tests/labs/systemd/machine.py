@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.labs.sge.wait import PATIENCE, LabError, until
+from tests.support.evidence import unwatch, watch
+from tests.support.wait import LabError, wait_exit, wait_until
 
 DEFAULT_LAB: Final = "/tmp/gpulock-lab-systemd"
 MARKER: Final = "gpulock-systemd-lab"
@@ -53,6 +54,7 @@ class Machine:
         self.down()
         self.lab.mkdir(mode=0o755, parents=True)
         (self.lab / MARKER).touch()
+        watch(self)
         for name in ("root", "over"):
             (self.lab / name).mkdir()
         groups = [top / self._name for top in hierarchies(self.mode)]
@@ -73,27 +75,50 @@ class Machine:
             )
         (self.lab / "pid").write_text(f"{self._holder.pid}\n")
         try:
-            until(self._booted, what="systemd to be up", seconds=3 * PATIENCE, why=self._log)
+            wait_until(self._booted, why="systemd to be up")
         except BaseException:
             self.down()
             raise
 
+    @property
+    def name(self) -> str:
+        """Return the lab's name."""
+        return self.lab.name
+
+    def log_files(self) -> list[Path]:
+        """Return what systemd says before there is a journal."""
+        return [self.lab / "log"]
+
+    def evidence(self) -> dict[str, str]:
+        """Return the end of the journal, what runs or has failed, and who holds what."""
+        commands = (
+            ("journal", "journalctl --no-pager -n 60"),
+            ("units", "systemctl --no-pager list-units --all *.service *.socket *.slice"),
+            ("locks", "grep -r . /run/gpulock/locks"),
+            ("slurm", "squeue --all"),
+            ("nodes", "sinfo -N -l"),
+            ("slurm-logs", "tail -n 25 /srv/slurm/log/slurmctld /srv/slurm/log/slurmd"),
+        )
+        done = {name: self.run(*line.split(), check=False) for name, line in commands}
+        return {name: one.stdout + one.stderr for name, one in done.items()}
+
     def down(self) -> None:
         """Power off, and take away what is left of this lab, also of one that was cut short."""
+        unwatch(self)
         init, holder = self.pid or self._find(), self._holding()
         if init:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(init, POWER_OFF)
             try:
-                until(lambda: not Path(f"/proc/{init}").exists(), what="power off", seconds=20)
+                wait_until(lambda: not Path(f"/proc/{init}").exists(), why="power off", quiet=20)
             except LabError:
                 os.kill(init, signal.SIGKILL)
         elif holder:
             os.kill(holder, signal.SIGKILL)
         if self._holder is not None:
-            self._holder.wait(PATIENCE)
+            wait_exit(self._holder, why="the holder of the namespaces to end")
         self._holder, self.pid = None, 0
-        until(self._groups_gone, what="the lab's cgroups to be empty")
+        wait_until(self._groups_gone, why="the lab's cgroups to be empty")
         if (self.lab / MARKER).exists():
             shutil.rmtree(self.lab)
 

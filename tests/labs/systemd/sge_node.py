@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Final
 
 from tests.labs.sge import config, install
-from tests.labs.sge.wait import LabError, until
 from tests.labs.systemd.gpulock import OPT, Node
 from tests.labs.systemd.slurm_node import ADDRESS, HOME, HOST, UID, USER
+from tests.support.wait import wait_until
 
 ROOT: Final = "/srv/sge"  # the cell, its spool, and the programs' folders
 ENV: Final = {"SGE_ROOT": f"{ROOT}/root", "SGE_CELL": config.CELL}
@@ -73,10 +72,9 @@ class SgeNode:
     def start(self, name: str, *sign: str) -> None:
         """Start a daemon, and wait until a command says that it serves."""
         self.run("systemctl", "start", name)
-        until(
+        wait_until(
             lambda: self.run("env", *VARIABLES, *sign, check=False).returncode == 0,
-            what=f"{name} to serve",
-            why=self.logs,
+            why=f"{name} to serve",
         )
 
     def client(self, *words: str, check: bool = True) -> str:
@@ -98,10 +96,9 @@ class SgeNode:
 
     def wait_over(self, job: str) -> None:
         """Wait until a job and its epilog are over."""
-        until(
+        wait_until(
             lambda: self.run("env", *VARIABLES, "qstat", "-j", job, check=False).returncode != 0,
-            what=f"job {job} to end",
-            why=self.logs,
+            why=f"job {job} to end",
         )
 
     def held_by(self, job: str) -> set[str]:
@@ -111,10 +108,9 @@ class SgeNode:
 
     def wait_said(self, job: str, word: str) -> str:
         """Wait until a job has printed a word; return all it has printed."""
-        return until(
+        return wait_until(
             lambda: said if word in (said := self.said(job)) else None,
-            what=f"job {job} to print {word}",
-            why=self.logs,
+            why=f"job {job} to print {word}",
         )
 
     def said(self, job: str) -> str:

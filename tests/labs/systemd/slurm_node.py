@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from tests.labs.common.device_nodes import PROBE, opened
-from tests.labs.sge.wait import LabError, until
 from tests.labs.slurm.config import first_job
 from tests.labs.slurm.preloaded import preloaded
 from tests.labs.slurm.releases import HAS_SLICE, RUNS_HOOKS_IN_JOB, STARTS_ANEW
 from tests.labs.systemd.gpulock import GPUS, Node
+from tests.support.wait import LabError, wait_until
 
 HOST: Final = "gpulock-lab"  # of boot.sh
 ADDRESS: Final = "192.0.2.1"  # of no network (RFC 5737)
@@ -160,22 +160,16 @@ class SlurmNode:
         before = self.node.main_pid(SLURMD)
         self.run("scontrol", "reconfigure")
         if self.release >= STARTS_ANEW:
-            until(
+            wait_until(
                 lambda: self.node.main_pid(SLURMD) not in (0, before),
-                what="slurmd to start itself anew",
-                why=self.logs,
+                why="slurmd to start itself anew",
             )
         self.wait_idle()
         return self.node.main_pid(SLURMD)
 
     def wait_idle(self) -> None:
         """Wait until slurmctld has heard of slurmd."""
-        until(
-            lambda: self.state() in ("idle", "mixed"),
-            what="the node to take jobs",
-            interval=0.2,
-            why=self.logs,
-        )
+        wait_until(lambda: self.state() in ("idle", "mixed"), why="the node to take jobs")
 
     def state(self) -> str:
         """Return the node's state; one that does not answer has a star."""
@@ -214,10 +208,9 @@ class SlurmNode:
 
     def wait_said(self, job: str, word: str) -> str:
         """Wait until a job has printed a word; return all it has printed."""
-        return until(
+        return wait_until(
             lambda: said if word in (said := self.said(job)) else None,
-            what=f"job {job} to print {word}",
-            why=lambda: f"{self.said(job)}\n{self.shown(job)}\n{self.logs()}",
+            why=f"job {job} to print {word}",
         )
 
     def touch(self, name: str) -> None:
@@ -230,15 +223,13 @@ class SlurmNode:
 
     def wait_over(self, job: str) -> str:
         """Wait until a job and its Epilog are over; return its state."""
-        done = until(
+        done = wait_until(
             lambda: (
                 found
                 if (found := re.search(r"JobState=(COMPLETED|FAILED|CANCELLED)", self.shown(job)))
                 else None
             ),
-            what=f"job {job} to end",
-            interval=0.1,
-            why=lambda: f"{self.said(job)}\n{self.shown(job)}\n{self.logs()}",
+            why=f"job {job} to end",
         )
         return done[1]
 
@@ -249,11 +240,7 @@ class SlurmNode:
 
     def wait_free(self, job: str) -> None:
         """Wait until a job holds nothing."""
-        until(
-            lambda: not self.held_by(job),
-            what=f"the GPUs of job {job}",
-            why=lambda: f"{self.node.locks()}\n{self.shown(job)}\n{self.logs()}",
-        )
+        wait_until(lambda: not self.held_by(job), why=f"the GPUs of job {job}")
 
     def opens(self, text: str) -> set[str]:
         """Return the GPUs that a probe could open; raise LabError where it said anything odd."""
@@ -274,11 +261,9 @@ class SlurmNode:
         """End every job, whatever became of its daemons, and leave a node that takes jobs."""
         self.run("systemctl", "start", "slurmctld", "slurmd")
         self.run("scancel", "-u", USER)
-        until(
+        wait_until(
             lambda: not self.run("squeue", "-h", "--all", check=False).stdout,
-            what="the queue to be empty",
-            interval=0.1,
-            why=self.logs,
+            why="the queue to be empty",
         )
         if self.state() not in ("idle", "mixed"):
             self.run("scontrol", "update", f"nodename={HOST}", "state=resume", check=False)

@@ -9,23 +9,22 @@ from pathlib import Path
 import pytest
 
 from tests.labs.common.device_nodes import alone
-from tests.labs.sge.wait import until
 from tests.labs.systemd.gpulock import Node, make_package
 from tests.labs.systemd.machine import Machine
-from tests.labs.systemd.sge_node import SgeNode, install_grid_engine
+from tests.labs.systemd.sge_node import SgeNode
 from tests.labs.systemd.slurm_node import HOME
 from tests.labs.systemd.users_manager import (
     assert_left_with_its_gpu,
     child_of,
     leaving_with_its_gpu,
 )
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 
 
 @pytest.fixture
 def sge(tmp_path: Path) -> Iterator[SgeNode]:
-    install_grid_engine()
     package = make_package(tmp_path / "gpulock")
     machine = Machine("unified", binds=package.binds)
     with alone():  # its programs are not to be counted by others' tests
@@ -48,7 +47,7 @@ def test_a_gpu_that_is_open_below_the_users_own_manager_stays_locked(sge: SgeNod
     file is asked for its device.
     """
     job = sge.submit(leaving_with_its_gpu(sge.machine), "-l", "gpu=1")
-    (card,) = until(lambda: sge.held_by(job) or None, what="a GPU for the job", why=sge.logs)
+    (card,) = wait_until(lambda: sge.held_by(job) or None, why="a GPU for the job")
     sge.machine.write(f"{HOME}/card", card)
     pid = child_of(sge.wait_said(job, "child="))
     sge.wait_over(job)
@@ -60,8 +59,7 @@ def test_a_gpu_that_is_open_below_the_users_own_manager_stays_locked(sge: SgeNod
     assert f"carried by {pid} (python3)" in why
     assert f"{card.removeprefix('nvidia')}: {pid} (python3)" in why
     sge.run("kill", "-KILL", str(pid))
-    until(
+    wait_until(
         lambda: sge.node.gpulock("reap") and not sge.held_by(job),
-        what="the GPU to be free",
-        why=sge.logs,
+        why="the GPU to be free",
     )

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.labs.common.device_nodes import alone
-from tests.labs.sge.wait import until
 from tests.labs.slurm.releases import HAS_SLICE, HAS_SLUIDS, STARTS_ANEW
 from tests.labs.systemd.gpulock import Node, Package, make_package
 from tests.labs.systemd.machine import Machine
@@ -25,6 +24,7 @@ from tests.labs.systemd.users_manager import (
     leaving_with_its_gpu,
     waiting_for,
 )
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 KINDS = (Kind("isolation", "cgroup"), Kind("constrain", "off", "RunInJob"))
@@ -58,7 +58,7 @@ def slurm(booted: SlurmNode) -> Iterator[SlurmNode]:
     """Give a test a node without jobs or locks."""
     yield booted
     booted.clear()
-    until(lambda: not booted.node.locks(), what="all devices to be free", why=booted.logs)
+    wait_until(lambda: not booted.node.locks(), why="all devices to be free")
 
 
 @pytest.fixture(params=["path", "bare name"])
@@ -210,14 +210,14 @@ def test_a_job_that_is_killed_with_its_step_daemons_is_reaped_after_a_reconfigur
     slurm.run("systemctl", "stop", "slurmctld")
     slurm.run("pkill", "-KILL", "-f", f"^slurmstepd: \\[{job}\\.")
     slurm.run("kill", "-KILL", str(pid))
-    until(
+    wait_until(
         lambda: is_reaped(slurm, job),
-        what="the reaper to free it",
-        interval=0.5,
-        why=lambda: slurm.node.gpulock("reap", "--dry-run") + slurm.logs(),
+        why=lambda: (
+            "the reaper to free it\n" + slurm.node.gpulock("reap", "--dry-run") + slurm.logs()
+        ),
     )
     slurm.run("systemctl", "start", "slurmctld")
-    until(lambda: slurm.state() or None, what="slurmctld to answer", why=slurm.logs)
+    wait_until(lambda: slurm.state() or None, why="slurmctld to answer")
     slurm.forget_killed_jobs()
 
 
@@ -233,12 +233,7 @@ def test_what_hides_in_the_jobs_cgroup_keeps_its_lock(slurm: SlurmNode) -> None:
     assert (is_running(slurm, pid), slurm.held_by(job)) == (True, own)
     slurm.run("kill", "-KILL", str(pid))
     slurm.touch("go")
-    until(
-        lambda: is_reaped(slurm, job),
-        what="the reaper to free it",
-        interval=0.5,
-        why=slurm.logs,
-    )
+    wait_until(lambda: is_reaped(slurm, job), why="the reaper to free it")
 
 
 @pytest.mark.attack
@@ -249,7 +244,7 @@ def test_a_gpu_that_is_open_below_the_users_own_manager_stays_locked(slurm: Slur
     Stopped by: an empty cgroup ends no question, and each open file is asked for its device.
     """
     job = slurm.submit(leaving_with_its_gpu(slurm.machine), "--gres=gpu:1")
-    (card,) = until(lambda: slurm.held_by(job) or None, what="a GPU for the job", why=slurm.logs)
+    (card,) = wait_until(lambda: slurm.held_by(job) or None, why="a GPU for the job")
     slurm.machine.write(f"{HOME}/card", card)
     pid = child_of(slurm.wait_said(job, "child="))
     assert slurm.wait_over(job) == "COMPLETED"
@@ -257,4 +252,4 @@ def test_a_gpu_that_is_open_below_the_users_own_manager_stays_locked(slurm: Slur
     assert not is_reaped(slurm, job)
     assert slurm.held_by(job) == {card}
     slurm.run("kill", "-KILL", str(pid))
-    until(lambda: is_reaped(slurm, job), what="the GPU to be free", why=slurm.logs)
+    wait_until(lambda: is_reaped(slurm, job), why="the GPU to be free")

@@ -16,10 +16,10 @@ import pytest
 from gpulock.store.owner import Owner
 from tests.labs.common.device_nodes import alone
 from tests.labs.common.frozen_thread import frozen
-from tests.labs.sge.wait import until
 from tests.labs.systemd.gpulock import GPUS, OPT, Node, Package, make_package
 from tests.labs.systemd.machine import Machine
 from tests.nvml.double import Process
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -83,19 +83,13 @@ def journal(node: Node, unit: str) -> str:
 
 
 def wait_journal(node: Node, unit: str, words: str) -> None:
-    until(
-        lambda: words in journal(node, unit),
-        what=f"{words!r} in the journal",
-        why=lambda: journal(node, unit),
-    )
+    wait_until(lambda: words in journal(node, unit), why=f"{words!r} in the journal")
 
 
 def wait_ended(node: Node, unit: str) -> None:
     """Wait until none of a unit's processes is left; it is `deactivating` before."""
-    until(
-        lambda: show(node, unit, "ActiveState") in ("inactive", "failed"),
-        what=f"the end of {unit}",
-        why=lambda: journal(node, unit),
+    wait_until(
+        lambda: show(node, unit, "ActiveState") in ("inactive", "failed"), why=f"the end of {unit}"
     )
 
 
@@ -103,7 +97,7 @@ def wait_sleeps(node: Node, unit: str) -> int:
     """Wait until a unit's process has become its user's and sleeps; return it."""
     pid = node.main_pid(unit)
     name = ("cat", f"/proc/{pid}/comm")
-    until(lambda: node.machine.run(*name).stdout == "sleep\n", what=f"{unit} to be himself")
+    wait_until(lambda: node.machine.run(*name).stdout == "sleep\n", why=f"{unit} to be himself")
     return pid
 
 
@@ -167,10 +161,9 @@ def test_gpulockd_is_ready_once_the_first_reconcile_is_done(node: Node) -> None:
     assert node.machine.path("/run/gpulock/verdicts").exists()
     assert show(node, DAEMON, "StatusText") == f"0 of {GPUS} devices held"
     node.claim(2)
-    until(
+    wait_until(
         lambda: show(node, DAEMON, "StatusText") == f"2 of {GPUS} devices held",
-        what="the status to follow",
-        why=lambda: show(node, DAEMON, "StatusText"),
+        why=lambda: "the status to follow\n" + show(node, DAEMON, "StatusText"),
     )
 
 
@@ -179,7 +172,7 @@ def test_what_a_killed_job_held_is_freed_and_the_journal_says_why(node: Node) ->
 
     node.machine.run("systemctl", "kill", "--signal=KILL", "job")
 
-    until(lambda: not node.locks(), what="the devices to be free")
+    wait_until(lambda: not node.locks(), why="the devices to be free")
     wait_journal(node, DAEMON, f"freed {' '.join(sorted(held))}")
     lines = node.machine.run(
         "journalctl", "-u", DAEMON, "-p", "notice", "-o", "short", "--no-pager"
@@ -188,10 +181,9 @@ def test_what_a_killed_job_held_is_freed_and_the_journal_says_why(node: Node) ->
     assert f"gpulockd[{node.main_pid(DAEMON)}]: freed" in line  # no <5> left of the priority
     assert "is gone" in line
     history = node.machine.path("/var/lib/gpulock/history/history.jsonl")
-    until(
+    wait_until(
         lambda: history.exists() and next(iter(held.values())).token in history.read_text(),
-        what="its line in the history",
-        why=lambda: journal(node, DAEMON),
+        why="its line in the history",
     )
 
 
@@ -204,13 +196,12 @@ def test_a_daemon_that_hangs_is_killed_and_started_again_and_says_where_it_hung(
 
     node.machine.run("kill", "-STOP", str(first))
 
-    until(
+    wait_until(
         lambda: (
             node.main_pid(DAEMON) not in (0, first)
             and show(node, DAEMON, "ActiveState") == "active"
         ),
-        what="another gpulockd",
-        why=lambda: journal(node, DAEMON),
+        why="another gpulockd",
     )
     assert show(node, DAEMON, "NRestarts") == "1"
     for words in ("Watchdog timeout (limit 8s)!", "Fatal Python error: Aborted", "main_loop.py"):
@@ -223,9 +214,9 @@ def test_the_watchdog_does_not_end_a_daemon_whose_loop_runs(node: Node) -> None:
     first = node.main_pid(DAEMON)
     began = int(show(node, DAEMON, "WatchdogTimestampMonotonic"))
 
-    until(
+    wait_until(
         lambda: int(show(node, DAEMON, "WatchdogTimestampMonotonic")) > began + 18_000_000,
-        what="three limits of the watchdog to pass",
+        why="three limits of the watchdog to pass",
     )
 
     assert (node.main_pid(DAEMON), show(node, DAEMON, "NRestarts")) == (first, "0")
@@ -238,7 +229,7 @@ def test_a_daemon_that_dies_is_started_again(node: Node) -> None:
 
     node.machine.run("kill", "-KILL", str(first))
 
-    until(lambda: node.main_pid(DAEMON) not in (0, first), what="another gpulockd")
+    wait_until(lambda: node.main_pid(DAEMON) not in (0, first), why="another gpulockd")
     assert records(node.locks()) == held
 
 
@@ -264,15 +255,13 @@ def test_a_reload_reads_the_settings_and_bad_ones_change_nothing(node: Node) -> 
 def test_users_of_a_workstation_are_served_from_within_the_units_sandbox(node: Node) -> None:
     node.configure(USER_CLAIMS="yes")
     node.machine.run("systemctl", "reload", DAEMON)
-    until(node.machine.path("/run/gpulock/socket").exists, what="the socket")
+    wait_until(node.machine.path("/run/gpulock/socket").exists, why="the socket")
 
     held = node.claim(2, uid=NOBODY)
 
     assert {record.uid for record in held.values()} == {NOBODY}
     node.machine.run("systemctl", "stop", "job")
-    until(
-        lambda: not node.locks(), what="the devices to be free", why=lambda: journal(node, DAEMON)
-    )
+    wait_until(lambda: not node.locks(), why="the devices to be free")
 
 
 def test_a_sites_idle_command_is_given_what_sending_mail_takes(node: Node) -> None:
@@ -347,10 +336,8 @@ def test_isolation_is_looked_after_and_cleared_away_from_within_the_units_sandbo
     node.machine.run("systemctl", "restart", DAEMON)
 
     assert opened_from_a_session(node) == "ENXIO"
-    until(
-        lambda: not node.machine.path("/run/gpulock/isolation").exists(),
-        what="the mark to go",
-        why=lambda: journal(node, DAEMON),
+    wait_until(
+        lambda: not node.machine.path("/run/gpulock/isolation").exists(), why="the mark to go"
     )
     assert "isolation:" not in journal(node, DAEMON)
     node.configure()
@@ -432,15 +419,11 @@ def test_a_lock_dir_that_was_lost_is_made_again_with_the_locks_of_who_lives(node
     pid = str(node.main_pid(DAEMON))
     node.machine.run("kill", "-STOP", pid)  # else it would put them back beneath rm's feet
     stat = ("cat", f"/proc/{pid}/stat")
-    until(lambda: ") T " in node.machine.run(*stat).stdout, what="gpulockd to be stopped")
+    wait_until(lambda: ") T " in node.machine.run(*stat).stdout, why="gpulockd to be stopped")
     node.machine.run("rm", "-rf", "/run/gpulock")
     node.machine.run("kill", "-CONT", pid)
 
-    until(
-        lambda: sorted(node.locks()) == held,
-        what="the locks to be adopted",
-        why=lambda: journal(node, DAEMON),
-    )
+    wait_until(lambda: sorted(node.locks()) == held, why="the locks to be adopted")
     assert show(node, DAEMON, "NRestarts") == "0"
 
 
@@ -491,10 +474,10 @@ def test_locks_survive_an_upgrade_of_the_package_and_hooks_that_run_keep_their_v
 
         assert "service gpulockd: started afresh" in done
         assert "service gpulock-exporter: started afresh" in done
-        assert 'version="9.' in until(lambda: node.scrape() or None, what="a scrape")
+        assert 'version="9.' in wait_until(lambda: node.scrape() or None, why="a scrape")
         assert records(node.locks()) == held
         node.machine.run("systemctl", "kill", "--signal=KILL", "job")
-        until(lambda: not node.locks(), what="the new gpulockd to free them")
+        wait_until(lambda: not node.locks(), why="the new gpulockd to free them")
     finally:
         module.write_text(text)
         node.machine.run("rm", "-rf", "/usr/local/libexec/gpulock")
@@ -510,7 +493,7 @@ def test_the_first_scrape_starts_the_exporter_through_its_socket(node: Node) -> 
 
     assert "gpulock-exporter is healthy" in node.scrape("/-/healthy")
 
-    until(lambda: show(node, EXPORTER, "ActiveState") == "active", what="systemd to know")
+    wait_until(lambda: show(node, EXPORTER, "ActiveState") == "active", why="systemd to know")
     node.wait_metric("gpulock_nvml_up", 1)
     assert "ListenStream" not in journal(node, EXPORTER)
 
@@ -526,12 +509,11 @@ def test_its_own_user_sees_cards_locks_and_jobs(node: Node) -> None:
 
     node.wait_metric('gpulock_gpus{state="held"}', 2)
 
-    seen = until(
+    seen = wait_until(
         lambda: (
             text if (text := node.scrape()).count("\ngpulock_gpu_power_watts{") == GPUS else None
         ),
-        what="a scrape with every card",
-        why=node.scrape,
+        why=lambda: f"a scrape with every card\n{node.scrape()}",
     )
     pid = next(iter(held.values())).pid
     assert seen.count(f'job_id="{pid}"') == 2
@@ -580,7 +562,7 @@ def test_it_may_open_the_cards_and_nothing_else_and_write_nothing_of_gpulocks(
     def said() -> dict[str, str]:
         return dict(line.split() for line in node.machine.journal(EXPORTER) if line.startswith("/"))
 
-    until(lambda: len(said()) == len(paths), what="every path", why=lambda: journal(node, EXPORTER))
+    wait_until(lambda: len(said()) == len(paths), why="every path")
     assert said() == {
         "/dev/nvidia0": "ENXIO",  # allowed: there is no driver behind it
         "/dev/nvidia7": "ENXIO",
@@ -604,11 +586,11 @@ def test_a_pause_lets_go_of_the_driver_until_it_is_told_to_go_on(node: Node) -> 
     assert len(workers(node)) == 1
 
     node.machine.run(f"{OPT}/bin/gpulock-exporter", "pause")
-    until(lambda: not workers(node), what="the worker to be gone")
+    wait_until(lambda: not workers(node), why="the worker to be gone")
     assert "gpulock_exporter_build_info" in node.scrape()
     node.machine.run(f"{OPT}/bin/gpulock-exporter", "resume")
 
-    until(lambda: len(workers(node)) == 1, what="another worker")
+    wait_until(lambda: len(workers(node)) == 1, why="another worker")
     node.wait_metric("gpulock_nvml_up", 1)
     assert show(node, EXPORTER, "NRestarts") == "0"
 
@@ -629,7 +611,7 @@ def test_an_exporter_that_dies_is_started_again(node: Node) -> None:
 
     node.machine.run("kill", "-KILL", str(first))
 
-    until(lambda: node.main_pid(EXPORTER) not in (0, first), what="another exporter")
+    wait_until(lambda: node.main_pid(EXPORTER) not in (0, first), why="another exporter")
     node.wait_metric("gpulock_nvml_up", 1)
 
 
@@ -640,18 +622,14 @@ def test_an_exporter_that_hangs_is_killed_and_started_again_and_one_that_works_i
     node.wait_metric("gpulock_nvml_up", 1)
     first = node.main_pid(EXPORTER)
     began = int(show(node, EXPORTER, "WatchdogTimestampMonotonic"))
-    until(
+    wait_until(
         lambda: int(show(node, EXPORTER, "WatchdogTimestampMonotonic")) > began + 18_000_000,
-        what="three limits of the watchdog to pass",
+        why="three limits of the watchdog to pass",
     )
     assert (node.main_pid(EXPORTER), show(node, EXPORTER, "NRestarts")) == (first, "0")
 
     with frozen(node.machine.enter(), first):  # the thread of that number is the main one
-        until(
-            lambda: node.main_pid(EXPORTER) not in (0, first),
-            what="another exporter",
-            why=lambda: journal(node, EXPORTER),
-        )
+        wait_until(lambda: node.main_pid(EXPORTER) not in (0, first), why="another exporter")
     node.wait_metric("gpulock_nvml_up", 1)
     assert show(node, EXPORTER, "NRestarts") == "1"
     for words in ("Watchdog timeout (limit 6s)!", "Fatal Python error: Aborted", "program.py"):

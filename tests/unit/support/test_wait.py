@@ -25,11 +25,11 @@ class Lab:
         self.log = folder / "messages"
         self.tool = tool
 
-    def state(self) -> dict[str, str]:
+    def evidence(self) -> dict[str, str]:
         """Return what its tool says."""
         return {"qstat": self.tool()}
 
-    def logs(self) -> list[Path]:
+    def log_files(self) -> list[Path]:
         """Return its log."""
         return [self.log]
 

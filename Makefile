@@ -93,8 +93,14 @@ attack:  ## what hostile users tried, each attack with what stopped it (root)
 sweep: $(DEV)  ## stop the hooks at system calls, sampled
 	@$(PYTEST) -m sweep --timeout 3000 tests/sweep
 
-mutants: $(DEV)  ## small wrong changes, each of which a unit test must see (root; WORDS="locks gate")
-	@$(STEP) "mutants" $(BIN)/python tests/mutants/run.py $(WORDS)
+# A mutant of code that ends processes may end any: it sees those of its own root alone.
+mutants:  ## small wrong changes of hot code, which unit tests must see (root; COUNT=300 WORDS="locks gate")
+	@tests/root/enter.sh bookworm python tests/mutants/run.py $(if $(COUNT),--count $(COUNT)) $(WORDS)
+
+coverage: $(DEV)  ## which part of the hot code's lines and branches the quick unit tests run, in per cent
+	@$(FAST) $(STEP) "unit tests" $(BIN)/coverage run -m pytest -q -m "$(QUICK)" tests/unit
+	@for package in alloc hooks isolation job node sge slurm store '*'; do printf '%-13s %s %%\n' "$$package" \
+	    "$$($(BIN)/coverage report --format total --precision 1 --include "gpulock/$$package/*")"; done
 
 bench: $(RUNTIME)  ## how long a claim and a hook take
 	@$(BIN)/python tests/bench/run.py
@@ -135,7 +141,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants bench bench-paired bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check dashboards clean help
+.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-paired bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check dashboards clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

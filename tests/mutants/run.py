@@ -1,56 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apply each mutant to a copy of the tree and run its test: `make mutants [WORDS=locks]`.
+"""Try mutants of the hot packages in copies of the tree: `make mutants [WORDS="locks gate"]`.
 
-Nothing is written into the checkout. Exits 1 where a mutant survives, where one that is said to be
-equivalent is killed, and where a row no longer fits the code or its tests.
+Which ones are tried depends on their names alone, so that a change of the code changes few. Exits 1
+where one survives that survivors.toml does not name, and where one that it names is killed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
+from typing import NamedTuple
 
-sys.path[0] = str(Path(__file__).resolve().parents[2])
+import tomli
 
-from tests.mutants.table import ROOT, Mutant, mutate_text, read_mutants, why_no_such_test  # noqa: E402 (the checkout is put on the path first)
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[0] = str(ROOT)
 
+from tests.mutants.measure import MEASURED, Measured  # noqa: E402 (the checkout is put on the path first)
+from tests.mutants.operators import Mutant, generate_mutants  # noqa: E402
+from tests.mutants.trial import KILLED, SURVIVED, WORK  # noqa: E402
+
+PACKAGES = ("alloc", "hooks", "isolation", "job", "node", "sge", "slurm", "store")
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
-PASSED, FAILED = 0, 1  # exit codes of pytest
-KILLED, EQUIVALENT, SURVIVED, WRONG = "killed", "equivalent", "survived", "wrong"
-SECONDS = 120  # for one test: the slowest takes three
-LATER = 3600  # seconds: a mutant's file is newer than what was compiled of the tree's
+QUICK = "not slow and not install and not soak and not lab and not sweep"
+SURVIVORS = ROOT / "tests/mutants/survivors.toml"
+
+
+class Result(NamedTuple):
+    """What became of a mutant, and how many seconds that took."""
+
+    mutant: Mutant
+    code: int
+    seconds: float
 
 
 def main() -> int:
-    """Run the rows that are asked for, print the counts; return the exit code."""
-    parser = argparse.ArgumentParser(description="apply each mutant and run its test")
-    parser.add_argument("words", nargs="*", help="only rows that have one of these words in them")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many at a time")
+    """Try the mutants that are asked for, print what became of them; return the exit code."""
+    parser = argparse.ArgumentParser(description="try mutants of the hot packages")
+    parser.add_argument("words", nargs="*", help="only files that have one of these in their path")
+    parser.add_argument("--count", type=int, default=300, help="how many are drawn")
+    parser.add_argument("--seed", default="1", help="another word draws others")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args()
-    rows = [
-        row for row in read_mutants() if any(w in f"{row}{row.test}" for w in options.words or [""])
-    ]
     begun = time.monotonic()
-    counts: dict[str, int] = dict.fromkeys((KILLED, EQUIVALENT, SURVIVED, WRONG), 0)
-    with tempfile.TemporaryDirectory(prefix="gpulock-mutants-", dir=memory_folder()) as folder:
-        for word, text in run_mutants(rows, ROOT, Path(folder), options.jobs):
-            counts[word] += 1
-            if word in (SURVIVED, WRONG):
-                print(f"{word}: {text}", flush=True)
-    told = ", ".join([f"{count} {word}" for word, count in counts.items()])
-    print(f"{len(rows)} mutants: {told}, in {time.monotonic() - begun:.0f} s")
-    return 1 if counts[SURVIVED] + counts[WRONG] or not rows else 0
+    mutants = draw_mutants(list_mutants(options.words or [""]), options.seed, options.count)
+    with tempfile.TemporaryDirectory(prefix="m.", dir=memory_folder()) as folder:
+        results = try_mutants(mutants, ROOT, Path(folder), options.jobs)
+    wrong = list_complaints(results, read_survivors())
+    print("\n".join([*wrong, *table_lines(results)]))
+    killed = sum(result.code != SURVIVED for result in results)
+    took = time.monotonic() - begun
+    print(f"{killed} of {len(results)} mutants killed, {len(wrong)} not as known, in {took:.0f} s")
+    return 1 if wrong or not results else 0
+
+
+def package_of(path: str) -> str:
+    """Return which package a module, or a unit test, is of."""
+    return path.removeprefix("tests/unit/").removeprefix("gpulock/").partition("/")[0]
+
+
+def list_mutants(words: list[str]) -> list[Mutant]:
+    """Return the mutants of the hot files that have one of the words in their path."""
+    mutants: list[Mutant] = []
+    for path in [path for name in PACKAGES for path in ROOT.glob(f"gpulock/{name}/*.py")]:
+        file = str(path.relative_to(ROOT))
+        if any(word in file for word in words):
+            mutants += generate_mutants(file, path.read_bytes())
+    return mutants
+
+
+def draw_mutants(mutants: list[Mutant], seed: str, count: int) -> list[Mutant]:
+    """Return so many of the mutants."""
+
+    def rank(mutant: Mutant) -> bytes:
+        return hashlib.sha256(f"{seed} {mutant.file} {mutant.name}".encode()).digest()
+
+    return sorted(mutants, key=rank)[:count]
 
 
 def memory_folder() -> str | None:
@@ -59,89 +93,97 @@ def memory_folder() -> str | None:
     return done.stdout.strip() or None
 
 
-def run_mutants(
-    rows: list[Mutant], tree: Path, scratch: Path, jobs: int
-) -> Iterator[tuple[str, str]]:
-    """Yield (what became of it, what to say of it) of each row, in order."""
-    first = shutil.copytree(tree, scratch / "copy0", ignore=LEFT_OUT, symlinks=True)
-    code, said = run_tests(dict.fromkeys([row.test for row in rows]), first, compiled=True)
-    if code != PASSED:
-        yield WRONG, f"the tests do not pass as the tree is:\n{said}"
-        return
-    copies = SimpleQueue[Path]()
-    copies.put(first)
-    for number in range(1, jobs):
-        copies.put(shutil.copytree(first, scratch / f"copy{number}", symlinks=True))
+def try_mutants(mutants: list[Mutant], tree: Path, scratch: Path, jobs: int) -> list[Result]:
+    """Return what becomes of each mutant: the tests are measured first, as the code is."""
+    scratch.chmod(0o755)  # other users run some of it
+    copies = [scratch / str(number) for number in range(jobs)]
+    files = [str(f.relative_to(tree)) for f in sorted(tree.glob("tests/unit/*/**/test_*.py"))]
+    files = [f for f in files if package_of(f) != "repository"]  # of the checkout, not the code
+    measured: list[Measured] = []
 
-    def judge(item: tuple[int, Mutant]) -> tuple[str, str]:
-        copy = copies.get()
-        try:
-            return judge_mutant(item[1], copy, LATER * (item[0] + 1))
-        finally:
-            copies.put(copy)
+    def measure(copy: Path) -> None:
+        shutil.copytree(tree, copy, ignore=LEFT_OUT, symlinks=True)
+        out = copy.with_suffix(".measured")
+        run_pytest(copy, "measure", files[copies.index(copy) :: jobs], {MEASURED: str(out)})
+        measured.append(Measured(*json.loads(out.read_text())))
+
+    def attempt(copy: Path) -> list[Result]:
+        work = copy.with_suffix(".work")
+        share = mutants[copies.index(copy) :: jobs]
+        work.write_text("\n".join([json.dumps([m, list_tests(m, measured)]) for m in share]))
+        run_pytest(copy, "trial", files, {WORK: str(work)})
+        lines = work.with_suffix(".results").read_text().splitlines()
+        return [Result(Mutant(*row), *rest) for row, *rest in map(json.loads, lines)]
 
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(judge, enumerate(rows))
+        list(pool.map(measure, copies))
+        return [result for results in pool.map(attempt, copies) for result in results]
 
 
-def judge_mutant(row: Mutant, copy: Path, later: int) -> tuple[str, str]:
-    """Return what becomes of one mutant in a copy of the tree, which is as before afterwards."""
-    if why := why_no_such_test(row, copy):
-        return WRONG, why
-    try:
-        with mutated(copy / row.file, row, later):
-            code, said = run_tests([row.test], copy)
-    except (ValueError, SyntaxError) as fault:
-        return WRONG, str(fault)
-    if code not in (PASSED, FAILED):
-        return WRONG, f"{row}\n{said}"
-    if row.equivalent:
-        return (EQUIVALENT, "") if code == PASSED else (WRONG, f"not equivalent: {row}\n{said}")
-    return (KILLED, "") if code == FAILED else (SURVIVED, f"{row}\n    by {row.test}")
+def run_pytest(copy: Path, plugin: str, files: list[str], environ: dict[str, str]) -> None:
+    """Run pytest with one of the plugins here; raise SystemExit where a test fails."""
+    options = ["-q", "-m", QUICK, "--hypothesis-seed", "1", "-p", "no:cacheprovider"]
+    options += ["-p", f"tests.mutants.{plugin}", "--basetemp", f"{copy}.tmp"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *files],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": f"{copy}:{copy}/exporter", **environ}
+        | ({"PYTHONDONTWRITEBYTECODE": "1"} if plugin == "trial" else {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"the tests do not pass as the code is:\n{done.stdout}{done.stderr}")
 
 
-@contextmanager
-def mutated(path: Path, row: Mutant, later: int) -> Generator[None]:
-    """Change a file for the length of a `with` block.
-
-    No two versions have one time: Python takes what it compiled for the file by that and its size.
-    """
-    text, info = path.read_text(), path.stat()
-    try:
-        path.write_text(mutate_text(text, row))
-        os.utime(path, (info.st_mtime + later, info.st_mtime + later))
-        yield
-    finally:
-        path.write_text(text)
-        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+def list_tests(mutant: Mutant, measured: list[Measured]) -> list[str]:
+    """Return the tests that can see a mutant: those of its package first, the quickest first."""
+    found: list[tuple[bool, bool, float, str]] = []
+    for tests, seconds, starters, lines in measured:
+        there = lines.get(mutant.file, {})
+        numbers = range(mutant.first, mutant.last + 1)
+        runs = {test for number in numbers for test in there.get(str(number), [])}
+        for test in runs.union(starters):
+            own = package_of(tests[test]) == package_of(mutant.file)
+            if own or test in runs:
+                found.append((not own, test not in runs, seconds[test], tests[test]))
+    return [row[-1] for row in sorted(found)]
 
 
-def run_tests(tests: Iterable[str], copy: Path, compiled: bool = False) -> tuple[int, str]:
-    """Run tests in a copy of the tree; return pytest's exit code and the end of what it said.
+def read_survivors(path: Path = SURVIVORS) -> dict[tuple[str, str], str]:
+    """Return the reason of each known survivor, by (file, name)."""
+    tables: dict[str, dict[str, str]] = tomli.loads(path.read_text())
+    return {(file, name): why for file, rows in tables.items() for name, why in rows.items()}
 
-    With `compiled` Python keeps what it compiles.
-    """
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    environ = {**os.environ, "PYTHONPATH": f"{copy}:{copy}/exporter"}
-    environ["PYTEST_DEBUG_TEMPROOT"] = str(copy.parent)
-    environ["PYTHONDONTWRITEBYTECODE"] = "" if compiled else "1"
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            [*command, "-m", "", "--timeout", str(SECONDS), *tests],
-            cwd=copy,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+
+def list_complaints(results: list[Result], known: dict[tuple[str, str], str]) -> list[str]:
+    """Return what is wrong with survivors.toml."""
+    complaints: list[str] = []
+    for mutant, code, _ in sorted(results):
+        listed = (mutant.file, mutant.name) in known
+        place = f"{mutant.file}:{mutant.first} in {mutant.function}\n    {mutant.name}"
+        if code == SURVIVED and not listed:
+            complaints.append(f"survived: {place}")
+        elif code == KILLED and listed:
+            complaints.append(f"known as a survivor, but killed: {place}")
+    return complaints
+
+
+def table_lines(results: list[Result]) -> list[str]:
+    """Return a line for each package: its mutants, what became of them, and the seconds."""
+    lines: list[str] = []
+    for package in PACKAGES:
+        part = [result for result in results if package_of(result.mutant.file) == package]
+        codes = [result.code for result in part]
+        killed, survived = codes.count(KILLED), codes.count(SURVIVED)
+        seconds = sum(result.seconds for result in part) / max(1, len(part))
+        lines.append(
+            f"{package:10}{len(part):5} mutants: {killed} killed, {survived} survived,"
+            f" {len(part) - killed - survived} timed out; {seconds:.2f} s each"
         )
-        code = process.wait()
-        try:  # what a test forked, and could not end under this mutant
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        said.seek(0)
-        return code, said.read().decode("utf-8", "replace")[-3000:]
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,67 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of mutants fits the code and its tests; `make mutants` can tell what survives."""
+"""Mutants are small wrong changes of a function; `make mutants` says which of them survive."""
 
 from __future__ import annotations
 
+import ast
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.mutants.run import EQUIVALENT, KILLED, SURVIVED, WRONG, run_mutants
-from tests.mutants.table import ROOT, Mutant, mutate_text, read_mutants, why_no_such_test
+from tests.mutants.operators import Mutant, generate_mutants
+from tests.mutants.run import (
+    ROOT,
+    Result,
+    list_complaints,
+    list_mutants,
+    read_survivors,
+    try_mutants,
+)
+from tests.mutants.trial import KILLED, SURVIVED, TIMEOUT
 
-ROWS = read_mutants()
-CODE = "def f(a: int) -> bool:\n    return a < 3\n"
-TESTS = """from part import f
+CODE = '''"""A module."""
 
-def test_low() -> None:
-    assert f(0)
+LIMIT = 3
+
+
+class Part:
+    def fits(self, size: int = 0) -> bool:
+        """Return whether it is small."""
+        return size < LIMIT
+
+
+def read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def check(names: list[str], flags: int) -> int:
+    if not names:
+        raise ValueError(f"no names: {len(names) + 1}")
+    if all(names) and flags:
+        names.clear()
+    return flags | 2
+'''
+NAMES = [
+    "return size < LIMIT -> return None",
+    "return size < LIMIT: size < LIMIT -> (size <= LIMIT)",
+    "return file.read() -> return None",
+    'return "" -> raise',
+    "if not names:: not names -> names",
+    'raise ValueError(f"no names: {len(names) + 1}") -> pass',
+    "if all(names) and flags:: all(names) and flags -> (not (all(names) and flags))",
+    "if all(names) and flags:: all(names) and flags -> (all(names) or flags)",
+    "if all(names) and flags:: all -> any",
+    "names.clear() -> pass",
+    "return flags | 2 -> return None",
+    "return flags | 2: flags | 2 -> flags",
+    "return flags | 2: 2 -> 3",
+    "return flags | 2: 2 -> 1",
+]
+IN_PROCESS = """from gpulock.part.module import Part, check
+
 
 def test_edge() -> None:
-    assert not f(3)
+    assert not Part().fits(3)
+
+
+def test_names() -> None:
+    names = ["a"]
+    check(names, 1)
+    assert not names
+"""
+OF_A_PROGRAM = """import subprocess
+import sys
+
+PROGRAM = "from gpulock.part.module import read; read('no')"
+
+
+def test_program() -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
 """
 
 
-def test_every_mutant_changes_one_place_of_the_code_as_it_is() -> None:
-    texts = {row.file: (ROOT / row.file).read_text() for row in ROWS}
-    for row in ROWS:
-        mutate_text(texts[row.file], row)
+def test_the_mutants_of_a_module_are_of_what_its_functions_run() -> None:
+    mutants = generate_mutants("module.py", CODE.encode())
+    assert [mutant.name for mutant in mutants] == NAMES
 
 
-def test_the_test_of_every_mutant_is_there() -> None:
-    assert [why for row in ROWS if (why := why_no_such_test(row))] == []
+def test_a_mutant_differs_from_the_code_in_its_lines_alone() -> None:
+    lines = CODE.splitlines()
+    for mutant in generate_mutants("module.py", CODE.encode()):
+        changed = mutant.apply(CODE.encode()).decode()
+        ast.parse(changed)
+        assert changed != CODE
+        assert changed.startswith("\n".join(lines[: mutant.first - 1]))
+        assert changed.endswith("\n".join([*lines[mutant.last :], ""]))
 
 
-def test_no_mutant_is_there_twice_and_there_are_as_many_as_were_asked_for() -> None:
-    assert len({row[:3] for row in ROWS}) == len(ROWS) >= 155
+def test_changes_that_look_alike_have_names_of_their_own() -> None:
+    mutants = generate_mutants("module.py", b"def f():\n    g()\n    g()\n    h(1, 1)\n")
+    assert len({mutant.name for mutant in mutants}) == len(mutants) == 7
 
 
-def test_a_mutant_that_does_not_fit_the_code_any_more_is_told() -> None:
-    for old, new in (("a < 4", "a < 5"), ("a", "b"), ("a < 3", "a  < 3")):
-        with pytest.raises(ValueError, match=r"`from` is there|nothing is changed"):
-            mutate_text(CODE, Mutant("part.py", old, new, "", ""))
+def test_each_known_survivor_is_a_mutant_of_today_and_has_its_reason() -> None:
+    known = read_survivors()
+    files = sorted({file for file, _ in known})
+    assert known.keys() <= {(mutant.file, mutant.name) for mutant in list_mutants(files)}
+    assert [why for why in known.values() if not why.startswith(("equivalent: ", "open: "))] == []
+
+
+def test_a_survivor_that_is_not_known_is_told_and_a_known_one_that_is_killed() -> None:
+    mutants = [Mutant("part.py", "f", 1, 2, 2, 0, 1, "", name) for name in ("a", "b", "c", "d")]
+    codes = (SURVIVED, SURVIVED, KILLED, TIMEOUT)
+    results = [Result(mutant, code, 0.1) for mutant, code in zip(mutants, codes)]
+    known = {("part.py", name): "open: " for name in ("b", "c", "d")}
+    told = list_complaints(results, known)
+    assert [line.split()[0] for line in told] == ["survived:", "known"]
+    assert "a" in told[0].split() and "c" in told[1].split()
 
 
 @pytest.mark.slow
-def test_what_survives_and_what_is_not_equivalent_is_told(tmp_path: Path) -> None:
+def test_a_mutant_is_seen_in_a_test_and_in_a_program_that_a_test_starts(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
-    tree.mkdir()
-    (tree / "part.py").write_text(CODE)
-    (tree / "test_part.py").write_text(TESTS)
-    (tree / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
-
-    def row(new: str, test: str, why: str = "") -> Mutant:
-        return Mutant("part.py", "a < 3", new, f"test_part.py::{test}", why)
-
-    rows = [
-        row("a <= 3", "test_edge"),
-        row("a <= 3", "test_low"),
-        row("not a >= 3", "test_edge", "It is the same."),
-        row("a <= 3", "test_edge", "It is said to be the same."),
-        row("a < b", "test_gone"),
-    ]
-    found = list(run_mutants(rows, tree, tmp_path, 2))
-    assert [word for word, _ in found] == [WRONG]  # a test that is not there
-    found = list(run_mutants(rows[:4], tree, tmp_path / "again", 2))
-    assert [word for word, _ in found] == [KILLED, SURVIVED, EQUIVALENT, WRONG]
-    assert (tree / "part.py").read_text() == CODE
+    texts = {
+        "gpulock/__init__.py": "",
+        "gpulock/part/module.py": CODE,
+        "tests/unit/part/test_part.py": IN_PROCESS,
+        "tests/unit/part/test_program.py": OF_A_PROGRAM,
+        "pytest.ini": "[pytest]\nmarkers =\n    slow:\n",
+    }
+    for name, text in texts.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
+    shutil.copytree(ROOT / "tests/mutants", tree / "tests/mutants")
+    mutants = generate_mutants("gpulock/part/module.py", CODE.encode())
+    (tmp_path / "scratch").mkdir()
+    results = try_mutants(mutants, tree, tmp_path / "scratch", 2)
+    killed = {result.mutant.name for result in results if result.code == KILLED}
+    assert killed == {
+        "return size < LIMIT: size < LIMIT -> (size <= LIMIT)",
+        'return "" -> raise',  # in a program alone
+        "if not names:: not names -> names",
+        "if all(names) and flags:: all(names) and flags -> (not (all(names) and flags))",
+        "names.clear() -> pass",
+    }
+    assert {result.code for result in results} == {SURVIVED, KILLED}
+    assert (tree / "gpulock/part/module.py").read_text() == CODE

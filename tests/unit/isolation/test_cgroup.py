@@ -11,6 +11,7 @@ from gpulock.isolation import bpf, confine, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.isolation.tree import V1, V2, CgroupHierarchy
 from gpulock.node.procfs import Proc
+from tests.support.faults import raising
 from tests.support.trees import Box
 
 HYBRID = """13:devices:/system.slice/sgeexecd.service
@@ -123,18 +124,55 @@ def test_the_nodes_that_are_there_are_told_by_their_numbers(tmp_path: Path) -> N
     assert confine.device_node_minors(str(tmp_path / "missing")) == {}
 
 
+@pytest.fixture
+def version_2(tmp_path: Path) -> Box:
+    """A node with version 2 alone, and a process 500."""
+    box = Box(tmp_path)
+    make(Path(box.settings["SYS_ROOT"]), "cgroup.procs", "cgroup.controllers")
+    box.proc.add(500, "sge_shepherd", start=1000)
+    (box.proc.root / "devices").write_text("Character devices:\n")
+    return box
+
+
+def service_of(box: Box, path: str) -> Path:
+    """Let process 500 be in a cgroup of version 2; return its folder."""
+    (box.proc.root / "500/cgroup").write_text(f"0::{path}\n")
+    folder = Path(f"{box.settings['SYS_ROOT']}/fs/cgroup{path}")
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_a_process_is_moved_where_all_but_its_devices_is_closed_already(
+    version_2: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = service_of(version_2, "/execd.service") / "gpulock-12.1-500-1000"
+    done: list[tuple[str, object]] = []
+    monkeypatch.setattr(bpf, "attach_device_program", lambda folder, _: done.append((folder, "")))
+    monkeypatch.setattr(tree, "move_to_cgroup", lambda pid, folder: done.append((folder, pid)))
+
+    confine.confine_process(version_2.node(), "12.1", 500, 1000, [])
+
+    assert done == [(str(job), ""), (str(job), 500)]
+
+
+def test_a_process_that_ends_while_it_is_confined_is_no_fault_of_the_node(
+    version_2: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service_of(version_2, "/execd.service")
+    monkeypatch.setattr(bpf, "attach_device_program", lambda *_: None)
+    monkeypatch.setattr(tree, "move_to_cgroup", raising(ProcessLookupError()))
+
+    with pytest.raises(Refusal) as caught:
+        confine.confine_process(version_2.node(), "12.1", 500, 1000, [])
+
+    assert caught.value.kind == UNKNOWN
+
+
 def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version_2: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Version 2: a step daemon is in `slurm` of its step's folder, each task below `user`."""
-    box = Box(tmp_path)
-    top = make(Path(box.settings["SYS_ROOT"]), "cgroup.procs", "cgroup.controllers")
-    step = Path(top, "fs/cgroup/system.slice/slurmstepd.scope/job_12/step_0")
-    (step / "slurm").mkdir(parents=True)
-    box.proc.add(500, "slurmstepd", start=1000)
-    path = "/system.slice/slurmstepd.scope/job_12/step_0/slurm"
-    (box.proc.root / "500/cgroup").write_text(f"0::{path}\n")
-    (box.proc.root / "devices").write_text("Character devices:\n")
+    step = service_of(version_2, "/system.slice/slurmstepd.scope/job_12/step_0/slurm").parent
     closed: list[str] = []
     marks: dict[str, bytes] = {}
 
@@ -149,7 +187,7 @@ def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(
     monkeypatch.setattr(bpf, "attach_device_program", close)
     monkeypatch.setattr(os, "setxattr", mark)
 
-    confine.confine_process(box.node(), "12.0", 500, 1000, [])
+    confine.confine_process(version_2.node(), "12.0", 500, 1000, [])
 
     assert closed == [str(step.parent)]
     assert marks == {str(step): b"gpulock-12.0-500-1000"}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.isolation import confine, sessions
-from gpulock.isolation.job import IsolatedJob, end_job_isolation
+from gpulock.isolation.job import IsolatedJob, end_job_isolation, end_step_isolation
 from gpulock.isolation.marks import MARK
 from gpulock.isolation.tree import CgroupHierarchy, cgroup_name
 from tests.support.claims import ask
@@ -114,6 +115,28 @@ def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) 
     assert end_job_isolation(cell.node(), IsolatedJob("12.1", 500, 1000)) == ""
 
     assert cell.jobs() == {running, OTHER}
+
+
+@pytest.mark.parametrize("isolation", ["cgroup", "off"])
+def test_the_epilog_of_a_slurm_job_takes_its_steps_cgroups_away(cell: Cell, isolation: str) -> None:
+    cell.settings["ISOLATION"] = isolation
+
+    assert end_step_isolation(cell.node(), "13") == ""
+
+    assert cell.jobs() == ({JOB} if isolation == "cgroup" else {JOB, OTHER})
+
+
+def test_who_still_lives_in_the_cgroup_of_a_job_that_is_over_opens_no_gpu(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = cell.devices / "system.slice/sgeexecd.service" / OTHER
+    for name in ("devices.deny", "devices.allow"):
+        (over / name).touch()
+    monkeypatch.setattr("os.rmdir", raising(OSError(errno.EBUSY, "Device or resource busy")))
+
+    confine.remove_step_cgroups(cell.node(), "gpulock-13.")
+
+    assert "c 195:0 rwm" in (over / "devices.deny").read_text()
 
 
 def test_a_dry_run_removes_nothing(cell: Cell) -> None:

@@ -92,6 +92,19 @@ def test_a_released_file_goes_where_the_site_wants_that(site: Site, only: bool) 
     assert (dcgm(site), gpustat(site)) == ({}, {})
 
 
+def test_the_file_of_a_shared_card_goes_with_its_last_job_where_the_site_wants_that(
+    site: Site,
+) -> None:
+    site.set(SHARES="0:4", SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment")
+    site.set(JOB_MAP_RELEASE="unlink")
+    for job in (12, 13):
+        assert site.prolog(job, None, SLURM_JOB_COMMENT="gpu:share:1") == RUN
+    site.epilog(12, None)
+    assert dcgm(site) == {"0": "13\n"}
+    site.epilog(13, None)
+    assert dcgm(site) == {}
+
+
 def test_gpustat_files_are_removed_whatever_dcgm_exporters_are(site: Site) -> None:
     site.set(JOB_MAP_DIR="")
     site.prolog(12, "0")

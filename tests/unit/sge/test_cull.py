@@ -46,6 +46,12 @@ def test_the_real_samples_say_what_was_asked_for() -> None:
     assert (array.number, array.requests) == (5, [("gpu", 1.0, 1)])
 
 
+@pytest.mark.parametrize("kind", [cull.ULONG, cull.DOUBLE])
+def test_a_number_that_is_cut_short_is_none(kind: int) -> None:
+    with pytest.raises(LayoutError, match="too early"):
+        cull.CullReader(b"\0\0\2").value(kind)
+
+
 @given(st.sampled_from(SAMPLES), st.data())
 def test_flipped_bits_are_survived(sample: bytes, data: st.DataObject) -> None:
     survives(flip_bits(sample, data))

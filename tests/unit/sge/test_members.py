@@ -88,6 +88,15 @@ def test_a_shepherd_that_ended_meanwhile_has_no_group(box: Box) -> None:
     assert left(box, scan) == [700]
 
 
+def test_a_shepherd_that_is_dead_and_not_yet_reaped_has_no_group(box: Box) -> None:
+    shepherd(box, 501, "")
+    scan = look(box)
+    scan.statuses()
+    box.proc.remove(501)
+    box.proc.add(501, "sge_shepherd", state="Z")
+    assert left(box, scan) == [700]
+
+
 def test_a_folder_of_that_name_which_a_user_made_is_no_jobs(box: Box, tmp_path: Path) -> None:
     """A fork of a shepherd is in the user's folder when it becomes the job."""
     forged = tmp_path / "home/active_jobs/1.1"

@@ -252,6 +252,14 @@ def test_what_open_cluster_scheduler_granted_is_read() -> None:
     ]
 
 
+def test_what_was_granted_of_no_complex_is_passed_over() -> None:
+    """The binding to cores is a grant without a name."""
+    binding = "<element><GRU_type>3</GRU_type><GRU_host>ocs1</GRU_host></element>"
+    head = "<JAT_granted_resources_list>"
+    job = qstat.parse_qstat_job(OCS.replace(head, head + binding), "1")
+    assert job.granted == qstat.parse_qstat_job(OCS, "1").granted
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

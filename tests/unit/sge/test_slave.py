@@ -14,7 +14,7 @@ from gpulock.job import mps
 from gpulock.sge import prolog, slave, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
-from gpulock.store import owner
+from gpulock.store import claim_records, owner
 from tests.support.faults import raising
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
 from tests.support.ocs_jobs import JOB, Ask, Grant, ocs_job
@@ -57,6 +57,16 @@ def test_each_task_keeps_a_record_of_its_own_for_an_adoption(site: Site) -> None
     kept = [owner.parse_owner((folder / spool.RECORD).read_text()) for folder in folders]
     assert [one.pid for one in kept] == [FIRST, SECOND]
     assert kept[0].token == kept[1].token
+
+
+def test_what_a_jobs_tasks_claim_is_owed_one_line_of_the_history(site: Site) -> None:
+    job = parallel(site, gpus(1))
+    folder = site.task(job, FIRST)
+    site.task(job, SECOND, "2.node")
+    for pid in (FIRST, SECOND):
+        start(site, pid)
+    token = owner.parse_owner((folder / spool.RECORD).read_text()).token
+    assert os.listdir(site.state / claim_records.PENDING_FOLDER) == [token]
 
 
 SHARES = {

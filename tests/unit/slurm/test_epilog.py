@@ -11,6 +11,7 @@ import pytest
 from gpulock.alloc.reaper import Reaper
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
+from gpulock.hooks import report_hook
 from gpulock.slurm import epilog
 from gpulock.store.gate import Gate
 from gpulock.workstation.process_claims import make_liveness_judge
@@ -313,6 +314,18 @@ def test_garbage_in_the_environment_frees_nothing_and_ends_with_0(
     site.epilog(**changes)
     assert len(site.locks()) == 2
     assert capfd.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("told", [None, "", "x", "-1", "\u00b2"])
+def test_a_group_that_slurm_does_not_tell_is_nobodys_and_the_report_is_made(
+    site: Site, monkeypatch: pytest.MonkeyPatch, told: str | None
+) -> None:
+    groups: list[int] = []
+    monkeypatch.setattr(report_hook, "start_job_report", lambda *about: groups.append(about[3]))
+    site.set(REPORT_AT_END="yes")
+    site.prolog()
+    site.epilog(**({} if told is None else {"SLURM_JOB_GID": told}))
+    assert (groups, site.locks()) == ([report_hook.NOBODY], [])
 
 
 def test_settings_driver_or_state_that_are_not_there_end_with_0(site: Site) -> None:

@@ -223,3 +223,7 @@ def test_an_instance_that_the_driver_has_and_no_exporter_tells_breaks_no_node(si
 def test_a_uuid_that_the_driver_does_not_tell_yet_breaks_no_node(site: Site) -> None:
     site.gpu(bus(0), 0, "GPU-????????-????-????-????-????????????")
     assert refusal(lambda: at(site, "GPU-00000000-aaaa")).kind == UNKNOWN
+
+
+def test_without_a_map_no_gres_is_known_to_give_out_parts_of_a_card(site: Site) -> None:
+    assert gres_map.read_shared_gres(str(site.root / "nowhere")) == ()

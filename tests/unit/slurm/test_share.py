@@ -303,6 +303,12 @@ def test_a_rank_that_makes_no_sense_sees_one_of_its_own_jobs(environ: dict[str, 
     assert chosen and set(chosen) <= {101, 103}
 
 
+@pytest.mark.parametrize("rank", ["", "x", "-1", "1.0", "\u00b9"])
+def test_a_rank_that_is_no_number_is_the_first_tasks(rank: str) -> None:
+    told = {"SLURM_LOCALID": rank, "SLURM_GTIDS": "0,1", "SLURM_STEP_GPUS": "1,3"}
+    assert ours(["1", "3"], told, SLURM_SPLIT_TASKS="yes") == ([101], None)
+
+
 def test_a_step_of_no_devices_has_nothing_to_split() -> None:
     environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
     assert ours(["1", "3"], environ, SLURM_SPLIT_TASKS="yes") == ([], None)

@@ -352,3 +352,15 @@ def test_on_a_full_disk_no_boot_id_of_another_length_is_written_over(
         boot.write_boot_id(str(path), f"{BOOT}\n".encode())
     assert caught.value.errno == errno.ENOSPC
     assert path.read_text() == f"{OTHER_BOOT}{OTHER_BOOT}\n"
+
+
+def test_a_boot_id_that_fails_to_be_replaced_on_a_disk_with_room_is_not_written_over(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = place.state / "boot_id"
+    path.write_text(f"{OTHER_BOOT}\n")
+    monkeypatch.setattr(atomic, "replace_file", raising(OSError(errno.EIO, "I/O error")))
+    with pytest.raises(OSError) as caught:
+        boot.write_boot_id(str(path), f"{BOOT}\n".encode())
+    assert caught.value.errno == errno.EIO
+    assert path.read_text() == f"{OTHER_BOOT}\n"

@@ -45,7 +45,7 @@ def unit(number: int, count: int) -> Step:
 def in_cells(name: str, count: int, seconds: int, *words: str, root: str = "labs") -> Step:
     """Return a lab in several cells of the root: a file of tests has one of them for itself."""
     limits = ("-v", "--timeout", "600", "-o", "faulthandler_timeout=900", "--maxfail", "10")
-    workers = ("--tx", f"{count}*{CELL}", "--dist", "loadfile")
+    workers = ("--tx", f"{count}*{CELL}", "--dist", "loadfile", "--basetemp", "/tmp/pytest")
     command = (*pytest(*limits, *workers), *words)
     return Step(name, command, seconds, root, is_busy=False, needs_root=True)
 

@@ -170,6 +170,8 @@ def finish(root: Path) -> None:
     for name, target in LINKS.items():
         _link(root / "usr/bin" / name, target)
     _make_folders(root)
+    for name in ("run", "lock"):
+        _link(root / "var" / name, "/run" if name == "run" else "/run/lock")
     masters = root / "usr/share/base-passwd"
     passwd = (masters / "passwd.master").read_text().replace(":*:", ":x:")
     group = (masters / "group.master").read_text().replace(":*:", ":x:")

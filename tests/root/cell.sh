@@ -13,6 +13,7 @@ source /gpulock/tests/root/cgroups.sh
 umount -R /sys/fs/cgroup
 mount_cgroups /sys/fs/cgroup
 mount -t tmpfs -o mode=1777 tmpfs /tmp
+mkdir -m 755 /tmp/pytest # of the first process, which tells each worker its folder below
 # Copies: a lab lays an overlay above them, and one may lie above another once.
 mkdir -m 755 /tmp/.cell
 for tree in etc var; do

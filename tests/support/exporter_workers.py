@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -11,37 +10,19 @@ from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
 from gpulock_exporter.worker.restart_policy import WorkerTimeouts
 from gpulock_exporter.worker.supervisor import Supervisor
 
+from tests.support.clock import VirtualClock
+
 LIMITS = WorkerTimeouts(first=30, frame=5)
 GOOD = encode_frame(
     Frame(1, 2.0, 3.0, devices=[DeviceTelemetry("0000:3b:00.0", "GPU-1", 0)])
 ).decode()
 
 
-class Clock:
-    """Time that a test moves; `interrupt` happens at the n-th look at it, as a signal would."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.looks = 0
-        self.interrupt: tuple[int, Callable[[], None]] | None = None
-
-    def has_interrupted(self) -> bool:
-        """Tell whether what was to happen has happened."""
-        return self.interrupt is None
-
-    def __call__(self) -> float:
-        self.looks += 1
-        if self.interrupt is not None and self.looks == self.interrupt[0]:
-            act, self.interrupt = self.interrupt[1], None
-            act()
-        return self.now
-
-
 class Nest:
     """A supervisor of shell workers."""
 
     def __init__(self, root: Path) -> None:
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.root = root
         self.others = children()
         self.made: list[Supervisor] = []

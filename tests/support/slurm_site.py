@@ -8,14 +8,12 @@ test lets them say. Root is the user of the tests; the jobs are of users of othe
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typing_extensions import Unpack
 
-from gpulock import deadline
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
@@ -318,38 +316,6 @@ def refusal(act: Callable[[], object]) -> Refusal:
         act()
     assert caught.value.sentence("job 12").isprintable()
     return caught.value
-
-
-class Clock:
-    """Time that passes only while somebody sleeps; `then` does things at the n-th sleep."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self.begun = self.now
-        self.sleeps: list[float] = []
-        self.then: dict[int, Callable[[], object]] = {}
-        self._patch = patch
-        self._sleep = time.sleep
-        patch.setattr(time, "sleep", self.sleep)
-        patch.setattr(deadline, "clock_boottime", lambda: self.now)
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.sleeps.append(seconds)
-        self.now += seconds
-        self.then.get(len(self.sleeps), bool)()
-
-    def run(self) -> None:
-        """Let time pass by itself from now on: a real program is waited for."""
-        self._patch.setattr(time, "sleep", self._sleep)
-        behind = self.now - time.clock_gettime(time.CLOCK_BOOTTIME)
-        clock = time.clock_gettime
-        self._patch.setattr(deadline, "clock_boottime", lambda: clock(time.CLOCK_BOOTTIME) + behind)
-
-    @property
-    def slept(self) -> float:
-        """How long everybody slept."""
-        return self.now - self.begun
 
 
 class Failing:

@@ -17,6 +17,7 @@ from gpulock.daemon.rounds import Rounds
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.slurm.scontrol import SlurmctldSilentError
+from tests.support.clock import VirtualClock
 from tests.support.journal import HeardJournal
 from tests.support.slurm_site import INVALID, ROOT, SILENT
 from tests.support.slurm_site import Site as SlurmSite
@@ -25,19 +26,9 @@ from tests.support.trees import Box
 NO_CONTACT = "Unable to contact slurm controller"
 
 
-class Clock:
-    """The time, as a test says it is."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    made = VirtualClock()
     for module in (controller, rounds):
         monkeypatch.setattr(module, "clock_boottime", made)
     monkeypatch.setattr(controller, "PATIENCE", 20.0)  # a busy machine may need more than a second
@@ -47,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Site:
     """A node with a squeue that counts how often it was started."""
 
-    def __init__(self, root: Path, clock: Clock) -> None:
+    def __init__(self, root: Path, clock: VirtualClock) -> None:
         self.root = root
         self.clock = clock
         self.box = Box(root / "node", SLURM_BINARIES=str(root), SLURM_TIMEOUT="20")
@@ -74,17 +65,17 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, clock: Clock) -> Site:
+def site(tmp_path: Path, clock: VirtualClock) -> Site:
     return Site(tmp_path, clock)
 
 
-def test_what_it_answers_is_returned_each_time(site: Site, clock: Clock) -> None:
+def test_what_it_answers_is_returned_each_time(site: Site, clock: VirtualClock) -> None:
     site.answer("slurm_load_jobs error: Invalid job id specified")
     assert [site.ask(), site.ask()] == [None, None]
     assert site.asked() == 2
 
 
-def test_after_silence_it_is_left_alone(site: Site, clock: Clock) -> None:
+def test_after_silence_it_is_left_alone(site: Site, clock: VirtualClock) -> None:
     site.answer(NO_CONTACT)
     for _ in range(3):
         with pytest.raises(Refusal) as caught:
@@ -94,7 +85,7 @@ def test_after_silence_it_is_left_alone(site: Site, clock: Clock) -> None:
 
 
 def test_before_the_gate_it_is_asked_again_now_and_then_and_nothing_ends_without_an_answer(
-    site: Site, clock: Clock
+    site: Site, clock: VirtualClock
 ) -> None:
     site.answer(NO_CONTACT)
     for minute in range(30):  # three times as long as it is left alone where nobody listens
@@ -108,7 +99,7 @@ def test_before_the_gate_it_is_asked_again_now_and_then_and_nothing_ends_without
 
 
 def test_an_answer_ends_the_silence_and_work_goes_on_in_the_same_round(
-    site: Site, clock: Clock
+    site: Site, clock: VirtualClock
 ) -> None:
     site.answer(NO_CONTACT)
     with pytest.raises(Refusal):
@@ -124,7 +115,7 @@ def test_an_answer_ends_the_silence_and_work_goes_on_in_the_same_round(
 
 
 def test_an_answer_that_takes_its_time_is_taken_by_a_later_round(
-    site: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    site: Site, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.answer(NO_CONTACT)
     with pytest.raises(Refusal):
@@ -146,7 +137,7 @@ def test_an_answer_that_takes_its_time_is_taken_by_a_later_round(
 
 
 def test_a_question_that_never_comes_back_leaves_the_way_through_the_gate(
-    site: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    site: Site, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.answer(NO_CONTACT)
     with pytest.raises(Refusal):
@@ -165,7 +156,7 @@ def test_a_question_that_never_comes_back_leaves_the_way_through_the_gate(
     assert site.ask() is None
 
 
-def test_one_that_answers_is_not_asked_beside_the_gate(site: Site, clock: Clock) -> None:
+def test_one_that_answers_is_not_asked_beside_the_gate(site: Site, clock: VirtualClock) -> None:
     site.answer("slurm_load_jobs error: Invalid job id specified")
     site.ask()
     clock.now += AGAIN
@@ -174,7 +165,7 @@ def test_one_that_answers_is_not_asked_beside_the_gate(site: Site, clock: Clock)
 
 
 def test_gpulockd_frees_in_the_round_in_which_slurmctld_is_back(
-    tmp_path: Path, clock: Clock
+    tmp_path: Path, clock: VirtualClock
 ) -> None:
     slurm = SlurmSite(tmp_path)
     slurm.process(60, "slurmd", uid=ROOT)
@@ -193,7 +184,7 @@ def test_gpulockd_frees_in_the_round_in_which_slurmctld_is_back(
 
 
 def test_an_odd_answer_about_one_job_keeps_nobody_from_asking_about_another(
-    site: Site, clock: Clock
+    site: Site, clock: VirtualClock
 ) -> None:
     site.squeue.write_text(
         f'#!/bin/sh\necho >> {site.calls}\n[ "$5" = 12 ] && exit 0\necho "{INVALID}"\nexit 1\n'
@@ -208,7 +199,7 @@ def test_an_odd_answer_about_one_job_keeps_nobody_from_asking_about_another(
         assert clock.now >= site.silence.until
 
 
-def test_an_odd_answer_ends_a_silence(site: Site, clock: Clock) -> None:
+def test_an_odd_answer_ends_a_silence(site: Site, clock: VirtualClock) -> None:
     site.answer(NO_CONTACT)
     with pytest.raises(Refusal):
         site.ask()
@@ -236,7 +227,7 @@ class Hanging:
 
 
 def test_one_that_hangs_is_asked_every_minute_all_the_same(
-    site: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    site: Site, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "BackgroundCall", Hanging)
     monkeypatch.setattr(Hanging, "put", 0)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.slurm_site import Clock, Site
+from tests.support.clock import VirtualClock, replace_clock
+from tests.support.slurm_site import Site
 
 
 @pytest.fixture
@@ -17,6 +18,6 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """Let a hook wait in no time."""
-    return Clock(monkeypatch)
+    return replace_clock(monkeypatch)

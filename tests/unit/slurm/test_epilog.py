@@ -15,8 +15,9 @@ from gpulock.hooks import report_hook
 from gpulock.slurm import epilog
 from gpulock.store.gate import Gate
 from gpulock.workstation.process_claims import make_liveness_judge
+from tests.support.clock import replace_clock
 from tests.support.faults import raising
-from tests.support.slurm_site import OTHER_UID, ROOT, RUN, UID, Clock, Site, freezer
+from tests.support.slurm_site import OTHER_UID, ROOT, RUN, UID, Site, freezer
 from tests.support.trees import OTHER_BOOT, bus, soon
 
 
@@ -261,7 +262,7 @@ def test_what_is_kept_is_freed_by_the_next_reconcile(site: Site) -> None:
 def test_the_draining_lock_of_a_requeued_job_is_freed_before_its_next_run(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch)
+    clock = replace_clock(monkeypatch)
     site.prolog()
     site.process(900, "python", fds={9: site.dev / "nvidia0"})
     site.epilog(SLURM_JOB_RESTART_COUNT="1")

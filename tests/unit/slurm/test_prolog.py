@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.support.slurm_site import RUN, UID, Clock, Site, row
+from tests.support.clock import VirtualClock
+from tests.support.slurm_site import RUN, UID, Site, row
 from tests.support.trees import BOOT, HOST_NS, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -171,7 +172,7 @@ def test_everybody_may_read_what_a_task_needs_whatever_slurmds_umask(site: Site)
         assert (site.lock / name).stat().st_mode & 0o777 == 0o644
 
 
-def test_two_nodes_of_one_machine_share_its_devices(site: Site, clock: Clock) -> None:
+def test_two_nodes_of_one_machine_share_its_devices(site: Site, clock: VirtualClock) -> None:
     """Both parts of job 12 run here: each has its own lock, note and epilog."""
     assert site.prolog(12, "0") == RUN
     assert site.prolog(12, "1", SLURMD_NODENAME="n2") == RUN

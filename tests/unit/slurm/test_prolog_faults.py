@@ -20,8 +20,9 @@ from gpulock.slurm.scontrol import SlurmctldClient
 from gpulock.store import claim_records
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
+from tests.support.clock import VirtualClock
 from tests.support.faults import fail_at, faulty_settings, raising
-from tests.support.slurm_site import INVALID, NODE_BROKEN, RUN, SILENT, Clock, Site, row
+from tests.support.slurm_site import INVALID, NODE_BROKEN, RUN, SILENT, Site, row
 from tests.support.trees import BOOT, bus, judge_of, soon
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -289,7 +290,7 @@ def test_only_root_or_a_simulations_user_runs_a_hook(
 
 
 def test_a_refusal_that_cannot_be_told_starts_nothing(
-    site: Site, clock: Clock, capfd: pytest.CaptureFixture[str]
+    site: Site, clock: VirtualClock, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site.prolog(7, "0")
     shutil.rmtree(site.lock / "tasks")
@@ -382,7 +383,7 @@ def test_a_drain_that_nobody_answers_still_starts_nothing(site: Site) -> None:
 
 
 def test_an_srun_that_is_refused_is_cancelled_since_nothing_else_would_stop_it(
-    site: Site, clock: Clock, capfd: pytest.CaptureFixture[str]
+    site: Site, clock: VirtualClock, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site.prolog(7, "0")
     site.answers(row(12, BatchFlag="0"))

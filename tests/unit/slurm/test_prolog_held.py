@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.store import quarantine
-from tests.support.slurm_site import OTHER_UID, RUN, UID, Clock, Site, freezer
+from tests.support.clock import VirtualClock
+from tests.support.slurm_site import OTHER_UID, RUN, UID, Site, freezer
 from tests.support.trees import OTHER_BOOT, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -34,7 +35,7 @@ def test_a_later_run_takes_what_the_earlier_one_left_and_other_devices_too(site:
 @pytest.mark.parametrize("keys", [{}, OURS])
 @pytest.mark.parametrize("what", ["daemon", "cgroup", "open", "marked"])
 def test_a_second_prolog_waits_for_what_the_first_run_left_and_is_refused(
-    site: Site, clock: Clock, what: str, keys: dict[str, str]
+    site: Site, clock: VirtualClock, what: str, keys: dict[str, str]
 ) -> None:
     site.set(**keys)
     site.prolog()
@@ -52,7 +53,7 @@ def test_a_second_prolog_waits_for_what_the_first_run_left_and_is_refused(
     assert (bus(0) in site.locks(), site.holder(0).restart) == (True, 0)
 
 
-def test_a_step_daemon_that_goes_in_time_is_waited_for(site: Site, clock: Clock) -> None:
+def test_a_step_daemon_that_goes_in_time_is_waited_for(site: Site, clock: VirtualClock) -> None:
     site.prolog()
     site.stepd(700, "12.extern")
     clock.then[3] = lambda: site.proc.remove(700)
@@ -62,7 +63,7 @@ def test_a_step_daemon_that_goes_in_time_is_waited_for(site: Site, clock: Clock)
 
 
 def test_what_another_user_holds_under_the_same_id_stays_that_users(
-    site: Site, clock: Clock
+    site: Site, clock: VirtualClock
 ) -> None:
     """slurmctld lost its state and gave the id again (docs/facts/slurm.md, job ids)."""
     site.hold(0, job_id="12", uid=OTHER_UID)
@@ -74,7 +75,7 @@ def test_what_another_user_holds_under_the_same_id_stays_that_users(
     assert site.granted() == [bus(1)]
 
 
-def test_what_a_later_run_of_the_job_holds_is_its_own(site: Site, clock: Clock) -> None:
+def test_what_a_later_run_of_the_job_holds_is_its_own(site: Site, clock: VirtualClock) -> None:
     site.hold(0, job_id="12", restart=5)
     assert site.prolog(12, "0", SLURM_JOB_RESTART_COUNT="4") == RUN
     site.refused()
@@ -83,7 +84,7 @@ def test_what_a_later_run_of_the_job_holds_is_its_own(site: Site, clock: Clock) 
 
 @pytest.mark.parametrize("keys", [{}, OURS])
 def test_a_prolog_that_comes_after_the_next_run_takes_nothing_and_its_note_stays(
-    site: Site, clock: Clock, keys: dict[str, str], capfd: pytest.CaptureFixture[str]
+    site: Site, clock: VirtualClock, keys: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A killed slurmd left it behind: nobody waits for it any more."""
     site.set(**keys)
@@ -97,7 +98,7 @@ def test_a_prolog_that_comes_after_the_next_run_takes_nothing_and_its_note_stays
 
 @pytest.mark.parametrize("keys", [{}, {**OURS, "EXPECTED_GPUS": "1"}])
 def test_a_device_that_is_held_is_waited_for_and_then_the_job_is_refused(
-    tmp_path: Path, clock: Clock, keys: dict[str, str]
+    tmp_path: Path, clock: VirtualClock, keys: dict[str, str]
 ) -> None:
     site = Site(tmp_path, 1, **keys)
     site.prolog(7, "0")
@@ -110,7 +111,7 @@ def test_a_device_that_is_held_is_waited_for_and_then_the_job_is_refused(
 
 
 def test_the_refusal_says_which_of_the_jobs_devices_is_held_and_by_whom(
-    site: Site, clock: Clock
+    site: Site, clock: VirtualClock
 ) -> None:
     site.prolog(7, "0")
     site.prolog(8, "2")
@@ -123,7 +124,7 @@ def test_the_refusal_says_which_of_the_jobs_devices_is_held_and_by_whom(
     assert words in site.refused(12)
 
 
-def test_how_long_is_waited_is_the_sites(site: Site, clock: Clock) -> None:
+def test_how_long_is_waited_is_the_sites(site: Site, clock: VirtualClock) -> None:
     site.set(SLURM_WAIT="3")
     site.hold(0)
     site.prolog()
@@ -133,7 +134,7 @@ def test_how_long_is_waited_is_the_sites(site: Site, clock: Clock) -> None:
 
 @pytest.mark.parametrize("keys", [{}, OURS])
 def test_a_device_that_is_freed_meanwhile_is_granted(
-    tmp_path: Path, clock: Clock, keys: dict[str, str]
+    tmp_path: Path, clock: VirtualClock, keys: dict[str, str]
 ) -> None:
     site = Site(tmp_path, 1, **keys)
     site.prolog(7, "0")
@@ -142,7 +143,7 @@ def test_a_device_that_is_freed_meanwhile_is_granted(
     assert (site.granted(), len(clock.sleeps)) == ([bus(0)], 2)
 
 
-def test_only_what_is_held_is_waited_for(site: Site, clock: Clock) -> None:
+def test_only_what_is_held_is_waited_for(site: Site, clock: VirtualClock) -> None:
     site.set(ON_BROKEN="requeue")
     site.prolog(12, "9")
     site.refused(12, "unknown")
@@ -152,7 +153,7 @@ def test_only_what_is_held_is_waited_for(site: Site, clock: Clock) -> None:
     assert clock.sleeps == []
 
 
-def test_the_gate_is_not_held_while_a_device_is_waited_for(site: Site, clock: Clock) -> None:
+def test_the_gate_is_not_held_while_a_device_is_waited_for(site: Site, clock: VirtualClock) -> None:
     site.hold(0)
     clock.then[1] = lambda: site.prolog(13, "2")
     site.prolog(12, "0")
@@ -160,7 +161,7 @@ def test_the_gate_is_not_held_while_a_device_is_waited_for(site: Site, clock: Cl
 
 
 def test_no_other_job_of_this_boot_is_judged_though_nothing_of_it_is_to_be_seen(
-    site: Site, clock: Clock
+    site: Site, clock: VirtualClock
 ) -> None:
     """Between a Prolog and the first step there is nothing of a living job on the node."""
     site.prolog(7, "0")
@@ -169,7 +170,9 @@ def test_no_other_job_of_this_boot_is_judged_though_nothing_of_it_is_to_be_seen(
     assert site.calls() == []
 
 
-def test_what_its_epilog_gave_up_is_taken_once_nobody_is_left(site: Site, clock: Clock) -> None:
+def test_what_its_epilog_gave_up_is_taken_once_nobody_is_left(
+    site: Site, clock: VirtualClock
+) -> None:
     site.prolog(7, "0")
     site.process(900, "python")
     folder = site.cgroup(freezer(7), 900)
@@ -197,7 +200,7 @@ def test_what_its_epilog_gave_up_is_taken_once_nobody_is_left(site: Site, clock:
     ],
 )
 def test_others_are_judged_by_their_own_rules(
-    site: Site, clock: Clock, changes: dict[str, object], taken: bool
+    site: Site, clock: VirtualClock, changes: dict[str, object], taken: bool
 ) -> None:
     site.hold(0, **changes)
     site.prolog(12, "0")
@@ -205,7 +208,7 @@ def test_others_are_judged_by_their_own_rules(
     assert (site.note().refused == "") is taken
 
 
-def test_a_quarantined_device_is_not_given(site: Site, clock: Clock) -> None:
+def test_a_quarantined_device_is_not_given(site: Site, clock: VirtualClock) -> None:
     site.prolog(7, "3")
     quarantine.write_device_note(str(site.state), quarantine.QUARANTINE, bus(0), "root", "ECC")
     site.prolog(12, "0")
@@ -215,7 +218,9 @@ def test_a_quarantined_device_is_not_given(site: Site, clock: Clock) -> None:
     assert site.granted() == [bus(1)]
 
 
-def test_a_step_daemon_of_root_runs_while_nobody_waits_for_it(site: Site, clock: Clock) -> None:
+def test_a_step_daemon_of_root_runs_while_nobody_waits_for_it(
+    site: Site, clock: VirtualClock
+) -> None:
     """Those of other jobs keep no device of this one."""
     site.stepd(700, "13.extern")
     site.stepd(701, "")

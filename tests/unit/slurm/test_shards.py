@@ -18,7 +18,8 @@ from gpulock.errors import INVALID_REQUEST
 from gpulock.node import sample
 from gpulock.store import quarantine
 from gpulock.workstation.process_claims import make_liveness_judge
-from tests.support.slurm_site import OTHER_UID, ROOT, RUN, SILENT, UID, Clock, Site, freezer, row
+from tests.support.clock import VirtualClock
+from tests.support.slurm_site import OTHER_UID, ROOT, RUN, SILENT, UID, Site, freezer, row
 from tests.support.trees import bus, soon
 
 SHARD, WHOLE = "gres:shard:1", "gres:gpu:1"
@@ -26,7 +27,7 @@ FIRST, SECOND = f"{bus(0)}.share1", f"{bus(0)}.share2"
 
 
 @pytest.fixture
-def site(tmp_path: Path, clock: Clock) -> Site:
+def site(tmp_path: Path, clock: VirtualClock) -> Site:
     """A node whose slurmd gives out shards: jobs 12 to 15 ask for some, job 20 for a card."""
     made = Site(tmp_path, SLURM_SHARDS="share")
     made.map("0", "1", "2", "3", shared="shard")

@@ -17,19 +17,9 @@ from gpulock_exporter.worker.supervisor import Supervisor
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
+from tests.support.clock import VirtualClock
 
 AGE = 10.0
-
-
-class Clock:
-    """Time that a test moves."""
-
-    def __init__(self) -> None:
-        self.seconds = 5000.0
-
-    def now(self) -> Moment:
-        """Return this moment."""
-        return Moment(self.seconds, 1.7e9 + self.seconds)
 
 
 class Ticking:
@@ -39,17 +29,21 @@ class Ticking:
         node = write_simulated_node(root / "node", "dgx1", 2)
         with node.config.open("a") as file:
             file.write(f"MAX_SAMPLE_AGE={AGE}\n")
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self._config = str(node.config)
         self.folder = node.exporter_dir
         self.exporter = self.again()
         self.exporter.open()
         self.exporter.listed.read()
-        self._supervisor = Supervisor(["/nonexistent"], lambda: self.clock.seconds)
+        self._supervisor = Supervisor(["/nonexistent"], self.clock)
+
+    def now(self) -> Moment:
+        """Return this moment."""
+        return Moment(self.clock.now, self.clock.wall)
 
     def again(self, say: Callable[[str], object] = str) -> Exporter:
         """Return an exporter of this node as it starts."""
-        return Exporter(Node(read_settings(self._config)), self.clock, say)
+        return Exporter(Node(read_settings(self._config)), self, say)
 
     def tick(self) -> None:
         """Do what is due each second."""
@@ -84,7 +78,7 @@ def test_before_the_first_tick_nobody_is_told_anything(ticking: Ticking) -> None
 def test_while_it_ticks_it_answers_without_any_driver(ticking: Ticking) -> None:
     for _ in range(3):
         ticking.tick()
-        ticking.clock.seconds += 1
+        ticking.clock.now += 1
         assert [ticking.status(path) for path in ("/metrics", "/", "/-/healthy")] == [200] * 3
 
 
@@ -101,9 +95,9 @@ def test_the_page_loads_itself_again_only_for_who_asks(
 @pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy"])
 def test_once_its_ticks_are_overdue_it_says_that_it_hangs(ticking: Ticking, path: str) -> None:
     ticking.tick()
-    ticking.clock.seconds += AGE - 0.5
+    ticking.clock.now += AGE - 0.5
     assert ticking.status(path) == 200
-    ticking.clock.seconds += 1
+    ticking.clock.now += 1
     answer = ticking.exporter.handler()(HttpRequest("GET", path))
     assert answer.status == 503
     assert re.search(rb"the exporter itself hangs", answer.body)

@@ -20,12 +20,12 @@ def heard(supervisor: Supervisor) -> bool:
 @pytest.mark.parametrize("look", range(1, 9))
 def test_a_pause_at_any_moment_of_a_start_and_of_a_frame_is_kept(look: int, nest: Nest) -> None:
     clock, supervisor = nest.clock, nest.supervise(WORKER)
-    clock.interrupt = (look, lambda: supervisor.pause(PAUSE))
+    clock.interrupts[look] = lambda: supervisor.pause(PAUSE)
     for _ in range(200):
-        if clock.has_interrupted():
+        if not clock.interrupts:
             break
         supervisor.step(0.02)
-    assert clock.has_interrupted()
+    assert not clock.interrupts
     assert supervisor.is_paused()
     for _ in range(200):
         supervisor.step(0.02)

@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,13 +108,3 @@ def serving(
         finally:
             process.kill()
     assert "Traceback" not in errors.read_text()
-
-
-def until(true: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Wait until something is so; tell whether it came to be."""
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True

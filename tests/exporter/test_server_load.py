@@ -18,15 +18,18 @@ from gpulock_exporter.web.serve import ServerLimits
 from gpulock_exporter.webconfig.passwords import PLACES
 
 from tests.exporter.certificates import trusting
-from tests.exporter.child import Child, serving, until
+from tests.exporter.child import Child, serving
 from tests.exporter.wire import SOUND, dial, dial_many, exchange, left_open
+from tests.support.wait import wait_until
 
 MEMORY_MIB = 64.0
 PLACED = ServerLimits.connections
 DEADLINE = 2  # of each phase, in the server under test
 SCRAPE_SECONDS = DEADLINE  # before any attacker's own deadline makes room
-LATEST = 4.5  # seconds until none is left: sooner than by any deadline that is not DEADLINE
-LIMITS = tuple(f"--limit={phase}_seconds={DEADLINE}" for phase in ("handshake", "header", "write"))
+LIMITS = (
+    *(f"--limit={phase}_seconds={DEADLINE}" for phase in ("handshake", "header", "write")),
+    *(f"--limit={phase}_seconds=3600" for phase in ("handle", "idle")),  # none is left by these
+)
 
 Report = Callable[[str, object], None]
 
@@ -71,7 +74,7 @@ def test_200_silent_tls_connections(secure: Child, record_property: Report) -> N
     attackers = [dial(secure.port) for _ in range(200)]
     with closing(attackers):
         holds_out(secure, attackers, record_property)
-        assert until(lambda: left_open(attackers) == 0, LATEST)
+        wait_until(lambda: left_open(attackers) == 0, why="none to be left")
 
 
 def test_200_half_sent_requests(secure: Child, record_property: Report) -> None:
@@ -84,7 +87,7 @@ def test_200_half_sent_requests(secure: Child, record_property: Report) -> None:
             except OSError:
                 continue  # it has made room for a later one
         holds_out(secure, attackers, record_property)
-        assert until(lambda: left_open(attackers) == 0, LATEST)
+        wait_until(lambda: left_open(attackers) == 0, why="none to be left")
 
 
 def test_a_dripping_header_does_not_live_longer_for_dripping(
@@ -104,7 +107,7 @@ def test_a_dripping_header_does_not_live_longer_for_dripping(
         return left_open(attackers) == 0
 
     with closing(attackers):
-        assert until(gone, LATEST)
+        wait_until(gone, why="none to be left")
         holds_out(secure, attackers, record_property)
 
 
@@ -122,7 +125,7 @@ def test_a_dripping_handshake_does_not_live_longer_either(secure: Child) -> None
             words = words[1:] if drip(one, words) else words
             return left_open([one]) == 0
 
-        assert until(gone, LATEST)
+        wait_until(gone, why="none to be left")
         assert words, "it was not whole"
 
 
@@ -176,7 +179,7 @@ def test_200_readers_that_read_nothing(secure: Child, record_property: Report) -
                     one.sendall(request)
         assert len(attackers) > PLACED, "more than there are places"
         holds_out(secure, attackers, record_property)
-        assert until(lambda: secure.counts()["open"] == 1, LATEST)
+        wait_until(lambda: secure.counts()["open"] == 1, why="none to be left")
         for one in attackers:  # what was in flight is there, what was not never comes
             received, closed = exchange(one, b"")
             assert closed
@@ -208,7 +211,7 @@ def test_1000_connections_in_one_burst(secure: Child, record_property: Report) -
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", secure.port))
         holds_out(secure, attackers, record_property)
-        assert until(lambda: left_open(attackers) == 0, DEADLINE + 4)
+        wait_until(lambda: left_open(attackers) == 0, why="none to be left")
 
 
 @pytest.mark.attack
@@ -316,7 +319,7 @@ def test_a_first_login_waits_behind_as_many_guessers_of_its_address_as_may_wait(
         for thread in guessers:
             thread.start()
         try:
-            assert until(lambda: len(results) > PLACES), "each has guessed once, and guesses on"
+            wait_until(lambda: len(results) > PLACES, why="each to have guessed once")
             first = child.get("/metrics", as_user("right", "alice") | patient)[0]
             other = child.scrape_seconds(as_user("right") | patient, "127.0.0.2")
         finally:

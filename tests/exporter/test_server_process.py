@@ -17,8 +17,9 @@ import pytest
 from gpulock_exporter.web.serve import ServerLimits
 
 from tests.exporter.certificates import trusting
-from tests.exporter.child import serving, until
+from tests.exporter.child import serving
 from tests.exporter.wire import SOUND, dial
+from tests.support.wait import wait_until
 
 Report = Callable[[str, object], None]
 LARGE = 2_000_000  # of serve.py's /big
@@ -69,7 +70,7 @@ def test_a_response_under_way_is_finished_after_sigterm(
             received = slow.recv(1000)
             assert received.startswith(b"HTTP/1.1 200 ")
             child.process.send_signal(signal.SIGTERM)
-            assert until(lambda: refuses(child.port))
+            wait_until(lambda: refuses(child.port), why="the port to be closed")
             assert child.process.poll() is None
             while part := slow.recv(4096):
                 if len(received) < LARGE - 100_000 <= len(received) + len(part):

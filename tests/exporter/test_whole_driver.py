@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -20,10 +19,10 @@ from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.deadline import clock_boottime
 from gpulock.node.settings_file import read_settings
-from tests.exporter.child import until
-from tests.exporter.whole import UTILISATION, Whole
+from tests.exporter.whole import UTILISATION, Scrape, Whole
 from tests.nvml.double import Double
 from tests.support.journal import HeardJournal
+from tests.support.wait import wait_ended, wait_until
 
 LOOKED = "gpulock_sample_timestamp_seconds"
 
@@ -35,7 +34,7 @@ def test_a_driver_that_is_installed_later_is_found(tmp_path: Path) -> None:
         cards = nvml.node / "proc/driver/nvidia/gpus"
         cards.rename(cards.with_name("away"))
         with Whole(tmp_path, nvml, env=env) as exporter:
-            found = exporter.until(lambda s: s.all("gpulock_gpus", state="missing") == [2])
+            found = exporter.wait_until(lambda s: s.all("gpulock_gpus", state="missing") == [2])
             assert found.one("gpulock_nvml_up") == 0
             assert sum(found.all("gpulock_gpus")) == 2
             said = exporter.page_says("role=alert")
@@ -44,7 +43,7 @@ def test_a_driver_that_is_installed_later_is_found(tmp_path: Path) -> None:
             cards.with_name("away").rename(cards)
             later.symlink_to(nvml.library.parent)
             exporter.up(2)
-            exporter.until(lambda s: s.all("gpulock_gpus", state="free") == [2])
+            exporter.wait_until(lambda s: s.all("gpulock_gpus", state="free") == [2])
 
 
 def test_a_reloaded_driver_is_read_again_and_no_counter_falls(tmp_path: Path) -> None:
@@ -56,14 +55,14 @@ def test_a_reloaded_driver_is_read_again_and_no_counter_falls(tmp_path: Path) ->
         before = exporter.up(2)
         nvml.update({"reload": 1, "gpu*.energy": "5000"})
         seen = before.one(LOOKED)
-        end = time.monotonic() + 4
-        while time.monotonic() < end:
-            found = exporter.scrape()
+
+        def looks_on(found: Scrape) -> bool:
             for key, value in before.totals().items():
                 assert found.values.get(key, value) >= value, key
-            time.sleep(0.2)
-        after = exporter.up(2)
-        assert after.one(LOOKED) > seen
+            return max(found.all(LOOKED), default=0.0) > seen + 2
+
+        exporter.wait_until(looks_on)
+        exporter.up(2)
         workers: list[int] = []
 
         def there() -> bool:
@@ -71,7 +70,8 @@ def test_a_reloaded_driver_is_read_again_and_no_counter_falls(tmp_path: Path) ->
             workers[:] = [one.pid for one in exporter.workers()]
             return bool(workers)
 
-        assert until(there) and len(workers) == 1
+        wait_until(there, why="a worker")
+        assert len(workers) == 1
 
 
 def test_a_card_off_the_bus_is_missing_and_comes_back(tmp_path: Path) -> None:
@@ -81,14 +81,14 @@ def test_a_card_off_the_bus_is_missing_and_comes_back(tmp_path: Path) -> None:
     ):
         exporter.up(3)
         nvml.lose(1)
-        found = exporter.until(lambda s: s.all("gpulock_gpus", state="missing") == [1])
+        found = exporter.wait_until(lambda s: s.all("gpulock_gpus", state="missing") == [1])
         assert found.all(UTILISATION, gpu="1") == []
         assert len(found.all(UTILISATION)) == 2
         assert found.one("gpulock_gpu_missing", gpu="1") == 1
         assert found.one("gpulock_collector_success", collector="devices") == 0
         assert sum(found.all("gpulock_gpus")) == 3
         nvml.reset()
-        exporter.until(lambda s: s.all("gpulock_gpus", state="missing") == [0])
+        exporter.wait_until(lambda s: s.all("gpulock_gpus", state="missing") == [0])
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -105,7 +105,9 @@ def test_the_next_claim_gets_another_card_than_the_lost_one(tmp_path: Path, coun
             nvml.set("gpu0.gone", 1)
         for worker in exporter.workers():
             worker.kill()
-        exporter.until(lambda s: s.all("gpulock_nvml_up") == [1] and len(s.all(UTILISATION)) == 2)
+        exporter.wait_until(
+            lambda s: s.all("gpulock_nvml_up") == [1] and len(s.all(UTILISATION)) == 2
+        )
         settings = read_settings(str(exporter.config))
         journal = HeardJournal()
         rounds = Rounds(DaemonNode(settings), journal, [SuspectWriter(journal)])
@@ -131,9 +133,9 @@ def test_a_worker_that_is_killed_or_brought_down_by_the_driver_is_replaced(
             nvml.crash("nvmlDeviceGetTemperature", signal.SIGSEGV)
         else:
             worker.kill()
-        assert until(lambda: worker.pid not in [one.pid for one in exporter.workers()])
+        wait_ended([worker.pid], why="the worker to end")
         nvml.reset()
-        exporter.until(lambda s: max(s.all(LOOKED), default=0.0) > before + 1.5)
+        exporter.wait_until(lambda s: max(s.all(LOOKED), default=0.0) > before + 1.5)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -146,10 +148,12 @@ def test_the_worker_ends_with_the_exporter(tmp_path: Path, hangs: bool) -> None:
         (worker,) = exporter.workers()
         if hangs:
             nvml.hang("nvmlDeviceGetUtilizationRates", "deaf")
-            assert until(lambda: worker.status() == psutil.STATUS_DISK_SLEEP)
+            wait_until(
+                lambda: worker.status() == psutil.STATUS_DISK_SLEEP, why="the worker to hang"
+            )
         exporter.process.kill()
         exporter.process.wait()
         psutil.wait_procs([worker], 60)
         assert not worker.is_running()
         # the child for which the deaf one waits in vfork(2) has the lock too, and ends after it
-        assert until(lambda: not nvml.held())
+        wait_until(lambda: not nvml.held(), why="the driver to be free")

@@ -89,7 +89,7 @@ def test_every_family_has_values_of_nvml(tmp_path: Path) -> None:
             shutil.copy(exporter.folder / "inventory", nvml.node / "run/gpulock")  # as root does
             act(exporter)
             nvml.event(0, 79)
-            assert exporter.until(whole).names() == FANLESS
+            assert exporter.wait_until(whole).names() == FANLESS
             exporter.release()
 
 
@@ -103,7 +103,7 @@ def test_every_family_has_values_on_a_simulated_node(tmp_path: Path) -> None:
             exporter.up(2)
             act(exporter)
             (nvml.node / "telemetry").write_text(f"xid={first}:79\n")
-            found = exporter.until(lambda scrape: scrape.names() >= SIMULATED)
+            found = exporter.wait_until(lambda scrape: scrape.names() >= SIMULATED)
             assert found.names() == SIMULATED
             exporter.release()
         assert nvml.calls() == before

@@ -43,12 +43,12 @@ def test_a_call_that_hangs_for_ever_costs_its_values_and_nothing_else(tmp_path: 
         exporter.claim(0)
         nvml.load(0, 100)
         nvml.hang("nvmlDeviceGetCount*", "deaf")
-        exporter.until(is_dark)
+        exporter.wait_until(is_dark)
         assert "the driver has not answered for" in exporter.page_says("role=alert")
         assert exporter.get("/-/healthy").status == 200
         nvml.reset()
         counted = before.totals()
-        after = exporter.until(lambda found: found.totals().keys() >= counted.keys())
+        after = exporter.wait_until(lambda found: found.totals().keys() >= counted.keys())
         for key, value in counted.items():
             assert after.values[key] >= value, key
 
@@ -70,17 +70,17 @@ def test_a_card_that_hangs_costs_its_own_values_alone_and_is_named(
     ):
         assert answers_for(exporter.up(3), 0, 1, 2)
         nvml.hang("nvmlDeviceGetTemperature", manner, gpu=1)
-        found = exporter.until(lambda s: answers_for(s, 0, 2))
+        found = exporter.wait_until(lambda s: answers_for(s, 0, 2))
         assert found.one("gpulock_gpu_missing", gpu="1") == 1
         assert exporter.page_says("nvmlDeviceGetTemperature hangs in the driver")
         sample = (exporter.folder / "sample").read_text()
         bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[1]
         assert f"lost {bus} " in sample
         before = found.one(OBSERVED, gpu="2")
-        exporter.until(lambda s: sum(s.all(OBSERVED, gpu="2")) > before + 2)
+        exporter.wait_until(lambda s: sum(s.all(OBSERVED, gpu="2")) > before + 2)
         assert exporter.scrape().one("gpulock_nvml_workers_abandoned") == (manner == "undead")
         nvml.reset()
-        exporter.until(lambda s: answers_for(s, 0, 1, 2))
+        exporter.wait_until(lambda s: answers_for(s, 0, 1, 2))
         said = exporter.errors.read_text()
         assert f"GPU at {bus}: nvmlDeviceGetTemperature hangs in the driver" in said
 
@@ -95,15 +95,15 @@ def test_a_card_that_crashes_the_library_costs_its_own_values_alone_and_is_named
     ):
         before = exporter.up(3).one(OBSERVED, gpu="2")
         nvml.crash("nvmlDeviceGetTemperature", ends, gpu=1)
-        exporter.until(lambda s: answers_for(s, 0, 2))
+        exporter.wait_until(lambda s: answers_for(s, 0, 2))
         bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[1]
         words = f"nvmlDeviceGetTemperature ends its process by {ends.name}"
         assert exporter.page_says(words)
         assert f"lost {bus} " in (exporter.folder / "sample").read_text()
-        exporter.until(lambda s: sum(s.all(OBSERVED, gpu="2")) > before + 8)
+        exporter.wait_until(lambda s: sum(s.all(OBSERVED, gpu="2")) > before + 8)
         assert answers_for(exporter.scrape(), 0, 2), "a trial has crashed meanwhile"
         nvml.reset()
-        exporter.until(lambda s: answers_for(s, 0, 1, 2))
+        exporter.wait_until(lambda s: answers_for(s, 0, 1, 2))
         assert f"GPU at {bus}: {words}" in exporter.errors.read_text()
 
 
@@ -116,9 +116,9 @@ def test_cards_that_hang_one_after_another_are_left_out_one_by_one(tmp_path: Pat
         for gpu in (0, 2):
             nvml.hang("nvmlDeviceGetPowerUsage", "sleep", gpu=gpu)
             nvml.hang("nvmlDeviceGetUUID", "sleep", gpu=gpu)
-        exporter.until(lambda s: answers_for(s, 1))
+        exporter.wait_until(lambda s: answers_for(s, 1))
         nvml.reset()
-        exporter.until(lambda s: answers_for(s, 0, 1, 2))
+        exporter.wait_until(lambda s: answers_for(s, 0, 1, 2))
 
 
 def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_it(
@@ -131,16 +131,16 @@ def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_
         assert exporter.up(2).one("gpulock_nvml_workers_abandoned") == 0
         exporter.claim(1)
         nvml.hang("nvmlDeviceGetCount*", "undead")
-        exporter.until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [1])
+        exporter.wait_until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [1])
         (worker,) = exporter.workers()
-        found = exporter.until(is_dark)
+        found = exporter.wait_until(is_dark)
         for _ in range(10):
             assert [one.pid for one in exporter.workers()] == [worker.pid]
             time.sleep(0.05)
         assert found.all("gpulock_gpu_locked", gpu="1") == [1]
         nvml.reset()  # the driver lets go at last
         exporter.up(2)
-        exporter.until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [0])
+        exporter.wait_until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [0])
         assert worker.pid not in [one.pid for one in exporter.workers()]
 
 
@@ -156,7 +156,7 @@ def test_a_pause_lets_go_of_the_driver_for_a_reset_and_ends_by_itself(tmp_path: 
         exporter.page_says("paused")
         assert not nvml.held()
         assert exporter.workers() == []
-        exporter.until(is_dark)
+        exporter.wait_until(is_dark)
         exporter.up(2)  # nobody has told it to
         assert nvml.held()
         exporter.process.send_signal(signal.SIGUSR1)

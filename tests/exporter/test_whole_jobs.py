@@ -32,15 +32,15 @@ def test_the_last_second_of_a_claim_that_goes_is_in_its_file(tmp_path: Path) -> 
         exporter.up(2)
         claimed = boottime()
         token = exporter.claim(0)
-        looked = exporter.until(lambda s: s.all("gpulock_gpu_locked", gpu="0") == [1])
+        looked = exporter.wait_until(lambda s: s.all("gpulock_gpu_locked", gpu="0") == [1])
         last = looked.one(LOOKED)
-        exporter.until(
+        exporter.wait_until(
             lambda s: max(s.all(LOOKED), default=0.0) > last
         )  # the next look is two seconds away
         going = boottime()
         exporter.release()
         left = exporter.folder / "finished" / token
-        exporter.until(lambda _: left.exists())
+        exporter.wait_until(lambda _: left.exists())
         found = sample.read_finished_claim(str(exporter.folder), token)
         assert found is not None
         (account,) = found.tokens[token].values()
@@ -67,17 +67,17 @@ def test_each_of_two_on_one_card_gets_what_its_own_process_did(tmp_path: Path) -
             nvml.processes(0, [Process(int(first), "3G"), Process(int(second), "1G")])
             exporter.up(2)
             exporter.gpulock("claim", "--share", "--pid", first)
-            alone = exporter.until(lambda s: s.all("gpulock_gpu_share_utilization_ratio"))
+            alone = exporter.wait_until(lambda s: s.all("gpulock_gpu_share_utilization_ratio"))
             assert len(alone.all("gpulock_gpu_share_info")) == 1
             exporter.gpulock("claim", "--share", "--pid", second)
-            found = exporter.until(
+            found = exporter.wait_until(
                 lambda s: len(s.all("gpulock_gpu_share_utilization_ratio", gpu="0")) == 2
             )
             for share, least, most in (("1", 0.4, 0.7), ("2", 0.1, 0.3)):
                 assert least < found.one("gpulock_gpu_share_utilization_ratio", share=share) < most
             assert not found.all("gpulock_gpu_lock_info")
             nvml.set("gpu0.process_utilization", "none")
-            exporter.until(lambda s: not s.all("gpulock_gpu_share_utilization_ratio"))
+            exporter.wait_until(lambda s: not s.all("gpulock_gpu_share_utilization_ratio"))
             said = json.loads(exporter.gpulock("report", "--json", "pid", first))
         finally:
             for job in jobs:
@@ -103,7 +103,7 @@ def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: P
         exporter.up(2)
         nvml.event(1, 79)
         exporter.claim(0)
-        before = exporter.until(
+        before = exporter.wait_until(
             lambda s: (
                 s.all("gpulock_gpu_xid_errors_total") == [1]
                 and max(s.all("gpulock_gpu_busy_seconds_total")) > 1
@@ -115,7 +115,7 @@ def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: P
         exporter.process.kill()
         exporter.process.wait()
         exporter.start()
-        after = exporter.until(lambda found: found.totals().keys() >= counted.keys())
+        after = exporter.wait_until(lambda found: found.totals().keys() >= counted.keys())
         for key, value in counted.items():
             assert after.values[key] >= value, key
         assert after.one("gpulock_gpu_xid_errors_total", xid="79") == 1
@@ -130,11 +130,11 @@ def test_a_mig_instance_without_gpm_is_neither_busy_nor_idle(tmp_path: Path) -> 
         Whole(tmp_path, nvml, settings=settings) as exporter,
     ):
         nvml.fail("nvmlGpm*", ERROR_NOT_SUPPORTED)
-        found = exporter.until(lambda s: s.all("gpulock_mig_memory_total_bytes"))
+        found = exporter.wait_until(lambda s: s.all("gpulock_mig_memory_total_bytes"))
         assert len(found.all("gpulock_mig_info")) == 6
         exporter.gpulock("claim", "-n", "6", "--pid", str(os.getpid()))
         time.sleep(3)
-        found = exporter.until(lambda s: sum(s.all("gpulock_mig_locked")) == 6)
+        found = exporter.wait_until(lambda s: sum(s.all("gpulock_mig_locked")) == 6)
         for name in ("busy_seconds_total", "observed_seconds_total", "utilization_ratio"):
             assert found.all(f"gpulock_mig_{name}") == []
         assert found.all("gpulock_mig_power_watts") == [], "a board's"
@@ -152,14 +152,14 @@ def test_new_mig_instances_show_at_once_and_counters_do_not_fall(
     ):
         before = exporter.up(2)
         nvml.split(0, ["3g.71gb", "1g.18gb", "1g.18gb"])
-        found = exporter.until(lambda s: len(s.all("gpulock_mig_info")) == 3)
+        found = exporter.wait_until(lambda s: len(s.all("gpulock_mig_info")) == 3)
         assert found.all("gpulock_gpu_busy_seconds_total", gpu="1")
         assert found.all("gpulock_gpu_utilization_ratio", gpu="0") == []
         nvml.split(0, ["7g.141gb"])
-        exporter.until(lambda s: len(s.all("gpulock_mig_info")) == 1)
+        exporter.wait_until(lambda s: len(s.all("gpulock_mig_info")) == 1)
         nvml.split(0, [])
         counted = before.totals()
-        after = exporter.until(
+        after = exporter.wait_until(
             lambda s: (
                 not s.all("gpulock_mig_info")
                 and s.all("gpulock_gpu_utilization_ratio", gpu="0")
@@ -191,7 +191,9 @@ def test_no_label_holds_a_command_an_environment_or_a_comment(tmp_path: Path) ->
             written = record(user=USER, queue='all"q\\n', comment=SECRET, spool_dir=f"/x/{SECRET}")
             store.make(bus, written)
             assert SECRET in owner.encode_owner(written)
-            found = exporter.until(lambda s: s.all("gpulock_gpu_lock_info", gpu="0") and foreign(s))
+            found = exporter.wait_until(
+                lambda s: s.all("gpulock_gpu_lock_info", gpu="0") and foreign(s)
+            )
             assert found.one("gpulock_gpu_lock_info", gpu="0", user=USER, queue='all"q\\n') == 1
             assert found.all("gpulock_gpu_info", gpu="0", name='Tesla "V100" \\ {x="y"}') == [1]
             for path in ("/metrics", "/", "/-/healthy", "/nothing", "/metrics?name[]=x"):
@@ -220,15 +222,15 @@ def test_a_folder_that_cannot_be_written_costs_no_answer_and_no_claim_its_file(
     ):
         exporter.up()
         token = exporter.claim(0)
-        exporter.until(lambda s: s.all("gpulock_gpu_locked") == [1])
+        exporter.wait_until(lambda s: s.all("gpulock_gpu_locked") == [1])
         finished, away = exporter.folder / "finished", exporter.folder / "away"
         finished.rename(away)
         finished.write_text("in the way")
         exporter.release()
-        found = exporter.until(lambda s: s.all(SUCCESS, collector="files") == [0])
+        found = exporter.wait_until(lambda s: s.all(SUCCESS, collector="files") == [0])
         assert found.one("gpulock_nvml_up") == 1
         assert found.one("gpulock_gpu_locked") == 0
         finished.unlink()
         away.rename(finished)
-        exporter.until(lambda s: s.all(SUCCESS, collector="files") == [1])
+        exporter.wait_until(lambda s: s.all(SUCCESS, collector="files") == [1])
         assert (finished / token).exists(), "written once it could be"

@@ -19,13 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from gpulock.daemon.health.steps import note_health_step
 from tests.exporter.certificates import make_authority, make_certificate, trusting
-from tests.exporter.child import until
 from tests.exporter.test_server_process import PROMETHEUS
 from tests.exporter.whole import Answer, Scrape, Whole
 from tests.exporter.wire import SOUND, dial, dial_many
 from tests.nvml.double import Double
 from tests.support.exporter_contract import openmetrics_of
 from tests.support.ports import ReservedPort
+from tests.support.wait import wait_until
 
 Report = Callable[[str, object], None]
 MEMORY_MIB = 64.0
@@ -101,7 +101,7 @@ def first(exporter: Whole, headers: dict[str, str]) -> Answer:
         zipped = found[0].headers.get("content-encoding") == "gzip"
         return b"gpulock_gpu_energy" in (gzip.decompress(body) if zipped else body)
 
-    assert until(answered), exporter.errors.read_text()
+    wait_until(answered, why=lambda: f"values of the driver\n{exporter.errors.read_text()}")
     return found[0]
 
 
@@ -155,13 +155,16 @@ def test_a_bad_change_keeps_the_old_one_and_a_metric_says_so(
     with Whole(tmp_path, nvml, "--web-config", str(config), client=client) as exporter:
         assert exporter.up(8).one(RELOADED) == 1
         config.write_text("tls_server_config: {}\n")
-        exporter.until(lambda s: s.all(RELOADED) == [0])  # still over TLS
+        exporter.wait_until(lambda s: s.all(RELOADED) == [0])  # still over TLS
         assert f"{config}:1: " in exporter.errors.read_text()
         hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
         config.write_text(tls(authority, f"basic_auth_users:\n  prometheus: {hashed}\n"))
-        assert until(lambda: exporter.get().status == 401)
+        wait_until(lambda: exporter.get().status == 401, why="users to be asked for")
         right = basic("prometheus", "right")
-        assert until(lambda: Scrape(exporter.get(headers=right).text).all(RELOADED) == [1])
+        wait_until(
+            lambda: Scrape(exporter.get(headers=right).text).all(RELOADED) == [1],
+            why="the reload to be good",
+        )
 
 
 def test_systemd_hands_over_its_socket_at_the_first_request(tmp_path: Path, nvml: Double) -> None:
@@ -170,7 +173,7 @@ def test_systemd_hands_over_its_socket_at_the_first_request(tmp_path: Path, nvml
     starter = ("systemd-socket-activate", f"--listen={reserved.address}", *passed(nvml))
     with reserved, Whole(tmp_path, nvml, starter=starter) as exporter:
         exporter.port = port  # of systemd's: --listen is not obeyed then
-        assert until(lambda: listens(port))
+        wait_until(lambda: listens(port), why="systemd to listen")
         time.sleep(0.3)
         assert "systemd-socket-activate" in command(exporter), "nobody has asked yet"
         waiting = dial(port)
@@ -213,7 +216,9 @@ def test_a_user_who_has_the_port_first_keeps_the_exporter_from_no_sample(
         socket.create_server(("127.0.0.1", port.number)) as taken,
         Whole(tmp_path, nvml, "--listen", port.address) as exporter,
     ):
-        assert until(lambda: sample.exists() and "sequence=3" in sample.read_text())
+        wait_until(
+            lambda: sample.exists() and "sequence=3" in sample.read_text(), why="its third sample"
+        )
         said = exporter.errors.read_text()
         assert "samples, and answers nobody yet: cannot listen on 127.0.0.1:" in said
         with pytest.raises(ConnectionRefusedError):

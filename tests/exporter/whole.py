@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.nvml.double import Double
 from tests.support.ports import ReservedPort
+from tests.support.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = [
@@ -28,7 +29,6 @@ PROGRAM = [
     "from gpulock_exporter.app.program import main; raise SystemExit(main())",
 ]
 GPULOCK = [sys.executable, "-c", "from gpulock.cli import main; raise SystemExit(main())"]
-PATIENCE = 60.0  # seconds for what comes by itself, on a machine that is busy
 SLOWEST = 1.0  # seconds in which a scrape is answered, whatever the driver does
 UTILISATION = "gpulock_gpu_utilization_ratio"
 
@@ -184,24 +184,27 @@ class Whole:
         assert min(self.took, last) < SLOWEST, f"{last:.2f} s, then {self.took:.2f} s"
         return Scrape(answer.text if answer.status == 200 else "")
 
-    def until(self, holds: Callable[[Scrape], object], seconds: float = PATIENCE) -> Scrape:
+    def wait_until(self, holds: Callable[[Scrape], object]) -> Scrape:
         """Scrape until something is so."""
-        end = time.monotonic() + seconds
         found = Scrape("")
-        while time.monotonic() < end:
+
+        def so() -> Scrape | None:
+            nonlocal found
             assert self.process.poll() is None, self.errors.read_text()
             try:
                 found = self.scrape()
             except OSError:
                 found = Scrape("")  # it has only begun
-            if holds(found):
-                return found
-            time.sleep(0.05)
-        raise AssertionError(f"{self.errors.read_text()}\n{found.text[-3000:]}")
+            return found if holds(found) else None
+
+        def why() -> str:
+            return f"another scrape\n{self.errors.read_text()}\n{found.text[-3000:]}"
+
+        return wait_until(so, why=why)
 
     def up(self, devices: int = 1) -> Scrape:
         """Scrape until the driver is heard, of so many devices at least."""
-        return self.until(
+        return self.wait_until(
             lambda s: (
                 s.all("gpulock_nvml_up") == [1]
                 and len(s.all("gpulock_gpu_observed_seconds_total")) >= devices
@@ -211,14 +214,10 @@ class Whole:
 
     def page_says(self, words: str) -> str:
         """Return the page once it says so."""
-        end = time.monotonic() + PATIENCE
-        text = ""
-        while time.monotonic() < end:
-            text = self.get("/").text
-            if words in text:
-                return text
-            time.sleep(0.05)
-        raise AssertionError(f"{words!r} is not in {text[-2000:]}")
+        return wait_until(
+            lambda: text if words in (text := self.get("/").text) else None,
+            why=lambda: f"{words!r} on the page\n{self.get('/').text[-2000:]}",
+        )
 
     def workers(self) -> list[psutil.Process]:
         """Return its workers, those that nobody can reap included."""

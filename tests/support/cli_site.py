@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from tests.support.runner import command_runner
 NOBODY = 65534
 PROGRAM = (sys.executable, "-c", "from gpulock.cli import main; main()")
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE = 60.0
 
 
 class Site:
@@ -149,11 +148,3 @@ def dead_process() -> tuple[int, int]:
     process = subprocess.Popen(["/bin/true"])
     process.wait()
     return process.pid, 1
-
-
-def until(what: Callable[[], object], seconds: float = DEADLINE) -> None:
-    """Wait until `what` is true; fail after a while."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, f"still not: {what}"
-        time.sleep(0.01)

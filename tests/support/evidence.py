@@ -50,6 +50,11 @@ def unwatch(witness: Witness) -> None:
         _witnesses.remove(witness)
 
 
+def is_watched() -> bool:
+    """Return whether a lab is up."""
+    return bool(_witnesses)
+
+
 @contextlib.contextmanager
 def watched(witness: Witness) -> Generator[None]:
     """Hear a lab for as long as a block runs."""

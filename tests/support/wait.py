@@ -18,11 +18,12 @@ from typing import Any, Final, TypeVar, Union
 from tests.support import evidence
 from tests.support.evidence import LabError
 
-__all__ = ["GaveUp", "LabError", "wait_ended", "wait_exit", "wait_until"]
+__all__ = ["GaveUp", "LabError", "let_work", "wait_ended", "wait_exit", "wait_until"]
 _T = TypeVar("_T")
 Why = Union[str, Callable[[], str]]
 
-QUIET: Final = 120.0  # seconds of polls in which no log grows: no daemon rests for so long
+QUIET: Final = 40.0  # seconds of polls in which nothing happens, where no lab is up
+LAB_QUIET: Final = 120.0  # seconds of polls in which no log grows: no daemon rests for so long
 LONGEST_POLL: Final = 0.25  # seconds that one poll counts at most, however long it took
 # Seconds by the wall clock, after which a wait ends though logs grow: pytest ends tests after 600.
 BOUND: Final = 3600.0 if os.environ.get("GPULOCK_SOAK") == "1" else 480.0
@@ -33,7 +34,11 @@ class GaveUp(LabError):
 
 
 def wait_until(
-    condition: Callable[[], _T | None], *, why: Why, quiet: float = QUIET, bound: float = BOUND
+    condition: Callable[[], _T | None],
+    *,
+    why: Why,
+    quiet: float | None = None,
+    bound: float = BOUND,
 ) -> _T:
     """Return the first result of `condition` that is not None or False.
 
@@ -41,6 +46,7 @@ def wait_until(
     that says more.
     """
     began = time.monotonic()
+    quiet = quiet or (LAB_QUIET if evidence.is_watched() else QUIET)
     polls = 0
     while True:
         sizes = evidence.log_sizes()
@@ -56,7 +62,7 @@ def wait_until(
             raise GaveUp(f"gave up after {polls} polls in {took:.1f} s, waiting for {about}")
 
 
-def wait_ended(pids: Iterable[int], *, why: Why, quiet: float = QUIET) -> None:
+def wait_ended(pids: Iterable[int], *, why: Why, quiet: float | None = None) -> None:
     """Wait until processes are over, zombies or gone: the kernel says it of each."""
     with contextlib.ExitStack() as stack:
         poller, left = select.poll(), set[int]()
@@ -80,6 +86,11 @@ def wait_exit(process: subprocess.Popen[Any], *, why: Why) -> int:
     """Wait until a process of ours has ended; return its exit status."""
     wait_ended([process.pid], why=why)
     return process.wait()
+
+
+def let_work(seconds: float) -> None:
+    """Let other processes work for a while, before a blow that falls at a random moment."""
+    time.sleep(seconds)
 
 
 def _polls(quiet: float, end: float) -> Generator[None]:

@@ -195,14 +195,14 @@ def test_the_exporters_own_page_shows_a_claim_without_being_asked_again(
             nvml.load(number, 25 * number)
         exporter.up(8)
         exporter.claim(3)
-        exporter.until(lambda s: s.all("gpulock_gpu_locked", gpu="3") == [1])
+        exporter.wait_until(lambda s: s.all("gpulock_gpu_locked", gpu="3") == [1])
         url = f"http://127.0.0.1:{exporter.port}/?live"
         browser.show(url, WIDE)
         assert browser.value("document.querySelector('header p').innerText") == "7 of 8 free"
         assert set(browser.fetched()) == {url}
         assert browser.complaints() == []
         exporter.release()
-        exporter.until(lambda s: s.all("gpulock_gpu_locked", gpu="3") == [0])
+        exporter.wait_until(lambda s: s.all("gpulock_gpu_locked", gpu="3") == [0])
         for _ in range(2):  # what is under way may be from before
             browser.events.clear()
             browser.wait("Page.loadEventFired")  # it loads itself again

@@ -25,9 +25,10 @@ from gpulock.node.devices import Device
 from gpulock.node.setting_keys import KEYS
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.presets import PRESETS
-from tests.support.cli_site import ROOT, Site, until
+from tests.support.cli_site import ROOT, Site
 from tests.support.faults import raising
 from tests.support.runner import command_runner
+from tests.support.wait import wait_until
 
 
 def call(*args: str) -> tuple[int, str, str]:
@@ -409,12 +410,13 @@ def test_the_demo_ends_with_everything_free_and_nothing_left(tmp_path: Path) -> 
 def test_the_demo_cleans_up_when_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
     process = demo(tmp_path)
     assert process.stdout is not None
-    until(lambda: "3." in process.stdout.readline() if process.stdout else True)
+    while "3." not in process.stdout.readline():
+        pass
     process.send_signal(number)
     process.communicate(timeout=100)
     assert process.returncode == 130
     assert os.listdir(tmp_path) == []
-    until(lambda: not simulated(tmp_path))
+    wait_until(lambda: not simulated(tmp_path), why="its processes to end")
 
 
 @pytest.mark.slow

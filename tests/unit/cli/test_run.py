@@ -16,7 +16,8 @@ import pytest
 from gpulock.deadline import Deadline
 from gpulock.job import environment
 from gpulock.store.gate import Gate
-from tests.support.cli_site import ROOT, Site, until
+from tests.support.cli_site import ROOT, Site
+from tests.support.wait import wait_until
 
 # what a reap says of a look that was not whole
 OUTRUN = ("came and went faster than", "no time for process", "be looked at in time")
@@ -205,7 +206,7 @@ def test_callers_who_wait_are_served_in_the_order_they_came(site: Site, tmp_path
             script = f"echo {number} >> {log}"
             process = site.start("run", "-n", "8", "--wait", "--", "/bin/sh", "-c", script)
             waiting.append(process)
-            until(lambda: len(site.tickets()) == len(waiting))
+            wait_until(lambda: len(site.tickets()) == len(waiting), why="its ticket")
     errors = [process.communicate(timeout=60)[1] for process in waiting]
     assert [process.returncode for process in waiting] == [0, 0, 0]
     assert log.read_text().split() == ["1", "2", "3"]
@@ -217,7 +218,7 @@ def test_callers_who_wait_are_served_in_the_order_they_came(site: Site, tmp_path
 def test_a_small_request_does_not_overtake_a_large_one_that_waits(site: Site) -> None:
     with holding(site, 4):
         large = site.start("run", "-n", "8", "--wait", "--", "/bin/true")
-        until(lambda: len(site.tickets()) == 1)
+        wait_until(lambda: len(site.tickets()) == 1, why="its ticket")
         done = site.run("run", "-n", "1", "--", "/bin/true")
         assert (done.returncode, "ahead in the queue" in done.stderr) == (1, True)
     large.communicate(timeout=60)
@@ -235,7 +236,7 @@ def test_of_several_at_once_nobody_is_refused_while_devices_are_free(site: Site)
 def test_ctrl_c_leaves_the_line(site: Site) -> None:
     site.hold(*range(8))
     process = site.start("run", "-n", "1", "--wait", "--", "/bin/true")
-    until(site.tickets)
+    wait_until(lambda: site.tickets() or None, why="its ticket")
     assert process.stderr is not None
     process.stderr.readline()
     process.send_signal(signal.SIGINT)
@@ -247,9 +248,9 @@ def test_ctrl_c_leaves_the_line(site: Site) -> None:
 def test_a_caller_that_was_killed_holds_nobody_up(site: Site) -> None:
     with holding(site, 8):
         first = site.start("run", "-n", "8", "--wait", "--", "/bin/true")
-        until(lambda: len(site.tickets()) == 1)
+        wait_until(lambda: len(site.tickets()) == 1, why="its ticket")
         second = site.start("run", "-n", "8", "--wait", "--", "/bin/true")
-        until(lambda: len(site.tickets()) == 2)
+        wait_until(lambda: len(site.tickets()) == 2, why="its ticket")
         first.kill()
         first.communicate()
     second.communicate(timeout=60)
@@ -261,7 +262,7 @@ def test_who_does_not_wait_in_line_still_waits_at_the_gate(site: Site) -> None:
     with Gate(node.store.path, Deadline(5)):
         process = site.start("run", "-n", "1", "--", "/bin/true")
         gate = os.path.realpath(f"{node.store.path}/gate")
-        until(lambda: opens(process.pid, gate))
+        wait_until(lambda: opens(process.pid, gate), why="it to be at the gate")
     process.communicate(timeout=60)
     assert process.returncode == 0
 

@@ -13,7 +13,6 @@ import signal
 import struct
 import subprocess
 import termios
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -21,6 +20,7 @@ from click import unstyle
 
 from gpulock.cli.status.watch import BEGIN, END, ENTER, LEAVE, format_screen_frame
 from tests.support.cli_site import ROOT, Site
+from tests.support.wait import wait_until
 
 SELDOM = "3600"  # seconds: a second frame is then for another reason
 DEADLINE = 20.0
@@ -70,14 +70,13 @@ class Terminal:
         os.close(self.slave)
 
     def _read(self, enough: Callable[[], bool]) -> None:
-        end = time.monotonic() + DEADLINE
-        while True:
+        def read() -> bool:
             done = enough()
             while select.select([self.master], [], [], 0 if done else 0.02)[0]:
                 self.text += os.read(self.master, 65536).decode()
-            if done:
-                return
-            assert time.monotonic() < end, self.text
+            return done
+
+        wait_until(read, why=lambda: f"another frame\n{self.text}")
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from gpulock.report import ending
 from gpulock.sge import epilog, prolog
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.epilog import slurm_output_path
-from tests.support.cli_site import until
 from tests.support.history_site import Ended, public_place
 from tests.support.jobs import Site, child_of, gpus
 from tests.support.runner import command_runner
+from tests.support.wait import wait_until
 
 NOBODY = 65534
 ROOT = os.geteuid() == 0
@@ -224,7 +224,7 @@ def test_after_a_job_of_slurms_its_user_cannot_take_the_report_over(
             target=spawn, args=(place, body, {"feed": NOBODY}), kwargs={"wait": wait}
         )
         caller.start()
-        until(told.exists)
+        wait_until(told.exists, why="the child to run")
         (pid,) = [word for word in told.read_text().splitlines() if word.startswith("Pid:")]
         look = f"cat /proc/{pid.split()[1]}/environ"
         seen = subprocess.run(

@@ -40,6 +40,7 @@ from gpulock.workstation.tickets import FOLDER
 from tests.support.health_site import Ward
 from tests.support.scripts import write_script
 from tests.support.trees import bus, judge_of, soon
+from tests.support.wait import wait_until
 
 PATIENCE = 40.0  # seconds until a test gives up what a loaded machine may take
 WAITS = 'echo "$GPULOCK_DEVICE" >"$0.began"; read -r line <"$0.fifo"\n'
@@ -79,11 +80,14 @@ class Clinic(Ward):
 
     def wait_for(self, done: Callable[[], bool], act: Callable[[], object] = int) -> None:
         """Wait until something is so, and act meanwhile."""
-        late = time.monotonic() + PATIENCE
-        while not done():
-            assert time.monotonic() < late, self.said()
+
+        def so() -> bool:
+            if done():
+                return True
             act()
-            select.select([], [], [], 0.01)
+            return False
+
+        wait_until(so, why=lambda: str(self.said()))
 
     def start_check(self) -> int:
         """Let gpulockd begin to test a card; return the pid once the program runs."""

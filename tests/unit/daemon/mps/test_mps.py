@@ -11,7 +11,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from gpulock.workstation.process_claims import make_process_owner
 from tests.support.fake_mps import FakeMps
 from tests.support.journal import HeardJournal
 from tests.support.trees import Box, bus, judge_of, soon
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
 PATIENCE = 60.0  # seconds until a test gives up what a loaded machine may take
@@ -64,12 +64,15 @@ class Desk(Box):
 
     def wait_for(self, done: Callable[[], object]) -> None:
         """Let gpulockd go on until something is so."""
-        late = time.monotonic() + PATIENCE
         self.round()
-        while not done():
-            assert time.monotonic() < late, self.journal.said()
+
+        def so() -> bool:
+            if done():
+                return True
             self.keeper.run_due(clock_boottime())
-            select.select([], [], [], 0.01)
+            return False
+
+        wait_until(so, why=lambda: str(self.journal.said()))
 
     def start(self, user: int | None = None) -> subprocess.Popen[bytes]:
         """Start a job that does nothing, of this user or another."""

@@ -20,8 +20,9 @@ from gpulock.job import environment
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
-from tests.support.cli_site import Site, until
+from tests.support.cli_site import Site
 from tests.support.journal import HeardJournal
+from tests.support.wait import wait_until
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")  # validated by CDI's own parser
 PRESETS = ("dgx1", "dgx-h200", "a100-mig", "k80-node", "workstation")
@@ -330,5 +331,5 @@ def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
         chore.run()
         return (tmp_path / "cdi" / cdi.NAME).exists()
 
-    until(written)
+    wait_until(written, why="the file")
     assert ["no longer" in line for line in chore.said()] == [True]

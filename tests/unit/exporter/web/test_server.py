@@ -20,15 +20,14 @@ from gpulock_exporter.web.negotiation import Format, RenderedMetrics, negotiated
 from gpulock_exporter.web.serve import ServerLimits, WebSettings
 from gpulock_exporter.web.server import HttpServer
 
-from tests.exporter.child import until
 from tests.exporter.inprocess import Running, running
 from tests.exporter.wire import SOUND, answer, dial, exchange, is_gone, left_open
 from tests.support.faults import raising
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
 
 SHORT = ServerLimits(handle_seconds=0.5)
-EARLY = 4.0  # seconds: what is by then is not for a deadline that a test has left as it is
 
 
 def sample(form: Format) -> bytes:
@@ -215,9 +214,9 @@ def test_a_half_sent_header_ends_at_its_deadline_and_others_go_on() -> None:
         with dial(server.port) as half, dial(server.port) as idle:
             half.sendall(SOUND[:-2])
             assert answer(idle, SOUND).startswith(b"HTTP/1.1 200 ")
-            assert until(lambda: is_gone(half), EARLY)
+            wait_until(lambda: is_gone(half), why="the half request to be ended")
             assert not is_gone(idle)
-        assert until(lambda: server.server.counts()["open"] == 0)
+        wait_until(lambda: server.server.counts()["open"] == 0, why="all connections to be closed")
         assert server.server.counts() == {"open": 0, "answered_200": 1, "dropped_header": 1}
 
 
@@ -229,8 +228,10 @@ def test_a_reader_that_reads_nothing_is_reset_at_its_deadline() -> None:
         dial(server.port) as slow,
     ):
         slow.sendall(SOUND)
-        assert until(lambda: server.server.counts().get("dropped_write") == 1, EARLY)
-        assert until(lambda: server.server.counts()["open"] == 0)
+        wait_until(
+            lambda: server.server.counts().get("dropped_write") == 1, why="the reader to be dropped"
+        )
+        wait_until(lambda: server.server.counts()["open"] == 0, why="all connections to be closed")
         # A reset, not an end: what the kernel still held for it is given back at once.
         with pytest.raises(ConnectionResetError):
             while slow.recv(1_000_000):
@@ -241,8 +242,8 @@ def test_an_idle_connection_ends_at_its_deadline() -> None:
     with running(TABLE, limits=ServerLimits(idle_seconds=0.3)) as server:
         with dial(server.port) as idle:
             assert answer(idle, SOUND).startswith(b"HTTP/1.1 200 ")
-            assert until(lambda: is_gone(idle))
-        assert until(lambda: server.server.counts()["open"] == 0)
+            wait_until(lambda: is_gone(idle), why="the idle one to be ended")
+        wait_until(lambda: server.server.counts()["open"] == 0, why="all connections to be closed")
         assert server.server.counts() == {"open": 0, "answered_200": 1, "dropped_idle": 1}
 
 
@@ -270,7 +271,7 @@ def test_the_newcomer_gets_in_when_all_places_are_taken() -> None:
         at_rest(server, 5)
         for _ in range(5):
             silent.append(dial(server.port))
-        assert until(lambda: server.server.counts()["open"] == 10)
+        wait_until(lambda: server.server.counts()["open"] == 10, why="ten connections")
         assert get(server.port)[0].status == 200
         assert left_open(idle) == 0  # those at rest go first
         assert 0 < left_open(silent) < 5
@@ -331,12 +332,12 @@ def test_stop_waits_for_the_request_of_one_that_was_just_accepted(
     with running(TABLE, limits=ServerLimits(arriving_seconds=seconds, stop_seconds=60)) as server:
         new = dial(server.port)
         new.sendall(SOUND[:20])
-        assert until(lambda: server.server.counts()["open"] == 1)
+        wait_until(lambda: server.server.counts()["open"] == 1, why="a connection")
 
         def send_the_rest() -> None:
-            until(lambda: not server.server.is_serving)
+            wait_until(lambda: not server.server.is_serving, why="the stop")
             if not answered:
-                until(lambda: is_gone(new))
+                wait_until(lambda: is_gone(new), why="it to be ended")
             with suppress(OSError):
                 new.sendall(SOUND[20:])
 
@@ -352,24 +353,29 @@ def test_new_settings_end_idle_connections_and_hold_for_the_next_request() -> No
         answer(idle, SOUND)
         at_rest(server, 1)
         server.server.adopt(WebSettings(refusal=lambda _: error_response(403, "not you")))
-        assert until(lambda: is_gone(idle))
+        wait_until(lambda: is_gone(idle), why="the idle one to be ended")
         assert get(server.port)[0].status == 403
 
 
 def at_rest(server: Running, answers: int) -> None:
     """Wait until the server too is done with so many answers: a client may have them before."""
-    assert until(lambda: server.server.counts().get("answered_200") == answers)
+    wait_until(
+        lambda: server.server.counts().get("answered_200") == answers,
+        why="the answers to be counted",
+    )
 
 
 def test_threads_end_with_their_connections() -> None:
     before = len(os.listdir("/proc/self/task"))
     with running(TABLE) as server:
         held = [dial(server.port) for _ in range(50)]
-        assert until(lambda: len(os.listdir("/proc/self/task")) > before + 40)
+        wait_until(
+            lambda: len(os.listdir("/proc/self/task")) > before + 40, why="a thread for each"
+        )
         for one in held:
             one.close()
-        assert until(lambda: server.server.counts()["open"] == 0, EARLY)
-    assert until(lambda: len(os.listdir("/proc/self/task")) <= before)
+        wait_until(lambda: server.server.counts()["open"] == 0, why="all connections to be closed")
+    wait_until(lambda: len(os.listdir("/proc/self/task")) <= before, why="the threads to end")
 
 
 def test_a_client_that_resets_is_only_a_client_that_went() -> None:
@@ -380,5 +386,5 @@ def test_a_client_that_resets_is_only_a_client_that_went() -> None:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             one.close()
         assert get(server.port)[0].status == 200
-        assert until(lambda: server.server.counts()["open"] == 0, EARLY)
+        wait_until(lambda: server.server.counts()["open"] == 0, why="all connections to be closed")
         assert server.log == []

@@ -22,8 +22,8 @@ from gpulock_exporter.webconfig.passwords import (
     parse_basic_credentials,
 )
 
-from tests.exporter.child import until
 from tests.support.faults import raising
+from tests.support.wait import wait_until
 
 NEVER = float("inf")
 
@@ -163,7 +163,7 @@ class Crowd:
         for _ in range(times):
             self.threads.append(threading.Thread(target=self._run, args=(client,)))
             self.threads[-1].start()
-            assert until(self._is_settled)
+            wait_until(self._is_settled, why="a place or an answer")
 
     def _run(self, client: str) -> None:
         self.answers.append((client, self.queue.run(client, self.gate(client), NEVER)))
@@ -228,11 +228,11 @@ def test_who_cannot_wait_longer_is_not_checked_any_more() -> None:
     gate, queue = Gate(), CheckQueue()
     first = threading.Thread(target=queue.run, args=("a", gate("first"), NEVER))
     first.start()
-    assert until(lambda: gate.checks == 1)
+    wait_until(lambda: gate.checks == 1, why="the first check")
     assert queue.run("b", gate("late"), time.monotonic() + 0.05) is None
     gate.open.set()
     first.join()
-    assert until(lambda: len(queue) == 0)
+    wait_until(lambda: len(queue) == 0, why="an empty queue")
     assert gate.order == ["first"]
 
 

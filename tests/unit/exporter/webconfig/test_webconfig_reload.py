@@ -18,10 +18,10 @@ from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
 from gpulock_exporter.webconfig.reload import Reloader
 
 from tests.exporter.certificates import make_authority, make_certificate, trusting
-from tests.exporter.child import until
 from tests.exporter.inprocess import running
 from tests.exporter.wire import SOUND, answer, dial
 from tests.support.faults import raising
+from tests.support.wait import wait_until
 
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
 HASH = "$2y$04$abcdefghijklmnopqrstuuKnoBx93AGbHF7nDfU33nIyjyfzG5jKi"
@@ -218,9 +218,11 @@ def test_a_server_serves_the_new_certificate_and_drops_no_request(config: Path) 
         assert name(server.port) == ((("commonName", "server"),),)
         shutil.copy(folder / "next.pem", folder / "server.pem")
         shutil.copy(folder / "next.key", folder / "server.key")
-        assert until(lambda: name(server.port) == ((("commonName", "next"),),))
+        wait_until(
+            lambda: name(server.port) == ((("commonName", "next"),),), why="the next certificate"
+        )
         replace(config, "nonsense: 1\n")
-        assert until(lambda: not reloader.last_reload_successful)
+        wait_until(lambda: not reloader.last_reload_successful, why="a reload that fails")
         assert name(server.port) == ((("commonName", "next"),),)
         reloader.stop()
 
@@ -251,7 +253,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hold_up_the_reload(config: Path) -> 
     reloader.start(adopted.append, 0.02)
     config.unlink()
     os.mkfifo(config)
-    assert until(lambda: not reloader.last_reload_successful)
+    wait_until(lambda: not reloader.last_reload_successful, why="a reload that fails")
     replace(config, TLS)
-    assert until(lambda: len(adopted) == 1)
+    wait_until(lambda: len(adopted) == 1, why="other settings")
     reloader.stop()

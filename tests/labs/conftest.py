@@ -16,6 +16,17 @@ from tests.labs.slurm import gpulock
 from tests.labs.slurm.config import Setup
 from tests.labs.slurm.lab import Slurm
 from tests.root.build import MARK
+from tests.support.ledger import (
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+    pytest_terminal_summary,
+)
+
+__all__ = [
+    "pytest_runtest_makereport",
+    "pytest_runtest_protocol",
+    "pytest_terminal_summary",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lab's test is run again once, after a wait that gave up, and the ledger counts it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ledger
+
+TEST = "tests/labs/sge/test_jobs.py::test_one"
+CONFTEST = """
+from pathlib import Path
+from tests.support import evidence, ledger
+from tests.support.ledger import pytest_runtest_makereport, pytest_runtest_protocol
+from tests.support.ledger import pytest_terminal_summary
+
+ledger.LEDGER = Path(__file__).with_name("ledger.tsv")
+ledger.FAILED = Path(__file__).with_name("failed")
+
+class Lab:
+    name = "sge"
+    def evidence(self): return {"qstat": "no job"}
+    def log_files(self): return []
+
+evidence.watch(Lab())
+"""
+TESTS = """
+from pathlib import Path
+import pytest
+from tests.support.wait import GaveUp, LabError
+pytestmark = pytest.mark.lab
+runs = Path(__file__).with_name("runs")
+
+def ran():
+    runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+    return runs.read_text()
+
+def gives_up_once():
+    if ran() == "x":
+        raise GaveUp("gave up, waiting for a job\\nqstat")
+
+def gives_up_twice():
+    raise GaveUp(ran())
+
+def fails():
+    assert ran() == "xx"
+
+def is_refused():
+    raise LabError(ran())
+"""
+
+
+class Run:
+    """A run of pytest over one test of a made-up lab."""
+
+    def __init__(self, folder: Path, *tests: str) -> None:
+        self.folder = folder
+        (folder / "conftest.py").write_text(CONFTEST)
+        text = "".join(f"def test_{number}(): {test}()\n" for number, test in enumerate(tests))
+        (folder / "test_lab.py").write_text(TESTS + text)
+        root = Path(__file__).resolve().parents[3]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "test_lab.py"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(root), "GPULOCK_TARGET": "labs"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.code, self.output = done.returncode, done.stdout + done.stderr
+
+    def runs(self) -> int:
+        """Return how often its tests ran."""
+        return len((self.folder / "runs").read_text())
+
+    def rows(self) -> list[list[str]]:
+        """Return the ledger's lines."""
+        path = self.folder / "ledger.tsv"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.split("\t") for line in lines]
+
+
+def test_wait_that_gave_up_is_run_again_and_said(tmp_path: Path) -> None:
+    run = Run(tmp_path, "gives_up_once")
+    assert (run.code, run.runs()) == (0, 2), run.output
+    assert "RUN AGAIN: a wait gave up" in run.output
+    ((_, _, target, test, waited),) = run.rows()
+    assert (target, test) == ("labs", "test_lab.py::test_0")
+    assert waited == "gave up, waiting for a job"
+
+
+def test_wait_that_gives_up_again_is_red(tmp_path: Path) -> None:
+    run = Run(tmp_path, "gives_up_twice")
+    assert (run.code, run.runs(), len(run.rows())) == (1, 2, 1), run.output
+
+
+@pytest.mark.parametrize("fault", ["fails", "is_refused"])
+def test_other_failure_is_not_run_again(tmp_path: Path, fault: str) -> None:
+    run = Run(tmp_path, fault)
+    assert (run.code, run.runs(), run.rows()) == (1, 1, []), run.output
+
+
+def test_second_test_of_a_run_is_not_run_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, "gives_up_twice", "gives_up_twice")
+    assert (run.code, run.runs(), len(run.rows())) == (1, 3, 2), run.output
+
+
+def test_failure_says_where_its_evidence_is(tmp_path: Path) -> None:
+    run = Run(tmp_path, "fails")
+    assert f"kept in {tmp_path}/failed" in run.output
+    (kept,) = tmp_path.glob("failed/**/qstat.txt")
+    assert kept.read_text() == "no job"
+
+
+def test_test_with_two_lines_is_not_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.tsv"
+    path.write_text("".join(f"2026-11-0{day}\tc{day}\tlabs\t{TEST}\ta job\n" for day in (1, 2)))
+    assert not ledger.may_run_again(path, TEST, "a job")
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_test_with_one_line_of_another_commit_is_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.tsv"
+    path.write_text(f"2026-11-01\tc1\tlabs\t{TEST}\ta job\n")
+    assert ledger.may_run_again(path, TEST, "a\tjob\nwith lines")
+    assert path.read_text().endswith(f"\t{TEST}\ta job with lines\n")
+
+
+def test_no_test_has_three_lines_in_the_ledger_of_this_checkout() -> None:
+    head, *rows = [line.split("\t") for line in ledger.LEDGER.read_text().splitlines()]
+    assert head == ["date", "commit", "target", "test", "waited for"]
+    assert all(len(row) == len(head) for row in rows)
+    often = {row[3] for row in rows if ledger.lines_of(rows, row[3]) > ledger.MOST}
+    assert not often, "mend the causes, then take their lines away"

@@ -135,6 +135,12 @@ class GridEngine(Cluster):
         """Wait until qmaster has forgotten a job: its epilog is over and its slot is free."""
         self.wait_state(job, "")
 
+    def wait_settled(self, job: JobId) -> None:
+        """Wait until qmaster, execd and accounting have all ended with a job that has run."""
+        self.wait_done(job)
+        self.acct(job)
+        wait_until(lambda: not self._spools(job), why=f"execd to remove the spool of job {job}")
+
     def acct(self, job: JobId, task: int | None = None) -> dict[str, str]:
         """Return the last accounting record of a job (of one task), as qacct names its fields."""
 

@@ -232,7 +232,7 @@ def test_no_length_of_a_request_ends_qmaster(verified: Gpulock, length: int) -> 
     assert done.returncode != 0
     assert f"gpulock: -l gpu=1.{'5' * 35}...: ask for a whole number" in done.stderr
     assert sge.qmaster_pid() == before
-    sge.wait_done(sge.submit("glalice", *on(NODE, "-l", "gpu=1"), "-b", "y", "/bin/true"))
+    sge.wait_settled(sge.submit("glalice", *on(NODE, "-l", "gpu=1"), "-b", "y", "/bin/true"))
     assert sge.qmaster_pid() == before
 
 
@@ -467,7 +467,7 @@ def test_an_ordinary_job_runs_through_all_of_this(guarded: Gpulock) -> None:
         ),
     ]
     for job in jobs:
-        guarded.sge.wait_done(job)
+        guarded.sge.wait_settled(job)
         assert [record["failed"].split()[0] for record in records(guarded, job)] in (
             ["0"],
             ["0", "0"],

@@ -215,7 +215,7 @@ def test_an_epilog_that_is_killed_at_the_gate_or_is_missing_is_made_up_for(
             hook = hook_of(gpus, shepherd)
             wait_until(lambda: at_gate(hook), why="the epilog to wait at the gate")
             end([hook])
-            gpus.sge.wait_done(killed)
+            gpus.sge.wait_settled(killed)
             assert claims[killed].locked() == claims[killed].devices
         first.never_free_too_soon(assert_freed(daemon, claims[killed], NOBODY))
         gpus.sge.qdel(str(missing))

@@ -405,7 +405,7 @@ def test_job_ids_and_tasks_that_begin_alike_free_only_their_own(gpus: Gpulock) -
     wait_until(lambda: len(held(gpus, NODE, tasks)) == 1, why="task 1 to give back")
     assert {r.task_id for r in gpus.locks(NODE).values() if r.job_id == str(tasks)} == {"11"}
     gpus.sge.qdel(str(first))
-    gpus.sge.wait_done(first)
+    gpus.sge.wait_settled(first)
     assert {r.job_id for r in gpus.locks(NODE).values()} == {longer, str(tasks)}
 
 

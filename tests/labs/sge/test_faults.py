@@ -70,7 +70,7 @@ echo "<detailed_job_info xmlns:xsd='{schema}'><djob_info>"
 case $n in
 0) echo "<JB_job_number>1$2</JB_job_number><JB_owner>x</JB_owner><JB_uid>1</JB_uid>" ;;
 1) ;;
-2) echo "$job"; echo "<JB_job_number>7</JB_job_number>" ;;
+2) echo "$job"; echo "<JB_job_number>1$2</JB_job_number>" ;;
 *) echo "$job<JB_hard_resource_list><CE_name>gpu</CE_name></JB_hard_resource_list>" ;;
 esac
 echo "</djob_info></detailed_job_info>"
@@ -202,7 +202,7 @@ def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds
     finally:
         around.sge.start_qmaster()
     around.sge.wait_queue(NODE, "")
-    around.sge.wait_done(going)
+    around.sge.wait_settled(going)
     assert records(around, going)[-1]["failed"] == "0"
 
 
@@ -213,7 +213,7 @@ def test_without_a_driver_gpu_jobs_stop_the_queue_and_others_run_masked(gpus: Gp
     broken = submit(gpus, NODE, 1, "broken")
     masked = [submit(gpus, node, 0, "masked") for node in (OTHER, THIRD)]
     for job in masked:
-        gpus.sge.wait_done(job)
+        gpus.sge.wait_settled(job)
         assert said(gpus, job, "masked") == "mask=\n"
     wait_refused(gpus, NODE, broken)
     assert "broken: no NVIDIA driver" in said(gpus, broken, "broken")
@@ -227,7 +227,7 @@ def test_a_card_that_fell_off_is_the_nodes_fault_only_when_it_is_needed(gpus: Gp
     buses[7].rename(gone)
     try:
         served = submit(gpus, NODE, 7, "served")
-        gpus.sge.wait_done(served)
+        gpus.sge.wait_settled(served)
         assert said(gpus, served, "served") == "mask=0,1,2,3,4,5,6\n"
         broken = submit(gpus, NODE, 8, "broken")
         wait_refused(gpus, NODE, broken)
@@ -272,7 +272,7 @@ def test_a_full_lock_directory_stops_no_queue_and_a_read_only_one_leaves_nothing
     assert len(small.locks(NODE)) == len(small.locks(OTHER)) == 1
     for job in running:
         small.sge.qdel(str(job))
-        small.sge.wait_done(job)
+        small.sge.wait_settled(job)
         assert [r["failed"].split()[0] for r in records(small, job)] == ["100"]  # killed: by us
     assert small.locks(NODE) == {}  # a release is one rename: it needs no room
     (lock_dir / "fill").unlink()
@@ -280,7 +280,7 @@ def test_a_full_lock_directory_stops_no_queue_and_a_read_only_one_leaves_nothing
     assert reap(small, OTHER).acts() == [("freed", "dead")]
     small.sge.clear_queue_errors()
     small.sge.wait_done(full)
-    small.sge.wait_done(closed)
+    small.sge.wait_settled(closed)
     assert "mask=0,1" in said(small, full, "full")
 
 
@@ -305,7 +305,7 @@ def test_a_state_directory_that_is_emptied_stops_no_queue(gpus: Gpulock) -> None
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     job = submit(gpus, NODE, 1, "job")
-    gpus.sge.wait_done(job)
+    gpus.sge.wait_settled(job)
     assert "quarantine was lost" in said(gpus, job, "job")
     assert "mask=0" in said(gpus, job, "job")
     assert gpus.sge.queue_states("gpu.q")[NODE] == ""
@@ -339,13 +339,13 @@ def test_settings_that_cannot_be_believed_stop_no_queue_and_spare_jobs_that_end(
     ):
         spoil()
         jobs[name] = submit(gpus, OTHER, 1, name)
-        gpus.sge.wait_done(jobs[name])
+        gpus.sge.wait_settled(jobs[name])
         assert said(gpus, jobs[name], name) == "mask=0\n"
         os.chown(places[OTHER], 0, 0)
         places[OTHER].chmod(0o644)
     assert set(gpus.sge.queue_states("gpu.q").values()) == {""}
     go.touch()
-    gpus.sge.wait_done(ending)
+    gpus.sge.wait_settled(ending)
     assert [r["failed"].split()[0] for r in records(gpus, ending, "glbob")] == ["0"]
     gpus.sge.clear_jobs()
     gpus.configure(NODE)
@@ -371,7 +371,7 @@ def test_settings_with_a_fault_stop_no_job_where_they_were_obeyed_before(gpus: G
     jobs = {node: submit(gpus, node, 1, "job") for node in NODES}
 
     for job in jobs.values():
-        gpus.sge.wait_done(job)
+        gpus.sge.wait_settled(job)
         assert said(gpus, job, "job") == "mask=1\n"
     go.touch()
     for job in ending:
@@ -402,7 +402,7 @@ def test_hooks_without_their_interpreter_stop_the_queue_and_never_touch_a_finish
     words = ("-j", "y", "-q", "cpu.q", "-l", f"h={OTHER},gpu=1", "-N", "ended")
     ended = gpus.sge.submit("glalice", *words, stdin=SHOW)
     wait_refused(gpus, NODE, stopped)
-    gpus.sge.wait_done(ended)
+    gpus.sge.wait_settled(ended)
     assert said(gpus, ended, "ended").startswith("mask=0\n")
     assert [r["failed"].split()[0] for r in records(gpus, ended)] == ["0"]
     assert set(gpus.sge.queue_states("cpu.q").values()) == {""}
@@ -417,20 +417,20 @@ def test_a_quarantined_device_is_not_granted_and_a_reserve_survives_a_reboot(
     short, served = submit(gpus, NODE, 8, "short"), submit(gpus, NODE, 7, "served")
     gpus.sge.wait_state(short, "Rq")
     assert "0: quarantined" in said(gpus, short, "short")
-    gpus.sge.wait_done(served)
+    gpus.sge.wait_settled(served)
     assert said(gpus, served, "served") == "mask=1,2,3,4,5,6,7\n"
     gpus.sge.qdel(str(short))
     gpus.sge.wait_done(short)
     command(gpus, NODE, "restore", "0")
     whole = submit(gpus, NODE, 8, "whole")
-    gpus.sge.wait_done(whole)
+    gpus.sge.wait_settled(whole)
     assert said(gpus, whole, "whole") == "mask=0,1,2,3,4,5,6,7\n"
     lock_dir = gpus.sge.path_in(OTHER, "/run/gpulock")
     for place in lock_dir.iterdir():
         shutil.rmtree(place) if place.is_dir() else place.unlink()
     with other_boot(gpus, OTHER):
         after = submit(gpus, OTHER, 7, "after")
-        gpus.sge.wait_done(after)
+        gpus.sge.wait_settled(after)
         assert said(gpus, after, "after") == "mask=0,1,2,4,5,6,7\n"
         assert [record.scheduler for record in gpus.locks(OTHER).values()] == ["admin"]
         command(gpus, OTHER, "unreserve", "3")

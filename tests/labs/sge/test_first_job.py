@@ -172,7 +172,7 @@ def test_the_verifier_is_named_where_qmaster_is_and_keeps_its_program(node: Node
         sge.set_conf("jsv_url", "none")
         assert "uninstalled: sge" in node.uninstall()
         job = sge.submit("glalice", *ON_NODE, "-b", "y", "true", node=NODE)
-        sge.wait_done(job)
+        sge.wait_settled(job)
         # What a sensor reported stands in qmaster's spool until a change of the host: after its
         # next start it would be there again, and keep the complexes.
         assert not reports_sensor(node)

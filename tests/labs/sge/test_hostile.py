@@ -126,7 +126,7 @@ def test_a_naive_hook_would_have_run_the_kit_as_root(gpus: Gpulock, evil: Evil) 
     plain = ",".join(f"{name}={value}" for name, value in evil.plain().items())
     words = ["-q", "cpu.q", "-l", f"h={THIRD}", "-v", plain]
     job = gpus.sge.submit("glalice", *words, stdin="true\n")
-    gpus.sge.wait_done(job)
+    gpus.sge.wait_settled(job)
     assert any("sitecustomize" in line for line in evil.as_root())
     assert any("fake mkdir" in line for line in evil.as_root())
 
@@ -241,7 +241,7 @@ def test_the_verifier_turns_away_what_would_replace_the_hooks_themselves(
         with pytest.raises(LabError, match="newline"):
             submit_args(verified, "glalice", [*words, argument], {})
     plain = submit_args(verified, "glalice", [*words, "x"], kit(verified.sge.lab).odd())
-    verified.sge.wait_done(plain)
+    verified.sge.wait_settled(plain)
     assert str(plain) in claims(verified, NODE)
     assert not touched.exists()
 
@@ -371,7 +371,7 @@ def test_an_epilog_that_runs_twice_does_not_free_who_came_between(gpus: Gpulock)
     gpus.sge.wait_running(second)
     assert claims(gpus, NODE)[str(first)] == claims(gpus, NODE)[str(second)]
     go.touch()
-    gpus.sge.wait_done(first)
+    gpus.sge.wait_settled(first)
     assert "twice=0" in said(gpus, first)
     assert len(held(gpus, NODE, second)) == 1
     assert records(gpus, first)[-1]["failed"] == "0"
@@ -442,7 +442,7 @@ def test_links_and_fifos_in_the_spool_directory_are_refused_or_replaced_in_time(
         for name in wanted
     }
     for name, job in jobs.items():
-        gpus.sge.wait_done(job)
+        gpus.sge.wait_settled(job)
         assert f"code={wanted[name]}\n" in said(gpus, job, name), name
         assert (victims / name).read_text() == "untouched\n"
     gpus.wait_free()
@@ -481,7 +481,7 @@ def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_
     served = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=6"), stdin=f"echo mask=${MASK}\n")
     stopped = gpus.sge.submit("glalice", *on(OTHER, "-l", "gpu=1"), stdin="true\n")
     doubted = gpus.sge.submit("glalice", *on(THIRD, "-l", "gpu=1"), stdin="true\n")
-    gpus.sge.wait_done(served)
+    gpus.sge.wait_settled(served)
     assert "mask=2,3,4,5,6,7" in said(gpus, served)
     assert victim.read_text() == "untouched\n"
     assert not (lock_dir / "totals").is_symlink()
@@ -512,7 +512,7 @@ def test_a_gate_held_by_a_stopped_process_requeues_the_job_within_the_timeout(
             int(record["ru_wallclock"].rstrip("s").split(".")[0]) for record in records(gpus, job)
         ]
         assert took and max(took) < 20  # seconds: GATE_TIMEOUT unless it is set
-    gpus.sge.wait_done(job)
+    gpus.sge.wait_settled(job)
     assert "ran" in said(gpus, job)
 
 
@@ -550,7 +550,7 @@ def test_an_epilog_at_a_shut_gate_ends_well_and_the_next_claim_frees(gpus: Gpulo
     gpus.sge.wait_running(job)
     with shut_gate(gpus, NODE):
         gpus.sge.qdel(str(job))
-        gpus.sge.wait_done(job)
+        gpus.sge.wait_settled(job)
         assert len(gpus.locks(NODE)) == GPUS
         assert "timed out on the lock" in wait_said(gpus, job, "epilog of job")
     again = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=8"), stdin="sleep 600\n")
@@ -589,10 +589,10 @@ def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
     stranger = gpus.sge.submit("glbob", *on(NODE), stdin=stranger_script(told, devices))
     wait_until(told.exists, why="the stranger to be ready")
     go.touch()
-    gpus.sge.wait_done(job)
+    gpus.sge.wait_settled(job)
     assert gpus.locks(NODE) == {}
     again = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS}"), stdin="echo ran\n")
-    gpus.sge.wait_done(again)
+    gpus.sge.wait_settled(again)
     assert "ran" in said(gpus, again)
     told.with_name("stranger.stop").touch()
     gpus.sge.qdel(str(stranger))

@@ -215,7 +215,7 @@ def test_jobs_wait_while_their_shepherd_cannot_be_started(node: Node) -> None:
 
     name_shepherd(launcher, real)
     for job, user in zip_equal(jobs, ("glalice", "glbob")):
-        node.sge.wait_done(job)
+        node.sge.wait_settled(job)
         assert (node.sge.users[user].home / "waits.out").read_text() == "ran\n"
 
 

@@ -131,7 +131,7 @@ def test_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
     assert [place.parent for place in site.service.of(shepherd)] == site.service.folders
     wait_until(lambda: not site.service.strays(), why="the child to end")
     go.touch()
-    site.gpus.sge.wait_done(job)
+    site.gpus.sge.wait_settled(job)
     assert site.left() == []
     assert site.gpus.locks(NODE) == {}
 
@@ -168,14 +168,14 @@ def test_a_command_of_qrsh_opens_its_own_gpus_and_no_other(site: Site) -> None:
 
 def test_a_job_that_asked_for_no_gpu_opens_none(site: Site) -> None:
     job = site.submit(script=site.probe)
-    site.gpus.sge.wait_done(job)
+    site.gpus.sge.wait_settled(job)
     assert opened(said(site.gpus, job)) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
     assert site.left() == []
 
 
 def test_the_mask_holds_uuids(site: Site) -> None:
     job = site.submit("-l", "gpu=1", script="echo CVD=$CUDA_VISIBLE_DEVICES\n")
-    site.gpus.sge.wait_done(job)
+    site.gpus.sge.wait_settled(job)
     assert "CVD=GPU-" in said(site.gpus, job)
 
 
@@ -334,7 +334,7 @@ def test_a_shared_card_is_open_to_each_job_with_a_place_until_its_own_end(
     assert len(site.own(one) | site.own(whole) | site.own(other)) == 3
     card, gid = site.own(one), jobs.group_of(sharing, NODE, one)
     first.touch()
-    sharing.sge.wait_done(one)
+    sharing.sge.wait_settled(one)
     assert len(held(sharing, NODE, one)) == 1  # of the process that is left
     late.touch()
     left = wait_said(sharing, one, "out").partition("begun")[2]
@@ -439,7 +439,7 @@ def test_a_group_that_is_handed_out_again_opens_no_older_jobs_device(grouped: Si
     assert device.stat().st_gid == gid
     kill_shepherd(gpus, NODE, older)  # the job lives on, and keeps its lock
     next_one = grouped.submit(script="true\n")
-    gpus.sge.wait_done(next_one)
+    gpus.sge.wait_settled(next_one)
     assert device.stat().st_gid == 0
     assert len(gpus.locks(NODE)) == 1
     go.touch()
@@ -503,7 +503,7 @@ def test_a_confined_jobs_record_has_the_processor_time_that_its_cgroup_counted(
     folder = site.gpus.sge.lab / "report" / NODE
     with observed(site.gpus, NODE, folder, site.configure):
         job = site.submit("-l", "gpu=1", script=f"/usr/bin/python3 -IS {burn}\nsleep 3\n")
-        site.gpus.sge.wait_done(job)
+        site.gpus.sge.wait_settled(job)
         assert "of processor time" in said(site.gpus, job)
         jobs.command(site.gpus, NODE, "reap")
         told = jobs.command(site.gpus, NODE, "report", str(job), "--json")

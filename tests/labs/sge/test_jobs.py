@@ -141,7 +141,7 @@ def test_tasks_of_an_array_hold_different_gpus(gpus: Gpulock) -> None:
 
 def test_the_other_queue_is_masked_and_served_alike(gpus: Gpulock) -> None:
     job = gpus.sge.submit("glalice", "-j", "y", "-l", f"h={NODE},gpu=1", "-q", "cpu.q", stdin=SHOW)
-    gpus.sge.wait_done(job)
+    gpus.sge.wait_settled(job)
     assert variables(output(gpus, job))["CUDA_VISIBLE_DEVICES"] == "0"
 
 
@@ -173,7 +173,7 @@ def test_when_all_gpus_are_locked_the_job_is_requeued_and_runs_later(gpus: Gpulo
         assert "busy: 1 GPU asked for, 0 of 8 free" in output(gpus, job)
         assert gpus.sge.queue_states()[NODE] == ""
         gpus.sge.qdel(str(holder))
-        gpus.sge.wait_done(job)
+        gpus.sge.wait_settled(job)
         assert variables(output(gpus, job))["CUDA_VISIBLE_DEVICES"] == "0"
     finally:
         gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")

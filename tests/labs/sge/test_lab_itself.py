@@ -69,7 +69,7 @@ def test_a_parallel_job_starts_tasks_on_every_node(own: GridEngine) -> None:
     home = own.users["glbob"].home
     (home / "mpi.sh").write_text(_MPI_JOB)
     job = own.submit("glbob", "-pe", "mpi", "6", "-o", "mpi.out", "-j", "y", "mpi.sh")
-    own.wait_done(job)
+    own.wait_settled(job)
     assert sorted((home / "mpi.out").read_text().split()) == sorted(NODES)
 
 
@@ -77,7 +77,7 @@ def test_a_user_submits_from_a_node_with_an_environment_of_their_own(own: GridEn
     args = ("-V", "-S", "/bin/sh", "-o", "env.out", "-j", "y")
     script = "echo $COLOUR $SGE_O_HOST\n"
     job = own.submit("glbob", *args, stdin=script, env={"COLOUR": "blue"}, node="glnode3")
-    own.wait_done(job)
+    own.wait_settled(job)
     assert (own.users["glbob"].home / "env.out").read_text() == "blue glnode3\n"
 
 
@@ -91,7 +91,7 @@ def test_a_running_job_has_a_spool_folder_and_a_shepherd_until_it_is_deleted(
     assert (shepherd / "comm").read_text() == "sge_shepherd\n"
     assert os.readlink(shepherd / "cwd") == str(own.spool_dir(job))
     own.qdel(str(job))
-    own.wait_done(job)
+    own.wait_settled(job)
     assert not shepherd.exists()
 
 
@@ -105,7 +105,7 @@ def test_hooks_complexes_and_host_values_are_set_and_taken_back(own: GridEngine)
     own.set_hooks("NONE", "NONE", queues=["cpu.q"])
     own.clear_queue_errors()
     own.qdel(str(job))  # its node would be refused it for two load reports
-    own.wait_done(job)
+    own.wait_settled(job)
     assert own.queue_states("cpu.q") == dict.fromkeys(NODES, "")
     own.set_exechost("glnode1", "gpu=8,gpuj=8,slots=16")
 
@@ -160,7 +160,7 @@ def test_up_after_down_gives_a_working_lab_again(own: GridEngine) -> None:
     own.up()
     assert own.queue_states() == dict.fromkeys(NODES, "")
     job = own.submit("glbob", "-o", "/dev/null", "-j", "y", "-b", "y", "true")
-    own.wait_done(job)
+    own.wait_settled(job)
     assert own.acct(job)["failed"] == "0"
 
 

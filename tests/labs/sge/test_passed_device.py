@@ -118,7 +118,7 @@ def wait_file(site: Site, name: str) -> None:
 
 def assert_kept_until(site: Site, job: JobId, card: str, end: Path) -> None:
     """Assert that a job's GPU is nobody else's until the one that has it open ends."""
-    site.gpus.sge.wait_done(job)
+    site.gpus.sge.wait_settled(job)
     assert "freed" not in {act for act, _ in reap(site.gpus, NODE).acts()}
     assert site.own(job) == {card}
     others = site.gpus.sge.submit(OTHER, *on(NODE, "-l", "gpu=2"), stdin="exec sleep 600\n")

@@ -111,7 +111,7 @@ def test_the_id_of_a_card_out_of_service_goes_to_no_job_and_comes_back(mapped: G
         daemon.rounds_until(lambda: values(sge)["card"] == "3(GPU1 GPU3 GPU4)", "the id to leave")
         job = sge.submit("glalice", *on(NODE, "-l", "card=3"), stdin=SHOW)
         whole = sge.submit("glbob", *on(NODE, "-l", "card=4", "-o", "whole.out"), stdin=SHOW)
-        sge.wait_done(job)
+        sge.wait_settled(job)
         assert sorted(assert_own(said(mapped, job), 3)) == ["GPU1", "GPU3", "GPU4"]
         assert sge.state(whole) == "qw"
         command(mapped, NODE, "restore", str(MAP["GPU2"]))

@@ -158,6 +158,15 @@ class Slurm(Cluster):
         """Wait until a job and its epilogs are over; return the state it ended in."""
         return self.wait_state(job, *ENDED, "")
 
+    def wait_settled(self, job: JobId) -> str:
+        """Wait until slurmctld, steps and hooks are all done with a job; return its state."""
+        state = self.wait_done(job)
+        self.wait_stepless(job)
+        wait_until(
+            lambda: not processes.hook_of_job_runs(job), why=f"the hooks of job {job} to end"
+        )
+        return state
+
     def steps(self, job: JobId, node: str | None = None) -> list[Step]:
         """Return a job's step daemons, on one node or on all."""
         machines = [self.machines[name] for name in ([node] if node else self.nodes)]

@@ -73,9 +73,23 @@ def _is_hook(environ: Mapping[bytes, bytes]) -> bool:
 
 def hook_runs(context: str) -> bool:
     """Return whether any hook of a kind runs, such as `epilog_slurmd`."""
+    return _runs_with(f"SLURM_SCRIPT_CONTEXT={context}")
+
+
+def hook_of_job_runs(job: int) -> bool:
+    """Return whether a Prolog or an Epilog of a job runs on any node."""
+    return any(
+        _runs_with(f"SLURM_SCRIPT_CONTEXT={context}", f"SLURM_JOB_ID={job}")
+        for context in ("prolog_slurmd", "epilog_slurmd")
+    )
+
+
+def _runs_with(*variables: str) -> bool:
+    """Return whether a process runs that has all these variables in its environment."""
+    wanted = {variable.encode() for variable in variables}
     for place in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if f"SLURM_SCRIPT_CONTEXT={context}".encode() in place.read_bytes().split(b"\0"):
+            if wanted <= {*place.read_bytes().split(b"\0")}:
                 return True
     return False
 

@@ -121,7 +121,7 @@ def test_what_is_left_of_a_session_keeps_the_locks_of_its_job(sshd: Gpulock) -> 
         assert shell.stdout.readline() == "in\n"
         end(kill_steps(sshd, job, NODE))
         sshd.slurm.scancel(job)
-        sshd.slurm.wait_done(job)
+        sshd.slurm.wait_settled(job)
         assert reap(sshd, NODE).acts() == [("held", "alive")]
         end([shell.pid])
         assert reap(sshd, NODE).acts() == [("freed", "dead")]

@@ -99,7 +99,7 @@ def test_a_slurmd_that_was_started_again_is_closed_before_it_runs_a_login_file(s
         for _ in range(2):
             seen.unlink(missing_ok=True)
             job = site.submit("--gres=gpu:1", "--get-user-env", text="true\n")
-            assert site.slurm.wait_done(job) == "COMPLETED"
+            assert site.slurm.wait_settled(job) == "COMPLETED"
             assert opened(seen.read_text()) == {"ENXIO": CONTROL, "EPERM": set(EVERY)}
             site.slurm.stop_slurmd(NODE)
             site.slurm.start_slurmd(NODE)
@@ -212,7 +212,7 @@ def test_variables_of_spank_neither_steer_nor_inform_a_hook(slurm_gpus: Gpulock)
     evil = slurm_evil.kit(slurm_gpus)
     env = slurm_evil.spank_plugin(slurm_gpus, USER, evil, 20, 5_000)
     job = slurm_gpus.slurm.submit(USER, "-w", NODE, "--gres=gpu:1", script=SHOW_MASK, env=env)
-    assert slurm_gpus.slurm.wait_done(job) == "COMPLETED"
+    assert slurm_gpus.slurm.wait_settled(job) == "COMPLETED"
     assert "mask=0." in slurm_gpus.slurm.said(job)
     assert evil.ran(0) == ""
     honest_job_runs(slurm_gpus)
@@ -273,7 +273,7 @@ def test_a_device_that_slurmd_holds_for_a_user_keeps_no_other_users_gpu(
     )
     slurm.run_as(OTHER, ["pkill", "-STOP", "-x", "sbcast"], machine=NODE)
     slurm.scancel(victim)
-    slurm.wait_done(victim)
+    slurm.wait_settled(victim)
     assert any(os.path.realpath(fd).endswith(device.name) for fd in fds.iterdir())
     assert slurm_gpus.locks(NODE) == {}
 
@@ -282,11 +282,10 @@ def honest_job_runs(gpus: Gpulock) -> None:
     """Expect that a job of another user gets every GPU of the node, which is in service."""
     slurm = gpus.slurm
     job = slurm.submit(OTHER, "-w", NODE, "--gres=gpu:4", script=SHOW_MASK)
-    assert slurm.wait_done(job) == "COMPLETED", slurm.node_state(NODE)
+    assert slurm.wait_settled(job) == "COMPLETED", slurm.node_state(NODE)
     assert slurm.said(job).count(",") == 3
     assert not slurm.is_out(NODE), slurm.node_state(NODE)
-    wait_until(lambda: notes(gpus, NODE) == [], why="the Epilog's last act")
-    assert gpus.locks(NODE) == {}
+    assert (gpus.locks(NODE), notes(gpus, NODE)) == ({}, [])
 
 
 def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
@@ -308,8 +307,8 @@ def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
     stranger = slurm.submit(OTHER, "-w", NODE, script=stranger_script(told, devices))
     wait_until(told.exists, why="the stranger to be ready")
     go.touch()
-    assert slurm.wait_done(job) == "COMPLETED"
-    wait_until(lambda: not slurm_gpus.locks(NODE), why="the Epilog")
+    assert slurm.wait_settled(job) == "COMPLETED"
+    assert slurm_gpus.locks(NODE) == {}
     again = slurm.submit(USER, "-w", NODE, "--gres=gpu:4", script=SHOW_MASK)
     assert slurm.wait_done(again) == "COMPLETED"
     told.with_name("stranger.stop").touch()

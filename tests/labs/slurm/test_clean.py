@@ -37,7 +37,7 @@ def test_what_a_killed_step_daemon_leaves_is_ended_and_a_neighbour_is_not(
     left = kill_steps(slurm_gpus, job, NODE)
     assert left != []
     slurm.scancel(job)
-    slurm.wait_done(job)  # the Epilog ran
+    slurm.wait_settled(job)  # the Epilog ran
     assert not any(map(running, left))
     assert held(slurm_gpus, job, NODE) == []
     assert others != [] and slurm.job_processes(neighbour, NODE) == others
@@ -53,7 +53,7 @@ def test_report_ends_nothing_and_the_lock_drains(slurm_gpus: Gpulock, proctrack:
     job = started(slurm_gpus, NODE, TWO)
     left = kill_steps(slurm_gpus, job, NODE)
     slurm.scancel(job)
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert all(map(running, left))
     assert len(held(slurm_gpus, job, NODE)) == 2
     end(left)

@@ -128,7 +128,7 @@ def test_an_epilog_that_slurmd_ends_at_the_gate_is_made_up_for(
     with Witness(claim, slurm.job_processes(job, NODE)) as witness:
         with shut_gate(slurm_gpus, NODE):
             slurm.scancel(job)
-            slurm.wait_done(job)
+            slurm.wait_settled(job)
             assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
             assert claim.locked() == claim.devices
         slurm.wait_stepless(job)
@@ -167,7 +167,7 @@ def test_what_killed_step_daemons_left_keeps_the_devices_past_the_epilog(
     with Witness(claim, pids) as witness:
         assert_held(daemon, claim, f"process {pids[0]} ")
         slurm.scancel(job)
-        slurm.wait_done(job)  # its Epilog ran
+        slurm.wait_settled(job)  # its Epilog ran
         assert {record.draining for record in slurm_gpus.locks(NODE).values()} == {1}
         for pid in pids:
             assert_held(daemon, claim, "released by its epilog")
@@ -315,7 +315,7 @@ def test_a_job_that_ends_while_slurmctld_is_down_is_held_until_it_is_back(
         assert told is not None
         assert told.proof in {f"step daemon {daemons[name]} ({name}) runs" for name in daemons}
         bring_back_slurmctld(slurm_gpus)
-        slurm.wait_done(job)
+        slurm.wait_settled(job)
         assert "SLURM_JOB_GPUS" not in hooks.environ("Epilog", NODE, job)
         daemon.goes_round()
         witness.never_free_too_soon(assert_over(daemon, claim, "", "epilog"))

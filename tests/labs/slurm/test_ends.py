@@ -77,7 +77,7 @@ def freed_by(gpus: Gpulock, how: str) -> None:
         assert gpus.locks(NODE) == {}
         return
     job = gpus.slurm.submit("slbob", "-w", NODE, "--gres=gpu:4", script=SHOW_MASK)
-    assert gpus.slurm.wait_done(job) == "COMPLETED", gpus.slurm.said(job)
+    assert gpus.slurm.wait_settled(job) == "COMPLETED", gpus.slurm.said(job)
     assert gpus.slurm.said(job) == "mask=0,1,2,3.\n"
 
 
@@ -121,7 +121,7 @@ def test_jobs_that_are_cancelled_killed_or_requeued_give_back_at_once(
     assert slurm_gpus.locks(NODE) == {}
     assert notes(slurm_gpus, NODE) == []
     failed = slurm.submit("slalice", "-w", NODE, TWO, script="exit 7\n")
-    assert slurm.wait_done(failed) == "FAILED"
+    assert slurm.wait_settled(failed) == "FAILED"
     assert slurm_gpus.locks(NODE) == {}
     assert not slurm.is_out(NODE)
 
@@ -130,7 +130,7 @@ def test_jobs_that_are_cancelled_killed_or_requeued_give_back_at_once(
 def test_a_job_that_runs_out_of_time_gives_back(slurm_gpus: Gpulock) -> None:
     by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
     job = started(slurm_gpus, NODE, TWO, "--time=1")
-    assert slurm_gpus.slurm.wait_done(job) == "TIMEOUT"
+    assert slurm_gpus.slurm.wait_settled(job) == "TIMEOUT"
     assert slurm_gpus.locks(NODE) == {}
 
 
@@ -147,7 +147,7 @@ def test_a_job_cancelled_during_its_prolog_keeps_nothing(
     slurm.scancel(job)
     slurm.wait_revoked(job, NODE)
     hooks.go("Prolog", NODE, when)
-    assert slurm.wait_done(job) == "CANCELLED"
+    assert slurm.wait_settled(job) == "CANCELLED"
     assert slurm_gpus.locks(NODE) == {}
     assert notes(slurm_gpus, NODE) == []
     assert slurm.said(job) == ""
@@ -170,7 +170,7 @@ def test_what_a_killed_step_daemon_leaves_keeps_the_locks_until_it_is_gone(
     assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 2
     assert "2 of 4 free" in refused(slurm_gpus)
     slurm.scancel(job)
-    slurm.wait_done(job)  # the Epilog ran
+    slurm.wait_settled(job)  # the Epilog ran
     assert slurm.job_processes(job, NODE) == left
     assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
     assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 2
@@ -195,7 +195,7 @@ def test_a_daemonised_child_that_has_a_device_open_keeps_that_one_alone(
     wait_until(lambda: told.exists() and told.read_text().endswith("\n"), why="the child")
     wait_detached(slurm_gpus, job, NODE, int(told.read_text()))
     slurm.scancel(job)
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert held(slurm_gpus, job, NODE) == ["0"]
     assert record_of(slurm_gpus, job, NODE).draining == 1
     assert "3 of 4 free" in refused(slurm_gpus)
@@ -232,7 +232,7 @@ def test_a_new_run_waits_for_the_processes_of_the_earlier_one(
     record = record_of(slurm_gpus, job, NODE)
     assert (record.restart, record.draining) == (2, 0) and record.token != token
     slurm.scancel(job)
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert slurm_gpus.locks(NODE) == {}
 
 
@@ -260,7 +260,7 @@ def test_a_slurmd_killed_during_the_prolog_leaves_locks_that_live_as_long_as_the
     assert told.acts() == [("held", "alive")] * 2
     assert "2 of 4 free" in refused(slurm_gpus)
     slurm.scancel(job)
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert slurm_gpus.locks(NODE) == {}
 
 
@@ -325,7 +325,7 @@ def test_a_job_that_ends_while_slurmd_is_down_is_freed_when_it_is_back(
     wait_until(lambda: slurm.state(job) == "COMPLETING", why="slurmctld to know")
     assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 2
     slurm.start_slurmd(NODE)
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert slurm_gpus.locks(NODE) == {}
 
 
@@ -340,7 +340,7 @@ def test_a_job_that_ends_while_slurmctld_is_down_is_freed_by_an_epilog_that_know
     wait_until(lambda: slurm.job_processes(job) == [], why="the job's end")
     assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
     slurm.start_slurmctld()
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert slurm_gpus.locks(NODE) == {}
     assert "SLURM_JOB_GPUS" in hooks.environ("Prolog", NODE, job)
     assert "SLURM_JOB_GPUS" not in hooks.environ("Epilog", NODE, job)

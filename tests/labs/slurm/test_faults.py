@@ -113,7 +113,7 @@ def test_a_job_that_got_the_id_of_a_forgotten_one_of_the_same_user_claims_afresh
     assert len(held(slurm_gpus, job, NODE)) == len(slurm_gpus.locks(NODE)) == 2
     assert record_of(slurm_gpus, job, NODE).token != old
     slurm.scancel(job)
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert slurm_gpus.locks(NODE) == {}
 
 
@@ -280,7 +280,7 @@ def test_a_claim_itself_frees_what_an_earlier_boot_held(slurm_gpus: Gpulock, mod
         wait_until(lambda: not slurm.is_out(NODE), why="the node to be back")
         assert len(slurm_gpus.locks(NODE)) == 4
         later = slurm.submit("slbob", "-w", NODE, TWO, script=SHOW_MASK)
-        assert slurm.wait_done(later) == "COMPLETED"
+        assert slurm.wait_settled(later) == "COMPLETED"
         assert slurm.said(later) == "mask=0,1.\n"
 
 
@@ -322,7 +322,7 @@ def test_when_lock_dir_is_lost_nothing_is_granted_until_living_jobs_are_adopted(
     assert slurm.wait_done(refused) == "COMPLETED"
     slurm.scancel(job, other)
     slurm.wait_done(job)
-    slurm.wait_done(other)
+    slurm.wait_settled(other)
     assert slurm_gpus.locks(NODE) == {}
     assert notes(slurm_gpus, NODE) == []
 
@@ -343,7 +343,7 @@ def test_a_job_that_ended_while_its_locks_were_lost_is_not_adopted_for_good(
     assert len(held(slurm_gpus, living, NODE)) == len(slurm_gpus.locks(NODE)) == 2
     assert tokens(slurm_gpus) < before
     later = slurm.submit("slbob", "-w", NODE, TWO, script=SHOW_MASK)
-    assert slurm.wait_done(later) == "COMPLETED"
+    assert slurm.wait_settled(later) == "COMPLETED"
     assert notes(slurm_gpus, NODE) == [f"{NODE}.{living}"]
 
 
@@ -405,7 +405,7 @@ def test_an_epilog_that_slurmd_ends_leaves_locks_that_a_reconcile_frees(
     job = started(slurm_gpus, NODE, TWO)
     with shut_gate(slurm_gpus, NODE):
         slurm.scancel(job)
-        slurm.wait_done(job)
+        slurm.wait_settled(job)
         assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
     slurm.wait_stepless(job)
     wait_until(lambda: not hook_runs("epilog_slurmd"), why="the killed Epilog to end")
@@ -479,7 +479,7 @@ def test_an_epilog_of_the_first_run_that_comes_late_frees_nothing_of_the_second(
     go.touch()
     wait_said(slurm_gpus, job, "mask=0,1.")
     slurm.scancel(job)
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert slurm_gpus.locks(NODE) == {}
 
 
@@ -510,7 +510,7 @@ def test_a_prolog_of_the_first_run_that_comes_late_changes_nothing_of_the_second
     assert note.read_text() == text  # what its later steps are told
     assert not slurm.is_out(NODE)
     slurm.scancel(job)
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert slurm_gpus.locks(NODE) == {}
 
 
@@ -591,6 +591,6 @@ def test_two_slurmds_on_one_machine_share_its_devices_and_free_only_their_own(
             why="the first node's note to go",
         )
         hooks.go("Epilog", OTHER, "before")
-        slurm.wait_done(job)
+        slurm.wait_settled(job)
         assert slurm_gpus.locks(NODE) == {}
         slurm.clear_jobs()

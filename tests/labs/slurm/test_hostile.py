@@ -118,7 +118,7 @@ def test_a_hostile_environment_runs_nothing_as_root_and_forges_no_mask(
         str(second): (ALICE, "slalice", NODE, 0),
     }
     slurm.scancel(second)
-    slurm.wait_done(second)
+    slurm.wait_settled(second)
     assert evil.ran(0) == ""
     by_user = evil.ran(ALICE)
     assert "library" in by_user and "rc" in by_user  # the kit works: it ran as the user
@@ -158,7 +158,7 @@ def test_a_job_without_gpus_forges_itself_none(slurm_gpus: Gpulock, evil: Evil, 
     slurm = slurm_gpus.slurm
     words = ["-w", NODE, f"--export=ALL,{MASK}=0"]
     job = submit(slurm_gpus, "slalice", words, {**evil.variables(), **FORGED}, SHOW_ENVIRON)
-    assert slurm.wait_done(job) == "COMPLETED"
+    assert slurm.wait_settled(job) == "COMPLETED"
     assert mask_of(environ(slurm.said(job))) == []
     lines = "".join(f"export {name}={value}\n" for name, value in FORGED.items())
     text = f"#!/bin/bash\n{lines}export {MASK}=0\nsrun /bin/cat /proc/self/environ\n"
@@ -356,7 +356,7 @@ def test_a_killed_or_stopped_taskprolog_starts_no_task(
     assert slurm.run_as("slalice", kill, machine=NODE).returncode == 0
     hooks.go("TaskProlog", NODE, "before")
     other = slurm.submit("slbob", "-w", NODE, "--gres=gpu:3", script=SHOW_MASK)
-    assert slurm.wait_done(other) == "COMPLETED"
+    assert slurm.wait_settled(other) == "COMPLETED"
     assert slurm.said(other).count(",") == 2
     if number == signal.SIGSTOP:
         assert slurm.state(job) == "RUNNING"

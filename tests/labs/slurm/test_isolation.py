@@ -52,7 +52,7 @@ def every_step_opens_its_own_gpus(site: Site) -> None:
         assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": EVERY - own}
     wait_until(lambda: not site.service.strays(), why="the child to end")
     go.touch()
-    assert site.slurm.wait_done(job) == "COMPLETED"
+    assert site.slurm.wait_settled(job) == "COMPLETED"
     assert site.left() == []
 
 
@@ -67,7 +67,7 @@ def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site) ->
         said = wait_said(site.gpus, job, "\nout\n")
         own = site.own(job)
         go.touch()
-        assert site.slurm.wait_done(job) == "COMPLETED"
+        assert site.slurm.wait_settled(job) == "COMPLETED"
         assert site.left() == []  # of podman neither, which leaves a process of its own behind
     boxed = container_job.seen(said)
     mine = {"ENXIO": own | {"nvidiactl"}}
@@ -91,7 +91,7 @@ def test_a_hostile_environment_runs_nothing_as_root_and_opens_no_other_gpu(site:
     seen = opened(wait_said(site.gpus, job, "over"))
     own = site.own(job)
     site.slurm.scancel(job)
-    site.slurm.wait_done(job)
+    site.slurm.wait_settled(job)
     assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": EVERY - own}
     assert (evil.ran(0), "library" in evil.ran(USERS["slalice"])) == ("", True)
 
@@ -176,7 +176,7 @@ def test_a_step_without_a_script_opens_its_own_gpus_and_no_other(site: Site) -> 
 
 def test_a_job_that_asked_for_no_gpu_opens_none(site: Site) -> None:
     job = site.submit(text=site.probe)
-    site.slurm.wait_done(job)
+    site.slurm.wait_settled(job)
     assert opened(site.slurm.said(job)) == {"ENXIO": {"nvidiactl"}, "EPERM": EVERY}
     assert site.left() == []
 

@@ -146,7 +146,7 @@ def test_each_node_of_a_job_has_its_own_locks(slurm_gpus: Gpulock, mode: Mode) -
         assert seen[f"{node}.{rank}"].split(",") == held(slurm_gpus, job, node)
     assert held(slurm_gpus, job, "slnode2") != held(slurm_gpus, job, "slnode1")
     slurm.scancel(job)
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert not any(slurm_gpus.held_by(job).values())
     slurm.scancel(other)
 

@@ -90,7 +90,7 @@ def _dumped(own: Slurm, hook: str, job: JobId, node: str) -> dict[str, str]:
 @pytest.mark.parametrize("user", ["slalice", "slbob"])
 def test_a_batch_job_runs_on_its_node_as_its_owner(own: Slurm, user: str) -> None:
     job = own.submit(user, "-w", own.nodes[1], script="hostname; id -un; echo $COLOUR\n", env=_BLUE)
-    assert own.wait_done(job) == "COMPLETED"
+    assert own.wait_settled(job) == "COMPLETED"
     assert own.said(job).split() == [own.nodes[1], user, "blue"]
 
 
@@ -134,7 +134,7 @@ def test_the_tasks_of_an_array_are_jobs_of_their_own(own: Slurm) -> None:
     tasks = own.tasks(array)
     assert sorted(tasks) == [1, 2, 3]
     for task, job in tasks.items():
-        assert own.wait_done(job) == "COMPLETED"
+        assert own.wait_settled(job) == "COMPLETED"
         assert own.said(job) == f"{task}\n"
 
 
@@ -143,7 +143,7 @@ def test_a_heterogeneous_job_has_a_prolog_for_every_component(own: Slurm) -> Non
     first, second = own.nodes
     words = (f"-w{first}", "--gres=gpu:1", ":", f"-w{second}", "--gres=gpu:2")
     job = own.submit("slalice", *words, script="srun --het-group=0,1 hostname\n")
-    assert own.wait_done(job) == "COMPLETED"
+    assert own.wait_settled(job) == "COMPLETED"
     assert sorted(own.said(job).split()) == [first, second]
     component = _dumped(own, "Prolog", JobId(job + 1), second)
     assert (component["SLURM_HET_JOB_ID"], component["SLURM_JOB_GPUS"]) == (str(job), "0,1")
@@ -245,7 +245,7 @@ def test_a_task_prolog_sets_what_the_job_sees(own: Slurm) -> None:
     program.chmod(0o755)
     own.reconfigure(hooks={"TaskProlog": program})
     job = own.submit("slalice", "--gres=gpu:1", script="echo $CUDA_VISIBLE_DEVICES\n")
-    own.wait_done(job)
+    own.wait_settled(job)
     assert own.said(job) == "7\n"
 
 

@@ -164,14 +164,14 @@ def test_a_lock_that_a_reconcile_or_a_claim_frees_is_taken_out_as_well(
     slurm.scancel(job)
     hooks.wait("Epilog", NODE, "instead", job)
     hooks.go("Epilog", NODE, "instead")
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert files(slurm_gpus, DCGM) == {"0": f"{job}\n"}
     assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")]
     assert files(slurm_gpus, DCGM) == {"0": ""}
     kept = started(slurm_gpus, NODE, "--gres=gpu:4")
     left = kill_steps(slurm_gpus, kept, NODE)
     slurm.scancel(kept)
-    slurm.wait_done(kept)
+    slurm.wait_settled(kept)
     assert files(slurm_gpus, DCGM) == {str(n): f"{kept}\n" for n in range(4)}  # it is still there
     end(left)
     later = started(slurm_gpus, NODE, "--gres=gpu:1")

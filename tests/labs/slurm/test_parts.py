@@ -42,7 +42,7 @@ def test_a_shard_job_fails_with_the_reason_and_a_whole_gpu_is_free_for_the_next(
     mode(slurm_gpus, shares=SHARDS)
     slurm = slurm_gpus.slurm
     job = slurm.submit("slalice", "-w", NODE, "--gres=shard:1", script="echo ran\n")
-    assert slurm.wait_done(job) == "FAILED"
+    assert slurm.wait_settled(job) == "FAILED"
     assert TOLD.format("shard") in slurm.said(job)
     assert "ran" not in slurm.said(job).splitlines()
     assert slurm.job(job)["Restarts"] == "0"
@@ -60,7 +60,7 @@ def test_an_mps_job_fails_with_the_reason(slurm_gpus: Gpulock) -> None:
     by_slurm(slurm_gpus, shares={"mps": 400})
     slurm = slurm_gpus.slurm
     job = slurm.submit("slalice", "-w", NODE, "--gres=mps:50", script="echo ran\n")
-    assert slurm.wait_done(job) == "FAILED"
+    assert slurm.wait_settled(job) == "FAILED"
     assert TOLD.format("mps") in slurm.said(job)
     assert not slurm.is_out(NODE)
 
@@ -90,7 +90,7 @@ def test_shard_jobs_of_one_card_share_its_lock_until_the_last_has_gone(slurm_gpu
     taken = slurm_gpus.command(NODE, "run", "--devices", "0", "--", "true")
     assert taken.returncode != 0 and f"job {one} and job {two}" in taken.stderr
     slurm.scancel(one)
-    slurm.wait_done(one)
+    slurm.wait_settled(one)
     assert (places(slurm_gpus, one), places(slurm_gpus, two)) == ([], [second])
     slurm.scancel(two)
     slurm.wait_done(two)
@@ -176,6 +176,6 @@ def test_what_slurm_tells_of_a_part(slurm_gpus: Gpulock) -> None:
             slurm.submit("slalice", "-w", NODE, *words.split())
     by_slurm(slurm_gpus, shares={**SHARDS, "mps": 400}, hooks=by_stops.hooks)
     lost = slurm.submit("slalice", "-w", NODE, "--gres=shard:1")
-    slurm.wait_done(lost)
+    slurm.wait_settled(lost)
     assert "SLURM_JOB_GPUS" not in by_stops.environ("Prolog", NODE, lost)
     assert TOLD.format("shard") in slurm.said(lost)

@@ -115,7 +115,7 @@ def test_shard_jobs_in_containers_are_told_the_card_that_they_share(slurm_gpus: 
             again = pyxis.inside(*words, command=RAN)
             assert ran(again), again
         slurm.scancel(first)
-        slurm.wait_done(first)
+        slurm.wait_settled(first)
         assert not [lock for lock in slurm_gpus.locks(NODE).values() if lock.job_id == str(first)]
     with with_pyxis(slurm_gpus, shared, SLURM_SHARDS="refuse") as pyxis:
         refused = pyxis.inside(*words, command=RAN)
@@ -187,7 +187,7 @@ def test_where_a_part_is_missing_no_task_starts(pyxis: Pyxis, missing: str) -> N
     if missing == "the plugin":
         wait_until(lambda: "DRAIN" in slurm.node_state(NODE)[0], why="a drained node")
         slurm.scancel(held)
-    slurm.wait_done(held)
+    slurm.wait_settled(held)
     assert "DRAIN" not in slurm.node_state(NODE)[0] or missing == "the plugin"
     assert "ran here" not in slurm.said(held)
     if part:

@@ -90,7 +90,7 @@ def test_a_batch_job_that_finds_none_free_is_requeued_told_why_and_runs_later(
         assert held(slurm_gpus, other, NODE) == ["0"]
         assert notes(slurm_gpus, NODE) == [f"{NODE}.{other}"]
     slurm.begin(job)
-    assert slurm.wait_done(job) == "COMPLETED"
+    assert slurm.wait_settled(job) == "COMPLETED"
     assert slurm.said(job).endswith("mask=1.\n")
     assert (slurm.state(other), slurm.job(other)["Restarts"]) == ("RUNNING", "0")
 
@@ -105,7 +105,7 @@ def test_a_device_freed_while_the_prolog_waits_is_granted(slurm_gpus: Gpulock, m
             lambda: int(totals(slurm_gpus, NODE).get("claims_busy", "0")) >= 2, why="two looks"
         )
         assert held(slurm_gpus, job, NODE) == []
-    assert slurm.wait_done(job) == "COMPLETED"
+    assert slurm.wait_settled(job) == "COMPLETED"
     assert slurm.job(job)["Restarts"] == "0"
     assert slurm.said(job) == "mask=0,1.\n"
 
@@ -144,7 +144,7 @@ def test_a_job_that_is_not_to_be_requeued_does_not_run_either(
             why="the job to be refused",
         )
         assert is_busy(slurm.said(job))
-        assert slurm.wait_done(several) == "CANCELLED"
+        assert slurm.wait_settled(several) == "CANCELLED"
         assert is_busy(slurm.job(several)["AdminComment"])
         assert "ran" not in slurm.said(job) + slurm.said(several)
         assert not any(slurm_gpus.held_by(several).values())
@@ -160,11 +160,11 @@ def test_a_site_may_have_busy_jobs_fail(slurm_gpus: Gpulock, mode: Mode) -> None
         several = slurm.submit(
             "slbob", "-N2", "-w", f"{NODE},{OTHER}", GPU, script="exec sleep 600\n"
         )
-        assert slurm.wait_done(job) == "FAILED"
+        assert slurm.wait_settled(job) == "FAILED"
         assert slurm.job(job)["ExitCode"] == "1:0"
         assert slurm.said(job).startswith(f"gpulock: job {job}: busy: ")
         assert "ran\n" not in slurm.said(job)
-        assert slurm.wait_done(several) in ("CANCELLED", "FAILED")
+        assert slurm.wait_settled(several) in ("CANCELLED", "FAILED")
         assert not any(slurm_gpus.held_by(several).values())
         assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
 
@@ -283,7 +283,7 @@ def test_srun_and_salloc_are_cancelled_and_told_why(
         assert is_busy(done.stderr)
         assert program == "salloc" or "ran" not in done.stdout
     job = newest_job(slurm_gpus, "refused")
-    assert slurm.wait_done(job) in ("CANCELLED", "FAILED")
+    assert slurm.wait_settled(job) in ("CANCELLED", "FAILED")
     assert is_busy(slurm.job(job)["AdminComment"])
     assert not any(slurm_gpus.held_by(job).values())
     assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
@@ -305,7 +305,7 @@ def test_a_job_of_two_types_fails_for_good_and_is_told_why(slurm_gpus: Gpulock, 
     else:
         done = slurm.srun("slbob", *words, "echo", "ran")
         job = newest_job(slurm_gpus, "types")
-        state, said = slurm.wait_done(job), done.stdout + done.stderr
+        state, said = slurm.wait_settled(job), done.stdout + done.stderr
         assert done.returncode != 0
     assert "Slurm gave 2 GPUs on this node, but its Prolog saw 1" in said
     assert "ran" not in said
@@ -485,7 +485,7 @@ def test_settings_with_a_fault_stop_no_job_where_they_were_obeyed_before(
 
     after = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
 
-    assert slurm.wait_done(after) == "COMPLETED"
+    assert slurm.wait_settled(after) == "COMPLETED"
     assert slurm.said(after) == "mask=1.\n"
     assert len(held(slurm_gpus, before, NODE)) == 1
     go.touch()
@@ -512,7 +512,7 @@ def test_a_job_that_met_a_broken_node_runs_once_it_is_repaired(
     slurm.resume_node(NODE)
     slurm.scontrol("release", str(job))
     slurm.begin(job)
-    assert slurm.wait_done(job) == "COMPLETED"
+    assert slurm.wait_settled(job) == "COMPLETED"
     assert slurm.said(job) == "mask=0.\n"
 
 
@@ -533,7 +533,7 @@ def test_a_job_without_gpus_runs_masked_on_a_broken_node(
     slurm = slurm_gpus.slurm
     with breaker(slurm_gpus):
         job = slurm.submit("slalice", "-w", NODE, script=f"{SHOW_MASK}srun sh -c '{SHOW_MASK}'\n")
-        assert slurm.wait_done(job) == "COMPLETED"
+        assert slurm.wait_settled(job) == "COMPLETED"
         assert slurm.said(job) == "mask=.\nmask=.\n"
         assert not slurm.is_out(NODE)
 
@@ -547,7 +547,7 @@ def test_a_full_state_dir_fails_no_job_and_drains_no_node(slurm_gpus: Gpulock, m
     with with_a_full_state_dir(slurm_gpus):
         for _ in range(2):
             job = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
-            assert slurm.wait_done(job) == "COMPLETED"
+            assert slurm.wait_settled(job) == "COMPLETED"
             assert slurm.said(job) == "mask=0.\n"
         assert not slurm.is_out(NODE)
         state = ["ls", "/var/lib/gpulock"]
@@ -596,7 +596,7 @@ def test_nonsense_fails_its_job_alone_however_often(slurm_gpus: Gpulock) -> None
         for user in ("slalice", "slbob")
     }
     for job, why in jobs.items():
-        assert slurm.wait_done(job) == "FAILED"
+        assert slurm.wait_settled(job) == "FAILED"
         assert why in slurm.said(job)
         assert "ran\n" not in slurm.said(job)
     assert not slurm.is_out(NODE)

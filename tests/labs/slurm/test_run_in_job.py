@@ -51,7 +51,7 @@ def test_jobs_one_after_the_other_and_beside_each_other_give_back(
     jobs = [slurm.submit("slalice", "-w", NODE, "--gres=gpu:2", script=script) for _ in range(JOBS)]
     left = 0
     for job in jobs:
-        assert slurm.wait_done(job) == "COMPLETED", slurm.said(job)
+        assert slurm.wait_settled(job) == "COMPLETED", slurm.said(job)
         assert slurm.said(job) in ("mask=0,1.\n", "mask=2,3.\n")
         kept = [one for one in slurm_gpus.locks(NODE).values() if one.job_id == str(job)]
         if kept:  # its Epilog is over
@@ -91,7 +91,7 @@ def test_what_hides_in_the_jobs_cgroup_keeps_its_locks(slurm_gpus: Gpulock) -> N
     wait_until(lambda: told.exists() and told.read_text().endswith("\n"), why="its child")
     kill_steps(slurm_gpus, job, NODE)
     slurm.scancel(job)
-    slurm.wait_done(job)
+    slurm.wait_settled(job)
     assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1]
     assert reap(slurm_gpus, NODE).acts() == [("held", "alive")]
     end([int(told.read_text())])

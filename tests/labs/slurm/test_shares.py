@@ -115,7 +115,7 @@ def test_three_shares_are_on_one_card_and_the_end_of_one_disturbs_no_neighbour(
     assert len(places(slurm_gpus, other)) == 3
     assert card(three) not in places(slurm_gpus, other)
     both = slurm.submit("slalice", "-w", NODE, f"--gres={word}:1,gpux:share:1", script="echo ran\n")
-    assert slurm.wait_done(both) == "FAILED"
+    assert slurm.wait_settled(both) == "FAILED"
     assert "a share and other GPUs are asked for in one job" in slurm.said(both)
     assert not slurm.is_out(NODE)
 
@@ -134,7 +134,7 @@ def test_a_whole_card_job_waits_for_the_last_share(slurm_gpus: Gpulock) -> None:
     slurm.scancel(part)
     slurm.wait_done(part)
     slurm.begin(whole)
-    assert slurm.wait_done(whole) == "COMPLETED"
+    assert slurm.wait_settled(whole) == "COMPLETED"
     assert not slurm.is_out(NODE)
 
 

@@ -47,7 +47,7 @@ class SlurmNode(UpgradedNode):
 
     def wait_done(self, job: int) -> None:
         slurm = self.slurm
-        assert slurm.wait_done(JobId(job)) == "COMPLETED", slurm.said(JobId(job))
+        assert slurm.wait_settled(JobId(job)) == "COMPLETED", slurm.said(JobId(job))
         assert slurm.job(JobId(job))["Restarts"] == "0"
 
     def troubles(self) -> list[str]:

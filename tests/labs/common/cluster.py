@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.labs.sge.machines import Machine, User, mark, processes
-from tests.support.wait import LabError, wait_until
+from tests.support.wait import LabError, wait_ended
 
 
 class Machines:
@@ -113,12 +113,12 @@ class Machines:
         found = processes(self.lab, [pid]).get(pid, "")
         return pid if found.partition("-")[0] == name else 0  # begun anew it is slurmctld-wlm
 
-    def end_daemon(self, pid: int, name: str, kill: bool, why: Callable[[], str] = str) -> None:
+    def end_daemon(self, pid: int, name: str, kill: bool) -> None:
         """End a daemon, by SIGKILL if asked, and wait until it is gone."""
         if not pid:
             raise LabError(f"{name} is not running")
         os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
-        wait_until(lambda: not processes(self.lab, [pid]), why=f"{name} ({pid}) to end")
+        wait_ended([pid], why=f"{name} ({pid}) to end")
 
 
 def _text_of(file: Path) -> str:

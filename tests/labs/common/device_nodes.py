@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from gpulock.isolation.tree import LAUNCHER, PREFIX
 from gpulock.node.devices import MAJOR
 from tests.labs.common.processes import parent_of
 from tests.support.pairs import zip_equal
-from tests.support.wait import wait_until
+from tests.support.wait import GaveUp, wait_until
 
 CONTROL = 255  # nvidiactl
 TREES = tree.find_hierarchies("/sys")
@@ -34,7 +33,6 @@ for name in sorted(os.listdir(sys.argv[1])):
     print(f"{name}={said}")
 """
 LOCK = Path("/tmp/gpulock-isolation-tests.lock")
-FREED_WITHIN = 60.0  # seconds
 NEXT_ID = 11  # BPF_PROG_GET_NEXT_ID of linux/bpf.h
 
 
@@ -82,9 +80,15 @@ def programs_beyond(before: Sequence[int], most: int = 0) -> int:
     By their ids, which are never used again. The kernel frees a program a while after its cgroup:
     it is waited for, and one of before may go meanwhile.
     """
-    deadline = time.monotonic() + FREED_WITHIN
-    while len(new := set(programs()) - set(before)) > most and time.monotonic() < deadline:
-        time.sleep(0.005)
+    new = set[int]()
+
+    def are_few() -> bool:
+        new.clear()
+        new.update(set(programs()) - set(before))
+        return len(new) <= most
+
+    with contextlib.suppress(GaveUp):
+        wait_until(are_few, why="the kernel to free its programs", quiet=60)
     return len(new)
 
 

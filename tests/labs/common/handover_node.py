@@ -14,11 +14,10 @@ from gpulock.node.sample import DeviceSample, Sample
 from tests.labs.common.exporter_node import Observer, exporter
 from tests.labs.common.installed import Installed, out_of_service
 from tests.labs.common.lock_folder import owners
-from tests.labs.common.processes import running
 from tests.labs.common.reaped import Reaped
 from tests.labs.daemon.daemon_lab import Daemon
 from tests.nvml.double import ERROR_UNKNOWN, Process
-from tests.support.wait import wait_until
+from tests.support.wait import wait_ended, wait_until
 
 USED, LEFT = 3072, 812  # MiB: of a job at work, and when its process is gone
 SAMPLE_PERIOD = 3.0  # seconds: an epilog waits for two of them
@@ -48,7 +47,7 @@ class Job:
     def end(self) -> None:
         """Let its process end."""
         self._go.touch()
-        wait_until(lambda: not running(self.pid), why="the job's process to end")
+        wait_ended([self.pid], why="the job's process to end")
 
 
 class Gpus:

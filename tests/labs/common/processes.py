@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tests.support.wait import wait_until
+from tests.support.wait import wait_ended, wait_until
 
 
 def running(pid: int) -> bool:
@@ -71,4 +71,4 @@ def end(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not any(map(running, pids)), why=f"processes {pids} to end")
+    wait_ended(pids, why=f"processes {pids} to end")

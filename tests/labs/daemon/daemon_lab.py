@@ -29,7 +29,11 @@ from tests.labs.daemon.daemon_witness import Claim, claims_of
 from tests.labs.sge.machines import PATH
 from tests.support.wait import wait_exit, wait_until
 
-PERIOD = 30.0  # seconds between two reconciles
+# A gpulockd that reconciles at once where it sees a reason to, and never because time has passed.
+WITHOUT_PERIOD = GPULOCKD.replace(
+    "from gpulock.daemon",
+    "from gpulock.store import verdicts; verdicts.PERIOD = 86400.0; from gpulock.daemon",
+)
 # the other two show what a process was started with (may_access_mm in kernel/fork.c, Linux 6.18)
 SIGHT = "-sys_ptrace,-perfmon,-sys_admin"
 WITHOUT_PTRACE = ("setpriv", f"--bounding-set={SIGHT}", f"--inh-caps={SIGHT}")
@@ -150,13 +154,10 @@ class Daemon:
 
         wait_until(so, why=what)
 
-    def frees(self, locked: Callable[[], object]) -> float:
-        """Wait until nothing is `locked` any more and that is told; return how long it took."""
-        begun = time.monotonic()
+    def frees(self, locked: Callable[[], object]) -> None:
+        """Wait until nothing is `locked` any more and that is told."""
         wait_until(lambda: not locked(), why="gpulockd to free")
-        took = time.monotonic() - begun
         self.goes_round()  # the one that freed says so when the gate is open again
-        return took
 
     # --- what it leaves -----------------------------------------------------------------------
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from gpulock.simulate.node import write_simulated_node
+from tests.support.wait import wait_ended, wait_exit, wait_until
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 HIDDEN = ("SIMULATION=", "LOCK_DIR=", "STATE_DIR=", "PROC_ROOT=")
@@ -22,8 +21,6 @@ LIBRARY = f"import sys; sys.path[:0] = [{str(CHECKOUT)!r}]; "
 GPULOCK = f"{LIBRARY}from gpulock.cli import main; main()"
 GPULOCKD = f"{LIBRARY}from gpulock.daemon.app import main; sys.exit(main())"
 HOLDER = Path(__file__).with_name("daemon_holder.py")
-LONGEST = 180.0  # seconds that anything may take
-TICK = 0.01
 
 Process = subprocess.Popen[bytes]
 
@@ -55,7 +52,7 @@ class Site:
         before = self.served()
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(argv, stderr=log)
-        await_(lambda: self.served() not in (0, before), "gpulockd serves")
+        wait_until(lambda: self.served() not in (0, before), why="gpulockd to serve")
         return self.daemon
 
     def served(self) -> int:
@@ -97,7 +94,7 @@ class Site:
 
     def await_line(self, count: int) -> None:
         """Wait until so many stand in line."""
-        await_(lambda: len(self.tickets()) == count, f"{count} stand in line")
+        wait_until(lambda: len(self.tickets()) == count, why=f"{count} to stand in line")
 
     def events(self) -> list[list[str]]:
         """Return what the holders wrote: take, give or double; pid; uid; devices."""
@@ -107,17 +104,10 @@ class Site:
     def close(self) -> None:
         """End gpulockd."""
         self.daemon.terminate()
-        self.daemon.wait(LONGEST)
-
-
-def await_(holds: Callable[[], object], what: str) -> None:
-    """Wait until something holds; raise AssertionError when that takes too long."""
-    end = time.monotonic() + LONGEST
-    while not holds():
-        assert time.monotonic() < end, f"it does not come true: {what}"
-        time.sleep(TICK)
+        wait_exit(self.daemon, why="gpulockd to stop")
 
 
 def said(process: Process) -> str:
     """Return what a program that has ended said."""
-    return process.communicate(timeout=LONGEST)[0].decode()
+    wait_ended([process.pid], why=f"{process.args!r} to end")
+    return process.communicate()[0].decode()

@@ -10,16 +10,16 @@ import os
 import random
 import signal
 import sys
-import time
 from pathlib import Path
 
-from tests.labs.daemon.daemon_site import LONGEST, TICK, Process, Site, await_, said
+from tests.labs.daemon.daemon_site import Process, Site, said
+from tests.support.wait import wait_exit, wait_until
 
 FIRST_UID = 31000
 USERS = 20
 KILLED = USERS // 2  # clients: the others stand in line until gpulockd is killed
 SOME = 3  # stand in line when gpulockd is killed
-LATEST = 1.5  # seconds after its start that a client is killed
+LATEST = 100  # looks after the start of all: by then those to be killed are
 HOURS = 7200.0  # seconds that one holds who is to be killed
 
 
@@ -35,44 +35,56 @@ def crowd(site: Site, rounds: int) -> None:
         restarts = number % 2
         holder = site.run(FIRST_UID - 1, "-n", "8", seconds=HOURS) if restarts else None
         if holder:  # until some stand in line, however slow they are
-            await_(lambda: len(site.locks()) == 8, "all devices are held")
+            wait_until(lambda: len(site.locks()) == 8, why="all devices to be held")
         for uid in users:
             count = chance.choice((1, 1, 2, 4, 8))
             holds = chance.random() * 0.2
             clients[uid] = site.run(uid, "-n", str(count), "--wait", "10m", seconds=holds)
-        begun = time.monotonic()
-        dying = {uid: begun + chance.random() * LATEST for uid in chance.sample(users, KILLED)}
-        killed: set[int] = set()
-        while any(client.poll() is None for client in clients.values()):
-            assert time.monotonic() < begun + 3 * LONGEST, f"they wait: {site.tickets()}"
-            if holder and len(site.tickets()) > SOME:
-                site.daemon.kill()
-                site.daemon.wait()
-                site.start_daemon()
-                holder.kill()
-                said(holder)
-                holder = None
-            for uid, when in dying.items():
-                if time.monotonic() >= when and clients[uid].poll() is None:
-                    clients[uid].kill()
-                    killed.add(uid)
-            time.sleep(TICK)
+        dying = {uid: chance.randrange(LATEST) for uid in chance.sample(users, KILLED)}
+        killed = kill_at_random(site, clients, dying, holder)
         for uid, client in clients.items():
             text = said(client)
             if client.returncode != -signal.SIGKILL:
                 assert client.returncode == 0, f"uid {uid} exits {client.returncode}: {text}"
-        assert not holder, "gpulockd was not killed"
         print(f"round {number}: {len(killed)} killed, {len(site.events())} events")
-        await_(lambda: not site.locks(), "everything is free again")
+        wait_until(lambda: not site.locks(), why="everything to be free again")
     assert not [event for event in site.events() if event[0] == "double"], "two holders"
-    await_(lambda: not site.tickets(), "nobody stands in line")
+    wait_until(lambda: not site.tickets(), why="nobody to stand in line")
     assert site.daemon.poll() is None, "gpulockd ended"
+
+
+def kill_at_random(
+    site: Site, clients: dict[int, Process], dying: dict[int, int], holder: Process | None
+) -> set[int]:
+    """Kill clients, and where one holds all devices gpulockd and that one; return the killed."""
+    killed: set[int] = set()
+    looks = 0
+
+    def all_have_ended() -> bool:
+        nonlocal holder, looks
+        looks += 1
+        if holder and len(site.tickets()) > SOME:
+            site.daemon.kill()
+            site.daemon.wait()
+            site.start_daemon()
+            holder.kill()
+            said(holder)
+            holder = None
+        for uid, when in dying.items():
+            if looks >= when and clients[uid].poll() is None:
+                clients[uid].kill()
+                killed.add(uid)
+        return all(client.poll() is not None for client in clients.values())
+
+    wait_until(all_have_ended, why=lambda: f"all clients to end: {site.tickets()}")
+    assert not holder, "gpulockd was not killed"
+    return killed
 
 
 def order(site: Site, _: int) -> None:
     """Who came first is served first, the large as well as the small, over a restart."""
     holder = site.run(FIRST_UID, "-n", "8", seconds=HOURS)
-    await_(lambda: len(site.locks()) == 8, "all devices are held")
+    wait_until(lambda: len(site.locks()) == 8, why="all devices to be held")
     clients: list[Process] = []
     for place, count in enumerate((4, 8, 1, 2, 8, 1)):
         uid = FIRST_UID + 1 + place
@@ -89,14 +101,14 @@ def order(site: Site, _: int) -> None:
     print(f"served: {served}")
     assert served == [0, 1, 3, 4, 5], served
     said(holder)
-    await_(lambda: not site.locks(), "everything is free again")
+    wait_until(lambda: not site.locks(), why="everything to be free again")
 
 
 def rights(site: Site, _: int) -> None:
     """Nobody claims as another or as root, nor gives back what is another's."""
     mine, other = FIRST_UID, FIRST_UID + 1
     holder = site.run(mine, "-n", "2", seconds=HOURS)
-    await_(lambda: len(site.locks()) == 2, "two devices are held")
+    wait_until(lambda: len(site.locks()) == 2, why="two devices to be held")
     for words in (
         ("claim", "-n", "1", "--pid", str(holder.pid)),
         ("claim", "-n", "1", "--pid", str(site.daemon.pid)),
@@ -115,9 +127,9 @@ def rights(site: Site, _: int) -> None:
         assert len(site.locks()) == 2, words
     holder.kill()
     said(holder)
-    await_(lambda: not site.locks(), "a killed command's devices are free at once")
+    wait_until(lambda: not site.locks(), why="a killed command's devices to be free")
     site.daemon.terminate()
-    site.daemon.wait(LONGEST)
+    wait_exit(site.daemon, why="gpulockd to stop")
     call = site.run(mine, "-n", "1")
     assert "gpulockd does not run" in said(call)
 

@@ -16,10 +16,11 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.wait import wait_until
 
 SOURCE = """\
 #include <fcntl.h>
@@ -144,12 +145,12 @@ def hung_process(folder: Path, environ: dict[str, str], uid: int) -> Generator[i
 
 def wait_for(pid: int) -> None:
     """Wait until a thread of a process hangs in the kernel while it gives memory back."""
-    for _ in range(600):
+
+    def hangs() -> bool:
         stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-        if any("(gives back) D " in stat for stat in stats):  # who waits for a page is in D as well
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"no thread of {pid} hangs")
+        return any("(gives back) D " in stat for stat in stats)  # for a page one waits in D as well
+
+    wait_until(hangs, why=f"a thread of {pid} to hang")
 
 
 def main() -> None:

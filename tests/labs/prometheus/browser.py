@@ -13,13 +13,13 @@ import os
 import select
 import struct
 import subprocess
-import time
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.wait import wait_until
+
 PROGRAM = "/usr/bin/chromium"
-PATIENCE = 120.0  # seconds for an answer, the first one on a busy machine included
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
     *("--no-first-run", "--disable-extensions", "--disable-background-networking"),
@@ -189,17 +189,21 @@ class Browser:
             self.events.append(self._next())
 
     def _next(self) -> dict[str, Any]:
-        end = time.monotonic() + PATIENCE
         while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._read], [], [], max(0.0, end - time.monotonic()))
-            data = os.read(self._read, 1 << 20) if ready else b""
+            wait_until(self._can_read, why=lambda: f"Chromium to answer\n{self._said()}")
+            data = os.read(self._read, 1 << 20)
             if not data:
-                words = (self._folder / "chromium.log").read_text(errors="replace")
-                raise BrowserError(f"Chromium does not answer: {words[-2000:]}")
+                raise BrowserError(f"Chromium has ended: {self._said()}")
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
         return message
+
+    def _can_read(self) -> bool:
+        return bool(select.select([self._read], [], [], 0.2)[0])
+
+    def _said(self) -> str:
+        return (self._folder / "chromium.log").read_text(errors="replace")[-2000:]
 
 
 def loaded(event: dict[str, Any], loader: str) -> bool:

@@ -14,7 +14,6 @@ import random
 import re
 import shutil
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -40,11 +39,11 @@ from tests.support.wait import LabError, wait_until
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE = NODES[0]
 HOSTILE, HONEST = "glalice", "glbob"
-SECONDS: Final = 900.0 if SOAK else 25.0  # of each of three settings
-LONGEST: Final = 6.0  # seconds of a hostile job, then it is deleted
-PATIENCE: Final = 240.0  # seconds for enough jobs, on a machine that is busy
-KEPT: Final = 30.0  # seconds until nothing of a job that is over holds a GPU
-REAP_EVERY: Final = 2.0  # seconds
+JOBS: Final = 600 if SOAK else 20  # of each user, at least, in each of three settings
+# Ages and periods are numbers of looks at the queue, each a tenth of a second on an idle machine.
+LONGEST: Final = 50  # of a hostile job, then it is deleted
+KEPT: Final = 250  # until nothing of a job that is over holds a GPU
+REAP_EVERY: Final = 15
 AT_ONCE: Final = {HOSTILE: 6, HONEST: 3}
 MOST: Final = 4  # GPUs of an honest job
 PROCESSES: Final = "H_MAXPROC=4000"  # of a user; a shepherd that cannot fork stops its queues
@@ -105,18 +104,18 @@ class Fair:
         self.rng = rng
         self.asked: dict[int, int] = {}
         self.tried: dict[JobId, tuple[str, float]] = {}
-        self.living: dict[str, float] = {}  # job -> when it was last in the queue
-        self.reaped = time.monotonic()
+        self.living: dict[str, int] = {}  # job -> when it was last in the queue
+        self.looks = 0
         self.late: set[str] = set()
         self.journal = self.sge.users[HONEST].home / "journal"
         self.journal.unlink(missing_ok=True)
 
-    def run(self, seconds: float) -> None:
-        """Let both submit for a while, wait until the honest jobs have run, and judge."""
+    def run(self) -> None:
+        """Let both submit jobs, wait until the honest ones have run, and judge."""
         with full_fifo(self.sge.users[HOSTILE].home / "full"):
             self.sge.set_conf("execd_params", PROCESSES)
             try:
-                self.submit_for(seconds)
+                wait_until(self.has_submitted_enough, why=lambda: f"enough jobs\n{self.describe()}")
                 wait_until(
                     lambda: not self.look()[HONEST],
                     why=lambda: f"every honest job to be over\n{self.describe()}",
@@ -134,26 +133,19 @@ class Fair:
                 )
                 self.sge.set_conf("execd_params", "none")
 
-    def submit_for(self, seconds: float) -> None:
-        """Let both submit for a while."""
-        begun = time.monotonic()
-        while time.monotonic() < begun + seconds or self.is_too_few():
-            assert time.monotonic() < begun + seconds + PATIENCE, self.describe()
-            waiting = self.look()
-            if len(waiting[HONEST]) < AT_ONCE[HONEST]:
-                self.submit_honest()
-            if len(waiting[HOSTILE]) < AT_ONCE[HOSTILE]:
-                self.submit_hostile()
-            time.sleep(0.05)
-
-    def is_too_few(self) -> bool:
-        """Return whether the jobs so far say little, on a machine that is busy."""
-        return min(len(self.asked), len(self.tried)) <= SECONDS / 4
+    def has_submitted_enough(self) -> bool:
+        """Let both submit; return whether each has submitted enough jobs."""
+        waiting = self.look()
+        if len(waiting[HONEST]) < AT_ONCE[HONEST]:
+            self.submit_honest()
+        if len(waiting[HOSTILE]) < AT_ONCE[HOSTILE]:
+            self.submit_hostile()
+        return min(len(self.asked), len(self.tried)) >= JOBS
 
     def look(self) -> dict[str, list[str]]:
         """Return the jobs in the queue by user; delete old ones, reap, and note late locks."""
         found: dict[str, list[str]] = {HOSTILE: [], HONEST: []}
-        now = time.monotonic()
+        self.looks = now = self.looks + 1
         for line in self.sge.qstat("-u", "*").splitlines()[2:]:
             fields = line.split()
             found[fields[3]].append(fields[0])
@@ -162,9 +154,8 @@ class Fair:
         old = [job for job in old if str(job) in found[HOSTILE]]
         if old:
             self.sge.qdel(*map(str, old))
-        if now > self.reaped + REAP_EVERY:
+        if now % REAP_EVERY == 0:
             reap(self.gpus, NODE)
-            self.reaped = time.monotonic()
             assert stopped_queues(self.gpus) == {}, self.describe()
         for device, record in self.gpus.locks(NODE).items():
             if now - self.living.setdefault(record.job_id, now) > KEPT:
@@ -189,7 +180,7 @@ class Fair:
         argument = [FORGED] * (self.rng.random() < 0.1)
         path = script(self.gpus, f"hostile{len(self.tried)}", one.script)
         asked = ["-l", f"gpu={one.gpus}"] * bool(one.gpus)
-        life = self.rng.uniform(0.5, LONGEST) if self.rng.random() < 0.3 else LONGEST
+        life = self.rng.uniform(LONGEST / 12, LONGEST) if self.rng.random() < 0.3 else LONGEST
         with contextlib.suppress(LabError, OSError):  # the kernel passes no such environment
             job = submit_env(
                 self.gpus,
@@ -198,7 +189,7 @@ class Fair:
                 one.env,
                 seconds=10,
             )
-            self.tried[job] = (f"{one.name}, {words}", time.monotonic() + life)
+            self.tried[job] = (f"{one.name}, {words}", self.looks + life)
 
     def describe(self) -> str:
         """Return the queue, the node and what was tried last."""
@@ -250,7 +241,6 @@ class Fair:
         claims = self.sge.path_in(NODE, "/var/lib/gpulock/runs")
         assert not claims.is_dir() or list(claims.iterdir()) == []
         assert stopped_queues(self.gpus) == {}, self.describe()
-        assert not self.is_too_few()
         print(f"{len(self.asked)} honest jobs, {len(self.tried)} hostile ones")
 
 
@@ -298,7 +288,7 @@ def test_honest_jobs_all_run_beside_hostile_ones(guarded: Gpulock) -> None:
     for device in devices:
         device.chmod(0o666)
     fair = Fair(guarded, devices, seeded())
-    fair.run(SECONDS)
+    fair.run()
 
 
 @pytest.mark.parametrize("isolation", ["cgroup", "group"])
@@ -315,7 +305,7 @@ def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
             with driver_leaves_nodes_alone(guarded):
                 site.configure(isolation, LEFTOVER_PROCESSES="kill")
                 fair = Fair(guarded, [dev / f"nvidia{minor}" for minor in range(GPUS)], seeded())
-                fair.run(SECONDS)
+                fair.run()
                 wait_until(
                     site.nothing_left,
                     why=lambda: (

@@ -13,7 +13,6 @@ import random
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -56,7 +55,7 @@ from tests.labs.sge.jobs import (
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.test_ends import SLEEP, kill_shepherd, started
 from tests.labs.slurm.journal import Journal, doubles
-from tests.support.wait import LabError, wait_until
+from tests.support.wait import LabError, let_work, wait_ended, wait_until
 
 pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
@@ -258,7 +257,7 @@ def test_what_a_prolog_that_was_cut_short_leaves_is_nobodys(gpus: Gpulock, daemo
         hook = hook_of(gpus, shepherd)
         wait_until(lambda: at_gate(hook), why="the prolog to wait at the gate")
         end([shepherd])
-    wait_until(lambda: not running(hook), why="the prolog to end")
+    wait_ended([hook], why="the prolog to end")
     daemon.goes_round()
     assert gpus.locks(NODE) == {}
     gpus.sge.wait_done(job)
@@ -390,7 +389,7 @@ def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothi
                 end(pids)
                 gpus.sge.qdel(str(deleted))
             daemon.launch()
-            time.sleep(times.uniform(0.1, 0.4))  # when the blow falls, at random
+            let_work(times.uniform(0.1, 0.4))
         daemon.crash()
         gpus.sge.wait_done(deleted)
         daemon.restart()

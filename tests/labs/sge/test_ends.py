@@ -38,7 +38,7 @@ from tests.labs.sge.jobs import (
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
-from tests.support.wait import wait_until
+from tests.support.wait import wait_ended, wait_until
 
 pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
@@ -84,7 +84,7 @@ def kill_shepherd(gpus: Gpulock, node: str, job: JobId) -> int:
     gid = group_of(gpus, node, job)
     shepherd = gpus.sge.shepherd_pid(job)
     os.kill(shepherd, signal.SIGKILL)
-    wait_until(lambda: not running(shepherd), why="the shepherd to be gone")
+    wait_ended([shepherd], why="the shepherd to be gone")
     return gid
 
 

@@ -129,7 +129,7 @@ class Cluster(SlurmMachines):
 
         By SIGKILL, if asked, it forgets what it has not saved, such as the start of a last job.
         """
-        self.end_daemon(self.slurmctld_pid(), "slurmctld", kill, self.logs)
+        self.end_daemon(self.slurmctld_pid(), "slurmctld", kill)
 
     def start_slurmd(
         self, node: str, *, wipe: bool = False, command: Sequence[str] = SLURMD
@@ -150,7 +150,7 @@ class Cluster(SlurmMachines):
 
     def stop_slurmd(self, node: str, *, kill: bool = False) -> None:
         """End a node's slurmd, by SIGKILL if asked; its steps and jobs live on."""
-        self.end_daemon(self.slurmd_pid(node), f"slurmd on {node}", kill, self.logs)
+        self.end_daemon(self.slurmd_pid(node), f"slurmd on {node}", kill)
 
     def hear_out(self, node: str) -> None:
         """Start a node's slurmd anew: the one that ends has told slurmctld all that it had to.

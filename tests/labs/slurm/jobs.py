@@ -25,12 +25,12 @@ from tests.labs.common.installed import (
     shut_gate,
     totals,
 )
-from tests.labs.common.processes import children_of, command_of, end, parent_of, running
+from tests.labs.common.processes import children_of, command_of, end, parent_of
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.releases import WAITS_FOR_ALL
-from tests.support.wait import wait_until
+from tests.support.wait import wait_ended, wait_until
 
 __all__ = [
     "SOAK",
@@ -107,6 +107,16 @@ def notes(gpus: Gpulock, node: str) -> list[str]:
 
 
 @contextlib.contextmanager
+def impatient(gpus: Gpulock, node: str) -> Generator[None]:
+    """Let jobs of a node not wait for devices that are held, where they are to be refused."""
+    place = gpus.slurm.path_in(node, CONFIG)
+    text = place.read_text()
+    place.write_text(f"{text}SLURM_WAIT=0.2\n")
+    yield
+    place.write_text(text)
+
+
+@contextlib.contextmanager
 def occupied(gpus: Gpulock, node: str, *indexes: int) -> Generator[int]:
     """Hold devices of a node by a process of no scheduler; yield its pid."""
     start = "from gpulock.cli import main; main()"
@@ -129,7 +139,7 @@ def occupied(gpus: Gpulock, node: str, *indexes: int) -> Generator[int]:
         family = children_of(holder.pid)
         holder.kill()
         holder.wait()
-        wait_until(lambda: not any(map(running, family)), why="the holder's command to end with it")
+        wait_ended(family, why="the holder's command to end with it")
 
 
 # --- processes ------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -30,11 +29,11 @@ from tests.support.wait import LabError, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 HOSTILE, HONEST = "slalice", "slbob"
-SECONDS: Final = 600.0 if SOAK else 18.0  # of each of three settings
-LONGEST: Final = 4.0  # seconds of a hostile job, then it is cancelled
-PATIENCE: Final = 240.0  # seconds for the jobs that wait, on a machine that is busy
-KEPT: Final = 30.0  # seconds until nothing of a job that is over holds a GPU
-REAP_EVERY: Final = 2.0  # seconds
+JOBS: Final = 400 if SOAK else 12  # of each user, at least, in each of three settings
+# Ages and periods are numbers of looks at the queue, each a tenth of a second on an idle machine.
+LONGEST: Final = 35  # of a hostile job, then it is cancelled
+KEPT: Final = 250  # until nothing of a job that is over holds a GPU
+REAP_EVERY: Final = 15
 AT_ONCE: Final = {HOSTILE: 6, HONEST: 3}
 SLURMS: Final[Mapping[str, str]] = {
     "requeues itself": "scontrol requeue $SLURM_JOB_ID; sleep 2",
@@ -60,43 +59,39 @@ class Fair:
         self.devices = devices
         self.rng = rng
         self.asked: dict[int, int] = {}
-        self.tried: dict[JobId, tuple[Hostile, float]] = {}
-        self.living: dict[str, float] = {}  # job -> when it was last in the queue
-        self.reaped = time.monotonic()
+        self.tried: dict[JobId, tuple[Hostile, int]] = {}
+        self.living: dict[str, int] = {}  # job -> when it was last in the queue
+        self.looks = 0
         self.late: set[str] = set()
         self.journal = self.slurm.users[HONEST].home / "journal"
         self.journal.unlink(missing_ok=True)
 
-    def run(self, seconds: float) -> None:
-        """Let both submit for a while, then wait until the honest ones have run."""
-        begun = time.monotonic()
-        while time.monotonic() < begun + seconds or self.is_too_few():
-            assert time.monotonic() < begun + seconds + PATIENCE, self.describe()
-            waiting = self.look()
-            self.cancel_old()
-            if len(waiting[HONEST]) < AT_ONCE[HONEST]:
-                self.submit_honest()
-            if len(waiting[HOSTILE]) < AT_ONCE[HOSTILE]:
-                self.submit_hostile()
-            time.sleep(0.05)
+    def run(self) -> None:
+        """Let both submit jobs, then wait until the honest ones have run."""
+        wait_until(self.has_submitted_enough, why=lambda: f"enough jobs\n{self.describe()}")
         wait_until(self.is_quiet, why=lambda: f"every honest job to be over\n{self.describe()}")
 
-    def is_too_few(self) -> bool:
-        """Return whether the jobs so far say little, on a machine that is busy."""
-        return len(self.asked) <= SECONDS / 10 or len(self.tried) <= SECONDS / 4
+    def has_submitted_enough(self) -> bool:
+        """Let both submit; return whether each has submitted enough jobs."""
+        waiting = self.look()
+        self.cancel_old()
+        if len(waiting[HONEST]) < AT_ONCE[HONEST]:
+            self.submit_honest()
+        if len(waiting[HOSTILE]) < AT_ONCE[HOSTILE]:
+            self.submit_hostile()
+        return min(len(self.asked), len(self.tried)) >= JOBS
 
     def look(self) -> dict[str, list[JobId]]:
         """Return the jobs of each user that are to run, or run; reap, and note late locks."""
-        now = time.monotonic()
+        self.looks = now = self.looks + 1
         found: dict[str, list[JobId]] = {HOSTILE: [], HONEST: []}
         said = self.slurm.queue("-h", "-o", "%u %i %r") or ""
         for user, job, reason in (line.split(" ", 2) for line in said.splitlines()):
             self.living[job] = now
             if reason not in ("BeginTime", "JobHeldUser") or user == HONEST:
                 found[user].append(JobId(int(job)))
-        if now > self.reaped + REAP_EVERY:
+        if now % REAP_EVERY == 0:
             reap(self.gpus, NODE)
-            self.reaped = now
         for device, record in self.gpus.locks(NODE).items():
             if now - self.living.setdefault(record.job_id, now) > KEPT:
                 what = self.tried.get(JobId(int(record.job_id)))
@@ -120,16 +115,15 @@ class Fair:
         words += [f"--export-file={brought}"] * bool(one.env)
         with contextlib.suppress(LabError):
             job = self.slurm.submit(HOSTILE, *words, script=one.script)
-            self.tried[job] = (one, time.monotonic())
+            self.tried[job] = (one, self.looks)
 
     def cancel_old(self) -> None:
         """End hostile jobs that do not end by themselves."""
-        now = time.monotonic()
-        old = [job for job, (_, begun) in self.tried.items() if 0 < begun < now - LONGEST]
+        old = [job for job, (_, begun) in self.tried.items() if 0 < begun < self.looks - LONGEST]
         if old:
             self.slurm.scancel(*old)
         for job in old:
-            self.tried[job] = (self.tried[job][0], 0.0)
+            self.tried[job] = (self.tried[job][0], 0)
 
     def is_quiet(self) -> bool:
         """Return whether no honest job is left."""
@@ -162,7 +156,6 @@ class Fair:
         wait_until(lambda: notes(self.gpus, NODE) == [], why="no note to be left")
         runs = self.slurm.path_in(NODE, "/var/lib/gpulock/runs")
         assert not runs.is_dir() or list(runs.iterdir()) == []
-        assert not self.is_too_few()
         print(f"{len(self.asked)} honest jobs, {len(self.tried)} hostile ones")
 
 
@@ -177,7 +170,7 @@ def test_honest_jobs_all_run_beside_hostile_ones(slurm_gpus: Gpulock, mode: Mode
     mode(slurm_gpus, SETTINGS, **SETUP)
     devices = [slurm_gpus.device(NODE, minor) for minor in range(COUNT)]
     fair = Fair(slurm_gpus, devices, random.Random(seed))
-    fair.run(SECONDS)
+    fair.run()
     fair.judge()
 
 
@@ -191,6 +184,6 @@ def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
         site.configure(**SETTINGS)
         devices = [site.dev / f"nvidia{n}" for n in range(COUNT)]
         fair = Fair(site.gpus, devices, random.Random(seed))
-        fair.run(SECONDS)
+        fair.run()
         fair.judge()
         wait_until(lambda: site.left() == [], why="no cgroup of a job to be left")

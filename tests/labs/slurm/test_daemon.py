@@ -11,14 +11,13 @@ import contextlib
 import os
 import random
 import signal
-import time
 from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from tests.labs.common.freezer import frozen
-from tests.labs.common.processes import command_of, end, running
+from tests.labs.common.processes import command_of, end
 from tests.labs.daemon.daemon_lab import (
     CONTAINED,
     WITHOUT_PTRACE,
@@ -51,10 +50,10 @@ from tests.labs.slurm.journal import doubles
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, by_gpulock, settings, wait_empty, wait_said
 from tests.labs.slurm.processes import hook_runs
-from tests.labs.slurm.test_ends import EXTRA, KEYS, MORE, TWO, UNASKED, forget_completing, leak
+from tests.labs.slurm.test_ends import EXTRA, MORE, TWO, UNASKED, forget_completing, leak
 from tests.labs.slurm.test_faults import forget
 from tests.support.pairs import zip_equal
-from tests.support.wait import wait_until
+from tests.support.wait import let_work, wait_ended, wait_until
 
 pytestmark = pytest.mark.lab
 IMPATIENT = {"extra": {**EXTRA, "UnkillableStepTimeout": "8", "PrologEpilogTimeout": "15"}}
@@ -80,7 +79,7 @@ def slurm_gpus(
 ) -> Generator[Gpulock]:
     """Give a test fresh nodes on which gpulock chooses; Slurm is not started anew for each."""
     whole = {"extra": EXTRA, "hooks": hooks.hooks, "order": MORE, **setup}
-    by_gpulock(slurm_installation, KEYS, **whole)
+    by_gpulock(slurm_installation, **whole)
     yield slurm_installation
     slurm_installation.slurm.recover()
 
@@ -334,7 +333,7 @@ def test_without_slurmctld_only_a_job_whose_steps_were_seen_and_are_gone_is_free
         slurm.stop_slurmctld()
         assert_held(daemon, claim, "its prolog or epilog")
         hooks.go("Epilog", NODE, "instead")
-        wait_until(lambda: not running(epilog), why="the Epilog to end")
+        wait_ended([epilog], why="the Epilog to end")
         witness.never_free_too_soon(assert_freed(daemon, claim, SEEN))
         assert_held(daemon, living, "step daemon")
         bring_back_slurmctld(slurm_gpus)
@@ -504,7 +503,7 @@ def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothi
                 assert claim.locked() == claim.devices
                 leak(slurm_gpus, hooks, ends)
             daemon.launch()
-            time.sleep(times.uniform(0.1, 0.4))  # when the blow falls, at random
+            let_work(times.uniform(0.1, 0.4))
         daemon.crash()
         daemon.restart()
         assert_held(daemon, kept, "step daemon")
@@ -517,7 +516,7 @@ def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothi
 def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(slurm_gpus: Gpulock) -> None:
     number = 200 if SOAK else 20
     slurm = slurm_gpus.slurm
-    keys = settings(slurm_gpus, SLURM_DEVICE_SELECTION="gpulock", SLURM_TIMEOUT="6")
+    keys = settings(slurm_gpus, SLURM_DEVICE_SELECTION="gpulock")
     slurm_gpus.configure(NODE, **{**keys, "SLURM_WAIT": "50"})
     script = slurm_gpus.journal.around("sleep 0.3")
     with daemon_on(slurm_gpus, NODE) as daemon, restless(daemon) as rounds:

@@ -8,7 +8,6 @@ own: beside gres/gpu, or alone. The lines are those of docs/slurm.md.
 from __future__ import annotations
 
 import contextlib
-import time
 
 import pytest
 
@@ -41,7 +40,7 @@ pytestmark = pytest.mark.lab
 CARDS = 4
 PLACES = 4
 ONE, TWO = f"3:{PLACES}", f"2:{PLACES} 3:{PLACES}"  # SHARES: the cards that have places
-AGAIN = 8.0  # seconds until a job is told again to start now
+LATER = "BeginTime"  # why a job waits that was sent back
 COUNT = 250 if SOAK else 10  # short jobs of each user
 SHOW = f"echo share=${{GPULOCK_SHARE-none}}.\n{SHOW_MASK}"
 
@@ -73,19 +72,19 @@ def share_job(gpus: Gpulock, user: str = "slalice", count: int = 1) -> JobId:
     return gpus.slurm.submit(user, *words, script=SHOW + SLEEP)
 
 
-def end_all(gpus: Gpulock, seconds: float) -> None:
+def end_all(gpus: Gpulock) -> None:
     """Wait until the queue is empty; a job that was sent back starts again soon."""
     slurm = gpus.slurm
-    begun: dict[str, float] = {}
+    begun: set[tuple[str, ...]] = set()  # each run of a job once
 
     def over() -> bool:
-        lines = (slurm.queue("-h", "-t", "PD", "-o", "%i %r") or "").splitlines()
-        now = time.monotonic()
-        for job in [line.split()[0] for line in lines if line.endswith("BeginTime")]:
-            if now - begun.get(job, -AGAIN) >= AGAIN:
-                begun[job] = now
-                with contextlib.suppress(LabError):  # it has started meanwhile
-                    slurm.scontrol("update", f"jobid={job}", "starttime=now+2")
+        shown = slurm.queue("-h", "-t", "PD", "-O", "JobID,RestartCnt,Reason") or ""
+        lines = (line.split(None, 2) for line in shown.splitlines())
+        runs = [(job, run) for job, run, why in lines if why.strip() == LATER]
+        for run in [run for run in runs if run not in begun]:
+            begun.add(run)
+            with contextlib.suppress(LabError):  # it has started meanwhile
+                slurm.scontrol("update", f"jobid={run[0]}", "starttime=now+2")
         return slurm.queue("-h", "--all") == ""
 
     wait_until(over, why="the queue to be empty")
@@ -196,7 +195,7 @@ def test_sixty_four_jobs_contend_for_places_and_cards(slurm_gpus: Gpulock) -> No
     for user in ("slalice", "slbob"):
         for gres in ("gpux:share:1", "gpux:v100:1"):
             slurm.submit(user, "-w", NODE, f"--gres={gres}", each, script=contender_script(log))
-    end_all(slurm_gpus, seconds=900.0)
+    end_all(slurm_gpus)
     lines = log.read_text().splitlines()
     assert replay(lines, PLACES) == (CONTENDERS, "")
     assert find_cards_had_both_ways(lines), "no whole job ever had a card that others shared"
@@ -211,7 +210,7 @@ def test_many_short_share_jobs_leave_nothing(slurm_gpus: Gpulock) -> None:
     log = prepare_log(slurm_gpus.slurm.lab / "contention")
     for user in ("slalice", "slbob"):
         slurm_gpus.slurm.submit(user, *words, script=contender_script(log))
-    end_all(slurm_gpus, seconds=900.0 if SOAK else 240.0)
+    end_all(slurm_gpus)
     assert replay(log.read_text().splitlines(), PLACES) == (2 * COUNT, "")
     assert slurm_gpus.locks(NODE) == {}
     assert not slurm_gpus.slurm.is_out(NODE)

@@ -33,8 +33,8 @@ from gpulock.store.verdicts import PERIOD  # noqa: E402
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner  # noqa: E402
 from tests.bench.disturbed import print_disturbances, undisturbed  # noqa: E402
 from tests.bench.inprocess import crowd, process_count, timed  # noqa: E402
-from tests.bench.scene import Scene, folder  # noqa: E402
 from tests.bench.table import print_targets, quantile  # noqa: E402
+from tests.support.scene import Scene, folder  # noqa: E402
 from tests.support.trees import Box, bus  # noqa: E402
 
 MAIN = "import sys; from gpulock.daemon.app import main; sys.exit(main())"

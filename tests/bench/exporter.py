@@ -33,12 +33,12 @@ from gpulock_exporter.metrics.labels import LabelUser  # noqa: E402
 from gpulock_exporter.web.negotiation import gzip_body  # noqa: E402
 
 from tests.bench.nvml_free import bare, calls_a_second, check_alike, shares  # noqa: E402
-from tests.bench.scene import folder  # noqa: E402
 from tests.bench.table import print_inside, print_targets, quantile  # noqa: E402
 from tests.exporter.certificates import make_authority, make_certificate, trusting  # noqa: E402
 from tests.exporter.whole import Whole, pss_mib  # noqa: E402
 from tests.nvml.double import Double  # noqa: E402
 from tests.support.exporter_nodes import Node, full_card, instance  # noqa: E402
+from tests.support.scene import folder  # noqa: E402
 
 PEER = ("nvitop==1.7.2", "nvitop-exporter==1.7.2", "nvidia-ml-py<13.591")
 HEADERS = {  # what Prometheus 2.42 sends

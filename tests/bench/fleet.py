@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
 from tests.bench.fleet_serve import address  # noqa: E402 (the checkout is put on the path first)
-from tests.bench.scene import folder  # noqa: E402
 from tests.bench.table import print_targets, quantile  # noqa: E402
 from tests.exporter.whole import pss_mib  # noqa: E402
 from tests.labs.prometheus.lab import Program, Prometheus, shipped  # noqa: E402
+from tests.support.scene import folder  # noqa: E402
 from tests.support.wait import LabError, wait_until  # noqa: E402
 
 SERVE = Path(__file__).resolve().with_name("fleet_serve.py")

@@ -17,7 +17,7 @@ from gpulock.workstation.process_claims import make_liveness_judge, make_process
 from tests.bench import table
 from tests.bench.disturbed import take_locks_away, undisturbed
 from tests.bench.inprocess import timed
-from tests.bench.scene import Scene
+from tests.support.scene import Scene
 
 LIMITS = ((1, 100.0), (101, 250.0))  # processes of a test, ms: of it two looks at all processes
 ROUNDS = 15

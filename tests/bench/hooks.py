@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tests.bench.disturbed import take_locks_away
 from tests.bench.rounds import Act, Recorder, Samples, alone, importing, run_rounds, timing
-from tests.bench.scene import Scene
 from tests.bench.slurm_hooks import SlurmBench
-from tests.bench.starter import Shepherd, Starter
+from tests.support.scene import Scene
+from tests.support.starter import Shepherd, Starter
 
 PEER = Path(__file__).with_name("peer.sh")
 PEER_EPILOG = Path(__file__).with_name("peer_epilog.sh")

@@ -26,7 +26,7 @@ from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench.bare import bare, bare_looks, clear
 from tests.bench.disturbed import Result, take_locks_away, undisturbed
-from tests.bench.scene import Scene, linked_proc
+from tests.support.scene import Scene, linked_proc
 
 DRAIN = 100  # rounds
 SWITCHED = 1000  # tries: on a busy machine many a claim is interrupted

@@ -20,9 +20,9 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tests.bench.disturbed import take_locks_away  # noqa: E402
 from tests.bench.rounds import Samples, configured, run_rounds  # noqa: E402 (the checkout first)
-from tests.bench.scene import Scene, folder  # noqa: E402
-from tests.bench.starter import Shepherd  # noqa: E402
 from tests.labs.common.device_nodes import Service, make_nodes  # noqa: E402
+from tests.support.scene import Scene, folder  # noqa: E402
+from tests.support.starter import Shepherd  # noqa: E402
 
 GPUS = 8
 TARGETS = {"prolog": 3.0, "epilog": 5.0}  # milliseconds beside the moves

@@ -78,8 +78,8 @@ def time_rounds(tree: str) -> int:
     """Time the hooks of a tree once for each line that comes."""
     sys.path[0] = tree
     from tests.bench.hooks import SgeBench  # of that tree
-    from tests.bench.scene import Scene, folder
-    from tests.bench.starter import Shepherd
+    from tests.support.scene import Scene, folder
+    from tests.support.starter import Shepherd
 
     samples: dict[str, list[float]] = {}
     with folder("paired") as root:

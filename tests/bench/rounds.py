@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.bench.disturbed import undisturbed
-from tests.bench.scene import Scene, linked_proc
-from tests.bench.starter import Starter
+from tests.support.scene import Scene, linked_proc
+from tests.support.starter import Starter
 
 CPU = " cpu"  # processor time: other work on the machine disturbs it less
 WARM_UP = 3  # rounds that are not counted

@@ -15,7 +15,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tests.bench import daemon, given_back, hooks, inprocess, looks, status, table  # noqa: E402 (the checkout is put on the path first)
 from tests.bench.disturbed import print_disturbances  # noqa: E402
-from tests.bench.scene import Scene, folder  # noqa: E402
+from tests.support.scene import Scene, folder  # noqa: E402
 
 
 def main() -> int:

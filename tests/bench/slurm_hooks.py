@@ -15,9 +15,9 @@ from tests.bench.rounds import (
     importing,
     timing,
 )
-from tests.bench.scene import Scene
-from tests.bench.slurm_calls import USER, SlurmJob, users_settings, write_map
-from tests.bench.starter import Starter
+from tests.support.scene import Scene
+from tests.support.slurm_calls import USER, SlurmJob, users_settings, write_map
+from tests.support.starter import Starter
 
 JOB: Final = SlurmJob(2001, "0,1")
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from tests.bench.scene import Scene
+from tests.support.scene import Scene
 
 CLI = "import sys; from gpulock.cli import main; sys.exit(main())"
 

@@ -37,8 +37,8 @@ from gpulock.workstation.process_claims import (  # noqa: E402
     make_process_owner,
 )
 from tests.bench.rounds import profiling  # noqa: E402
-from tests.bench.scene import Scene, folder  # noqa: E402
-from tests.bench.starter import Shepherd  # noqa: E402
+from tests.support.scene import Scene, folder  # noqa: E402
+from tests.support.starter import Shepherd  # noqa: E402
 
 FIRST, LAST = "_owner_ended", "append_history_lines"  # the pidfd event, the line
 PATIENCE = 30.0  # seconds

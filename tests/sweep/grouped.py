@@ -12,8 +12,8 @@ from pathlib import Path
 
 from gpulock.isolation.group import MODE
 from gpulock.sge.shepherds import EXECD
-from tests.bench.starter import Shepherd, Starter
 from tests.labs.common.device_nodes import modes
+from tests.support.starter import Shepherd, Starter
 from tests.sweep.isolated import ALL, IsolatedStage
 from tests.sweep.play import Case
 from tests.sweep.sge import Epilog, Prolog, Reap, SgePlay

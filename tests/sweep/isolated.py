@@ -15,7 +15,6 @@ from pathlib import Path
 
 from gpulock.isolation import confine, tree
 from gpulock.node.procfs import Proc
-from tests.bench.starter import Shepherd
 from tests.labs.common.device_nodes import (
     PROBE,
     Service,
@@ -24,6 +23,7 @@ from tests.labs.common.device_nodes import (
     programs,
     programs_beyond,
 )
+from tests.support.starter import Shepherd
 from tests.sweep.beside import await_end, beside
 from tests.sweep.play import Case
 from tests.sweep.sge import Epilog, Prolog, Reap, SgePlay, SgeStage

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from gpulock.isolation import confine, tree
 from gpulock.node.procfs import Proc
-from tests.bench.slurm_calls import BATCH, SlurmJob
-from tests.bench.starter import Starter
 from tests.labs.common.device_nodes import (
     PROBE,
     Service,
@@ -25,6 +23,8 @@ from tests.labs.common.device_nodes import (
     programs,
     programs_beyond,
 )
+from tests.support.slurm_calls import BATCH, SlurmJob
+from tests.support.starter import Starter
 from tests.sweep.beside import await_end, beside
 from tests.sweep.isolated import ALL, GPUS
 from tests.sweep.play import Case

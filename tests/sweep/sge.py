@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from gpulock.simulate.execd import SpooledJob
-from tests.bench.starter import Shepherd
+from tests.support.starter import Shepherd
 from tests.sweep.play import REAP_CODES, Case, Play
 from tests.sweep.stage import GONE, MINE, OTHER, Stage
 

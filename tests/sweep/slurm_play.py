@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpulock.job.environment import CONTAINER_PREFIXES, MASK_VARIABLES, grant_variable_names
-from tests.bench.slurm_calls import BATCH, SLURMD, SlurmJob
+from tests.support.slurm_calls import BATCH, SLURMD, SlurmJob
 from tests.sweep.play import Play
 from tests.sweep.slurm_stage import SlurmStage, tasks_environment
 from tests.sweep.stage import MINE, OTHER

@@ -18,8 +18,8 @@ from gpulock.store import owner
 from gpulock.store.claim_records import FOLDER as RUNS
 from gpulock.store.owner import Owner
 from tests.bench.rounds import configured
-from tests.bench.slurm_calls import SLURMD, USER, SlurmJob, users_settings, write_map
-from tests.bench.starter import Starter
+from tests.support.slurm_calls import SLURMD, USER, SlurmJob, users_settings, write_map
+from tests.support.starter import Starter
 from tests.sweep.stage import OTHER, Stage
 
 SQUEUE = """\

@@ -21,7 +21,7 @@ from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.store.locks import GRANT, Lock
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
-from tests.bench.scene import Scene, linked_proc
+from tests.support.scene import Scene, linked_proc
 
 MINE, OTHER, GONE = 1001, 1002, 1003
 REAP = Path(__file__).with_name("reap.py")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.scene import folder
+from tests.support.scene import folder
 from tests.sweep import clean_cases, daemon_cases, sge, slurm_other_cases, slurm_prolog_cases
 from tests.sweep.play import Case, Play
 from tests.sweep.stage import Stage, walk

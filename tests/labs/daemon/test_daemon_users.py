@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests.bench.scene import folder
 from tests.labs.daemon.daemon_site import CHECKOUT
+from tests.support.scene import folder
 
 SOAK = os.environ.get("GPULOCK_SOAK") == "1"
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(7200 if SOAK else 600)]

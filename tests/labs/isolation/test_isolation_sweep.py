@@ -9,8 +9,8 @@ import os
 
 import pytest
 
-from tests.bench.scene import folder
 from tests.labs.common.device_nodes import programs, programs_beyond
+from tests.support.scene import folder
 from tests.sweep import grouped, isolated, isolated_slurm
 from tests.sweep.play import Case
 from tests.sweep.tally import WHOLE

@@ -38,7 +38,7 @@ from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
-from tests.bench.scene import folder, linked_proc
+from tests.support.scene import folder, linked_proc
 
 pytestmark = pytest.mark.slow
 

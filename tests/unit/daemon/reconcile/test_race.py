@@ -25,8 +25,8 @@ from gpulock.store import kv, owner
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
-from tests.bench.scene import folder, linked_proc
 from tests.support.pairs import zip_equal
+from tests.support.scene import folder, linked_proc
 
 FORK = get_context("fork")
 GONE = 1 << 22  # no pid is so large

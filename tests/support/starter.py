@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The face of parent.py: a living process that starts hooks again and again.
+"""The face of hook_parent.py: a living process that starts hooks again and again.
 
 Cheaper than gpulock.simulate's Shepherd, which plays a job's whole life in a process each time.
 """
@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from gpulock.simulate.execd import SpooledJob
 
-PROGRAM = Path(__file__).with_name("parent.py")
+PROGRAM = Path(__file__).with_name("hook_parent.py")
 SHEPHERD = "sge_shepherd"
 
 

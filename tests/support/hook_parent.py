@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that hooks take for what starts them, and that starts what it is told to.
 
-It runs as `python -IS parent.py NAME [TITLE [UID]]`, where NAME is what it is called (comm), TITLE
-what its command line shows and UID whose it is, and imports nothing of gpulock. One line of JSON is
-one order: argv, env, and where wanted `program`, the file to run where it is not argv[0]; `proc`, a
-folder of links to /proc in which the child is to be seen while it runs; `stderr`, a file for all
-that it says; and `uid`, whose it is to be. The answer is one line: status (128 + signal for a
-kill), nanoseconds of wall and of processor time.
+It runs as `python -IS hook_parent.py NAME [TITLE [UID]]`, where NAME is what it is called (comm),
+TITLE what its command line shows and UID whose it is, and imports nothing of gpulock. One line of
+JSON is one order: argv, env, and where wanted `program`, the file to run where it is not argv[0];
+`proc`, a folder of links to /proc in which the child is to be seen while it runs; `stderr`, a file
+for all that it says; and `uid`, whose it is to be. The answer is one line: status (128 + signal for
+a kill), nanoseconds of wall and of processor time.
 """
 
 import ctypes

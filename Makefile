@@ -102,29 +102,23 @@ coverage: $(DEV)  ## which part of the hot code's lines and branches the quick u
 	@for package in alloc hooks isolation job node sge slurm store '*'; do printf '%-13s %s %%\n' "$$package" \
 	    "$$($(BIN)/coverage report --format total --precision 1 --include "gpulock/$$package/*")"; done
 
-bench: $(RUNTIME)  ## how long a claim and a hook take
-	@$(BIN)/python tests/bench/run.py
+bench: $(DEV)  ## how long a hook takes as a process, and a release's look among up to 30,000 processes
+	@code=0; for part in hooks release; do $(BIN)/python -m tests.bench.$$part || code=1; done; exit $$code
 
-bench-paired: $(RUNTIME)  ## the hooks of another commit and of this tree in turns (BEFORE=HEAD~1)
-	@$(BIN)/python tests/bench/paired.py $(or $(BEFORE),HEAD~1) $(or $(ROUNDS),400)
+bench-paired: $(DEV)  ## the hooks of another commit and of this tree in turns (BEFORE=HEAD~1)
+	@$(BIN)/python -m tests.bench.paired $(or $(BEFORE),HEAD~1) $(or $(ROUNDS),400)
 
-bench-history: $(RUNTIME)  ## a million finished claims, filtered and summed (3 GB of scratch)
-	@$(BIN)/python tests/bench/history.py
-
-bench-isolation:  ## what ISOLATION=cgroup adds to the hooks (root)
-	@$(ENTER) python tests/bench/isolation.py
+bench-walks: $(DEV)  ## how many modules and functions a prolog, a dead owner and a metric pass through
+	@$(BIN)/python -m tests.bench.walks $(WORDS)
 
 bench-sge:  ## 200 short jobs on a real Grid Engine against /bin/true hooks (root)
-	@$(ENTER) python tests/bench/lab_sge.py
+	@$(ENTER) python -m tests.bench.short_jobs sge
 
-bench-slurm:  ## srun on a real Slurm against /bin/true hooks, and the Epilog's tail (root)
-	@$(ENTER) python tests/bench/lab_slurm.py
+bench-slurm:   ## 200 short jobs on a real Slurm against /bin/true hooks (root)
+	@$(ENTER) python -m tests.bench.short_jobs slurm
 
 bench-exporter: $(DEV)  ## the exporter on the NVML double, beside nvitop-exporter
-	@$(BIN)/python tests/bench/exporter.py
-
-bench-fleet:  ## 1,000 simulated nodes into a real Prometheus, on two cores (root; 5 minutes)
-	@$(ENTER) python tests/bench/fleet.py
+	@$(BIN)/python -m tests.bench.exporter
 
 gpu-check: $(RUNTIME)  ## every metric beside nvidia-smi, on a real GPU under a load; writes docs/hardware/
 	@$(BIN)/python tests/gpu/check.py
@@ -141,7 +135,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-paired bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check dashboards clean help
+.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-paired bench-walks bench-sge bench-slurm bench-exporter gpu-check dashboards clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count the modules and functions that three things pass through: `python tests/bench/walks.py`.
+"""Count the modules and functions that three things pass through: `python -m tests.bench.walks`.
 
 - A Grid Engine prolog that claims 2 of 8 GPUs.
 - A dead owner, from the event that its process ended to the line in the history.
@@ -26,37 +26,52 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
-
-from gpulock.alloc.choose import ClaimRequest  # noqa: E402 (the checkout is put on the path first)
-from gpulock.alloc.claim import claim_devices  # noqa: E402
-from gpulock.deadline import Deadline  # noqa: E402
-from gpulock.workstation.process_claims import (  # noqa: E402
-    make_liveness_judge,
-    make_process_owner,
-)
-from tests.bench.rounds import profiling  # noqa: E402
-from tests.support.scene import Scene, folder  # noqa: E402
-from tests.support.starter import Shepherd  # noqa: E402
+from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.claim import claim_devices
+from gpulock.deadline import Deadline
+from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
+from tests.support.scene import Scene, folder
+from tests.support.starter import Shepherd
 
 FIRST, LAST = "_owner_ended", "append_history_lines"  # the pidfd event, the line
 PATIENCE = 30.0  # seconds
 PERCENT = 73  # a utilisation that no other number is
+WALKS = "tests.bench.walks"
 DEPTH = 6  # levels at which a value is looked for in a record
 OURS = ("/gpulock/", "/gpulock_exporter/")
+# Runs a hook as its interpreter would, and writes to stderr, as JSON, what it called of ours.
+PROFILED_HOOK = """
+import json, os, sys
+calls = set()
+def note(frame, event, _):
+    code = frame.f_code
+    if event == "call" and "/lib/gpulock/" in code.co_filename and code.co_name[0] != "<":
+        calls.add((code.co_filename, f"{code.co_name}:{code.co_firstlineno}"))
+def exit_hook(code):
+    sys.setprofile(None)
+    os.write(2, json.dumps(sorted(calls)).encode())
+    end(code)
+end, os._exit = os._exit, exit_hook
+sys.argv = sys.argv[1:]
+__file__ = sys.argv[0]
+with open(__file__) as file:
+    text = file.read()
+counted = text.replace("main(sys.argv", "sys.setprofile(note) or main(sys.argv")
+assert counted != text
+exec(compile(counted, __file__, "exec"))
+"""
 
 Calls = set[tuple[str, str]]
 
 
-def main() -> int:
+def main(words: list[str]) -> None:
     """Count and print; `daemon` and `scrape` are the programs that are counted."""
-    if sys.argv[1:2] == ["daemon"]:
-        return be_daemon(sys.argv[2], Path(sys.argv[3]))
-    if sys.argv[1:2] == ["scrape"]:
-        print(json.dumps(sorted(scrape_modules(Path(sys.argv[2])))))
-        return 0
-    listed = "--list" in sys.argv
+    if words[:1] == ["daemon"]:
+        sys.exit(be_daemon(words[1], Path(words[2])))
+    if words[:1] == ["scrape"]:
+        print(json.dumps(sorted(scrape_modules(Path(words[1])))))
+        return
+    listed = "--list" in words
     with folder("walks") as root:
         show("Grid Engine prolog, 2 of 8", prolog_calls(root / "prolog"), listed)
         show("dead owner to history line", dead_owner_calls(root / "owner"), listed)
@@ -64,7 +79,6 @@ def main() -> int:
         print(f"{'utilisation, NVML to scrape':<28} {len(modules):>4} modules")
         if listed:
             print("\n".join(f"    {name}" for name in modules))
-    return 0
 
 
 def show(name: str, calls: Calls, listed: bool) -> None:
@@ -84,8 +98,9 @@ def prolog_calls(root: Path) -> Calls:
     with Shepherd(scene.spool(1, 2)) as shepherd:
         for path in (scene.hooks.prolog, scene.hooks.epilog):  # the first claim of a boot does more
             shepherd.run([str(path), str(shepherd.pid)], shepherd.environment())
-        hook = profiling(scene.hooks.prolog)
-        run = shepherd.run([hook, str(shepherd.pid)], shepherd.environment(), stderr=str(told))
+        program = [scene.interpreter, "-IS", "-c", PROFILED_HOOK]
+        hook = [str(scene.hooks.prolog), str(shepherd.pid)]
+        run = shepherd.run([*program, *hook], shepherd.environment(), stderr=str(told))
     if run.status != 0:
         raise RuntimeError(f"the prolog exits {run.status}: {told.read_text()}")
     calls = {(module_of(path), name) for path, name in json.loads(told.read_text())}
@@ -132,7 +147,7 @@ def dead_owner_calls(root: Path) -> Calls:
         claim_devices(
             node, template, ClaimRequest(2), lambda: make_liveness_judge(node), Deadline(PATIENCE)
         )
-        program = [sys.executable, __file__, "daemon", str(scene.config), str(told)]
+        program = [sys.executable, "-m", WALKS, "daemon", str(scene.config), str(told)]
         with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as daemon:
             history = Path(node.settings.state_dir) / "history/history.jsonl"
             wait_until(Path(node.store.path, "verdicts").exists, "a first round")
@@ -198,7 +213,7 @@ def run_scrape(root: Path) -> list[str]:
         nvml.load(0, PERCENT)
         nvml.set("gpu0.utilization.gpu", str(PERCENT))
         done = subprocess.run(
-            [sys.executable, __file__, "scrape", str(nvml.node)],
+            [sys.executable, "-m", WALKS, "scrape", str(nvml.node)],
             env={**os.environ, **nvml.env},
             stdout=subprocess.PIPE,
             check=True,
@@ -272,4 +287,4 @@ def holds(value: object, depth: int = DEPTH) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1:])

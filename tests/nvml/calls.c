@@ -123,6 +123,7 @@ nvmlReturn_t begin_again(const char *function)
 
 nvmlReturn_t end(nvmlReturn_t status)
 {
+    count_processor();
     pthread_mutex_unlock(&lock);
     return status;
 }

@@ -62,6 +62,7 @@ nvmlReturn_t leave_library(void);
 
 /* counters.c and hang.c */
 void count_call(const char *function);
+void count_processor(void);
 void hang(const char *manner, const struct stat *before);
 
 /* answer.c: whole calls that only hand out a key. */

@@ -35,6 +35,7 @@ XID_EVENT = 0x8  # nvmlEventTypeXidCriticalError
 Hang = Literal["sleep", "deaf", "undead"]
 _RECORD = struct.Struct("=56sQ")  # counters.c
 MAX_INSTANCES = 16  # MIG devices of a card: double.h
+_PROCESSOR = "processor"  # the record of nanoseconds
 _PAST = 100  # steps of a number that are remembered
 
 
@@ -201,12 +202,18 @@ class Double:
 
     def calls(self) -> Counter[str]:
         """Return how often each function was called so far, by all clients together."""
-        found: Counter[str] = Counter()
+        counts = self._counts()
+        del counts[_PROCESSOR]
+        return counts
+
+    def processor_seconds(self) -> float:
+        """Return the processor time of the clients that the double itself took so far."""
+        return self._counts()[_PROCESSOR] / 1e9
+
+    def _counts(self) -> Counter[str]:
         data = (self.control.parent / "control.calls").read_bytes()
-        for name, count in _RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size]):
-            if count:
-                found[name.rstrip(b"\0").decode()] = count
-        return found
+        records = _RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size])
+        return Counter({name.rstrip(b"\0").decode(): count for name, count in records if count})
 
     def held(self) -> bool:
         """Return whether a client is between nvmlInit and nvmlShutdown (a GPU reset would fail)."""

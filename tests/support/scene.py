@@ -66,3 +66,26 @@ def linked_proc(folder_: Path, pids: Sequence[int]) -> Path:
     for name in ("self", "sys", *map(str, pids)):
         (folder_ / name).symlink_to(f"/proc/{name}")
     return folder_
+
+
+def configured(scene: Scene, hook: Path, name: str, settings: str) -> str:
+    """Return a variant of a hook that has settings of its own, in NAME.conf.
+
+    And a STATE_DIR of its own, with the same notes in it: there root keeps a copy of the settings
+    obeyed last, and hooks that take turns would write it anew each time.
+    """
+    state, own = scene.root / "state", scene.root / f"state-{name}"
+    if not own.is_dir():
+        own.mkdir()
+        for notes in ("runs", "owed", "quarantine", "reserves"):
+            (state / notes).mkdir(parents=True, exist_ok=True)
+            (own / notes).symlink_to(state / notes)
+    config = scene.config.with_name(f"{name}.conf")
+    config.write_text(settings.replace(f"STATE_DIR={state}\n", f"STATE_DIR={own}\n"))
+    text, known = hook.read_text(), repr(str(scene.config))
+    if text.count(known) != 1:
+        raise RuntimeError(f"{hook} does not name its settings once")
+    path = hook.with_name(f"{hook.name}-{name}")
+    path.write_text(text.replace(known, repr(str(config))))
+    path.chmod(0o755)
+    return str(path)

@@ -17,7 +17,7 @@ from gpulock.slurm.scontrol import COLUMNS, INVALID
 from gpulock.store import owner
 from gpulock.store.claim_records import FOLDER as RUNS
 from gpulock.store.owner import Owner
-from tests.bench.rounds import configured
+from tests.support.scene import configured
 from tests.support.slurm_calls import SLURMD, USER, SlurmJob, users_settings, write_map
 from tests.support.starter import Starter
 from tests.sweep.stage import OTHER, Stage

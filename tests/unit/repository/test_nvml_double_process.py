@@ -170,6 +170,14 @@ def test_calls_are_counted_over_all_clients(nvml: Double) -> None:
     assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 0
 
 
+def test_the_double_counts_the_processor_time_that_itself_takes(nvml: Double) -> None:
+    assert nvml.processor_seconds() == 0
+    said = ask(
+        nvml, "import time; p.nvmlInit(); [t(0) for _ in range(100)]; print(time.process_time())"
+    )
+    assert 0 < nvml.processor_seconds() < float(said)
+
+
 def test_a_client_that_holds_the_library_is_seen_and_gone_with_its_death(nvml: Double) -> None:
     assert not nvml.held()
     with client(nvml, "import time; time.sleep(60)") as process:

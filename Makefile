@@ -121,7 +121,7 @@ bench-exporter: $(DEV)  ## the exporter on the NVML double, beside nvitop-export
 	@$(BIN)/python -m tests.bench.exporter
 
 gpu-check: $(RUNTIME)  ## every metric beside nvidia-smi, on a real GPU under a load; writes docs/hardware/
-	@$(BIN)/python tests/gpu/check.py
+	@$(BIN)/python -m tests.gpu.check
 
 ##@ Housekeeping
 dashboards: $(DEV)  ## write the Grafana dashboards anew from their code

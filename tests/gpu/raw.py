@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a real card answers to NVML, written down for tests/nvml/cards.py.
+"""What real cards answer to NVML, as JSON: the raw material of tests/nvml/cards.py.
 
 Every getter of the library that needs nothing but the card, each field value by its number, and
 what the driver's buffer of samples looks like: the last tells of which clock its time stamps are.
-A process of its own asks, for a call that hangs: `raw.py` prints JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import inspect
 import json
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any, cast
@@ -46,14 +44,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, (ctypes.Structure, ctypes.Union)):
-        names = [str(field[0]) for field in getattr(value, "_fields_", ())]
+        names = [str(one[0]) for one in getattr(value, "_fields_", ())]
         return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, (list, tuple, ctypes.Array)):
         return [plain(one) for one in value][:64]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, (int, float, str, type(None))):
         return value
-    inside: dict[str, Any] = vars(cast("object", value))
-    return {name: plain(inner) for name, inner in inside.items()}
+    return {name: plain(inner) for name, inner in vars(cast("object", value)).items()}
 
 
 def getters() -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -124,21 +121,25 @@ def samples(handle: Any) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main() -> None:
     """Print it all."""
     pynvml.nvmlInit()
     try:
         cards: list[dict[str, Any]] = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            identity = {
+                "bus_id": pynvml.nvmlDeviceGetPciInfo(handle).busId,
+                "minor": pynvml.nvmlDeviceGetMinorNumber(handle),
+                "uuid": pynvml.nvmlDeviceGetUUID(handle),
+            }
             parts = {"answers": answers(handle), "fields": fields(handle)}
-            cards.append({**parts, "samples": samples(handle)})
-        told = {"driver": plain(pynvml.nvmlSystemGetDriverVersion()), "cards": cards}
+            cards.append({"identity": identity, **parts, "samples": samples(handle)})
+        dump = {"driver": plain(pynvml.nvmlSystemGetDriverVersion()), "cards": cards}
     finally:
         pynvml.nvmlShutdown()
-    print(json.dumps(told, indent=1))
-    return 0
+    print(json.dumps(dump, indent=1))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,41 +9,29 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 PATIENCE = 30.0  # seconds: without persistence mode it initialises each card
-UUID, INDEX = "uuid", "index"
+UUID = "uuid"
+PROCESSES = "processes"  # no field of its own: how many processes compute on the card
 _NAMES = re.compile(r'^"([^"]+)"(?: or "([^"]+)")?', re.MULTILINE)
-_WORDS = {"yes": 1.0, "no": 0.0, "active": 1.0, "not active": 0.0}
-# nvmlDeviceGpuRecoveryAction_t of nvml.h, as nvidia-smi words it
-_ACTIONS = {
-    "none": 0.0,
-    "reset": 1.0,
-    "gpu reset": 1.0,
-    "reboot": 2.0,
-    "node reboot": 2.0,
-    "drain p2p": 3.0,
-    "drain and reset": 4.0,
+_WORDS = {
+    **{"yes": 1.0, "no": 0.0, "active": 1.0, "not active": 0.0},
+    # nvmlDeviceGpuRecoveryAction_t of nvml.h, as nvidia-smi words it
+    **{"none": 0.0, "reset": 1.0, "gpu reset": 1.0, "reboot": 2.0, "node reboot": 2.0},
+    **{"drain p2p": 3.0, "drain and reset": 4.0},
 }
-RECOVERY = "gpu_recovery_action"
+Rows = dict[str, dict[str, str]]  # the text of each field, by UUID
 
 
 class SmiError(RuntimeError):
     """nvidia-smi could not be asked; the message is its own words."""
 
 
-class Answer(NamedTuple):
-    """One answer: by UUID the text of each field, and the pids that compute on each card."""
-
-    fields: Mapping[str, Mapping[str, str]]
-    pids: Mapping[str, tuple[int, ...]]
-
-
 class Smi:
     """The program `command`."""
 
-    def __init__(self, command: str = "nvidia-smi") -> None:
+    def __init__(self, command: str) -> None:
         self._command = command
 
     def run(self, *words: str) -> str:
@@ -69,13 +57,16 @@ class Smi:
         names = parse_names(self.run("--help-query-gpu"))
         return [field for field in wanted if field in names]
 
-    def ask(self, fields: Sequence[str]) -> Answer:
-        """Ask for fields of all cards, and who computes on them."""
-        columns = [UUID, *(field for field in fields if field != UUID)]
+    def ask(self, fields: Sequence[str]) -> Rows:
+        """Ask for fields of all cards, and how many processes compute on each."""
+        columns = [UUID, *fields]
         text = self.run(f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits")
         apps = self.run("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
-        found = parse_rows(text, columns)
-        return Answer(found, {uuid: parse_pids(apps, uuid) for uuid in found})
+        pairs = {tuple(line.replace(" ", "").split(",")) for line in apps.splitlines()}
+        rows = parse_rows(text, columns)
+        for uuid, row in rows.items():
+            row[PROCESSES] = str(sum(pair[0] == uuid for pair in pairs))
+        return rows
 
 
 def parse_names(text: str) -> frozenset[str]:
@@ -83,24 +74,16 @@ def parse_names(text: str) -> frozenset[str]:
     return frozenset(name for pair in _NAMES.findall(text) for name in pair if name)
 
 
-def parse_rows(text: str, columns: Sequence[str]) -> dict[str, dict[str, str]]:
+def parse_rows(text: str, columns: Sequence[str]) -> Rows:
     """Return the fields by UUID; raise SmiError where a row has not as many as were asked for."""
-    found: dict[str, dict[str, str]] = {}
+    rows: Rows = {}
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) != len(columns):
             raise SmiError(f"{len(values)} values for {len(columns)} fields: {line!r}")
         row = dict(zip(columns, values))
-        found[row[UUID]] = row
-    return found
-
-
-def parse_pids(text: str, uuid: str) -> tuple[int, ...]:
-    """Return the processes that compute on a card, each once."""
-    pairs = (line.partition(",") for line in text.splitlines())
-    return tuple(
-        sorted({int(p) for who, _, p in pairs if who.strip() == uuid and p.strip().isdigit()})
-    )
+        rows[row[UUID]] = row
+    return rows
 
 
 def is_absent(text: str) -> bool:
@@ -108,11 +91,9 @@ def is_absent(text: str) -> bool:
     return text.startswith("[") or text in {"", "N/A"}
 
 
-def number(field: str, text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """Return what a field says as a number, None where it is none: a bit mask is one."""
     word = text.lower()
-    if field == RECOVERY:
-        return _ACTIONS.get(word)
     if word in _WORDS:
         return _WORDS[word]
     try:

@@ -114,7 +114,7 @@ bench-walks: $(DEV)  ## how many modules and functions a prolog, a dead owner an
 bench-sge:  ## 200 short jobs on a real Grid Engine against /bin/true hooks (root)
 	@$(ENTER) python -m tests.bench.short_jobs sge
 
-bench-slurm:   ## 200 short jobs on a real Slurm against /bin/true hooks (root)
+bench-slurm:  ## 200 short jobs on a real Slurm against /bin/true hooks (root)
 	@$(ENTER) python -m tests.bench.short_jobs slurm
 
 bench-exporter: $(DEV)  ## the exporter on the NVML double, beside nvitop-exporter

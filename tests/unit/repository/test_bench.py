@@ -23,7 +23,9 @@ def disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_bench_sets_up_what_the_tests_need() -> None:
     """After `make demo` alone it imported what only the tests bring."""
-    targets = re.findall(r"^bench.*:(.*?)##.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(
+        r"^bench.*:(.*?)##.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
     assert len(targets) > 4
     assert all("$(DEV)" in needed or "$(ENTER)" in recipe for needed, recipe in targets)
 

@@ -2,7 +2,7 @@
  *
  * The part of NVIDIA's management library that the double speaks, in declarations of our own: the
  * names and shapes that its clients link against (as in nvidia-ml-py, which is BSD), no more.
- * tests/unit/repository/test_nvml_double_faithful.py holds every size, offset, number and prototype against
+ * tests/unit/nvml_double/test_faithful.py holds every size, offset, number and prototype against
  * NVIDIA's own nvml.h: with VENDOR_HEADER defined, that header stands in for this one.
  */
 #ifndef NVML_API_H

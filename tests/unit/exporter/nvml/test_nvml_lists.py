@@ -20,7 +20,7 @@ from tests.support.pairs import zip_equal
 
 NVML: Any = pynvml  # of its structures the stub declares what gpulock uses
 UTILIZATION = NVML.NVML_GPU_UTILIZATION_SAMPLES
-NEW = "610.43.02"  # as in test_nvml_double: a process has one library
+NEW = "610.43.02"  # as in tests/unit/nvml_double: a process has one library
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
 
 

@@ -28,10 +28,10 @@ sys.path[0] = str(ROOT)
 from tests.mutants.measure import MEASURED, Measured  # noqa: E402 (the checkout is put on the path first)
 from tests.mutants.operators import Mutant, generate_mutants  # noqa: E402
 from tests.mutants.trial import KILLED, SURVIVED, WORK  # noqa: E402
+from tests.steps import QUICK  # noqa: E402
 
 PACKAGES = ("alloc", "hooks", "isolation", "job", "node", "sge", "slurm", "store")
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
-QUICK = "not slow and not install and not soak and not lab and not sweep"
 SURVIVORS = ROOT / "tests/mutants/survivors.toml"
 
 

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 Why = Union[str, Callable[[], str]]
 
 QUIET: Final = 40.0  # seconds of polls in which nothing happens, where no lab is up
-LAB_QUIET: Final = 120.0  # seconds of polls in which no log grows: no daemon rests for so long
+LAB_QUIET: Final = 150.0  # seconds of polls in which no log grows: Slurm starts a job again in 121
 LONGEST_POLL: Final = 0.25  # seconds that one poll counts at most, however long it took
 # Seconds by the wall clock, after which a wait ends though logs grow: pytest ends tests after 600.
 BOUND: Final = 3600.0 if os.environ.get("GPULOCK_SOAK") == "1" else 480.0

@@ -30,7 +30,6 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.lab
 NODE = NODES[1]
 DEAF = "trap '' TERM HUP INT"
-LIMIT = "10"  # seconds, LEFTOVER_TIMEOUT
 # each child lives for 20 ms and is replaced by two; it ends by itself when nobody ends it
 FORKS = """\
 import os, signal, sys, time
@@ -93,7 +92,7 @@ def leave(gpus: Gpulock, job: JobId) -> None:
 def test_daemonised_children_deaf_to_term_are_ended_and_a_neighbour_is_not(
     sparing: Gpulock,
 ) -> None:
-    sparing.configure(NODE, LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT=LIMIT)
+    sparing.configure(NODE, LEFTOVER_PROCESSES="kill")
     words = on(NODE, "-l", "gpu=1")
     neighbour = sparing.sge.submit("glalice", *words, stdin="exec sleep 600\n")
     sparing.sge.wait_running(neighbour)
@@ -109,7 +108,7 @@ def test_daemonised_children_deaf_to_term_are_ended_and_a_neighbour_is_not(
 def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(
     sparing: Gpulock,
 ) -> None:
-    sparing.configure(NODE, LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT=LIMIT)
+    sparing.configure(NODE, LEFTOVER_PROCESSES="kill")
     text = "rm -f $SGE_STDOUT_PATH; mkfifo $SGE_STDOUT_PATH\n"
     hostile = sparing.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=text)
     sparing.sge.wait_running(hostile)

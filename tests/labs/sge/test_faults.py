@@ -117,7 +117,7 @@ def test_without_execds_file_the_real_qstat_answers_and_a_bad_one_never_unmasks(
     hang = program(around, "hang", "#!/bin/sh\nexec sleep 600\n")
     lies = program(around, "lies", lies_text(around))
     (around.sge.lab / "lies/count").unlink(missing_ok=True)
-    around.configure(NODE, SGE_BINARIES=REAL, SGE_QSTAT_TIMEOUT="20")  # a machine may be busy
+    around.configure(NODE, SGE_BINARIES=REAL)
     around.configure(OTHER, SGE_BINARIES=hang, SGE_QSTAT_TIMEOUT="1")
     around.configure(THIRD, SGE_BINARIES=lies)
     asked = [submit(around, NODE, count, "lost") for count in (2, 0)]

@@ -47,8 +47,7 @@ def by_slurm(gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: Any)
 
 def settings(gpus: Gpulock, **keys: str) -> dict[str, str]:
     """Return the settings of a node of the lab."""
-    patient = {"SLURM_WAIT": "2", "SLURM_TIMEOUT": "20"}  # other labs run at the same time
-    return {"SLURM_CONF": str(gpus.slurm.lab / "etc/slurm.conf"), **patient, **keys}
+    return {"SLURM_CONF": str(gpus.slurm.lab / "etc/slurm.conf"), **keys}
 
 
 def write_map(gpus: Gpulock, node: str, places: Sequence[int | str]) -> None:

@@ -45,8 +45,9 @@ SLURMS: Final[Mapping[str, str]] = {
     "copies to devices": "for d in {devices}; do timeout 1 sbcast --force /bin/ls $d; done",
 }
 # An ended job's lock is also kept by other processes of its own user that have the device open, of
-# a job without GPUs as well. Such a job is over within LONGEST here, and a Prolog waits for longer.
-SETTINGS: Final = {"SLURM_WAIT": "15", "LEFTOVER_PROCESSES": "kill"}
+# a job without GPUs as well. Such a job is over within LONGEST here, and a Prolog waits for longer,
+# also where a look takes a second.
+SETTINGS: Final = {"SLURM_WAIT": "90", "LEFTOVER_PROCESSES": "kill"}
 SETUP: Final = {"extra": {**SLURM_CONF, "KillWait": "1"}, "proctrack": "cgroup"}
 
 

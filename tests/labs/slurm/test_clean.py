@@ -13,10 +13,7 @@ from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 
 pytestmark = pytest.mark.lab
 KEYS = {
-    "SLURM_WAIT": "0.2",
-    "SLURM_TIMEOUT": "6",
     "LEFTOVER_PROCESSES": "kill",
-    "LEFTOVER_TIMEOUT": "10",
 }
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
 TWO = "--gres=gpu:2"

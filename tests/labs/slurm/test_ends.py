@@ -17,6 +17,7 @@ from tests.labs.slurm.jobs import (
     SOAK,
     gate_file,
     held,
+    impatient,
     kill_steps,
     notes,
     reap,
@@ -43,7 +44,6 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
-KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6"}
 # a job is not missed whose slurmd was killed a while ago (22.05, `_purge_missing_jobs`)
 EXTRA = {**SLURM_CONF, "KillWait": "1", "BatchStartTimeout": "120"}
 TWO = "--gres=gpu:2"
@@ -57,14 +57,15 @@ MORE = {NODE: range(16)}  # Slurm believes in four times as many devices as ther
 def hooks(slurm_gpus: Gpulock) -> Stops:
     """Give a test, in which gpulock chooses, hooks that it can stop."""
     found = stops(slurm_gpus)
-    by_gpulock(slurm_gpus, KEYS, hooks=found.hooks, extra=EXTRA, order=MORE)
+    by_gpulock(slurm_gpus, hooks=found.hooks, extra=EXTRA, order=MORE)
     return found
 
 
 def refused(gpus: Gpulock, count: int = 4) -> str:
     """Submit a job of another user that is refused; return what it was told."""
-    job = gpus.slurm.submit("slbob", "-w", NODE, f"--gres=gpu:{count}", script="echo ran\n")
-    wait_requeued(gpus, job)
+    with impatient(gpus, NODE):
+        job = gpus.slurm.submit("slbob", "-w", NODE, f"--gres=gpu:{count}", script="echo ran\n")
+        wait_requeued(gpus, job)
     assert not any(gpus.held_by(job).values())
     gpus.slurm.scancel(job)
     return gpus.slurm.said(job)
@@ -100,7 +101,7 @@ def leak(gpus: Gpulock, hooks: Stops, *jobs: JobId) -> None:
 def test_jobs_that_are_cancelled_killed_or_requeued_give_back_at_once(
     slurm_gpus: Gpulock, mode: Mode
 ) -> None:
-    mode(slurm_gpus, KEYS, extra=EXTRA)
+    mode(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     scripts = (
         "exec sleep 600\n",
@@ -128,7 +129,7 @@ def test_jobs_that_are_cancelled_killed_or_requeued_give_back_at_once(
 
 @pytest.mark.minutes  # slurmctld looks for limits twice a minute
 def test_a_job_that_runs_out_of_time_gives_back(slurm_gpus: Gpulock) -> None:
-    by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
+    by_gpulock(slurm_gpus, extra=EXTRA)
     job = started(slurm_gpus, NODE, TWO, "--time=1")
     assert slurm_gpus.slurm.wait_settled(job) == "TIMEOUT"
     assert slurm_gpus.locks(NODE) == {}
@@ -162,7 +163,7 @@ def test_a_job_cancelled_during_its_prolog_keeps_nothing(
 def test_what_a_killed_step_daemon_leaves_keeps_the_locks_until_it_is_gone(
     slurm_gpus: Gpulock, proctrack: str, how: str
 ) -> None:
-    by_gpulock(slurm_gpus, KEYS, extra=EXTRA, order=MORE, proctrack=proctrack)
+    by_gpulock(slurm_gpus, extra=EXTRA, order=MORE, proctrack=proctrack)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     left = kill_steps(slurm_gpus, job, NODE)
@@ -183,7 +184,7 @@ def test_what_a_killed_step_daemon_leaves_keeps_the_locks_until_it_is_gone(
 def test_a_daemonised_child_that_has_a_device_open_keeps_that_one_alone(
     slurm_gpus: Gpulock, how: str
 ) -> None:
-    by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
+    by_gpulock(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     device, told = slurm_gpus.device(NODE, 0), gate_file(slurm_gpus, "child")
     device.chmod(0o666)
@@ -291,7 +292,7 @@ def test_an_epilog_that_outlives_its_slurmd_frees(slurm_gpus: Gpulock, hooks: St
 def test_an_epilog_that_dies_with_its_slurmd_leaves_locks_that_a_reconcile_frees(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
-    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=UNASKED, order=MORE)
+    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=UNASKED, order=MORE)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     hooks.set("Epilog", NODE, "before")

@@ -48,7 +48,6 @@ from tests.support.wait import LabError, wait_until
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
-KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6"}
 # a job is not missed whose slurmd was killed a while ago (22.05, `_purge_missing_jobs`)
 EXTRA = {**SLURM_CONF, "KillWait": "1", "BatchStartTimeout": "120"}
 TWO = "--gres=gpu:2"
@@ -103,7 +102,7 @@ def said_again(gpus: Gpulock, job: JobId, user: str) -> str:
 def test_a_job_that_got_the_id_of_a_forgotten_one_of_the_same_user_claims_afresh(
     slurm_gpus: Gpulock, hooks: Stops, mode: Mode
 ) -> None:
-    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    mode(slurm_gpus, hooks=hooks.hooks, extra=EXTRA)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     old = record_of(slurm_gpus, job, NODE).token
@@ -121,7 +120,7 @@ def test_a_job_that_got_the_id_of_a_forgotten_one_of_the_same_user_claims_afresh
 def test_a_job_that_got_the_id_of_a_forgotten_one_of_another_user_is_not_that_one(
     slurm_gpus: Gpulock, hooks: Stops, mode: Mode
 ) -> None:
-    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    mode(slurm_gpus, hooks=hooks.hooks, extra=EXTRA)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     old = record_of(slurm_gpus, job, NODE)
@@ -153,7 +152,7 @@ def test_a_job_that_got_the_id_of_a_forgotten_one_of_another_user_is_not_that_on
 def test_a_job_that_slurmctld_forgot_is_ended_and_leaks_nothing_past_a_reconcile(
     slurm_gpus: Gpulock, hooks: Stops, mode: Mode
 ) -> None:
-    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    mode(slurm_gpus, hooks=hooks.hooks, extra=EXTRA)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     forget(slurm_gpus, JobId(job + 1))
@@ -177,7 +176,7 @@ def test_a_job_whose_start_slurmctld_forgot_never_runs_with_the_mask_of_its_firs
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
     """The state that slurmctld comes back with is from before the job's start."""
-    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=EXTRA)
     slurm = slurm_gpus.slurm
     job, token = wait_until(
         lambda: forgotten_start(slurm_gpus, hooks), why="a run that is not revoked"
@@ -240,7 +239,7 @@ def test_after_a_reboot_old_locks_are_dead_whether_lock_dir_was_kept_or_not(
     slurm_gpus: Gpulock, mode: Mode, wiped: bool
 ) -> None:
     """What decides is the boot id alone, as old pids mean nothing."""
-    mode(slurm_gpus, KEYS, extra=EXTRA)
+    mode(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     old = started(slurm_gpus, NODE, "--gres=gpu:4")
     slurm.stop_slurmd(NODE, kill=True)
@@ -267,7 +266,7 @@ def test_after_a_reboot_old_locks_are_dead_whether_lock_dir_was_kept_or_not(
 
 @BOTH
 def test_a_claim_itself_frees_what_an_earlier_boot_held(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus, KEYS, extra=EXTRA)
+    mode(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     old = started(slurm_gpus, NODE, "--gres=gpu:4")
     slurm.stop_slurmd(NODE, kill=True)
@@ -289,7 +288,7 @@ def test_when_lock_dir_is_lost_nothing_is_granted_until_living_jobs_are_adopted(
     slurm_gpus: Gpulock, mode: Mode
 ) -> None:
     order = (3, 1, 0, 2, *(range(4, 8) if mode is by_gpulock else ()))
-    mode(slurm_gpus, KEYS, extra=EXTRA, order={NODE: order})
+    mode(slurm_gpus, extra=EXTRA, order={NODE: order})
     slurm = slurm_gpus.slurm
     goes = [gate_file(slurm_gpus, name) for name in ("one", "two")]
     step = "srun sh -c 'echo step=$CUDA_VISIBLE_DEVICES devices=$GPULOCK_DEVICES'\n"
@@ -331,7 +330,7 @@ def test_when_lock_dir_is_lost_nothing_is_granted_until_living_jobs_are_adopted(
 def test_a_job_that_ended_while_its_locks_were_lost_is_not_adopted_for_good(
     slurm_gpus: Gpulock, mode: Mode
 ) -> None:
-    mode(slurm_gpus, KEYS, extra=EXTRA)
+    mode(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     ended, living = (started(slurm_gpus, NODE, TWO) for _ in range(2))
     before = tokens(slurm_gpus)
@@ -351,7 +350,7 @@ def test_a_job_that_ended_while_its_locks_were_lost_is_not_adopted_for_good(
 def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile(
     slurm_gpus: Gpulock, mode: Mode
 ) -> None:
-    mode(slurm_gpus, KEYS, extra=EXTRA)
+    mode(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     place = slurm_gpus.slurm.path_in(NODE, CONFIG)
@@ -375,7 +374,7 @@ def test_a_prolog_that_slurmd_ends_at_the_gate_leaves_nothing(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
     extra = {**EXTRA, "PrologEpilogTimeout": "15"}
-    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=extra, order=MORE)
+    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=extra, order=MORE)
     slurm = slurm_gpus.slurm
     first = started(slurm_gpus, NODE, "--gres=gpu:1")
     with shut_gate(slurm_gpus, NODE):
@@ -400,7 +399,7 @@ def test_an_epilog_that_slurmd_ends_leaves_locks_that_a_reconcile_frees(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
     extra = {**EXTRA, "PrologEpilogTimeout": "15"}
-    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=extra, order=MORE)
+    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=extra, order=MORE)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     with shut_gate(slurm_gpus, NODE):
@@ -417,7 +416,7 @@ def test_a_process_that_cannot_be_killed_keeps_its_locks_past_the_epilog(
     slurm_gpus: Gpulock,
 ) -> None:
     extra = {**EXTRA, "UnkillableStepTimeout": "2"}
-    by_gpulock(slurm_gpus, KEYS, extra=extra, order=MORE)
+    by_gpulock(slurm_gpus, extra=extra, order=MORE)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     pids = [p for p in slurm.job_processes(job, NODE) if "sleep" in command_of(p)]
@@ -449,7 +448,7 @@ def test_an_epilog_of_the_first_run_that_comes_late_frees_nothing_of_the_second(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
     """A site's own Epilog calls ours at its end, say, and was slow; slurmd was killed meanwhile."""
-    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=EXTRA)
     slurm = slurm_gpus.slurm
     go = gate_file(slurm_gpus, "go")
     words = ("--requeue", "-w", NODE, TWO)
@@ -487,7 +486,7 @@ def test_an_epilog_of_the_first_run_that_comes_late_frees_nothing_of_the_second(
 def test_a_prolog_of_the_first_run_that_comes_late_changes_nothing_of_the_second(
     slurm_gpus: Gpulock, hooks: Stops, mode: Mode
 ) -> None:
-    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    mode(slurm_gpus, hooks=hooks.hooks, extra=EXTRA)
     slurm = slurm_gpus.slurm
     hooks.set("Prolog", NODE, "before")
     job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script="exec sleep 600\n")
@@ -545,7 +544,7 @@ def one_machine(gpus: Gpulock) -> Generator[None]:
             for place, inner in (("/run/gpulock", "run"), ("/var/lib/gpulock", "state")):
                 bind = ("--bind", str(shared / inner))
                 stack.enter_context(mounted(gpus, node, place, *bind))
-            gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="gpulock", **KEYS))
+            gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="gpulock"))
         rename(gpus, OTHER, NODE)
         stack.callback(rename, gpus, OTHER, OTHER)
         yield
@@ -561,7 +560,7 @@ def rename(gpus: Gpulock, node: str, name: str) -> None:
 def test_two_slurmds_on_one_machine_share_its_devices_and_free_only_their_own(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
-    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=EXTRA)
     slurm = slurm_gpus.slurm
     with one_machine(slurm_gpus):
         step = "srun sh -c 'echo $SLURMD_NODENAME=$CUDA_VISIBLE_DEVICES'\n"

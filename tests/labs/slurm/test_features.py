@@ -106,7 +106,7 @@ def test_hooks_with_time_limits_of_their_own_are_fit_for_use(site: Gpulock) -> N
     newer = site.slurm.release >= HAS_HOOK_TIMEOUTS
     keys = ("PrologTimeout", "EpilogTimeout") if newer else ("PrologEpilogTimeout",)
     extra = {**SLURM_CONF, **dict.fromkeys(keys, "120")}
-    by_gpulock(site, {"SLURM_TIMEOUT": "5"}, hooks=INSTALLED, extra=extra)
+    by_gpulock(site, hooks=INSTALLED, extra=extra)
     install(site)
 
     check_one_job(site)
@@ -140,7 +140,7 @@ def test_a_node_that_fetches_slurm_conf_is_fit_for_use(site: Gpulock) -> None:
     shell = f"mkdir -p /run/munge && ln -sfn {socket} /run/munge/munge.socket.2"
     assert slurm.run_in(NODE, ["sh", "-c", shell]).returncode == 0
     start_anew(site, *NO_CONF, "slurmd", "--conf-server", f"{slurm.master}:6817")
-    site.configure(NODE, SLURM_DEVICE_SELECTION="gpulock", SLURM_WAIT="2")
+    site.configure(NODE, SLURM_DEVICE_SELECTION="gpulock")
     install(site, NO_CONF)
 
     check_one_job(site)

@@ -58,7 +58,7 @@ def test_a_comment_and_a_line_for_another_node_stop_no_job(slurm_gpus: Gpulock) 
 
 
 def test_without_gpulockd_the_job_is_sent_back_and_the_node_stays(slurm_gpus: Gpulock) -> None:
-    by_slurm(slurm_gpus, {"SLURM_WAIT": "1"}, extra=SLURM_CONF)
+    by_slurm(slurm_gpus, extra=SLURM_CONF)
     with gres_conf(slurm_gpus) as place:
         append(place)
         job = slurm_gpus.slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script="true\n")
@@ -70,7 +70,7 @@ def test_without_gpulockd_the_job_is_sent_back_and_the_node_stays(slurm_gpus: Gp
 
 def test_another_order_is_the_map_once_slurmd_was_started_anew(slurm_gpus: Gpulock) -> None:
     """With no more rights than gpulockd's unit gives it on such a node."""
-    by_slurm(slurm_gpus, {"SLURM_WAIT": "1"}, extra=SLURM_CONF)
+    by_slurm(slurm_gpus, extra=SLURM_CONF)
     slurm = slurm_gpus.slurm
     with gres_conf(slurm_gpus) as place, daemon_on(slurm_gpus, NODE, *AS_UNIT) as daemon:
         lines = place.read_text().splitlines(keepends=True)

@@ -21,6 +21,7 @@ from tests.labs.slurm.jobs import (
     SHOW_MASK,
     gate_file,
     held,
+    impatient,
     is_reaped,
     kill_steps,
     notes,
@@ -38,7 +39,6 @@ from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
-KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6"}
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
 MASK = "CUDA_VISIBLE_DEVICES"
 UUIDS = ("NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
@@ -93,7 +93,7 @@ def test_a_hostile_environment_runs_nothing_as_root_and_forges_no_mask(
 
     Stopped by: hooks of root's have slurmd's environment alone; a TaskProlog sets each mask itself.
     """
-    mode(slurm_gpus, KEYS, extra=EXTRA)
+    mode(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     other = slurm.submit("slbob", "-w", NODE, "--gres=gpu:1", script="exec sleep 600\n")
     slurm.wait_running(other)
@@ -135,7 +135,7 @@ def test_a_job_without_its_submitters_environment_is_masked_too(
 
     Stopped by: slurmstepd obeys the TaskProlog behind it.
     """
-    mode(slurm_gpus, KEYS, extra=EXTRA)
+    mode(slurm_gpus, extra=EXTRA)
     profile = slurm_gpus.slurm.users["slalice"].home / ".bash_profile"
     profile.write_text(f". {evil.folder}/rc\nexport {MASK}=0,1,2,3\n")
     try:
@@ -154,7 +154,7 @@ def test_a_job_without_gpus_forges_itself_none(slurm_gpus: Gpulock, evil: Evil, 
 
     Stopped by: the note of root's decides, and a step that contradicts it does not start.
     """
-    mode(slurm_gpus, KEYS, extra=EXTRA)
+    mode(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     words = ["-w", NODE, f"--export=ALL,{MASK}=0"]
     job = submit(slurm_gpus, "slalice", words, {**evil.variables(), **FORGED}, SHOW_ENVIRON)
@@ -175,7 +175,7 @@ def test_limits_of_the_submitter_starve_no_hook(slurm_gpus: Gpulock) -> None:
 
     Stopped by: slurmd gives them to the tasks alone.
     """
-    by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
+    by_gpulock(slurm_gpus, extra=EXTRA)
     limits = "ulimit -v 400000; ulimit -n 30; ulimit -f 64; ulimit -t 20; "
     line = f"{limits}exec sbatch --parsable --propagate=ALL -o out.%j -w {NODE} --gres=gpu:2"
     text = f"#!/bin/bash\nulimit -n -f\n{SHOW_MASK}"
@@ -204,7 +204,7 @@ def test_names_and_comments_that_look_like_slurmctlds_answers_free_nothing(
 
     Stopped by: squeue is asked for columns of fixed width, none of them the user's text.
     """
-    by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
+    by_gpulock(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     held_job = slurm.submit("slalice", "--hold", "-w", NODE)
     job = JobId(held_job + 1)
@@ -254,7 +254,7 @@ def test_a_process_that_pretends_to_be_slurms_neither_keeps_nor_frees_anothers_l
 
     Stopped by: daemons and hooks are root's, and the kernel says whose a process is.
     """
-    by_gpulock(slurm_gpus, KEYS, extra=EXTRA, hooks=hooks.hooks)
+    by_gpulock(slurm_gpus, extra=EXTRA, hooks=hooks.hooks)
     slurm = slurm_gpus.slurm
     living = started(slurm_gpus, NODE, "--gres=gpu:1")
     ended = started(slurm_gpus, NODE, "--gres=gpu:2")
@@ -296,7 +296,7 @@ def test_a_user_can_write_nothing_where_hooks_read(slurm_gpus: Gpulock) -> None:
 
     Stopped by: all of it is root's, and no mode lets others write.
     """
-    by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
+    by_gpulock(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, "--gres=gpu:1")
     device = slurm_gpus.held_by(job)[NODE][0]
@@ -347,7 +347,7 @@ def test_a_killed_or_stopped_taskprolog_starts_no_task(
 
     Stopped by: Slurm starts no task without its TaskProlog's success.
     """
-    by_gpulock(slurm_gpus, KEYS, extra=EXTRA, hooks=hooks.hooks)
+    by_gpulock(slurm_gpus, extra=EXTRA, hooks=hooks.hooks)
     slurm = slurm_gpus.slurm
     hooks.set("TaskProlog", NODE, "before")
     job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=f"echo ran\n{SHOW_MASK}")
@@ -381,7 +381,7 @@ def test_a_taskprolog_of_the_users_own_changes_what_is_advice_and_no_lock(
     Stopped by: the device cgroup, and the lock stays as it is.
     """
     own = script(slurm_gpus, "own", f"#!/bin/sh\necho export {MASK}=0,1,2,3\n")
-    by_slurm(slurm_gpus, KEYS, extra=EXTRA, proctrack="cgroup", constrain_devices=True)
+    by_slurm(slurm_gpus, extra=EXTRA, proctrack="cgroup", constrain_devices=True)
     slurm = slurm_gpus.slurm
     opens = " ".join(str(slurm.device(NODE, minor)) for minor in ALL)
     step = f"srun --task-prolog={own} sh -c '{SHOW_MASK.strip()}; head -qc1 {opens}' 2>&1\n"
@@ -403,7 +403,7 @@ def test_a_job_whose_output_cannot_be_written_runs_neither_unmasked_nor_refused(
 
     Stopped by: mask and refusal go through slurmstepd's pipe, not through the job's output.
     """
-    mode(slurm_gpus, KEYS, extra=EXTRA)
+    mode(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     told = gate_file(slurm_gpus, "told")
     closed = f"exec >&- 2>&- <&-\nsrun --output=none sh -c 'echo ${MASK} >{told}'\n"
@@ -415,7 +415,7 @@ def test_a_job_whose_output_cannot_be_written_runs_neither_unmasked_nor_refused(
     assert slurm_gpus.locks(NODE) == {}
     told.unlink()
     ran = f"echo ran >{told}\n"
-    with occupied(slurm_gpus, NODE, *ALL):
+    with occupied(slurm_gpus, NODE, *ALL), impatient(slurm_gpus, NODE):
         for job in [slurm.submit("slalice", *words, "-o", p, script=ran) for p in places]:
             wait_refused(slurm_gpus, job)
         assert not told.exists()
@@ -505,7 +505,7 @@ def test_in_doubt_a_task_never_runs(
 
     Stopped by: a TaskProlog that doubts fails, and its task does not start.
     """
-    mode(slurm_gpus, KEYS, extra=EXTRA, hooks=hooks.hooks)
+    mode(slurm_gpus, extra=EXTRA, hooks=hooks.hooks)
     slurm = slurm_gpus.slurm
     hooks.set("Prolog", NODE, "after")
     job = slurm.submit("slalice", "--no-requeue", "-w", NODE, "--gres=gpu:1", script="echo ran\n")
@@ -524,7 +524,7 @@ def test_a_step_whose_job_has_lost_its_lock_does_not_run(slurm_gpus: Gpulock) ->
 
     Stopped by: each TaskProlog compares the token of its note with the lock's.
     """
-    by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
+    by_gpulock(slurm_gpus, extra=EXTRA)
     slurm = slurm_gpus.slurm
     go = gate_file(slurm_gpus, "go")
     text = f"srun echo first\n{waiting_for(go)}srun echo second\necho rc=$?\nexec sleep 600\n"
@@ -544,7 +544,7 @@ def test_a_task_of_a_refused_job_cannot_be_run_by_a_step_that_hides_its_job(
 
     Stopped by: a refused allocation is cancelled, and a batch job's script never starts an srun.
     """
-    by_gpulock(slurm_gpus, {**KEYS, "SLURM_WAIT": "8"}, extra=EXTRA)  # time for some tries
+    by_gpulock(slurm_gpus, {"SLURM_WAIT": "8"}, extra=EXTRA)  # time for some tries
     slurm = slurm_gpus.slurm
     told = gate_file(slurm_gpus, "told")
     with occupied(slurm_gpus, NODE, *ALL):

@@ -15,7 +15,15 @@ from tests.labs.common.installed import driver_settings
 from tests.labs.common.processes import end
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import stops
-from tests.labs.slurm.jobs import kill_steps, lose_locks, occupied, reap, started, wait_requeued
+from tests.labs.slurm.jobs import (
+    impatient,
+    kill_steps,
+    lose_locks,
+    occupied,
+    reap,
+    started,
+    wait_requeued,
+)
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, settings, write_map
 from tests.support.wait import wait_until
@@ -23,7 +31,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
 DCGM, GPUSTAT = "/run/dcgm-job-map", "/run/gpustat"
-KEYS: Final = {"SLURM_WAIT": "0.2", "JOB_MAP_DIR": DCGM, "GPUSTAT_DIR": GPUSTAT}
+KEYS: Final = {"JOB_MAP_DIR": DCGM, "GPUSTAT_DIR": GPUSTAT}
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
 ALICE = 27011
 
@@ -183,7 +191,7 @@ def test_a_refused_job_and_folders_that_cannot_be_written_change_no_file_and_no_
     slurm_gpus: Gpulock,
 ) -> None:
     prepare(slurm_gpus, by_gpulock)
-    with occupied(slurm_gpus, NODE, 0, 1, 2, 3) as pid:
+    with occupied(slurm_gpus, NODE, 0, 1, 2, 3) as pid, impatient(slurm_gpus, NODE):
         before = files(slurm_gpus, DCGM)
         job = slurm_gpus.slurm.submit("slalice", "-w", NODE, "--gres=gpu:1")
         wait_requeued(slurm_gpus, job)

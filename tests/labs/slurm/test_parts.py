@@ -72,7 +72,7 @@ def places(gpus: Gpulock, job: JobId) -> list[str]:
 
 def sharing(gpus: Gpulock, **keys: str) -> None:
     """Let shard jobs share a card's lock."""
-    by_slurm(gpus, {"SLURM_SHARDS": "share", "SLURM_WAIT": "0.2", **keys}, shares=SHARDS)
+    by_slurm(gpus, {"SLURM_SHARDS": "share", **keys}, shares=SHARDS)
 
 
 def test_shard_jobs_of_one_card_share_its_lock_until_the_last_has_gone(slurm_gpus: Gpulock) -> None:

@@ -28,7 +28,7 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 EXTRA = {**SLURM_CONF, "KillWait": "1", "BatchStartTimeout": "120"}
-KEYS = {"SLURM_WAIT": "2", "SYS_ROOT": "/sys"}
+KEYS = {"SYS_ROOT": "/sys"}
 JOBS = 8
 PROCTRACK = pytest.mark.parametrize("proctrack", ["linuxproc", "cgroup"])
 

@@ -44,9 +44,9 @@ class RefusalNotifier(Chore):
         if self.asking is not None:
             if not self.asking.wait(0.0):
                 return
-            for line in self.asking.answer():
+            asked, self.asking = self.asking, None  # an exception of its is raised once
+            for line in asked.answer():
                 self._journal.say(INFO, line)
-            self.asking = None
         notes = take_refusal_notes(node.store.path, time.time())
         if notes and node.settings.sge_root:
             settings = node.settings

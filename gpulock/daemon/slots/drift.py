@@ -44,8 +44,8 @@ class CountDrift(Chore):
         if not report.devices:
             return
         if self.asking is not None and self.asking.wait(0.0):
-            self._sge = find_sge_drift(self.asking, node.settings, report.devices)
-            self.asking = None
+            asked, self.asking = self.asking, None  # an exception of its is raised once
+            self._sge = find_sge_drift(asked, node.settings, report.devices)
         elif now < self._next:
             return
         if now >= self._next:

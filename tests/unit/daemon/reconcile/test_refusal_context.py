@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.reconcile import refusal_context
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.refusal_context import (
     LENGTH,
@@ -20,6 +21,7 @@ from gpulock.daemon.reconcile.refusal_context import (
     take_refusal_notes,
 )
 from gpulock.store import atomic, refusal_notes
+from tests.support.faults import raising
 from tests.support.journal import HeardJournal
 from tests.support.trees import Box
 
@@ -73,6 +75,22 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
+
+
+def test_after_an_exception_nobody_foresaw_the_next_refusals_are_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.keep("11")
+    with monkeypatch.context() as patch:
+        fault = raising(RuntimeError("can't start new thread"))
+        patch.setattr(refusal_context, "set_job_contexts", fault)
+        site.go()
+        assert site.chore.asking is not None and site.chore.asking.wait(20.0)
+        with pytest.raises(RuntimeError):
+            site.go()
+    site.keep("12")
+    site.go()
+    assert len(site.done()) == 1
 
 
 def test_a_refusal_is_put_into_the_jobs_context(site: Site) -> None:

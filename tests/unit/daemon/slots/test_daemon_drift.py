@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.slots import drift
 from gpulock.daemon.slots.drift import EVERY, CountDrift, find_slurm_drift
 from gpulock.daemon.slots.rsmap import parse_complex_values
 from gpulock.slurm.gres_map import LINE
+from tests.support.faults import raising
 from tests.support.journal import HeardJournal
 from tests.support.trees import Box
 
@@ -119,6 +121,20 @@ def test_a_qmaster_that_does_not_answer_holds_up_nobody(site: Site) -> None:
     site.go(1.0)
     assert site.said() == []
     site.gate.write_text("now\n")
+    site.answered()
+    assert len(site.said()) == 1
+
+
+def test_after_an_exception_nobody_foresaw_qmaster_is_asked_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.qmaster(8)
+    with monkeypatch.context() as patch:
+        patch.setattr(drift, "ask_own_host", raising(RuntimeError("can't start new thread")))
+        site.go(0.0)
+        with pytest.raises(RuntimeError):
+            site.answered()
+    site.go(EVERY)
     site.answered()
     assert len(site.said()) == 1
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,3 +86,11 @@ def test_the_closed_folder_above_a_checkout_is_named(tmp_path: Path) -> None:
     found = unreachable_folder(inner / "file", NOBODY if os.geteuid() != NOBODY else 0)
     assert found in (closed, *closed.parents)
     assert unreachable_folder(Path("/usr/bin/env"), NOBODY) is None
+
+
+def test_no_test_is_skipped() -> None:
+    """A check that cannot run fails, or is left out by a mark that CONTRIBUTING.md names."""
+    skips = re.compile(r"\bpytest\.(skip\(|mark\.skip|importorskip)")
+    paths = [*TESTS.rglob("*.py")]
+    assert len(paths) > 300
+    assert [str(path) for path in paths if skips.search(path.read_text())] == []

@@ -13,8 +13,7 @@
 static nvmlReturn_t begin_accounting(const char *function, nvmlDevice_t device)
 {
     nvmlReturn_t status = begin(function, device);
-    if (status == NVML_SUCCESS && in_mig_mode(device))
-        status = NVML_ERROR_NOT_SUPPORTED;
+    FAIL_IF(in_mig_mode(device), NVML_ERROR_NOT_SUPPORTED);
     return status;
 }
 
@@ -31,10 +30,7 @@ nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t device, unsigned int
 }
 
 /* Switching it off forgets the processes; `accounting.pids` then has to be given anew. */
-nvmlReturn_t nvmlDeviceSetAccountingMode(nvmlDevice_t device, nvmlEnableState_t mode)
-{
-    return change_setting(__func__, device, "accounting", mode);
-}
+SET_CALL(nvmlDeviceSetAccountingMode, "accounting")
 
 static bool is_on(nvmlDevice_t device)
 {
@@ -46,10 +42,8 @@ nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *coun
 {
     nvmlReturn_t status = begin_accounting(__func__, device);
     const char *text = status == NVML_SUCCESS ? text_of(device, "accounting.pids") : NULL;
-    if (status == NVML_SUCCESS && !is_on(device))
-        status = NVML_ERROR_NOT_SUPPORTED;
-    if (status == NVML_SUCCESS && !count)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!is_on(device), NVML_ERROR_NOT_SUPPORTED);
+    FAIL_IF(!count, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS) {
         unsigned int room = pids ? *count : 0, found = 0;
         for (char *rest; text && *text; text = *rest ? rest + 1 : rest) {
@@ -69,12 +63,9 @@ nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid,
 {
     nvmlReturn_t status = begin_accounting(__func__, device);
     const char *text = status == NVML_SUCCESS ? text_format(device, "accounting.%u", pid) : NULL;
-    if (status == NVML_SUCCESS && !is_on(device))
-        status = NVML_ERROR_NOT_SUPPORTED;
-    if (status == NVML_SUCCESS && !stats)
-        status = NVML_ERROR_INVALID_ARGUMENT;
-    if (status == NVML_SUCCESS && !text)
-        status = NVML_ERROR_NOT_FOUND;
+    FAIL_IF(!is_on(device), NVML_ERROR_NOT_SUPPORTED);
+    FAIL_IF(!stats, NVML_ERROR_INVALID_ARGUMENT);
+    FAIL_IF(!text, NVML_ERROR_NOT_FOUND);
     if (status == NVML_SUCCESS) {
         unsigned long long values[6] = {0};
         char *rest = (char *)text;

@@ -82,8 +82,7 @@ nvmlReturn_t answer_choice(const char *function, nvmlDevice_t device, const char
 {
     char key[64];
     nvmlReturn_t status = begin(function, device);
-    if (status == NVML_SUCCESS && which >= count)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(which >= count, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS) {
         snprintf(key, sizeof key, "%s%s", prefix, names[which]);
         status = copy_number(device, key, value);
@@ -97,10 +96,8 @@ nvmlReturn_t answer_list(const char *function, nvmlDevice_t device, const char *
 {
     nvmlReturn_t status = begin(function, device);
     const char *text = status == NVML_SUCCESS ? text_of(device, key) : NULL;
-    if (status == NVML_SUCCESS && !text)
-        status = NVML_ERROR_NOT_SUPPORTED;
-    if (status == NVML_SUCCESS && !count)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!text, NVML_ERROR_NOT_SUPPORTED);
+    FAIL_IF(!count, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS) {
         unsigned int room = values ? *count : 0, found = 0;
         for (char *rest; *text; text = *rest ? rest + 1 : rest) {
@@ -127,10 +124,8 @@ nvmlReturn_t change_setting(const char *function, nvmlDevice_t device, const cha
 {
     char path[4096], line[128];
     nvmlReturn_t status = begin(function, device);
-    if (status == NVML_SUCCESS && !text_of(device, key))
-        status = NVML_ERROR_NOT_SUPPORTED;
-    if (status == NVML_SUCCESS && !privileged())
-        status = NVML_ERROR_NO_PERMISSION;
+    FAIL_IF(!text_of(device, key), NVML_ERROR_NOT_SUPPORTED);
+    FAIL_IF(!privileged(), NVML_ERROR_NO_PERMISSION);
     if (status == NVML_SUCCESS) {
         snprintf(path, sizeof path, "%s.set", control_path());
         int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,10 +19,28 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pynvml
+
+from tests.nvml.drivers import FIRST_BRANCH
+
 SOURCES = Path(__file__).resolve().parent
 SONAME = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror")
 COMPILERS_AT_ONCE = 2
+# NVIDIA's header has these as well; the binding does not ask for them.
+OLDER = (
+    *("nvmlDeviceGetGridLicensableFeatures", "nvmlDeviceGetGridLicensableFeatures_v2"),
+    *("nvmlDeviceGetGridLicensableFeatures_v3", "nvmlDeviceRemoveGpu_v2"),
+)
+# Their real parameters do not matter: only a handle that comes first is looked at.
+REFUSED = """#include "double.h"
+static nvmlReturn_t refuse(const char *function, void *first)
+{
+    nvmlDevice_t device = first;
+    nvmlReturn_t status = is_handle(device) ? begin(function, device) : begin_system(function);
+    return end(status == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : status);
+}
+"""
 
 
 class BuildError(RuntimeError):
@@ -64,9 +83,26 @@ def sources() -> list[Path]:
     return sorted(SOURCES.glob("*.c"))
 
 
+@functools.cache
+def refused_source() -> str:
+    """Return the rest of the library's functions: the card does not support what they ask.
+
+    They are counted, and fail, wait, hang or crash as told, like any other.
+    """
+    text = "".join(path.read_text() for path in sources())
+    written = set(
+        re.findall(r"^(?:nvmlReturn_t |const char \*|(?:[A-Z]+_)?CALL\()(nvml\w+)", text, re.M)
+    )
+    binding = Path(pynvml.__file__).read_text()
+    called = set(re.findall(r'_nvmlGetFunctionPointer\("(nvml\w+)"', binding))
+    names = sorted({*OLDER, *FIRST_BRANCH, *called} - written)
+    lines = [f"nvmlReturn_t {n}(void *first) {{ return refuse(__func__, first); }}" for n in names]
+    return "\n".join([REFUSED, *lines, ""])
+
+
 def _digest() -> str:
     libc = os.confstr("CS_GNU_LIBC_VERSION") or ""  # a Debian root with another shares the folder
-    digest = hashlib.sha256(" ".join((*FLAGS, libc)).encode())
+    digest = hashlib.sha256(" ".join((*FLAGS, libc, refused_source())).encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -79,14 +115,16 @@ def _objects() -> list[Path]:
         with tempfile.TemporaryDirectory(dir=cache()) as scratch:
             new = Path(scratch) / "new"
             new.mkdir()
+            refused = Path(scratch) / "refused.c"
+            refused.write_text(refused_source())
             with ThreadPoolExecutor(COMPILERS_AT_ONCE) as pool:
-                list(pool.map(functools.partial(_compile, new), sources()))
+                list(pool.map(functools.partial(_compile, new), [*sources(), refused]))
             _publish(new, place)
     return sorted(place.glob("*.o"))
 
 
 def _compile(folder: Path, source: Path) -> None:
-    run_compiler(*FLAGS, "-c", source, "-o", folder / f"{source.stem}.o")
+    run_compiler(*FLAGS, f"-I{SOURCES}", "-c", source, "-o", folder / f"{source.stem}.o")
 
 
 def _link(objects: list[Path], hidden: list[str], folder: Path) -> None:

@@ -56,22 +56,14 @@ int gpu_count(void)
 static nvmlReturn_t answer_count(const char *function, unsigned int *count)
 {
     nvmlReturn_t status = begin_system(function);
-    if (status == NVML_SUCCESS && !count)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!count, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         *count = (unsigned int)gpu_count();
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetCount(unsigned int *count)
-{
-    return answer_count(__func__, count);
-}
-
-nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
-{
-    return answer_count(__func__, count);
-}
+CALL(nvmlDeviceGetCount, (unsigned int *count), answer_count(__func__, count))
+CALL(nvmlDeviceGetCount_v2, (unsigned int *count), answer_count(__func__, count))
 
 static nvmlReturn_t hand_out(const char *function, nvmlDevice_t found, nvmlReturn_t otherwise,
                              nvmlDevice_t *device)
@@ -98,21 +90,16 @@ static nvmlReturn_t answer_index(const char *function, unsigned int index, nvmlD
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
-{
-    return answer_index(__func__, index, device);
-}
+CALL(nvmlDeviceGetHandleByIndex, (unsigned int index, nvmlDevice_t *device),
+     answer_index(__func__, index, device))
 
-nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
-{
-    return answer_index(__func__, index, device);
-}
+CALL(nvmlDeviceGetHandleByIndex_v2, (unsigned int index, nvmlDevice_t *device),
+     answer_index(__func__, index, device))
 
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && !index)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!index, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS && device->mig != NONE)
         *index = (unsigned int)device->mig;
     else if (status == NVML_SUCCESS) {
@@ -141,17 +128,14 @@ static nvmlReturn_t answer_find(const char *function, const char *key, const cha
                                 nvmlDevice_t *device)
 {
     nvmlReturn_t status = begin_system(function);
-    if (status == NVML_SUCCESS && !value)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!value, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         status = hand_out(function, find(key, value, migs), NVML_ERROR_NOT_FOUND, device);
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
-{
-    return answer_find(__func__, "uuid", uuid, true, device);
-}
+CALL(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device),
+     answer_find(__func__, "uuid", uuid, true, device))
 
 nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *device)
 {
@@ -159,10 +143,8 @@ nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *de
     return answer_find(__func__, "uuid", ascii ? uuid->value.str : NULL, true, device);
 }
 
-nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
-{
-    return answer_find(__func__, "serial", serial, false, device);
-}
+CALL(nvmlDeviceGetHandleBySerial, (const char *serial, nvmlDevice_t *device),
+     answer_find(__func__, "serial", serial, false, device))
 
 /* Bus ids come with four or with eight digits of the domain: 0000:3B:00.0, 00000000:3B:00.0. */
 static nvmlReturn_t answer_bus(const char *function, const char *bus, nvmlDevice_t *device)
@@ -175,12 +157,8 @@ static nvmlReturn_t answer_bus(const char *function, const char *bus, nvmlDevice
     return answer_find(function, "pci.bus_id", text, false, device);
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *bus, nvmlDevice_t *device)
-{
-    return answer_bus(__func__, bus, device);
-}
+CALL(nvmlDeviceGetHandleByPciBusId, (const char *bus, nvmlDevice_t *device),
+     answer_bus(__func__, bus, device))
 
-nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevice_t *device)
-{
-    return answer_bus(__func__, bus, device);
-}
+CALL(nvmlDeviceGetHandleByPciBusId_v2, (const char *bus, nvmlDevice_t *device),
+     answer_bus(__func__, bus, device))

@@ -3,6 +3,7 @@
  * What the files of the double share. Each exported function reads
  *
  *     nvmlReturn_t status = begin(__func__, device);      counts, waits, fails or hangs as told
+ *     FAIL_IF(condition, NVML_ERROR_...);                 unless it failed already
  *     if (status == NVML_SUCCESS) status = ...;           the answer, from the control file
  *     return end(status);
  *
@@ -84,6 +85,32 @@ nvmlReturn_t answer_list(const char *function, nvmlDevice_t device, const char *
 nvmlReturn_t change_setting(const char *function, nvmlDevice_t device, const char *key,
                             unsigned int value);
 bool privileged(void);
+
+#define FAIL_IF(condition, error)                    \
+    do {                                             \
+        if (status == NVML_SUCCESS && (condition))   \
+            status = error;                          \
+    } while (0)
+
+/* A call that is one answer, and those that only hand out a key. */
+#define CALL(call, parameters, answer) nvmlReturn_t call parameters { return answer; }
+#define NUMBER_CALL(call, key) \
+    CALL(call, (nvmlDevice_t device, unsigned int *value), answer_number(__func__, device, key, value))
+#define LONG_CALL(call, key)                                      \
+    CALL(call, (nvmlDevice_t device, unsigned long long *value),  \
+         answer_long(__func__, device, key, value))
+#define TEXT_CALL(call, key)                                              \
+    CALL(call, (nvmlDevice_t device, char *buffer, unsigned int length),  \
+         answer_text(__func__, device, key, buffer, length))
+#define PAIR_CALL(call, key, second)                                              \
+    CALL(call, (nvmlDevice_t device, unsigned int *value, unsigned int *value2),  \
+         answer_pair(__func__, device, key, second, value, value2))
+#define SET_CALL(call, key) \
+    CALL(call, (nvmlDevice_t device, unsigned int value), change_setting(__func__, device, key, value))
+#define COUNT(names) (unsigned int)(sizeof(names) / sizeof *(names))
+#define CHOICE_CALL(call, kind, prefix, names)                            \
+    CALL(call, (nvmlDevice_t device, kind which, unsigned int *value),    \
+         answer_choice(__func__, device, prefix, names, COUNT(names), which, value))
 
 /* devices.c and mig.c */
 nvmlDevice_t gpu_handle(int gpu);

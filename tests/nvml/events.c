@@ -46,8 +46,7 @@ static const char *next_event(const char *text, struct event *event)
 nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
 {
     nvmlReturn_t status = begin_system(__func__);
-    if (status == NVML_SUCCESS && !set)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!set, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         *set = calloc(1, sizeof **set);
     return end(status);
@@ -61,21 +60,15 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
-{
-    return answer_long(__func__, device, "events.supported", types);
-}
+LONG_CALL(nvmlDeviceGetSupportedEventTypes, "events.supported")
 
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types,
                                       nvmlEventSet_t set)
 {
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && !set)
-        status = NVML_ERROR_INVALID_ARGUMENT;
-    if (status == NVML_SUCCESS && device->mig != NONE)
-        status = NVML_ERROR_NOT_SUPPORTED;
-    if (status == NVML_SUCCESS && types & ~number_or(text_of(device, "events.supported"), 0))
-        status = NVML_ERROR_NOT_SUPPORTED;
+    FAIL_IF(!set, NVML_ERROR_INVALID_ARGUMENT);
+    FAIL_IF(device->mig != NONE, NVML_ERROR_NOT_SUPPORTED);
+    FAIL_IF(types & ~number_or(text_of(device, "events.supported"), 0), NVML_ERROR_NOT_SUPPORTED);
     if (status == NVML_SUCCESS) {
         const char *text = text_at(NONE, NONE, "events");
         for (struct event event; text && !set->types[device->gpu];) {
@@ -141,8 +134,7 @@ static nvmlReturn_t wait_event(const char *function, nvmlEventSet_t set, nvmlEve
 {
     long long until = monotonic_ms() + timeout;
     nvmlReturn_t status = begin_system(function);
-    if (status == NVML_SUCCESS && (!set || !data))
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!set || !data, NVML_ERROR_INVALID_ARGUMENT);
     /* Who does not wait needs no watch: closing one waits for the kernel's RCU, 5 to 15 ms. */
     int watch = status == NVML_SUCCESS && timeout > 0 ? watch_folder() : -1;
     if (watch >= 0)
@@ -162,12 +154,8 @@ static nvmlReturn_t wait_event(const char *function, nvmlEventSet_t set, nvmlEve
     return end(status);
 }
 
-nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout)
-{
-    return wait_event(__func__, set, data, timeout);
-}
+CALL(nvmlEventSetWait, (nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout),
+     wait_event(__func__, set, data, timeout))
 
-nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout)
-{
-    return wait_event(__func__, set, data, timeout);
-}
+CALL(nvmlEventSetWait_v2, (nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout),
+     wait_event(__func__, set, data, timeout))

@@ -161,8 +161,7 @@ static void read_field(nvmlDevice_t device, nvmlFieldValue_t *value)
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
 {
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && (!values || count < 0))
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!values || count < 0, NVML_ERROR_INVALID_ARGUMENT);
     const char *filled = status == NVML_SUCCESS ? text_of(device, "fields.filled") : NULL;
     if (filled && strcmp(filled, "untouched") == 0)
         count = 0;

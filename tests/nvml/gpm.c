@@ -34,25 +34,19 @@ static bool has_gpm(nvmlDevice_t device)
 nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
 {
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && support->version != NVML_GPM_SUPPORT_VERSION)
-        status = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    FAIL_IF(support->version != NVML_GPM_SUPPORT_VERSION, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     if (status == NVML_SUCCESS)
         support->isSupportedDevice = has_gpm(device);
     return end(status);
 }
 
-nvmlReturn_t nvmlGpmQueryIfStreamingEnabled(nvmlDevice_t device, unsigned int *state)
-{
-    return answer_number(__func__, device, "gpm.streaming", state);
-}
+NUMBER_CALL(nvmlGpmQueryIfStreamingEnabled, "gpm.streaming")
 
 nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample)
 {
     nvmlReturn_t status = begin_system(__func__);
-    if (status == NVML_SUCCESS && !sample)
-        status = NVML_ERROR_INVALID_ARGUMENT;
-    if (status == NVML_SUCCESS && !(*sample = calloc(1, sizeof **sample)))
-        status = NVML_ERROR_MEMORY;
+    FAIL_IF(!sample, NVML_ERROR_INVALID_ARGUMENT);
+    FAIL_IF(!(*sample = calloc(1, sizeof **sample)), NVML_ERROR_MEMORY);
     return end(status);
 }
 
@@ -87,8 +81,7 @@ nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpu_instance,
 {
     nvmlReturn_t status = begin(__func__, device);
     int mig = status == NVML_SUCCESS ? mig_by_instance(device->gpu, gpu_instance) : NONE;
-    if (status == NVML_SUCCESS && (mig == NONE || !in_mig_mode(device)))
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(mig == NONE || !in_mig_mode(device), NVML_ERROR_INVALID_ARGUMENT);
     return end(status == NVML_SUCCESS ? take_sample(device, mig, sample) : status);
 }
 
@@ -111,8 +104,7 @@ static void calculate(nvmlDevice_t device, long long from, long long to, nvmlGpm
 nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *get)
 {
     nvmlReturn_t status = begin_system(__func__);
-    if (status == NVML_SUCCESS && get->version != NVML_GPM_METRICS_GET_VERSION)
-        status = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    FAIL_IF(get->version != NVML_GPM_METRICS_GET_VERSION, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     nvmlGpmSample_t first = get->sample1, second = get->sample2;
     if (status == NVML_SUCCESS &&
         (!first || !second || !first->taken || !second->taken || first->gpu != second->gpu ||

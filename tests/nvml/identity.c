@@ -8,26 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TEXT_CALL(call, key)                                                        \
-    nvmlReturn_t call(nvmlDevice_t device, char *buffer, unsigned int length)       \
-    {                                                                               \
-        return answer_text(__func__, device, key, buffer, length);                  \
-    }
-#define NUMBER_CALL(call, key)                                                      \
-    nvmlReturn_t call(nvmlDevice_t device, unsigned int *value)                     \
-    {                                                                               \
-        return answer_number(__func__, device, key, value);                         \
-    }
-#define PAIR_CALL(call, key, second)                                                \
-    nvmlReturn_t call(nvmlDevice_t device, unsigned int *value, unsigned int *value2) \
-    {                                                                               \
-        return answer_pair(__func__, device, key, second, value, value2);           \
-    }
-#define SET_CALL(call, key)                                                         \
-    nvmlReturn_t call(nvmlDevice_t device, unsigned int value)                      \
-    {                                                                               \
-        return change_setting(__func__, device, key, value);                        \
-    }
 
 TEXT_CALL(nvmlDeviceGetName, "name")
 TEXT_CALL(nvmlDeviceGetUUID, "uuid")
@@ -35,7 +15,6 @@ TEXT_CALL(nvmlDeviceGetSerial, "serial")
 TEXT_CALL(nvmlDeviceGetVbiosVersion, "vbios")
 TEXT_CALL(nvmlDeviceGetBoardPartNumber, "board.part_number")
 TEXT_CALL(nvmlDeviceGetInforomImageVersion, "inforom.image")
-
 NUMBER_CALL(nvmlDeviceGetBrand, "brand")
 NUMBER_CALL(nvmlDeviceGetMinorNumber, "minor")
 NUMBER_CALL(nvmlDeviceGetBoardId, "board.id")
@@ -47,11 +26,8 @@ NUMBER_CALL(nvmlDeviceGetMemoryBusWidth, "memory.bus_width")
 NUMBER_CALL(nvmlDeviceGetIrqNum, "irq")
 NUMBER_CALL(nvmlDeviceGetBusType, "bus_type")
 NUMBER_CALL(nvmlDeviceGetNumaNodeId, "numa_node_id")
-
-nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode)
-{
-    return answer_number(__func__, device, "addressing_mode", mode ? &mode->value : NULL);
-}
+CALL(nvmlDeviceGetAddressingMode, (nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode),
+     answer_number(__func__, device, "addressing_mode", mode ? &mode->value : NULL))
 
 NUMBER_CALL(nvmlDeviceGetDisplayMode, "display.mode")
 NUMBER_CALL(nvmlDeviceGetDisplayActive, "display.active")
@@ -66,16 +42,11 @@ NUMBER_CALL(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width")
 NUMBER_CALL(nvmlDeviceGetPcieReplayCounter, "pcie.replays")
 NUMBER_CALL(nvmlDeviceGetPcieSpeed, "pcie.speed")
 NUMBER_CALL(nvmlDeviceGetPcieLinkMaxSpeed, "pcie.speed.max")
-
 PAIR_CALL(nvmlDeviceGetGspFirmwareMode, "gsp.mode", "gsp.default")
-
 SET_CALL(nvmlDeviceSetPersistenceMode, "persistence")
 SET_CALL(nvmlDeviceSetComputeMode, "compute_mode")
-
-nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *version)
-{
-    return answer_text(__func__, device, "gsp.version", version, 64);
-}
+CALL(nvmlDeviceGetGspFirmwareVersion, (nvmlDevice_t device, char *version),
+     answer_text(__func__, device, "gsp.version", version, 64))
 
 nvmlReturn_t nvmlDeviceGetInforomVersion(nvmlDevice_t device, nvmlInforomObject_t object,
                                          char *version, unsigned int length)
@@ -89,10 +60,8 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
 {
     nvmlReturn_t status = begin(__func__, device);
     const char *text = status == NVML_SUCCESS ? text_of(device, "cuda.capability") : NULL;
-    if (status == NVML_SUCCESS && !text)
-        status = NVML_ERROR_NOT_SUPPORTED;
-    if (status == NVML_SUCCESS && sscanf(text, "%d.%d", major, minor) != 2)
-        status = NVML_ERROR_UNKNOWN;
+    FAIL_IF(!text, NVML_ERROR_NOT_SUPPORTED);
+    FAIL_IF(sscanf(text, "%d.%d", major, minor) != 2, NVML_ERROR_UNKNOWN);
     return end(status);
 }
 
@@ -124,8 +93,7 @@ static nvmlReturn_t answer_pci(const char *function, nvmlDevice_t device, nvmlPc
 {
     struct place place;
     nvmlReturn_t status = begin(function, device);
-    if (status == NVML_SUCCESS && !pci)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!pci, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         status = read_place(device, &place);
     if (status == NVML_SUCCESS) {
@@ -140,27 +108,20 @@ static nvmlReturn_t answer_pci(const char *function, nvmlDevice_t device, nvmlPc
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
-{
-    return answer_pci(__func__, device, pci);
-}
+CALL(nvmlDeviceGetPciInfo, (nvmlDevice_t device, nvmlPciInfo_t *pci),
+     answer_pci(__func__, device, pci))
 
-nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
-{
-    return answer_pci(__func__, device, pci);
-}
+CALL(nvmlDeviceGetPciInfo_v2, (nvmlDevice_t device, nvmlPciInfo_t *pci),
+     answer_pci(__func__, device, pci))
 
-nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
-{
-    return answer_pci(__func__, device, pci);
-}
+CALL(nvmlDeviceGetPciInfo_v3, (nvmlDevice_t device, nvmlPciInfo_t *pci),
+     answer_pci(__func__, device, pci))
 
 nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
 {
     struct place place;
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && pci->version != nvmlPciInfoExt_v1)
-        status = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    FAIL_IF(pci->version != nvmlPciInfoExt_v1, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     if (status == NVML_SUCCESS)
         status = read_place(device, &place);
     if (status == NVML_SUCCESS) {
@@ -182,10 +143,8 @@ static nvmlReturn_t answer_set(const char *function, nvmlDevice_t device, const 
 {
     nvmlReturn_t status = begin(function, device);
     const char *text = status == NVML_SUCCESS ? text_of(device, key) : NULL;
-    if (status == NVML_SUCCESS && !text)
-        status = NVML_ERROR_NOT_SUPPORTED;
-    if (status == NVML_SUCCESS && (!words || !set))
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!text, NVML_ERROR_NOT_SUPPORTED);
+    FAIL_IF(!words || !set, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS) {
         memset(set, 0, words * sizeof *set);
         for (char *rest; *text; text = *rest ? rest + 1 : rest) {
@@ -198,10 +157,8 @@ static nvmlReturn_t answer_set(const char *function, nvmlDevice_t device, const 
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set)
-{
-    return answer_set(__func__, device, "cpus", words, set);
-}
+CALL(nvmlDeviceGetCpuAffinity, (nvmlDevice_t device, unsigned int words, unsigned long *set),
+     answer_set(__func__, device, "cpus", words, set))
 
 nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int words,
                                                  unsigned long *set, nvmlAffinityScope_t scope)

@@ -51,8 +51,7 @@ static nvmlReturn_t answer_link(const char *function, nvmlDevice_t device, unsig
 {
     unsigned long long wide = 0;
     nvmlReturn_t status = begin_link(function, device, link);
-    if (status == NVML_SUCCESS && !value)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!value, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         status = integer(link_text(device, link, key), &wide);
     if (status == NVML_SUCCESS)
@@ -64,8 +63,7 @@ static nvmlReturn_t answer_link(const char *function, nvmlDevice_t device, unsig
 nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *fabric)
 {
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && !fabric)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!fabric, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS) {
         fabric->state = (unsigned char)number_or(text_of(device, "fabric.state"), 0);
         fabric->status = (nvmlReturn_t)number_or(text_of(device, "fabric.status"), 0);
@@ -77,40 +75,29 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *fabric)
 {
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && !fabric)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!fabric, NVML_ERROR_INVALID_ARGUMENT);
     const char *summary = status == NVML_SUCCESS ? text_of(device, "fabric.summary") : NULL;
     unsigned int known = summary ? nvmlGpuFabricInfo_v3 : nvmlGpuFabricInfo_v2;
-    if (status == NVML_SUCCESS && fabric->version != known)
-        status = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    FAIL_IF(fabric->version != known, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     if (status == NVML_SUCCESS) {
         fabric->state = (unsigned char)number_or(text_of(device, "fabric.state"), 0);
         fabric->status = (nvmlReturn_t)number_or(text_of(device, "fabric.status"), 0);
         fabric->healthMask = (unsigned int)number_or(text_of(device, "fabric.mask"), 0);
         if (summary)
-            ((nvmlGpuFabricInfo_v3_t *)fabric)->healthSummary =
-                (unsigned char)number_or(summary, 0);
+            fabric->healthSummary = (unsigned char)number_or(summary, 0);
     }
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link,
-                                      nvmlEnableState_t *active)
-{
-    return answer_link(__func__, device, link, "state", active);
-}
+CALL(nvmlDeviceGetNvLinkState, (nvmlDevice_t device, unsigned int link, nvmlEnableState_t *active),
+     answer_link(__func__, device, link, "state", active))
 
-nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link,
-                                        unsigned int *version)
-{
-    return answer_link(__func__, device, link, "version", version);
-}
+CALL(nvmlDeviceGetNvLinkVersion, (nvmlDevice_t device, unsigned int link, unsigned int *version),
+     answer_link(__func__, device, link, "version", version))
 
-nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link,
-                                                 nvmlIntNvLinkDeviceType_t *type)
-{
-    return answer_link(__func__, device, link, "remote.type", type);
-}
+CALL(nvmlDeviceGetNvLinkRemoteDeviceType,
+     (nvmlDevice_t device, unsigned int link, nvmlIntNvLinkDeviceType_t *type),
+     answer_link(__func__, device, link, "remote.type", type))
 
 nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link,
                                            nvmlNvLinkCapability_t capability, unsigned int *result)
@@ -127,8 +114,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int l
     static const char *const names[] = {"replay", "recovery", "crc", "crc_data", "ecc_data"};
     char key[32];
     nvmlReturn_t status = begin_link(__func__, device, link);
-    if (status == NVML_SUCCESS && (counter >= sizeof names / sizeof *names || !value))
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(counter >= sizeof names / sizeof *names || !value, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS) {
         snprintf(key, sizeof key, "error.%s", names[counter]);
         status = integer(link_text(device, link, key), value);
@@ -141,8 +127,7 @@ static nvmlReturn_t answer_remote(const char *function, nvmlDevice_t device, uns
 {
     nvmlReturn_t status = begin_link(function, device, link);
     const char *bus = status == NVML_SUCCESS ? link_text(device, link, "remote.bus_id") : NULL;
-    if (status == NVML_SUCCESS && !bus)
-        status = NVML_ERROR_NOT_SUPPORTED;
+    FAIL_IF(!bus, NVML_ERROR_NOT_SUPPORTED);
     if (status == NVML_SUCCESS) {
         memset(pci, 0, sizeof *pci);
         if (sscanf(bus, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device) != 3)
@@ -154,17 +139,12 @@ static nvmlReturn_t answer_remote(const char *function, nvmlDevice_t device, uns
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link,
-                                              nvmlPciInfo_t *pci)
-{
-    return answer_remote(__func__, device, link, pci);
-}
+CALL(nvmlDeviceGetNvLinkRemotePciInfo, (nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci),
+     answer_remote(__func__, device, link, pci))
 
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link,
-                                                 nvmlPciInfo_t *pci)
-{
-    return answer_remote(__func__, device, link, pci);
-}
+CALL(nvmlDeviceGetNvLinkRemotePciInfo_v2,
+     (nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci),
+     answer_remote(__func__, device, link, pci))
 
 /* The driver counts for 20 ms before it answers, and the caller waits. KB/s. */
 nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounter_t counter,
@@ -172,8 +152,7 @@ nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounte
 {
     nvmlReturn_t status = begin(__func__, device);
     unsigned long long window = 0;
-    if (status == NVML_SUCCESS && counter > 1)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(counter > 1, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         status = copy_number(device, counter ? "pcie.rx_rate" : "pcie.tx_rate", value);
     if (status == NVML_SUCCESS)
@@ -190,8 +169,7 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t first, nvmlDevice_
 {
     unsigned long long value = 0;
     nvmlReturn_t status = begin(__func__, first);
-    if (status == NVML_SUCCESS && !is_handle(second))
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!is_handle(second), NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         status = integer(text_format(first, "topology.%d", second->gpu), &value);
     if (status == NVML_SUCCESS)
@@ -205,8 +183,7 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t first, nvmlDevice_t second,
 {
     enum { BY_NVLINK = 2, NOT_SUPPORTED = 5 };
     nvmlReturn_t status = begin(__func__, first);
-    if (status == NVML_SUCCESS && (!is_handle(second) || !result))
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!is_handle(second) || !result, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         *result = (nvmlGpuP2PStatus_t)number_or(
             text_format(first, (int)capability == BY_NVLINK ? "p2p.nvlink.%d" : "p2p.%d",

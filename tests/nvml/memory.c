@@ -38,8 +38,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 {
     struct memory now;
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && memory->version != nvmlMemory_v2)
-        status = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    FAIL_IF(memory->version != nvmlMemory_v2, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     if (status == NVML_SUCCESS)
         status = read_memory(device, "memory", &now);
     if (status == NVML_SUCCESS) {
@@ -114,8 +113,7 @@ nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErro
                                              unsigned long long *count)
 {
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && (int)location >= LOCATIONS)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF((int)location >= LOCATIONS, NVML_ERROR_INVALID_ARGUMENT);
     return end(status == NVML_SUCCESS ? ecc(device, error, counter, locations[location], count)
                                       : status);
 }
@@ -166,13 +164,5 @@ nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErr
     return end(result);
 }
 
-nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current,
-                                  nvmlEnableState_t *pending)
-{
-    return answer_pair(__func__, device, "ecc.mode", "ecc.mode.pending", current, pending);
-}
-
-nvmlReturn_t nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, nvmlEnableState_t *mode)
-{
-    return answer_number(__func__, device, "ecc.mode.default", mode);
-}
+PAIR_CALL(nvmlDeviceGetEccMode, "ecc.mode", "ecc.mode.pending")
+NUMBER_CALL(nvmlDeviceGetDefaultEccMode, "ecc.mode.default")

@@ -40,16 +40,12 @@ int mig_by_instance(int gpu, unsigned int gpu_instance)
     return NONE;
 }
 
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
-{
-    return answer_pair(__func__, device, "mig.mode", "mig.mode.pending", current, pending);
-}
+PAIR_CALL(nvmlDeviceGetMigMode, "mig.mode", "mig.mode.pending")
 
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
 {
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && !count)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!count, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         *count = in_mig_mode(device) ? (unsigned int)number_or(text_of(device, "mig.max"), 0) : 0;
     return end(status);
@@ -67,14 +63,10 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned i
                                                  nvmlDevice_t *mig)
 {
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && (device->mig != NONE || !mig))
-        status = NVML_ERROR_INVALID_ARGUMENT;
-    if (status == NVML_SUCCESS && !text_of(device, "mig.mode"))
-        status = NVML_ERROR_NOT_SUPPORTED;
-    if (status == NVML_SUCCESS && index >= number_or(text_of(device, "mig.max"), 0))
-        status = NVML_ERROR_INVALID_ARGUMENT;
-    if (status == NVML_SUCCESS && (!in_mig_mode(device) || !is_there(device->gpu, (int)index)))
-        status = NVML_ERROR_NOT_FOUND;
+    FAIL_IF(device->mig != NONE || !mig, NVML_ERROR_INVALID_ARGUMENT);
+    FAIL_IF(!text_of(device, "mig.mode"), NVML_ERROR_NOT_SUPPORTED);
+    FAIL_IF(index >= number_or(text_of(device, "mig.max"), 0), NVML_ERROR_INVALID_ARGUMENT);
+    FAIL_IF(!in_mig_mode(device) || !is_there(device->gpu, (int)index), NVML_ERROR_NOT_FOUND);
     if (status == NVML_SUCCESS)
         *mig = mig_handle(device->gpu, (int)index);
     return end(status);
@@ -83,29 +75,20 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned i
 nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mig, nvmlDevice_t *device)
 {
     nvmlReturn_t status = begin(__func__, mig);
-    if (status == NVML_SUCCESS && mig->mig == NONE)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(mig->mig == NONE, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         *device = gpu_handle(mig->gpu);
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
-{
-    return answer_number(__func__, device, "gi", id);
-}
-
-nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id)
-{
-    return answer_number(__func__, device, "ci", id);
-}
+NUMBER_CALL(nvmlDeviceGetGpuInstanceId, "gi")
+NUMBER_CALL(nvmlDeviceGetComputeInstanceId, "ci")
 
 static nvmlReturn_t answer_attributes(const char *function, nvmlDevice_t device,
                                       nvmlDeviceAttributes_t *attributes)
 {
     nvmlReturn_t status = begin(function, device);
-    if (status == NVML_SUCCESS && !text_of(device, "attributes.multiprocessors"))
-        status = NVML_ERROR_NOT_SUPPORTED;
+    FAIL_IF(!text_of(device, "attributes.multiprocessors"), NVML_ERROR_NOT_SUPPORTED);
     if (status == NVML_SUCCESS) {
         struct { const char *key; unsigned int *value; } parts[] = {
             {"attributes.multiprocessors", &attributes->multiprocessorCount},
@@ -124,15 +107,11 @@ static nvmlReturn_t answer_attributes(const char *function, nvmlDevice_t device,
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
-{
-    return answer_attributes(__func__, device, attributes);
-}
+CALL(nvmlDeviceGetAttributes, (nvmlDevice_t device, nvmlDeviceAttributes_t *attributes),
+     answer_attributes(__func__, device, attributes))
 
-nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
-{
-    return answer_attributes(__func__, device, attributes);
-}
+CALL(nvmlDeviceGetAttributes_v2, (nvmlDevice_t device, nvmlDeviceAttributes_t *attributes),
+     answer_attributes(__func__, device, attributes))
 
 nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation)
 {
@@ -154,10 +133,8 @@ nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int profile
                                        nvmlGpuInstance_t *instances, unsigned int *count)
 {
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && !in_mig_mode(device))
-        status = NVML_ERROR_NOT_SUPPORTED;
-    if (status == NVML_SUCCESS && !privileged())
-        status = NVML_ERROR_NO_PERMISSION;
+    FAIL_IF(!in_mig_mode(device), NVML_ERROR_NOT_SUPPORTED);
+    FAIL_IF(!privileged(), NVML_ERROR_NO_PERMISSION);
     if (status == NVML_SUCCESS) {
         *count = 0;
         for (int mig = 0; mig < MAX_MIGS; mig++) {
@@ -175,10 +152,8 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id,
 {
     nvmlReturn_t status = begin(__func__, device);
     int mig = status == NVML_SUCCESS ? mig_by_instance(device->gpu, id) : NONE;
-    if (status == NVML_SUCCESS && !in_mig_mode(device))
-        status = NVML_ERROR_NOT_SUPPORTED;
-    if (status == NVML_SUCCESS && mig == NONE)
-        status = NVML_ERROR_NOT_FOUND;
+    FAIL_IF(!in_mig_mode(device), NVML_ERROR_NOT_SUPPORTED);
+    FAIL_IF(mig == NONE, NVML_ERROR_NOT_FOUND);
     if (status == NVML_SUCCESS)
         *instance = gpu_instance(device->gpu, mig);
     return end(status);
@@ -187,8 +162,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id,
 nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t instance, nvmlGpuInstanceInfo_t *info)
 {
     nvmlReturn_t status = begin_system(__func__);
-    if (status == NVML_SUCCESS && !is_there(instance->gpu, instance->mig))
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!is_there(instance->gpu, instance->mig), NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS) {
         info->device = gpu_handle(instance->gpu);
         info->id = part(instance->gpu, instance->mig, "gi");

@@ -92,7 +92,7 @@ typedef struct {
     unsigned int cliqueId;
     unsigned char state;
     unsigned int healthMask;
-} nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t;
+} nvmlGpuFabricInfo_v2_t;
 
 typedef struct {
     unsigned int version;
@@ -102,7 +102,7 @@ typedef struct {
     unsigned char state;
     unsigned int healthMask;
     unsigned char healthSummary;
-} nvmlGpuFabricInfo_v3_t;
+} nvmlGpuFabricInfo_v3_t, nvmlGpuFabricInfoV_t;
 
 typedef struct {
     unsigned int version, value;

@@ -4,18 +4,6 @@
  */
 #include "double.h"
 
-#define NUMBER_CALL(call, key)                                                      \
-    nvmlReturn_t call(nvmlDevice_t device, unsigned int *value)                     \
-    {                                                                               \
-        return answer_number(__func__, device, key, value);                         \
-    }
-#define LONG_CALL(call, key)                                                        \
-    nvmlReturn_t call(nvmlDevice_t device, unsigned long long *value)               \
-    {                                                                               \
-        return answer_long(__func__, device, key, value);                           \
-    }
-#define COUNT(names) (unsigned int)(sizeof(names) / sizeof *(names))
-
 NUMBER_CALL(nvmlDeviceGetPowerUsage, "power")
 NUMBER_CALL(nvmlDeviceGetPowerManagementMode, "power.management")
 NUMBER_CALL(nvmlDeviceGetPowerManagementLimit, "power.limit")
@@ -26,58 +14,21 @@ NUMBER_CALL(nvmlDeviceGetFanSpeed, "fan.0")
 NUMBER_CALL(nvmlDeviceGetNumFans, "fans")
 NUMBER_CALL(nvmlDeviceGetPerformanceState, "pstate")
 NUMBER_CALL(nvmlDeviceGetPowerState, "pstate")
-
 LONG_CALL(nvmlDeviceGetTotalEnergyConsumption, "energy")
 LONG_CALL(nvmlDeviceGetCurrentClocksEventReasons, "clocks.reasons")
 LONG_CALL(nvmlDeviceGetCurrentClocksThrottleReasons, "clocks.reasons")
 LONG_CALL(nvmlDeviceGetSupportedClocksEventReasons, "clocks.reasons.supported")
 LONG_CALL(nvmlDeviceGetSupportedClocksThrottleReasons, "clocks.reasons.supported")
-
-nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *least,
-                                                          unsigned int *most)
-{
-    return answer_pair(__func__, device, "power.limit.min", "power.limit.max", least, most);
-}
-
-nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned int limit)
-{
-    return change_setting(__func__, device, "power.limit", limit);
-}
+PAIR_CALL(nvmlDeviceGetPowerManagementLimitConstraints, "power.limit.min", "power.limit.max")
+SET_CALL(nvmlDeviceSetPowerManagementLimit, "power.limit")
 
 static const char *const clock_names[] = {"graphics", "sm", "memory", "video"};
 
-nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
-{
-    return answer_choice(__func__, device, "clock.", clock_names, COUNT(clock_names), type, clock);
-}
-
-nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type,
-                                       unsigned int *clock)
-{
-    return answer_choice(__func__, device, "clock.max.", clock_names, COUNT(clock_names), type,
-                         clock);
-}
-
-nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, nvmlClockType_t type,
-                                            unsigned int *clock)
-{
-    return answer_choice(__func__, device, "clock.application.", clock_names, COUNT(clock_names),
-                         type, clock);
-}
-
-nvmlReturn_t nvmlDeviceGetDefaultApplicationsClock(nvmlDevice_t device, nvmlClockType_t type,
-                                                   unsigned int *clock)
-{
-    return answer_choice(__func__, device, "clock.application.default.", clock_names,
-                         COUNT(clock_names), type, clock);
-}
-
-nvmlReturn_t nvmlDeviceGetMaxCustomerBoostClock(nvmlDevice_t device, nvmlClockType_t type,
-                                                unsigned int *clock)
-{
-    return answer_choice(__func__, device, "clock.boost.", clock_names, COUNT(clock_names), type,
-                         clock);
-}
+CHOICE_CALL(nvmlDeviceGetClockInfo, nvmlClockType_t, "clock.", clock_names)
+CHOICE_CALL(nvmlDeviceGetMaxClockInfo, nvmlClockType_t, "clock.max.", clock_names)
+CHOICE_CALL(nvmlDeviceGetApplicationsClock, nvmlClockType_t, "clock.application.", clock_names)
+CHOICE_CALL(nvmlDeviceGetDefaultApplicationsClock, nvmlClockType_t, "clock.application.default.", clock_names)
+CHOICE_CALL(nvmlDeviceGetMaxCustomerBoostClock, nvmlClockType_t, "clock.boost.", clock_names)
 
 nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockType_t type, nvmlClockId_t which,
                                 unsigned int *clock)
@@ -88,11 +39,9 @@ nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockType_t type, nvmlC
     return answer_choice(__func__, device, prefix, clock_names, COUNT(clock_names), type, clock);
 }
 
-nvmlReturn_t nvmlDeviceGetSupportedMemoryClocks(nvmlDevice_t device, unsigned int *count,
-                                                unsigned int *clocks)
-{
-    return answer_list(__func__, device, "clocks.memory", count, clocks);
-}
+CALL(nvmlDeviceGetSupportedMemoryClocks,
+     (nvmlDevice_t device, unsigned int *count, unsigned int *clocks),
+     answer_list(__func__, device, "clocks.memory", count, clocks))
 
 nvmlReturn_t nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsigned int memory_clock,
                                                   unsigned int *count, unsigned int *clocks)
@@ -109,11 +58,7 @@ nvmlReturn_t nvmlDeviceGetFanSpeed_v2(nvmlDevice_t device, unsigned int fan, uns
 
 static const char *const sensors[] = {"temperature"};
 
-nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor,
-                                      unsigned int *temperature)
-{
-    return answer_choice(__func__, device, "", sensors, COUNT(sensors), sensor, temperature);
-}
+CHOICE_CALL(nvmlDeviceGetTemperature, nvmlTemperatureSensors_t, "", sensors)
 
 nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
 {
@@ -153,8 +98,7 @@ nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, nvmlPerfPolicyTyp
                                         "low_utilization", "reliability", "", "", "", "",
                                         "application_clocks", "base_clocks"};
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS && (policy >= COUNT(names) || !violation))
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(policy >= COUNT(names) || !violation, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         status = integer(text_format(device, "violation.%s", names[policy]),
                          &violation->violationTime);

@@ -34,8 +34,7 @@ static nvmlReturn_t begin_processes(const char *function, nvmlDevice_t device, c
 {
     nvmlReturn_t status = begin_busy(function, device);
     *text = status == NVML_SUCCESS ? text_of(device, "process_utilization") : NULL;
-    if (status == NVML_SUCCESS && !*text)
-        status = NVML_ERROR_NOT_SUPPORTED;
+    FAIL_IF(!*text, NVML_ERROR_NOT_SUPPORTED);
     if (status == NVML_SUCCESS && strcmp(*text, "none") == 0) /* supported, and all are idle */
         status = NVML_ERROR_NOT_FOUND;
     return status;
@@ -76,8 +75,7 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
     const char *text;
     struct process process;
     nvmlReturn_t status = begin_processes(__func__, device, &text);
-    if (status == NVML_SUCCESS && info->version != nvmlProcessesUtilizationInfo_v1)
-        status = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    FAIL_IF(info->version != nvmlProcessesUtilizationInfo_v1, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     unsigned int found = 0;
     bool fill = status == NVML_SUCCESS && info->procUtilArray;
     unsigned int room = fill ? info->processSamplesCount : 0;

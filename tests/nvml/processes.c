@@ -105,8 +105,7 @@ static nvmlReturn_t answer(const char *function, nvmlDevice_t device, char type,
 {
     nvmlReturn_t status = begin(function, device);
     bool empty = !list.first && !list.second && !list.third && !list.detail;
-    if (status == NVML_SUCCESS && (!count || (empty && *count)))
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!count || (empty && *count), NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS) {
         list.room = *count;
         status = collect(device, type, &list);

@@ -11,8 +11,7 @@
 static nvmlReturn_t begin_rows(const char *function, nvmlDevice_t device)
 {
     nvmlReturn_t status = begin(function, device);
-    if (status == NVML_SUCCESS && in_mig_mode(device) && text_at(device->gpu, 0, "uuid"))
-        status = NVML_ERROR_NOT_SUPPORTED;
+    FAIL_IF(in_mig_mode(device) && text_at(device->gpu, 0, "uuid"), NVML_ERROR_NOT_SUPPORTED);
     return status;
 }
 
@@ -74,10 +73,9 @@ static nvmlReturn_t answer_pages(const char *function, nvmlDevice_t device,
 {
     nvmlReturn_t status = begin(function, device);
     const char *text = NULL;
-    if (status == NVML_SUCCESS && (cause > 1 || !count))
-        status = NVML_ERROR_INVALID_ARGUMENT;
-    if (status == NVML_SUCCESS && !(text = text_of(device, cause ? "retired.dbe" : "retired.sbe")))
-        status = NVML_ERROR_NOT_SUPPORTED;
+    FAIL_IF(cause > 1 || !count, NVML_ERROR_INVALID_ARGUMENT);
+    FAIL_IF(!(text = text_of(device, cause ? "retired.dbe" : "retired.sbe")),
+            NVML_ERROR_NOT_SUPPORTED);
     if (status == NVML_SUCCESS) {
         unsigned int room = addresses ? *count : 0, found = 0;
         if (strcmp(text, "none") == 0)
@@ -98,20 +96,12 @@ static nvmlReturn_t answer_pages(const char *function, nvmlDevice_t device,
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCause_t cause,
-                                       unsigned int *count, unsigned long long *addresses)
-{
-    return answer_pages(__func__, device, cause, count, addresses, NULL);
-}
+CALL(nvmlDeviceGetRetiredPages,
+     (nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count, unsigned long long *addresses),
+     answer_pages(__func__, device, cause, count, addresses, NULL))
 
-nvmlReturn_t nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nvmlPageRetirementCause_t cause,
-                                          unsigned int *count, unsigned long long *addresses,
-                                          unsigned long long *times)
-{
-    return answer_pages(__func__, device, cause, count, addresses, times);
-}
+CALL(nvmlDeviceGetRetiredPages_v2,
+     (nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count, unsigned long long *addresses, unsigned long long *times),
+     answer_pages(__func__, device, cause, count, addresses, times))
 
-nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, nvmlEnableState_t *pending)
-{
-    return answer_number(__func__, device, "retired.pending", pending);
-}
+NUMBER_CALL(nvmlDeviceGetRetiredPagesPendingStatus, "retired.pending")

@@ -40,15 +40,11 @@ static nvmlReturn_t answer_system_text(const char *function, const char *key, ch
     return end(status);
 }
 
-nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
-{
-    return answer_system_text(__func__, "driver.version", version, length);
-}
+CALL(nvmlSystemGetDriverVersion, (char *version, unsigned int length),
+     answer_system_text(__func__, "driver.version", version, length))
 
-nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
-{
-    return answer_system_text(__func__, "nvml.version", version, length);
-}
+CALL(nvmlSystemGetNVMLVersion, (char *version, unsigned int length),
+     answer_system_text(__func__, "nvml.version", version, length))
 
 static nvmlReturn_t cuda_version(const char *function, int *version)
 {
@@ -61,15 +57,8 @@ static nvmlReturn_t cuda_version(const char *function, int *version)
     return end(status);
 }
 
-nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
-{
-    return cuda_version(__func__, version);
-}
-
-nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
-{
-    return cuda_version(__func__, version);
-}
+CALL(nvmlSystemGetCudaDriverVersion, (int *version), cuda_version(__func__, version))
+CALL(nvmlSystemGetCudaDriverVersion_v2, (int *version), cuda_version(__func__, version))
 
 nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length)
 {

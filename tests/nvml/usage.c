@@ -14,16 +14,14 @@
 nvmlReturn_t begin_busy(const char *function, nvmlDevice_t device)
 {
     nvmlReturn_t status = begin(function, device);
-    if (status == NVML_SUCCESS && in_mig_mode(device))
-        status = NVML_ERROR_NOT_SUPPORTED;
+    FAIL_IF(in_mig_mode(device), NVML_ERROR_NOT_SUPPORTED);
     return status;
 }
 
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
     nvmlReturn_t status = begin_busy(__func__, device);
-    if (status == NVML_SUCCESS && !utilization)
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!utilization, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         status = copy_number(device, "utilization.gpu", &utilization->gpu);
     if (status == NVML_SUCCESS)
@@ -42,29 +40,21 @@ static nvmlReturn_t answer_engine(const char *function, nvmlDevice_t device, con
     return end(status);
 }
 
-nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned int *utilization,
-                                             unsigned int *period)
-{
-    return answer_engine(__func__, device, "utilization.encoder", utilization, period);
-}
+CALL(nvmlDeviceGetEncoderUtilization,
+     (nvmlDevice_t device, unsigned int *utilization, unsigned int *period),
+     answer_engine(__func__, device, "utilization.encoder", utilization, period))
 
-nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned int *utilization,
-                                             unsigned int *period)
-{
-    return answer_engine(__func__, device, "utilization.decoder", utilization, period);
-}
+CALL(nvmlDeviceGetDecoderUtilization,
+     (nvmlDevice_t device, unsigned int *utilization, unsigned int *period),
+     answer_engine(__func__, device, "utilization.decoder", utilization, period))
 
-nvmlReturn_t nvmlDeviceGetJpgUtilization(nvmlDevice_t device, unsigned int *utilization,
-                                         unsigned int *period)
-{
-    return answer_engine(__func__, device, "utilization.jpeg", utilization, period);
-}
+CALL(nvmlDeviceGetJpgUtilization,
+     (nvmlDevice_t device, unsigned int *utilization, unsigned int *period),
+     answer_engine(__func__, device, "utilization.jpeg", utilization, period))
 
-nvmlReturn_t nvmlDeviceGetOfaUtilization(nvmlDevice_t device, unsigned int *utilization,
-                                         unsigned int *period)
-{
-    return answer_engine(__func__, device, "utilization.ofa", utilization, period);
-}
+CALL(nvmlDeviceGetOfaUtilization,
+     (nvmlDevice_t device, unsigned int *utilization, unsigned int *period),
+     answer_engine(__func__, device, "utilization.ofa", utilization, period))
 
 /* By nvmlSamplingType_t: the key of the value, and of what may stand in for the buffer. Power is
  * sampled faster than the rest (nvidia-smi -q -d POWER,UTILIZATION: 119 in 2.4 s, 99 in 16.5 s). */
@@ -147,11 +137,9 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type,
                                   unsigned int *count, nvmlSample_t *samples)
 {
     nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS &&
-        (type >= sizeof series / sizeof *series || !count || !value_type || (samples && !*count)))
-        status = NVML_ERROR_INVALID_ARGUMENT;
-    if (status == NVML_SUCCESS && series[type].by_busy && in_mig_mode(device))
-        status = NVML_ERROR_NOT_SUPPORTED;
+    FAIL_IF(type >= sizeof series / sizeof *series || !count || !value_type || (samples && !*count),
+            NVML_ERROR_INVALID_ARGUMENT);
+    FAIL_IF(series[type].by_busy && in_mig_mode(device), NVML_ERROR_NOT_SUPPORTED);
     if (status == NVML_SUCCESS) {
         struct buffer buffer = {samples, *count, 0, since};
         status = read_samples(device, &series[type], &buffer);

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-CELL = "popen//python=/gpulock/tests/root/cell.sh"
+CELL = "popen//python=/checkout/tests/root/cell.sh"
 QUICK = "not slow and not install and not soak and not lab and not sweep"
 CORES = os.cpu_count() or 1
 # What judges the source, its units and its scripts says the same on every Python.
@@ -15,6 +15,8 @@ SOURCE_ALONE = (
     "install/systemd/test_units.py",
     "repository",
 )
+
+PROCESS_LIST = "tests/labs/isolation/test_process_list.py"
 
 
 class Step(NamedTuple):
@@ -44,9 +46,9 @@ def unit(number: int, count: int) -> Step:
 
 def in_cells(name: str, count: int, seconds: int, *words: str, root: str = "labs") -> Step:
     """Return a lab in several cells of the root: a file of tests has one of them for itself."""
-    limits = ("-v", "--timeout", "600", "-o", "faulthandler_timeout=900", "--maxfail", "10")
+    limits = ("--timeout", "600", "-o", "faulthandler_timeout=900", "--maxfail", "10")
     workers = ("--tx", f"{count}*{CELL}", "--dist", "loadfile", "--basetemp", "/tmp/pytest")
-    command = (*pytest(*limits, *workers), *words)
+    command = ("python", "-m", "pytest", "-v", *pytest(*limits, *workers)[4:], *words)
     return Step(name, command, seconds, root, is_busy=False, needs_root=True)
 
 
@@ -95,7 +97,12 @@ LABS = (
     in_cells("Slurm", 3, 500, "-m", "lab", "tests/labs/slurm"),
     in_cells(
         *("other labs", 3, 400, "-m", "lab", "--ignore=tests/labs/sge"),
-        *("--ignore=tests/labs/slurm", "--ignore=tests/labs/systemd/test_slurmd.py", "tests/labs"),
+        *("--ignore=tests/labs/slurm", "--ignore=tests/labs/systemd/test_slurmd.py"),
+        *(f"--ignore={PROCESS_LIST}", "tests/labs"),
+    ),
+    Step(
+        *("process list", pytest("-m", "lab", PROCESS_LIST), 10, "labs", True, True),
+        env=(("PIDS", "host"),),
     ),
     in_cells("Slurm of trixie", 1, 200, "-m", "short", "tests/labs/slurm", root="trixie"),
     Step(

@@ -116,10 +116,11 @@ class Archive:
 
     def resolve(self, names: Iterable[str]) -> list[str]:
         """Return these packages and all they depend on; raise ArchiveError for an unknown one."""
-        todo, chosen = [*names], set[str]()
+        named, chosen = {*names}, set[str]()
+        todo = [*named]
         while todo:
             name = todo.pop()
-            if name in chosen or name in LEFT_OUT:
+            if name in chosen or name in LEFT_OUT - named:
                 continue
             package = self._index.get(name)
             if package is None:

@@ -27,7 +27,7 @@ from tests.root.archive import Archive, ArchiveError, data_member
 from tests.root.packages import LAYERS, Layer
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PLACE = "/gpulock"  # of the checkout, in the root
+PLACE = "/checkout"  # of the checkout, in the root
 VENV = "/venv"  # in the root
 MARK = ".gpulock-tests"  # in the root: by which a test knows that it is in one
 WEEK = 7 * 86400.0
@@ -37,6 +37,7 @@ FOLDERS = (
     " etc/slurm var/spool/slurmd var/lib/dpkg/info var/lib/dpkg/updates"
 )
 LINKS = {"awk": "mawk", "nawk": "mawk", "csh": "tcsh", "cc": "gcc", "which": "which.debianutils"}
+PAM = ("account", "auth", "password", "session")
 UNREAD = ("./usr/share/doc/*", "./usr/share/man/*", "./usr/share/locale/*", "./usr/share/info/*")
 # How this machine reaches a package index, which the root's pip uses too.
 SHOWN = ("/etc/resolv.conf", "/etc/ssl", "/etc/pip.conf", "/usr/share/ca-certificates")
@@ -183,6 +184,8 @@ def finish(root: Path) -> None:
     files["nsswitch.conf"] = "hosts: files dns\n" + "".join(
         f"{name}: files\n" for name in ("passwd", "group", "shadow", "services", "protocols")
     )
+    files |= {f"pam.d/common-{name}": f"{name} required pam_unix.so\n" for name in PAM}
+    files["pam.d/common-session-noninteractive"] = files["pam.d/common-session"]
     for name, text in files.items():
         (root / "etc" / name).write_text(text)
     (root / "etc/shadow").chmod(0o640)

@@ -4,12 +4,12 @@
 # A Python in a cell of the private root, for a worker of pytest-xdist: the processes, networks, cgroups and files of
 # other cells, but for the checkout's, are none of its business.
 set -euo pipefail
-source /gpulock/tests/root/cgroups.sh
+source /checkout/tests/root/cgroups.sh
 enter_cgroups "cell-$$"
 # shellcheck disable=SC2016 # it is the inner shell's
 exec unshare --mount --propagation private --pid --fork --kill-child --mount-proc --net --uts --ipc --cgroup bash -c '
 set -euo pipefail
-source /gpulock/tests/root/cgroups.sh
+source /checkout/tests/root/cgroups.sh
 umount -R /sys/fs/cgroup
 mount_cgroups /sys/fs/cgroup
 mount -t tmpfs -o mode=1777 tmpfs /tmp

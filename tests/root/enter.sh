@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Usage: tests/root/enter.sh ROOT COMMAND...
-# Runs a command as root in a private root of tests/root/packages.py, with this checkout at /gpulock; nothing of it is left
+# Runs a command as root in a private root of tests/root/packages.py, with this checkout at /checkout; nothing of it is left
 # on the machine.
 # Its own mount, pid, network, uts, ipc and cgroup namespaces and, in each hierarchy that can be written, a cgroup of its
 # own. The root is an overlay in memory over the layers: what the command writes there is gone afterwards.
 # CGROUPS=2: version 2 alone, also where this machine mounts version 1.  UPTIME=30: it was booted 30 seconds ago.
 # NETWORK=host: it has this machine's network, and its way to a package index.
+# PIDS=host: it sees this machine's processes, as programs of the kernel do.
 # GPULOCK_SHOWN="/opt/ocs": folders of the machine that the command sees too. All GPULOCK_ variables are handed on.
 set -euo pipefail
 checkout=$(readlink -f "${BASH_SOURCE[0]%/*}/../..")
@@ -46,8 +47,8 @@ mount -t tmpfs -o mode=1777 tmpfs "$new/tmp"
 mount -t tmpfs -o mode=755 tmpfs "$new/run"
 mkdir -m 1777 "$new/run/lock"
 mkdir "$new/run/mount" # as the first mount(8) would
-mkdir -p "$new/gpulock"
-mount --rbind "$checkout" "$new/gpulock"
+mkdir -p "$new/checkout"
+mount --rbind "$checkout" "$new/checkout"
 for shown in ${GPULOCK_SHOWN:-}; do
     [[ -e $shown ]] || continue
     mkdir -p "$new${shown%/*}"
@@ -60,13 +61,15 @@ mkdir .old
 pivot_root . .old
 umount -l /.old
 rmdir /.old
-cd /gpulock
+cd /checkout
 ip link set lo up
 hostname gpulock-tests
 if [[ -e /sys/fs/cgroup/lab ]]; then echo 0 >/sys/fs/cgroup/lab/cgroup.procs; fi
 "$@"
 exit $? # or the shell would become that command, and PID 1 has orphans to reap
 '
+pids=(--pid)
+[[ ${PIDS:-} != host ]] || pids=()
 time=()
 if [[ -n ${UPTIME:-} ]]; then
     read -r uptime _ </proc/uptime
@@ -82,5 +85,5 @@ path=/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 kept=()
 for name in TERM CGROUPS SSL_CERT_FILE ${!PIP_*} ${!GPULOCK_*}; do [[ -z ${!name:-} ]] || kept+=("$name=${!name}"); done
 env -i "${kept[@]}" LC_ALL=C.UTF-8 HOME=/root USER=root LOGNAME=root SHELL=/bin/bash PATH=$path \
-    unshare --mount --propagation private --pid --fork --kill-child --uts --ipc --cgroup "${net[@]}" "${time[@]}" \
+    unshare --mount --propagation private --fork --kill-child --uts --ipc --cgroup "${pids[@]}" "${net[@]}" "${time[@]}" \
     bash -c "$inner" enter "$layers" "$checkout" "$@"

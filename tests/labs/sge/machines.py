@@ -2,7 +2,7 @@
 """Machines made of namespaces: own network, host name and mounts on one kernel, one /proc.
 
 A machine is one process (`sleep infinity`) that keeps its namespaces alive. Inside them `/run` is
-a tmpfs, `/etc` and `/var/lib` are overlays, so that users, host names and gpulock's own folders
+a tmpfs, `/etc` and `/var/lib` are copies, so that users, host names and gpulock's own folders
 exist there and nowhere else: the host's files, mounts, users and links are never touched. What
 belongs to a lab is known by the source of that tmpfs in the process's own mountinfo, so that a
 lab whose `up` was cut short is found and ended without any state file.
@@ -29,18 +29,15 @@ NETWORK: Final = "198.51.100."
 
 # "$1" the machine's folder, "$2" its name, "$3" the tmpfs source that marks it; then the folders
 # of the host's that are empty on it.
-# The overlays write to memory: the folder may be on an overlay itself, as in a container.
 _BOOT: Final = r"""
 set -eu
 mount -t tmpfs "$3" "$1/over"
+mkdir "$1/over/var"
 for tree in etc var/lib; do
-    mkdir -p "$1/over/up/$tree" "$1/over/work/$tree"
+    cp -a "/$tree" "$1/over/$tree"
 done
-cp -a "$1/etc/." "$1/over/up/etc"
-for tree in etc var/lib; do
-    up="$1/over/up/$tree"
-    mount -t overlay "$3" -o "lowerdir=/$tree,upperdir=$up,workdir=$1/over/work/$tree" "/$tree"
-done
+cp -a "$1/etc/." "$1/over/etc"
+for tree in etc var/lib; do mount --bind "$1/over/$tree" "/$tree"; done
 mount -t tmpfs -o mode=755 "$3" /run
 mkdir -m 755 /run/gpulock /run/lock /var/lib/gpulock /etc/gpulock
 mkdir -m 1777 /run/tmp

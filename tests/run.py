@@ -27,6 +27,8 @@ from tests.steps import PLANS, Step
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 LOGS = CHECKOUT / "build/run"
+LEDGER = CHECKOUT / "tests/ledger.tsv"
+RUNS = "GPULOCK_RUNS"  # a file to which each run adds its line
 LIMIT = 2700  # seconds of a step, after which it is ended: a run that hangs must say where
 SPARE = 6  # steps that mostly wait, at the same time
 
@@ -153,6 +155,7 @@ def main() -> int:
         left_out = [f"{one.name} ({why})" for one in steps if (why := why_not_here(one))]
         steps = [one for one in steps if not why_not_here(one)]
     LOGS.mkdir(parents=True, exist_ok=True)
+    before = LEDGER.read_text()
     begun = time.monotonic()
     run = Run(plan, steps)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -169,9 +172,24 @@ def main() -> int:
     minutes, seconds = divmod(int(time.monotonic() - begun), 60)
     result = f"failed: {', '.join(run.failed)}" if run.failed else "all passed"
     print(f"make {plan}: {len(steps)} steps in {minutes} min {seconds} s, {result}")
+    again = LEDGER.read_text()[len(before) :]
+    if again:
+        print(f"RUN AGAIN, since a wait gave up; commit {LEDGER.relative_to(CHECKOUT)}:\n{again}")
+    if RUNS in os.environ:
+        note_run(Path(os.environ[RUNS]), f"make {plan}", f"{minutes}:{seconds:02}\t{result}")
     if left_out:
         print(f"left out: {', '.join(left_out)}")
     return 1 if run.failed else 0
+
+
+def note_run(path: Path, target: str, result: str) -> None:
+    """Add a line to the record of runs: when, which commit, what, minutes, result, load."""
+    words = ["git", "-C", str(CHECKOUT), "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    load = f"load {os.getloadavg()[2]:.0f}"
+    when = time.strftime("%Y-%m-%dT%H:%M", time.gmtime())
+    with path.open("a") as file:
+        file.write("\t".join([when, commit, target, result, load]) + "\n")
 
 
 def why_not_here(step: Step) -> str:

@@ -91,6 +91,11 @@ TEST = (
         "tests/labs/slurm/test_refusals.py",
         root="bookworm",
     ),
+    in_cells(
+        *("systemd, Prometheus", 2, 60, "-m", "lab", "tests/labs/systemd/test_lab_itself.py"),
+        "tests/labs/prometheus/test_prometheus.py",
+        root="bookworm",
+    ),
 )
 LABS = (
     in_cells("Grid Engine", 4, 700, "-m", "lab", "tests/labs/sge"),

@@ -95,7 +95,7 @@ sweep: $(DEV)  ## stop the hooks at system calls, sampled
 
 # A mutant of code that ends processes may end any: it sees those of its own root alone.
 mutants:  ## small wrong changes of hot code, which unit tests must see (root; COUNT=300 WORDS="locks gate")
-	@tests/root/enter.sh bookworm python tests/mutants/run.py $(if $(COUNT),--count $(COUNT)) $(WORDS)
+	@tests/root/enter.sh bookworm python tests/mutants/run.py $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(WORDS)
 
 coverage: $(DEV)  ## which part of the hot code's lines and branches the quick unit tests run, in per cent
 	@$(FAST) $(STEP) "unit tests" $(BIN)/coverage run -m pytest -q -m "$(QUICK)" tests/unit

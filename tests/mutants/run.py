@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Try mutants of the hot packages in copies of the tree: `make mutants [WORDS="locks gate"]`.
+"""Try mutants in copies of the tree: of the hot packages, or `make mutants WORDS="history gate"`.
 
 Which ones are tried depends on their names alone, so that a change of the code changes few. Exits 1
 where one survives that survivors.toml does not name, and where one that it names is killed.
@@ -30,7 +30,8 @@ from tests.mutants.operators import Mutant, generate_mutants  # noqa: E402
 from tests.mutants.trial import KILLED, SURVIVED, WORK  # noqa: E402
 from tests.steps import QUICK  # noqa: E402
 
-PACKAGES = ("alloc", "hooks", "isolation", "job", "node", "sge", "slurm", "store")
+HOT = ("alloc", "hooks", "isolation", "job", "node", "sge", "slurm", "store")
+OTHERS = ("packaging", "repository", "support")  # tests of the checkout, not of the code
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
 SURVIVORS = ROOT / "tests/mutants/survivors.toml"
 
@@ -45,16 +46,15 @@ class Result(NamedTuple):
 
 def main() -> int:
     """Try the mutants that are asked for, print what became of them; return the exit code."""
-    parser = argparse.ArgumentParser(description="try mutants of the hot packages")
-    parser.add_argument("words", nargs="*", help="only files that have one of these in their path")
+    parser = argparse.ArgumentParser(description="try mutants")
+    parser.add_argument("words", nargs="*", help="files with one of these in their path")
     parser.add_argument("--count", type=int, default=300, help="how many are drawn")
     parser.add_argument("--seed", default="1", help="another word draws others")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args()
     begun = time.monotonic()
-    mutants = draw_mutants(list_mutants(options.words or [""]), options.seed, options.count)
+    mutants = draw_mutants(list_mutants(options.words), options.seed, options.count)
     with tempfile.TemporaryDirectory(prefix="m.", dir=memory_folder()) as folder:
-        results = try_mutants(mutants, ROOT, Path(folder), options.jobs)
+        results = try_mutants(mutants, ROOT, Path(folder), os.cpu_count() or 1)
     wrong = list_complaints(results, read_survivors())
     print("\n".join([*wrong, *table_lines(results)]))
     killed = sum(result.code != SURVIVED for result in results)
@@ -69,11 +69,11 @@ def package_of(path: str) -> str:
 
 
 def list_mutants(words: list[str]) -> list[Mutant]:
-    """Return the mutants of the hot files that have one of the words in their path."""
+    """Return the mutants of the hot packages, or of files with one of the words in their path."""
     mutants: list[Mutant] = []
-    for path in [path for name in PACKAGES for path in ROOT.glob(f"gpulock/{name}/*.py")]:
+    for path in sorted(ROOT.glob("gpulock/*/**/*.py")):
         file = str(path.relative_to(ROOT))
-        if any(word in file for word in words):
+        if any(word in file for word in words) or (not words and package_of(file) in HOT):
             mutants += generate_mutants(file, path.read_bytes())
     return mutants
 
@@ -98,7 +98,7 @@ def try_mutants(mutants: list[Mutant], tree: Path, scratch: Path, jobs: int) -> 
     scratch.chmod(0o755)  # other users run some of it
     copies = [scratch / str(number) for number in range(jobs)]
     files = [str(f.relative_to(tree)) for f in sorted(tree.glob("tests/unit/*/**/test_*.py"))]
-    files = [f for f in files if package_of(f) != "repository"]  # of the checkout, not the code
+    files = [f for f in files if package_of(f) not in OTHERS]
     measured: list[Measured] = []
 
     def measure(copy: Path) -> None:
@@ -174,11 +174,11 @@ def list_complaints(results: list[Result], known: dict[tuple[str, str], str]) ->
 def table_lines(results: list[Result]) -> list[str]:
     """Return a line for each package: its mutants, what became of them, and the seconds."""
     lines: list[str] = []
-    for package in PACKAGES:
+    for package in sorted({package_of(result.mutant.file) for result in results}):
         part = [result for result in results if package_of(result.mutant.file) == package]
         codes = [result.code for result in part]
         killed, survived = codes.count(KILLED), codes.count(SURVIVED)
-        seconds = sum(result.seconds for result in part) / max(1, len(part))
+        seconds = sum(result.seconds for result in part) / len(part)
         lines.append(
             f"{package:10}{len(part):5} mutants: {killed} killed, {survived} survived,"
             f" {len(part) - killed - survived} timed out; {seconds:.2f} s each"

@@ -190,6 +190,7 @@ def test_an_instance_whose_profile_nobody_tells_is_unknown_not_impossible(tmp_pa
     assert refused_kinds(box, ("mig:3g.40gb", 1)).kind == UNKNOWN
     told = f"mig.{bus(0)}.gi1.ci0"
     box.inventory(f"gpu.{bus(0)}.mig=1", f"{told}.uuid=MIG-a", f"{told}.profile=3g.40gb")
+    assert refused_kinds(box, ("mig:7g.80gb", 1)).kind == INVALID_REQUEST
     assert ids(ask_kinds(box, ("mig:3g.40gb", 1))) == [told.removeprefix("mig.")]
 
 

@@ -192,3 +192,15 @@ def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(
     assert closed == [str(step.parent)]
     assert marks == {str(step): b"gpulock-12.0-500-1000"}
     assert list((step / "slurm").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "folder"),
+    [
+        (V1, "/slurm/uid_1000/job_12/step_0/slurm/gpulock-12.0-500-1000"),
+        (V2, "/slurmstepd.scope/job_12/step_0/user/gpulock-12.0-500-1000"),
+        (V2, "/execd.service/slurm/gpulock-12.0-500-1000"),
+    ],
+)
+def test_no_other_cgroup_is_taken_for_that_of_a_step_daemon(version: int, folder: str) -> None:
+    assert confine.slurm_step_folder(CgroupHierarchy(version, "/"), folder) == ""

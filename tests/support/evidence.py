@@ -82,7 +82,8 @@ def describe() -> str:
         parts += [f"--- {witness.name}: {tool}\n{text[:HEAD]}" for tool, text in said]
         for path in witness.log_files():
             lines = _read(path).splitlines()[-TAIL:]
-            parts.append("\n".join([f"--- {witness.name}: {path.name}", *lines]))
+            name = f"{path.parent.name}/{path.name}"
+            parts.append("\n".join([f"--- {witness.name}: {name}", *lines]))
     return "\n".join(parts)
 
 

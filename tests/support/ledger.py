@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plugin of the labs' tests: what a failure leaves, and the one retry, which a ledger counts.
 
-A test is run again where a wait of it gave up, never after an assertion, and once for each
-commit. The line that this adds to the ledger is to be committed. A test that has two lines is not
-run again: its third makes the run red, and its cause is to be mended.
+A test is run again where a wait of it gave up, never after an assertion: one test of a commit in a
+day, whatever processes run its tests. The line that this adds to the ledger is to be committed. A
+test that has two lines is not run again: its third makes the run red: mend its cause.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAILED: Final = ROOT / "build/failed"
 MOST: Final = 2  # lines of one test with which it may still be run again
 _GAVE_UP: Final = pytest.StashKey[str]()  # the wait of a test that gave up, in its first run
 _KEPT: Final = pytest.StashKey[bool]()  # whether a failed test has left a folder
-_RETRIED: Final = pytest.StashKey[list[str]]()  # the tests that a session has run again, and why
+_AGAIN: Final = "ran again"  # a property of the reports of a test that did, with the wait
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,7 +43,9 @@ def pytest_runtest_makereport(
         if _KEPT not in item.stash:  # as it is before a fixture repairs it
             item.stash[_KEPT] = evidence.keep(folder)
         if item.stash[_KEPT]:
-            report.sections.append(("logs, locks and jobs", f"kept in {folder}"))
+            report.sections.append(
+                ("logs, locks and jobs", f"kept in {os.path.relpath(folder, ROOT)}")
+            )
         if isinstance(call.excinfo.value, GaveUp):
             item.stash.setdefault(_GAVE_UP, str(call.excinfo.value).partition("\n")[0])
     return report
@@ -57,7 +59,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     reports = runtestprotocol(item, nextitem=nextitem, log=False)
     waited = item.stash.get(_GAVE_UP, "")
     if waited and may_run_again(LEDGER, item.nodeid, waited):
-        item.config.stash.setdefault(_RETRIED, []).append(f"{item.nodeid}\n  {waited}")
+        item.user_properties.append((_AGAIN, waited))
         item._initrequest()  # type: ignore[attr-defined]
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
     for report in reports:
@@ -66,13 +68,16 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return True
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say loudly which test was run again."""
-    for told in config.stash.get(_RETRIED, []):
-        terminalreporter.section("RUN AGAIN: a wait gave up", red=True, bold=True)
-        terminalreporter.write_line(f"{told}\n  its line in {LEDGER} is to be committed")
+    stats: dict[str, list[object]] = terminalreporter.stats
+    reports = [one for each in stats.values() for one in each if isinstance(one, pytest.TestReport)]
+    told = {one.nodeid: dict(one.user_properties).get(_AGAIN) for one in reports}
+    for test, waited in told.items():
+        if waited:
+            terminalreporter.section("RUN AGAIN: a wait gave up", red=True, bold=True)
+            terminalreporter.write_line(f"{test}\n  {waited}")
+            terminalreporter.write_line("  its line in tests/ledger.tsv is to be committed")
 
 
 def may_run_again(ledger: Path, test: str, waited: str) -> bool:
@@ -81,9 +86,8 @@ def may_run_again(ledger: Path, test: str, waited: str) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX)  # the labs of one run write at the same time
         file.seek(0)
         rows = [line.split("\t") for line in file.read().splitlines()]
-        commit = _commit()
-        again = all(row[1] != commit for row in rows) and lines_of(rows, test) < MOST
-        day = datetime.date.today().isoformat()
+        day, commit = datetime.date.today().isoformat(), _commit()
+        again = all(row[:2] != [day, commit] for row in rows) and lines_of(rows, test) < MOST
         target = os.environ.get("GPULOCK_TARGET", "pytest")
         file.write("\t".join([day, commit, target, test, " ".join(waited.split())]) + "\n")
     return again
@@ -95,10 +99,10 @@ def lines_of(rows: list[list[str]], test: str) -> int:
 
 
 def _commit() -> str:
-    shown = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return shown.stdout.strip() or "none"
+    """Return the commit of this checkout, whoever it belongs to."""
+    line = ["git", "-c", "safe.directory=*", "rev-parse", "--short=12", "HEAD"]
+    try:
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"

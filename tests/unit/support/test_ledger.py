@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -58,14 +59,23 @@ def is_refused():
 class Run:
     """A run of pytest over one test of a made-up lab."""
 
-    def __init__(self, folder: Path, *tests: str) -> None:
+    def __init__(self, folder: Path, *tests: str, words: Sequence[str] = ()) -> None:
         self.folder = folder
         (folder / "conftest.py").write_text(CONFTEST)
         text = "".join(f"def test_{number}(): {test}()\n" for number, test in enumerate(tests))
         (folder / "test_lab.py").write_text(TESTS + text)
         root = Path(__file__).resolve().parents[3]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "test_lab.py"],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-p",
+                "no:cacheprovider",
+                "-rA",
+                *words,
+                "test_lab.py",
+            ],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(root), "GPULOCK_TARGET": "labs"},
             capture_output=True,
@@ -94,6 +104,12 @@ def test_wait_that_gave_up_is_run_again_and_said(tmp_path: Path) -> None:
     assert waited == "gave up, waiting for a job"
 
 
+def test_wait_of_a_worker_of_xdist_is_run_again_and_said(tmp_path: Path) -> None:
+    run = Run(tmp_path, "gives_up_once", words=("-n", "1"))
+    assert (run.code, run.runs(), len(run.rows())) == (0, 2, 1), run.output
+    assert "RUN AGAIN: a wait gave up" in run.output
+
+
 def test_wait_that_gives_up_again_is_red(tmp_path: Path) -> None:
     run = Run(tmp_path, "gives_up_twice")
     assert (run.code, run.runs(), len(run.rows())) == (1, 2, 1), run.output
@@ -112,7 +128,7 @@ def test_second_test_of_a_run_is_not_run_again(tmp_path: Path) -> None:
 
 def test_failure_says_where_its_evidence_is(tmp_path: Path) -> None:
     run = Run(tmp_path, "fails")
-    assert f"kept in {tmp_path}/failed" in run.output
+    assert "logs, locks and jobs" in run.output and "kept in " in run.output
     (kept,) = tmp_path.glob("failed/**/qstat.txt")
     assert kept.read_text() == "no job"
 
@@ -122,6 +138,12 @@ def test_test_with_two_lines_is_not_run_again(tmp_path: Path) -> None:
     path.write_text("".join(f"2026-11-0{day}\tc{day}\tlabs\t{TEST}\ta job\n" for day in (1, 2)))
     assert not ledger.may_run_again(path, TEST, "a job")
     assert len(path.read_text().splitlines()) == 3
+
+
+def test_another_process_of_the_same_run_may_not_run_a_test_again(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.tsv"
+    assert ledger.may_run_again(path, TEST, "a job")
+    assert not ledger.may_run_again(path, "another test", "a job")
 
 
 def test_test_with_one_line_of_another_commit_is_run_again(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_wait_that_gives_up_tells_the_state_and_the_end_of_the_logs(tmp_path: Pa
     lab.log.write_text("".join(f"line {number}\n" for number in range(100)))
     with evidence.watched(lab), pytest.raises(GaveUp) as fault:
         wait_until(never, why="a job", quiet=QUIET)
-    assert "--- lab: qstat\n2 jobs\n--- lab: messages\n" in str(fault.value)
+    assert f"--- lab: qstat\n2 jobs\n--- lab: {tmp_path.name}/messages\n" in str(fault.value)
     assert "line 99" in str(fault.value) and "line 50\n" not in str(fault.value)
 
 

@@ -341,7 +341,7 @@ def test_where_any_number_may_be_given_again_all_are_read_again(
 ) -> None:
     again = given_again(fake, whose, 701, 900)
     if why == "late":
-        monkeypatch.setattr(pid_numbers, "RATE", 1e15)
+        monkeypatch.setattr(pid_numbers, "RATE", -1.0)  # numbers a second
     if why == "namespace":
         fake.namespace("pid:[1]")
     proc = Numbered(fake, 900)
@@ -457,7 +457,7 @@ def test_where_numbers_prove_nothing_everybody_is_listed_again(
     fake: FakeProc, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "late":
-        monkeypatch.setattr(pid_numbers, "RATE", 1e15)
+        monkeypatch.setattr(pid_numbers, "RATE", -1.0)  # numbers a second
     if why == "namespace":
         fake.namespace("pid:[1]")
     proc = Numbered(fake, 900, 900) if why != "untold" else Listed(fake)

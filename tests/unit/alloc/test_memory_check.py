@@ -31,6 +31,7 @@ from gpulock.store.owner import Owner
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.wire import RELEASE, SocketRequest
+from tests.support.clock import VirtualClock
 from tests.support.driver_reads import observe_driver_reads
 from tests.support.faults import disk_full
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, judge_of, judging, record, soon
@@ -331,13 +332,16 @@ def test_a_reconcile_frees_it_after_that_look(box: Box) -> None:
     assert out(box) == []
 
 
-def test_a_device_that_was_noted_as_quiet_by_a_clock_ahead_is_not_kept_for_ever(box: Box) -> None:
+def test_a_device_that_was_noted_as_quiet_by_a_clock_ahead_is_not_kept_for_ever(
+    box: Box, clock: VirtualClock
+) -> None:
     one = hold(box)
     tell(box, 300 * MIB, clock_boottime())
     let_go(box, one)
     (box.lock / "locks" / bus(0) / "quiet").write_text(f"{clock_boottime() + LATER}\n")
     node = box.node()
     reconcile_locks(node, judge_of(node), soon())
+    clock.now += 1
     tell(box, 0, clock_boottime())
     reconcile_locks(node, judge_of(node), soon())
     assert box.locks() == []
@@ -372,14 +376,16 @@ def test_memory_of_a_process_that_is_listed_afterwards_is_a_services(box: Box) -
     assert out(box) == []
 
 
-def test_so_does_it_what_no_epilog_released(box: Box) -> None:
+def test_so_does_it_what_no_epilog_released(box: Box, clock: VirtualClock) -> None:
     """The first reconcile that finds the device quiet notes when: an older look proves nothing."""
     hold(box)
     tell(box, 300 * MIB, clock_boottime())
     box.proc.remove(500)
     node = box.node()
+    clock.now += 1
     reconcile_locks(node, judge_of(node), soon())
     assert box.locks() == [bus(0)]
+    clock.now += 1
     tell(box, 300 * MIB, clock_boottime())
     reconcile_locks(node, judge_of(node), soon())
     assert box.locks() == []
@@ -498,12 +504,16 @@ def take_back(box: Box, force: bool = False) -> list[str]:
     return [one.lock.id for one in let]
 
 
-def test_gpulockd_gives_nothing_back_before_the_exporter_has_looked_again(box: Box) -> None:
+def test_gpulockd_gives_nothing_back_before_the_exporter_has_looked_again(
+    box: Box, clock: VirtualClock
+) -> None:
     request = hold_as_process(box)
     tell(box, 300 * MIB, clock_boottime())
+    clock.now += 1
     with pytest.raises(Refusal, match="its memory is checked first"):
         give(box, request)
     assert box.locks() == [bus(0)]
+    clock.now += 1
     tell(box, 0, clock_boottime())
     assert give(box, request) == (bus(0),)
     assert out(box) == []

@@ -38,7 +38,6 @@ END
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a folder for clients, of root's job."""
     monkeypatch.delenv("SUDO_UID", raising=False)
-    monkeypatch.setattr(trial_job, "_PAUSE", 0.0)
     return tmp_path
 
 

@@ -186,6 +186,7 @@ def test_counters_run_wrap_and_go_back(nvml: Double) -> None:
     assert NVML.nvmlDeviceGetTotalEnergyConsumption(gpu()) == 2**64 - 1
 
 
+@pytest.mark.real_time
 def test_the_clock_can_run_faster(nvml: Double) -> None:
     real = round(time.time() * 1e6)
     nvml.update({"now": f"{START}+1000000000/s@{real}", "gpu0.energy": f"0+1000/s@{START}"})
@@ -484,6 +485,7 @@ def test_a_cube_mesh_and_its_distances(node: Double) -> None:
     assert code(NVML.nvmlDeviceGetNumaNodeId, gpu()) == NVML.NVML_ERROR_NOT_SUPPORTED
 
 
+@pytest.mark.real_time
 def test_pcie_throughput_blocks_for_its_window(nvml: Double) -> None:
     nvml.set("gpu0.pcie.tx_rate", 4217)
     before = time.monotonic()

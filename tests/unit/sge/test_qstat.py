@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.hooks import subprocess
 from gpulock.hooks.subprocess import SchedulerProgram
@@ -71,19 +71,15 @@ def program(tmp_path: Path, text: str) -> Settings:
     )
 
 
-def ask(tmp_path: Path, text: str, seconds: str = "5") -> SgeJob:
-    settings = program(tmp_path, text)
-    settings.sge_qstat_timeout = float(seconds)
-    return qstat.query_qmaster_job(settings, "12", "1")
+def ask(tmp_path: Path, text: str) -> SgeJob:
+    return qstat.query_qmaster_job(program(tmp_path, text), "12", "1")
 
 
-def refused(tmp_path: Path, text: str, seconds: str = "5") -> float:
-    """Return how long a refusal took."""
-    begun = clock_boottime()
+def refused(tmp_path: Path, text: str) -> None:
+    """Expect a refusal."""
     with pytest.raises(Refusal) as caught:
-        ask(tmp_path, text, seconds)
+        ask(tmp_path, text)
     assert caught.value.kind == UNKNOWN
-    return clock_boottime() - begun
 
 
 def test_the_answer_is_read(tmp_path: Path) -> None:
@@ -112,24 +108,28 @@ def test_no_descriptor_of_ours_reaches_it(tmp_path: Path) -> None:
 
 
 def test_one_that_hangs_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    assert refused(tmp_path, "exec sleep 60", "0.1") < 3
+    refused(tmp_path, "exec sleep 600")
 
 
 def test_one_that_answers_and_does_not_end_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    assert refused(tmp_path, f"cat {tmp_path}/answer; exec >&-; exec sleep 60", "0.2") < 3
+    refused(tmp_path, f"cat {tmp_path}/answer; exec >&-; exec sleep 600")
 
 
+@pytest.mark.real_time
 def test_one_that_ignores_every_signal_is_ended_as_well(tmp_path: Path) -> None:
-    assert refused(tmp_path, "trap '' TERM INT HUP PIPE; while :; do :; done", "0.1") < 3
+    settings = program(tmp_path, "trap '' TERM INT HUP PIPE; while :; do :; done")
+    settings.sge_qstat_timeout = 0.1
+    with pytest.raises(Refusal, match="in time"):
+        qstat.query_qmaster_job(settings, "12", "1")
 
 
 def test_an_endless_answer_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "ANSWER_LIMIT", 1 << 16)
-    assert refused(tmp_path, "while :; do cat /proc/self/environ $0; done", "0.3") < 5
+    refused(tmp_path, "while :; do cat /proc/self/environ $0; done")
 
 
 def test_one_that_feeds_us_slowly_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    assert refused(tmp_path, "while :; do echo x; sleep 0.02; done", "0.2") < 3
+    refused(tmp_path, "while :; do echo x; sleep 0.02; done")
 
 
 @pytest.mark.parametrize("code", ["1", "99", "127"])
@@ -233,7 +233,7 @@ def test_a_program_whose_interpreter_is_missing_is_unknown(tmp_path: Path) -> No
 
 
 def test_time_that_is_up_already_is_still_a_refusal_not_a_hang(tmp_path: Path) -> None:
-    program(tmp_path, "exec sleep 60")
+    program(tmp_path, "exec sleep 600")
     with pytest.raises(Refusal):
         SchedulerProgram(str(tmp_path / "qstat"), {}, "").output([], Deadline(0))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import VirtualClock, replace_clock
 from tests.support.slurm_site import Site
 
 
@@ -15,9 +14,3 @@ from tests.support.slurm_site import Site
 def site(tmp_path: Path) -> Site:
     """Give a node of Slurm."""
     return Site(tmp_path)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    """Let a hook wait in no time."""
-    return replace_clock(monkeypatch)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import Deadline
 from gpulock.node.procfs import TICKS, Proc
 from gpulock.slurm import epilog
+from tests.support.clock import VirtualClock
 from tests.support.faults import rename_host
 from tests.support.slurm_site import RUN, Site, row
 from tests.support.trees import FakeProc, bus
@@ -50,14 +51,17 @@ def test_a_host_name_that_changed_since_the_prolog_keeps_nothing(
     assert (site.locks(), site.notes()) == ([], [])
 
 
-def test_the_epilog_of_an_earlier_run_frees_what_was_claimed_before_it_began(site: Site) -> None:
-    begun = clock_boottime()
+def test_the_epilog_of_an_earlier_run_frees_what_was_claimed_before_it_began(
+    site: Site, clock: VirtualClock
+) -> None:
+    begun = clock()
+    clock.now += 1
     site.prolog(12, **SECOND)
     node = site.node()
     late = epilog.release_slurm_job(node, site.call(12, **SECOND), Deadline(5), begun)
     assert (late.freed, site.locks()) == ([], [bus(0), bus(1)])
     assert site.note().devices != []
-    own = epilog.release_slurm_job(node, site.call(12, **SECOND), Deadline(5), clock_boottime())
+    own = epilog.release_slurm_job(node, site.call(12, **SECOND), Deadline(5), clock())
     assert (own.freed, site.locks()) == ([bus(0), bus(1)], [])
 
 

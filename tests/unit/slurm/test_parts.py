@@ -65,7 +65,6 @@ def test_a_type_named_like_a_part_is_a_type(site: Site) -> None:
     assert len(site.granted()) == 2
 
 
-@pytest.mark.slow
 def test_where_slurmctld_is_silent_the_job_has_its_card_alone(site: Site) -> None:
     sharing(site)
     site.fails(SILENT)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.hooks.subprocess import KILL_SECONDS
 from gpulock.node.settings import Settings
 from gpulock.slurm import refuse
 from gpulock.slurm.call import SlurmHookCall
+from tests.support.clock import VirtualClock
 from tests.support.slurm_site import INVALID, REQUEUE_EXIT, SILENT, Site, row
 
 KINDS = (BUSY, INVALID_REQUEST, BROKEN, UNKNOWN)
@@ -154,13 +155,11 @@ def test_a_job_that_cannot_be_cancelled_either_is_said_to_run_on(site: Site) -> 
     assert act(site, site.call(SLURM_JOB_NUM_NODES="2")) == "it cannot be cancelled"
 
 
-@pytest.mark.parametrize("body", [f"echo '{SILENT}' >&2; exit 1", "exec sleep 60", "kill -9 $$"])
+@pytest.mark.parametrize("body", [f"echo '{SILENT}' >&2; exit 1", "exec sleep 600", "kill -9 $$"])
 def test_where_slurmctld_is_silent_nothing_is_done_and_that_is_said(site: Site, body: str) -> None:
-    site.set(SLURM_TIMEOUT="0.2")
     site.program("squeue", body)
-    begun = clock_boottime()
     assert act(site, site.call(SLURM_JOB_NUM_NODES="2")).startswith("it stays as it is: squeue")
-    assert (asked(site), clock_boottime() - begun < 3) == ([], True)
+    assert asked(site) == []
 
 
 def test_a_job_that_is_gone_already_is_left_alone(site: Site) -> None:
@@ -222,9 +221,8 @@ def test_a_user_waiting_at_a_terminal_learns_of_a_broken_node(site: Site) -> Non
     assert update[3] == "State=DRAIN"
 
 
-def test_a_drain_that_nobody_answers_ends_in_time(site: Site) -> None:
-    site.set(SLURM_TIMEOUT="0.2")
-    site.program("scontrol", "exec sleep 60")
-    begun = clock_boottime()
-    refuse.drain_slurm_node(site.call(), site.node().settings, "x")
-    assert clock_boottime() - begun < 3
+def test_a_drain_that_nobody_answers_ends_in_time(site: Site, clock: VirtualClock) -> None:
+    site.program("scontrol", "exec sleep 600")
+    begun, settings = clock(), site.node().settings
+    refuse.drain_slurm_node(site.call(), settings, "x")
+    assert clock() - begun <= settings.slurm_timeout + KILL_SECONDS

@@ -112,7 +112,6 @@ GRANT = Grant([Device("x", 0)], record(), True, 0.0)
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tickets, "PAUSE", 0.0)
     steps.clear()
 
 

@@ -64,6 +64,7 @@ def test_a_pid_file_of_anything_names_no_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.real_time
 @pytest.mark.parametrize(
     ("program", "answer"),
     [

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from gpulock.daemon.reconcile.refusal_context import (
     take_refusal_notes,
 )
 from gpulock.store import atomic, refusal_notes
+from tests.support.clock import wall_time
 from tests.support.faults import raising
 from tests.support.journal import HeardJournal
 from tests.support.trees import Box
@@ -164,7 +164,7 @@ def test_what_is_no_note_is_taken_away(site: Site) -> None:
     os.mkfifo(folder / "13")
     (folder / "14").symlink_to("/etc/passwd")
     (folder / "15").write_text("x" * 100_000)
-    assert list(take_refusal_notes(str(site.box.lock), time.time() + OLD)) == ["12"]
+    assert list(take_refusal_notes(str(site.box.lock), wall_time() + OLD)) == ["12"]
     assert site.notes() == []
 
 
@@ -173,16 +173,16 @@ def test_a_folder_in_the_place_of_a_note_keeps_no_other_from_being_told(site: Si
         site.keep(job)
     folder = site.box.lock / "refused"
     (folder / "13").mkdir()
-    assert list(take_refusal_notes(str(site.box.lock), time.time())) == ["12", "14"]
+    assert list(take_refusal_notes(str(site.box.lock), wall_time())) == ["12", "14"]
     site.keep("15")
-    assert list(take_refusal_notes(str(site.box.lock), time.time())) == ["15"]
+    assert list(take_refusal_notes(str(site.box.lock), wall_time())) == ["15"]
 
 
 def test_a_note_that_is_being_written_is_not_taken_away(site: Site) -> None:
     site.keep("12")
     folder = site.box.lock / "refused"
     (folder / ".13.0123456789ab").write_text("a part")
-    assert list(take_refusal_notes(str(site.box.lock), time.time())) == ["12"]
+    assert list(take_refusal_notes(str(site.box.lock), wall_time())) == ["12"]
     assert site.notes() == [".13.0123456789ab"]
 
 
@@ -198,9 +198,9 @@ def test_a_later_note_of_a_job_outlives_the_taking_of_the_first(
         return text
 
     monkeypatch.setattr(atomic, "read_text", read_while_the_hook_writes)
-    assert take_refusal_notes(str(site.box.lock), time.time()) == {"12": "first"}
+    assert take_refusal_notes(str(site.box.lock), wall_time()) == {"12": "first"}
     monkeypatch.undo()
-    assert take_refusal_notes(str(site.box.lock), time.time()) == {"12": "second"}
+    assert take_refusal_notes(str(site.box.lock), wall_time()) == {"12": "second"}
 
 
 def test_on_a_node_without_grid_engine_notes_are_taken_away(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from gpulock.simulate.presets import PRESETS
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
+from tests.support.clock import boot_time
 
 ROOT = Path(__file__).resolve().parents[4]
 START = 50_000.0
@@ -237,14 +237,15 @@ def test_neighbours_work_in_patterns_that_can_be_told_apart() -> None:
     assert spreads[0] < 0.1 < spreads[3] < 0.3 < spreads[1] < spreads[2]
 
 
+@pytest.mark.real_time
 def test_a_worker_sleeps_on_when_it_is_told_what_is_shared_and_ends_with_its_parent() -> None:
     reading, writing = os.pipe()
     try:
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        now = boot_time()
         assert sleep_until_next_look(reading, now, frozenset("x")) == frozenset("x")
         os.write(writing, b"a b\nc d\n")
         assert sleep_until_next_look(reading, now + 0.05, ()) == {"c", "d"}
-        assert time.clock_gettime(time.CLOCK_BOOTTIME) >= now + 0.05
+        assert boot_time() >= now + 0.05
         os.write(writing, b"\n")
         assert sleep_until_next_look(reading, now, frozenset("x")) == frozenset()
     finally:
@@ -260,7 +261,7 @@ def test_the_worker_looks_at_a_simulated_node(tmp_path: Path) -> None:
             *(sys.executable, "-m", "gpulock_exporter.worker.process"),
             *("0.05", "60", f"simulated:{node.directory}"),
         ],
-        lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+        boot_time,
         WorkerTimeouts(first=15, frame=5),
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/exporter"},
     )

@@ -29,6 +29,7 @@ class Step(NamedTuple):
     is_busy: bool = True
     needs_root: bool = False
     env: tuple[tuple[str, str], ...] = ()
+    is_alone: bool = False  # when no other step runs: it counts what the kernel has
     program: str = "sh"  # what it needs of a machine that is no private root
 
 
@@ -103,7 +104,7 @@ LABS = (
     in_cells(
         *("other labs", 3, 400, "-m", "lab", "--ignore=tests/labs/sge"),
         *("--ignore=tests/labs/slurm", "--ignore=tests/labs/systemd/test_slurmd.py"),
-        *(f"--ignore={PROCESS_LIST}", "tests/labs"),
+        *("--ignore=tests/labs/isolation", "tests/labs"),
     ),
     Step(
         *("process list", pytest("-m", "lab", PROCESS_LIST), 10, "labs", True, True),
@@ -118,6 +119,9 @@ LABS = (
     Step("sweep", pytest("-m", "sweep", "--timeout", "1500", "tests/sweep"), 400),
     python("bullseye", 120),
     python("trixie", 120),
+    in_cells(
+        *("isolation", 2, 150, "-m", "lab", f"--ignore={PROCESS_LIST}", "tests/labs/isolation")
+    )._replace(is_alone=True),
 )
 FULL = (("GPULOCK_SOAK", "1"),)
 SOAK = (

@@ -171,8 +171,10 @@ def finish(root: Path) -> None:
     for name, target in LINKS.items():
         _link(root / "usr/bin" / name, target)
     _make_folders(root)
-    for name in ("run", "lock"):
-        _link(root / "var" / name, "/run" if name == "run" else "/run/lock")
+    for name, target in (("run", "/run"), ("lock", "/run/lock")):
+        shutil.rmtree(root / "var" / name, ignore_errors=True)
+        _link(root / "var" / name, target)
+    _link(root / "etc/localtime", "/usr/share/zoneinfo/Etc/UTC")
     masters = root / "usr/share/base-passwd"
     passwd = (masters / "passwd.master").read_text().replace(":*:", ":x:")
     group = (masters / "group.master").read_text().replace(":*:", ":x:")
@@ -181,6 +183,7 @@ def finish(root: Path) -> None:
         group += f"{name}:x:{number}:\n"
     shadow = "".join(f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in passwd.splitlines())
     files = {"passwd": passwd, "group": group, "shadow": shadow, "hosts": "127.0.0.1 localhost\n"}
+    files["hostname"] = "gpulock-tests\n"
     files["nsswitch.conf"] = "hosts: files dns\n" + "".join(
         f"{name}: files\n" for name in ("passwd", "group", "shadow", "services", "protocols")
     )

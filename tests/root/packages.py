@@ -27,18 +27,9 @@ class Layer(NamedTuple):
 
 _PYTHON = ("python3", "python3-venv", "gcc", "libc6-dev", "make", "strace", "openssl", "git")
 _TOOLS = (
-    *(
-        "ca-certificates",
-        "debian-archive-keyring",
-        "gpgv",
-        "iproute2",
-        "less",
-        "libpam-modules",
-        "man-db",
-        "mawk",
-        "mount",
-    ),
-    *("netbase", "procps", "psmisc", "tcsh", "util-linux", "zsh"),
+    *("ca-certificates", "curl", "debian-archive-keyring", "gpgv", "iproute2", "less"),
+    *("libpam-modules", "man-db", "mawk", "mount", "netbase", "passwd", "procps", "psmisc"),
+    *("tcsh", "tzdata", "util-linux", "zsh"),
 )
 _DISTUTILS = ("python3-distutils",)
 _SLURM = (

@@ -32,7 +32,7 @@ for name in sorted(os.listdir(sys.argv[1])):
         said = errno.errorcode[fault.errno]
     print(f"{name}={said}")
 """
-LOCK = Path("/tmp/gpulock-isolation-tests.lock")
+LOCK = Path(__file__).resolve().parents[3] / "build/isolation.lock"  # every cell has that folder
 NEXT_ID = 11  # BPF_PROG_GET_NEXT_ID of linux/bpf.h
 
 
@@ -103,6 +103,7 @@ def is_below(pid: int, above: int) -> bool:
 @contextlib.contextmanager
 def alone() -> Generator[None]:
     """Let one test at a time count programs: the kernel has one list of them, labs run together."""
+    LOCK.parent.mkdir(exist_ok=True)
     with LOCK.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.labs.common.device_nodes import PROBE, TREES, make_nodes, programs_beyond
+from tests.labs.common.device_nodes import PROBE, TREES, make_nodes, programs, programs_beyond
 from tests.labs.common.processes import command_of, running
 from tests.labs.sge import jobs
 from tests.labs.sge.cluster import NODES
@@ -87,6 +87,7 @@ def stop(gpus: Gpulock) -> bool:
 def main(arguments: list[str]) -> int:
     """Bring Grid Engine up below a folder, look, and take it down."""
     folder = Path(arguments[0])
+    before = programs()
     sge = GridEngine(folder / "sge")
     sge.up()
     try:
@@ -97,7 +98,7 @@ def main(arguments: list[str]) -> int:
         gpus.configure(NODE, ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(dev))
         serve(sge.execd_pid(NODE))
         told = look(gpus, dev)
-        left = {"left": groups(), "programs": programs_beyond(())}
+        left = {"left": groups(), "programs": programs_beyond(before)}
         print(json.dumps({**told, **left, "stopped": stop(gpus)}))
     finally:
         sge.down()

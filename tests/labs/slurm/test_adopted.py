@@ -60,19 +60,18 @@ def session(gpus: Gpulock, user: str, commands: str) -> Generator[subprocess.Pop
     """
     machine, uid = gpus.slurm.machines[NODE], gpus.slurm.users[user].uid
     program = [*machine.enter(), "/usr/bin/python3", "-IS", str(script(gpus, "sshd.py", SSHD))]
-    shell = subprocess.Popen(
+    with subprocess.Popen(
         [*program, user, str(uid), "/bin/bash", "-c", commands],
         env={"PATH": "/usr/bin:/bin", **gpus.slurm.env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    try:
-        yield shell
-    finally:
-        shell.kill()
-        shell.communicate()
+    ) as shell:
+        try:
+            yield shell
+        finally:
+            shell.kill()
 
 
 def opened_in(gpus: Gpulock, user: str, dev: Path) -> dict[str, set[str]]:

@@ -70,6 +70,7 @@ def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site) ->
         assert site.slurm.wait_settled(job) == "COMPLETED"
         assert site.left() == []  # of podman neither, which leaves a process of its own behind
     boxed = container_job.seen(said)
+    print(said)
     mine = {"ENXIO": own | {"nvidiactl"}}
     every = {name: {**mine, "EPERM": EVERY - own} for name in STARTS}
     assert {name: one.opens for name, one in boxed.items()} == {**every, CDI: mine}

@@ -34,8 +34,11 @@ class Step(NamedTuple):
 
 
 def pytest(*words: str) -> tuple[str, ...]:
-    """Return a command of pytest, without a cache: several run in one checkout."""
-    return ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *words)
+    """Return a command of pytest, without a cache: several run in one checkout.
+
+    Its time limit ends what hangs, and judges nothing: beside many others all takes longer.
+    """
+    return ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "400", *words)
 
 
 def unit(number: int, count: int) -> Step:

@@ -35,6 +35,7 @@ USERS = {"munge": 901, "sgeadmin": 902, "slurm": 64030, "messagebus": 903}
 FOLDERS = (
     "proc sys dev run tmp var/tmp root home srv mnt etc/munge var/lib/munge var/log/munge"
     " etc/slurm var/spool/slurmd var/lib/dpkg/info var/lib/dpkg/updates"
+    " usr/local/bin usr/local/sbin usr/local/lib opt"
 )
 LINKS = {"awk": "mawk", "nawk": "mawk", "csh": "tcsh", "cc": "gcc", "which": "which.debianutils"}
 PAM = ("account", "auth", "password", "session")
@@ -194,6 +195,10 @@ def finish(root: Path) -> None:
     (root / "etc/shadow").chmod(0o640)
     shutil.copy(root / "usr/share/base-files/profile", root / "etc/profile")
     subprocess.run(["chroot", str(root), "/sbin/ldconfig"], check=True)
+    places = [str(path)[len(str(root)) :] for path in root.glob("usr/lib/python3*")]
+    compileall = ["python3", "-m", "compileall", "-q", "-j", "0", *places]
+    # some of Debian's own do not compile on purpose
+    subprocess.run(["chroot", str(root), *compileall], check=False, stdout=subprocess.DEVNULL)
 
 
 def _link(path: Path, target: str) -> None:

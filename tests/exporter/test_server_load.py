@@ -291,7 +291,8 @@ def test_many_wrong_passwords_do_not_stop_a_scrape(
             thread.join()
         record_property("slowest_scrape_ms", round(slowest * 1000, 1))
         assert slowest < (time.monotonic() - began) / 4, "each waits for few of them"
-        assert results == [401] * guesses
+        assert len(results) == guesses
+        assert {*results} <= {401, 503}, "503: its check would have come too late"
         assert first == 200, "of the guessers' own address"
 
 

@@ -196,7 +196,7 @@ def finish(root: Path) -> None:
     shutil.copy(root / "usr/share/base-files/profile", root / "etc/profile")
     subprocess.run(["chroot", str(root), "/sbin/ldconfig"], check=True)
     places = [str(path)[len(str(root)) :] for path in root.glob("usr/lib/python3*")]
-    compileall = ["python3", "-m", "compileall", "-q", "-j", "0", *places]
+    compileall = ["python3", "-m", "compileall", "-q", *places]
     # some of Debian's own do not compile on purpose
     subprocess.run(["chroot", str(root), *compileall], check=False, stdout=subprocess.DEVNULL)
 

@@ -13,7 +13,7 @@ from gpulock.errors import BROKEN, Refusal
 from gpulock.isolation import confine, job
 from gpulock.isolation.tree import cgroup_name
 from gpulock.node.context import Node
-from gpulock.slurm import session, task
+from gpulock.slurm import session, steps, task
 from tests.support.faults import raising
 from tests.support.slurm_site import NODE_BROKEN, RUN, STEPD, UID, Site, row
 from tests.support.trees import bus
@@ -264,6 +264,21 @@ def test_a_prolog_refuses_what_this_node_cannot_do_for_its_steps(tmp_path: Path)
     assert site.prolog() == NODE_BROKEN
     assert site.locks() == []
     assert "neither the devices" in site.drained()[0]
+
+
+@pytest.mark.parametrize(("gpus", "count"), [("0,1", 2), (None, 0)])
+def test_a_prolog_closes_slurmd_before_each_job_whether_it_asks_for_gpus_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str | None, count: int
+) -> None:
+    site, closed = Site(tmp_path), list[int]()
+    monkeypatch.setattr(steps, "find_slurmds", lambda *_: [])
+    monkeypatch.setattr(
+        job, "prepare_slurm_isolation", lambda _, slurmds, count: closed.append(count)
+    )
+    site.set(ISOLATION="cgroup")
+
+    assert site.prolog(12, gpus) == RUN
+    assert closed == [count]
 
 
 def test_an_isolation_that_slurm_has_no_groups_for_refuses_jobs_and_drains_no_node(

@@ -170,6 +170,16 @@ def test_a_refused_task_may_start_sees_nothing_and_knows_why(site: Site) -> None
     assert found[slave.REFUSED].startswith("gpulock: job 12.1")
 
 
+def test_a_task_of_a_job_of_which_execd_has_no_file_is_refused_with_that_reason(site: Site) -> None:
+    job = parallel(site, gpus(1))
+    folder = site.task(job, FIRST)
+    job.job_file.unlink()
+    assert start(site, FIRST) == 0
+    found = variables(folder)
+    assert found["CUDA_VISIBLE_DEVICES"] == ""
+    assert "execd has no file of this job" in found[slave.REFUSED]
+
+
 @pytest.mark.parametrize("fault", ["file", "environment"])
 def test_a_task_that_cannot_even_be_masked_does_not_start(site: Site, fault: str) -> None:
     job = parallel(site, gpus(1))

@@ -168,6 +168,7 @@ def test_what_is_not_asked_for_by_node_is_refused_and_not_taken_for_nothing(
     site: Site, field: str
 ) -> None:
     keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
+    keys.slurm_gres = ("fpga", "gpu")
     site.answers(row(12, **{field: "gres:gpu:2"}))
     found = refusal(lambda: request.list_slurm_job_gres(site.call(gpus=None), keys))
     assert (found.kind, "not per node" in found.why) == (INVALID_REQUEST, True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.job import environment
-from gpulock.slurm import note
+from gpulock.slurm import note, task
 from gpulock.slurm.note import TaskNote
 from tests.support.faults import fail_at
 from tests.support.slurm_site import RUN, STEPD, UID
@@ -126,6 +126,16 @@ def test_a_step_is_told_the_names_of_the_devices_that_it_may_open(site: TaskSite
     assert told.exported["GPULOCK_DEVICES"] == "GPU-00000003-aaaa"
     assert told.exported["NVIDIA_VISIBLE_DEVICES"] == "GPU-00000003-aaaa"
     assert told.exported["GPULOCK_CDI"] == f"--device=gpulock.io/gpu={bus(3)}"
+
+
+@pytest.mark.parametrize(("allowed", "count"), [(os.R_OK | os.W_OK, 1), (os.R_OK, 0), (os.W_OK, 0)])
+def test_a_device_is_open_to_a_task_that_may_read_it_and_write_it(
+    site: TaskSite, monkeypatch: pytest.MonkeyPatch, allowed: int, count: int
+) -> None:
+    (site.dev / "nvidia0").touch()
+    monkeypatch.setattr(os, "access", lambda _, asked: asked & allowed == asked)
+    devices = site.node().devices()[:1]
+    assert len(task.list_open_devices(str(site.dev), devices)) == count
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES])

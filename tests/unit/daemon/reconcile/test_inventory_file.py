@@ -101,7 +101,7 @@ def test_a_card_with_instances_is_never_granted_whole() -> None:
 
 
 def test_instances_are_told_by_their_access_files(tmp_path: Path) -> None:
-    for name in ("gi1/ci0", "gi1/ci1", "gi9/ci0", "config/ci0", "gi1/access"):
+    for name in ("gi1/ci0", "gi1/ci1", "gi9/ci0", "config/ci0", "gi1/access", "gi1/xx7"):
         (tmp_path / "capabilities/gpu1/mig" / name).mkdir(parents=True)
     assert driver_mig_instances(str(tmp_path), 0) == frozenset()
     assert driver_mig_instances(str(tmp_path), 1) == {"gi1.ci0", "gi1.ci1", "gi9.ci0"}

@@ -11,8 +11,8 @@ import contextlib
 import os
 import select
 import subprocess
-import time
 from collections.abc import Callable, Generator, Iterable
+from time import monotonic, sleep  # a unit test's own stand still
 from typing import Any, Final, TypeVar, Union
 
 from tests.support import evidence
@@ -45,7 +45,7 @@ def wait_until(
     `why` says what that is: a text, to which the labs that are up add their state, or a function
     that says more.
     """
-    began = time.monotonic()
+    began = monotonic()
     quiet = quiet or (LAB_QUIET if evidence.is_watched() else QUIET)
     polls = 0
     while True:
@@ -55,7 +55,7 @@ def wait_until(
             result = condition()
             if result is not None and result is not False:
                 return result
-        took = time.monotonic() - began
+        took = monotonic() - began
         if took > bound or evidence.log_sizes() == sizes:
             text = why if isinstance(why, str) else why()
             about = f"{text}\n{evidence.describe()}".rstrip()
@@ -90,18 +90,18 @@ def wait_exit(process: subprocess.Popen[Any], *, why: Why) -> int:
 
 def let_work(seconds: float) -> None:
     """Let other processes work for a while, before a blow that falls at a random moment."""
-    time.sleep(seconds)
+    sleep(seconds)
 
 
 def _polls(quiet: float, end: float) -> Generator[None]:
     """Yield for each poll until these have taken so long; one that costs much is rarer."""
     spent = 0.0
     while spent < quiet:
-        began = time.monotonic()
+        began = monotonic()
         yield
-        took = time.monotonic() - began
-        time.sleep(min(max(0.01, 2 * took), LONGEST_POLL))
-        now = time.monotonic()
+        took = monotonic() - began
+        sleep(min(max(0.01, 2 * took), LONGEST_POLL))
+        now = monotonic()
         spent += min(now - began, LONGEST_POLL)
         if now > end:
             return

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import evidence
-from tests.support.wait import GaveUp, LabError, wait_ended, wait_until
+from tests.support.wait import GaveUp, LabError, let_work, wait_ended, wait_until
 
+pytestmark = pytest.mark.real_time
 QUIET = 0.2  # seconds of polls, in place of two minutes
 
 
@@ -90,7 +90,7 @@ def test_wait_counts_a_poll_that_took_long_as_a_short_one() -> None:
     def stalls() -> bool:
         nonlocal polls
         polls += 1
-        time.sleep(0.6 if polls == 1 else 0)
+        let_work(0.6 if polls == 1 else 0)
         return polls > 1
 
     assert wait_until(stalls, why="the second poll", quiet=0.3)

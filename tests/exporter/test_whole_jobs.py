@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from gpulock.node import sample
@@ -15,7 +14,9 @@ from gpulock.store import owner
 from gpulock.store.locks import LockStore
 from tests.exporter.whole import Scrape, Whole
 from tests.nvml.double import ERROR_NOT_SUPPORTED, Double, Process
+from tests.support.clock import boot_time
 from tests.support.trees import record
+from tests.support.wait import let_work
 
 SECRET = "hunter2-correct-horse"
 SUCCESS = "gpulock_collector_success"
@@ -30,14 +31,14 @@ def test_the_last_second_of_a_claim_that_goes_is_in_its_file(tmp_path: Path) -> 
     ):
         nvml.load(0, 100)
         exporter.up(2)
-        claimed = boottime()
+        claimed = boot_time()
         token = exporter.claim(0)
         looked = exporter.wait_until(lambda s: s.all("gpulock_gpu_locked", gpu="0") == [1])
         last = looked.one(LOOKED)
         exporter.wait_until(
             lambda s: max(s.all(LOOKED), default=0.0) > last
         )  # the next look is two seconds away
-        going = boottime()
+        going = boot_time()
         exporter.release()
         left = exporter.folder / "finished" / token
         exporter.wait_until(lambda _: left.exists())
@@ -46,7 +47,7 @@ def test_the_last_second_of_a_claim_that_goes_is_in_its_file(tmp_path: Path) -> 
         (account,) = found.tokens[token].values()
         assert account.since is not None and account.until is not None
         assert claimed <= account.since <= going
-        assert going <= account.until <= boottime(), "the look after its end is billed to it"
+        assert going <= account.until <= boot_time(), "the look after its end is billed to it"
         assert account.busy is not None and account.observed is not None
         lived = account.until - account.since
         assert lived - 4 <= account.observed <= lived + 1
@@ -90,10 +91,6 @@ def test_each_of_two_on_one_card_gets_what_its_own_process_did(tmp_path: Path) -
     assert device["busy_seconds"] <= device["observed_seconds"] <= device["held_seconds"]
 
 
-def boottime() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: Path) -> None:
     with (
         Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml,
@@ -133,7 +130,7 @@ def test_a_mig_instance_without_gpm_is_neither_busy_nor_idle(tmp_path: Path) -> 
         found = exporter.wait_until(lambda s: s.all("gpulock_mig_memory_total_bytes"))
         assert len(found.all("gpulock_mig_info")) == 6
         exporter.gpulock("claim", "-n", "6", "--pid", str(os.getpid()))
-        time.sleep(3)
+        let_work(3)
         found = exporter.wait_until(lambda s: sum(s.all("gpulock_mig_locked")) == 6)
         for name in ("busy_seconds_total", "observed_seconds_total", "utilization_ratio"):
             assert found.all(f"gpulock_mig_{name}") == []

@@ -9,7 +9,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,19 +28,17 @@ PROGRAM = [
     "from gpulock_exporter.app.program import main; raise SystemExit(main())",
 ]
 GPULOCK = [sys.executable, "-c", "from gpulock.cli import main; raise SystemExit(main())"]
-SLOWEST = 1.0  # seconds in which a scrape is answered, whatever the driver does
 UTILISATION = "gpulock_gpu_utilization_ratio"
 
 Labels = frozenset[tuple[str, str]]
 
 
 class Answer(NamedTuple):
-    """What came back, and how many seconds it took."""
+    """What came back."""
 
     status: int
     headers: dict[str, str]
     body: bytes
-    seconds: float
 
     @property
     def text(self) -> str:
@@ -82,11 +79,7 @@ class Scrape:
 
 
 class Whole:
-    """An exporter on a double; `settings` are lines of gpulock.conf, `words` its options.
-
-    Two scrapes in a row that take longer than SLOWEST each fail the test that asked for them: a
-    single one may be a machine that stood still, an exporter that waits for its driver has many.
-    """
+    """An exporter on a double; `settings` are lines of gpulock.conf, `words` its options."""
 
     def __init__(
         self,
@@ -99,7 +92,6 @@ class Whole:
         client: ssl.SSLContext | None = None,
     ) -> None:
         self.root, self.nvml, self.client = root, nvml, client
-        self.took = 0.0  # seconds of the last scrape
         self.ends: tuple[int, ...] = ()  # exit codes that a test expects beside 0
         self.folder = root / "exporter"
         self.config = root / "gpulock.conf"
@@ -161,7 +153,6 @@ class Whole:
 
     def get(self, path: str = "/metrics", headers: Mapping[str, str] | None = None) -> Answer:
         """Ask on a connection of its own; raise OSError where nothing listens."""
-        began = time.monotonic()
         if self.client is None:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         else:
@@ -175,13 +166,11 @@ class Whole:
         finally:
             connection.close()
         own = {name.lower(): value for name, value in answer.getheaders()}
-        return Answer(answer.status, own, body, time.monotonic() - began)
+        return Answer(answer.status, own, body)
 
     def scrape(self) -> Scrape:
-        """Return what a scrape says; it is in time, whatever the driver does."""
-        answer, last = self.get(), self.took
-        self.took = answer.seconds
-        assert min(self.took, last) < SLOWEST, f"{last:.2f} s, then {self.took:.2f} s"
+        """Return what a scrape says."""
+        answer = self.get()
         return Scrape(answer.text if answer.status == 200 else "")
 
     def wait_until(self, holds: Callable[[Scrape], object]) -> Scrape:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import select
 import socket
 import ssl
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -68,8 +67,7 @@ def exchange(one: socket.socket, data: bytes, seconds: float = 30.0) -> tuple[by
     except OSError:
         pass  # it has heard enough; its answer may still be there
     received = b""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while True:
         try:
             part = one.recv(65536)
         except socket.timeout:  # TimeoutError from Python 3.10 on
@@ -79,7 +77,6 @@ def exchange(one: socket.socket, data: bytes, seconds: float = 30.0) -> tuple[by
         if not part:
             return received, True
         received += part
-    return received, False
 
 
 def answer(one: socket.socket, data: bytes = b"", seconds: float = 60.0) -> bytes:

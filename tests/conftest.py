@@ -66,7 +66,7 @@ def load_hypothesis_profile() -> None:
 
     The phase that explains a failure is left out: it takes a minute.
     """
-    from hypothesis import Phase, settings
+    from hypothesis import Phase, settings  # noqa: TID251 (the profile)
 
     settings.register_profile(
         "gpulock",

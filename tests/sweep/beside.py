@@ -8,13 +8,13 @@ of the job's cgroup too, which else would never be empty.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tests.support.wait import let_work
 from tests.sweep.trace import KILL
 
-TOLD_WITHIN = 1.0  # seconds, in which strace writes that it killed
+POLLS, PAUSE = 500, 0.002  # in which strace writes that it killed
 
 
 def beside(
@@ -39,6 +39,7 @@ def await_end(head: Sequence[str], log: Path) -> None:
     """
     if not any(f"signal={KILL}" in word for word in head):
         return
-    deadline = time.monotonic() + TOLD_WITHIN
-    while "killed by" not in log.read_text(errors="replace") and time.monotonic() < deadline:
-        time.sleep(0.002)
+    for _ in range(POLLS):
+        if "killed by" in log.read_text(errors="replace"):
+            return
+        let_work(PAUSE)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from tests.labs.daemon.daemon_site import Process, Site, said
+from tests.support.seeds import chosen_seed
 from tests.support.wait import wait_exit, wait_until
 
 FIRST_UID = 31000
@@ -25,8 +26,8 @@ HOURS = 7200.0  # seconds that one holds who is to be killed
 
 def crowd(site: Site, rounds: int) -> None:
     """20 users run commands through the socket, and are killed at random; gpulockd is as well."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = chosen_seed("GPULOCK_SEED")
+    print(f"GPULOCK_SEED={seed}")
     chance = random.Random(seed)
     for number in range(rounds):
         users = list(range(FIRST_UID, FIRST_UID + USERS))

@@ -34,6 +34,7 @@ from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import full_fifo, on, stopped_queues, submit_env
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.test_isolation import Site, driver_leaves_nodes_alone
+from tests.support.seeds import chosen_seed
 from tests.support.wait import LabError, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
@@ -272,7 +273,7 @@ def processes_of(uid: int) -> dict[int, str]:
 
 def seeded() -> random.Random:
     """Return a source of what is random, whose seed is printed."""
-    seed = int(os.environ.get("GPULOCK_SEED") or random.randrange(1 << 30))
+    seed = chosen_seed("GPULOCK_SEED")
     print(f"GPULOCK_SEED={seed}")
     return random.Random(seed)
 

@@ -25,6 +25,7 @@ from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import SOAK, notes
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm
+from tests.support.seeds import chosen_seed
 from tests.support.wait import LabError, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
@@ -166,8 +167,8 @@ def test_honest_jobs_all_run_beside_hostile_ones(slurm_gpus: Gpulock, mode: Mode
 
     Stopped by: a lock is held by its owner's processes alone, and Slurm ends a job's processes.
     """
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = chosen_seed("GPULOCK_SEED")
+    print(f"GPULOCK_SEED={seed}")
     mode(slurm_gpus, SETTINGS, **SETUP)
     devices = [slurm_gpus.device(NODE, minor) for minor in range(COUNT)]
     fair = Fair(slurm_gpus, devices, random.Random(seed))
@@ -179,8 +180,8 @@ def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
     slurm_gpus: Gpulock,
 ) -> None:
     """Tried: the same with ISOLATION=cgroup. Stopped by: as above, and by the job's own cgroup."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = chosen_seed("GPULOCK_SEED")
+    print(f"GPULOCK_SEED={seed}")
     with confined_site(slurm_gpus, proctrack="cgroup") as site:
         site.configure(**SETTINGS)
         devices = [site.dev / f"nvidia{n}" for n in range(COUNT)]

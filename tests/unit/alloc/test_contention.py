@@ -39,6 +39,7 @@ from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.support.scene import folder, linked_proc
+from tests.support.wait import let_work
 
 pytestmark = pytest.mark.slow
 
@@ -133,7 +134,7 @@ class Field:
                     self.hide(os.getpid())
                     if refusal.kind != BUSY:
                         raise
-            time.sleep(luck.uniform(0.01, 0.05))
+            let_work(luck.uniform(0.01, 0.05))
 
     def start(self, seed: int, claims: int) -> BaseProcess:
         """Start a worker."""
@@ -271,7 +272,7 @@ def kill_at_random(field: Field, workers: int, kills: int, luck: random.Random) 
     seeds = itertools.count()
     crowd = [field.start(next(seeds), 1 << 30) for _ in range(workers)]
     for _ in range(kills):
-        time.sleep(luck.uniform(0.0, 0.02))
+        let_work(luck.uniform(0.0, 0.02))
         number = luck.randrange(workers)
         victim = crowd[number]
         bury(field, victim)

@@ -25,7 +25,9 @@ from tests.nvml import double as face
 from tests.nvml.cards import CARDS
 from tests.nvml.double import Double, Process
 from tests.nvml.node import node_keys
+from tests.support.clock import boot_time
 from tests.support.pairs import zip_equal
+from tests.support.wait import let_work
 
 NVML: Any = importlib.import_module("pynvml")
 NEW = "610.43.02"  # one driver for all tests here: a process has one library
@@ -191,7 +193,7 @@ def test_the_clock_can_run_faster(nvml: Double) -> None:
     real = round(time.time() * 1e6)
     nvml.update({"now": f"{START}+1000000000/s@{real}", "gpu0.energy": f"0+1000/s@{START}"})
     first = NVML.nvmlDeviceGetTotalEnergyConsumption(gpu())
-    time.sleep(0.02)
+    let_work(0.02)
     assert NVML.nvmlDeviceGetTotalEnergyConsumption(gpu()) - first >= 20_000
 
 
@@ -326,9 +328,7 @@ def test_events_are_queued_and_none_from_before_is_delivered(nvml: Double) -> No
     told = [(NVML.nvmlDeviceGetIndex(e.device), e.eventType, e.eventData) for e in got]
     assert told == [(1, 8, 79), (0, 8, 48), (1, 8, 79)]
     threading.Timer(0.05, nvml.event, (0, 63)).start()
-    before = time.monotonic()
-    assert NVML.nvmlEventSetWait_v2(events, 5000).eventData == 63
-    assert time.monotonic() - before < 2
+    assert NVML.nvmlEventSetWait_v2(events, 600_000).eventData == 63
     nvml.fail("nvmlEventSetWait*", 999)
     assert code(NVML.nvmlEventSetWait_v2, events, 1000) == NVML.NVML_ERROR_UNKNOWN
     NVML.nvmlEventSetFree(events)
@@ -488,9 +488,9 @@ def test_a_cube_mesh_and_its_distances(node: Double) -> None:
 @pytest.mark.real_time
 def test_pcie_throughput_blocks_for_its_window(nvml: Double) -> None:
     nvml.set("gpu0.pcie.tx_rate", 4217)
-    before = time.monotonic()
+    before = boot_time()
     assert NVML.nvmlDeviceGetPcieThroughput(gpu(), NVML.NVML_PCIE_UTIL_TX_BYTES) == 4217
-    assert time.monotonic() - before >= 0.02
+    assert boot_time() - before >= 0.02
 
 
 @pytest.mark.parametrize("error", [3, 4, 15, 999])

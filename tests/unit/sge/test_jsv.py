@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from gpulock.node.settings_file import read_settings
 from gpulock.sge.jsv import jsv_reject_reason, missing_kind_reason, parse_sge_memory
 from gpulock.sge.survey import ClusterSurvey
+from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("gpu", "gpuj")
@@ -146,11 +146,7 @@ def survey_of(config: str) -> ClusterSurvey:
     """Ask, and wait for the answer."""
     found = ClusterSurvey(read_settings(config))
     assert found.amounts() == {}, "nobody waits for it"
-    late = time.monotonic() + 30
-    while found.is_asking() and time.monotonic() < late:
-        found.amounts()
-        time.sleep(0.01)
-    assert not found.is_asking()
+    wait_until(lambda: found.amounts() is not None and not found.is_asking(), why="an answer")
     return found
 
 
@@ -192,12 +188,14 @@ def test_the_server_s_verifier_refuses_once_it_knows_and_a_client_s_asks_nobody(
             assert jsv.stdout.readline() == "STARTED\n"
             return jsv.stdout.readline()
 
+        def rejected() -> str | None:
+            said = verdict("server", "gpu_h=1")
+            return said if "REJECT" in said else None
+
         assert "ACCEPT" in verdict("client", "gpu_h=1")
         assert not (tmp_path / "asked").exists()
         assert "ACCEPT" in verdict("server", "gpu_h=1"), "not known yet"
-        late = time.monotonic() + 30
-        while "REJECT" not in (said := verdict("server", "gpu_h=1")) and time.monotonic() < late:
-            time.sleep(0.05)
+        said = wait_until(rejected, why="the survey")
         assert "REJECT gpulock: model h200: this cluster's nodes have gpu (8)" in said
         assert "ACCEPT" in verdict("server", "gpu_a=1")
         asked = len((tmp_path / "asked").read_text().split())

@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from hypothesis import settings
+from hypothesis import settings  # noqa: TID251 (a count alone)
 
 from tests.support import mutations
 from tests.support.mutations import mixed, shrink, try_a_million, try_batch

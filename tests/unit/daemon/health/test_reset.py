@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +36,7 @@ from tests.support.fake_mps import leave_mps
 from tests.support.health_site import Ward
 from tests.support.scripts import write_script
 from tests.support.trees import bus, judge_of, judging, record, soon
+from tests.support.wait import let_work
 
 SECONDS = 60.0  # no test comes near to it
 KNOWN = [f"gpu.{bus(number)}.mig=0" for number in range(4)]  # NVML told of each
@@ -73,7 +73,7 @@ class Bench(Ward):
             self.resetter.run(node, reconcile_locks(node, judge_of(node), soon()), self.now)
             while self.resetter.due < float("inf"):
                 self.resetter.run_due(0.0)
-                time.sleep(0.01)
+                let_work(0.01)
 
 
 @pytest.fixture

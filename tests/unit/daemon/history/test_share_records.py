@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, settings  # noqa: TID251 (a count alone)
 from hypothesis import strategies as st
 
 from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_history_record

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -31,6 +30,7 @@ from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from tests.support.ports import ReservedPort
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -113,13 +113,14 @@ class Running:
 
     def wait(self, path: str, holds: Callable[[str], bool]) -> str:
         """Return the answer once it is as wanted."""
-        end, text = time.monotonic() + 60, ""
-        while time.monotonic() < end:
-            text = self.get(path)
-            if holds(text):
-                return text
-            time.sleep(0.05)
-        raise AssertionError(f"{path}: {text[-400:]!r}")
+        seen = [""]
+
+        def is_wanted() -> bool:
+            seen[0] = self.get(path)
+            return holds(seen[0])
+
+        wait_until(is_wanted, why=lambda: f"{path}: {seen[0][-400:]!r}")
+        return seen[0]
 
 
 @pytest.fixture
@@ -194,9 +195,7 @@ def test_an_exporter_without_room_for_its_files_serves_without_them_and_names_on
 def test_a_folder_that_is_removed_is_made_again(running: Running) -> None:
     running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
     shutil.rmtree(running.folder)
-    end = time.monotonic() + 60
-    while not (running.folder / "sample").exists() and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_until((running.folder / "sample").exists, why="a sample")
     assert (running.folder / "sample").read_text().startswith("gpulock-sample 1\n")
     running.wait("/metrics", lambda t: 'gpulock_collector_success{collector="files"} 1' in t)
     assert call(running.node, "--listen", "127.0.0.1:0").returncode == 3, "it is held as before"

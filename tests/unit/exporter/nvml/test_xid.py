@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -35,11 +34,8 @@ def test_each_xid_is_told_once_with_its_card(tmp_path: Path) -> None:
 
 def test_a_look_does_not_wait_for_events(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
-        eye.look()
-        began = time.monotonic()
-        for _ in range(5):
+        for _ in range(100):  # of a second each, pytest would end them
             eye.look()
-        assert time.monotonic() - began < 2.5
 
 
 def test_the_xid_of_a_card_that_fell_off_the_bus_is_told(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.telemetry import Process
-from hypothesis import given, settings
+from hypothesis import given, settings  # noqa: TID251 (a count alone)
 from hypothesis import strategies as st
 
 from tests.support.exporter_nodes import GIB, Node, card, facts, lock

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import threading
-import time
 
 import pytest
 from gpulock_exporter.web.negotiation import (
@@ -16,6 +15,8 @@ from gpulock_exporter.web.negotiation import (
     negotiate_encoding,
     negotiate_format,
 )
+
+from tests.support.wait import let_work
 
 OPENMETRICS = "application/openmetrics-text"
 
@@ -79,7 +80,7 @@ def test_each_body_is_made_once_however_many_ask_at_once() -> None:
     written: list[Format] = []
 
     def render(form: Format) -> bytes:
-        time.sleep(0.05)
+        let_work(0.05)
         written.append(form)
         return form.value.encode() * 100
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Generator
 
 import pytest
@@ -12,6 +11,7 @@ from gpulock_exporter.web.http import HttpRequest, HttpResponse
 
 from tests.exporter.inprocess import Running, greet, running
 from tests.exporter.wire import SOUND, dial, exchange
+from tests.support.wait import let_work
 
 HOST = b"Host: node\r\n"
 SECOND = b"GET /smuggled HTTP/1.1\r\nHost: node\r\n\r\n"
@@ -112,7 +112,7 @@ def test_the_reason_reaches_a_client_that_is_still_sending(server: Running) -> N
     with dial(server.port) as one:
         for _ in range(50):
             one.sendall(b"X" * 1000)
-            time.sleep(0.002)
+            let_work(0.002)
         answer, closed = exchange(one, b"")
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert closed

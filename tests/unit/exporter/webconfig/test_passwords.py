@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import threading
-import time
 from collections.abc import Callable
 
 import bcrypt
@@ -22,6 +21,7 @@ from gpulock_exporter.webconfig.passwords import (
     parse_basic_credentials,
 )
 
+from tests.support.clock import VirtualClock
 from tests.support.faults import raising
 from tests.support.wait import wait_until
 
@@ -224,12 +224,12 @@ def test_places_are_few_and_who_has_most_gives_one_up() -> None:
     assert crowd.queue.run("late", lambda: False, NEVER) is False
 
 
-def test_who_cannot_wait_longer_is_not_checked_any_more() -> None:
+def test_who_cannot_wait_longer_is_not_checked_any_more(clock: VirtualClock) -> None:
     gate, queue = Gate(), CheckQueue()
     first = threading.Thread(target=queue.run, args=("a", gate("first"), NEVER))
     first.start()
     wait_until(lambda: gate.checks == 1, why="the first check")
-    assert queue.run("b", gate("late"), time.monotonic() + 0.05) is None
+    assert queue.run("b", gate("late"), clock() + 0.05) is None
     gate.open.set()
     first.join()
     wait_until(lambda: len(queue) == 0, why="an empty queue")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, settings  # noqa: TID251 (a count alone)
 from hypothesis import strategies as st
 
 from gpulock.install.hooks import render_hooks

@@ -114,8 +114,9 @@ def test_between_two_questions_nobody_is_asked(site: Site) -> None:
     assert site.chore.asking is None
 
 
+@pytest.mark.real_time
 def test_a_qmaster_that_does_not_answer_holds_up_nobody(site: Site) -> None:
-    os.mkfifo(site.gate)
+    os.mkfifo(site.gate)  # for the virtual clock, who sleeps there would be late at once
     site.qmaster(8)
     site.go(0.0)
     site.go(1.0)

@@ -161,8 +161,13 @@ def lay_out_node(sge: GridEngine, name: str = NODE, complexes: str = "gpu gpuj")
 
 
 def bare_node(sge: GridEngine, complexes: str = "gpu gpuj") -> Iterator[Node]:
-    """Give a node without gpulock; afterwards it is without gpulock again."""
+    """Give a node without gpulock; afterwards it is without gpulock again.
+
+    Other files of tests in the same cell leave `shepherd_cmd none` of their own node behind.
+    """
     sge.set_hooks("NONE", "NONE")
+    if NODE in sge.qconf("-sconfl").split():
+        sge.forget_conf(NODE, "shepherd_cmd", "load_sensor")
     node = lay_out_node(sge, NODE, complexes)
     yield node
     sge.clear_jobs()

@@ -294,7 +294,7 @@ def report_slurm_refusal(
         noted = call.restart == 0  # one of an earlier run may stand, where the file is mended soon
         done = refuse.requeue_or_cancel_job(call, known, refusal, sentence, noted)
         log_hook_line(settings, f"{sentence}; {done}" if done else sentence, error=True)
-        return GO_ON if noted or not done.startswith(refuse.NOT_DONE) else NODE_BROKEN
+        return GO_ON
     own = TaskNote(call.slurmd, call.job, call.uid, call.restart)
     own.refused, own.code = sentence, refuse.task_prolog_exit_code(refusal, settings)
     try:

@@ -82,6 +82,7 @@ def build_task_prolog_lines(
     task = Task(environ, step)
     if found is None or found.uid != os.getuid():
         return mask_task_without_note(settings, environ, task)
+    check_run(found, environ)
     if found.refused:
         raise TaskRefusedError(found.refused, found.code or FAILED)
     check_locks(settings.lock_dir, found)
@@ -95,6 +96,17 @@ def build_task_prolog_lines(
         own = environment.user_bind_lists(environ)
         pairs += [task_bind_line(name, old, found.binds) for name, old in own]
     return pairs
+
+
+def check_run(found: TaskNote, environ: "Mapping[str, str]") -> None:
+    """Raise Refusal by a note of an earlier run, where this one's Prolog left none.
+
+    A user who says another count than Slurm stops no task but own ones (docs/facts/slurm.md).
+    """
+    count = environ.get("SLURM_RESTART_COUNT", "0")
+    if is_slurm_number(count) and int(count) > found.restart:
+        why = f"the claim here is of the job's run {found.restart}, and this is run {count}"
+        raise Refusal(UNKNOWN, why, "did the Prolog run? see gpulock doctor on the node")
 
 
 def check_confined(proc: Proc, job: str, sys_root: str) -> None:

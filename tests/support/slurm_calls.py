@@ -100,6 +100,8 @@ class SlurmJob:
         }
         if own:
             given |= {"SLURM_GPUS_ON_NODE": str(own.count(",") + 1), "SLURM_JOB_GPUS": own}
+        if self.restart:
+            given["SLURM_RESTART_COUNT"] = str(self.restart)
         if step != BATCH:
             given |= {"SLURM_STEP_ID": step, "SLURM_STEPID": step, "SLURM_STEP_TASKS_PER_NODE": "1"}
             given |= {"SLURM_STEP_GPUS": own} if own else {}

@@ -218,15 +218,17 @@ def test_all_tasks_see_all_gpus_otherwise(slurm_gpus: Gpulock) -> None:
 def test_a_requeued_job_holds_again_and_a_suspended_one_still_does(
     slurm_gpus: Gpulock, mode: Mode
 ) -> None:
+    """Slurm tells its tasks which run it is, whatever the user's environment says."""
     mode(slurm_gpus)
     slurm = slurm_gpus.slurm
-    job = slurm.submit(
-        "slalice", "--requeue", "--gres=gpu:2", "-w", NODE, script="exec sleep 600\n"
-    )
+    told = 'echo "run=$SLURM_RESTART_COUNT"; srun sh -c \'echo "step=$SLURM_RESTART_COUNT"\'\n'
+    words = ("--requeue", "--gres=gpu:2", "-w", NODE)
+    lie = {"SLURM_RESTART_COUNT": "0"}
+    job = slurm.submit("slalice", *words, script=f"{told}exec sleep 600\n", env=lie)
     slurm.wait_running(job)
     slurm.requeue(job)
     slurm.begin(job)
-    slurm.wait_running(job)
+    assert "run=1\n" in wait_said(slurm_gpus, job, "step=1")
     assert {lock.restart for lock in slurm_gpus.locks(NODE).values()} == {1}
     slurm.suspend(job)
     slurm_gpus.reconcile(NODE)

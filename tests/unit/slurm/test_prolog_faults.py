@@ -268,18 +268,6 @@ def test_a_job_that_runs_again_without_settings_is_given_back_by_name(
     assert given == [True, False]
 
 
-@pytest.mark.parametrize(("restart", "code"), [("0", RUN), ("1", NODE_BROKEN)])
-def test_a_job_that_runs_again_without_settings_or_slurmctld_does_not_start(
-    site: Site, monkeypatch: pytest.MonkeyPatch, restart: str, code: int
-) -> None:
-    def stays(*_: object) -> str:
-        return f"{refuse.STAYS}: squeue gives no answer"
-
-    monkeypatch.setattr(refuse, "requeue_or_cancel_job", stays)
-    environ = site.environ(SLURM_JOB_RESTART_COUNT=restart)
-    assert prolog.main(environ, str(site.root / "gone")) == code
-
-
 def test_only_root_or_a_simulations_user_runs_a_hook(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,15 @@ def test_the_lines_where_gpulock_chooses(site: TaskSite) -> None:
     assert told.unset == OPTIONAL  # no CDI_DIR is set
 
 
+def test_a_run_does_not_start_by_the_note_of_the_run_before(site: TaskSite) -> None:
+    """Its Prolog could neither read the settings nor have the job given back."""
+    site.prolog(12, "2,3", SLURM_JOB_RESTART_COUNT="1")
+    for count in ("1", "0", "-1", "two", "9" * 30):
+        assert site.run(SLURM_RESTART_COUNT=count).code == RUN, count
+    sentence = stopped(site.run(SLURM_RESTART_COUNT="2"))
+    assert "the claim here is of the job's run 1, and this is run 2" in sentence
+
+
 @pytest.mark.parametrize("gpus", [False, True])
 def test_the_mps_of_another_grant_is_unset_and_a_users_own_stands(
     site: TaskSite, *, gpus: bool

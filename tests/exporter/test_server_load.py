@@ -291,8 +291,7 @@ def test_many_wrong_passwords_do_not_stop_a_scrape(guesses: int, tmp_path: Path)
         assert any(thread.is_alive() for thread in guessers), "the flood goes on"
         for thread in guessers:
             thread.join()
-        assert len(results) == guesses
-        assert {*results} <= {401, 503}, "503: its check would have come too late"
+        assert results == [401] * guesses
         assert first == 200, "of the guessers' own address"
 
 

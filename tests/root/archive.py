@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-DEFAULT_MIRROR = "http://deb.debian.org/debian"
 TRIES = 4
 FIELDS = re.compile(
     r"^(Package|Version|Architecture|Essential|(?:Pre-)?Depends|Provides|Filename|SHA256): (.*)$",
@@ -41,7 +40,7 @@ class ArchiveError(Exception):
 
 
 def find_mirror(sources: Path = Path("/etc/apt")) -> str:
-    """Return the archive of this machine's own Debian packages, the world's where it has none."""
+    """Return the archive of this machine's own Debian packages, or raise ArchiveError."""
     given = os.environ.get("GPULOCK_MIRROR")
     if given:
         return given.rstrip("/")
@@ -49,7 +48,7 @@ def find_mirror(sources: Path = Path("/etc/apt")) -> str:
         match = URI.search(path.read_text()) if path.is_file() else None
         if match:
             return match[1].rstrip("/")
-    return DEFAULT_MIRROR
+    raise ArchiveError(f"no Debian archive in {sources}: set GPULOCK_MIRROR to one's URL")
 
 
 def download(url: str) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.root.archive import DEFAULT_MIRROR, Archive, ArchiveError, data_member, find_mirror
+from tests.root.archive import Archive, ArchiveError, data_member, find_mirror
 from tests.root.build import named_places, recipe
 from tests.root.packages import LAYERS
 from tests.steps import PLANS
@@ -93,11 +93,14 @@ def test_the_files_of_a_package_are_found_in_it() -> None:
     [
         (
             "sources.list",
-            "deb [signed-by=/k] http://a.org/debian sid main\n",
-            "http://a.org/debian",
+            "deb [signed-by=/k] http://mirror.example/debian sid main\n",
+            "http://mirror.example/debian",
         ),
-        ("sources.list.d/x", "Types: deb\nURIs: http://a.org/debian/\n", "http://a.org/debian"),
-        ("sources.list.d/x", "URIs: http://a.org/debian-security\n", DEFAULT_MIRROR),
+        (
+            "sources.list.d/x",
+            "Types: deb\nURIs: http://mirror.example/debian/\n",
+            "http://mirror.example/debian",
+        ),
     ],
 )
 def test_the_archive_is_that_of_this_machine(
@@ -110,8 +113,19 @@ def test_the_archive_is_that_of_this_machine(
     assert find_mirror(tmp_path) == mirror
 
 
+def test_a_machine_without_an_archive_is_told_how_to_name_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPULOCK_MIRROR", raising=False)
+    (tmp_path / "sources.list").write_text("URIs: http://mirror.example/debian-security\n")
+    with pytest.raises(ArchiveError, match="set GPULOCK_MIRROR"):
+        find_mirror(tmp_path)
+    monkeypatch.setenv("GPULOCK_MIRROR", "http://mirror.example/debian/")
+    assert find_mirror(tmp_path) == "http://mirror.example/debian"
+
+
 def test_what_pips_configuration_names_is_shown_to_the_root() -> None:
-    text = "[global]\ncert = /etc/ca.crt\nextra-index-url = file:///opt/pypi/simple https://a.org\n"
+    text = "[global]\ncert = /etc/ca.crt\nextra-index-url = file:///opt/pypi/simple https://mirror.example\n"
     assert named_places(text) == ["/etc/ca.crt", "/opt/pypi"]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ LOGS = CHECKOUT / "build/run"
 LEDGER = CHECKOUT / "tests/ledger.tsv"
 RUNS = "GPULOCK_RUNS"  # a file to which each run adds its line
 LIMIT = 2700  # seconds of a step, after which it is ended: a run that hangs must say where
+DIFFERS = re.compile(r"E +(?:[-+?] |assert |\w+Error)")  # pytest's, of a comparison that failed
 SPARE = 6  # steps that mostly wait, at the same time
 
 
@@ -37,7 +39,7 @@ class Run:
     """One run of a plan: what goes on, what is over, and how long each usually takes."""
 
     def __init__(self, plan: str, steps: list[Step]) -> None:
-        self._plan, self._steps = plan, steps
+        self._target, self._steps = f"make {plan}", steps
         self._times_file = cache_folder() / "times.json"
         self._usual = self._read_times()
         self._lock = threading.Lock()
@@ -93,7 +95,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **dict(step.env)},
+                env={**os.environ, "GPULOCK_TARGET": self._target, **dict(step.env)},
                 start_new_session=True,
             )
             with self._lock:
@@ -145,9 +147,10 @@ class Run:
 
 
 def tail_of(log: Path, lines: int = 60) -> str:
-    """Return the end of a step's log, indented."""
-    kept = log.read_text(errors="replace").splitlines()[-lines:]
-    return "\n".join(f"    {line[:300]}" for line in kept)
+    """Return the end of a step's log, indented, and what differed before that."""
+    all_lines = log.read_text(errors="replace").splitlines()
+    earlier = [line for line in all_lines[:-lines] if DIFFERS.match(line)][-lines:]
+    return "\n".join(f"    {line[:300]}" for line in [*earlier, *all_lines[-lines:]])
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ SOURCE_ALONE = (
     "repository",
 )
 
-PROCESS_LIST = "tests/labs/isolation/test_process_list.py"
+PROCESS_KINDS = "tests/labs/isolation/test_process_kinds.py"
 
 
 class Step(NamedTuple):
@@ -110,7 +110,7 @@ LABS = (
         *("--ignore=tests/labs/isolation", "tests/labs"),
     ),
     Step(
-        *("process list", pytest("-m", "lab", PROCESS_LIST), 10, "labs", True, True),
+        *("process kinds", pytest("-m", "lab", PROCESS_KINDS), 10, "labs", True, True),
         env=(("PIDS", "host"),),
     ),
     in_cells("Slurm of trixie", 1, 200, "-m", "short", "tests/labs/slurm", root="trixie"),
@@ -123,7 +123,7 @@ LABS = (
     python("bullseye", 120),
     python("trixie", 120),
     in_cells(
-        *("isolation", 2, 150, "-m", "lab", f"--ignore={PROCESS_LIST}", "tests/labs/isolation")
+        *("isolation", 2, 150, "-m", "lab", f"--ignore={PROCESS_KINDS}", "tests/labs/isolation")
     )._replace(is_alone=True),
 )
 FULL = (("GPULOCK_SOAK", "1"),)

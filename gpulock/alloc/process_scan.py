@@ -21,7 +21,6 @@ LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.03
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
-CROWD = 400  # processes: fewer are listed by /proc before the module is loaded
 SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
 
 
@@ -36,7 +35,7 @@ class ProcessScan(ProcessTree):
 
     __slots__ = (
         *("_accounts", "_anew", "_listings", "_mark", "_newest", "_nobody", "_running", "_seen"),
-        *("_shepherd", "_spent", "_statuses", "_uids", "_users"),
+        *("_shepherd", "_spent", "_statuses", "_users"),
         *("blind", "complete", "others", "partial", "restless"),
     )
 
@@ -55,7 +54,6 @@ class ProcessScan(ProcessTree):
         self._seen: set[int] = set()
         self._nobody = self._anew = self.complete = False
         self._listings, self._spent = 0, 0.0
-        self._uids: dict[int, int] = {}  # the effective one of each process that was listed with it
         self._mark: "PidMark | None" = None  # of the listing before
 
     def restrict(self, users: dict[int, str], shepherd: "int | None" = 0) -> None:
@@ -134,15 +132,12 @@ class ProcessScan(ProcessTree):
         (a process that is not dumpable): a sixth of what a status costs. One that vanished
         meanwhile may be anybody's, and is among them.
         """
-        told, self._uids = self._uids, {}
         left_out, kept = dict[int, bool](), list[int]()
         folder = os.open(self.proc.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for pid in pids:
                 try:
-                    uid = told.get(pid, -1)
-                    if uid < 0:
-                        uid = os.stat(f"{pid}", dir_fd=folder).st_uid
+                    uid = os.stat(f"{pid}", dir_fd=folder).st_uid
                     other = left_out.get(uid)
                     if other is None:
                         other = left_out[uid] = self._is_of_others(pid, uid, users)
@@ -183,28 +178,12 @@ class ProcessScan(ProcessTree):
             self._anew = True
             self._forget([*self._seen, *self.others])
             self._seen.update(self.proc.kernel_threads())
-        if self._mark and users is not None and self._list_at_once(users):
-            return list(self._uids)
         return self.proc.pids()
 
     def _forget(self, pids: list[int]) -> None:
         """Read these numbers again, if they are there; of one that is gone the status stays."""
         self._seen.difference_update(pids)
         self.others.difference_update(pids)
-
-    def _list_at_once(self, users: "Collection[int]") -> bool:
-        """Note all processes from the kernel's own list, where that is there; others' apart."""
-        if self.proc.root != "/proc" or os.stat(self.proc.root).st_nlink < CROWD:
-            return False
-        from gpulock.node.process_list import leave_out_users, read_process_list
-
-        found = read_process_list(self.proc.pins)
-        if found is None:
-            return False
-        self._uids = leave_out_users(*found, lambda pid, uid: self._is_of_others(pid, uid, users))
-        self.others.update(found[0])
-        self.others.difference_update(self._uids)
-        return True
 
     def _pids_near(self, shepherd: int) -> "list[int] | None":
         """Return the children of a shepherd and of all above it; None where it is not above us.

@@ -18,14 +18,12 @@ from gpulock import __version__
 from gpulock.daemon.core.instance_lock import AlreadyRunningError
 from gpulock.daemon.core.journal import (
     ERROR,
-    INFO,
     WARNING,
     DaemonJournal,
     is_journal_stream,
     notifier_from_environ,
 )
 from gpulock.daemon.core.loop import DaemonSignals, ShutdownTimeoutError
-from gpulock.daemon.core.process_lister import ensure_process_list
 from gpulock.daemon.health.auto_reset import CardResetter
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
@@ -33,7 +31,7 @@ from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.main_loop import GpulockDaemon
-from gpulock.daemon.mps.keeper import MpsKeeper, provide_mps_dir
+from gpulock.daemon.mps.keeper import MpsKeeper
 from gpulock.daemon.reconcile.cdi import CdiSpecWriter
 from gpulock.daemon.reconcile.foreign_watch import ForeignWatch
 from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
@@ -49,13 +47,11 @@ from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 
 PACKAGES = ("store", "node", "job", "alloc", "isolation", "workstation", "daemon")
 DONE, REFUSED, USAGE, NODE_BROKEN = 0, 1, 2, 3
-PREPARE = "--prepare"
-HELP = """usage: gpulockd [--config FILE] [--prepare]
+HELP = """usage: gpulockd [--config FILE]
 
 Free what dead owners hold, publish verdicts, write the history.
 
   --config FILE  settings of the node  [default: /etc/gpulock/gpulock.conf]
-  --prepare      pin the list of processes for the hooks, make MPS_DIR, and exit
   --version      show the version
 """
 
@@ -96,7 +92,7 @@ def import_all_modules() -> None:
 
 def parse_config_path(argv: Sequence[str]) -> str:
     """Return the settings file that the arguments name; raise ValueError."""
-    words = [word for word in argv if word != PREPARE]
+    words = list(argv)
     path = DEFAULT_PATH
     while words:
         word = words.pop(0)
@@ -130,11 +126,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.geteuid() != 0 and not settings.simulation:
             raise Refusal(BROKEN, f"gpulockd runs as uid {os.geteuid()}", "it must be root's")
         journal.quiet = bool(settings.simulation)
-        why = ensure_process_list(settings)
-        if PREPARE in arguments:
-            journal.say(INFO, f"the processes are listed by {f'/proc: {why}' if why else 'BPF'}")
-            provide_mps_dir(settings, journal)  # the service itself may write to it, not beside it
-            return DONE
         journal.log_changes("settings", {fault: fault for fault in settings.faults}, ERROR)
         GpulockDaemon(settings, journal, notify, signals, make_daemon_chores(journal)).run()
         signals.close()

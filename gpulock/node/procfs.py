@@ -23,7 +23,6 @@ KEPT = 256  # lists of groups: those of the processes of most nodes
 STAT_FIELDS = 20  # after the name, up to the start time
 UIDS = 4  # real, effective, saved, file system
 OVER = ("Z", "X")  # states of a process that has ended, unless a thread of it goes on
-PINS = "/sys/fs/bpf/gpulock"  # of gpulock.node.process_list
 TICKS = os.sysconf("SC_CLK_TCK")  # a second, in the start times of processes
 KTHREADD = 2  # the parent of all kernel threads
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
@@ -105,15 +104,15 @@ def status_line_value(data: bytes, key: bytes) -> bytes:
 
 
 class Proc:
-    """The process tree below `root` (`/proc`); `pins` has a list of it, where gpulockd made one.
+    """The process tree below `root` (`/proc`).
 
     `kthreadd` says whether pid 2 is the kernel's, None until `kernel_threads` has looked.
     """
 
-    __slots__ = ("_groups", "_own_users", "_reader", "kthreadd", "pins", "root")
+    __slots__ = ("_groups", "_own_users", "_reader", "kthreadd", "root")
 
-    def __init__(self, root: str = "/proc", pins: str = PINS) -> None:
-        self.root, self.pins = root, pins
+    def __init__(self, root: str = "/proc") -> None:
+        self.root = root
         self._groups: dict[bytes, frozenset[int]] = {}
         self.kthreadd: "bool | None" = None
         self._own_users: "int | None" = None

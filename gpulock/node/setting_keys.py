@@ -31,7 +31,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("LOCK_DIR", PATH, "/run/gpulock", "locks; only a file that --config names may set it"),
     ("STATE_DIR", PATH, "/var/lib/gpulock", "quarantine, reserves and history; likewise"),
     ("PROC_ROOT", PATH, "/proc", "the process tree"),
-    ("PROCESS_LIST", CHOICE, "auto|proc", "who lists the processes: a BPF iterator, or /proc"),
     ("DRIVER_ROOT", PATH, "/proc/driver/nvidia", "what the NVIDIA driver shows"),
     ("SYS_ROOT", PATH, "/sys", "sysfs"),
     ("DEV_ROOT", PATH, "/dev", "device nodes"),

@@ -52,7 +52,6 @@ class Settings:
     lock_dir: str
     state_dir: str
     proc_root: str
-    process_list: str
     driver_root: str
     sys_root: str
     dev_root: str

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from gpulock.alloc.node_view import are_locks_missing
 from gpulock.alloc.shares import shares_of_card
-from gpulock.daemon.core.process_lister import PROC_LISTING, find_listing_fault
 from gpulock.daemon.mps.folder import MpsError, check_above_mps_dir
 from gpulock.errors import Refusal, one_line
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
@@ -21,8 +20,6 @@ from gpulock.job.mps import cards_with_mps
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
-from gpulock.node.process_list import read_process_list
-from gpulock.node.procfs import PINS, Proc
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.node.shares import count_places_by_card
@@ -63,7 +60,6 @@ def node_checks(settings: Settings) -> list[Check]:
             "boot": lambda: check_boot_locks(settings),
             "driver": lambda: check_driver_devices(settings),
             "SHARES": lambda: check_shares(settings),
-            "PROCESS_LIST": lambda: check_process_list(settings),
             "MIG": lambda: check_held_parts(settings),
             "SHARE_MPS": lambda: check_mps(settings),
         }
@@ -230,20 +226,6 @@ def check_shares(settings: Settings) -> Iterator[Check]:
             names = " and ".join(sorted({owner.user for owner in owners}))
             what = f"{names} share {card}, SHARE_USERS says one"
             yield warning(f"{what}: that counts when one is left")
-
-
-def check_process_list(settings: Settings) -> Iterator[Check]:
-    """Tell who lists the processes of this machine, and compare the list with /proc."""
-    if settings.simulation or settings.proc_root != "/proc":
-        return
-    if read_process_list(PINS) is None:
-        asked = settings.process_list == PROC_LISTING
-        why = f"PROCESS_LIST={PROC_LISTING}" if asked else f"there is no list in {PINS}"
-        yield ok(f"the processes are listed by /proc: {why}")
-    elif why := find_listing_fault(Proc()):
-        yield fault(why, f"set PROCESS_LIST={PROC_LISTING}, and restart gpulockd")
-    else:
-        yield ok("the processes are listed by a BPF iterator; /proc says the same")
 
 
 def check_held_parts(settings: Settings) -> Iterator[Check]:

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
-from gpulock.daemon.core.process_lister import remove_process_list
 from gpulock.errors import Refusal
 from gpulock.install.change import Address, Change, FilePlace, Place
 from gpulock.install.hooks import InstallError
@@ -120,7 +119,7 @@ def make_unit_place(path: Path) -> FilePlace:
         )
     if path.parent.name == "tmpfiles.d":
         return manager.SystemdFilePlace(
-            path, program="systemd-tmpfiles --create", there=partial(exporter_folder_exists, path)
+            path, program="systemd-tmpfiles --create", there=partial(tmpfiles_folders_exist, path)
         )
     return FilePlace(path)
 
@@ -148,10 +147,10 @@ def exporter_user_exists() -> bool:
     return True
 
 
-def exporter_folder_exists(path: Path) -> bool:
-    """Say whether the exporter's folder is there, where a file for systemd-tmpfiles names one."""
+def tmpfiles_folders_exist(path: Path) -> bool:
+    """Say whether the folders are there that a file for systemd-tmpfiles names."""
     rows = [line.split() for line in (FilePlace(path).read() or "").splitlines()]
-    return all(Path(row[1]).is_dir() for row in rows if row[0] == "d" and row[3] == units.USER)
+    return all(Path(row[1]).is_dir() for row in rows if row[:1] == ["d"])
 
 
 def check_exporter_python(python: str) -> None:
@@ -188,8 +187,6 @@ class SystemdUninstaller(Uninstaller):
             if address[0] == manager.SystemdService.kind:
                 service = manager.SystemdService(address[1], address[2:], self.ctl)
                 service.write(None)
-                if units.DAEMON in service.units:
-                    remove_process_list()
                 self.echo(f"stopped and disabled: {service.name}")
         return []
 

@@ -123,6 +123,9 @@ def render_units(installation: UnitInputs) -> dict[str, str]:
     folder = installation.settings.exporter_dir
     if not folder.startswith(_RUN):
         files[TMPFILES] += f"d {check_unit_path('EXPORTER_DIR', folder)} 0755 {USER} {USER} -\n"
+    if installation.settings.share_mps:  # gpulockd itself may write to it, not beside it
+        folder = check_unit_path("MPS_DIR", installation.settings.mps_dir)
+        files[TMPFILES] += f"d {folder} 0755 root root -\n"
     return files
 
 

@@ -27,7 +27,6 @@ class KilledSystemd(KilledSite):
         self.node = node
         self.known = node.root / "systemd"
         patch.setattr(manager, "run_systemd_program", self._make)
-        patch.setattr(install, "remove_process_list", self._drop_list)
         patch.setattr(install, "exporter_user_exists", (self.known / "made").exists)
         patch.setattr(manager, "process_start_time", self._started)
         for name in ("read", "enabled", "active"):
@@ -50,10 +49,6 @@ class KilledSystemd(KilledSite):
             else:
                 (self.known / "made").touch()
         return ""
-
-    def _drop_list(self) -> None:
-        with self.one_call("list"):
-            (self.known / "list").unlink(missing_ok=True)
 
     def _look(self, unit: str) -> str:
         """Return the text of a unit that systemd finds, nothing for one that is not there."""

@@ -347,9 +347,11 @@ def test_what_the_oom_killer_ends_takes_gpulockd_with_it_only_where_it_is_gpuloc
 
 
 def test_mps_may_open_devices_and_outlives_gpulockd() -> None:
-    text = units(SHARES="0:4", SHARE_MPS="yes", MPS_DIR="/srv/mps/gpulock")[DAEMON]
+    files = units(SHARES="0:4", SHARE_MPS="yes", MPS_DIR="/srv/mps/gpulock")
+    text = files[DAEMON]
     assert "KillMode=process" in text
     assert text.index("DevicePolicy=auto") > text.index("DevicePolicy=closed")
     assert "CAP_SETUID CAP_SETGID CAP_CHOWN" in text
-    assert "-/srv/mps/gpulock" in text, "made by --prepare: nothing beside it is written"
+    assert "-/srv/mps/gpulock" in text, "nothing beside it is written"
+    assert "d /srv/mps/gpulock 0755 root root -\n" in files[TMPFILES], "before gpulockd starts"
     assert "KillMode" not in units(SHARES="0:4")[DAEMON]

@@ -30,7 +30,6 @@ HOT_STANDARD = frozenset(
 )
 # What a module may load beyond that, when it is needed and not before.
 HOT_RARELY = {
-    "gpulock.bundle": frozenset({"posixpath"}),  # what os.path is
     "gpulock.node.mounts": frozenset({"ctypes"}),
     "gpulock.isolation.bpf": frozenset({"_ctypes"}),
     "gpulock.hooks.drop_privileges": frozenset({"ctypes"}),

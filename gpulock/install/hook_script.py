@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpulock.bundle import HEAD, NAME
-
 # By path below the folder of the hooks: title, module, arguments of its `main`.
 HOOKS: Final = {
     "prolog/sge": ("Prolog of Grid Engine", "sge.prolog", "sys.argv, os.environ, CONFIG"),
@@ -31,21 +29,14 @@ _SCRIPT: Final = '''\
 
 import gc
 import sys
-from marshal import loads
-from posix import O_CLOEXEC, O_RDONLY, open, read
 
-{brief}LIBRARY = {library!r}
-CONFIG = {config!r}
-sys.path[:0] = [LIBRARY]
+{brief}CONFIG = {config!r}
+sys.path[:0] = [{library!r}]
 
-try:  # what gpulock/bundle.py tells
-    fd = open(f"{{LIBRARY}}/{bundle}", O_RDONLY | O_CLOEXEC)
-    magic, code, index = loads(read(fd, {head}))
-except (OSError, ValueError, EOFError, TypeError):
-    magic = None
-if magic == sys.modules["_frozen_importlib_external"].MAGIC_NUMBER:
-    exec(loads(code))
-    use_bundle(fd, index, LIBRARY, "gpulock.{module}")
+try:
+    import {preload}
+except (ImportError, EOFError, ValueError, TypeError):
+    pass  # missing, cut short or of another Python: each module loads from its own file
 
 import os
 
@@ -54,6 +45,11 @@ from gpulock.{module} import main
 if __name__ == "__main__":
     {leave}(main({words}))
 '''
+
+
+def preload_name(module: str) -> str:
+    """Return the name of the file with all that a hook imports (gpulock.install.preload)."""
+    return f"gpulock_{module.replace('.', '_')}"
 
 
 def render_python_hook(name: str, interpreter: str, library: str, config: str) -> str:
@@ -69,8 +65,7 @@ def render_python_hook(name: str, interpreter: str, library: str, config: str) -
         brief="" if lasting else _BRIEF,
         library=library,
         config=config,
-        bundle=NAME,
-        head=HEAD,
+        preload=preload_name(module),
         module=module,
         leave="sys.exit" if lasting else "os._exit",
         words=words,

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import gpulock
-from gpulock.bundle import HEAD, NAME
 from gpulock.install.clean_program import build_clean_program
-from gpulock.install.hook_script import HOOKS, render_python_hook
+from gpulock.install.hook_script import HOOKS, preload_name, render_python_hook
+from gpulock.install.preload import preload_command
 from gpulock.node.settings import parse_settings
 from gpulock.store import atomic
 
@@ -33,49 +33,6 @@ _SHEBANG_LIMIT: Final = 127  # bytes of `#!` line: BINPRM_BUF_SIZE before Linux 
 _PROBE: Final = (
     "import sys; print(sys.version_info >= (3, 9), sys.implementation.cache_tag, sys.version)"
 )
-# Run by the interpreter that will load it: byte code is of one version. Without docstrings and
-# columns, which nobody reads there: 0.4 ms. Importing each hook tells what it needs, in the order
-# in which imports end; a package comes before its modules. marshal writes an interned name once.
-_PACK: Final = """
-import marshal, os, sys
-from importlib import import_module, machinery, util
-library, name, head, *hooks = sys.argv[1:]
-head = int(head)
-modules, data = {}, b""
-for top, _, files in os.walk(library + "/gpulock"):
-    for file in sorted(files):
-        path = top + "/" + file
-        if not file.endswith(".py"):
-            continue
-        dotted = path[len(library) + 1 : -3].replace("/", ".")
-        package = dotted.endswith(".__init__")
-        code = compile(open(path, "rb").read(), path, "exec", dont_inherit=True, optimize=2)
-        packed = marshal.dumps(code)
-        dotted = sys.intern(dotted.removesuffix(".__init__"))
-        modules[dotted] = (package, head + len(data), len(packed))
-        data += packed
-sys.path.insert(0, library)
-run, order = machinery.SourceFileLoader.exec_module, []
-def exec_module(loader, module):
-    run(loader, module)
-    order.append(sys.intern(module.__name__))
-machinery.SourceFileLoader.exec_module = exec_module
-needed = {}
-for hook in hooks:
-    for known in [known for known in sys.modules if known.partition(".")[0] == "gpulock"]:
-        del sys.modules[known]
-    order.clear()
-    import_module(hook)
-    needed[hook] = [known for known in order if known in modules]
-_, begin, size = modules["gpulock.bundle"]
-first = data[begin - head :][:size]
-index = marshal.dumps((util.MAGIC_NUMBER, first, (modules, needed)))
-assert len(index) <= head, f"the head takes {len(index)} bytes"
-with open(library + "/." + name, "wb") as file:
-    file.write(index.ljust(head, bytes(1)) + data)
-os.chmod(file.name, 0o644)
-os.rename(file.name, library + "/" + name)
-"""
 _COMPILE: Final = ("-IS", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash")
 
 
@@ -252,7 +209,7 @@ def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) 
             mode = 0o644 if name.startswith("lib/") else 0o755
             atomic.replace_file(str(path), data, mode)
         for path in sorted(folder.rglob("*"), reverse=True):
-            if path.is_file() and str(path.relative_to(folder)) not in {*files, f"lib/{NAME}"}:
+            if path.is_file() and str(path.relative_to(folder)) not in files:
                 os.unlink(path)
         _compile_library(real, folder / "lib")
         for path in (folder, *folder.rglob("*")):
@@ -289,17 +246,15 @@ def remove_file_durably(path: Path) -> None:
 
 
 def _compile_library(interpreter: str, library: Path) -> None:
-    """Compile the library by the interpreter that will run it, and pack `gpulock.bundle`.
+    """Compile the library by the interpreter that will run it, and one file for each hook.
 
     Unchecked: the folder never changes once it is installed, and a hook saves the comparison.
     """
     done = run_program([interpreter, *_COMPILE, str(library)], 120, {})
     if done.returncode != 0:
         raise InstallError(f"{interpreter} cannot compile the hooks: {done.stdout[-300:].strip()}")
-    modules = [f"gpulock.{module}" for _, module, _ in HOOKS.values()]
-    options = ("-IS", "-X", "no_debug_ranges", "-c", _PACK)
-    command = [interpreter, *options, str(library), NAME, str(HEAD), *modules]
-    done = run_program(command, 60, {})
+    modules = {f"gpulock.{module}": preload_name(module) for _, module, _ in HOOKS.values()}
+    done = run_program(preload_command(interpreter, library, modules), 60, {})
     if done.returncode != 0:
         why = done.stderr.strip().rpartition("\n")[2]
-        raise InstallError(f"{interpreter} cannot pack the hooks: {why[-300:]}")
+        raise InstallError(f"{interpreter} cannot compile the hooks: {why[-300:]}")

@@ -6,7 +6,7 @@
 - A utilisation, from NVML to the answer of a scrape.
 
 Counted with sys.setprofile: functions of gpulock that were called, each once, without lambdas,
-comprehensions and what runs at import (the bundle's finder too). The node of the prolog has had a
+comprehensions and what runs at import. The node of the prolog has had a
 job before. Of the utilisation only modules are counted: those in which the value was seen. Of
 gpulockd the main thread is counted; the driver's files are read in another. Fewer is better: a
 reader follows these ways. `--list` names each.
@@ -103,8 +103,7 @@ def prolog_calls(root: Path) -> Calls:
         run = shepherd.run([*program, *hook], shepherd.environment(), stderr=str(told))
     if run.status != 0:
         raise RuntimeError(f"the prolog exits {run.status}: {told.read_text()}")
-    calls = {(module_of(path), name) for path, name in json.loads(told.read_text())}
-    return {call for call in calls if call[0] != "gpulock.bundle"}
+    return {(module_of(path), name) for path, name in json.loads(told.read_text())}
 
 
 def is_ours(path: str) -> bool:

@@ -78,7 +78,7 @@ def test_rendering_writes_interpreter_and_paths_into_every_python_hook() -> None
     assert {*python} == {*HOOKS}
     for text in python.values():
         assert text.startswith("#!/opt/p -IS\n")
-        assert "\nLIBRARY = '/l'\nCONFIG = '/c.conf'\n" in text
+        assert "\nCONFIG = '/c.conf'\nsys.path[:0] = ['/l']\n" in text
         compile(text, "hook", "exec")
 
 

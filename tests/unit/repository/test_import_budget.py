@@ -22,11 +22,11 @@ SCRIPT = "prolog/hook"
 
 
 def imports_of(hook: str) -> str:
-    """Return the import statements of a hook, without the rest of it."""
+    """Return the import statements of a hook, but for that of its modules as one file."""
     script = render_python_hook(hook, sys.executable, str(ROOT), "/etc/gpulock/gpulock.conf")
     return "\n".join(
         ast.unparse(node)
-        for node in ast.walk(ast.parse(script))
+        for node in ast.parse(script).body
         if isinstance(node, (ast.Import, ast.ImportFrom))
     )
 

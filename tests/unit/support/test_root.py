@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.root.archive import Archive, ArchiveError, data_member, find_mirror
-from tests.root.build import named_places, recipe
+from tests.root.build import DAY, KEPT, named_places, recipe, retire_old_forms
 from tests.root.packages import LAYERS
 from tests.steps import PLANS
 
@@ -134,3 +136,65 @@ def test_every_step_has_a_root_and_no_two_have_one_name() -> None:
     for steps in PLANS.values():
         assert {step.root for step in steps} <= {*LAYERS}
         assert len({step.name for step in steps}) == len(steps)
+
+
+NOW = 1_000_000_000.0
+HOLD = f"source {Path(__file__).parents[2]}/root/hold.sh; hold_layers $1 && echo held && read -r"
+
+
+def make_form(cache: Path, name: str, age: float) -> Path:
+    """Make a form of a layer that was used that many seconds ago."""
+    (cache / name / "usr").mkdir(parents=True)
+    os.utime(cache / name, (NOW - age, NOW - age))
+    return cache / name
+
+
+def kept_forms(cache: Path) -> set[str]:
+    """Retire the old forms of the layer `labs`; return what is not to be removed."""
+    retired = retire_old_forms("labs", cache, NOW)
+    return {path.name for path in cache.iterdir() if path not in retired}
+
+
+def test_a_form_of_a_layer_that_nobody_used_for_a_day_is_removed(tmp_path: Path) -> None:
+    make_form(tmp_path, "labs-1", DAY - 1)
+    make_form(tmp_path, "labs-2", DAY + 1)
+    make_form(tmp_path, "sid-3", DAY + 1)
+    assert kept_forms(tmp_path) == {"labs-1", "sid-3"}
+
+
+def test_of_a_days_many_forms_the_last_used_ones_are_kept(tmp_path: Path) -> None:
+    for age in range(KEPT + 3):
+        make_form(tmp_path, f"labs-{age}", age)
+    assert kept_forms(tmp_path) == {f"labs-{age}" for age in range(KEPT)}
+
+
+def test_a_form_that_a_run_uses_outlives_its_day(tmp_path: Path) -> None:
+    labs, below = (make_form(tmp_path, name, DAY + 1) for name in ("labs-1", "labs-below"))
+    command = ["bash", "-c", HOLD, "hold", f"{labs}:{below}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        assert run.stdout
+        assert run.stdout.readline() == b"held\n"
+        assert kept_forms(tmp_path) == {"labs-1", "labs-below"}
+        run.communicate(b"\n")
+    assert kept_forms(tmp_path) == set()
+
+
+@pytest.mark.parametrize("follower", ["none", "another"])
+def test_a_run_does_not_use_a_form_that_was_removed_meanwhile(
+    tmp_path: Path, follower: str
+) -> None:
+    labs = make_form(tmp_path, "labs-1", 0)
+    wrapped = f'flock() {{ command flock "$@" && mv {labs} {tmp_path}/removed; }}; '
+    if follower == "another":
+        wrapped = wrapped.replace("; }", f" && mkdir {labs}; }}")
+    command = ["bash", "-c", wrapped + HOLD, "hold", str(labs)]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode == 1
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode == 1
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
+    make_form(tmp_path, "labs-1", 0)
+    make_form(tmp_path, ".labs-2.new", 0)
+    make_form(tmp_path, ".labs-3.old", 0)
+    make_form(tmp_path, ".sid-4.new", 0)
+    assert kept_forms(tmp_path) == {"labs-1", ".sid-4.new"}

@@ -103,7 +103,7 @@ coverage: $(DEV)  ## which part of the hot code's lines and branches the quick u
 	    "$$($(BIN)/coverage report --format total --precision 1 --include "gpulock/$$package/*")"; done
 
 bench: $(DEV)  ## how long a hook takes as a process, and a release's look among up to 30,000 processes
-	@code=0; for part in hooks release; do $(BIN)/python -m tests.bench.$$part || code=1; done; exit $$code
+	@code=0; $(BIN)/python -m tests.bench.hooks || code=1; $(BIN)/python -m tests.bench.release || code=1; exit $$code
 
 bench-paired: $(DEV)  ## the hooks of another commit and of this tree in turns (BEFORE=HEAD~1)
 	@$(BIN)/python -m tests.bench.paired $(or $(BEFORE),HEAD~1) $(or $(ROUNDS),400)

@@ -10,7 +10,14 @@ import sys
 
 HOT = ("", "store", "node", "job", "alloc", "isolation", "hooks", "slurm", "sge")
 WARM = (
-    *("daemon.core", "workstation", "daemon.reconcile", "daemon.slots", "daemon.history"),
+    *(
+        "daemon.core",
+        "schedulers",
+        "workstation",
+        "daemon.reconcile",
+        "daemon.slots",
+        "daemon.history",
+    ),
     *("daemon.idle", "daemon.health", "daemon.mps", "daemon"),
 )
 COLD = (

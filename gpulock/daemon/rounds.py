@@ -23,9 +23,9 @@ from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import status_line_value
 from gpulock.node.settings import Settings
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import PERIOD
-from gpulock.workstation.process_claims import make_liveness_judge
 
 ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
 CAP_SYS_PTRACE = 19  # linux/capability.h

@@ -9,69 +9,18 @@ only itself and the processes that have its devices open.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import cache
-from typing import TYPE_CHECKING
 
-from gpulock.alloc import liveness
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, claim_preferring_unused
-from gpulock.alloc.liveness import Judge
-from gpulock.alloc.process_scan import ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import exact_kind, is_of_kind
-from gpulock.sge.members import SgeMembers
-from gpulock.sge.verdict import SgeJobRule
-from gpulock.slurm import verdict
-from gpulock.slurm.scontrol import SlurmctldClient
-from gpulock.slurm.steps import SlurmSteps
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import atomic, boot, claim_records
 from gpulock.store.gate import Gate
-from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-from gpulock.store.verdicts import Verdict
-
-if TYPE_CHECKING:
-    from gpulock.alloc.job_processes import JobMembers
-
-
-def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | None = None) -> Judge:
-    """Return a judge of every kind of lock this version knows; `control` makes what asks slurmctld.
-
-    What a scheduler's locks need is made for the first of them.
-    """
-
-    settings = node.settings
-
-    @cache
-    def steps() -> SlurmSteps:
-        return SlurmSteps(settings)
-
-    @cache
-    def rule(scheduler: str) -> liveness.LivenessRule:
-        if scheduler == "sge":
-            return SgeJobRule(node)
-        return verdict.SlurmJobRule(steps(), control() if control else SlurmctldClient(settings))
-
-    def judge_job(lock: Lock, scan: ProcessScan) -> Verdict:
-        return rule(lock.owner.scheduler if lock.owner else "")(lock, scan)
-
-    rules: dict[str, liveness.LivenessRule] = {
-        "sge": judge_job,
-        "slurm": judge_job,
-        "process": liveness.process_verdict,
-    }
-    members: dict[str, JobMembers] = {
-        "sge": SgeMembers(node),
-        "slurm": lambda lock, scan, job: steps().add_members(lock, scan, job),
-    }
-    finders: dict[str, liveness.StepDaemonFinder] = {
-        "slurm": lambda held, scan: steps().attach(held, scan)
-    }
-    return Judge(node.boot_id, ProcessScan(node.proc), rules, members, finders)
 
 
 def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Owner:

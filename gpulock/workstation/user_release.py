@@ -15,9 +15,9 @@ from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import lock_ids_overlap
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
-from gpulock.workstation import process_claims
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.wire import SocketRequest
 
@@ -28,7 +28,7 @@ def release_for_user(
     node: Node, peer: Peer, request: SocketRequest, deadline: Deadline
 ) -> tuple[str, ...]:
     """Free what is meant, all or none; return the ids. Raises Refusal."""
-    judge = process_claims.make_liveness_judge(node)
+    judge = make_liveness_judge(node)
     # a look at all files is not for what means nothing, or is refused without it
     refuse_running_commands(
         select_locks(node.store.read_all_locks(), peer, request), peer, judge.scan

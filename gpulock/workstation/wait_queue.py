@@ -20,6 +20,7 @@ from gpulock.daemon.core.journal import INFO, WARNING, DaemonJournal
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, LockTimeout, Refusal
 from gpulock.node.context import Node
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
 from gpulock.workstation import process_claims, tickets
 from gpulock.workstation.backfill import must_yield
@@ -283,7 +284,7 @@ class SocketClaims:
             release_locks(
                 node,
                 lambda o: o.token == token,
-                process_claims.make_liveness_judge(node),
+                make_liveness_judge(node),
                 deadline,
                 how,
             )

@@ -29,7 +29,8 @@ from typing import Any, cast
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
-from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
+from gpulock.schedulers.liveness import make_liveness_judge
+from gpulock.workstation.process_claims import make_process_owner
 from tests.support.scene import Scene, folder
 from tests.support.starter import Shepherd
 

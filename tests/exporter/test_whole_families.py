@@ -13,8 +13,9 @@ from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.checks import CardChecks, write_card_checks
-from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
+from gpulock.workstation.process_claims import make_process_owner
 from tests.exporter.whole import Scrape, Whole
 from tests.nvml.double import Double
 from tests.support.exporter_contract import CONTRACT

@@ -14,7 +14,7 @@ from gpulock.deadline import Deadline  # noqa: E402
 from gpulock.errors import BROKEN, Refusal  # noqa: E402
 from gpulock.node.context import Node  # noqa: E402
 from gpulock.node.settings_file import read_settings  # noqa: E402
-from gpulock.workstation.process_claims import make_liveness_judge  # noqa: E402 (the library is put on the path first)
+from gpulock.schedulers.liveness import make_liveness_judge  # noqa: E402 (the library is put on the path first)
 
 DONE, REFUSED, NODE_BROKEN = 0, 1, 3
 

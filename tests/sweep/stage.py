@@ -19,8 +19,9 @@ from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.locks import GRANT, Lock
-from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
+from gpulock.workstation.process_claims import make_process_owner
 from tests.support.scene import Scene, linked_proc
 
 MINE, OTHER, GONE = 1001, 1002, 1003

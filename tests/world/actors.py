@@ -19,6 +19,7 @@ from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, card_bus_id
 from gpulock.node.kinds import CARD
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.sge import epilog as sge_epilog
 from gpulock.sge import prolog as sge_prolog
 from gpulock.slurm import epilog as slurm_epilog
@@ -286,7 +287,7 @@ def run_claim(
                 return 1
             if not found:
                 token = grant.owner.token
-                judge = process_claims.make_liveness_judge(node)
+                judge = make_liveness_judge(node)
                 try:
                     release_locks(node, lambda o: o.token == token, judge, Deadline(10.0), "none")
                 except Refusal as refusal:
@@ -377,7 +378,7 @@ def reap() -> Play:
         def main() -> int:
             node = Node(site.settings, NAME)
             try:
-                judge = process_claims.make_liveness_judge(node)
+                judge = make_liveness_judge(node)
                 report = reconcile_locks(node, judge, Deadline(120.0))
                 HistoryWriter(site.log.append).run(node, report, kernel.now)
             except (Refusal, OSError) as refusal:

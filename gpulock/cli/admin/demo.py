@@ -26,6 +26,7 @@ from gpulock.deadline import Deadline
 from gpulock.install.hooks import InstallError
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import (
     SimulatedNode,
     SimulationError,
@@ -37,7 +38,6 @@ from gpulock.simulate.stage import DemoJob, DemoNode, open_demo_node
 from gpulock.text import table
 from gpulock.text.pages import name_pages
 from gpulock.text.words import format_count
-from gpulock.workstation.process_claims import make_liveness_judge
 
 PAUSE = 1.0  # seconds after a scene, where somebody watches
 SETTLE_SECONDS = 3.0

@@ -31,12 +31,13 @@ from gpulock.deadline import Deadline
 from gpulock.errors import lost_locks_refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot
 from gpulock.store import quarantine as notes
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.text.words import format_device_label, format_lock_holder
-from gpulock.workstation.process_claims import ensure_node_dirs, make_liveness_judge
+from gpulock.workstation.process_claims import ensure_node_dirs
 
 F = TypeVar("F", bound=Callable[..., object])
 

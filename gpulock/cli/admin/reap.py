@@ -15,6 +15,7 @@ from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.devices import Device
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.locks import Lock
 from gpulock.text.table import paint_text
 from gpulock.text.words import (
@@ -24,7 +25,6 @@ from gpulock.text.words import (
     format_device_list,
     format_lock_holder,
 )
-from gpulock.workstation.process_claims import make_liveness_judge
 
 REAP_SECONDS = 120.0
 COLOURS = {FREED: "green", HELD: "cyan", ORPHANS: "magenta"}

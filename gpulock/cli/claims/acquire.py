@@ -21,6 +21,7 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.job.mps import wait_for_mps
 from gpulock.node.context import Node
 from gpulock.node.kinds import MIG, MODEL, parse_kind
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_count, format_device_list, format_duration, parse_duration
 from gpulock.workstation import process_claims, tickets
@@ -178,7 +179,7 @@ def release_cli_claim(node: Node, grant: Grant, how: str) -> None:
         socket_client.request_daemon_release(node, grant.owner.pid)
         return
     token = grant.owner.token
-    judge = process_claims.make_liveness_judge(node)
+    judge = make_liveness_judge(node)
     release_locks(node, lambda o: o.token == token, judge, Deadline(CLAIM_SECONDS), how)
 
 

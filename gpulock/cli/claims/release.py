@@ -41,10 +41,10 @@ from gpulock.job.mps import stale_mps_names
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device, lock_ids_overlap
 from gpulock.node.procfs import Proc
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock, LockStore
 from gpulock.text.words import format_device_label, format_lock_holder
-from gpulock.workstation.process_claims import make_liveness_judge
 
 
 class ReleaseCandidate(NamedTuple):

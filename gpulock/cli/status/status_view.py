@@ -135,7 +135,7 @@ class ProcessView:
         if not self.view.held:
             return []  # the judge's modules cost a third of what status does
         from gpulock.alloc import reaper
-        from gpulock.workstation.process_claims import make_liveness_judge
+        from gpulock.schedulers.liveness import make_liveness_judge
 
         judge_now = make_liveness_judge(self.view.node)
         self.scan = self.holders.scan = judge_now.scan

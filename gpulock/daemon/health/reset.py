@@ -28,10 +28,10 @@ from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
-from gpulock.workstation.process_claims import make_liveness_judge
 
 COMMENT: Final = "reset of "  # in the lock of a reset, before the bus id
 RESET_SECONDS: Final = 180.0  # for nvidia-smi: a board with eight GPUs takes half a minute

@@ -15,10 +15,10 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.checks import has_passed_command, read_card_checks
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-from gpulock.workstation.process_claims import make_liveness_judge
 
 
 class HealthSnapshot:

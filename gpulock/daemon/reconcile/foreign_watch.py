@@ -18,11 +18,11 @@ from gpulock.daemon.reconcile.schedule import TIME, Chore, Due
 from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 from gpulock.node.context import Node
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.slurm.steps import is_slurm_job_process
 from gpulock.store.foreign import SHOWN, ForeignUse, write_foreign_uses
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import PERIOD
-from gpulock.workstation.process_claims import make_liveness_judge
 
 SHARE: Final = 4000  # of the time may be spent at it; 3,000 processes take 0.1 s
 SECONDS: Final = 1.0  # for one look: gpulockd serves nobody meanwhile

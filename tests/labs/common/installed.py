@@ -18,10 +18,10 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings import parse_settings
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from gpulock.store import quarantine
 from gpulock.store.owner import Owner
-from gpulock.workstation import process_claims
 from tests.labs.common import reaped
 from tests.labs.common import shut_gate as gate
 from tests.labs.common.lock_folder import owners
@@ -138,7 +138,7 @@ class Installed(ABC):
     def reconcile(self, name: str) -> ReconcileReport:
         """Reconcile a node once, as `gpulock reap` there does."""
         node = self.node(name)
-        return reconcile_locks(node, process_claims.make_liveness_judge(node), Deadline(20))
+        return reconcile_locks(node, make_liveness_judge(node), Deadline(20))
 
 
 def reap(gpus: Installed, node: str, *around: str) -> Reaped:

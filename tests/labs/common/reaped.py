@@ -14,7 +14,7 @@ REPOSITORY: Final = Path(__file__).resolve().parents[3]
 # What `gpulock reap` does, told as JSON: it runs on the node, in whatever namespace it is put.
 REAP: Final = """
 import json, sys
-from gpulock.workstation import process_claims
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
@@ -25,7 +25,7 @@ told = {"refused": "", "adopted": [], "outcomes": {}}
 for _ in range(20):
     told["refused"], found = "", {}
     try:
-        report = reconcile_locks(node, process_claims.make_liveness_judge(node), Deadline(20))
+        report = reconcile_locks(node, make_liveness_judge(node), Deadline(20))
     except Refusal as refusal:
         told["refused"], blind = f"{refusal.kind}: {refusal.why}", refusal.why
     else:

@@ -31,13 +31,14 @@ from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.settings_file import read_settings
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import owner
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
-from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
+from gpulock.workstation.process_claims import make_process_owner
 from tests.support.scene import folder, linked_proc
 from tests.support.wait import let_work
 

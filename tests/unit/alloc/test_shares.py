@@ -13,8 +13,8 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.job import environment
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
-from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.claims import ids, never
 from tests.support.fake_mps import leave_mps
 from tests.support.trees import Box, bus, judging, record, soon

@@ -15,8 +15,8 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
-from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.cli_site import Site, dead_process
 from tests.support.fake_mps import leave_mps
 from tests.support.faults import disk_full

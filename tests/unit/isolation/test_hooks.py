@@ -17,11 +17,11 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import job, marks, tree
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.sge import epilog, hook, prolog, slave
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import ResourceRequest
 from gpulock.store.verdicts import DEAD, Verdict
-from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
 from tests.support.trees import bus
 

@@ -12,9 +12,9 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.job import job_map
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.sge import epilog, prolog
 from gpulock.store.owner import Owner
-from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.driver_reads import observe_driver_reads
 from tests.support.jobs import Site as SgeSite
 from tests.support.jobs import child_of, gpus

@@ -12,9 +12,9 @@ from gpulock.alloc.reaper import Reaper
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.hooks import report_hook
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.slurm import epilog
 from gpulock.store.gate import Gate
-from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.clock import VirtualClock, replace_clock
 from tests.support.faults import raising
 from tests.support.slurm_site import OTHER_UID, ROOT, RUN, UID, Site, freezer

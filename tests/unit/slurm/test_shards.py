@@ -16,8 +16,8 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.errors import INVALID_REQUEST
 from gpulock.node import sample
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
-from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.clock import VirtualClock
 from tests.support.slurm_site import OTHER_UID, ROOT, RUN, SILENT, UID, Site, freezer, row
 from tests.support.trees import bus, soon

@@ -7,7 +7,7 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
-from gpulock.workstation.process_claims import make_liveness_judge
+from gpulock.schedulers.liveness import make_liveness_judge
 from tests.support.slurm_site import ROOT, RUN, UID, Site
 from tests.support.trees import bus
 

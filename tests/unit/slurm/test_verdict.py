@@ -10,9 +10,9 @@ import pytest
 
 from gpulock.alloc.liveness import Judge
 from gpulock.node.context import Node
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.slurm import epilog, prolog
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
-from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.faults import fail_at
 from tests.support.slurm_site import (
     INVALID,

@@ -14,9 +14,10 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import Refusal
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import adoption_state, boot, claim_records
 from gpulock.store.owner import Owner
-from gpulock.workstation.process_claims import claim_for_process, make_liveness_judge
+from gpulock.workstation.process_claims import claim_for_process
 from tests.support.slurm_site import NODE_BROKEN, ROOT, RUN, SILENT, Site
 from tests.support.trees import OTHER_BOOT, bus, record, soon
 

@@ -22,15 +22,12 @@ from gpulock.report.bars import ASCII
 from gpulock.report.claims import parse_reported_claim
 from gpulock.report.scan import GpuTimeSum
 from gpulock.report.sources import read_local_records
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import claim_records, owner
 from gpulock.store.counters import read_history_dropped
 from gpulock.store.locks import RELEASED_PRUNE
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
-from gpulock.workstation.process_claims import (
-    claim_for_process,
-    make_liveness_judge,
-    make_process_owner,
-)
+from gpulock.workstation.process_claims import claim_for_process, make_process_owner
 from tests.support.history_site import Ended, write_history
 from tests.support.jobs import Site, child_of, gpus
 from tests.support.slurm_site import Site as SlurmSite

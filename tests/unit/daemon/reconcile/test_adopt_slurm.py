@@ -12,8 +12,8 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import Refusal
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import atomic, boot, claim_records
-from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, Site, row, slurm_record
 from tests.support.trees import OTHER_BOOT, bus, soon
 

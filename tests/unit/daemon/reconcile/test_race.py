@@ -20,11 +20,12 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import kv, owner
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.owner import Owner
-from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
+from gpulock.workstation.process_claims import make_process_owner
 from tests.support.pairs import zip_equal
 from tests.support.scene import folder, linked_proc
 

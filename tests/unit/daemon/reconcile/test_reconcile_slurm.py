@@ -9,8 +9,8 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import claim_records, kv, verdicts
-from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, UID, Site, freezer, row
 from tests.support.trees import OTHER_BOOT, bus, soon
 

@@ -77,35 +77,6 @@ def open_device_ids(
     return [d.id for d in found if set(holders.pids_with_open(d.id)) - ours or holders.blind]
 
 
-def foreign_device_ids(node: Node, found: list[Device], count: int, pid: int) -> frozenset[str]:
-    """Return the devices that a process, no service nor `pid`, has open; before the gate.
-
-    On a workstation somebody may work without asking. A scheduler's nodes are not looked at: a
-    look costs a pass over all open files. Without a choice there is none either. The judge's own
-    look at processes must not be as old as this one.
-    """
-    try:
-        taken = os.listdir(node.store.locks_dir)
-    except OSError:
-        taken = []
-    free = [
-        d
-        for d in found
-        if not (d.fault or d.withheld)
-        and not any([devices.lock_ids_overlap(d.id, t) for t in taken])
-    ]
-    if not 0 < count < len(free):
-        return frozenset()
-    from gpulock.alloc.device_users import OpenFiles
-    from gpulock.alloc.process_scan import ProcessScan
-
-    try:
-        holders = OpenFiles(ProcessScan(node.proc), free, node.settings)
-        return frozenset([d.id for d in free if set(holders.pids_with_open(d.id)) - {pid}])
-    except OSError:
-        return frozenset()  # it is a preference, and refuses nobody
-
-
 def pick_free_devices(
     node: Node,
     found: list[Device],

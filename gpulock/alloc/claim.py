@@ -10,7 +10,6 @@ import os
 import time
 
 from gpulock.alloc.availability import (
-    foreign_device_ids,
     impossible_refusal,
     judge_ahead,
     open_device_ids,
@@ -18,7 +17,7 @@ from gpulock.alloc.availability import (
     reap_held_locks,
     shortage_refusal,
 )
-from gpulock.alloc.choose import LATE, ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, lost_locks_refusal, os_error_kind
 from gpulock.node.context import Node
@@ -123,22 +122,6 @@ def claim_devices(
         if note_lock_timeout(node.store, template.job(), template.user):
             escalate_refusal(refusal)
         raise
-
-
-def claim_preferring_unused(
-    node: Node,
-    template: Owner,
-    want: ClaimRequest,
-    judge: "Callable[[], Judge]",
-    deadline: Deadline,
-) -> Grant:
-    """Claim as `claim_devices` does, but devices that somebody has open come last; raise Refusal.
-
-    That costs a look at all open files, which a command may take and a hook may not.
-    """
-    late = foreign_device_ids(node, node.devices(), want.count, template.pid)
-    want.last = dict.fromkeys(late, LATE)
-    return claim_devices(node, template, want, judge, deadline)
 
 
 def count_refusal(totals: ClaimCounters, refusal: Refusal, template: Owner, waited: float) -> None:

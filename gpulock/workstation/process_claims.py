@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import Grant, claim_devices, claim_preferring_unused
+from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
@@ -21,6 +21,7 @@ from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import atomic, boot, claim_records
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
+from gpulock.workstation.unused_cards import prefer_unused_cards
 
 
 def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Owner:
@@ -89,8 +90,9 @@ def ensure_node_dirs(node: Node) -> None:
 
 def claim_for_process(node: Node, record: Owner, want: ClaimRequest, deadline: Deadline) -> Grant:
     """Claim for a process, and note it for a later adoption; raise Refusal."""
-    claim = claim_devices if want.wanted or want.share else claim_preferring_unused
-    grant = claim(node, record, want, lambda: make_liveness_judge(node), deadline)
+    if not (want.wanted or want.share):
+        prefer_unused_cards(node, want, record.pid)
+    grant = claim_devices(node, record, want, lambda: make_liveness_judge(node), deadline)
     kept, token = "", grant.owner.token
     try:
         kept, grant.fault = claim_records.write_record_or_mark(node.settings.state_dir, grant.owner)

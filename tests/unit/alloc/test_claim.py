@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import builtins
-import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from typing import Any
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices, claim_preferring_unused
+from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.device_users import OpenFiles
 from gpulock.daemon.health.suspects import write_suspect_cards
 from gpulock.errors import BUSY
 from gpulock.store import boot, quarantine
 from tests.support.claims import ask, holder, ids, never, refused, totals
-from tests.support.faults import fail_at
 from tests.support.trees import NAME, OTHER_BOOT, Box, bus, record, soon
 
 
@@ -209,36 +208,6 @@ def test_the_node_in_a_record_is_this_one(box: Box) -> None:
 PROCESS = {"scheduler": "process", "job_id": "600", "pid": 600, "add_grp_id": 0}
 
 
-@pytest.mark.parametrize(("count", "granted"), [(1, [2]), (2, [2, 3]), (3, [0, 2, 3])])
-def test_a_process_is_granted_what_nobody_has_open_as_far_as_that_goes(
-    box: Box, count: int, granted: list[int]
-) -> None:
-    box.proc.add(700, fds={9: box.dev / "nvidia0", 10: box.dev / "nvidia1"})
-    node, one = box.node(), record(token="", devices=(), **PROCESS)
-    found = claim_preferring_unused(node, one, ClaimRequest(count), never, soon())
-    assert ids(found) == [bus(number) for number in granted]
-
-
-def test_where_every_device_is_in_use_by_somebody_a_process_is_granted_one_all_the_same(
-    box: Box,
-) -> None:
-    box.proc.add(700, fds={number: box.dev / f"nvidia{number}" for number in range(4)})
-    node, one = box.node(), record(token="", devices=(), **PROCESS)
-    assert ids(claim_preferring_unused(node, one, ClaimRequest(1), never, soon())) == [bus(0)]
-
-
-def test_a_look_that_fails_refuses_no_process(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_at(monkeypatch, "listdir", "/proc", OSError(errno.EMFILE, "too many open files"))
-    node, one = box.node(), record(token="", devices=(), **PROCESS)
-    assert ids(claim_preferring_unused(node, one, ClaimRequest(1), never, soon())) == [bus(0)]
-
-
-def test_what_a_process_itself_has_open_is_no_reason_to_give_it_another(box: Box) -> None:
-    box.proc.add(600, fds={9: box.dev / "nvidia0"})
-    node, one = box.node(), record(token="", devices=(), **PROCESS)
-    assert ids(claim_preferring_unused(node, one, ClaimRequest(1), never, soon())) == [bus(0)]
-
-
 def test_a_named_device_is_granted_though_a_process_has_it_open(box: Box) -> None:
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
     node = box.node()
@@ -252,7 +221,7 @@ def test_a_schedulers_job_is_granted_what_it_always_was_and_nobody_is_looked_at(
     def look(*_: object) -> None:
         pytest.fail("a hook looked at processes")
 
-    monkeypatch.setattr("gpulock.alloc.claim.foreign_device_ids", look)
+    monkeypatch.setattr(OpenFiles, "pids_with_open", look)
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
     assert ids(ask(box, 1)) == [bus(0)]
 

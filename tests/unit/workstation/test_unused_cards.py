@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A workstation's claim takes the cards last that somebody uses without a claim."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.claim import claim_devices
+from gpulock.workstation.unused_cards import prefer_unused_cards
+from tests.support.claims import ids, never
+from tests.support.faults import fail_at
+from tests.support.trees import Box, box_with_shepherd, bus, record, soon
+
+PID = 600
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    """Give a node of four cards."""
+    return box_with_shepherd(tmp_path)
+
+
+def claim(box: Box, count: int) -> list[str]:
+    """Claim for process PID as `gpulock run` does."""
+    node, want = box.node(), ClaimRequest(count)
+    one = record(token="", devices=(), scheduler="process", job_id=str(PID), pid=PID, add_grp_id=0)
+    prefer_unused_cards(node, want, PID)
+    return ids(claim_devices(node, one, want, never, soon()))
+
+
+@pytest.mark.parametrize(("count", "granted"), [(1, [2]), (2, [2, 3]), (3, [0, 2, 3])])
+def test_a_claim_gets_the_cards_that_nobody_has_open_as_far_as_they_go(
+    box: Box, count: int, granted: list[int]
+) -> None:
+    box.proc.add(700, fds={9: box.dev / "nvidia0", 10: box.dev / "nvidia1"})
+    assert claim(box, count) == [bus(number) for number in granted]
+
+
+def test_where_every_card_is_in_use_a_claim_gets_one_all_the_same(box: Box) -> None:
+    box.proc.add(700, fds={number: box.dev / f"nvidia{number}" for number in range(4)})
+    assert claim(box, 1) == [bus(0)]
+
+
+def test_processes_that_cannot_be_listed_refuse_no_claim(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at(monkeypatch, "listdir", "/proc", OSError(errno.EMFILE, "too many open files"))
+    assert claim(box, 1) == [bus(0)]
+
+
+def test_a_card_that_the_claiming_process_itself_has_open_is_not_avoided(box: Box) -> None:
+    box.proc.add(PID, fds={9: box.dev / "nvidia0"})
+    assert claim(box, 1) == [bus(0)]

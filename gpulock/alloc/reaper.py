@@ -3,12 +3,11 @@
 
 Hot, loaded when devices are short, by every release and by every reconcile. A claim is over in
 one of four ways (DIED, ENDED, CUT_SHORT, GIVEN_BACK). Then no process of its job may be left, and
-nobody may have the device open. Last the exporter is asked whether its memory was given back.
+nobody may have the device open.
 """
 
 from gpulock.alloc.device_users import OpenFiles, remaining_device_user
 from gpulock.alloc.liveness import Judge
-from gpulock.deadline import clock_boottime
 from gpulock.errors import BUSY, Refusal, os_error_kind
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
@@ -20,8 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gpulock.alloc.memory_check import Handover
-    from gpulock.deadline import Deadline
 
 FREED, HELD, ORPHANS = "freed", "held", "orphans"
 
@@ -36,20 +33,17 @@ TOLD = "told"  # the state of a verdict that nobody had to find out
 class ReapOutcome:
     """What becomes of one lock: `act` is FREED, HELD or ORPHANS; the verdict and reason say why.
 
-    `away` says why its device went out of service with that, empty where it did not; `spared` why
-    it should have, where too many are out. `changed` is True where the lock was freed or claimed
-    anew meanwhile, `fault` what could not be written.
+    `changed` is True where the lock was freed or claimed anew meanwhile, `fault` what could not be
+    written.
     """
 
-    __slots__ = ("act", "away", "changed", "fault", "lock", "reason", "spared", "verdict")
+    __slots__ = ("act", "changed", "fault", "lock", "reason", "verdict")
 
     def __init__(self, lock: Lock, act: str, verdict: Verdict, reason: str) -> None:
         self.lock = lock
         self.act = act
         self.verdict = verdict
         self.reason = reason
-        self.away = ""
-        self.spared = ""
         self.changed = False
         self.fault = ""
 
@@ -118,13 +112,13 @@ def discard_faulty_lock(store: LockStore, lock: Lock) -> None:
 
 
 class Reaper:
-    """One look at a node by which its locks may go: processes, open files, the sample.
+    """One look at a node by which its locks may go: processes and open files.
 
     `held` are all locks, whose claims explain what is open. The look at open files is taken when
     it is first needed, or by `look` before the gate.
     """
 
-    __slots__ = ("_ahead", "_asks_memory", "_memory", "_quiet", "files", "held", "judge", "node")
+    __slots__ = ("_ahead", "files", "held", "judge", "node")
 
     def __init__(
         self, node: Node, judge: Judge, devices: "Iterable[Device]", held: dict[str, Lock]
@@ -133,9 +127,6 @@ class Reaper:
         self.judge = judge
         self.held = held
         self.files = OpenFiles(judge.scan, devices, node.settings)
-        self._asks_memory = node.settings.leftover_processes != "off"
-        self._memory: "Handover | None" = None
-        self._quiet: "float | None" = None
         # the claim that had each lock, by its token, and whether its job had ended
         self._ahead: "dict[str, tuple[str, int]] | None" = None
 
@@ -159,11 +150,8 @@ class Reaper:
         for lock in self.held.values():
             self.node.store.read_details(lock)
 
-    def look(self, locks: "Iterable[Lock]", deadline: "Deadline") -> None:
-        """Look at open files now, then wait until the exporter has looked at these devices.
-
-        To be called before the gate is taken, so that it is held shortly.
-        """
+    def look(self, locks: "Iterable[Lock]") -> None:
+        """Look at processes and open files now, before the gate is taken: it is held shortly."""
         mine = list(locks)
         if self.files.any_device_open({lock.owner.uid for lock in mine if lock.owner}):
             self.judge.attach_step_daemons(self.held)
@@ -172,12 +160,6 @@ class Reaper:
             self.judge.job_processes(lock)  # what it reads of processes is not read again
         if self.node.settings.job_map_dir or self.node.settings.gpustat_dir:
             self.node.devices_if_driver()  # `retire_lock` names them in files, gate held
-        self._quiet = clock_boottime()  # what was seen of open files was not later
-        if self._asks_memory:
-            from gpulock.alloc.memory_check import wait_for_memory_sample
-
-            names = [lock.id for lock in mine]
-            self._memory = wait_for_memory_sample(self.node, names, self._quiet, deadline)
 
     def finish(self, lock: Lock, over: str, how: str = "") -> ReapOutcome:
         """Decide about a lock (its details read), free it or note in it why not; gate held.
@@ -189,18 +171,9 @@ class Reaper:
         stage = (record.token, record.draining) if record else ("", 0)
         if self._ahead is not None and self._ahead.get(lock.id) != stage:
             outcome.act, outcome.reason = HELD, "it was claimed, or its job ended, meanwhile"
-        asked = outcome.act == FREED and self._asks_memory
-        if asked and (kept := self.memory_reason(lock)):
-            outcome.act = HELD
-            outcome.reason = f"draining: {kept}" if over == DIED else kept
         try:
             if outcome.act == FREED:
-                how = how or f"reap: {outcome.reason}"
-                if self._memory:
-                    how = self._memory.release_reason(lock, how)
-                    outcome.away = self._memory.away.get(lock.id, "")
-                    outcome.spared = self._memory.spared.get(lock.id, "")
-                retire_lock(self.node, lock, how)
+                retire_lock(self.node, lock, how or f"reap: {outcome.reason}")
             elif outcome.act == ORPHANS and lock.orphans != outcome.reason:
                 store.mark_orphans(lock.id, outcome.reason)
             elif (
@@ -229,24 +202,9 @@ class Reaper:
             outcome = decide_reap(lock, self.judge, self.files, self.held, GIVEN_BACK)
             if outcome.act != FREED:
                 raise Refusal(BUSY, outcome.reason, "end it first")
-        asked = locks if self._asks_memory else []
-        kept = [f"{lock.id}: {why}" for lock in asked if (why := self.memory_reason(lock))]
-        if kept:
-            raise Refusal(BUSY, kept[0], "release it again in a few seconds")
         for lock in locks:
             free_lock(self.node, lock, how)
             told(lock)
-
-    def memory_reason(self, lock: Lock) -> str:
-        """Return why a lock stays for the memory of its device, or nothing; gate held.
-
-        A device that is not clean goes to quarantine, and its lock may go.
-        """
-        if self._memory is None:
-            from gpulock.alloc.memory_check import Handover
-
-            self._memory = Handover(self.node)
-        return self._memory.reason_to_keep_lock(lock, self._quiet)
 
     def device_user(self, lock: Lock) -> str:
         """Return who has the device of a lock open, as a clause, or nothing."""

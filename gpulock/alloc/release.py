@@ -24,18 +24,14 @@ if TYPE_CHECKING:
 class ReleaseResult:
     """What a release did: ids `freed`, and (id, why) of what is `kept` until it is quiet.
 
-    `away` are those that went out of service, with why; `spared` those that stay in service
-    although their memory is in use, since too many are out; `claims` has the uid of each claim, by
-    token, whatever became of it.
+    `claims` has the uid of each claim, by token, whatever became of it.
     """
 
-    __slots__ = ("away", "claims", "freed", "kept", "spared")
+    __slots__ = ("claims", "freed", "kept")
 
     def __init__(self) -> None:
         self.freed: list[str] = []
         self.kept: list[tuple[str, str]] = []
-        self.away: list[tuple[str, str]] = []
-        self.spared: list[tuple[str, str]] = []
         self.claims: dict[str, int] = {}
 
     def add(self, outcome: ReapOutcome) -> None:
@@ -43,10 +39,6 @@ class ReleaseResult:
         lock = outcome.lock
         if lock.owner:
             self.claims[lock.owner.token] = lock.owner.uid
-        if outcome.away:
-            self.away.append((lock.id, outcome.away))
-        if outcome.spared:
-            self.spared.append((lock.id, outcome.spared))
         if outcome.act == FREED:
             self.freed.append(lock.id)
         elif not outcome.changed:
@@ -70,7 +62,7 @@ def release_locks(
         return released
     restrict_to_owners(judge.scan, mine)
     reaper = Reaper(node, judge, locked_devices(node, mine), held)
-    reaper.look(mine, deadline)
+    reaper.look(mine)
     with Gate(node.store, deadline, node.settings.gate_timeout):
         for lock in mine:
             node.store.read_details(lock)

@@ -117,7 +117,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
         "off|report|kill",
         "what an epilog does with leftover processes of its job",
     ),
-    ("LEFTOVER_MEMORY", COUNT, "256", "MiB that may stay in use on a released device"),
+    ("LEFTOVER_MEMORY", COUNT, "256", "MiB that may stay in use on a free device"),
     ("LEFTOVER_TIMEOUT", SECONDS, "10", "longest time an epilog spends on leftover processes"),
     (
         "QUARANTINE_ON",

@@ -164,10 +164,6 @@ def format_sge_release(
     if released.freed:
         names = ",".join(released.freed)
         found.append((f"{call.who}: released {names} in {seconds * 1000:.1f} ms", False))
-    for device, why in released.away:
-        found.append((f"{call.who}: {device} is out of service: {why}", False))
-    for device, why in released.spared:
-        found.append((f"{call.who}: {device} stays in service, though: {why}", False))
     for device, why in released.kept:
         found.append((f"{call.who}: {device} is kept for now: {why}", False))
     return found

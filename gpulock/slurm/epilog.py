@@ -214,10 +214,6 @@ def format_slurm_release(call: SlurmHookCall, released: ReleaseResult, seconds: 
     if released.freed:
         names = ",".join(released.freed)
         found.append(f"{call.who}: released {names} in {seconds * 1000:.1f} ms")
-    for device, why in released.away:
-        found.append(f"{call.who}: {device} is out of service: {why}")
-    for device, why in released.spared:
-        found.append(f"{call.who}: {device} stays in service, though: {why}")
     for device, why in released.kept:
         found.append(f"{call.who}: {device} is kept for now: {why}")
     return found

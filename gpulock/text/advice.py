@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Sequence
 
 from gpulock.alloc import states
-from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.states import DeviceState
 from gpulock.daemon.health.recovery import describe_recovery
 from gpulock.node.devices import NO_INSTANCE
@@ -27,7 +26,6 @@ SIMPLE = {
 }
 NEEDS_INSTANCE = ("a MIG instance that the exporter tells, or MIG mode off", "nvidia-smi mig -lgi")
 # of one that is stale, and waits for the exporter's word
-REMEMBERS = ("the exporter's next sample of its memory, then a reap", "gpulock reap")
 
 
 def advise_device_release(
@@ -50,7 +48,7 @@ def advise_device_release(
         back = quarantine_end_condition(row.reason), restore_hint(row)
         return NEEDS_INSTANCE if row.reason == NO_INSTANCE else back
     if row.state in SIMPLE:
-        return REMEMBERS if row.reason.endswith(MEMORY_CHECK_PENDING) else SIMPLE[row.state]
+        return SIMPLE[row.state]
     if record is None or (row.lock and row.lock.fault):
         return advise_without_owner(row, name)
     if row.state == states.NOT_KNOWN:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.scene import folder
-from tests.sweep import clean_cases, daemon_cases, sge, slurm_other_cases, slurm_prolog_cases
+from tests.sweep import daemon_cases, sge, slurm_other_cases, slurm_prolog_cases
 from tests.sweep.play import Case, Play
 from tests.sweep.stage import Stage, walk
 from tests.sweep.tally import TALLY, WHOLE
@@ -24,7 +24,6 @@ from tests.sweep.trace import KINDS, STRACE, Point, failing, points_of, struck, 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(7200 if WHOLE else 900)]
 CASES = (
     *sge.CASES,
-    *clean_cases.CASES,
     *daemon_cases.CASES,
     *slurm_prolog_cases.CASES,
     *slurm_other_cases.CASES,

@@ -85,16 +85,6 @@ def format_reap_report(
                 WOULD.get(act, act) if dry_run else act, COLOURS[act], ids, devices, why
             )
         )
-    result += [
-        format_reap_line("quarantined", "red", [outcome.lock.id], devices, outcome.away)
-        for outcome in report.outcomes
-        if outcome.away
-    ]
-    result += [
-        format_reap_line("spared", "yellow", [outcome.lock.id], devices, outcome.spared)
-        for outcome in report.outcomes
-        if outcome.spared
-    ]
     freed = len([outcome for outcome in report.outcomes if outcome.act == FREED])
     verb = "would be freed" if dry_run else "freed"
     return [*result, f"{format_count(len(report.outcomes), 'lock')}: {freed} {verb}"]

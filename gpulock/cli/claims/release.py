@@ -153,7 +153,7 @@ def release_selected_locks(
     require_claims(node.store)
     reaper = Reaper(node, make_liveness_judge(node), found, {})
     mine = [lock for lock in node.store.read_all_locks().values() if ours(lock)]
-    reaper.look([] if force else mine, Deadline(node.settings.gate_timeout))
+    reaper.look([] if force else mine)
     with Gate(node.store, Deadline(node.settings.gate_timeout)):
         reaper.read_locks()
         if not (locks := [lock for lock in reaper.held.values() if ours(lock)]):

@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
-from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING, PERIODS
 from gpulock.alloc.same_job import granted_devices
 from gpulock.cli.session import CommandRefusedError, owns_lock_dir, uid_to_user_name
 from gpulock.daemon.serve_policy import scheduler_from_settings
@@ -211,22 +210,7 @@ def find_granted_devices(node: Node, reply: SocketReply) -> list[Device]:
 
 
 def request_daemon_release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Have the daemon free what a process holds, or these devices; raise Refused or Refusal.
-
-    It does not wait for the exporter's next look at their memory; we do, and ask again.
-    """
-    deadline = Deadline((PERIODS + 1) * node.settings.sample_period)
-    while True:
-        try:
-            return request_release_once(node, pid, devices)
-        except Refusal as refusal:
-            if MEMORY_CHECK_PENDING not in refusal.why or deadline.left() <= 0:
-                raise
-        time.sleep(PAUSE)
-
-
-def request_release_once(node: Node, pid: int, devices: tuple[str, ...]) -> tuple[str, ...]:
-    """Ask once; raise Refused or Refusal."""
+    """Have the daemon free what a process holds, or these devices; raise Refused or Refusal."""
     start = 0 if devices else node.proc.start(pid)
     request = SocketRequest(RELEASE, pid, start, devices=devices)
     try:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from gpulock.alloc import states
-from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.device_use import count_seen_foreign
@@ -146,7 +145,7 @@ def format_foreign_processes(view: StatusView, row: DeviceState) -> str:
 def next_command(row: DeviceState) -> str:
     """Return what to do about a row that needs attention."""
     name = row.device.label() if row.device else row.id
-    if row.state == states.STALE and not row.reason.endswith(MEMORY_CHECK_PENDING):
+    if row.state == states.STALE:
         what = "its place" if row.lock and SHARE in row.lock.id else "it"
         return f"the next claim or gpulock reap frees {what}"
     if row.state == states.MISSING:

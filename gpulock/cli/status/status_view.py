@@ -12,7 +12,6 @@ import time
 
 from gpulock.alloc import states
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.node_view import NodeView, read_node_view
 from gpulock.alloc.process_owner import find_foreign_pids
 from gpulock.alloc.process_scan import ProcessScan
@@ -62,15 +61,7 @@ class StatusView(NodeView):
         settings = self.node.settings
         foreign = self.foreign | self.use.foreign_ids() | {*self.open_foreign}
         idle = self.use.idle_ids(self.held, settings.idle_after)
-        found = self.device_rows(self.devices, settings.expected_gpus, foreign, idle)
-        for row in found:
-            if (
-                row.state == states.STALE
-                and row.lock is not None
-                and self._awaits_memory_sample(row.lock)
-            ):
-                row.reason = f"{row.reason}; {MEMORY_CHECK_PENDING}"
-        return found
+        return self.device_rows(self.devices, settings.expected_gpus, foreign, idle)
 
     def row_of_lock(self, row: states.DeviceState, lock: Lock) -> states.DeviceState:
         """Return the row of a device as it is for one of those that hold it."""
@@ -95,11 +86,6 @@ class StatusView(NodeView):
         from gpulock.alloc.shares import card_share_room
 
         return card_share_room(rows, self.held, words)
-
-    def _awaits_memory_sample(self, lock: Lock) -> bool:
-        """Return whether a lock waits for the exporter's word on its device's memory."""
-        path = f"{self.node.store.locks_dir}/{lock.id}/quiet"
-        return self.node.settings.leftover_processes != "off" and os.path.exists(path)
 
     def lock_of(self, device: str) -> Lock | None:
         """Return the lock on a device, its card or one of its instances."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from gpulock.alloc.memory_check import MIB
 from gpulock.daemon.health.findings import (
     describe_ecc_errors,
     describe_recovery_action,
     parse_first_counter,
     read_uncorrected_errors,
 )
+from gpulock.daemon.health.memory import MIB
 from gpulock.node.sample import DeviceSample
 from gpulock.store.checks import COMMAND
 
@@ -39,7 +39,7 @@ IDLE_POWER: Final = 0.5  # share of the limit that a card without work does not 
 # what degrades every job on the card: such a card is taken last; the rest is told
 SERIOUS: Final = (
     *("pcie_width", "pcie_speed", "pcie_replays", "nvlink_links", "nvlink_errors"),
-    COMMAND,
+    *("memory", COMMAND),
 )
 
 

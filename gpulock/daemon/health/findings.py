@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from gpulock.alloc.memory_check import may_quarantine_card
+from gpulock.daemon.reconcile.exporter_limit import may_quarantine_card
 from gpulock.errors import one_line
 from gpulock.node import sample
 from gpulock.node.devices import EXCLUDED, Device, card_bus_id

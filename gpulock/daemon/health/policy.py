@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 
-from gpulock.alloc import memory_check, reaper
+from gpulock.alloc import reaper
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
 from gpulock.daemon.health import findings, recovery, state
 from gpulock.daemon.health.findings import (
@@ -25,10 +25,12 @@ from gpulock.daemon.health.findings import (
     XID,
     HealthFinding,
 )
+from gpulock.daemon.health.memory import CLEAN, DIRTY
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
 from gpulock.daemon.health.snapshot import HealthSnapshot
 from gpulock.daemon.health.state import HealthState
 from gpulock.daemon.health.steps import BACK, OUT, note_health_step
+from gpulock.daemon.reconcile.exporter_limit import QUARANTINE_LIMIT_REACHED
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import DEVICES, LOCKS, QUARANTINE, SAMPLE, TIME, Chore, Due
 from gpulock.deadline import Deadline, clock_boottime
@@ -46,7 +48,7 @@ QuarantineNotes = Mapping[str, Mapping[str, str]]
 
 
 class HealthPolicy(Chore):
-    """The chore; `clock` is CLOCK_BOOTTIME in seconds. Notes are told and lifted while off, too."""
+    """The chore; `clock` is CLOCK_BOOTTIME in seconds. Notes are lifted while off, too."""
 
     after: ClassVar[Due] = {
         **dict.fromkeys((DEVICES, LOCKS, SAMPLE), ("quarantine_on",)),
@@ -58,7 +60,6 @@ class HealthPolicy(Chore):
         self._clock = clock
         self._free: dict[str, float] = {}  # since when a device is known to have no lock
         self._losses = findings.LossTimer()
-        self._noted: set[tuple[str, str]] | None = None  # what is out and why, all of it told
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Put out what is bad, and back what is clean; raise Refusal or OSError."""
@@ -66,7 +67,6 @@ class HealthPolicy(Chore):
         ours = {name: note for name, note in out.items() if recovery.is_policy_note(note)}
         wanted = frozenset(node.settings.quarantine_on) & frozenset(POLICY_WORDS)
         self._update_free_devices(report)
-        self._tell(node, ours, report)
         if not report.devices or not (wanted or ours):
             return  # without a driver nothing is known about a card
         look = HealthSnapshot(node, report, self._clock())
@@ -74,7 +74,7 @@ class HealthPolicy(Chore):
         before = book.text(node.boot_id)
         found = look.findings(wanted, book.known)
         found += self._find_dirty_devices(look) if MEMORY in wanted else []
-        clean = [name for name in self._free if look.memory(name) == memory_check.CLEAN]
+        clean = [name for name in self._free if look.memory(name) == CLEAN]
         book.done = findings.expire_finding_marks(book.done, found, look.reported_devices(), clean)
         lasting = [
             one
@@ -89,21 +89,6 @@ class HealthPolicy(Chore):
         if book.text(node.boot_id) != before:
             state.save_health_state(node, book)
         self._journal.log_changes("health", failed, ERROR)
-
-    def _tell(self, node: Node, ours: QuarantineNotes, report: ReconcileReport) -> None:
-        """Log what a hand-over put out of service, at a reconcile or an epilog.
-
-        What was noted before this daemon began is told already, but for what its own first
-        reconcile has done.
-        """
-        pairs = {(name, note["reason"]) for name, note in ours.items()}
-        if self._noted is None:
-            away = {outcome.lock.id for outcome in report.outcomes if outcome.away}
-            self._noted = {pair for pair in pairs if pair[0] not in away}
-        for name, reason in sorted(pairs - self._noted):
-            self._journal.say(WARNING, f"{name} is out of service: {reason}")
-            note_health_step(node.settings.state_dir, name, OUT, reason)
-        self._noted = pairs
 
     def _update_free_devices(self, report: ReconcileReport) -> None:
         """Keep in mind since when each device has no lock."""
@@ -122,10 +107,7 @@ class HealthPolicy(Chore):
         """
         period = look.node.settings.process_period
         names = [
-            name
-            for name, since in self._free.items()
-            if look.memory(name, since + period) == memory_check.DIRTY
-            and look.seen(name).processes == 0
+            name for name, since in self._free.items() if look.memory(name, since + period) == DIRTY
         ]
         return [look.make_memory_finding(name) for name in names if not look.is_device_in_use(name)]
 
@@ -150,8 +132,7 @@ class HealthPolicy(Chore):
             if told and not {name, card_bus_id(name)} & {*allowed, *out}:
                 words = ", ".join(one.words for one in reasons)
                 failed[f"cap {name}"] = (
-                    f"{name} stays in service, though: {words}; the exporter reports more than half"
-                    f" of this node as faulty: check it, or quarantine by hand"
+                    f"{name} stays in service, though: {words}; {QUARANTINE_LIMIT_REACHED}"
                 )
                 continue
             try:
@@ -190,8 +171,6 @@ class HealthPolicy(Chore):
             notes.write_device_note(state_dir, folder, name, notes.POLICY, reason, more)
             note_health_step(state_dir, name, OUT, reason)
         self._journal.say(WARNING, f"{name} is out of service: {reason}")
-        if self._noted is not None:
-            self._noted.add((name, reason))
 
     # --- back ---------------------------------------------------------------------------------
 

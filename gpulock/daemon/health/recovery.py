@@ -13,8 +13,8 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from gpulock.alloc.memory_check import CLEAN, DIRTY
 from gpulock.daemon.health.findings import CAUSES, ECC, HEALTH, LOST, MEMORY, MISSING, XID
+from gpulock.daemon.health.memory import CLEAN, DIRTY
 from gpulock.node import sample
 from gpulock.store import atomic, kv
 from gpulock.store.quarantine import POLICY
@@ -104,7 +104,7 @@ def parse_note_causes(note: Mapping[str, str]) -> tuple[str, ...]:
 class DeviceObservation(NamedTuple):
     """What is to be seen of a device now: `shown` by the driver, `seen` in a fresh sample.
 
-    `memory` is the hand-over's word for what stays in use, `bad` whether anything speaks against
+    `memory` is what `judge_memory` says of it, `bad` whether anything speaks against
     the device now.
     """
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpulock.alloc import device_users, memory_check, reaper
-from gpulock.alloc.memory_check import MIB
+from gpulock.alloc import device_users, reaper
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.card_checks import describe_serious
 from gpulock.daemon.health.findings import HEALTH, MEMORY, MISSING, HealthFinding
+from gpulock.daemon.health.memory import MIB, NOT_KNOWN, judge_memory
 from gpulock.daemon.health.recovery import DeviceObservation
+from gpulock.daemon.reconcile.exporter_limit import cards_out_by_exporter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node import sample
 from gpulock.node.context import Node
@@ -84,13 +85,9 @@ class HealthSnapshot:
         """Return what the sample has of a device."""
         return self._fresh(name) or sample.DeviceSample({}, {})
 
-    def memory(self, name: str, quiet: float = 0.0) -> str:
-        """Return the hand-over's word for a device's memory, by a look later than `quiet`."""
-        settings = self.node.settings
-        limit, listing = settings.leftover_memory * MIB, settings.process_period
-        return memory_check.judge_memory_sample(
-            self._fresh(name), quiet, self.now, self._oldest, limit, listing
-        )
+    def memory(self, name: str, since: float = 0.0) -> str:
+        """Return whether a device's memory was given back, by a sample newer than `since`."""
+        return judge_memory(self._fresh(name), self.node.settings.leftover_memory * MIB, since)
 
     def make_memory_finding(self, name: str) -> HealthFinding:
         """Return the finding of a device whose memory was not given back."""
@@ -116,7 +113,7 @@ class HealthSnapshot:
 
     def cards_out(self, notes: Mapping[str, Mapping[str, str]]) -> set[str]:
         """Return the cards that are out of service for what the exporter said."""
-        return memory_check.cards_out_by_exporter(notes, self._report.devices)
+        return cards_out_by_exporter(notes, self._report.devices)
 
     def wants_repair(self, name: str) -> bool:
         """Return whether the exporter says that a device waits for a reset or a repair."""
@@ -145,7 +142,7 @@ class HealthSnapshot:
         return DeviceObservation(
             shown=bool(shown),
             seen=self._fresh(name),
-            memory=self.memory(name) if free else memory_check.NO_SAMPLE,
+            memory=self.memory(name) if free else NOT_KNOWN,
             bad=bad,
             now=recovery.read_card_start_ids(
                 self.node.boot_id, self.node.settings.sys_root, bus, self.node.store.path

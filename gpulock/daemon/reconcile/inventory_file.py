@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
-from gpulock.alloc.memory_check import (
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.reconcile.exporter_limit import (
     QUARANTINE_LIMIT_REACHED,
     cards_out_by_exporter,
     may_quarantine_card,
 )
-from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
 from gpulock.daemon.reconcile.schedule import DEVICES, INVENTORY, INVENTORY_FILE, TIME, Chore, Due
 from gpulock.errors import Refusal

@@ -7,8 +7,7 @@ card) has a key that stays the same while it does, so that it is told once.
 
 from __future__ import annotations
 
-from gpulock.alloc.memory_check import CAUSE
-from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
+from gpulock.alloc.reaper import FREED, ORPHANS, ReapOutcome
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.devices import card_bus_id
 from gpulock.store.owner import Owner
@@ -37,11 +36,6 @@ def reconcile_event_messages(report: ReconcileReport) -> list[str]:
         if outcome.act == FREED:
             key = (describe_lock_owner(outcome.lock.owner), outcome.reason)
             groups.setdefault(key, []).append(outcome.lock.id)
-    lines += [
-        f"{outcome.lock.id} stays in service, though: {outcome.spared}"
-        for outcome in report.outcomes
-        if outcome.spared
-    ]
     return lines + [f"freed {' '.join(ids)}{of}: {why}" for (of, why), ids in groups.items()]
 
 
@@ -84,8 +78,6 @@ def lasting_problem_messages(
 def unfreed_lock_message(outcome: ReapOutcome, blind: str) -> str:
     """Return the message on one lock that stays, or nothing where it just is in use."""
     of = f"{outcome.lock.id}{describe_lock_owner(outcome.lock.owner)}"
-    if outcome.act == HELD and outcome.reason.startswith(f"draining: {CAUSE}:"):
-        return f"{of} is not freed: {outcome.reason.removeprefix('draining: ')}"
     if outcome.act == ORPHANS:
         return f"{of} is not freed: its owner is dead, but {outcome.reason}"
     if outcome.verdict.state == UNKNOWN and outcome.reason != blind:

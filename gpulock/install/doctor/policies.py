@@ -138,11 +138,8 @@ def check_leftover_setting(settings: Settings) -> Iterator[Check]:
         return
     if settings.leftover_processes == "kill" and (why := why_pidfd_unusable()):
         yield fault(f"{key} ends nothing here: {why}", "set LEFTOVER_PROCESSES=report")
-    if is_memory_reported(settings):
-        yield ok(f"{key}, and the exporter reports device memory")
     else:
-        do = "start gpulock-exporter; see docs/hand-over.md"
-        yield warning(f"{key}, but no exporter reports device memory here", do)
+        yield ok(key)
 
 
 def why_pidfd_unusable() -> str:
@@ -152,9 +149,3 @@ def why_pidfd_unusable() -> str:
     except OSError as refused:
         return f"pidfd_open: {refused.strerror} (Linux 5.3 has it)"
     return ""
-
-
-def is_memory_reported(settings: Settings) -> bool:
-    """Return whether a fresh sample tells the memory of any device."""
-    found = read_current_sample(settings)
-    return found is not None and any(d.memory_used is not None for d in found.devices.values())

@@ -7,28 +7,22 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock.alloc.memory_check import MEMORY_NOT_REPORTED, MIB
-from gpulock.deadline import clock_boottime
+from gpulock.daemon.health.memory import MIB
 from gpulock.node.devices import Device
 from gpulock.node.sample import DeviceSample, Sample
 from tests.labs.common.exporter_node import Observer, exporter
 from tests.labs.common.installed import Installed, out_of_service
 from tests.labs.common.lock_folder import owners
-from tests.labs.common.reaped import Reaped
 from tests.labs.daemon.daemon_lab import Daemon
-from tests.nvml.double import ERROR_UNKNOWN, Process
+from tests.nvml.double import Process
 from tests.support.wait import wait_ended, wait_until
 
 USED, LEFT = 3072, 812  # MiB: of a job at work, and when its process is gone
-SAMPLE_PERIOD = 3.0  # seconds: an epilog waits for two of them
-OLDEST = 25.0  # seconds, of a sample; an epilog is over sooner, on a busy machine too
-LISTS = "nvmlDeviceGet*RunningProcesses*"
 KEYS: Mapping[str, str] = {
     "LEFTOVER_PROCESSES": "kill",
-    "SAMPLE_PERIOD": str(SAMPLE_PERIOD),
     "PROCESS_PERIOD": "1",
+    "QUARANTINE_ON": "memory",
     "RESTORE_AFTER": "2",
-    "MAX_SAMPLE_AGE": str(OLDEST),
 }
 
 
@@ -81,13 +75,6 @@ class Gpus:
         self._nvml.set(f"gpu{index}.memory.used", mib * MIB)
         self._nvml.processes(index, [])
 
-    @contextmanager
-    def unlisted(self) -> Generator[None]:
-        """Let NVML fail to list processes: the exporter goes on telling what it listed last."""
-        self._nvml.fail(LISTS, ERROR_UNKNOWN)
-        yield
-        self._nvml.fail(LISTS, 0)
-
     # --- what is known of them ----------------------------------------------------------------
 
     def seen(self, device: str) -> DeviceSample:
@@ -95,13 +82,6 @@ class Gpus:
         found = self.observer.sample()
         assert found is not None
         return found.devices[device]
-
-    def wait_stale(self) -> None:
-        """Wait until the last sample is too old to be believed."""
-        found = self.observer.sample()
-        assert found is not None and found.boottime is not None
-        written = found.boottime
-        wait_until(lambda: clock_boottime() - written > OLDEST, why="the last sample to be old")
 
     def locks(self) -> dict[str, bool]:
         """Return the devices that are locked, and of each whether its job is over."""
@@ -111,54 +91,20 @@ class Gpus:
         """Return why each device that is out of service is so."""
         return out_of_service(self._state_dir)
 
-    def freed_as(self, device: str) -> str:
-        """Return how a device was freed, as its claim's record says; gpulockd must not run."""
-        (place,) = (self._lock_dir / "released").glob(f"*.{device}")
-        lines = (place / "released").read_text().splitlines()
-        return dict(line.split("=", 1) for line in lines)["how"]
 
-
-def assert_given_back(gpus: Gpus, job: Job) -> None:
-    """Let a job end whose memory is given back a moment later: its epilog frees the device."""
-    with gpus.unlisted():
-        job.end()
-        gpus.rest(job.device, 0)
-        job.over()
+def assert_freed(gpus: Gpus, job: Job, left: int) -> None:
+    """Let a job end, and so much memory stay in use: its epilog frees the device at once."""
+    job.end()
+    gpus.rest(job.device, left)
+    job.over()
     assert gpus.locks() == {}
-    assert gpus.freed_as(job.device) == "epilog"
     assert gpus.out() == {}
-
-
-def assert_waits(gpus: Gpus, job: Job) -> None:
-    """Let a job end whose memory stays in use: its device waits for who may be there."""
-    with gpus.unlisted():
-        job.end()
-        gpus.rest(job.device, LEFT)
-        job.over()
-        assert gpus.locks() == {job.device: True}
-        assert gpus.out() == {}
 
 
 def assert_put_away(gpus: Gpus, job: Job, daemon: Daemon) -> None:
-    """Let gpulockd find nobody there: the device goes out of service, with the reason."""
-    wait_out(gpus, daemon, {job.device: f"memory: {LEFT} MiB stay in use after job {job.number}"})
+    """Let gpulockd find memory in use and nobody there: the device goes out of service."""
+    wait_out(gpus, daemon, {job.device: f"memory: {LEFT} MiB stay in use without a process"})
     assert gpus.locks() == {}
-
-
-def assert_untold(gpus: Gpus, first: Job, second: Job, reap: Callable[[], Reaped]) -> None:
-    """Let the exporter be killed, and a job end at once and one when its last word is old."""
-    gpus.observer.crash()
-    first.end()
-    first.over()
-    assert gpus.locks() == {first.device: True, second.device: False}, "that look is an older one"
-    gpus.wait_stale()
-    second.end()
-    second.over()
-    assert gpus.freed_as(second.device) == f"epilog{MEMORY_NOT_REPORTED}"
-    assert {act for act, _ in reap().acts()} == {"freed"}
-    how = gpus.freed_as(first.device)
-    assert how.startswith("reap: ") and how.endswith(MEMORY_NOT_REPORTED)
-    assert gpus.out() == {}
 
 
 def wait_out(gpus: Gpus, daemon: Daemon, reason: Mapping[str, str]) -> None:

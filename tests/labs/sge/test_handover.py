@@ -10,12 +10,11 @@ import pytest
 
 from tests.labs.common.handover_node import (
     KEYS,
+    LEFT,
     Gpus,
     Job,
-    assert_given_back,
+    assert_freed,
     assert_put_away,
-    assert_untold,
-    assert_waits,
     observed,
     wait_out,
 )
@@ -23,7 +22,7 @@ from tests.labs.common.processes import eldest
 from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
-from tests.labs.sge.jobs import carriers, gate_file, group_of, held, on, reap, waiting_for
+from tests.labs.sge.jobs import carriers, gate_file, group_of, held, on, waiting_for
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -58,27 +57,14 @@ def holding(gpus: Gpulock, count: int) -> list[str]:
     return held(gpus, NODE, job)
 
 
-def test_memory_that_is_given_back_lets_the_epilog_free_the_device(
-    gpus: Gpulock, node: Gpus
-) -> None:
-    assert_given_back(node, working(gpus, node, "go"))
-
-
-def test_memory_that_stays_puts_the_device_out_until_it_is_clean_and_the_rest_goes_on(
+def test_an_epilog_frees_a_device_whose_memory_stays_and_gpulockd_puts_it_out_until_it_is_clean(
     gpus: Gpulock, node: Gpus
 ) -> None:
     job = working(gpus, node, "go")
-    assert_waits(node, job)
+    assert_freed(node, job, LEFT)
     with daemon_on(gpus, NODE) as daemon:
         assert_put_away(node, job, daemon)
         assert job.device not in holding(gpus, GPUS - 1)
         node.rest(job.device, 0)
         wait_out(node, daemon, {})
         assert holding(gpus, 1) == [job.device]
-
-
-def test_without_the_exporter_open_files_decide_and_the_record_says_so(
-    gpus: Gpulock, node: Gpus
-) -> None:
-    jobs = working(gpus, node, "first"), working(gpus, node, "second")
-    assert_untold(node, *jobs, lambda: reap(gpus, NODE))

@@ -10,19 +10,18 @@ import pytest
 
 from tests.labs.common.handover_node import (
     KEYS,
+    LEFT,
     Gpus,
     Job,
-    assert_given_back,
+    assert_freed,
     assert_put_away,
-    assert_untold,
-    assert_waits,
     observed,
     wait_out,
 )
 from tests.labs.common.processes import eldest
 from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import gate_file, reap, started, waiting_for
+from tests.labs.slurm.jobs import gate_file, started, waiting_for
 from tests.labs.slurm.modes import NODE, by_gpulock
 
 pytestmark = pytest.mark.lab
@@ -54,27 +53,14 @@ def holding(gpus: Gpulock, count: int) -> list[str]:
     return gpus.held_by(started(gpus, NODE, f"--gres=gpu:{count}"))[NODE]
 
 
-def test_memory_that_is_given_back_lets_the_epilog_free_the_device(
-    slurm_gpus: Gpulock, node: Gpus
-) -> None:
-    assert_given_back(node, working(slurm_gpus, node, "go"))
-
-
-def test_memory_that_stays_puts_the_device_out_until_it_is_clean_and_the_rest_goes_on(
+def test_an_epilog_frees_a_device_whose_memory_stays_and_gpulockd_puts_it_out_until_it_is_clean(
     slurm_gpus: Gpulock, node: Gpus
 ) -> None:
     job = working(slurm_gpus, node, "go")
-    assert_waits(node, job)
+    assert_freed(node, job, LEFT)
     with daemon_on(slurm_gpus, NODE) as daemon:
         assert_put_away(node, job, daemon)
         assert job.device not in holding(slurm_gpus, GPUS - 1)
         node.rest(job.device, 0)
         wait_out(node, daemon, {})
         assert holding(slurm_gpus, 1) == [job.device]
-
-
-def test_without_the_exporter_open_files_decide_and_the_record_says_so(
-    slurm_gpus: Gpulock, node: Gpus
-) -> None:
-    jobs = working(slurm_gpus, node, "first"), working(slurm_gpus, node, "second")
-    assert_untold(node, *jobs, lambda: reap(slurm_gpus, NODE))

@@ -15,7 +15,6 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
-from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.cli.claims import socket_client
 from gpulock.cli.session import CommandRefusedError
 from gpulock.errors import BROKEN, BUSY, Refusal
@@ -184,25 +183,6 @@ def test_garbage_is_as_good_as_no_answer(daemon: Daemon) -> None:
 def test_what_was_given_back_is_returned(daemon: Daemon) -> None:
     daemon.answers([encode_reply(SocketReply(RELEASED, devices=(bus(1),)))])
     assert daemon.release(bus(1)) == (bus(1),)
-
-
-SOON = encode_reply(
-    SocketReply(REFUSED, kind=BUSY, why=f"{bus(1)}: {MEMORY_CHECK_PENDING}", do="release it again")
-)
-
-
-def test_what_is_looked_at_first_is_given_back_a_moment_later(daemon: Daemon) -> None:
-    daemon.answers([SOON], [encode_reply(SocketReply(RELEASED, devices=(bus(1),)))])
-    assert daemon.release(bus(1)) == (bus(1),)
-    assert len(daemon.asked) == 2
-
-
-def test_a_look_that_does_not_come_is_not_waited_for(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(socket_client, "PERIODS", -1)
-    daemon.answers([SOON])
-    assert MEMORY_CHECK_PENDING in refused(lambda: daemon.release(bus(1))).why
 
 
 def test_where_gpulockd_does_not_run_that_is_said(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.cli.select import Subject
 from gpulock.cli.status.status_view import ProcessView, view_node
 from gpulock.cli.why.evidence import describe_process, printable_process_name
@@ -575,23 +574,6 @@ def test_a_process_that_was_forked_between_two_looks_is_a_stranger_and_no_crash(
     assert sight.holders.pids_with_open(bus(0)) == [900]
     box.proc.remove(900)
     assert sight.find_foreign_pids(bus(0)) == [900]  # it had it open when it was looked at
-
-
-def test_a_lock_that_waits_for_a_word_on_its_memory_says_so_in_why_and_status(site: Site) -> None:
-    pid, start = dead_process()
-    site.hold(2, scheduler="process", job_id=str(pid), pid=pid, start=start)
-    with open(site.config, "a") as settings:
-        settings.write("LEFTOVER_PROCESSES=report\n")
-    sampled = Sampled(site.files.exporter_dir)
-    sampled.device(site.id(2))  # looked at before anybody knew that the device is quiet
-    sampled.write()
-    assert "its memory is checked first" in site.call("reap").stdout
-
-    said = " ".join(site.call("why", "2").stdout.split())  # however its lines are broken
-    assert f"reason process {pid} is gone, its session is empty; {MEMORY_CHECK_PENDING} " in said
-    assert "freed by the exporter's next sample of its memory, then a reap" in said
-    shown = " ".join(site.call("status").stdout.split())
-    assert f"its session is empty; {MEMORY_CHECK_PENDING}; {site.gpulock} why 2" in shown
 
 
 def test_a_card_whose_mps_ends_is_explained(site: Site) -> None:

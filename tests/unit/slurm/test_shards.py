@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc import memory_check
-from gpulock.alloc.memory_check import MIB
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.errors import INVALID_REQUEST
-from gpulock.node import sample
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
 from tests.support.clock import VirtualClock
@@ -242,30 +239,7 @@ def test_after_a_lost_lock_dir_both_have_their_places_and_notes_again(site: Site
     assert (site.locks(), site.notes(), site.runs()) == ([], [], [])
 
 
-# --- memory, history, other exporters -------------------------------------------------------------
-
-
-def test_a_neighbours_memory_keeps_nothing_and_the_last_ones_puts_the_card_out(site: Site) -> None:
-    site.set(LEFTOVER_PROCESSES="report", SAMPLE_PERIOD="0.05")
-    both(site)
-    dirty = sample.DeviceSample(
-        {"looked": clock_boottime() + 9, "memory_used": 900 * MIB, "processes": 0}, {}
-    )
-    found = sample.Sample({})
-    found.devices[bus(0)] = dirty
-
-    def read(*_: object) -> sample.Sample:
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample, "read_sample", read)
-        patch.setattr(memory_check, "clock_boottime", lambda: clock_boottime() + 9.5)
-        site.epilog(12, "0")
-        out = quarantine.list_noted_devices(str(site.state), quarantine.QUARANTINE)
-        assert (site.locks(), out) == ([SECOND], [])
-        end_other(site)
-        out = quarantine.list_noted_devices(str(site.state), quarantine.QUARANTINE)
-        assert (site.locks(), out) == ([], [bus(0)])
+# --- history, other exporters -------------------------------------------------------------
 
 
 def test_the_history_has_a_line_a_holder_and_bills_the_card_to_none(site: Site) -> None:

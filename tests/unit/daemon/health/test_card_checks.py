@@ -9,7 +9,6 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.memory_check import MIB
 from gpulock.daemon.health.card_checks import (
     SERIOUS,
     WINDOW,
@@ -19,6 +18,7 @@ from gpulock.daemon.health.card_checks import (
     judge_card,
 )
 from gpulock.daemon.health.checker import CardChecker
+from gpulock.daemon.health.memory import MIB
 from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.node.sample import DeviceSample, parse_sample_fields
@@ -325,5 +325,5 @@ def test_a_card_has_passed_when_the_command_ended_well_since(
 
 
 def test_only_what_degrades_each_job_makes_a_card_the_last_choice() -> None:
-    assert describe_serious({"memory": "300 MiB", "persistence": "off"}) == ""
+    assert describe_serious({"clocks": "held down", "persistence": "off"}) == ""
     assert describe_serious(dict.fromkeys(SERIOUS, "x")) == "; ".join("x" * len(SERIOUS))

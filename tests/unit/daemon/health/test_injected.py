@@ -16,10 +16,10 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.memory_check import MIB
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.health import checker, policy, recovery
 from gpulock.daemon.health.checker import AGAIN, CardChecker
+from gpulock.daemon.health.memory import MIB
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.node.context import Node

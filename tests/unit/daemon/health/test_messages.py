@@ -8,8 +8,6 @@ from pathlib import Path
 import click
 import pytest
 
-from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices
 from gpulock.cli.why.why import explain_subject
 from gpulock.daemon.health.findings import ACTIONS, HARDWARE, describe_recovery_action
 from gpulock.daemon.health.recovery import (
@@ -19,15 +17,13 @@ from gpulock.daemon.health.recovery import (
     parse_note_causes,
 )
 from gpulock.daemon.slots.sge import DONE, THEIRS, LoweredCount, save_lowered_counts
-from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import FAULT, OK, WARNING
 from gpulock.install.doctor.node import check_settings_file
 from gpulock.install.doctor.policies import policy_checks
 from gpulock.node.settings import Settings
-from gpulock.store import quarantine
 from gpulock.text.advice import quarantine_end_condition
-from tests.support.health_site import ROUND, Ward
-from tests.support.trees import bus, judging, record, soon
+from tests.support.health_site import Ward
+from tests.support.trees import bus
 
 AFTER = "gpulock reset, a reboot or a reload of the driver, then RESTORE_AFTER clean checks"
 
@@ -99,37 +95,6 @@ def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:
         f"counts: this node was drained at Slurm because of {bus(1)}",
         "counts: SGE_COUNT_HOSTS is set, SGE_ROOT is not: no count is kept",
     ]
-
-
-def test_gpulockd_tells_once_what_a_hand_over_put_out_of_service(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, QUARANTINE_ON="")
-    words = "memory: 300 MiB stay in use after job 12"
-    ward.round()
-    quarantine.write_device_note(str(ward.state), quarantine.QUARANTINE, bus(0), "gpulock", words)
-    ward.start()
-    ward.round()
-    assert ward.said() == []  # before this gpulockd began
-
-    quarantine.write_device_note(str(ward.state), quarantine.QUARANTINE, bus(1), "gpulock", words)
-    ward.by_hand(2)
-    ward.round(2)
-
-    assert [line[3:] for line in ward.said()] == [f"{bus(1)} is out of service: {words}"]
-
-
-def test_gpulockds_first_reconcile_tells_what_it_put_out_itself(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, QUARANTINE_ON="", LEFTOVER_PROCESSES="report")
-    ward.proc.execd(tmp_path)
-    node = ward.node()
-    claim_devices(node, record(token="", devices=()), ClaimRequest(1), judging(node), soon())
-    (ward.lock / "locks" / bus(0) / "quiet").write_text("1.0\n")
-    ward.tell(0, f"memory_used={1 << 30}")
-    ward.now = clock_boottime() - ROUND  # for the look to be of now
-
-    ward.round()
-
-    words = "memory: 1024 MiB stay in use after job 12"
-    assert [line[3:] for line in ward.said()] == [f"{bus(0)} is out of service: {words}"]
 
 
 @pytest.mark.parametrize(

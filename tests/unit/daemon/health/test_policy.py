@@ -10,8 +10,8 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.memory_check import MIB
 from gpulock.daemon.health import state
+from gpulock.daemon.health.memory import MIB
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import LockTimeout, Refusal
 from gpulock.node import sample
@@ -204,7 +204,7 @@ def test_a_process_that_nvml_does_not_list_but_root_sees_is_somebody(ward: Ward)
     assert ward.out() == []
 
 
-def test_what_the_hand_over_put_away_comes_back_without_any_policy(tmp_path: Path) -> None:
+def test_what_went_out_for_its_memory_comes_back_once_the_policy_is_off(tmp_path: Path) -> None:
     quiet = Ward(tmp_path, QUARANTINE_ON="")
     quiet.round()
     reason = "memory: 300 MiB stay in use after job 12"

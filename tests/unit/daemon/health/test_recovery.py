@@ -13,7 +13,6 @@ from gpulock_exporter.telemetry import DeviceTelemetry as Card
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.alloc.memory_check import CLEAN, DIRTY, NO_SAMPLE
 from gpulock.daemon.health import state
 from gpulock.daemon.health.findings import (
     CAUSES,
@@ -23,6 +22,7 @@ from gpulock.daemon.health.findings import (
     limit_exporter_quarantine,
     select_new_findings,
 )
+from gpulock.daemon.health.memory import CLEAN, DIRTY, NOT_KNOWN
 from gpulock.daemon.health.recovery import (
     CardStartIds,
     DeviceObservation,
@@ -67,9 +67,9 @@ def seen(**values: object) -> sample.DeviceSample:
         (NOTE, {"memory": DIRTY}, True),
         (MEMORY, {}, True),
         (MEMORY, {"memory": DIRTY}, False),
-        (MEMORY, {"memory": NO_SAMPLE}, None),
+        (MEMORY, {"memory": NOT_KNOWN}, None),
         ({**MEMORY, "reason": "missing: gone"}, {"seen": None}, True),
-        ({**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}, {"memory": NO_SAMPLE}, None),
+        ({**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}, {"memory": NOT_KNOWN}, None),
         ({**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}, {"memory": DIRTY}, False),
         ({**NOTE, "reason": "xid: XID 79; xid: only an administrator brings it back"}, {}, None),
         ({**NOTE, "reason": "XID 79"}, {}, None),

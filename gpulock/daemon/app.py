@@ -39,7 +39,7 @@ from gpulock.daemon.reconcile.refusal_context import RefusalNotifier
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.daemon.slots.drift import CountDrift
-from gpulock.daemon.slots.sge import SgeSlotSync
+from gpulock.daemon.slots.sge import RsmapSync
 from gpulock.daemon.slots.slurm import SlurmDrainSync
 from gpulock.daemon.slots.slurm_map import SlurmMapRenewal
 from gpulock.errors import BROKEN, Refusal
@@ -75,7 +75,7 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         CountDrift(journal),
         ForeignWatch(journal),
         RefusalNotifier(journal),
-        SgeSlotSync(journal),
+        RsmapSync(journal),
         SlurmDrainSync(journal),
         SlurmMapRenewal(journal),
         TemporaryRemover(),

@@ -131,7 +131,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("RESTORE_AFTER", COUNT, "3", "clean checks in a row before gpulockd restores such a device"),
     ("QUARANTINE_RESET", FLAG, "no", "gpulockd resets a device that policy took out"),
     ("NVIDIA_SMI", PATH, "/usr/bin/nvidia-smi", "the program that resets a GPU"),
-    ("SGE_COUNT_HOSTS", WORDS, "", "hosts whose counts at qmaster this gpulockd lowers then"),
     ("SLURM_ON_UNHEALTHY", CHOICE, "log|drain", "action at Slurm while a device is out of service"),
     ("CDI_DIR", PATH, "", "folder of the CDI spec that gpulockd writes, such as /var/run/cdi"),
 )

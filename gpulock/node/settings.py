@@ -123,7 +123,6 @@ class Settings:
     restore_after: int
     quarantine_reset: bool
     nvidia_smi: str
-    sge_count_hosts: tuple[str, ...]
     slurm_on_unhealthy: str
     cdi_dir: str
     path: str

@@ -12,8 +12,7 @@ import pytest
 from gpulock.daemon.health import state as health
 from gpulock.daemon.history import pending
 from gpulock.daemon.history.files import FOLDER, NAME, HistoryWriter
-from gpulock.daemon.slots import sge
-from gpulock.daemon.slots.sge import LoweredCount
+from gpulock.daemon.slots import rsmap
 from gpulock.store import atomic, claim_records, quarantine
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY, QUARANTINE, RESERVES
@@ -101,25 +100,25 @@ def replaced_note(root: Path, kept: bool) -> Case:
 
 
 def remembered(root: Path, kept: bool) -> Case:
-    """Note that a GPU came back, and what Grid Engine's slots were."""
+    """Note that a GPU came back, and which ids of an RSMAP were taken out."""
     powered = used_node(root, kept)
     node, state, now = powered.node(), str(powered.box.state), time.time()
-    first = {("n1", "gpu"): LoweredCount(4, 3, 3, "done")}
-    second = {("n1", "gpu"): LoweredCount(4, 2, 2, "done")}
+    first = {"card": rsmap.WithdrawnIds("4(0-3)", ("1",))}
+    second = {"card": rsmap.WithdrawnIds("4(0-3)", ("1", "2"))}
     health.note_comeback(node, bus(0), now - 60)
-    sge.save_lowered_counts(state, first)
+    rsmap.save_withdrawn_ids(state, first)
     with recording(*powered.roots()) as disk:
         health.note_comeback(node, bus(0), now)
         disk.tell("comeback")
-        sge.save_lowered_counts(state, second)
-        disk.tell("lowered")
+        rsmap.save_withdrawn_ids(state, second)
+        disk.tell("withdrawn")
 
     def check(left: Remainder) -> None:
         powered.restart(left)
         times = health.read_comebacks(node, now).get(bus(0), [])
         assert len(times) in ((2,) if "comeback" in left.told else (1, 2))
-        found = sge.load_lowered_counts(state)
-        assert found in ((second,) if "lowered" in left.told else (first, second))
+        found = rsmap.load_withdrawn_ids(state)
+        assert found in ((second,) if "withdrawn" in left.told else (first, second))
 
     return Case(disk.finish(), check)
 

@@ -27,6 +27,13 @@ _ID: Final = re.compile(r"([^\s\[\]]+)(\[[^\]]*\])?")
 _WIDEST: Final = 4096  # ids of one range
 
 
+class SyncResult(NamedTuple):
+    """What a round did, line by line, and what it could not do, by a key."""
+
+    done: list[str]
+    wrong: dict[str, str]
+
+
 class WithdrawnIds(NamedTuple):
     """What complex_values said of one complex before, and the ids that we took out since."""
 
@@ -104,8 +111,8 @@ def bad_card_ids(node: Node) -> tuple[str, dict[str, frozenset[str]]]:
 
 def sync_card_ids(
     state_dir: str, host: str, bad: Mapping[str, frozenset[str]], ask: Callable[..., str]
-) -> tuple[list[str], dict[str, str]]:
-    """Bring each RSMAP of this host in step; return what was done, and what is wrong by a key.
+) -> SyncResult:
+    """Bring each RSMAP of this host in step.
 
     `ask` starts a client of Grid Engine. Raises Refusal, OSError or ValueError.
     """
@@ -118,7 +125,7 @@ def sync_card_ids(
                 done.append(line)
         except (Refusal, ValueError) as fault:
             wrong[f"{host} {name}"] = f"{name} of {host}: {fault}"
-    return done, wrong
+    return SyncResult(done, wrong)
 
 
 def sync_rsmap(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doctor's checks of policies: quarantine, the counts at the schedulers, what jobs leave behind."""
+"""Doctor's checks of policies: quarantine, the drain at Slurm, what jobs leave behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpulock.daemon.health import policy as health
 from gpulock.daemon.health.card_checks import SERIOUS
 from gpulock.daemon.health.findings import MISSING, POLICY_WORDS
 from gpulock.daemon.idle.command import check_program_trust
-from gpulock.daemon.slots import sge, slurm
+from gpulock.daemon.slots import slurm
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.node import sample
@@ -24,7 +24,7 @@ SEE = "see docs/quarantine.md"
 
 
 def policy_checks(settings: Settings) -> list[Check]:
-    """Return the checks of quarantine and of the counts at the schedulers."""
+    """Return the checks of quarantine and of the drain at Slurm."""
     return run_all(
         {
             "exporter": lambda: check_exporter_sample(settings),
@@ -32,7 +32,7 @@ def policy_checks(settings: Settings) -> list[Check]:
             "lost": lambda: check_lost_cards(settings),
             "checks": lambda: check_card_checks(settings),
             "out of service": lambda: check_quarantined_devices(settings),
-            "counts": lambda: check_scheduler_counts(settings),
+            "drain": lambda: check_slurm_drain(settings),
         }
     )
 
@@ -113,21 +113,10 @@ def check_card_checks(settings: Settings) -> Iterator[Check]:
             yield ok(f"HEALTH_COMMAND {words[0]}, on each free GPU")
 
 
-def check_scheduler_counts(settings: Settings) -> Iterator[Check]:
-    """Tell which counts gpulockd here keeps, and what it changed."""
-    for (host, name), one in sge.load_lowered_counts(settings.state_dir).items():
-        what = f"{name} of {host} is {one.now} instead of {one.base}"
-        if one.stage == sge.THEIRS:
-            what = (
-                f"{name} of {host} was set to {one.now} by others, and gpulock does not change it"
-            )
-        yield warning(what, SEE)
+def check_slurm_drain(settings: Settings) -> Iterator[Check]:
+    """Report that gpulockd drained this node."""
     if drained := slurm.read_drained_devices(settings):
         yield warning(f"this node was drained at Slurm because of {drained}", SEE)
-    if settings.sge_count_hosts and not settings.sge_root:
-        yield fault("SGE_COUNT_HOSTS is set, SGE_ROOT is not: no count is kept", "set SGE_ROOT")
-    elif settings.sge_count_hosts:
-        yield ok(f"Grid Engine's of {' '.join(settings.sge_count_hosts)} are kept here")
 
 
 def check_leftover_setting(settings: Settings) -> Iterator[Check]:

@@ -51,14 +51,14 @@ EXPECTED = {
     ),
     schedule.INVENTORY: ({"InventoryPublisher"}, {"InventoryPublisher"}),
     schedule.QUARANTINE: (
-        {"HealthPolicy", "SlurmDrainSync", "SgeSlotSync", "CardResetter", "CardChecker"},
+        {"HealthPolicy", "SlurmDrainSync", "RsmapSync", "CardResetter", "CardChecker"},
         {"HealthPolicy", "SlurmDrainSync", "CardChecker"},
     ),
     schedule.REFUSALS: ({"RefusalNotifier"}, {"RefusalNotifier"}),
     schedule.TIME: (
         {
             *("InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "IdlePolicy", "CountDrift"),
-            *("RefusalNotifier", "SgeSlotSync", "SlurmDrainSync", "ForeignWatch"),
+            *("RefusalNotifier", "RsmapSync", "SlurmDrainSync", "ForeignWatch"),
             *("SuspectWriter", "CardResetter", "CardChecker", "MpsKeeper", "TemporaryRemover"),
             "SlurmMapRenewal",
         },
@@ -182,7 +182,7 @@ def test_a_quarantine_that_a_chore_writes_drains_the_node_in_the_same_round(tmp_
 
     policy.__dict__["run"] = quarantine_a_device
     watched.change(schedule.SAMPLE)
-    assert watched.go() >= {"HealthPolicy", "SlurmDrainSync", "SgeSlotSync"}
+    assert watched.go() >= {"HealthPolicy", "SlurmDrainSync", "RsmapSync"}
     watched.rounds.single.release()
 
 

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from gpulock.alloc.process_owner import python_program
 from gpulock.daemon.history.pending import read_pending_record
 from gpulock.daemon.mps.folder import PID_FILE, read_control_log, read_daemon_pid
-from gpulock.daemon.slots.sge import booked_complex_amount, parse_quarantined_counts
 from gpulock.errors import Refusal
 from gpulock.isolation.tree import parse_cgroup_paths
 from gpulock.job import environment
@@ -119,10 +118,6 @@ def spooled_config(data: bytes, folder: Path) -> None:
         assert count_sge_job_hosts(spool) >= 0
     finally:
         os.close(fd)
-
-
-def booked_amount(data: bytes, _: Path) -> None:
-    assert booked_complex_amount(text_of(data), "n1", "gpu") >= 0
 
 
 def job_environment(data: bytes, _: Path) -> None:
@@ -273,14 +268,6 @@ QSTAT = (
     b"</JB_hard_resource_list></detailed_job_info>"
 )
 AMOUNTS = b"complex_values gpu=8,\\\n c=4(a b)\nload_values x=0.5,[n=gpu=1e9],inf=inf\n"
-QHOST = (
-    b"<host name='n1'><resourcevalue name='gpu.quarantined' dominance='hl'>2.0</resourcevalue>"
-    b"</host>"
-)
-BOOKED = (
-    b"<job_list state='running'><queue_name>gpu.q@n1</queue_name><slots>2</slots>"
-    b'<hard_request name="gpu" resource_contribution="0.0">1</hard_request></job_list>'
-)
 SUBMISSION = (
     b"START\nPARAM N x\nPARAM CMDARG0 y\nPARAM l_hard gpu=2,h_vmem=1G\nBEGIN\n",
     b"ENV ADD A b\nQUIT\n",
@@ -328,8 +315,6 @@ PARSERS = {
         (ValueError,),
         ((DATA / "qstat.xml").read_bytes(),),
     ),
-    "qhost -xml": Parser(of_text(parse_quarantined_counts), (), (QHOST,)),
-    "qstat -g t -xml": Parser(booked_amount, (), (BOOKED,)),
     "qconf -se": Parser(of_text(parse_amounts), (), (AMOUNTS,)),
     "verifier": Parser(verifier, (), SUBMISSION),
     "/proc/PID/stat": Parser(of_bytes(parse_stat), (ValueError,), (STAT,)),

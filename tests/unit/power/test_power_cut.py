@@ -83,7 +83,7 @@ def without_syncs(log: Log, name: str) -> Log:
         (writes.reserve_and_unreserve, "reserves"),
         (writes.replaced_note, "0000:01:00.0"),
         (writes.remembered, "comebacks"),
-        (writes.remembered, "sge-count"),
+        (writes.remembered, "sge-rsmap"),
         (writes.remembered, ""),
         (writes.write_history, "history.jsonl"),
         (writes.write_history, "history"),

@@ -16,7 +16,6 @@ from gpulock.daemon.health.recovery import (
     is_policy_note,
     parse_note_causes,
 )
-from gpulock.daemon.slots.sge import DONE, THEIRS, LoweredCount, save_lowered_counts
 from gpulock.install.doctor.check import FAULT, OK, WARNING
 from gpulock.install.doctor.node import check_settings_file
 from gpulock.install.doctor.policies import policy_checks
@@ -80,21 +79,11 @@ def test_a_word_that_is_not_understood_is_a_fault(tmp_path: Path) -> None:
     assert (check.state, check.what.split(":")[0]) == (FAULT, "QUARANTINE_ON=fan")
 
 
-def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, QUARANTINE_ON="", SGE_COUNT_HOSTS="node1 node2")
-    notes = {
-        ("node1", "gpu"): LoweredCount(8, 8, 7, DONE),
-        ("node2", "gpu"): LoweredCount(5, 5, 5, THEIRS),
-    }
-    save_lowered_counts(str(ward.state), notes)
+def test_doctor_reports_a_drain_at_slurm(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, QUARANTINE_ON="")
     (ward.state / "slurm-drain").write_text(f"{bus(1)}\n")
-    words = [what.partition("; ")[0] for _, what in told(ward)[1:]]
-    assert words == [
-        "counts: gpu of node1 is 7 instead of 8",
-        "counts: gpu of node2 was set to 5 by others, and gpulock does not change it",
-        f"counts: this node was drained at Slurm because of {bus(1)}",
-        "counts: SGE_COUNT_HOSTS is set, SGE_ROOT is not: no count is kept",
-    ]
+    (_, what) = told(ward)[1]
+    assert what.startswith(f"drain: this node was drained at Slurm because of {bus(1)}; ")
 
 
 @pytest.mark.parametrize(

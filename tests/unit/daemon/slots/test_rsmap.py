@@ -18,7 +18,7 @@ from gpulock.daemon.slots.rsmap import (
     parse_rsmap,
     split_sge_elements,
 )
-from gpulock.daemon.slots.sge import SgeSlotSync
+from gpulock.daemon.slots.sge import RsmapSync
 from gpulock.sge import card_map
 from gpulock.store import quarantine
 from tests.support.journal import HeardJournal
@@ -54,7 +54,7 @@ class Site:
         cards = {("card", one): bus(n) for n, one in enumerate(names)}
         (self.box.state / card_map.NAME).write_text(card_map.format_card_map(host, cards))
         self.journal = HeardJournal()
-        self.chore = SgeSlotSync(self.journal)
+        self.chore = RsmapSync(self.journal)
         self.now = 0.0
 
     def value(self) -> str:
@@ -194,6 +194,19 @@ def test_a_qmaster_that_does_not_take_it_is_told_and_asked_again(site: Site) -> 
     assert site.value() == NAMED
     assert any("card of node1" in line for line in site.journal.said())
     (site.root / "deaf").unlink()
+    site.round()
+    assert site.value() == "3(GPU1 GPU3 GPU4)"
+
+
+def test_a_qmaster_that_is_down_is_reported_once_and_asked_again(site: Site) -> None:
+    (site.root / "down").touch()
+    site.out(1)
+    site.round()
+    site.round()
+    (line,) = site.journal.said()
+    assert "ids at qmaster are not updated: qconf -se failed" in line
+    assert site.value() == NAMED
+    (site.root / "down").unlink()
     site.round()
     assert site.value() == "3(GPU1 GPU3 GPU4)"
 

@@ -18,7 +18,6 @@ from gpulock.install.doctor.doctor import (
     print_checks,
     run_doctor,
 )
-from gpulock.install.doctor.policies import check_scheduler_counts
 from gpulock.install.doctor.sge import sge_checks
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.install import PROFILE, plan_sge
@@ -26,7 +25,6 @@ from gpulock.install.sge.uninstall import SgeUninstaller
 from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
-from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.store import boot
 from gpulock.store.locks import LockStore
@@ -370,14 +368,6 @@ def test_hooks_that_are_not_as_installed_are_not_ticked_as_well(site: Site) -> N
     states = [check.state for check in run_doctor(where) if check.name == "hooks"]
 
     assert states == [FAULT]
-
-
-def test_counts_that_lack_a_root_are_not_said_to_be_kept(site: Site) -> None:
-    settings = Settings({"SGE_COUNT_HOSTS": "node1", "STATE_DIR": str(site.root / "none")})
-
-    (check,) = check_scheduler_counts(settings)
-
-    assert (check.state, check.do) == (FAULT, "set SGE_ROOT")
 
 
 def test_without_qmaster_the_node_itself_is_still_looked_at(site: Site) -> None:

@@ -7,11 +7,10 @@ The environment of the caller is not used: it may lead to another cell than this
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulock.daemon.slots.sge_host import choose_sge_host
 from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.programs import (
@@ -142,6 +141,21 @@ def tried_sge_shepherd(
     if why := minimum_id_fault(release, lines):
         raise InstallError(f"{why}; set both to 0 (qconf -mconf)")
     return real
+
+
+def choose_sge_host(hosts: Sequence[str], node: str, alias: str = "") -> str:
+    """Return the one of `hosts` that a machine is, as it is written there; empty for none; pure.
+
+    `node` is the kernel's name, which may lack the domain. `alias` is the name that Grid Engine's
+    gethostname prints: host_aliases gives any name at all.
+    """
+    known = {host.lower(): host for host in hosts}
+    short = node.lower().partition(".")[0]
+    for name in (alias.lower(), node.lower(), short):
+        if name in known:
+            return known[name]
+    same = [host for host in hosts if host.lower().partition(".")[0] == short]
+    return same[0] if len(same) == 1 else ""
 
 
 def sge_host_name(qconf: Qconf, name: str = "") -> str:

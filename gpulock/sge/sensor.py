@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 GATE_PATIENCE = 0.5  # seconds; execd waits for the report of all its sensors
-STALE_STATES = (states.STALE, states.NOT_KNOWN)
 OUT_STATES = (states.QUARANTINED, states.MISSING)
 
 
@@ -120,8 +119,6 @@ def compute_sensor_values(found: list[DeviceState], settings: Settings) -> dict[
             offered[name] = len([row for row in rows if row.state == states.FREE])
     counted = {
         "gpu.free": len([row for row in found if row.state == states.FREE]),
-        "gpu.held": len([r for r in found if r.state in (states.HELD, states.HELD_IDLE)]),
-        "gpu.stale": len([r for r in found if r.state in STALE_STATES]),
         "gpu.quarantined": len([r for r in found if r.state in OUT_STATES]),
     }
     return {**offered, **counted}

@@ -16,7 +16,7 @@ from typing import Final
 from gpulock.install.sge.places import effective_host_conf
 from gpulock.install.sge.qconf import Qconf, parse_sge_list
 
-REPORTED: Final = ("gpu.free", "gpu.held", "gpu.stale", "gpu.quarantined")
+REPORTED: Final = ("gpu.free", "gpu.quarantined")
 SENSOR: Final = "prolog/sge-sensor"
 _DEFAULT_SECONDS: Final = 40  # load_report_time, Grid Engine's default
 _PAUSE: Final = 0.5  # seconds between two questions to qmaster

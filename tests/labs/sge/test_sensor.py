@@ -27,7 +27,7 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
-VALUES = ("gpu.free", "gpu.held", "gpu.stale", "gpu.quarantined")
+VALUES = ("gpu.free", "gpu.quarantined")
 SLEEP = "exec sleep 600\n"
 
 
@@ -78,7 +78,7 @@ def sensors(gpus: Gpulock) -> list[int]:
 def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
     sensed: Gpulock,
 ) -> None:
-    wait_reported(sensed, hl_gpu_free=8, hl_gpu_held=0, hl_gpu_stale=0, hl_gpu_quarantined=0)
+    wait_reported(sensed, hl_gpu_free=8, hl_gpu_quarantined=0)
     assert sensors(sensed) and set(sensors(sensed)) == {0}
     command(sensed, NODE, "quarantine", "7", "--reason", "its fan died")
     wait_reported(sensed, hl_gpu=7, hl_gpuj=7, hl_gpu_free=7, hl_gpu_quarantined=1)
@@ -92,16 +92,16 @@ def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
     )
     assert sensed.sge.state(waiting) == "qw"
     assert visits(sensed, waiting) == []  # it was at no node
-    wait_reported(sensed, hl_gpu=5, hl_gpu_free=5, hl_gpu_held=2, hl_gpu_quarantined=1)
+    wait_reported(sensed, hl_gpu=5, hl_gpu_free=5, hl_gpu_quarantined=1)
     command(sensed, NODE, "restore", "7")
     sensed.sge.qdel(str(served))
     sensed.sge.wait_running(waiting)
     assert len(held(sensed, NODE, waiting)) == GPUS
     assert visits(sensed, waiting) == []
-    wait_reported(sensed, hl_gpu_free=0, hl_gpu_held=8, hl_gpu_quarantined=0)
+    wait_reported(sensed, hl_gpu_free=0, hl_gpu_quarantined=0)
 
 
-def test_stale_locks_are_told_and_a_sensor_that_cannot_know_offers_nothing(
+def test_stale_locks_are_not_offered_and_a_sensor_that_cannot_know_offers_nothing(
     sensed: Gpulock,
 ) -> None:
     """What is no longer reported is forgotten by qmaster with execd's next report (8.1.9).
@@ -114,9 +114,9 @@ def test_stale_locks_are_told_and_a_sensor_that_cannot_know_offers_nothing(
     gid, shepherd = group_of(sensed, NODE, job), sensed.sge.shepherd_pid(job)
     end([shepherd])
     end_carriers(gid)
-    wait_reported(sensed, hl_gpu=5, hl_gpu_stale=3, hl_gpu_held=0)
+    wait_reported(sensed, hl_gpu=5, hl_gpu_free=5)
     assert reap(sensed, NODE).acts() == [("freed", "dead")] * 3
-    wait_reported(sensed, hl_gpu_free=8, hl_gpu_stale=0)
+    wait_reported(sensed, hl_gpu_free=8)
     sensed.configure(NODE, DRIVER_ROOT="/nonexistent")
     wait_reported(sensed, hl_gpu=0, hl_gpu_free=0)
     sensed.sge.set_conf("load_sensor", "none", host=NODE)

@@ -51,7 +51,7 @@ def test_a_plan_changes_nothing(site: Site) -> None:
         f"hooks {site.root}/libexec/current",
         f"file {site.root}/profile.d/gpulock.sh",
         f"file {site.root}/profile.d/gpulock.csh",
-        "complexes gpu.free gpu.held gpu.stale gpu.quarantined",
+        "complexes gpu.free gpu.quarantined",
         "shepherd_cmd in the configuration of host node1",
         "load_sensor in the configuration of host node1",
         "epilog of queue gpu.q@node1",

@@ -17,7 +17,6 @@ from gpulock.node.settings_file import read_settings
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.node.settings import Settings
-    from gpulock.sge.survey import ClusterSurvey
 
 FORGED = "a newline in an argument, name or path, or more than 90 kB: submit without"
 LONGEST = 90_000  # bytes: of a longer line the shepherd makes several (fgets of 100,000 in 8.1.9)
@@ -36,11 +35,6 @@ def main(argv: list[str], config: str) -> int:
     """
     settings = read_jsv_settings(config)
     kinds = settings.sge_kinds if settings else {}
-    survey: "ClusterSurvey | None" = None
-    if settings and any(kinds.values()):
-        from gpulock.sge.survey import ClusterSurvey
-
-        survey = ClusterSurvey(settings)
     known = settings.sge_complexes if settings else default_complexes()
     names = tuple([word for word in argv[1:] if not word.startswith("-")]) or known
     limits = "--limits" in argv
@@ -61,9 +55,6 @@ def main(argv: list[str], config: str) -> int:
         elif word == "BEGIN":
             forged, within = source.drop() or forged, False
             why = FORGED if forged else jsv_reject_reason(params, names, limits, kinds)
-            if survey and not why and params.get("CONTEXT") == "server":  # a client's ends now
-                hard = parse_jsv_resources(params.get("l_hard", ""))
-                why = missing_kind_reason(hard, kinds, survey.amounts())
             send_jsv_line(f"RESULT STATE REJECT gpulock: {why}" if why else "RESULT STATE ACCEPT")
         elif word == "QUIT":
             break
@@ -151,21 +142,6 @@ def jsv_reject_reason(
     if len(set(kinds)) < len(kinds):
         return f"GPUs are asked for twice ({', '.join(wanted)}); use one complex"
     return low_limit_reason(hard) if limits else ""
-
-
-def missing_kind_reason(
-    hard: list[tuple[str, str]], of_kind: dict[str, str], there: dict[str, int]
-) -> str:
-    """Return why no node can have what is asked for, or nothing; pure.
-
-    `there` says how many one node has at most, by complex; it is empty where that is not known.
-    """
-    for name, value in hard:
-        kind = of_kind.get(name, "")
-        if kind and there and value.strip("0") and not there.get(name):
-            known = ", ".join([f"{one} ({most})" for one, most in there.items() if most])
-            return f"{kind.replace(':', ' ')}: this cluster's nodes have {known or 'no GPU'}"
-    return ""
 
 
 def parse_jsv_resources(value: str) -> list[tuple[str, str]]:

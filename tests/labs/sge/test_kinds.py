@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from gpulock.simulate.presets import PRESETS
-from tests.labs.sge.cluster import MASTER, NODES
+from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import held, on
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.test_faults import machine
-from tests.support.wait import LabError, wait_until
+from tests.support.wait import LabError
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -37,29 +37,14 @@ def two_models(gpus: Gpulock) -> Iterator[Gpulock]:
     gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")
 
 
-@pytest.fixture
-def verified(two_models: Gpulock) -> Iterator[Gpulock]:
-    """Let qmaster ask the verifier, whose settings are those of qmaster's machine."""
-    two_models.configure(MASTER, SGE_COMPLEXES=f"{COMPLEXES} gpu_h100=model:h100")
+def test_a_job_of_a_kind_that_no_host_has_waits_and_w_e_refuses_it(two_models: Gpulock) -> None:
     two_models.sge.set_complex("gpu_h100 gpu_h100 INT <= YES YES 0 0")
-    two_models.sge.set_conf("jsv_url", str(two_models.hooks.jsv))
-    yield two_models
-    two_models.sge.set_conf("jsv_url", "none")
-
-
-def test_the_verifier_refuses_a_kind_that_no_host_has(verified: Gpulock) -> None:
-    def refused() -> str:
-        try:
-            job = verified.sge.submit("glalice", *on(NODE, "-h", "-l", "gpu_h100=1"), stdin=SLEEP)
-        except LabError as fault:
-            return str(fault)
-        verified.sge.qdel(str(job))  # nobody knew yet
-        return ""
-
-    why = wait_until(lambda: refused() or None, why="the verifier to refuse a job")
-    assert "model h100: this cluster's nodes have gpu (" in why
-    assert "gpu_a100 (4)" in why and "gpu_h200 (4)" in why
-    running(verified, "-l", "gpu_a100=1")
+    asked = on(NODE, "-l", "gpu_h100=1")
+    waiting = two_models.sge.submit("glalice", *asked, stdin=SLEEP)
+    with pytest.raises(LabError, match="no suitable queues"):
+        two_models.sge.submit("glalice", "-w", "e", *asked, stdin=SLEEP)
+    running(two_models, "-l", "gpu_a100=1")
+    assert two_models.sge.state(waiting) == "qw"
 
 
 def running(gpus: Gpulock, *words: str) -> JobId:

@@ -85,8 +85,6 @@ def test_the_verifier_answers_qmaster_in_one_short_line(
         {"l_hard": f"gpu=1,gpuj={value}"},
     ]
     whys = [jsv.jsv_reject_reason(one, ("gpu", "gpuj"), True, {}) for one in params]
-    there = {f"complex{number}": 1 for number in range(5_000)}
-    whys.append(jsv.missing_kind_reason([("gpu", "1")], {"gpu": "model:x"}, there))
     for why in [one for one in whys if one]:
         line = f"RESULT STATE REJECT gpulock: {why}"
         answer = sent(monkeypatch, 1, partial(jsv.send_jsv_line, line))

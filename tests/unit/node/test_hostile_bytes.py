@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from gpulock.alloc.process_owner import python_program
 from gpulock.daemon.history.pending import read_pending_record
 from gpulock.daemon.mps.folder import PID_FILE, read_control_log, read_daemon_pid
+from gpulock.daemon.slots.rsmap import next_rsmap, parse_complex_values
 from gpulock.errors import Refusal
 from gpulock.isolation.tree import parse_cgroup_paths
 from gpulock.job import environment
@@ -38,7 +39,6 @@ from gpulock.sge.ocs_job import parse_ocs_job
 from gpulock.sge.qstat import SCHEMA, parse_qstat_job
 from gpulock.sge.request import count_sge_job_gpus, count_sge_job_hosts
 from gpulock.sge.spool import Spool, rewrite_env_text
-from gpulock.sge.survey import ClusterSurvey, parse_amounts
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.job_cgroup import read_cgroup_paths
 from gpulock.slurm.note import parse_task_note
@@ -120,6 +120,11 @@ def spooled_config(data: bytes, folder: Path) -> None:
         os.close(fd)
 
 
+def complex_values(data: bytes, _: Path) -> None:
+    for value in parse_complex_values(text_of(data)).values():
+        assert next_rsmap(value, None, frozenset())[0] == value
+
+
 def job_environment(data: bytes, _: Path) -> None:
     drop = environment.grant_variable_names(("SGE_GPU",))
     pairs = [("CUDA_VISIBLE_DEVICES", "2")]
@@ -135,10 +140,6 @@ def two_complexes(_: str) -> Settings:
     return parse_settings("SGE_COMPLEXES=gpu card=model:h100", "conf")
 
 
-def eight_cards(_: ClusterSurvey) -> dict[str, int]:
-    return {"gpu": 8, "card": 0}
-
-
 def verifier(data: bytes, _: Path) -> None:
     """Let the verifier serve what qmaster might send."""
     source, said, real = os.memfd_create("jsv"), list[str](), jsv.JsvInput
@@ -150,7 +151,6 @@ def verifier(data: bytes, _: Path) -> None:
         patch.setattr(jsv, "JsvInput", opened)
         patch.setattr(jsv, "send_jsv_line", said.append)
         patch.setattr(jsv, "read_jsv_settings", two_complexes)
-        patch.setattr(ClusterSurvey, "amounts", eight_cards)
         os.write(source, data)
         os.lseek(source, 0, os.SEEK_SET)
         try:
@@ -267,7 +267,7 @@ QSTAT = (
     b"<CE_doubleval>2.0</CE_doubleval><CE_consumable>1</CE_consumable>"
     b"</JB_hard_resource_list></detailed_job_info>"
 )
-AMOUNTS = b"complex_values gpu=8,\\\n c=4(a b)\nload_values x=0.5,[n=gpu=1e9],inf=inf\n"
+AMOUNTS = b"complex_values c=4(a b 0-1),\\\n d=2(x[y=z,u] v)\n"
 SUBMISSION = (
     b"START\nPARAM N x\nPARAM CMDARG0 y\nPARAM l_hard gpu=2,h_vmem=1G\nBEGIN\n",
     b"ENV ADD A b\nQUIT\n",
@@ -315,7 +315,7 @@ PARSERS = {
         (ValueError,),
         ((DATA / "qstat.xml").read_bytes(),),
     ),
-    "qconf -se": Parser(of_text(parse_amounts), (), (AMOUNTS,)),
+    "qconf -se": Parser(complex_values, (ValueError,), (AMOUNTS,)),
     "verifier": Parser(verifier, (), SUBMISSION),
     "/proc/PID/stat": Parser(of_bytes(parse_stat), (ValueError,), (STAT,)),
     "/proc/PID/status": Parser(process_status, (ValueError,), (STATUS,)),

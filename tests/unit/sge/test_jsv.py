@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.node.settings_file import read_settings
-from gpulock.sge.jsv import jsv_reject_reason, missing_kind_reason, parse_sge_memory
-from gpulock.sge.survey import ClusterSurvey
-from tests.support.wait import wait_until
+from gpulock.sge.jsv import jsv_reject_reason, parse_sge_memory
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("gpu", "gpuj")
@@ -116,88 +113,3 @@ def test_several_kinds_may_be_asked_for_each_by_one_complex() -> None:
     assert why("gpu=1,gpu_a=2") == ""
     assert "twice (gpu_a, gpu_b)" in why("gpu_a=1,gpu_b=2")
     assert "a whole number" in why("gpu=1,gpu_a=0.5")
-
-
-# --- what no node has -----------------------------------------------------------------------------
-
-HOSTS = """\
-[ "$1" = -sel ] && echo node1 node2
-[ "$1" = -sql ] && echo gpu.q
-case "$1 $2" in
-"-se node1") printf 'hostname node1\ncomplex_values gpu=8,slots=16,gpu_a=4\nload_values x=y\n' ;;
-"-se node2") printf 'complex_values gpu=2,\\\n gpu_a=8.000000\nload_values gpu_h=0.000000\n' ;;
-"-sq gpu.q") printf 'qname gpu.q\ncomplex_values NONE,[node1=gpu_s=6],[node2=gpu_s=2]\n' ;;
-esac
-exit ${FAILS:-0}
-"""
-
-
-def cluster(tmp_path: Path, script: str = HOSTS) -> str:
-    program = tmp_path / "qconf"
-    program.write_text(f"#!/bin/sh\n{script}")
-    program.chmod(0o755)
-    config = tmp_path / "gpulock.conf"
-    names = "gpu gpu_a=model:a100* gpu_h=model:h200 gpu_s=share"
-    config.write_text(f"SGE_COMPLEXES={names}\nSGE_BINARIES={tmp_path}\n")
-    return str(config)
-
-
-def survey_of(config: str) -> ClusterSurvey:
-    """Ask, and wait for the answer."""
-    found = ClusterSurvey(read_settings(config))
-    assert found.amounts() == {}, "nobody waits for it"
-    wait_until(lambda: found.amounts() is not None and not found.is_asking(), why="an answer")
-    return found
-
-
-def test_a_survey_finds_what_hosts_and_queues_have(tmp_path: Path) -> None:
-    assert survey_of(cluster(tmp_path)).amounts() == {"gpu": 8, "gpu_a": 8, "gpu_h": 0, "gpu_s": 6}
-
-
-def test_a_survey_of_which_a_question_failed_says_nothing(tmp_path: Path) -> None:
-    script = HOSTS.replace('case "$1', '[ "$2" = gpu.q ] && FAILS=1\ncase "$1')
-    assert survey_of(cluster(tmp_path, script)).amounts() == {}
-    (tmp_path / "qconf").unlink()
-    assert survey_of(str(tmp_path / "gpulock.conf")).amounts() == {}
-
-
-def test_a_kind_that_no_node_has_is_turned_away() -> None:
-    kinds = {"gpu": "", "gpu_a": "model:a100*", "gpu_h": "model:h200"}
-    there = {"gpu": 8, "gpu_a": 8, "gpu_h": 0}
-    why = missing_kind_reason([("gpu_h", "1")], kinds, there)
-    assert why == "model h200: this cluster's nodes have gpu (8), gpu_a (8)"
-    for hard in ([("gpu_a", "16")], [("gpu_h", "0")], [("gpu", "1"), ("h_rt", "9")], []):
-        assert missing_kind_reason(hard, kinds, there) == ""
-    assert missing_kind_reason([("gpu_h", "1")], kinds, {}) == "", "nobody knows"
-
-
-@pytest.mark.slow
-def test_the_server_s_verifier_refuses_once_it_knows_and_a_client_s_asks_nobody(
-    tmp_path: Path,
-) -> None:
-    config = cluster(tmp_path, f"echo $$ >>{tmp_path}/asked\n{HOSTS}")
-    code = f"import sys; from gpulock.sge import jsv; sys.exit(jsv.main(['jsv'], {config!r}))"
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as jsv:
-        assert jsv.stdin is not None and jsv.stdout is not None
-
-        def verdict(context: str, asks: str) -> str:
-            assert jsv.stdin is not None and jsv.stdout is not None
-            jsv.stdin.write(f"START\nPARAM CONTEXT {context}\nPARAM l_hard {asks}\nBEGIN\n")
-            jsv.stdin.flush()
-            assert jsv.stdout.readline() == "STARTED\n"
-            return jsv.stdout.readline()
-
-        def rejected() -> str | None:
-            said = verdict("server", "gpu_h=1")
-            return said if "REJECT" in said else None
-
-        assert "ACCEPT" in verdict("client", "gpu_h=1")
-        assert not (tmp_path / "asked").exists()
-        assert "ACCEPT" in verdict("server", "gpu_h=1"), "not known yet"
-        said = wait_until(rejected, why="the survey")
-        assert "REJECT gpulock: model h200: this cluster's nodes have gpu (8)" in said
-        assert "ACCEPT" in verdict("server", "gpu_a=1")
-        asked = len((tmp_path / "asked").read_text().split())
-        assert asked == 6, "one survey: two lists, three hosts with the global one, a queue"
-        jsv.stdin.write("QUIT\n")

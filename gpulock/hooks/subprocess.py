@@ -30,17 +30,8 @@ class SchedulerProgram:
         self.env = env
         self.hint = hint
 
-    def output(self, arguments: list[str], deadline: Deadline) -> bytes:
-        """Return its output; raise Refusal(UNKNOWN) when it fails or does not end in time."""
-        code, output = self.answer(arguments, deadline, False)
-        if code != 0:
-            raise Refusal(UNKNOWN, f"{self.name} failed", self.hint)
-        return output
-
-    def answer(
-        self, arguments: list[str], deadline: Deadline, errors: bool = True
-    ) -> tuple[int, bytes]:
-        """Return exit code and output, with standard error in it where `errors` are wanted.
+    def answer(self, arguments: list[str], deadline: Deadline) -> tuple[int, bytes]:
+        """Return exit code and output, with standard error in it.
 
         The code is negative where a signal ended it. Raises Refusal(UNKNOWN) when it does not end
         in time.
@@ -50,9 +41,7 @@ class SchedulerProgram:
             actions = [
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_DUP2, write_end, 1),
-                (os.POSIX_SPAWN_DUP2, write_end, 2)
-                if errors
-                else (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_DUP2, write_end, 2),
             ]
             argv = [self.path, *arguments]
             pid = os.posix_spawn(self.path, argv, self.env, file_actions=actions)

@@ -78,7 +78,6 @@ class Settings:
     sge_complexes: tuple[str, ...]
     sge_kinds: dict[str, str]  # by complex, empty where none has one
     sge_binaries: str
-    sge_qstat_timeout: float
     sge_shepherd: str
     sge_slave_tasks: bool
     slurm_device_selection: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many GPUs of this host a Grid Engine job was granted.
 
-Hot. execd's own spool of the job first, which needs no qmaster; where it is missing, qstat. A
-wrong, missing or hostile answer is a refusal, never "none".
+Hot. execd's own spool of the job says it, and no qmaster is asked. A wrong, missing or hostile file
+is a refusal, never "none".
 """
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
@@ -26,8 +26,8 @@ def execd_job_path(job: str, task: str) -> str:
     return f"jobs/{number // 10**8:02}/{number // 10**4 % 10**4:04}/{number % 10**4:04}.{task}"
 
 
-def read_execd_job(spool: Spool, up: str = "../..") -> "cull.SgeJob | None":
-    """Return the job from execd's spool, None where there is no file; raise Refusal.
+def read_execd_job(spool: Spool, up: str = "../..") -> cull.SgeJob:
+    """Return the job from execd's spool; raise Refusal.
 
     `up` leads from the shepherd's directory to execd's.
     """
@@ -40,8 +40,8 @@ def read_execd_job(spool: Spool, up: str = "../..") -> "cull.SgeJob | None":
             from gpulock.sge import ocs_job
 
             job = ocs_job.parse_ocs_job(data)
-    except FileNotFoundError:
-        return None
+    except FileNotFoundError as fault:
+        raise Refusal(UNKNOWN, "execd has no file of this job", "see gpulock doctor") from fault
     except (OSError, cull.LayoutError) as fault:
         raise unread_spool_refusal("execd's job file", fault) from fault
     if str(job.number) != spool.job or job.owner != spool.need("job_owner"):
@@ -184,10 +184,6 @@ def read_sge_job_gpus(
 ) -> tuple[int, cull.SgeJob]:
     """Return how many GPUs of this host the job was granted, and the job itself."""
     job = read_execd_job(spool, up)
-    if job is None:
-        from gpulock.sge import qstat
-
-        job = qstat.query_qmaster_job(settings, spool.job, spool.task)
     if job.granted:
         check_host_name(spool, settings, job)
     return count_host_gpus(spool, settings, job), job

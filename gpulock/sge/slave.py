@@ -70,8 +70,6 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> "Grant | None":
     """Give the task the GPUs of its job on this host; raise Refusal."""
     job = request.read_execd_job(found, UP)
-    if job is None:
-        raise Refusal(UNKNOWN, "execd has no file of this job", "see gpulock doctor")
     home = on_master_host(found)
     count = request.count_host_gpus(found, node.settings, job)
     per_job = request.is_per_job_request(job.requests, node.settings.sge_complexes)

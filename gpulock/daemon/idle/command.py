@@ -18,10 +18,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from gpulock.deadline import Deadline
+from gpulock.daemon.core.sge_client import ask_qmaster
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
-from gpulock.sge import qstat, spool
+from gpulock.sge import spool
 from gpulock.slurm.scontrol import SlurmctldClient, slurm_array_task_name, slurm_job_uid
 from gpulock.store import atomic
 from gpulock.store.owner import Owner
@@ -175,7 +175,6 @@ def cancel_slurm_job(node: Node, record: Owner) -> str:
 
 def delete_sge_job(node: Node, record: Owner) -> str:
     """Delete a Grid Engine job, of an array the one task."""
-    settings = node.settings
     path = f"{record.spool_dir}/config"
     try:
         config = spool.parse_shepherd_config(atomic.read_text(path, spool.CONFIG_LIMIT))
@@ -186,8 +185,7 @@ def delete_sge_job(node: Node, record: Owner) -> str:
     words = [record.job_id]
     if config.get("ja_task_id", ["0"])[0] != "0":
         words += ["-t", record.task_id]
-    qdel = qstat.make_sge_client(settings, "qdel")
-    qdel.output(words, Deadline(settings.sge_qstat_timeout))
+    ask_qmaster(node.settings, "qdel", *words)
     return f"deleted (qdel {' '.join(words)})"
 
 

@@ -14,13 +14,13 @@ from typing import ClassVar
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import INFO, DaemonJournal
+from gpulock.daemon.core.sge_client import ANSWER_SECONDS, ask_qmaster
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import REFUSALS, TIME, Chore, Due
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal, one_line, shorten
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.sge import qstat
 from gpulock.store import atomic
 from gpulock.store.refusal_notes import FOLDER, LIMIT, keep_told_note
 
@@ -84,11 +84,11 @@ def take_refusal_notes(lock_dir: str, now: float) -> dict[str, str]:
 def set_job_contexts(settings: Settings, notes: dict[str, str]) -> list[str]:
     """Set the context of each job; return what went wrong, in lines."""
     failed: list[str] = []
-    deadline = Deadline(settings.sge_qstat_timeout * 2)
+    deadline = Deadline(ANSWER_SECONDS)
     for job, text in notes.items():
         try:
-            words = ["-ac", f"{VARIABLE}={format_context_value(text)}", job]
-            qstat.make_sge_client(settings, "qalter").output(words, deadline)
+            words = ("-ac", f"{VARIABLE}={format_context_value(text)}", job)
+            ask_qmaster(settings, "qalter", *words, deadline=deadline)
         except (Refusal, OSError) as fault:
             failed.append(f"job {job} was refused, but its context was not updated: {fault}")
     return failed

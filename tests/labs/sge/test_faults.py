@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.sge.qstat import SCHEMA
 from tests.labs.common.installed import driver_settings
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import CONFIG, GPUS, Gpulock
-from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.jobs import (
     claims,
     command,
@@ -40,7 +38,6 @@ pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
 SHOW = "echo mask=${CUDA_VISIBLE_DEVICES-unset};\n"
 SLEEP = "exec sleep 600\n"
-REAL = str(PROGRAMS)
 # by the job's name: `lost*` loses execd's file of the job, `strange*`
 # makes it an unknown Grid Engine's, `wait*` waits for a file
 AROUND = """#!/bin/sh
@@ -60,20 +57,6 @@ case $JOB_NAME in
 esac
 cd /
 exec {clean} {launch} {prolog} "$JOB_ID" "$SGE_TASK_ID" "$QUEUE"
-"""
-# each call gives the next wrong answer; the first argument after the program is -j, then the id
-LIES = """#!/bin/sh
-n=$(cat {count} 2>/dev/null || echo 0)
-echo $((n + 1)) >{count}
-job="<JB_job_number>$2</JB_job_number><JB_owner>glalice</JB_owner><JB_uid>27001</JB_uid>"
-echo "<detailed_job_info xmlns:xsd='{schema}'><djob_info>"
-case $n in
-0) echo "<JB_job_number>1$2</JB_job_number><JB_owner>x</JB_owner><JB_uid>1</JB_uid>" ;;
-1) ;;
-2) echo "$job"; echo "<JB_job_number>1$2</JB_job_number>" ;;
-*) echo "$job<JB_hard_resource_list><CE_name>gpu</CE_name></JB_hard_resource_list>" ;;
-esac
-echo "</djob_info></detailed_job_info>"
 """
 
 
@@ -97,54 +80,20 @@ def submit(gpus: Gpulock, node: str, count: int, name: str, user: str = "glalice
     return gpus.sge.submit(user, *on(node, *more, "-N", name), stdin=SHOW)
 
 
-def program(gpus: Gpulock, folder: str, text: str) -> str:
-    """Put a qstat of our own into a folder; return the folder."""
-    place = gpus.sge.lab / folder
-    place.mkdir(exist_ok=True)
-    (place / "qstat").write_text(text)
-    (place / "qstat").chmod(0o755)
-    return str(place)
-
-
-def lies_text(around: Gpulock) -> str:
-    """Return a qstat whose answers have the head of the real one, and are all wrong."""
-    return LIES.format(count=around.sge.lab / "lies/count", schema=SCHEMA)
-
-
-def test_without_execds_file_the_real_qstat_answers_and_a_bad_one_never_unmasks(
-    around: Gpulock,
-) -> None:
-    hang = program(around, "hang", "#!/bin/sh\nexec sleep 600\n")
-    lies = program(around, "lies", lies_text(around))
-    (around.sge.lab / "lies/count").unlink(missing_ok=True)
-    around.configure(NODE, SGE_BINARIES=REAL)
-    around.configure(OTHER, SGE_BINARIES=hang, SGE_QSTAT_TIMEOUT="1")
-    around.configure(THIRD, SGE_BINARIES=lies)
-    asked = [submit(around, NODE, count, "lost") for count in (2, 0)]
-    hanging = [submit(around, OTHER, count, "lost") for count in (1, 0)]
-    lied = [submit(around, THIRD, count, "lost") for count in (1, 0, 1, 2)]
-    for job in asked:
-        around.sge.wait_done(job)
-    assert said(around, asked[0], "lost") == "mask=0,1\n"
-    assert said(around, asked[1], "lost") == "mask=\n"
-    for job in hanging:
+def test_without_execds_file_no_job_starts_and_no_queue_stops(around: Gpulock) -> None:
+    jobs = [submit(around, NODE, count, "lost") for count in (2, 0)]
+    for job in jobs:
         around.sge.wait_state(job, "Rq")
-        assert " in time; is qmaster up?" in said(around, job, "lost")
-    for job in lied:
-        around.sge.wait_state(job, "Rq")
-        assert "unknown: qstat's answer" in said(around, job, "lost")
-    for job in (*hanging, *lied):
+        assert "unknown: execd has no file of this job" in said(around, job, "lost")
         assert "mask=" not in said(around, job, "lost")
         assert {r["failed"].split()[0] for r in records(around, job)} == {"25"}
     assert set(around.sge.queue_states().values()) == {""}
-    assert claims(around, OTHER) == claims(around, THIRD) == {}
+    assert claims(around, NODE) == {}
 
 
 def test_unknowns_of_three_jobs_of_two_owners_are_a_broken_node_and_counted(
     around: Gpulock,
 ) -> None:
-    missing = program(around, "missing", "#!/bin/sh\nexit 1\n")
-    around.configure(OTHER, SGE_BINARIES=missing)
     for user, number in (("glalice", 1), ("glalice", 2)):
         job = submit(around, OTHER, 1, f"lost{number}", user)
         around.sge.wait_state(job, "Rq")
@@ -183,7 +132,6 @@ def test_jobs_of_an_unknown_grid_engine_wait_and_no_queue_stops(around: Gpulock)
 def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds_file(
     around: Gpulock,
 ) -> None:
-    around.configure(NODE, SGE_BINARIES=REAL)
     going = submit(around, NODE, 2, "wait")
     lost = submit(around, NODE, 1, "wait_lost")
     spool = around.sge.lab / "spool" / NODE / "active_jobs"

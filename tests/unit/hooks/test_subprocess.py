@@ -63,18 +63,6 @@ def test_one_that_a_signal_ended_has_a_code_below_0(tmp_path: Path, number: int)
     assert answer(tmp_path, f"echo x; kill -{int(number)} $$") == (-number, b"x\n")
 
 
-def test_what_it_says_to_its_errors_can_be_left_out(tmp_path: Path) -> None:
-    asked = program(tmp_path, "echo out; echo err >&2; exit 3")
-    assert asked.answer([], Deadline(5), False) == (3, b"out\n")
-    ended = program(tmp_path, "echo out; echo err >&2")
-    assert ended.output([], Deadline(5)) == b"out\n"
-
-
-def test_one_that_fails_has_no_output(tmp_path: Path) -> None:
-    asked = program(tmp_path, "echo out; exit 3")
-    assert refusal(lambda: asked.output([], Deadline(5))).kind == UNKNOWN
-
-
 def test_words_reach_it_as_they_are(tmp_path: Path) -> None:
     words = ("a b", "", "$(id)", "-x\ny", "ä")
     _, output = answer(tmp_path, 'for word in "$@"; do printf "[%s]" "$word"; done', *words)

@@ -36,7 +36,6 @@ from gpulock.sge import jsv
 from gpulock.sge.cull import LayoutError, parse_cull_job
 from gpulock.sge.granted import count_granted_gpus
 from gpulock.sge.ocs_job import parse_ocs_job
-from gpulock.sge.qstat import SCHEMA, parse_qstat_job
 from gpulock.sge.request import count_sge_job_gpus, count_sge_job_hosts
 from gpulock.sge.spool import Spool, rewrite_env_text
 from gpulock.slurm.call import SlurmHookCall
@@ -58,7 +57,7 @@ from gpulock.workstation.wire import (
 )
 from tests.layers import HOT, WARM
 from tests.support.mutations import WORDS, mixed, try_a_million
-from tests.support.ocs_jobs import DATA, REAL
+from tests.support.ocs_jobs import REAL
 from tests.support.slurm_site import gres_count
 from tests.support.trees import BOOT, record
 
@@ -259,14 +258,6 @@ STATUS = (
     b"Name:\tpython3\nState:\tS (sleeping)\nPPid:\t2\nUid:\t0\t0\t0\t0\n"
     b"Groups:\t4 65400 \nNSsid:\t7\nVmSize:\t  100 kB\n"
 )
-QSTAT = (
-    b"<detailed_job_info xmlns:xsd='"
-    + SCHEMA.encode()
-    + b"'><djob_info><JB_job_number>12</JB_job_number><JB_owner>a</JB_owner>"
-    b"<JB_uid>1000</JB_uid><JB_hard_resource_list><CE_name>gpu</CE_name>"
-    b"<CE_doubleval>2.0</CE_doubleval><CE_consumable>1</CE_consumable>"
-    b"</JB_hard_resource_list></detailed_job_info>"
-)
 AMOUNTS = b"complex_values c=4(a b 0-1),\\\n d=2(x[y=z,u] v)\n"
 SUBMISSION = (
     b"START\nPARAM N x\nPARAM CMDARG0 y\nPARAM l_hard gpu=2,h_vmem=1G\nBEGIN\n",
@@ -309,12 +300,6 @@ PARSERS = {
         spooled_config, (Refusal,), ((SGE / "parallel.config").read_bytes(),)
     ),
     "environment": Parser(job_environment, (), ((SGE / "array.environment").read_bytes(),)),
-    "qstat -xml": Parser(of_text(lambda xml: parse_qstat_job(xml, "12")), (ValueError,), (QSTAT,)),
-    "qstat -xml of Open Cluster Scheduler": Parser(
-        of_text(lambda xml: parse_qstat_job(xml, "1")),
-        (ValueError,),
-        ((DATA / "qstat.xml").read_bytes(),),
-    ),
     "qconf -se": Parser(complex_values, (ValueError,), (AMOUNTS,)),
     "verifier": Parser(verifier, (), SUBMISSION),
     "/proc/PID/stat": Parser(of_bytes(parse_stat), (ValueError,), (STAT,)),

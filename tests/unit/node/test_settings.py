@@ -103,7 +103,6 @@ def test_a_complex_of_no_kind_is_refused_with_its_line(value: str) -> None:
         "GATE_TIMEOUT=inf",
         "GATE_TIMEOUT=1e9",
         "SLURM_TIMEOUT=20.5",
-        "SGE_QSTAT_TIMEOUT=300",
         "GATE_TIMEOUT=",
         "HIDE_UNREQUESTED=true",
         "HIDE_UNREQUESTED=",

@@ -70,7 +70,7 @@ def test_tests_that_a_page_names_are_there() -> None:
     ("page", "section", "fewest"),
     [
         ("reliability", "The promises", 11),
-        ("security", "What a hook waits for", 18),
+        ("security", "What a hook waits for", 17),
         ("security", "What root reads", 60),
     ],
 )

@@ -110,17 +110,6 @@ def test_a_config_of_an_unknown_grid_engine_stops_no_queue(site: Site, old: str,
         assert start(site, job) == REQUEUE
 
 
-def test_an_unknown_qstat_makes_jobs_wait_and_stops_no_queue(site: Site) -> None:
-    start(site, site.run(gpus(1), job_id=1))
-    qstat = site.root / "qstat"
-    qstat.write_text("#!/bin/sh\necho '<detailed_job_info><djob_info></detailed_job_info>'\n")
-    qstat.chmod(0o755)
-    for number, user in enumerate(("alice", "bob", "carol", "alice", "bob"), 13):
-        job = site.run(gpus(0), job_id=number, owner=user)
-        job.job_file.unlink()
-        assert start(site, job, SGE_BINARIES=str(site.root)) == REQUEUE
-
-
 def test_in_uuid_mode_an_unread_uuid_is_could_not_find_out_and_locks_nothing(site: Site) -> None:
     for number in range(4):
         site.gpu(bus(number), number, "GPU-????????-????")

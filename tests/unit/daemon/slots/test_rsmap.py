@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.slots import rsmap, sge
+from gpulock.daemon.slots import rsmap, rsmap_sync
 from gpulock.daemon.slots.rsmap import (
     WithdrawnIds,
     next_rsmap,
@@ -18,7 +18,7 @@ from gpulock.daemon.slots.rsmap import (
     parse_rsmap,
     split_sge_elements,
 )
-from gpulock.daemon.slots.sge import RsmapSync
+from gpulock.daemon.slots.rsmap_sync import RsmapSync
 from gpulock.sge import card_map
 from gpulock.store import quarantine
 from tests.support.journal import HeardJournal
@@ -75,7 +75,7 @@ class Site:
     def round(self) -> None:
         """Let one round be asked for and answered."""
         for _ in range(2):
-            self.now += sge.EVERY
+            self.now += rsmap_sync.EVERY
             self.chore.run(self.box.node(), ReconcileReport([], []), self.now)
             asking = self.chore.asking
             assert asking is None or asking.wait(20.0)

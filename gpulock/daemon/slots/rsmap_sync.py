@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpulockd's questions to qmaster: a thread keeps the ids of this host's RSMAPs in step.
-
-A qmaster that does not answer holds up nobody.
-"""
+"""gpulockd's chore that keeps the ids of this host's RSMAPs in step, by a thread."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar, Final
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
+from gpulock.daemon.core.sge_client import ask_qmaster
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import QUARANTINE, TIME, Chore, Due
 from gpulock.daemon.slots import rsmap
-from gpulock.deadline import Deadline
-from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.sge import qstat
 
 EVERY: Final = 15.0  # seconds between two rounds
 
@@ -69,22 +66,4 @@ def sync_host_ids(
     settings: Settings, host: str, bad: Mapping[str, frozenset[str]]
 ) -> rsmap.SyncResult:
     """Bring this host's ids in step; raise Refusal, OSError or ValueError."""
-    return rsmap.sync_card_ids(settings.state_dir, host, bad, QmasterClient(settings).ask)
-
-
-class QmasterClient:
-    """qmaster, as this host's clients reach it."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def ask(self, program: str, *words: str) -> str:
-        """Return what a client prints; raise Refusal for one that fails or hangs."""
-        client = qstat.make_sge_client(self._settings, program)
-        client.env["SGE_SINGLE_LINE"] = "1"
-        code, said = client.answer(list(words), Deadline(self._settings.sge_qstat_timeout))
-        text = said.decode("utf-8", "replace")
-        if code != 0:
-            last = one_line(text.strip())[-200:]
-            raise Refusal(UNKNOWN, f"{program} {words[0]} failed: {last}", qstat.HINT)
-        return text
+    return rsmap.sync_card_ids(settings.state_dir, host, bad, partial(ask_qmaster, settings))

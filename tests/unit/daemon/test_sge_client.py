@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpulockd asks qmaster by the site's own clients, in time or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.core.sge_client import ask_qmaster, find_sge_client
+from gpulock.deadline import Deadline
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node.settings import Settings
+
+
+def write_client(folder: Path, body: str, name: str = "qconf") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+def settings_of(root: Path) -> Settings:
+    return Settings({"SGE_BINARIES": str(root), "SGE_ROOT": "/opt/sge", "SGE_CELL": "cell"})
+
+
+def test_a_client_gets_its_words_and_an_environment_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGE_QMASTER_PORT", "1")
+    monkeypatch.setenv("LD_PRELOAD_X", "evil")
+    write_client(tmp_path, 'printf "[%s]" "$@"; env')
+    words, *lines = ask_qmaster(settings_of(tmp_path), "qconf", "-se", "a b").split("\n")
+    assert words.startswith("[-se][a b]")
+    names = {line.partition("=")[0] for line in [words.rpartition("]")[2], *lines] if line}
+    known = {"PATH", "SGE_ROOT", "SGE_CELL", "SGE_SINGLE_LINE"}
+    assert names - {"PWD", "_", "SHLVL", "OLDPWD"} == known
+
+
+def test_one_that_fails_is_not_believed_and_its_last_words_are_the_reason(tmp_path: Path) -> None:
+    write_client(tmp_path, "echo complex_values gpu=8; echo denied >&2; exit 1")
+    with pytest.raises(Refusal, match=r"qconf -se failed: .*denied") as caught:
+        ask_qmaster(settings_of(tmp_path), "qconf", "-se", "node1")
+    assert caught.value.kind == UNKNOWN
+
+
+def test_one_that_hangs_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    write_client(tmp_path, "exec sleep 600")
+    with pytest.raises(Refusal, match="in time"):
+        ask_qmaster(settings_of(tmp_path), "qconf", "-sel", deadline=Deadline(0.1))
+
+
+def test_without_sge_binaries_the_clients_are_below_sge_root(tmp_path: Path) -> None:
+    write_client(tmp_path / "bin/lx-amd64", "echo node1")
+    settings = Settings({"SGE_ROOT": str(tmp_path)})
+    assert ask_qmaster(settings, "qconf", "-sel") == "node1\n"
+
+
+@pytest.mark.parametrize("root", ["", "/nowhere"])
+def test_no_program_of_a_distribution_stands_in_for_one_that_is_missing(root: str) -> None:
+    with pytest.raises(Refusal, match="no qconf in "):
+        find_sge_client(Settings({"SGE_ROOT": root} if root else {}), "qconf")
+
+
+def test_a_program_that_may_not_be_run_is_none(tmp_path: Path) -> None:
+    write_client(tmp_path, "exit 0")
+    (tmp_path / "qconf").chmod(0o644)
+    with pytest.raises(Refusal, match="no qconf in "):
+        ask_qmaster(settings_of(tmp_path), "qconf", "-sel")

@@ -19,8 +19,8 @@ from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import hook, request, spool
-from gpulock.sge.cull import LayoutError, SgeJob
 from gpulock.sge.spool import Spool
+from gpulock.sge.spooled_job import LayoutError, SgeJob
 from gpulock.store import atomic, claim_records, owner
 from gpulock.store.owner import Owner
 

@@ -7,16 +7,19 @@ is a refusal, never "none".
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
-from gpulock.sge import cull
 from gpulock.sge.spool import Spool, unread_spool_refusal
+from gpulock.sge.spooled_job import LayoutError, SgeJob, parse_spooled_job
 from gpulock.store import atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.alloc.choose import ClaimRequest
+    from gpulock.sge.spooled_job import Granted
 
 JOB_LIMIT = 1 << 26  # bytes: the environment of a job is in its file
 GPU = "gpu"
+MOST = 4096  # GPUs: more is a typing error, and too much for a message
+GLOBAL = "global"  # qmaster's host of what is no single host's
 PER_SLOT, PER_JOB = 1, 2  # CE_consumable (sge_centryL.h: CONSUMABLE_YES, CONSUMABLE_JOB)
 
 
@@ -26,23 +29,17 @@ def execd_job_path(job: str, task: str) -> str:
     return f"jobs/{number // 10**8:02}/{number // 10**4 % 10**4:04}/{number % 10**4:04}.{task}"
 
 
-def read_execd_job(spool: Spool, up: str = "../..") -> cull.SgeJob:
+def read_execd_job(spool: Spool, up: str = "../..") -> SgeJob:
     """Return the job from execd's spool; raise Refusal.
 
     `up` leads from the shepherd's directory to execd's.
     """
     name = f"{up}/{execd_job_path(spool.job, spool.task)}"
     try:
-        data = atomic.read_file(name, JOB_LIMIT, spool.fd)
-        try:
-            job = cull.parse_cull_job(data)
-        except cull.LayoutError:
-            from gpulock.sge import ocs_job
-
-            job = ocs_job.parse_ocs_job(data)
+        job = parse_spooled_job(atomic.read_file(name, JOB_LIMIT, spool.fd))
     except FileNotFoundError as fault:
         raise Refusal(UNKNOWN, "execd has no file of this job", "see gpulock doctor") from fault
-    except (OSError, cull.LayoutError) as fault:
+    except (OSError, LayoutError) as fault:
         raise unread_spool_refusal("execd's job file", fault) from fault
     if str(job.number) != spool.job or job.owner != spool.need("job_owner"):
         raise Refusal(UNKNOWN, f"execd's job file is of job {job.number}", "see gpulock doctor")
@@ -63,7 +60,7 @@ def count_sge_job_gpus(
         names = ", ".join([r[0] for r in found])
         raise Refusal(INVALID_REQUEST, f"GPUs are asked for twice ({names})", "use one complex")
     name, value, consumable = found[0]
-    if not value >= 0 or value > cull.MOST or value != int(value):
+    if not value >= 0 or value > MOST or value != int(value):
         raise Refusal(
             INVALID_REQUEST, f"-l {name}={value:g} is no number of GPUs", "ask for whole GPUs"
         )
@@ -74,21 +71,61 @@ def count_sge_job_gpus(
     return int(value) * (slots if consumable == PER_SLOT else 1)
 
 
-def count_host_gpus(spool: Spool, settings: Settings, job: cull.SgeJob) -> int:
+def count_granted_gpus(job: SgeJob, complexes: tuple[str, ...], host: str) -> int:
+    """Return how many GPUs of `host` were granted; raise Refusal for what makes no sense."""
+    ours = granted_gpus(job, complexes)
+    names = {name for name, _, _ in job.requests if name in complexes}
+    if len(names) > 1:
+        asked = ", ".join(sorted(names))
+        raise Refusal(INVALID_REQUEST, f"GPUs are asked for twice ({asked})", "use one complex")
+    if names and not ours:
+        raise Refusal(
+            INVALID_REQUEST,
+            f"-l {names.pop()} was granted by no host",
+            "its amount belongs into complex_values of the hosts, not of queues",
+        )
+    here = [one for one in ours if is_of_host(one, host)]
+    amount = sum([one[1] for one in here])
+    if not amount >= 0 or amount > MOST or amount != int(amount):
+        raise Refusal(INVALID_REQUEST, f"{amount:g} is no number of GPUs", "ask for whole GPUs")
+    return int(amount)
+
+
+def granted_gpus(job: SgeJob, complexes: tuple[str, ...]) -> "list[Granted]":
+    """Return what was granted of the GPU complexes; raise Refusal where no host has it."""
+    ours = [one for one in job.granted or () if one[0] in complexes]
+    for name, _, _, host in ours:
+        if host == GLOBAL:
+            raise Refusal(
+                INVALID_REQUEST,
+                f"{name} is a value of the host global: no host's GPUs",
+                "its amount belongs into complex_values of the hosts",
+            )
+    return ours
+
+
+def is_of_host(one: "Granted", host: str) -> bool:
+    """Return whether something was granted on a host, as qmaster writes its name."""
+    return one[3].lower() == host.lower()
+
+
+def list_other_hosts(job: SgeJob, complexes: tuple[str, ...], host: str) -> list[str]:
+    """Return the other hosts that grant the job GPUs; raise Refusal."""
+    ours = granted_gpus(job, complexes)
+    return sorted({one[3] for one in ours if one[1] > 0 and not is_of_host(one, host)})
+
+
+def count_host_gpus(spool: Spool, settings: Settings, job: SgeJob) -> int:
     """Return how many GPUs of this host a job was granted; raise Refusal."""
     if settings.sge_kinds:
         return sum([count for _, count in count_job_kinds(spool, settings, job)])
     if job.granted is not None:
-        from gpulock.sge import granted
-
-        return granted.count_granted_gpus(job, settings.sge_complexes, spool.need("host"))
+        return count_granted_gpus(job, settings.sge_complexes, spool.need("host"))
     slots = 1 if spool.need("pe") == "none" else spool.number("host_slots")
     return count_sge_job_gpus(job.requests, settings.sge_complexes, slots)
 
 
-def count_job_kinds(
-    spool: Spool, settings: Settings, job: cull.SgeJob
-) -> tuple[tuple[str, int], ...]:
+def count_job_kinds(spool: Spool, settings: Settings, job: SgeJob) -> tuple[tuple[str, int], ...]:
     """Return (kind, count) of what was granted on this host; raise Refusal.
 
     The kind is empty for a complex that names none.
@@ -114,9 +151,7 @@ def count_job_kinds(
         if job.granted is None:
             count = count_sge_job_gpus([one], settings.sge_complexes, slots)
         else:
-            from gpulock.sge import granted
-
-            count = granted.count_granted_gpus(job, (one[0],), spool.need("host"))
+            count = count_granted_gpus(job, (one[0],), spool.need("host"))
         if count:
             found.append((kinds[one[0]], count))
     if len(found) > 1 and SHARE_KIND in dict(found):
@@ -126,7 +161,7 @@ def count_job_kinds(
 
 
 def add_requested_kinds(
-    want: "ClaimRequest", spool: Spool, settings: Settings, job: cull.SgeJob
+    want: "ClaimRequest", spool: Spool, settings: Settings, job: SgeJob
 ) -> "ClaimRequest":
     """Say of which kinds the devices of a claim are to be; raise Refusal.
 
@@ -146,20 +181,32 @@ def add_requested_kinds(
     return want
 
 
-def wanted_devices(spool: Spool, settings: Settings, job: cull.SgeJob) -> tuple[str, ...]:
-    """Return the devices that Grid Engine chose for the job here (RSMAP); raise Refusal."""
-    from gpulock.sge import granted
+def wanted_devices(spool: Spool, settings: Settings, job: SgeJob) -> tuple[str, ...]:
+    """Return the devices whose ids this host granted (RSMAP), none where it granted a count alone.
 
+    Raises Refusal.
+    """
     host = spool.need("host")
-    return granted.granted_devices(job, settings.sge_complexes, host, settings.state_dir)
+    here = [
+        one for one in granted_gpus(job, settings.sge_complexes) if is_of_host(one, host) and one[2]
+    ]
+    if not here:
+        return ()
+    from gpulock.sge.card_map import resolve_card_ids
+
+    state_dir = settings.state_dir
+    devices = [d for name, _, ids, _ in here for d in resolve_card_ids(state_dir, name, ids)]
+    if len(devices) != sum([one[1] for one in here]) or len({*devices}) != len(devices):
+        raise Refusal(
+            INVALID_REQUEST, "the ids that were granted are not as many as the GPUs", "see qstat -j"
+        )
+    return tuple(devices)
 
 
-def has_gpus_elsewhere(spool: Spool, settings: Settings, job: cull.SgeJob) -> bool:
+def has_gpus_elsewhere(spool: Spool, settings: Settings, job: SgeJob) -> bool:
     """Return whether a parallel job has GPUs on other hosts as well; raise Refusal."""
     if job.granted is not None:
-        from gpulock.sge import granted
-
-        return bool(granted.list_other_hosts(job, settings.sge_complexes, spool.need("host")))
+        return bool(list_other_hosts(job, settings.sge_complexes, spool.need("host")))
     if count_sge_job_hosts(spool) == 1:
         return False
     return not is_per_job_request(job.requests, settings.sge_complexes)
@@ -179,9 +226,7 @@ def count_sge_job_hosts(spool: Spool) -> int:
     return len({line.split()[0] for line in lines if line.strip()})
 
 
-def read_sge_job_gpus(
-    spool: Spool, settings: Settings, up: str = "../.."
-) -> tuple[int, cull.SgeJob]:
+def read_sge_job_gpus(spool: Spool, settings: Settings, up: str = "../..") -> tuple[int, SgeJob]:
     """Return how many GPUs of this host the job was granted, and the job itself."""
     job = read_execd_job(spool, up)
     if job.granted:
@@ -189,17 +234,15 @@ def read_sge_job_gpus(
     return count_host_gpus(spool, settings, job), job
 
 
-def list_unknown_gpu_requests(job: cull.SgeJob) -> list[str]:
+def list_unknown_gpu_requests(job: SgeJob) -> list[str]:
     """Return what a job without GPUs consumes that is a count of GPUs by its name. Pure."""
     return [name for name, value, flag in job.requests if flag and value and GPU in name.lower()]
 
 
-def check_host_name(spool: Spool, settings: Settings, job: cull.SgeJob) -> None:
+def check_host_name(spool: Spool, settings: Settings, job: SgeJob) -> None:
     """Raise Refusal where a job of one host was granted GPUs under another name than the host's."""
-    from gpulock.sge import granted
-
     host = spool.need("host")
-    there = granted.list_other_hosts(job, settings.sge_complexes, host)
+    there = list_other_hosts(job, settings.sge_complexes, host)
     if there and (spool.need("pe") == "none" or count_sge_job_hosts(spool) == 1):
         raise Refusal(
             UNKNOWN,

@@ -118,7 +118,7 @@ class Spool:
 
 def unknown_config_refusal(what: str) -> Refusal:
     """Return the refusal of a config that is not laid out as a known Grid Engine does."""
-    from gpulock.sge.cull import LayoutError
+    from gpulock.sge.spooled_job import LayoutError
 
     refusal = Refusal(UNKNOWN, what, "see gpulock doctor")
     refusal.__cause__ = LayoutError(what)

@@ -21,7 +21,8 @@ from gpulock.install.sge.programs import (
 )
 from gpulock.node.procfs import Proc, status_line_value
 from gpulock.node.settings import Settings
-from gpulock.sge import cull, ocs_job, shepherds
+from gpulock.sge import shepherds
+from gpulock.sge.spooled_job import LayoutError, parse_spooled_job
 
 _AGAIN: Final = "run gpulock install sge again"
 _CORRECT: Final = "correct SGE_SHEPHERD, " + _AGAIN
@@ -87,15 +88,11 @@ def check_execd_job_files(execd: SchedulerDaemon | None) -> Iterator[Check]:
     read = 0
     for path in sorted(execd.folder.glob("jobs/*/*/*"))[:_JOBS_READ] if execd else ():
         try:
-            data = path.read_bytes()
-            try:
-                cull.parse_cull_job(data)
-            except cull.LayoutError:
-                ocs_job.parse_ocs_job(data)
+            parse_spooled_job(path.read_bytes())
             read += 1
         except FileNotFoundError:
             continue
-        except cull.LayoutError as reason:
+        except LayoutError as reason:
             what = f"{path}: {reason}: such a job waits, as 99 of the prolog"
             yield warning(what, "report this with the version of Grid Engine")
             return

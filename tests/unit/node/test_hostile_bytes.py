@@ -33,11 +33,9 @@ from gpulock.node.settings import Settings, parse_settings
 from gpulock.report.folder import read_report_file
 from gpulock.report.scan import HistoryFaults, parse_history_line
 from gpulock.sge import jsv
-from gpulock.sge.cull import LayoutError, parse_cull_job
-from gpulock.sge.granted import count_granted_gpus
-from gpulock.sge.ocs_job import parse_ocs_job
-from gpulock.sge.request import count_sge_job_gpus, count_sge_job_hosts
+from gpulock.sge.request import count_granted_gpus, count_sge_job_gpus, count_sge_job_hosts
 from gpulock.sge.spool import Spool, rewrite_env_text
+from gpulock.sge.spooled_job import LayoutError, parse_spooled_job
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.job_cgroup import read_cgroup_paths
 from gpulock.slurm.note import parse_task_note
@@ -97,13 +95,11 @@ def environ_of(data: bytes) -> dict[str, str]:
 
 
 def packed_job(data: bytes, _: Path) -> None:
-    job = parse_cull_job(data)
-    assert 0 <= count_sge_job_gpus(job.requests, ("gpu",), 2) <= 2 * 4096
-
-
-def packed_ocs_job(data: bytes, _: Path) -> None:
-    job = parse_ocs_job(data)
-    assert 0 <= count_granted_gpus(job, ("gpu", "card"), "ocs1") <= 4096
+    job = parse_spooled_job(data)
+    if job.granted is None:
+        assert 0 <= count_sge_job_gpus(job.requests, ("gpu",), 2) <= 2 * 4096
+    else:
+        assert 0 <= count_granted_gpus(job, ("gpu", "card"), "ocs1") <= 4096
 
 
 def spooled_config(data: bytes, folder: Path) -> None:
@@ -291,10 +287,7 @@ PARSERS = {
     "execd's packed job": Parser(
         packed_job,
         (LayoutError, Refusal),
-        tuple([(SGE / f"{name}.job").read_bytes() for name in ("parallel", "array")]),
-    ),
-    "packed job of Open Cluster Scheduler": Parser(
-        packed_ocs_job, (LayoutError, Refusal), (REAL[12], REAL[14])
+        (*[path.read_bytes() for path in sorted(SGE.glob("*.job"))], REAL[12], REAL[14]),
     ),
     "config and pe_hostfile": Parser(
         spooled_config, (Refusal,), ((SGE / "parallel.config").read_bytes(),)

@@ -1,128 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""execd's packed job of Open Cluster Scheduler: by the layout that fits the file, and no other."""
+"""What Open Cluster Scheduler granted on this host is locked: no more, no less, no guess."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import prolog, request
-from gpulock.sge.cull import LayoutError, SgeJob
-from gpulock.sge.granted import count_granted_gpus, list_other_hosts
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
-from gpulock.sge.ocs_job import parse_ocs_job
+from gpulock.sge.request import count_granted_gpus, list_other_hosts
+from gpulock.sge.spooled_job import parse_spooled_job
 from tests.support import ocs_jobs
 from tests.support.jobs import Site, gpus, variables
-from tests.support.mutations import flip_bits
-from tests.support.ocs_jobs import HOST, JOB, JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
+from tests.support.ocs_jobs import JOB, JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
 from tests.support.trees import bus
 
 COMPLEXES = ("gpu", "gpuj", "gpuh", "card")
 RELEASES = sorted(JOBS)
-NO_IDS = list[tuple[str, int]]()
-SAMPLES = [*REAL.values(), *(ocs_job((Ask("gpu", 2),), (Grant("gpu", 2),), r) for r in RELEASES)]
 
 
 def count(
     grants: tuple[Grant, ...], asks: tuple[Ask, ...] = (Ask("gpu", 1),), host: str = "node"
 ) -> int:
-    return count_granted_gpus(parse_ocs_job(ocs_job(asks, grants)), COMPLEXES, host)
-
-
-def survives(data: bytes) -> None:
-    """Only a job or a LayoutError may come of any bytes."""
-    try:
-        found = parse_ocs_job(data)
-    except LayoutError:
-        return
-    assert isinstance(found, SgeJob)
-    assert found.granted is not None
-    assert all(isinstance(amount, float) for _, amount, _, _ in found.granted)
-
-
-@pytest.mark.parametrize(
-    ("number", "requests", "granted"),
-    [
-        (12, ("gpu", 2.0, ocs_jobs.YES), ("gpu", 2.0, NO_IDS, "ocs1")),
-        (13, ("card", 2.0, ocs_jobs.YES), ("card", 2.0, [("0", 1), ("1", 1)], "ocs1")),
-        (14, ("card", 1.0, ocs_jobs.YES), ("card", 2.0, [("2", 1), ("3", 1)], "ocs1")),
-        (15, ("gpuj", 3.0, JOB), ("gpuj", 3.0, NO_IDS, "ocs1")),
-        (16, ("gpuh", 2.0, HOST), ("gpuh", 2.0, NO_IDS, "ocs1")),
-        (17, ("gpu", 1.0, ocs_jobs.YES), ("gpu", 1.0, NO_IDS, "ocs1")),
-    ],
-)
-def test_the_real_files_say_what_was_granted(
-    number: int, requests: tuple[str, float, int], granted: object
-) -> None:
-    job = parse_ocs_job(REAL[number])
-    assert (job.number, job.owner, job.uid) == (number, "alice", 2701)
-    assert job.requests == [requests]
-    assert job.granted == [granted]
+    return count_granted_gpus(parse_spooled_job(ocs_job(asks, grants)), COMPLEXES, host)
 
 
 @pytest.mark.parametrize(("number", "gpus"), [(12, 2), (13, 2), (14, 2), (15, 3), (16, 2), (17, 1)])
 def test_the_real_files_are_counted_without_arithmetic(number: int, gpus: int) -> None:
     """`-pe smp 3` multiplies neither `gpuj` nor `gpuh`, and `-scope master` counts once."""
-    assert count_granted_gpus(parse_ocs_job(REAL[number]), COMPLEXES, "ocs1") == gpus
-    assert count_granted_gpus(parse_ocs_job(REAL[number]), COMPLEXES, "ocs2") == 0
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_each_release_has_a_layout(release: str) -> None:
-    asks = (Ask("gpu", 1, scope=MASTER), Ask("gpu", 2, scope=SLAVE), Ask("h_rt", 9, ocs_jobs.NO))
-    grants = (Grant("gpu", 3), Grant("gpu", 4, "other"), Grant("card", 1, ids=(("0", 1),)))
-    job = parse_ocs_job(ocs_job(asks, grants, release))
-    assert job.requests == [("gpu", 1.0, 1), ("h_rt", 9.0, 0), ("gpu", 2.0, 1)]
-    assert job.granted == [(g.name, g.amount, list(g.ids), g.host) for g in grants]
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_a_layout_must_end_with_the_file(release: str) -> None:
-    for tail in (b"\0", b"\0" * 4, b"\0" * 8):
-        with pytest.raises(LayoutError):
-            parse_ocs_job(ocs_job(release=release, tail=tail))
-    whole = ocs_job((Ask("gpu", 2),), (Grant("gpu", 2),), release)
-    for end in range(0, len(whole), 7):
-        with pytest.raises(LayoutError):
-            parse_ocs_job(whole[:end])
-
-
-@pytest.mark.parametrize("version", [0x10020001, 0x10021001, 0x10022000, 0, 0xFFFFFFFF])
-def test_another_version_is_refused(version: int) -> None:
-    with pytest.raises(LayoutError, match="version"):
-        parse_ocs_job(REAL[12][:4] + version.to_bytes(4, "big") + REAL[12][8:])
-
-
-@given(st.sampled_from(SAMPLES), st.data())
-def test_flipped_bits_are_survived(sample: bytes, data: st.DataObject) -> None:
-    survives(flip_bits(sample, data))
-
-
-@pytest.mark.slow
-@pytest.mark.giant
-@pytest.mark.parametrize("number", [12, 13])
-def test_every_single_byte_may_be_wrong(number: int) -> None:
-    sample = REAL[number]
-    for at in range(len(sample)):
-        for value in (0, 1, 0xFF):
-            survives(sample[:at] + bytes([value]) + sample[at + 1 :])
-
-
-@given(st.binary(max_size=400))
-def test_any_bytes_are_survived(data: bytes) -> None:
-    survives(data)
-    survives(SAMPLES[0][:8] + data)
-
-
-def test_an_element_with_fields_of_its_own_is_refused() -> None:
-    """A list's descriptor is what its elements are read by: no element brings another."""
-    at = REAL[12].index(b"qstat_l_requests\0") + len(b"qstat_l_requests\0") + 4 + 16 * 8 + 4
-    assert REAL[12][at : at + 4] == b"\0\0\0\2"
-    with pytest.raises(LayoutError):
-        parse_ocs_job(REAL[12][:at] + b"\0\0\0\1" + REAL[12][at + 4 :])
+    assert count_granted_gpus(parse_spooled_job(REAL[number]), COMPLEXES, "ocs1") == gpus
+    assert count_granted_gpus(parse_spooled_job(REAL[number]), COMPLEXES, "ocs2") == 0
 
 
 def test_only_what_this_host_granted_counts() -> None:
@@ -175,7 +83,7 @@ def test_gpus_elsewhere_are_seen() -> None:
         ((there,), True),
         ((), False),
     ):
-        job = parse_ocs_job(ocs_job((), grants))
+        job = parse_spooled_job(ocs_job((), grants))
         assert bool(list_other_hosts(job, COMPLEXES, "node")) is elsewhere
 
 

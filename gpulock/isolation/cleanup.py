@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reconcile does about isolation: remove what nobody lives in, close what was opened.
+"""What a reconcile does about isolation: remove what nobody lives in, close logins.
 
 Hot by its place, but loaded only by a reconcile, and only where isolation is on, or was. A cgroup
 of ours whose process is gone goes as soon as it is empty; with it goes its program. Nothing here
@@ -8,23 +8,15 @@ kills: a job whose shepherd was killed lives on, and stays confined.
 
 import os
 
-from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.isolation import confine, marks, sessions, tree
-from gpulock.isolation.job import CGROUP, GROUP, sync_device_groups
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
 
 
-def clean_up_isolation(node: Node, devices: list[Device], deadline: Deadline) -> str:
-    """Remove what jobs that are over left behind, and see to the ways round.
-
-    Returns what went wrong. It takes the gate, where devices' groups follow the locks.
-    """
+def clean_up_isolation(node: Node) -> str:
+    """Remove what jobs that are over left behind, see to the ways round; return what failed."""
     try:
-        if node.settings.isolation == GROUP:
-            sync_device_groups(node, devices, deadline)
         remove_ended_cgroups(node)
     except OSError as fault:
         return f"isolation: {fault}"
@@ -42,12 +34,12 @@ def remove_ended_cgroups(node: Node) -> None:
     try:
         trees = tree.find_hierarchies(node.settings.sys_root)
     except Refusal:
-        if node.settings.isolation == CGROUP:
+        if node.settings.isolation != "off":
             raise
         trees = []
     found = confine.list_job_cgroups(node)
     left = [folder for folder in found if not remove_if_job_ended(folder, node)]
-    if node.settings.isolation == CGROUP:
+    if node.settings.isolation != "off":
         marks.note_cgroup_folders(node.store, [])
         sessions.close_login_cgroups(trees, CLOSE_ALL_GPUS)
         return
@@ -55,7 +47,7 @@ def remove_ended_cgroups(node: Node) -> None:
     for folder in left:
         if tree.is_launcher_cgroup(folder):
             sessions.reopen_launcher(folder)
-    if node.settings.isolation != GROUP and not left:
+    if not left:
         marks.remove_cgroup_marks(node.store)
 
 

@@ -19,7 +19,6 @@ HEAD = "# gpulock-settings 2: the last of {!r} without a fault; not to be edited
 END = "\n# gpulock-settings: the end\n"
 READ_BITS = 0o644  # of the file's mode, which the copy has as well
 MAY_CHANGE_UNSEEN = 1  # time of a copy whose file may still change within the same second
-LEVELS = ("off", "group", "cgroup")  # of ISOLATION, the strictest last
 
 
 TYPE_CHECKING = False
@@ -34,12 +33,12 @@ def recover_settings(
 ) -> Settings:
     """Return what counts in the place of a file that has a fault, and tell it.
 
-    That is the last file without a fault. Where there is none, or this one asks for more isolation
-    than that one gave, the keys that are understood count; raises the refusal of any other fault.
+    That is the last file without a fault. Where there is none, or only this one may ask for
+    isolation, the keys that are understood count; raises the refusal of any other fault.
     `text` is nothing of a file that others may have written.
     """
     copy = read_copy(find_copy_place(text, path, caller, parse), caller, parse)
-    if copy is None or isolation_asked(text) > LEVELS.index(copy.isolation):
+    if copy is None or (copy.isolation == "off" and may_ask_for_isolation(text)):
         if isinstance(found, Refusal):
             raise found
         return found
@@ -107,15 +106,11 @@ def find_state_dir_line(text: str) -> str:
     return ""
 
 
-def isolation_asked(text: str) -> int:
-    """Return how much isolation a file with a fault asks for at most: an index of LEVELS.
-
-    What cannot be understood asks for the most.
-    """
-    most = 0
+def may_ask_for_isolation(text: str) -> bool:
+    """Return whether a file with a fault may ask for isolation: by any value but `off`."""
     for line in text.upper().split("\n"):
         name, _, value = line.partition("=")
-        if "ISOLATION" in name and not name.lstrip().startswith("#"):
-            level = value.strip().strip("'\"").lower()
-            most = max(most, LEVELS.index(level) if level in LEVELS else len(LEVELS) - 1)
-    return most
+        asks = "ISOLATION" in name and not name.lstrip().startswith("#")
+        if asks and value.strip().strip("'\"") != "OFF":
+            return True
+    return False

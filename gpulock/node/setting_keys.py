@@ -109,7 +109,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("IDLE_WARN", LIMIT, "0", "observed idle time of a claim before IDLE_COMMAND runs"),
     ("IDLE_COMMAND", PATH, "", "program that gpulockd runs once for an idle claim"),
     ("IDLE_KILL", LIMIT, "0", "observed idle time of a claim before its job is ended"),
-    ("ISOLATION", CHOICE, "off|group|cgroup", "how the kernel denies a job other jobs' devices"),
+    ("ISOLATION", CHOICE, "off|cgroup", "how the kernel denies a job other jobs' devices"),
     (
         "LEFTOVER_PROCESSES",
         CHOICE,

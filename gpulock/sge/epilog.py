@@ -77,26 +77,20 @@ def release_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> R
             log_hook_line(node.settings, f"{call.who}: exit_status: {fault}", error=True)
     if node.settings.leftover_processes != "off":
         clean_sge_leftovers(node, call, found, deadline)
-    if node.settings.isolation == "off":
-        released = release_run_locks(node, found, deadline)
-    else:
+    left = ""
+    if node.settings.isolation != "off":
         from gpulock.isolation import job
 
         who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
         left = job.end_job_isolation(node, who)
-        released = release_run_locks(node, found, deadline)
-        if left := left or job.close_released_devices(node, deadline):
-            released.kept.append(("its isolation", left))
+    judge = hook.make_sge_observer(node)
+    released = release_locks(node, SgeJobMatcher(node, found), judge, deadline, "epilog")
+    if left:
+        released.kept.append(("its isolation", left))
     if not released.claims and os.access(RECORD, os.F_OK, dir_fd=found.fd):
         line = f"{call.who}: it was granted GPUs, and no lock here is known as its own: gpulock why"
         log_hook_line(node.settings, f"{line} {found.job}", error=True, to_job=False)
     return released
-
-
-def release_run_locks(node: Node, found: Spool, deadline: Deadline) -> ReleaseResult:
-    """Release the locks of the run in a spool; raise Refusal."""
-    judge = hook.make_sge_observer(node)
-    return release_locks(node, SgeJobMatcher(node, found), judge, deadline, "epilog")
 
 
 def secure_exit_status(found: Spool) -> None:

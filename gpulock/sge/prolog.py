@@ -88,7 +88,7 @@ def claim_sge_job(
             line = f"{call.who}: asks for {name}, which is not in SGE_COMPLEXES, and gets no GPU"
             log_hook_line(node.settings, f"gpulock: {line}; see gpulock doctor", error=True)
         if node.settings.isolation != "off":
-            isolate_sge_job(node, found, None, deadline)
+            isolate_sge_job(node, found, None)
         if node.settings.hide_unrequested:
             write_sge_variables(found, None, node.settings, "")
         return None
@@ -106,7 +106,7 @@ def claim_sge_job(
     try:
         check_shepherd_alive(node, found)
         if node.settings.isolation != "off":
-            isolate_sge_job(node, found, grant, deadline)
+            isolate_sge_job(node, found, grant)
         write_spool_record(node, found, grant.owner)
         if grant.fresh:
             claim_records.record_pending_history(
@@ -173,7 +173,7 @@ def check_shepherd_alive(node: Node, found: Spool) -> None:
         raise Refusal(UNKNOWN, f"the shepherd {found.pid} died meanwhile", "nothing to do")
 
 
-def isolate_sge_job(node: Node, found: Spool, grant: "Grant | None", deadline: Deadline) -> None:
+def isolate_sge_job(node: Node, found: Spool, grant: "Grant | None") -> None:
     """Let the kernel keep the job to its grant, to no GPU without one; raise Refusal.
 
     systemd moves a job into a scope of its own, out of the cgroup that is closed here.
@@ -181,16 +181,15 @@ def isolate_sge_job(node: Node, found: Spool, grant: "Grant | None", deadline: D
     from gpulock.isolation import job
 
     systemd = (found.config.get("enable_systemd"), found.config.get("use_systemd"))
-    if node.settings.isolation == job.CGROUP and (systemd[0] == ["1"] or systemd[1] == ["yes"]):
+    if systemd[0] == ["1"] or systemd[1] == ["yes"]:
         raise Refusal(
             INVALID_REQUEST,
             "systemd takes the job out of the cgroup that closes its GPUs (ISOLATION=cgroup)",
             "set ENABLE_SYSTEMD=false in execd_params, or ISOLATION=off",
         )
     devices = grant.devices if grant else []
-    gid = found.number("add_grp_id")
-    who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start, gid)
-    job.begin_job_isolation(node, who, devices, lambda: hook.make_sge_judge(node), deadline)
+    who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
+    job.begin_job_isolation(node, who, devices)
 
 
 def write_spool_record(node: Node, found: Spool, record: Owner) -> None:

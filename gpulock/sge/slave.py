@@ -53,7 +53,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         deadline = Deadline(hook.DEADLINE)
         grant = claim_slave_task(node, found, deadline) if settings.sge_slave_tasks else None
         if grant is None and settings.isolation != "off":
-            isolate_sge_job(node, found, None, deadline)
+            isolate_sge_job(node, found, None)
     except Refusal as refusal:
         told = refusal
     except Exception as fault:  # the one broad handler: the task gets no GPU
@@ -91,7 +91,7 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> "Gra
     own = grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
     try:
         if node.settings.isolation != "off":
-            isolate_sge_job(node, found, grant, deadline)
+            isolate_sge_job(node, found, grant)
         write_spool_record(node, found, own)
         if grant.fresh:
             claim_records.record_pending_history(
@@ -138,7 +138,7 @@ def mask_refused_task(
         return 1
     try:
         if settings.isolation != "off":
-            isolate_sge_job(Node(settings), found, None, Deadline(hook.DEADLINE))
+            isolate_sge_job(Node(settings), found, None)
         pairs = [*environment.grant_variables([], settings, EXTRA_MASK_NAMES), (REFUSED, sentence)]
         drop = environment.grant_variable_names(EXTRA_MASK_NAMES) | {REFUSED, RECORD}
         spool.write_sge_env_file(found, pairs, drop, "", settings.mps_dir)

@@ -93,12 +93,12 @@ def claim_slurm_job(
     count = sum([number for _, number in asked])
     if count == 0:
         try:
-            prepare_isolation(node, count)
+            prepare_isolation(node)
             save_task_note(node, own, deadline)
         except Refusal as fault:  # no node is drained for a job without GPUs
             log_hook_line(settings, fault.sentence(call.who), error=False)
         return None
-    prepare_isolation(node, count)
+    prepare_isolation(node)
     own.binds = environment.driver_binds(settings)
     own.positions = call.positions() if request.uses_slurm_job_gpus(settings) else []
     wait_for_gres_map(node, own.positions, deadline)
@@ -136,13 +136,13 @@ def wait_for_gres_map(node: Node, positions: list[str], deadline: Deadline) -> N
         time.sleep(FIRST_PAUSE)
 
 
-def prepare_isolation(node: Node, count: int) -> None:
+def prepare_isolation(node: Node) -> None:
     """Close slurmd where the node confines jobs; raise Refusal where it cannot."""
     if node.settings.isolation != "off":
         from gpulock.isolation import job
         from gpulock.slurm.steps import find_slurmds
 
-        job.prepare_slurm_isolation(node, find_slurmds(node, os.getpid()), count)
+        job.prepare_slurm_isolation(node, find_slurmds(node, os.getpid()))
 
 
 def record_slurm_claim(node: Node, call: SlurmHookCall, grant: Grant) -> None:

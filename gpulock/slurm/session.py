@@ -9,11 +9,9 @@ comes before there is a step, a TaskProlog is the user's. What fails here fails 
 
 import os
 
-from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.hooks.common import (
     log_hook_line,
-    observer_judge,
     read_hook_settings,
     unexpected_refusal,
 )
@@ -22,7 +20,6 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.slurm import note
-from gpulock.slurm.call import DEADLINE
 from gpulock.slurm.steps import STEPD, parse_stepd_title
 from gpulock.store import kv
 
@@ -44,7 +41,7 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     label = ""
     try:
         settings = read_hook_settings(config)
-        if settings.isolation != job.CGROUP:
+        if settings.isolation == "off":
             return GO_ON
         node = Node(settings)
         who = find_parent_step(node, os.getppid())
@@ -57,9 +54,7 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
                 )
             return GO_ON
         devices = find_step_devices(node, who.label.partition(".")[0], environ.get("PAM_USER", ""))
-        job.begin_job_isolation(
-            node, who, devices, lambda: observer_judge(node), Deadline(DEADLINE)
-        )
+        job.begin_job_isolation(node, who, devices)
     except Refusal as refusal:
         told = refusal
     except Exception as fault:  # the one broad handler: whatever it is, the step does not start

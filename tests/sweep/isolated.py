@@ -33,25 +33,14 @@ GPUS = 8
 ALL = {f"nvidia{n}" for n in range(GPUS)}
 
 
-class IsolatedStage(SgeStage):
-    """The stage of Grid Engine with real device nodes, and ISOLATION as `isolation` says."""
-
-    isolation = "off"
+class ConfinedStage(SgeStage):
+    """The stage of Grid Engine with real device nodes; on it every job is confined."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.dev = root / "dev"
         make_nodes(self.dev, GPUS)
-        self.configure(ISOLATION=self.isolation, SYS_ROOT="/sys", DEV_ROOT=str(self.dev))
-
-
-class ConfinedStage(IsolatedStage):
-    """On it every job is confined."""
-
-    isolation = "cgroup"
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
+        self.configure(ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(self.dev))
         self.probe = root / "probe.py"
         self.probe.write_text(PROBE)
         (self.proc / "devices").write_text(Path("/proc/devices").read_text())

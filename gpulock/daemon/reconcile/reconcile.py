@@ -106,7 +106,7 @@ def reconcile_locks(
     if isolated and not dry_run:
         from gpulock.isolation import cleanup
 
-        report.fault = report.fault or cleanup.clean_up_isolation(node, devices, deadline)
+        report.fault = report.fault or cleanup.clean_up_isolation(node)
     return report
 
 

@@ -10,7 +10,6 @@ from typing import Final
 from gpulock.install.doctor.check import Check, fault, ok, warning
 from gpulock.install.sge.qconf import is_sge_none
 from gpulock.install.systemd.manager import RUNNING
-from gpulock.isolation.job import CGROUP
 
 _OFF: Final = ("FALSE", "0")
 _ON: Final = ("TRUE", "1")
@@ -36,7 +35,7 @@ def check_execd_params(lines: Mapping[str, str], isolation: str, scopes: bool) -
         what = "USE_CGROUPS=systemd: no process can be known as a job's: GPU jobs are refused"
         yield fault(what, _REMOVE)
     scopes = scopes and not says("ENABLE_SYSTEMD", _OFF)
-    if scopes and isolation == CGROUP:
+    if scopes and isolation != "off":
         what = "execd moves jobs to scopes of systemd: with ISOLATION=cgroup all are refused"
         yield fault(what, "set ENABLE_SYSTEMD=false in execd_params, or ISOLATION=off")
     if scopes and not says("ENABLE_ADDGRP_KILL", _ON):

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from gpulock.errors import Refusal
 from gpulock.install.doctor.check import Check, fault, ok, run_checks, warning
-from gpulock.isolation import bpf, group, sessions, tree
-from gpulock.isolation.group import SWITCH
-from gpulock.isolation.job import CGROUP, GROUP
+from gpulock.isolation import bpf, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.isolation.tree import V2, CgroupHierarchy
 from gpulock.node.procfs import Proc
@@ -34,31 +32,20 @@ def isolation_checks(settings: Settings, pam: Path = PAM_STACK) -> list[Check]:
 
 def check_isolation_setting(settings: Settings, pam: Path) -> Iterator[Check]:
     """Look at what is set, or say what could be."""
-    if settings.isolation == CGROUP:
+    if settings.isolation != "off":
         yield from check_cgroup_isolation(settings, pam)
-    elif settings.isolation == GROUP:
-        yield from check_group_isolation(settings)
-    else:
-        yield ok(
-            f"off; this node can do {', '.join(possible_isolation_values(settings)) or 'none'}"
-        )
-
-
-def possible_isolation_values(settings: Settings) -> list[str]:
-    """Return the values of ISOLATION that could work here."""
-    found: list[str] = []
+        return
     try:
-        versions = [f"version {one.version}" for one in tree.find_hierarchies(settings.sys_root)]
-        found.append(f"cgroup ({' and '.join(versions)})")
-    except Refusal:
-        pass
-    try:
-        group.check_modify_device_files(settings.driver_root)
-        found.append("group (Grid Engine)")
+        found = tree.find_hierarchies(settings.sys_root)
     except Refusal as refusal:
-        if SWITCH in refusal.do:
-            found.append(f"group (Grid Engine; {refusal.do} first)")
-    return found
+        yield ok(f"off; this node cannot do cgroup: {refusal.why}")
+        return
+    yield ok(f"off; this node can do cgroup ({cgroup_versions(found)})")
+
+
+def cgroup_versions(found: list[CgroupHierarchy]) -> str:
+    """Return the versions of these hierarchies."""
+    return f"version {' and '.join(str(one.version) for one in found)}"
 
 
 def check_cgroup_isolation(settings: Settings, pam: Path) -> Iterator[Check]:
@@ -69,15 +56,15 @@ def check_cgroup_isolation(settings: Settings, pam: Path) -> Iterator[Check]:
         yield fault(refusal.why, refusal.do)
         return
     second = next((one for one in found if one.version == V2), None)
-    versions = " and ".join(str(one.version) for one in found)
+    versions = cgroup_versions(found)
     if second is not None and os.geteuid() != 0:
-        yield warning(f"cgroup, version {versions}: only root sees more", "run it as root")
+        yield warning(f"cgroup, {versions}: only root sees more", "run it as root")
         return
     if why := why_no_device_program(second):
         do = "hooks need CAP_BPF and CAP_NET_ADMIN, and a kernel with CONFIG_CGROUP_BPF"
         yield fault(f"no device program can be loaded: {why}", do)
         return
-    yield ok(f"cgroup, version {versions}")
+    yield ok(f"cgroup, {versions}")
     yield from check_login_bypass(found, second)
     proc = Proc(settings.proc_root)
     for pid, daemon in running_scheduler_daemons(proc):
@@ -186,16 +173,3 @@ def check_step_sessions(pam: Path) -> Check:
         return ok(f"{pam}: {' '.join(right[0])}", name)
     what = f"{pam} does not run {SESSION}: no task of any job starts"
     return fault(what, "UsePAM=1 in slurm.conf, and the lines of docs/isolation.md there", name)
-
-
-def check_group_isolation(settings: Settings) -> Iterator[Check]:
-    """Look whether the driver leaves its nodes alone."""
-    try:
-        group.check_modify_device_files(settings.driver_root)
-    except Refusal as refusal:
-        yield fault(refusal.why, refusal.do)
-        return
-    yield ok("group: the driver leaves owner and mode of its nodes alone")
-    if SLURMD in dict(running_scheduler_daemons(Proc(settings.proc_root))).values():
-        what = "ISOLATION=group under Slurm, which gives a job no group of its own: all are refused"
-        yield fault(what, "set ISOLATION=cgroup, or ConstrainDevices=yes in cgroup.conf")

@@ -201,9 +201,6 @@ def check_shares(settings: Settings) -> Iterator[Check]:
         if not count_places_by_card(node.devices(), (word,)):
             what = f"{word} names no card here, or one in MIG mode: it gives no shares"
             yield warning(what, "correct SHARES; gpulock inventory names the cards")
-    if places and settings.isolation == "group":
-        what = "ISOLATION=group cannot separate shares: each job that asks for one is refused"
-        yield fault(what, "set ISOLATION=cgroup, or SHARES=")
     if places:
         names = ", ".join(f"{name} has {number} places" for name, number in places.items())
         if settings.share_users == "many":

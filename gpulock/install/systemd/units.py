@@ -63,7 +63,6 @@ _CGROUP: Final = (
     "CapabilityBoundingSet=CAP_SYS_ADMIN",
     "SystemCallFilter=bpf",
 )
-_GROUP: Final = ("CapabilityBoundingSet=CAP_CHOWN",)
 # A slurmd drops its groups even for -G (docs/facts/slurm.md, positions in slurmd's list).
 _SLURM: Final = ("# slurmd -G, asked when the cards changed.", "CapabilityBoundingSet=CAP_SETGID")
 
@@ -174,7 +173,7 @@ def setting_directives(settings: Settings) -> dict[str, tuple[str, ...]]:
         "SHARE_MPS": _MPS if settings.share_mps else (),
         "QUARANTINE_RESET": _RESET if settings.quarantine_reset else (),
         SLURM_MAP: _SLURM if has_map else (),
-        "ISOLATION": {"cgroup": _CGROUP, "group": _GROUP}.get(settings.isolation, ()),
+        "ISOLATION": _CGROUP if settings.isolation != "off" else (),
     }
 
 
@@ -188,11 +187,9 @@ def command_directives(settings: Settings) -> list[str]:
 
 
 def isolation_directives(settings: Settings, was_isolated: bool) -> list[str]:
-    """Return what gpulockd may do to other programs' cgroups, and to the devices' groups."""
-    found = setting_directives(settings)["ISOLATION"]
-    if was_isolated and settings.isolation == "off":
-        found = _CGROUP
-    return [*found] if found == _CGROUP else ["ProtectControlGroups=yes", *found]
+    """Return what gpulockd may do to other programs' cgroups."""
+    isolated = was_isolated or settings.isolation != "off"
+    return [*_CGROUP] if isolated else ["ProtectControlGroups=yes"]
 
 
 def exporter_folder_directives(path: str) -> list[str]:

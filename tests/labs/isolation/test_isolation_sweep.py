@@ -11,7 +11,7 @@ import pytest
 
 from tests.labs.common.device_nodes import programs, programs_beyond
 from tests.support.scene import folder
-from tests.sweep import grouped, isolated, isolated_slurm
+from tests.sweep import isolated, isolated_slurm
 from tests.sweep.play import Case
 from tests.sweep.tally import WHOLE
 from tests.sweep.test_sweep import (
@@ -22,7 +22,7 @@ from tests.sweep.test_sweep import (
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(7200 if WHOLE else 900)]
 __all__ = ["play", "strace", "test_a_fault_at_any_system_call_loses_nothing"]
-CASES = (*isolated.CASES, *isolated_slurm.CASES, *grouped.CASES)
+CASES = (*isolated.CASES, *isolated_slurm.CASES)
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)

@@ -33,7 +33,7 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import full_fifo, on, stopped_queues, submit_env
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.test_isolation import Site, driver_leaves_nodes_alone
+from tests.labs.sge.test_isolation import Site
 from tests.support.seeds import chosen_seed
 from tests.support.wait import LabError, wait_until
 
@@ -292,28 +292,22 @@ def test_honest_jobs_all_run_beside_hostile_ones(guarded: Gpulock) -> None:
     fair.run()
 
 
-@pytest.mark.parametrize("isolation", ["cgroup", "group"])
-def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
-    guarded: Gpulock, isolation: str
-) -> None:
-    """Tried: the same with ISOLATION. Stopped by: as above, and the cgroup or group of the job."""
+def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(guarded: Gpulock) -> None:
+    """Tried: the same with ISOLATION=cgroup. Stopped by: as above, and by the job's own cgroup."""
     dev = guarded.sge.lab / "dev"
     make_nodes(dev, GPUS)
     try:
         service = Service("gpulock-lab-execd.service", guarded.sge.execd_pid(NODE))
         try:
             site = Site(guarded, service, dev)
-            with driver_leaves_nodes_alone(guarded):
-                site.configure(isolation, LEFTOVER_PROCESSES="kill")
-                fair = Fair(guarded, [dev / f"nvidia{minor}" for minor in range(GPUS)], seeded())
-                fair.run()
-                wait_until(
-                    site.nothing_left,
-                    why=lambda: (
-                        f"no cgroup of a job to be left\n{describe_cgroups(service.places())}"
-                    ),
-                )
-                guarded.sge.clear_jobs()
+            site.configure(LEFTOVER_PROCESSES="kill")
+            fair = Fair(guarded, [dev / f"nvidia{minor}" for minor in range(GPUS)], seeded())
+            fair.run()
+            wait_until(
+                site.nothing_left,
+                why=lambda: f"no cgroup of a job to be left\n{describe_cgroups(service.places())}",
+            )
+            guarded.sge.clear_jobs()
         finally:
             service.close()
     finally:

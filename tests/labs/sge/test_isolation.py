@@ -24,7 +24,7 @@ from tests.labs.common.device_nodes import (
 )
 from tests.labs.common.report_node import observed
 from tests.labs.containers import job as container_job
-from tests.labs.containers.job import CDI, STARTS, WITH_DRIVER, Boxes, Seen
+from tests.labs.containers.job import CDI, STARTS, WITH_DRIVER, Boxes
 from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.isolation.test_isolation_kernel import inside
 from tests.labs.sge import jobs
@@ -41,7 +41,6 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
 ALL = {f"nvidia{n}" for n in range(GPUS)}
-CLOSED = 0o020660  # a character device that is root's alone
 BURNT = 3  # seconds of a processor
 BURN = f"import time\nwhile time.process_time() < {BURNT}:\n    pass\n"
 ROWS = 25 if jobs.SOAK else 1
@@ -58,10 +57,10 @@ class Site:
         self.programs = programs()
         self.probe = f"/usr/bin/python3 -IS {jobs.script(gpus, 'probe.py', PROBE)} {dev}\n"
 
-    def configure(self, isolation: str = "cgroup", **changes: str) -> None:
+    def configure(self, **changes: str) -> None:
         """Write the node's settings."""
         keys = {"SYS_ROOT": "/sys", "DEV_ROOT": str(self.dev), **changes}
-        self.gpus.configure(NODE, ISOLATION=isolation, **keys)
+        self.gpus.configure(NODE, ISOLATION="cgroup", **keys)
 
     def submit(self, *asked: str, script: str) -> JobId:
         """Submit a job of glalice to the node."""
@@ -199,9 +198,8 @@ def boxes(site: Site) -> Iterator[Boxes]:
         yield fitted
 
 
-def looked_round(site: Site, boxes: Boxes, isolation: str) -> tuple[set[str], dict[str, Seen]]:
-    """Let a job look round in every kind of container; return its devices and what it saw."""
-    site.configure(isolation, LEFTOVER_PROCESSES="kill", **boxes.keys)
+def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site, boxes: Boxes) -> None:
+    site.configure(LEFTOVER_PROCESSES="kill", **boxes.keys)
     jobs.command(site.gpus, NODE, "cdi", "--write")
     go = gate_file(site.gpus, "go")
     script = f"echo mine=$CUDA_VISIBLE_DEVICES\n{boxes.script()}{waiting_for(go)}"
@@ -215,23 +213,9 @@ def looked_round(site: Site, boxes: Boxes, isolation: str) -> tuple[set[str], di
     assert {name for name, one in boxed.items() if one.driver == boxes.version} == WITH_DRIVER
     wait_until(site.nothing_left, why="nothing to be left")  # of podman's own process neither
     assert site.gpus.locks(NODE) == {}
-    return own, boxed
-
-
-def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site, boxes: Boxes) -> None:
-    own, boxed = looked_round(site, boxes, "cgroup")
     assert len(own) == 2
     mine = {"ENXIO": own | {"nvidiactl"}}
     every = {name: {**mine, "EPERM": ALL - own} for name in STARTS}
-    assert {name: one.opens for name, one in boxed.items()} == {**every, CDI: mine}
-
-
-def test_by_group_a_job_opens_its_own_gpus_and_no_other_from_any_container(
-    grouped: Site, boxes: Boxes
-) -> None:
-    own, boxed = looked_round(grouped, boxes, "group")
-    mine = {"ENXIO": own | {"nvidiactl"}}
-    every = {name: {**mine, "EACCES": ALL - own} for name in STARTS}
     assert {name: one.opens for name, one in boxed.items()} == {**every, CDI: mine}
 
 
@@ -354,96 +338,6 @@ def test_a_shared_card_is_open_to_each_job_with_a_place_until_its_own_end(
 def opens(own: set[str]) -> dict[str, set[str]]:
     """Return what a probe finds that may open these GPUs alone."""
     return {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
-
-
-def closed(site: Site) -> set[tuple[int, int, int]]:
-    """Return owner, group and mode of the GPUs' nodes, once each."""
-    return {info for name, info in modes(site.dev).items() if name in ALL}
-
-
-@contextmanager
-def driver_leaves_nodes_alone(gpus: Gpulock) -> Generator[None]:
-    """Let the node's driver not open its device nodes again: ISOLATION=group needs that."""
-    params = gpus.drivers / NODE / "proc/driver/nvidia/params"
-    before = params.read_text()
-    params.write_text(before.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"))
-    try:
-        yield
-    finally:
-        params.write_text(before)
-
-
-@pytest.fixture
-def grouped(site: Site) -> Iterator[Site]:
-    """Give a node with ISOLATION=group."""
-    with driver_leaves_nodes_alone(site.gpus):
-        site.configure("group")
-        yield site
-
-
-@pytest.mark.attack
-def test_by_group_a_job_opens_its_own_gpus_and_no_other_job_of_its_user_does(
-    grouped: Site,
-) -> None:
-    """Tried: ISOLATION=group: jobs open every GPU, beside others of their user.
-
-    Stopped by: a GPU's node is open to the group that execd gave its job, and to no other.
-    """
-    go, both = gate_file(grouped.gpus, "go"), gate_file(grouped.gpus, "both")
-    script = waiting_for(both) + grouped.probe + "echo over\n" + waiting_for(go)
-    jobs = [grouped.submit("-l", "gpu=2", script=script) for _ in range(2)]
-    jobs.append(grouped.submit(script=script))
-    for job in jobs:
-        grouped.gpus.sge.wait_running(job)
-    both.touch()
-    for job in jobs:
-        own = grouped.own(job)
-        seen = opened(wait_said(grouped.gpus, job, "over"))
-        assert seen == {"ENXIO": own | {"nvidiactl"}, "EACCES": ALL - own}
-    assert len({name for job in jobs for name in grouped.own(job)}) == 4
-    go.touch()
-    for job in jobs:
-        grouped.gpus.sge.wait_done(job)
-    assert closed(grouped) == {(0, 0, CLOSED)}
-    assert grouped.left() == []
-
-
-def test_by_group_many_jobs_in_a_row_leave_every_node_closed(grouped: Site) -> None:
-    for _ in range(ROWS):
-        for job in (row(grouped, "-l", "gpu=1"), row(grouped, "-l", "gpu=1")):
-            wait_row(grouped, job)
-        assert closed(grouped) == {(0, 0, CLOSED)}
-
-
-def test_a_driver_that_opens_its_nodes_again_starts_no_job_by_group(site: Site) -> None:
-    site.configure("group")
-    job = site.submit("-l", "gpu=1", script="echo ran\n")
-    jobs.wait_refused(site.gpus, NODE, job)
-    site.gpus.sge.clear_queue_errors()
-    assert "NVreg_ModifyDeviceFiles=0" in said(site.gpus, job)
-    assert "ran" not in said(site.gpus, job).split()
-
-
-@pytest.mark.attack
-def test_a_group_that_is_handed_out_again_opens_no_older_jobs_device(grouped: Site) -> None:
-    """Tried: ISOLATION=group: a later job gets the group of one whose shepherd was killed.
-
-    Stopped by: its prolog closes each node of that group first; the older job keeps its lock.
-    """
-    gpus = grouped.gpus
-    go = gate_file(gpus, "go")
-    older = grouped.submit("-l", "gpu=1", script=waiting_for(go))
-    gpus.sge.wait_running(older)
-    device = grouped.dev / grouped.own(older).pop()
-    gid = jobs.group_of(gpus, NODE, older)
-    assert device.stat().st_gid == gid
-    kill_shepherd(gpus, NODE, older)  # the job lives on, and keeps its lock
-    next_one = grouped.submit(script="true\n")
-    gpus.sge.wait_settled(next_one)
-    assert device.stat().st_gid == 0
-    assert len(gpus.locks(NODE)) == 1
-    go.touch()
-    wait_until(lambda: reap(gpus, NODE) and not gpus.locks(NODE), why="the older job to be over")
 
 
 @pytest.mark.attack

@@ -14,7 +14,7 @@ from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.confined import COUNT, EVERY, Site, confined_site
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import SOAK, gate_file, kill_steps, reap, wait_requeued, waiting_for
+from tests.labs.slurm.jobs import SOAK, gate_file, kill_steps, reap, waiting_for
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.machines import USERS
 from tests.labs.slurm.modes import NODE, wait_empty, wait_said
@@ -190,16 +190,6 @@ def test_a_step_for_which_no_session_is_opened_does_not_start(site: Site) -> Non
     said = wait_said(site.gpus, job, "UsePAM=1")
     assert "ran" not in said.split()
     site.slurm.wait_state(job, "PENDING")  # by RequeueExit
-    site.slurm.scancel(job)
-
-
-def test_a_value_that_slurm_cannot_be_given_starts_no_job_and_drains_no_node(site: Site) -> None:
-    site.configure(ISOLATION="group")
-    job = site.submit("--gres=gpu:1", text="echo ran\n")
-    wait_requeued(site.gpus, job)
-    assert "ISOLATION=group needs the job's own supplementary group" in site.slurm.said(job)
-    assert "ran\n" not in site.slurm.said(job)
-    assert not site.slurm.is_out(NODE)
     site.slurm.scancel(job)
 
 

@@ -117,13 +117,12 @@ def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) 
     assert cell.jobs() == {running, OTHER}
 
 
-@pytest.mark.parametrize("isolation", ["cgroup", "off"])
-def test_the_epilog_of_a_slurm_job_takes_its_steps_cgroups_away(cell: Cell, isolation: str) -> None:
-    cell.settings["ISOLATION"] = isolation
+def test_the_epilog_of_a_slurm_job_takes_its_steps_cgroups_away(cell: Cell) -> None:
+    cell.settings["ISOLATION"] = "cgroup"
 
     assert end_step_isolation(cell.node(), "13") == ""
 
-    assert cell.jobs() == ({JOB} if isolation == "cgroup" else {JOB, OTHER})
+    assert cell.jobs() == {JOB}
 
 
 def test_who_still_lives_in_the_cgroup_of_a_job_that_is_over_opens_no_gpu(

@@ -51,7 +51,7 @@ class Kernel:
         patch.setattr(job, "begin_job_isolation", self.begin)
         patch.setattr(job, "end_job_isolation", self.end)
 
-    def begin(self, node: Node, who: job.IsolatedJob, granted: list[object], *_: object) -> None:
+    def begin(self, node: Node, who: job.IsolatedJob, granted: list[object]) -> None:
         del node
         self.asked.append((who.label, who.pid, [getattr(d, "minor", -1) for d in granted]))
         if self.refusal:
@@ -116,20 +116,6 @@ def test_each_job_with_a_place_is_confined_to_its_card_and_freed_alone(
     assert site.locks() == places[1:]
 
 
-def test_a_job_that_asks_for_a_place_is_refused_where_a_group_would_open_the_card(
-    site: Site, capfd: pytest.CaptureFixture[str]
-) -> None:
-    params = Path(site.settings["DRIVER_ROOT"]) / "params"
-    params.write_text("ModifyDeviceFiles: 0\n")
-
-    spooled = site.run(gpus(1, "gpu_share"), add_grp_id=20001)
-
-    assert start(site, spooled, ISOLATION="group", **SHARES) == JOB_ERROR
-
-    assert "cannot separate shares of a GPU" in capfd.readouterr().err
-    assert site.locks() == []
-
-
 def test_a_job_that_asked_for_none_is_confined_to_none(site: Site, kernel: Kernel) -> None:
     spooled = site.run()
     for hide in ("yes", "no"):
@@ -189,9 +175,8 @@ def test_an_epilog_that_cannot_free_the_job_gives_its_devices_back_all_the_same(
     assert site.locks() == []
 
 
-@pytest.mark.parametrize("isolation", ["group", "cgroup"])
-def test_under_isolation_a_mask_holds_uuids(isolation: str) -> None:
-    asked = {"ISOLATION": isolation, "VISIBLE_DEVICES": "index"}
+def test_under_isolation_a_mask_holds_uuids() -> None:
+    asked = {"ISOLATION": "cgroup", "VISIBLE_DEVICES": "index"}
 
     assert Settings(asked).visible_devices == "uuid"
     assert Settings({"VISIBLE_DEVICES": "index"}).visible_devices == "index"
@@ -299,11 +284,10 @@ def test_where_it_cannot_be_seen_who_started_the_shepherd_the_job_waits(
     assert kernel.asked == []
 
 
-@pytest.mark.parametrize("isolation", ["off", "group"])
-def test_only_a_cgroup_needs_the_launcher(site: Site, kernel: Kernel, isolation: str) -> None:
+def test_only_isolation_needs_the_launcher(site: Site, kernel: Kernel) -> None:
     spooled = site.run(pe="mpi", hosts=HOSTS)
 
-    assert start(site, spooled, ISOLATION=isolation) == RUN
+    assert start(site, spooled, ISOLATION="off") == RUN
 
 
 def test_a_job_without_a_parallel_environment_needs_no_launcher(site: Site, kernel: Kernel) -> None:

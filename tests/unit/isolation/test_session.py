@@ -32,11 +32,11 @@ class Kernel:
         patch.setattr(job, "begin_job_isolation", self.begin)
         patch.setattr(job, "end_job_isolation", self.end)
 
-    def begin(self, node: Node, who: job.IsolatedJob, granted: list[object], *_: object) -> None:
+    def begin(self, node: Node, who: job.IsolatedJob, granted: list[object]) -> None:
         del node
         if self.refusal:
             raise self.refusal
-        assert (who.pid, who.start, who.gid) == (STEPD, 1000, 0)
+        assert (who.pid, who.start) == (STEPD, 1000)
         self.confined.append((who.label, [getattr(d, "minor", -1) for d in granted]))
 
     def end(self, node: Node, who: job.IsolatedJob) -> str:
@@ -122,9 +122,8 @@ def test_a_fault_at_the_end_puts_no_finished_job_back(
     assert not [call for call in site.calls() if "requeue" in call]
 
 
-@pytest.mark.parametrize("isolation", ["off", "group"])
-def test_with_another_isolation_it_does_nothing(site: Site, kernel: Kernel, isolation: str) -> None:
-    site.set(ISOLATION=isolation)
+def test_without_isolation_it_does_nothing(site: Site, kernel: Kernel) -> None:
+    site.set(ISOLATION="off")
 
     assert run(site) == 0
     assert kernel.confined == []
@@ -266,31 +265,17 @@ def test_a_prolog_refuses_what_this_node_cannot_do_for_its_steps(tmp_path: Path)
     assert "neither the devices" in site.drained()[0]
 
 
-@pytest.mark.parametrize(("gpus", "count"), [("0,1", 2), (None, 0)])
+@pytest.mark.parametrize("gpus", ["0,1", None])
 def test_a_prolog_closes_slurmd_before_each_job_whether_it_asks_for_gpus_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str | None, count: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str | None
 ) -> None:
-    site, closed = Site(tmp_path), list[int]()
-    monkeypatch.setattr(steps, "find_slurmds", lambda *_: [])
-    monkeypatch.setattr(
-        job, "prepare_slurm_isolation", lambda _, slurmds, count: closed.append(count)
-    )
+    site, closed = Site(tmp_path), list[list[int]]()
+    monkeypatch.setattr(steps, "find_slurmds", lambda *_: [900])
+    monkeypatch.setattr(job, "prepare_slurm_isolation", lambda _, pids: closed.append(pids))
     site.set(ISOLATION="cgroup")
 
     assert site.prolog(12, gpus) == RUN
-    assert closed == [count]
-
-
-def test_an_isolation_that_slurm_has_no_groups_for_refuses_jobs_and_drains_no_node(
-    tmp_path: Path,
-) -> None:
-    """It is a value of the settings file: pushed to a cluster it drained each node."""
-    site = Site(tmp_path)
-    site.set(ISOLATION="group")
-
-    assert site.prolog() == RUN
-    assert "set ISOLATION=cgroup" in site.refused(12, "unknown")
-    assert (site.locks(), site.drained()) == ([], [])
+    assert closed == [[900]]
 
 
 def test_a_job_without_gpus_drains_no_node_that_cannot_confine(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_execd_is_told_not_to_use_scopes(value: str) -> None:
 def test_isolation_by_cgroup_and_scopes_do_not_go_together() -> None:
     states = found("ENABLE_ADDGRP_KILL=TRUE", "cgroup", scopes=True)
     assert states == [(FAULT, "set ENABLE_SYSTEMD=false in execd_params, or ISOLATION=off")]
-    assert found("ENABLE_ADDGRP_KILL=TRUE", "group", scopes=True) == []
+    assert found("ENABLE_ADDGRP_KILL=TRUE", "off", scopes=True) == []
 
 
 def test_the_rest_is_said_as_before() -> None:

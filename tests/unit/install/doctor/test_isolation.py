@@ -31,11 +31,6 @@ class Cell(Box):
         for name in ("devices/devices.deny", "unified/cgroup.procs", "unified/cgroup.controllers"):
             (self.cgroup / name).parent.mkdir(parents=True, exist_ok=True)
             (self.cgroup / name).touch()
-        self.params("0")
-
-    def params(self, value: str) -> None:
-        """Let the driver say whether it opens its nodes again."""
-        (self.driver / "params").write_text(f"ModifyDeviceFiles: {value}\n")
 
     def login(self, place: str, closed: bool = True) -> None:
         """Let users log in below a cgroup to which a program of ours is attached, or is not."""
@@ -80,18 +75,14 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
 def test_a_node_that_isolates_nothing_says_what_it_could(cell: Cell) -> None:
     (only,) = cell.checks("off")
     assert only.state == OK
-    assert "cgroup (version 1 and version 2), group" in only.what
-
-    cell.params("1")
-    assert "NVreg_ModifyDeviceFiles=0 first" in cell.checks("off")[0].what
+    assert only.what == "off; this node can do cgroup (version 1 and 2)"
 
 
 def test_a_node_that_can_do_nothing_says_so(cell: Cell) -> None:
-    (cell.driver / "params").unlink()
     for path in sorted(cell.cgroup.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
 
-    assert cell.checks("off")[0].what == "off; this node can do none"
+    assert cell.checks("off")[0].what.startswith("off; this node cannot do cgroup: ")
     assert cell.worst("cgroup").state == FAULT
 
 
@@ -101,7 +92,6 @@ def test_a_well_set_node_is_well(cell: Cell) -> None:
     cell.pam.write_text(LINE)
 
     assert {check.state for check in cell.checks("cgroup")} == {OK}
-    assert {check.state for check in cell.checks("group")} == {OK, FAULT}  # Slurm has no group
 
 
 @pytest.mark.parametrize(
@@ -167,15 +157,14 @@ def test_who_is_not_root_is_told_so(cell: Cell, monkeypatch: pytest.MonkeyPatch)
     assert worst.state == WARNING and worst.do == "run it as root"
 
 
-@pytest.mark.parametrize("isolation", ["cgroup", "group"])
-def test_a_strangers_process_of_a_daemons_name_is_no_daemon(cell: Cell, isolation: str) -> None:
-    before = cell.checks(isolation)
+def test_a_strangers_process_of_a_daemons_name_is_no_daemon(cell: Cell) -> None:
+    before = cell.checks("cgroup")
 
     for pid, name in ((70, "sge_execd"), (71, "slurmd")):
         cell.daemon(pid, name, "/user.slice/user-1234.slice")
         cell.proc.add(pid, name, uids=(1234, 0, 0, 0))
 
-    assert cell.checks(isolation) == before
+    assert cell.checks("cgroup") == before
 
 
 def test_doctor_says_whether_slurmd_is_closed_to_the_login_files_that_it_runs(cell: Cell) -> None:
@@ -211,13 +200,6 @@ def test_ways_round_that_cannot_be_closed_are_named(cell: Cell) -> None:
     for name in ("cgroup.procs", "cgroup.controllers"):
         (cell.cgroup / "unified" / name).unlink()
     assert "takes version 2" in cell.worst("cgroup").what
-
-
-def test_a_driver_that_opens_its_nodes_again_is_a_fault(cell: Cell) -> None:
-    cell.params("1")
-
-    worst = cell.worst("group")
-    assert worst.state == FAULT and "NVreg_ModifyDeviceFiles=0" in worst.do
 
 
 @pytest.mark.parametrize(

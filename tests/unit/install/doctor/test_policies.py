@@ -106,8 +106,6 @@ def test_the_places_of_each_card_are_told_and_whose_they_are(box: Box) -> None:
     assert places == (OK, f"{bus(0)} has 4 places, for one user at a time")
     box.settings["SHARE_USERS"] = "many"
     assert shares_of(box)[1][0] == WARNING
-    box.settings["ISOLATION"] = "group"
-    assert shares_of(box)[1][0] == FAULT
 
 
 def test_a_place_that_an_earlier_setting_gave_waits(box: Box) -> None:

@@ -70,7 +70,6 @@ EVERY_SETTING = {
     [
         {},
         EVERY_SETTING,
-        {"ISOLATION": "group"},
         {"SHARES": "0:4", "SHARE_MPS": "yes"},
         {"QUARANTINE_RESET": "yes"},
     ],
@@ -231,7 +230,6 @@ def test_the_daemon_keeps_the_capabilities_that_its_settings_need_and_no_more() 
     sight = {"CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_KILL"}
 
     assert capabilities() == sight
-    assert capabilities(ISOLATION="group") - sight == {"CAP_CHOWN"}
     assert capabilities(ISOLATION="cgroup") - sight == {"CAP_SYS_ADMIN"}
     assert capabilities(IDLE_COMMAND="/bin/mail") - sight == {"CAP_SETUID", "CAP_SETGID"}
 

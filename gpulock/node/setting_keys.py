@@ -72,8 +72,8 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     (
         "SLURM_COUNT",
         CHOICE,
-        "gpus|comment|slurmctld",
-        "source of the count, where gpulock selects: SLURM_JOB_GPUS, job comment, or slurmctld",
+        "gpus|slurmctld",
+        "source of the count, where gpulock selects: SLURM_JOB_GPUS or slurmctld",
     ),
     ("SLURM_GRES", WORDS, "gpu", "GRES names that count GPUs"),
     ("SLURM_SHARDS", CHOICE, "refuse|share", "what a job gets that asks for gres/shard"),

@@ -29,7 +29,6 @@ class SlurmHookCall:
     __slots__ = (
         "batch",
         "cluster",
-        "comment",
         "conf",
         "gpus",
         "job",
@@ -62,7 +61,6 @@ class SlurmHookCall:
         self.mps = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in environ
         sluid = environ.get("SLURM_JOB_SLUID", "")  # 25.11 and later
         self.sluid = sluid if is_slurm_name(sluid) else ""
-        self.comment = environ.get("SLURM_JOB_COMMENT", "")
         self.conf = environ.get("SLURM_CONF", "")
         # every component of a heterogeneous batch job has STDIN, its leader alone has the script
         self.batch = "SLURM_JOB_STDIN" in environ and self.leader in ("", self.job)

@@ -2,8 +2,7 @@
 """Which devices, or how many, a Slurm job gets on this node: from what its user cannot forge.
 
 Hot. Where Slurm chooses, the positions it gives. Where gpulock chooses, the number of them
-(gres.conf with Flags=no_gpu_env); of a GRES that is only counted, the comment that the site's
-job_submit wrote, or slurmctld's own word.
+(gres.conf with Flags=no_gpu_env); of a GRES that is only counted, slurmctld's own word.
 """
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal, one_line, shorten
@@ -75,8 +74,6 @@ def list_slurm_job_gres(call: SlurmHookCall, settings: Settings) -> list[tuple[s
     """
     if uses_slurm_job_gpus(settings):
         return [("", len(call.positions()))]
-    if settings.slurm_count == "comment":
-        return parse_gres_request(call.comment, settings.slurm_gres)
     from gpulock.slurm.scontrol import REQUESTS, SlurmctldClient, is_request_cut_off
 
     found = SlurmctldClient(settings, call.conf).job(call.job)

@@ -151,6 +151,13 @@ class Site(Box):
         """Run the Prolog of a job; return its exit code."""
         return prolog.main(self.environ(job, gpus, **changes), self.config())
 
+    def requested(self, job: int, gres: str, /, **changes: str) -> int:
+        """Run the Prolog of a job that asked for `gres`, as slurmctld says; return the code."""
+        path = self.root / "answer"
+        others = path.read_text().splitlines() if path.exists() else []
+        self.answers(*others, row(job, Gres=gres))
+        return self.prolog(job, None, **changes)
+
     def epilog(self, job: int = 12, /, gpus: str | None = "0,1", **changes: str) -> None:
         """Run the Epilog of a job, which must end with 0."""
         context = {"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", **changes}

@@ -218,14 +218,11 @@ class SlurmConfChecks:
             yield warning(f"{found}: only --gres works, not --gpus or --gpus-per-task", do)
 
     def submission(self) -> Iterator[Check]:
-        """Look at what keeps a job from naming its GPUs itself, and from draining its node."""
+        """Look at what keeps a job from draining its node."""
         now = self.conf.get("JobSubmitPlugins") or "none"
         do = "gpulock install slurm --dry-run shows job_submit.lua"
-        chooses = self.settings.slurm_device_selection == "gpulock"
         if has_submit_script(self.conf):
             yield ok(now)
-        elif chooses and self.settings.slurm_count == "comment":
-            yield fault(f"{now}, but SLURM_COUNT=comment: any user says how many", do)
         else:
             yield warning(f"{now}: any user drains a node by one large SPANK variable", do)
 

@@ -139,8 +139,7 @@ class SlurmPlanner(NodePlanner):
         if not starts:
             self.note("no job is protected before slurm.conf has the lines below, and is in force")
         elif not gres.counts_by_gres(self.settings):
-            count = self.settings.slurm_count
-            self.note(f"no trial job is run: SLURM_COUNT={count}, by which --gres=gpu:1 is none")
+            self.note("no trial job is run: SLURM_COUNT=slurmctld, by which --gres=gpu:1 is none")
         elif self.slurmds:
             self.plan_.trial = partial(run_slurm_trial, self.site, self.site.node_names()[0])
         return self.plan_
@@ -236,7 +235,7 @@ class SlurmPlanner(NodePlanner):
             found = Node(self.settings).devices_if_driver()
             node = self.site.node_names()[0]
             pages.append(place_gres_page(self.settings, found, listed.counted, node))
-        pages.append(texts.job_submit_lua_page(conf, self.settings))
+        pages.append(texts.job_submit_lua_page(conf))
         self.plan_.pages += [page for page in pages if page]
         for hook in hooks:
             for path in hook.others:

@@ -215,30 +215,17 @@ def gres_conf_page(entries: list[GresEntry], gres_conf: Path | None) -> list[str
     ]
 
 
-def job_submit_lua_page(conf: SlurmConf, settings: Settings) -> list[str]:
-    """Return the job_submit.lua, with the count of GPUs where the comment has it; pure.
-
-    Nothing where a script is in use and need not count.
-    """
-    by_comment = settings.slurm_device_selection == "gpulock" and settings.slurm_count == "comment"
-    if has_submit_script(conf) and not by_comment:
+def job_submit_lua_page(conf: SlurmConf) -> list[str]:
+    """Return the job_submit.lua, nothing where a script is in use; pure."""
+    if has_submit_script(conf):
         return []
-    why = [
+    return [
         "Recommended at the controller: JobSubmitPlugins=lua in slurm.conf, and job_submit.lua",
         "beside it. Without it any user drains a node: Slurm cannot start a Prolog or Epilog, of",
         "whatever site, whose job has a SPANK job-control variable of more than 128 KiB:",
+        "",
+        *[f"    {line}".rstrip() for line in LUA.splitlines()],
     ]
-    if by_comment:
-        why = [
-            "Into slurm.conf, since SLURM_COUNT=comment: JobSubmitPlugins=lua, and into",
-            "job_submit.lua beside it, at the controller (a user's own comment is replaced, and",
-            "may not be changed later: the prolog believes it; nor may SPANK variables be too",
-            "large for a Prolog, which would drain the node):",
-        ]
-    submit, modify = (COMMENT_SUBMIT, COMMENT_MODIFY) if by_comment else ("", "")
-    text = LUA.replace("@SUBMIT@", submit).replace("@MODIFY@", modify)
-    text = text.replace("@GRES@", settings.slurm_gres[0])
-    return [*why, "", *[f"    {line}".rstrip() for line in text.splitlines()]]
 
 
 LUA: Final = """\
@@ -251,26 +238,10 @@ function slurm_job_submit(job, partitions, uid)
       slurm.log_user("the SPANK variables of the job are too large for a Prolog")
       return slurm.ERROR
    end
-@SUBMIT@   return slurm.SUCCESS
+   return slurm.SUCCESS
 end
 
 function slurm_job_modify(job, record, partitions, uid)
-@MODIFY@   return slurm.SUCCESS
+   return slurm.SUCCESS
 end
-"""
-COMMENT_SUBMIT: Final = """\
-   if job.tres_per_job or job.tres_per_socket or job.tres_per_task then
-      slurm.log_user("ask for GPUs by --gres=@GRES@:N")
-      return slurm.ERROR
-   end
-   job.comment = job.tres_per_node or ""
-"""
-COMMENT_MODIFY: Final = """\
-   if job.comment and job.comment ~= (record.comment or "") then
-      slurm.log_user("the comment is gpulock's: it says how many GPUs a node of the job gets")
-      return slurm.ERROR
-   end
-   if job.tres_per_node then
-      job.comment = job.tres_per_node
-   end
 """

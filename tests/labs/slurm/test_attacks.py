@@ -14,7 +14,6 @@ import pytest
 
 from gpulock.install.slurm.slurm_conf import parse_scontrol_config
 from gpulock.install.slurm.texts import job_submit_lua_page
-from gpulock.node.settings import Settings
 from tests.labs.common.device_nodes import opened
 from tests.labs.common.hostile_jobs import STEERING, environ_bytes
 from tests.labs.common.processes import command_of
@@ -191,7 +190,7 @@ def test_variables_of_spank_that_no_prolog_can_start_with_reach_no_node(
     """
     version = "{}.{:02}.8".format(*slurm_gpus.slurm.release)
     conf = parse_scontrol_config(f"SLURM_VERSION           = {version}\n")
-    page = job_submit_lua_page(conf, Settings({}))
+    page = job_submit_lua_page(conf)
     text = "\n".join(page[page.index("") :])
     (slurm_gpus.slurm.lab / "etc/job_submit.lua").write_text(text)
     by_gpulock(slurm_gpus, extra={**SLURM_CONF, "JobSubmitPlugins": "lua"})

@@ -580,18 +580,18 @@ def test_srun_on_a_broken_node_is_told_why(slurm_gpus: Gpulock, mode: Mode) -> N
 
 @pytest.mark.short
 def test_nonsense_fails_its_job_alone_however_often(slurm_gpus: Gpulock) -> None:
-    by_gpulock(slurm_gpus, {"SLURM_GRES": "gpux", "SLURM_COUNT": "comment"}, gres="count")
+    """Slurm counts more than the node has, and types that it has not."""
+    keys = {"SLURM_GRES": "gpux", "SLURM_COUNT": "slurmctld"}
+    by_gpulock(slurm_gpus, keys, gres="count", counts={"v100": 9, "h100": 1, "share": 1})
     slurm = slurm_gpus.slurm
     asked = {
-        "gres:gpux:99": "invalid request: 99 GPUs asked for, this node has 4",
-        "gres:gpux:two\nx": "invalid request: the request 'gres:gpux:two?x' cannot be read",
-        "gres:gpux:1,gres:gpux:1": "invalid request: the request 'gres:gpux:1,gres:gpux:1' ",
-        "gres:gpux:1.5": "invalid request: the request 'gres:gpux:1.5' cannot be read",
+        "gpux:v100:9": "invalid request: 9 of model v100 asked for",
+        "gpux:h100:1": "invalid request: model h100",
+        "gpux:v100:1,gpux:v100:1": "names gpux twice",
+        "gpux:v100:1,gpux:share:1": "invalid request: a share and other GPUs",
     }
     jobs = {
-        slurm.submit(
-            user, "-w", NODE, "--gres=gpux:1", f"--comment={text}", script="echo ran\n"
-        ): why
+        slurm.submit(user, "-w", NODE, f"--gres={text}", script="echo ran\n"): why
         for text, why in asked.items()
         for user in ("slalice", "slbob")
     }

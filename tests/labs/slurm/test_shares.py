@@ -152,13 +152,9 @@ def test_a_card_of_one_user_takes_no_other_users_share(slurm_gpus: Gpulock) -> N
     assert card(places(slurm_gpus, other)[0]) == card(places(slurm_gpus, mine)[0])
 
 
-def test_a_place_is_asked_for_in_the_comment_and_slurmd_lists_what_it_counts(
-    slurm_gpus: Gpulock,
-) -> None:
+def test_slurmd_lists_the_places_that_it_counts(slurm_gpus: Gpulock) -> None:
     sharing(slurm_gpus, ONE, "gpulock", share=2 * PLACES)
-    configure(slurm_gpus, SHARES=ONE, SLURM_COUNT="comment")
-    words = ("--gres=gpux:share:2", "--comment=gres:gpux:share:2")  # as job_submit.lua writes it
-    job = slurm_gpus.slurm.submit("slalice", "-w", NODE, *words, script=SHOW + SLEEP)
+    job = share_job(slurm_gpus, count=2)
     assert f"share=2/{PLACES}." in wait_said(slurm_gpus, job, "mask=")
     assert len(places(slurm_gpus, job)) == 2
     slurm = slurm_gpus.slurm

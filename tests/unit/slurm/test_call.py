@@ -18,10 +18,10 @@ NAMES = ("SLURMD_NODENAME", "SLURM_CLUSTER_NAME")
 
 
 def test_a_call_is_what_slurmd_says(site: Site) -> None:
-    call = site.call(12, "0,1", SLURM_JOB_RESTART_COUNT="2", SLURM_JOB_COMMENT="gres:gpux:2")
+    call = site.call(12, "0,1", SLURM_JOB_RESTART_COUNT="2")
     assert (call.job, call.uid, call.restart, call.who) == ("12", UID, 2, "job 12")
     assert (call.slurmd, call.cluster, call.partition) == ("n1", "lab", "main")
-    assert (call.user, call.comment) == ("alice", "gres:gpux:2")
+    assert call.user == "alice"
     assert (call.nodes, call.gpus, call.conf) == (1, "0,1", str(site.root / "slurm.conf"))
 
 
@@ -66,7 +66,7 @@ def test_what_may_be_missing_has_a_meaning(site: Site) -> None:
         del environ[key]
     call = SlurmHookCall(environ)
     assert (call.user, call.partition, call.restart, call.nodes) == (str(UID), "", 0, 1)
-    assert (call.gpus, call.conf, call.batch, call.comment) == (None, "", False, "")
+    assert (call.gpus, call.conf, call.batch) == (None, "", False)
 
 
 def test_only_a_job_with_a_script_has_a_standard_input(site: Site) -> None:

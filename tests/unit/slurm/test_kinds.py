@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.slurm.prolog import GO_ON, NODE_BROKEN
-from tests.support.slurm_site import Site, row
+from tests.support.slurm_site import Site
 from tests.support.trees import bus
 
-OURS = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "comment"}
-ASKED = {**OURS, "SLURM_COUNT": "slurmctld"}
+OURS = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "slurmctld"}
 COUNTED = {**OURS, "SLURM_COUNT": "gpus"}
 
 
@@ -26,31 +25,24 @@ def two_models(site: Site) -> Site:
     return site
 
 
-def granted(site: Site, comment: str, job: int = 12) -> list[str]:
-    assert site.prolog(job, None, SLURM_JOB_COMMENT=comment) == GO_ON
+def granted(site: Site, gres: str, job: int = 12) -> list[str]:
+    assert site.requested(job, gres) == GO_ON
     return [device.id for device in site.note(job).devices]
 
 
-def refused(site: Site, comment: str, job: int = 12) -> str:
-    assert site.prolog(job, None, SLURM_JOB_COMMENT=comment) == GO_ON
+def refused(site: Site, gres: str, job: int = 12) -> str:
+    assert site.requested(job, gres) == GO_ON
     assert site.note(job).devices == []
     return site.note(job).refused
 
 
-def test_the_type_of_a_comment_is_the_model_that_is_given(two_models: Site) -> None:
+def test_the_type_of_a_request_is_the_model_that_is_given(two_models: Site) -> None:
     assert granted(two_models, "gres:gpu:h200:2") == [bus(2), bus(3)]
     assert granted(two_models, "gres:gpu:nvidia_a100:1", 13) == [bus(0)]
 
 
 def test_several_types_are_given_to_one_job(two_models: Site) -> None:
     assert granted(two_models, "gpu:h200:1,gpu:a100:2") == [bus(0), bus(1), bus(2)]
-
-
-def test_slurmctlds_word_is_followed_as_well(two_models: Site) -> None:
-    two_models.set(**ASKED)
-    two_models.answers(row(12, Gres="gres:gpu:h200:1"))
-    assert two_models.prolog(12, None) == GO_ON
-    assert [device.id for device in two_models.note(12).devices] == [bus(2)]
 
 
 def test_a_type_that_is_not_here_is_told_with_what_is(two_models: Site) -> None:

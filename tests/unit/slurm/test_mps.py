@@ -19,7 +19,7 @@ SERVER = 4242
 @pytest.fixture
 def shared(site: Site) -> Site:
     """The last card has four places, and MPS."""
-    ours = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "comment"}
+    ours = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "slurmctld"}
     site.set(**ours, SHARES="3:4", SHARE_MPS="yes")
     site.proc.add(SERVER)
     return site
@@ -36,7 +36,7 @@ def test_a_job_with_places_starts_when_mps_runs(
         Path(shared.lock, "locks", shared.locks()[0], "mps").write_text(mark)
 
     monkeypatch.setattr(time, "sleep", start_mps)
-    assert shared.prolog(12, None, SLURM_JOB_COMMENT="gpu:share:2") == GO_ON
+    assert shared.requested(12, "gpu:share:2") == GO_ON
     assert waited == [[]], "its tasks were told before"
     assert shared.granted() == [f"{bus(3)}.share1", f"{bus(3)}.share2"]
 
@@ -45,11 +45,11 @@ def test_a_job_whose_mps_does_not_come_keeps_no_place(
     shared: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mps, "READY_SECONDS", 0.0)
-    assert shared.prolog(12, None, SLURM_JOB_COMMENT="gpu:share:2") == GO_ON
+    assert shared.requested(12, "gpu:share:2") == GO_ON
     assert "the MPS of this card is not ready" in shared.refused()
     assert (shared.locks(), shared.drained()) == ([], [])
 
 
 def test_a_job_of_whole_cards_waits_for_no_mps(shared: Site) -> None:
-    assert shared.prolog(12, None, SLURM_JOB_COMMENT="gpu:1") == GO_ON
+    assert shared.requested(12, "gpu:1") == GO_ON
     assert shared.granted() == [bus(0)]

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.support.clock import VirtualClock
-from tests.support.slurm_site import RUN, UID, Site, row
+from tests.support.slurm_site import RUN, UID, Site
 from tests.support.trees import BOOT, HOST_NS, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -123,24 +123,17 @@ def test_where_gpulock_chooses_the_positions_are_only_counted(site: Site) -> Non
     assert site.note().positions == ["2", "3"]
 
 
-def test_where_only_a_comment_counts_that_is_the_request(site: Site) -> None:
-    site.set(**OURS, SLURM_COUNT="comment", SLURM_GRES="gpux")
-    assert site.prolog(12, None, SLURM_JOB_COMMENT="gres:gpux:3") == RUN
+def test_where_slurmctld_counts_it_is_asked_once(site: Site) -> None:
+    site.set(**OURS, SLURM_COUNT="slurmctld", SLURM_GRES="gpux")
+    assert site.requested(12, "gres:gpux:3") == RUN
+    assert [call[0] for call in site.calls()] == ["squeue"]
     assert len(site.granted()) == 3
     assert site.note().positions == []
-    assert site.prolog(13, None, SLURM_JOB_COMMENT="gres:gpu:3") == RUN
+    assert site.requested(13, "gres:gpu:3") == RUN
     assert site.granted(13) == []
 
 
-def test_where_slurmctld_counts_it_is_asked_once(site: Site) -> None:
-    site.set(**OURS, SLURM_COUNT="slurmctld")
-    site.answers(row(12, Gres="gres:gpu:2"))
-    assert site.prolog(12, None) == RUN
-    assert len(site.granted()) == 2
-    assert [call[0] for call in site.calls()] == ["squeue"]
-
-
-@pytest.mark.parametrize("keys", [{}, OURS, {**OURS, "SLURM_COUNT": "comment"}])
+@pytest.mark.parametrize("keys", [{}, OURS])
 def test_a_job_without_gpus_is_noted_as_such_and_needs_no_driver(
     site: Site, keys: dict[str, str]
 ) -> None:

@@ -182,20 +182,17 @@ def test_a_list_of_gpus_that_is_garbage_is_could_not_be_found_out(
 
 
 def test_a_request_that_makes_no_sense_fails_its_job_and_never_drains(site: Site) -> None:
-    site.set(**OURS, SLURM_COUNT="comment", EXPECTED_GPUS="4")
+    site.set(**OURS, SLURM_COUNT="slurmctld", EXPECTED_GPUS="4")
     for number in range(20, 26):
-        assert (
-            site.prolog(number, None, SLURM_JOB_COMMENT="gpu:5", SLURM_JOB_USER=f"u{number}") == 0
-        )
+        assert site.requested(number, "gpu:5", SLURM_JOB_USER=f"u{number}") == 0
         site.refused(number, "invalid request", 1)
-    assert (site.calls(), site.locks()) == ([], [])
+    assert ({call[0] for call in site.calls()}, site.locks()) == ({"squeue"}, [])
 
 
 def test_requests_that_nobody_understands_fail_their_jobs_and_drain_nothing(site: Site) -> None:
-    site.set(**OURS, SLURM_COUNT="comment")
+    site.set(**OURS, SLURM_COUNT="slurmctld")
     for number, user in enumerate(("alice", "alice", "bob", "carol"), 13):
-        job = {"SLURM_JOB_COMMENT": "gpu:x:y", "SLURM_JOB_USER": user}
-        assert site.prolog(number, None, **job) == RUN
+        assert site.requested(number, "gpu:x:y", SLURM_JOB_USER=user) == RUN
         site.refused(number, "invalid request", 1)
     assert site.drained() == []
 

@@ -14,7 +14,7 @@ from gpulock.job import environment, job_map
 from gpulock.slurm import note, prolog
 from gpulock.store import atomic, claim_records
 from gpulock.store.locks import LockStore
-from tests.support.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Failing, Site
+from tests.support.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Failing, Site, row
 from tests.support.trees import bus
 
 pytestmark = pytest.mark.slow
@@ -63,8 +63,9 @@ def test_a_state_dir_that_cannot_be_written_is_a_broken_node(site: Site) -> None
 @pytest.mark.parametrize("gpus", ["0,0", "x", "0\n1"])
 def test_slurms_list_is_not_read_where_it_does_not_count(site: Site, gpus: str) -> None:
     """Strange positions beside a count from elsewhere stop nothing and leave nothing behind."""
-    site.set(**OURS, SLURM_COUNT="comment")
-    assert site.prolog(12, gpus, SLURM_JOB_COMMENT="gpu:1") == RUN
+    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.answers(row(12, Gres="gpu:1"))
+    assert site.prolog(12, gpus) == RUN
     assert site.locks() == site.granted() == [bus(0)]
     assert (site.note().positions, site.holder(0).positions) == ([], "")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices a Slurm job gets, or how many: from Slurm's positions, a comment, or slurmctld."""
+"""Which devices a Slurm job gets, or how many: from Slurm's positions or slurmctld."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ def wanted(site: Site, call: SlurmHookCall, **keys: str) -> tuple[str, ...]:
 
 def job_count(call: SlurmHookCall, keys: Settings) -> int:
     return sum(number for _, number in request.list_slurm_job_gres(call, keys))
-
-
-def commented(site: Site, comment: str) -> SlurmHookCall:
-    return site.call(gpus=None, SLURM_JOB_COMMENT=comment)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +89,14 @@ def test_a_number_that_is_none_is_not_taken_for_one_device(text: str) -> None:
     assert refusal(lambda: gres_count(text, ("gpu",))).kind == INVALID_REQUEST
 
 
-def test_a_comment_of_control_characters_is_refused_in_one_line() -> None:
+def test_a_request_of_control_characters_is_refused_in_one_line() -> None:
     refusal(lambda: gres_count("gpu:a:b:c:\n\x1b[2J\udcff", ("gpu",)))
 
 
 def test_where_slurm_chooses_its_list_is_the_count_whatever_else_is_set(site: Site) -> None:
     call = site.call(gpus="1,3", SLURM_JOB_COMMENT="gres:gpu:4")
-    assert job_count(call, settings(site, SLURM_COUNT="comment")) == 2
-    assert wanted(site, call, SLURM_COUNT="comment") == (bus(1), bus(3))
+    assert job_count(call, settings(site, SLURM_COUNT="slurmctld")) == 2
+    assert wanted(site, call, SLURM_COUNT="slurmctld") == (bus(1), bus(3))
 
 
 def test_where_gpulock_chooses_the_length_of_slurms_list_is_the_count(site: Site) -> None:
@@ -118,20 +114,8 @@ def test_a_job_without_gpus_needs_no_map_and_no_slurmctld(site: Site) -> None:
     assert site.calls() == []
 
 
-def test_the_comment_counts_only_where_the_site_says_so(site: Site) -> None:
-    keys = settings(
-        site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment", SLURM_GRES="gpux gpuy"
-    )
-    assert job_count(commented(site, "gres:gpux:2,gres:gpuy"), keys) == 3
-    assert job_count(commented(site, "gres:gpu:2"), keys) == 0
-    assert job_count(commented(site, ""), keys) == 0
-    assert job_count(site.call(gpus=None), keys) == 0
-    plain = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpux")
-    assert job_count(commented(site, "gres:gpux:2"), plain) == 0
-
-
 @pytest.mark.parametrize(("gres", "count"), [("gres:gpu:3", 3), ("gpu", 1), ("N/A", 0), ("", 0)])
-def test_slurmctld_is_asked_only_where_the_site_says_so(site: Site, gres: str, count: int) -> None:
+def test_slurmctlds_word_is_the_count_and_no_comment(site: Site, gres: str, count: int) -> None:
     site.answers(row(12, Gres=gres))
     keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
     assert job_count(site.call(gpus=None, SLURM_JOB_COMMENT="gres:gpu:4"), keys) == count

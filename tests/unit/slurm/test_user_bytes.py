@@ -15,6 +15,7 @@ from gpulock.slurm.scontrol import FIELDS, WIDTH, parse_squeue_row
 from gpulock.slurm.steps import parse_stepd_title
 from tests.support.mutations import try_a_million
 from tests.support.slurm_site import RUN, Site, gres_count
+from tests.support.slurm_site import row as squeue_row
 
 # as os.environ has them: no zero byte, what is no UTF-8 is escaped
 TEXTS = st.one_of(
@@ -93,13 +94,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["gpus", "comment"])
+@pytest.mark.parametrize("way", ["gpus", "slurmctld"])
 @given(values=st.fixed_dictionaries({}, optional=dict.fromkeys(OWNERS, TEXTS)))
 def test_no_value_of_the_owners_fails_prolog_or_epilog(
     site: Site, way: str, values: dict[str, str]
 ) -> None:
     site.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT=way, SLURM_GRES="gpux,gpu")
     job = next(NUMBERS)
+    site.answers(squeue_row(job, Gres="gres:gpux:1"))
 
     assert site.prolog(job, "0,1", **values) == RUN
     assert site.drained() == []

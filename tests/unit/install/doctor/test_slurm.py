@@ -101,11 +101,6 @@ def gpulock_chooses_and_slurm_constrains(node: SlurmNode) -> None:
     constrain(node)
 
 
-def count_by_comment(node: SlurmNode) -> None:
-    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment")
-    node.put("JobSubmitPlugins", "(null)")
-
-
 def reorder(node: SlurmNode, numbers: str = "[2,0-1,3-7]") -> None:
     node.list_gpus(f"Type=(null) Count=8 Index=0 ID=7 File={node.device(numbers)}")
     gres = node.conf.with_name("gres.conf")
@@ -336,7 +331,6 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (flag_for_nobody_here, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (flag_for_some_cards, "gres.conf", "Slurm names cards too", "restart slurmd"),
-        (count_by_comment, "JobSubmitPlugins", "any user says how many", "job_submit.lua"),
         (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "nvidia0,/"),
         (part_of_the_cards, "order of gres.conf", "GPU 0 is card 2", "name all cards"),
         (edit_gres_conf, "slurm-map", "changed since it was compared", "start gpulockd"),

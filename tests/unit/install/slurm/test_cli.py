@@ -55,11 +55,11 @@ def test_uninstall_says_that_it_is_done_or_that_there_was_nothing(node: SlurmNod
 
 def test_where_a_trial_job_would_prove_nothing_the_reason_is_said(node: SlurmNode) -> None:
     node.put_hooks()
-    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment", SLURM_GRES="gpux")
+    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld", SLURM_GRES="gpux")
 
     said = " ".join(install(node).output.split())
 
-    assert "no trial job is run: SLURM_COUNT=comment, by which --gres=gpu:1 is none" in said
+    assert "no trial job is run: SLURM_COUNT=slurmctld, by which --gres=gpu:1 is none" in said
     assert "--yes runs one" not in said
 
 

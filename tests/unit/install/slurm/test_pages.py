@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from tests.support.slurm_node import SlurmNode, told
-from tests.support.slurm_site import gres_count
 
 
 def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
@@ -133,18 +132,7 @@ def test_the_lines_are_shown_by_which_slurm_counts_places(node: SlurmNode) -> No
 
 def test_a_script_keeps_variables_that_would_drain_a_node_from_jobs(node: SlurmNode) -> None:
     text = told(node)
-    assert "job.spank_job_env" in text and "job.comment" not in text
+    assert "job.spank_job_env" in text
 
     node.put("JobSubmitPlugins", "logging,job_submit/lua")  # the site's own, which we do not see
     assert "job.spank_job_env" not in told(node)
-
-
-def test_for_a_count_in_the_comment_the_submit_script_is_shown(node: SlurmNode) -> None:
-    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment", SLURM_GRES="gpux")
-
-    text = told(node)
-
-    assert "JobSubmitPlugins=lua" in text
-    assert 'job.comment = job.tres_per_node or ""' in text
-    assert "--gres=gpux:N" in text
-    assert gres_count("gres:gpux:2", ("gpux",)) == 2  # what tres_per_node holds in 22.05

@@ -17,6 +17,7 @@ PAGES: Final = (
     "*.md",
     "docs/**/*.md",
     "docs/**/*.svg",
+    "docs/examples/*",
     "exporter/README.md",
     "tests/gpu/README.md",
     "LICENSE",

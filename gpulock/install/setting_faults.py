@@ -41,6 +41,8 @@ def find_setting_faults(settings: Settings) -> Iterator[str]:
         yield f"HEALTH_COMMAND={settings.health_command[0]}: no such program"
     if settings.idle_command and not os.access(settings.idle_command, os.X_OK):
         yield f"IDLE_COMMAND={settings.idle_command}: no such program"
+    if settings.idle_kill and not settings.idle_command:
+        yield f"IDLE_KILL={settings.idle_kill:.0f}: ends no job without IDLE_COMMAND"
 
 
 def parse_http_url(url: str) -> SplitResult | None:

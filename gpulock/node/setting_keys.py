@@ -107,8 +107,8 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("REPORT_COMMAND", PATH, "/usr/local/bin/gpulock", "the gpulock that prints it in an epilog"),
     ("REPORT_DIR", PATH, "", "folder shared by all nodes for the reports of jobs"),
     ("IDLE_WARN", LIMIT, "0", "observed idle time of a claim before IDLE_COMMAND runs"),
-    ("IDLE_COMMAND", PATH, "", "program that gpulockd runs once for an idle claim"),
-    ("IDLE_KILL", LIMIT, "0", "observed idle time of a claim before its job is ended"),
+    ("IDLE_COMMAND", PATH, "", "program that gpulockd runs for an idle claim: docs/reports.md"),
+    ("IDLE_KILL", LIMIT, "0", "observed idle time of a claim before IDLE_COMMAND ends it"),
     ("ISOLATION", CHOICE, "off|cgroup", "how the kernel denies a job other jobs' devices"),
     (
         "LEFTOVER_PROCESSES",

@@ -92,8 +92,8 @@ def standing_claim_tokens(report: ReconcileReport) -> set[str]:
 NAME: Final = "idle"
 WARN: Final = "warn"  # said in the journal; its command is due
 WARNED: Final = "told"  # the command of its warning has ended, or there is none
-ENDING: Final = "ending"  # its scheduler is being told to end it
-KILL: Final = "kill"  # its scheduler was told
+ENDING: Final = "ending"  # the command that is to end it was begun
+KILL: Final = "kill"  # that command has succeeded
 
 
 class IdleNotes:

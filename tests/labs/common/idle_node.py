@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two tasks of one array on a node: one works, one idles, and gpulockd ends the one that idles."""
+"""Two tasks of one array on a node: one works, and the shipped script ends the one that idles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.support.wait import wait_until
 
 BUSY = 90  # percent
 WARN, KILL = "2", "4"  # observed seconds
-COMMAND = '#!/bin/sh\necho "$1 $GPULOCK_JOB_ID $GPULOCK_TASK_ID $GPULOCK_DEVICES" >> {}\n'
+SCRIPT = Path(__file__).parents[3] / "docs/examples/end-idle-job"
+TELL = 'echo "$1 $GPULOCK_JOB_ID $GPULOCK_TASK_ID $GPULOCK_DEVICES"'
 
 
 class Idling:
@@ -44,7 +45,7 @@ def keys(place: Path) -> dict[str, str]:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     command = place / "command"
-    command.write_text(COMMAND.format(place / "told"))
+    command.write_text(f'#!/bin/sh\n{TELL} >> {place}/told\nexec {SCRIPT} "$1"\n')
     command.chmod(0o755)
     return {
         "EXPORTER_DIR": str(place / "exporter"),
@@ -72,7 +73,6 @@ def assert_ends_the_idle_one(
     daemon: Daemon,
     locks: Callable[[], dict[str, Owner]],
     idle: str,
-    how: str,
 ) -> None:
     """Let one of two devices in use do nothing: its task is warned, then ended, the other not."""
     before = locks()
@@ -87,9 +87,9 @@ def assert_ends_the_idle_one(
     assert node.told() == []
     node.idle(idle)
     daemon.rounds_until(ended, f"{record.job()} to be ended")
-    facts = f"{record.job_id} {record.task_id or 1} {idle}"
+    facts = f"{record.job_id} {record.task_id} {idle}"
     wait_until(lambda: len(node.told()) > 1, why="the command to be told")
     daemon.goes_round()
     assert node.told() == [f"warn {facts}", f"kill {facts}"]
-    assert how in daemon.said()
+    assert "IDLE_COMMAND kill" in daemon.said()
     assert {name: one.token for name, one in locks().items()} == {other: before[other].token}

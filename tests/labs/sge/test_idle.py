@@ -25,7 +25,6 @@ def test_the_task_that_idles_is_warned_and_deleted_and_no_other(gpus: Gpulock) -
         wait_until(lambda: len(gpus.locks(NODE)) == 2, why="two tasks to have their GPUs")
         sge.wait_state(job, "r")
         (idle,) = [name for name, one in gpus.locks(NODE).items() if one.task_id == "2"]
-        how = f"deleted (qdel {job} -t 2)"
-        assert_ends_the_idle_one(node, daemon, lambda: gpus.locks(NODE), idle, how)
+        assert_ends_the_idle_one(node, daemon, lambda: gpus.locks(NODE), idle)
         wait_until(lambda: not sge.state(job, 2), why="qmaster to forget it")
         assert sge.state(job, 1) == "r"

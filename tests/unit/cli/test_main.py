@@ -155,6 +155,7 @@ def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
         ("PROMETHEUS_URL=http://u:pw@:90\n", ": PROMETHEUS_URL=http://:90: neither http:"),
         ("WEB_CONFIG=/none/web.yml\n", ": WEB_CONFIG=/none/web.yml: no such file"),
         ("IDLE_COMMAND=/none/mail\n", ": IDLE_COMMAND=/none/mail: no such program"),
+        ("IDLE_KILL=60\n", ": IDLE_KILL=60: ends no job without IDLE_COMMAND"),
     ],
 )
 def test_config_check_says_file_and_line_of_the_first_fault(

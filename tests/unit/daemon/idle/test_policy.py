@@ -3,30 +3,25 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import re
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpulock import errors
 from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
-from gpulock.daemon.idle import command, policy
+from gpulock.daemon.idle import command
 from gpulock.daemon.idle.command import (
     build_idle_environment,
     check_program_trust,
     is_safe_shell_word,
 )
+from gpulock.daemon.idle.idle_claims import IdleClaim
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
-from gpulock.errors import Refusal
-from gpulock.slurm.scontrol import COLUMNS
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from tests.support.history_site import Ended
@@ -42,7 +37,8 @@ class Lab(Ended):
     def __init__(self, root: Path, **keys: str) -> None:
         self.told_file = root / "told"
         self.program = root / "command"
-        self.script(f'env | sort >> "{self.told_file}"; echo "$@" >> "{self.told_file}"')
+        self.writes = f'{{ env | sort; echo "$1 $GPULOCK_JOB_ID"; }} >> "{self.told_file}"'
+        self.script(self.writes)
         defaults = {"IDLE_WARN": "600", "IDLE_COMMAND": str(self.program)}
         super().__init__(root, 4, **{**defaults, **keys})
         self.said: list[str] = []
@@ -89,7 +85,6 @@ class Lab(Ended):
         """Let go on what has begun or waits, as the loop does, until there is nothing left."""
         while self.idle.due < float("inf"):
             self.finish_command()
-            self.finish_end()
             self.idle.run_due(self.now())
 
     def finish_command(self) -> None:
@@ -97,11 +92,6 @@ class Lab(Ended):
         command = self.idle.command
         if command is not None:
             os.waitid(os.P_PID, command.pid, os.WEXITED | os.WNOWAIT)
-
-    def finish_end(self) -> None:
-        """Wait for the scheduler that is told to end a job."""
-        if self.idle.ending is not None:
-            assert self.idle.ending[1].wait(20)
 
     def restart(self) -> None:
         """Let another gpulockd take over."""
@@ -112,6 +102,11 @@ class Lab(Ended):
         """Return the jobs that the command was run for, in order."""
         text = self.told_file.read_text() if self.told_file.exists() else ""
         return re.findall("^GPULOCK_JOB_ID=(.*)$", text, re.MULTILINE)
+
+    def killed(self) -> list[str]:
+        """Return the jobs that the command was to end, in order."""
+        text = self.told_file.read_text() if self.told_file.exists() else ""
+        return re.findall("^kill (.*)$", text, re.MULTILINE)
 
     def facts(self) -> dict[str, str]:
         """Return the last facts that the command was told."""
@@ -269,10 +264,11 @@ def test_a_command_that_others_could_have_written_is_not_run(
 
 def test_what_a_user_could_have_chosen_is_a_plain_word_or_nothing(lab: Lab) -> None:
     own = lab.hold(0, ago=HOUR, user="-x; rm", queue="$(id)", job_id="12 13")
-    facts = build_idle_environment(lab.node(), own, (bus(0),), 5.0, "warn", clock_boottime())
+    claim = IdleClaim(own, (bus(0),), 5.0, alive=True)
+    facts = build_idle_environment(lab.node().settings, claim, "warn", clock_boottime())
     assert (facts["GPULOCK_USER"], facts["GPULOCK_QUEUE"], facts["GPULOCK_JOB_ID"]) == ("", "", "")
     assert facts["GPULOCK_UID"] == "1000"
-    assert set(facts) - {"PATH"} == {key for key in facts if key.startswith("GPULOCK_")}
+    assert set(facts) - {"PATH", "SGE_CELL"} == {key for key in facts if key.startswith("GPULOCK_")}
     assert not any(
         is_safe_shell_word(word) for word in ("", "-a", "a b", "a\n", "`a`", "a;b", "x" * 300)
     )
@@ -288,77 +284,49 @@ def test_nothing_is_done_that_could_not_be_noted_before(lab: Lab) -> None:
     assert len(lab.said) == 1 and "is suspended" in lab.said[0]
 
 
-def test_nobody_is_killed_unless_that_is_set(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_killed_unless_that_is_set(lab: Lab) -> None:
     own = lab.hold(0, ago=HOUR)
     lab.sample(lab.idles(own, 0, 3000.0, observed=3500.0))
-
-    def kill(_: object, __: Owner) -> str:
-        pytest.fail("nobody asked for that")
-
-    monkeypatch.setattr(policy, "terminate_idle_job", kill)
     lab.round()
     lab.round()
+    assert (lab.warned(), lab.killed()) == (["12"], [])
 
 
-class Ends:
-    """Whom the policy ends, by token; `fails` is why a scheduler does not do it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.tokens: list[str] = []
-        self.fails = ""
-        monkeypatch.setattr(policy, "terminate_idle_job", self._kill)
-
-    def _kill(self, _: object, record: Owner) -> str:
-        if self.fails:
-            raise Refusal(errors.UNKNOWN, self.fails, "is it up?")
-        self.tokens.append(record.token)
-        return "deleted"
-
-
-def test_a_warning_comes_before_the_end_and_the_end_comes_once(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends = Ends(monkeypatch)
+def test_a_warning_comes_before_the_end_and_the_end_comes_once(lab: Lab) -> None:
     lab.settings["IDLE_KILL"] = "1200"
     own = lab.hold(0, ago=HOUR)
     lab.passes(0, (own, 0))
     lab.round()
     lab.passes(600, (own, 0))
     lab.round(state=UNKNOWN)
-    assert (lab.warned(), ends.tokens) == (["12"], [])
+    assert (lab.warned(), lab.killed()) == (["12"], [])
     for _ in range(3):
         lab.round()
-    assert ends.tokens == ["feed"]
+    assert (lab.warned(), lab.killed()) == (["12", "12"], ["12"])
     assert lab.facts()["GPULOCK_EVENT"] == "kill"
-    assert lab.warned() == ["12", "12"]
+    assert lab.said[-1].endswith("observed seconds: IDLE_COMMAND kill")
 
 
-def test_who_is_warned_late_has_the_time_between_warning_and_end(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends = Ends(monkeypatch)
+def test_who_is_warned_late_has_the_time_between_warning_and_end(lab: Lab) -> None:
     lab.settings["IDLE_KILL"] = "1200"
     own = lab.hold(0, ago=HOUR)
     for _ in range(19):
         lab.passes(30, (own, 0))
         lab.round()
-    assert (lab.warned(), ends.tokens) == (["12"], [])
+    assert (lab.warned(), lab.killed()) == (["12"], [])
     lab.restart()
     for _ in range(2):
         lab.passes(30, (own, 0))
         lab.round()
-    assert ends.tokens == ["feed"]
+    assert lab.killed() == ["12"]
 
 
-def test_no_job_is_ended_while_its_own_warning_waits_or_runs(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends = Ends(monkeypatch)
+def test_no_job_is_ended_while_its_own_warning_waits_or_runs(lab: Lab) -> None:
     lab.settings["IDLE_KILL"] = "1200"
     idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(4)]
     gate = lab.root / "fifo"
     os.mkfifo(gate)
-    lab.script(f'read x < "{gate}"; env >> "{lab.told_file}"')
+    lab.script(f'read x < "{gate}"; {lab.writes}')
     lab.passes(0, *idlers)
     lab.look()
     for _ in range(2):
@@ -369,15 +337,11 @@ def test_no_job_is_ended_while_its_own_warning_waits_or_runs(
     lab.idle.run_due(lab.now())  # the first is told now, and the second one's command has begun
     gate.write_text("go\n")
     lab.finish_command()
-    lab.script(f'env >> "{lab.told_file}"')
+    lab.script(lab.writes)
     lab.passes(601, *idlers)
-    lab.look()
-    lab.finish_end()
-    lab.idle.run_due(lab.now())
-    assert ends.tokens == ["t0"]
-    lab.turns()
+    lab.round()
     assert sorted(set(lab.warned())) == ["100", "101", "102", "103"]
-    assert ends.tokens == ["t0"]
+    assert lab.killed() == ["100"]
 
 
 def test_warnings_follow_one_another_between_the_rounds(lab: Lab) -> None:
@@ -423,130 +387,42 @@ def test_a_job_that_works_again_in_time_is_not_warned(lab: Lab) -> None:
     assert lab.warned() == ["100"]
 
 
-def test_no_job_is_killed_before_its_warning_command_could_run(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends = Ends(monkeypatch)
+def test_no_job_is_killed_before_its_warning_command_could_run(lab: Lab) -> None:
     lab.settings["IDLE_KILL"] = "1200"
     own = lab.hold(0, ago=HOUR)
     lab.program.chmod(0o644)
     for _ in range(3):
         lab.passes(600, (own, 0))
         lab.round()
-    assert (lab.warned(), ends.tokens) == ([], [])
+    assert (lab.warned(), lab.killed()) == ([], [])
     assert len(lab.said) == 2
     lab.program.chmod(0o755)
     lab.round()
     assert lab.warned() == ["12"]
 
 
-def test_a_scheduler_that_is_away_is_told_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = Ends(monkeypatch)
-    ends.fails = "scancel 12 failed"
+def test_an_end_that_failed_is_tried_again_after_a_minute(lab: Lab) -> None:
     lab.settings |= {"IDLE_KILL": "1200", "IDLE_WARN": "0"}
     own = lab.hold(0, ago=HOUR)
-    for _ in range(4):
+    lab.script(f"{lab.writes}; exit 3")
+    for _ in range(3):
         lab.passes(30, (own, 0))
         lab.round()
-    assert len(lab.said) == 1 and "cannot be ended yet: scancel 12 failed" in lab.said[0]
+    assert lab.killed() == ["12", "12"]
+    assert len(lab.said) == 1 and "ended with 3: it is run again every minute" in lab.said[0]
     lab.restart()
-    ends.fails = ""
+    lab.script(lab.writes)
     for _ in range(2):
         lab.passes(30, (own, 0))
         lab.round()
-    assert ends.tokens == ["feed"]
+    assert lab.killed() == ["12"] * 3
 
 
-def test_a_scheduler_that_takes_its_time_holds_up_no_round(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab.settings |= {"IDLE_KILL": "1200", "IDLE_WARN": "0", "IDLE_COMMAND": ""}
-    go = _thread.allocate_lock()
-    go.acquire()
-
-    def kill(_: object, record: Owner) -> str:
-        go.acquire()
-        return "deleted"
-
-    monkeypatch.setattr(policy, "terminate_idle_job", kill)
+def test_without_a_command_nobody_is_ended(lab: Lab) -> None:
+    lab.settings |= {"IDLE_KILL": "1200", "IDLE_COMMAND": ""}
     own = lab.hold(0, ago=HOUR)
     for _ in range(3):
-        lab.passes(30, (own, 0))
-        lab.look()
-    assert lab.said == []
-    go.release()
-    lab.turns()
-    assert len(lab.said) == 1 and lab.said[0].endswith(": deleted")
-
-
-def test_a_process_is_told_to_end_and_one_that_took_its_number_is_not(lab: Lab) -> None:
-    lab.settings["PROC_ROOT"] = "/proc"
-    child = subprocess.Popen(["sleep", "1000"])
-    start = lab.node().proc.start(child.pid)
-    own = lab.hold(0, scheduler="process", pid=child.pid, start=start + 1, job_id=str(child.pid))
-    try:
-        with pytest.raises(Refusal):
-            command.terminate_idle_job(lab.node(), own)
-        assert child.poll() is None
-        assert "SIGTERM" in command.terminate_idle_job(lab.node(), own.copy(start=start))
-        assert child.wait(10) == -signal.SIGTERM
-        with pytest.raises(Refusal):
-            command.terminate_idle_job(lab.node(), own.copy(start=start))
-    finally:
-        child.kill()
-        child.wait()
-
-
-@pytest.mark.parametrize(("task", "words"), [("0", "12"), ("3", "12 -t 3")])
-def test_a_grid_engine_job_is_deleted_of_an_array_the_one_task(
-    lab: Lab, task: str, words: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "spool"
-    folder.mkdir()
-    (folder / "config").write_text(f"job_id=12\nja_task_id={task}\n")
-    qdel = tmp_path / "qdel"
-    qdel.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/words"\n')
-    qdel.chmod(0o755)
-    lab.settings["SGE_BINARIES"] = str(tmp_path)
-    own = lab.hold(0, spool_dir=str(folder), task_id="3" if task == "3" else "1")
-    assert f"qdel {words}" in command.terminate_idle_job(lab.node(), own)
-    assert (tmp_path / "words").read_text() == f"{words}\n"
-    with pytest.raises(Refusal):
-        command.terminate_idle_job(lab.node(), own.copy(job_id="13"))
-
-
-def squeue(folder: Path, **about: str) -> None:
-    """Play slurmctld: one job, and what was cancelled."""
-    known = {"JobID": "12", "Uid": "1000", "State": "RUNNING", "Restarts": "0", **about}
-    row = "".join(known.get(key, "").ljust(width) for _, key, width in COLUMNS)
-    for name, body in (
-        ("squeue", f"printf '%s\\n' '{row}'"),
-        ("scancel", f'echo "$@" > {folder}/words'),
-    ):
-        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-        (folder / name).chmod(0o755)
-
-
-@pytest.mark.parametrize(
-    ("about", "name"),
-    [
-        ({"Array": "12", "Task": "N/A"}, "12"),
-        ({"Array": "12", "Task": "4"}, "12_4"),
-        ({"Uid": "1001"}, ""),
-        ({"Restarts": "1"}, ""),
-        ({"JobID": "13"}, ""),
-    ],
-)
-def test_a_slurm_job_is_cancelled_by_the_name_of_the_one_task(
-    lab: Lab, about: dict[str, str], name: str, tmp_path: Path
-) -> None:
-    squeue(tmp_path, **about)
-    lab.settings["SLURM_BINARIES"] = str(tmp_path)
-    own = lab.hold(0, scheduler="slurm", restart=0)
-    if name:
-        assert f"scancel {name}" in command.terminate_idle_job(lab.node(), own)
-        assert (tmp_path / "words").read_text() == f"{name}\n"
-        return
-    with pytest.raises(Refusal):
-        command.terminate_idle_job(lab.node(), own)
-    assert not (tmp_path / "words").exists()
+        lab.passes(700, (own, 0))
+        lab.round()
+    assert len(lab.said) == 1
+    assert lab.idle.command is None

@@ -60,12 +60,13 @@ reprioritize 0
 jsv_url none
 jsv_allowed_mod ac,h,i,e,o,j,M,N,p,w
 """
-# What an installation begins with; hooks and jobs log at once, and nothing is mailed.
+# What an installation begins with; hooks and jobs log at once, and nothing is mailed. With each
+# report execd reads its configuration and its sensor, and qmaster hears that a job's node is clean.
 _GLOBAL: Final[dict[str, str]] = {
     **{line.split()[0]: line.split(None, 1)[1] for line in _DEFAULTS.splitlines()},
     "conf_version": "0",
     "administrator_mail": "none",
-    "load_report_time": "00:00:05",
+    "load_report_time": "00:00:01",
     "loglevel": "log_info",
     "finished_jobs": "1000",
     "reporting_params": "accounting=true reporting=false flush_time=00:00:01"

@@ -25,16 +25,8 @@ exit ${{SITE_CODE:-0}}
 """
 
 
-@pytest.fixture(scope="module")
-def reporting(sge: GridEngine) -> Iterator[None]:
-    """Let execd report every second, which is when it reads its configuration and its sensor."""
-    sge.set_conf("load_report_time", "00:00:01", host=NODE)
-    yield
-    sge.forget_conf(NODE, "load_report_time")
-
-
 @pytest.fixture
-def node(sge: GridEngine, reporting: None) -> Iterator[Node]:
+def node(sge: GridEngine) -> Iterator[Node]:
     """Give a node without gpulock."""
     yield from bare_node(sge)
 

@@ -21,8 +21,7 @@ from tests.labs.sge.jobs import command, gate_file, held, on, said, wait_said, w
 from tests.labs.sge.lab import GridEngine
 
 pytestmark = pytest.mark.lab
-node = test_install.node  # fixtures
-reporting = test_install.reporting
+node = test_install.node  # a fixture
 IDS = ("GPU1", "GPU2", "GPU3", "GPU4")
 # The first id is the last of four GPUs, so that no order of ids says which one it is.
 MAP = {card: 3 - n for n, card in enumerate(IDS)}

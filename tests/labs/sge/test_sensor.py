@@ -36,11 +36,10 @@ def sensed(gpus: Gpulock) -> Iterator[Gpulock]:
     """Let execd of NODE run the load sensor."""
     for name in VALUES:
         gpus.sge.set_complex(f"{name} {name} INT <= YES NO 0 0")
-    sensor = {"load_sensor": str(gpus.hooks.sensor), "load_report_time": "00:00:01"}
-    restart_execd(gpus, NODE, **sensor)
+    restart_execd(gpus, NODE, load_sensor=str(gpus.hooks.sensor))
     yield gpus
     gpus.sge.clear_jobs()
-    forget_conf(gpus, NODE, *sensor)
+    forget_conf(gpus, NODE, "load_sensor")
 
 
 def reported(gpus: Gpulock) -> dict[str, str]:

@@ -60,8 +60,7 @@ class Run:
         """Run every step: the busy ones on a core each, those that wait beside them."""
         queues: dict[bool, queue.Queue[Step]] = {True: queue.Queue(), False: queue.Queue()}
         for step in sorted(self._steps, key=lambda one: -self._usual[one.name]):
-            if not step.is_alone:
-                queues[step.is_busy].put(step)
+            queues[step.is_busy].put(step)
         counts = {True: os.cpu_count() or 1, False: SPARE}
         threads = [
             threading.Thread(target=self._work, args=(queues[is_busy],), daemon=True)
@@ -73,9 +72,6 @@ class Run:
         for thread in threads:
             while thread.is_alive():
                 thread.join(1)
-        for step in self._steps:
-            if step.is_alone and not self._stopped:
-                self._run_step(step)
 
     def _work(self, steps: queue.Queue[Step]) -> None:
         while not self._stopped:

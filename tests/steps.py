@@ -29,7 +29,6 @@ class Step(NamedTuple):
     is_busy: bool = True
     needs_root: bool = False
     env: tuple[tuple[str, str], ...] = ()
-    is_alone: bool = False  # when no other step runs: it counts what the kernel has
     program: str = "sh"  # what it needs of a machine that is no private root
 
 
@@ -122,9 +121,7 @@ LABS = (
     Step("sweep", pytest("-m", "sweep", "--timeout", "1500", "tests/sweep"), 400),
     python("bullseye", 120),
     python("trixie", 120),
-    in_cells(
-        *("isolation", 2, 150, "-m", "lab", f"--ignore={PROCESS_KINDS}", "tests/labs/isolation")
-    )._replace(is_alone=True),
+    in_cells("isolation", 2, 150, "-m", "lab", f"--ignore={PROCESS_KINDS}", "tests/labs/isolation"),
 )
 FULL = (("GPULOCK_SOAK", "1"),)
 SOAK = (

@@ -21,7 +21,6 @@ from tests.labs.common.device_nodes import (
     make_nodes,
     opened,
     programs,
-    programs_beyond,
 )
 from tests.support.slurm_calls import BATCH, SlurmJob
 from tests.support.starter import Starter
@@ -166,8 +165,8 @@ class Confined(SlurmPlay):
         super().settled()
         left = [str(path) for path in self.node.cgroups()]
         self.expect(not left, f"after a reconcile there is still {left}")
-        more = programs_beyond(self._programs)
-        self.expect(more == 0, f"{more} programs are left")
+        more = programs() - self._programs
+        self.expect(not more, f"programs {more} are left")
 
 
 class SessionOpens(Confined):

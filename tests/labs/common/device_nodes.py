@@ -7,17 +7,15 @@ ENXIO: it may, and there is no driver. EPERM: its cgroup may not. EACCES: the no
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from gpulock.isolation import bpf, tree
-from gpulock.isolation.tree import LAUNCHER, PREFIX
+from gpulock.isolation.tree import LAUNCHER, PREFIX, V2
 from gpulock.node.devices import MAJOR
 from tests.labs.common.processes import parent_of
 from tests.support.pairs import zip_equal
-from tests.support.wait import GaveUp, wait_until
+from tests.support.wait import wait_until
 
 CONTROL = 255  # nvidiactl
 TREES = tree.find_hierarchies("/sys")
@@ -32,8 +30,6 @@ for name in sorted(os.listdir(sys.argv[1])):
         said = errno.errorcode[fault.errno]
     print(f"{name}={said}")
 """
-LOCK = Path(__file__).resolve().parents[3] / "build/isolation.lock"  # every cell has that folder
-NEXT_ID = 11  # BPF_PROG_GET_NEXT_ID of linux/bpf.h
 
 
 def make_nodes(folder: Path, count: int) -> None:
@@ -60,36 +56,31 @@ def opened(text: str) -> dict[str, set[str]]:
     return found
 
 
-def programs() -> list[int]:
-    """Return the ids of all our programs that the kernel has."""
-    found: list[int] = []
-    number = 0
-    while True:
-        try:
-            _, answer = bpf.bpf_syscall(NEXT_ID, number.to_bytes(4, "little"))
-        except FileNotFoundError:
-            return found
-        number = int.from_bytes(answer[4:8], "little")
-        if bpf.bpf_program_name(number) == bpf.NAME:
-            found.append(number)
+def programs() -> set[int]:
+    """Return the ids of our programs that cgroups here have, or processes that are seen from here.
 
-
-def programs_beyond(before: Sequence[int], most: int = 0) -> int:
-    """Return how many programs there are that were not there before, once these are `most`.
-
-    By their ids, which are never used again. The kernel frees a program a while after its cgroup:
-    it is waited for, and one of before may go meanwhile.
+    The kernel's own list is that of all labs on a machine.
     """
-    new = set[int]()
+    found = set[int]()
+    for top in (one.top for one in TREES if one.version == V2):
+        for folder, _, _ in os.walk(top):
+            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                found |= attached_to(Path(folder))
+    for place in Path("/proc").glob("[0-9]*/fdinfo/*"):
+        with contextlib.suppress(OSError):
+            _, is_program, number = place.read_text().partition("\nprog_id:\t")
+            if is_program and bpf.bpf_program_name(int(number.split()[0])) == bpf.NAME:
+                found.add(int(number.split()[0]))
+    return found
 
-    def are_few() -> bool:
-        new.clear()
-        new.update(set(programs()) - set(before))
-        return len(new) <= most
 
-    with contextlib.suppress(GaveUp):
-        wait_until(are_few, why="the kernel to free its programs", quiet=60)
-    return len(new)
+def attached_to(folder: Path) -> set[int]:
+    """Return the ids of our programs that a cgroup of version 2 has."""
+    group = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return {*bpf.attached_program_ids(group)}
+    finally:
+        os.close(group)
 
 
 def is_below(pid: int, above: int) -> bool:
@@ -98,15 +89,6 @@ def is_below(pid: int, above: int) -> bool:
     while one and one != above:
         one = parent_of(one)
     return one == above
-
-
-@contextlib.contextmanager
-def alone() -> Generator[None]:
-    """Let one test at a time count programs: the kernel has one list of them, labs run together."""
-    LOCK.parent.mkdir(exist_ok=True)
-    with LOCK.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 class Service:
@@ -119,16 +101,10 @@ class Service:
         self.name = name
         self.folders = [Path(one.top) / name for one in TREES]
         self.beside = [beside] if beside else []
-        self._alone = contextlib.ExitStack()
-        self._alone.enter_context(alone())
-        try:
-            for folder in self.folders:
-                folder.mkdir()
-                for pid in pids:
-                    tree.move_to_cgroup(pid, str(folder))
-        except BaseException:  # else the next one waits for this process itself
-            self._alone.close()
-            raise
+        for folder in self.folders:
+            folder.mkdir()
+            for pid in pids:
+                tree.move_to_cgroup(pid, str(folder))
 
     def take_in(self, pid: int) -> None:
         """Let a daemon that was started again be where systemd starts it."""
@@ -149,17 +125,12 @@ class Service:
         """Return the closed cgroups in which slurmds live."""
         return [path for folder in self.folders for path in folder.glob(f"{LAUNCHER}*")]
 
-    def launcher_programs(self) -> int:
-        """Return how many programs keep slurmds closed: two first jobs at once may attach one each.
+    def launcher_programs(self) -> set[int]:
+        """Return the programs that keep slurmds closed: two first jobs at once may attach one each.
 
         They deny the same, and each of them suffices.
         """
-        count = 0
-        for path in self.launchers():
-            group = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            count += len(bpf.attached_program_ids(group))
-            os.close(group)
-        return count
+        return {number for path in self.launchers() for number in attached_to(path)}
 
     def strays(self) -> list[int]:
         """Return who is in a job's cgroup, and not below the process that it is named after."""
@@ -179,8 +150,7 @@ class Service:
 
     def close(self) -> None:
         """Move the daemons out, and all that lives there; remove the cgroups."""
-        with self._alone:
-            wait_until(self._removed, why=f"the cgroups of {self.name} to be empty")
+        wait_until(self._removed, why=f"the cgroups of {self.name} to be empty")
 
     def _removed(self) -> bool:
         """Remove the cgroups; return whether that was possible: somebody may come meanwhile."""

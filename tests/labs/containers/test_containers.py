@@ -12,7 +12,6 @@ import pytest
 
 from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES, grant_variables
 from gpulock.node.settings_file import read_settings
-from tests.labs.common.device_nodes import alone
 from tests.labs.containers.lab import Containers, Node
 
 pytestmark = pytest.mark.lab
@@ -273,7 +272,7 @@ def test_a_confined_job_opens_its_own_card_and_no_other_from_a_container(
     (own,), other = minors_of(node, job)
     shell = ("sh", "-c", opens(f"/dev/nvidia{own}", f"/dev/nvidia{other}", "/dev/nvidiactl"))
     image = str(node.lab.image)
-    with alone(), node.confined(job) as groups:
+    with node.confined(job) as groups:
         if program.startswith("apptainer"):
             start = ["apptainer", "--quiet", "exec", *program.split()[1:], image, *shell]
             done = node.on_sid(start, job, groups)

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.labs.common.device_nodes import PROBE, TREES, make_nodes, programs, programs_beyond
+from tests.labs.common.device_nodes import PROBE, TREES, make_nodes, programs
 from tests.labs.common.processes import command_of, running
 from tests.labs.sge import jobs
 from tests.labs.sge.cluster import NODES
@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> int:
         gpus.configure(NODE, ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(dev))
         serve(sge.execd_pid(NODE))
         told = look(gpus, dev)
-        left = {"left": groups(), "programs": programs_beyond(before)}
+        left = {"left": groups(), "programs": len(programs() - before)}
         print(json.dumps({**told, **left, "stopped": stop(gpus)}))
     finally:
         sge.down()

@@ -20,7 +20,6 @@ from tests.labs.common.device_nodes import (
     modes,
     opened,
     programs,
-    programs_beyond,
 )
 from tests.labs.common.report_node import observed
 from tests.labs.containers import job as container_job
@@ -78,8 +77,7 @@ class Site:
         """Return what isolation has left behind; programs go with their cgroups."""
         if jobs := self.service.jobs():
             return jobs
-        more = programs_beyond(self.programs)
-        return [f"{more} programs"] if more else []
+        return [f"program {number}" for number in programs() - self.programs]
 
     def nothing_left(self) -> bool:
         """Return whether nothing is left, when the reaper has been there as well.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulock.install.hooks import HookPaths
-from tests.labs.common.device_nodes import PROBE, Service, make_nodes, programs, programs_beyond
+from tests.labs.common.device_nodes import PROBE, Service, make_nodes, programs
 from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import script
@@ -65,8 +65,7 @@ class Site:
         if jobs := self.service.jobs():
             return jobs
         own = self.service.launcher_programs()  # as long as slurmd lives
-        more = programs_beyond(self.programs, own)
-        return [f"{more} programs"] if more > own else []
+        return [f"program {number}" for number in programs() - self.programs - own]
 
 
 @contextlib.contextmanager

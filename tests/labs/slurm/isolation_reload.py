@@ -16,7 +16,7 @@ from typing import Final
 
 from gpulock.install.hooks import HookPaths
 from gpulock.isolation.tree import is_launcher_cgroup
-from tests.labs.common.device_nodes import PROBE, make_nodes, programs, programs_beyond
+from tests.labs.common.device_nodes import PROBE, make_nodes, programs
 from tests.labs.isolation.isolation_reload import groups, serve
 from tests.labs.slurm import jobs
 from tests.labs.slurm.config import Setup
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
         serve(slurm.slurmd_pid(NODE), SCOPE)
         told = look(gpus, dev)
         mine = [path for path in groups() if not is_launcher_cgroup(path)]  # slurmd's own stays
-        left = {"left": mine, "programs": programs_beyond(before, most=1)}
+        left = {"left": mine, "programs": len(programs() - before)}
         print(json.dumps({**told, **left, "locks": len(gpus.locks(NODE))}))
     return 0
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.common.device_nodes import alone
 from tests.labs.systemd.gpulock import Node, make_package
 from tests.labs.systemd.machine import Machine
 from tests.labs.systemd.sge_node import SgeNode
@@ -27,16 +26,15 @@ pytestmark = [pytest.mark.lab, pytest.mark.attack]
 def sge(tmp_path: Path) -> Iterator[SgeNode]:
     package = make_package(tmp_path / "gpulock")
     machine = Machine("unified", binds=package.binds)
-    with alone():  # its programs are not to be counted by others' tests
-        machine.up()
-        try:
-            node = Node(machine, package)
-            node.prepare()
-            made = SgeNode(node)
-            made.up(tmp_path)
-            yield made
-        finally:
-            machine.down()
+    machine.up()
+    try:
+        node = Node(machine, package)
+        node.prepare()
+        made = SgeNode(node)
+        made.up(tmp_path)
+        yield made
+    finally:
+        machine.down()
 
 
 def test_a_gpu_that_is_open_below_the_users_own_manager_stays_locked(sge: SgeNode) -> None:

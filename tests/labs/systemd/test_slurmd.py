@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.labs.common.device_nodes import alone
 from tests.labs.slurm.releases import HAS_SLICE, HAS_SLUIDS, STARTS_ANEW
 from tests.labs.systemd.gpulock import Node, Package, make_package
 from tests.labs.systemd.machine import Machine
@@ -41,16 +40,15 @@ def booted(
     request: pytest.FixtureRequest, package: Package, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmNode]:
     machine = Machine("unified", binds=package.binds)
-    with alone():  # its programs are not to be counted by others' tests
-        machine.up()
-        try:
-            node = Node(machine, package)
-            node.prepare()
-            slurm = SlurmNode(node, request.param)
-            slurm.up(tmp_path_factory.mktemp("slurm"))
-            yield slurm
-        finally:
-            machine.down()
+    machine.up()
+    try:
+        node = Node(machine, package)
+        node.prepare()
+        slurm = SlurmNode(node, request.param)
+        slurm.up(tmp_path_factory.mktemp("slurm"))
+        yield slurm
+    finally:
+        machine.down()
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 import pytest
 
 from gpulock.store.owner import Owner
-from tests.labs.common.device_nodes import alone
 from tests.labs.common.frozen_thread import frozen
 from tests.labs.systemd.gpulock import GPUS, OPT, Node, Package, make_package
 from tests.labs.systemd.machine import Machine
@@ -312,15 +311,6 @@ def opened_from_a_session(node: Node) -> str:
     return done.stdout.split()[1]
 
 
-@pytest.fixture
-def counted_alone() -> Iterator[None]:
-    """Keep a test's programs from being counted by others' tests."""
-    with alone():
-        yield
-
-
-@pytest.mark.timeout(1200)  # it may wait for two other labs
-@pytest.mark.usefixtures("counted_alone")
 def test_isolation_is_looked_after_and_cleared_away_from_within_the_units_sandbox(
     node: Node,
 ) -> None:

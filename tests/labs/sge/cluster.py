@@ -155,11 +155,13 @@ class Cluster(Machines):
             self._move_qmaster(MASTER)
 
     def _move_qmaster(self, machine: str) -> None:
+        for node in NODES:  # one that runs would read half a minute later where qmaster is
+            self.stop_execd(node)
         if self.qmaster_pid():
             self.stop_qmaster()
         (self.lab / "root" / config.CELL / "common/act_qmaster").write_text(f"{machine}\n")
         self.start_qmaster(machine)
-        self._wait_heard(NODES)
+        self.start_execds(NODES)
 
     def start_execd(self, node: str) -> None:
         """Start a node's execd and wait until qmaster has it and its queues are open."""

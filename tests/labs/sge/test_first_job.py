@@ -75,23 +75,19 @@ def on_terminal(*words: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def client_on_terminal(node: Node, *words: str) -> Generator[Path]:
-    """Run a client of glalice on a terminal; give the file with what that showed."""
+def client_on_terminal(node: Node, *words: str) -> Generator[None]:
+    """Run a client of glalice on a terminal."""
     sge, user = node.sge, node.sge.users["glalice"]
     line = [str(PROGRAMS / words[0]), *ON_NODE[:2], "-l", "gpu=1", "-now", "n", *words[1:]]
-    said = sge.lab / "terminal"
-    with open(said, "wb") as out:
-        client = subprocess.Popen(
-            [
-                *sge.machines[sge.master].enter(uid=user.uid, cwd=str(user.home)),
-                *on_terminal(*line),
-            ],
-            env={"PATH": PATH, **sge.login("glalice")},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-        )
+    enter = sge.machines[sge.master].enter(uid=user.uid, cwd=str(user.home))
+    client = subprocess.Popen(
+        [*enter, *on_terminal(*line)],
+        env={"PATH": PATH, **sge.login("glalice")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
     try:
-        yield said
+        yield
     finally:
         sge.qdel("-u", "*")
         client.kill()
@@ -108,6 +104,18 @@ def assert_queue_goes_on(node: Node) -> None:
     )
 
 
+def assert_login_ends(node: Node, program: str) -> None:
+    """Assert that a login is removed and stops no queue: it asks ever more rarely, and is told."""
+    sge, name = node.sge, f"by_{program}"
+    with client_on_terminal(node, program, "-N", name):
+        wait_until(
+            lambda: sge.client("qacct", "-j", name, check=False).returncode == 0,
+            why=f"{name} to be in accounting",
+        )
+        assert "glalice" not in sge.qstat("-u", "*")
+        assert_queue_goes_on(node)
+
+
 def test_no_users_terminal_stops_a_queue(node: Node) -> None:
     """Of twelve such jobs nine left the queue in error, and every job waited.
 
@@ -120,15 +128,8 @@ def test_no_users_terminal_stops_a_queue(node: Node) -> None:
         number = sge.qstat("-u", "*").splitlines()[2].split()[0]
         assert "use qrsh -pty no COMMAND" in sge.qstat("-j", number)
         assert_queue_goes_on(node)
-    for login in ("qlogin", "qrsh"):
-        with client_on_terminal(node, login) as said:
-            wait_until(
-                lambda: "could not be scheduled" in said.read_text(errors="replace"),
-                why=f"{login} to end",
-                quiet=200,  # the client asks after 3 s, then after twice as long each time
-            )
-            assert "glalice" not in sge.qstat("-u", "*")
-            assert_queue_goes_on(node)
+    assert_login_ends(node, "qlogin")
+    assert_login_ends(node, "qrsh")
 
 
 def test_a_host_without_a_configuration_gets_one_and_all_of_it_can_be_taken_out(

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exporter under a real systemd, with cgroup v2 alone and with v1 beside it.
+
+The machine has eight simulated cards that a double of NVML tells of; a job is `gpulock run` in a
+unit of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gpulock.install.systemd.units import EXPORTER, SOCKET
+from tests.labs.common.frozen_thread import frozen
+from tests.labs.systemd.gpulock import GPUS, OPT, Node
+from tests.labs.systemd.services import (
+    PROBE,
+    journal,
+    show,
+    wait_journal,
+    wait_sleeps,
+)
+from tests.nvml.double import Process
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.lab
+
+
+def test_the_first_scrape_starts_the_exporter_through_its_socket(node: Node) -> None:
+    node.machine.run("systemctl", "stop", EXPORTER)
+    assert show(node, EXPORTER, "ActiveState") == "inactive"
+    assert show(node, SOCKET, "ActiveState") == "active"
+
+    assert "gpulock-exporter is healthy" in node.scrape("/-/healthy")
+
+    wait_until(lambda: show(node, EXPORTER, "ActiveState") == "active", why="systemd to know")
+    node.wait_metric("gpulock_nvml_up", 1)
+    assert "ListenStream" not in journal(node, EXPORTER)
+
+
+def test_no_scrape_is_refused_while_the_exporter_starts_afresh(node: Node) -> None:
+    for _ in range(3):
+        node.machine.run("systemctl", "restart", "--no-block", EXPORTER)
+        assert "gpulock-exporter is healthy" in node.scrape("/-/healthy")
+
+
+def test_its_own_user_sees_cards_locks_and_jobs(node: Node) -> None:
+    held = node.claim(2)
+
+    node.wait_metric('gpulock_gpus{state="held"}', 2)
+
+    seen = wait_until(
+        lambda: (
+            text if (text := node.scrape()).count("\ngpulock_gpu_power_watts{") == GPUS else None
+        ),
+        why=lambda: f"a scrape with every card\n{node.scrape()}",
+    )
+    pid = next(iter(held.values())).pid
+    assert seen.count(f'job_id="{pid}"') == 2
+    assert "gpulock_collector_success{collector=" in seen
+    assert not [
+        line for line in seen.splitlines() if "collector_success{" in line and "} 0" in line
+    ]
+
+
+def test_it_tells_a_stranger_on_a_card_from_the_jobs_own_processes(node: Node) -> None:
+    node.claim(1)
+    node.machine.run("systemd-run", "--quiet", "--unit=job-stranger", "--uid=65534", "sleep", "600")
+    mine, stranger = node.main_pid("job"), wait_sleeps(node, "job-stranger")
+    uuid = next(iter(node.locks().values())).uuid
+    on_card = [Process(mine, "1G"), Process(stranger, "2G")]
+
+    node.package.double.processes(0, on_card)
+    node.package.point()
+
+    series = f'gpulock_gpu_foreign_processes{{gpu="0",uuid="{uuid}"}}'
+    node.wait_metric(series, 1)
+    # what ProtectProc= would cost: nobody else's process can be told
+    node.reload(EXPORTER, "ProtectProc=invisible")
+    node.wait_metric("gpulock_nvml_up", 1)
+    node.wait_metric(series, None)
+    assert "! gpulock-exporter.service: ProtectProc=invisible" in node.gpulock("doctor")
+
+
+def test_it_may_open_the_cards_and_nothing_else_and_write_nothing_of_gpulocks(
+    node: Node,
+) -> None:
+    run = node.machine.run
+    node.claim(1)
+    node.machine.write("/srv/probe.py", PROBE)
+    run("bash", "-c", "rm -f /dev/nvidia9 /dev/tun0; mknod -m 666 /dev/tun0 c 10 200")
+    paths = ["/dev/nvidia0", "/dev/nvidia7", "/dev/nvidiactl", "/dev/nvidia9", "/dev/tun0"]
+    paths += ["/dev/null", "/run/gpulock/boot_id", "/run/gpulock/gate", "/srv/anybodys"]
+    run("install", "-m", "666", "/dev/null", "/srv/anybodys")
+    program = f"{OPT}/bin/python3 /srv/probe.py {' '.join(paths)}"
+    # what an nvidia-modprobe does: it makes a card's node, as root, in the service's own cgroup
+    node.machine.write("/srv/modprobe", "#!/bin/sh\nmknod -m 666 /dev/nvidia9 c 195 9\n")
+    run("chmod", "755", "/srv/modprobe")
+
+    node.reload(EXPORTER, "ExecStartPre=+/srv/modprobe", f"ExecStartPost={program}")
+
+    def said() -> dict[str, str]:
+        return dict(line.split() for line in node.machine.journal(EXPORTER) if line.startswith("/"))
+
+    wait_until(lambda: len(said()) == len(paths), why="every path")
+    assert said() == {
+        "/dev/nvidia0": "ENXIO",  # allowed: there is no driver behind it
+        "/dev/nvidia7": "ENXIO",
+        "/dev/nvidiactl": "ENXIO",
+        "/dev/nvidia9": "ENXIO",  # a card whose node came after the unit's rules were made
+        "/dev/tun0": "EPERM",
+        "/dev/null": "OPEN",
+        "/run/gpulock/boot_id": "EACCES",
+        "/run/gpulock/gate": "EACCES",
+        "/srv/anybodys": "EROFS",  # ProtectSystem=strict
+    }
+
+
+def workers(node: Node) -> list[str]:
+    group = node.machine.run("systemctl", "status", EXPORTER, "--no-pager", "-l").stdout
+    return [line for line in group.splitlines() if "gpulock_exporter.worker.process" in line]
+
+
+def test_a_pause_lets_go_of_the_driver_until_it_is_told_to_go_on(node: Node) -> None:
+    node.wait_metric("gpulock_nvml_up", 1)
+    assert len(workers(node)) == 1
+
+    node.machine.run(f"{OPT}/bin/gpulock-exporter", "pause")
+    wait_until(lambda: not workers(node), why="the worker to be gone")
+    assert "gpulock_exporter_build_info" in node.scrape()
+    node.machine.run(f"{OPT}/bin/gpulock-exporter", "resume")
+
+    wait_until(lambda: len(workers(node)) == 1, why="another worker")
+    node.wait_metric("gpulock_nvml_up", 1)
+    assert show(node, EXPORTER, "NRestarts") == "0"
+
+
+def test_what_it_wrote_outlives_it_for_the_history(node: Node) -> None:
+    node.wait_metric("gpulock_nvml_up", 1)
+
+    node.machine.run("systemctl", "stop", SOCKET, EXPORTER)
+
+    assert show(node, EXPORTER, "Result") == "success"
+    sample = node.machine.path("/run/gpulock-exporter/sample")
+    assert sample.read_text().startswith("gpulock-sample 1\n")
+
+
+def test_an_exporter_that_dies_is_started_again(node: Node) -> None:
+    node.reload(EXPORTER, "RestartSec=100ms")
+    first = node.main_pid(EXPORTER)
+
+    node.machine.run("kill", "-KILL", str(first))
+
+    wait_until(lambda: node.main_pid(EXPORTER) not in (0, first), why="another exporter")
+    node.wait_metric("gpulock_nvml_up", 1)
+
+
+def test_an_exporter_that_hangs_is_killed_and_started_again_and_one_that_works_is_left_alone(
+    node: Node,
+) -> None:
+    node.reload(EXPORTER, "WatchdogSec=6", "RestartSec=100ms")
+    node.wait_metric("gpulock_nvml_up", 1)
+    first = node.main_pid(EXPORTER)
+    began = int(show(node, EXPORTER, "WatchdogTimestampMonotonic"))
+    wait_until(
+        lambda: int(show(node, EXPORTER, "WatchdogTimestampMonotonic")) > began + 6_000_000,
+        why="a limit of the watchdog to pass",
+    )
+    assert (node.main_pid(EXPORTER), show(node, EXPORTER, "NRestarts")) == (first, "0")
+
+    with frozen(node.machine.enter(), first):  # the thread of that number is the main one
+        wait_until(lambda: node.main_pid(EXPORTER) not in (0, first), why="another exporter")
+    node.wait_metric("gpulock_nvml_up", 1)
+    assert show(node, EXPORTER, "NRestarts") == "1"
+    for words in ("Watchdog timeout (limit 6s)!", "Fatal Python error: Aborted", "program.py"):
+        wait_journal(node, EXPORTER, words)

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpulockd under a real systemd, with cgroup v2 alone and with v1 beside it.
+
+The machine has eight simulated cards that a double of NVML tells of; a job is `gpulock run` in a
+unit of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gpulock.install.systemd.units import DAEMON
+from tests.labs.systemd.gpulock import GPUS, OPT, Node
+from tests.labs.systemd.services import (
+    PROBE,
+    journal,
+    records,
+    rounds_until,
+    show,
+    wait_ended,
+    wait_journal,
+    wait_sleeps,
+)
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.lab
+NOBODY = 65534
+# What is known of a reset: who calls it, what it may open, and who else has the driver open.
+SMI = f"""#!/bin/sh
+exec >/run/smi
+echo "$@"
+{OPT}/bin/python3 /srv/probe.py /dev/nvidia3 /dev/nvidiactl
+grep CapEff /proc/self/status
+grep -lsa [g]pulock_exporter.worker.process /proc/[0-9]*/cmdline | wc -l
+"""
+XID, SYS_ADMIN = 79, 21
+
+
+def test_gpulockd_is_ready_once_the_first_reconcile_is_done(node: Node) -> None:
+    node.machine.run("systemctl", "stop", DAEMON)
+    node.machine.run("rm", "-f", "/run/gpulock/verdicts")
+
+    node.machine.run("systemctl", "start", DAEMON)
+
+    assert node.machine.path("/run/gpulock/verdicts").exists()
+    assert show(node, DAEMON, "StatusText") == f"0 of {GPUS} devices held"
+    node.claim(2)
+    wait_until(
+        lambda: show(node, DAEMON, "StatusText") == f"2 of {GPUS} devices held",
+        why=lambda: "the status to follow\n" + show(node, DAEMON, "StatusText"),
+    )
+
+
+def test_what_a_killed_job_held_is_freed_and_the_journal_says_why(node: Node) -> None:
+    held = node.claim(2)
+
+    node.machine.run("systemctl", "kill", "--signal=KILL", "job")
+
+    wait_until(lambda: not node.locks(), why="the devices to be free")
+    wait_journal(node, DAEMON, f"freed {' '.join(sorted(held))}")
+    lines = node.machine.run(
+        "journalctl", "-u", DAEMON, "-p", "notice", "-o", "short", "--no-pager"
+    ).stdout.splitlines()
+    line = next(line for line in reversed(lines) if "freed" in line)
+    assert f"gpulockd[{node.main_pid(DAEMON)}]: freed" in line  # no <5> left of the priority
+    assert "is gone" in line
+    history = node.machine.path("/var/lib/gpulock/history/history.jsonl")
+    token = next(iter(held.values())).token
+    rounds_until(
+        node,
+        lambda: history.exists() and token in history.read_text(),
+        why="its line in the history",
+    )
+
+
+def test_a_daemon_that_hangs_is_killed_and_started_again_and_says_where_it_hung(
+    node: Node,
+) -> None:
+    held = records(node.claim(2))
+    node.reload(DAEMON, "WatchdogSec=8", "RestartSec=100ms")
+    first = node.main_pid(DAEMON)
+
+    node.machine.run("kill", "-STOP", str(first))
+
+    wait_until(
+        lambda: (
+            node.main_pid(DAEMON) not in (0, first)
+            and show(node, DAEMON, "ActiveState") == "active"
+        ),
+        why="another gpulockd",
+    )
+    assert show(node, DAEMON, "NRestarts") == "1"
+    for words in ("Watchdog timeout (limit 8s)!", "Fatal Python error: Aborted", "main_loop.py"):
+        wait_journal(node, DAEMON, words)
+    assert records(node.locks()) == held
+
+
+def test_the_watchdog_does_not_end_a_daemon_whose_loop_runs(node: Node) -> None:
+    node.reload(DAEMON, "WatchdogSec=6")
+    first = node.main_pid(DAEMON)
+    began = int(show(node, DAEMON, "WatchdogTimestampMonotonic"))
+
+    wait_until(
+        lambda: int(show(node, DAEMON, "WatchdogTimestampMonotonic")) > began + 6_000_000,
+        why="a limit of the watchdog to pass",
+    )
+
+    assert (node.main_pid(DAEMON), show(node, DAEMON, "NRestarts")) == (first, "0")
+
+
+def test_a_daemon_that_dies_is_started_again(node: Node) -> None:
+    held = records(node.claim(1))
+    node.reload(DAEMON, "RestartSec=100ms")
+    first = node.main_pid(DAEMON)
+
+    node.machine.run("kill", "-KILL", str(first))
+
+    wait_until(lambda: node.main_pid(DAEMON) not in (0, first), why="another gpulockd")
+    assert records(node.locks()) == held
+
+
+def test_a_reload_reads_the_settings_and_bad_ones_change_nothing(node: Node) -> None:
+    first = node.main_pid(DAEMON)
+    node.configure(EXPECTED_GPUS="7")
+
+    node.machine.run("systemctl", "reload", DAEMON)
+    wait_journal(node, DAEMON, "the settings were read again")
+    node.configure(NONSENSE="1", GATE_TIMEOUT="soon")
+    node.machine.run("systemctl", "reload", DAEMON)
+
+    wait_journal(node, DAEMON, "the settings obeyed last stay in force")
+    node.machine.run("systemctl", "restart", DAEMON)
+    first = node.main_pid(DAEMON)
+    node.configure(NONSENSE="1")
+    node.machine.run("systemctl", "reload", DAEMON)
+
+    wait_journal(node, DAEMON, "unknown key 'NONSENSE'")
+    assert (node.main_pid(DAEMON), show(node, DAEMON, "ActiveState")) == (first, "active")
+
+
+def test_users_of_a_workstation_are_served_from_within_the_units_sandbox(node: Node) -> None:
+    node.configure(USER_CLAIMS="yes")
+    node.machine.run("systemctl", "reload", DAEMON)
+    wait_until(node.machine.path("/run/gpulock/socket").exists, why="the socket")
+
+    held = node.claim(2, uid=NOBODY)
+
+    assert {record.uid for record in held.values()} == {NOBODY}
+    node.machine.run("systemctl", "stop", "job")
+    wait_until(lambda: not node.locks(), why="the devices to be free")
+
+
+def test_a_sites_idle_command_is_given_what_sending_mail_takes(node: Node) -> None:
+    node.configure(IDLE_COMMAND="/bin/true")
+    node.gpulock("install", "systemd")
+
+    status = node.machine.run("cat", f"/proc/{node.main_pid(DAEMON)}/status").stdout
+    node.configure()
+    node.gpulock("install", "systemd")
+
+    assert "NoNewPrivs:\t0" in status
+    bounds = int(status.partition("CapBnd:")[2].split()[0], 16)
+    assert [bit for bit in range(64) if bounds >> bit & 1] == [1, 2, 5, 6, 7, 19]
+
+
+def test_only_one_gpulockd_runs(node: Node) -> None:
+    done = node.machine.run(f"{OPT}/bin/gpulockd", check=False)
+
+    assert done.returncode == 1
+    assert f"gpulockd runs already, pid {node.main_pid(DAEMON)}" in done.stderr
+
+
+def test_without_sight_the_daemon_says_so_and_frees_nothing_and_doctor_finds_the_drop_in(
+    node: Node,
+) -> None:
+    blind = ["CapabilityBoundingSet=", "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL"]
+    node.reload(DAEMON, *blind)
+    wait_journal(node, DAEMON, "without CAP_SYS_PTRACE")
+    node.claim(2)
+    # somebody else's process: root's own could be seen without that capability
+    node.machine.run("systemd-run", "--quiet", "--unit=job-other", "--uid=65534", "sleep", "600")
+    wait_sleeps(node, "job-other")
+
+    node.machine.run("systemctl", "kill", "--signal=KILL", "job")
+    wait_ended(node, "job")
+    node.machine.run("systemctl", "reload", DAEMON)
+
+    assert len(node.locks()) == 2
+    seen = node.gpulock("doctor", check=False)
+    assert "✗ gpulockd.service: CapabilityBoundingSet=" in seen
+    assert f"look at /etc/systemd/system/{DAEMON}.d/test.conf" in seen
+
+
+def opened_from_a_session(node: Node) -> str:
+    """Return what becomes of opening a card from below user.slice, where logins are."""
+    line = ["systemd-run", "--quiet", "--pipe", "--wait", "--slice=user.slice", "--uid=65534"]
+    done = node.machine.run(*line, f"{OPT}/bin/python3", "-c", PROBE, "/dev/nvidia0")
+    return done.stdout.split()[1]
+
+
+def test_isolation_is_looked_after_and_cleared_away_from_within_the_units_sandbox(
+    node: Node,
+) -> None:
+    node.machine.run("systemctl", "start", "user.slice")
+    assert opened_from_a_session(node) == "ENXIO"  # allowed: there is no driver behind it
+    node.machine.run("touch", "/run/gpulock/isolation")  # a job was confined in this boot
+
+    node.configure(ISOLATION="cgroup", SYS_ROOT="/sys")
+    node.gpulock("install", "systemd")
+    assert opened_from_a_session(node) == "EPERM"
+    node.configure(SYS_ROOT="/sys")
+    node.gpulock("install", "systemd")
+    node.machine.run("systemctl", "restart", DAEMON)
+
+    assert opened_from_a_session(node) == "ENXIO"
+    wait_until(
+        lambda: not node.machine.path("/run/gpulock/isolation").exists(), why="the mark to go"
+    )
+    assert "isolation:" not in journal(node, DAEMON)
+    node.configure()
+    node.gpulock("install", "systemd")
+    assert show(node, DAEMON, "ProtectControlGroups") == "yes"
+
+
+def test_a_gpu_is_reset_from_within_the_units_sandbox(node: Node) -> None:
+    run = node.machine.run
+    node.machine.write("/srv/probe.py", PROBE)
+    node.machine.write("/srv/nvidia-smi", SMI)
+    run("chmod", "755", "/srv/nvidia-smi")
+    node.configure(QUARANTINE_RESET="yes", NVIDIA_SMI="/srv/nvidia-smi")
+    assert "QUARANTINE_RESET does not work without" in node.gpulock("doctor")
+    node.gpulock("install", "systemd")
+    assert "QUARANTINE_RESET" not in node.gpulock("doctor")
+    node.wait_metric("gpulock_nvml_up", 1)
+
+    node.package.double.event(3, XID)
+    node.package.point()
+    rounds_until(node, lambda: "was reset (1 of 3)" in journal(node, DAEMON), why="the reset")
+
+    words, *paths, effective, at_work = run("cat", "/run/smi").stdout.splitlines()
+    assert words.startswith("--gpu-reset -i 0000:")
+    # allowed: there is no driver behind them
+    assert paths == ["/dev/nvidia3 ENXIO", "/dev/nvidiactl ENXIO"]
+    assert int(effective.split()[1], 16) >> SYS_ADMIN & 1
+    assert at_work == "0", "the exporter makes way"
+    node.configure()
+    node.gpulock("install", "systemd")
+    node.gpulock("restore", "3", check=False)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks outlive the services: an installation, each stop and upgrade, a boot, the end.
+
+The machine has eight simulated cards that a double of NVML tells of; a job is `gpulock run` in a
+unit of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from gpulock.install.systemd.units import DAEMON, EXPORTER, SOCKET
+from tests.labs.systemd.gpulock import GPUS, OPT, Node, Package
+from tests.labs.systemd.machine import Machine
+from tests.labs.systemd.services import records, show, wait_ended
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.lab
+
+
+def test_installed_means_started_enabled_and_approved_by_doctor(node: Node) -> None:
+    for unit in (DAEMON, EXPORTER, SOCKET):
+        assert show(node, unit, "ActiveState") == "active"
+        assert show(node, unit, "UnitFileState") == "enabled"
+    assert "nothing to change" in node.gpulock("install", "systemd")
+    node.wait_metric("gpulock_nvml_up", 1)  # it has only just begun
+    seen = node.gpulock("doctor")
+    assert "✓ units" in seen and "✓ gpulockd" in seen and "✓ gpulock-exporter" in seen
+
+
+def test_what_the_services_run_as(node: Node) -> None:
+    run = node.machine.run
+    daemon = run("cat", f"/proc/{node.main_pid(DAEMON)}/status").stdout
+    exporter = run("cat", f"/proc/{node.main_pid(EXPORTER)}/status").stdout
+    user = run("id", "-u", "gpulock-exporter").stdout.strip()
+
+    assert "Uid:\t0\t0" in daemon and f"Uid:\t{user}\t{user}" in exporter
+    assert 0 < int(user) < 1000  # the last guard takes no other user's program for a service
+    assert "NoNewPrivs:\t1" in daemon and "NoNewPrivs:\t1" in exporter
+    assert "Seccomp:\t2" in daemon and "Seccomp:\t2" in exporter
+    effective = int(daemon.partition("CapEff:")[2].split()[0], 16)
+    assert [bit for bit in range(64) if effective >> bit & 1] == [1, 2, 5, 19]
+    assert "CapEff:\t0000000000000000" in exporter and "CapBnd:\t0000000000000000" in exporter
+
+
+def test_a_changed_setting_is_a_changed_unit_that_doctor_names(node: Node) -> None:
+    node.configure(EXPORTER_LISTEN="127.0.0.1:9777")
+
+    assert "gpulock-exporter.socket\n    run gpulock install systemd again" in node.gpulock(
+        "doctor"
+    )
+
+    done = node.gpulock("install", "systemd")
+    assert "service gpulock-exporter: started afresh" in done
+    assert "service gpulockd" not in done
+    assert "gpulock-exporter is healthy" in node.scrape("/-/healthy", 9777)
+    node.configure()
+    node.gpulock("install", "systemd")
+    assert "gpulock-exporter is healthy" in node.scrape("/-/healthy")
+
+
+def test_locks_survive_restart_stop_reload_and_every_clean_up(node: Node) -> None:
+    held = records(node.claim(3))
+    run = node.machine.run
+
+    for command in (
+        ("systemctl", "restart", DAEMON, SOCKET, EXPORTER),
+        ("systemctl", "daemon-reload"),
+        ("systemctl", "daemon-reexec"),
+        ("systemctl", "stop", DAEMON, SOCKET, EXPORTER),
+        ("systemd-tmpfiles", "--create", "--clean", "--remove"),
+        ("systemctl", "start", DAEMON, SOCKET, EXPORTER),
+    ):
+        run(*command)
+        assert records(node.locks()) == held, command
+    assert show(node, "job", "ActiveState") == "active"
+
+
+def test_daemon_reload_disturbs_neither_service(node: Node) -> None:
+    before = [node.main_pid(unit) for unit in (DAEMON, EXPORTER)]
+
+    node.machine.run("systemctl", "daemon-reload")
+
+    assert [node.main_pid(unit) for unit in (DAEMON, EXPORTER)] == before
+    node.wait_metric("gpulock_nvml_up", 1)
+
+
+def test_hooks_need_no_daemon(node: Node) -> None:
+    node.machine.run("systemctl", "stop", DAEMON)
+    assert show(node, DAEMON, "Result") == "success"
+    node.claim(GPUS)
+    node.machine.run("systemctl", "kill", "--signal=KILL", "job")
+    wait_ended(node, "job")
+
+    again = node.claim(GPUS, "job2")  # the claim itself proves the owner dead
+
+    assert len(again) == GPUS
+    assert show(node, DAEMON, "ActiveState") == "inactive"
+
+
+def test_a_lock_dir_that_was_lost_is_made_again_with_the_locks_of_who_lives(node: Node) -> None:
+    held = sorted(node.claim(2))
+
+    pid = str(node.main_pid(DAEMON))
+    node.machine.run("kill", "-STOP", pid)  # else it would put them back beneath rm's feet
+    stat = ("cat", f"/proc/{pid}/stat")
+    wait_until(lambda: ") T " in node.machine.run(*stat).stdout, why="gpulockd to be stopped")
+    node.machine.run("rm", "-rf", "/run/gpulock")
+    node.machine.run("kill", "-CONT", pid)
+
+    wait_until(lambda: sorted(node.locks()) == held, why="the locks to be adopted")
+    assert show(node, DAEMON, "NRestarts") == "0"
+
+
+def test_tmpfiles_makes_the_folders_again_after_a_boot(node: Node) -> None:
+    run = node.machine.run
+    run("systemctl", "stop", DAEMON, SOCKET, EXPORTER)
+    run("rm", "-rf", "/run/gpulock", "/run/gpulock-exporter", "/var/lib/gpulock/boot_id")
+
+    run("systemd-tmpfiles", "--create", "--boot")
+    assert run("stat", "-c", "%U %a", "/run/gpulock").stdout == "root 755\n"
+    run("systemctl", "start", DAEMON, SOCKET, EXPORTER)
+
+    assert run("stat", "-c", "%U %a", "/run/gpulock-exporter").stdout == "gpulock-exporter 755\n"
+
+
+INSTALL_HOOKS = """
+import sys
+from pathlib import Path
+from gpulock.install.versions import InstalledHooks, list_hook_versions
+prefix, config = Path("/usr/local/libexec/gpulock"), Path("/etc/gpulock/gpulock.conf")
+hooks = InstalledHooks(prefix, config, sys.executable)
+hooks.write(hooks.wanted())
+print(hooks.read(), *list_hook_versions(hooks.prefix))
+"""
+
+
+def install_hooks(node: Node) -> tuple[str, list[str]]:
+    """Put the package's hooks in force; return the version, and all that are there."""
+    current, *there = node.machine.run(f"{OPT}/bin/python3", "-c", INSTALL_HOOKS).stdout.split()
+    return current, there
+
+
+def test_locks_survive_an_upgrade_of_the_package_and_hooks_that_run_keep_their_version(
+    node: Node,
+) -> None:
+    first, _ = install_hooks(node)
+    held = records(node.claim(2))
+    module = node.package.modules / "gpulock/__init__.py"
+    text = module.read_text()
+    try:
+        module.write_text(text.replace('__version__ = "', '__version__ = "9.'))
+        os.utime(module, (time.time() + 4, time.time() + 4))  # beyond the doubt of a start's time
+        second, there = install_hooks(node)
+        assert second.startswith("9.") and {first, second} <= {*there}
+        assert f"gpulockd was started before {OPT}" in node.gpulock("doctor", check=False)
+
+        done = node.gpulock("install", "systemd")
+
+        assert "service gpulockd: started afresh" in done
+        assert "service gpulock-exporter: started afresh" in done
+        assert 'version="9.' in wait_until(lambda: node.scrape() or None, why="a scrape")
+        assert records(node.locks()) == held
+        node.machine.run("systemctl", "kill", "--signal=KILL", "job")
+        wait_until(lambda: not node.locks(), why="the new gpulockd to free them")
+    finally:
+        module.write_text(text)
+        node.machine.run("rm", "-rf", "/usr/local/libexec/gpulock")
+
+
+def test_uninstall_removes_everything_but_locks_history_and_user(package: Package) -> None:
+    with_services = Machine(binds=package.binds)
+    with_services.up()
+    try:
+        node = Node(with_services, package)
+        node.prepare()
+        before = etc(with_services)
+        node.gpulock("install", "systemd")
+        held = records(node.claim(2))
+        assert etc(with_services) != before
+
+        node.gpulock("uninstall", "systemd")
+
+        assert etc(with_services) == before
+        for unit in (DAEMON, EXPORTER, SOCKET):
+            assert show(node, unit, "LoadState") == "not-found"
+            assert show(node, unit, "ActiveState") == "inactive"
+        assert records(node.locks()) == held
+        assert with_services.run("systemctl", "is-system-running").stdout == "running\n"
+        assert "gpulock" not in with_services.run("systemctl", "list-unit-files").stdout
+    finally:
+        with_services.down()
+
+
+def etc(machine: Machine) -> dict[str, str]:
+    """Return the files that an installation could change, links included."""
+    find = (
+        "cd /etc && find systemd/system tmpfiles.d sysusers.d logrotate.d -type f -o -type l | sort"
+    )
+    names = machine.run("bash", "-c", find).stdout.split()
+    shown = machine.run("bash", "-c", f"cd /etc && cat {' '.join(names)} 2>/dev/null || true")
+    return {"names": " ".join(names), "text": shown.stdout}

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.labs.sge.machines import Machine, User, mark, processes
+from tests.labs.sge.machines import Machine, User, processes
 from tests.support.wait import LabError, wait_ended
 
 
@@ -91,12 +91,6 @@ class Machines:
             (file for file in files if file.is_file()), key=lambda one: one.stat().st_mtime
         )
         return "\n".join(f"{file}:\n{_text_of(file)[-1000:]}" for file in last[-4:])
-
-    def still_here(self) -> list[str]:
-        """Say which processes and mounts of the lab are on the host; none after `down`."""
-        left = [f"process {pid} ({name})" for pid, name in processes(self.lab).items()]
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        return left + [f"mount {m}" for m in mounts if mark(self.lab) in m or f" {self.lab}" in m]
 
     def make_homes(self) -> None:
         """Make the users' homes."""

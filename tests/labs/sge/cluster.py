@@ -23,17 +23,13 @@ DEFAULT_LAB: Final = "/tmp/gpulock-lab-sge"
 MASTER: Final = "glmaster"
 NODES: Final = ("glnode1", "glnode2", "glnode3")
 USERS: Final = {"glalice": 27001, "glbob": 27002}
-_MARKER: Final = "gpulock-sge-lab"
 
 
 class Cluster(Machines):
     """A qmaster's machine and three nodes, the daemons on them, and two ordinary users."""
 
-    def __init__(self, lab: str | os.PathLike[str] | None = None, *, admin_root: bool = False):
-        self.lab = Path(lab or os.environ.get("GPULOCK_LAB") or DEFAULT_LAB)
-        if not self.lab.is_absolute() or set(str(self.lab)) & set(" ,:;\\\n\t"):
-            raise LabError(f"the lab's folder must be absolute and of plain characters: {self.lab}")
-        self.admin_root = admin_root
+    def __init__(self, lab: str | os.PathLike[str] = DEFAULT_LAB):
+        self.lab = Path(lab)
         self.master = MASTER
         names = (MASTER, *NODES)
         self.machines = {name: Machine(name, i, self.lab) for i, name in enumerate(names, 1)}
@@ -45,20 +41,12 @@ class Cluster(Machines):
     # --- the lab itself -----------------------------------------------------------------------
 
     def up(self) -> dict[str, float]:
-        """Bring the lab up, or leave it as it is when it is; return seconds by step."""
-        if os.geteuid() != 0:
-            raise LabError("namespaces and several users need root")
+        """Bring the lab up; return seconds by step."""
         clock, laps = time.monotonic(), dict[str, float]()
 
         def lap(step: str) -> None:
             laps[step] = time.monotonic() - clock
 
-        if self.is_up() and self._admin_user() == config.admin_user(self.admin_root):
-            watch(self)
-            self._wait_heard(NODES)
-            lap("was up")
-            return laps
-        self.down()
         self.lay_out()
         watch(self)
         machines, users = list(self.machines.values()), list(self.users.values())
@@ -78,34 +66,11 @@ class Cluster(Machines):
         lap("execds")
         return laps
 
-    def down(self, *, keep: bool = False) -> None:
+    def down(self) -> None:
         """End every process of the lab, and with them its namespaces; remove its folder."""
         unwatch(self)
         end_processes(self.lab)
-        if self.lab.exists() and not keep:
-            if not (self.lab / _MARKER).exists() and any(self.lab.iterdir()):
-                raise LabError(f"{self.lab} is not a lab's folder: not removed")
-            shutil.rmtree(self.lab)
-
-    def is_up(self) -> bool:
-        """Say whether all machines and daemons run."""
-        return (
-            all(machine.pid for machine in self.machines.values())
-            and bool(self.qmaster_pid())
-            and all(self.execd_pid(node) for node in NODES)
-        )
-
-    def _admin_user(self) -> str:
-        bootstrap = self.lab / "root" / config.CELL / "common/bootstrap"
-        return bootstrap.read_text().partition("admin_user")[2].split()[0]
-
-    def left_behind(self) -> list[str]:
-        """Say what of the lab is still on the host; empty after `down`."""
-        left = self.still_here()
-        passwd = Path("/etc/passwd").read_text()
-        left += [f"user {name}" for name in USERS if f"\n{name}:" in passwd]
-        left += [f"folder {self.lab}"] if (self.lab / _MARKER).exists() else []
-        return left
+        shutil.rmtree(self.lab)
 
     def client(
         self, program: str, *args: str, check: bool = True
@@ -242,9 +207,8 @@ class Cluster(Machines):
 
     def lay_out(self) -> None:
         """Make the scratch folder: a cell, spool folders, homes."""
-        self.lab.mkdir(mode=0o755, parents=True, exist_ok=True)
-        (self.lab / _MARKER).touch()
-        config.write_root(self.lab, MASTER, self.admin_root)
+        self.lab.mkdir(mode=0o755, parents=True)
+        config.write_root(self.lab, MASTER)
         config.write_spool(self.lab, MASTER, NODES)
         for node in NODES:
             (self.lab / "spool" / node).mkdir()

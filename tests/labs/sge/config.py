@@ -176,12 +176,7 @@ def gid_range(lab: Path, number: int) -> str:
     return f"{first}-{first + 99}"
 
 
-def admin_user(admin_root: bool) -> str:
-    """Return who the daemons are between their moments as root; `none` is root throughout."""
-    return "none" if admin_root else ADMIN
-
-
-def write_root(lab: Path, master: str, admin_root: bool) -> None:
+def write_root(lab: Path, master: str) -> None:
     """Write a private SGE_ROOT: the installation's programs, and a cell of its own."""
     root = lab / "root"
     common = root / CELL / "common"
@@ -197,7 +192,7 @@ def write_root(lab: Path, master: str, admin_root: bool) -> None:
     (root / "util").symlink_to(made.util)
     (common / "act_qmaster").write_text(f"{master}\n")
     bootstrap = {
-        "admin_user": admin_user(admin_root),
+        "admin_user": ADMIN,
         "default_domain": "none",
         "ignore_fqdn": "false",
         "spooling_method": "classic",

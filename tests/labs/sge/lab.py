@@ -1,30 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Grid Engine on one machine: a qmaster and three execution hosts in namespaces.
 
-    python tests/labs/sge/lab.py up [--admin-root] | down | status | exec NODE -- COMMAND...
-
-Needs root and Debian's packages (installed when missing). Everything but those packages lives in
-one scratch folder (--lab, GPULOCK_LAB) and in namespaces, and is gone after `down`.
+Needs a private root. All of it lives in one scratch folder and in namespaces, gone after `down`.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NewType
 
-if not __package__:  # run as a script: the tests are imported from the repository's root
-    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
 from tests.labs.common.processes import children_of, end
 from tests.labs.sge import config
-from tests.labs.sge.cluster import MASTER, NODES, Cluster
+from tests.labs.sge.cluster import NODES, Cluster
 from tests.labs.sge.install import PROGRAMS
-from tests.labs.sge.machines import PATH
 from tests.support.wait import LabError, wait_until
 
 JobId = NewType("JobId", int)
@@ -248,48 +239,3 @@ def started(spool: Path) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return group in status.partition("\nGroups:")[2].partition("\n")[0].split()
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Bring the lab up or down, or do something in it; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--lab", help="scratch folder (GPULOCK_LAB, /tmp/gpulock-lab-sge)")
-    commands = parser.add_subparsers(dest="command", required=True)
-    up = commands.add_parser("up", help="bring the lab up, or leave it when it is")
-    up.add_argument("--admin-root", action="store_true", help="no admin_user: daemons stay root")
-    down = commands.add_parser("down", help="end it and check that nothing is left")
-    down.add_argument("--keep", action="store_true", help="leave the scratch folder")
-    run = commands.add_parser("exec", help="run a command as root on a machine")
-    run.add_argument("node", choices=[MASTER, *NODES])
-    run.add_argument("argv", nargs="+", metavar="COMMAND")
-    commands.add_parser("status", help="show daemons, queues and jobs")
-    chosen = parser.parse_args(arguments)
-    try:
-        sge = GridEngine(chosen.lab, admin_root=getattr(chosen, "admin_root", False))
-        return _do(sge, chosen)
-    except LabError as error:
-        print(f"sge_lab: {error}", file=sys.stderr)
-        return 1
-
-
-def _do(sge: GridEngine, chosen: argparse.Namespace) -> int:
-    if chosen.command == "up":
-        print(" ".join(f"{step} {seconds:.1f}s" for step, seconds in sge.up().items()))
-    elif chosen.command == "down":
-        sge.down(keep=chosen.keep)
-        left = [what for what in sge.left_behind() if not (chosen.keep and "folder" in what)]
-        print("\n".join(f"left behind: {what}" for what in left) or "down, nothing left behind")
-        return 1 if left else 0
-    elif chosen.command == "exec":
-        line = [*sge.machines[chosen.node].enter(), *chosen.argv]
-        return subprocess.run(line, env={"PATH": PATH, **sge.env}, check=False).returncode
-    elif not sge.is_up():
-        print("down" if not (left := sge.left_behind()) else "partly up: " + ", ".join(left))
-        return 1
-    else:
-        print(sge.qstat("-f", "-u", "*"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

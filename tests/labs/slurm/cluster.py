@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
 import shutil
 import time
@@ -16,7 +15,7 @@ from typing_extensions import Self
 
 from tests.labs.sge.machines import connect, end_processes
 from tests.labs.slurm.config import UNIFIED
-from tests.labs.slurm.machines import MARKER, SlurmMachines
+from tests.labs.slurm.machines import SlurmMachines
 from tests.labs.slurm.preloaded import preloaded
 from tests.labs.slurm.processes import own_group, remove_groups
 from tests.support.evidence import unwatch, watch
@@ -60,14 +59,11 @@ class Cluster(SlurmMachines):
 
     def up(self) -> dict[str, float]:
         """Bring the lab up anew; return seconds by step."""
-        if os.geteuid() != 0:
-            raise LabError("namespaces and several users need root")
         clock, laps = time.monotonic(), dict[str, float]()
 
         def lap(step: str) -> None:
             laps[step] = time.monotonic() - clock
 
-        self.down()
         self.lay_out()
         watch(self)
         machines = list(self.machines.values())
@@ -86,10 +82,7 @@ class Cluster(SlurmMachines):
         unwatch(self)
         end_processes(self.lab)
         remove_groups(self.nodes)
-        if self.lab.exists():
-            if not (self.lab / MARKER).exists() and any(self.lab.iterdir()):
-                raise LabError(f"{self.lab} is not a lab's folder: not removed")
-            shutil.rmtree(self.lab)
+        shutil.rmtree(self.lab)
 
     def reconfigure(self, **changes: Any) -> None:
         """Change fields of the setup and start Slurm anew with them; jobs live on."""
@@ -123,6 +116,13 @@ class Cluster(SlurmMachines):
             lambda: "is UP" in self.run_in(self.master, ["scontrol", "ping"]).stdout,
             why="slurmctld to answer",
         )
+
+    def bring_back_slurmctld(self) -> None:
+        """Start it; before a node has registered again it has no GPUs to give to a job there."""
+        before = {node: self._registrations(node) for node in self.nodes}
+        self.start_slurmctld()
+        self._wait_registered(before)
+        self.unheard = False
 
     def stop_slurmctld(self, *, kill: bool = False) -> None:
         """End slurmctld; slurmds and jobs live on.

@@ -5,8 +5,7 @@
         job = slurm.submit("slalice", "--gres=gpu:2", script="env | grep SLURM")
         slurm.wait_done(job)
 
-Needs root and Debian's packages (installed when missing). Everything but those packages lives in
-one scratch folder (GPULOCK_LAB), in namespaces and in Slurm's cgroups, and is gone after `down`.
+Needs a private root. All of it lives in one scratch folder, in namespaces and in Slurm's cgroups.
 """
 
 from __future__ import annotations
@@ -171,13 +170,6 @@ class Slurm(Cluster):
         """Return a job's step daemons, on one node or on all."""
         machines = [self.machines[name] for name in ([node] if node else self.nodes)]
         return [step for step in processes.steps(machines) if step.job == job]
-
-    def wait_steps(self, job: JobId, *names: str) -> None:
-        """Wait until a job has step daemons of these names."""
-        wait_until(
-            lambda: set(names) <= {step.name for step in self.steps(job)},
-            why=f"job {job} to have steps {' '.join(names)}",
-        )
 
     def wait_stepless(self, job: JobId, node: str | None = None) -> None:
         """Wait until no step daemon of a job is left: its Epilog may run while one ends."""

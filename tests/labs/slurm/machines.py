@@ -19,12 +19,9 @@ from tests.labs.common.cluster import Machines
 from tests.labs.sge.machines import Machine, User
 from tests.labs.slurm import config
 from tests.labs.slurm.config import Setup
-from tests.labs.slurm.processes import groups
-from tests.support.wait import LabError
 
 DEFAULT_LAB: Final = "/tmp/gpulock-lab-slurm"
 USERS: Final = {"slalice": 27011, "slbob": 27012}
-MARKER: Final = "gpulock-slurm-lab"
 
 
 class SlurmMachines(Machines):
@@ -36,13 +33,10 @@ class SlurmMachines(Machines):
         *,
         nodes: int = 1,
         names: str = "sl",
-        lab: str | os.PathLike[str] | None = None,
+        lab: str | os.PathLike[str] = DEFAULT_LAB,
     ) -> None:
         """Describe a lab; labs that are up at the same time need different `names`."""
-        chosen = os.environ.get("GPULOCK_LAB")  # the Grid Engine lab takes the folder itself
-        self.lab = Path(lab or (f"{chosen}-slurm" if chosen else DEFAULT_LAB))
-        if not self.lab.is_absolute() or set(str(self.lab)) & set(" ,:;\\[]%\n\t"):
-            raise LabError(f"the lab's folder must be absolute and of plain characters: {self.lab}")
+        self.lab = Path(lab)
         self.setup = setup or Setup()
         self.master = f"{names}master"
         self.nodes = tuple(f"{names}node{number}" for number in range(1, nodes + 1))
@@ -55,17 +49,9 @@ class SlurmMachines(Machines):
         }
         self.env = {"SLURM_CONF": str(self.lab / "etc/slurm.conf")}
 
-    def left_behind(self) -> list[str]:
-        """Say what of the lab is still on the host; empty after `down`."""
-        left = self.still_here()
-        left += [f"cgroup {group}" for group in groups(self.nodes)]
-        left += [f"folder {self.lab}"] if self.lab.exists() else []
-        return left
-
     def lay_out(self) -> None:
         """Make the scratch folder: a key, devices, spool folders, homes."""
-        self.lab.mkdir(mode=0o755, parents=True, exist_ok=True)
-        (self.lab / MARKER).touch()
+        self.lab.mkdir(mode=0o755, parents=True)
         for folder in ("etc", "log", "munge", "state", "spool"):
             (self.lab / folder).mkdir(mode=0o755)
         key = self.lab / "munge/key"

@@ -21,7 +21,6 @@ from tests.support.evidence import unwatch, watch
 from tests.support.wait import LabError, wait_exit, wait_until
 
 DEFAULT_LAB: Final = "/tmp/gpulock-lab-systemd"
-MARKER: Final = "gpulock-systemd-lab"
 BOOT: Final = Path(__file__).with_name("boot.sh")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 V1: Final = ("systemd", "devices", "memory", "pids", "cpu", "cpuacct", "freezer", "blkio")
@@ -37,10 +36,13 @@ class Machine:
     """One machine; `binds` are folders of the host that it sees, by their path inside."""
 
     def __init__(
-        self, mode: str = "hybrid", *, binds: Mapping[Path, str] | None = None, lab: str = ""
+        self,
+        mode: str = "hybrid",
+        *,
+        binds: Mapping[Path, str] | None = None,
+        lab: str = DEFAULT_LAB,
     ) -> None:
-        chosen = os.environ.get("GPULOCK_LAB")
-        self.lab = Path(lab or (f"{chosen}-systemd" if chosen else DEFAULT_LAB))
+        self.lab = Path(lab)
         self.mode = mode
         self.binds = dict(binds or {})
         self._name = f"gpulock-lab-{self.lab.name}"
@@ -51,9 +53,7 @@ class Machine:
 
     def up(self) -> None:
         """Boot, and wait until systemd has started what it starts."""
-        self.down()
         self.lab.mkdir(mode=0o755, parents=True)
-        (self.lab / MARKER).touch()
         watch(self)
         for name in ("root", "over"):
             (self.lab / name).mkdir()
@@ -73,7 +73,6 @@ class Machine:
                 stdout=log,
                 stderr=log,
             )
-        (self.lab / "pid").write_text(f"{self._holder.pid}\n")
         try:
             wait_until(self._booted, why="systemd to be up")
         except BaseException:
@@ -103,32 +102,21 @@ class Machine:
         return {name: one.stdout + one.stderr for name, one in done.items()}
 
     def down(self) -> None:
-        """Power off, and take away what is left of this lab, also of one that was cut short."""
+        """Power off, and take away what is left of this lab."""
         unwatch(self)
-        init, holder = self.pid or self._find(), self._holding()
-        if init:
+        if init := self.pid or self._find():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(init, POWER_OFF)
             try:
                 wait_until(lambda: not Path(f"/proc/{init}").exists(), why="power off", quiet=20)
             except LabError:
                 os.kill(init, signal.SIGKILL)
-        elif holder:
-            os.kill(holder, signal.SIGKILL)
         if self._holder is not None:
+            self._holder.kill()  # that of a machine which did not boot waits for it
             wait_exit(self._holder, why="the holder of the namespaces to end")
         self._holder, self.pid = None, 0
         wait_until(self._groups_gone, why="the lab's cgroups to be empty")
-        if (self.lab / MARKER).exists():
-            shutil.rmtree(self.lab)
-
-    def left_behind(self) -> list[str]:
-        """Say what of the lab is still on the host; empty after `down`."""
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        left = [f"mount {line}" for line in mounts if f" {self.lab}" in line]
-        left += [f"cgroup {top / self._name}" for top in self._groups()]
-        left += [f"folder {self.lab}"] if self.lab.exists() else []
-        return left
+        shutil.rmtree(self.lab)
 
     def _booted(self) -> bool:
         holder = self._holder
@@ -141,18 +129,9 @@ class Machine:
         state = self.run("systemctl", "is-system-running", check=False).stdout.strip()
         return state in ("running", "degraded")
 
-    def _holding(self) -> int:
-        """Return the process whose child is our PID 1, 0 where there is none."""
-        try:
-            pid = int((self.lab / "pid").read_text())
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except (OSError, ValueError):
-            return 0
-        return pid if str(self.lab).encode() in command else 0
-
     def _find(self) -> int:
         """Return our PID 1 as the host sees it, 0 while it is not systemd yet."""
-        holder = self._holding()
+        holder = self._holder.pid if self._holder else 0
         try:
             children = Path(f"/proc/{holder}/task/{holder}/children").read_text().split()
             name = Path(f"/proc/{children[0]}/comm").read_text().strip()

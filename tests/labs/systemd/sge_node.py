@@ -60,7 +60,7 @@ class SgeNode:
 
     def _lay_out(self, made: Path) -> None:
         """Write the cell as the lab of Grid Engine does, with the paths of this machine."""
-        config.write_root(made, HOST, admin_root=False)
+        config.write_root(made, HOST)
         config.write_spool(made, HOST, [HOST])
         with (made / "root" / config.CELL / "common/local_conf" / HOST).open("a") as conf:
             conf.write("execd_params ENABLE_ADDGRP_KILL=false\n")  # it ends nothing that is left

@@ -172,7 +172,7 @@ def test_locks_survive_an_upgrade_of_the_package_and_hooks_that_run_keep_their_v
 
 
 def test_uninstall_removes_everything_but_locks_history_and_user(package: Package) -> None:
-    with_services = Machine(binds=package.binds)
+    with_services = Machine(binds=package.binds, lab="/tmp/gpulock-lab-uninstalled")
     with_services.up()
     try:
         node = Node(with_services, package)

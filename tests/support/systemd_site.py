@@ -98,7 +98,17 @@ class SystemdNode:
 
 
 def nothing(*_: str) -> str:
-    """Do nothing, in place of one of systemd's programs or a self-test."""
+    """Do nothing, in place of a self-test."""
+    return ""
+
+
+def run_systemd_program(*command: str) -> str:
+    """Make the folders that a file for systemd-tmpfiles names below this node; do nothing else."""
+    file = Path(command[-1])
+    for line in file.read_text().splitlines() if command[0] == "systemd-tmpfiles" else ():
+        words = line.split()
+        if words[0] == "d" and Path(words[1]).is_relative_to(file.parents[2]):
+            Path(words[1]).mkdir(parents=True, exist_ok=True)
     return ""
 
 
@@ -122,7 +132,7 @@ def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
     }
     config.write_text("".join(f"{name}={value}\n" for name, value in keys.items()))
     patch.setattr(manager, "RUNNING", folder)
-    patch.setattr(manager, "run_systemd_program", nothing)
+    patch.setattr(manager, "run_systemd_program", run_systemd_program)
     patch.setattr(install, "check_exporter_python", nothing)
     patch.setattr(install, "exporter_user_exists", lambda: True)
     return SystemdNode(folder, config, FakeSystemctl(folder / "etc/systemd/system"))

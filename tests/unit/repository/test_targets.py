@@ -137,6 +137,7 @@ def imported_by(module: str) -> set[str]:
 
 def needed_by(text: str) -> set[str]:
     """Return the modules and programs of others that commands run or import."""
+    text = re.sub(r"\bfor \w+ in [^;]*;", "", text)  # which are no programs
     words = re.split(r"[\s/;&|()\"']+", text)
     programs = {f"bin/{word}" for word in words if word != "pip"} & owners().keys()
     todo = {*MODULE.findall(text), *modules_of_tests(text)} - {"pip"}

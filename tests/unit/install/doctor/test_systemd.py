@@ -219,7 +219,7 @@ def test_a_unit_in_force_that_lacks_what_a_setting_needs_is_named(
     node: SystemdNode, setting: str
 ) -> None:
     keys, capabilities, others = NEEDED[setting]
-    node.set(**keys)
+    node.set(MPS_DIR=str(node.root / "mps"), **keys)
     node.install()
 
     lacking = [check for check in look(node) if check.name == DAEMON]

@@ -5,11 +5,9 @@
  */
 #include "double.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 nvmlReturn_t copy_text(const char *text, char *buffer, unsigned int length)
@@ -115,25 +113,4 @@ nvmlReturn_t answer_list(const char *function, nvmlDevice_t device, const char *
 bool privileged(void)
 {
     return number_or(text_at(NONE, NONE, "root"), geteuid() == 0) != 0;
-}
-
-/* What a client changes goes to <control>.set, which is read after the control file; a touch of
- * the control file makes every client read both again. */
-nvmlReturn_t change_setting(const char *function, nvmlDevice_t device, const char *key,
-                            unsigned int value)
-{
-    char path[4096], line[128];
-    nvmlReturn_t status = begin(function, device);
-    FAIL_IF(!text_of(device, key), NVML_ERROR_NOT_SUPPORTED);
-    FAIL_IF(!privileged(), NVML_ERROR_NO_PERMISSION);
-    if (status == NVML_SUCCESS) {
-        snprintf(path, sizeof path, "%s.set", control_path());
-        int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-        int length = snprintf(line, sizeof line, "gpu%d.%s=%u\n", device->gpu, key, value);
-        if (file < 0 || write(file, line, (size_t)length) != length)
-            status = NVML_ERROR_UNKNOWN;
-        close(file);
-        utimensat(AT_FDCWD, control_path(), NULL, 0);
-    }
-    return end(status);
 }

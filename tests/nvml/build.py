@@ -32,7 +32,8 @@ COMPILERS_AT_ONCE = 2
 # NVIDIA's header has these as well; the binding does not ask for them.
 OLDER = (
     *("nvmlDeviceGetGridLicensableFeatures", "nvmlDeviceGetGridLicensableFeatures_v2"),
-    *("nvmlDeviceGetGridLicensableFeatures_v3", "nvmlDeviceRemoveGpu_v2"),
+    *("nvmlDeviceGetGridLicensableFeatures_v3", "nvmlDeviceGetHandleByPciBusId"),
+    *("nvmlDeviceGetPciInfo_v2", "nvmlDeviceRemoveGpu_v2"),
 )
 # Their real parameters do not matter: only a handle that comes first is looked at.
 REFUSED = """#include "double.h"

@@ -178,10 +178,6 @@ bool control_refresh(void)
     control.files = 0;
     control.count = control.rule_count = 0;
     read_file(path, &control.seen);
-    char set[4096]; /* what clients changed, see change_setting() */
-    struct stat other;
-    if (snprintf(set, sizeof set, "%s.set", path) < (int)sizeof set)
-        read_file(set, &other);
     index_lines();
     control.read = true;
     return true;

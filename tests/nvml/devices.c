@@ -7,9 +7,6 @@
  */
 #include "double.h"
 
-#include <stdio.h>
-#include <string.h>
-
 static struct nvmlDevice_st handles[MAX_GPUS][MAX_MIGS + 1]; /* the last of a row: the GPU itself */
 
 nvmlDevice_t mig_handle(int gpu, int mig)
@@ -109,56 +106,3 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
     }
     return end(status);
 }
-
-/* The device whose key has this value; MIG devices too where they can have it. */
-static nvmlDevice_t find(const char *key, const char *value, bool migs)
-{
-    for (int gpu = 0; gpu < slots(); gpu++) {
-        for (int mig = NONE; mig < (migs ? MAX_MIGS : 0); mig++) {
-            nvmlDevice_t device = mig_handle(gpu, mig);
-            const char *text = is_gone(device) ? NULL : text_of(device, key);
-            if (text && strcasecmp(text, value) == 0)
-                return device;
-        }
-    }
-    return NULL;
-}
-
-static nvmlReturn_t answer_find(const char *function, const char *key, const char *value, bool migs,
-                                nvmlDevice_t *device)
-{
-    nvmlReturn_t status = begin_system(function);
-    FAIL_IF(!value, NVML_ERROR_INVALID_ARGUMENT);
-    if (status == NVML_SUCCESS)
-        status = hand_out(function, find(key, value, migs), NVML_ERROR_NOT_FOUND, device);
-    return end(status);
-}
-
-CALL(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device),
-     answer_find(__func__, "uuid", uuid, true, device))
-
-nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *device)
-{
-    bool ascii = uuid && uuid->type == NVML_UUID_TYPE_ASCII;
-    return answer_find(__func__, "uuid", ascii ? uuid->value.str : NULL, true, device);
-}
-
-CALL(nvmlDeviceGetHandleBySerial, (const char *serial, nvmlDevice_t *device),
-     answer_find(__func__, "serial", serial, false, device))
-
-/* Bus ids come with four or with eight digits of the domain: 0000:3B:00.0, 00000000:3B:00.0. */
-static nvmlReturn_t answer_bus(const char *function, const char *bus, nvmlDevice_t *device)
-{
-    unsigned int domain, number, slot;
-    char text[32];
-    if (!bus || sscanf(bus, "%x:%x:%x", &domain, &number, &slot) != 3)
-        return answer_find(function, "pci.bus_id", NULL, false, device);
-    snprintf(text, sizeof text, "%04x:%02x:%02x.0", domain, number, slot);
-    return answer_find(function, "pci.bus_id", text, false, device);
-}
-
-CALL(nvmlDeviceGetHandleByPciBusId, (const char *bus, nvmlDevice_t *device),
-     answer_bus(__func__, bus, device))
-
-CALL(nvmlDeviceGetHandleByPciBusId_v2, (const char *bus, nvmlDevice_t *device),
-     answer_bus(__func__, bus, device))

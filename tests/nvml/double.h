@@ -82,8 +82,6 @@ nvmlReturn_t answer_choice(const char *function, nvmlDevice_t device, const char
                            unsigned int *value);
 nvmlReturn_t answer_list(const char *function, nvmlDevice_t device, const char *key,
                          unsigned int *count, unsigned int *values);
-nvmlReturn_t change_setting(const char *function, nvmlDevice_t device, const char *key,
-                            unsigned int value);
 bool privileged(void);
 
 #define FAIL_IF(condition, error)                    \
@@ -105,8 +103,6 @@ bool privileged(void);
 #define PAIR_CALL(call, key, second)                                              \
     CALL(call, (nvmlDevice_t device, unsigned int *value, unsigned int *value2),  \
          answer_pair(__func__, device, key, second, value, value2))
-#define SET_CALL(call, key) \
-    CALL(call, (nvmlDevice_t device, unsigned int value), change_setting(__func__, device, key, value))
 #define COUNT(names) (unsigned int)(sizeof(names) / sizeof *(names))
 #define CHOICE_CALL(call, kind, prefix, names)                            \
     CALL(call, (nvmlDevice_t device, kind which, unsigned int *value),    \

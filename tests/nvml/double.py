@@ -77,7 +77,7 @@ class Double:
         self._changes = 0
         self._keys = node_keys(self.node, self.driver)
         self._preset.write_text("".join(f"{key}={value}\n" for key, value in self._keys.items()))
-        for suffix in ("calls", "held", "set"):  # a client may be somebody else
+        for suffix in ("calls", "held"):  # a client may be somebody else
             path = folder / f"control.{suffix}"
             path.unlink(missing_ok=True)
             path.touch()
@@ -126,7 +126,6 @@ class Double:
     def reset(self) -> None:
         """Go back to the preset: no setting, no error, no hang. Events stay in their order."""
         self._settings.clear()
-        (self.control.parent / "control.set").write_text("")
         self._write()
 
     def step(self, key: str, value: float, at: float | None = None) -> None:

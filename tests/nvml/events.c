@@ -60,8 +60,6 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
     return end(status);
 }
 
-LONG_CALL(nvmlDeviceGetSupportedEventTypes, "events.supported")
-
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types,
                                       nvmlEventSet_t set)
 {

@@ -40,8 +40,6 @@ nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *su
     return end(status);
 }
 
-NUMBER_CALL(nvmlGpmQueryIfStreamingEnabled, "gpm.streaming")
-
 nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample)
 {
     nvmlReturn_t status = begin_system(__func__);

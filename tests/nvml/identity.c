@@ -8,62 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 TEXT_CALL(nvmlDeviceGetName, "name")
 TEXT_CALL(nvmlDeviceGetUUID, "uuid")
-TEXT_CALL(nvmlDeviceGetSerial, "serial")
-TEXT_CALL(nvmlDeviceGetVbiosVersion, "vbios")
-TEXT_CALL(nvmlDeviceGetBoardPartNumber, "board.part_number")
-TEXT_CALL(nvmlDeviceGetInforomImageVersion, "inforom.image")
-NUMBER_CALL(nvmlDeviceGetBrand, "brand")
 NUMBER_CALL(nvmlDeviceGetMinorNumber, "minor")
-NUMBER_CALL(nvmlDeviceGetBoardId, "board.id")
-NUMBER_CALL(nvmlDeviceGetMultiGpuBoard, "board.multi_gpu")
-NUMBER_CALL(nvmlDeviceGetModuleId, "module_id")
-NUMBER_CALL(nvmlDeviceGetArchitecture, "architecture")
-NUMBER_CALL(nvmlDeviceGetNumGpuCores, "cores")
-NUMBER_CALL(nvmlDeviceGetMemoryBusWidth, "memory.bus_width")
-NUMBER_CALL(nvmlDeviceGetIrqNum, "irq")
-NUMBER_CALL(nvmlDeviceGetBusType, "bus_type")
 NUMBER_CALL(nvmlDeviceGetNumaNodeId, "numa_node_id")
 CALL(nvmlDeviceGetAddressingMode, (nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode),
      answer_number(__func__, device, "addressing_mode", mode ? &mode->value : NULL))
 
-NUMBER_CALL(nvmlDeviceGetDisplayMode, "display.mode")
-NUMBER_CALL(nvmlDeviceGetDisplayActive, "display.active")
-NUMBER_CALL(nvmlDeviceGetPersistenceMode, "persistence")
 NUMBER_CALL(nvmlDeviceGetComputeMode, "compute_mode")
-NUMBER_CALL(nvmlDeviceGetVirtualizationMode, "virtualization")
+NUMBER_CALL(nvmlDeviceGetPersistenceMode, "persistence")
 NUMBER_CALL(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.generation.max")
-NUMBER_CALL(nvmlDeviceGetGpuMaxPcieLinkGeneration, "pcie.generation.gpu_max")
 NUMBER_CALL(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.generation")
 NUMBER_CALL(nvmlDeviceGetMaxPcieLinkWidth, "pcie.width.max")
 NUMBER_CALL(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width")
-NUMBER_CALL(nvmlDeviceGetPcieReplayCounter, "pcie.replays")
-NUMBER_CALL(nvmlDeviceGetPcieSpeed, "pcie.speed")
-NUMBER_CALL(nvmlDeviceGetPcieLinkMaxSpeed, "pcie.speed.max")
-PAIR_CALL(nvmlDeviceGetGspFirmwareMode, "gsp.mode", "gsp.default")
-SET_CALL(nvmlDeviceSetPersistenceMode, "persistence")
-SET_CALL(nvmlDeviceSetComputeMode, "compute_mode")
-CALL(nvmlDeviceGetGspFirmwareVersion, (nvmlDevice_t device, char *version),
-     answer_text(__func__, device, "gsp.version", version, 64))
-
-nvmlReturn_t nvmlDeviceGetInforomVersion(nvmlDevice_t device, nvmlInforomObject_t object,
-                                         char *version, unsigned int length)
-{
-    static const char *const keys[] = {"inforom.oem", "inforom.ecc", "inforom.power"};
-    const char *key = object < sizeof keys / sizeof *keys ? keys[object] : "inforom.none";
-    return answer_text(__func__, device, key, version, length);
-}
-
-nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
-{
-    nvmlReturn_t status = begin(__func__, device);
-    const char *text = status == NVML_SUCCESS ? text_of(device, "cuda.capability") : NULL;
-    FAIL_IF(!text, NVML_ERROR_NOT_SUPPORTED);
-    FAIL_IF(sscanf(text, "%d.%d", major, minor) != 2, NVML_ERROR_UNKNOWN);
-    return end(status);
-}
 
 struct place {
     unsigned int domain, bus, slot, id, subsystem;
@@ -111,31 +68,8 @@ static nvmlReturn_t answer_pci(const char *function, nvmlDevice_t device, nvmlPc
 CALL(nvmlDeviceGetPciInfo, (nvmlDevice_t device, nvmlPciInfo_t *pci),
      answer_pci(__func__, device, pci))
 
-CALL(nvmlDeviceGetPciInfo_v2, (nvmlDevice_t device, nvmlPciInfo_t *pci),
-     answer_pci(__func__, device, pci))
-
 CALL(nvmlDeviceGetPciInfo_v3, (nvmlDevice_t device, nvmlPciInfo_t *pci),
      answer_pci(__func__, device, pci))
-
-nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
-{
-    struct place place;
-    nvmlReturn_t status = begin(__func__, device);
-    FAIL_IF(pci->version != nvmlPciInfoExt_v1, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
-    if (status == NVML_SUCCESS)
-        status = read_place(device, &place);
-    if (status == NVML_SUCCESS) {
-        pci->domain = place.domain;
-        pci->bus = place.bus;
-        pci->device = place.slot;
-        pci->pciDeviceId = place.id;
-        pci->pciSubSystemId = place.subsystem;
-        pci->baseClass = 3; /* display */
-        pci->subClass = (unsigned int)number_or(text_of(device, "pci.subclass"), 2);
-        print_bus(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", &place);
-    }
-    return end(status);
-}
 
 /* A list like 0-19,40-59 as a set of bits. */
 static nvmlReturn_t answer_set(const char *function, nvmlDevice_t device, const char *key,
@@ -159,17 +93,3 @@ static nvmlReturn_t answer_set(const char *function, nvmlDevice_t device, const 
 
 CALL(nvmlDeviceGetCpuAffinity, (nvmlDevice_t device, unsigned int words, unsigned long *set),
      answer_set(__func__, device, "cpus", words, set))
-
-nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int words,
-                                                 unsigned long *set, nvmlAffinityScope_t scope)
-{
-    (void)scope;
-    return answer_set(__func__, device, "cpus", words, set);
-}
-
-nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int words,
-                                         unsigned long *set, nvmlAffinityScope_t scope)
-{
-    (void)scope;
-    return answer_set(__func__, device, "numa", words, set);
-}

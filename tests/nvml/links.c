@@ -99,29 +99,6 @@ CALL(nvmlDeviceGetNvLinkRemoteDeviceType,
      (nvmlDevice_t device, unsigned int link, nvmlIntNvLinkDeviceType_t *type),
      answer_link(__func__, device, link, "remote.type", type))
 
-nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link,
-                                           nvmlNvLinkCapability_t capability, unsigned int *result)
-{
-    char key[32];
-    snprintf(key, sizeof key, "capability.%u", (unsigned int)capability);
-    return answer_link(__func__, device, link, key, result);
-}
-
-nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link,
-                                             nvmlNvLinkErrorCounter_t counter,
-                                             unsigned long long *value)
-{
-    static const char *const names[] = {"replay", "recovery", "crc", "crc_data", "ecc_data"};
-    char key[32];
-    nvmlReturn_t status = begin_link(__func__, device, link);
-    FAIL_IF(counter >= sizeof names / sizeof *names || !value, NVML_ERROR_INVALID_ARGUMENT);
-    if (status == NVML_SUCCESS) {
-        snprintf(key, sizeof key, "error.%s", names[counter]);
-        status = integer(link_text(device, link, key), value);
-    }
-    return end(status);
-}
-
 static nvmlReturn_t answer_remote(const char *function, nvmlDevice_t device, unsigned int link,
                                   nvmlPciInfo_t *pci)
 {
@@ -161,33 +138,4 @@ nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounte
     if (window)
         block_for(window);
     return status;
-}
-
-/* topology.N of slot M is how far apart gpuM and gpuN are. */
-nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t first, nvmlDevice_t second,
-                                                 nvmlGpuTopologyLevel_t *level)
-{
-    unsigned long long value = 0;
-    nvmlReturn_t status = begin(__func__, first);
-    FAIL_IF(!is_handle(second), NVML_ERROR_INVALID_ARGUMENT);
-    if (status == NVML_SUCCESS)
-        status = integer(text_format(first, "topology.%d", second->gpu), &value);
-    if (status == NVML_SUCCESS)
-        *level = (nvmlGpuTopologyLevel_t)value;
-    return end(status);
-}
-
-/* p2p.N=0 is fine; a status of its own (5: not supported) otherwise. For NVLink: p2p.nvlink.N */
-nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t first, nvmlDevice_t second,
-                                    nvmlGpuP2PCapsIndex_t capability, nvmlGpuP2PStatus_t *result)
-{
-    enum { BY_NVLINK = 2, NOT_SUPPORTED = 5 };
-    nvmlReturn_t status = begin(__func__, first);
-    FAIL_IF(!is_handle(second) || !result, NVML_ERROR_INVALID_ARGUMENT);
-    if (status == NVML_SUCCESS)
-        *result = (nvmlGpuP2PStatus_t)number_or(
-            text_format(first, (int)capability == BY_NVLINK ? "p2p.nvlink.%d" : "p2p.%d",
-                        second->gpu),
-            NOT_SUPPORTED);
-    return end(status);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory in use, and its faults: ECC counts, remapped rows, retired pages.
+ * Memory in use, and its faults: ECC counts.
  *
  * The first nvmlDeviceGetMemoryInfo counts what the driver reserves as used, the second apart.
  */
@@ -79,34 +79,6 @@ static nvmlReturn_t ecc(nvmlDevice_t device, unsigned int error, unsigned int co
                                *location ? "." : "", location), count);
 }
 
-/* The total is a key of its own, or else the sum of the locations there are. */
-static nvmlReturn_t ecc_total(nvmlDevice_t device, unsigned int error, unsigned int counter,
-                              unsigned long long *total)
-{
-    unsigned long long one;
-    nvmlReturn_t status = ecc(device, error, counter, "", total);
-    if (status != NVML_ERROR_NOT_SUPPORTED)
-        return status;
-    *total = 0;
-    for (int n = 0; n < LOCATIONS; n++) {
-        nvmlReturn_t here = ecc(device, error, counter, locations[n], &one);
-        if (here != NVML_SUCCESS && here != NVML_ERROR_NOT_SUPPORTED)
-            return here;
-        if (here == NVML_SUCCESS) {
-            *total += one;
-            status = NVML_SUCCESS;
-        }
-    }
-    return status;
-}
-
-nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t error,
-                                         nvmlEccCounterType_t counter, unsigned long long *count)
-{
-    nvmlReturn_t status = begin(__func__, device);
-    return end(status == NVML_SUCCESS ? ecc_total(device, error, counter, count) : status);
-}
-
 nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t error,
                                              nvmlEccCounterType_t counter,
                                              nvmlMemoryLocation_t location,
@@ -117,52 +89,3 @@ nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErro
     return end(status == NVML_SUCCESS ? ecc(device, error, counter, locations[location], count)
                                       : status);
 }
-
-nvmlReturn_t nvmlDeviceGetDetailedEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t error,
-                                            nvmlEccCounterType_t counter,
-                                            nvmlEccErrorCounts_t *counts)
-{
-    nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS)
-        status = ecc(device, error, counter, "dram", &counts->deviceMemory);
-    if (status == NVML_SUCCESS) {
-        unsigned long long *others[] = {&counts->l1Cache, &counts->l2Cache, &counts->registerFile};
-        static const char *const names[] = {"l1", "l2", "register"};
-        for (int n = 0; n < 3; n++)
-            if (ecc(device, error, counter, names[n], others[n]) != NVML_SUCCESS)
-                *others[n] = 0;
-    }
-    return end(status);
-}
-
-nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_t *status)
-{
-    nvmlReturn_t result = begin(__func__, device);
-    if (result == NVML_SUCCESS && status->version != nvmlEccSramErrorStatus_v1)
-        result = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    if (result == NVML_SUCCESS && !text_of(device, "sram.volatile.corrected"))
-        result = NVML_ERROR_NOT_SUPPORTED;
-    if (result == NVML_SUCCESS) {
-        struct { const char *key; unsigned long long *value; } parts[] = {
-            {"sram.volatile.corrected", &status->volatileCor},
-            {"sram.volatile.parity", &status->volatileUncParity},
-            {"sram.volatile.secded", &status->volatileUncSecDed},
-            {"sram.aggregate.corrected", &status->aggregateCor},
-            {"sram.aggregate.parity", &status->aggregateUncParity},
-            {"sram.aggregate.secded", &status->aggregateUncSecDed},
-            {"sram.aggregate.l2", &status->aggregateUncBucketL2},
-            {"sram.aggregate.sm", &status->aggregateUncBucketSm},
-            {"sram.aggregate.pcie", &status->aggregateUncBucketPcie},
-            {"sram.aggregate.microcontroller", &status->aggregateUncBucketMcu},
-            {"sram.aggregate.other", &status->aggregateUncBucketOther},
-        };
-        for (size_t n = 0; n < sizeof parts / sizeof *parts; n++)
-            *parts[n].value = number_or(text_of(device, parts[n].key), 0);
-        status->bThresholdExceeded =
-            (unsigned int)number_or(text_of(device, "sram.threshold_exceeded"), 0);
-    }
-    return end(result);
-}
-
-PAIR_CALL(nvmlDeviceGetEccMode, "ecc.mode", "ecc.mode.pending")
-NUMBER_CALL(nvmlDeviceGetDefaultEccMode, "ecc.mode.default")

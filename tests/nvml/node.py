@@ -19,10 +19,8 @@ Keys = dict[str, str]
 
 ENERGY = 7_000_000  # mJ: what a card may have taken in the first seconds after a boot
 
-_PROFILES = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # number of the profile with that many slices
 _MULTIPROCESSORS = {"NVIDIA A100-SXM4-80GB": 14, "NVIDIA H200": 16}  # a slice
 _CUDA = {390: 9010, 418: 10010, 535: 12020, 570: 12080, 590: 13010}
-_INTERNAL, _SINGLE, _MULTIPLE, _HOST_BRIDGE, _NODE, _SYSTEM = 0, 10, 20, 30, 40, 50
 
 
 def driver_version(folder: Path) -> str:
@@ -41,25 +39,19 @@ def node_keys(folder: Path, driver: str) -> Keys:
         "devices": str(len(devices)),
         "driver.version": driver,
         "nvml.version": f"{cuda // 1000}.{driver}",
-        "cuda.version": str(cuda),
         "processes.wide": str(int(has_wide_entries(driver))),
     }
     for device in devices:
-        own = _card(device, driver, branch) | _place(folder, device, devices)
+        own = _card(device, branch) | _place(folder, device)
         own |= _inventory(device, inventory, devices)
         keys |= {f"gpu{device.index}.{key}": value for key, value in own.items()}
     return keys
 
 
-def _card(device: Device, driver: str, branch: int) -> Keys:
+def _card(device: Device, branch: int) -> Keys:
     """Return what the model is like, without what this driver is too old for."""
     keys = dict(CARDS[device.model])
     keys |= {"name": device.model, "minor": str(device.minor), "uuid": device.uuid}
-    if not device.model.startswith("NVIDIA GeForce"):
-        keys["serial"] = f"{1560000000000 + 1001 * device.index}"
-    if keys["architecture"] >= "7" or device.model.startswith("NVIDIA H"):
-        keys["gsp.version"] = driver
-        keys |= {"gsp.mode": "1", "gsp.default": "1"}
     if device.model not in WITHOUT_COUNTERS:
         now = time.time_ns() // 1000
         keys["energy"] = f"{ENERGY + 1000 * device.index}+{keys['power']}/s@{now}"
@@ -79,34 +71,9 @@ def _card(device: Device, driver: str, branch: int) -> Keys:
     return keys
 
 
-def _place(folder: Path, device: Device, devices: list[Device]) -> Keys:
+def _place(folder: Path, device: Device) -> Keys:
     sys = folder / f"sys/bus/pci/devices/{device.bus}"
-    keys = {"pci.bus_id": device.bus, "cpus": atomic.read_text(f"{sys}/local_cpulist").strip()}
-    keys["board.id"] = hex(int(device.bus.split(":")[1], 16) << 8)
-    lines = (folder / f"proc/driver/nvidia/gpus/{device.bus}/information").read_text().splitlines()
-    fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    keys["irq"] = fields["IRQ"]
-    if "?" not in fields["Video BIOS"]:
-        keys["vbios"] = fields["Video BIOS"]
-    if device.numa >= 0:
-        keys["numa"] = str(device.numa)
-    for other in devices:
-        if other is not device:
-            keys[f"topology.{other.index}"] = str(_distance(device, other))
-            keys[f"p2p.{other.index}"] = "0"
-    return keys
-
-
-def _distance(one: Device, other: Device) -> int:
-    """Return NVML's level of the nearest place that both have above them."""
-    shared = 0
-    while shared < min(len(one.path), len(other.path)) and one.path[shared] == other.path[shared]:
-        shared += 1
-    if shared == 0:
-        return _NODE if one.numa == other.numa >= 0 else _SYSTEM
-    if shared == 1:
-        return _HOST_BRIDGE
-    return _SINGLE if shared == len(one.path) - 1 else _MULTIPLE
+    return {"pci.bus_id": device.bus, "cpus": atomic.read_text(f"{sys}/local_cpulist").strip()}
 
 
 def _inventory(device: Device, inventory: Keys, devices: list[Device]) -> Keys:
@@ -135,7 +102,6 @@ def _inventory(device: Device, inventory: Keys, devices: list[Device]) -> Keys:
         for _ in range(int(inventory.get(f"link.{pair[0]}.{pair[1]}", "0"))):
             keys[f"nvlink.{link}.remote.bus_id"] = other.bus
             keys[f"nvlink.{link}.remote.type"] = "0"
-            keys[f"p2p.nvlink.{other.index}"] = "0"
             link += 1
     return keys
 
@@ -152,8 +118,6 @@ def instance_keys(model: str, name: str, told: Keys) -> Keys:
         "name": f"{model} MIG {told['profile']}",
         "gi": gi,
         "ci": ci,
-        "profile": str(_PROFILES[slices]),
-        "placement.size": str(slices),
         "memory.total": f"{told['memory_mib']}M",
         "memory.used": "0",
         "bar1.total": "14809M",

@@ -17,19 +17,12 @@
 typedef struct nvmlDevice_st *nvmlDevice_t;
 typedef struct nvmlEventSet_st *nvmlEventSet_t;
 typedef struct nvmlGpmSample_st *nvmlGpmSample_t;
-typedef struct nvmlGpuInstance_st *nvmlGpuInstance_t;
-typedef struct nvmlComputeInstance_st *nvmlComputeInstance_t;
 
 /* Every enumeration of the library is passed as an unsigned int. */
-typedef unsigned int nvmlReturn_t, nvmlEnableState_t, nvmlValueType_t, nvmlBrandType_t;
-typedef unsigned int nvmlClockType_t, nvmlClockId_t, nvmlTemperatureSensors_t, nvmlPstates_t;
-typedef unsigned int nvmlTemperatureThresholds_t, nvmlComputeMode_t, nvmlSamplingType_t;
+typedef unsigned int nvmlReturn_t, nvmlEnableState_t, nvmlValueType_t, nvmlClockType_t;
+typedef unsigned int nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t, nvmlSamplingType_t;
 typedef unsigned int nvmlMemoryErrorType_t, nvmlEccCounterType_t, nvmlMemoryLocation_t;
-typedef unsigned int nvmlPageRetirementCause_t, nvmlPcieUtilCounter_t, nvmlPerfPolicyType_t;
-typedef unsigned int nvmlGpuTopologyLevel_t, nvmlGpuP2PCapsIndex_t, nvmlGpuP2PStatus_t;
-typedef unsigned int nvmlNvLinkCapability_t, nvmlNvLinkErrorCounter_t, nvmlIntNvLinkDeviceType_t;
-typedef unsigned int nvmlAffinityScope_t, nvmlDeviceArchitecture_t, nvmlInforomObject_t;
-typedef unsigned int nvmlGpuVirtualizationMode_t, nvmlBusType_t, nvmlPowerSource_t;
+typedef unsigned int nvmlPcieUtilCounter_t, nvmlIntNvLinkDeviceType_t;
 
 enum {
     NVML_SUCCESS = 0,
@@ -56,9 +49,6 @@ enum { /* nvmlValueType_t */
 enum { /* sizes that stand in structures */
     NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE = 32,
     NVML_DEVICE_PCI_BUS_ID_BUFFER_V2_SIZE = 16,
-    NVML_DEVICE_UUID_ASCII_LEN = 41,
-    NVML_DEVICE_UUID_BINARY_LEN = 16,
-    NVML_UUID_TYPE_ASCII = 1,
     NVML_GPM_METRIC_MAX = 477,
     NVML_GPM_METRICS_GET_VERSION = 1,
     NVML_GPM_SUPPORT_VERSION = 1,
@@ -71,12 +61,8 @@ enum { /* sizes that stand in structures */
 #define nvmlMemory_v2 NVML_STRUCT_VERSION(Memory, 2)
 #define nvmlGpuFabricInfo_v2 NVML_STRUCT_VERSION(GpuFabricInfo, 2)
 #define nvmlGpuFabricInfo_v3 NVML_STRUCT_VERSION(GpuFabricInfo, 3)
-#define nvmlPciInfoExt_v1 NVML_STRUCT_VERSION(PciInfoExt, 1)
 #define nvmlProcessDetailList_v1 NVML_STRUCT_VERSION(ProcessDetailList, 1)
-#define nvmlProcessesUtilizationInfo_v1 NVML_STRUCT_VERSION(ProcessesUtilizationInfo, 1)
 #define nvmlTemperature_v1 NVML_STRUCT_VERSION(Temperature, 1)
-#define nvmlMarginTemperature_v1 NVML_STRUCT_VERSION(MarginTemperature, 1)
-#define nvmlEccSramErrorStatus_v1 NVML_STRUCT_VERSION(EccSramErrorStatus, 1)
 
 typedef struct {
     unsigned char clusterUuid[16];
@@ -114,21 +100,6 @@ typedef struct {
     char busId[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];
 } nvmlPciInfo_t;
 
-typedef struct {
-    unsigned int version, domain, bus, device;
-    unsigned int pciDeviceId, pciSubSystemId, baseClass, subClass;
-    char busId[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];
-} nvmlPciInfoExt_v1_t, nvmlPciInfoExt_t;
-
-typedef struct {
-    unsigned int version, type;
-    union {
-        char str[NVML_DEVICE_UUID_ASCII_LEN];
-        unsigned char bytes[NVML_DEVICE_UUID_BINARY_LEN];
-    } value;
-} nvmlUUID_v1_t, nvmlUUID_t;
-#define nvmlUUID_v1 NVML_STRUCT_VERSION(UUID, 1)
-
 typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
 typedef struct {
     unsigned int version;
@@ -157,7 +128,6 @@ typedef struct {
     nvmlReturn_t nvmlReturn;
     nvmlValue_t value;
 } nvmlFieldValue_t;
-typedef struct { unsigned long long referenceTime, violationTime; } nvmlViolationTime_t;
 
 typedef struct {
     unsigned int pid;
@@ -183,48 +153,12 @@ typedef struct {
     unsigned long long timeStamp;
     unsigned int smUtil, memUtil, encUtil, decUtil;
 } nvmlProcessUtilizationSample_t;
-typedef struct {
-    unsigned long long timeStamp;
-    unsigned int pid, smUtil, memUtil, encUtil, decUtil, jpgUtil, ofaUtil;
-} nvmlProcessUtilizationInfo_v1_t;
-typedef struct {
-    unsigned int version, processSamplesCount;
-    unsigned long long lastSeenTimeStamp;
-    nvmlProcessUtilizationInfo_v1_t *procUtilArray;
-} nvmlProcessesUtilizationInfo_v1_t, nvmlProcessesUtilizationInfo_t;
-
-typedef struct {
-    unsigned int gpuUtilization, memoryUtilization;
-    unsigned long long maxMemoryUsage, time, startTime;
-    unsigned int isRunning, reserved[5];
-} nvmlAccountingStats_t;
-
-typedef struct {
-    unsigned long long l1Cache, l2Cache, deviceMemory, registerFile;
-} nvmlEccErrorCounts_t;
-typedef struct {
-    unsigned int version;
-    unsigned long long aggregateUncParity, aggregateUncSecDed, aggregateCor;
-    unsigned long long volatileUncParity, volatileUncSecDed, volatileCor;
-    unsigned long long aggregateUncBucketL2, aggregateUncBucketSm, aggregateUncBucketPcie;
-    unsigned long long aggregateUncBucketMcu, aggregateUncBucketOther;
-    unsigned int bThresholdExceeded;
-} nvmlEccSramErrorStatus_v1_t, nvmlEccSramErrorStatus_t;
-typedef struct { unsigned int max, high, partial, low, none; } nvmlRowRemapperHistogramValues_t;
-typedef struct {
-    unsigned int corrActiveRemaps, corrInactiveRemaps, uncActiveRemaps, uncInactiveRemaps;
-    unsigned int bPending, bFailureOccurred;
-} nvmlRemappedRowsInfo_v2_t;
 
 typedef struct {
     unsigned int version;
     nvmlTemperatureSensors_t sensorType;
     int temperature;
 } nvmlTemperature_v1_t, nvmlTemperature_t;
-typedef struct {
-    unsigned int version;
-    int marginTemperature;
-} nvmlMarginTemperature_v1_t, nvmlMarginTemperature_t;
 
 typedef struct {
     nvmlDevice_t device;
@@ -251,19 +185,6 @@ typedef struct {
     unsigned int gpuInstanceSliceCount, computeInstanceSliceCount;
     unsigned long long memorySizeMB;
 } nvmlDeviceAttributes_t;
-typedef struct { unsigned int start, size; } nvmlGpuInstancePlacement_t;
-typedef struct { unsigned int start, size; } nvmlComputeInstancePlacement_t;
-typedef struct {
-    nvmlDevice_t device;
-    unsigned int id, profileId;
-    nvmlGpuInstancePlacement_t placement;
-} nvmlGpuInstanceInfo_t;
-typedef struct {
-    nvmlDevice_t device;
-    nvmlGpuInstance_t gpuInstance;
-    unsigned int id, profileId;
-    nvmlComputeInstancePlacement_t placement;
-} nvmlComputeInstanceInfo_t;
 
 #endif /* VENDOR_HEADER */
 #endif

@@ -68,27 +68,3 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
         *count = found;
     return end(status == NVML_SUCCESS ? verdict(found, room) : status);
 }
-
-nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
-                                                   nvmlProcessesUtilizationInfo_t *info)
-{
-    const char *text;
-    struct process process;
-    nvmlReturn_t status = begin_processes(__func__, device, &text);
-    FAIL_IF(info->version != nvmlProcessesUtilizationInfo_v1, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
-    unsigned int found = 0;
-    bool fill = status == NVML_SUCCESS && info->procUtilArray;
-    unsigned int room = fill ? info->processSamplesCount : 0;
-    while (status == NVML_SUCCESS && text) {
-        text = next_process(text, &process);
-        if (room && process.time <= info->lastSeenTimeStamp)
-            continue;
-        if (found++ < room)
-            info->procUtilArray[found - 1] = (nvmlProcessUtilizationInfo_v1_t){
-                process.time, process.pid, process.sm, process.memory, process.encoder,
-                process.decoder, 0, 0};
-    }
-    if (status == NVML_SUCCESS)
-        info->processSamplesCount = found;
-    return end(status == NVML_SUCCESS ? verdict(found, room) : status);
-}

@@ -29,33 +29,6 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     return end(status);
 }
 
-static nvmlReturn_t answer_engine(const char *function, nvmlDevice_t device, const char *key,
-                                  unsigned int *utilization, unsigned int *period)
-{
-    nvmlReturn_t status = begin_busy(function, device);
-    if (status == NVML_SUCCESS)
-        status = copy_number(device, key, utilization);
-    if (status == NVML_SUCCESS && period)
-        *period = (unsigned int)number_or(text_of(device, "samples.period"), 166667);
-    return end(status);
-}
-
-CALL(nvmlDeviceGetEncoderUtilization,
-     (nvmlDevice_t device, unsigned int *utilization, unsigned int *period),
-     answer_engine(__func__, device, "utilization.encoder", utilization, period))
-
-CALL(nvmlDeviceGetDecoderUtilization,
-     (nvmlDevice_t device, unsigned int *utilization, unsigned int *period),
-     answer_engine(__func__, device, "utilization.decoder", utilization, period))
-
-CALL(nvmlDeviceGetJpgUtilization,
-     (nvmlDevice_t device, unsigned int *utilization, unsigned int *period),
-     answer_engine(__func__, device, "utilization.jpeg", utilization, period))
-
-CALL(nvmlDeviceGetOfaUtilization,
-     (nvmlDevice_t device, unsigned int *utilization, unsigned int *period),
-     answer_engine(__func__, device, "utilization.ofa", utilization, period))
-
 /* By nvmlSamplingType_t: the key of the value, and of what may stand in for the buffer. Power is
  * sampled faster than the rest (nvidia-smi -q -d POWER,UTILIZATION: 119 in 2.4 s, 99 in 16.5 s). */
 static const struct series {

@@ -224,7 +224,7 @@ class Faults(Ward):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("commanded", [False, True])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.giant)])
 def test_no_job_gets_a_sick_gpu_and_a_sound_one_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, *, commanded: bool
 ) -> None:

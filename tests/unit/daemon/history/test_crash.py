@@ -31,6 +31,7 @@ CALLS = (
     *("ftruncate", "unlink", "rmdir", "mkdir", "rename"),
 )
 KILLED = 42
+HALF = pytest.mark.parametrize("half", [False, pytest.param(True, marks=pytest.mark.giant)])
 PROOF = "its shepherd is gone"
 
 
@@ -91,7 +92,7 @@ def killed(
     assert deaths > 40
 
 
-@pytest.mark.parametrize("half", [False, True])
+@HALF
 def test_killed_at_any_call_no_claim_is_lost_and_none_is_written_twice(
     tmp_path: Path, half: bool
 ) -> None:
@@ -111,7 +112,7 @@ def test_killed_at_any_call_no_claim_is_lost_and_none_is_written_twice(
         assert (site.waiting(), site.owed()) == ([], [])
 
 
-@pytest.mark.parametrize("half", [False, True])
+@HALF
 def test_killed_at_any_call_of_a_reap_its_line_says_how_all_the_same(
     tmp_path: Path, half: bool
 ) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.install import versions
+from gpulock.install.change import FilePlace, InstallRecord
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor import sge as doctor_sge
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
+from gpulock.install.hooks import make_public_folder
 from gpulock.install.sge import programs as sge_programs
 from gpulock.install.sge import qconf, site
 from gpulock.install.sge.install import SgeOptions
@@ -47,6 +49,25 @@ def find_nothing(*_: object) -> tuple[()]:
 
 def ignore(*_: object) -> None:
     """Take a line that nobody reads, or hooks that nobody tries."""
+
+
+def assert_kept_for_the_last_scheduler(root: Path, *places: FilePlace) -> None:
+    """Uninstall Slurm, then Grid Engine: files that both share go with the second alone."""
+    config = root / "gpulock.conf"
+    config.write_text(f"STATE_DIR={root}/state\n")
+    slurm, sge = [InstallRecord(root / f"state/install/{name}.json") for name in ("slurm", "sge")]
+    make_public_folder(sge.path.parent)
+    for place in places:
+        place.write("x")
+    slurm.save({place.address: "x" for place in places})
+    sge.save({("configuration", "node1", "load_sensor"): None})
+
+    assert SlurmFiles(config, ignore).uninstall() == []
+    assert [place.read() for place in places] == ["x"] * len(places)
+    assert (slurm.load(), {place.address for place in places} <= {*sge.load()}) == ({}, True)
+
+    assert SgeFiles(config, ignore).uninstall() == []
+    assert [place.read() for place in places] == [None] * len(places)
 
 
 def tree(folder: Path) -> dict[str, str]:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.labs.systemd.gpulock import Node, Package, make_package
-from tests.labs.systemd.machine import Machine
+from tests.labs.systemd.gpulock import Node, Package, booted_node, make_package
 
 
 @pytest.fixture(scope="module")
@@ -20,15 +19,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
 @pytest.fixture(scope="module", params=["hybrid", "unified"])
 def installed(request: pytest.FixtureRequest, package: Package) -> Iterator[Node]:
     """Boot a machine with cgroup v1 beside v2, and one with v2 alone."""
-    machine = Machine(str(request.param), binds=package.binds)
-    machine.up()
-    try:
-        node = Node(machine, package)
-        node.prepare()
+    with booted_node(package, str(request.param)) as node:
         node.gpulock("install", "systemd")
         yield node
-    finally:
-        machine.down()
 
 
 @pytest.fixture

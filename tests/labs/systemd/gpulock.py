@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import shutil
 import venv
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -221,3 +222,16 @@ class Node:
             lambda: self.metric(series) == value,
             why=lambda: f"{series} to be {value}\n{self.scrape()}",
         )
+
+
+@contextlib.contextmanager
+def booted_node(package: Package, mode: str) -> Iterator[Node]:
+    """Boot a machine that has the package, and shut it down afterwards."""
+    machine = Machine(mode, binds=package.binds)
+    machine.up()
+    try:
+        node = Node(machine, package)
+        node.prepare()
+        yield node
+    finally:
+        machine.down()

@@ -9,7 +9,7 @@ from typing import Final
 
 from tests.labs.sge import config, install
 from tests.labs.systemd.gpulock import OPT, Node
-from tests.labs.systemd.slurm_node import ADDRESS, HOME, HOST, UID, USER
+from tests.labs.systemd.slurm_node import HOME, HOST, USER, add_user_and_address
 from tests.support.wait import wait_until
 
 ROOT: Final = "/srv/sge"  # the cell, its spool, and the programs' folders
@@ -37,9 +37,7 @@ class SgeNode:
 
     def up(self, scratch: Path) -> None:
         """Start Grid Engine without hooks, and install gpulock for its queue."""
-        self.run("useradd", "-m", "-d", HOME, "-u", str(UID), USER)
-        self.run("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
-        self.machine.write("/etc/hosts", f"127.0.0.1 localhost\n{ADDRESS} {HOST}\n")
+        add_user_and_address(self.machine)
         self.run("sh", "-c", "cat >>/etc/services", stdin=config.SERVICES)
         self._lay_out(scratch / "sge")
         for name in DAEMONS:

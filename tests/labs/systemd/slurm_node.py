@@ -18,6 +18,7 @@ from tests.labs.slurm.config import first_job
 from tests.labs.slurm.preloaded import preloaded
 from tests.labs.slurm.releases import HAS_SLICE, RUNS_HOOKS_IN_JOB, STARTS_ANEW
 from tests.labs.systemd.gpulock import GPUS, Node
+from tests.labs.systemd.machine import Machine
 from tests.support.wait import LabError, wait_until
 
 HOST: Final = "gpulock-lab"  # of boot.sh
@@ -77,6 +78,14 @@ class Kind:
         return self.isolation == "off"
 
 
+def add_user_and_address(machine: Machine) -> None:
+    """Give a machine somebody with jobs, and an address that its name leads to."""
+    machine.run("useradd", "-m", "-d", HOME, "-u", str(UID), USER)
+    # getaddrinfo(AI_ADDRCONFIG) finds no family where each address is a loopback's.
+    machine.run("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
+    machine.write("/etc/hosts", f"127.0.0.1 localhost\n{ADDRESS} {HOST}\n")
+
+
 class SlurmNode:
     """The machine of a `Node` with Slurm on it."""
 
@@ -90,10 +99,7 @@ class SlurmNode:
 
     def up(self, lab: Path) -> None:
         """Start Slurm without hooks, install gpulock, and start Slurm with what that asks for."""
-        self.run("useradd", "-m", "-d", HOME, "-u", str(UID), USER)
-        # getaddrinfo(AI_ADDRCONFIG) finds no family where each address is a loopback's.
-        self.run("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
-        self.machine.write("/etc/hosts", f"127.0.0.1 localhost\n{ADDRESS} {HOST}\n")
+        add_user_and_address(self.machine)
         for name in ("state", "spool", "log"):
             self.run("install", "-d", "-o", "slurm", f"{STATE}/{name}")
         self.machine.write(_PROBE, PROBE)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.systemd.gpulock import Node, make_package
-from tests.labs.systemd.machine import Machine
+from tests.labs.systemd.gpulock import booted_node, make_package
 from tests.labs.systemd.sge_node import SgeNode
 from tests.labs.systemd.slurm_node import HOME
 from tests.labs.systemd.users_manager import (
@@ -24,17 +23,10 @@ pytestmark = [pytest.mark.lab, pytest.mark.attack]
 
 @pytest.fixture
 def sge(tmp_path: Path) -> Iterator[SgeNode]:
-    package = make_package(tmp_path / "gpulock")
-    machine = Machine("unified", binds=package.binds)
-    machine.up()
-    try:
-        node = Node(machine, package)
-        node.prepare()
+    with booted_node(make_package(tmp_path / "gpulock"), "unified") as node:
         made = SgeNode(node)
         made.up(tmp_path)
         yield made
-    finally:
-        machine.down()
 
 
 def test_a_gpu_that_is_open_below_the_users_own_manager_stays_locked(sge: SgeNode) -> None:

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.labs.slurm.releases import HAS_SLICE, HAS_SLUIDS, STARTS_ANEW
-from tests.labs.systemd.gpulock import Node, Package, make_package
-from tests.labs.systemd.machine import Machine
+from tests.labs.systemd.gpulock import Package, booted_node
 from tests.labs.systemd.slurm_node import HOME, SLICE, SLURMD, Kind, SlurmNode
 from tests.labs.systemd.users_manager import (
     assert_left_with_its_gpu,
@@ -30,25 +29,14 @@ KINDS = (Kind("isolation", "cgroup"), Kind("constrain", "off", "RunInJob"))
 SCOPE = "slurmstepd.scope"
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
-    return make_package(tmp_path_factory.mktemp("gpulock"))
-
-
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
 def booted(
     request: pytest.FixtureRequest, package: Package, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmNode]:
-    machine = Machine("unified", binds=package.binds)
-    machine.up()
-    try:
-        node = Node(machine, package)
-        node.prepare()
+    with booted_node(package, "unified") as node:
         slurm = SlurmNode(node, request.param)
         slurm.up(tmp_path_factory.mktemp("slurm"))
         yield slurm
-    finally:
-        machine.down()
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.install import planner, uninstall
-from gpulock.install.change import FilePlace, InstallRecord
-from gpulock.install.hooks import InstallError, find_share_folder, make_public_folder
+from gpulock.install.change import FilePlace
+from gpulock.install.hooks import InstallError, find_share_folder
 from gpulock.install.planner import ENROOT_HOOK, NodePlanner
-from tests.support.install_site import SgeFiles, SlurmFiles, ignore
+from tests.support.install_site import assert_kept_for_the_last_scheduler
 
 HOOK = find_share_folder() / "prolog/enroot" / ENROOT_HOOK
 IMAGE = "PATH=/bin\nCUDA_VISIBLE_DEVICES=9\nNVIDIA_VISIBLE_DEVICES=all\nGPULOCK_DEVICES=x\n"
@@ -103,21 +103,4 @@ def test_it_is_offered_put_there_where_asked_and_kept(tmp_path: Path, folder: Pa
 
 
 def test_it_stays_as_long_as_one_scheduler_is_installed(tmp_path: Path, folder: Path) -> None:
-    places = [FilePlace(folder / ENROOT_HOOK, 0o755)]
-    config = tmp_path / "gpulock.conf"
-    config.write_text(f"STATE_DIR={tmp_path}/state\n")
-    slurm, sge = [
-        InstallRecord(tmp_path / f"state/install/{name}.json") for name in ("slurm", "sge")
-    ]
-    make_public_folder(sge.path.parent)
-    for place in places:
-        place.write("x")
-    slurm.save({place.address: "x" for place in places})
-    sge.save({("configuration", "node1", "load_sensor"): None})
-
-    assert SlurmFiles(config, ignore).uninstall() == []
-    assert [place.read() for place in places] == ["x"] * len(places)
-    assert (slurm.load(), {place.address for place in places} <= {*sge.load()}) == ({}, True)
-
-    assert SgeFiles(config, ignore).uninstall() == []
-    assert [place.read() for place in places] == [None] * len(places)
+    assert_kept_for_the_last_scheduler(tmp_path, FilePlace(folder / ENROOT_HOOK, 0o755))

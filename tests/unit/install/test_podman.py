@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from gpulock.install import planner, uninstall
-from gpulock.install.change import FilePlace, InstallRecord
+from gpulock.install.change import FilePlace
 from gpulock.install.hooks import (
     InstallError,
     find_share_folder,
-    make_public_folder,
     real_interpreter,
 )
 from gpulock.install.planner import PODMAN_HOOK, PODMAN_HOOKS, PODMAN_PROGRAM, NodePlanner
-from tests.support.install_site import SgeFiles, SlurmFiles, ignore
+from tests.support.install_site import assert_kept_for_the_last_scheduler
 
 SOURCE = find_share_folder() / "prolog/podman"
 IMAGE = {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all", "GPULOCK_DEVICES": "x"}
@@ -150,20 +149,4 @@ def test_it_is_offered_put_there_where_asked_and_kept(tmp_path: Path, folder: Pa
 
 def test_it_stays_as_long_as_one_scheduler_is_installed(tmp_path: Path, folder: Path) -> None:
     places = [FilePlace(folder / PODMAN_PROGRAM, 0o755), FilePlace(folder / PODMAN_HOOK)]
-    config = tmp_path / "gpulock.conf"
-    config.write_text(f"STATE_DIR={tmp_path}/state\n")
-    slurm, sge = [
-        InstallRecord(tmp_path / f"state/install/{name}.json") for name in ("slurm", "sge")
-    ]
-    make_public_folder(sge.path.parent)
-    for place in places:
-        place.write("x")
-    slurm.save({place.address: "x" for place in places})
-    sge.save({("configuration", "node1", "load_sensor"): None})
-
-    assert SlurmFiles(config, ignore).uninstall() == []
-    assert [place.read() for place in places] == ["x"] * len(places)
-    assert (slurm.load(), {place.address for place in places} <= {*sge.load()}) == ({}, True)
-
-    assert SgeFiles(config, ignore).uninstall() == []
-    assert [place.read() for place in places] == [None] * len(places)
+    assert_kept_for_the_last_scheduler(tmp_path, *places)

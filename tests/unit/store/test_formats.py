@@ -133,19 +133,19 @@ def test_a_file_of_another_version_is_not_believed(name: str, tmp_path: Path) ->
         assert not found
 
 
-def test_an_installation_of_another_version_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "file", "version", "refusal"),
+    [
+        ("install record", "install.json", '"version": ', "not understood"),
+        ("history", "history", '"version":', "a record of version 2"),
+    ],
+)
+def test_json_of_another_version_is_not_believed(
+    name: str, file: str, version: str, refusal: str, tmp_path: Path
+) -> None:
     write_formats(tmp_path)
-    place = tmp_path / "install.json"
-    place.write_text(place.read_text().replace('"version": 1', '"version": 2'))
+    place = tmp_path / file
+    place.write_text(place.read_text().replace(f"{version}1", f"{version}2"))
 
-    with pytest.raises(Exception, match="not understood"):
-        READERS["install record"](tmp_path)
-
-
-def test_a_claim_of_another_version_is_no_claim_in_a_report(tmp_path: Path) -> None:
-    write_formats(tmp_path)
-    place = tmp_path / "history"
-    place.write_text(place.read_text().replace('"version":1', '"version":2'))
-
-    with pytest.raises(ValueError, match="a record of version 2"):
-        READERS["history"](tmp_path)
+    with pytest.raises(Exception, match=refusal):
+        READERS[name](tmp_path)

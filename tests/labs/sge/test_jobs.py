@@ -9,7 +9,7 @@ import pytest
 
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
-from tests.labs.sge.jobs import start_shepherds
+from tests.labs.sge.jobs import on, start_shepherds
 from tests.labs.sge.lab import JobId
 from tests.support.wait import wait_until
 
@@ -89,6 +89,21 @@ def test_per_slot_requests_count_once_a_slot_and_per_job_requests_once(gpus: Gpu
     per_job = run(gpus, "-pe", "smp", "3", "-l", "gpuj=2")
     assert len(per_slot["CUDA_VISIBLE_DEVICES"].split(",")) == 6
     assert len(per_job["CUDA_VISIBLE_DEVICES"].split(",")) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "-M a@b,c@d -m a -ac a=b -p -5 -js 3 -R y -r y -notify -v A=b -S /bin/sh -i /dev/null -b y",
+        "-soft -l h_rt=600 -q gpu.q -hard -binding linear:1 -hold_jid 1 -a 202601010000 -w n -b y",
+        "-pe smp 1-2 -masterq gpu.q -A account -wd /tmp -b y -N named",
+    ],
+)
+def test_a_job_of_any_options_is_read_to_its_end(gpus: Gpulock, options: str) -> None:
+    """Each fills fields of execd's job file that are empty else."""
+    job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), *options.split(), "sleep", "600")
+    gpus.sge.wait_running(job)
+    assert len(gpus.locks(NODE)) in (1, 2)
 
 
 @pytest.mark.parametrize(

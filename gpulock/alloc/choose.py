@@ -16,6 +16,7 @@ EXACT = 8  # C(8,4) sets take 0.14 ms, C(16,8) 70 ms (docs/facts/locking.md, cos
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
 LATE, SUSPECT = 1, 2  # after all others; after these as well: it may not work
+CHECK_SECONDS = 2.0  # gpulockd ends a health check in a tenth of that, but in a round at work
 SHARED_BRIDGES = 3  # host bridge, root port, switch: from there on the way is a PCIe switch's
 
 
@@ -27,12 +28,13 @@ class ClaimRequest:
     `counted`: the caller has counted them. `check` refuses what was chosen. `last` are ids that
     are taken only where there are not enough others, and how late: LATE or SUSPECT. `kinds` are
     (kind, count) of gpulock.node.kinds, whose sum is `count`; an empty kind is what PLAIN_REQUEST
-    says. `uid` is whose claim it is, once it is made, and `ended` the pids of tests of GPUs that
-    ended for it.
+    says. `uid` is whose claim it is, once it is made. `asked` are the locks of health checks that
+    gpulockd ends for it, and `patience` how many seconds it waits for that.
     """
 
     __slots__ = (
-        *("check", "count", "counted", "ended", "join", "kinds", "last", "share", "uid", "wanted"),
+        *("asked", "check", "count", "counted", "join", "kinds", "last", "patience", "share"),
+        *("uid", "wanted"),
     )
 
     def __init__(
@@ -54,7 +56,8 @@ class ClaimRequest:
         self.share = share
         self.counted = counted
         self.uid = -1
-        self.ended: set[int] = set()
+        self.asked: dict[str, str] = {}
+        self.patience = CHECK_SECONDS
         self.kinds = kinds
 
 

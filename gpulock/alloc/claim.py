@@ -112,10 +112,10 @@ def claim_devices(
                     totals.count_result("granted", waited)
                     totals.save()
                     return grant
-            if want.ended:
-                from gpulock.alloc.health_check import wait_for_killed_checks
+            if want.asked and want.patience:
+                from gpulock.alloc.health_check import wait_for_checks
 
-                wait_for_killed_checks(node, want.ended)
+                wait_for_checks(node, want.asked, deadline.sooner(want.patience))
             made[:] = [judge()]  # whose look is of now
             ahead = judge_ahead(node, found, made[0], template)
     except LockTimeout as refusal:
@@ -192,10 +192,11 @@ def claim_under_gate(
         held = node.store.read_all_locks()
         chosen, out = pick_free_devices(node, found, held, want, opened)  # some may be out by now
     if not chosen and any([lock.owner and lock.owner.gives_way() for lock in held.values()]):
-        from gpulock.alloc.health_check import stop_needed_checks
+        from gpulock.alloc.health_check import ask_checks_to_end
 
-        if stop_needed_checks(node, found, held, want, judge, refilled):
-            return None  # a look at who is left frees the lock
+        if not want.asked and (asked := ask_checks_to_end(node, found, held, want, opened)):
+            want.asked = asked
+            return None  # once: gpulockd ends them meanwhile
     if not chosen:
         raise shortage_refusal(found, held, out, want, node.settings)
     want.check(chosen)

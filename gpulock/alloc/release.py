@@ -46,7 +46,12 @@ class ReleaseResult:
 
 
 def release_locks(
-    node: Node, ours: "Callable[[Owner], bool]", judge: Judge, deadline: Deadline, how: str
+    node: Node,
+    ours: "Callable[[Owner], bool]",
+    judge: Judge,
+    deadline: Deadline,
+    how: str,
+    over: str = ENDED,
 ) -> ReleaseResult:
     """Free every lock whose record is `ours`; raise Refusal where the node does not let us.
 
@@ -66,7 +71,7 @@ def release_locks(
     with Gate(node.store, deadline, node.settings.gate_timeout):
         for lock in mine:
             node.store.read_details(lock)
-            released.add(reaper.finish(lock, ENDED, how))
+            released.add(reaper.finish(lock, over, how))
     return released
 
 

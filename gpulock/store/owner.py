@@ -63,7 +63,7 @@ CONVERT: "dict[str, Callable[[str], object]]" = {
 }
 LONGEST = 4300  # digits of a number, as newer Pythons have it; the first of 3.9 read any number
 HEALTH_USER, HEALTH_COMMENT = "gpulockd", "health check"  # of a claim that gives way to any other
-STUCK_COMMENT = "health check, which cannot be ended"
+ENDING_COMMENT = "health check, which is to end"  # a claim asked for its device
 CONVERTED = [(key, CONVERT[kind]) for key, kind in TYPES.items() if kind != TEXT]
 
 
@@ -128,10 +128,10 @@ class Owner:
 
     def is_health_check(self) -> bool:
         """Return whether gpulockd holds the device for HEALTH_COMMAND."""
-        return self.user == HEALTH_USER and self.comment in (HEALTH_COMMENT, STUCK_COMMENT)
+        return self.user == HEALTH_USER and self.comment in (HEALTH_COMMENT, ENDING_COMMENT)
 
     def gives_way(self) -> bool:
-        """Return whether a claim takes the device back: from a test that can be ended."""
+        """Return whether a claim may ask for the device: a check has it that none asked to end."""
         return self.comment == HEALTH_COMMENT and self.user == HEALTH_USER
 
     def job(self) -> str:

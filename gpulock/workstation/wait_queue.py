@@ -13,7 +13,7 @@ from __future__ import annotations
 import pwd
 from collections.abc import Callable
 
-from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.choose import CHECK_SECONDS, ClaimRequest
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import INFO, WARNING, DaemonJournal
@@ -231,6 +231,7 @@ class SocketClaims:
         kinds = ((request.device_kind, request.number),) if request.device_kind else ()
         share = bool(request.share)
         want = ClaimRequest(request.number, request.devices, share=share, kinds=kinds)
+        want.patience = 0.0  # it is gpulockd that ends health checks, after this answer
         try:
             record = self._record(node, client, request)
             other = process_claims.find_other_process_grant(node, record, want)
@@ -240,6 +241,8 @@ class SocketClaims:
             grant = process_claims.claim_for_process(node, record, want, deadline)
         except Refusal as refusal:
             client.want = want if refusal.kind == BUSY else None
+            if want.asked:
+                client.until = max(client.until, clock_boottime() + CHECK_SECONDS)
             state = WAITING if is_temporary_refusal(refusal) else REFUSED
             return SocketReply(state, kind=refusal.kind, why=refusal.why, do=refusal.do)
         if grant.fresh:

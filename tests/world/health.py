@@ -11,7 +11,12 @@ import os
 from pathlib import Path
 
 from gpulock.daemon.health.checker import CardChecker
-from gpulock.daemon.health.health_command import CardTakenError, lock_for_check
+from gpulock.daemon.health.health_command import (
+    CardTakenError,
+    is_check_asked_to_end,
+    lock_for_check,
+    release_check,
+)
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, note_reset
 from gpulock.daemon.health.suspects import SuspectWriter
@@ -178,15 +183,19 @@ def tests_card(number: int, times: int = 1) -> Play:
                 except (CardTakenError, Refusal) as refusal:
                     site.log.append(str(refusal))
                     return 1
-                if not program.alive:
-                    return 0  # a claim has taken the card already
                 mine = site.begin(f"{TEST} {device}", token, frozenset((device,)))
                 mine.processes = [program]
                 program.fds = {n: str(p) for n, p in site.opened(mine.devices).items()}
                 for _ in range(3):
-                    if program.alive:
-                        kernel.step("tests", device)
-                        site.check()
+                    if is_check_asked_to_end(node, device, token):
+                        break
+                    kernel.step("tests", device)
+                    site.check()
+                kernel.tree.end(program)
+                try:
+                    release_check(node, token)
+                except Refusal as refusal:
+                    site.log.append(str(refusal))
                 return 0
 
             kernel.program(daemon, main)

@@ -38,7 +38,7 @@ from gpulock.store.checks import (
 )
 from gpulock.workstation.tickets import FOLDER, list_tickets
 
-POLL: Final = 0.25  # seconds between two looks at the command
+POLL: Final = 0.1  # seconds between two looks at the command: a claim may wait for its end
 PAUSE: Final = 30.0  # seconds until a card is tried again that somebody needed
 AGAIN: Final = 600.0  # seconds until a card is tested again that has failed
 MOST_DOUBLED: Final = 16  # times that a pause is: 600 s are a year and more then
@@ -61,8 +61,6 @@ class CardChecker(Chore):
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Look at every card, and start the command where it is due. Raises OSError."""
         self._node = node
-        if self.command is not None:
-            self.command.follow(report)
         self.run_due(now)
         self._stuck = [one for one in self._stuck if not one.is_over(node)]
         cards, _ = read_card_checks(node.store.path, node.boot_id)

@@ -2,7 +2,8 @@
 """HEALTH_COMMAND on one free card: started, locked in its name, ended at its deadline.
 
 Its process owns the lock, so any claim, reap or reconcile proves it dead as it does any other
-owner. gpulockd waits for the process only once the lock is gone. Its number is nobody else's then.
+owner. A claim that is short marks the lock: then gpulockd ends the test and releases the
+card. It waits for the process only once the lock is gone. Its number is nobody else's then.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from gpulock.alloc.health_check import note_stuck_check
-from gpulock.alloc.reaper import FREED
+from gpulock.alloc.reaper import DIED
+from gpulock.alloc.release import release_locks
 from gpulock.daemon.health import check_runner
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import one_line
 from gpulock.job.mps import cards_with_mps
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.gate import Gate
-from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER, Owner
+from gpulock.store.owner import ENDING_COMMENT, HEALTH_COMMENT, HEALTH_USER, Owner
 from gpulock.store.quarantine import RESERVES, list_noted_devices
 
 USER: Final = "nobody"
@@ -58,7 +59,7 @@ class HealthCommand:
         self._end = now + settings.health_timeout
         self._killed: float | None = None  # when, for it took too long
         self.is_stuck = False  # it was told, and stays
-        self.is_taken = True  # from gpulockd, once the lock is gone, unless it freed that itself
+        self._gives_way = False  # it was ended for a claim
         uid, gid = find_unprivileged_user() if os.geteuid() == 0 else (os.geteuid(), os.getegid())
         words = [str(os.getpid()), str(uid), str(gid), *settings.health_command]
         stdin, go = os.pipe2(os.O_CLOEXEC)
@@ -103,23 +104,26 @@ class HealthCommand:
     def poll(self, node: Node, now: float) -> str | None:
         """Return None while it runs or its lock stands, then why it failed, or nothing.
 
-        Raises GaveWayError where a claim took the card back, NoOutcomeError where something else
+        Raises GaveWayError where it was ended for a claim, NoOutcomeError where something else
         ended it, Refusal where the gate is held.
         """
         late = f"it took longer than {node.settings.health_timeout:.0f} s"
         info = self._look()
         if info is None:
+            if self._killed is None and is_check_asked_to_end(node, self.bus, self.token):
+                self._gives_way = True
+                self.kill()
             return f"{late}, and cannot be ended" if self._end_late(node, now) else None
         if not self._forget(node):
             return None
         said = self._last_line()
         if self._killed is not None:
             return late
+        if self._gives_way:
+            raise GaveWayError
         number, exited = info.si_status, info.si_code == os.CLD_EXITED
         words = f"it ended with {number}" if exited else f"signal {number} ended it"
         words = one_line(f"{words}: {said}" if said else words)
-        if number == signal.SIGKILL and not exited and self.is_taken:
-            raise GaveWayError
         if is_others_doing(number, exited):
             raise NoOutcomeError(words)
         return "" if exited and number == 0 else words
@@ -130,13 +134,6 @@ class HealthCommand:
         if over:
             os.close(self._output)
         return over
-
-    def follow(self, report: ReconcileReport) -> None:
-        """See whether gpulockd itself freed the lock: then no claim took the card, or wanted to."""
-        for one in report.outcomes:
-            record = one.lock.owner
-            if one.act == FREED and record and record.token == self.token:
-                self.is_taken = not record.gives_way()
 
     def kill(self) -> None:
         """End it with its group."""
@@ -162,10 +159,10 @@ class HealthCommand:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     def _forget(self, node: Node) -> bool:
-        """Wait for it, which has ended, once its lock is gone; return whether it is."""
+        """Release the lock of it, which has ended; return whether it is gone. Raises Refusal."""
         self.kill()  # what it left behind: its number is still that of its group
-        if node.store.exists() and node.store.has_token(self.bus, self.token):
-            return False  # the reconcile that its end brought about frees the lock
+        if not release_check(node, self.token):
+            return False  # of what it left behind something runs
         os.waitpid(self.pid, 0)
         return True
 
@@ -176,8 +173,10 @@ class HealthCommand:
             self.kill()
         if self._killed is None or now < self._killed + ENDING:
             return False
-        with Gate(node.store, Deadline(GATE_SECONDS)):
-            note_stuck_check(node, self.bus, self.token)
+        with Gate(node.store, Deadline(GATE_SECONDS)):  # no claim waits for it from now on
+            record = node.store.read(self.bus).owner
+            if record is not None and record.token == self.token:
+                node.store.rewrite(self.bus, record.copy(comment=ENDING_COMMENT))
         self.is_stuck = True
         return True
 
@@ -245,6 +244,22 @@ def build_check_environment(device: Device) -> Mapping[str, str]:
         "GPULOCK_INDEX": str(device.index),
         "GPULOCK_UUID": device.uuid,
     }
+
+
+def is_check_asked_to_end(node: Node, bus: str, token: str) -> bool:
+    """Return whether a claim has asked for the card of a check."""
+    record = node.store.read(bus).owner
+    return record is not None and record.token == token and not record.gives_way()
+
+
+def release_check(node: Node, token: str) -> bool:
+    """Release the lock of a check, once its processes are proven dead; return whether it is gone.
+
+    Raises Refusal.
+    """
+    judge, deadline = make_liveness_judge(node), Deadline(GATE_SECONDS)
+    done = release_locks(node, lambda one: one.token == token, judge, deadline, "checked", DIED)
+    return not done.kept
 
 
 def lock_for_check(node: Node, device: Device, pid: int, uid: int) -> str:

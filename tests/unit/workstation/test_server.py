@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from gpulock.alloc.choose import CHECK_SECONDS
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.gate import Gate
+from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
 from gpulock.workstation import server as server_module
 from gpulock.workstation import tickets
 from gpulock.workstation import wait_queue as line_module
@@ -103,6 +105,24 @@ def test_who_does_not_wait_is_told_that_it_is_busy(desk: Desk) -> None:
     reply = desk.claim(2)
     assert (reply.state, reply.kind) == (REFUSED, BUSY)
     assert desk.line() == []
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_who_does_not_wait_waits_for_gpulockd_to_end_a_health_check(
+    desk: Desk, *, ends: bool
+) -> None:
+    desk.process(900)
+    for number in range(3):
+        desk.hold(number, 900, start=9)
+    desk.hold(3, 900, start=9, user=HEALTH_USER, comment=HEALTH_COMMENT)
+    caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1))
+    assert last(caller).state == WAITING
+    checked = desk.node.store.read(bus(3)).owner
+    assert checked is not None and not checked.gives_way()
+    if ends:
+        desk.give_back(3)
+    desk.go(clock_boottime() + CHECK_SECONDS)
+    assert last(caller).state == (GRANTED if ends else REFUSED)
 
 
 def test_who_waits_is_served_when_devices_are_given_back(desk: Desk) -> None:

@@ -18,7 +18,6 @@ import pytest
 from gpulock.alloc import health_check
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.health_check import runs_in_session
 from gpulock.alloc.liveness import Judge
 from gpulock.daemon.health.checker import AGAIN, PAUSE, CardChecker, pause_without_outcome
 from gpulock.daemon.health.health_command import ENDING
@@ -27,13 +26,12 @@ from gpulock.daemon.health.steps import read_health_steps
 from gpulock.daemon.history.pending import read_released_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BUSY, UNKNOWN, Refusal
-from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.sge.sensor import compute_sensor_values, read_sensor_rows
 from gpulock.store import quarantine
 from gpulock.store.checks import MOST_SILENT, CardChecks, has_passed_command, read_card_checks
 from gpulock.store.gate import Gate
-from gpulock.store.owner import Owner
+from gpulock.store.owner import ENDING_COMMENT, Owner
 from gpulock.store.quarantine import QUARANTINE
 from gpulock.workstation.process_claims import make_process_owner
 from gpulock.workstation.tickets import FOLDER
@@ -110,18 +108,31 @@ class Clinic(Ward):
         node = self.node()
         return read_card_checks(node.store.path, node.boot_id)[0].get(bus(number))
 
-    def claim(self, count: int, wanted: tuple[str, ...] = ()) -> list[str]:
-        """Let this process claim."""
+    def claim(
+        self,
+        count: int,
+        wanted: tuple[str, ...] = (),
+        patience: float = PATIENCE,
+        judge: Callable[[], Judge] | None = None,
+    ) -> list[str]:
+        """Let this process claim; gpulockd goes on while it waits."""
         node = self.node()
         own = make_process_owner(node, os.getpid(), "root")
         want = ClaimRequest(count, wanted)
-        grant = claim_devices(node, own, want, lambda: judge_of(node), soon())
+        want.patience = patience
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(health_check, "time", SimpleNamespace(sleep=self.pass_time))
+            grant = claim_devices(node, own, want, judge or (lambda: judge_of(node)), soon())
         return [device.id for device in grant.devices]
+
+    def pass_time(self, seconds: float) -> None:
+        """Let a claim wait: gpulockd looks after the command that runs."""
+        select.poll().poll(1000 * seconds)
+        self.checker.run_due(self.now)
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Clinic]]:
-    monkeypatch.setattr(health_check, "PATIENCE", PATIENCE)
+def make(tmp_path: Path) -> Iterator[Callable[..., Clinic]]:
     for folder in (tmp_path, *tmp_path.parents):  # the program runs as nobody
         if not folder.stat().st_mode & stat.S_IXOTH:
             folder.chmod(0o755)
@@ -220,11 +231,9 @@ def test_a_claim_takes_the_card_back_from_a_running_test(make: Callable[..., Cli
     site = make(f"sleep 1000 & {WAITS}", 1)
     pid = site.start_check()
     assert site.claim(1) == [bus(0)]
-    assert not site.node().proc.running(pid, site.node().proc.start(pid)), "it is a zombie at most"
     (lock,) = site.node().store.read_all_locks().values()
     assert lock.owner is not None
     assert not lock.owner.is_health_check()
-    site.go_round_without_next()
     assert site.checker.command is None
     assert site.outcome(0) is None, "a test that gave way says nothing"
     with pytest.raises(ChildProcessError):
@@ -236,18 +245,16 @@ def test_a_claim_takes_the_card_back_from_a_running_test(make: Callable[..., Cli
 def test_a_claim_waits_for_the_last_process_of_a_test(
     make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look_and_kill(node: Node, pid: int, sessions: set[int]) -> bool:
-        found = runs_in_session(node, pid, sessions)
-        if found:
-            os.kill(pid, signal.SIGKILL)
-        return found
-
     site = make(f"sleep 1000 & {WAITS}", 1)
     site.start_check()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "killpg", os.kill)  # the leader ends first
-        patch.setattr(health_check, "runs_in_session", look_and_kill)
-        assert site.claim(1) == [bus(0)]
+    kill_group = os.killpg
+
+    def kill_leader_first(group: int, number: int) -> None:
+        monkeypatch.setattr(os, "killpg", kill_group)
+        os.kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", kill_leader_first)
+    assert site.claim(1) == [bus(0)]
 
 
 def test_a_claim_that_finds_other_cards_disturbs_no_test(make: Callable[..., Clinic]) -> None:
@@ -276,7 +283,7 @@ def test_a_claim_that_gets_nothing_disturbs_no_test(make: Callable[..., Clinic])
     assert busy.value.kind == BUSY
     assert node.proc.running(pid, node.proc.start(pid))
     assert site.claim(2) == [bus(0), bus(1)]
-    assert not node.proc.running(pid, node.proc.start(pid))
+    assert site.checker.command is None
 
 
 @pytest.mark.parametrize("wanted", [(), (bus(0),)])
@@ -309,44 +316,26 @@ def test_a_claim_whose_check_refuses_disturbs_no_test(make: Callable[..., Clinic
     assert node.proc.running(pid, node.proc.start(pid))
 
 
-def test_a_claim_may_come_at_any_moment_of_a_start(
+def test_a_claim_may_ask_at_any_moment_of_a_start(
     make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock stands, and the program waits for the word to go: the claim comes right then."""
+    """The lock stands, and the program waits for the word to go: the claim asks right then."""
     site = make(WAITS, 1)
-    write, got = os.write, list[str]()
+    write = os.write
 
-    def claim_first(fd: int, data: bytes) -> int:
+    def ask_first(fd: int, data: bytes) -> int:
         if data == b"g":
             monkeypatch.setattr(os, "write", write)
-            got.extend(site.claim(1))
+            with pytest.raises(Refusal):
+                site.claim(1, patience=0.0)
         return write(fd, data)
 
-    monkeypatch.setattr(os, "write", claim_first)
+    monkeypatch.setattr(os, "write", ask_first)
     site.go_round()
-    assert got == [bus(0)]
-    site.finish_check()
+    site.wait_for(lambda: site.checker.command is None, lambda: site.checker.run_due(site.now))
     assert site.said() == []
     assert site.outcome(0) is None
-    assert not (site.root / "check.began").read_text()
-
-
-def test_a_claim_waits_for_the_end_of_what_it_killed(
-    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kill and the reap are apart: whoever dies between them is seen as dead."""
-    site = make(WAITS, 1)
-    pid = site.start_check()
-    kill, killed = os.killpg, list[int]()
-
-    def note_kill(group: int, number: int) -> None:
-        killed.append(group)
-        assert number == signal.SIGKILL
-        kill(group, number)
-
-    monkeypatch.setattr(os, "killpg", note_kill)
     assert site.claim(1) == [bus(0)]
-    assert killed == [pid]
 
 
 def test_a_judge_that_has_looked_before_looks_again(make: Callable[..., Clinic]) -> None:
@@ -354,15 +343,13 @@ def test_a_judge_that_has_looked_before_looks_again(make: Callable[..., Clinic])
     site.start_check()
     (Path(site.node().store.path) / "lost").touch()  # so that the claim looks at open files first
     node = site.node()
-    own = make_process_owner(node, os.getpid(), "root")
     made: list[Judge] = []
 
     def judge() -> Judge:
         made.append(judge_of(node))
         return made[-1]
 
-    grant = claim_devices(node, own, ClaimRequest(1), judge, soon())
-    assert [device.id for device in grant.devices] == [bus(0)]
+    assert site.claim(1, judge=judge) == [bus(0)]
     assert len(made) == 3  # of lost locks, of what dead owners hold, of who is left of the test
 
 
@@ -426,58 +413,46 @@ def test_a_claim_takes_no_card_whose_test_cannot_be_ended_and_no_later_one_waits
 ) -> None:
     site = make(WAITS, 1)
     node, pid = site.node(), site.start_check()
-    waits = list[bool]()
+    waits = list[int]()
 
-    def wait(of: Node, sessions: set[int]) -> None:
-        with Gate(of.store, soon()):
-            waits.append(sessions == {pid})
+    def wait(seconds: float) -> None:
+        with Gate(node.store, soon()):
+            waits.append(1)
+        select.poll().poll(1000 * seconds)
+        site.checker.run_due(site.now)
 
+    monkeypatch.setattr(site, "pass_time", wait)
     with monkeypatch.context() as patch:
         patch.setattr(os, "killpg", survive)
-        patch.setattr(health_check, "wait_for_killed_checks", wait)
-        for _ in range(2):
+        for waited in (True, False):
+            waits.clear()
             with pytest.raises(Refusal) as busy:
-                site.claim(1)
+                site.claim(1, patience=0.1)
             assert busy.value.kind == BUSY
-    assert waits == [True], "one waits, and not while it holds the gate"
+            assert bool(waits) == waited, "one waits, and not while it holds the gate"
     assert site.locks() == [bus(0)]
     assert compute_sensor_values(read_sensor_rows(node), node.settings)["gpu"] == 0
     os.kill(pid, signal.SIGKILL)
-    site.wait_for(lambda: not node.proc.running(pid, node.proc.start(pid)))
+    site.wait_for(lambda: site.checker.command is None, lambda: site.checker.run_due(site.now))
     assert site.claim(1) == [bus(0)]
-    site.go_round_without_next()
-    assert site.checker.command is None
     assert site.outcome(0) is None, "a claim ended it, and that says nothing"
 
 
-def test_a_test_that_a_claim_ends_too_late_for_itself_says_nothing(
+def test_of_a_gpulockd_that_is_gone_a_claim_takes_the_card_itself(
     make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = make(WAITS, 1)
     pid = site.start_check()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "killpg", survive)
-        patch.setattr(health_check, "wait_for_killed_checks", survive)
-        with pytest.raises(Refusal):
-            site.claim(1)
-    os.kill(pid, signal.SIGKILL)
-    site.wait_for(lambda: site.checker.command is None, site.go_round)
-    assert site.outcome(0) is None
+    command, site.checker.command = site.checker.command, None
 
+    def die(seconds: float) -> None:
+        os.kill(pid, signal.SIGKILL)
+        select.poll().poll(1000 * seconds)
 
-def test_a_claim_waits_for_all_that_it_killed_together_and_not_for_ever(
-    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = make(f"sleep 1000 & {WAITS}", 1)
-    pid = site.start_check()
-    times = iter([0.0, 0.4, health_check.PATIENCE])
-    monkeypatch.setattr(health_check, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    asked = list[float]()
-    poll = SimpleNamespace(register=survive, poll=asked.append)
-    with monkeypatch.context() as patch:
-        patch.setattr(health_check, "select", SimpleNamespace(poll=lambda: poll, POLLIN=1))
-        health_check.wait_for_killed_checks(site.node(), {pid})
-    assert asked == [pytest.approx(1000 * (health_check.PATIENCE - 0.4))]
+    monkeypatch.setattr(site, "pass_time", die)
+    assert site.claim(1, patience=0.5) == [bus(0)]
+    assert command is not None
+    command.close()
 
 
 def test_gpulockd_ends_while_a_test_cannot_be_ended(
@@ -732,8 +707,8 @@ def test_schedulers_count_a_card_under_test_as_free_and_the_history_has_no_line_
 
 def test_only_gpulockds_own_record_is_a_tests() -> None:
     assert Owner(user="gpulockd", comment="health check").gives_way()
-    stuck = Owner(user="gpulockd", comment="health check, which cannot be ended")
-    assert stuck.is_health_check()
-    assert not stuck.gives_way()
+    asked = Owner(user="gpulockd", comment=ENDING_COMMENT)
+    assert asked.is_health_check()
+    assert not asked.gives_way()
     assert not Owner(user="alice", comment="health check").is_health_check()
     assert not Owner(user="gpulockd").is_health_check()

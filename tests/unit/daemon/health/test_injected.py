@@ -84,7 +84,7 @@ class Faults(Ward):
         def poll(_node: Node, _now: float) -> str:
             return "it ended with 3" if self.sick.get(number, ("", 0))[0] == COMMAND else ""
 
-        return SimpleNamespace(bus=device.bus, is_stuck=False, poll=poll, follow=id)
+        return SimpleNamespace(bus=device.bus, is_stuck=False, poll=poll)
 
     def round(self, times: int = 1, *, sampled: bool = True) -> None:
         """Let so many rounds pass, the check of cards first, as in gpulockd."""

@@ -34,20 +34,24 @@ def ask_qmaster(
 
 def find_sge_client(settings: Settings, name: str) -> SchedulerProgram:
     """Return one of Grid Engine's programs with its environment; raise Refusal for none."""
+    env = {"PATH": "/usr/bin:/bin", **sge_environment(settings)}
+    for folder in client_folders(settings):
+        if os.access(f"{folder}/{name}", os.X_OK):
+            return SchedulerProgram(f"{folder}/{name}", env, HINT)
+    where = settings.sge_binaries or f"{settings.sge_root or 'SGE_ROOT'}/bin"
+    raise Refusal(UNKNOWN, f"no {name} in {where}", "set SGE_BINARIES")
+
+
+def sge_environment(settings: Settings) -> dict[str, str]:
+    """Return by which variables Grid Engine's clients find qmaster."""
     pairs = {
-        "PATH": "/usr/bin:/bin",
         "SGE_ROOT": settings.sge_root,
         "SGE_CELL": settings.sge_cell,
         "SGE_QMASTER_PORT": settings.sge_qmaster_port,
         "SGE_EXECD_PORT": settings.sge_execd_port,
         "SGE_SINGLE_LINE": "1",  # qconf breaks long lines else
     }
-    env = {key: value for key, value in pairs.items() if value}
-    for folder in client_folders(settings):
-        if os.access(f"{folder}/{name}", os.X_OK):
-            return SchedulerProgram(f"{folder}/{name}", env, HINT)
-    where = settings.sge_binaries or f"{settings.sge_root or 'SGE_ROOT'}/bin"
-    raise Refusal(UNKNOWN, f"no {name} in {where}", "set SGE_BINARIES")
+    return {key: value for key, value in pairs.items() if value}
 
 
 def client_folders(settings: Settings) -> list[str]:

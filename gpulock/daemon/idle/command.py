@@ -17,7 +17,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from gpulock.daemon.core.sge_client import client_folders
+from gpulock.daemon.core.sge_client import client_folders, sge_environment
 from gpulock.daemon.idle.idle_claims import IdleClaim
 from gpulock.node.settings import Settings
 
@@ -144,15 +144,9 @@ def build_idle_environment(
 
 def scheduler_environment(settings: Settings) -> dict[str, str]:
     """Return with what the schedulers' own programs are found, and find their controllers."""
-    pairs = {
-        "PATH": ":".join([settings.slurm_binaries, *client_folders(settings), "/usr/bin:/bin"]),
-        "SLURM_CONF": settings.slurm_conf,
-        "SGE_ROOT": settings.sge_root,
-        "SGE_CELL": settings.sge_cell,
-        "SGE_QMASTER_PORT": settings.sge_qmaster_port,
-        "SGE_EXECD_PORT": settings.sge_execd_port,
-    }
-    return {key: value for key, value in pairs.items() if value}
+    path = ":".join([settings.slurm_binaries, *client_folders(settings), "/usr/bin:/bin"])
+    slurm = {"SLURM_CONF": settings.slurm_conf} if settings.slurm_conf else {}
+    return {"PATH": path, **slurm, **sge_environment(settings)}
 
 
 def is_safe_shell_word(text: str) -> bool:

@@ -268,7 +268,9 @@ def test_what_a_user_could_have_chosen_is_a_plain_word_or_nothing(lab: Lab) -> N
     facts = build_idle_environment(lab.node().settings, claim, "warn", clock_boottime())
     assert (facts["GPULOCK_USER"], facts["GPULOCK_QUEUE"], facts["GPULOCK_JOB_ID"]) == ("", "", "")
     assert facts["GPULOCK_UID"] == "1000"
-    assert set(facts) - {"PATH", "SGE_CELL"} == {key for key in facts if key.startswith("GPULOCK_")}
+    assert set(facts) - {"PATH", "SGE_CELL", "SGE_SINGLE_LINE"} == {
+        key for key in facts if key.startswith("GPULOCK_")
+    }
     assert not any(
         is_safe_shell_word(word) for word in ("", "-a", "a b", "a\n", "`a`", "a;b", "x" * 300)
     )

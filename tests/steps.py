@@ -81,7 +81,7 @@ TEST = (
         "sweep",
         pytest("-m", "sweep", "--timeout", "1500", "tests/sweep"),
         120,
-        env=(("GPULOCK_SWEEP_SAMPLE", "240"),),
+        env=(("GPULOCK_SWEEP_SAMPLE", "768"),),
         program="strace",
     ),
     in_cells(

@@ -69,7 +69,7 @@ TEST = (
     Step("slow", pytest("-m", "slow and not soak and not giant", "tests/unit"), 150),
     Step(
         "exporter",
-        pytest("-n", "4", "--dist", "loadfile", "--timeout", "120", "tests/exporter", "tests/gpu"),
+        pytest("-n", "4", "--dist", "loadfile", "tests/exporter", "tests/gpu"),
         90,
         is_busy=False,
     ),

@@ -16,7 +16,7 @@ from gpulock.daemon.rounds import Rounds
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.slurm.scontrol import SlurmctldSilentError
-from tests.support.clock import VirtualClock
+from tests.support.clock import VirtualClock, boot_time
 from tests.support.journal import HeardJournal
 from tests.support.slurm_site import INVALID, ROOT, SILENT
 from tests.support.slurm_site import Site as SlurmSite
@@ -110,9 +110,11 @@ def test_an_answer_ends_the_silence_and_work_goes_on_in_the_same_round(
     assert site.asked() == 4
 
 
+@pytest.mark.real_time
 def test_an_answer_that_takes_its_time_is_taken_by_a_later_round(
     site: Site, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock.now = boot_time()  # for the virtual clock, who sleeps at the gate would be late at once
     site.answer(NO_CONTACT)
     with pytest.raises(Refusal):
         site.ask()

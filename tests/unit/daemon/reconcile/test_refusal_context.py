@@ -108,8 +108,9 @@ def test_the_last_refusal_of_a_job_counts(site: Site) -> None:
     assert site.done() == ["-ac gpulock=second 12"]
 
 
+@pytest.mark.real_time
 def test_a_qmaster_that_does_not_answer_holds_up_nobody(site: Site) -> None:
-    os.mkfifo(site.gate)
+    os.mkfifo(site.gate)  # for the virtual clock, who sleeps there would be late at once
     site.keep("12")
     site.go()
     site.keep("13")

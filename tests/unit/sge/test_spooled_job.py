@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 import tracemalloc
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from gpulock.sge.spooled_job import (
     BITS,
     DOUBLE,
     LIST,
+    STRING,
     ULONG,
     CullReader,
     LayoutError,
@@ -25,7 +27,19 @@ from gpulock.simulate import execd
 from gpulock.simulate.packed_job import ResourceRequest
 from tests.support import ocs_jobs
 from tests.support.mutations import flip_bits
-from tests.support.ocs_jobs import HOST, JOB, JOBS, MASTER, NO, SLAVE, YES, Ask, Grant, ocs_job
+from tests.support.ocs_jobs import (
+    HOST,
+    JOB,
+    JOBS,
+    MASTER,
+    NO,
+    SLAVE,
+    YES,
+    Ask,
+    Grant,
+    Packer,
+    ocs_job,
+)
 
 SGE = Path(__file__).parents[2] / "support/data/sge-8.1.9"
 OLD = {name: (SGE / f"{name}.job").read_bytes() for name in ("parallel", "array")}
@@ -236,19 +250,32 @@ def test_another_number_of_fields_is_refused() -> None:
 def test_a_list_with_other_fields_is_not_guessed(sample: bytes, kind: int) -> None:
     """The first field of the requests is a host's name instead of a string."""
     at = sample.index(HEAD) + len(HEAD) + kind
-    assert sample[at] == spooled_job.STRING
+    assert sample[at] == STRING
     with pytest.raises(LayoutError, match="a list of fields HSUSDUU"):
         parse_spooled_job(sample[:at] + bytes([spooled_job.HOST]) + sample[at + 1 :])
 
 
-@pytest.mark.parametrize(("sample", "head"), [(OLD["parallel"], 8 + 15 * 8), (NEW[12], 8 + 16 * 8)])
-def test_an_element_with_fields_of_its_own_is_refused(sample: bytes, head: int) -> None:
-    """A list's descriptor is what its elements are read by: no element brings another."""
-    at = sample.index(HEAD) + len(HEAD) + head
+@pytest.mark.parametrize(
+    ("sample", "begin", "fields", "end"), [(OLD["parallel"], 4, 15, 0), (NEW[12], 0, 16, 4)]
+)
+def test_an_element_with_fields_of_its_own_is_refused(
+    sample: bytes, begin: int, fields: int, end: int
+) -> None:
+    """A list's descriptor is what its elements are read by: no element brings any, not even it."""
+    begin += sample.index(HEAD) + len(HEAD)
+    descriptor = sample[begin : begin + 4 + 8 * fields]
+    at = begin + len(descriptor) + end
     assert sample[at : at + 4] == b"\0\0\0\2"
     one_string = b"\0\0\0\1" + (900).to_bytes(4, "big") + b"\0\0\0\x08"
-    for fields in (b"", one_string):
-        assert not is_believed(sample[:at] + b"\0\0\0\1" + fields + sample[at + 4 :])
+    for own in (b"", one_string, descriptor):
+        assert not is_believed(sample[:at] + b"\0\0\0\1" + own + sample[at + 4 :])
+
+
+def test_a_job_that_brings_its_own_fields_is_read_where_they_are_the_layouts() -> None:
+    whole, letters = spooled("9.1", Ask("gpu", 2), grants=(Grant("gpu", 2),)), JOBS["9.1"]
+    for fields, believed in ((letters, True), (letters[:-1] + "S", False), (letters[:-1], False)):
+        own = b"\0\0\0\1" + Packer("9.1").descriptor(fields, 6950)
+        assert is_believed(whole[:9] + own + whole[13:]) is believed
 
 
 # --- any bytes ------------------------------------------------------------------------------------
@@ -258,6 +285,24 @@ def test_an_element_with_fields_of_its_own_is_refused(sample: bytes, head: int) 
 def test_a_value_that_is_cut_short_is_none(kind: int) -> None:
     with pytest.raises(LayoutError, match="too early"):
         CullReader(b"\0\0\2", BITS).value(kind)
+
+
+def test_what_ends_with_the_bytes_is_read() -> None:
+    assert CullReader(b"\0\0\0\2", BITS).value(ULONG) == 2
+    assert CullReader(struct.pack(">d", 1.5), BITS).value(DOUBLE) == 1.5
+    assert CullReader(b"\0\0\0\1\0\0\0\1\0\1\0\x08", BITS).descriptor() == [STRING]
+
+
+@pytest.mark.parametrize("kind", [0, 1, 4, 5, 7, 14, 255])
+def test_a_type_that_nobody_knows_is_refused(kind: int) -> None:
+    with pytest.raises(LayoutError, match=f"type {kind}"):
+        CullReader(bytes(8), BITS).value(kind)
+
+
+@pytest.mark.parametrize("count", [0, 201, 1 << 31])
+def test_a_list_of_no_fields_or_of_too_many_is_refused(count: int) -> None:
+    with pytest.raises(LayoutError, match=f"a descriptor of {count} fields"):
+        CullReader(count.to_bytes(4, "big") + bytes(2000), BITS).descriptor()
 
 
 @given(any_sample, st.data())
@@ -280,7 +325,6 @@ def test_any_bytes_are_survived(sample: bytes, data: bytes) -> None:
     survives(sample[:8] + data)
 
 
-@pytest.mark.slow
 def test_a_field_that_takes_no_room_takes_no_time_and_no_memory() -> None:
     """200 references an element: 64 MiB of a list were 13 GB of nothing."""
     names = b"".join([b"\0\0\0\1\0\0\0\x0b"] * 200)

@@ -12,11 +12,9 @@ from gpulock.node.devices import Device, driver_mig_instances
 from gpulock.node.kinds import (
     ANY,
     CARD,
-    EXACTLY,
     MIG,
     MIXED,
     MODEL,
-    exact_kind,
     format_device_kinds,
     is_of_kind,
 )
@@ -37,7 +35,7 @@ def resolve_kinds(node: Node, found: list[Device], want: "ClaimRequest") -> None
     if not want.kinds and plain == ANY:
         return
     asked = want.kinds or (("", want.count),)
-    want.kinds = tuple([(exact_kind(found, kind or plain), n) for kind, n in asked])
+    want.kinds = tuple([(kind or plain, n) for kind, n in asked])
     cards = len({device.bus for device in found})
     for kind, count in want.kinds:
         check_kind_possible(node, found, kind, count, node.settings.expected_gpus - cards)
@@ -66,8 +64,7 @@ def check_kind_possible(node: Node, found: list[Device], kind: str, count: int, 
     if kind.startswith(MIG) and has_untold_instances(node, found):
         why = f"{asked}: no exporter tells the profiles of this node's instances"
         raise Refusal(UNKNOWN, why, "see gpulock inventory")
-    alone = kind.replace(":", " ").replace(EXACTLY, "")
-    raise unmatched_kind_refusal(node, found, asked if fit else alone)
+    raise unmatched_kind_refusal(node, found, asked if fit else kind.replace(":", " "))
 
 
 def unmatched_kind_refusal(node: Node, found: list[Device], asked: str) -> Refusal:
@@ -149,5 +146,4 @@ def format_requested_kind(kind: str, count: int) -> str:
         return format_requested_gpus(count) + (", all of one model" if count > 1 else "")
     if kind in (MIXED, ANY):
         return format_requested_gpus(count)
-    start = MODEL if kind.startswith(MODEL) else MIG
-    return f"{count} of {start[:-1]} {kind[len(start) :].lstrip(EXACTLY)} asked for"
+    return f"{count} of {kind.replace(':', ' ')} asked for"

@@ -3,9 +3,9 @@
 
 Hot, loaded where a kind is asked for or a node has devices of several. A device is a whole card of
 a model (`a100-sxm4-80gb`) or an instance of a MIG profile (`3g.40gb`). A request names one of
-`model:PATTERN`, `mig:PROFILE`, `share`, `card` (whole cards, several of one model), `mixed` (whole
-cards of any models) or `any` (instances too). What is not known is matched by no `model:` or
-`mig:`.
+`model:NAME`, `mig:PROFILE`, `share`, `card` (whole cards, several of one model), `mixed` (whole
+cards of any models) or `any` (instances too). One `*` in a name stands for anything. What is not
+known is matched by no `model:` or `mig:`.
 """
 
 from gpulock.node.devices import Device
@@ -14,7 +14,7 @@ MODEL, MIG, SHARE_KIND = "model:", "mig:", "share"
 CARD, MIXED, ANY = "card", "mixed", "any"  # what PLAIN_REQUEST may be
 MAKERS = ("nvidia", "tesla", "geforce", "quadro")
 NOT_MODEL = ("generation", "graphics")
-EXACTLY = "="  # before a name that exact_kind found to be whole; no request is written so
+PUNCTUATION = str.maketrans("", "", ".-+_*")
 
 
 def model_slug(model: str) -> str:
@@ -34,25 +34,20 @@ def device_kind(device: Device) -> str:
 
 def parse_kind(text: str) -> str:
     """Return a kind as it is compared; raise ValueError for what is none."""
-    for start in (MODEL, MIG):
-        if text.startswith(start):
-            name = text[len(start) :].lower()
-            if start == MODEL:
-                name = model_slug(name.replace("-", "_")) if "*" not in name else name
-            bare = name
-            for mark in ".-+*_":
-                bare = bare.replace(mark, "")
-            if not (bare.isascii() and bare.isalnum()) and name != "*":
-                break
-            if start == MIG and not is_mig_profile(name):
-                break
-            return start + name
-    if text not in (SHARE_KIND, CARD, MIXED, ANY):
-        raise ValueError(
-            f"must be model:NAME, mig:PROFILE as in mig:3g.40gb, share, card, mixed or any,"
-            f" not {text!r}"
-        )
-    return text
+    if text in (SHARE_KIND, CARD, MIXED, ANY):
+        return text
+    start, colon, name = text.partition(":")
+    start, name = start + colon, name.lower()
+    if start == MODEL and "*" not in name:
+        name = model_slug(name.replace("-", "_"))
+    plain = name.translate(PUNCTUATION)
+    named = name == "*" or (plain.isascii() and plain.isalnum() and name.count("*") <= 1)
+    if named and (start == MODEL or (start == MIG and is_mig_profile(name))):
+        return start + name
+    raise ValueError(
+        f"must be model:NAME, mig:PROFILE as in mig:3g.40gb, share, card, mixed or any,"
+        f" not {text!r}"
+    )
 
 
 def is_mig_profile(name: str) -> bool:
@@ -60,75 +55,47 @@ def is_mig_profile(name: str) -> bool:
     return name == "*" or (name[:1].isdigit() and "g." in name)
 
 
-def gres_type_kind(word: str) -> str:
-    """Return the kind that a type of Slurm's GRES means (`a100`, `3g.40gb`, `share`).
+def gres_type_kind(found: list[Device], word: str) -> str:
+    """Return the kind that a type of Slurm's GRES means on a node (`3g.40gb`, `share`).
 
-    Raises ValueError.
+    A model is written as the beginning of its name, too: `a100` of an `a100-sxm4-80gb`. Raises
+    ValueError.
     """
     name = word.lower()
     if name == SHARE_KIND:
         return name
-    return parse_kind((MIG if is_mig_profile(name) else MODEL) + name)
-
-
-def exact_kind(found: list[Device], kind: str) -> str:
-    """Return a kind as a node of these devices means it: a whole name is no part of another.
-
-    So `h200` is an H200 where there is one, and no H200 NVL.
-    """
-    start, _, name = kind.partition(":")
-    whole = f"{start}:" == MODEL and name in [model_slug(d.model) for d in found if not d.parent]
-    return f"{MODEL}{EXACTLY}{name}" if whole else kind
+    if is_mig_profile(name):
+        return parse_kind(MIG + name)
+    kind = parse_kind(MODEL + name)
+    begun = f"{kind}-*"
+    if any([is_of_kind(d, kind) for d in found]) or not any([is_of_kind(d, begun) for d in found]):
+        return kind
+    return begun
 
 
 def is_of_kind(device: Device, kind: str) -> bool:
-    """Return whether a device may be granted to a request of a kind; see exact_kind."""
+    """Return whether a device may be granted to a request of a kind."""
     if kind == ANY:
         return True
-    if kind.startswith(MIG):
-        return bool(device.parent and device.profile) and matches_pattern(
-            device.profile.lower(), kind[len(MIG) :]
-        )
-    if device.parent:
-        return False
-    if not kind.startswith(MODEL):
-        return kind in (CARD, MIXED)
-    name, pattern = model_slug(device.model), kind[len(MODEL) :]
-    if pattern.startswith(EXACTLY):
-        return name == pattern[len(EXACTLY) :]
-    if "*" in pattern:
-        return bool(name) and matches_pattern(name, pattern)
-    return f"-{pattern}-" in f"-{name}-"  # `a10` is not of `a100-sxm4-80gb`
+    if kind in (CARD, MIXED):
+        return not device.parent
+    start, colon, pattern = kind.partition(":")
+    return start + colon == (MIG if device.parent else MODEL) and matches_pattern(
+        device_kind(device), pattern
+    )
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
-    """Return whether a name is what a pattern says, in which `*` stands for anything."""
-    first, *rest = pattern.split("*")
-    if not rest:
+    """Return whether a name is what a pattern says, in which one `*` stands for anything."""
+    first, star, last = pattern.partition("*")
+    if not (name and star):
         return name == pattern
-    last = rest.pop()
-    if not name.startswith(first) or len(name) < len(first) + len(last):
-        return False
-    at, end = len(first), len(name) - len(last)
-    for part in rest:
-        found = name.find(part, at, end)
-        if found < 0:
-            return False
-        at = found + len(part)
-    return name.endswith(last)
+    longest = len(name) >= len(first) + len(last)
+    return longest and name.startswith(first) and name.endswith(last)
 
 
 def count_device_kinds(found: list[Device]) -> dict[str, int]:
-    """Return how many devices of each kind there are, `?` for those that are not known."""
-    counts: dict[str, int] = {}
-    for device in found:
-        kind = device_kind(device) or "?"
-        counts[kind] = counts.get(kind, 0) + 1
-    return counts
-
-
-def count_requestable_kinds(found: list[Device]) -> dict[str, int]:
-    """Return how many devices of each kind there are, as a request names it; unknown ones too."""
+    """Return how many devices of each kind there are, as a request names it; unknown ones `?`."""
     counts: dict[str, int] = {}
     for device in found:
         kind = (MIG if device.parent else MODEL) + (device_kind(device) or "?")
@@ -144,7 +111,10 @@ def format_device_kinds(found: list[Device], shares: tuple[str, ...] = ()) -> st
 
         places = sum(count_places_by_card(found, shares).values())
         counts |= {SHARE_KIND: places} if places else {}
-    return ", ".join([f"{kind} ({count})" for kind, count in counts.items()]) or "no GPU"
+    return (
+        ", ".join([f"{kind.partition(':')[2] or kind} ({n})" for kind, n in counts.items()])
+        or "no GPU"
+    )
 
 
 def parse_sge_complexes(text: str) -> dict[str, str]:

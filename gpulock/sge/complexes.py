@@ -5,7 +5,7 @@ Hot folder, loaded by the load sensor and gpulockd alone.
 """
 
 from gpulock.node.devices import Device
-from gpulock.node.kinds import SHARE_KIND, exact_kind, is_of_kind
+from gpulock.node.kinds import SHARE_KIND, is_of_kind
 from gpulock.node.settings import Settings
 from gpulock.node.shares import count_places_by_card
 
@@ -16,8 +16,7 @@ def complex_devices(found: list[Device], settings: Settings, name: str) -> list[
     if kind == SHARE_KIND:
         places = count_places_by_card(found, settings.shares)
         return [device for device in found if device.id in places]
-    meant = exact_kind(found, kind)
-    return [device for device in found if is_of_kind(device, meant)]
+    return [device for device in found if is_of_kind(device, kind)]
 
 
 def count_complex(found: list[Device], settings: Settings, name: str) -> int:

@@ -99,14 +99,15 @@ def resolve_gres_kinds(
     settings = node.settings
     if slurm_selects_devices(settings):
         return ()
-    from gpulock.node import kinds
+    from gpulock.node.kinds import count_device_kinds, gres_type_kind
 
     if settings.slurm_count != "gpus":
         if not any([name for name, _ in asked]):
             return ()
+        found = node.devices()
         try:
             return tuple(
-                [(kinds.gres_type_kind(name) if name else "", n) for name, n in asked if n]
+                [(gres_type_kind(found, name) if name else "", n) for name, n in asked if n]
             )
         except ValueError as fault:
             raise invalid_gres_request(",".join([name for name, _ in asked]), str(fault)) from fault
@@ -118,7 +119,7 @@ def resolve_gres_kinds(
     counted = resolve_gres_devices(
         settings.state_dir, call.positions(), found, settings.driver_root
     )
-    return tuple(kinds.count_requestable_kinds(counted).items())
+    return tuple(count_device_kinds(counted).items())
 
 
 def list_slurm_device_ids(call: SlurmHookCall, node: Node) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
-from gpulock.node.kinds import exact_kind, is_of_kind
+from gpulock.node.kinds import is_of_kind
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import atomic, boot, claim_records
 from gpulock.store.gate import Gate
@@ -64,9 +64,8 @@ def find_other_process_grant(node: Node, record: Owner, want: ClaimRequest) -> t
         if same and not want.wanted and not want.share:
             kinds = dict(want.kinds or ((node.settings.plain_request, 0),))
             found = node.devices()
-            meant = [exact_kind(found, kind) for kind in kinds]
             held = [device for device in found if device.id in other.devices]
-            same = all(any(is_of_kind(device, kind) for kind in meant) for device in held)
+            same = all(any(is_of_kind(device, kind) for kind in kinds) for device in held)
         if not same or (want.wanted and set(want.wanted) != cards):
             return other.devices
     return ()

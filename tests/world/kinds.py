@@ -28,7 +28,7 @@ MODELS = ("Tesla V100-PCIE-16GB", "Tesla V100-PCIE-16GB", "NVIDIA A100", "NVIDIA
 SPLIT, SHARED = 2, 3
 INSTANCES = ("gi1.ci0", "gi2.ci0")
 PROFILE = "3g.40gb"
-INSTANCE, A100 = f"mig:{PROFILE}", "model:a100"
+INSTANCE, A100 = f"mig:{PROFILE}", "model:a100*"
 COMPLEXES = f"gpu gpu_share=share gpu_a={A100} mig_3g={INSTANCE}"
 
 

@@ -79,7 +79,7 @@ def claim_options(function: F) -> F:
             help="Wait in the queue: 90s, 30m, 1h; without a duration for ever.",
         ),
         click.option("--devices", metavar="LIST", help="Exactly these: 0,1, bus ids or UUIDs."),
-        click.option("--model", metavar="NAME", help="Cards of this model: a100, a100*, h200."),
+        click.option("--model", metavar="NAME", help="Cards of this model: h200, 'a100*'."),
         click.option("--mig", metavar="PROFILE", help="MIG instances of this profile: 3g.40gb."),
         click.option("--share", is_flag=True, help="Places on a GPU that others share (SHARES)."),
         click.option(
@@ -119,7 +119,7 @@ def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
         except ValueError:
             wrong = f"--mig must be a profile as in 3g.40gb, not {mig!r}."
             if mig is None:
-                wrong = f"--model must be a name as in a100 or a100*, not {model!r}."
+                wrong = f"--model must be a name as in h200 or a100*, not {model!r}."
             raise click.UsageError(wrong) from None
         return ClaimRequest(count or 1, kinds=((kind, count or 1),))
     if devices is None:

@@ -54,7 +54,7 @@ def run_command(
     \b
     gpulock run -n 2 -- python train.py
     gpulock run -n 1 --wait 1h -- ./job.sh
-    gpulock run --model a100 -n 2 -- python train.py
+    gpulock run --model 'a100*' -n 2 -- python train.py
     gpulock run --share -- python class.py
     """
     session: Session = ctx.obj

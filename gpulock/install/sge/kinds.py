@@ -16,7 +16,7 @@ from gpulock.install.sge.qconf import Qconf
 from gpulock.install.sge.texts import complex_fault
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.node.kinds import MODEL, SHARE_KIND, count_requestable_kinds
+from gpulock.node.kinds import MODEL, SHARE_KIND, count_device_kinds
 from gpulock.node.settings import Settings
 from gpulock.sge.complexes import count_complex
 
@@ -85,7 +85,7 @@ def offered_complexes(found: list[Device], settings: Settings) -> list[str]:
     Two models of one first word have their whole names.
     """
     kinds = {kind for kind in settings.sge_kinds.values() if kind}
-    known = [kind for kind in count_requestable_kinds(found) if not kind.endswith("?")]
+    known = [kind for kind in count_device_kinds(found) if not kind.endswith("?")]
     words: list[str] = []
     if len(known) > 1 and not kinds - {SHARE_KIND}:
         short = Counter(complex_name(kind) for kind in known)

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from gpulock.node.devices import Device
-from gpulock.node.kinds import SHARE_KIND, exact_kind, gres_type_kind, is_of_kind
+from gpulock.node.kinds import SHARE_KIND, gres_type_kind, is_of_kind
 from gpulock.node.settings import Settings
 from gpulock.node.shares import count_places_by_card
 
@@ -29,7 +29,7 @@ def parse_counted_types(text: str) -> dict[str, int]:
 def count_gres_type(found: list[Device], settings: Settings, word: str) -> int:
     """Return how many a node has of what a type means, none of one that is no kind; pure."""
     try:
-        kind = exact_kind(found, gres_type_kind(word))
+        kind = gres_type_kind(found, word)
     except ValueError:
         return 0
     if kind == SHARE_KIND:

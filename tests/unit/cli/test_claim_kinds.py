@@ -47,7 +47,7 @@ def test_a_plain_claim_is_a_whole_card(split: Site) -> None:
 def test_a_model_is_claimed(two_models: Site) -> None:
     assert granted(two_models, "--model", "h200", "-n", "2") == ["2", "3"]
     assert granted(two_models, "--model", "H200", "-n", "2") == ["2", "3"], "the same again"
-    assert "holds GPUs 2, 3 already" in refused(two_models, "--model", "a100", "-n", "2")
+    assert "holds GPUs 2, 3 already" in refused(two_models, "--model", "a100*", "-n", "2")
 
 
 def test_one_of_a_kind_is_claimed_without_a_number(split: Site) -> None:
@@ -109,7 +109,7 @@ def test_where_there_are_no_shares_it_is_told_what_there_is(two_models: Site) ->
     ("option", "word", "why"),
     [
         ("--mig", "h200", "--mig must be a profile as in 3g.40gb, not 'h200'"),
-        ("--model", "a 1/2", "--model must be a name as in a100 or a100*, not 'a 1/2'"),
+        ("--model", "a 1/2", "--model must be a name as in h200 or a100*, not 'a 1/2'"),
     ],
 )
 def test_a_word_that_is_none_is_told_by_its_option(

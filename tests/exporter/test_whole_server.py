@@ -45,6 +45,13 @@ def tls(authority: Path, more: str = "", name: str = "server") -> str:
     return f"tls_server_config:\n  cert_file: {certificate}\n  key_file: {key}\n{more}"
 
 
+def over_tls(authority: Path, folder: Path, nvml: Double) -> Whole:
+    """Return an exporter with a web-config.yml of a certificate alone."""
+    config = folder / "web-config.yml"
+    config.write_text(tls(authority))
+    return Whole(folder, nvml, "--web-config", str(config), client=trusting(authority))
+
+
 def basic(user: str, password: str) -> dict[str, str]:
     return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
 
@@ -148,9 +155,7 @@ def test_a_bad_change_keeps_the_old_one_and_a_metric_says_so(
     authority: Path, tmp_path: Path, nvml: Double
 ) -> None:
     config = tmp_path / "web-config.yml"
-    config.write_text(tls(authority))
-    client = trusting(authority)
-    with Whole(tmp_path, nvml, "--web-config", str(config), client=client) as exporter:
+    with over_tls(authority, tmp_path, nvml) as exporter:
         assert exporter.up(8).one(RELOADED) == 1
         config.write_text("tls_server_config: {}\n")
         exporter.wait_until(lambda s: s.all(RELOADED) == [0])  # still over TLS
@@ -229,10 +234,7 @@ def test_a_user_who_has_the_port_first_keeps_the_exporter_from_no_sample(
 def test_floods_do_not_keep_prometheus_from_the_exporter_itself(
     authority: Path, tmp_path: Path, nvml: Double
 ) -> None:
-    config = tmp_path / "web-config.yml"
-    config.write_text(tls(authority))
-    client = trusting(authority)
-    with Whole(tmp_path, nvml, "--web-config", str(config), client=client) as exporter:
+    with over_tls(authority, tmp_path, nvml) as exporter:
         exporter.up(8)
         attackers: list[socket.socket] = []
         try:
@@ -241,11 +243,11 @@ def test_floods_do_not_keep_prometheus_from_the_exporter_itself(
             assert exporter.get(headers=PROMETHEUS).status == 200
             for word in (SOUND[:-4], b"GET / HTTP/1.1\r\nX: " + b"a" * 10_000):
                 for _ in range(100):
-                    attackers += (new := dial_many(exporter.port, client, 1))
+                    attackers += (new := dial_many(exporter.port, exporter.client, 1))
                     send(new, word)
                 assert exporter.get(headers=PROMETHEUS).status == 200
             for _ in range(300):
-                attackers += (new := dial_many(exporter.port, client, 1))
+                attackers += (new := dial_many(exporter.port, exporter.client, 1))
                 send(new, SOUND)
             for _ in range(3):
                 assert exporter.get(headers=PROMETHEUS).status == 200

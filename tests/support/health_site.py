@@ -9,6 +9,7 @@ from pathlib import Path
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import clock_boottime
 from gpulock.node.sample import SAMPLE_LINE
 from gpulock.store import quarantine
@@ -76,8 +77,12 @@ class Ward(Box):
                 self.sample()
             node = self.node()
             report = reconcile_locks(node, judge_of(node), soon())
-            self.health.run(node, report, self.now)
-            self.suspects.run(node, report, self.now)
+            for chore in self.chores():
+                chore.run(node, report, self.now)
+
+    def chores(self) -> tuple[Chore, ...]:
+        """Return what a round does, in gpulockd's order."""
+        return (self.health, self.suspects)
 
     def reboot(self) -> None:
         """Boot the machine: LOCK_DIR is empty, and the exporter counts from nothing."""

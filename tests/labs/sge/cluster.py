@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Final
@@ -40,20 +39,14 @@ class Cluster(Machines):
 
     # --- the lab itself -----------------------------------------------------------------------
 
-    def up(self) -> dict[str, float]:
-        """Bring the lab up; return seconds by step."""
-        clock, laps = time.monotonic(), dict[str, float]()
-
-        def lap(step: str) -> None:
-            laps[step] = time.monotonic() - clock
-
+    def up(self) -> None:
+        """Bring the lab up."""
         self.lay_out()
         watch(self)
         machines, users = list(self.machines.values()), list(self.users.values())
         for machine in machines:
             machine.boot(users, machines, config.SERVICES, INSTALLATION.hidden)
         connect(machines[0], machines[1:])
-        lap("machines")
         self.start_qmaster()
         template = self.client("qconf", "-sq").stdout
         for sequence, (name, slots) in enumerate(config.QUEUES.items()):
@@ -61,10 +54,7 @@ class Cluster(Machines):
             self.load("-Aq", name, config.edited(template, queue))
         scheduler = self.client("qconf", "-ssconf").stdout
         self.load("-Msconf", "scheduler", config.edited(scheduler, config.SCHEDULER))
-        lap("qmaster")
         self.start_execds(NODES)
-        lap("execds")
-        return laps
 
     def down(self) -> None:
         """End every process of the lab, and with them its namespaces; remove its folder."""

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import re
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -57,25 +56,16 @@ class Cluster(SlurmMachines):
     def __exit__(self, *_: object) -> None:
         self.down()
 
-    def up(self) -> dict[str, float]:
-        """Bring the lab up anew; return seconds by step."""
-        clock, laps = time.monotonic(), dict[str, float]()
-
-        def lap(step: str) -> None:
-            laps[step] = time.monotonic() - clock
-
+    def up(self) -> None:
+        """Bring the lab up anew."""
         self.lay_out()
         watch(self)
         machines = list(self.machines.values())
         for machine in machines:
             machine.boot(list(self.users.values()), machines, "")
         connect(machines[0], machines[1:])
-        lap("machines")
         self._start_munged()
-        lap("munged")
         self._start_all()
-        lap("slurm")
-        return laps
 
     def down(self) -> None:
         """End every process of the lab, and with them its namespaces; remove what it made."""

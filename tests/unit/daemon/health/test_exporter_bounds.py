@@ -58,8 +58,10 @@ class Hostile(Ward):
     def __init__(self, root: Path, **keys: str) -> None:
         super().__init__(root, CARDS, **keys)
         self.lines: list[str] = []
-        idle = IdlePolicy(self.lines.append)
-        self.chores: list[Chore] = [InventoryPublisher(self.journal), self.health, idle]
+        self.publisher, self.idle = InventoryPublisher(self.journal), IdlePolicy(self.lines.append)
+
+    def chores(self) -> tuple[Chore, ...]:
+        return (self.publisher, self.health, self.idle)
 
     def invent(self, *lines: str) -> None:
         """Let the attacker write an inventory."""
@@ -73,7 +75,7 @@ class Hostile(Ward):
             node = DaemonNode(Settings(dict(self.settings)), NAME)
             report = reconcile_locks(node, judge_of(node), soon())
             report.cards = node.cards
-            for chore in self.chores:
+            for chore in self.chores():
                 chore.run(node, report, self.now)
 
     def states(self) -> list[str]:

@@ -21,7 +21,7 @@ from gpulock.daemon.health import checker, policy, recovery
 from gpulock.daemon.health.checker import AGAIN, CardChecker
 from gpulock.daemon.health.memory import MIB
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
-from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import quarantine
@@ -86,16 +86,8 @@ class Faults(Ward):
 
         return SimpleNamespace(bus=device.bus, is_stuck=False, poll=poll)
 
-    def round(self, times: int = 1, *, sampled: bool = True) -> None:
-        """Let so many rounds pass, the check of cards first, as in gpulockd."""
-        for _ in range(times):
-            self.now += ROUND
-            if sampled:
-                self.sample()
-            node = self.node()
-            report = reconcile_locks(node, judge_of(node), soon())
-            for chore in (self.checker, self.health, self.suspects):
-                chore.run(node, report, self.now)
+    def chores(self) -> tuple[Chore, ...]:
+        return (self.checker, *super().chores())
 
     def answer(self, number: int, kind: str = "") -> None:
         """Let a GPU answer, with what it had in this boot, and with a fault of this kind now."""

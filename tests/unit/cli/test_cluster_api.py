@@ -113,22 +113,20 @@ def test_what_is_no_answer_is_said(prometheus: Prometheus, act: Act, said: str) 
     assert text.isprintable()
 
 
-def test_a_server_that_cuts_its_answer_short_is_said(prometheus: Prometheus) -> None:
-    def short(handler: BaseHTTPRequestHandler) -> None:
-        handler.wfile.write(b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\n{", "its answer is cut short"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "SSH-2.0"),
+    ],
+)
+def test_a_server_that_breaks_off_is_said(prometheus: Prometheus, sent: bytes, said: str) -> None:
+    def broken(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(sent)
         handler.close_connection = True
 
-    prometheus.act = short
-    assert "its answer is cut short" in refused(prometheus.url)
-
-
-def test_what_is_no_http_is_said(prometheus: Prometheus) -> None:
-    def rude(handler: BaseHTTPRequestHandler) -> None:
-        handler.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
-        handler.close_connection = True
-
-    prometheus.act = rude
-    assert "SSH-2.0" in refused(prometheus.url)
+    prometheus.act = broken
+    assert said in refused(prometheus.url)
 
 
 def test_tls_where_there_is_none_is_said(prometheus: Prometheus) -> None:

@@ -63,15 +63,12 @@ def test_what_is_no_address_is_refused_before_anybody_is_asked(url: str, said: s
     assert said in refused(url)
 
 
-def test_a_server_that_is_not_there_is_said() -> None:
+def test_a_host_without_address_and_a_server_that_is_not_there_are_said() -> None:
+    assert "Prometheus at http://nowhere.invalid:9090: " in refused("http://nowhere.invalid:9090")
     with ReservedPort() as port:
         text = refused(f"http://{port.address}")
     assert f"Prometheus at http://{port.address}: " in text and "refused" in text
     assert "PROMETHEUS_URL" in text
-
-
-def test_a_host_without_address_is_said() -> None:
-    assert "Prometheus at http://nowhere.invalid:9090: " in refused("http://nowhere.invalid:9090")
 
 
 @pytest.mark.parametrize(

@@ -88,12 +88,6 @@ def test_a_well_formed_key_that_is_not_known_is_ignored_and_told(file: File, lin
     assert f"{file.path}:3: unknown key '{line.partition('=')[0]}'" in found.faults[0]
 
 
-def test_a_file_without_a_fault_tells_nothing(file: File) -> None:
-    file.write("EXPECTED_GPUS=4\n")
-
-    assert file.read().faults == ()
-
-
 @pytest.mark.parametrize("line", MALFORMED)
 def test_a_malformed_file_is_refused_where_no_copy_is(file: File, line: str) -> None:
     file.write(f"{line}\n")

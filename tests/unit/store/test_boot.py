@@ -51,7 +51,10 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_the_first_claim_of_a_boot_makes_ready(place: Place) -> None:
+@pytest.mark.parametrize("state", ["empty", "missing"])
+def test_the_first_claim_of_a_boot_makes_ready(place: Place, state: str) -> None:
+    if state == "missing":
+        place.state.rmdir()
     place.ready()
     assert place.ids() == (BOOT, BOOT)
     assert sorted(os.listdir(place.state)) == ["boot_id", "quarantine", "reserves", "runs.whole"]
@@ -155,13 +158,6 @@ def test_a_boot_id_in_state_that_was_removed_may_have_been_this_one(
     place.lock.mkdir()
     (place.state / "boot_id").unlink()
     assert place.refusal().kind == UNKNOWN
-
-
-def test_a_state_directory_that_is_missing_is_made(place: Place) -> None:
-    shutil.rmtree(place.state)
-    place.ready()
-    assert place.ids() == (BOOT, BOOT)
-    assert not (place.state / quarantine.LOST_MARK).exists()
 
 
 def test_a_boot_id_in_state_that_cannot_be_read_is_unknown(place: Place) -> None:

@@ -159,7 +159,7 @@ def test_release_gives_back_what_the_process_holds(site: Site, process: Process)
 def test_an_empty_job_is_no_job_and_not_the_calling_shell(
     site: Site, words: tuple[str, ...]
 ) -> None:
-    site.call("claim", "-n", "1")
+    site.call("claim", "-n", "1", "--pid", str(os.getppid()))
     result = site.call("release", "--job", "", *words)
     assert (result.exit_code, "'' is no job" in result.stderr) == (1, True)
     assert site.states().count("held") == 1

@@ -110,6 +110,7 @@ def test_a_machine_without_pids_for_the_processes_of_a_target_is_a_fault(
 
 
 @pytest.mark.slow
+@pytest.mark.giant
 def test_every_hook_is_measured_beside_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
     with folder("bench-test") as root:  # a TaskProlog is the user's
         targets = hooks.measure(root, 1)

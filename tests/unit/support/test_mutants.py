@@ -123,6 +123,7 @@ def test_a_survivor_that_is_not_known_is_told_and_a_known_one_that_is_killed() -
 
 
 @pytest.mark.slow
+@pytest.mark.giant
 def test_a_mutant_is_seen_in_a_test_and_in_a_program_that_a_test_starts(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     texts = {

@@ -16,6 +16,11 @@ SOURCE_ALONE = (
     "repository",
 )
 
+# Scenarios of both schedulers are in tests/labs/both: each step has those of its own scheduler.
+SGE = ("lab and not slurm", "tests/labs/sge", "tests/labs/both")
+SLURM = ("lab and not sge", "tests/labs/slurm", "tests/labs/both")
+SHORT = ("short and not sge", *SLURM[1:])
+
 PROCESS_KINDS = "tests/labs/isolation/test_process_kinds.py"
 
 
@@ -101,18 +106,19 @@ TEST = (
     ),
 )
 LABS = (
-    in_cells("Grid Engine", 4, 700, "-m", "lab", "tests/labs/sge"),
-    in_cells("Slurm", 3, 500, "-m", "lab", "tests/labs/slurm"),
+    in_cells("Grid Engine", 4, 700, "-m", *SGE),
+    in_cells("Slurm", 3, 500, "-m", *SLURM),
     in_cells(
         *("other labs", 3, 400, "-m", "lab", "--ignore=tests/labs/sge"),
-        *("--ignore=tests/labs/slurm", "--ignore=tests/labs/systemd/test_slurmd.py"),
+        *("--ignore=tests/labs/slurm", "--ignore=tests/labs/both"),
+        "--ignore=tests/labs/systemd/test_slurmd.py",
         *("--ignore=tests/labs/isolation", "tests/labs"),
     ),
     Step(
         *("process kinds", pytest("-m", "lab", PROCESS_KINDS), 10, "labs", True, True),
         env=(("PIDS", "host"),),
     ),
-    in_cells("Slurm of trixie", 1, 200, "-m", "short", "tests/labs/slurm", root="trixie"),
+    in_cells("Slurm of trixie", 1, 200, "-m", *SHORT, root="trixie"),
     Step(
         *("packages", pytest("-m", "install and not soak", "tests"), 100, "labs", True, True),
         env=(("NETWORK", "host"),),
@@ -149,12 +155,10 @@ SOAK = (
         needs_root=True,
         env=FULL,
     ),
-    in_cells("Slurm of trixie", 1, 1000, "-m", "lab", "tests/labs/slurm", root="trixie"),
-    in_cells("Slurm of sid", 1, 1000, "-m", "lab", "tests/labs/slurm", root="sid"),
+    in_cells("Slurm of trixie", 1, 1000, "-m", *SLURM, root="trixie"),
+    in_cells("Slurm of sid", 1, 1000, "-m", *SLURM, root="sid"),
     in_cells("slurmd and systemd", 1, 200, "-m", "lab", "tests/labs/systemd/test_slurmd.py"),
-    in_cells("version 2 alone", 1, 200, "-m", "short", "tests/labs/slurm", root="sid")._replace(
-        env=(("CGROUPS", "2"),)
-    ),
+    in_cells("version 2 alone", 1, 200, "-m", *SHORT, root="sid")._replace(env=(("CGROUPS", "2"),)),
     *(
         Step(
             *(f"packages on {root}", pytest("-m", "install", "tests"), 200, root, True, True),

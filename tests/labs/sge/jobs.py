@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.lab import GridEngine, JobId
-from tests.support.wait import LabError, wait_until
+from tests.support.wait import LabError, wait_ended, wait_until
 
 __all__ = [
     "SOAK",
@@ -43,6 +44,7 @@ __all__ = [
     "umount",
 ]
 
+SLEEP = "exec sleep 600\n"
 ENDS_QSUB = ("GLIBC_TUNABLES", "LD_AUDIT")
 # a daemon of its own, and itself: two that sleep
 DAEMONISES = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
@@ -203,6 +205,22 @@ def at_gate(pid: int) -> bool:
 def waiting_for(path: Path) -> str:
     """Return a job's line that waits for a file."""
     return f"until [ -e {path} ]; do sleep 0.1; done\n"
+
+
+def started(gpus: Gpulock, node: str, count: int, text: str = SLEEP, *more: str) -> JobId:
+    """Start a job that holds GPUs; return it once it runs."""
+    job = gpus.sge.submit("glalice", *on(node, "-l", f"gpu={count}", *more), stdin=text)
+    gpus.sge.wait_running(job)
+    return job
+
+
+def kill_shepherd(gpus: Gpulock, node: str, job: JobId) -> int:
+    """Kill a job's shepherd as an OOM killer would; return the job's group."""
+    gid = group_of(gpus, node, job)
+    shepherd = gpus.sge.shepherd_pid(job)
+    os.kill(shepherd, signal.SIGKILL)
+    wait_ended([shepherd], why="the shepherd to be gone")
+    return gid
 
 
 def submit_args(

@@ -12,7 +12,6 @@ import contextlib
 import os
 import random
 import re
-import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Final
 
 import pytest
 
-from tests.labs.common.device_nodes import Service, make_nodes
 from tests.labs.common.hostile_jobs import (
     Hostile,
     complaints,
@@ -30,10 +28,10 @@ from tests.labs.common.hostile_jobs import (
 )
 from tests.labs.common.installed import SOAK, reap, script
 from tests.labs.sge.cluster import NODES
+from tests.labs.sge.confined import isolated
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import full_fifo, on, stopped_queues, submit_env
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.test_isolation import Site
 from tests.support.seeds import chosen_seed
 from tests.support.wait import LabError, wait_until
 
@@ -294,21 +292,11 @@ def test_honest_jobs_all_run_beside_hostile_ones(guarded: Gpulock) -> None:
 
 def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(guarded: Gpulock) -> None:
     """Tried: the same with ISOLATION=cgroup. Stopped by: as above, and by the job's own cgroup."""
-    dev = guarded.sge.lab / "dev"
-    make_nodes(dev, GPUS)
-    try:
-        service = Service("gpulock-lab-execd.service", guarded.sge.execd_pid(NODE))
-        try:
-            site = Site(guarded, service, dev)
-            site.configure(LEFTOVER_PROCESSES="kill")
-            fair = Fair(guarded, [dev / f"nvidia{minor}" for minor in range(GPUS)], seeded())
-            fair.run()
-            wait_until(
-                site.nothing_left,
-                why=lambda: f"no cgroup of a job to be left\n{describe_cgroups(service.places())}",
-            )
-            guarded.sge.clear_jobs()
-        finally:
-            service.close()
-    finally:
-        shutil.rmtree(dev)
+    with isolated(guarded) as site:
+        site.configure(LEFTOVER_PROCESSES="kill")
+        fair = Fair(guarded, [site.dev / f"nvidia{minor}" for minor in range(GPUS)], seeded())
+        fair.run()
+        wait_until(
+            lambda: reap(guarded, NODE) and not site.left(),
+            why=lambda: f"no cgroup of a job to be left\n{describe_cgroups(site.service.places())}",
+        )

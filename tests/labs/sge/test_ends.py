@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -13,11 +10,11 @@ import pytest
 
 from gpulock.store import owner
 from gpulock.store.owner import Owner
-from tests.labs.common.processes import children_of, command_of, end, running
+from tests.labs.common.processes import command_of
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import (
-    DAEMONISES,
+    SLEEP,
     SOAK,
     carriers,
     claims,
@@ -26,30 +23,23 @@ from tests.labs.sge.jobs import (
     gate_file,
     group_of,
     held,
+    kill_shepherd,
+    lose_locks,
     on,
-    other_boot,
     reap,
     records,
     restart_execd,
     said,
-    script,
     sleepers,
+    started,
     wait_said,
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
-from tests.support.wait import wait_ended, wait_until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
-SLEEP = "exec sleep 600\n"
-
-
-def started(gpus: Gpulock, node: str, count: int, text: str = SLEEP, *more: str) -> JobId:
-    """Start a job that holds GPUs; return it once it runs."""
-    job = gpus.sge.submit("glalice", *on(node, "-l", f"gpu={count}", *more), stdin=text)
-    gpus.sge.wait_running(job)
-    return job
 
 
 def rewrite(gpus: Gpulock, node: str, job: JobId, **changes: object) -> None:
@@ -79,101 +69,40 @@ def refused_all(gpus: Gpulock, node: str, free: int) -> str:
         gpus.sge.set_exechost(node, f"gpu={GPUS},gpuj={GPUS},slots=16")
 
 
-def kill_shepherd(gpus: Gpulock, node: str, job: JobId) -> int:
-    """Kill a job's shepherd as an OOM killer would; return the job's group."""
-    gid = group_of(gpus, node, job)
-    shepherd = gpus.sge.shepherd_pid(job)
-    os.kill(shepherd, signal.SIGKILL)
-    wait_ended([shepherd], why="the shepherd to be gone")
-    return gid
-
-
-def test_jobs_that_are_deleted_or_run_out_of_time_give_back_at_once(gpus: Gpulock) -> None:
-    deleted = started(gpus, NODE, 2)
+def test_jobs_that_are_deleted_by_force_or_run_out_of_time_give_back_at_once(gpus: Gpulock) -> None:
     forced = started(gpus, NODE, 2)
-    stopped = started(gpus, NODE, 1, "kill -STOP $$\n")
     timed = started(gpus, NODE, 2, SLEEP, "-l", "h_rt=10")
     granted = claims(gpus, NODE)  # one that runs out of time may have given back by now
     assert {job: len(devices) for job, devices in granted.items()} == {
-        str(deleted): 2,
         str(forced): 2,
-        str(stopped): 1,
         str(timed): 2,
     }
-    assert len({device for devices in granted.values() for device in devices}) == 7
-    gpus.sge.qdel(str(deleted))
     gpus.sge.qdel("-f", str(forced))
-    gpus.sge.qdel(str(stopped))
-    for job in (deleted, forced, timed, stopped):
+    for job in (forced, timed):
         gpus.sge.wait_done(job)
     gpus.wait_free()
     assert gpus.sge.queue_states()[NODE] == ""
 
 
-def test_locks_of_jobs_whose_epilog_cannot_run_are_freed_by_the_next_reconcile(
+def test_a_device_that_an_orphan_without_a_lock_has_open_is_granted_to_nobody(
     gpus: Gpulock,
 ) -> None:
-    home = gpus.sge.users["glalice"].home
-    texts = {
-        "removed": 'rm -rf "$PWD"\n',
-        "closed": 'chmod 0 "$PWD"\n',
-        "folder": "rm -f $SGE_STDOUT_PATH; mkdir $SGE_STDOUT_PATH\n",
-        "fifo": "rm -f $SGE_STDOUT_PATH; mkfifo $SGE_STDOUT_PATH\n",
-    }
-    jobs: dict[str, JobId] = {}
-    for name, text in texts.items():
-        folder = home / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        os.chown(folder, 27001, 27001)
-        words = on(NODE, "-l", "gpu=1", "-N", name, "-wd", str(folder))
-        jobs[name] = gpus.sge.submit("glalice", *words, stdin=text)
-    for name in ("removed", "closed", "folder"):
-        gpus.sge.wait_state(jobs[name], "", "Eqw")
-    wait_until(
-        lambda: set(claims(gpus, NODE)) >= {str(j) for j in jobs.values()}, why="four claims"
-    )
-    # the FIFO keeps its shepherd waiting in open() for ever: it lives, and so does its lock
-    gpus.sge.wait_running(jobs["fifo"])  # what has claimed may not have begun
-    shepherd = gpus.sge.shepherd_pid(jobs["fifo"])
-    wait_until(lambda: not carriers(group_of(gpus, NODE, jobs["fifo"])), why="the job's end")
-    kept = reap(gpus, NODE)
-    by_act = sorted(act for act, _ in kept.acts())
-    assert by_act == ["freed", "freed", "freed", "held"], kept
-    assert held(gpus, NODE, jobs["fifo"]) != []
-    forks = wait_until(lambda: children_of(shepherd) or None, why="its epilog to hang")
-    end([shepherd])
-    try:
-        assert reap(gpus, NODE).acts() == [("freed", "dead")]
-        assert gpus.locks(NODE) == {}
-        assert all(map(running, forks))
-    finally:
-        end(forks)
-    assert gpus.sge.queue_states()[NODE] == ""
-
-
-def test_a_killed_shepherd_leaves_its_lock_as_long_as_anything_of_the_job_lives(
-    gpus: Gpulock,
-) -> None:
-    plain = started(gpus, NODE, 2)
-    daemonised = started(gpus, NODE, 2, DAEMONISES)
-    first = sleepers(group_of(gpus, NODE, plain), 1)
-    alive = sleepers(group_of(gpus, NODE, daemonised), 2)
-    for job in (plain, daemonised):
-        kill_shepherd(gpus, NODE, job)
-    told = reap(gpus, NODE)
-    assert told.acts() == [("held", "alive")] * 4
-    assert "runs without a shepherd" in told.reasons()
-    assert "4 of 8 free" in refused_all(gpus, NODE, 4)  # nor does a claim that is short free them
-    end(first)
-    end(alive[:1])
-    told = reap(gpus, NODE)
-    assert sorted(told.acts()) == [("freed", "dead")] * 2 + [("held", "alive")] * 2
-    assert len(held(gpus, NODE, daemonised)) == 2
-    end(alive)
-    after = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=8"), stdin=SLEEP)
-    gpus.sge.wait_running(after)  # the claim itself settles what it needs
-    assert len(held(gpus, NODE, after)) == GPUS
+    device = gpus.drivers / NODE / "dev/nvidia0"
+    device.chmod(0o666)
+    orphan = started(gpus, NODE, 1, f"exec 3<>{device}\n{SLEEP}")
+    (used,) = held(gpus, NODE, orphan)
+    gid = group_of(gpus, NODE, orphan)
+    sleepers(gid, 1)  # it has opened its device before
+    kill_shepherd(gpus, NODE, orphan)
+    lose_locks(gpus, NODE)
+    assert reap(gpus, NODE).adopted == []
+    whole = gpus.sge.submit("glbob", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
+    gpus.sge.wait_running(whole)
+    assert used not in held(gpus, NODE, whole)
+    assert "0 of 8 free" in refused_all(gpus, NODE, 0)
+    end_carriers(gid)
+    last = started(gpus, NODE, 1)
+    assert held(gpus, NODE, last) == [used]
 
 
 @pytest.fixture
@@ -207,75 +136,6 @@ def test_a_child_alive_in_the_epilog_keeps_the_lock_draining_until_it_is_gone(
     end_carriers(gid)
     assert reap(sparing, OTHER).acts() == [("freed", "dead")]
     assert sparing.locks(OTHER) == {}
-
-
-def test_after_a_reboot_old_locks_are_dead_and_a_kept_or_wiped_lock_directory_serves_again(
-    gpus: Gpulock,
-) -> None:
-    """The nodes' jobs go on in fact: what decides is the boot id alone, as their pids are gone."""
-    jobs = [started(gpus, node, 8) for node in (NODE, OTHER)]
-    shutil.rmtree(gpus.sge.path_in(OTHER, "/run/gpulock/locks"))
-    for name in ("boot_id", "gate", "totals"):
-        gpus.sge.path_in(OTHER, f"/run/gpulock/{name}").unlink()
-    with other_boot(gpus, NODE), other_boot(gpus, OTHER):
-        told = reap(gpus, NODE)
-        assert told.acts() == [("freed", "dead")] * GPUS
-        assert "claimed before this boot" in told.reasons()
-        for job in jobs:
-            gpus.sge.qdel(str(job))
-            gpus.sge.wait_done(job)
-        later = [
-            gpus.sge.submit("glbob", *on(n, "-l", "gpu=8"), stdin=SLEEP) for n in (NODE, OTHER)
-        ]
-        for job in later:
-            gpus.sge.wait_running(job)
-        assert len(held(gpus, NODE, later[0])) == len(held(gpus, OTHER, later[1])) == GPUS
-        gpus.sge.clear_jobs()
-    for node in (NODE, OTHER):
-        assert gpus.locks(node) == {}
-
-
-def test_when_run_is_wiped_nothing_is_granted_until_every_living_job_is_adopted(
-    gpus: Gpulock,
-) -> None:
-    device = gpus.drivers / NODE / "dev/nvidia7"
-    device.chmod(0o666)
-    jobs = [started(gpus, NODE, count) for count in (1, 2)]
-    orphan = started(gpus, NODE, 1, f"exec 3<>{device}\n{SLEEP}")
-    masks = {job: held(gpus, NODE, job) for job in jobs}
-    sleepers(group_of(gpus, NODE, orphan), 1)  # it has opened its device before
-    gid = kill_shepherd(gpus, NODE, orphan)
-    lock_dir = gpus.sge.path_in(NODE, "/run/gpulock")
-    for place in lock_dir.iterdir():
-        shutil.rmtree(place) if place.is_dir() else place.unlink()
-    refused = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin="true\n")
-    gpus.sge.wait_state(refused, "Rq")
-    assert "the locks of this boot were lost" in said(gpus, refused, user="glbob")
-    assert gpus.sge.queue_states()[NODE] == ""
-    assert gpus.locks(NODE) == {}
-    told = reap(gpus, NODE)
-    assert sorted(told.adopted) == sorted(map(str, jobs))
-    assert {job: held(gpus, NODE, job) for job in jobs} == masks
-    gpus.sge.qdel(str(refused))
-    gpus.sge.wait_done(refused)
-    gpus.sge.set_exechost(NODE, "gpu=99,gpuj=99,slots=99")
-    try:
-        more = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=4"), stdin=SLEEP)
-        gpus.sge.wait_running(more)
-        granted = held(gpus, NODE, more)
-        seventh = sorted(
-            p.name for p in (gpus.drivers / NODE / "proc/driver/nvidia/gpus").iterdir()
-        )[7]
-        assert seventh not in granted and len(granted) == 4
-        assert "0 of 8 free" in refused_all(gpus, NODE, 0)
-        gpus.sge.set_exechost(NODE, "gpu=99,gpuj=99,slots=99")
-        end_carriers(gid)
-        last = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=SLEEP)
-        gpus.sge.wait_running(last)
-        assert held(gpus, NODE, last) == [seventh]
-    finally:
-        gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")
-    assert {job: held(gpus, NODE, job) for job in jobs} == masks
 
 
 def test_pids_and_groups_that_others_use_again_and_clocks_set_back_mislead_nobody(
@@ -331,36 +191,6 @@ def test_a_carrier_that_is_not_the_heirs_child_makes_a_reused_group_unknown(gpus
     assert sorted(reap(gpus, NODE).acts()) == [("freed", "dead"), ("held", "alive")]
 
 
-def test_an_execd_that_dies_and_comes_back_changes_no_lock(gpus: Gpulock) -> None:
-    job = started(gpus, THIRD, 3, waiting_for(gate_file(gpus, "go")))
-    before = gpus.locks(THIRD).keys()
-    gpus.sge.stop_execd(THIRD, kill=True)
-    assert reap(gpus, THIRD).acts() == [("held", "alive")] * 3
-    gpus.sge.start_execd(THIRD)
-    assert gpus.locks(THIRD).keys() == before
-    other = started(gpus, THIRD, 5)
-    assert not set(held(gpus, THIRD, other)) & set(before)
-    (gpus.sge.users["glalice"].home / "go").touch()
-    wait_until(lambda: held(gpus, THIRD, job) == [] or None, why="its epilog")
-    assert len(held(gpus, THIRD, other)) == 5
-    # execd looks after what it did not start once a minute only: do not wait for it
-    gpus.sge.qdel("-f", str(job))
-
-
-def test_a_judge_that_cannot_see_holds_and_the_first_that_can_see_frees(gpus: Gpulock) -> None:
-    job = started(gpus, NODE, 2)
-    end_carriers(kill_shepherd(gpus, NODE, job))
-    contained = reap(gpus, NODE, "unshare", "--pid", "--fork", "--mount-proc")
-    assert contained.acts() == [("held", "unknown")] * 2
-    assert "claimed in pid:" in contained.reasons()
-    weak = reap(gpus, NODE, "setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all")
-    assert weak.acts() == [("held", "unknown")] * 2, weak
-    assert "cannot be seen" in weak.reasons()
-    assert len(held(gpus, NODE, job)) == 2
-    assert reap(gpus, NODE).acts() == [("freed", "dead")] * 2
-    gpus.sge.wait_done(job)  # a qdel now would have qmaster wait half a minute
-
-
 def test_a_job_that_runs_again_gets_locks_of_its_new_run_and_nothing_leaks(gpus: Gpulock) -> None:
     """One at a time: with two, qmaster sends a job back while it is still ending (8.1.9)."""
     kinds = ("exit 99", "qmod -rj") if SOAK else ("exit 99",)
@@ -407,52 +237,3 @@ def test_job_ids_and_tasks_that_begin_alike_free_only_their_own(gpus: Gpulock) -
     gpus.sge.qdel(str(first))
     gpus.sge.wait_settled(first)
     assert {r.job_id for r in gpus.locks(NODE).values()} == {longer, str(tasks)}
-
-
-def test_many_short_jobs_share_no_device_and_leave_none_locked(gpus: Gpulock) -> None:
-    """The jobs keep their own log: mask, start and end by the kernel's clock, appended."""
-    number = 200 if SOAK else 40
-    log = gpus.sge.lab / "shares"
-    log.touch()
-    log.chmod(0o666)
-    text = (
-        "read start rest </proc/uptime\nsleep 0.$((RANDOM % 4))\nread end rest </proc/uptime\n"
-        f'echo "$JOB_ID.$SGE_TASK_ID $CUDA_VISIBLE_DEVICES $start $end" >>{log}\n'
-    )
-    program = script(gpus, "share", f"#!/bin/bash\n{text}")
-    log.write_text("")
-    kinds = (
-        ("-l", "gpu=1"),
-        ("-l", "gpu=2"),
-        ("-l", "gpuj=3"),
-        ("-pe", "smp", "2", "-l", "gpu=1"),
-    )
-    arrays = [
-        gpus.sge.submit(user, *on(NODE, "-t", f"1-{number // 8}", *kind), str(program))
-        for user in ("glalice", "glbob")
-        for kind in kinds
-    ]
-    for job in arrays:
-        gpus.sge.wait_done(job)
-    # on a node where processes come and go all the time a release may leave a lock to the reaper
-    left = gpus.locks(NODE)
-    assert all(record.draining for record in left.values())
-    assert reap(gpus, NODE).acts() == [("freed", "dead")] * len(left)
-    assert gpus.locks(NODE) == {}
-    lines = [line.split() for line in log.read_text().splitlines()]
-    assert len(lines) == len({line[0] for line in lines}) == number // 8 * 8
-    uses = sorted(
-        (float(start), float(finish), device)
-        for _, mask, start, finish in lines
-        for device in mask.split(",")
-    )
-    overlaps = [
-        (one, two)
-        for number, one in enumerate(uses)
-        for two in uses[number + 1 :]
-        if one[2] == two[2] and two[0] < one[1]
-    ]
-    assert overlaps == []
-    assert {len(mask.split(",")) for _, mask, _, _ in lines} == {1, 2, 3}
-    assert len({device for _, _, device in uses}) > 2
-    assert gpus.sge.queue_states()[NODE] == ""

@@ -3,33 +3,27 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.labs.common.installed import driver_settings
 from tests.labs.sge.cluster import NODES
-from tests.labs.sge.gpulock import CONFIG, GPUS, Gpulock
+from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import (
     claims,
     command,
     gate_file,
     held,
-    mount,
     on,
     other_boot,
     reap,
     records,
     said,
     script,
-    totals,
-    umount,
     wait_refused,
     wait_said,
-    waiting_for,
 )
 from tests.labs.sge.lab import JobId
 from tests.support.wait import wait_until
@@ -91,29 +85,6 @@ def test_without_execds_file_no_job_starts_and_no_queue_stops(around: Gpulock) -
     assert claims(around, NODE) == {}
 
 
-def test_unknowns_of_three_jobs_of_two_owners_are_a_broken_node_and_counted(
-    around: Gpulock,
-) -> None:
-    for user, number in (("glalice", 1), ("glalice", 2)):
-        job = submit(around, OTHER, 1, f"lost{number}", user)
-        around.sge.wait_state(job, "Rq")
-        around.sge.qdel(str(job))  # which would be sent to the node again, and counted again
-        around.sge.wait_done(job)
-    assert around.sge.queue_states()[OTHER] == ""
-    last = submit(around, OTHER, 1, "lost3", "glbob")
-    wait_until(
-        lambda: "for several jobs in a row" in said(around, last, "lost3", "glbob"),
-        why=lambda: (
-            "the third unknown to be a broken node\n"
-            + said(around, last, "lost3", "glbob")
-            + str(totals(around, OTHER))
-        ),
-    )
-    around.sge.wait_queue(OTHER, "E")
-    counted = totals(around, OTHER)
-    assert (counted["claims_unknown"], counted["claims_broken"]) == ("2", "1")
-
-
 def test_jobs_of_an_unknown_grid_engine_wait_and_no_queue_stops(around: Gpulock) -> None:
     jobs = {
         submit(around, OTHER, count, f"strange{number}", user): (f"strange{number}", user)
@@ -154,97 +125,6 @@ def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds
     assert records(around, going)[-1]["failed"] == "0"
 
 
-def test_without_a_driver_gpu_jobs_stop_the_queue_and_others_run_masked(gpus: Gpulock) -> None:
-    for node in (NODE, OTHER):
-        gpus.configure(node, DRIVER_ROOT="/nonexistent")
-    gpus.configure(THIRD, DRIVER_ROOT="/nonexistent", EXPECTED_GPUS="0")
-    broken = submit(gpus, NODE, 1, "broken")
-    masked = [submit(gpus, node, 0, "masked") for node in (OTHER, THIRD)]
-    for job in masked:
-        gpus.sge.wait_settled(job)
-        assert said(gpus, job, "masked") == "mask=\n"
-    wait_refused(gpus, NODE, broken)
-    assert "broken: no NVIDIA driver" in said(gpus, broken, "broken")
-    assert [r["failed"].split()[0] for r in records(gpus, broken)] == ["8"]
-    assert gpus.sge.queue_states()[OTHER] == gpus.sge.queue_states()[THIRD] == ""
-
-
-def test_a_card_that_fell_off_is_the_nodes_fault_only_when_it_is_needed(gpus: Gpulock) -> None:
-    buses = sorted((gpus.drivers / NODE / "proc/driver/nvidia/gpus").iterdir())
-    gone = gpus.sge.lab / "gone"
-    buses[7].rename(gone)
-    try:
-        served = submit(gpus, NODE, 7, "served")
-        gpus.sge.wait_settled(served)
-        assert said(gpus, served, "served") == "mask=0,1,2,3,4,5,6\n"
-        broken = submit(gpus, NODE, 8, "broken")
-        wait_refused(gpus, NODE, broken)
-        assert "8 GPUs asked for, 7 of 8 work" in said(gpus, broken, "broken")
-    finally:
-        gone.rename(buses[7])
-    assert gpus.locks(NODE) == {}
-
-
-@pytest.fixture
-def small(gpus: Gpulock) -> Iterator[Gpulock]:
-    """Put LOCK_DIR of NODE and OTHER on small file systems of their own."""
-    for node in (NODE, OTHER):
-        mount(gpus, node, "-t", "tmpfs", "-o", "mode=755,size=512k", "small", "/run/gpulock")
-    yield gpus
-    gpus.sge.clear_jobs()
-    for node in (NODE, OTHER):
-        umount(gpus, node, "/run/gpulock")
-
-
-def test_a_full_lock_directory_stops_no_queue_and_a_read_only_one_leaves_nothing_half_done(
-    small: Gpulock,
-) -> None:
-    running = [
-        small.sge.submit("glalice", *on(n, "-l", "gpu=1"), stdin=SLEEP) for n in (NODE, OTHER)
-    ]
-    for job in running:
-        small.sge.wait_running(job)
-    lock_dir = small.sge.path_in(NODE, "/run/gpulock")
-    fill = small.sge.run_in(NODE, ["dd", "if=/dev/zero", "of=/run/gpulock/fill", "bs=4k"])
-    assert "No space left" in fill.stderr
-    mount(small, OTHER, "-o", "remount,ro", "/run/gpulock")
-    full, closed = submit(small, NODE, 2, "full"), submit(small, OTHER, 2, "closed")
-    wait_until(
-        lambda: "unknown: a lock cannot be written" in said(small, full, "full"),
-        why="the job to be refused",
-    )
-    wait_refused(small, OTHER, closed)
-    assert "Read-only file system" in said(small, closed, "closed")
-    assert small.sge.queue_states("gpu.q")[NODE] == ""
-    assert "LOCK_DIR it is full" in " ".join(command(small, NODE, "status").split())
-    assert len(small.locks(NODE)) == len(small.locks(OTHER)) == 1
-    for job in running:
-        small.sge.qdel(str(job))
-        small.sge.wait_settled(job)
-        assert [r["failed"].split()[0] for r in records(small, job)] == ["100"]  # killed: by us
-    assert small.locks(NODE) == {}  # a release is one rename: it needs no room
-    (lock_dir / "fill").unlink()
-    mount(small, OTHER, "-o", "remount,rw", "/run/gpulock")
-    assert reap(small, OTHER).acts() == [("freed", "dead")]
-    small.sge.clear_queue_errors()
-    small.sge.wait_done(full)
-    small.sge.wait_settled(closed)
-    assert "mask=0,1" in said(small, full, "full")
-
-
-def test_a_state_directory_that_is_read_only_grants_nothing(gpus: Gpulock) -> None:
-    mount(gpus, OTHER, "-t", "tmpfs", "-o", "ro", "state", "/var/lib/gpulock")
-    try:
-        job = submit(gpus, OTHER, 1, "job")
-        wait_refused(gpus, OTHER, job)
-        assert "Read-only file system" in said(gpus, job, "job")
-        assert "mask=" not in said(gpus, job, "job")
-        gpus.sge.clear_jobs()
-    finally:
-        umount(gpus, OTHER, "/var/lib/gpulock")
-    assert gpus.locks(OTHER) == {}
-
-
 def test_a_state_directory_that_is_emptied_stops_no_queue(gpus: Gpulock) -> None:
     """`rm -rf /var/lib/gpulock/*`: every job with GPUs put its queue into error."""
     before = submit(gpus, NODE, 1, "before")
@@ -259,76 +139,6 @@ def test_a_state_directory_that_is_emptied_stops_no_queue(gpus: Gpulock) -> None
     assert gpus.sge.queue_states("gpu.q")[NODE] == ""
     assert "quarantine was lost" in gpus.command(NODE, "doctor").stdout
     (folder / "quarantine.lost").unlink()
-
-
-def test_settings_that_cannot_be_believed_stop_no_queue_and_spare_jobs_that_end(
-    gpus: Gpulock,
-) -> None:
-    """Pushed to a cluster, each of them stopped queue after queue by one waiting job."""
-    go = gate_file(gpus, "end")
-    ending = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=waiting_for(go))
-    gpus.sge.wait_running(ending)
-    places = {node: gpus.sge.path_in(node, CONFIG) for node in NODES}
-    before = gpus.sge.submit("glalice", *on(OTHER, "-l", "gpu=1"), stdin=SHOW)
-    gpus.sge.wait_done(before)
-    places[NODE].write_text("EXPECTED_GPUS=4\nGUPS\n")
-    gpus.sge.path_in(NODE, "/var/lib/gpulock/settings.obeyed").unlink()
-    jobs = {NODE: submit(gpus, NODE, 1, "job")}
-    wait_until(
-        lambda: f"{CONFIG}:2: not KEY=VALUE: 'GUPS'" in said(gpus, jobs[NODE], "job"),
-        why="the job to be refused",
-    )
-    text = places[OTHER].read_text()
-    for name, spoil in (
-        ("mode", lambda: places[OTHER].chmod(0o664)),
-        ("owner", lambda: os.chown(places[OTHER], 27001, 27001)),
-        ("comment", lambda: places[OTHER].write_text(f"{text}DRIVER_DIR=/opt # kept\n")),
-        ("nul", lambda: places[OTHER].write_text(f"{text}DRIVER_DIR=/opt\0\n")),
-    ):
-        spoil()
-        jobs[name] = submit(gpus, OTHER, 1, name)
-        gpus.sge.wait_settled(jobs[name])
-        assert said(gpus, jobs[name], name) == "mask=0\n"
-        os.chown(places[OTHER], 0, 0)
-        places[OTHER].chmod(0o644)
-    assert set(gpus.sge.queue_states("gpu.q").values()) == {""}
-    go.touch()
-    gpus.sge.wait_settled(ending)
-    assert [r["failed"].split()[0] for r in records(gpus, ending, "glbob")] == ["0"]
-    gpus.sge.clear_jobs()
-    gpus.configure(NODE)
-    assert len(gpus.locks(NODE)) == 1
-    assert reap(gpus, NODE).acts() == [("freed", "dead")]
-
-
-def test_settings_with_a_fault_stop_no_job_where_they_were_obeyed_before(gpus: Gpulock) -> None:
-    go = gate_file(gpus, "end")
-    words = {node: on(node, "-l", "gpu=1") for node in NODES}
-    ending = [gpus.sge.submit("glbob", *words[node], stdin=waiting_for(go)) for node in NODES]
-    for job in ending:
-        gpus.sge.wait_running(job)
-    told = {
-        NODE: ("GUPS=8", "unknown key 'GUPS'"),
-        OTHER: ("GUPS", "not KEY=VALUE: 'GUPS': the settings obeyed last stay in force"),
-        THIRD: ("GATE_TIMEOUT=soon", "the settings obeyed last stay in force"),
-    }
-    for node, (line, _) in told.items():
-        place = gpus.sge.path_in(node, CONFIG)
-        place.write_text(f"{place.read_text()}{line}\n")
-
-    jobs = {node: submit(gpus, node, 1, "job") for node in NODES}
-
-    for job in jobs.values():
-        gpus.sge.wait_settled(job)
-        assert said(gpus, job, "job") == "mask=1\n"
-    go.touch()
-    for job in ending:
-        gpus.sge.wait_done(job)
-    assert all(gpus.locks(node) == {} for node in NODES)
-    assert set(gpus.sge.queue_states("gpu.q").values()) == {""}
-    for node, (_, fault) in told.items():
-        assert fault in " ".join(command(gpus, node, "status").split())
-        assert fault in gpus.command(node, "doctor").stdout
 
 
 def test_hooks_without_their_interpreter_stop_the_queue_and_never_touch_a_finished_job(

@@ -14,6 +14,7 @@ import pytest
 
 from gpulock.isolation import tree
 from tests.labs.common.device_nodes import TREES
+from tests.labs.sge.confined import NODE, Site, isolated
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
     carriers,
@@ -29,7 +30,6 @@ from tests.labs.sge.jobs import (
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.test_isolation import NODE, Site, isolated
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]

@@ -99,3 +99,14 @@ def stops(gpus: Gpulock) -> Stops:
         for name, hook in gpus.setup.hooks.items()
     }
     return Stops(gpus.slurm, folder, hooks)
+
+
+def leak(hooks: Stops, node: str, *jobs: JobId) -> None:
+    """Cancel jobs whose Epilog does not run."""
+    hooks.set("Epilog", node, "instead")
+    hooks.slurm.scancel(*jobs)
+    for job in jobs:
+        hooks.wait("Epilog", node, "instead", job)
+    hooks.go("Epilog", node, "instead")
+    for job in jobs:
+        hooks.slurm.wait_done(job)

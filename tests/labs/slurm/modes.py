@@ -16,6 +16,10 @@ from tests.support.wait import wait_until
 REQUEUE_EXIT: Final = "213"
 NODE: Final = "slnode1"
 SLURM_CONF: Final = {"RequeueExit": REQUEUE_EXIT, "LaunchParameters": "use_interactive_step"}
+# a job is not missed whose slurmd was killed a while ago (22.05, `_purge_missing_jobs`)
+EXTRA: Final = {**SLURM_CONF, "KillWait": "1", "BatchStartTimeout": "120"}
+MORE: Final = {NODE: range(16)}  # Slurm believes in four times as many devices as there are
+TWO: Final = "--gres=gpu:2"
 SHOW: Final = "env | grep -E '^(CUDA|NVIDIA|GPU|APPTAINERENV|SINGULARITYENV)' | sort\n"
 
 

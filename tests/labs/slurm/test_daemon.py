@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 from collections.abc import Generator
 from typing import Any
@@ -19,43 +18,42 @@ import pytest
 from tests.labs.common.freezer import frozen
 from tests.labs.common.processes import command_of, end
 from tests.labs.daemon.daemon_lab import (
-    CONTAINED,
-    WITHOUT_PTRACE,
     Daemon,
     assert_freed,
     assert_held,
     assert_over,
-    assert_over_by_boot,
     daemon_on,
-    restless,
 )
 from tests.labs.daemon.daemon_witness import Claim, Witness
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.hooks import Stops, stops
+from tests.labs.slurm.hooks import Stops, leak, stops
 from tests.labs.slurm.jobs import (
-    SHOW_MASK,
     SLEEP,
-    SOAK,
     cancel_past,
     gate_file,
+    held,
     kill_steps,
-    lose_locks,
-    other_boot,
     shut_gate,
     started,
     wait_detached,
     waiting_for,
 )
-from tests.labs.slurm.journal import doubles
 from tests.labs.slurm.lab import JobId
-from tests.labs.slurm.modes import NODE, by_gpulock, settings, wait_empty, wait_said
+from tests.labs.slurm.modes import (
+    EXTRA,
+    MORE,
+    NODE,
+    TWO,
+    by_gpulock,
+)
 from tests.labs.slurm.processes import hook_runs
-from tests.labs.slurm.test_ends import EXTRA, MORE, TWO, UNASKED, forget_completing, leak
 from tests.labs.slurm.test_faults import forget
-from tests.support.pairs import zip_equal
-from tests.support.wait import let_work, wait_ended, wait_until
+from tests.support.wait import wait_ended, wait_until
 
 pytestmark = pytest.mark.lab
+# slurmctld asks a slurmd again when twice MessageTimeout and KillWait are over; that one answers
+# for an Epilog that it has begun once as for one that is over (22.05, `_list_find_job_old`)
+UNASKED = {**EXTRA, "KillWait": "120"}
 IMPATIENT = {"extra": {**EXTRA, "UnkillableStepTimeout": "8", "PrologEpilogTimeout": "15"}}
 SETTLED = "released by its job, whose processes are gone"
 SEEN = "its steps, seen before, are gone"
@@ -99,20 +97,11 @@ def begun(gpus: Gpulock, daemon: Daemon, *words: str, script: str = "") -> tuple
     return job, daemon.claim(job)
 
 
-def registrations(gpus: Gpulock) -> list[int]:
-    """Return how often each node has registered."""
-    logs = [gpus.slurm.lab / f"log/{node}.log" for node in gpus.slurm.nodes]
-    return [log.read_text(errors="replace").count("slurmctld sent back") for log in logs]
-
-
-def bring_back_slurmctld(gpus: Gpulock) -> None:
-    """Start slurmctld: before a node has registered again it has no GPUs to give to a job there."""
-    before = registrations(gpus)
-    gpus.slurm.start_slurmctld()
-    wait_until(
-        lambda: all(now > then for now, then in zip_equal(registrations(gpus), before)),
-        why="all nodes to register",
-    )
+def forget_completing(gpus: Gpulock, job: JobId) -> None:
+    """Let slurmctld give up a job that waits for an Epilog's end, not after 70 seconds."""
+    gpus.slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=test")
+    gpus.slurm.wait_done(job)
+    gpus.slurm.resume_node(NODE)
 
 
 # --- Slurm is started anew for these --------------------------------------------------------------
@@ -153,27 +142,6 @@ def test_a_process_that_no_signal_ends_keeps_its_devices_past_the_epilog(
 # --- the step daemons are killed ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setup", [{"proctrack": kind} for kind in ("cgroup", "linuxproc")])
-def test_what_killed_step_daemons_left_keeps_the_devices_past_the_epilog(
-    slurm_gpus: Gpulock, daemon: Daemon
-) -> None:
-    slurm = slurm_gpus.slurm
-    # none ends when another one does, whichever is ended first
-    job, claim = begun(slurm_gpus, daemon, script="sleep 600 &\nsleep 601 &\nexec sleep 602\n")
-    wait_until(lambda: len(slurm.job_processes(job, NODE)) >= 3 or None, why="its processes")
-    pids = kill_steps(slurm_gpus, job, NODE)
-    assert len(pids) >= 2
-    with Witness(claim, pids) as witness:
-        assert_held(daemon, claim, f"process {pids[0]} ")
-        slurm.scancel(job)
-        slurm.wait_settled(job)  # its Epilog ran
-        assert {record.draining for record in slurm_gpus.locks(NODE).values()} == {1}
-        for pid in pids:
-            assert_held(daemon, claim, "released by its epilog")
-            end([pid])
-        witness.never_free_too_soon(assert_freed(daemon, claim, SETTLED))
-
-
 def test_a_job_of_which_nothing_is_left_is_held_while_slurmctld_says_that_it_runs(
     slurm_gpus: Gpulock, daemon: Daemon
 ) -> None:
@@ -199,7 +167,7 @@ def test_a_device_that_a_child_without_any_mark_has_open_is_freed_when_the_child
     wait_detached(slurm_gpus, job, NODE, pid)
     held_open = Claim(claim.folder, claim.token, claim.devices[:1])
     with Witness(held_open, [pid]) as witness:
-        leak(slurm_gpus, hooks, job)
+        leak(hooks, NODE, job)
         for _ in range(2):
             daemon.goes_round()
             assert claim.locked() == claim.devices[:1]
@@ -313,7 +281,7 @@ def test_a_job_that_ends_while_slurmctld_is_down_is_held_until_it_is_back(
         told = daemon.verdict(claim)
         assert told is not None
         assert told.proof in {f"step daemon {daemons[name]} ({name}) runs" for name in daemons}
-        bring_back_slurmctld(slurm_gpus)
+        slurm.bring_back_slurmctld()
         slurm.wait_settled(job)
         assert "SLURM_JOB_GPUS" not in hooks.environ("Epilog", NODE, job)
         daemon.goes_round()
@@ -336,7 +304,29 @@ def test_without_slurmctld_only_a_job_whose_steps_were_seen_and_are_gone_is_free
         wait_ended([epilog], why="the Epilog to end")
         witness.never_free_too_soon(assert_freed(daemon, claim, SEEN))
         assert_held(daemon, living, "step daemon")
-        bring_back_slurmctld(slurm_gpus)
+        slurm.bring_back_slurmctld()
+
+
+def test_without_slurmctld_an_unseen_job_is_held_and_told_once(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    """Its Prolog claimed before gpulockd came; it ended before a step of it was ever seen."""
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    leak(hooks, NODE, job)
+    slurm.stop_slurmctld()
+    try:
+        with daemon_on(slurm_gpus, NODE) as daemon:
+            for _ in range(2):
+                daemon.goes_round()
+            assert len(held(slurm_gpus, job, NODE)) == 2
+            told = [line for line in daemon.said().splitlines() if "is not freed" in line]
+            assert len(told) == 2, told  # one a device
+    finally:
+        slurm.start_slurmctld()
+    with daemon_on(slurm_gpus, NODE) as daemon:
+        daemon.frees(lambda: held(slurm_gpus, job, NODE))
+        assert "slurmctld says CANCELLED" in daemon.said()
 
 
 def test_a_job_that_slurmctld_forgot_is_freed_once_nothing_of_it_is_left(
@@ -381,159 +371,3 @@ def test_a_prolog_that_dies_with_its_slurmd_leaves_what_slurmctld_decides_about(
     slurm.wait_done(job)
     assert_freed(daemon, claim, "slurmctld says ")
     slurm.start_slurmd(NODE)
-
-
-# --- the node, or its LOCK_DIR, is lost -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("kept", [True, False], ids=["LOCK_DIR kept", "LOCK_DIR wiped"])
-def test_after_a_reboot_the_first_round_frees_what_was_held_before(
-    slurm_gpus: Gpulock, daemon: Daemon, kept: bool
-) -> None:
-    slurm = slurm_gpus.slurm
-    job, claim = begun(slurm_gpus, daemon)
-    daemon.crash()
-    slurm.stop_slurmd(NODE, kill=True)
-    end(kill_steps(slurm_gpus, job, NODE))
-    if not kept:
-        lose_locks(slurm_gpus, NODE)
-    with other_boot(slurm_gpus, NODE):
-        daemon.restart()
-        assert claim.locked() == ()
-        assert_over_by_boot(daemon, claim, kept)
-        slurm.start_slurmd(NODE)
-        slurm.scancel(job)
-        slurm.wait_done(job)
-        later = slurm.submit(
-            "slbob", "-w", NODE, "--gres=gpu:4", script=f"{SHOW_MASK}exec sleep 600\n"
-        )
-        wait_said(slurm_gpus, later, "mask=0,1,2,3.")
-        assert_held(daemon, daemon.claim(later), "step daemon")
-        slurm.scancel(later)
-        slurm.wait_done(later)
-        daemon.goes_round()
-        told = [(line["job_id"], line["how"]) for line in daemon.history()]
-        assert told == [(str(job), "reap"), (str(later), "epilog")]
-
-
-def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
-    slurm_gpus: Gpulock, daemon: Daemon
-) -> None:
-    slurm = slurm_gpus.slurm
-    job, claim = begun(slurm_gpus, daemon)
-    ended, gone = begun(slurm_gpus, daemon)
-    with daemon.stopped():  # else it would put them back while they are being removed
-        lose_locks(slurm_gpus, NODE)
-    wait_until(lambda: claim.locked() == claim.devices, why="its locks")
-    wait_until(lambda: gone.locked() == gone.devices, why="its locks")
-    daemon.crash()
-    lose_locks(slurm_gpus, NODE)
-    slurm.scancel(ended)
-    slurm.wait_done(ended)
-    slurm.wait_stepless(ended)
-    daemon.restart()
-    assert claim.locked() == claim.devices
-    assert gone.locked() == ()
-    assert f"restored {' '.join(claim.devices)} of job {job}" in daemon.said()
-    with Witness(claim, slurm.job_processes(job, NODE)) as witness:
-        slurm.scancel(job)
-        slurm.wait_done(job)
-        daemon.goes_round()
-        witness.never_free_too_soon(assert_over(daemon, claim, "", "epilog"))
-
-
-# --- who only looks dead --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("around", "why"),
-    [(WITHOUT_PTRACE, "cannot be seen"), (CONTAINED, "claimed in pid:")],
-    ids=["without CAP_SYS_PTRACE", "in another pid namespace"],
-)
-def test_a_gpulockd_that_cannot_see_frees_nothing_and_the_next_one_does(
-    slurm_gpus: Gpulock, hooks: Stops, around: tuple[str, ...], why: str
-) -> None:
-    with daemon_on(slurm_gpus, NODE, *around) as blind:
-        job = started(slurm_gpus, NODE, TWO)
-        claim = blind.claim(job)
-        blind.goes_round()
-        leak(slurm_gpus, hooks, job)
-        assert_held(blind, claim, why, "unknown")
-        assert blind.freed() == []
-    with daemon_on(slurm_gpus, NODE) as daemon:
-        assert_over(daemon, claim, "slurmctld says CANCELLED")
-
-
-def test_slurm_daemons_that_come_and_go_take_no_device_away(
-    slurm_gpus: Gpulock, daemon: Daemon
-) -> None:
-    """slurmd is killed and back, as in an upgrade; slurmctld is away with it, then alone."""
-    slurm = slurm_gpus.slurm
-    job, claim = begun(slurm_gpus, daemon)
-    with Witness(claim, slurm.job_processes(job, NODE)) as witness:
-        slurm.stop_slurmd(NODE, kill=True)
-        assert_held(daemon, claim, "step daemon")
-        slurm.stop_slurmctld()
-        assert_held(daemon, claim, "step daemon")
-        slurm.start_slurmd(NODE)
-        assert_held(daemon, claim, "step daemon")
-        bring_back_slurmctld(slurm_gpus)
-        assert_held(daemon, claim, "step daemon")
-        assert (witness.order, daemon.freed()) == ([], [])
-
-
-# --- gpulockd itself ------------------------------------------------------------------------------
-
-
-def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothing_twice(
-    slurm_gpus: Gpulock, hooks: Stops, daemon: Daemon
-) -> None:
-    times = random.Random(5)
-    slurm = slurm_gpus.slurm
-    stays, kept = begun(slurm_gpus, daemon)
-    ends, claim = begun(slurm_gpus, daemon)
-    number = 200 if SOAK else 8
-    with (
-        Witness(claim, slurm.job_processes(ends, NODE)) as witness,
-        Witness(kept, slurm.job_processes(stays, NODE)) as other,
-    ):
-        for count in range(number):
-            daemon.crash()
-            if count == number // 2:
-                assert claim.locked() == claim.devices
-                leak(slurm_gpus, hooks, ends)
-            daemon.launch()
-            let_work(times.uniform(0.1, 0.4))
-        daemon.crash()
-        daemon.restart()
-        assert_held(daemon, kept, "step daemon")
-        (line,) = daemon.history()
-        assert (line["token"], line["how"]) == (claim.token, "reap")
-        witness.never_free_too_soon(line)
-        assert other.order == []
-
-
-def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(slurm_gpus: Gpulock) -> None:
-    number = 200 if SOAK else 20
-    slurm = slurm_gpus.slurm
-    keys = settings(slurm_gpus, SLURM_DEVICE_SELECTION="gpulock")
-    slurm_gpus.configure(NODE, **{**keys, "SLURM_WAIT": "50"})
-    script = slurm_gpus.journal.around("sleep 0.3")
-    with daemon_on(slurm_gpus, NODE) as daemon, restless(daemon) as rounds:
-        for _ in range(number):
-            slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=script)
-        wait_empty(slurm_gpus)
-        slurm_gpus.wait_free()  # what an Epilog left draining is freed as well
-        wait_until(lambda: len(daemon.history()) >= number or None, why="their history")
-    assert len(rounds) > number
-    holds = slurm_gpus.journal.holds()
-    assert len(holds) == number
-    assert doubles(holds) == []
-    assert {len(hold.devices) for hold in holds} == {1}
-    assert len({name for hold in holds for name in hold.devices}) == 4
-    lines = daemon.history()
-    assert len({line["job_id"] for line in lines}) == len(lines) == number
-    assert len({line["token"] for line in lines}) == number
-    assert {line["how"] for line in lines} <= {"epilog", "reap", "claim"}
-    assert {line["proof"] for line in lines if line["how"] != "epilog"} <= {SETTLED}
-    assert not slurm.is_out(NODE)

@@ -10,20 +10,17 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.labs.common.freezer import frozen
-from tests.labs.common.processes import command_of, end, running
-from tests.labs.slurm.gpulock import CONFIG, Gpulock
+from tests.labs.common.processes import end, running
+from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, stops
 from tests.labs.slurm.jobs import (
     SHOW_MASK,
-    cancel_past,
     gate_file,
     held,
     kill_steps,
     lose_locks,
     mounted,
     notes,
-    other_boot,
     reap,
     record_of,
     shut_gate,
@@ -33,8 +30,10 @@ from tests.labs.slurm.jobs import (
 )
 from tests.labs.slurm.lab import ENDED, JobId
 from tests.labs.slurm.modes import (
+    EXTRA,
+    MORE,
     NODE,
-    SLURM_CONF,
+    TWO,
     Mode,
     by_gpulock,
     by_slurm,
@@ -43,16 +42,11 @@ from tests.labs.slurm.modes import (
     wait_said,
 )
 from tests.labs.slurm.processes import hook_runs
-from tests.labs.slurm.releases import WAITS_FOR_ALL
 from tests.support.wait import LabError, wait_until
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
-# a job is not missed whose slurmd was killed a while ago (22.05, `_purge_missing_jobs`)
-EXTRA = {**SLURM_CONF, "KillWait": "1", "BatchStartTimeout": "120"}
-TWO = "--gres=gpu:2"
 OTHER = "slnode2"
-MORE = {NODE: range(16)}  # Slurm believes in four times as many devices as there are
 
 
 @pytest.fixture
@@ -148,30 +142,6 @@ def test_a_job_that_got_the_id_of_a_forgotten_one_of_another_user_is_not_that_on
     assert slurm_gpus.locks(NODE) == {}
 
 
-@BOTH
-def test_a_job_that_slurmctld_forgot_is_ended_and_leaks_nothing_past_a_reconcile(
-    slurm_gpus: Gpulock, hooks: Stops, mode: Mode
-) -> None:
-    mode(slurm_gpus, hooks=hooks.hooks, extra=EXTRA)
-    slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, TWO)
-    forget(slurm_gpus, JobId(job + 1))
-    slurm.stop_slurmd(NODE)
-    slurm.start_slurmd(NODE)  # it registers at once
-    wait_until(lambda: slurm.steps(job) == [], why="its steps to end")
-    # with two orphan steps, slurmd mostly runs no Epilog at all
-    ran = hooks.has_run("Epilog", NODE, job)
-    wait_until(
-        lambda: (
-            {act for act, _ in reap(slurm_gpus, NODE).acts()} <= {"freed"}
-            and slurm_gpus.locks(NODE) == {}
-        ),  # one that was refused has freed nothing
-        why="its locks to be freed",
-    )
-    wait_until(lambda: notes(slurm_gpus, NODE) == [], why="its note to go")
-    assert not ran or "SLURM_JOB_GPUS" not in hooks.environ("Epilog", NODE, job)
-
-
 def test_a_job_whose_start_slurmctld_forgot_never_runs_with_the_mask_of_its_first_run(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
@@ -234,56 +204,6 @@ def forgotten_start(gpus: Gpulock, hooks: Stops) -> tuple[JobId, str] | None:
 
 
 @BOTH
-@pytest.mark.parametrize("wiped", [False, True])
-def test_after_a_reboot_old_locks_are_dead_whether_lock_dir_was_kept_or_not(
-    slurm_gpus: Gpulock, mode: Mode, wiped: bool
-) -> None:
-    """What decides is the boot id alone, as old pids mean nothing."""
-    mode(slurm_gpus, extra=EXTRA)
-    slurm = slurm_gpus.slurm
-    old = started(slurm_gpus, NODE, "--gres=gpu:4")
-    slurm.stop_slurmd(NODE, kill=True)
-    end(kill_steps(slurm_gpus, old, NODE))
-    if wiped:
-        lose_locks(slurm_gpus, NODE)
-    with other_boot(slurm_gpus, NODE):
-        slurm.start_slurmd(NODE)
-        if not wiped:
-            told = reap(slurm_gpus, NODE)
-            assert told.acts() == [("freed", "dead")] * 4
-            assert "claimed before this boot" in told.reasons()
-        slurm.scancel(old)
-        slurm.wait_done(old)
-        later = slurm.submit(
-            "slbob", "-w", NODE, "--gres=gpu:4", script=f"{SHOW_MASK}exec sleep 600\n"
-        )
-        wait_said(slurm_gpus, later, "mask=0,1,2,3.")
-        assert len(held(slurm_gpus, later, NODE)) == 4
-        assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 4
-        slurm.clear_jobs()
-        assert slurm_gpus.locks(NODE) == {}
-
-
-@BOTH
-def test_a_claim_itself_frees_what_an_earlier_boot_held(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus, extra=EXTRA)
-    slurm = slurm_gpus.slurm
-    old = started(slurm_gpus, NODE, "--gres=gpu:4")
-    slurm.stop_slurmd(NODE, kill=True)
-    end(kill_steps(slurm_gpus, old, NODE))
-    slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=reboot")
-    slurm.scancel(old)  # else it starts by itself, as soon as its node is back
-    slurm.wait_done(old)
-    with other_boot(slurm_gpus, NODE):
-        slurm.start_slurmd(NODE, wipe=True)
-        wait_until(lambda: not slurm.is_out(NODE), why="the node to be back")
-        assert len(slurm_gpus.locks(NODE)) == 4
-        later = slurm.submit("slbob", "-w", NODE, TWO, script=SHOW_MASK)
-        assert slurm.wait_settled(later) == "COMPLETED"
-        assert slurm.said(later) == "mask=0,1.\n"
-
-
-@BOTH
 def test_when_lock_dir_is_lost_nothing_is_granted_until_living_jobs_are_adopted(
     slurm_gpus: Gpulock, mode: Mode
 ) -> None:
@@ -326,47 +246,6 @@ def test_when_lock_dir_is_lost_nothing_is_granted_until_living_jobs_are_adopted(
     assert notes(slurm_gpus, NODE) == []
 
 
-@BOTH
-def test_a_job_that_ended_while_its_locks_were_lost_is_not_adopted_for_good(
-    slurm_gpus: Gpulock, mode: Mode
-) -> None:
-    mode(slurm_gpus, extra=EXTRA)
-    slurm = slurm_gpus.slurm
-    ended, living = (started(slurm_gpus, NODE, TWO) for _ in range(2))
-    before = tokens(slurm_gpus)
-    lose_locks(slurm_gpus, NODE)
-    slurm.scancel(ended)
-    slurm.wait_done(ended)
-    slurm.wait_stepless(ended)
-    reap(slurm_gpus, NODE)
-    assert len(held(slurm_gpus, living, NODE)) == len(slurm_gpus.locks(NODE)) == 2
-    assert tokens(slurm_gpus) < before
-    later = slurm.submit("slbob", "-w", NODE, TWO, script=SHOW_MASK)
-    assert slurm.wait_settled(later) == "COMPLETED"
-    assert notes(slurm_gpus, NODE) == [f"{NODE}.{living}"]
-
-
-@BOTH
-def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile(
-    slurm_gpus: Gpulock, mode: Mode
-) -> None:
-    mode(slurm_gpus, extra=EXTRA)
-    slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, TWO)
-    place = slurm_gpus.slurm.path_in(NODE, CONFIG)
-    text = place.read_text()
-    place.write_text("nonsense\n")
-    slurm.path_in(NODE, "/var/lib/gpulock/settings.obeyed").unlink()
-    slurm.scancel(job)
-    assert slurm.wait_done(job) == "CANCELLED"
-    slurm.wait_stepless(job)
-    assert not slurm.is_out(NODE)
-    assert len(held(slurm_gpus, job, NODE)) == 2
-    place.write_text(text)
-    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
-    assert notes(slurm_gpus, NODE) == []
-
-
 # --- hooks cut short ------------------------------------------------------------------------------
 
 
@@ -393,44 +272,6 @@ def test_a_prolog_that_slurmd_ends_at_the_gate_leaves_nothing(
     hooks.go("Prolog", NODE, "after")
     assert {record.job_id for record in slurm_gpus.locks(NODE).values()} == {str(first)}
     assert slurm.said(job) + slurm.said(late) == ""
-
-
-def test_an_epilog_that_slurmd_ends_leaves_locks_that_a_reconcile_frees(
-    slurm_gpus: Gpulock, hooks: Stops
-) -> None:
-    extra = {**EXTRA, "PrologEpilogTimeout": "15"}
-    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=extra, order=MORE)
-    slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, TWO)
-    with shut_gate(slurm_gpus, NODE):
-        slurm.scancel(job)
-        slurm.wait_settled(job)
-        assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
-    slurm.wait_stepless(job)
-    wait_until(lambda: not hook_runs("epilog_slurmd"), why="the killed Epilog to end")
-    assert len(slurm_gpus.locks(NODE)) == 2
-    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
-
-
-def test_a_process_that_cannot_be_killed_keeps_its_locks_past_the_epilog(
-    slurm_gpus: Gpulock,
-) -> None:
-    extra = {**EXTRA, "UnkillableStepTimeout": "2"}
-    by_gpulock(slurm_gpus, extra=extra, order=MORE)
-    slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, TWO)
-    pids = [p for p in slurm.job_processes(job, NODE) if "sleep" in command_of(p)]
-    with frozen("gpulock-lab-frozen", pids):
-        if slurm.release >= WAITS_FOR_ALL:  # neither Epilog nor drain: the job is COMPLETING
-            slurm.scancel(job)
-            slurm.wait_logged(NODE, job, rf"Sent SIGKILL signal to \S*{job}\.batch")
-            assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
-            assert slurm.state(job) == "COMPLETING"
-        cancel_past(slurm_gpus, job, NODE)
-        assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
-        assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
-    slurm.wait_stepless(job)  # its daemon ends with it
-    assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}
 
 
 # --- hooks that a killed slurmd left behind -------------------------------------------------------

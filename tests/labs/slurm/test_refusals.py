@@ -5,24 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 
 import pytest
 
-from tests.labs.slurm.gpulock import CONFIG, Gpulock
+from tests.labs.common.installed import Installed
+from tests.labs.common.node_faults import without_a_card, without_driver
+from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import (
     ALL,
     SHOW_MASK,
     gate_file,
     held,
-    lose_locks,
-    mounted,
     notes,
     occupied,
-    reap,
     script,
-    shut_gate,
     started,
     totals,
     wait_requeued,
@@ -319,111 +316,30 @@ def test_a_job_of_two_types_fails_for_good_and_is_told_why(slurm_gpus: Gpulock, 
 
 
 @contextlib.contextmanager
-def without_driver(gpus: Gpulock) -> Generator[None]:
-    tree = gpus.drivers / NODE / "proc/driver/nvidia"
-    tree.rename(tree.with_name("gone"))
-    try:
-        yield
-    finally:
-        tree.with_name("gone").rename(tree)
-
-
-@contextlib.contextmanager
-def without_map(gpus: Gpulock) -> Generator[None]:
-    gpus.slurm.path_in(NODE, "/var/lib/gpulock/slurm-map").unlink()
+def without_map(gpus: Installed, node: str) -> Generator[None]:
+    gpus.cluster.path_in(node, "/var/lib/gpulock/slurm-map").unlink()
     yield
 
 
-@contextlib.contextmanager
-def with_a_typing_error(gpus: Gpulock) -> Generator[None]:
-    place = gpus.slurm.path_in(NODE, CONFIG)
-    text = place.read_text()
-    place.write_text(f"{text}GATE_TIMEOUT=soon\n")
-    try:
-        yield
-    finally:
-        place.write_text(text)
-
-
-@contextlib.contextmanager
-def with_a_users_lock_dir(gpus: Gpulock) -> Generator[None]:
-    place = str(gpus.slurm.path_in(NODE, "/run/gpulock"))
-    shutil.chown(place, 27012, 27012)
-    try:
-        yield
-    finally:
-        shutil.chown(place, 0, 0)
-
-
-@contextlib.contextmanager
-def with_a_full_lock_dir(gpus: Gpulock) -> Generator[None]:
-    small = ("-t", "tmpfs", "-o", "mode=755,size=64k", "small")
-    with mounted(gpus, NODE, "/run/gpulock", *small):
-        fill = ["dd", "if=/dev/zero", "of=/run/gpulock/fill", "bs=4k"]
-        assert "No space left" in gpus.slurm.run_in(NODE, fill).stderr
-        yield
-
-
-@contextlib.contextmanager
-def with_a_read_only_state_dir(gpus: Gpulock) -> Generator[None]:
-    with mounted(gpus, NODE, "/var/lib/gpulock", "-t", "tmpfs", "-o", "ro", "state"):
-        yield
-
-
-@contextlib.contextmanager
-def with_a_full_state_dir(gpus: Gpulock) -> Generator[None]:
-    """Let it be on a disk of its own, with what it has, and no room for more."""
-    here, copy = "/var/lib/gpulock", str(gpus.slurm.lab / "state-dir")
-    shutil.copytree(gpus.slurm.path_in(NODE, here), copy)
-    try:
-        with mounted(gpus, NODE, here, "-t", "tmpfs", "-o", "mode=755,size=64k", "small"):
-            assert gpus.slurm.run_in(NODE, ["cp", "-a", f"{copy}/.", here]).returncode == 0
-            fill = ["dd", "if=/dev/zero", f"of={here}/fill", "bs=4k"]
-            assert "No space left" in gpus.slurm.run_in(NODE, fill).stderr
-            yield
-    finally:
-        shutil.rmtree(copy)
-
-
-@contextlib.contextmanager
-def without_a_card(gpus: Gpulock) -> Generator[None]:
-    card = max((gpus.drivers / NODE / "proc/driver/nvidia/gpus").iterdir())
-    gone = card.parent.with_name("gone")
-    card.rename(gone)
-    try:
-        yield
-    finally:
-        gone.rename(card)
-
-
-Breaker = Callable[[Gpulock], contextlib.AbstractContextManager[None]]
-BROKEN: Mapping[Breaker, str] = {
-    without_driver: "no NVIDIA driver",
-    without_a_card: "4 GPUs asked for, 3 of 4 work",
-    with_a_users_lock_dir: "LOCK_DIR /run/gpulock has uid 27012",
-    with_a_read_only_state_dir: "Read-only file system",
-}
-BROKEN_BY_SLURM: Mapping[Breaker, str] = {
-    without_driver: "no NVIDIA driver",
-    without_a_card: "the driver shows no GPU for Slurm's",
-    without_map: "slurm-map: ",
-}
-CASES = [
-    *[pytest.param(by_gpulock, *case, id=f"gpulock-{case[0].__name__}") for case in BROKEN.items()],
-    *[
-        pytest.param(by_slurm, *case, id=f"slurm-{case[0].__name__}")
-        for case in BROKEN_BY_SLURM.items()
+@pytest.mark.parametrize(
+    ("breaker", "reason"),
+    [
+        (without_driver, "no NVIDIA driver"),
+        (without_a_card, "the driver shows no GPU for Slurm's"),
+        (without_map, "slurm-map: "),
     ],
-]
-
-
-@pytest.mark.parametrize(("mode", "breaker", "reason"), CASES)
-def test_a_broken_node_is_drained_with_our_reason_and_the_job_waits(
-    slurm_gpus: Gpulock, mode: Mode, breaker: Breaker, reason: str
+)
+def test_a_node_that_is_broken_for_slurms_selection_is_drained_and_runs_jobs_without_gpus(
+    slurm_gpus: Gpulock,
+    breaker: Callable[[Installed, str], contextlib.AbstractContextManager[None]],
+    reason: str,
 ) -> None:
-    mode(slurm_gpus, SOON)
+    by_slurm(slurm_gpus, SOON)
     slurm = slurm_gpus.slurm
-    with breaker(slurm_gpus):
+    with breaker(slurm_gpus, NODE):
+        masked = slurm.submit("slalice", "-w", NODE, script=f"{SHOW_MASK}srun sh -c '{SHOW_MASK}'")
+        assert slurm.wait_settled(masked) == "COMPLETED"
+        assert slurm.said(masked) == "mask=.\nmask=.\n"
         job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:4", script="echo ran\n")
         told = slurm.wait_node(NODE, "DRAIN")
         wait_waits(slurm_gpus, job, "launch_failed_requeued_held")
@@ -431,134 +347,12 @@ def test_a_broken_node_is_drained_with_our_reason_and_the_job_waits(
         assert slurm.said(job) == ""
         assert slurm_gpus.locks(NODE) == {}
         assert notes(slurm_gpus, NODE) == []
-    left = slurm_gpus.slurm.path_in(NODE, "/var/lib/gpulock/runs")
-    assert not left.exists() or list(left.iterdir()) == []
-
-
-@BOTH
-def test_a_full_lock_dir_drains_no_node_and_the_job_waits(slurm_gpus: Gpulock, mode: Mode) -> None:
-    """Users can fill /run where a program gives them a folder there."""
-    mode(slurm_gpus, SOON)
-    slurm = slurm_gpus.slurm
-    with with_a_full_lock_dir(slurm_gpus):
-        job = slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
-        wait_requeued(slurm_gpus, job)
-        assert "ran\n" not in slurm.said(job)
-        assert not slurm.is_out(NODE)
-        assert slurm_gpus.locks(NODE) == {}
-
-
-@BOTH
-def test_settings_that_cannot_be_believed_drain_no_node(slurm_gpus: Gpulock, mode: Mode) -> None:
-    """Pushed to a cluster they drained each node at its next job."""
-    mode(slurm_gpus, SOON)
-    slurm = slurm_gpus.slurm
-    with with_a_typing_error(slurm_gpus):
-        job = slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
-        wait_waits(slurm_gpus, job, "BeginTime")
-        assert "GATE_TIMEOUT must be a number of seconds" in slurm.said(job)
-        assert "ran\n" not in slurm.said(job)
-        assert not slurm.is_out(NODE)
-        assert slurm_gpus.locks(NODE) == {}
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ("GUPS=4", "unknown key 'GUPS'"),
-        ("GUPS", "not KEY=VALUE: 'GUPS': the settings obeyed last stay in force"),
-        ("GATE_TIMEOUT=soon", "the settings obeyed last stay in force"),
-        ("DRIVER_DIR=/opt # kept", "DRIVER_DIR must have no comment behind it"),
-        ("DRIVER_DIR=/opt\0", "DRIVER_DIR must have printable characters only"),
-    ],
-)
-def test_settings_with_a_fault_stop_no_job_where_they_were_obeyed_before(
-    slurm_gpus: Gpulock, mode: Mode, line: str, fault: str
-) -> None:
-    mode(slurm_gpus, SOON)
-    slurm = slurm_gpus.slurm
-    go = gate_file(slurm_gpus, "end")
-    before = started(slurm_gpus, NODE, GPU, script=waiting_for(go))
-    place = slurm.path_in(NODE, CONFIG)
-    place.write_text(f"{place.read_text()}{line}\n")
-
-    after = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
-
-    assert slurm.wait_settled(after) == "COMPLETED"
-    assert slurm.said(after) == "mask=1.\n"
-    assert len(held(slurm_gpus, before, NODE)) == 1
-    go.touch()
-    assert slurm.wait_done(before) == "COMPLETED"
-    slurm_gpus.wait_free()
-    assert not slurm.is_out(NODE)
-    assert fault in slurm_gpus.status(NODE)["settings_faults"][0]
-    doctor = slurm_gpus.command(NODE, "doctor").stdout
-    assert fault in doctor and "correct the file" in doctor
-
-
-@pytest.mark.short
-@BOTH
-def test_a_job_that_met_a_broken_node_runs_once_it_is_repaired(
-    slurm_gpus: Gpulock, mode: Mode
-) -> None:
-    mode(slurm_gpus, SOON)
-    slurm = slurm_gpus.slurm
-    with without_driver(slurm_gpus):
-        job = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
-        slurm.wait_node(NODE, "DRAIN")
-        wait_requeued(slurm_gpus, job)
-    slurm.hear_out(NODE)
-    slurm.resume_node(NODE)
-    slurm.scontrol("release", str(job))
-    slurm.begin(job)
-    assert slurm.wait_settled(job) == "COMPLETED"
-    assert slurm.said(job) == "mask=0.\n"
-
-
-@pytest.mark.parametrize(
-    ("mode", "breaker"),
-    [
-        (by_gpulock, without_driver),
-        (by_slurm, without_map),
-        (by_gpulock, with_a_users_lock_dir),
-        (by_gpulock, with_a_full_lock_dir),
-        (by_gpulock, with_a_read_only_state_dir),
-    ],
-)
-def test_a_job_without_gpus_runs_masked_on_a_broken_node(
-    slurm_gpus: Gpulock, mode: Mode, breaker: Breaker
-) -> None:
-    mode(slurm_gpus, SOON)
-    slurm = slurm_gpus.slurm
-    with breaker(slurm_gpus):
-        job = slurm.submit("slalice", "-w", NODE, script=f"{SHOW_MASK}srun sh -c '{SHOW_MASK}'\n")
-        assert slurm.wait_settled(job) == "COMPLETED"
-        assert slurm.said(job) == "mask=.\nmask=.\n"
-        assert not slurm.is_out(NODE)
-
-
-@BOTH
-def test_a_full_state_dir_fails_no_job_and_drains_no_node(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus, SOON)
-    slurm = slurm_gpus.slurm
-    first = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
-    assert slurm.wait_done(first) == "COMPLETED"
-    with with_a_full_state_dir(slurm_gpus):
-        for _ in range(2):
-            job = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
-            assert slurm.wait_settled(job) == "COMPLETED"
-            assert slurm.said(job) == "mask=0.\n"
-        assert not slurm.is_out(NODE)
-        state = ["ls", "/var/lib/gpulock"]
-        assert "runs.partial" in slurm.run_in(NODE, state).stdout.split()
-    assert slurm_gpus.locks(NODE) == {}
 
 
 @BOTH
 def test_a_site_may_have_a_broken_node_requeue(slurm_gpus: Gpulock, mode: Mode) -> None:
     mode(slurm_gpus, {**SOON, "ON_BROKEN": "requeue"})
-    with without_driver(slurm_gpus):
+    with without_driver(slurm_gpus, NODE):
         job = slurm_gpus.slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
         said = busy(slurm_gpus, job)
     assert said.startswith(f"gpulock: job {job}: broken: no NVIDIA driver")
@@ -568,7 +362,7 @@ def test_a_site_may_have_a_broken_node_requeue(slurm_gpus: Gpulock, mode: Mode) 
 def test_srun_on_a_broken_node_is_told_why(slurm_gpus: Gpulock, mode: Mode) -> None:
     mode(slurm_gpus, SOON)
     slurm = slurm_gpus.slurm
-    with without_driver(slurm_gpus):
+    with without_driver(slurm_gpus, NODE):
         done = slurm.srun("slalice", "-w", NODE, GPU, "echo", "ran")
     assert done.returncode != 0 and "ran" not in done.stdout
     assert "broken: no NVIDIA driver" in done.stderr
@@ -630,44 +424,3 @@ def test_a_silent_slurmctld_requeues_and_is_no_fault_of_the_node(slurm_gpus: Gpu
         job = slurm_gpus.slurm.submit(user, *words, script="echo ran\n")
         said = busy(slurm_gpus, job)
         assert "unknown: squeue says ''" in said and "ran\n" not in said
-
-
-@BOTH
-def test_unknown_for_three_jobs_of_two_owners_is_a_broken_node(
-    slurm_gpus: Gpulock, mode: Mode
-) -> None:
-    mode(slurm_gpus, SOON)
-    slurm = slurm_gpus.slurm
-    first = slurm.submit("slalice", "-w", NODE, GPU)
-    slurm.wait_done(first)
-    lose_locks(slurm_gpus, NODE)
-    for _ in range(3):
-        job = slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
-        assert "unknown: the locks of this boot were lost" in busy(slurm_gpus, job)
-    last = slurm.submit("slbob", "-w", NODE, GPU, script="echo ran\n")
-    told = slurm.wait_node(NODE, "DRAIN")
-    assert told.startswith(f"gpulock: job {last}: broken: the locks of this boot were lost ")
-    assert "(for several jobs in a row)" in told
-    wait_waits(slurm_gpus, last, "launch_failed_requeued_held")
-    counted = totals(slurm_gpus, NODE)
-    assert (counted["claims_unknown"], counted["claims_broken"]) == ("3", "1")
-
-
-@BOTH
-def test_a_gate_that_stays_shut_requeues_and_a_job_that_ends_meanwhile_is_freed_later(
-    slurm_gpus: Gpulock, mode: Mode
-) -> None:
-    mode(slurm_gpus, {**SOON, "GATE_TIMEOUT": "1"})
-    slurm = slurm_gpus.slurm
-    ending = started(slurm_gpus, NODE, GPU)
-    with shut_gate(slurm_gpus, NODE):
-        slurm.scancel(ending)
-        job = slurm.submit("slbob", "-w", NODE, "--gres=gpu:3", script=SHOW_MASK)
-        said = busy(slurm_gpus, job)
-        assert "unknown: timed out on the lock /run/gpulock/gate" in said
-        slurm.wait_done(ending)
-        slurm.wait_stepless(ending)
-        assert held(slurm_gpus, ending, NODE) == ["0"]
-    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")]
-    slurm.begin(job)
-    assert slurm.wait_done(job) == "COMPLETED"

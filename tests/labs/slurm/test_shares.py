@@ -7,26 +7,16 @@ own: beside gres/gpu, or alone. The lines are those of docs/slurm.md.
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 
 from gpulock.install.slurm.counted import parse_counted_types
 from gpulock.node.devices import SHARE
-from tests.labs.common.contention import (
-    CONTENDERS,
-    contender_script,
-    find_cards_had_both_ways,
-    prepare_log,
-    replay,
-)
 from tests.labs.common.installed import driver_settings
 from tests.labs.common.processes import end
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import (
     SHOW_MASK,
     SLEEP,
-    SOAK,
     kill_steps,
     reap,
     started,
@@ -34,14 +24,11 @@ from tests.labs.slurm.jobs import (
 )
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, by_gpulock, settings, wait_said
-from tests.support.wait import LabError, wait_until
 
 pytestmark = pytest.mark.lab
 CARDS = 4
 PLACES = 4
 ONE, TWO = f"3:{PLACES}", f"2:{PLACES} 3:{PLACES}"  # SHARES: the cards that have places
-LATER = "BeginTime"  # why a job waits that was sent back
-COUNT = 250 if SOAK else 10  # short jobs of each user
 SHOW = f"echo share=${{GPULOCK_SHARE-none}}.\n{SHOW_MASK}"
 
 
@@ -72,30 +59,10 @@ def share_job(gpus: Gpulock, user: str = "slalice", count: int = 1) -> JobId:
     return gpus.slurm.submit(user, *words, script=SHOW + SLEEP)
 
 
-def end_all(gpus: Gpulock) -> None:
-    """Wait until the queue is empty; a job that was sent back starts again soon."""
-    slurm = gpus.slurm
-    begun: set[tuple[str, ...]] = set()  # each run of a job once
-
-    def over() -> bool:
-        shown = slurm.queue("-h", "-t", "PD", "-O", "JobID,RestartCnt,Reason") or ""
-        lines = (line.split(None, 2) for line in shown.splitlines())
-        runs = [(job, run) for job, run, why in lines if why.strip() == LATER]
-        for run in [run for run in runs if run not in begun]:
-            begun.add(run)
-            with contextlib.suppress(LabError):  # it has started meanwhile
-                slurm.scontrol("update", f"jobid={run[0]}", "starttime=now+2")
-        return slurm.queue("-h", "--all") == ""
-
-    wait_until(over, why="the queue to be empty")
-
-
-@pytest.mark.parametrize("gres", ["count", "gpulock"])
 def test_three_shares_are_on_one_card_and_the_end_of_one_disturbs_no_neighbour(
-    slurm_gpus: Gpulock, gres: str
+    slurm_gpus: Gpulock,
 ) -> None:
-    cards = {"v100": CARDS} if gres == "count" else {}  # else they are gres/gpu
-    sharing(slurm_gpus, TWO, gres, **cards, share=2 * PLACES)
+    sharing(slurm_gpus, TWO, "gpulock", share=2 * PLACES)  # whole cards are gres/gpu
     slurm = slurm_gpus.slurm
     jobs = [share_job(slurm_gpus) for _ in range(3)]
     told = {" ".join(wait_said(slurm_gpus, job, "mask=").split()) for job in jobs}
@@ -109,11 +76,10 @@ def test_three_shares_are_on_one_card_and_the_end_of_one_disturbs_no_neighbour(
     slurm.wait_done(jobs[1])
     reap(slurm_gpus, NODE)
     assert list(slurm_gpus.locks(NODE)) == [three]
-    word = "gpux:v100" if cards else "gpu"
-    other = started(slurm_gpus, NODE, f"--gres={word}:3")
+    other = started(slurm_gpus, NODE, "--gres=gpu:3")
     assert len(places(slurm_gpus, other)) == 3
     assert card(three) not in places(slurm_gpus, other)
-    both = slurm.submit("slalice", "-w", NODE, f"--gres={word}:1,gpux:share:1", script="echo ran\n")
+    both = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1,gpux:share:1", script="echo ran\n")
     assert slurm.wait_settled(both) == "FAILED"
     assert "a share and other GPUs are asked for in one job" in slurm.said(both)
     assert not slurm.is_out(NODE)
@@ -179,34 +145,3 @@ def test_models_and_instances_are_granted_by_type(slurm_gpus: Gpulock) -> None:
     assert profiles[instance] == "3g.40gb"
     kinds = [profiles.get(name, "card") for name in places(slurm_gpus, both)]
     assert sorted(kinds) == ["3g.40gb", "card"]
-
-
-@pytest.mark.timeout(1200)
-def test_sixty_four_jobs_contend_for_places_and_cards(slurm_gpus: Gpulock) -> None:
-    sharing(slurm_gpus, TWO, v100=CARDS, share=2 * PLACES)
-    configure(slurm_gpus, SHARES=TWO, SLURM_WAIT="5")  # else most are sent back, and wait longer
-    slurm = slurm_gpus.slurm
-    log = prepare_log(slurm.lab / "contention")
-    each = f"--array=1-{CONTENDERS // 4}"
-    for user in ("slalice", "slbob"):
-        for gres in ("gpux:share:1", "gpux:v100:1"):
-            slurm.submit(user, "-w", NODE, f"--gres={gres}", each, script=contender_script(log))
-    end_all(slurm_gpus)
-    lines = log.read_text().splitlines()
-    assert replay(lines, PLACES) == (CONTENDERS, "")
-    assert find_cards_had_both_ways(lines), "no whole job ever had a card that others shared"
-    assert slurm_gpus.locks(NODE) == {}
-    assert not slurm.is_out(NODE)
-
-
-def test_many_short_share_jobs_leave_nothing(slurm_gpus: Gpulock) -> None:
-    sharing(slurm_gpus, TWO, v100=CARDS, share=2 * PLACES)
-    configure(slurm_gpus, SHARES=TWO, SLURM_WAIT="5")
-    words = ("-w", NODE, "--gres=gpux:share:1", f"--array=1-{COUNT}")
-    log = prepare_log(slurm_gpus.slurm.lab / "contention")
-    for user in ("slalice", "slbob"):
-        slurm_gpus.slurm.submit(user, *words, script=contender_script(log))
-    end_all(slurm_gpus)
-    assert replay(log.read_text().splitlines(), PLACES) == (2 * COUNT, "")
-    assert slurm_gpus.locks(NODE) == {}
-    assert not slurm_gpus.slurm.is_out(NODE)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node of a real Slurm, for the scenarios of both schedulers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, ClassVar, Final
+
+from tests.labs.both.site import ConfinedNode, Site
+from tests.labs.slurm import jobs, modes
+from tests.labs.slurm.confined import confined_site
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.hooks import Stops, leak, stops
+from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.modes import EXTRA, MORE, NODE, by_gpulock, by_slurm
+from tests.support.wait import LabError, wait_until
+
+LATER: Final = "BeginTime"  # why a job waits that was sent back
+
+
+class SlurmSite(Site):
+    """A compute node; by either selection of devices, whose Slurm stays as it is for all tests."""
+
+    node = NODE
+    count = 4
+    alice, bob = "slalice", "slbob"
+
+    records_claims: ClassVar[bool] = True
+    runs: ClassVar[str] = "step daemon"
+    left: ClassVar[str] = "process "
+    released: ClassVar[str] = "released by its epilog"
+    settled: ClassVar[str] = "released by its job, whose processes are gone"
+    leaked: ClassVar[str] = "slurmctld says CANCELLED"
+
+    def __init__(self, gpus: Gpulock, *, is_selected_by_slurm: bool = False) -> None:
+        self.gpus: Gpulock = gpus
+        self.slurm = gpus.slurm
+        self.hooks: Stops = stops(gpus)
+        self._selection = "slurm" if is_selected_by_slurm else "gpulock"
+        self._whole = "gpu"  # a whole card, as jobs ask for it
+
+    def prepare(self) -> None:
+        if self._selection == "slurm":
+            by_slurm(self.gpus, hooks=self.hooks.hooks, extra=EXTRA)
+        else:
+            by_gpulock(self.gpus, hooks=self.hooks.hooks, extra=EXTRA, order=MORE)
+
+    # --- jobs -----------------------------------------------------------------------------------
+
+    def submit(self, gpus: int, script: str, *, user: str = "") -> int:
+        return self._submit(gpus, script, user)
+
+    def submit_many(self, tasks: int, gpus: int, script: str, *, user: str = "") -> int:
+        return self._submit(gpus, script, user, f"--array=1-{tasks}")
+
+    def submit_share(self, places: int, script: str, *, user: str = "", tasks: int = 0) -> int:
+        many = (f"--array=1-{tasks}",) if tasks else ()
+        return self._submit(0, script, user, f"--gres=gpux:share:{places}", *many)
+
+    def _submit(self, gpus: int, script: str, user: str, *more: str) -> int:
+        asked = (f"--gres={self._whole}:{gpus}",) if gpus else ()
+        words = ("-w", NODE, "--requeue", *asked, *more)
+        return self.slurm.submit(user or self.alice, *words, script=script)
+
+    def wait_running(self, job: int) -> None:
+        self.slurm.wait_running(JobId(job))
+        wait_until(lambda: len(self.slurm.steps(JobId(job), NODE)) >= 2, why="its two steps")
+
+    def wait_over(self, job: int) -> None:
+        self.slurm.wait_settled(JobId(job))
+
+    def is_empty(self) -> bool:
+        return self.slurm.queue("-h", "--all") == ""
+
+    def wait_empty(self, meanwhile: Callable[[], object] = int) -> None:
+        begun: set[tuple[str, ...]] = set()  # each run of a job once
+
+        def over() -> bool:
+            """Start what was sent back, and would wait two minutes; return whether all are over."""
+            meanwhile()
+            shown = self.slurm.queue("-h", "-t", "PD", "-O", "JobID,RestartCnt,Reason") or ""
+            lines = (line.split(None, 2) for line in shown.splitlines())
+            for job, run in [(job, run) for job, run, why in lines if why.strip() == LATER]:
+                if (job, run) not in begun:
+                    begun.add((job, run))
+                    with contextlib.suppress(LabError):  # it has started meanwhile
+                        self.slurm.scontrol("update", f"jobid={job}", "starttime=now+2")
+            return self.is_empty()
+
+        wait_until(over, why="the queue to be empty")
+
+    def cancel(self, job: int) -> None:
+        self.slurm.scancel(JobId(job))
+
+    def tasks(self, job: int) -> list[int]:
+        tasks = self.slurm.tasks(JobId(job)).items()
+        return [task for task, number in sorted(tasks) if self.slurm.state(number) == "RUNNING"]
+
+    def held_by_task(self, job: int, task: int) -> list[str]:
+        return self.held(self.slurm.tasks(JobId(job))[task])
+
+    def said(self, job: int) -> str:
+        return self.slurm.said(JobId(job))
+
+    def processes(self, job: int) -> list[int]:
+        return self.slurm.job_processes(JobId(job), NODE)
+
+    def kill_supervisors(self, job: int) -> None:
+        jobs.kill_steps(self.gpus, JobId(job), NODE)
+
+    def conclude(self, job: int) -> None:
+        self.cancel(job)  # its Epilog runs
+        self.wait_over(job)
+
+    def leak(self, job: int) -> None:
+        leak(self.hooks, NODE, JobId(job))
+
+    # --- refusals -------------------------------------------------------------------------------
+
+    def wait_sent_back(self, job: int) -> str:
+        jobs.wait_requeued(self.gpus, JobId(job))
+        return self.said(job)
+
+    def begin(self, job: int) -> None:
+        self.slurm.begin(JobId(job))
+
+    def begin_held(self, job: int) -> None:
+        self.slurm.scontrol("release", str(job))
+        self.begin(job)
+
+    def believing(self) -> contextlib.AbstractContextManager[None]:
+        return jobs.impatient(self.gpus, NODE)  # the Slurm of a test believes so all the time
+
+    def wait_stopped(self, job: int) -> str:
+        why = self.slurm.wait_node(NODE, "DRAIN")
+        jobs.wait_requeued(self.gpus, JobId(job))
+        return why
+
+    def in_service(self) -> bool:
+        return not self.slurm.is_out(NODE)
+
+    def put_in_service(self) -> None:
+        self.slurm.hear_out(NODE)
+        self.slurm.resume_node(NODE)
+
+    # --- daemons --------------------------------------------------------------------------------
+
+    def stop_daemon(self) -> None:
+        self.slurm.stop_slurmd(NODE, kill=True)
+
+    def start_daemon(self) -> None:
+        self.slurm.start_slurmd(NODE)
+
+    @contextlib.contextmanager
+    def controller_away(self) -> Generator[None]:
+        self.slurm.stop_slurmctld()
+        try:
+            yield
+        finally:
+            if self.slurm.slurmd_pid(NODE):
+                self.slurm.bring_back_slurmctld()
+            else:
+                self.slurm.start_slurmctld()
+
+    def reboot(self, job: int) -> None:
+        self.stop_daemon()
+        self.kill(job)
+
+    def come_back(self, job: int) -> None:
+        self.slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=reboot")
+        self.cancel(job)  # else it starts by itself, as soon as its node is back
+        self.slurm.wait_done(JobId(job))
+        self.slurm.start_slurmd(NODE, wipe=True)
+        wait_until(self.in_service, why="the node to be back")
+
+    # --- gpulock --------------------------------------------------------------------------------
+
+    def configure(self, **changes: str) -> None:
+        keys = {"SLURM_DEVICE_SELECTION": self._selection, **changes}
+        self.gpus.configure(NODE, **modes.settings(self.gpus, **keys))
+
+    @contextlib.contextmanager
+    def shared(self, cards: Sequence[int]) -> Generator[None]:
+        by_gpulock(self.gpus, gres="count", counts=_counts(cards))
+        self.configure(**_share_keys(cards))
+        self._whole = "gpux:v100"
+        yield
+
+    @contextlib.contextmanager
+    def confined(self, cards: Sequence[int] = ()) -> Generator[ConfinedNode]:
+        counted: dict[str, Any] = {"gres": "count", "counts": _counts(cards)} if cards else {}
+        with confined_site(self.gpus, **counted) as node:
+            if cards:
+                node.configure(**_share_keys(cards))
+                self._whole = "gpux:v100"
+            yield node
+
+
+def _counts(cards: Sequence[int]) -> dict[str, int]:
+    return {"v100": SlurmSite.count, "share": 4 * len(cards)}
+
+
+def _share_keys(cards: Sequence[int]) -> dict[str, str]:
+    shares = " ".join(f"{card}:4" for card in cards)
+    # SLURM_WAIT: else most of many are sent back, and wait longer
+    return {
+        "SLURM_COUNT": "slurmctld",
+        "SLURM_GRES": "gpu gpux",
+        "SHARES": shares,
+        "SLURM_WAIT": "5",
+    }

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The crash matrix with gpulockd running: freed at once, never too soon.
+
+Each way in which a job ends without an epilog. What is freed is held against a witness of its
+own, and is in the log with its proof and in the history once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.labs.both.site import DAEMONISES, SLEEP, Site
+from tests.labs.common.installed import SOAK, empty
+from tests.labs.common.processes import end
+from tests.labs.daemon.daemon_lab import (
+    CONTAINED,
+    WITHOUT_PERIOD,
+    WITHOUT_PTRACE,
+    Daemon,
+    assert_freed,
+    assert_held,
+    assert_over,
+    assert_over_by_boot,
+    daemon_on,
+    restless,
+)
+from tests.labs.daemon.daemon_witness import Claim, Witness
+from tests.labs.slurm.journal import Journal, doubles
+from tests.support.wait import let_work, wait_until
+
+pytestmark = pytest.mark.lab
+NUMBER = 200 if SOAK else 20
+
+
+def begun(site: Site, daemon: Daemon, gpus: int = 2, script: str = SLEEP) -> tuple[int, Claim]:
+    """Start a job; return it with its claim once gpulockd has seen its processes."""
+    job = site.start(gpus, script)
+    daemon.goes_round()
+    return job, daemon.claim(job)
+
+
+# --- what runs without its supervisors ------------------------------------------------------------
+
+
+def test_what_killed_supervisors_left_keeps_the_devices_until_its_last_process_is_gone(
+    site: Site, daemon: Daemon
+) -> None:
+    job, claim = begun(site, daemon, script=DAEMONISES)
+    pids = site.sleepers(job, 2)
+    with Witness(claim, pids) as witness:
+        site.kill_supervisors(job)
+        assert_held(daemon, claim, site.left)
+        site.conclude(job)
+        for pid in pids:
+            assert_held(daemon, claim, site.released)
+            end([pid])
+        witness.never_free_too_soon(assert_freed(daemon, claim, site.settled))
+
+
+def test_a_device_that_the_owner_has_open_elsewhere_is_freed_when_it_closes(
+    site: Site, daemon: Daemon
+) -> None:
+    """A process that left the job: its lock alone stays, and no claim gets the device."""
+    job, claim = begun(site, daemon)
+    minor = site.gpus.locks(site.node)[claim.devices[1]].minor
+    device = site.gpus.drivers / site.node / "dev" / f"nvidia{minor}"
+    with stranger_with(device, site.gpus.cluster.users[site.alice].uid) as stranger:
+        site.leak(job)
+        with Witness(Claim(claim.folder, claim.token, claim.devices[1:]), [stranger.pid]) as seen:
+            for _ in range(2):
+                daemon.goes_round()
+                assert claim.locked() == claim.devices[1:], daemon.said()
+            assert f"but process {stranger.pid} has " in daemon.said()
+            assert daemon.history() == []
+            stranger.kill()
+            stranger.wait()
+            daemon.goes_round()
+            assert claim.locked() == (), daemon.said()
+            seen.never_free_too_soon(assert_over(daemon, claim, site.leaked))
+
+
+@contextlib.contextmanager
+def stranger_with(device: Path, uid: int) -> Generator[subprocess.Popen[bytes]]:
+    """Let a user's process of no job have a file open."""
+    with device.open() as stdin:
+        stranger = subprocess.Popen(["sleep", "600"], stdin=stdin, user=uid)
+    try:
+        yield stranger
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_the_end_of_a_job_wakes_gpulockd(site: Site) -> None:
+    with daemon_on(site.gpus, site.node, program=WITHOUT_PERIOD) as daemon:
+        job, _ = begun(site, daemon)
+        site.leak(job)
+        daemon.frees(lambda: site.held(job))
+
+
+# --- the node, or its LOCK_DIR, is lost -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["LOCK_DIR kept", "LOCK_DIR wiped"])
+def test_after_a_reboot_the_first_round_frees_what_was_held_before(
+    site: Site, daemon: Daemon, kept: bool
+) -> None:
+    job, claim = begun(site, daemon, site.count)
+    daemon.crash()
+    site.reboot(job)
+    if not kept:
+        site.lose_locks()
+    with site.other_boot():
+        daemon.restart()
+        assert claim.locked() == ()
+        assert_over_by_boot(daemon, claim, kept)
+        site.come_back(job)
+        later = site.start(site.count, user=site.bob)
+        assert_held(daemon, daemon.claim(later), site.runs)
+        site.end(later)
+        daemon.goes_round()
+        told = [(line["job_id"], line["how"]) for line in daemon.history()]
+        assert told == [(str(job), "reap"), (str(later), "epilog")]
+
+
+def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
+    site: Site, daemon: Daemon
+) -> None:
+    job, claim = begun(site, daemon)
+    ended, gone = begun(site, daemon)
+    with daemon.stopped():  # else it would put them back while they are being removed
+        site.lose_locks()
+    wait_until(lambda: len(site.locks()) == 4, why="all locks")
+    assert (claim.locked(), gone.locked()) == (claim.devices, gone.devices)
+    daemon.crash()
+    site.lose_locks()
+    site.leak(ended)
+    daemon.restart()
+    assert (claim.locked(), gone.locked()) == (claim.devices, ())
+    assert [line["job_id"] for line in daemon.history()] == [str(ended)]
+    assert f"restored {' '.join(claim.devices)} of job {job}" in daemon.said()
+    with Witness(claim, site.processes(job)) as witness:
+        site.leak(job)
+        witness.never_free_too_soon(assert_freed(daemon, claim, site.leaked))
+
+
+def test_locks_that_somebody_removes_are_granted_to_nobody_and_put_back(site: Site) -> None:
+    jobs = [site.start(1), site.start(1)]
+    held = {job: site.held(job) for job in jobs}
+    locks = site.gpus.cluster.path_in(site.node, "/run/gpulock/locks")
+
+    shutil.rmtree(locks)  # by an administrator who clears stuck locks, without gpulockd
+    refused = site.submit(2, "echo ran\n", user=site.bob)
+    assert "the locks were lost" in site.wait_sent_back(refused)
+    assert site.in_service()
+    assert sorted(site.reap().adopted) == sorted(map(str, jobs))
+    assert {job: site.held(job) for job in jobs} == held
+    site.end(refused)
+
+    shutil.rmtree(locks / held[jobs[0]][0])
+    with daemon_on(site.gpus, site.node) as daemon:
+        daemon.goes_round()
+        assert {job: site.held(job) for job in jobs} == held
+        empty(locks)
+        wait_until(lambda: len(site.locks()) == 2, why="all locks")
+        assert {job: site.held(job) for job in jobs} == held
+        assert f"restored {held[jobs[0]][0]} of job {jobs[0]}" in daemon.said()
+        more = site.start(2, user=site.bob)
+        assert not {*site.held(more)} & {*held[jobs[0]], *held[jobs[1]]}
+        site.end(*jobs, more)
+        daemon.goes_round()
+        assert site.locks() == {}
+        told = sorted(line["job_id"] for line in daemon.history())
+        assert told == sorted(map(str, (*jobs, more)))
+
+
+# --- who only looks dead --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("around", "why"),
+    [(WITHOUT_PTRACE, "cannot be seen"), (CONTAINED, "claimed in pid:")],
+    ids=["without CAP_SYS_PTRACE", "in another pid namespace"],
+)
+def test_a_gpulockd_that_cannot_see_frees_nothing_and_the_next_one_does(
+    site: Site, around: tuple[str, ...], why: str
+) -> None:
+    with daemon_on(site.gpus, site.node, *around) as blind:
+        job, claim = begun(site, blind)
+        site.leak(job)
+        assert_held(blind, claim, why, "unknown")
+        assert blind.freed() == []
+    with daemon_on(site.gpus, site.node) as daemon:
+        assert_over(daemon, claim, site.leaked)
+
+
+def test_daemons_of_the_scheduler_that_come_and_go_take_no_device_away(
+    site: Site, daemon: Daemon
+) -> None:
+    job, claim = begun(site, daemon)
+    with Witness(claim, site.processes(job)) as witness:
+        site.stop_daemon()
+        assert_held(daemon, claim, site.runs)
+        with site.controller_away():
+            assert_held(daemon, claim, site.runs)
+        site.start_daemon()
+        assert_held(daemon, claim, site.runs)
+        assert (witness.order, daemon.freed()) == ([], [])
+
+
+# --- gpulockd itself ------------------------------------------------------------------------------
+
+
+def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothing_twice(
+    site: Site, daemon: Daemon
+) -> None:
+    times = random.Random(5)
+    stays, kept = begun(site, daemon, 1)
+    ends, claim = begun(site, daemon, 1)
+    deleted, given_back = begun(site, daemon, 1)
+    number = 200 if SOAK else 8
+    with (
+        Witness(claim, site.processes(ends)) as witness,
+        Witness(kept, site.processes(stays)) as other,
+    ):
+        for count in range(number):
+            daemon.crash()
+            if count == number // 2:
+                assert claim.locked() == claim.devices
+                site.leak(ends)
+                site.cancel(deleted)
+            daemon.launch()
+            let_work(times.uniform(0.1, 0.4))
+        daemon.crash()
+        site.wait_over(deleted)
+        daemon.restart()
+        assert_held(daemon, kept, site.runs)
+        lines = {line["token"]: line for line in daemon.history()}
+        assert len(daemon.history()) == len(lines) == 2
+        assert lines[given_back.token]["how"] == "epilog"
+        assert lines[claim.token]["how"] == "reap"
+        witness.never_free_too_soon(lines[claim.token])
+        assert other.order == []
+
+
+def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(site: Site) -> None:
+    site.configure(SLURM_WAIT="50")
+    journal = Journal(site.gpus.cluster.lab / "journal")
+    journal.clear()
+    script = f"{site.names_itself}{journal.around('sleep 0.$((RANDOM % 4))')}"
+    with daemon_on(site.gpus, site.node) as daemon, restless(daemon) as rounds:
+        for user in (site.alice, site.bob):
+            for gpus in (1, 2):
+                site.submit_many(NUMBER // 4, gpus, script, user=user)
+        site.wait_empty()
+        site.gpus.wait_free()  # what an epilog left draining is freed as well
+        wait_until(lambda: len(daemon.history()) >= NUMBER or None, why="their history")
+    assert len(rounds) > NUMBER
+    holds = journal.holds()
+    assert len(holds) == NUMBER
+    assert doubles(holds) == []
+    assert {len(hold.devices) for hold in holds} == {1, 2}
+    assert len({name for hold in holds for name in hold.devices}) >= 4
+    lines = daemon.history()
+    ran = {(line["job_id"], line["task_id"]) for line in lines}
+    assert len(lines) == len(ran) == len({line["token"] for line in lines}) == NUMBER
+    assert {line["how"] for line in lines} <= {"epilog", "reap", "claim"}
+    reaped = {line["proof"] for line in lines if line["how"] != "epilog"}
+    assert reaped <= {"released by its job, whose processes are gone"}
+    assert site.in_service()

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However a job or its supervisors end, without gpulockd: no lock leaks, none is freed too soon."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.labs.both.conftest import EVERY
+from tests.labs.both.site import DAEMONISES, SLEEP, Site
+from tests.labs.common.installed import SOAK
+from tests.labs.common.processes import end
+from tests.labs.slurm.journal import Journal, doubles
+
+pytestmark = pytest.mark.lab
+NUMBER = 200 if SOAK else 20
+STOPS, STAYS = "kill -STOP $$\n", "trap '' TERM\nexec sleep 600\n"
+
+
+@pytest.mark.short
+@EVERY
+def test_jobs_that_are_ended_or_fail_give_back_at_once(site: Site) -> None:
+    jobs = [site.start(1, script) for script in (SLEEP, STOPS, STAYS)]
+    assert sorted(map(len, map(site.held, jobs))) == [1, 1, 1]
+    assert len(site.locks()) == 3
+    site.end(*jobs)
+    assert site.locks() == {}
+    site.wait_over(site.submit(2, "exit 7\n"))
+    assert site.locks() == {}
+    assert site.in_service()
+
+
+@pytest.mark.parametrize("how", ["reap", "claim"])
+def test_a_job_without_supervisors_keeps_its_locks_as_long_as_anything_of_it_lives(
+    site: Site, how: str
+) -> None:
+    job = site.start(2, DAEMONISES)
+    alive = site.sleepers(job, 2)
+    site.kill_supervisors(job)
+    assert site.reap().acts() == [("held", "alive")] * 2
+    free = f"{site.count - 2} of {site.count} free"
+    assert free in site.refused(site.count)  # nor does a claim that is short free them
+    site.conclude(job)
+    end(alive[:1])
+    assert site.reap().acts() == [("held", "alive")] * 2
+    assert free in site.refused(site.count)
+    end(alive[1:])
+    if how == "reap":
+        assert site.reap().acts() == [("freed", "dead")] * 2
+        assert site.locks() == {}
+    else:
+        assert len(site.held(site.start(site.count, user=site.bob))) == site.count
+
+
+@EVERY
+def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile(
+    site: Site,
+) -> None:
+    job = site.start(2)
+    text = site.settings_file.read_text()
+    site.settings_file.write_text("nonsense\n")
+    (site.state_dir / "settings.obeyed").unlink()
+    site.end(job)
+    assert site.in_service()
+    assert len(site.held(job)) == 2
+    site.settings_file.write_text(text)
+    assert site.reap().acts() == [("freed", "dead")] * 2
+
+
+@EVERY
+def test_many_hooks_at_once_never_free_each_others_fresh_locks(site: Site) -> None:
+    site.configure(SLURM_WAIT="50")
+    journal = Journal(site.gpus.cluster.lab / "journal")
+    journal.clear()
+    script = f"{site.names_itself}{journal.around('sleep 0.$((RANDOM % 4))')}"
+    for user in (site.alice, site.bob):
+        for gpus in (1, 2):
+            site.submit_many(NUMBER // 4, gpus, script, user=user)
+    rounds: list[set[str]] = []
+
+    def reap() -> None:
+        outcomes = site.reap().outcomes.values()
+        rounds.append({why for act, _, why in outcomes if act == "freed"})
+
+    site.wait_empty(reap)  # a reconcile at work at the same time frees none either
+    assert len(rounds) > 2
+    assert set[str]().union(*rounds) <= {"released by its job, whose processes are gone"}
+    holds = journal.holds()
+    assert len(holds) == NUMBER
+    assert doubles(holds) == []
+    assert {len(hold.devices) for hold in holds} == {1, 2}
+    # where processes come and go all the time an epilog may leave a lock to the next reconcile
+    assert all(one.draining for one in site.gpus.locks(site.node).values())
+    site.reap()
+    assert site.locks() == {}
+    assert site.in_service()

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job is told at its end, against what its GPUs were made to do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import pytest
+
+from tests.labs.both.site import Site
+from tests.labs.common.report_node import GIB, WATTS, observed
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.lab
+SECONDS: Final = 12
+
+
+def the_claim(site: Site, job: int) -> dict[str, Any]:
+    """Return the only claim that a report tells of."""
+    (found,) = json.loads(site.command("report", str(job), "--json"))["claims"]
+    claim: dict[str, Any] = found
+    return claim
+
+
+def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(site: Site) -> None:
+    folder = site.gpus.cluster.lab / "report" / site.node
+    with observed(site.gpus, site.node, folder, site.configure) as nvml:
+        job = site.submit(2, f"sleep {SECONDS}\n")
+        site.wait_over(job)
+        printed = site.wait_said(job, f"Job {job} of {site.alice}")
+        (row,) = [line for line in printed.splitlines() if line.split()[:1] == ["0"]][:1]
+        assert abs(int(row.split()[2]) - 75) <= 8, row
+        assert "GPU 1" not in printed, "twelve seconds are too short for advice"
+
+        before = the_claim(site, job)
+        site.command("reap")
+        history = (site.state_dir / "history/history.jsonl").read_text()
+        assert history.count("\n") == 1
+        after = the_claim(site, job)
+        assert before["devices"] == after["devices"]
+        first, second = after["devices"]
+        held = first["held_seconds"]
+        assert held >= SECONDS - 1
+        assert held == pytest.approx(after["released_at"] - after["claimed_at"], abs=1)
+        assert first["observed_seconds"] >= 0.8 * held
+        assert first["utilization"] == pytest.approx(0.75, abs=0.06)
+        assert (second["utilization"], second["last_busy"]) == (0.0, None)
+        assert first["memory_peak_bytes"] == pytest.approx(3 * GIB, rel=0.01)
+        assert first["energy_joules"] == pytest.approx(WATTS * first["observed_seconds"], rel=0.15)
+        assert (after["how"], after["user"], after["node"]) == ("epilog", site.alice, site.node)
+        use = after["shapes"][first["id"]]["use"]
+        assert sum(700 <= (one or 0) <= 800 for one in use) >= len(use) / 2
+        nvml.reset()
+    shared = folder.parent / "shared"
+    filed = wait_until(
+        lambda: list(shared.glob(f"{job}.*.json")) or None, why="the report to be filed"
+    )
+    assert filed[0].stat().st_uid == site.gpus.cluster.users[site.alice].uid
+    assert json.loads(filed[0].read_text())["token"] == after["token"]
+    hours = site.command("history", "--by", "user", "--csv").splitlines()[1].split(",")
+    assert hours[:2] == [site.alice, "1"]
+    assert float(hours[2]) == pytest.approx(2 * held, abs=1)

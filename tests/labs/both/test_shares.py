@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares: several jobs on a card, and never more than it has places."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from gpulock.node.devices import SHARE
+from tests.labs.both.site import SLEEP, Site
+from tests.labs.common.contention import (
+    CONTENDERS,
+    contender_script,
+    find_cards_had_both_ways,
+    prepare_log,
+    replay,
+)
+from tests.labs.common.installed import SOAK
+
+pytestmark = pytest.mark.lab
+PLACES: Final = 4  # on each card
+COUNT: Final = 250 if SOAK else 10  # short jobs of each user
+SHOW: Final = 'echo "$CUDA_VISIBLE_DEVICES has $GPULOCK_SHARE"\n'
+
+
+def cards(site: Site, job: int) -> set[str]:
+    """Return the cards on which a job has something."""
+    return {name.partition(SHARE)[0] for name in site.held(job)}
+
+
+def start_share(site: Site, places: int, user: str) -> int:
+    """Start a job of places; return it once it knows its part."""
+    job = site.submit_share(places, SHOW + SLEEP, user=user)
+    site.wait_running(job)
+    site.wait_said(job, f"has {places}/{PLACES}")
+    return job
+
+
+def test_jobs_of_a_user_share_a_card_and_one_that_dies_disturbs_no_neighbour(
+    any_site: Site,
+) -> None:
+    site = any_site
+    with site.shared(range(site.count)[-2:]):
+        one, two = (start_share(site, 1, site.alice) for _ in range(2))
+        other = start_share(site, 2, site.bob)
+        assert cards(site, one) == cards(site, two) != cards(site, other)
+        site.kill(one)
+        site.conclude(one)
+        site.reap()
+        assert (site.held(one), len(site.held(two)), len(site.held(other))) == ([], 1, 2)
+        whole = site.start(site.count - 2)
+        assert not cards(site, whole) & (cards(site, two) | cards(site, other))
+
+
+def test_sixty_four_jobs_contend_for_places_and_cards(any_site: Site) -> None:
+    site = any_site
+    with site.shared(range(site.count)):
+        log = prepare_log(site.gpus.cluster.lab / "contention")
+        each = CONTENDERS // 4
+        for user in (site.alice, site.bob):
+            site.submit_share(1, contender_script(log), user=user, tasks=each)
+            site.submit_many(each, 1, contender_script(log), user=user)
+        site.wait_empty()
+        lines = log.read_text().splitlines()
+        assert replay(lines, PLACES) == (CONTENDERS, "")
+        assert find_cards_had_both_ways(lines), "no whole job ever had a card that others shared"
+        site.gpus.wait_free()
+        assert site.in_service()
+
+
+def test_many_short_share_jobs_never_hold_more_than_there_is_and_leave_nothing(
+    any_site: Site,
+) -> None:
+    site = any_site
+    with site.shared(range(site.count)[-2:]):
+        log = prepare_log(site.gpus.cluster.lab / "contention")
+        for user in (site.alice, site.bob):
+            site.submit_share(1, contender_script(log), user=user, tasks=COUNT)
+
+        def look() -> None:
+            users: dict[str, set[int]] = {}
+            for name, record in site.gpus.locks(site.node).items():
+                card, _, number = name.partition(SHARE)
+                users.setdefault(card, set()).add(record.uid)
+                assert 0 < int(number) <= PLACES
+            assert all(len(uids) == 1 for uids in users.values()), users
+
+        site.wait_empty(look)
+        site.gpus.wait_free()
+        assert replay(log.read_text().splitlines(), PLACES) == (2 * COUNT, "")
+        assert site.in_service()

@@ -140,25 +140,6 @@ def test_unknown_for_jobs_of_two_owners_in_a_row_is_a_broken_node(site: Site) ->
     assert int(counted["claims_unknown"]) >= 3 and counted["claims_broken"] == "1"
 
 
-@EVERY
-def test_a_gate_that_stays_shut_sends_back_and_a_job_that_ends_meanwhile_is_freed_later(
-    site: Site,
-) -> None:
-    site.configure(GATE_TIMEOUT="1")
-    ending = site.start(1)
-    with site.shut_gate():
-        job = site.submit(site.count - 1, SHOW, user=site.bob)
-        said = site.wait_sent_back(job)
-        assert "unknown: timed out on the lock /run/gpulock/gate" in said
-        site.end(ending)
-        assert len(site.held(ending)) == 1
-    site.reap()
-    assert site.held(ending) == []
-    site.begin(job)
-    site.wait_over(job)
-    assert "mask=" in site.said(job)
-
-
 # --- settings -------------------------------------------------------------------------------------
 
 

@@ -6,26 +6,21 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from gpulock.job.environment import loaded_driver_version
-from tests.labs.common.processes import running
-from tests.labs.common.stranger import stranger_script
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.evil import Evil, kit
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import (
-    at_gate,
     claims,
     forget_conf,
     gate_file,
     group_of,
     held,
-    hook_of,
     on,
     records,
     restart_execd,
@@ -39,7 +34,7 @@ from tests.labs.sge.jobs import (
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
-from tests.support.wait import LabError, wait_ended, wait_until
+from tests.support.wait import LabError, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE, OTHER, THIRD = NODES
@@ -494,48 +489,6 @@ def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_
         shutil.rmtree(entry)
 
 
-def test_a_gate_held_by_a_stopped_process_requeues_the_job_within_the_timeout(
-    gpus: Gpulock,
-) -> None:
-    """Tried: a process that holds the gate and stops.
-
-    Stopped by: GATE_TIMEOUT: the job is requeued, and no queue stops.
-    """
-    gpus.configure(NODE, GATE_TIMEOUT="2")
-    with shut_gate(gpus, NODE):
-        job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin="echo ran\n")
-        gpus.sge.wait_state(job, "Rq")
-        assert "unknown: timed out on the lock /run/gpulock/gate" in said(gpus, job)
-        assert gpus.sge.queue_states()[NODE] == ""
-        assert gpus.locks(NODE) == {}
-    gpus.sge.wait_settled(job)
-    assert "ran" in said(gpus, job)
-
-
-def test_a_shepherd_killed_while_its_prolog_waits_leaves_no_lock(gpus: Gpulock) -> None:
-    """Tried: to end the shepherd while its prolog waits at the gate.
-
-    Stopped by: a prolog looks for its shepherd once more before it claims.
-    """
-    with shut_gate(gpus, NODE):
-        job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin="echo ran\n")
-        shepherd = wait_until(lambda: _shepherd(gpus, job), why="a shepherd")
-        hook = hook_of(gpus, shepherd)
-        wait_until(lambda: at_gate(hook), why="the hook to be at the gate")
-        os.kill(shepherd, signal.SIGKILL)
-        wait_ended([shepherd], why="the shepherd to be gone")
-        assert running(hook)
-    wait_ended([hook], why="the hook to end")
-    assert gpus.locks(NODE) == {}
-
-
-def _shepherd(gpus: Gpulock, job: JobId) -> int | None:
-    try:
-        return gpus.sge.shepherd_pid(job) or None
-    except (LabError, OSError, ValueError):
-        return None
-
-
 def test_an_epilog_at_a_shut_gate_ends_well_and_the_next_claim_frees(gpus: Gpulock) -> None:
     """Tried: a gate that is shut while a job ends.
 
@@ -566,30 +519,3 @@ def test_a_job_that_writes_its_exit_status_stops_no_queue(gpus: Gpulock, status:
 
     assert gpus.sge.wait_state(job, "", "Eqw") == "Eqw"
     assert stopped_queues(gpus) == {}
-
-
-def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
-    gpus: Gpulock,
-) -> None:
-    """Tried: a job without a GPU opens all, by processes that are full, share a memory, or fork on.
-
-    Stopped by: a lock is held by its owner's processes alone.
-    """
-    devices = [gpus.drivers / NODE / f"dev/nvidia{minor}" for minor in range(GPUS)]
-    for device in devices:
-        device.chmod(0o666)
-    gate_file(gpus, "stranger.stop", "glbob")
-    told, go = gate_file(gpus, "stranger", "glbob"), gate_file(gpus, "go")
-    job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS}"), stdin=waiting_for(go))
-    gpus.sge.wait_running(job)
-    stranger = gpus.sge.submit("glbob", *on(NODE), stdin=stranger_script(told, devices))
-    wait_until(told.exists, why="the stranger to be ready")
-    go.touch()
-    gpus.sge.wait_settled(job)
-    assert gpus.locks(NODE) == {}
-    again = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS}"), stdin="echo ran\n")
-    gpus.sge.wait_settled(again)
-    assert "ran" in said(gpus, again)
-    told.with_name("stranger.stop").touch()
-    gpus.sge.qdel(str(stranger))
-    gpus.sge.wait_done(stranger)

@@ -17,7 +17,6 @@ from gpulock.install.slurm.texts import job_submit_lua_page
 from tests.labs.common.device_nodes import opened
 from tests.labs.common.hostile_jobs import STEERING, environ_bytes
 from tests.labs.common.processes import command_of
-from tests.labs.common.stranger import stranger_script
 from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.confined import EVERY, Site
 from tests.labs.slurm.gpulock import Gpulock
@@ -28,7 +27,6 @@ from tests.labs.slurm.jobs import (
     record_of,
     script,
     started,
-    waiting_for,
 )
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 from tests.labs.slurm.releases import ENDS_LOGIN_FILES, HOLDS_FAILED_LOGINS
@@ -285,31 +283,3 @@ def honest_job_runs(gpus: Gpulock) -> None:
     assert slurm.said(job).count(",") == 3
     assert not slurm.is_out(NODE), slurm.node_state(NODE)
     assert (gpus.locks(NODE), notes(gpus, NODE)) == ({}, [])
-
-
-def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
-    slurm_gpus: Gpulock,
-) -> None:
-    """Tried: a job without a GPU opens all, by processes that are full, share a memory, or fork on.
-
-    Stopped by: a lock is held by its owner's processes alone.
-    """
-    by_gpulock(slurm_gpus, extra=SLURM_CONF)
-    slurm = slurm_gpus.slurm
-    devices = [slurm_gpus.device(NODE, minor) for minor in range(4)]
-    for device in devices:
-        device.chmod(0o666)
-    gate_file(slurm_gpus, "stranger.stop", OTHER)
-    told, go = gate_file(slurm_gpus, "stranger", OTHER), gate_file(slurm_gpus, "go")
-    job = slurm.submit(USER, "-w", NODE, "--gres=gpu:4", script=waiting_for(go))
-    slurm.wait_running(job)
-    stranger = slurm.submit(OTHER, "-w", NODE, script=stranger_script(told, devices))
-    wait_until(told.exists, why="the stranger to be ready")
-    go.touch()
-    assert slurm.wait_settled(job) == "COMPLETED"
-    assert slurm_gpus.locks(NODE) == {}
-    again = slurm.submit(USER, "-w", NODE, "--gres=gpu:4", script=SHOW_MASK)
-    assert slurm.wait_done(again) == "COMPLETED"
-    told.with_name("stranger.stop").touch()
-    slurm.scancel(stranger)
-    slurm.wait_done(stranger)

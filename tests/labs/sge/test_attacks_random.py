@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,10 @@ from typing import Final
 
 import pytest
 
+from tests.labs.both.fair import Fair
+from tests.labs.both.sge_site import SgeSite
 from tests.labs.common.hostile_jobs import (
     Hostile,
-    complaints,
-    honest_script,
     hostile_job,
     parse_journal,
 )
@@ -32,19 +31,12 @@ from tests.labs.sge.confined import isolated
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import full_fifo, on, stopped_queues, submit_env
 from tests.labs.sge.lab import JobId
-from tests.support.seeds import chosen_seed
 from tests.support.wait import LabError, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE = NODES[0]
-HOSTILE, HONEST = "glalice", "glbob"
+HOSTILE = "glalice"
 JOBS: Final = 600 if SOAK else 20  # of each user, at least, in each of three settings
-# Ages and periods are numbers of looks at the queue, each a tenth of a second on an idle machine.
-LONGEST: Final = 50  # of a hostile job, then it is deleted
-KEPT: Final = 250  # until nothing of a job that is over holds a GPU
-REAP_EVERY: Final = 15
-AT_ONCE: Final = {HOSTILE: 6, HONEST: 3}
-MOST: Final = 4  # GPUs of an honest job
 PROCESSES: Final = "H_MAXPROC=4000"  # of a user; a shepherd that cannot fork stops its queues
 FORGED: Final = "x\nprolog=root@/bin/false\ny="
 OWN: Final[Mapping[str, str]] = {  # {{ is a brace
@@ -93,32 +85,23 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-class Fair:
-    """One node, a hostile and an honest user, and what each has submitted."""
+class SgeFair(Fair):
+    """An execution host."""
 
-    def __init__(self, gpus: Gpulock, devices: list[Path], rng: random.Random) -> None:
+    jobs = JOBS
+    longest = 50
+
+    def __init__(self, gpus: Gpulock, devices: Sequence[Path]) -> None:
+        super().__init__(SgeSite(gpus), devices)
         self.gpus = gpus
         self.sge = gpus.sge
-        self.devices = devices
-        self.rng = rng
-        self.asked: dict[int, int] = {}
-        self.tried: dict[JobId, tuple[str, float]] = {}
-        self.living: dict[str, int] = {}  # job -> when it was last in the queue
-        self.looks = 0
-        self.late: set[str] = set()
-        self.journal = self.sge.users[HONEST].home / "journal"
-        self.journal.unlink(missing_ok=True)
 
     def run(self) -> None:
         """Let both submit jobs, wait until the honest ones have run, and judge."""
         with full_fifo(self.sge.users[HOSTILE].home / "full"):
             self.sge.set_conf("execd_params", PROCESSES)
             try:
-                wait_until(self.has_submitted_enough, why=lambda: f"enough jobs\n{self.describe()}")
-                wait_until(
-                    lambda: not self.look()[HONEST],
-                    why=lambda: f"every honest job to be over\n{self.describe()}",
-                )
+                super().run()
                 self.judge()
             finally:  # as long as the FIFO has a reader: else a hook waits in it for ever
                 self.sge.clear_jobs()
@@ -132,42 +115,12 @@ class Fair:
                 )
                 self.sge.set_conf("execd_params", "none")
 
-    def has_submitted_enough(self) -> bool:
-        """Let both submit; return whether each has submitted enough jobs."""
-        waiting = self.look()
-        if len(waiting[HONEST]) < AT_ONCE[HONEST]:
-            self.submit_honest()
-        if len(waiting[HOSTILE]) < AT_ONCE[HOSTILE]:
-            self.submit_hostile()
-        return min(len(self.asked), len(self.tried)) >= JOBS
+    def queue(self) -> list[tuple[str, int]]:
+        lines = [line.split() for line in self.sge.qstat("-u", "*").splitlines()[2:]]
+        return [(fields[3], int(fields[0])) for fields in lines]
 
-    def look(self) -> dict[str, list[str]]:
-        """Return the jobs in the queue by user; delete old ones, reap, and note late locks."""
-        found: dict[str, list[str]] = {HOSTILE: [], HONEST: []}
-        self.looks = now = self.looks + 1
-        for line in self.sge.qstat("-u", "*").splitlines()[2:]:
-            fields = line.split()
-            found[fields[3]].append(fields[0])
-            self.living[fields[0]] = now
-        old = [job for job, (_, end) in self.tried.items() if end < now]
-        old = [job for job in old if str(job) in found[HOSTILE]]
-        if old:
-            self.sge.qdel(*map(str, old))
-        if now % REAP_EVERY == 0:
-            reap(self.gpus, NODE)
-            assert stopped_queues(self.gpus) == {}, self.describe()
-        for device, record in self.gpus.locks(NODE).items():
-            if now - self.living.setdefault(record.job_id, now) > KEPT:
-                name = self.tried.get(JobId(int(record.job_id)), ("an honest one", 0.0))[0]
-                self.late.add(f"{device} is held by job {record.job_id}, {name}")
-        return found
-
-    def submit_honest(self) -> None:
-        """Submit a job that says which devices it has."""
-        number, gpus = len(self.asked), self.rng.randint(1, MOST)
-        self.asked[number] = gpus
-        text = honest_script(number, self.journal)
-        self.sge.submit(HONEST, *on(NODE, "-l", f"gpu={gpus}"), stdin=text)
+    def is_healthy(self) -> bool:
+        return stopped_queues(self.gpus) == {}
 
     def submit_hostile(self) -> None:
         """Submit a job of the zoo; one that kills all of its user's processes may kill qsub."""
@@ -179,7 +132,11 @@ class Fair:
         argument = [FORGED] * (self.rng.random() < 0.1)
         path = script(self.gpus, f"hostile{len(self.tried)}", one.script)
         asked = ["-l", f"gpu={one.gpus}"] * bool(one.gpus)
-        life = self.rng.uniform(LONGEST / 12, LONGEST) if self.rng.random() < 0.3 else LONGEST
+        life = (
+            self.rng.uniform(self.longest / 12, self.longest)
+            if self.rng.random() < 0.3
+            else self.longest
+        )
         with contextlib.suppress(LabError, OSError):  # the kernel passes no such environment
             job = submit_env(
                 self.gpus,
@@ -226,21 +183,13 @@ class Fair:
 
     def judge(self) -> None:
         """Expect that all honest jobs ran once, and that nothing is left of any job."""
-        assert stopped_queues(self.gpus) == {}, self.describe()
-        runs = parse_journal(self.journal.read_text())
-        assert complaints(self.asked, runs) == [], self.describe()
-        assert len(runs) == len(self.asked), "one ran twice"
-        assert self.late == set(), f"{self.late}\n{self.describe()}"
+        super().judge()
+        assert len(parse_journal(self.journal.read_text())) == len(self.asked), "one ran twice"
         self.sge.clear_jobs()
         wait_until(
             self.no_process_left, why=lambda: f"no process to be left\n{self.describe_processes()}"
         )
-        reap(self.gpus, NODE)
-        assert self.gpus.locks(NODE) == {}
-        claims = self.sge.path_in(NODE, "/var/lib/gpulock/runs")
-        assert not claims.is_dir() or list(claims.iterdir()) == []
-        assert stopped_queues(self.gpus) == {}, self.describe()
-        print(f"{len(self.asked)} honest jobs, {len(self.tried)} hostile ones")
+        self.expect_nothing()
 
 
 def describe_cgroups(places: Sequence[Path]) -> str:
@@ -269,13 +218,6 @@ def processes_of(uid: int) -> dict[int, str]:
     return found
 
 
-def seeded() -> random.Random:
-    """Return a source of what is random, whose seed is printed."""
-    seed = chosen_seed("GPULOCK_SEED")
-    print(f"GPULOCK_SEED={seed}")
-    return random.Random(seed)
-
-
 def test_honest_jobs_all_run_beside_hostile_ones(guarded: Gpulock) -> None:
     """Tried: the zoo of tests/labs/common/hostile_jobs.py and Grid Engine's own, at random.
 
@@ -286,16 +228,14 @@ def test_honest_jobs_all_run_beside_hostile_ones(guarded: Gpulock) -> None:
     devices = [guarded.drivers / NODE / f"dev/nvidia{minor}" for minor in range(GPUS)]
     for device in devices:
         device.chmod(0o666)
-    fair = Fair(guarded, devices, seeded())
-    fair.run()
+    SgeFair(guarded, devices).run()
 
 
 def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(guarded: Gpulock) -> None:
     """Tried: the same with ISOLATION=cgroup. Stopped by: as above, and by the job's own cgroup."""
     with isolated(guarded) as site:
         site.configure(LEFTOVER_PROCESSES="kill")
-        fair = Fair(guarded, [site.dev / f"nvidia{minor}" for minor in range(GPUS)], seeded())
-        fair.run()
+        SgeFair(guarded, [site.dev / f"nvidia{minor}" for minor in range(GPUS)]).run()
         wait_until(
             lambda: reap(guarded, NODE) and not site.left(),
             why=lambda: f"no cgroup of a job to be left\n{describe_cgroups(site.service.places())}",

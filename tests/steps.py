@@ -90,8 +90,8 @@ TEST = (
         program="strace",
     ),
     in_cells(
-        *("Grid Engine", 1, 90, "-m", "lab", "tests/labs/sge/test_jobs.py"),
-        "tests/labs/sge/test_quarantine.py",
+        *("Grid Engine", 1, 90, "-m", SGE[0], "tests/labs/sge/test_jobs.py"),
+        "tests/labs/both/test_ends.py",
         root="bookworm",
     ),
     in_cells(

@@ -11,7 +11,7 @@ from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge import test_sensor
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
-from tests.labs.sge.jobs import held, on, reap, stopped_queues, visits
+from tests.labs.sge.jobs import held, on, reap, visits
 from tests.labs.sge.test_sensor import wait_reported
 
 pytestmark = pytest.mark.lab
@@ -85,65 +85,3 @@ def test_a_device_that_failed_goes_to_no_job_until_it_is_clean(
         assert visits(gpus, whole) == []  # it was sent nowhere in vain
         said = daemon.said()
         assert said.count("is out of service") == said.count("is back in service") == 1, said
-
-
-@pytest.mark.attack
-def test_an_exporter_that_calls_every_gpu_bad_takes_half_of_the_node_out(gpus: Gpulock) -> None:
-    """Tried: XID 79 of each card, in the sample of the exporter's user.
-
-    Stopped by: root believes it of half of the node; a job gets the rest, and no queue stops.
-    """
-    gpus.configure(NODE, EXPORTER_DIR=PLACE, **KEYS)
-    reload_driver(gpus)
-    reap(gpus, NODE)
-    place, names = gpus.sge.path_in(NODE, PLACE), names_of(gpus)
-    with exporter(place, names) as told, daemon_on(gpus, NODE) as daemon:
-        for name in names:
-            told.tell(name, "x.79=1,100.0")
-        daemon.rounds_until(lambda: len(notes(gpus)) == GPUS // 2, "half of the node to be out")
-        daemon.goes_round()
-        out = set(notes(gpus))
-        assert len(out) == GPUS // 2
-        job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS // 2}"), stdin=SLEEP)
-        gpus.sge.wait_running(job)
-        assert set(held(gpus, NODE, job)) == set(names) - out
-        assert stopped_queues(gpus) == {}
-
-
-def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(
-    gpus: Gpulock,
-) -> None:
-    place = gpus.sge.path_in(NODE, PLACE)
-    gpus.configure(NODE, EXPORTER_DIR=PLACE, **KEYS)
-    reap(gpus, NODE)
-    names = names_of(gpus)
-    with exporter(place, names) as told, daemon_on(gpus, NODE) as daemon:
-        told.tell(names[0], f"memory_used={3 << 30}")
-        daemon.rounds_until(lambda: names[0] in notes(gpus), "the device to be put away")
-        job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
-        gpus.sge.wait_running(job)
-        assert names[0] not in held(gpus, NODE, job)
-        told.tell(names[0])
-        daemon.rounds_until(lambda: notes(gpus) == {}, "the device to come back")
-
-
-def test_by_default_the_next_jobs_do_not_get_a_card_that_fell_off_the_bus(gpus: Gpulock) -> None:
-    """The driver still lists it, so it looks free to whoever asks the driver alone."""
-    place = gpus.sge.path_in(NODE, PLACE)
-    gpus.configure(NODE, EXPORTER_DIR=PLACE, RESTORE_AFTER="1")
-    reload_driver(gpus)
-    reap(gpus, NODE)
-    names = names_of(gpus)
-    with exporter(place, names) as told, daemon_on(gpus, NODE) as daemon:
-        told.lose(names[0])
-        told.tell(names[0], "x.79=1,100.0")
-        daemon.rounds_until(lambda: names[0] in notes(gpus), "it to be put away")
-        for _ in range(2):
-            job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
-            gpus.sge.wait_running(job)
-            assert names[0] not in held(gpus, NODE, job)
-            gpus.sge.qdel(str(job))
-            gpus.sge.wait_done(job)
-        told.lose()
-        reload_driver(gpus)
-        daemon.rounds_until(lambda: notes(gpus) == {}, "the device to come back")

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quarantine by policy: no job gets the device until it is clean, and the rest goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.labs.both.site import Site
+from tests.labs.common.installed import out_of_service
+from tests.labs.common.told import PLACE, exporter
+from tests.labs.daemon.daemon_lab import Daemon, daemon_on
+
+pytestmark = pytest.mark.lab
+KEYS = {"QUARANTINE_ON": "xid memory", "RESTORE_AFTER": "2", "PROCESS_PERIOD": "1"}
+
+
+def prepare(site: Site, **keys: str) -> list[str]:
+    """Let the node hear an exporter; return the lock ids of its devices."""
+    site.configure(EXPORTER_DIR=PLACE, **keys)
+    reload_driver(site)
+    site.reap()
+    return [device.id for device in site.gpus.node(site.node).devices()]
+
+
+def reload_driver(site: Site) -> None:
+    """Let the node's driver have been loaded anew, as sysfs shows it."""
+    module = site.gpus.drivers / site.node / "sys/module/nvidia"
+    if module.exists():
+        module.rename(module.with_name(f"unloaded{module.stat().st_ino}"))
+    module.mkdir(parents=True)
+
+
+def out(site: Site) -> set[str]:
+    """Return the devices that are out of service."""
+    return {*out_of_service(str(site.state_dir))}
+
+
+def wait_out(site: Site, daemon: Daemon, *names: str) -> None:
+    """Wait until just these devices are out of service."""
+    daemon.rounds_until(lambda: out(site) == {*names}, f"{names} to be out of service")
+
+
+@pytest.mark.attack
+def test_an_exporter_that_calls_every_gpu_bad_takes_half_of_the_node_out(site: Site) -> None:
+    """Tried: XID 79 of each card, in the sample of the exporter's user.
+
+    Stopped by: root believes it of half of the node; a job gets the rest, and no node stops.
+    """
+    names = prepare(site, **KEYS)
+    place = site.gpus.cluster.path_in(site.node, PLACE)
+    with exporter(place, names) as told, daemon_on(site.gpus, site.node) as daemon:
+        for name in names:
+            told.tell(name, "x.79=1,100.0")
+        daemon.rounds_until(lambda: len(out(site)) == site.count // 2, "half of it to be out")
+        daemon.goes_round()
+        assert len(out(site)) == site.count // 2
+        job = site.start(site.count // 2)
+        assert {*site.held(job)} == {*names} - out(site)
+        assert site.in_service()
+
+
+def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(site: Site) -> None:
+    names = prepare(site, **KEYS)
+    place = site.gpus.cluster.path_in(site.node, PLACE)
+    with exporter(place, names) as told, daemon_on(site.gpus, site.node) as daemon:
+        told.tell(names[0], f"memory_used={3 << 30}")
+        wait_out(site, daemon, names[0])
+        assert names[0] not in site.held(site.start(site.count - 1))
+        told.tell(names[0])
+        wait_out(site, daemon)
+
+
+def test_by_default_the_next_jobs_do_not_get_a_card_that_fell_off_the_bus(site: Site) -> None:
+    """The driver still lists it, so it looks free to whoever asks the driver alone."""
+    names = prepare(site, RESTORE_AFTER="1")
+    place = site.gpus.cluster.path_in(site.node, PLACE)
+    with exporter(place, names) as told, daemon_on(site.gpus, site.node) as daemon:
+        told.lose(names[0])
+        told.tell(names[0], "x.79=1,100.0")
+        wait_out(site, daemon, names[0])
+        for _ in range(2):
+            job = site.start(site.count - 1)
+            assert names[0] not in site.held(job)
+            site.end(job)
+        told.lose()
+        reload_driver(site)
+        wait_out(site, daemon)

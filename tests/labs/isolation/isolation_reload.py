@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job of a real Grid Engine whose execd is a service of a real systemd, over its reload.
+"""A job of a real scheduler whose daemon is a service of a real systemd, over its reload.
 
-    python -m tests.labs.isolation.isolation_reload FOLDER
+    python -m tests.labs.isolation.isolation_reload sge|slurm FOLDER
 
 It runs as root on a machine of tests.labs.systemd.machine, and prints what it saw as JSON.
 """
@@ -13,95 +13,120 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from gpulock.install.hooks import HookPaths
+from gpulock.isolation.tree import is_launcher_cgroup
+from tests.labs.both.sge_site import SgeSite
+from tests.labs.both.site import Site
+from tests.labs.both.slurm_site import SlurmSite
 from tests.labs.common.device_nodes import PROBE, TREES, make_nodes, programs
-from tests.labs.common.processes import command_of, running
-from tests.labs.sge import jobs
-from tests.labs.sge.cluster import NODES
-from tests.labs.sge.gpulock import GPUS, Gpulock, installed
+from tests.labs.common.installed import script
+from tests.labs.common.processes import running
+from tests.labs.sge import gpulock as on_sge
 from tests.labs.sge.lab import GridEngine, JobId
+from tests.labs.slurm import gpulock as on_slurm
+from tests.labs.slurm.config import Setup
+from tests.labs.slurm.confined import PAM, WITH_PAM
+from tests.labs.slurm.lab import Slurm
+from tests.labs.slurm.modes import by_gpulock
 from tests.support.wait import wait_until
 
-NODE: Final = NODES[0]
-SCOPE: Final = "gpulock-execd.scope"
+SCOPE: Final = "gpulock-lab.scope"
 OURS: Final = re.compile("gpulock-[0-9]")
 MANAGER: Final = (
     "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
 )
 
 
-def serve(pid: int, scope: str = SCOPE) -> None:
+def serve(pid: int) -> None:
     """Give a daemon that runs to systemd, as a unit of its own whose cgroup is delegated."""
-    unit = f"ssa(sv)a(sa(sv)) {scope} fail 2 PIDs au 1 {pid} Delegate b true 0"
+    unit = f"ssa(sv)a(sa(sv)) {SCOPE} fail 2 PIDs au 1 {pid} Delegate b true 0"
     _run("busctl", "call", *MANAGER.split(), "StartTransientUnit", *unit.split())
     place = Path(f"/proc/{pid}/cgroup")
-    wait_until(lambda: scope in place.read_text(), why="the daemon to be systemd's")
+    wait_until(lambda: SCOPE in place.read_text(), why="the daemon to be systemd's")
 
 
 def groups() -> list[str]:
     """Return the jobs' cgroups, wherever they are."""
     walks = (walk for one in TREES for walk in os.walk(one.top))  # past what goes meanwhile
-    return [f"{top}/{name}" for top, names, _ in walks for name in names if OURS.match(name)]
+    found = [f"{top}/{name}" for top, names, _ in walks for name in names if OURS.match(name)]
+    return [path for path in found if not is_launcher_cgroup(path)]
 
 
-def look(gpus: Gpulock, dev: Path) -> dict[str, object]:
-    """Let a job open devices before and after a reload, itself and by a child that left it."""
-    probe = f"/usr/bin/python3 -IS {jobs.script(gpus, 'probe.py', PROBE)} {dev}"
-    reloaded, go = (jobs.gate_file(gpus, name) for name in ("reloaded", "go"))
-    wait, last = jobs.waiting_for(reloaded), jobs.waiting_for(go)
-    leave = jobs.gate_file(gpus, "leave")
-    looks = f"{wait}{probe}\necho child\n{jobs.waiting_for(leave)}"
-    child = jobs.script(gpus, "child.sh", looks)
-    text = f"(setsid sh -c 'sh {child} &' &)\n{probe}\necho first\n{wait}"
-    text += f"until grep -q child $SGE_STDOUT_PATH; do sleep 0.1; done\n{probe}\necho over\n{last}"
-    job = gpus.sge.submit("glalice", *jobs.on(NODE, "-l", "gpu=2"), stdin=text)
-    first = jobs.wait_said(gpus, job, "first")
-    own = [f"nvidia{record.minor}" for record in gpus.locks(NODE).values()]
+def look(site: Site, dev: Path, step: str) -> dict[str, object]:
+    """Let a job open devices before and after a reload: script, step, a child that left it."""
+    probe = f"/usr/bin/python3 -IS {script(site.gpus, 'probe.py', PROBE)} {dev}"
+    reloaded, until_reloaded = site.waiting("reloaded")
+    go, until_go = site.waiting("go")
+    seen, until_seen = site.waiting("child")
+    looks = f"{until_reloaded}{probe} >{seen}.new\nmv {seen}.new {seen}\n"
+    child = script(site.gpus, "child.sh", looks)
+    text = f"(setsid sh -c 'bash {child} &' &)\n{probe}\necho first\n{until_reloaded}{until_seen}"
+    text += f"cat {seen}\necho child\n{probe}\necho script\n{step} {probe}\necho over\n{until_go}"
+    job = site.submit(2, text)
+    first = site.wait_said(job, "first")
+    own = site.device_nodes(job)
     _run("systemctl", "daemon-reload")
     _run("systemctl", "set-property", "--runtime", SCOPE, "CPUWeight=200")
     reloaded.touch()
-    rest = jobs.wait_said(gpus, job, "over").partition("first\n")[2]
+    child_saw, _, rest = site.wait_said(job, "over").partition("first\n")[2].partition("child\n")
     inside = groups()
-    gid = jobs.group_of(gpus, NODE, job)
-    leave.touch()
-    wait_until(
-        lambda: not any(str(child) in command_of(pid) for pid in jobs.carriers(gid)),
-        why="the child to end",
-    )
     go.touch()
-    gpus.sge.wait_done(job)
-    return {"own": own, "seen": [first, *rest.split("child\n")], "groups": inside}
+    site.wait_over(job)
+    return {
+        "own": sorted(own),
+        "seen": [first, child_saw, *rest.split("script\n")],
+        "groups": inside,
+        "left": groups(),
+        "locks": len(site.locks()),
+    }
 
 
-def stop(gpus: Gpulock) -> bool:
-    """Stop the service while a job runs; return whether that is over with it."""
-    job: JobId = gpus.sge.submit("glalice", *jobs.on(NODE), stdin="sleep 300\n")
-    gpus.sge.wait_running(job)
-    shepherd = gpus.sge.shepherd_pid(job)
-    _run("systemctl", "stop", SCOPE)
-    return not running(shepherd)
-
-
-def main(arguments: list[str]) -> int:
-    """Bring Grid Engine up below a folder, look, and take it down."""
-    folder = Path(arguments[0])
-    before = programs()
-    sge = GridEngine(folder / "sge")
+@contextmanager
+def grid_engine(folder: Path, dev: Path) -> Generator[Site]:
+    """Bring Grid Engine up below a folder, its execd as a service."""
+    sge = GridEngine(folder / "lab")
     sge.up()
     try:
-        gpus = installed(sge)
-        gpus.prepare()
-        dev = folder / "nodes"
-        make_nodes(dev, GPUS)
-        gpus.configure(NODE, ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(dev))
-        serve(sge.execd_pid(NODE))
-        told = look(gpus, dev)
-        left = {"left": groups(), "programs": len(programs() - before)}
-        print(json.dumps({**told, **left, "stopped": stop(gpus)}))
+        site = SgeSite(on_sge.installed(sge))
+        site.gpus.prepare()
+        site.configure(ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(dev))
+        serve(sge.execd_pid(site.node))
+        yield site
+        job = JobId(site.start(0))
+        shepherd = sge.shepherd_pid(job)
+        _run("systemctl", "stop", SCOPE)
+        assert not running(shepherd), "the service was stopped, and a job goes on"
     finally:
         sge.down()
+
+
+@contextmanager
+def slurm(folder: Path, dev: Path) -> Generator[Site]:
+    """Bring Slurm up below a folder, its slurmd as a service."""
+    with Slurm(Setup(gpus=SlurmSite.count), nodes=1, lab=folder / "lab") as lab:
+        site = SlurmSite(on_slurm.installed(lab))
+        by_gpulock(site.gpus, extra=WITH_PAM)
+        hook = HookPaths(lab.lab / "hooks").folder / "prolog/slurm-session"
+        lab.path_in(site.node, "/etc/pam.d/slurm").write_text(PAM.format(hook=hook))
+        site.configure(ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(dev))
+        serve(lab.slurmd_pid(site.node))
+        yield site
+
+
+def main(scheduler: str, folder: Path) -> int:
+    """Bring a scheduler up, look, and take it down."""
+    before = programs()
+    dev = folder / "nodes"
+    make_nodes(dev, 8)
+    brought_up, step = {"sge": (grid_engine, ""), "slurm": (slurm, "srun")}[scheduler]
+    with brought_up(folder, dev) as site:
+        told = {**look(site, dev, step), "programs": len(programs() - before)}
+    print(json.dumps(told))
     return 0
 
 
@@ -110,4 +135,4 @@ def _run(*words: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

@@ -16,7 +16,6 @@ from tests.labs.common.device_nodes import (
     opened,
     programs,
 )
-from tests.labs.sge.gpulock import GPUS
 from tests.labs.sge.jobs import SOAK
 from tests.labs.systemd.machine import Machine
 from tests.support.wait import wait_until
@@ -120,49 +119,34 @@ def test_a_reload_opens_nothing_and_to_stop_the_service_stops_the_job(machine: M
     assert len(programs() - before) <= 1  # user.slice's own
 
 
-@pytest.mark.parametrize("mode", ["hybrid", "unified"] if SOAK else ["unified"])
-def test_a_job_of_grid_engine_stays_confined_over_a_reload_and_ends_with_its_service(
-    mode: str,
+@pytest.mark.parametrize(
+    ("scheduler", "mode", "slurmds"),  # programs of slurmds' own cgroups stay as long as these
+    [
+        ("sge", "unified", 0),
+        ("slurm", "hybrid", 1),
+        *([("sge", "hybrid", 0)] if SOAK else []),
+    ],
+)
+def test_a_job_stays_confined_over_a_reload_and_ends_with_its_service(
+    scheduler: str, mode: str, slurmds: int
 ) -> None:
     machine = Machine(mode, binds={REPOSITORY: INSIDE})
     machine.up()
     try:
-        machine.run("rm", "-rf", "/etc/gpulock")  # which its nodes make themselves
-        command = (PYTHON_INSIDE, "-m", "tests.labs.isolation.isolation_reload", "/opt")
-        around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}")
+        machine.run("rm", "-rf", "/etc/gpulock", "/var/lib/gpulock")  # which its nodes make
+        command = ("-m", "tests.labs.isolation.isolation_reload", scheduler, "/opt")
+        around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}", PYTHON_INSIDE)
         told = json.loads(machine.run(*around, *command, seconds=400).stdout)
     finally:
         machine.down()
     own = set(told["own"])
-    others = {f"nvidia{n}" for n in range(GPUS)} - own
-    assert [opened(seen) for seen in told["seen"]] == [
-        {"ENXIO": own | {"nvidiactl"}, "EPERM": others}
-    ] * 3
-    assert len(own) == 2
-    assert told["groups"] and all("/gpulock-execd.scope/" in path for path in told["groups"])
-    assert (told["left"], told["programs"], told["stopped"]) == ([], 0, True)
-
-
-def test_a_job_of_slurm_stays_confined_over_a_reload() -> None:
-    machine = Machine("hybrid", binds={REPOSITORY: INSIDE})
-    machine.up()
-    try:
-        machine.run("rm", "-rf", "/etc/gpulock", "/var/lib/gpulock")
-        command = (PYTHON_INSIDE, "-m", "tests.labs.slurm.isolation_reload", "/opt")
-        around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}")
-        told = json.loads(machine.run(*around, *command, seconds=400).stdout)
-    finally:
-        machine.down()
-    own = set(told["own"])
-    others = {f"nvidia{n}" for n in range(4)} - own
+    others = {f"nvidia{n}" for n in range(8)} - own
     assert [opened(seen) for seen in told["seen"]] == [
         {"ENXIO": own | {"nvidiactl"}, "EPERM": others}
     ] * 4
     assert len(own) == 2
-    assert told["groups"] and all("/gpulock-slurmd.scope/" in path for path in told["groups"])
-    slurmds = 1  # the program of its own cgroup stays as long as it
-    ends = (told["ended"], told["left"], told["programs"], told["locks"])
-    assert ends == ("COMPLETED", [], slurmds, 0)
+    assert told["groups"] and all("/gpulock-lab.scope/" in path for path in told["groups"])
+    assert (told["left"], told["programs"], told["locks"]) == ([], slurmds, 0)
 
 
 def test_a_users_own_manager_is_no_way_round(machine: Machine) -> None:

@@ -45,7 +45,7 @@ class Fair(ABC):
         """Let both submit jobs, then wait until the honest ones have run."""
         wait_until(self._has_submitted_enough, why=lambda: f"enough jobs\n{self.describe()}")
         wait_until(
-            lambda: not self._look()[self.site.bob],
+            lambda: not self._watch_queue()[self.site.bob],
             why=lambda: f"every honest job to be over\n{self.describe()}",
         )
 
@@ -65,7 +65,7 @@ class Fair(ABC):
         """Return whether no user's job has stopped the node."""
         return self.site.in_service()
 
-    def judge(self) -> None:
+    def expect_all_ran(self) -> None:
         """Expect that all honest jobs ran, and that no lock outlived its job."""
         runs = parse_journal(self.journal.read_text())
         assert complaints(self.asked, runs) == [], self.describe()
@@ -86,7 +86,7 @@ class Fair(ABC):
 
     def _has_submitted_enough(self) -> bool:
         """Let both submit; return whether each has submitted enough jobs."""
-        waiting = self._look()
+        waiting = self._watch_queue()
         if len(waiting[self.site.bob]) < HONEST_AT_ONCE:
             number, gpus = len(self.asked), self.rng.randint(1, MOST)
             self.asked[number] = gpus
@@ -96,14 +96,14 @@ class Fair(ABC):
             self.submit_hostile()
         return min(len(self.asked), len(self.tried)) >= self.jobs
 
-    def _look(self) -> dict[str, list[int]]:
+    def _watch_queue(self) -> dict[str, list[int]]:
         """Return the jobs in the queue by user; end old ones, reap, and note late locks."""
-        found: dict[str, list[int]] = {self.site.alice: [], self.site.bob: []}
+        waiting: dict[str, list[int]] = {self.site.alice: [], self.site.bob: []}
         self.looks = now = self.looks + 1
         for user, job in self.queue():
-            found[user].append(job)
+            waiting[user].append(job)
             self.living[str(job)] = now
-        old = [job for job in found[self.site.alice] if self.tried.get(job, ("", now))[1] < now]
+        old = [job for job in waiting[self.site.alice] if self.tried.get(job, ("", now))[1] < now]
         for job in old:
             self.site.cancel(job)
         if now % REAP_EVERY == 0:
@@ -113,4 +113,4 @@ class Fair(ABC):
             if now - self.living.setdefault(record.job_id, now) > KEPT:
                 name = self.tried.get(int(record.job_id), ("an honest one", 0.0))[0]
                 self.late.add(f"{device} is held by job {record.job_id}, {name}")
-        return found
+        return waiting

@@ -32,8 +32,8 @@ def node(site: Site) -> Iterator[Gpus]:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     site.configure(EXPORTER_DIR=str(place / "exporter"), **KEYS)
-    with observed(site.gpus, site.node, place) as found:
-        yield found
+    with observed(site.gpus, site.node, place) as seen:
+        yield seen
 
 
 def working(site: Site, node: Gpus, name: str) -> Job:

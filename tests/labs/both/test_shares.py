@@ -78,7 +78,7 @@ def test_many_short_share_jobs_never_hold_more_than_there_is_and_leave_nothing(
         for user in (site.alice, site.bob):
             site.submit_share(1, contender_script(log), user=user, tasks=COUNT)
 
-        def look() -> None:
+        def check_places() -> None:
             users: dict[str, set[int]] = {}
             for name, record in site.gpus.locks(site.node).items():
                 card, _, number = name.partition(SHARE)
@@ -86,7 +86,7 @@ def test_many_short_share_jobs_never_hold_more_than_there_is_and_leave_nothing(
                 assert 0 < int(number) <= PLACES
             assert all(len(uids) == 1 for uids in users.values()), users
 
-        site.wait_empty(look)
+        site.wait_empty(check_places)
         site.gpus.wait_free()
         assert replay(log.read_text().splitlines(), PLACES) == (2 * COUNT, "")
         assert site.in_service()

@@ -102,7 +102,7 @@ class SgeFair(Fair):
             self.sge.set_conf("execd_params", PROCESSES)
             try:
                 super().run()
-                self.judge()
+                self.expect_all_ran()
             finally:  # as long as the FIFO has a reader: else a hook waits in it for ever
                 self.sge.clear_jobs()
                 spool = self.sge.lab / "spool" / NODE / "active_jobs"
@@ -181,9 +181,9 @@ class SgeFair(Fair):
                 told.append(f"{pid} {words!r} {Path(f'/proc/{pid}/status').read_text()}")
         return "\n".join([*told, self.describe()])
 
-    def judge(self) -> None:
+    def expect_all_ran(self) -> None:
         """Expect that all honest jobs ran once, and that nothing is left of any job."""
-        super().judge()
+        super().expect_all_ran()
         assert len(parse_journal(self.journal.read_text())) == len(self.asked), "one ran twice"
         self.sge.clear_jobs()
         wait_until(

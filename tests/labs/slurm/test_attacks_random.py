@@ -77,9 +77,9 @@ class SlurmFair(Fair):
         node = str(self.slurm.node_state(NODE))
         return "\n".join([queue, node, *filter(None, said), *last, self.slurm.logs()])
 
-    def judge(self) -> None:
+    def expect_all_ran(self) -> None:
         """Expect that all honest jobs ran, and that nothing is left of any job."""
-        super().judge()
+        super().expect_all_ran()
         self.slurm.clear_jobs()
         self.expect_nothing()
         wait_until(lambda: notes(self.gpus, NODE) == [], why="no note to be left")
@@ -95,7 +95,7 @@ def test_honest_jobs_all_run_beside_hostile_ones(slurm_gpus: Gpulock, mode: Mode
     devices = [slurm_gpus.device(NODE, minor) for minor in range(COUNT)]
     fair = SlurmFair(slurm_gpus, devices)
     fair.run()
-    fair.judge()
+    fair.expect_all_ran()
 
 
 def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
@@ -107,5 +107,5 @@ def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
         devices = [site.dev / f"nvidia{n}" for n in range(COUNT)]
         fair = SlurmFair(site.gpus, devices)
         fair.run()
-        fair.judge()
+        fair.expect_all_ran()
         wait_until(lambda: site.left() == [], why="no cgroup of a job to be left")

@@ -111,7 +111,7 @@ class Cluster(Machines):
 
     def _move_qmaster(self, machine: str) -> None:
         for node in NODES:  # one that runs would read half a minute later where qmaster is
-            self.stop_execd(node)
+            self.stop_execd(node, kill=True)
         if self.qmaster_pid():
             self.stop_qmaster()
         (self.lab / "root" / config.CELL / "common/act_qmaster").write_text(f"{machine}\n")

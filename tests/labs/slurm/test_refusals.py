@@ -379,7 +379,7 @@ def test_nonsense_fails_its_job_alone_however_often(slurm_gpus: Gpulock) -> None
     by_gpulock(slurm_gpus, keys, gres="count", counts={"v100": 9, "h100": 1, "share": 1})
     slurm = slurm_gpus.slurm
     asked = {
-        "gpux:v100:9": "invalid request: 9 of model v100 asked for",
+        "gpux:v100:9": "invalid request: 9 of model v100-* asked for",
         "gpux:h100:1": "invalid request: model h100",
         "gpux:v100:1,gpux:v100:1": "names gpux twice",
         "gpux:v100:1,gpux:share:1": "invalid request: a share and other GPUs",

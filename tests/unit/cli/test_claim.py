@@ -159,10 +159,12 @@ def test_release_gives_back_what_the_process_holds(site: Site, process: Process)
 def test_an_empty_job_is_no_job_and_not_the_calling_shell(
     site: Site, words: tuple[str, ...]
 ) -> None:
-    site.call("claim", "-n", "1", "--pid", str(os.getppid()))
-    result = site.call("release", "--job", "", *words)
-    assert (result.exit_code, "'' is no job" in result.stderr) == (1, True)
-    assert site.states().count("held") == 1
+    refused = f'"$@" release --job "" {" ".join(words)} 2>&1'
+    output = site.shell(
+        f'"$@" claim -n 1; {refused}; echo "code $?"; "$@" release', start_new_session=True
+    )
+    assert "'' is no job" in output and "\ncode 1\n" in output
+    assert output.count("freed") == 1, "it was still held"
 
 
 def test_a_shell_releases_its_claim_although_it_leads_its_session(site: Site) -> None:

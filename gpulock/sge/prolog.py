@@ -83,6 +83,7 @@ def claim_sge_job(
             count_unknown_refusal(node, refusal, who, deadline)
         raise
     check_host_count(node, found, job if count or job.granted else None)
+    check_isolation(node.settings, found)
     if count == 0:
         for name in request.list_unknown_gpu_requests(job):
             line = f"{call.who}: asks for {name}, which is not in SGE_COMPLEXES, and gets no GPU"
@@ -173,12 +174,15 @@ def check_shepherd_alive(node: Node, found: Spool) -> None:
         raise Refusal(UNKNOWN, f"the shepherd {found.pid} died meanwhile", "nothing to do")
 
 
-def isolate_sge_job(node: Node, found: Spool, grant: "Grant | None") -> None:
-    """Let the kernel keep the job to its grant, to no GPU without one; raise Refusal.
+def check_isolation(settings: "Settings", found: Spool) -> None:
+    """Raise Refusal for a job that could not be confined, and load all that confines one.
 
-    systemd moves a job into a scope of its own, out of the cgroup that is closed here.
+    Before the claim: a Python that cannot be read would not undo it either. systemd moves a job
+    into a scope of its own, out of the cgroup that is closed here.
     """
-    from gpulock.isolation import job
+    if settings.isolation == "off":
+        return
+    from gpulock.isolation import job as _  # noqa: F401
 
     systemd = (found.config.get("enable_systemd"), found.config.get("use_systemd"))
     if systemd[0] == ["1"] or systemd[1] == ["yes"]:
@@ -187,6 +191,12 @@ def isolate_sge_job(node: Node, found: Spool, grant: "Grant | None") -> None:
             "systemd takes the job out of the cgroup that closes its GPUs (ISOLATION=cgroup)",
             "set ENABLE_SYSTEMD=false in execd_params, or ISOLATION=off",
         )
+
+
+def isolate_sge_job(node: Node, found: Spool, grant: "Grant | None") -> None:
+    """Let the kernel keep the job to its grant, to no GPU without one; raise Refusal."""
+    from gpulock.isolation import job
+
     devices = grant.devices if grant else []
     who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
     job.begin_job_isolation(node, who, devices)

@@ -21,6 +21,7 @@ from gpulock.node.settings import Settings
 from gpulock.sge import hook, request, spool
 from gpulock.sge.prolog import (
     EXTRA_MASK_NAMES,
+    check_isolation,
     format_sge_grant,
     isolate_sge_job,
     undo_sge_claim,
@@ -50,6 +51,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         node = Node(settings)
         found = spool.open_shepherd_spool(node.proc, call.shepherd)
         call.who = f"job {found.job}.{found.task}, task {os.path.basename(found.path)}"
+        check_isolation(settings, found)
         deadline = Deadline(hook.DEADLINE)
         grant = claim_slave_task(node, found, deadline) if settings.sge_slave_tasks else None
         if grant is None and settings.isolation != "off":
@@ -138,6 +140,7 @@ def mask_refused_task(
         return 1
     try:
         if settings.isolation != "off":
+            check_isolation(settings, found)
             isolate_sge_job(Node(settings), found, None)
         pairs = [*environment.grant_variables([], settings, EXTRA_MASK_NAMES), (REFUSED, sentence)]
         drop = environment.grant_variable_names(EXTRA_MASK_NAMES) | {REFUSED, RECORD}

@@ -90,6 +90,22 @@ def test_without_isolation_nothing_of_it_is_loaded(
     assert [name for name in sys.modules if name.startswith("gpulock.isolation")] == []
 
 
+def test_what_confines_a_job_is_loaded_before_its_claim(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A library that cannot be read any more kept the claim until the reaper came."""
+    for name in [name for name in sys.modules if name.startswith("gpulock.isolation")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    def claims(*_: object) -> None:
+        loaded = "gpulock.isolation.job" in sys.modules
+        raise Refusal(UNKNOWN, f"confinement is loaded: {loaded}", "nothing to do")
+
+    monkeypatch.setattr(prolog, "claim_devices", claims)
+    assert start(site, site.run(gpus(2)), **CGROUP) == REQUEUE
+    assert "confinement is loaded: True" in capfd.readouterr().err
+
+
 def test_a_job_is_confined_to_its_grant(site: Site, kernel: Kernel) -> None:
     assert start(site, site.run(gpus(2)), **CGROUP) == RUN
     assert kernel.asked == [("12.1", SHEPHERD, [0, 1])]

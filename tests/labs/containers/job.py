@@ -111,10 +111,9 @@ class Boxes:
         if not self._image.exists():
             make_image(self._image)
             (self._image / "probe").write_text(_PROBE)
-            library = self._sets / self.version / "lib/libcuda.so.1"
-            for name in ("lib", "bin"):  # a test before may have made them
-                (self._sets / self.version / name).mkdir(parents=True, exist_ok=True)
-            library.write_text(f"{self.version}\n")
+        for name in ("lib", "bin"):  # a test before may have had another driver
+            (self._sets / self.version / name).mkdir(parents=True, exist_ok=True)
+        (self._sets / self.version / "lib/libcuda.so.1").write_text(f"{self.version}\n")
 
     @property
     def keys(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ Hot; the only door to this package for hooks, which load it where ISOLATION is n
 
 import os
 
-from gpulock.errors import UNKNOWN, Refusal, os_error_kind
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal, os_error_kind
 from gpulock.isolation import confine, marks, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.context import Node
@@ -39,6 +39,16 @@ def prepare_slurm_isolation(node: Node, slurmds: list[int]) -> None:
         raise Refusal(
             os_error_kind(fault), f"slurmd cannot be closed: {fault}", "see gpulock doctor"
         ) from fault
+
+
+def check_systemd_scope(config: "dict[str, list[str]]") -> None:
+    """Raise Refusal for a job of Grid Engine that systemd moves out of the cgroup closed here."""
+    if config.get("enable_systemd") == ["1"] or config.get("use_systemd") == ["yes"]:
+        raise Refusal(
+            INVALID_REQUEST,
+            "systemd takes the job out of the cgroup that closes its GPUs (ISOLATION=cgroup)",
+            "set ENABLE_SYSTEMD=false in execd_params, or ISOLATION=off",
+        )
 
 
 def begin_job_isolation(node: Node, who: IsolatedJob, granted: list[Device]) -> None:

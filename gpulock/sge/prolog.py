@@ -177,20 +177,12 @@ def check_shepherd_alive(node: Node, found: Spool) -> None:
 def check_isolation(settings: "Settings", found: Spool) -> None:
     """Raise Refusal for a job that could not be confined, and load all that confines one.
 
-    Before the claim: a Python that cannot be read would not undo it either. systemd moves a job
-    into a scope of its own, out of the cgroup that is closed here.
+    Before the claim: a Python that cannot be read would not undo it either.
     """
-    if settings.isolation == "off":
-        return
-    from gpulock.isolation import job as _  # noqa: F401
+    if settings.isolation != "off":
+        from gpulock.isolation import job
 
-    systemd = (found.config.get("enable_systemd"), found.config.get("use_systemd"))
-    if systemd[0] == ["1"] or systemd[1] == ["yes"]:
-        raise Refusal(
-            INVALID_REQUEST,
-            "systemd takes the job out of the cgroup that closes its GPUs (ISOLATION=cgroup)",
-            "set ENABLE_SYSTEMD=false in execd_params, or ISOLATION=off",
-        )
+        job.check_systemd_scope(found.config)
 
 
 def isolate_sge_job(node: Node, found: Spool, grant: "Grant | None") -> None:

@@ -61,5 +61,19 @@ def wait_sleeps(node: Node, unit: str) -> int:
     return pid
 
 
+def outlive_watchdog(node: Node, unit: str, *lines: str) -> int:
+    """Have a limit of the watchdog pass over a unit; return its process, which is the first."""
+    node.reload(unit, "WatchdogSec=6", *lines)
+    first = node.main_pid(unit)
+    name = "WatchdogTimestampMonotonic"
+    began = int(show(node, unit, name))
+    wait_until(
+        lambda: int(show(node, unit, name)) > began + 6_000_000,
+        why="a limit of the watchdog to pass",
+    )
+    assert (node.main_pid(unit), show(node, unit, "NRestarts")) == (first, "0")
+    return first
+
+
 def records(locks: dict[str, Owner]) -> dict[str, str]:
     return {name: record.token for name, record in locks.items()}

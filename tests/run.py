@@ -203,7 +203,13 @@ def why_not_here(step: Step) -> str:
 
 
 def prepare(roots: list[str]) -> None:
-    """Make the private roots that are not there yet: one sentence says so, and how long it took."""
+    """Make the private roots that are not there yet: one sentence says so, and how long it took.
+
+    Raises ArchiveError; in a chroot it exits with the reason.
+    """
+    check = ["bash", "-c", 'source "$0"; refuse_chroot', str(CHECKOUT / "tests/root/cgroups.sh")]
+    if subprocess.run(check, check=False).returncode != 0:
+        sys.exit(1)
     for name in roots:
         begun = time.monotonic()
         build(name)

@@ -54,3 +54,10 @@ mount_cgroups() {
         fi
     done </proc/self/cgroup
 }
+
+refuse_chroot() { # who enters a mount namespace leaves a chroot, and what a lab does there the machine around it gets
+    local mount='exec 9</; grep mnt_id /proc/self/fdinfo/9'
+    [[ $(bash -c "$mount") == $(nsenter --mount=/proc/self/ns/mnt bash -c "$mount") ]] && return
+    echo "this is a chroot, from which a lab would reach the machine around it: use the machine itself, or a container" >&2
+    return 1
+}

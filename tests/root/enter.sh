@@ -15,6 +15,7 @@ checkout=$(readlink -f "${BASH_SOURCE[0]%/*}/../..")
 source "$checkout/tests/root/cgroups.sh"
 # shellcheck source=tests/root/hold.sh
 source "$checkout/tests/root/hold.sh"
+refuse_chroot
 layers=$(cd "$checkout" && python3 -m tests.root.build "$1")
 until hold_layers "$layers"; do layers=$(cd "$checkout" && python3 -m tests.root.build "$1"); done
 shift

@@ -16,6 +16,7 @@ from tests.root.build import DAY, KEPT, named_places, recipe, retire_old_forms
 from tests.root.packages import LAYERS
 from tests.steps import PLANS
 
+CHECKOUT = Path(__file__).resolve().parents[3]
 PACKAGES = """\
 Package: slurmd
 Version: 22.05
@@ -198,3 +199,18 @@ def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
     make_form(tmp_path, ".labs-3.old", 0)
     make_form(tmp_path, ".sid-4.new", 0)
     assert kept_forms(tmp_path) == {"labs-1", ".sid-4.new"}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("words", "code"), [((), 0), (("chroot", "{0}"), 1)])
+def test_a_chroot_is_no_place_for_a_private_root(
+    tmp_path: Path, words: tuple[str, ...], code: int
+) -> None:
+    """Who entered a lab there wrote to the cgroups of the machine around it."""
+    refuse = f"source {CHECKOUT}/tests/root/cgroups.sh; refuse_chroot"
+    enter = " ".join(words).format(tmp_path)
+    script = f"mount --rbind / {tmp_path} && {enter} bash -c '{refuse}'"
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "this is a chroot" in done.stderr) == (code, bool(code))

@@ -2,7 +2,7 @@
 """Debian's archive by the standard library alone: which packages, and their files, verified.
 
 It runs before anything is installed, on whatever Linux: nothing of apt or dpkg is used. What the
-archive says is believed by its signature (gpgv), each package by its SHA-256.
+archive says is believed by its signature (gpgv or sqv), each package by its SHA-256.
 """
 
 from __future__ import annotations
@@ -68,6 +68,31 @@ def download(url: str) -> bytes:
     raise ArchiveError(f"{url} cannot be fetched: {fault}")
 
 
+def why_not_signed(file: Path, signed: Path, keys: Path = KEYS) -> str:
+    """Write what Debian has signed of a file; return why nobody has, or nothing.
+
+    By gpgv, or sqv, which Debian has from 13 on. Raises ArchiveError where neither is there.
+    """
+    gpgv, sqv = shutil.which("gpgv"), shutil.which("sqv")
+    if not keys.exists() or not (gpgv or sqv):
+        raise ArchiveError(f"gpgv or sqv and {keys} are needed to verify Debian's packages")
+    about = ["--keyring", str(keys), "--output", str(signed)]
+    if gpgv:
+        command = [gpgv, "-q", "--status-fd", "2", *about, str(file)]
+    else:
+        command = [str(sqv), *about, "--cleartext", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # An older Debian lacks the key of a newer one, which signs as well: gpgv ends with 2 then.
+    is_good = is_signed_by_a_key(done.stderr) if gpgv else done.returncode == 0
+    return "" if is_good else done.stderr
+
+
+def is_signed_by_a_key(status: str) -> bool:
+    """Return whether a signature is valid and none is bad, by what gpgv says with --status-fd."""
+    words = [line.split()[1] for line in status.splitlines() if line.startswith("[GNUPG:] ")]
+    return "VALIDSIG" in words and "BADSIG" not in words
+
+
 class Archive:
     """One component of a release of Debian, by its signed index."""
 
@@ -92,21 +117,14 @@ class Archive:
 
     def _signed_digests(self, release: str) -> dict[str, str]:
         """Return the SHA-256 of each index by name, of a file that Debian signed."""
-        gpgv = shutil.which("gpgv")
-        if gpgv is None or not KEYS.exists():
-            raise ArchiveError(f"gpgv and {KEYS} are needed to verify Debian's packages")
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(download(f"{self._mirror}/dists/{release}/InRelease"))
-            file.flush()
-            done = subprocess.run(
-                [gpgv, "-q", "--keyring", str(KEYS), "--output", "-", file.name],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        if done.returncode != 0:
-            raise ArchiveError(f"{self._mirror}: the signature of {release} is bad: {done.stderr}")
-        lines = [line.split() for line in done.stdout.splitlines()]
+        url = f"{self._mirror}/dists/{release}/InRelease"
+        with tempfile.TemporaryDirectory() as folder:
+            file, signed = Path(folder, "InRelease"), Path(folder, "signed")
+            file.write_bytes(download(url))
+            if why := why_not_signed(file, signed):
+                raise ArchiveError(f"{self._mirror}: the signature of {release} is bad: {why}")
+            text = signed.read_text()
+        lines = [line.split() for line in text.splitlines()]
         return {words[2]: words[0] for words in lines if len(words) == 3 and len(words[0]) == 64}
 
     def essential(self) -> list[str]:

@@ -6,7 +6,7 @@
 
 Layers are kept in the user's cache and made once for a list of packages and a pyproject.toml.
 Packages are unpacked, none is configured: what their scripts would do, as far as a daemon or a test
-needs it, is `finish`. Needs root, python3, tar and gpgv.
+needs it, is `finish`. Needs root, python3, tar, and gpgv or sqv.
 """
 
 from __future__ import annotations

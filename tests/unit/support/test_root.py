@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.root.archive import Archive, ArchiveError, data_member, find_mirror
+from tests.root.archive import (
+    Archive,
+    ArchiveError,
+    data_member,
+    find_mirror,
+    is_signed_by_a_key,
+)
 from tests.root.build import DAY, KEPT, named_places, recipe, retire_old_forms
 from tests.root.packages import LAYERS
 from tests.steps import PLANS
@@ -60,6 +66,32 @@ def signed(monkeypatch: pytest.MonkeyPatch, mirror: Path) -> Archive:
 def test_an_archive_that_debian_did_not_sign_is_refused(mirror: Path) -> None:
     with pytest.raises(ArchiveError, match=r"signature of some is bad|needed to verify"):
         Archive("some", mirror / "cache")
+
+
+STATUS = """\
+[GNUPG:] NEWSIG
+[GNUPG:] GOODSIG 6ED0E7B82643E131 Debian Archive Automatic Signing Key (12/bookworm)
+[GNUPG:] VALIDSIG 4CB50190207B4758A3F73A796ED0E7B82643E131 2026-07-11
+gpgv: Can't check signature: No public key
+[GNUPG:] NEWSIG
+"""
+OF_A_NEWER = "[GNUPG:] ERRSIG 78DBA3BC47EF2265 1 8 01\n[GNUPG:] NO_PUBKEY 78DBA3BC47EF2265\n"
+BAD = "[GNUPG:] BADSIG 6ED0E7B82643E131 Debian Archive Automatic Signing Key (12/bookworm)\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "signed"),
+    [
+        (STATUS, True),
+        (STATUS + OF_A_NEWER, True),
+        (STATUS + BAD, False),
+        (OF_A_NEWER, False),
+        ("", False),
+    ],
+)
+def test_one_key_that_this_debian_knows_is_enough(status: str, *, signed: bool) -> None:
+    """Debian 11 has no key of Debian 13, which signs Debian 12 too."""
+    assert is_signed_by_a_key(status) is signed
 
 
 def test_packages_come_with_what_they_need_and_without_perl(

@@ -70,7 +70,7 @@ cd /checkout
 ip link set lo up
 hostname gpulock-tests
 if [[ -e /sys/fs/cgroup/lab ]]; then echo 0 >/sys/fs/cgroup/lab/cgroup.procs; fi
-"$@"
+env --default-signal=INT,TERM "$@" # which the unshare of util-linux 2.36 leaves ignored
 exit $? # or the shell would become that command, and PID 1 has orphans to reap
 '
 pids=(--pid)

@@ -105,7 +105,7 @@ class Boxes:
 
     def __init__(self, machine: Machine, settings: Settings) -> None:
         """Make an image, and files of the node's driver, in the lab's folder."""
-        self._image = machine.lab / "image"
+        self._image = machine.lab / "container-image"
         self._sets = machine.lab / "sets"
         self.version = loaded_driver_version(settings.driver_root)
         if not self._image.exists():

@@ -100,7 +100,7 @@ def with_pyxis(
 
 def build_stand_in(lab: Path, site: SlurmSite) -> tuple[Path, Path]:
     """Compile the stand-in; return it and an image of empty places for what the host has."""
-    pyxis, image = lab / "spank_pyxis.so", lab / "image"
+    pyxis, image = lab / "spank_pyxis.so", lab / "pyxis-image"
     include = f"-I{find_spank_header(site)}"
     build: list[str | Path] = ["gcc", "-Wall", "-Werror", "-shared", "-fPIC", include]
     subprocess.run([*build, "-o", pyxis, SOURCE], check=True, timeout=60)

@@ -154,11 +154,19 @@ class SgeUninstaller(Uninstaller):
         return "none" if value is None or is_sge_none(value) else value
 
     def stop_sensor(self) -> list[str]:
-        """Wait until execd has stopped our sensor; return why not."""
-        wait = f"waiting for execd of {self.host} to stop the load sensor"
+        """Wait until execd has stopped our sensor, and starts no shepherd by ours; return why not.
+
+        A sensor that never reported proves nothing: then two later reports do.
+        """
         report = HostReport(self.qconf, self.host)
-        if self.execd and not report.wait_sensor(False, lambda: self.echo(wait)):
-            return [f"execd of {self.host} still runs the load sensor: restart it"]
+        if self.execd and report.has_sensor_values():
+            wait = f"waiting for execd of {self.host} to stop the load sensor"
+            if not report.wait_sensor(False, lambda: self.echo(wait)):
+                return [f"execd of {self.host} still runs the load sensor: restart it"]
+        elif self.execd:
+            wait = f"waiting for execd of {self.host} to take its configuration"
+            if not report.wait_new_reports(lambda: self.echo(wait)):
+                return [f"execd of {self.host} sends no report: restart it"]
         shared = self.qconf.configuration("global") or {}
         if self.qconf.configuration(self.host) == self.sensor_line(shared):
             self.qconf.run("qconf", "-dconf", self.host)

@@ -435,18 +435,44 @@ def test_the_hooks_stay_while_the_sensor_runs_however_often_they_are_uninstalled
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second run no longer knew of the sensor, and took the program away under it."""
-    monkeypatch.setattr("gpulock.install.sge.host_report._SLACK_SECONDS", 0.0)
     quick_reports(site)
     plan_sge(site.options()).apply(ignore)
     (site.state / "deaf").touch()
 
-    for _ in range(2):
-        left = SgeUninstaller(site.config, ignore).uninstall()
-        assert any("still runs the load sensor" in line for line in left)
-        assert (site.root / "libexec/current/prolog/sge-sensor").is_file()
+    with monkeypatch.context() as patch:
+        patch.setattr("gpulock.install.sge.host_report._SLACK_SECONDS", 0.0)
+        for _ in range(2):
+            left = SgeUninstaller(site.config, ignore).uninstall()
+            assert any("still runs the load sensor" in line for line in left)
+            assert (site.root / "libexec/current/prolog/sge-sensor").is_file()
 
     (site.state / "deaf").unlink()
     assert SgeUninstaller(site.config, ignore).uninstall() == []
+    assert not (site.root / "libexec").exists()
+
+
+def test_the_hooks_stay_until_execd_has_taken_its_configuration_without_a_sensor(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sensor that never reported was taken for one that was stopped.
+
+    execd then looked for a shepherd that was gone, and the queue went into error.
+    """
+    quick_reports(site)
+    plan_sge(site.options()).apply(ignore)
+    site.edit("se", "gpu.free=8", "other=1")
+    (site.state / "deaf").touch()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpulock.install.sge.host_report._SLACK_SECONDS", 0.0)
+        left = SgeUninstaller(site.config, ignore).uninstall()
+
+    assert left == ["execd of node1 sends no report: restart it"]
+    assert (site.root / "libexec/current/prolog/sge_shepherd").is_file()
+    (site.state / "deaf").unlink()
+    said: list[str] = []
+    assert SgeUninstaller(site.config, said.append).uninstall() == []
+    assert "waiting for execd of node1 to take its configuration" in said
     assert not (site.root / "libexec").exists()
 
 

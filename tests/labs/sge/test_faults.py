@@ -22,6 +22,7 @@ from tests.labs.sge.jobs import (
     records,
     said,
     script,
+    stopped_queues,
     wait_refused,
     wait_said,
 )
@@ -81,7 +82,7 @@ def test_without_execds_file_no_job_starts_and_no_queue_stops(around: Gpulock) -
         assert "unknown: execd has no file of this job" in said(around, job, "lost")
         assert "mask=" not in said(around, job, "lost")
         assert {r["failed"].split()[0] for r in records(around, job)} == {"25"}
-    assert set(around.sge.queue_states().values()) == {""}
+    assert stopped_queues(around) == {}
     assert claims(around, NODE) == {}
 
 
@@ -96,7 +97,7 @@ def test_jobs_of_an_unknown_grid_engine_wait_and_no_queue_stops(around: Gpulock)
         around.sge.wait_state(job, "Rq")
         assert "another version of Grid Engine" in said(around, job, name, user)
         assert "mask=" not in said(around, job, name, user)
-    assert set(around.sge.queue_states().values()) == {""}
+    assert stopped_queues(around) == {}
     assert claims(around, OTHER) == {}
 
 

@@ -386,7 +386,7 @@ def test_epilogs_without_a_prolog_or_after_one_that_failed_end_well(
     gpus.sge.wait_done(without)
     gpus.sge.wait_state(invalid, "Eqw")
     assert [r["failed"] for r in records(gpus, without)] == ["0"]
-    assert set(gpus.sge.queue_states().values()) == {""}
+    assert stopped_queues(gpus) == {}
     assert len(held(gpus, NODE, holder)) == 4 == len(gpus.locks(NODE))
 
 

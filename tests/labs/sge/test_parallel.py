@@ -11,6 +11,7 @@ import pytest
 from tests.labs.common.processes import command_of
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
+from tests.labs.sge.jobs import stopped_queues
 from tests.labs.sge.test_jobs import output
 from tests.support.wait import wait_until
 
@@ -127,7 +128,7 @@ def test_a_task_whose_hook_cannot_start_ends_its_job_with_the_reason(tasks: Gpul
         hook.write_text(text)
     said = "\n".join(map(tasks.sge.messages, NODES))
     assert f"{hook} ended with 127, so no task can start on this node" in said
-    assert set(tasks.sge.queue_states().values()) == {""}
+    assert stopped_queues(tasks) == {}
 
 
 def test_without_the_feature_a_job_over_several_hosts_is_refused(gpus: Gpulock) -> None:

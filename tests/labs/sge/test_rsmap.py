@@ -17,7 +17,16 @@ from tests.labs.sge import test_install
 from tests.labs.sge.bare_node import CONFIG, NODE, Node
 from tests.labs.sge.config import EXECHOST_VALUES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import command, gate_file, held, on, said, wait_said, waiting_for
+from tests.labs.sge.jobs import (
+    command,
+    gate_file,
+    held,
+    on,
+    said,
+    stopped_queues,
+    wait_said,
+    waiting_for,
+)
 from tests.labs.sge.lab import GridEngine
 
 pytestmark = pytest.mark.lab
@@ -89,7 +98,7 @@ def test_jobs_beside_each_other_have_the_gpus_of_their_ids(mapped: Gpulock) -> N
     for job in (*jobs, more):
         sge.wait_done(job)
     mapped.wait_free()
-    assert set(sge.queue_states().values()) == {""}
+    assert stopped_queues(mapped) == {}
 
 
 def test_an_id_that_no_map_names_refuses_its_job_and_the_queue_stays(mapped: Gpulock) -> None:
@@ -99,7 +108,7 @@ def test_an_id_that_no_map_names_refuses_its_job_and_the_queue_stays(mapped: Gpu
     sge.wait_state(job, "Eqw")
     assert "card=GPU9" in said(mapped, job)
     assert "ran\n" not in said(mapped, job)
-    assert (mapped.locks(NODE), set(sge.queue_states().values())) == ({}, {""})
+    assert (mapped.locks(NODE), stopped_queues(mapped)) == ({}, {})
 
 
 def test_the_id_of_a_card_out_of_service_goes_to_no_job_and_comes_back(mapped: Gpulock) -> None:

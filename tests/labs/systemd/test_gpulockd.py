@@ -58,13 +58,11 @@ def test_what_a_killed_job_held_is_freed_and_the_journal_says_why(node: Node) ->
     node.machine.run("systemctl", "kill", "--signal=KILL", "job")
 
     wait_until(lambda: not node.locks(), why="the devices to be free")
-    wait_journal(node, DAEMON, f"freed {' '.join(sorted(held))}")
-    lines = node.machine.run(
-        "journalctl", "-u", DAEMON, "-p", "notice", "-o", "short", "--no-pager"
-    ).stdout.splitlines()
-    line = next(line for line in reversed(lines) if "freed" in line)
-    assert f"gpulockd[{node.main_pid(DAEMON)}]: freed" in line  # no <5> left of the priority
-    assert "is gone" in line
+    # of this gpulockd, not of an earlier one's same devices; no <5> is left of the priority
+    line = f"gpulockd[{node.main_pid(DAEMON)}]: freed {' '.join(sorted(held))} of pid"
+    wait_journal(node, DAEMON, line)
+    (told,) = [one for one in journal(node, DAEMON).splitlines() if line in one]
+    assert "is gone" in told
     history = node.machine.path("/var/lib/gpulock/history/history.jsonl")
     token = next(iter(held.values())).token
     rounds_until(

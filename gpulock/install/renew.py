@@ -19,7 +19,7 @@ from gpulock.install.change import (
     apply_changes,
     install_record,
 )
-from gpulock.install.hooks import real_interpreter
+from gpulock.install.hooks import describe_drop_env, real_interpreter
 from gpulock.install.planner import PODMAN_HOOKS, PODMAN_PROGRAM
 from gpulock.install.trial import try_slurm_hooks
 from gpulock.install.versions import CURRENT, InstalledHooks
@@ -47,8 +47,11 @@ def renew_hooks(
                 lock_dir = Path(settings.lock_dir)
                 hooks = InstalledHooks(path, Path(address[2]), python, lock_dir, trial)
                 keep = if_broken and has_interpreter(path / CURRENT / "prolog/slurm")
-                if hooks.read() is not None:
-                    renew_place(record, hooks, hooks.wanted(), keep, echo)
+                now, wanted = hooks.read(), hooks.wanted()
+                if scheduler == "sge" and now not in (None, wanted) and not keep:
+                    echo(describe_drop_env())
+                if now is not None:
+                    renew_place(record, hooks, wanted, keep, echo)
             elif path == PODMAN_HOOKS / PODMAN_PROGRAM and value is not None:
                 text = f"#!{real_interpreter(python)} -IS\n" + value.partition("\n")[2]
                 keep = if_broken and has_interpreter(path)

@@ -120,12 +120,13 @@ def self_test_sge_hooks(paths: HookPaths) -> None:
     must([paths.prolog, NO_PROCESS], _REFUSES, "not started by sge_shepherd")
     must([paths.epilog, NO_PROCESS], (0,), "not started by sge_shepherd")
     job = (TRIAL_JOB, "0", "queue")
-    site = (*job, "root", "root@/bin/true")
+    site = ("root", "root@/bin/true")
     hostile = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"}
-    for hook, path, codes in (("prolog", paths.prolog, _REFUSES), ("epilog", paths.epilog, (0,))):
-        try_hook([paths.clean, paths.launch, path, *job], codes, "no shepherd", env=hostile)
-        both = (*codes, 1)  # no spool directory, so no environment for a hook of the site's
-        try_hook([paths.clean, paths.chain, hook, *site], both, "no shepherd", env=hostile)
+    if paths.drop_env.exists():  # else no line of Grid Engine's may lead here
+        for path, codes in ((paths.prolog, _REFUSES), (paths.epilog, (0,))):
+            try_hook([paths.drop_env, path, *job], codes, "no shepherd", env=hostile)
+            both = (*codes, 1)  # no spool directory, so no environment for a hook of the site's
+            try_hook([paths.drop_env, path, *job, *site], both, "no shepherd", env=hostile)
     must([paths.sensor], (0,), stdin="quit\n")
     must([paths.jsv], (0,), "STARTED", stdin="START\nQUIT\n")
 

@@ -23,6 +23,7 @@ from gpulock.install.change import Place
 from gpulock.install.hooks import (
     HookPaths,
     InstallError,
+    describe_drop_env,
     hook_folder_files,
     hooks_digest,
     make_public_folder,
@@ -79,6 +80,13 @@ class InstalledHooks(Place):
         if version_in_force(self.prefix) is None:
             self.write(None)
 
+    def check_safe(self, before: str | None) -> None:
+        """Raise InstallError where users could write, or Grid Engine would lose what it starts."""
+        if os.geteuid() == 0 and (why := why_untrusted_program(self.prefix, (0,))):
+            raise InstallError(f"{why}: hooks run as root; make it writable by root alone")
+        if before and HookPaths(self.prefix / before).drop_env.exists():
+            describe_drop_env()
+
     def write(self, value: str | None) -> None:
         try:
             discard_cut_switch(self.prefix)
@@ -91,8 +99,7 @@ class InstalledHooks(Place):
                 return
             before = version_in_force(self.prefix)
             make_public_folder(self.prefix)
-            if os.geteuid() == 0 and (why := why_untrusted_program(self.prefix, (0,))):
-                raise InstallError(f"{why}: hooks run as root; make it writable by root alone")
+            self.check_safe(before)
             if value == self.wanted():
                 paths = render_hooks(self.prefix / value, self.config, self.interpreter)
             else:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The epilog of Grid Engine: give back what this very run of the job holds.
 
-Hot. It always exits 0: anything else would run a finished job again (facts/grid-engine.md). What it
-cannot free is left to the next claim and the reaper.
+Hot. It always exits 0: anything else would run a finished job again (facts/grid-engine.md). The
+site's own epilog comes first, and its exit code counts. What cannot be freed is left to the next
+claim and the reaper.
 """
 
 import os
@@ -35,13 +36,18 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
-    """Run the epilog; return 0."""
+    """Run the epilog; return 0, or what the site's own ended with."""
     call = hook.SgeHookCall(argv, environ)
+    code = hook.DONE
+    if call.site:
+        from gpulock.sge import site_hook
+
+        code = site_hook.run_site_epilog(call, environ)
     begun = clock_boottime()
     settings: "Settings | None" = None
     try:
         settings = read_hook_settings(config, to_syslog=not call.tried)
-        released = release_sge_job(Node(settings), call, Deadline(hook.DEADLINE))
+        released = release_sge_job(Node(settings), call, code, Deadline(hook.DEADLINE))
     except Refusal as refusal:
         told = refusal
     except Exception as fault:  # the one broad handler: the job is over, whatever it is
@@ -51,10 +57,10 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
             log_hook_line(settings, line, error)
         if settings.report_at_end or settings.report_dir:
             print_sge_report(settings, released)
-        return hook.DONE
+        return code
     sentence = told.sentence(f"epilog of {call.who}")
     log_hook_line(settings, sentence, error=True, to_syslog=not call.tried)
-    return hook.DONE
+    return code
 
 
 def print_sge_report(settings: Settings, released: ReleaseResult) -> None:
@@ -67,10 +73,12 @@ def print_sge_report(settings: Settings, released: ReleaseResult) -> None:
         log_hook_line(settings, f"no report: {fault}", error=False)
 
 
-def release_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> ReleaseResult:
-    """Release the locks of this run; raise Refusal."""
+def release_sge_job(
+    node: Node, call: hook.SgeHookCall, site_code: int, deadline: Deadline
+) -> ReleaseResult:
+    """Release the locks of this run; raise Refusal. An epilog of the site's that failed says so."""
     found = hook.find_spool(node, call)
-    if not call.site_failed:
+    if site_code == hook.DONE:
         try:
             secure_exit_status(found)
         except OSError as fault:  # the locks matter more

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Grid Engine hooks share: arguments, the shepherd above, the record of a job, words.
 
-Hot. A hook is started as `HOOK SHEPHERD_PID [--limited] [--site-failed]` with JOB_ID, SGE_TASK_ID
-and QUEUE in an environment that `clean` emptied: execd's words, not the job's. stdout decides
-nothing; stderr is the job's own output file; syslog is the administrator's.
+Hot. `drop-env` starts a hook as `HOOK SHEPHERD_PID [OWNER COMMAND...]`, with the site's own hook
+behind it, and with JOB_ID, SGE_TASK_ID and QUEUE in the environment: execd's words, not the job's.
+stdout decides nothing; stderr is the job's own output file; syslog is the administrator's.
 """
 
 import errno
@@ -33,16 +33,17 @@ DEADLINE = 60.0  # seconds for a whole hook: Grid Engine itself sets none
 class SgeHookCall:
     """How a hook was started: whose it is, by execd's own words.
 
-    `tried`: by doctor or install, without a job. Nobody is to be told in syslog.
+    `site` is the site's own hook, with the job's owner before it. `limited` says that the job's
+    limits hold. `tried`: by doctor or install, without a job. Nobody is to be told in syslog.
     """
 
-    __slots__ = ("job", "limited", "shepherd", "site_failed", "task", "tried", "who")
+    __slots__ = ("job", "limited", "shepherd", "site", "task", "tried", "who")
 
     def __init__(self, argv: list[str], environ: "Mapping[str, str]") -> None:
         given = argv[1] if len(argv) > 1 else ""
         self.shepherd = int(given) if given.isascii() and given.isdigit() else os.getppid()
-        self.limited = "--limited" in argv
-        self.site_failed = "--site-failed" in argv  # the site's own epilog, which came first
+        self.site = argv[2:]
+        self.limited = "GPULOCK_LIMITED" in environ
         self.job = environ.get("JOB_ID", "")
         self.tried = self.job == TRIAL_JOB
         self.task = environ.get("SGE_TASK_ID", "")

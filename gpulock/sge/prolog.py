@@ -54,6 +54,10 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         log_hook_line(
             settings, format_sge_grant(call, grant, clock_boottime() - begun), error=False
         )
+        if call.site:
+            from gpulock.sge import site_hook
+
+            return site_hook.become_site_prolog(call, environ)
         return hook.DONE
     if call.limited:
         told = hook.blame_job_limits(told)
@@ -228,7 +232,7 @@ def undo_sge_claim(node: Node, found: Spool, grant: Grant, deadline: Deadline) -
     if not grant.fresh:
         return
     try:
-        os.unlink(spool.RECORD, dir_fd=found.fd)  # by it `chain` believes the job's variables
+        os.unlink(spool.RECORD, dir_fd=found.fd)  # by it the site's hook believes the mask
     except OSError:
         pass
     try:

@@ -50,6 +50,7 @@ CONFIG_KEYS = (
     "add_grp_id",
     "admin_user",
     "enable_systemd",
+    "enable_windomacc",
     "epilog",
     "host",
     "host_slots",

@@ -36,14 +36,8 @@ class DemoJob:
     def __init__(self, stage: DemoNode, job: SimulatedJob, bell: Path) -> None:
         self.job = job
         self._bell = bell
-        words = (str(job.job_id), str(job.task_id), job.queue)
-        self.shepherd = Shepherd(
-            spool_job(stage.node.directory, job),
-            *(
-                [str(stage.hooks.clean), str(stage.hooks.launch), str(hook), *words]
-                for hook in (stage.hooks.prolog, stage.hooks.epilog)
-            ),
-        )
+        hooks = ([str(hook)] for hook in (stage.hooks.prolog, stage.hooks.epilog))
+        self.shepherd = Shepherd(spool_job(stage.node.directory, job), *hooks)
         self.result: ShepherdResult | None = None
 
     @property

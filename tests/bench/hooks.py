@@ -97,7 +97,7 @@ def grid_engine(scene: Scene, shepherd: Shepherd, samples: Samples) -> list[Act]
     """Return the claims and releases of a job under Grid Engine: plainly, and as configured."""
     env, pid = shepherd.environment(), str(shepherd.pid)
     prolog, epilog = str(scene.hooks.prolog), str(scene.hooks.epilog)
-    launch = (str(scene.hooks.clean), str(scene.hooks.launch))
+    start = str(scene.hooks.drop_env)
     job = (env["JOB_ID"], env["SGE_TASK_ID"], env["QUEUE"])
 
     def pair(suffix: str, claim: Sequence[str], release: Sequence[str]) -> Act:
@@ -107,7 +107,7 @@ def grid_engine(scene: Scene, shepherd: Shepherd, samples: Samples) -> list[Act]
 
     return [
         pair("", [prolog, pid], [epilog, pid]),
-        pair("+launch", [*launch, prolog, *job], [*launch, epilog, *job]),
+        pair("+drop-env", [start, prolog, *job], [start, epilog, *job]),
     ]
 
 

@@ -165,7 +165,7 @@ class SgeClusterChecks:
     def is_gpulock_hook(self, line: str | None, hook: str) -> bool:
         """Say whether a line starts a hook of ours, rightly or not."""
         return texts.is_gpulock_command(line, hook) or any(
-            word.endswith((f"/{hook}/sge", "/prolog/chain")) for word in (line or "").split()
+            word.endswith(f"/{hook}/sge") for word in (line or "").split()
         )
 
     def line_fault(self, hook: str, line: str | None) -> str:
@@ -177,8 +177,8 @@ class SgeClusterChecks:
         assert line is not None
         if not line.startswith("root@"):
             return f"its {hook} does not run as root: root@ is missing"
-        if "/prolog/clean " not in line:
-            return f"its {hook} is loaded with the job's environment: prolog/clean is missing"
+        if "/prolog/drop-env " not in line:
+            return f"its {hook} is loaded with the job's environment: prolog/drop-env is missing"
         return f"its {hook} is not as installed: {line}"
 
     def elsewhere(self, queue: str) -> Iterator[Check]:

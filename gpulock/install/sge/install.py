@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.change import Change, FilePlace, plan_place_change
-from gpulock.install.hooks import InstallError
+from gpulock.install.hooks import InstallError, describe_drop_env
 from gpulock.install.planner import InstallPlan, NodePlanner
 from gpulock.install.sge import texts
 from gpulock.install.sge.cards import is_rsmap, sge_map_text
@@ -131,6 +131,7 @@ class SgePlanner(NodePlanner):
         keys |= {"SGE_SHEPHERD": str(real), **self.quarantine_keys(options.quarantine_on)}
         self.add_settings(keys | self.cdi_keys(options.docker))
         where = (options.prefix, options.config, options.interpreter)
+        self.note(describe_drop_env())
         self.add_hooks(InstalledHooks(*where, Path(self.settings.lock_dir)))
         self.add_enroot(options.enroot)
         self.add_podman(options.podman, options.interpreter)

@@ -2,8 +2,8 @@
 """Texts of an installation: command lines of prolog and epilog, login script, complex.
 
 The site's command stands in our line as it stood in its own, so Grid Engine goes on splitting it
-and filling in its $variables; `prolog/chain` runs it with its own user and environment.
-`prolog/clean` stands first: whatever the job's environment holds, it starts.
+and filling in its $variables; our hook runs it with its own user and environment.
+`prolog/drop-env` stands first: whatever the job's environment holds, it starts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gpulock.install.trial import command_program
 SHEPHERD: Final = "prolog/sge_shepherd"
 HOOKS: Final = ("prolog", "epilog")
 _JOB_WORDS: Final = "$job_id $ja_task_id $queue"
-_CHAIN_COUNT: Final = 7  # clean, chain, prolog or epilog, those three, $job_owner
+_SITE: Final = 6  # words before the site's: drop-env, our hook, those three, $job_owner
 
 
 def hook_command(current: Path, hook: str) -> str:
     """Return the command line of a hook alone."""
-    return f"root@{current}/prolog/clean {current}/prolog/launch {current}/{hook}/sge {_JOB_WORDS}"
+    return f"root@{current}/prolog/drop-env {current}/{hook}/sge {_JOB_WORDS}"
 
 
 def chained_hook_command(current: Path, hook: str, site: str) -> str:
@@ -39,8 +39,7 @@ def chained_hook_command(current: Path, hook: str, site: str) -> str:
             )
     if "=" in str(command_program(site)):
         raise InstallError(f"the {hook} in force cannot be kept, '=' in its path: {site}; move it")
-    start = f"root@{current}/prolog/clean {current}/prolog/chain {hook}"
-    return f"{start} {_JOB_WORDS} $job_owner {site}"
+    return f"{hook_command(current, hook)} $job_owner {site}"
 
 
 def queue_hook_command(current: Path, hook: str, site: str | None) -> str:
@@ -53,21 +52,15 @@ def queue_hook_command(current: Path, hook: str, site: str | None) -> str:
 def is_gpulock_command(value: str | None, hook: str) -> bool:
     """Say whether a command line is gpulock's, wherever it is installed."""
     words = (value or "").split()
-    if len(words) < len(("clean", "launch", hook)) or not words[0].endswith("/prolog/clean"):
-        return False
-    if words[1].endswith("/prolog/chain"):
-        return len(words) >= _CHAIN_COUNT and words[2] == hook
-    return words[1].endswith("/prolog/launch") and words[2].endswith(f"/{hook}/sge")
+    starts = len(words) > 1 and words[0].endswith("/prolog/drop-env")
+    return starts and words[1].endswith(f"/{hook}/sge")
 
 
 def site_command_of(value: str | None, hook: str) -> str | None:
     """Return the site's own command: what is behind ours, or all of a line that is not ours."""
     if value is None or not is_gpulock_command(value, hook):
         return value
-    words = value.split()
-    if words[1].endswith("/prolog/chain"):
-        return " ".join(words[_CHAIN_COUNT:]) or None
-    return None
+    return " ".join(value.split()[_SITE:]) or None
 
 
 def login_script_text(spool: str, gid_range: str) -> str:

@@ -50,10 +50,8 @@ NAMES = ["static tls", "malloc", "python", "shell", "locale", "large"]
 def chain_to(guarded: Gpulock, command: str) -> None:
     """Let the site have hooks of its own behind ours: a command that is given the hook's name."""
     for hook in ("prolog", "epilog"):
-        words = guarded.line(hook).split()
-        clean, job = words[0], words[3:]
-        line = [clean, str(guarded.hooks.chain), hook, *job, "$job_owner", command, hook]
-        guarded.sge.qconf("-rattr", "queue", hook, " ".join(line), "gpu.q")
+        line = f"{guarded.line(hook)} $job_owner {command} {hook}"
+        guarded.sge.qconf("-rattr", "queue", hook, line, "gpu.q")
 
 
 @pytest.fixture
@@ -89,7 +87,7 @@ def test_no_variable_of_a_job_stops_its_queue(
 ) -> None:
     """Tried: GLIBC_TUNABLES and others, which a loader reads before any program of ours.
 
-    Stopped by: `prolog/clean` has no loader, and drops the environment.
+    Stopped by: `prolog/drop-env` has no loader, and drops the environment.
     """
     job = submit_with(guarded, env, *asked)
 
@@ -167,7 +165,7 @@ def test_a_job_that_ends_with_99_or_100_is_still_heard(guarded: Gpulock) -> None
 def test_no_variable_of_a_job_stops_its_queue_in_front_of_the_sites_hooks(
     chained: Gpulock, env: dict[str, str]
 ) -> None:
-    """Tried: the same variables, upon a root hook of the site's that `chain` names.
+    """Tried: the same variables, upon a root hook of the site's behind ours.
 
     Stopped by: that hook gets none that a loader, a shell or Python obeys.
     """
@@ -182,7 +180,7 @@ def test_no_variable_of_a_job_stops_its_queue_in_front_of_the_sites_hooks(
 def test_no_variable_runs_a_users_program_in_the_sites_hooks(guarded: Gpulock) -> None:
     """Tried: a PATH, a start file, a module for a hook of root's that runs programs by their names.
 
-    Stopped by: chain gives it a PATH of root's, and only what execd writes itself.
+    Stopped by: our hook gives it a PATH of root's, and only what execd writes itself.
     """
     evil, note = root_script(guarded)
     seen = guarded.sge.lab / "seen"

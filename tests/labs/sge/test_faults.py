@@ -51,7 +51,7 @@ case $JOB_NAME in
     ;;
 esac
 cd /
-exec {clean} {launch} {prolog} "$JOB_ID" "$SGE_TASK_ID" "$QUEUE"
+exec {start} {prolog} "$JOB_ID" "$SGE_TASK_ID" "$QUEUE"
 """
 
 
@@ -60,7 +60,7 @@ def around(gpus: Gpulock) -> Gpulock:
     """Let a job's name decide what befalls it before its prolog."""
     go = gate_file(gpus, "go")
     hooks = gpus.hooks
-    text = AROUND.format(go=go, clean=hooks.clean, launch=hooks.launch, prolog=hooks.prolog)
+    text = AROUND.format(go=go, start=hooks.drop_env, prolog=hooks.prolog)
     line = (
         "root@/usr/bin/env -i JOB_NAME=$job_name JOB_ID=$job_id SGE_TASK_ID=$ja_task_id "
         f"QUEUE=$queue {script(gpus, 'around', text)}"

@@ -114,7 +114,7 @@ def test_a_naive_hook_would_have_run_the_kit_as_root(gpus: Gpulock, evil: Evil) 
     """Tried: the same kit with a hook that keeps its environment: it runs as root, so the kit
     works.
 
-    Stopped by: nothing here; `prolog/clean` is what such a hook lacks.
+    Stopped by: nothing here; `prolog/drop-env` is what such a hook lacks.
     """
     naive = script(gpus, "naive", "#!/usr/bin/env python3\nimport os\nos.system('mkdir -p /x')\n")
     gpus.sge.set_hooks(f"root@{naive}", "NONE", queues=["cpu.q"])
@@ -287,7 +287,7 @@ def test_names_accounts_and_folders_of_odd_bytes_are_served_or_turned_away(
 def hook_line(gpus: Gpulock, job: object, hook: Path, env: Mapping[str, str] = NOTHING) -> str:
     """Return the shell line of a queue's hook, with more in its environment."""
     more = " ".join(f"{name}={value}" for name, value in env.items())
-    return f"/usr/bin/env -i {more} {gpus.hooks.launch} {hook} {job} 0 gpu.q"
+    return f"/usr/bin/env -i {more} {gpus.hooks.drop_env} {hook} {job} 0 gpu.q"
 
 
 def stand_in(gpus: Gpulock, job: object, line: str, config: str, mode: int = 0o755) -> str:

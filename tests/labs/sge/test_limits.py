@@ -37,7 +37,7 @@ def test_jobs_under_tiny_limits_run_once_or_are_refused_and_no_queue_stops(
 ) -> None:
     """Tried: `-l h_vmem`, `h_data`, `h_stack`, `h_fsize` and `h_cpu` that leave a hook no room.
 
-    Stopped by: `launch` lifts them; where it may not, the job is at fault and no queue stops.
+    Stopped by: `drop-env` lifts them; where it may not, the job is at fault and no queue stops.
     """
     raising = may_raise(gpus)
     with capsys.disabled():
@@ -75,7 +75,7 @@ def test_jobs_under_tiny_limits_run_once_or_are_refused_and_no_queue_stops(
 def test_jobs_without_gpus_and_jobs_ended_by_a_limit_leave_the_queue_alone(gpus: Gpulock) -> None:
     """Tried: jobs that a limit of time or of file sizes ends, and one without GPUs and memory.
 
-    Stopped by: `launch` lifts the limits before the hook, and an epilog ends with 0.
+    Stopped by: `drop-env` lifts the limits before the hook, and an epilog ends with 0.
     """
     spin = "while :; do :; done\n"
     masked = gpus.sge.submit("glalice", *on(NODE, "-l", "h_vmem=8M"), stdin="echo ran\n")
@@ -117,29 +117,27 @@ def test_a_large_environment_under_a_file_limit_refuses_the_job_and_not_the_node
         assert f"invalid request: {limits}: its environment is too large" in said(gpus, job)
 
 
-def test_the_launcher_lifts_every_limit_first_and_becomes_the_prolog_where_it_may(
+def test_every_limit_is_lifted_first_and_drop_env_becomes_the_prolog_where_it_may(
     gpus: Gpulock, tmp_path: Path
 ) -> None:
-    """Tried: limits of a job upon its prolog, where the launcher may lift them; seen by strace.
+    """Tried: limits of a job upon its prolog, where they may be lifted; seen by strace.
 
     Stopped by: every limit is lifted before execve(2).
     """
-    calls = traced(gpus, tmp_path, "prolog", "inject=prlimit64:retval=0")
+    calls = traced(gpus, tmp_path, "prolog", "inject=prlimit64:retval=0:when=2+2")
     lifted = [limit for limit in calls if limit != "execve"]
     assert lifted == ["RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_CPU", "RLIMIT_STACK"]
     assert calls[-1] == "execve"
-    assert (tmp_path / "argv").read_text() == "1\n"  # the pid of the shepherd
+    assert (tmp_path / "limited").read_text() == "no\n"
 
 
-def test_the_launcher_keeps_a_prolog_as_a_child_where_a_limit_stays(
-    gpus: Gpulock, tmp_path: Path
-) -> None:
+def test_a_prolog_stays_a_child_where_a_limit_stays(gpus: Gpulock, tmp_path: Path) -> None:
     """Tried: limits of a job upon its prolog, where one cannot be lifted.
 
-    Stopped by: the launcher stays above the prolog, and answers for it.
+    Stopped by: drop-env stays above the prolog, and answers for it.
     """
-    traced(gpus, tmp_path, "prolog", "inject=prlimit64:error=EPERM:when=2+")
-    assert (tmp_path / "argv").read_text() == "2\n"  # the pid and --limited
+    traced(gpus, tmp_path, "prolog", "inject=prlimit64:error=EPERM:when=4+2")
+    assert (tmp_path / "limited").read_text() == "1\n"
 
 
 def test_an_epilog_is_0_to_grid_engine_and_a_prolog_under_limits_never_stops_a_queue(
@@ -147,14 +145,14 @@ def test_an_epilog_is_0_to_grid_engine_and_a_prolog_under_limits_never_stops_a_q
 ) -> None:
     """Tried: hooks that end by any code or signal under a limit.
 
-    Stopped by: the launcher answers 0 for an epilog, and 99 or 100 for a prolog.
+    Stopped by: drop-env answers 0 for an epilog, and 99 or 100 for a prolog.
     """
     for code in (1, 2, 99, 100, 127, 137, 139):
         last = f"kill -{code - 128} $$" if code > SIGNALLED else f"exit {code}"
         ended: dict[str, int] = {}
         for hook in ("epilog", "prolog"):
             path = hook_script(tmp_path, hook, last)
-            limited = ["prlimit", "--data=12000000", str(gpus.hooks.launch), str(path), *JOB]
+            limited = ["prlimit", "--data=12000000", str(gpus.hooks.drop_env), str(path), *JOB]
             ended[hook] = subprocess.run(limited, check=False).returncode
         assert ended["epilog"] == 0
         if may_raise(gpus):
@@ -164,7 +162,7 @@ def test_an_epilog_is_0_to_grid_engine_and_a_prolog_under_limits_never_stops_a_q
 
 
 def hook_script(folder: Path, hook: str, line: str) -> Path:
-    """Write a hook of one line where the launcher takes it for a prolog or an epilog."""
+    """Write a hook of one line where drop-env takes it for a prolog or an epilog."""
     path = folder / hook / "sge"
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{line}\n")
@@ -173,11 +171,11 @@ def hook_script(folder: Path, hook: str, line: str) -> Path:
 
 
 def traced(gpus: Gpulock, folder: Path, hook: str, how: str) -> list[str]:
-    """Run the launcher under strace; return the limits it set, and `execve` of the hook."""
-    program = hook_script(folder, hook, f'echo $# >"{folder}/argv"')
+    """Run drop-env under strace; return the limits it set, and `execve` of the hook."""
+    program = hook_script(folder, hook, f'echo "${{GPULOCK_LIMITED-no}}" >"{folder}/limited"')
     log = folder / "strace"
     trace = ["strace", "-f", "-o", str(log), "-e", "trace=prlimit64,setrlimit,execve", "-e", how]
-    subprocess.run([*trace, str(gpus.hooks.launch), str(program), *JOB], check=True, timeout=120)
+    subprocess.run([*trace, str(gpus.hooks.drop_env), str(program), *JOB], check=True, timeout=120)
     found: list[str] = []
     for line in log.read_text().splitlines():
         if set_ := re.search(r"(?:prlimit64\(0, |setrlimit\()(RLIMIT_\w+), \{", line):
@@ -190,8 +188,7 @@ def traced(gpus: Gpulock, folder: Path, hook: str, how: str) -> list[str]:
 def test_the_limits_of_a_hook_are_those_of_the_job(gpus: Gpulock) -> None:
     """Tried: a hook of the site's: it runs under the job's own `h_vmem`, as shepherds have it.
 
-    Stopped by: nothing here; the launcher is what such a hook lacks, and goes where this no longer
-    holds.
+    Stopped by: nothing here; `drop-env` is what such a hook lacks.
     """
     home = gpus.sge.users["glalice"].home
     seen = home / "limits"

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpulock.install import versions
 from gpulock.install.change import plan_place_change
+from gpulock.install.drop_env import CompilerError
 from gpulock.install.hook_script import HOOKS
 from gpulock.install.hooks import (
     InstallError,
@@ -82,13 +83,12 @@ def test_rendering_writes_interpreter_and_paths_into_every_python_hook() -> None
         compile(text, "hook", "exec")
 
 
-def test_launchers_are_rendered_with_what_they_share() -> None:
+def test_only_what_runs_here_is_rendered() -> None:
     scripts = render_hook_scripts("/opt/p", Path("/l"), Path("/c.conf"))
 
-    assert "prolog/limits" not in scripts and "prolog/hook" not in scripts
-    for name in ("prolog/launch", "prolog/chain"):
-        assert scripts[name].count("ulimit -v unlimited") == 1
-        assert '. "${0%/*}/limits"' not in scripts[name]
+    assert {*scripts} - {*HOOKS} == {
+        f"prolog/{name}" for name in ("sge-jsv-limits", "sge-starter", "sge_shepherd")
+    }
 
 
 def test_rendering_again_removes_what_does_not_belong(tmp_path: Path, config: Path) -> None:
@@ -142,73 +142,6 @@ def test_the_distributions_python_has_the_name_that_its_upgrades_keep(
     assert real_interpreter(str(other)) == str(other)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shell", [[], ["/bin/bash"]])
-def test_a_prolog_whose_interpreter_is_gone_says_so_and_what_to_do(
-    tmp_path: Path, config: Path, shell: list[str]
-) -> None:
-    hooks = render_hooks(tmp_path / "hooks", config)
-    text = hooks.prolog.read_text().partition("\n")[2]
-    hooks.prolog.write_text(f"#!/nowhere/python3.11 -IS\n{text}")
-    job = ["7", "0", "gpu.q"]
-
-    alone = [*shell, str(hooks.launch), str(hooks.prolog), *job]
-    chained = [*shell, str(hooks.chain), "prolog", *job, "root", "/bin/true"]
-    for line in (alone, chained):
-        done = subprocess.run(
-            line, env={}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-        )
-        assert done.returncode == 1, done.stderr
-        assert "/nowhere/python3.11 -IS cannot be started, so no job can" in done.stderr
-        assert "run gpulock install sge again" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shell", [[], ["/bin/bash"]])
-def test_a_log_that_nobody_reads_holds_up_no_hook_whose_interpreter_is_gone(
-    tmp_path: Path, config: Path, shell: list[str]
-) -> None:
-    hooks = render_hooks(tmp_path / "hooks", config)
-    hooks.prolog.write_text("#!/nowhere/python3.11 -IS\n")
-    stuck = tmp_path / "logger"
-    stuck.write_text("#!/bin/sh\nexec sleep 600\n")
-    stuck.chmod(0o755)
-    text = hooks.launch.read_text()
-    assert text.count("/usr/bin/logger ") == 1
-    hooks.launch.write_text(text.replace("/usr/bin/logger ", f"{stuck} "))
-
-    line = [*shell, str(hooks.launch), str(hooks.prolog), "7", "0", "gpu.q"]
-    done = subprocess.run(line, env={}, cwd=tmp_path, check=False, timeout=60)
-
-    assert done.returncode == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shell", [[], ["/bin/bash"]])
-@pytest.mark.parametrize("site", ["true", "false"])
-def test_an_epilog_whose_interpreter_is_gone_says_so_and_the_job_is_over(
-    tmp_path: Path, config: Path, shell: list[str], site: str
-) -> None:
-    """It said "not found" to the job alone, and the administrator saw GPUs that stay locked."""
-    hooks = render_hooks(tmp_path / "hooks", config)
-    text = hooks.epilog.read_text().partition("\n")[2]
-    hooks.epilog.write_text(f"#!/nowhere/python3.11 -IS\n{text}")
-    (tmp_path / "config").write_text("")
-    (tmp_path / "environment").write_text("")
-    job = ["7", "0", "gpu.q"]
-    owner = pwd.getpwuid(os.geteuid()).pw_name
-
-    alone = [*shell, str(hooks.launch), str(hooks.epilog), *job]
-    chained = [*shell, str(hooks.chain), "epilog", *job, owner, f"{owner}@/bin/{site}"]
-    shepherd = ["/bin/sh", "-c", '"$@"; exit $?', "shepherd"]  # its folder has the job's files
-    for line, code in ((alone, 0), ([*shepherd, *chained], 1 if site == "false" else 0)):
-        done = subprocess.run(
-            line, env={}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-        )
-        assert done.returncode == code, done.stderr
-        assert "/nowhere/python3.11 -IS cannot be started, so no job can" in done.stderr
-
-
 def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config: Path) -> None:
     paths = render_hooks(tmp_path / "hooks", config)
     self_test_sge_hooks(paths)
@@ -217,6 +150,22 @@ def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config
 
     with pytest.raises(InstallError, match=rf"self-test: .*epilog/sge {NO_PROCESS} ended with 1"):
         self_test_sge_hooks(paths)
+
+
+def test_hooks_without_drop_env_do_for_slurm_and_replace_none_that_have_it(
+    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
+    place.write(place.wanted())
+    monkeypatch.setattr("gpulock.install.drop_env.drop_env_program", raising(CompilerError("no")))
+    other = replace(place, prefix=tmp_path / "other")
+
+    with pytest.raises(InstallError, match="by which Grid Engine's hooks start: no"):
+        place.write(place.wanted())
+    other.write(other.wanted())
+
+    assert not (other.prefix / "current/prolog/drop-env").exists()
+    assert (place.prefix / "current/prolog/drop-env").exists()
 
 
 def test_a_version_is_put_in_force_once(
@@ -308,9 +257,7 @@ def test_a_prefix_that_others_may_write_is_refused(place: InstalledHooks) -> Non
         place.write(place.wanted())
 
 
-@pytest.mark.parametrize(
-    "hook", ["launch", "chain", "limits", "profile.sh", "sge-jsv-limits", "sge_shepherd"]
-)
+@pytest.mark.parametrize("hook", ["profile.sh", "sge-jsv-limits", "sge-starter", "sge_shepherd"])
 def test_shell_hooks_parse(hook: str) -> None:
     root = Path(__file__).parents[3]
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpulock.alloc.reaper import Reaper
 from gpulock.deadline import Deadline
-from gpulock.sge import epilog, hook, prolog, spool
+from gpulock.sge import epilog, hook, prolog, site_hook, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.store.gate import Gate
 from tests.support.faults import disk_full, raising, rename_host
@@ -224,14 +224,36 @@ def test_what_a_prolog_that_failed_left_as_exit_status_stays(site: Site) -> None
     assert (job.folder / "exit_status").read_text() == "8\n"
 
 
-def test_an_epilog_of_the_sites_that_failed_keeps_its_say(site: Site) -> None:
+@pytest.mark.parametrize("code", [0, 1, 137])
+def test_the_sites_epilog_runs_while_the_gpus_are_locked_and_its_exit_code_counts(
+    site: Site, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    job, held = site.run(gpus(2)), list[int]()
+    start(site, job)
+
+    def run(call: hook.SgeHookCall, _environ: object) -> int:
+        assert call.site == ["alice", "/site/epi", "a b"]
+        held.append(len(site.locks()))
+        return code
+
+    monkeypatch.setattr(site_hook, "run_site_epilog", run)
+    words = ["sge", str(site.pid), "alice", "/site/epi", "a b"]
+
+    assert epilog.main(words, site.environ(job), site.config()) == code
+    assert (held, site.locks()) == ([2], [])
+
+
+def test_an_epilog_of_the_sites_that_failed_keeps_its_say(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = site.run(gpus(2))
     start(site, job)
     for name in ("exit_status", "job_pid"):
         (job.folder / name).write_text("15\n")
 
-    words = ["sge", str(site.pid), "--site-failed"]
-    assert epilog.main(words, site.environ(job), site.config()) == 0
+    monkeypatch.setattr(site_hook, "run_site_epilog", lambda *_: 1)
+    words = ["sge", str(site.pid), "alice", "/site/epi"]
+    assert epilog.main(words, site.environ(job), site.config()) == 1
 
     assert (job.folder / "exit_status").read_text() == "15\n"
 

@@ -15,7 +15,7 @@ from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks import common
 from gpulock.install.trial import NO_PROCESS
 from gpulock.node.procfs import Proc
-from gpulock.sge import epilog, hook, prolog, request, spool
+from gpulock.sge import epilog, hook, prolog, request, site_hook, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import NOT_CONSUMABLE
 from gpulock.store import atomic, quarantine
@@ -28,8 +28,8 @@ RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
 FALSE_JOB = {"JOB_ID": "13", "SGE_TASK_ID": "0", "QUEUE": "gpu.q"}
 
 
-def start(site: Site, job: SpooledJob, *more: str, **keys: str) -> int:
-    argv = ["sge", str(site.pid), *more]
+def start(site: Site, job: SpooledJob, *of_site: str, **keys: str) -> int:
+    argv = ["sge", str(site.pid), *of_site]
     return prolog.main(argv, site.environ(job), site.config(**keys))
 
 
@@ -218,7 +218,34 @@ def test_a_fault_under_the_jobs_own_limits_is_blamed_on_the_job(
     job = site.run(gpus(1))
     monkeypatch.setattr(request, "read_sge_job_gpus", raising(MemoryError))
     assert start(site, job) == REQUEUE
-    assert start(site, job, "--limited") == JOB_ERROR
+    environ = {**site.environ(job), "GPULOCK_LIMITED": "1"}
+    assert prolog.main(["sge", str(site.pid)], environ, site.config()) == JOB_ERROR
+
+
+@pytest.mark.parametrize("code", [0, 1, 99])
+def test_the_sites_prolog_follows_a_grant_of_ours_and_its_exit_code_counts(
+    site: Site, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    job, held = site.run(gpus(1)), list[int]()
+
+    def become(call: hook.SgeHookCall, _environ: object) -> int:
+        assert call.site == ["alice", "root@/site/pro", "a b"]
+        held.append(len(site.locks()))
+        return code
+
+    monkeypatch.setattr(site_hook, "become_site_prolog", become)
+
+    assert start(site, job, "alice", "root@/site/pro", "a b") == code
+    assert held == [1]
+
+
+def test_a_prolog_that_refuses_is_the_last_word(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_hook, "become_site_prolog", raising(AssertionError))
+    job = site.run(gpus(99))
+
+    assert start(site, job, "alice", "root@/site/pro") == JOB_ERROR
 
 
 def test_a_hook_that_its_shepherd_did_not_start_does_nothing(site: Site) -> None:
@@ -230,7 +257,7 @@ def test_a_hook_that_its_shepherd_did_not_start_does_nothing(site: Site) -> None
 
 def test_a_launcher_may_stand_between(site: Site) -> None:
     job = site.run(gpus(1))
-    site.proc.add(501, "launch", ppid=SHEPHERD)
+    site.proc.add(501, "drop-env", ppid=SHEPHERD)
     site.pid = 501
     assert prolog.main(["sge", str(SHEPHERD)], site.environ(job), site.config()) == RUN
 

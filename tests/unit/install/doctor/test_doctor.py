@@ -248,9 +248,9 @@ def no_driver(site: Site) -> None:
         ),
         (replace_in("sq", "[node1=root@", "[node1="), "queue gpu.q", "root@ is missing", "--queue"),
         (
-            replace_in("sq", "/prolog/clean ", "/prolog/dirty "),
+            replace_in("sq", "/prolog/drop-env ", "/prolog/dirty "),
             "queue gpu.q",
-            "prolog/clean is missing",
+            "prolog/drop-env is missing",
             "--queue",
         ),
         (complex_line("gpu gpu INT <= YES YES 1 0"), "complex gpu", "default is 1", "qconf -mc"),

@@ -64,8 +64,9 @@ def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(site: Sit
     plan_sge(site.options()).apply(ignore)
 
     current = site.root / "libexec/current"
-    assert f"{current}/prolog/launch {current}/prolog/sge $job_id $ja_task_id $queue]" in site.show(
-        "sq"
+    assert (
+        f"{current}/prolog/drop-env {current}/prolog/sge $job_id $ja_task_id $queue]"
+        in site.show("sq")
     )
     assert f"load_sensor {current}/prolog/sge-sensor" in site.show("sconf-node1")
     assert "gpu.quarantined gpu.quarantined INT <= YES NO 0 0" in site.show("sc")
@@ -251,8 +252,8 @@ def test_nothing_is_put_back_over_what_the_site_has_set_since(site: Site) -> Non
     site.edit("sq", own, "[node1=/site/new $job_id]")
     plan_sge(site.options()).apply(ignore)
     current = site.root / "libexec/current"
-    chain = f"root@{current}/prolog/clean {current}/prolog/chain prolog"
-    assert f"[node1={chain} $job_id $ja_task_id $queue $job_owner /site/new $job_id]" in site.show(
+    ours = f"root@{current}/prolog/drop-env {current}/prolog/sge"
+    assert f"[node1={ours} $job_id $ja_task_id $queue $job_owner /site/new $job_id]" in site.show(
         "sq"
     )
 
@@ -536,10 +537,10 @@ def test_the_global_epilog_and_the_queues_prolog_go_on_running(site: Site) -> No
     plan_sge(site.options()).apply(ignore)
 
     current = site.root / "libexec/current"
-    chain = f"root@{current}/prolog/clean {current}/prolog/chain"
+    start = f"root@{current}/prolog/drop-env {current}"
     words = "$job_id $ja_task_id $queue $job_owner"
-    assert f"[node1={chain} prolog {words} /site/pro $job_id]" in site.show("sq")
-    assert f"[node1={chain} epilog {words} sgeadmin@/site/epi $queue]" in site.show("sq")
+    assert f"[node1={start}/prolog/sge {words} /site/pro $job_id]" in site.show("sq")
+    assert f"[node1={start}/epilog/sge {words} sgeadmin@/site/epi $queue]" in site.show("sq")
     assert plan_sge(site.options()).changes == []
 
 

@@ -21,7 +21,7 @@ def test_our_own_line_is_known_again_wherever_it_is_installed(hook: str) -> None
 
     assert commands.is_gpulock_command(line, hook)
     assert commands.site_command_of(line, hook) is None
-    assert line.startswith("root@/elsewhere/current/prolog/clean /elsewhere/current/prolog/launch ")
+    assert line.startswith("root@/elsewhere/current/prolog/drop-env /elsewhere/current/")
 
 
 @pytest.mark.parametrize("hook", commands.HOOKS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`prolog/chain` runs our hook and the site's, each as Grid Engine would have."""
+"""The site's own hook behind ours: its user, the job's environment and limits, its exit code."""
 
 from __future__ import annotations
 
@@ -9,46 +9,58 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from gpulock.install.clean_program import build_clean_program
+from tests.support.drop_env import write_drop_env
 
 ROOT = Path(__file__).parents[3]
-OURS = """#!/bin/sh
-echo "ours $*" "$(/usr/bin/env | /usr/bin/sort | /usr/bin/tr '\\n' ' ')" >>{log}
-exit {code}
+CALLS = {"prolog": "become_site_prolog", "epilog": "run_site_epilog"}
+# A hook of ours, once its own work is done.
+OURS = f"""#!{os.path.realpath(sys.executable)} -IS
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from gpulock.sge import hook, site_hook
+sys.exit(site_hook.{{call}}(hook.SgeHookCall(sys.argv, os.environ), os.environ))
 """
 SITE = """#!/bin/sh
-echo "site $* SECRET=$SECRET uid=$(id -u)" >>{log}
+echo "site $* SECRET=$SECRET uid=$(id -u) $(grep SigIgn /proc/$$/status)" >>{log}
+echo "$(ulimit -v) $(ulimit -d) $(ulimit -f) $(ulimit -t) $(ulimit -s)" >>{log}.limits
 tr '\\0' '\\n' </proc/$$/environ >{log}.env
-exit {code}
+{end}
 """
+CONFIG = "job_id=12\nja_task_id=3\npe={pe}\n"
 
 
 @dataclass(frozen=True)
 class Chain:
-    """An installed chain between two hooks that write down how they were started."""
+    """A shepherd's folder, with a hook of ours that starts one of the site's."""
 
     folder: Path
     log: Path
 
-    def script(self, path: Path, text: str, code: int) -> Path:
+    def script(self, path: Path, text: str, **values: object) -> Path:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text.format(log=self.log.name, code=code))
+        path.write_text(text.format(log=self.log.name, **values) if values else text)
         path.chmod(0o755)
         return path
 
-    def run(self, hook: str, user: str = "root@", ours: int = 0, site: int = 0) -> int:
-        self.script(self.folder / hook / "sge", OURS, ours)
-        self.script(
-            self.folder / "site", SITE, site
-        )  # its names are those of the shepherd's folder
+    def configure(self, pe: str = "none", escaped: bool = True) -> None:
+        """Write the shepherd's config as 8.1.9 does, or as Open Cluster Scheduler does."""
+        last = "enable_windomacc=0" if escaped else "enable_addgrp_kill=1"
+        (self.folder / "config").write_text(CONFIG.format(pe=pe) + f"{last}\n")
+
+    def run(self, hook: str, user: str = "root@", end: str = "exit 0", limits: str = "") -> int:
+        ours = self.script(self.folder / hook / "sge", OURS, call=CALLS[hook])
+        self.script(self.folder / "site", SITE, end=end)  # named as the shepherd's folder has it
         words = ["12", "3", "gpu.q", "nobody", f"{user}./site", "a", "b c"]
+        limited = ["/usr/bin/prlimit", *limits.split(), "--"] if limits else []
+        line: list[str | Path] = [*limited, self.folder / "prolog/drop-env", ours, *words]
         done = subprocess.run(
-            [self.folder / "prolog/clean", self.folder / "prolog/chain", hook, *words],
+            [self.folder / "sge_shepherd", "-c", '"$@"; exit $?', "shepherd", *line],
             env={"PATH": "/usr/bin:/bin", "SECRET": "of nobody", "SGE_JOBEXIT_STAT": "137"},
             cwd=self.folder,
             check=False,
@@ -57,70 +69,64 @@ class Chain:
 
     def open_to_all(self) -> Path:
         """Let any user run the site's hook and write what it saw; return the file of the latter."""
-        self.folder.chmod(0o755)
+        for folder in (self.folder, *self.folder.parents[:2]):
+            folder.chmod(0o755)
         seen = Path(f"{self.log}.env")
-        for path in (self.log, seen):
+        for path in (self.log, seen, Path(f"{self.log}.limits")):
             path.touch()
             path.chmod(0o666)
         return seen
 
-    def said(self) -> list[str]:
-        return self.log.read_text().splitlines()
+    def said(self) -> str:
+        return self.log.read_text()
 
 
 @pytest.fixture
-def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
-    """Be the shepherd of a chain: our directory holds the job's environment file."""
+def chain(tmp_path: Path) -> Chain:
+    """Return the folder of a shepherd that starts hooks: it holds the job's environment file."""
     folder = tmp_path / "chain"
-    (folder / "prolog").mkdir(parents=True)
-    (folder / "prolog/clean").write_bytes(build_clean_program())
-    (folder / "prolog/clean").chmod(0o755)
+    write_drop_env(folder)
+    shutil.copy("/bin/dash", folder / "sge_shepherd")
     (folder / "environment").write_text("PATH=/usr/bin:/bin\nSECRET=x\n")
-    (folder / "config").write_text("inherit_env=1\nenable_windomacc=0\n")
-    monkeypatch.chdir(folder)
-    for name in ("chain", "limits"):
-        shutil.copy(ROOT / "prolog" / name, folder / "prolog" / name)
-    return Chain(folder, folder / "log")
+    chain = Chain(folder, folder / "log")
+    chain.configure()
+    return chain
 
 
-def test_our_prolog_comes_first_and_gets_nothing_of_the_jobs_environment(chain: Chain) -> None:
-    assert chain.run("prolog") == 0
-
-    ours, site = chain.said()
-    assert ours.startswith(f"ours {os.getpid()}")
-    assert ours.partition("JOB_ID=")[2].split() == [
-        "12",
-        "PATH=/usr/bin:/bin",
-        *[word for word in ours.split() if word.startswith("PWD=")],
-        "QUEUE=gpu.q",
-        "SGE_TASK_ID=3",
-    ]
-    assert site.startswith("site a b c SECRET= ")
-
-
-@pytest.mark.parametrize("code", [99, 100])
-def test_a_prolog_of_ours_that_refuses_is_the_last_word(chain: Chain, code: int) -> None:
-    assert chain.run("prolog", ours=code) == code
-    assert len(chain.said()) == 1
-
-
-def test_what_kills_our_prolog_under_limits_is_blamed_on_the_job(chain: Chain) -> None:
-    assert chain.run("prolog", ours=7) in (7, 100)  # 100 where limits cannot be lifted
-    assert len(chain.said()) == 1
-
-
-@pytest.mark.parametrize("code", [0, 1, 99, 100])
-def test_the_sites_prolog_decides_after_ours(chain: Chain, code: int) -> None:
-    assert chain.run("prolog", site=code) == code
-
-
-@pytest.mark.parametrize(("ours", "site"), [(0, 0), (1, 0), (0, 99), (3, 1)])
-def test_the_sites_epilog_comes_first_and_its_code_counts(
-    chain: Chain, ours: int, site: int
+@pytest.mark.parametrize("hook", CALLS)
+@pytest.mark.parametrize(
+    ("end", "code"), [("exit 0", 0), ("exit 1", 1), ("exit 99", 99), ("exit 100", 100),
+                      ("kill -9 $$", 137)],
+)  # fmt: skip
+def test_the_exit_code_of_the_sites_hook_counts(
+    chain: Chain, hook: str, end: str, code: int
 ) -> None:
-    assert chain.run("epilog", ours=ours, site=site) == site
+    me = f"{pwd.getpwuid(os.geteuid()).pw_name}@"
 
-    assert [line.split()[0] for line in chain.said()] == ["site", "ours"]
+    assert chain.run(hook, me, end) == code
+    assert chain.said().startswith("site a b c SECRET=")
+
+
+@pytest.mark.parametrize("hook", CALLS)
+def test_the_sites_hook_runs_under_the_jobs_own_limits(chain: Chain, hook: str) -> None:
+    """As it did before gpulock came: drop-env lifts them for ours alone."""
+    me = f"{pwd.getpwuid(os.geteuid()).pw_name}@"
+    limits = {"as": 90 << 20, "data": 80 << 20, "fsize": 2 << 20, "cpu": 90, "stack": 1 << 20}
+    words = " ".join(f"--{name}={value}:" for name, value in limits.items())
+
+    assert chain.run(hook, me, limits=words) == 0
+
+    seen = Path(f"{chain.log}.limits").read_text().split()
+    assert seen == [*(str(limits[n] >> 10) for n in ("as", "data")), "4096", "90", "1024"]
+
+
+@pytest.mark.parametrize("hook", CALLS)
+def test_no_signal_is_ignored_for_the_sites_hook(chain: Chain, hook: str) -> None:
+    me = f"{pwd.getpwuid(os.geteuid()).pw_name}@"
+
+    chain.run(hook, me)
+
+    assert int(chain.said().split()[-1], 16) & (1 << 12 | 1 << 24) == 0  # SIGPIPE, SIGXFSZ
 
 
 @pytest.mark.root
@@ -135,8 +141,7 @@ def test_a_site_hook_of_another_user_gets_that_user_and_the_shepherds_environmen
 
     assert chain.run("prolog", user) == 0
 
-    site = chain.said()[1]
-    assert f"SECRET=of the file uid={nobody.pw_uid}" in site
+    assert f"SECRET=of the file uid={nobody.pw_uid}" in chain.said()
     text = env.read_text()
     assert "TMPDIR=/job\n" in text
     assert "LD_X=a\\b\nc \n\n" in text
@@ -146,7 +151,7 @@ def test_a_site_hook_of_another_user_gets_that_user_and_the_shepherds_environmen
 @pytest.mark.root
 def test_backslashes_are_as_in_the_job_of_open_cluster_scheduler(chain: Chain) -> None:
     """Its execd writes a newline as \\n and leaves backslashes; its shepherd reads that back."""
-    (chain.folder / "config").write_text("inherit_env=1\nenable_addgrp_kill=1\n")
+    chain.configure(escaped=False)
     (chain.folder / "environment").write_text(
         "A=c:\\temp\\\\x\\\nyes=a\\b\nC=*\\n\\\nB=\\n1\\n\\n2\\\\n\\n\nSECRET=x\n"
     )
@@ -220,12 +225,11 @@ def as_the_shepherd_reads(line: bytes, escaped: bool) -> bytes:
 def test_any_bytes_reach_the_sites_hook_as_the_shepherd_reads_them(
     chain: Chain, escaped: bool, seed: int
 ) -> None:
-    """An eval reads them: nothing of it may run, and nothing may be lost."""
     rng, seen = random.Random(seed), chain.open_to_all()
     lines = [b"".join(rng.choices(PIECES, k=rng.randrange(30))) for _ in range(200)]
     lines += [b"LONG=" + b"".join(rng.choices(PIECES, k=30_000))]
     (chain.folder / "environment").write_bytes(b"\n".join([*lines, b""]))
-    (chain.folder / "config").write_text("enable_windomacc=0\n" if escaped else "inherit_env=1\n")
+    chain.configure(escaped=escaped)
 
     assert chain.run("epilog", "nobody@") == 0
 
@@ -250,7 +254,7 @@ def test_a_site_hook_of_roots_runs_no_program_that_the_jobs_owner_chose(chain: C
     """Tried: each way to name a program, a module, a start file or another qmaster."""
     evil = chain.folder / "evil"
     for name in ("nvidia-smi", "id", "tr", "env"):
-        chain.script(evil / name, "#!/bin/sh\necho evil >>{log}\n", 0)
+        chain.script(evil / name, f"#!/bin/sh\necho evil >>{chain.log}\n")
     (evil / "Evil.pm").write_text(f"package Evil; system('echo evil >>{chain.log}'); 1;\n")
     user = [
         f"{n}={evil}" for n in ("HOME", "PATH", "PERL5LIB", "TMP", "TMPDIR", "SGE_ROOT_", "CDPATH")
@@ -269,8 +273,7 @@ def test_a_site_hook_of_roots_runs_no_program_that_the_jobs_owner_chose(chain: C
 
 @pytest.mark.root
 def test_a_site_hook_of_roots_is_told_of_the_hosts_and_gpus_that_were_granted(chain: Chain) -> None:
-    with (chain.folder / "config").open("a") as config:
-        config.write("pe=smp\n")
+    chain.configure(pe="smp")
     (chain.folder / "gpulock").touch()  # the record of a grant
     (chain.folder / "environment").write_text("\n".join([*KEPT, *PARALLEL, *MASKS]) + "\n")
 
@@ -290,7 +293,7 @@ def test_a_variable_whose_name_forges_a_line_starts_no_hook_of_roots(
     (chain.folder / "environment").write_text("\n".join(lines) + "\n")
 
     assert chain.run(hook) == code
-    assert [line.split()[0] for line in chain.said()] == ["ours"]
+    assert not chain.log.exists()
 
 
 @pytest.mark.root
@@ -305,5 +308,17 @@ def test_a_name_of_odd_bytes_is_none_of_those_that_root_gets(chain: Chain) -> No
 
 
 @pytest.mark.root
-def test_a_site_hook_of_an_unknown_user_fails(chain: Chain) -> None:
-    assert chain.run("prolog", "no-such-user@") == 1
+@pytest.mark.parametrize("hook", CALLS)
+def test_a_site_hook_of_an_unknown_user_fails(chain: Chain, hook: str) -> None:
+    assert chain.run(hook, "no-such-user@") == 1
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("hook", CALLS)
+def test_a_job_whose_environment_cannot_be_read_has_no_hook_of_the_sites(
+    chain: Chain, hook: str
+) -> None:
+    (chain.folder / "environment").unlink()
+
+    assert chain.run(hook) == 1
+    assert not chain.log.exists()

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`prolog/drop-env`, which starts the hooks of Grid Engine: of the package, else compiled here.
+
+It is compiled without a C library, so a compiler alone is enough: `cc`, or the wheel of ziglang.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+NAME: Final = "drop-env"
+SOURCE: Final = f"{NAME}.c"
+MACHINES: Final = ("x86_64", "aarch64")  # as `uname -m` names them
+FLAGS: Final = (
+    *("-std=gnu11", "-Os", "-Wall", "-Wextra", "-s", "-static", "-nostdlib", "-ffreestanding"),
+    *("-fno-pie", "-no-pie", "-fno-stack-protector", "-fno-asynchronous-unwind-tables"),
+    *("-Wl,--build-id=none", "-Wl,-z,noexecstack"),
+)
+_SECONDS: Final = 60.0
+_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+MISSING: Final = "no C compiler here: install gcc, or ziglang by pip into gpulock's Python"
+
+
+class CompilerError(RuntimeError):
+    """Say why drop-env cannot be had here, and what to do."""
+
+
+def find_compiler() -> list[str]:
+    """Return the command of a C compiler, nothing where there is none."""
+    if compiler := shutil.which("cc", path=_PATH):
+        return [compiler]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc"]
+    return []
+
+
+def compile_drop_env(source: Path, compiler: Sequence[str]) -> bytes:
+    """Return the program that a compiler makes of its source; raise CompilerError."""
+    with tempfile.TemporaryDirectory(prefix="gpulock-cc-") as folder:
+        made = Path(folder, NAME)
+        env = {"PATH": _PATH, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
+        command = [*compiler, *FLAGS, "-o", str(made), str(source)]
+        try:
+            subprocess.run(
+                command, env=env, check=True, capture_output=True, text=True, timeout=_SECONDS
+            )
+            return made.read_bytes()
+        except subprocess.CalledProcessError as fault:
+            said = fault.stderr.splitlines()
+            why = next((line for line in said if "error" in line), "?")[:300]
+            raise CompilerError(f"{source} cannot be compiled: {why}") from fault
+        except (OSError, subprocess.TimeoutExpired) as fault:
+            raise CompilerError(f"{source} cannot be compiled: {fault}") from fault
+
+
+@functools.cache
+def drop_env_program(share: Path) -> tuple[bytes, str]:
+    """Return the program for this machine, and where it is from; raise CompilerError.
+
+    `share` has the source, and in a package the program.
+    """
+    packaged, machine = share / NAME, os.uname().machine
+    if packaged.exists():
+        return packaged.read_bytes(), "of the package"
+    if machine not in MACHINES:
+        raise CompilerError(f"it is for {' and '.join(MACHINES)}, not for {machine}")
+    if not (compiler := find_compiler()):
+        raise CompilerError(MISSING)
+    return compile_drop_env(share / SOURCE, compiler), f"compiled by {' '.join(compiler)}"

@@ -10,13 +10,8 @@ import os
 import stat
 
 from gpulock.alloc.release import ReleaseResult, release_locks
-from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import Refusal
-from gpulock.hooks.common import (
-    log_hook_line,
-    read_hook_settings,
-    unexpected_refusal,
-)
+from gpulock.deadline import Deadline
+from gpulock.hooks.frame import HookRun, log_hook_line
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import hook
@@ -43,24 +38,20 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         from gpulock.sge import site_hook
 
         code = site_hook.run_site_epilog(call, environ)
-    begun = clock_boottime()
-    settings: "Settings | None" = None
-    try:
-        settings = read_hook_settings(config, to_syslog=not call.tried)
-        released = release_sge_job(Node(settings), call, code, Deadline(hook.DEADLINE))
-    except Refusal as refusal:
-        told = refusal
-    except Exception as fault:  # the one broad handler: the job is over, whatever it is
-        told = unexpected_refusal(fault)
-    else:
-        for line, error in format_sge_release(call, released, clock_boottime() - begun):
-            log_hook_line(settings, line, error)
-        if settings.report_at_end or settings.report_dir:
-            print_sge_report(settings, released)
-        return code
-    sentence = told.sentence(f"epilog of {call.who}")
-    log_hook_line(settings, sentence, error=True, to_syslog=not call.tried)
+    run = HookRun(call.tried)
+    run.run(config, lambda node: end_sge_job(node, call, code, run))
+    if run.refusal is not None:
+        run.log(run.refusal.sentence(f"epilog of {call.who}"), error=True)
     return code
+
+
+def end_sge_job(node: Node, call: hook.SgeHookCall, site_code: int, run: HookRun) -> None:
+    """Release the locks of this run, tell so, and have a report made; raise Refusal."""
+    released = release_sge_job(node, call, site_code, run.deadline)
+    for line in format_sge_release(call, released, run.seconds()):
+        run.log(line)
+    if node.settings.report_at_end or node.settings.report_dir:
+        print_sge_report(node.settings, released)
 
 
 def print_sge_report(settings: Settings, released: ReleaseResult) -> None:
@@ -160,12 +151,10 @@ class SgeJobMatcher:
 
 def format_sge_release(
     call: hook.SgeHookCall, released: ReleaseResult, seconds: float
-) -> list[tuple[str, bool]]:
-    """Return what to tell: (line, whether it is an error)."""
-    found: list[tuple[str, bool]] = []
+) -> list[str]:
+    """Return the lines to log."""
+    lines: list[str] = []
     if released.freed:
         names = ",".join(released.freed)
-        found.append((f"{call.who}: released {names} in {seconds * 1000:.1f} ms", False))
-    for device, why in released.kept:
-        found.append((f"{call.who}: {device} is kept for now: {why}", False))
-    return found
+        lines.append(f"{call.who}: released {names} in {seconds * 1000:.1f} ms")
+    return lines + [f"{call.who}: {device} is kept for now: {why}" for device, why in released.kept]

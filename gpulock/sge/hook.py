@@ -10,7 +10,7 @@ import errno
 import os
 
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, UnexpectedError
-from gpulock.hooks.common import observer_judge
+from gpulock.hooks.frame import observer_judge
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import spool
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # docs/facts/grid-engine.md, exit codes
 TRIAL_JOB = "self-test"  # JOB_ID where doctor or install tries a hook; execd's is a number
 LIMITED = (errno.EFBIG, errno.ENOMEM, errno.EAGAIN, errno.EMFILE)  # what a job's limits cause
-DEADLINE = 60.0  # seconds for a whole hook: Grid Engine itself sets none
 
 
 class SgeHookCall:

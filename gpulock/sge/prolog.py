@@ -8,12 +8,14 @@ import os
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import Deadline
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal, os_error_kind
-from gpulock.hooks.common import (
+from gpulock.hooks.frame import (
+    HookRun,
+    complete_claim,
+    format_grant,
     log_hook_line,
-    read_hook_settings,
-    unexpected_refusal,
+    undo_claim,
 )
 from gpulock.job import environment
 from gpulock.node.context import Node
@@ -38,22 +40,11 @@ LAUNCHER_MARKER = (
 def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     """Run the prolog; return the exit code."""
     call = hook.SgeHookCall(argv, environ)
-    begun = clock_boottime()
-    settings: "Settings | None" = None
-    deadline, who = Deadline(hook.DEADLINE), Owner(job_id=call.job, task_id=call.task)
-    try:
-        settings = read_hook_settings(config, to_syslog=not call.tried)
-        grant = claim_sge_job(Node(settings), call, who, deadline)
-    except Refusal as refusal:
-        told = refusal
-    except Exception as fault:  # the one broad handler: whatever it is, the job does not start
-        told = unexpected_refusal(fault)
-        if settings is not None:
-            count_unknown_refusal(Node(settings), told, who, deadline)
-    else:
-        log_hook_line(
-            settings, format_sge_grant(call, grant, clock_boottime() - begun), error=False
-        )
+    run, who = HookRun(call.tried), Owner(job_id=call.job, task_id=call.task)
+    grant = run.run(config, lambda node: claim_sge_job(node, call, who, run.deadline), who)
+    told = run.refusal
+    if told is None:
+        run.log(format_grant(call.who, grant, run.seconds()))
         if call.site:
             from gpulock.sge import site_hook
 
@@ -61,12 +52,12 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         return hook.DONE
     if call.limited:
         told = hook.blame_job_limits(told)
-    log_hook_line(settings, told.sentence(call.who), error=True, to_syslog=not call.tried)
-    if settings is not None:
+    run.log(told.sentence(call.who), error=True)
+    if run.settings is not None:
         from gpulock.store import refusal_notes
 
-        refusal_notes.write_refusal_note(settings.lock_dir, call.job, told.sentence(call.who))
-    return hook.sge_hook_exit_code(told, settings)
+        refusal_notes.write_refusal_note(run.settings.lock_dir, call.job, told.sentence(call.who))
+    return hook.sge_hook_exit_code(told, run.settings)
 
 
 def claim_sge_job(
@@ -108,28 +99,36 @@ def claim_sge_job(
         request.add_requested_kinds(want, found, node.settings, job)
     grant = claim_devices(node, template, want, lambda: hook.make_sge_judge(node), deadline)
     who.token = grant.owner.token
-    try:
+    complete_sge_claim(node, found, grant, grant.owner, binds, deadline)
+    return grant
+
+
+def complete_sge_claim(
+    node: Node, found: Spool, grant: Grant, own: Owner, binds: str, deadline: Deadline
+) -> None:
+    """Record a claim, confine the job and write its variables, or undo it; raise Refusal.
+
+    `own` is the record of the job, or of a slave task that shares its claim.
+    """
+
+    def record() -> None:
         check_shepherd_alive(node, found)
         if node.settings.isolation != "off":
             isolate_sge_job(node, found, grant)
-        write_spool_record(node, found, grant.owner)
+        write_spool_record(node, found, own)
         if grant.fresh:
             claim_records.record_pending_history(
                 node.settings.state_dir, node.settings.lock_dir, grant.owner, spool.RECORD, found.fd
             )
-        if node.settings.share_mps and grant.owner.places:
-            from gpulock.job import mps
 
-            mps.wait_for_mps(node, grant.owner, deadline)
-        write_sge_variables(found, grant, node.settings, binds)
-        if node.settings.job_map_dir or node.settings.gpustat_dir:
-            from gpulock.job import job_map
-
-            job_map.write_job_map(node, grant.owner, grant.devices, deadline)
-    except BaseException:  # whatever it is, the job does not start: it keeps nothing
-        undo_sge_claim(node, found, grant, deadline)
-        raise
-    return grant
+    complete_claim(
+        node,
+        grant,
+        deadline,
+        record,
+        lambda: write_sge_variables(found, grant, node.settings, binds),
+        lambda: undo_sge_claim(node, found, grant, deadline),
+    )
 
 
 def check_host_count(node: Node, found: Spool, job: "SgeJob | None") -> None:
@@ -225,31 +224,11 @@ def write_sge_variables(
 
 
 def undo_sge_claim(node: Node, found: Spool, grant: Grant, deadline: Deadline) -> None:
-    """Take back a claim whose job was not told; what fails is left to epilog and reaper."""
-    from gpulock.alloc.release import release_locks
-
-    token = grant.owner.token
+    """Take back a claim whose job was not told, but for one that a task shares."""
     if not grant.fresh:
         return
     try:
         os.unlink(spool.RECORD, dir_fd=found.fd)  # by it the site's hook believes the mask
     except OSError:
         pass
-    try:
-        release_locks(
-            node, lambda o: o.token == token, hook.make_sge_observer(node), deadline, "claim undone"
-        )
-    except (Refusal, OSError):
-        return
-
-
-def format_sge_grant(call: hook.SgeHookCall, grant: "Grant | None", seconds: float) -> str:
-    """Return the one line of a job that may start."""
-    if grant is None:
-        return f"{call.who}: no GPU asked for, {seconds * 1000:.1f} ms"
-    names = ",".join([f"{d.index}={d.id}" for d in grant.devices])
-    again = "" if grant.fresh else " again"
-    return (
-        f"{call.who} of {grant.owner.user}: granted{again} {names} in {seconds * 1000:.1f} ms, "
-        f"{grant.waited * 1000:.1f} ms at the gate"
-    )
+    undo_claim(node, grant, hook.make_sge_observer(node), deadline)

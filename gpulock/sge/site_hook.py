@@ -13,7 +13,7 @@ import pwd
 from _signal import SIG_DFL, SIGPIPE, SIGXFSZ, signal  # the C module: its Python face costs 4 ms
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
-from gpulock.hooks.common import log_hook_line, unexpected_refusal
+from gpulock.hooks.frame import log_hook_line, unexpected_refusal
 from gpulock.node.procfs import Proc
 from gpulock.sge import hook, spool
 from gpulock.sge.spool import Spool

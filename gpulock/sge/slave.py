@@ -12,9 +12,9 @@ import os
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.hooks.common import log_hook_line, read_hook_settings, unexpected_refusal
+from gpulock.hooks.frame import HookRun, format_grant
 from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -22,14 +22,11 @@ from gpulock.sge import hook, request, spool
 from gpulock.sge.prolog import (
     EXTRA_MASK_NAMES,
     check_isolation,
-    format_sge_grant,
+    complete_sge_claim,
     isolate_sge_job,
-    undo_sge_claim,
     write_sge_variables,
-    write_spool_record,
 )
 from gpulock.sge.spool import RECORD
-from gpulock.store import claim_records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,31 +39,28 @@ REFUSED = "GPULOCK_REFUSED"
 def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     """Claim for the task whose shepherd-to-be is argv[1]; return 0 when it may start."""
     call = hook.SgeHookCall(argv, environ)
-    begun = clock_boottime()
-    settings: "Settings | None" = None
-    found: "spool.Spool | None" = None
-    try:
-        os.setresuid(0, 0, 0)  # execd runs shepherds with euid of the admin user, ruid 0
-        settings = read_hook_settings(config)
-        node = Node(settings)
+    run, spools = HookRun(), list[spool.Spool]()
+
+    def claim(node: Node) -> "Grant | None":
         found = spool.open_shepherd_spool(node.proc, call.shepherd)
+        spools.append(found)
         call.who = f"job {found.job}.{found.task}, task {os.path.basename(found.path)}"
-        check_isolation(settings, found)
-        deadline = Deadline(hook.DEADLINE)
-        grant = claim_slave_task(node, found, deadline) if settings.sge_slave_tasks else None
-        if grant is None and settings.isolation != "off":
+        check_isolation(node.settings, found)
+        grant = None
+        if node.settings.sge_slave_tasks:
+            grant = claim_slave_task(node, found, run.deadline)
+        if grant is None and node.settings.isolation != "off":
             isolate_sge_job(node, found, None)
-    except Refusal as refusal:
-        told = refusal
-    except Exception as fault:  # the one broad handler: the task gets no GPU
-        told = unexpected_refusal(fault)
-    else:
-        log_hook_line(
-            settings, format_sge_grant(call, grant, clock_boottime() - begun), error=False
-        )
+        return grant
+
+    os.setresuid(0, 0, 0)  # execd runs shepherds with euid of the admin user, ruid 0
+    grant = run.run(config, claim)
+    if run.refusal is None:
+        run.log(format_grant(call.who, grant, run.seconds()))
         return hook.DONE
-    log_hook_line(settings, told.sentence(call.who), error=False)
-    return mask_refused_task(found, settings, told.sentence(call.who))
+    sentence = run.refusal.sentence(call.who)
+    run.log(sentence)
+    return mask_refused_task(spools[0] if spools else None, run.settings, sentence)
 
 
 def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> "Grant | None":
@@ -91,26 +85,7 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> "Gra
         request.add_requested_kinds(want, found, node.settings, job)
     grant = claim_devices(node, template, want, lambda: hook.make_sge_judge(node), deadline)
     own = grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
-    try:
-        if node.settings.isolation != "off":
-            isolate_sge_job(node, found, grant)
-        write_spool_record(node, found, own)
-        if grant.fresh:
-            claim_records.record_pending_history(
-                node.settings.state_dir, node.settings.lock_dir, grant.owner, RECORD, found.fd
-            )
-        if node.settings.share_mps and grant.owner.places:
-            from gpulock.job import mps
-
-            mps.wait_for_mps(node, grant.owner, deadline)
-        write_sge_variables(found, grant, node.settings, binds)
-        if node.settings.job_map_dir or node.settings.gpustat_dir:
-            from gpulock.job import job_map
-
-            job_map.write_job_map(node, grant.owner, grant.devices, deadline)
-    except BaseException:  # whatever it is, the task has no GPU: it keeps nothing of its own
-        undo_sge_claim(node, found, grant, deadline)
-        raise
+    complete_sge_claim(node, found, grant, own, binds, deadline)
     return grant
 
 

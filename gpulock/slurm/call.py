@@ -13,7 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEADLINE = 60.0  # seconds for a whole hook; PrologEpilogTimeout should be longer
 DIGITS = 18  # of a number that is believed
 LONGEST = 1000  # entries of a range
 

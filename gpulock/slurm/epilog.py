@@ -8,14 +8,14 @@ missing (docs/facts/slurm.md). What cannot be freed is left to the next claim an
 import os
 
 from gpulock.alloc.release import ReleaseResult, release_locks
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
-from gpulock.hooks.common import log_hook_line, read_hook_settings, unexpected_refusal
+from gpulock.hooks.frame import HookRun, log_hook_line
 from gpulock.node.context import Node
 from gpulock.node.procfs import TICKS, Proc
 from gpulock.node.settings import Settings
 from gpulock.slurm import note
-from gpulock.slurm.call import DEADLINE, SlurmHookCall
+from gpulock.slurm.call import SlurmHookCall
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
@@ -32,26 +32,22 @@ INIT = 1  # the parent of what slurmd left behind
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
     """Run the Epilog; return 0."""
-    begun = clock_boottime()
-    settings: "Settings | None" = None
-    who = f"job {environ.get('SLURM_JOB_ID', '?')[:20]}"
-    tried = "SLURM_JOB_ID" not in environ  # by doctor or install: no job, nobody to tell
-    try:
-        settings = read_hook_settings(config, to_syslog=not tried)
-        call = SlurmHookCall(environ)
-        released = release_slurm_job(Node(settings), call, Deadline(DEADLINE), begun)
-    except Refusal as refusal:
-        told = refusal
-    except Exception as fault:  # the one broad handler: the job is over, whatever it is
-        told = unexpected_refusal(fault)
-    else:
-        for line in format_slurm_release(call, released, clock_boottime() - begun):
-            log_hook_line(settings, line, error=False)
-        if settings.report_at_end or settings.report_dir:
-            start_slurm_report(settings, call, released, environ)
-        return 0
-    log_hook_line(settings, told.sentence(f"epilog of {who}"), error=True, to_syslog=not tried)
+    run = HookRun(trial="SLURM_JOB_ID" not in environ)
+    run.run(config, lambda node: end_slurm_job(node, environ, run))
+    if run.refusal is not None:
+        who = f"epilog of job {environ.get('SLURM_JOB_ID', '?')[:20]}"
+        run.log(run.refusal.sentence(who), error=True)
     return 0
+
+
+def end_slurm_job(node: Node, environ: "Mapping[str, str]", run: HookRun) -> None:
+    """Release the job's locks here, tell so, and have a report made; raise Refusal."""
+    call = SlurmHookCall(environ)
+    released = release_slurm_job(node, call, run.deadline, run.begun)
+    for line in format_slurm_release(call, released, run.seconds()):
+        run.log(line)
+    if node.settings.report_at_end or node.settings.report_dir:
+        start_slurm_report(node.settings, call, released, environ)
 
 
 def start_slurm_report(

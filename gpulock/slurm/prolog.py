@@ -10,7 +10,7 @@ import time
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import Deadline
 from gpulock.errors import (
     BROKEN,
     BUSY,
@@ -20,19 +20,21 @@ from gpulock.errors import (
     Refusal,
     os_error_kind,
 )
-from gpulock.hooks.common import (
+from gpulock.hooks.frame import (
+    HookRun,
     NotRootError,
+    complete_claim,
+    format_grant,
     log_hook_line,
     observer_judge,
-    read_hook_settings,
-    unexpected_refusal,
+    undo_claim,
 )
 from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.slurm import note, request
-from gpulock.slurm.call import DEADLINE, SlurmHookCall
+from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.note import TaskNote
 from gpulock.store import atomic, claim_records, kv
 from gpulock.store.gate import Gate
@@ -50,28 +52,16 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two looks at a device t
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
     """Run the Prolog; return the exit code."""
-    begun = clock_boottime()
-    settings: "Settings | None" = None
-    call: "SlurmHookCall | None" = None
-    who: "Owner | None" = None
-    try:
-        call = SlurmHookCall(environ)
-        settings = read_hook_settings(config)
-        who = Owner(job_id=call.job, user=call.user)
-        grant = claim_slurm_job(Node(settings), call, who, Deadline(DEADLINE))
-    except Refusal as refusal:
-        told = refusal
-    except Exception as fault:  # the one broad handler: whatever it is, the job does not start
-        told = unexpected_refusal(fault)
-        if who is not None and settings is not None:
-            count_unknown_refusal(Node(settings), told, who, Deadline(DEADLINE))
-    else:
-        log_hook_line(
-            settings, format_slurm_grant(call, grant, clock_boottime() - begun), error=False
-        )
-        return GO_ON
-    # without a job it is doctor or install that tries it: nobody to tell in syslog
-    return report_slurm_refusal(call, settings, told, to_syslog="SLURM_JOB_ID" in environ)
+    run = HookRun(trial="SLURM_JOB_ID" not in environ)
+    call = run.attempt(lambda: SlurmHookCall(environ))
+    if call is None:
+        return report_slurm_refusal(None, run)
+    who = Owner(job_id=call.job, user=call.user)
+    grant = run.run(config, lambda node: claim_slurm_job(node, call, who, run.deadline), who)
+    if run.refusal is not None:
+        return report_slurm_refusal(call, run)
+    run.log(format_grant(call.who, grant, run.seconds()))
+    return GO_ON
 
 
 def claim_slurm_job(
@@ -106,24 +96,19 @@ def claim_slurm_job(
     want = make_gres_claim(node, count, kinds, share)
     grant = retry_slurm_claim(node, call, own, want, deadline)
     who.token = grant.owner.token
-    try:
-        record_slurm_claim(node, call, grant)
-        if settings.share_mps and grant.owner.places:
-            from gpulock.job import mps
 
-            mps.wait_for_mps(node, grant.owner, deadline)
+    def tell() -> None:
         own.token, own.devices = grant.owner.token, order_slurm_devices(node, own.positions, grant)
         save_task_note(node, own, deadline)
-        if node.settings.job_map_dir or node.settings.gpustat_dir:
-            from gpulock.job import job_map
 
-            job_map.write_job_map(node, grant.owner, grant.devices, deadline)
-    except BaseException as fault:  # whatever it is, the job does not start: it keeps nothing
-        undo_slurm_claim(node, grant, deadline)
-        if isinstance(fault, OSError):
-            kind = os_error_kind(fault)
-            raise Refusal(kind, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
-        raise
+    complete_claim(
+        node,
+        grant,
+        deadline,
+        lambda: record_slurm_claim(node, call, grant),
+        tell,
+        lambda: undo_claim(node, grant, observer_judge(node), deadline),
+    )
     return grant
 
 
@@ -146,12 +131,16 @@ def prepare_isolation(node: Node) -> None:
 
 
 def record_slurm_claim(node: Node, call: SlurmHookCall, grant: Grant) -> None:
-    """Note the claim for adoption and history; raise OSError, but not for a full disk.
+    """Note the claim for adoption and history; raise Refusal, but not for a full disk.
 
-    Raises Refusal where LOCK_DIR was lost before the record was there.
+    So where LOCK_DIR was lost before the record was there.
     """
     settings = node.settings
-    path, fault = claim_records.write_record_or_mark(settings.state_dir, grant.owner)
+    try:
+        path, fault = claim_records.write_record_or_mark(settings.state_dir, grant.owner)
+    except OSError as error:
+        kind = os_error_kind(error)
+        raise Refusal(kind, f"STATE_DIR: {error}", "look at STATE_DIR") from error
     try:
         node.store.check_token(grant.owner.devices, grant.owner.token)
     except Refusal:
@@ -254,75 +243,48 @@ def save_task_note(node: Node, own: TaskNote, deadline: Deadline) -> None:
         raise Refusal(kind, f"the note of job {own.job}: {fault}", "look at LOCK_DIR") from fault
 
 
-def undo_slurm_claim(node: Node, grant: Grant, deadline: Deadline) -> None:
-    """Take back a claim whose job was not told; what fails is left to epilog and reaper."""
-    from gpulock.alloc.release import release_locks
-
-    token = grant.owner.token
-    try:
-        release_locks(
-            node, lambda o: o.token == token, observer_judge(node), deadline, "claim undone"
-        )
-    except (Refusal, OSError):
-        return
-
-
-def report_slurm_refusal(
-    call: "SlurmHookCall | None",
-    settings: "Settings | None",
-    refusal: Refusal,
-    to_syslog: bool = True,
-) -> int:
+def report_slurm_refusal(call: "SlurmHookCall | None", run: HookRun) -> int:
     """Tell everybody who must know, and return the exit code."""
+    settings, refusal = run.settings, run.refusal
+    assert refusal is not None
     sentence = refusal.sentence(call.who if call else "a job")
     if call is None:
-        log_hook_line(settings, sentence, error=True, to_syslog=to_syslog)
+        run.log(sentence, error=True)
         return NODE_BROKEN  # nothing can be told to the job: it must not start
     from gpulock.slurm import refuse
 
     if isinstance(refusal, NotRootError) and os.geteuid() == call.uid:
         # 24.11 to 25.11 may do so where RunInJob is set and the job is cancelled (docs/facts/
         # slurm.md, hooks inside of the job): its tasks find no note, and do not start
-        log_hook_line(settings, sentence, error=True)
+        run.log(sentence, error=True)
         return GO_ON
     known = settings or Settings({})
     if refuse.should_drain_node(refusal, known):
         refuse.drain_slurm_node(call, known, sentence)
-        log_hook_line(settings, sentence, error=True)
+        run.log(sentence, error=True)
         return NODE_BROKEN
     if settings is None:  # nor can its tasks read them, and without a note none of them starts
         noted = call.restart == 0  # one of an earlier run may stand, where the file is mended soon
         done = refuse.requeue_or_cancel_job(call, known, refusal, sentence, noted)
-        log_hook_line(settings, f"{sentence}; {done}" if done else sentence, error=True)
+        run.log(f"{sentence}; {done}" if done else sentence, error=True)
         return GO_ON
     own = TaskNote(call.slurmd, call.job, call.uid, call.restart)
     own.refused, own.code = sentence, refuse.task_prolog_exit_code(refusal, settings)
     try:
         node = Node(settings)
         if note.is_task_note_superseded(node.store, own):
-            log_hook_line(settings, f"{sentence}; a later run of it is here", error=True)
+            run.log(f"{sentence}; a later run of it is here", error=True)
             return GO_ON  # of a slurmd that was killed: nobody waits for us
         save_task_note(node, own, Deadline(note.PATIENCE))
         noted = True
     except Refusal as fault:
         if fault.kind == BROKEN:
-            log_hook_line(settings, sentence, error=True)
-        log_hook_line(settings, fault.sentence(call.who), error=True)
+            run.log(sentence, error=True)
+        run.log(fault.sentence(call.who), error=True)
         if fault.kind == BROKEN:
             return NODE_BROKEN
         noted = False
     done = refuse.requeue_or_cancel_job(call, settings, refusal, sentence, noted)
-    log_hook_line(settings, f"{sentence}; {done}" if done else sentence, error=True)
+    run.log(f"{sentence}; {done}" if done else sentence, error=True)
     # of a GRES that is only counted a task without a note would start, without GPUs
     return GO_ON if noted or not done.startswith(refuse.NOT_DONE) else NODE_BROKEN
-
-
-def format_slurm_grant(call: SlurmHookCall, grant: "Grant | None", seconds: float) -> str:
-    """Return the one line of a job that may start."""
-    if grant is None:
-        return f"{call.who}: no GPU asked for, {seconds * 1000:.1f} ms"
-    names = ",".join([f"{d.index}={d.id}" for d in grant.devices])
-    return (
-        f"{call.who} of {call.user}: granted {names} in {seconds * 1000:.1f} ms, "
-        f"{grant.waited * 1000:.1f} ms at the gate"
-    )

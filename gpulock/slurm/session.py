@@ -10,11 +10,7 @@ comes before there is a step, a TaskProlog is the user's. What fails here fails 
 import os
 
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.hooks.common import (
-    log_hook_line,
-    read_hook_settings,
-    unexpected_refusal,
-)
+from gpulock.hooks.frame import HookRun, log_hook_line
 from gpulock.isolation import job
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -37,35 +33,30 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
 
     Of a session that is closed slurmstepd only logs it: the step is over, and nothing is put back.
     """
-    settings: "Settings | None" = None
-    label = ""
-    try:
-        settings = read_hook_settings(config)
-        if settings.isolation == "off":
-            return GO_ON
-        node = Node(settings)
-        who = find_parent_step(node, os.getppid())
-        label = who.label
-        if environ.get("PAM_TYPE") == CLOSE:
-            left = job.end_job_isolation(node, who)
-            if left:
-                log_hook_line(
-                    settings, f"gpulock: step {who.label}: its isolation is kept: {left}", True
-                )
-            return GO_ON
-        devices = find_step_devices(node, who.label.partition(".")[0], environ.get("PAM_USER", ""))
-        job.begin_job_isolation(node, who, devices)
-    except Refusal as refusal:
-        told = refusal
-    except Exception as fault:  # the one broad handler: whatever it is, the step does not start
-        told = unexpected_refusal(fault)
-    else:
+    run, closing = HookRun(), environ.get("PAM_TYPE") == CLOSE
+    node = run.load(config)
+    if node is not None and node.settings.isolation == "off":
         return GO_ON
-    sentence = told.sentence(f"step {label or '?'}")
-    log_hook_line(settings, sentence, error=True)
-    if settings is not None and label and environ.get("PAM_TYPE") != CLOSE:
-        drain_and_requeue(settings, label, sentence)
+    who = run.attempt(lambda: find_parent_step(node, os.getppid())) if node else None
+    if node is not None and who is not None:
+        run.attempt(lambda: confine_or_free_step(node, who, environ.get("PAM_USER", ""), closing))
+    if run.refusal is None:
+        return GO_ON
+    sentence = run.refusal.sentence(f"step {who.label if who else '?'}")
+    run.log(sentence, error=True)
+    if run.settings is not None and who is not None and not closing:
+        drain_and_requeue(run.settings, who.label, sentence)
     return FAILED
+
+
+def confine_or_free_step(node: Node, who: job.IsolatedJob, user: str, closing: bool) -> None:
+    """Keep a step to its job's devices, or let it go at its end; raise Refusal."""
+    if not closing:
+        devices = find_step_devices(node, who.label.partition(".")[0], user)
+        job.begin_job_isolation(node, who, devices)
+    elif left := job.end_job_isolation(node, who):
+        line = f"gpulock: step {who.label}: its isolation is kept: {left}"
+        log_hook_line(node.settings, line, error=True)
 
 
 def drain_and_requeue(settings: Settings, label: str, sentence: str) -> None:

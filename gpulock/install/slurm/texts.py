@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gpulock.hooks.frame import SECONDS
 from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.configured_hooks import (
     PATHS,
@@ -24,7 +25,6 @@ from gpulock.install.slurm.configured_hooks import (
 from gpulock.install.slurm.gres import GresEntry
 from gpulock.install.slurm.slurm_conf import SlurmConf, add_list_words
 from gpulock.node.settings import Settings
-from gpulock.slurm.call import DEADLINE
 
 SUGGESTED_TIMEOUT: Final = 120
 _CALLS: Final = 5  # to slurmctld, at most, after a hook's own deadline
@@ -72,7 +72,7 @@ class SlurmSettingAdvice:
 
 def hook_seconds(settings: Settings) -> int:
     """Return how long a hook of ours may take: Slurm must not end it before."""
-    return math.ceil(DEADLINE + _CALLS * settings.slurm_timeout + _SPARE)
+    return math.ceil(SECONDS + _CALLS * settings.slurm_timeout + _SPARE)
 
 
 def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSettingAdvice]:

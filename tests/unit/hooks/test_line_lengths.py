@@ -17,7 +17,7 @@ import pytest
 from gpulock.daemon.reconcile.refusal_context import format_context_value
 from gpulock.daemon.slots.slurm import format_drain_reason
 from gpulock.errors import INVALID_REQUEST, LINE_BYTES, VALUE_BYTES, Refusal, shorten
-from gpulock.hooks.common import log_hook_line
+from gpulock.hooks.frame import log_hook_line
 from gpulock.node.settings import parse_settings
 from gpulock.sge import jsv, sensor
 from gpulock.slurm import refuse, task

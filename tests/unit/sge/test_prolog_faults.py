@@ -12,7 +12,7 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
-from gpulock.hooks import common
+from gpulock.hooks import frame
 from gpulock.install.trial import NO_PROCESS
 from gpulock.node.procfs import Proc
 from gpulock.sge import epilog, hook, prolog, request, site_hook, spool
@@ -389,7 +389,7 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     def tell(*words: object) -> None:
         told.append(words)
 
-    monkeypatch.setattr(common, "log_to_system", tell)
+    monkeypatch.setattr(frame, "log_to_system", tell)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     config = faulty_settings(tmp_path)
     environ = {"JOB_ID": job, "GPULOCK_JOB": hook.TRIAL_JOB, "SGE_TASK_ID": hook.TRIAL_JOB}

@@ -196,7 +196,7 @@ def test_a_task_that_cannot_be_told_keeps_nothing(
     job = parallel(site, gpus(1))
     site.task(job, FIRST)
     monkeypatch.setattr(
-        slave, "write_spool_record", raising(Refusal(BROKEN, "no space", "make some"))
+        prolog, "write_spool_record", raising(Refusal(BROKEN, "no space", "make some"))
     )
     assert start(site, FIRST) == 0
     assert site.locks() == []

@@ -13,7 +13,7 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
-from gpulock.hooks import common
+from gpulock.hooks import frame
 from gpulock.job import environment
 from gpulock.slurm import epilog, prolog, refuse, request
 from gpulock.slurm.scontrol import SlurmctldClient
@@ -397,7 +397,7 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     def tell(*words: object) -> None:
         told.append(words)
 
-    monkeypatch.setattr(common, "log_to_system", tell)
+    monkeypatch.setattr(frame, "log_to_system", tell)
     assert (prolog.main(environ, "/gone"), len(told)) == (NODE_BROKEN, lines)
     assert (epilog.main(environ, "/gone"), len(told)) == (0, 2 * lines)
     monkeypatch.setattr(os, "geteuid", lambda: 0)

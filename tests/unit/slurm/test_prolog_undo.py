@@ -166,7 +166,7 @@ def test_after_any_crash_epilog_and_next_prolog_leave_nothing_of_it(site: Site, 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LockStore, "undo", nothing)
             patch.setattr(atomic, "remove_quietly", nothing)
-            patch.setattr(prolog, "undo_slurm_claim", nothing)
+            patch.setattr(prolog, "undo_claim", nothing)
             calls = Failing(patch, name, at, KeyboardInterrupt()).calls
             try:
                 prolog.main(environ, config)

@@ -13,14 +13,14 @@ import pytest
 
 from gpulock import system_log
 from gpulock.errors import UNKNOWN
-from gpulock.hooks import common
+from gpulock.hooks import frame
 from gpulock.node.settings import Settings, parse_settings
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TELL = f"""
 import sys
 sys.path.insert(0, {str(REPOSITORY)!r})
-from gpulock.hooks.common import log_hook_line
+from gpulock.hooks.frame import log_hook_line
 from gpulock.node.settings import parse_settings
 log_hook_line(parse_settings("SIMULATION=/\\n", "x"), "x" * 9_000, error=True)
 print("over")
@@ -75,11 +75,11 @@ def test_a_fault_of_the_settings_is_told_to_the_administrator_and_not_to_the_job
     def note(level: int, line: str) -> None:
         told.append((level, line))
 
-    monkeypatch.setattr(common, "read_settings", read)
+    monkeypatch.setattr(frame, "read_settings", read)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(common, "log_to_system", note)
+    monkeypatch.setattr(frame, "log_to_system", note)
 
-    common.read_hook_settings("x.conf")
+    frame.read_hook_settings("x.conf")
 
     sentence = "gpulock: x.conf:1: unknown key 'GUPS'; correct the file"
     assert told == [(system_log.ERROR, sentence)]
@@ -91,4 +91,4 @@ def test_a_fault_of_the_settings_is_told_to_the_administrator_and_not_to_the_job
     [OSError(11, "no process"), ValueError("x"), MemoryError(), RuntimeError("no new thread")],
 )
 def test_what_nobody_foresaw_breaks_no_node(fault: Exception) -> None:
-    assert common.unexpected_refusal(fault).kind == UNKNOWN
+    assert frame.unexpected_refusal(fault).kind == UNKNOWN

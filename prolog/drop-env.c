@@ -14,8 +14,7 @@ typedef unsigned long word;
 #if defined __x86_64__
 enum {
 	READ = 0, WRITE = 1, SIGACTION = 13, SOCKET = 41, SENDTO = 44, CLONE = 56, EXECVE = 59,
-	EXIT = 60, WAIT4 = 61, FCNTL = 72, GETPPID = 110, OPENAT = 257, PPOLL = 271, PIPE2 = 293,
-	PRLIMIT = 302
+	EXIT = 60, WAIT4 = 61, FCNTL = 72, GETPPID = 110, PPOLL = 271, PIPE2 = 293, PRLIMIT = 302
 };
 __asm__(".globl _start\n_start: mov %rsp, %rdi\n and $-16, %rsp\n call begin\n");
 static long kernel(long call, const word given[6])
@@ -30,8 +29,7 @@ static long kernel(long call, const word given[6])
 #elif defined __aarch64__
 enum {
 	READ = 63, WRITE = 64, SIGACTION = 134, SOCKET = 198, SENDTO = 206, CLONE = 220, EXECVE = 221,
-	EXIT = 93, WAIT4 = 260, FCNTL = 25, GETPPID = 173, OPENAT = 56, PPOLL = 73, PIPE2 = 59,
-	PRLIMIT = 261
+	EXIT = 93, WAIT4 = 260, FCNTL = 25, GETPPID = 173, PPOLL = 73, PIPE2 = 59, PRLIMIT = 261
 };
 __asm__(".globl _start\n_start: mov x0, sp\n bl begin\n");
 static long kernel(long call, const word given[6])
@@ -48,7 +46,7 @@ static long kernel(long call, const word given[6])
 #define KERNEL(call, ...) kernel(call, (const word[6]){ __VA_ARGS__ })
 
 enum { DONE = 0, QUEUE_ERROR = 1, REQUEUE = 99, JOB_ERROR = 100, NOT_STARTED = 127, SIGNALLED = 128 };
-enum { IGNORE = 1, SIGPIPE = 13, SIGCHLD = 17, SIGXFSZ = 25, STACK = 3, HERE = -100, DUPLICATE = 0 };
+enum { IGNORE = 1, SIGPIPE = 13, SIGCHLD = 17, SIGXFSZ = 25, STACK = 3, DUPLICATE = 0 };
 enum { NONBLOCK = 04000, CLOEXEC = 02000000, UNIX = 1, DATAGRAM = 2, DONTWAIT = 0x40, POLLOUT = 4 };
 static const word UNLIMITED = -1UL, STACK_BYTES = 8 << 20;
 static const struct { word number; const char *option; } LIMITS[] = { // as prlimit(1) names them
@@ -107,7 +105,7 @@ static _Noreturn void leave(int code)
 		KERNEL(EXIT, (word)code);
 }
 
-static void say(int to_log, const char *const *parts) // to the job; of this node's faults to the log
+static void say(int to_log, const char *const *parts) // to the job, and what is its node's to the log
 {
 	static const struct { unsigned short family; char path[9]; } LOG = { UNIX, "/dev/log" };
 	static const word now[2];
@@ -125,16 +123,10 @@ static void say(int to_log, const char *const *parts) // to the job; of this nod
 }
 #define SAY(to_log, ...) say(to_log, (const char *const[]){ __VA_ARGS__, 0 })
 
-static void say_gone(const char *hook) // as after an upgrade of the distribution's Python
+static void say_gone(const char *hook) // as where an upgrade of the distribution took its Python
 {
-	static char first[128];
-
-	KERNEL(READ, (word)KERNEL(OPENAT, (word)HERE, (word)hook), (word)first, sizeof first - 1);
-	for (char *at = first; *at; at++)
-		if (*at == '\n')
-			*at = 0;
-	SAY(1, begins(first, "#!") ? first + 2 : hook,
-		" cannot be started, so no job can: run gpulock install sge again (", hook, ")");
+	SAY(1, hook, " cannot be started (is its interpreter there?), so no job can: "
+		"run gpulock install sge again");
 }
 
 static int lift_limits(void) // false where one stays; adds what they were
@@ -196,16 +188,17 @@ static _Noreturn void run_site(char **owner, char **env) // without any variable
 	leave(NOT_STARTED);
 }
 
-// Stay above a hook, and answer for it. Behind an epilog Grid Engine must see 0, or the job runs again.
+// Stay above a hook, and answer for it: of an epilog Grid Engine must see 0, or the job runs again.
 static _Noreturn void watch(char **command, char **env, char **last, int epilog, int limited)
 {
-	const char *job = command[-1];
+	const char *job = command[-1], *site = command[2] ? command[3] : 0;
 	unsigned char answers[2]; // of the hook: that it has the site's in hand, and how that ended
 	int ends[2], code;
 	long answered, pid = KERNEL(PIPE2, (word)ends, NONBLOCK | CLOEXEC);
 
 	if (pid == 0) {
-		*last = variable("GPULOCK_ANSWERS=", decimal((word)KERNEL(FCNTL, (word)ends[1], DUPLICATE)));
+		*last = variable("GPULOCK_ANSWERS=",
+			decimal((word)KERNEL(FCNTL, (word)ends[1], DUPLICATE)));
 		pid = start(command, env);
 	}
 	if (pid < 0) {
@@ -217,15 +210,15 @@ static _Noreturn void watch(char **command, char **env, char **last, int epilog,
 	if (!epilog && (answered > 0 || code == DONE || code == REQUEUE || code == JOB_ERROR))
 		leave(code);
 	if (!epilog) {
-		SAY(0, "job ", job, ": invalid request: its own limits leave its prolog no room (it ended with ",
-			decimal((word)code), "); ask for h_vmem of 64M or more");
+		SAY(0, "job ", job, ": invalid request: its own limits leave its prolog no room "
+			"(it ended with ", decimal((word)code), "); ask for h_vmem of 64M or more");
 		leave(JOB_ERROR);
 	}
 	if (code == NOT_STARTED && !limited)
 		say_gone(*command);
-	if (command[2] && answered <= 0)
+	if (site && answered <= 0)
 		run_site(command + 2, env);
-	leave(command[2] && answered > 1 ? answers[1] : DONE);
+	leave(site && answered > 1 ? answers[1] : DONE);
 }
 
 _Noreturn void begin(word *stack)

@@ -215,7 +215,7 @@ def test_each_message_of_the_scripts_and_of_the_spank_plugin_is_found() -> None:
     plugin = (ROOT / "prolog/spank/spank_gpulock.c").read_text()
     found += re.findall(r'\bstop\(.+, "([^"]+)"\);', plugin)
     launcher = (ROOT / "prolog/drop-env.c").read_text()
-    found += re.findall(r'" (cannot be started[^"]+|[^"]*(?:taken|no room)[^"]*)"', launcher)
+    found += re.findall(r'"(run gpulock[^"]+|[^"]*(?:started|taken|no room)[^"]*)"', launcher)
     assert len(found) > 11
     parts = [re.split(r"\$\{[^}]*\}|\$\w+", text) for text in found]
     fixed = [tuple(part.strip(" :;,(") for part in text if len(part) > FEW) for text in parts]

@@ -42,6 +42,8 @@ static long kernel(long call, const word given[6])
 		: "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
 	return (long)x0;
 }
+#else
+#error "drop-env is for x86_64 and aarch64 alone"
 #endif
 #define KERNEL(call, ...) kernel(call, (const word[6]){ __VA_ARGS__ })
 

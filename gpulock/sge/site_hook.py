@@ -33,10 +33,6 @@ EXECD_NAMES = frozenset(
 )
 PARALLEL_NAMES = frozenset(("PE", "PE_HOSTFILE"))  # execd's in a parallel environment
 MASK_NAMES = frozenset(("CUDA_VISIBLE_DEVICES", "GPULOCK_DEVICES", "SGE_GPU"))  # ours in a grant
-SHEPHERD_NAMES = tuple(  # which drop-env keeps
-    f"SGE_{name}"
-    for name in ("JOBEXIT_STAT", "CWD_PATH", "STDIN_PATH", "STDOUT_PATH", "STDERR_PATH")
-)
 ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRLIMIT = "/usr/bin/prlimit"
 NOT_STARTED = 127
@@ -66,7 +62,8 @@ class SiteHook:
             text = atomic.read_text(spool.ENVIRONMENT, spool.ENVIRONMENT_LIMIT, found.fd)
         except OSError as fault:
             raise spool.unread_spool_refusal("the job's environment", fault) from fault
-        kept = {name: environ[name] for name in SHEPHERD_NAMES if name in environ}
+        kept = {name: value for name, value in environ.items() if name.startswith("SGE_")}
+        kept.pop("SGE_TASK_ID", "")  # the others are the shepherd's, which drop-env has kept
         if self.user.pw_uid == 0:
             self.variables = {**kept, **root_variables(found, text), "PATH": ROOT_PATH}
         else:

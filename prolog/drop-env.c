@@ -9,6 +9,10 @@
 // of its own. Of the job's it keeps five names, which the shepherd writes and no program obeys.
 // OWNER and COMMAND are the site's own hook, which ours starts. Where ours cannot be run, the
 // site's epilog runs all the same. Where root may not lift limits, the job is at fault.
+//
+// The hook reads in GPULOCK_LIMITS what the limits were, which the site's hook gets again, and in
+// GPULOCK_LIMITED that one stays. Into the pipe GPULOCK_ANSWERS it writes a byte once it has the
+// site's hook in hand, and a second that the site's epilog ended with.
 typedef unsigned long word;
 
 #if defined __x86_64__

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.sge.texts import hook_command
 from tests.labs.common.upgrade import JOBS, PREFIX, Package, UpgradedNode, upgrade_and_go_back
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import on
@@ -18,6 +17,11 @@ from tests.labs.slurm.journal import Journal
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
 NODE = "glnode2"
 SLOTS = JOBS + 20
+# What starts a hook is of each release's own folder; the queue's line here is of neither.
+LINE = (
+    "root@/usr/bin/env -i PATH=/usr/bin:/bin JOB_ID=$job_id SGE_TASK_ID=$ja_task_id QUEUE=$queue"
+    f" {PREFIX}/current/{{}}/sge"
+)
 
 
 class SgeNode(UpgradedNode):
@@ -71,7 +75,6 @@ def test_jobs_go_on_while_gpulock_is_upgraded_and_downgraded(
     roomy: Gpulock, tmp_path: Path
 ) -> None:
     node = SgeNode(roomy, tmp_path / "package")
-    hooks = [hook_command(PREFIX / "current", hook) for hook in ("prolog", "epilog")]
-    roomy.sge.set_hooks(*hooks, queues=["gpu.q"])
+    roomy.sge.set_hooks(LINE.format("prolog"), LINE.format("epilog"), queues=["gpu.q"])
 
     upgrade_and_go_back(node, tmp_path, GPUS)

@@ -8,7 +8,6 @@ Writes the port it listens on as its first line.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import time
@@ -78,10 +77,7 @@ def main(arguments: list[str]) -> int:
     def big(_request: HttpRequest) -> HttpResponse:
         return HttpResponse(200, large)
 
-    def counts(_request: HttpRequest) -> HttpResponse:
-        return HttpResponse(200, json.dumps(server.counts()).encode(), "application/json")
-
-    table = {"/metrics": Samples().metrics, "/big": big, "/counts": counts}
+    table = {"/metrics": Samples().metrics, "/big": big}
     server = HttpServer(route_by_path(table), listeners, log, settings, limits)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread begins
     server.start()

@@ -61,7 +61,7 @@ EXPORTER = {
     "state": frozenset[str](),
     "files": frozenset[str](),
     "metrics": frozenset({"prometheus_client"}),
-    "web": frozenset({"h11"}),
+    "web": frozenset[str](),
     "webconfig": frozenset({"bcrypt", "yaml"}),
     "app": frozenset[str](),
 }

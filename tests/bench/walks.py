@@ -254,7 +254,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
         sys.setprofile(note)
         line = telemetry.encode_frame(source.look(True))
         exporter.tick([telemetry.decode_frame(line)], supervisor)
-        answer = exporter.metrics(HttpRequest("GET", "/metrics", ""))
+        answer = exporter.metrics(HttpRequest("/metrics"))
         sys.setprofile(None)
     if f" {PERCENT / 100}".encode() not in bytes(answer.body):
         raise RuntimeError("the utilisation is not in the scrape")

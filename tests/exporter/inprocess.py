@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from gpulock_exporter.web.http import Handler, HttpRequest, HttpResponse
 from gpulock_exporter.web.listen import listen_on_addresses, parse_listen_address
-from gpulock_exporter.web.serve import ServerLimits, WebSettings
-from gpulock_exporter.web.server import HttpServer
+from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
 
 
 @dataclass
@@ -24,7 +23,7 @@ class Running:
 
 def greet(request: HttpRequest) -> HttpResponse:
     """Answer anything, with what was asked."""
-    return HttpResponse(200, f"{request.method} {request.path}\n".encode())
+    return HttpResponse(200, f"{request.path}\n".encode())
 
 
 @contextmanager

@@ -12,35 +12,33 @@ import signal
 import sys
 import time
 
+from gpulock_exporter.web.encoding import SampleBody
 from gpulock_exporter.web.http import HttpRequest, HttpResponse, route_by_path
 from gpulock_exporter.web.listen import activated_sockets, listen_on_addresses, parse_listen_address
-from gpulock_exporter.web.negotiation import Format, RenderedMetrics, negotiated_response
-from gpulock_exporter.web.serve import ServerLimits, WebSettings
-from gpulock_exporter.web.server import HttpServer
+from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
 
 
-def made_up(form: Format) -> bytes:
+def made_up() -> bytes:
     """Write about 100 kB, different each time, as a new sample is."""
     lines = [
         f'gpulock_gpu_made_up_ratio{{gpu="{n}",uuid="GPU-{n * 7919:032x}"}} {time.time() + n}'
         for n in range(1000)
     ]
-    end = ["# EOF\n"] if form is Format.OPENMETRICS else [""]
-    return "\n".join(lines + end).encode()
+    return "\n".join([*lines, ""]).encode()
 
 
 class Samples:
     """A new sample each second, as the exporter has."""
 
     def __init__(self) -> None:
-        self._rendered = RenderedMetrics(made_up)
+        self._body = SampleBody(made_up)
         self._taken_at = time.monotonic()
 
     def metrics(self, request: HttpRequest) -> HttpResponse:
         """Answer a scrape."""
         if time.monotonic() - self._taken_at > 1:
-            self._rendered, self._taken_at = RenderedMetrics(made_up), time.monotonic()
-        return negotiated_response(request, self._rendered)
+            self._body, self._taken_at = SampleBody(made_up), time.monotonic()
+        return self._body.response(request)
 
 
 def main(arguments: list[str]) -> int:

@@ -40,7 +40,7 @@ def test_a_socket_of_systemd_is_served(tmp_path: Path) -> None:
         ):
             assert child.port == port
             waiting.sendall(SOUND)
-            assert waiting.recv(12) == b"HTTP/1.1 200"
+            assert waiting.recv(12) == b"HTTP/1.0 200"
             child.scrape()
         # systemd still holds it: who comes now waits for the next start.
         dial(port).close()
@@ -63,7 +63,7 @@ def test_a_response_under_way_is_finished_after_sigterm(
         with dial(child.port, client, buffer=16384) as slow:
             slow.sendall(SOUND.replace(b"/metrics", b"/big"))
             received = slow.recv(1000)
-            assert received.startswith(b"HTTP/1.1 200 ")
+            assert received.startswith(b"HTTP/1.0 200 ")
             child.process.send_signal(signal.SIGTERM)
             wait_until(lambda: refuses(child.port), why="the port to be closed")
             assert child.process.poll() is None

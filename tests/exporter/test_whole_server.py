@@ -21,7 +21,6 @@ from tests.exporter.test_server_process import PROMETHEUS
 from tests.exporter.whole import Answer, Scrape, Whole
 from tests.exporter.wire import SOUND, dial, dial_many
 from tests.nvml.double import Double
-from tests.support.exporter_contract import openmetrics_of
 from tests.support.ports import ReservedPort
 from tests.support.wait import let_work, wait_until
 
@@ -77,9 +76,9 @@ def test_what_prometheus_asks_for_it_gets_over_tls_with_a_certificate_and_a_pass
         answer = first(exporter, right | PROMETHEUS)
         assert answer.status == 200
         assert answer.headers["content-encoding"] == "gzip"
-        assert answer.headers["content-type"].startswith("application/openmetrics-text")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         assert answer.body[8] == FASTEST
-        names = {family.name for family in openmetrics_of(gzip.decompress(answer.body).decode())}
+        names = {family.name for family in text_of(gzip.decompress(answer.body).decode())}
         assert {"gpulock_nvml_up", "gpulock_gpu_energy_joules"} <= names
         assert exporter.get(headers=basic("prometheus", "wrong")).status == 401
         assert exporter.get().status == 401
@@ -181,7 +180,7 @@ def test_systemd_hands_over_its_socket_at_the_first_request(tmp_path: Path, nvml
         assert "systemd-socket-activate" in command(exporter), "nobody has asked yet"
         waiting = dial(port)
         waiting.sendall(SOUND)
-        assert waiting.recv(12) in (b"HTTP/1.1 503", b"HTTP/1.1 200")
+        assert waiting.recv(12) in (b"HTTP/1.0 503", b"HTTP/1.0 200")
         waiting.close()
         assert "gpulock_exporter" in command(exporter)
         exporter.up(8)

@@ -77,18 +77,3 @@ def exchange(one: socket.socket, data: bytes, seconds: float = 30.0) -> tuple[by
         if not part:
             return received, True
         received += part
-
-
-def answer(one: socket.socket, data: bytes = b"", seconds: float = 60.0) -> bytes:
-    """Send a request; return the whole answer to it, which leaves the connection open."""
-    one.settimeout(seconds)
-    one.sendall(data)
-    received = b""
-    while True:
-        header, end, body = received.partition(b"\r\n\r\n")
-        if end and len(body) >= int(header.lower().partition(b"content-length:")[2].split()[0]):
-            return received
-        part = one.recv(65536)
-        if not part:
-            return received
-        received += part

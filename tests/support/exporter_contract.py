@@ -3,12 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from importlib import import_module
-from typing import Any
-
-from prometheus_client import Metric
-
 # of GPUs, and of MIG instances by the same name: gpulock_gpu_X and gpulock_mig_X
 BOTH = """utilization_ratio busy_seconds_total observed_seconds_total memory_used_bytes
     memory_total_bytes sm_active_ratio sm_occupancy_ratio tensor_active_ratio
@@ -37,10 +31,3 @@ CONTRACT = frozenset(
         *(f"gpulock_{name}" for name in NODE.split()),
     }
 )
-
-
-def openmetrics_of(text: str) -> Iterable[Metric]:
-    """Parse OpenMetrics; this function of prometheus_client alone has no types."""
-    parser: Any = import_module("prometheus_client.openmetrics.parser")
-    found: Iterable[Metric] = parser.text_string_to_metric_families(text)
-    return found

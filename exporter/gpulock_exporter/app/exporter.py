@@ -26,7 +26,7 @@ from gpulock_exporter.files.sample_file import (
     sample_text,
 )
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.exposition import FamilyTexts, render_exposition
+from gpulock_exporter.metrics.exposition import EVERYTHING, render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState, FrozenTick
@@ -41,6 +41,7 @@ from gpulock_exporter.state.node_devices import DeviceList, inventory_version
 from gpulock_exporter.state.plausibility import normalize_bus_id
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame
+from gpulock_exporter.web.encoding import SampleBody
 from gpulock_exporter.web.http import (
     Handler,
     HttpRequest,
@@ -48,7 +49,6 @@ from gpulock_exporter.web.http import (
     error_response,
     route_by_path,
 )
-from gpulock_exporter.web.negotiation import Format, RenderedMetrics, negotiated_response
 from gpulock_exporter.web.page import PAGE_HEADERS, RELOAD
 from gpulock_exporter.web.page import render_page as page_html
 from gpulock_exporter.web.utilisation_history import UtilizationHistory, build_page
@@ -92,8 +92,7 @@ class Exporter:
         self._fault = "no sample yet"
         self.listed = DeviceList(node.devices, lambda: inventory_version(node.store.path))
         self._tick: FrozenTick | None = None
-        self._rendered: RenderedMetrics | None = None
-        self._texts: dict[Format, FamilyTexts] = {form: {} for form in Format}
+        self._body: SampleBody | None = None
         self.reloader: Reloader | None = None
         listed = LISTS_MISSED * settings.process_period + settings.max_sample_age
         self.limits = SnapshotLimits(
@@ -134,8 +133,7 @@ class Exporter:
         tick = self._book.freeze(self.listed.devices, facts, now, health)
         self._tell(tick.told.health, now)
         self._history.add(tick.utilization())
-        everything = RenderedMetrics(lambda form: self.text(form, tick.snapshot(), frozenset()))
-        self._tick, self._rendered = tick, everything
+        self._tick, self._body = tick, SampleBody(lambda: self.text(tick.snapshot()))
 
     def _listed_cards(self) -> frozenset[str] | None:
         """Return the bus ids of the cards that the driver lists now, None where nobody knows."""
@@ -154,10 +152,9 @@ class Exporter:
         for line in self._journal.lines(faults, now.boottime):
             self._say(f"gpulock-exporter: {line}")
 
-    def text(self, form: Format, snapshot: NodeSnapshot, names: frozenset[str]) -> bytes:
+    def text(self, snapshot: NodeSnapshot, names: frozenset[str] = EVERYTHING) -> bytes:
         """Return the metrics of a moment."""
-        metrics = collect_families(snapshot, self._label_user)
-        return render_exposition(metrics, form is Format.OPENMETRICS, names, self._texts[form])
+        return render_exposition(collect_families(snapshot, self._label_user), names)
 
     def handler(self) -> Handler:
         """Return what answers requests."""
@@ -165,15 +162,15 @@ class Exporter:
 
     def metrics(self, request: HttpRequest) -> HttpResponse:
         """Answer a scrape."""
-        tick, rendered = self._tick, self._rendered
-        if tick is None or rendered is None:
+        tick, body = self._tick, self._body
+        if tick is None or body is None:
             return error_response(503, "the first second is not over yet", ("Retry-After", "1"))
         if self._is_stuck(tick):
             return error_response(503, STUCK)
         names = frozenset(request.values("name[]"))
         if names:
-            rendered = RenderedMetrics(lambda form: self.text(form, tick.snapshot(), names))
-        return negotiated_response(request, rendered)
+            body = SampleBody(lambda: self.text(tick.snapshot(), names))
+        return body.response(request)
 
     def page(self, request: HttpRequest) -> HttpResponse:
         """Answer a person, who asks for a page that loads itself again by `/?live`."""

@@ -3,6 +3,10 @@
 
 One thread accepts and keeps time. It never touches what a client sends: handshake, header and
 response are the business of the connection's own thread, so a silent client delays nobody.
+
+When all places are taken the newcomer gets in and the oldest goes. A scrape takes milliseconds, so
+it is never the oldest while an attacker's connections are; refusing newcomers instead would let
+silent ones lock it out.
 """
 
 from __future__ import annotations
@@ -11,32 +15,57 @@ import _thread
 import errno
 import selectors
 import socket
+import ssl
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from gpulock_exporter.web.connections import Connection, ConnectionTable
-from gpulock_exporter.web.http import Handler
-from gpulock_exporter.web.listen import peer_address
-from gpulock_exporter.web.serve import (
-    ServerContext,
-    ServerLimits,
-    WebSettings,
-    serve_connection,
+from gpulock_exporter.web.connection import Connection, Phase
+from gpulock_exporter.web.http import (
+    Handler,
+    HttpExchange,
+    HttpRequest,
+    HttpResponse,
+    error_response,
 )
+from gpulock_exporter.web.listen import peer_address
 
 _LOOK_SECONDS = 0.25  # how late a deadline may be kept
 _KERNEL_LATER = 1.0  # seconds that the kernel waits longer than we do
 _ACCEPTED_AT_ONCE = 32
-_PATIENCE_SECONDS = 0.05
+_PAUSE_SECONDS = 0.05
 _QUIET_SECONDS = 60.0
-_RINGS = 4096  # bytes of the bell that are heard at once
+_ENDING = 32  # threads of connections that were cut, at most, beside those that are served
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
+@dataclass(frozen=True)
+class ServerLimits:
+    """How much and how long a client may; each deadline is for the whole of that phase."""
+
+    connections: int = 160  # a TLS connection costs 60-100 KiB: its thread's stack and OpenSSL
+    arrive_seconds: float = 5.0  # of the handshake, then of the header
+    handle_seconds: float = 30.0  # a first login may wait for others
+    write_seconds: float = 10.0
+    linger_seconds: float = 1.0  # for a client to read why it is refused
+    stop_seconds: float = 5.0
+    new_seconds: float = 0.5  # at a stop, for the request of one that was just accepted
+    header_bytes: int = 16 * 1024
+    send_buffer_bytes: int = 128 * 1024  # the kernel's, for each connection
+
+
+@dataclass(frozen=True)
+class WebSettings:
+    """What a reload can change: swapped as one object, so that no request sees half of it."""
+
+    tls: ssl.SSLContext | None = None
+    refusal: Callable[[HttpRequest], HttpResponse | None] | None = None  # before the handler
+
+
 class HttpServer:
-    """Serve a handler on listening sockets until `stop`."""
+    """Serve a handler on listening sockets until `stop`, one request a connection."""
 
     def __init__(
         self,
@@ -46,28 +75,26 @@ class HttpServer:
         settings: WebSettings | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
-        self._limits = limits or ServerLimits()
-        self._service = ServerContext(handler, self._limits, settings or WebSettings(), log)
-        self._table = ConnectionTable(self._limits.connections)
+        self._handler, self._log = handler, log
+        self._settings, self._limits = settings or WebSettings(), limits or ServerLimits()
+        self._connections: dict[Connection, None] = {}  # the oldest first, until its thread ends
+        self._changed = threading.Condition()
         self._listeners: list[socket.socket] = []
-        self._listening = threading.Lock()
         self._selector = selectors.DefaultSelector()
-        self._bell, self._ringer = socket.socketpair()
-        self._heard = threading.Event()
-        self._quiet_until = 0.0
+        self._is_stopping = False
+        self._went_round = self._quiet_until = float("-inf")
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self.listen(listeners)
 
     def start(self) -> None:
         """Begin to accept."""
-        self._selector.register(self._bell, selectors.EVENT_READ)
         self._thread.start()
 
     def listen(self, listeners: Sequence[socket.socket]) -> None:
         """Accept on these sockets too; after `stop` they are closed."""
-        with self._listening:
+        with self._changed:
             for listener in listeners:
-                if self._service.is_stopping:
+                if self._is_stopping:
                     listener.close()
                     continue
                 self._tune(listener)
@@ -76,54 +103,49 @@ class HttpServer:
 
     def stop(self) -> None:
         """Accept no more, let the answers under way be written, and end the rest."""
-        with self._listening:
-            self._service.is_stopping = True
-        self._ringer.send(b".")
+        with self._changed:
+            self._is_stopping = True
         self._thread.join()
+        self._selector.close()
         for listener in self._listeners:
             listener.close()
-        self._table.finish(self._limits.stop_seconds, self._limits.arriving_seconds)
-        self._selector.close()
-        self._bell.close()
-        self._ringer.close()
+        new, end = self._limits.new_seconds, time.monotonic() + self._limits.stop_seconds
+        with self._changed:
+            while time.monotonic() < end and any(one.is_awaited(new) for one in self._connections):
+                self._changed.wait(_PAUSE_SECONDS)
+            for one in self._connections:
+                one.cut()
+            self._changed.wait_for(lambda: not self._connections, 1.0)
 
     def adopt(self, settings: WebSettings) -> None:
-        """Serve by new settings from the next request on."""
-        self._service.settings = settings
-        self._table.cut_idle()
+        """Serve by new settings from the next connection on."""
+        self._settings = settings
 
     @property
     def is_serving(self) -> bool:
         """Tell whether connections are accepted; if not before `stop`, the process must end."""
         return self._thread.is_alive()
 
-    def answers(self, seconds: float) -> bool:
-        """Return whether the accepting thread still runs; wait so long for its answer."""
-        self._heard.clear()
-        try:
-            self._ringer.send(b".", socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            pass  # it has not heard for long: it was rung often enough
-        except OSError:
-            return False  # it was stopped
-        return self._heard.wait(seconds)
+    @property
+    def connections(self) -> int:
+        """Return how many connections there are now."""
+        return len(self._connections)
 
-    def counts(self) -> dict[str, int]:
-        """Count answers by status, connections dropped by reason, and those open now."""
-        answered = {f"answered_{status}": n for status, n in self._service.answered.copy().items()}
-        dropped = {f"dropped_{reason}": n for reason, n in self._table.dropped.copy().items()}
-        return {"open": len(self._table), **answered, **dropped}
+    def answers(self, seconds: float) -> bool:
+        """Return whether the accepting thread went round in the last so many seconds."""
+        return self.is_serving and time.monotonic() - self._went_round <= seconds
 
     def _run(self) -> None:
-        while not self._service.is_stopping:
-            ready = self._selector.select(_LOOK_SECONDS if len(self._table) else None)
-            for key, _ in ready:
-                if key.fileobj is self._bell:
-                    self._bell.recv(_RINGS)
-                    self._heard.set()
-                elif isinstance(key.fileobj, socket.socket):
+        while not self._is_stopping:
+            self._went_round = time.monotonic()
+            for key, _ in self._selector.select(_LOOK_SECONDS):
+                if isinstance(key.fileobj, socket.socket):
                     self._accept_from(key.fileobj)
-            self._table.expire(time.monotonic())
+            now = time.monotonic()
+            with self._changed:
+                for one in self._connections:
+                    if now >= one.deadline and not one.is_cut:
+                        one.cut()
 
     def _accept_from(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -133,19 +155,42 @@ class HttpServer:
                 return
             except OSError as error:
                 self._complain(f"cannot accept a connection: {error}")
-                if error.errno not in _EXHAUSTED or not self._table.relieve(_PATIENCE_SECONDS):
-                    time.sleep(_PATIENCE_SECONDS)
+                if error.errno in _EXHAUSTED:
+                    with self._changed:
+                        self._cut_oldest()
+                        self._changed.wait(_PAUSE_SECONDS)
                 return
-            if self._table.make_room(_PATIENCE_SECONDS):
-                self._serve(accepted, peer_address(address))
+            if self._has_place():
+                self._begin(Connection(accepted, peer_address(address)))
             else:
                 accepted.close()
 
-    def _serve(self, accepted: socket.socket, peer: str) -> None:
-        connection = Connection(accepted, peer, self._limits.handshake_seconds)
-        self._table.add(connection)
+    def _has_place(self) -> bool:
+        """Make a place, at the oldest's cost if need be; return False where each is at work."""
+        most = self._limits.connections
+        with self._changed:
+            served = sum(not one.is_cut for one in self._connections)
+            if served >= most and not self._cut_oldest():
+                return False
+            # those that were cut end as soon as their threads run
+            return self._changed.wait_for(
+                lambda: len(self._connections) < most + _ENDING, _PAUSE_SECONDS
+            )
+
+    def _cut_oldest(self) -> bool:
+        """Cut the oldest. One in its handler is left alone: cutting it would free nothing."""
+        for one in self._connections:
+            if not one.is_cut and one.phase is not Phase.HANDLING:
+                one.cut()
+                return True
+        return False
+
+    def _begin(self, connection: Connection) -> None:
+        connection.enter(Phase.ARRIVING, self._limits.arrive_seconds)
+        with self._changed:
+            self._connections[connection] = None
         try:
-            # threading.Thread waits until the new one runs: twice the time for each of a flood.
+            # threading.Thread waits until the new one runs: twice the time for each of a flood
             _thread.start_new_thread(self._live, (connection,))
         except RuntimeError as error:  # there can be no more threads
             self._end(connection)
@@ -155,21 +200,46 @@ class HttpServer:
         """Log what a flood repeats, once in a while."""
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + _QUIET_SECONDS
-            self._service.log(line)
+            self._log(line)
 
     def _live(self, connection: Connection) -> None:
         try:
-            serve_connection(connection, self._service)
+            self._serve(connection, self._settings, self._limits)
         except OSError:
-            return  # ssl.SSLError too: the client went, or was cut; `dropped` counts the latter
-        except Exception:  # such as a handler's header with a line end in it
-            self._service.log(f"a connection failed:\n{traceback.format_exc()}")
+            return  # ssl.SSLError too: the client went, or was cut
         finally:
             self._end(connection)
 
     def _end(self, connection: Connection) -> None:
         connection.close()
-        self._table.remove(connection)
+        with self._changed:
+            del self._connections[connection]
+            self._changed.notify_all()
+
+    def _serve(self, connection: Connection, settings: WebSettings, limits: ServerLimits) -> None:
+        """Serve a connection to its end; raise OSError when the client ends it, or it is cut."""
+        if settings.tls is not None:
+            connection.secure(settings.tls)
+            connection.enter(Phase.ARRIVING, limits.arrive_seconds)
+        head = connection.receive_head(limits.header_bytes)
+        if not head:
+            return
+
+        def answer(request: HttpRequest) -> HttpResponse:
+            try:
+                refusal = settings.refusal and settings.refusal(request)
+                return refusal or self._handler(request)
+            except Exception:  # a fault in a handler is the exporter's, not the connection's
+                self._log(f"{request.path} failed:\n{traceback.format_exc()}")
+                return error_response(500, "the exporter failed here; its log says how")
+
+        connection.enter(Phase.HANDLING, limits.handle_seconds)
+        exchange = HttpExchange(head, limits.header_bytes, connection.peer, answer)
+        connection.enter(Phase.WRITING, limits.write_seconds)
+        connection.send(exchange.text)
+        connection.send(exchange.body)  # which is not copied
+        connection.enter(Phase.LINGERING, limits.linger_seconds)
+        connection.drain()
 
     def _tune(self, listener: socket.socket) -> None:
         """Set what every accepted socket inherits."""
@@ -178,8 +248,7 @@ class HttpServer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         if listener.family != socket.AF_UNIX:
             # The second piece of a response must not wait for the ack of the first; and the
-            # kernel gives up too on a reader that takes nothing, once we would have: our own
-            # deadline says of the connection why it went, the kernel's does not.
+            # kernel gives up too on a reader that takes nothing, once we would have.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             milliseconds = int((self._limits.write_seconds + _KERNEL_LATER) * 1000)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

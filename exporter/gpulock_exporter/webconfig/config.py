@@ -11,7 +11,7 @@ import re
 import ssl
 from typing import NoReturn
 
-from gpulock_exporter.web.serve import WebSettings
+from gpulock_exporter.web.server import WebSettings
 from gpulock_exporter.webconfig.files import Entry, Section, WebConfigFiles, read_sections
 from gpulock_exporter.webconfig.passwords import Passwords, bcrypt_cost
 
@@ -40,7 +40,7 @@ def load_web_config(path: str, files: WebConfigFiles) -> tuple[WebSettings, list
     passwords = _make_passwords(users) if users else None
     notes: list[str] = []
     if _HTTP in sections:
-        notes.append(f"{_HTTP}: http2 has no effect, HTTP/1.1 alone is served")
+        notes.append(f"{_HTTP}: http2 has no effect, HTTP/1.0 alone is served")
     if users and not tls:
         notes.append(f"{_USERS} without {_TLS}: passwords travel in the clear")
     if users and len({bcrypt_cost(entry.value) for entry in users.values()}) > 1:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpulock_exporter.web.serve import WebSettings
+from gpulock_exporter.web.server import WebSettings
 from gpulock_exporter.webconfig.config import load_web_config
 from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
 

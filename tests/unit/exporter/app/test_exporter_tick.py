@@ -51,7 +51,7 @@ class Ticking:
 
     def status(self, path: str) -> int:
         """Return the status of an answer."""
-        return self.exporter.handler()(HttpRequest("GET", path)).status
+        return self.exporter.handler()(HttpRequest(path)).status
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_the_page_loads_itself_again_only_for_who_asks(
     ticking: Ticking, query: str, refresh: list[str]
 ) -> None:
     ticking.tick()
-    answer = ticking.exporter.handler()(HttpRequest("GET", "/", query))
+    answer = ticking.exporter.handler()(HttpRequest("/", query))
     assert [value for name, value in answer.headers if name == "Refresh"] == refresh
     assert (b"stand still" in answer.body) is bool(refresh)
 
@@ -98,7 +98,7 @@ def test_once_its_ticks_are_overdue_it_says_that_it_hangs(ticking: Ticking, path
     ticking.clock.now += AGE - 0.5
     assert ticking.status(path) == 200
     ticking.clock.now += 1
-    answer = ticking.exporter.handler()(HttpRequest("GET", path))
+    answer = ticking.exporter.handler()(HttpRequest(path))
     assert answer.status == 503
     assert re.search(rb"the exporter itself hangs", answer.body)
     ticking.tick()

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text that Prometheus reads: against a golden one, two parsers, and promtool."""
+"""The text that Prometheus reads: against a golden one, the parser of its client, promtool."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.metrics import exposition
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.exposition import FamilyTexts, render_exposition, render_family
-from gpulock_exporter.metrics.families import UNITS, add_samples, family_name, make_family
+from gpulock_exporter.metrics.exposition import render_exposition
+from gpulock_exporter.metrics.families import UNITS, family_name, make_family
 from gpulock_exporter.metrics.labels import LONGEST_LABEL, LabelUser, clean_label, known_labels
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from gpulock_exporter.telemetry import Process, Xid
@@ -26,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from gpulock.store.checks import CardChecks
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
-from tests.support.exporter_contract import CONTRACT, openmetrics_of
+from tests.support.exporter_contract import CONTRACT
 from tests.support.exporter_nodes import (
     EPOCH,
     Node,
@@ -98,18 +95,15 @@ def scene(tmp_path: Path) -> NodeSnapshot:
     return node.snapshot(found, own)
 
 
-def written(scene: NodeSnapshot, openmetrics: bool = False) -> str:
-    return render_exposition(collect_families(scene), openmetrics).decode()
+def written(scene: NodeSnapshot) -> str:
+    return render_exposition(collect_families(scene)).decode()
 
 
-@pytest.mark.parametrize(("name", "openmetrics"), [("node.prom", False), ("node.om", True)])
-def test_a_node_reads_as_in_the_golden_text(
-    name: str, openmetrics: bool, scene: NodeSnapshot
-) -> None:
-    text = written(scene, openmetrics)
+def test_a_node_reads_as_in_the_golden_text(scene: NodeSnapshot) -> None:
+    text = written(scene)
     if os.environ.get("GPULOCK_GOLDEN"):
-        (DATA / name).write_text(text)
-    assert text == (DATA / name).read_text()
+        (DATA / "node.prom").write_text(text)
+    assert text == (DATA / "node.prom").read_text()
 
 
 def test_the_families_are_the_contracts(scene: NodeSnapshot) -> None:
@@ -136,9 +130,8 @@ def test_no_label_is_called_as_prometheus_calls_its_own(scene: NodeSnapshot) -> 
     assert not used & {"job", "instance", "hostname", "node", "command", "le", "quantile"}
 
 
-@pytest.mark.parametrize("openmetrics", [False, True])
-def test_no_text_holds_what_nobody_should_see(openmetrics: bool, scene: NodeSnapshot) -> None:
-    text = written(scene, openmetrics)
+def test_no_text_holds_what_nobody_should_see(scene: NodeSnapshot) -> None:
+    text = written(scene)
     assert "SECRET" not in text
     assert "_created" not in text, "nobody knows when a counter of the driver began"
 
@@ -152,23 +145,19 @@ def flat(found: Iterable[Metric]) -> dict[tuple[str, tuple[tuple[str, str], ...]
     }
 
 
-def test_both_formats_are_read_back_the_same(scene: NodeSnapshot) -> None:
-    plain = list(text_of(written(scene)))
-    open_ = list(openmetrics_of(written(scene, openmetrics=True)))
-    assert flat(plain) == flat(open_)
+def test_every_sample_and_meaning_is_read_back(scene: NodeSnapshot) -> None:
     metrics = list(collect_families(scene))
-    assert len(flat(plain)) == sum(len(metric.samples) for metric in metrics)
-    by_name = {family.name: family for family in open_}
+    families = {family.name: family for family in text_of(written(scene))}
+    assert len(flat(families.values())) == sum(len(metric.samples) for metric in metrics)
     for metric in metrics:
-        parsed = by_name[metric.name]
-        assert (parsed.type, parsed.unit) == (metric.type, metric.unit)
-        assert parsed.documentation == metric.documentation
+        parsed = families[metric.name]
+        assert (parsed.type, parsed.documentation) == (metric.type, metric.documentation)
 
 
 def test_what_a_user_calls_himself_is_read_back(scene: NodeSnapshot) -> None:
-    for found in (text_of(written(scene)), openmetrics_of(written(scene, True))):
-        users = [dict(key[1])["user"] for key in flat(found) if key[0] == "gpulock_gpu_lock_info"]
-        assert users == ["alice", 'o"h\nno\\ {}=,\ufffd\ufffd\ufffd€']
+    found = flat(text_of(written(scene)))
+    users = [dict(key[1])["user"] for key in found if key[0] == "gpulock_gpu_lock_info"]
+    assert users == ["alice", 'o"h\nno\\ {}=,\ufffd\ufffd\ufffd€']
 
 
 @pytest.mark.parametrize(
@@ -223,48 +212,12 @@ def test_a_share_is_its_part_of_the_gpu_where_somebody_counts_it(scene: NodeSnap
 def test_only_what_was_asked_for_by_name_is_written(
     names: set[str], expected: set[str], scene: NodeSnapshot
 ) -> None:
-    for openmetrics in (False, True):
-        text = render_exposition(collect_families(scene), openmetrics, names).decode()
-        parse = openmetrics_of if openmetrics else text_of
-        assert {key[0] for key in flat(parse(text))} == expected
-
-
-@given(st.lists(st.lists(st.sampled_from([0.0, 1.0, math.nan]), max_size=3), max_size=4))
-def test_texts_that_are_kept_are_those_of_now(moments: list[list[float]]) -> None:
-    for openmetrics in (False, True):
-        kept: FamilyTexts = {}
-        for values in moments:
-            families = [make_family("x", "One."), make_family("y_total", "Other.")]
-            for gpu, value in enumerate(values):
-                add_samples(families[gpu % 2], {"gpu": str(gpu)}, [({}, value)])
-            text = render_exposition(families, openmetrics, frozenset(), kept)
-            assert text == render_exposition(families, openmetrics)
-
-
-def test_a_family_is_rendered_again_only_when_a_sample_is_another(
-    scene: NodeSnapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: FamilyTexts = {}
-    first = render_exposition(collect_families(scene), True, frozenset(), kept)
-    rendered: list[str] = []
-
-    def render(family: Metric, openmetrics: bool) -> bytes:
-        rendered.append(family_name(family))
-        return render_family(family, openmetrics)
-
-    monkeypatch.setattr(exposition, "render_family", render)
-    assert render_exposition(collect_families(scene), True, frozenset(), kept) == first
-    assert rendered == []
-    hotter = replace(scene.devices[0], temperature=99.0)
-    later = replace(scene, devices=(hotter, *scene.devices[1:]))
-    text = render_exposition(collect_families(later), True, frozenset(), kept)
-    assert rendered == ["gpulock_gpu_temperature_celsius"]
-    assert text == render_exposition(collect_families(later), True)
+    text = render_exposition(collect_families(scene), names).decode()
+    assert {key[0] for key in flat(text_of(text))} == expected
 
 
 def test_nothing_is_a_text_as_well() -> None:
     assert render_exposition([]) == b""
-    assert render_exposition([], openmetrics=True) == b"# EOF\n"
     assert render_exposition([make_family("x", "Nothing.")]) == b""
 
 
@@ -296,11 +249,10 @@ def test_any_text_and_any_number_are_read_back(text: str, value: float) -> None:
     clean = "".join(
         c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in text
     )
-    for openmetrics, parse in ((False, text_of), (True, openmetrics_of)):
-        body = render_exposition([family], openmetrics).decode("utf-8")
-        ((name, found), number), *more = flat(parse(body)).items()
-        assert (name, more, number) == ("gpulock_x", [], value)
-        assert dict(found).get("user", "") == clean
+    body = render_exposition([family]).decode("utf-8")
+    ((name, found), number), *more = flat(text_of(body)).items()
+    assert (name, more, number) == ("gpulock_x", [], value)
+    assert dict(found).get("user", "") == clean
 
 
 def test_times_are_epoch_seconds(scene: NodeSnapshot) -> None:

@@ -7,6 +7,7 @@ import calendar
 import gzip
 import http.client
 import os
+import select
 import socket
 import threading
 import time
@@ -15,13 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from gpulock_exporter.web.encoding import SampleBody
 from gpulock_exporter.web.http import HttpRequest, HttpResponse, error_response, route_by_path
-from gpulock_exporter.web.negotiation import Format, RenderedMetrics, negotiated_response
-from gpulock_exporter.web.serve import ServerLimits, WebSettings
-from gpulock_exporter.web.server import HttpServer
+from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
 
 from tests.exporter.inprocess import Running, running
-from tests.exporter.wire import SOUND, answer, dial, exchange, is_gone, left_open
+from tests.exporter.wire import SOUND, dial, exchange, is_gone
 from tests.support.faults import raising
 from tests.support.wait import let_work, wait_until
 
@@ -30,30 +30,16 @@ pytestmark = pytest.mark.slow
 SHORT = ServerLimits(handle_seconds=0.5)
 
 
-def sample(form: Format) -> bytes:
-    end = b"# EOF\n" if form is Format.OPENMETRICS else b""
-    return b"gpulock_nvml_up 1\n" * 200 + end
-
-
 fail = raising(ZeroDivisionError)
 
 
-def break_header(_request: HttpRequest) -> HttpResponse:
-    return HttpResponse(200, headers=(("X-Broken", "a\r\nb"),))
-
-
-SAMPLE = RenderedMetrics(sample)
+SAMPLE = b"gpulock_nvml_up 1\n" * 200
 TABLE = route_by_path(
     {
-        "/metrics": lambda request: negotiated_response(request, SAMPLE),
+        "/metrics": SampleBody(lambda: SAMPLE).response,
         "/who": lambda request: HttpResponse(200, request.peer.encode()),
         "/names": lambda request: HttpResponse(200, repr(request.values("name[]")).encode()),
-        "/left": lambda request: HttpResponse(
-            200,
-            str(request.deadline - time.monotonic()).encode(),  # noqa: TID251 (the server's clock)
-        ),
         "/fail": fail,
-        "/break": break_header,
     }
 )
 
@@ -78,36 +64,28 @@ def get(
 def test_a_scrape_gets_the_sample(server: Running) -> None:
     begun = time.time()
     response, body = get(server.port)
-    assert (response.status, body) == (200, sample(Format.TEXT))
+    assert (response.status, body) == (200, SAMPLE)
     assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert response.headers["Content-Encoding"] is None
-    assert response.headers["Vary"] == "Accept, Accept-Encoding"
+    assert response.headers["Connection"] == "close"
+    assert response.headers["Vary"] == "Accept-Encoding"
     sent = time.strptime(response.headers["Date"], "%a, %d %b %Y %H:%M:%S GMT")
     assert int(begun) <= calendar.timegm(sent) <= time.time()
 
 
 def test_what_prometheus_asks_for_it_gets(server: Running) -> None:
-    accept = (
-        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
-        "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.4,*/*;q=0.2"
-    )
+    accept = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.4"
     response, body = get(server.port, Accept=accept, Accept_Encoding="gzip")
-    assert response.headers["Content-Type"] == Format.OPENMETRICS.value
+    assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert response.headers["Content-Encoding"] == "gzip"
-    assert gzip.decompress(body) == sample(Format.OPENMETRICS)
+    assert gzip.decompress(body) == SAMPLE
 
 
-def test_head_is_get_without_the_body_of_a_refused_request_too(server: Running) -> None:
+def test_head_is_get_without_the_body(server: Running) -> None:
     got, body = get(server.port)
     response, nothing = get(server.port, method="HEAD")
-    assert nothing == b""
-    assert response.status == 200
+    assert (response.status, nothing) == (200, b"")
     assert response.headers["Content-Length"] == str(len(body)) == got.headers["Content-Length"]
-    with dial(server.port) as one:
-        said, closed = exchange(one, SOUND.replace(b"GET", b"HEAD").replace(b"/m", b"/%6d"))
-    assert said.startswith(b"HTTP/1.1 400 ")
-    assert said.endswith(b"\r\n\r\n")
-    assert closed
 
 
 def test_a_path_that_is_not_there_names_those_that_are(server: Running) -> None:
@@ -121,20 +99,6 @@ def test_the_names_of_a_query_reach_the_handler(server: Running) -> None:
     assert body == b"('gpulock_gpus', 'gpulock_nvml_up')"
 
 
-@pytest.mark.parametrize(
-    ("header", "least", "most"),
-    [
-        *(("10", 9.0, 9.5), ("0.4", 0.1, 0.2), ("never", 9.0, 10.0), ("-1", 9.0, 10.0)),
-        ("1e9", 299.0, 300.0),  # never further than the longest scrape
-    ],
-)
-def test_the_scrape_timeout_is_the_handlers_deadline(
-    header: str, least: float, most: float, server: Running
-) -> None:
-    _, body = get(server.port, "/left", X_Prometheus_Scrape_Timeout_Seconds=header)
-    assert least <= float(body) <= most
-
-
 def test_a_handler_that_fails_is_500_and_in_the_log() -> None:
     with running(TABLE) as server:
         response, body = get(server.port, "/fail")
@@ -142,21 +106,6 @@ def test_a_handler_that_fails_is_500_and_in_the_log() -> None:
         assert b"ZeroDivision" not in body
         assert "ZeroDivisionError" in server.log[0]
         assert get(server.port)[0].status == 200
-
-
-def test_a_header_that_would_split_the_response_is_never_sent() -> None:
-    with running(TABLE) as server:
-        with dial(server.port) as one:
-            assert exchange(one, SOUND.replace(b"/metrics", b"/break")) == (b"", True)
-        assert "a connection failed" in server.log[0]
-
-
-def test_a_connection_serves_many_requests(server: Running) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    for _ in range(50):
-        connection.request("GET", "/metrics")
-        assert len(connection.getresponse().read()) == len(sample(Format.TEXT))
-    connection.close()
 
 
 def test_who_is_refused_does_not_reach_the_handler() -> None:
@@ -189,36 +138,16 @@ def test_a_unix_socket_is_served_too(tmp_path: Path) -> None:
     listener.listen()
     server = HttpServer(TABLE, [listener], pytest.fail)
     server.start()
+    wait_until(lambda: server.answers(10), why="the accepting thread to go round")
     assert server.is_serving
-    assert server.answers(10)
+    assert not server.answers(0), "it went round some time ago"
     with socket.socket(socket.AF_UNIX) as one:
         one.connect(str(tmp_path / "web"))
-        said = answer(one, SOUND.replace(b"/metrics", b"/who"))
-    assert said.startswith(b"HTTP/1.1 200 ")
+        said, _ = exchange(one, SOUND.replace(b"/metrics", b"/who"))
+    assert said.startswith(b"HTTP/1.0 200 ")
     server.stop()
     assert not server.answers(10)
     assert not server.is_serving
-
-
-def test_a_server_whose_thread_does_not_go_round_is_told_from_one_that_serves() -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(TABLE, [listener], pytest.fail)
-    for _ in range(2000):
-        assert not server.answers(0), "what nobody hears fills no buffer that is waited for"
-    server.start()
-    assert server.answers(10)
-    server.stop()
-
-
-def test_a_half_sent_header_ends_at_its_deadline_and_others_go_on() -> None:
-    with running(TABLE, limits=ServerLimits(header_seconds=0.3)) as server:
-        with dial(server.port) as half, dial(server.port) as idle:
-            half.sendall(SOUND[:-2])
-            assert answer(idle, SOUND).startswith(b"HTTP/1.1 200 ")
-            wait_until(lambda: is_gone(half), why="the half request to be ended")
-            assert not is_gone(idle)
-        wait_until(lambda: server.server.counts()["open"] == 0, why="all connections to be closed")
-        assert server.server.counts() == {"open": 0, "answered_200": 1, "dropped_header": 1}
 
 
 def test_a_reader_that_reads_nothing_is_reset_at_its_deadline() -> None:
@@ -229,23 +158,12 @@ def test_a_reader_that_reads_nothing_is_reset_at_its_deadline() -> None:
         dial(server.port) as slow,
     ):
         slow.sendall(SOUND)
-        wait_until(
-            lambda: server.server.counts().get("dropped_write") == 1, why="the reader to be dropped"
-        )
-        wait_until(lambda: server.server.counts()["open"] == 0, why="all connections to be closed")
+        assert select.select([slow], [], [], 60)[0], "its answer has begun"
+        ended(server)
         # A reset, not an end: what the kernel still held for it is given back at once.
         with pytest.raises(ConnectionResetError):
             while slow.recv(1_000_000):
                 pass
-
-
-def test_an_idle_connection_ends_at_its_deadline() -> None:
-    with running(TABLE, limits=ServerLimits(idle_seconds=0.3)) as server:
-        with dial(server.port) as idle:
-            assert answer(idle, SOUND).startswith(b"HTTP/1.1 200 ")
-            wait_until(lambda: is_gone(idle), why="the idle one to be ended")
-        wait_until(lambda: server.server.counts()["open"] == 0, why="all connections to be closed")
-        assert server.server.counts() == {"open": 0, "answered_200": 1, "dropped_idle": 1}
 
 
 def test_a_handler_that_overruns_its_deadline_holds_its_client_no_longer() -> None:
@@ -260,21 +178,13 @@ def test_a_handler_that_overruns_its_deadline_holds_its_client_no_longer() -> No
         let_go.set()
 
 
-def test_the_newcomer_gets_in_when_all_places_are_taken() -> None:
+def test_the_newcomer_gets_in_when_all_places_are_taken_and_the_oldest_goes() -> None:
     with running(TABLE, limits=ServerLimits(connections=10)) as server:
-        idle: list[socket.socket] = []
-        silent: list[socket.socket] = []
-        for _ in range(5):
-            idle.append(dial(server.port))
-            answer(idle[-1], SOUND)
-        at_rest(server, 5)
-        for _ in range(5):
-            silent.append(dial(server.port))
-        wait_until(lambda: server.server.counts()["open"] == 10, why="ten connections")
+        silent = [dial(server.port) for _ in range(10)]
+        wait_until(lambda: server.server.connections == 10, why="ten connections")
         assert get(server.port)[0].status == 200
-        assert left_open(idle) == 0  # those at rest go first
-        assert 0 < left_open(silent) < 5
-        for one in idle + silent:
+        assert [is_gone(one) for one in silent] == [True] + [False] * 9
+        for one in silent:
             one.close()
 
 
@@ -295,7 +205,7 @@ def test_no_place_comes_free_while_every_handler_is_at_work() -> None:
             assert exchange(late, SOUND) == (b"", True)
         let_go.set()
         for one in busy:
-            assert answer(one).startswith(b"HTTP/1.1 200 ")
+            assert exchange(one, b"")[0].startswith(b"HTTP/1.0 200 ")
             one.close()
 
 
@@ -308,14 +218,12 @@ def test_stop_lets_an_answer_be_finished_and_ends_the_idle() -> None:
             let_work(0.5)
         return HttpResponse(200, b"whole")
 
-    with running(slow) as server:
+    with running(slow, limits=ServerLimits(new_seconds=0)) as server:
         idle, busy = dial(server.port), dial(server.port)
-        answer(idle, SOUND)
         busy.sendall(SOUND.replace(b"/metrics", b"/slow"))
         assert begun.wait(60)
     said, closed = exchange(busy, b"")
     assert said.endswith(b"whole")
-    assert b"\r\nConnection: close\r\n" in said
     assert closed
     assert is_gone(idle)
     with pytest.raises(ConnectionRefusedError):
@@ -328,10 +236,10 @@ def test_stop_lets_an_answer_be_finished_and_ends_the_idle() -> None:
 def test_stop_waits_for_the_request_of_one_that_was_just_accepted(
     seconds: float, answered: bool
 ) -> None:
-    with running(TABLE, limits=ServerLimits(arriving_seconds=seconds, stop_seconds=60)) as server:
+    with running(TABLE, limits=ServerLimits(new_seconds=seconds, stop_seconds=60)) as server:
         new = dial(server.port)
         new.sendall(SOUND[:20])
-        wait_until(lambda: server.server.counts()["open"] == 1, why="a connection")
+        wait_until(lambda: server.server.connections == 1, why="a connection")
 
         def send_the_rest() -> None:
             wait_until(lambda: not server.server.is_serving, why="the stop")
@@ -344,24 +252,18 @@ def test_stop_waits_for_the_request_of_one_that_was_just_accepted(
         client.start()
     client.join()
     with new:
-        assert exchange(new, b"")[0].startswith(b"HTTP/1.1 200 ") is answered
+        assert exchange(new, b"")[0].startswith(b"HTTP/1.0 200 ") is answered
 
 
-def test_new_settings_end_idle_connections_and_hold_for_the_next_request() -> None:
-    with running(TABLE) as server, dial(server.port) as idle:
-        answer(idle, SOUND)
-        at_rest(server, 1)
+def test_new_settings_hold_for_the_next_connection() -> None:
+    with running(TABLE) as server:
+        assert get(server.port)[0].status == 200
         server.server.adopt(WebSettings(refusal=lambda _: error_response(403, "not you")))
-        wait_until(lambda: is_gone(idle), why="the idle one to be ended")
         assert get(server.port)[0].status == 403
 
 
-def at_rest(server: Running, answers: int) -> None:
-    """Wait until the server too is done with so many answers: a client may have them before."""
-    wait_until(
-        lambda: server.server.counts().get("answered_200") == answers,
-        why="the answers to be counted",
-    )
+def ended(server: Running) -> None:
+    wait_until(lambda: server.server.connections == 0, why="all connections to be closed")
 
 
 def test_threads_end_with_their_connections() -> None:
@@ -373,7 +275,7 @@ def test_threads_end_with_their_connections() -> None:
         )
         for one in held:
             one.close()
-        wait_until(lambda: server.server.counts()["open"] == 0, why="all connections to be closed")
+        ended(server)
     wait_until(lambda: len(os.listdir("/proc/self/task")) <= before, why="the threads to end")
 
 
@@ -385,5 +287,5 @@ def test_a_client_that_resets_is_only_a_client_that_went() -> None:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             one.close()
         assert get(server.port)[0].status == 200
-        wait_until(lambda: server.server.counts()["open"] == 0, why="all connections to be closed")
+        ended(server)
         assert server.log == []

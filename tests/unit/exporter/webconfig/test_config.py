@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.web.serve import WebSettings
+from gpulock_exporter.web.server import WebSettings
 from gpulock_exporter.webconfig.config import load_web_config
 from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
 
@@ -138,7 +138,7 @@ def test_a_mistake_is_refused_with_its_file_and_line(
         (f"{TLS}basic_auth_users:\n  alice: {HASH}\n  bob: {HASH.replace('2y', '2a')}\n", ""),
         (f"{TLS}  client_auth_type: RequestClientCert\n", "as NoClientCert does"),
         (f"basic_auth_users:\n  a: {HASH}\n", "in the clear"),
-        ("http_server_config:\n  http2: true\n", "http2 has no effect, HTTP/1.1 alone is served"),
+        ("http_server_config:\n  http2: true\n", "http2 has no effect, HTTP/1.0 alone is served"),
         (f"{TLS}basic_auth_users:\n  a: {HASH}\n  b: {HASH.replace('$04', '$05')}\n", "cost"),
     ],
 )

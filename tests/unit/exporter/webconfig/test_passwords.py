@@ -11,9 +11,10 @@ import bcrypt
 import pytest
 from gpulock_exporter.web.http import HttpRequest
 from gpulock_exporter.web.listen import peer_address
-from gpulock_exporter.web.serve import ServerLimits
+from gpulock_exporter.web.server import ServerLimits
 from gpulock_exporter.webconfig.passwords import (
     PLACES,
+    PLACES_OF_NEWCOMERS,
     CheckQueue,
     Passwords,
     bcrypt_cost,
@@ -21,11 +22,8 @@ from gpulock_exporter.webconfig.passwords import (
     parse_basic_credentials,
 )
 
-from tests.support.clock import VirtualClock
 from tests.support.faults import raising
 from tests.support.wait import wait_until
-
-NEVER = float("inf")
 
 
 def hashed(password: bytes, prefix: str = "2b", cost: int = 4) -> str:
@@ -44,7 +42,7 @@ class Users(Passwords):
         return bcrypt.checkpw(password, known)
 
     def accepts(self, user: str, password: bytes) -> bool | None:
-        return self.is_right(user, password, "a", NEVER)
+        return self.is_right(user, password, "a")
 
 
 def basic(user: str, password: bytes) -> str:
@@ -122,11 +120,11 @@ def test_credentials_are_read_or_not_there(
 def test_a_request_is_asked_for_a_password_and_says_nothing_of_users() -> None:
     users = Users(alice=hashed(b"right"))
     right, wrong, stranger = (
-        users.refusal(HttpRequest("GET", "/", headers={"authorization": basic(*pair)}))
+        users.refusal(HttpRequest("/", headers={"authorization": basic(*pair)}))
         for pair in (("alice", b"right"), ("alice", b"wrong"), ("nobody", b"wrong"))
     )
     assert right is None
-    assert wrong == stranger == users.refusal(HttpRequest("GET", "/"))
+    assert wrong == stranger == users.refusal(HttpRequest("/"))
     assert wrong is not None
     assert wrong.status == 401
     assert ("WWW-Authenticate", 'Basic realm="gpulock"') in wrong.headers
@@ -166,7 +164,7 @@ class Crowd:
             wait_until(self._is_settled, why="a place or an answer")
 
     def _run(self, client: str) -> None:
-        self.answers.append((client, self.queue.run(client, self.gate(client), NEVER)))
+        self.answers.append((client, self.queue.run(client, self.gate(client))))
 
     def _is_settled(self) -> bool:
         return len(self.queue) + len(self.answers) + self.gate.checks == len(self.threads)
@@ -191,6 +189,7 @@ def test_a_login_from_the_address_of_a_flood_waits_for_its_turn_and_is_answered(
 
 def test_who_waits_for_a_check_leaves_connections_to_who_needs_none() -> None:
     assert 128 <= PLACES <= ServerLimits.connections - 32
+    assert ServerLimits.connections - 16 >= PLACES + PLACES_OF_NEWCOMERS
 
 
 @pytest.mark.attack
@@ -207,39 +206,26 @@ def test_another_address_has_its_turn_before_the_rest_of_a_flood() -> None:
     assert crowd.gate.order.index("other") <= 2, "one is checked, and one has its turn"
 
 
-def test_places_are_few_and_who_has_most_gives_one_up() -> None:
+def test_who_fills_all_places_keeps_no_newcomer_out() -> None:
     crowd = Crowd()
     crowd.ask("flood", 1 + PLACES)
     crowd.ask("flood")
-    assert crowd.answers == [("flood", None)], "one is checked, and all places are taken"
-    crowd.ask("second", PLACES // 2)
-    assert len(crowd.queue) == PLACES
-    crowd.ask("second")
-    assert crowd.answers[-1] == ("second", None), "nobody has more than it"
-    crowd.ask("other")
+    assert crowd.answers == [("flood", None)], "one is checked, and all its places are taken"
+    for one in range(PLACES_OF_NEWCOMERS):
+        crowd.ask(f"other{one}")
+    crowd.ask("too many")
+    assert crowd.answers[1:] == [("too many", None)]
     crowd.end()
-    refused = [client for client, answer in crowd.answers if not answer]
-    assert ("other", True) in crowd.answers
-    assert refused.count("flood") + refused.count("second") == len(refused) == PLACES // 2 + 3
-    assert crowd.queue.run("late", lambda: False, NEVER) is False
-
-
-def test_who_cannot_wait_longer_is_not_checked_any_more(clock: VirtualClock) -> None:
-    gate, queue = Gate(), CheckQueue()
-    first = threading.Thread(target=queue.run, args=("a", gate("first"), NEVER))
-    first.start()
-    wait_until(lambda: gate.checks == 1, why="the first check")
-    assert queue.run("b", gate("late"), clock() + 0.05) is None
-    gate.open.set()
-    first.join()
-    wait_until(lambda: len(queue) == 0, why="an empty queue")
-    assert gate.order == ["first"]
+    assert len(crowd.answers) - 2 == 1 + PLACES + PLACES_OF_NEWCOMERS
+    assert all(fits for _, fits in crowd.answers[2:])
+    assert crowd.gate.order.index("other0") <= 2, "its turn comes before the flood's second"
+    assert crowd.queue.run("late", lambda: False) is False
 
 
 def test_a_check_that_fails_does_not_end_the_worker() -> None:
     queue = CheckQueue()
-    assert queue.run("a", raising(ValueError("invalid salt")), NEVER) is None
-    assert queue.run("a", lambda: True, NEVER) is True
+    assert queue.run("a", raising(ValueError("invalid salt"))) is False
+    assert queue.run("a", lambda: True) is True
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.web.serve import WebSettings
+from gpulock_exporter.web.server import WebSettings
 from gpulock_exporter.webconfig import reload
 from gpulock_exporter.webconfig.config import load_web_config
 from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
@@ -19,7 +19,7 @@ from gpulock_exporter.webconfig.reload import Reloader
 
 from tests.exporter.certificates import make_authority, make_certificate, trusting
 from tests.exporter.inprocess import running
-from tests.exporter.wire import SOUND, answer, dial
+from tests.exporter.wire import SOUND, dial, exchange
 from tests.support.faults import raising
 from tests.support.wait import wait_until
 
@@ -208,7 +208,7 @@ def test_a_server_serves_the_new_certificate_and_drops_no_request(config: Path) 
     def name(port: int) -> object:
         with dial(port, trusting(folder / "ca.pem")) as one:
             assert isinstance(one, ssl.SSLSocket)
-            assert answer(one, SOUND).startswith(b"HTTP/1.1 200 ")
+            assert exchange(one, SOUND)[0].startswith(b"HTTP/1.0 200 ")
             certificate = one.getpeercert()
             assert certificate is not None
             return certificate["subject"]

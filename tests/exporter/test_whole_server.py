@@ -129,15 +129,15 @@ def test_plain_text_is_for_who_asks_for_nothing_and_names_are_for_who_asks(
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "word"),
+    ("content", "word"),
     [
-        ("tls_server_config:\n  cert_file: none.pem\n  key_file: none.key\n", 2, "none.pem"),
-        ("basic_auth_users:\n  alice: plain\n", 2, "bcrypt"),
-        ("rate_limit: {burst: 1}\n", 1, "supported are tls_server_config, basic_auth_users"),
+        ("tls_server_config:\n  cert_file: none.pem\n  key_file: none.key\n", "none.pem"),
+        ("basic_auth_users:\n  alice: plain\n", "bcrypt"),
+        ("rate_limit: {burst: 1}\n", "rate_limit is not supported; there are tls_server_config"),
     ],
 )
-def test_a_wrong_web_config_is_refused_at_the_start_with_file_and_line(
-    tmp_path: Path, nvml: Double, content: str, line: int, word: str
+def test_a_wrong_web_config_is_refused_at_the_start_with_file_and_key(
+    tmp_path: Path, nvml: Double, content: str, word: str
 ) -> None:
     config = tmp_path / "web-config.yml"
     config.write_text(content)
@@ -145,7 +145,7 @@ def test_a_wrong_web_config_is_refused_at_the_start_with_file_and_line(
         exporter.ends = (3,)
         assert exporter.process.wait(60) == 3
         said = exporter.errors.read_text()
-        assert f"{config}:{line}: " in said and word in said
+        assert f"{config}: " in said and word in said
         with pytest.raises(ConnectionRefusedError):
             exporter.get()
 
@@ -158,7 +158,7 @@ def test_a_bad_change_keeps_the_old_one_and_a_metric_says_so(
         assert exporter.up(8).one(RELOADED) == 1
         config.write_text("tls_server_config: {}\n")
         exporter.wait_until(lambda s: s.all(RELOADED) == [0])  # still over TLS
-        assert f"{config}:1: " in exporter.errors.read_text()
+        assert f"{config}: " in exporter.errors.read_text()
         hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
         config.write_text(tls(authority, f"basic_auth_users:\n  prometheus: {hashed}\n"))
         wait_until(lambda: exporter.get().status == 401, why="users to be asked for")

@@ -36,7 +36,7 @@ from gpulock_exporter.clock import SystemClock
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.web.listen import ListenError
 from gpulock_exporter.web.server import HttpServer
-from gpulock_exporter.webconfig.files import WebConfigError
+from gpulock_exporter.webconfig.config import WebConfigError
 from gpulock_exporter.webconfig.reload import Reloader
 from gpulock_exporter.worker.restart_policy import WorkerTimeouts
 from gpulock_exporter.worker.supervisor import Supervisor

@@ -2,19 +2,27 @@
 """web-config.yml: the keys of Prometheus's exporter-toolkit for TLS, client certificates and users.
 
 https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md
+PyYAML and bcrypt are optional packages: each is imported where it is needed.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import ssl
-from typing import NoReturn
+import stat
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from gpulock.errors import one_line
 from gpulock_exporter.web.server import WebSettings
-from gpulock_exporter.webconfig.files import Entry, Section, WebConfigFiles, read_sections
 from gpulock_exporter.webconfig.passwords import Passwords, bcrypt_cost
 
+if TYPE_CHECKING:
+    from yaml import MappingNode
+
+_LARGEST = 1024 * 1024  # bytes; a CA bundle has a few hundred KiB
 _TLS, _USERS, _HTTP = "tls_server_config", "basic_auth_users", "http_server_config"
 _SUITES = "cipher_suites"
 _KEYS = {
@@ -29,110 +37,162 @@ _VERIFY = {  # Python's ssl takes no certificate that it does not verify: there 
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-_HASH = re.compile(r"\$2[aby]\$[0-9]{2}\$[./A-Za-z0-9]{53}")
-_LOWEST_COST, _HIGHEST_COST = 4, 15  # 15 takes 1.5 s: above it a scrape would time out
+# of cost 4 to 15, which takes 1.5 s: above it a scrape would time out
+_HASH = re.compile(r"\$2[aby]\$(0[4-9]|1[0-5])\$[./A-Za-z0-9]{53}")
+
+Section = dict[str, str]
+
+
+class WebConfigError(ValueError):
+    """A mistake in a web configuration, with its file and key: nothing is served by it."""
+
+
+class WebConfigFiles:
+    """Every file that was read for one configuration, as it was then."""
+
+    def __init__(self) -> None:
+        self._stamps: dict[str, tuple[int, ...]] = {}
+
+    def read(self, path: str) -> bytes:
+        """Read a file, and remember it."""
+        self._stamps[path] = _current_stamp(path)  # before the reading: a write meanwhile is seen
+        # Not blocked by a pipe: a reload must come to an end.
+        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "this is not a regular file", path)
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise OSError(errno.EFBIG, f"this is larger than {_LARGEST} bytes", path)
+        return content
+
+    def changed(self) -> bool:
+        """Tell whether any of them is another one now, behind links too."""
+        return any(_current_stamp(path) != stamp for path, stamp in self._stamps.items())
+
+
+def _current_stamp(path: str) -> tuple[int, ...]:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return ()
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
 def load_web_config(path: str, files: WebConfigFiles) -> tuple[WebSettings, list[str]]:
     """Return what to serve by, and what to tell of it; raise WebConfigError for any mistake."""
-    sections = read_sections(os.path.abspath(path), files, _KEYS, lists=(_SUITES,))
-    tls, users = sections.get(_TLS), sections.get(_USERS)
-    passwords = _make_passwords(users) if users else None
+    path = os.path.abspath(path)
+    try:
+        sections = _check_sections(_parse_yaml(files.read(path).decode()))
+        tls, users = sections.get(_TLS, {}), sections.get(_USERS, {})
+        context = _make_tls_context(tls, os.path.dirname(path), files) if tls else None
+        passwords = _make_passwords(users) if users else None
+    except (OSError, ValueError) as error:  # not UTF-8, among others
+        raise WebConfigError(f"{path}: {error}") from error
     notes: list[str] = []
-    if _HTTP in sections:
-        notes.append(f"{_HTTP}: http2 has no effect, HTTP/1.0 alone is served")
     if users and not tls:
         notes.append(f"{_USERS} without {_TLS}: passwords travel in the clear")
-    if users and len({bcrypt_cost(entry.value) for entry in users.values()}) > 1:
+    if len({bcrypt_cost(hashed) for hashed in users.values()}) > 1:
         notes.append(f"{_USERS}: hashes of different cost tell strangers which names exist")
-    if tls and _SUITES in tls:
-        notes.append(f"{_SUITES} has no effect: TLS 1.3 alone has its own")
-    if tls and (kind := tls.get("client_auth_type")) and kind.value == "RequestClientCert":
+    if tls.get("client_auth_type") == "RequestClientCert":
         notes.append("RequestClientCert lets in any client, as NoClientCert does")
-    context = _make_tls_context(tls, files) if tls else None
     return WebSettings(context, passwords.refusal if passwords else None), notes
 
 
-def _make_tls_context(section: Section, files: WebConfigFiles) -> ssl.SSLContext:
-    """Load everything that the section names."""
-    certificate, key = section.get("cert_file"), section.get("key_file")
-    if certificate is None or key is None:
-        raise next(iter(section.values())).fault(f"{_TLS} needs cert_file and key_file")
-    version = section.get("min_version")
-    if version and version.value not in _VERSIONS:  # RFC 8996: TLS 1.1 is served no more
-        raise version.fault(f"{version.value!r} is not served: TLS12 or TLS13")
-    suites = section.get(_SUITES)
-    if suites and not (version and version.value == "TLS13"):
-        raise suites.fault(f"{_SUITES} needs min_version TLS13, which has no others; leave it out")
-    verify, authority = _parse_client_auth(section)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = _VERSIONS[version.value if version else "TLS12"]
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(["http/1.1"])
-    certificate_file = _check_pem(certificate, files, b"CERTIFICATE-----")
-    key_file = _check_pem(key, files, b"PRIVATE KEY-----")
+def _parse_yaml(text: str) -> Any:
+    """Return a document of mappings, lists and texts alone; raise WebConfigError."""
+    try:
+        import yaml
+    except ImportError as error:
+        what = "this file needs PyYAML: pip install 'gpulock[web]' (Debian: python3-yaml)"
+        raise WebConfigError(what) from error
 
-    def refuse_password() -> NoReturn:  # without it OpenSSL would ask on the terminal
-        raise key.fault("the key is encrypted: it must be readable as it is")
+    class Loader(yaml.BaseLoader):  # no number, no date, no object
+        def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+            found: dict[Any, Any] = super().construct_mapping(node, deep)
+            if len(found) < len(node.value):
+                raise yaml.MarkedYAMLError(
+                    problem="a key comes twice", problem_mark=node.start_mark
+                )
+            return found
 
     try:
-        context.load_cert_chain(certificate_file, key_file, refuse_password)
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        raise WebConfigError(f"this is no YAML: {one_line(str(error))}") from error
+
+
+def _check_sections(top: Any) -> dict[str, Section]:
+    """Return the sections, each with texts alone; raise WebConfigError for anything unknown."""
+    if top is None:
+        return {}
+    _check_keys("this file", top, _KEYS)
+    for name, section in top.items():
+        _check_keys(name, section, _KEYS[name])
+        if _SUITES in section and section.get("min_version") != "TLS13":
+            what = "needs min_version TLS13, which has no others; leave it out"
+            raise WebConfigError(f"{name}.{_SUITES} {what}")
+        for key, value in section.items():
+            if key != _SUITES and not (isinstance(value, str) and value):
+                raise WebConfigError(f"{name}.{key} is not a text: write one, or leave it out")
+    found: dict[str, Section] = top
+    return found
+
+
+def _check_keys(name: str, mapping: Any, known: Collection[str]) -> None:
+    """Check that this is a mapping of keys that are known; none: of any."""
+    if not isinstance(mapping, dict) or not mapping:
+        raise WebConfigError(f"{name} is not a mapping with at least one key")
+    for key in mapping:
+        if known and key not in known:
+            raise WebConfigError(f"{name}: {key} is not supported; there are {', '.join(known)}")
+
+
+def _make_tls_context(tls: Section, folder: str, files: WebConfigFiles) -> ssl.SSLContext:
+    """Load everything that the section names."""
+    version, auth = tls.get("min_version", "TLS12"), tls.get("client_auth_type", "NoClientCert")
+    if not {"cert_file", "key_file"} <= {*tls}:
+        raise WebConfigError(f"{_TLS} needs cert_file and key_file")
+    if version not in _VERSIONS:  # RFC 8996: TLS 1.1 is served no more
+        raise WebConfigError(f"{_TLS}.min_version {version!r} is not served: TLS12 or TLS13")
+    if auth not in _VERIFY:
+        what = f"{auth!r} is not supported; supported are {', '.join(_VERIFY)}"
+        raise WebConfigError(f"{_TLS}.client_auth_type {what}")
+    if (_VERIFY[auth] is ssl.CERT_NONE) is ("client_ca_file" in tls):
+        needs = "has no use for" if "client_ca_file" in tls else "needs"
+        raise WebConfigError(f"{_TLS}.client_auth_type {auth} {needs} client_ca_file")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[version]
+    context.verify_mode = _VERIFY[auth]
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+
+    def refuse_password() -> NoReturn:  # without it OpenSSL would ask on the terminal
+        raise WebConfigError(f"{_TLS}.key_file is encrypted: it must be readable as it is")
+
+    paths: dict[str, str] = {}
+    for key in ("cert_file", "key_file", "client_ca_file"):
+        if key in tls:
+            paths[key] = os.path.join(folder, tls[key])
+            files.read(paths[key])  # OpenSSL would wait at a pipe
+    try:
+        context.load_cert_chain(paths["cert_file"], paths["key_file"], refuse_password)
+        if "client_ca_file" in tls:
+            context.load_verify_locations(paths["client_ca_file"])
     except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise key.fault("the key is not the key of the certificate") from error
-        what = f"the certificate and its key are not usable: {error.reason or error}"
-        raise certificate.fault(what) from error
-    context.verify_mode = verify
-    if authority is not None:
-        authority_file = _check_pem(authority, files, b"CERTIFICATE-----")
-        try:
-            context.load_verify_locations(authority_file)
-        except ssl.SSLError as error:
-            what = f"the client CA is not usable: {error.reason or error}"
-            raise authority.fault(what) from error
+        raise WebConfigError(f"{' '.join(paths.values())}: {error.reason or error}") from error
     return context
 
 
-def _parse_client_auth(section: Section) -> tuple[ssl.VerifyMode, Entry | None]:
-    """Return how client certificates are verified, and the file that says by whom."""
-    entry, authority = (section.get(k) for k in ("client_auth_type", "client_ca_file"))
-    name = entry.value if entry else "NoClientCert"
-    if entry and name not in _VERIFY:
-        raise entry.fault(f"{name!r} is not supported; supported are {', '.join(_VERIFY)}")
-    verify = _VERIFY[name]
-    if entry and verify is not ssl.CERT_NONE and authority is None:
-        raise entry.fault(f"{name} needs client_ca_file")
-    if verify is ssl.CERT_NONE and authority is not None:
-        why = f"client_ca_file has no effect with client_auth_type {name}"
-        raise authority.fault(f"{why}: write RequireAndVerifyClientCert")
-    return verify, authority
-
-
-def _check_pem(entry: Entry, files: WebConfigFiles, marker: bytes) -> str:
-    """Return the path of a file that has this kind of PEM block; remember the file."""
-    path = os.path.join(os.path.dirname(entry.path), entry.value)
-    try:
-        content = files.read(path)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "this holds a NUL byte"
-        raise entry.fault(f"{path}: {why}") from error
-    if marker not in content:
-        kind = marker.decode().removesuffix("-----").lower()
-        raise entry.fault(f"{path} holds no PEM {kind}")
-    return path
-
-
-def _make_passwords(section: Section) -> Passwords:
-    for name, entry in section.items():
+def _make_passwords(users: Section) -> Passwords:
+    for name, hashed in users.items():
         if ":" in name or not name.isprintable():
-            raise entry.fault(f"{name!r} is no user name: printable, without a colon")
-        if not _HASH.fullmatch(entry.value):
-            raise entry.fault(f"{name} has no bcrypt hash: htpasswd -nBC 10 ''")
-        if not _LOWEST_COST <= bcrypt_cost(entry.value) <= _HIGHEST_COST:
-            raise entry.fault(f"a bcrypt cost is {_LOWEST_COST} to {_HIGHEST_COST}")
+            raise WebConfigError(f"{_USERS}: {name!r} is no name: printable, without a colon")
+        if not _HASH.fullmatch(hashed):
+            what = "has no bcrypt hash of cost 4 to 15: htpasswd -nBC 10 ''"
+            raise WebConfigError(f"{_USERS}.{name} {what}")
     try:
         import bcrypt
     except ImportError as error:
         what = f"{_USERS} needs bcrypt: pip install 'gpulock[web]' (Debian: python3-bcrypt)"
-        raise next(iter(section.values())).fault(what) from error
-    return Passwords({name: entry.value for name, entry in section.items()}, bcrypt.checkpw)
+        raise WebConfigError(what) from error
+    return Passwords(users, bcrypt.checkpw)

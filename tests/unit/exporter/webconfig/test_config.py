@@ -10,19 +10,13 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.web.server import WebSettings
-from gpulock_exporter.webconfig.config import load_web_config
-from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
+from gpulock_exporter.webconfig.config import WebConfigError, WebConfigFiles, load_web_config
 
 from tests.exporter.certificates import make_authority, make_certificate
 
 HASH = "$2y$04$abcdefghijklmnopqrstuuKnoBx93AGbHF7nDfU33nIyjyfzG5jKi"
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
 MUTUAL = f"{TLS}  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
-SECTIONS = "is not supported; supported are tls_server_config, basic_auth_users, http_server_config"
-TLS_KEYS = (
-    "is not supported; supported are cert_file, key_file, client_auth_type, client_ca_file,"
-    " min_version"
-)
 
 
 @pytest.fixture(scope="module")
@@ -48,82 +42,74 @@ def understood(folder: Path, text: str) -> tuple[WebSettings, list[str]]:
     return load_web_config(str(path), WebConfigFiles())
 
 
-WRONG: list[tuple[str, int, str]] = [
+WRONG: list[tuple[str, str]] = [
     # Not the format.
-    ("tls_server_config: [\n", 2, "expected the node content"),
-    ("- a\n", 1, "this file is not a mapping"),
-    ("# one\nx: \xe4\n", 2, "this is no YAML: 'utf-8' codec"),
-    ("a: b\nx: \x01\n", 2, "special characters are not allowed"),
-    ("# fine\n\nx: [" + "[" * 1100, 1, "recursion"),
-    ('basic_auth_users: {a: "\\U00110000"}\n', 1, "this is no YAML"),
-    ("{1: 2}\n", 1, "1 is not supported"),
-    ("? [a]\n: 1\n", 1, "a key is not a text"),
-    ("basic_auth_users: &a\n  b: *a\n", 2, "b is not a text"),
-    ("tls_server_config:\n", 1, "tls_server_config is not a mapping with at least one key"),
-    ("tls_server_config: {}\n", 1, "tls_server_config is not a mapping with at least one key"),
-    (TLS + TLS, 4, "tls_server_config comes twice"),
-    (f"{TLS}  cert_file: other.pem\n", 4, "cert_file comes twice"),
+    ("tls_server_config: [\n", "expected the node content"),
+    ("- a\n", "this file is not a mapping"),
+    *[(nothing, "this file is not a mapping") for nothing in ("''", "[]", "{}", "~")],
+    ("x: \xe4\n", "'utf-8' codec"),
+    ("a: b\nx: \x01\n", "special characters are not allowed"),
+    ("x: [" + "[" * 1100, "recursion"),
+    ('basic_auth_users: {a: "\\U00110000"}\n', "this is no YAML"),
+    ("{1: 2}\n", "1 is not supported"),
+    ("? [a]\n: 1\n", "unhashable key"),
+    ("basic_auth_users: &a\n  b: *a\n", "recursive"),
+    ("tls_server_config:\n", "tls_server_config is not a mapping with at least one key"),
+    ("tls_server_config: {}\n", "tls_server_config is not a mapping with at least one key"),
+    (TLS + TLS, "a key comes twice"),
+    (f"{TLS}  cert_file: other.pem\n", "a key comes twice"),
+    (f"basic_auth_users:\n  a: {HASH}\n  a: {HASH}\n", "a key comes twice"),
     # Keys that the exporter-toolkit has and this exporter has not, or nobody.
-    ("tls_config:\n  cert_file: x\n", 1, f"tls_config {SECTIONS}"),
-    (f"{TLS}\nweb: 1\n", 5, f"web {SECTIONS}"),
-    ("rate_limit:\n  interval: 1s\n  burst: 1\n", 1, f"rate_limit {SECTIONS}"),
-    ("http_server_config:\n  headers: x\n", 2, "headers is not supported; supported are http2"),
-    (f"{TLS}  cert: x\n", 4, f"cert {TLS_KEYS}"),
-    (f"{TLS}  max_version: TLS12\n", 4, f"max_version {TLS_KEYS}"),
-    (f"{TLS}  cipher_suites: [TLS_AES_128_GCM_SHA256]\n", 4, "cipher_suites needs min_version"),
-    (f"{TLS}  min_version: TLS12\n  cipher_suites: [A]\n", 5, "cipher_suites needs min_version"),
-    (f"{TLS}  min_version: TLS13\n  cipher_suites: []\n", 5, "cipher_suites is not a list"),
-    (f"{TLS}  min_version: TLS13\n  cipher_suites: [[A]]\n", 5, "cipher_suites is not a text"),
-    (f"{TLS}  min_version: TLS13\n  cipher_suites: A\n", 5, "cipher_suites is not a list"),
-    (f"{TLS}  min_version: [TLS13]\n", 4, "min_version is not a text"),
-    (f"{TLS}  prefer_server_cipher_suites: true\n", 4, "prefer_server_cipher_suites is not"),
-    (f"{TLS}  curve_preferences: [X25519]\n", 4, f"curve_preferences {TLS_KEYS}"),
-    (f"{MUTUAL}  client_allowed_sans: [a]\n", 6, f"client_allowed_sans {TLS_KEYS}"),
+    ("tls_config:\n  cert_file: x\n", "this file: tls_config is not supported; there are tls_serv"),
+    ("rate_limit:\n  interval: 1s\n  burst: 1\n", "this file: rate_limit is not supported"),
+    ("http_server_config:\n  headers: x\n", "http_server_config: headers is not supported"),
+    (f"{TLS}  cert: x\n", "tls_server_config: cert is not supported; there are cert_file, key_"),
+    (f"{TLS}  cipher_suites: [TLS_AES_128_GCM_SHA256]\n", "cipher_suites needs min_version TLS13"),
+    (f"{TLS}  min_version: TLS12\n  cipher_suites: [A]\n", "cipher_suites needs min_version"),
+    (f"{TLS}  min_version: [TLS13]\n", "tls_server_config.min_version is not a text"),
+    (f"{TLS}  curve_preferences: [X25519]\n", "curve_preferences is not supported"),
+    (f"{MUTUAL}  client_allowed_sans: [a]\n", "client_allowed_sans is not supported"),
     # Certificate and key.
-    ("# one\ntls_server_config:\n  cert_file: server.pem\n", 3, "needs cert_file and key_file"),
-    ("tls_server_config:\n  key_file: server.key\n", 2, "needs cert_file and key_file"),
-    (TLS.replace("server.pem", ""), 2, "cert_file is not a text: write one, or leave it out"),
-    (TLS.replace("server.pem", "''"), 2, "cert_file is not a text"),
-    (TLS.replace("server.pem", "[a, b]"), 2, "cert_file is not a text"),
-    (TLS.replace("server.pem", "gone.pem"), 2, "gone.pem: No such file or directory"),
-    (TLS.replace("server.key", "gone.key"), 3, "gone.key: No such file or directory"),
-    (TLS.replace("server.pem", "folder"), 2, "folder: Is a directory"),
-    (TLS.replace("server.pem", "/dev/zero"), 2, "/dev/zero: this is not a regular file"),
-    (TLS.replace("server.pem", "large.pem"), 2, "large.pem: this is larger than 1048576 bytes"),
-    (TLS.replace("server.pem", '"a\\0b"'), 2, "this holds a NUL byte"),
-    (TLS.replace("server.pem", "empty.pem"), 2, "holds no PEM certificate"),
-    (TLS.replace("server.pem", "server.key"), 2, "holds no PEM certificate"),
-    (TLS.replace("server.key", "server.pem"), 3, "holds no PEM private key"),
-    (TLS.replace("server.pem", "junk.pem"), 2, "not usable"),
-    (TLS.replace("server.key", "junk.key"), 2, "not usable"),
-    (TLS.replace("server.key", "other.key"), 3, "not the key of the certificate"),
-    (TLS.replace("server.key", "encrypted.key"), 3, "the key is encrypted"),
+    ("tls_server_config:\n  cert_file: server.pem\n", "needs cert_file and key_file"),
+    ("tls_server_config:\n  key_file: server.key\n", "needs cert_file and key_file"),
+    (TLS.replace("server.pem", ""), "tls_server_config.cert_file is not a text: write one"),
+    (TLS.replace("server.pem", "[a, b]"), "tls_server_config.cert_file is not a text"),
+    (TLS.replace("server.pem", "gone.pem"), "No such file or directory: '{folder}/gone.pem'"),
+    (TLS.replace("server.key", "gone.key"), "No such file or directory: '{folder}/gone.key'"),
+    (TLS.replace("server.pem", "folder"), "Is a directory: '{folder}/folder'"),
+    (TLS.replace("server.pem", "/dev/zero"), "this is not a regular file: '/dev/zero'"),
+    (TLS.replace("server.pem", "large.pem"), "larger than 1048576 bytes: '{folder}/large.pem'"),
+    (TLS.replace("server.pem", '"a\\0b"'), "embedded null byte"),
+    (TLS.replace("server.pem", "empty.pem"), "{folder}/empty.pem"),
+    (TLS.replace("server.pem", "server.key"), "{folder}/server.key"),
+    (TLS.replace("server.key", "server.pem"), "{folder}/server.pem"),
+    (TLS.replace("server.pem", "junk.pem"), "{folder}/junk.pem"),
+    (TLS.replace("server.key", "junk.key"), "{folder}/junk.key"),
+    (TLS.replace("server.key", "other.key"), "{folder}/other.key: KEY_VALUES_MISMATCH"),
+    (TLS.replace("server.key", "encrypted.key"), "tls_server_config.key_file is encrypted"),
     # Client certificates, and the version.
-    (f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n", 4, "needs client_ca_file"),
-    (f"{TLS}  client_auth_type: VerifyClientCertIfGiven\n", 4, "needs client_ca_file"),
-    (f"{TLS}  client_auth_type: RequireAnyClientCert\n", 4, "supported are NoClientCert, "),
-    (f"{TLS}  client_ca_file: ca.pem\n", 4, "has no effect with client_auth_type NoClientCert"),
-    (MUTUAL.replace("ca.pem", "junk.pem"), 4, "the client CA is not usable"),
-    (f"{TLS}  min_version: TLS11\n", 4, "'TLS11' is not served: TLS12 or TLS13"),
+    (f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n", "needs client_ca_file"),
+    (f"{TLS}  client_auth_type: VerifyClientCertIfGiven\n", "needs client_ca_file"),
+    (f"{TLS}  client_auth_type: RequireAnyClientCert\n", "supported are NoClientCert, "),
+    (f"{TLS}  client_ca_file: ca.pem\n", "NoClientCert has no use for client_ca_file"),
+    (MUTUAL.replace("ca.pem", "junk.pem"), "{folder}/junk.pem"),
+    (f"{TLS}  min_version: TLS11\n", "'TLS11' is not served: TLS12 or TLS13"),
     # Users.
-    ("basic_auth_users:\n  alice: secret\n", 2, "alice has no bcrypt hash: htpasswd"),
-    (f"basic_auth_users:\n  alice: {HASH}x\n", 2, "alice has no bcrypt hash"),
-    (f"basic_auth_users:\n  alice: {HASH.replace('$2y', '$2x')}\n", 2, "has no bcrypt hash"),
-    (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$03')}\n", 2, "cost is 4 to 15"),
-    (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$16')}\n", 2, "cost is 4 to 15"),
-    (f"basic_auth_users:\n  'al:ice': {HASH}\n", 2, "no user name"),
-    (f'basic_auth_users:\n  "al\\nice": {HASH}\n', 2, "no user name"),
-    (f"basic_auth_users:\n  a: {HASH}\n  a: {HASH}\n", 3, "a comes twice"),
+    ("basic_auth_users:\n  alice: secret\n", "basic_auth_users.alice has no bcrypt hash"),
+    (f"basic_auth_users:\n  alice: {HASH}x\n", "alice has no bcrypt hash"),
+    (f"basic_auth_users:\n  alice: {HASH.replace('$2y', '$2x')}\n", "has no bcrypt hash"),
+    (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$03')}\n", "of cost 4 to 15"),
+    (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$16')}\n", "of cost 4 to 15"),
+    (f"basic_auth_users:\n  'al:ice': {HASH}\n", "is no name"),
+    (f'basic_auth_users:\n  "al\\nice": {HASH}\n', "is no name"),
 ]
 
 
-@pytest.mark.parametrize(("text", "line", "words"), WRONG)
-def test_a_mistake_is_refused_with_its_file_and_line(
-    text: str, line: int, words: str, folder: Path
-) -> None:
-    with pytest.raises(WebConfigError, match=re.escape(words)) as caught:
+@pytest.mark.parametrize(("text", "words"), WRONG)
+def test_a_mistake_is_refused_with_its_file_and_key(text: str, words: str, folder: Path) -> None:
+    with pytest.raises(WebConfigError, match=re.escape(words.format(folder=folder))) as caught:
         understood(folder, text)
-    assert str(caught.value).startswith(f"{folder}/web-config.yml:{line}: ")
+    assert str(caught.value).startswith(f"{folder}/web-config.yml: ")
     assert HASH[10:] not in str(caught.value)
 
 
@@ -132,13 +118,12 @@ def test_a_mistake_is_refused_with_its_file_and_line(
     [
         *(("", ""), ("# nothing but a comment\n", ""), (TLS, ""), (MUTUAL, "")),
         (f"{TLS}  client_auth_type: NoClientCert\n  min_version: TLS13\n", ""),
-        (f"{TLS}  min_version: TLS13\n  cipher_suites: [TLS_AES_128_GCM_SHA256]\n", "no effect"),
-        (f"{TLS}  min_version: TLS13\n  cipher_suites:\n  - A\n  - B\n", "no effect"),
+        (f"{TLS}  min_version: TLS13\n  cipher_suites: [TLS_AES_128_GCM_SHA256]\n", ""),
         (MUTUAL.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven"), ""),
         (f"{TLS}basic_auth_users:\n  alice: {HASH}\n  bob: {HASH.replace('2y', '2a')}\n", ""),
         (f"{TLS}  client_auth_type: RequestClientCert\n", "as NoClientCert does"),
         (f"basic_auth_users:\n  a: {HASH}\n", "in the clear"),
-        ("http_server_config:\n  http2: true\n", "http2 has no effect, HTTP/1.0 alone is served"),
+        ("http_server_config:\n  http2: true\n", ""),
         (f"{TLS}basic_auth_users:\n  a: {HASH}\n  b: {HASH.replace('$04', '$05')}\n", "cost"),
     ],
 )
@@ -152,15 +137,15 @@ def test_what_the_format_knows_is_understood_and_a_reservation_is_said(
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WebConfigError, match=r"gone\.yml:1: cannot be read: No such file"):
+    with pytest.raises(WebConfigError, match=r"gone\.yml: .* No such file"):
         load_web_config(str(tmp_path / "gone.yml"), WebConfigFiles())
 
 
 @pytest.mark.parametrize(
     ("text", "missing", "words"),
     [
-        ("# x\n", "yaml", "web-config.yml:1: this file needs PyYAML: pip install"),
-        (f"basic_auth_users:\n  a: {HASH}\n", "bcrypt", "web-config.yml:2: basic_auth_users needs"),
+        ("# x\n", "yaml", "web-config.yml: this file needs PyYAML: pip install"),
+        (f"basic_auth_users:\n  a: {HASH}\n", "bcrypt", "web-config.yml: basic_auth_users needs"),
     ],
 )
 def test_a_package_that_is_not_there_is_named_where_it_is_needed(

@@ -11,8 +11,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.webconfig.config import load_web_config
-from gpulock_exporter.webconfig.files import WebConfigFiles
+from gpulock_exporter.webconfig.config import WebConfigFiles, load_web_config
 
 from tests.exporter.certificates import (
     make_authority,

@@ -6,7 +6,6 @@ Nothing here asks what kind of server it is: sockets and memory are those that t
 
 from __future__ import annotations
 
-import base64
 import socket
 import ssl
 import threading
@@ -14,10 +13,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import bcrypt
 import pytest
 from gpulock_exporter.web.server import ServerLimits
-from gpulock_exporter.webconfig.passwords import PLACES
 
 from tests.exporter.certificates import trusting
 from tests.exporter.child import Child, serving
@@ -332,74 +329,3 @@ def test_attackers_of_every_kind_who_come_again(secure: Child) -> None:
         stop.set()
         for thread in attackers:
             thread.join()
-
-
-def with_passwords(folder: Path, cost: int) -> str:
-    """Write a web configuration of two users; return the option that names it."""
-    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(cost, b"2b")).decode().replace("$2b$", "$2y$")
-    config = folder / "web-config.yml"
-    config.write_text(f"basic_auth_users:\n  prometheus: {hashed}\n  alice: {hashed}\n")
-    return f"--config={config}"
-
-
-def as_user(password: str, name: str = "prometheus") -> dict[str, str]:
-    pair = base64.b64encode(f"{name}:{password}".encode()).decode()
-    return {"Authorization": f"Basic {pair}"}
-
-
-@pytest.mark.parametrize("guesses", [100, pytest.param(500, marks=pytest.mark.soak)])
-def test_many_wrong_passwords_do_not_stop_a_scrape(guesses: int, tmp_path: Path) -> None:
-    with serving(tmp_path, with_passwords(tmp_path, 10)) as child:
-        results: list[int] = []
-
-        def guess(first: int) -> None:
-            for n in range(first, guesses, 8):
-                results.append(child.get("/metrics", as_user(f"wrong{n}"))[0])
-
-        guessers = [threading.Thread(target=guess, args=(n,)) for n in range(8)]
-        for thread in guessers:
-            thread.start()
-        # Another address: its first check waits behind one of the guessers', not behind a thousand.
-        before = len(results)
-        child.scrape(as_user("right"), "127.0.0.2")
-        assert len(results) - before <= guesses / 4, "it waits for few of them"
-        first = child.get("/metrics", as_user("right", "alice"))[0]
-        assert any(thread.is_alive() for thread in guessers), "the flood goes on"
-        for thread in guessers:
-            thread.join()
-        assert results == [401] * guesses
-        assert first == 200, "of the guessers' own address"
-
-
-@pytest.mark.attack
-def test_a_first_login_waits_behind_as_many_guessers_of_its_address_as_may_wait(
-    tmp_path: Path,
-) -> None:
-    """Tried: 127 connections that guess on and on, from the address of a first login.
-
-    Stopped by: as many checks wait as the server has connections, less 32 for who needs none.
-    """
-    with serving(tmp_path, with_passwords(tmp_path, 8)) as child:
-        stop = threading.Event()
-        results: list[int] = []
-
-        def guess(who: int) -> None:
-            tries = 0
-            while not stop.is_set():
-                headers = as_user(f"wrong{who}.{tries}", "alice")
-                results.append(child.get("/metrics", headers)[0])
-                tries += 1
-
-        guessers = [threading.Thread(target=guess, args=(n,)) for n in range(PLACES - 1)]
-        for thread in guessers:
-            thread.start()
-        try:
-            wait_until(lambda: len(results) > PLACES, why="each to have guessed once")
-            first = child.get("/metrics", as_user("right", "alice"))[0]
-            child.scrape(as_user("right"), "127.0.0.2")
-        finally:
-            stop.set()
-            for thread in guessers:
-                thread.join()
-        assert first == 200
-        assert set(results) == {401}

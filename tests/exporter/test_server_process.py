@@ -6,7 +6,6 @@ from __future__ import annotations
 import select
 import signal
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from tests.exporter.child import serving
 from tests.exporter.wire import SOUND, dial
 from tests.support.wait import let_work, wait_until
 
-Report = Callable[[str, object], None]
 LARGE = 2_000_000  # of serve.py's /big
 PROMETHEUS = {
     "Accept": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"

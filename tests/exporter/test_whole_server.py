@@ -7,7 +7,7 @@ import base64
 import gzip
 import http.client
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,8 +24,6 @@ from tests.nvml.double import Double
 from tests.support.ports import ReservedPort
 from tests.support.wait import let_work, wait_until
 
-Report = Callable[[str, object], None]
-MEMORY_MIB = 64.0
 FASTEST = 4  # RFC 1952, XFL: the compressor used its fastest algorithm
 RELOADED = "gpulock_config_last_reload_successful"
 

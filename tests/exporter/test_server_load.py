@@ -215,7 +215,7 @@ def test_slow_handshakes_do_not_live_longer_either(hasty: Child) -> None:
 
 def test_a_process_short_of_descriptors_still_answers(tmp_path: Path) -> None:
     starter = ("/bin/bash", "-c", 'ulimit -n 48; exec "$@"', "bash")
-    with serving(tmp_path, starter=starter) as child:
+    with serving(tmp_path, f"--limit=arrive_seconds={LONG}", starter=starter) as child:
         attackers = [dial(child.port) for _ in range(200)]
         with closing(attackers):
             for _ in range(5):

@@ -119,7 +119,7 @@ def find_late_end(lock: Lock, scan: ProcessScan) -> int:
     """
     for pid, start in lock.shepherds() if scan.complete else ():
         try:
-            if (pid in scan.statuses() or pid in scan.others) and scan.proc.start(pid) == start:
+            if pid in scan.statuses() and scan.proc.start(pid) == start:
                 return pid
         except (OSError, ValueError):
             return pid

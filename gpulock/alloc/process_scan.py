@@ -8,7 +8,6 @@ hides, forks or multiplies processes costs it nothing, and keeps no lock that is
 import os
 import time
 
-from gpulock.alloc.pid_numbers import PidMark, iterate_given, list_begun_since
 from gpulock.alloc.process_owner import SYSTEM_UIDS, ProcessTree
 from gpulock.node.procfs import OVER, Proc, ProcessStatus
 from gpulock.store import atomic
@@ -21,6 +20,7 @@ LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.03
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
+MANY = 1024  # numbers given since the last sample that are asked for
 SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
 
 
@@ -29,32 +29,31 @@ class ProcessScan(ProcessTree):
 
     /proc is listed twice at least, and again until nothing of a listing vanished before it was
     read: one that forks and ends all the time cannot hide between two reads, nor by a pid that
-    wrapped behind the place the listing has reached. `blind` says why the look is not
-    to be trusted, and is empty where it is. `others` are the pids of users not asked for.
+    wrapped behind the place the listing has reached. A pid that is given again is read again.
+    `blind` says why the look is not to be trusted, and is empty where it is.
     """
 
     __slots__ = (
-        *("_accounts", "_anew", "_listings", "_mark", "_newest", "_nobody", "_running", "_seen"),
+        *("_accounts", "_left_out", "_listings", "_newest", "_nobody", "_read", "_running"),
         *("_shepherd", "_spent", "_statuses", "_users"),
-        *("blind", "complete", "others", "partial", "restless"),
+        *("blind", "complete", "partial", "restless"),
     )
 
     def __init__(self, proc: Proc) -> None:
         super().__init__(proc)
         self.blind = ""
         self.partial = False
-        self.others: set[int] = set()
         self._users: "dict[int, str] | None" = None
         self._shepherd: "int | None" = 0
         self._accounts: dict[int, int] = {}
+        self._left_out: dict[int, bool] = {}  # by the owner of /proc/PID
         self._running: set[int] = set()  # users who had a process
         self.restless = False
         self._newest: "list[ProcessStatus] | None" = None
         self._statuses: dict[int, ProcessStatus] = {}
-        self._seen: set[int] = set()
-        self._nobody = self._anew = self.complete = False
+        self._read: dict[int, int] = {}  # the inode of /proc/PID as that process was read
+        self._nobody = self.complete = False
         self._listings, self._spent = 0, 0.0
-        self._mark: "PidMark | None" = None  # of the listing before
 
     def restrict(self, users: dict[int, str], shepherd: "int | None" = 0) -> None:
         """Leave out processes of ordinary users but these (uid -> name); called before the look.
@@ -76,25 +75,17 @@ class ProcessScan(ProcessTree):
         Their files are read before the next listing, which then serves both: two are enough where
         nothing vanishes. With the last one the look is `complete`.
         """
-        users, new, first = self._users, list[int](), self._listings == 0
-        if first and users is not None:
-            self._nobody = not any([self.may_run(uid) for uid in users])
-        shepherd = self._shepherd if self._nobody else 0
-        if shepherd is None:
+        first, new, vanished = self._listings == 0, list[int](), False
+        if first and self._users is not None:
+            self._nobody = not any([self.may_run(uid) for uid in self._users])
+        if self._nobody and self._shepherd is None:
             self.complete = True
             return new
-        if first:
-            self._seen.update(self.proc.kernel_threads())
         self._listings += 1
-        late = time.monotonic() + LONGEST - self._spent
-        near = self._pids_near(shepherd) if shepherd else None
-        seen, others = self._seen, self.others
-        listed = self._list() if near is None else near
-        fresh = [pid for pid in listed if pid not in seen and pid not in others]
-        vanished = False
-        if users is not None:
-            fresh = self._leave_out_others(fresh, users)
-        for pid in fresh:
+        begun = time.monotonic()
+        late = begun + LONGEST - self._spent
+        unread = self._list_unread(first)
+        for pid in self._leave_out_others(unread):
             if time.monotonic() > late:
                 self.partial = self.complete = True
                 self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
@@ -110,8 +101,8 @@ class ProcessScan(ProcessTree):
             except (PermissionError, ValueError) as fault:
                 self.blind = f"process {pid} cannot be seen: {fault}"
                 new.append(pid)
-            self._seen.add(pid)
-        self._spent = time.monotonic() + LONGEST - late
+            self._read[pid] = unread[pid]
+        self._spent += time.monotonic() - begun
         if not vanished and (not first or self._nobody):
             self.complete = True
         elif self._listings == ROUNDS and not self.complete:
@@ -125,26 +116,42 @@ class ProcessScan(ProcessTree):
         """Say that nothing of this look is to be trusted, of no user."""
         self.blind, self.restless = why, False
 
-    def _leave_out_others(self, pids: list[int], users: "Collection[int]") -> list[int]:
-        """Return the processes of these users, of root and of system users; note the others.
+    def _list_unread(self, first: bool) -> dict[int, int]:
+        """Return the processes that are there and were not read yet, with their inodes.
+
+        The kernel's own threads are asked for after a listing: a number of theirs that came to a
+        process of a job before would hide it.
+        """
+        near = self._pids_near(self._shepherd) if self._nobody and self._shepherd else None
+        listed = self.proc.inodes() if near is None else dict.fromkeys(near, 0)
+        if first:
+            kernel = self.proc.kernel_threads()
+            self._read = {pid: listed[pid] for pid in kernel if pid in listed}
+        read = self._read
+        return {pid: inode for pid, inode in listed.items() if read.get(pid) != inode}
+
+    def _leave_out_others(self, unread: dict[int, int]) -> list[int]:
+        """Return the processes of the users who are asked for, of root and of system users.
 
         By the owner of /proc/PID, which is the effective uid, also where the files in it are root's
         (a process that is not dumpable): a sixth of what a status costs. One that vanished
         meanwhile may be anybody's, and is among them.
         """
-        left_out, kept = dict[int, bool](), list[int]()
+        users, left_out, kept = self._users, self._left_out, list[int]()
+        if users is None:
+            return list(unread)
         folder = os.open(self.proc.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for pid in pids:
+            for pid, inode in unread.items():
                 try:
                     uid = os.stat(f"{pid}", dir_fd=folder).st_uid
-                    other = left_out.get(uid)
-                    if other is None:
-                        other = left_out[uid] = self._is_of_others(pid, uid, users)
+                    if uid not in left_out:
+                        left_out[uid] = self._is_of_others(pid, uid, users)
+                    other = left_out[uid]
                 except OSError:
                     other = False  # it is looked at more closely
                 if other:
-                    self.others.add(pid)
+                    self._read[pid] = inode
                 else:
                     kept.append(pid)
         finally:
@@ -155,35 +162,6 @@ class ProcessScan(ProcessTree):
         """Return whether an ordinary user who is not asked for has a process; raise OSError."""
         ours = uid < SYSTEM_UIDS or uid in users or uid == os.geteuid()
         return not ours and self.account(pid, uid) not in users
-
-    def _list(self) -> list[int]:
-        """Return the processes that are there, or those that began since the last listing.
-
-        A number that was given since may be another process's: it is read anew. Where any may be,
-        a look at some users' processes reads all anew, once: on a busy node it would not end else.
-        """
-        mark, self._mark, begun = self._mark, None, None
-        try:
-            if self.sees_all():
-                self._mark = PidMark(self.proc)
-            if mark:
-                begun = list_begun_since(mark, self.proc, self._seen, self.others)
-        except (OSError, ValueError, IndexError):
-            pass  # the kernel does not tell its numbers
-        if mark and begun is not None:
-            self._forget([pid for pid in begun if pid > mark.last])
-            return begun
-        users = self._users
-        if self._listings > 1 and users is not None and not self._anew:
-            self._anew = True
-            self._forget([*self._seen, *self.others])
-            self._seen.update(self.proc.kernel_threads())
-        return self.proc.pids()
-
-    def _forget(self, pids: list[int]) -> None:
-        """Read these numbers again, if they are there; of one that is gone the status stays."""
-        self._seen.difference_update(pids)
-        self.others.difference_update(pids)
 
     def _pids_near(self, shepherd: int) -> "list[int] | None":
         """Return the children of a shepherd and of all above it; None where it is not above us.
@@ -228,10 +206,10 @@ class ProcessScan(ProcessTree):
 
         Raises OSError or ValueError where it cannot be seen.
         """
-        if pid in self.others and uid in (self._users or ()):
-            return False
-        if pid not in self._statuses and not self._leave_out_others([pid], (uid,)):
-            return False
+        if pid not in self._statuses:
+            owner = os.stat(f"{self.proc.root}/{pid}").st_uid
+            if self._is_of_others(pid, owner, (uid,)):
+                return False
         uids = self.status(pid).uids[:3]
         return uid in uids or (uids[0] >= SYSTEM_UIDS and self.account(pid, uids[0]) == uid)
 
@@ -272,20 +250,27 @@ class ProcessScan(ProcessTree):
     def _look_at_newest(self) -> list[ProcessStatus]:
         """Return the status of processes that have just started, as many as are met in a while."""
         found: list[ProcessStatus] = []
+        late = time.monotonic() + SAMPLING
         try:
-            for pid in iterate_given(self.proc, SAMPLING):
-                try:
-                    status = self.proc.status(pid)
-                    if status.uids[0] >= SYSTEM_UIDS:
-                        self.account(pid, status.uids[0])
-                except ProcessLookupError:
-                    continue
-                found.append(status)
-                if len(found) == SAMPLES:
-                    break
+            before = self.proc.last_pid()
+            while time.monotonic() < late and len(found) < SAMPLES:
+                last = self.proc.last_pid()
+                for pid in range(last, max(before, last - MANY), -1):
+                    self._add_sample(pid, found)
+                before = last
         except (OSError, ValueError, IndexError):
             pass
         return found
+
+    def _add_sample(self, pid: int, found: "list[ProcessStatus]") -> None:
+        """Add a process that has just started; most numbers are of none: a fork may fail."""
+        try:
+            status = self.proc.status(pid)
+            if status.uids[0] >= SYSTEM_UIDS:
+                self.account(pid, status.uids[0])
+        except ProcessLookupError:
+            return
+        found.append(status)
 
     def status(self, pid: int) -> ProcessStatus:
         """Return one process's status, read afresh where it appeared since."""

@@ -169,26 +169,17 @@ class Proc:
         """Return the process ids that can be seen now."""
         return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
 
+    def inodes(self) -> dict[int, int]:
+        """Return the process ids that can be seen now, with the inode of each one's folder.
+
+        A number that is given again has another inode (docs/facts/locking.md).
+        """
+        with os.scandir(self.root) as listed:
+            return {int(one.name): one.inode() for one in listed if one.name.isdecimal()}
+
     def last_pid(self) -> int:
         """Return the pid that was given last; raise OSError, ValueError or IndexError."""
         return int(atomic.read_text(f"{self.root}/loadavg").split()[-1])
-
-    def free_pids(self) -> int:
-        """Return how many numbers are still to be given; raise OSError, ValueError or IndexError.
-
-        A thread keeps its own number, and those of the process group and session that it is in,
-        whose leaders may have ended. The first 300 are given once (RESERVED_PIDS).
-        """
-        threads = atomic.read_text(f"{self.root}/loadavg").split()[3].partition("/")[2]
-        return int(atomic.read_text(f"{self.root}/sys/kernel/pid_max")) - 300 - 3 * int(threads)
-
-    def leads(self, pid: int) -> bool:
-        """Return whether a number is a process's, not a thread's; also where nobody can tell."""
-        try:
-            data = self.read(pid, "status")
-        except OSError:
-            return True
-        return b"\nTgid:" not in data or b"\nTgid:\t%d\n" % pid in data
 
     def children(self, pid: int) -> list[int]:
         """Return the children of a process, of each of its threads; raise OSError or ValueError."""

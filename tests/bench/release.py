@@ -98,11 +98,7 @@ def process_count() -> int:
 
 @contextmanager
 def crowd(count: int) -> Generator[None]:
-    """Let so many cheap processes more live.
-
-    Root makes room meanwhile, as systemd does on each 64-bit machine: where numbers may come round
-    within a look, it lists all once more.
-    """
+    """Let so many cheap processes more live; root makes room meanwhile, as systemd does."""
     path = Path("/proc/sys/kernel/pid_max")
     before, program = int(path.read_text()), [sys.executable, "-IS", "-c", CROWD, str(count)]
     raised = before < PID_MAX and os.getuid() == 0

@@ -7,6 +7,7 @@ read at once when it was opened: all files but a release's note and logs are rep
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -36,6 +37,17 @@ NAMED = (
 )
 CHANGES = ("mkdir", "rmdir", "unlink", "rename", "create", "write", "link", "ftruncate")
 GROWS = ("mkdir", "create", "write", "link")
+
+
+class Entry:
+    """What scandir(3) tells of a process's folder."""
+
+    def __init__(self, pid: int, inode: int) -> None:
+        self.name, self._inode = str(pid), inode
+
+    def inode(self) -> int:
+        """Return the number of its folder's inode."""
+        return self._inode
 
 
 class Machine(Kernel):
@@ -113,6 +125,12 @@ class Machine(Kernel):
         uid = process.uids[1] if process else 0
         mode = 0o100444 if callable(what) else 0o40555
         return os.stat_result((mode, 1, 1, 1, uid, uid, 0, 0, 0, 0))
+
+    def _scandir(self, path: str) -> Any:
+        """List the processes at one moment, with the inodes of their folders."""
+        names = self._of_proc("listdir", os.listdir, path)
+        pids = [int(name) for name in names if name.isdecimal()]
+        return contextlib.nullcontext([Entry(pid, self.tree.by_pid[pid].inode) for pid in pids])
 
     def _seen(self, found: Any) -> Any:
         """Return what a call found; our files are root's."""
@@ -284,6 +302,7 @@ class Machine(Kernel):
             "fdopen": self._fdopen,
             "urandom": urandom,
             "makedirs": makedirs,
+            "scandir": self._scandir,
             "pidfd_open": self._pidfd_open,
             "killpg": self._killpg,
             "geteuid": nobody_else,

@@ -25,6 +25,7 @@ class Process:
 
     def __init__(self, pid: int, name: str, ticks: int, **about: Unpack[About]) -> None:
         self.pid, self.name, self.start = pid, name, ticks
+        self.inode = 0  # of its folder
         self.ppid = about.get("ppid", INIT)
         self.uids = tuple(about.get("uids", (0, 0, 0, 0)))
         self.groups = tuple(about.get("groups", ()))
@@ -72,6 +73,7 @@ class ProcTree:
         self.boot_id = boot_id
         self.by_pid: dict[int, Process] = {}
         self.next_pid = FIRST_PID
+        self.spawned = 0
         self._ticks = ticks
         self.spawn("systemd", pid=INIT, ppid=0)
 
@@ -80,6 +82,8 @@ class ProcTree:
         while not pid or (pid in self.by_pid):
             pid, self.next_pid = self.next_pid, self.next_pid + 1
         made = self.by_pid[pid] = Process(pid, name, self._ticks(), **about)
+        self.spawned += 1
+        made.inode = self.spawned
         return made
 
     def end(self, process: Process) -> None:

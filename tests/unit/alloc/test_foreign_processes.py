@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc import device_users, pid_numbers, process_scan
+from gpulock.alloc import device_users, process_scan
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.process_scan import ProcessScan, may_have_subordinate_uids
 from gpulock.node.devices import Device
@@ -170,9 +170,9 @@ class Restless(Proc):
         self._fake, self._uid, self._met = fake, uid, met
         self._next, self._last = 10_000, 20_000
 
-    def pids(self) -> list[int]:
+    def inodes(self) -> dict[int, int]:
         self._next += 1
-        return [*super().pids(), self._next]
+        return {**super().inodes(), self._next: 0}
 
     def last_pid(self) -> int:
         if self._last > 20_000 + self._met:
@@ -221,8 +221,8 @@ class Listed(Proc):
         super().__init__(str(fake.root))
         self.times, self._changes = 0, iter(changes)
 
-    def pids(self) -> list[int]:
-        found = super().pids()
+    def inodes(self) -> dict[int, int]:
+        found = super().inodes()
         self.times += 1
         next(self._changes, list)()
         return found
@@ -254,176 +254,92 @@ def test_who_forks_and_ends_before_each_read_is_found_by_the_listing_after(
     assert ask(proc) == f"process {700 + hops} has {DEVICE} open" and proc.times == hops + 1
 
 
-class Numbered(Listed):
-    """A /proc that tells the pid given last: each of these in turn, the last one from then on."""
-
-    def __init__(self, fake: FakeProc, *given: int | Callable[[], int]) -> None:
-        super().__init__(fake)
-        (fake.root / "sys/kernel/pid_max").write_text("32768\n")
-        (fake.root / "loadavg").write_text("0.00 0.01 0.05 2/300 900\n")
-        self._given = list(given)
-
-    def last_pid(self) -> int:
-        one = self._given.pop(0) if len(self._given) > 1 else self._given[0]
-        return one if isinstance(one, int) else one()
-
-
-def comes(fake: FakeProc, pid: int, last: int, goes: int = 0) -> Callable[[], int]:
-    """Let a process of the owner come with the device, and another go, as the number is asked."""
-
-    def change() -> int:
-        fake.add(pid, uids=(OWNER,) * 4, fds=FULL)
-        if goes:
-            fake.remove(goes)
-        return last
-
-    return change
-
-
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no look take long, however busy the machine is."""
-    monkeypatch.setattr(pid_numbers, "RATE", 1.0)
     monkeypatch.setattr(process_scan, "SAMPLING", 3600.0)
 
 
-@pytest.mark.usefixtures("unhurried")
-@pytest.mark.parametrize(
-    ("comes_as", "last", "times"),
-    [
-        (901, 901, 1),
-        (1900, 1900, 1),
-        (899, 900, 1),  # it was being made as the first number was asked
-        (645, 900, 1),
-        (640, 900, 1),  # too old to have been in the making: it is not asked for
-        (2000, 2000, 2),  # so many numbers that to list is cheaper
-        (5, 5, 2),  # they came round
-        (400, 899, 2),
-    ],
-)
-def test_who_began_since_the_listing_is_asked_for_by_number(
-    fake: FakeProc, comes_as: int, last: int, times: int
-) -> None:
-    proc = Numbered(fake, 900, comes(fake, comes_as, last), last)
-    found = "" if comes_as == 640 else f"process {comes_as} has {DEVICE} open"
-    assert (ask(proc), proc.times) == (found, times)
-
-
-def given_again(fake: FakeProc, whose: int, pid: int, last: int) -> Callable[[], int]:
-    """Let a process be there, and its number the owner's, with the device, as it is asked."""
+def given_again(fake: FakeProc, whose: int, pid: int) -> Callable[[], None]:
+    """Let a process be there, and its number the owner's, with the device, some time later."""
     fake.add(pid, uids=(whose,) * 4)
     if whose != OWNER:
         os.chown(fake.root / str(pid), whose, whose)  # as the kernel makes its folder
 
-    def change() -> int:
-        fake.remove(pid)
+    def change() -> None:
+        (fake.root / str(pid)).rename(fake.root / "gone")  # so that its inode stays taken
         fake.add(pid, uids=(OWNER,) * 4, fds=FULL)
-        return last
 
     return change
 
 
 @pytest.mark.root
-@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("whose", [OWNER, OTHER])
-@pytest.mark.parametrize("last", [5, 950, 3000])  # come round, asked one by one, or too many
-def test_a_number_that_was_given_again_is_read_again(fake: FakeProc, whose: int, last: int) -> None:
-    again = given_again(fake, whose, 701 if last == 5 else 905, last)
-    number = 701 if last == 5 else 905
-    assert ask(Numbered(fake, 900, again, last)) == f"process {number} has {DEVICE} open"
+def test_a_number_that_was_given_again_is_read_again(fake: FakeProc, whose: int) -> None:
+    again = given_again(fake, whose, 701)
+    proc = Listed(fake)
+    listed = proc.inodes
 
-
-@pytest.mark.root
-@pytest.mark.parametrize("whose", [OWNER, OTHER])
-@pytest.mark.parametrize("why", ["late", "namespace", "untold"])
-def test_where_any_number_may_be_given_again_all_are_read_again(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch, whose: int, why: str
-) -> None:
-    again = given_again(fake, whose, 701, 900)
-    if why == "late":
-        monkeypatch.setattr(pid_numbers, "RATE", -1.0)  # numbers a second
-    if why == "namespace":
-        fake.namespace("pid:[1]")
-    proc = Numbered(fake, 900)
-    if why == "untold":
-        (fake.root / "sys/kernel/pid_max").unlink()
-    listed = Listed.pids
-
-    def pids(self: Listed) -> list[int]:
-        if self.times == 1:
+    def inodes() -> dict[int, int]:
+        if proc.times == 1:
             again()
-        return listed(self)
+        return listed()
 
-    monkeypatch.setattr(Listed, "pids", pids)
+    proc.inodes = inodes  # type: ignore[method-assign]
     assert ask(proc) == f"process 701 has {DEVICE} open"
 
 
 def test_processes_of_root_that_end_one_after_the_other_do_not_keep_a_look_going(
     fake: FakeProc,
 ) -> None:
-    """Where any number may be given again: on a busy node one ends in each listing."""
+    """On a busy node one ends in each listing."""
 
     def end(pid: int) -> Callable[[], None]:
         return lambda: fake.remove(pid)
 
     many = [fake.add(pid, uids=(0,) * 4) for pid in range(700, 700 + 2 * process_scan.ROUNDS)]
-    fake.namespace("pid:[1]")
     proc = Listed(fake, *map(end, many))
-    assert (ask(proc), proc.times) == ("", 3)
+    assert (ask(proc), proc.times) == ("", 2)
 
 
-@pytest.mark.usefixtures("unhurried")
 def test_after_a_look_at_processes_one_at_files_reads_a_number_that_was_given_again(
     fake: FakeProc,
 ) -> None:
-    again = given_again(fake, OWNER, 905, 950)
-    scan = ProcessScan(Numbered(fake, 900, 900, 900, again, 950))
+    again = given_again(fake, OWNER, 905)
+    scan = ProcessScan(Proc(str(fake.root)))
     scan.statuses()
     assert scan.complete
     files = OpenFiles(scan, [full_device()], Settings({}))
+    again()
     assert files.pids_with_open(DEVICE, OWNER) == [905]
 
 
-@pytest.mark.usefixtures("unhurried")
 def test_a_process_that_is_read_again_is_told_once(fake: FakeProc) -> None:
-    fake.add(905)
-    (fake.root / "905/fd").rename(fake.root / "905/gone")  # so it is listed again and again
-    proc = Numbered(fake, 900, 900, comes(fake, 910, 910), 910)
+    again = given_again(fake, OWNER, 905)
+    (fake.root / "905/fd/9").symlink_to("/dev/full")
+    proc = Listed(fake)
+    listed = proc.inodes
+
+    def inodes() -> dict[int, int]:
+        if proc.times == 1:
+            again()
+        return listed()
+
+    proc.inodes = inodes  # type: ignore[method-assign]
     files = OpenFiles(ProcessScan(proc), [full_device()], Settings({}))
-    assert files.pids_with_open(DEVICE) == [910]
+    assert files.pids_with_open(DEVICE) == [905]
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_of_a_process_that_ended_before_it_was_read_again_the_status_stays(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def end(_: Proc, pid: int) -> bool:
-        fake.remove(pid)
-        return True
-
-    fake.add(905, uids=(OWNER,) * 4)
-    monkeypatch.setattr(Proc, "leads", end)
-    scan = ProcessScan(Numbered(fake, 900, 900, 905))
-    assert 905 in scan.statuses()
-    assert not (fake.root / "905").exists() and scan.status(905).uids[0] == OWNER
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_a_process_in_the_making_is_found_below_the_numbers_of_many_others(fake: FakeProc) -> None:
-    for pid in range(500, 901):
-        fake.add(pid, uids=(0,) * 4)
-    assert ask(Numbered(fake, 900, comes(fake, 499, 900), 900)) == f"process 499 has {DEVICE} open"
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_threads_that_end_during_a_look_do_not_make_it_longer(fake: FakeProc) -> None:
-    def end() -> int:
-        (fake.root / "loadavg").write_text("0.00 0.01 0.05 2/300 900\n")
-        return 900
-
-    proc = Numbered(fake, 900, end, 900)
-    (fake.root / "loadavg").write_text("0.00 0.01 0.05 2/10923 900\n")
-    assert (ask(proc), proc.times) == ("", 2)
+def test_a_number_of_the_kernels_own_that_came_to_a_process_hides_nobody(fake: FakeProc) -> None:
+    """The thread ended before the listing, and its number is a process's of the owner by then."""
+    kernel_thread = fake.add(2, "kthreadd", ppid=0, uids=(0,) * 4)
+    status = fake.root / str(kernel_thread) / "status"
+    status.write_bytes(status.read_bytes().replace(b"VmSize", b"Other"))
+    children = fake.root / "2/task/2/children"
+    children.write_text("701")
+    proc = Listed(fake, lambda: children.write_text(""))
+    fake.add(701, uids=(OWNER,) * 4, fds=FULL)
+    assert ask(proc) == f"process 701 has {DEVICE} open"
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -436,58 +352,34 @@ def test_numbers_of_forks_that_failed_hide_nobody_who_forks(
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     for pid in range(21_000, 21_000 + process_scan.ENOUGH):
         fake.add(pid, uids=(OTHER,) * 4)
-    scan = ProcessScan(Numbered(fake, 20_900, 21_500))
+    given = iter([20_900])
+    monkeypatch.setattr(Proc, "last_pid", lambda _: next(given, 21_500))
+    scan = ProcessScan(Proc(str(fake.root)))
     assert scan.may_fork(OTHER) and not scan.may_fork(OWNER)
 
 
-def test_the_kernel_tells_how_many_numbers_are_to_be_given() -> None:
-    most = int(Path("/proc/sys/kernel/pid_max").read_text())
-    assert Proc().free_pids() < most - 300 - 3 * len(os.listdir("/proc/self/task"))
+@pytest.mark.root
+def test_the_kernel_gives_the_folder_of_a_number_that_is_given_again_another_inode() -> None:
+    def fork_with_number(number: int) -> int:
+        if number:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(number - 1))
+        pid = os.fork()
+        if not pid:
+            signal.pause()
+        return pid
 
-
-@pytest.mark.usefixtures("unhurried")
-def test_who_forks_and_ends_as_its_number_is_asked_is_found_by_its_childs(fake: FakeProc) -> None:
-    hops = [comes(fake, pid + 1, pid + 1, goes=pid) for pid in range(901, 905)]
-    proc = Numbered(fake, 900, comes(fake, 901, 901), *hops, 905)
-    assert (ask(proc), proc.times) == (f"process 905 has {DEVICE} open", 1)
-
-
-@pytest.mark.parametrize("why", ["late", "taken", "namespace", "untold", "unbounded"])
-def test_where_numbers_prove_nothing_everybody_is_listed_again(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
-    if why == "late":
-        monkeypatch.setattr(pid_numbers, "RATE", -1.0)  # numbers a second
-    if why == "namespace":
-        fake.namespace("pid:[1]")
-    proc = Numbered(fake, 900, 900) if why != "untold" else Listed(fake)
-    if why == "taken":  # each of 10,923 threads may keep three of 32,768 numbers
-        monkeypatch.setattr(pid_numbers, "RATE", 1.0)
-        (fake.root / "loadavg").write_text("0.00 0.01 0.05 2/10923 900\n")
-    if why == "unbounded":
-        (fake.root / "sys/kernel/pid_max").unlink()
-    assert (ask(proc), proc.times) == ("", 2)
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_the_number_of_a_thread_is_no_process(fake: FakeProc) -> None:
-    status = fake.root / str(fake.add(901, groups=[65_400])) / "status"
-    status.write_bytes(status.read_bytes() + b"Tgid:\t700\n")
-    proc = Numbered(fake, 900, 901)
-    scan = ProcessScan(Listed(fake))
-    assert scan.carriers(65_400) == [901]
-    proc.pids = lambda: []  # type: ignore[method-assign]
-    assert ProcessScan(proc).carriers(65_400) == []
-
-
-def test_the_kernel_tells_numbers_upwards_and_which_are_threads() -> None:
-    proc = Proc()
-    thread = threading.Thread(target=(go := threading.Event()).wait)
-    thread.start()
-    assert thread.native_id is not None
-    assert proc.leads(os.getpid()) and not proc.leads(thread.native_id)
-    go.set()
-    thread.join()
+    first = pid = fork_with_number(0)
+    inodes: list[int] = []
+    for _ in range(20):
+        if pid == first:  # nobody else was given it meanwhile
+            inodes.append(Proc().inodes()[pid])
+            assert Proc().inodes()[pid] == inodes[-1]
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if len(inodes) == 3:
+            break
+        pid = fork_with_number(first)
+    assert len(set(inodes)) == len(inodes) == 3
 
 
 @pytest.mark.root  # as the kernel makes the folder of such a process
@@ -611,8 +503,8 @@ def test_a_real_process_that_began_after_the_listing_is_found(start: Start) -> N
     begun: list[int] = []
 
     class Late(Proc):
-        def pids(self) -> list[int]:
-            found = super().pids()
+        def inodes(self) -> dict[int, int]:
+            found = super().inodes()
             if not begun:
                 begun.append(start(lambda: become(OWNER, OWNER)))
             return found
@@ -676,7 +568,7 @@ def test_where_the_owner_has_no_process_no_file_is_looked_at(
     assert ask(Proc()) == ""
 
 
-def refuse_to_list(_: Proc) -> list[int]:
+def refuse_to_list(_: Proc) -> dict[int, int]:
     pytest.fail("everybody is listed")
 
 
@@ -694,7 +586,7 @@ def test_where_the_owner_has_no_process_only_what_is_near_the_shepherd_is_looked
     marked = start(lambda: os.setgroups([65_400]))  # root's, as of a sudo that keeps groups
     start(lambda: become(OTHER, OTHER))
     listed = scan(0).carriers(65_400)
-    monkeypatch.setattr(Proc, "pids", refuse_to_list)
+    monkeypatch.setattr(Proc, "inodes", refuse_to_list)
     assert scan(os.getpid()).carriers(65_400) == [marked] == listed
     assert scan(os.getppid()).carriers(65_400) == []  # of another job: no child of its shepherd
     assert scan(None).statuses() == {}

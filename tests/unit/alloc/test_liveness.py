@@ -26,8 +26,8 @@ class Moving(Proc):
         super().__init__(str(fake.root))
         self.steps = steps
 
-    def pids(self) -> list[int]:
-        listed = super().pids()
+    def inodes(self) -> dict[int, int]:
+        listed = super().inodes()
         if self.steps:
             self.steps.pop(0)()
         return listed
@@ -210,17 +210,17 @@ def test_a_process_that_hops_below_the_place_the_listing_has_reached_is_found(
     """It was above when /proc was read below, and is below (pids wrap) when it is read above."""
     fake.add(701, groups=[65400])
     scan = ProcessScan(Moving(fake, []))
-    listed = scan.proc.pids()
-    hidden = [pid for pid in listed if pid != 701]
+    listed = scan.proc.inodes()
+    hidden = {pid: inode for pid, inode in listed.items() if pid != 701}
 
     class Hopping(Moving):
         first = True
 
-        def pids(self) -> list[int]:
+        def inodes(self) -> dict[int, int]:
             if self.first:
                 self.first = False
                 return hidden
-            return super().pids()
+            return super().inodes()
 
     assert ProcessScan(Hopping(fake, [])).carriers(65400) == [701]
 

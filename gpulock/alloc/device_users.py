@@ -317,9 +317,12 @@ def remaining_device_user(
 def unclaimed_processes(
     pids: list[int], scan: ProcessScan, locks: "Iterable[Lock]", record: Owner
 ) -> list[int]:
-    """Return the processes that are of no other claim than `record`; raise as is_claim_process."""
-    return [
-        pid
-        for pid in pids
-        if not any([belongs_to_other_claim(pid, lock, record, scan) for lock in locks])
-    ]
+    """Return the processes that are not proven to be of another claim than `record`."""
+
+    def is_claimed(pid: int, lock: Lock) -> bool:
+        try:
+            return belongs_to_other_claim(pid, lock, record, scan)
+        except (OSError, ValueError):
+            return False
+
+    return [pid for pid in pids if not any([is_claimed(pid, lock) for lock in locks])]

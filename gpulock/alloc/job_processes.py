@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Protocol
 
+    from gpulock.store.owner import Owner
+
     class JobMembers(Protocol):
         """A scheduler's own knowledge: it adds what marks the processes of its jobs."""
 
@@ -73,8 +75,19 @@ def find_job_processes(
         for pid in scan.session_members(record.sid):
             if pid != record.pid and is_owners_process(pid, record.uid, scan, job):
                 job.add((pid,), f"is of its session {record.sid}")
+    if record.scheduler == "process":
+        add_started(record, scan, job)
     job.add_doubt(scan.why_blind_about(record.uid))
     return job
+
+
+def add_started(record: "Owner", scan: ProcessScan, job: JobProcesses) -> None:
+    """Add what `gpulock run` started for a claim: a terminal server, what a launcher left."""
+    started, unseen = scan.started_as(record.uid)
+    token = record.token.encode()
+    marked = [pid for pid, one in started.items() if one.token == token and pid != record.pid]
+    job.add(marked, "was started as the claim's")
+    job.add_doubt(unseen)
 
 
 def is_owners_process(pid: int, uid: int, scan: ProcessScan, job: JobProcesses) -> bool:

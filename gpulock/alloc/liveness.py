@@ -40,7 +40,7 @@ def process_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
     job = find_job_processes(lock, scan)
     if job.reason():
         return Verdict(ALIVE if job.pids else UNKNOWN, job.reason())
-    return Verdict(DEAD, f"process {record.pid} is gone, its session is empty")
+    return Verdict(DEAD, f"process {record.pid} is gone, and all that it started")
 
 
 class Judge:

@@ -130,8 +130,8 @@ def is_claim_process(
 ) -> bool:
     """Return whether a process is of a claim: by group, session, descent or its scheduler's word.
 
-    A group or session that `beside` has as well proves nothing. Raises OSError or ValueError where
-    the process cannot be seen.
+    Or by the token of `gpulock run` in its environment. A group or session that `beside` has as
+    well proves nothing. Raises OSError or ValueError where the process cannot be seen.
     """
     record = lock.owner
     if record is None:
@@ -149,6 +149,10 @@ def is_claim_process(
             return True
     if lock.mps and is_mps_process(pid, lock.mps, tree):
         return True
+    if record.scheduler == "process" and status.uids[0] == record.uid:
+        from gpulock.alloc.environs import StartedAs
+
+        return StartedAs(tree.proc.read_memory(pid, "environ")).token == record.token.encode()
     more = members.get(record.scheduler) if members else None
     return more is not None and more(pid, record, tree)
 

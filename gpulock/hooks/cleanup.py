@@ -150,13 +150,13 @@ def check_leftover(
     try:
         status = scan.status(pid)
         start = scan.proc.start(pid)
+        if any([belongs_to_other_claim(pid, other, record, scan) for other in held.values()]):
+            return None
     except (OSError, ValueError):
         return None
     if status.kernel or (status.name in DAEMONS and status.uids[0] == 0):
         return None
     if 0 in status.uids[:3] and not user_may_signal(record.uid, status.uids):
-        return None
-    if any([belongs_to_other_claim(pid, other, record, scan) for other in held.values()]):
         return None
     return LeftoverProcess(pid, start, one_line(status.name), why)
 

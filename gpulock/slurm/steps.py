@@ -17,7 +17,6 @@ from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.slurm.environs import Environs
 from gpulock.slurm.job_cgroup import (
     is_in_job_cgroup,
     job_cgroup_folders,
@@ -46,11 +45,10 @@ class SlurmSteps:
     runs it: these are not left of the job, and no step of an earlier run.
     """
 
-    __slots__ = ("_cgroup", "_environs", "_hook_of", "_uid")
+    __slots__ = ("_cgroup", "_hook_of", "_uid")
 
     def __init__(self, settings: Settings, hook_of: str = "") -> None:
         self._cgroup = f"{settings.sys_root}/fs/cgroup"
-        self._environs = Environs()
         self._hook_of = hook_of
         self._uid = os.geteuid() if settings.simulation else 0  # root's
 
@@ -143,7 +141,7 @@ class SlurmSteps:
         return own + leaders
 
     def _find_started(self, record: Owner, scan: ProcessScan) -> tuple[list[int], list[int], str]:
-        started, unseen = self._environs.of_user(record.uid, scan)
+        started, unseen = scan.started_as(record.uid)
         own: list[int] = []
         leaders: list[int] = []
         for pid, one in started.items():
@@ -187,7 +185,7 @@ class SlurmSteps:
 
     def find_running_hook(self, record: Owner, scan: ProcessScan) -> int:
         """Return the pid of a Prolog or Epilog that runs for the job here, 0 where none does."""
-        started, unseen = self._environs.of_user(self._uid, scan)
+        started, unseen = scan.started_as(self._uid)
         for pid, one in started.items():
             if not (one.is_hook() and one.is_of(record.job_id, record.slurmd)):
                 continue

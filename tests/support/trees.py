@@ -84,6 +84,7 @@ class FakeProc:
         (folder / "stat").write_bytes(stat_line(pid, name, state, ppid, sid, start))
         uids, groups = about.get("uids", (1000,) * 4), about.get("groups", ())
         (folder / "status").write_bytes(status_text(name, state, ppid, tuple(uids), tuple(groups)))
+        (folder / "environ").touch()
         if about.get("told_session", True):
             with (folder / "status").open("ab") as file:
                 file.write(b"NSsid:\t%d\n" % sid)

@@ -16,6 +16,7 @@ from typing import NoReturn
 import click
 
 from gpulock.alloc.claim import Grant
+from gpulock.alloc.environs import CLAIM
 from gpulock.alloc.process_owner import RUN
 from gpulock.cli.claims.acquire import (
     ClaimWishes,
@@ -88,12 +89,12 @@ def refuse_missing_command(ctx: click.Context, name: str) -> None:
 
 
 def warn_of_terminal_server(name: str) -> None:
-    """Say where the claim goes when the command leaves its programs to a server, and ends."""
+    """Say what becomes of the claim where a server that runs already starts the programs."""
     program = os.path.basename(name)
     if program in TERMINAL_SERVERS:
         click.echo(
-            f"gpulock: {program} runs programs in a server that does not hold this claim: the GPUs"
-            f" are freed when {program} ends or is detached; call gpulock run inside {program}",
+            f"gpulock: a {program} server that runs already does not hold this claim: the GPUs are"
+            f" freed when {program} ends or is detached; then call gpulock run inside {program}",
             err=True,
         )
 
@@ -119,7 +120,10 @@ def start_own_session() -> None:
 def make_command_environment(
     grant: Grant, settings: Settings, environ: dict[str, str]
 ) -> dict[str, str]:
-    """Return the command's environment: ours, with nothing left of what it said about GPUs."""
+    """Return the command's environment: ours, with nothing left of what it said about GPUs.
+
+    The claim's token comes first: of an environment no more than its beginning is read.
+    """
     stale = stale_mps_names(environ.items(), settings.mps_dir)
     for name in environment.grant_variable_names() | stale:
         environ.pop(name, None)
@@ -128,7 +132,8 @@ def make_command_environment(
     if binds:
         for name, old in environment.user_bind_lists(environ):
             environ[name] = environment.append_binds(old, binds)
-    return environ
+    environ.pop(CLAIM, None)
+    return {CLAIM: grant.owner.token, **environ}
 
 
 def exec_command(command: tuple[str, ...], environ: dict[str, str]) -> NoReturn:

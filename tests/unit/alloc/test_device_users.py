@@ -186,6 +186,17 @@ def test_a_process_below_another_claims_owner_does_not_keep_this_lock(stage: Sta
     assert stage.left(pid=600, start=78, **mine) != ""  # the pid is somebody else's by now
 
 
+def test_a_process_that_is_not_proven_to_be_another_claims_keeps_this_lock(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.fake.add(700, fds={9: stage.node})
+    (stage.fake.root / "700/environ").write_bytes(b"GPULOCK_CLAIM=other\0")
+    theirs = {"scheduler": "process", "add_grp_id": 0}
+    assert stage.left(**theirs) == ""
+    fail_at(monkeypatch, "open", "/environ", PermissionError(13, "denied"))
+    assert "700" in stage.left(**theirs)
+
+
 def test_a_process_of_the_job_itself_keeps_it_although_its_group_is_listed(stage: Stage) -> None:
     stage.fake.add(700, groups=[record().add_grp_id], fds={9: stage.node})
     assert stage.left(add_grp_id=record().add_grp_id) != ""

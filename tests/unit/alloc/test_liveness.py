@@ -111,6 +111,17 @@ def test_the_session_of_a_process_keeps_its_claim(fake: FakeProc) -> None:
     assert verdict(fake, process(sid=0)) == DEAD
 
 
+@pytest.mark.parametrize("sid", [0, 500])
+def test_what_was_started_with_the_claims_token_keeps_it_wherever_it_went(
+    fake: FakeProc, sid: int
+) -> None:
+    """As a terminal server, or what a launcher left: of a session and parents of its own."""
+    (fake.root / str(fake.add(700)) / "environ").write_bytes(b"A=b\0GPULOCK_CLAIM=token-500\0")
+    assert verdict(fake, process(sid=sid, token="token-500")) == ALIVE
+    assert verdict(fake, process(sid=sid, token="token-50")) == DEAD
+    assert verdict(fake, process(sid=sid, token="token-500", uid=1001)) == DEAD
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_the_session_is_found_on_kernels_that_do_not_tell_it_in_status(
     fake: FakeProc, told: bool

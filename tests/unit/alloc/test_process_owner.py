@@ -25,6 +25,7 @@ from gpulock.node.procfs import Proc
 from gpulock.slurm.steps import is_slurm_job_process
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import lock
+from tests.support.faults import fail_at
 from tests.support.trees import HOST_NS, FakeProc, bus, record
 
 ROOT = (0, 0, 0, 0)
@@ -91,6 +92,22 @@ def test_the_session_of_a_claim_of_a_process_is_its(proc: FakeProc) -> None:
     other: dict[str, Any] = {**claim, "sid": 301}
     assert judged(proc, JOB, lock(**claim)) == OWNERS
     assert judged(proc, JOB, lock(**other)) == FOREIGN
+
+
+def test_the_token_in_its_environment_tells_what_a_claim_started(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = lock(scheduler="process", pid=300, sid=0, add_grp_id=0, uid=1000, token="t")
+    for uid, words, whose in (
+        (1000, b"GPULOCK_CLAIM=t\0", OWNERS),
+        (1000, b"GPULOCK_CLAIM=u\0", FOREIGN),
+        (1001, b"GPULOCK_CLAIM=t\0", FOREIGN),
+    ):
+        (proc.root / str(proc.add(JOB, uids=(uid,) * 4)) / "environ").write_bytes(words)
+        assert judged(proc, JOB, claim) == whose
+    proc.add(JOB)
+    fail_at(monkeypatch, "open", "/environ", PermissionError(13, "denied"))
+    assert judged(proc, JOB, claim) == UNSEEN
 
 
 def test_no_group_and_no_session_tell_nothing(proc: FakeProc) -> None:

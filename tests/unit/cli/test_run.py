@@ -138,6 +138,19 @@ def test_an_exec_that_fails_gives_everything_back(site: Site, tmp_path: Path) ->
     assert list((site.files.state_dir / "runs").iterdir()) == []
 
 
+def test_what_the_command_leaves_behind_keeps_the_claim_until_it_ends(site: Site) -> None:
+    """As a tmux that was detached does: in a session of its own, its parent gone."""
+    server = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
+    done = site.run("run", "-n", "1", "--", "sh", "-c", server)
+    pid = int(done.stdout)
+    site.run("reap")
+    assert site.states() == ["held", *["free"] * 7]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), why="it to be gone")
+    site.run("reap")
+    assert site.states() == ["free"] * 8
+
+
 def test_where_the_command_leaves_its_work_to_a_server_that_is_said(
     site: Site, tmp_path: Path
 ) -> None:

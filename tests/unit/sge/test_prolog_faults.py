@@ -66,8 +66,11 @@ def test_a_shepherd_that_cannot_be_read_just_now_puts_no_parallel_job_in_error(
 ) -> None:
     """The mark in its environment says who started it: what is not read is not known."""
     site.run(gpus(1), pe="smp")
-    if environ is not None:
-        (site.proc.root / str(site.pid) / "environ").write_bytes(environ)
+    file = site.proc.root / str(site.pid) / "environ"
+    if environ is None:
+        file.unlink()
+    else:
+        file.write_bytes(environ)
     node, found = site.node(), site.above()
     node.settings.isolation = "cgroup"
     said = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Slurm job a process was started for: each environment is read once, within a limit."""
+"""Which job or claim a process was started for: each environment is read once, within a limit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 
 import pytest
 
+from gpulock.alloc import process_scan
+from gpulock.alloc.environs import StartedAs, environ_value
 from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
-from gpulock.slurm import environs
-from gpulock.slurm.environs import StartedAs, environ_value
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, slurm_lock
 
@@ -81,7 +81,7 @@ def test_a_look_at_one_users_environments_has_an_end_and_is_a_doubt_of_that_user
     Stopped by: half a second for one user, whose own locks then stay.
     """
     site.process(900, "python")
-    monkeypatch.setattr(environs, "ONE_USER", -1.0)
+    monkeypatch.setattr(process_scan, "ONE_USER", -1.0)
     own, other = reasons(site, UID, OTHER_UID)
     assert (own, other) == (f"no time for the environment of process 900 of uid {UID}", "")
 

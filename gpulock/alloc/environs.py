@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which job or claim a process was started for, by the environment that it was started with.
+
+Hot, loaded where neither a cgroup nor a group marks a job's processes. A user writes the
+environment of their own processes: it proves something about that user's jobs alone.
+"""
+
+CLAIM = "GPULOCK_CLAIM"  # the token of the claim of a `gpulock run`
+JOB, NODE, CONTEXT = b"SLURM_JOB_ID=", b"SLURMD_NODENAME=", b"SLURM_SCRIPT_CONTEXT="
+HOOK_CONTEXTS = (b"prolog_slurmd", b"epilog_slurmd")
+
+
+class StartedAs:
+    """What a process was started as: for which job, by the slurmd of which node, as which hook.
+
+    Or for which claim of `gpulock run`.
+    """
+
+    __slots__ = ("context", "job", "node", "token")
+
+    def __init__(self, environ: bytes) -> None:
+        self.job = environ_value(environ, JOB)
+        self.node = environ_value(environ, NODE)
+        self.context = environ_value(environ, CONTEXT)
+        self.token = environ_value(environ, f"{CLAIM}=".encode())
+
+    def is_hook(self) -> bool:
+        """Return whether it is a Prolog or Epilog, or was started by one."""
+        return self.context in HOOK_CONTEXTS
+
+    def is_of(self, job: str, slurmd: str) -> bool:
+        """Return whether it was started for a job, on that node of Slurm's."""
+        return bool(job) and self.job == job.encode() and self.node == slurmd.encode()
+
+
+def environ_value(environ: bytes, key: bytes) -> bytes:
+    """Return the first value of `KEY=` in an environment, as execve(2) gave it; else nothing."""
+    at = 0 if environ.startswith(key) else environ.find(b"\0" + key) + 1
+    if not at and not environ.startswith(key):
+        return b""
+    begin = at + len(key)
+    end = environ.find(b"\0", begin)
+    return environ[begin:] if end < 0 else environ[begin:end]

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installation is a list of items, each of which can be put in place, shown and taken away.
+
+An item keeps no memory: what is there is read each time. So a second run changes nothing, and one
+that was cut short is run again. Nothing is believed by an exit code: each item is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from gpulock.install.change import (
+    LOCK,
+    Change,
+    FilePlace,
+    FolderPlace,
+    Place,
+    lock_installation,
+)
+from gpulock.install.hooks import InstallError
+from gpulock.text.words import format_count
+
+Echo = Callable[[str], None]
+
+
+class Wanted(Enum):
+    """What an item is to be: there after an installation, gone after an uninstallation."""
+
+    PRESENT = "installed"
+    ABSENT = "uninstalled"
+
+
+class Scope(Enum):
+    """Whom an item concerns."""
+
+    NODE = "node"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """What a run leaves to the administrator: a clause for the verdict, and a page of what to do.
+
+    `blocks`: what the item needs stays, and what needs the item is not put in place.
+    """
+
+    clause: str
+    page: Sequence[str] = ()
+    blocks: bool = True
+
+
+class Item:
+    """One thing that gpulock puts on a node or into a cluster, and takes away again.
+
+    `needs` are items that must be there before it, and that go after it.
+    """
+
+    title: str
+    scope: Scope = Scope.NODE
+    needs: tuple[Item, ...] = ()
+
+    def show(self, wanted: Wanted) -> list[str]:
+        """Return what this run would change, as lines with `-` and `+`; raise InstallError."""
+        raise NotImplementedError
+
+    def present(self) -> None:
+        """Put it in place; raise InstallError."""
+        raise NotImplementedError
+
+    def absent(self) -> None:
+        """Take it away; raise InstallError."""
+        raise NotImplementedError
+
+    def tidy(self) -> None:
+        """Remove what a run that was killed has left beside it; raise InstallError."""
+
+    def remainder(self, wanted: Wanted) -> Remainder | None:
+        """Return what this run leaves to the administrator; raise InstallError."""
+        del wanted
+        return None
+
+
+class PlaceItem(Item):
+    """An item that is one place with one value; `stays` keeps it when all else goes."""
+
+    def __init__(
+        self, place: Place, value: str, needs: tuple[Item, ...] = (), stays: bool = False
+    ) -> None:
+        self.place, self.value, self.needs, self.stays = place, value, needs, stays
+        self.title = place.title
+
+    def show(self, wanted: Wanted) -> list[str]:
+        after = self.value if wanted is Wanted.PRESENT else None
+        now = self.place.read()
+        if now == after or (self.stays and after is None):
+            return []
+        return Change(self.place, now, after).lines()[1:] or ["  (its last line)"]
+
+    def tidy(self) -> None:
+        self.place.discard_leftovers()
+
+    def present(self) -> None:
+        self.place.write(self.value)
+
+    def absent(self) -> None:
+        self.place.write(None)
+
+
+class FolderItem(PlaceItem):
+    """A folder that is made where none is; one that is there is left to doctor, and stays."""
+
+    def __init__(self, path: Path, value: str) -> None:
+        super().__init__(FolderPlace(path), value, stays=True)
+
+    def show(self, wanted: Wanted) -> list[str]:
+        return [] if self.place.read() is not None else super().show(wanted)
+
+
+@dataclass
+class Outcome:
+    """What a run changed, by title, and what it leaves to the administrator."""
+
+    changed: list[str] = field(default_factory=list[str])
+    remainders: list[Remainder] = field(default_factory=list[Remainder])
+
+    def verdict(self, system: str, wanted: Wanted, dry_run: bool) -> str:
+        """Return the sentence that ends a run."""
+        left = "; ".join(dict.fromkeys(one.clause for one in self.remainders))
+        if dry_run:
+            would = f"{format_count(len(self.changed), 'change')} would be made"
+            return f"{would}; then {left}" if left else would
+        if wanted is Wanted.ABSENT:
+            if left:
+                return f"NOT wholly uninstalled: {left}"
+            done = f"uninstalled: {system}"
+            return done if self.changed else f"nothing to do: {system} is not installed here"
+        if left:
+            return f"installed, NOT in force: {left}"
+        return (
+            f"installed: {system}" if self.changed else f"nothing to change: {system} is in force"
+        )
+
+
+class ItemRun:
+    """One pass over all items in order, from the last one where they are to go."""
+
+    def __init__(self, items: Sequence[Item], wanted: Wanted, echo: Echo, dry_run: bool) -> None:
+        self.items = items if wanted is Wanted.PRESENT else items[::-1]
+        self.wanted, self.echo, self.dry_run = wanted, echo, dry_run
+        self.outcome = Outcome()
+        self._waiting: list[Item] = []  # what this run leaves, with all that waits for it
+
+    def run(self) -> Outcome:
+        """Bring each item where it is wanted; raise InstallError that names the first to fail."""
+        for item in self.items:
+            try:
+                self._bring(item)
+            except InstallError as fault:
+                why = str(fault)
+                named = why if item.title in why else f"{item.title}: {why}"
+                raise InstallError(named, fault.page) from fault
+        return self.outcome
+
+    def _bring(self, item: Item) -> None:
+        if not self.dry_run:
+            item.tidy()
+        lines = item.show(self.wanted)
+        blocker = self._blocker(item)
+        if blocker is not None:
+            if lines:
+                self.echo(f"as it is: {item.title}, because of {blocker.title}")
+                self._waiting.append(item)
+            return
+        if lines:
+            self._change(item, lines)
+        if left := item.remainder(self.wanted):
+            self.outcome.remainders.append(left)
+            if left.blocks:
+                self._waiting.append(item)
+
+    def _change(self, item: Item, lines: list[str]) -> None:
+        self.outcome.changed.append(item.title)
+        if self.dry_run:
+            for line in (item.title, *lines):
+                self.echo(line)
+            return
+        if self.wanted is Wanted.PRESENT:
+            item.present()
+        else:
+            item.absent()
+        if still := item.show(self.wanted):
+            raise InstallError(
+                f"it does not hold what was written ({still[0].strip()}); look at it"
+            )
+        self.echo(f"{'done' if self.wanted is Wanted.PRESENT else 'removed'}: {item.title}")
+
+    def _blocker(self, item: Item) -> Item | None:
+        """Return an item that waits, for which this one has to."""
+        for one in self._waiting:
+            first, second = (item, one) if self.wanted is Wanted.PRESENT else (one, item)
+            if second in first.needs:
+                return one
+        return None
+
+
+def run_items(
+    items: Sequence[Item], wanted: Wanted, records: Path, echo: Echo, dry_run: bool = False
+) -> Outcome:
+    """Bring all items where they are wanted, one installer at a time; raise InstallError.
+
+    A dry run shows each difference and changes nothing. `records` is STATE_DIR/install.
+    """
+    run = ItemRun(items, wanted, echo, dry_run)
+    if dry_run:
+        return run.run()
+    with lock_installation(records):
+        outcome = run.run()
+        others = [path for path in records.iterdir() if path.name != LOCK]
+        if wanted is Wanted.ABSENT and not others:
+            FilePlace(records / LOCK).write(None)
+            FolderPlace(records).write(None)
+    return outcome

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from gpulock.daemon.health.findings import POLICY_WORDS
-from gpulock.errors import Refusal
 from gpulock.install.change import (
     Change,
     Entries,
@@ -31,10 +28,8 @@ from gpulock.install.docker import (
     plan_docker,
 )
 from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
+from gpulock.install.node_part import NodePart
 from gpulock.install.versions import InstalledHooks
-from gpulock.node import devices
-from gpulock.node.settings import Settings, parse_settings
-from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 
 ENROOT_HOOKS = Path("/etc/enroot/hooks.d")
 ENROOT_HOOK = "97-gpulock.sh"  # before 98-nvidia.sh, which reads what it writes
@@ -73,46 +68,12 @@ class InstallPlan:
             apply_changes(rest, self.record, echo, self.own)
 
 
-def keys_given(text: str | None) -> frozenset[str]:
-    """Return the keys that a settings file gives; pure."""
-    return frozenset(re.findall(r"(?m)^\s*([A-Z_]+)\s*=", text or ""))
-
-
-def current_settings(path: Path) -> tuple[Settings, frozenset[str]]:
-    """Return the settings as they are, and the keys that the file gives; raise InstallError."""
-    text = FilePlace(path).read()
-    if text is None:
-        return Settings({}, str(path)), frozenset()
-    try:
-        return read_settings(str(path)), keys_given(text)
-    except Refusal as refusal:
-        raise InstallError(f"{refusal.why}; {refusal.do}") from refusal
-
-
-def add_settings(text: str | None, wanted: dict[str, str], scheduler: str, new: str = "") -> str:
-    """Return the settings file with the keys added that it lacks; `new` begins a new one; pure."""
-    present = keys_given(text)
-    added = "".join(f"{name}={value}\n" for name, value in wanted.items() if name not in present)
-    if text is None and new:
-        return f"{new}{added}"
-    if not added:
-        return text or ""
-    mark = f"# written by gpulock install {scheduler}; a key that stands here already is kept\n"
-    gap = "\n" if text and not text.endswith("\n") else ""
-    return f"{text or ''}{gap}{mark}{added}"
-
-
-class NodePlanner:
+class NodePlanner(NodePart):
     """The node's part of a plan, which each scheduler goes on with."""
 
     def __init__(self, config: Path, scheduler: str) -> None:
-        self.config_path, self.scheduler = config, scheduler
-        self.settings, self.given = current_settings(config)
-        self.plan_ = InstallPlan(install_record(self.settings, scheduler))
-
-    def note(self, text: str) -> None:
-        """Tell the administrator something."""
-        self.plan_.notes.append(text)
+        super().__init__(config, scheduler)
+        self.plan_ = InstallPlan(install_record(self.settings, scheduler), notes=self.notes)
 
     def add(self, changes: Iterable[Change]) -> None:
         """Add changes to the plan."""
@@ -136,34 +97,7 @@ class NodePlanner:
 
     def add_settings(self, wanted: dict[str, str], new: str = "") -> None:
         """Add to the settings file what a hook must know; raise InstallError."""
-        place = FilePlace(self.config_path)
-        text = add_settings(place.read(), wanted, self.scheduler, new)
-        try:
-            path = str(self.config_path)
-            faults = parse_settings(text, path, path == DEFAULT_PATH).faults
-        except ValueError as fault:
-            faults = (str(fault),)
-        if faults:
-            raise InstallError(f"{'; '.join(faults)}; correct the file")
-        self.add(plan_place_change(place, text))
-
-    def quarantine_keys(self, asked: str | None) -> dict[str, str]:
-        """Return QUARANTINE_ON where it is asked for; else offer it. Raises InstallError."""
-        stated = "QUARANTINE_ON" in self.given
-        words = " ".join(self.settings.quarantine_on)
-        if asked is None:
-            if not stated:
-                self.note(
-                    f"gpulockd takes a GPU out of service on: {words} (QUARANTINE_ON);"
-                    " --quarantine-on WORDS sets it, '' for none"
-                )
-            return {}
-        if unknown := [word for word in asked.split() if word not in POLICY_WORDS]:
-            known = " ".join(POLICY_WORDS)
-            raise InstallError(f"--quarantine-on: {' '.join(unknown)}: not one of {known}")
-        if stated and asked.split() != words.split():
-            raise InstallError(f"{self.config_path} says QUARANTINE_ON={words}; change it there")
-        return {"QUARANTINE_ON": asked}
+        self.add(plan_place_change(FilePlace(self.config_path), self.settings_text(wanted, new)))
 
     def add_enroot(self, asked: bool) -> None:
         """Add the hook by which `enroot start` in a job has its mask, where asked; or offer it.
@@ -184,14 +118,6 @@ class NodePlanner:
             text = (source / PODMAN_PROGRAM).read_text().partition("\n")[2]
             self.add_own(program, f"#!{real_interpreter(interpreter)} -IS\n{text}")
             self.add_own(hook, (source / PODMAN_HOOK).read_text())
-
-    def cdi_keys(self, docker: bool) -> dict[str, str]:
-        """Return CDI_DIR where Docker is to take its names; raise InstallError."""
-        if docker and "CDI_DIR" in self.given and not self.settings.cdi_dir:
-            raise InstallError(
-                f"{self.config_path} says CDI_DIR= and --docker needs one; change it"
-            )
-        return {"CDI_DIR": CDI_FOLDERS[-1]} if docker else {}
 
     def add_docker(self, asked: bool) -> None:
         """Have Docker take the names of CDI, where asked; or offer it. Raises InstallError."""
@@ -222,24 +148,3 @@ class NodePlanner:
         if not folder.is_dir():
             raise InstallError(f"no {folder}: --{program} puts a hook there; install {program}")
         return True
-
-    def count_gpus(self, asked: int | None, needed: bool) -> int:
-        """Return how many GPUs this node must have, 0 for one without; raise InstallError."""
-        stated = self.settings.expected_gpus
-        if asked and stated and asked != stated:
-            raise InstallError(
-                f"{self.config_path} says EXPECTED_GPUS={stated}, not {asked}; change it"
-            )
-        try:
-            shown = len(devices.read_devices(self.settings.driver_root, self.settings.sys_root))
-        except Refusal as refusal:
-            if needed and not (asked or stated):
-                raise InstallError(f"{refusal.why}; {refusal.do}, or give --gpus") from refusal
-            self.note(f"{refusal.why}: no GPU job will start here; {refusal.do}")
-            return asked or stated
-        count = asked or stated or shown
-        if needed and not count:
-            raise InstallError("the driver shows no GPU; look at the driver, or give --gpus")
-        if count != shown:
-            self.note(f"the driver shows {shown} GPUs, not {count}: see gpulock doctor")
-        return count

@@ -27,13 +27,13 @@ from gpulock.install.change import (
 )
 from gpulock.install.docker import DaemonKey
 from gpulock.install.hooks import InstallError
+from gpulock.install.node_part import current_settings
 from gpulock.install.planner import (
     ENROOT_HOOK,
     ENROOT_HOOKS,
     PODMAN_HOOK,
     PODMAN_HOOKS,
     PODMAN_PROGRAM,
-    current_settings,
 )
 from gpulock.install.versions import InstalledHooks
 

@@ -59,7 +59,7 @@ class Consent:
 
         Raises InstallError where the settings file has a fault.
         """
-        from gpulock.install.planner import current_settings
+        from gpulock.install.node_part import current_settings
 
         settings, given = current_settings(Path(self.session.config))
         if asked is not None or "QUARANTINE_ON" in given or not (self.yes or self.person):

@@ -22,7 +22,7 @@ from gpulock.install.doctor.sge import sge_checks
 from gpulock.install.doctor.slurm import slurm_checks
 from gpulock.install.doctor.systemd import systemd_checks
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import current_settings
+from gpulock.install.node_part import current_settings
 from gpulock.install.sge.install import PROFILE
 from gpulock.install.sge.site import find_execds
 from gpulock.install.versions import DEFAULT_PREFIX

@@ -23,7 +23,7 @@ from gpulock.install.doctor.sge_programs import (
     check_sge_release,
 )
 from gpulock.install.hooks import HookPaths, InstallError
-from gpulock.install.planner import current_settings
+from gpulock.install.node_part import current_settings
 from gpulock.install.sge import texts
 from gpulock.install.sge.cards import card_map_fault
 from gpulock.install.sge.host_report import SENSOR, parse_clock_seconds

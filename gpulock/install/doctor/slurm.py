@@ -15,7 +15,7 @@ from gpulock.install.doctor.slurm_conf import SlurmConfChecks
 from gpulock.install.doctor.slurm_gres import GresChecks
 from gpulock.install.doctor.slurm_release import release_checks
 from gpulock.install.hooks import HookPaths, InstallError
-from gpulock.install.planner import current_settings
+from gpulock.install.node_part import current_settings
 from gpulock.install.slurm.site import (
     Slurmd,
     SlurmError,

@@ -16,7 +16,7 @@ from gpulock.errors import Refusal, one_line
 from gpulock.install.change import FilePlace, apply_changes, install_record, plan_place_change
 from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import current_settings
+from gpulock.install.node_part import current_settings
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds, slurmds_of_site
 from gpulock.slurm.gres_map import NAME, SHARED, map_positions, read_map_pairs

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import add_settings
+from gpulock.install.node_part import add_settings
 from gpulock.install.sge.host_report import REPORTED
 from gpulock.install.sge.install import RESTART, SgePlanner, plan_sge
 from gpulock.install.sge.kinds import offered_complexes, plain_amount, plan_kind_amounts

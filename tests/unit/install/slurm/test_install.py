@@ -11,7 +11,7 @@ import pytest
 
 from gpulock.errors import Refusal
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import add_settings
+from gpulock.install.node_part import add_settings
 from gpulock.install.slurm import install
 from gpulock.install.slurm.site import Slurmd
 from gpulock.install.slurm.texts import NEW_SETTINGS

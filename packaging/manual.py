@@ -18,7 +18,7 @@ from gpulock_exporter.app.program import exporter_parser
 
 from gpulock import __version__
 from gpulock.cli import INTERRUPTED, NODE_BROKEN, REFUSED, command_group
-from gpulock.cli.admin.install import NOT_IN_FORCE
+from gpulock.cli.admin.items import NOT_IN_FORCE
 from gpulock.cli.claims.run import NOT_EXECUTABLE, NOT_FOUND
 from gpulock.daemon.app import HELP as DAEMON_HELP
 from gpulock.node.setting_keys import CHOICE, KEYS, TEXT
@@ -52,8 +52,13 @@ OWN: Final = {
     "why": ((str(REFUSED), "JOB or DEVICE is not known on this node."),),
     "config": ((str(REFUSED), "With --check: FILE has a fault."),),
     "doctor": ((str(NODE_BROKEN), "There is a fault."),),
-    "uninstall": ((str(REFUSED), "It was refused, or something still leads to gpulock's files."),),
-    "install": ((str(NOT_IN_FORCE), "slurm: this node has all; slurm.conf lacks lines."),),
+    "uninstall": (
+        (str(REFUSED), "It was refused, or something still leads to gpulock's files."),
+        (str(NOT_IN_FORCE), "slurm: part of it stays, and it is said why."),
+    ),
+    "install": (
+        (str(NOT_IN_FORCE), "slurm: installed, and NOT in force: slurm.conf lacks lines."),
+    ),
     "run": (
         (str(NOT_EXECUTABLE), "COMMAND cannot be executed."),
         (str(NOT_FOUND), "COMMAND is not there."),

@@ -126,9 +126,13 @@ class Outcome:
     changed: list[str] = field(default_factory=list[str])
     remainders: list[Remainder] = field(default_factory=list[Remainder])
 
+    def clauses(self) -> list[str]:
+        """Return what is left to the administrator, each once."""
+        return [*dict.fromkeys(one.clause for one in self.remainders if one.clause)]
+
     def verdict(self, system: str, wanted: Wanted, dry_run: bool) -> str:
         """Return the sentence that ends a run."""
-        left = "; ".join(dict.fromkeys(one.clause for one in self.remainders))
+        left = "; ".join(self.clauses())
         if dry_run:
             would = f"{format_count(len(self.changed), 'change')} would be made"
             return f"{would}; then {left}" if left else would
@@ -172,7 +176,7 @@ class ItemRun:
         if blocker is not None:
             if lines:
                 self.echo(f"as it is: {item.title}, because of {blocker.title}")
-                self._waiting.append(item)
+            self._waiting.append(item)  # also where it shows nothing, for what it needs itself
             return
         if lines:
             self._change(item, lines)

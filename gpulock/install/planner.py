@@ -20,6 +20,16 @@ from gpulock.install.change import (
     install_record,
     plan_place_change,
 )
+from gpulock.install.container_hooks import (
+    ENROOT_HOOK,
+    ENROOT_HOOKS,
+    PODMAN_HOOK,
+    PODMAN_HOOKS,
+    PODMAN_PROGRAM,
+    enroot_hook_text,
+    podman_hook_text,
+    podman_program_text,
+)
 from gpulock.install.docker import (
     CDI_FOLDERS,
     DAEMON_JSON,
@@ -27,14 +37,9 @@ from gpulock.install.docker import (
     find_dockerd,
     plan_docker,
 )
-from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
+from gpulock.install.hooks import InstallError
 from gpulock.install.node_part import NodePart
 from gpulock.install.versions import InstalledHooks
-
-ENROOT_HOOKS = Path("/etc/enroot/hooks.d")
-ENROOT_HOOK = "97-gpulock.sh"  # before 98-nvidia.sh, which reads what it writes
-PODMAN_HOOKS = Path("/usr/share/containers/oci/hooks.d")  # rootless podman looks nowhere else
-PODMAN_HOOK, PODMAN_PROGRAM = "97-gpulock.json", "gpulock_mask.py"
 
 
 @dataclass
@@ -42,7 +47,6 @@ class InstallPlan:
     """The changes in the order they are made, and what the administrator should know.
 
     `own` are the places that are gpulock's own, with their values, whether they change or not.
-    `lacking` counts the lines that a file of the cluster must have and does not.
     `trial` runs a job by what was installed, and returns what came of it; None: none can be run.
     """
 
@@ -51,7 +55,6 @@ class InstallPlan:
     notes: list[str] = field(default_factory=list[str])
     pages: list[list[str]] = field(default_factory=list[list[str]])  # to be changed by hand
     own: Entries = field(default_factory=Entries)
-    lacking: int = 0
     trial: Callable[[], str] | None = None
 
     def apply(self, echo: Callable[[str], None]) -> None:
@@ -106,18 +109,15 @@ class NodePlanner(NodePart):
         """
         place = FilePlace(ENROOT_HOOKS / ENROOT_HOOK, 0o755)
         if self.is_hook_wanted("enroot", place, ENROOT_HOOKS, asked):
-            source = find_share_folder() / "prolog/enroot" / ENROOT_HOOK
-            self.add_own(place, source.read_text())
+            self.add_own(place, enroot_hook_text())
 
     def add_podman(self, asked: bool, interpreter: str) -> None:
         """Add the hook by which podman in a job has its mask, likewise."""
         program = FilePlace(PODMAN_HOOKS / PODMAN_PROGRAM, 0o755)
         hook = FilePlace(PODMAN_HOOKS / PODMAN_HOOK)
         if self.is_hook_wanted("podman", hook, PODMAN_HOOKS.parents[1], asked):
-            source = find_share_folder() / "prolog/podman"
-            text = (source / PODMAN_PROGRAM).read_text().partition("\n")[2]
-            self.add_own(program, f"#!{real_interpreter(interpreter)} -IS\n{text}")
-            self.add_own(hook, (source / PODMAN_HOOK).read_text())
+            self.add_own(program, podman_program_text(interpreter))
+            self.add_own(hook, podman_hook_text())
 
     def add_docker(self, asked: bool) -> None:
         """Have Docker take the names of CDI, where asked; or offer it. Raises InstallError."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from gpulock.install.change import (
     Change,
@@ -19,13 +18,16 @@ from gpulock.install.change import (
     apply_changes,
     install_record,
 )
+from gpulock.install.container_hooks import (
+    PODMAN_HOOKS,
+    PODMAN_PROGRAM,
+)
 from gpulock.install.hooks import describe_drop_env, real_interpreter
-from gpulock.install.planner import PODMAN_HOOKS, PODMAN_PROGRAM
+from gpulock.install.installed import find_slurm_installation
+from gpulock.install.items import PlaceItem, Wanted, run_items
 from gpulock.install.trial import try_slurm_hooks
 from gpulock.install.versions import CURRENT, InstalledHooks
 from gpulock.node.settings import Settings
-
-SCHEDULERS: Final = ("sge", "slurm")
 
 
 def renew_hooks(
@@ -35,40 +37,63 @@ def renew_hooks(
 
     With `if_broken` only where the interpreter that a hook names is gone. Raises InstallError.
     """
-    others: set[str] = set()
-    for scheduler in SCHEDULERS:
-        record = install_record(settings, scheduler)
-        trial = try_slurm_hooks if scheduler == "slurm" else None
-        for address, value in record.load().items():
+    record = install_record(settings, "sge")
+    others = renew_slurm_hooks(settings, python, if_broken, echo)
+    for address in record.load():
+        if address[0] == InstalledHooks.kind and address[3] != python:
+            others.append("gpulock install sge")
+        elif address[0] == InstalledHooks.kind:
             path = Path(address[1])
-            if address[0] == InstalledHooks.kind and address[3] != python:
-                others.add(f"gpulock install {scheduler}")
-            elif address[0] == InstalledHooks.kind:
-                lock_dir = Path(settings.lock_dir)
-                hooks = InstalledHooks(path, Path(address[2]), python, lock_dir, trial)
-                keep = if_broken and has_interpreter(path / CURRENT / "prolog/slurm")
-                now, wanted = hooks.read(), hooks.wanted()
-                if scheduler == "sge" and now not in (None, wanted) and not keep:
-                    echo(describe_drop_env())
-                if now is not None:
-                    renew_place(record, hooks, wanted, keep, echo)
-            elif path == PODMAN_HOOKS / PODMAN_PROGRAM and value is not None:
-                text = f"#!{real_interpreter(python)} -IS\n" + value.partition("\n")[2]
-                keep = if_broken and has_interpreter(path)
-                program = FilePlace(path, 0o755)
-                if program.read() in (value, text):
-                    renew_place(record, program, text, keep, echo)
+            hooks = InstalledHooks(path, Path(address[2]), python, Path(settings.lock_dir))
+            keep = if_broken and has_interpreter(path / CURRENT / "prolog/sge")
+            now, wanted = hooks.read(), hooks.wanted()
+            if now not in (None, wanted) and not keep:
+                echo(describe_drop_env())
+            if now is not None:
+                renew_place(record, hooks, wanted, keep, echo)
+    renew_podman_hook(record, python, if_broken, echo)
     if others and not if_broken:
         echo(f"the hooks are another Python's: {', '.join(sorted(others))} makes them {python}'s")
+
+
+def renew_slurm_hooks(
+    settings: Settings, python: str, if_broken: bool, echo: Callable[[str], None]
+) -> list[str]:
+    """Render Slurm's hooks again; return the command that does it, where another Python's is."""
+    here = find_slurm_installation(settings)
+    if here is None:
+        return []
+    if here.python not in ("", python):
+        return ["gpulock install slurm"]
+    lock_dir = Path(settings.lock_dir)
+    hooks = InstalledHooks(here.prefix, Path(settings.path), python, lock_dir, try_slurm_hooks)
+    keep = if_broken and has_interpreter(here.prefix / CURRENT / "prolog/slurm")
+    if hooks.read() is not None and not keep:
+        item = PlaceItem(hooks, hooks.wanted())
+        run_items([item], Wanted.PRESENT, Path(settings.state_dir, "install"), echo)
+    return []
+
+
+def renew_podman_hook(
+    record: InstallRecord, python: str, if_broken: bool, echo: Callable[[str], None]
+) -> None:
+    """Have podman's hook, where it is, started by `python`; all but its first line stays."""
+    program = FilePlace(PODMAN_HOOKS / PODMAN_PROGRAM, 0o755)
+    now = program.read()
+    if now is None or (if_broken and has_interpreter(program.path)):
+        return
+    text = f"#!{real_interpreter(python)} -IS\n{now.partition(chr(10))[2]}"
+    if program.address in record.load():
+        renew_place(record, program, text, False, echo)
+    elif now != text:
+        program.write(text)
+        echo(f"done: {program.title}")
 
 
 def renew_place(
     record: InstallRecord, place: Place, value: str, keep: bool, echo: Callable[[str], None]
 ) -> None:
-    """Give a place its new value, unless it is kept as it is, and note that.
-
-    What the renewal for another scheduler has made is noted for this one as well.
-    """
+    """Give a place its new value, unless it is kept as it is, and note that."""
     now = place.read()
     if now != value and not keep:
         apply_changes([Change(place, now, value)], record, echo)

@@ -20,7 +20,6 @@ from gpulock.store import atomic
 
 if TYPE_CHECKING:
     from gpulock.install.sge.qconf import Qconf
-    from gpulock.install.slurm.site import SlurmSite
 
 SECONDS: Final = 60.0
 _NAME: Final = "gpulock-trial"
@@ -28,7 +27,6 @@ _PROGRAM: Final = "/usr/bin/env"
 _PAUSE: Final = 0.5
 _OUTPUT: Final = 1 << 20  # bytes: what execve(2) takes of an environment is seldom more
 _REASONS: Final = 3  # that are shown of those that a scheduler has
-_GRACE: Final = 15.0  # for Slurm's answer, behind the time in which the job must start
 
 
 class TrialJobError(InstallError):
@@ -124,21 +122,3 @@ def sge_job_reasons(shown: str) -> list[tuple[str, str]]:
     _, _, behind = shown.partition("\nscheduling info:")
     waits = [line.strip() for line in behind.splitlines() if line.strip()]
     return [("error", text) for text in errors] + [("waits", text) for text in waits]
-
-
-def run_slurm_trial(site: SlurmSite, node: str, seconds: float = SECONDS) -> str:
-    """Run a job on a node; return what came of it; raise TrialJobError."""
-    owner = trial_owner()
-    name = f"{_NAME}-{os.getpid()}"
-    at_once = f"--immediate={seconds:.0f}"  # else Slurm withdraws it itself
-    words = ["--gres=gpu:1", "--ntasks=1", "--time=1", "--chdir=/", f"--job-name={name}", at_once]
-    line: list[str | Path] = [site.binaries / "srun", f"--nodelist={node}", *words, _PROGRAM]
-    try:
-        done = site.run_client(line, seconds + _GRACE, **owner)
-    except InstallError as fault:
-        site.run_client([site.binaries / "scancel", f"--name={name}"], site.seconds, **owner)
-        return f"the trial job was withdrawn: {fault}"
-    if done.returncode != 0 and "CUDA_DEVICE_ORDER=" not in done.stdout:
-        said = " ".join(done.stderr.replace("srun: ", "").split())[-300:]
-        return f"the trial job did not run: {said or f'srun ended with {done.returncode}'}"
-    return judge_trial_output("the trial job", done.stdout)

@@ -25,19 +25,19 @@ from gpulock.install.change import (
     install_record,
     lock_installation,
 )
-from gpulock.install.docker import DaemonKey
-from gpulock.install.hooks import InstallError
-from gpulock.install.node_part import current_settings
-from gpulock.install.planner import (
+from gpulock.install.container_hooks import (
     ENROOT_HOOK,
     ENROOT_HOOKS,
     PODMAN_HOOK,
     PODMAN_HOOKS,
     PODMAN_PROGRAM,
 )
+from gpulock.install.docker import DaemonKey
+from gpulock.install.hooks import InstallError
+from gpulock.install.installed import find_slurm_installation
+from gpulock.install.node_part import current_settings
 from gpulock.install.versions import InstalledHooks
 
-SHARING: Final = {"sge": ("slurm", "Slurm"), "slurm": ("sge", "Grid Engine")}
 FORCE: Final = "--force --reason TEXT"
 WAIT_OR_REAP: Final = "gpulock reap frees what dead jobs have left; wait for the others"
 
@@ -121,17 +121,14 @@ class Uninstaller:
         return left
 
     def _hand_over(self, entries: Entries) -> Entries:
-        """Note for the other scheduler, where it is installed, what serves both; return that."""
-        other, name = SHARING.get(self.scheduler, ("", ""))
-        record = install_record(self.settings, other)
-        if not other or not record.load():
+        """Return what Slurm needs as well, where gpulock is installed for it."""
+        if self.scheduler != "sge" or find_slurm_installation(self.settings) is None:
             return {}
         podman = [str(PODMAN_HOOKS / name) for name in (PODMAN_HOOK, PODMAN_PROGRAM)]
         files = {str(ENROOT_HOOKS / ENROOT_HOOK), *podman}
         kinds = (InstalledHooks.kind, DaemonKey.kind)
         shared = {a: v for a, v in entries.items() if a[0] in kinds or a[1] in files}
-        record.note(shared)
-        self.echo(f"the hooks stay: {name} uses them")
+        self.echo("the hooks stay: Slurm uses them")
         return shared
 
     def _remove_place(self, address: Address, value: str | None) -> str:

@@ -12,23 +12,29 @@ from collections.abc import Sequence
 from typing import Final
 
 # Its first argument is the point: twice the number of the change, and one more for after it.
-KILLED_INSTALLER: Final = """
+_KILLED: Final = """
 import os, signal, sys
 from itertools import count
 from gpulock.cli import main
-from gpulock.install.change import Change
-point, numbers, made = int(sys.argv.pop(1)), count(), Change.apply
+from {module} import {name}
+point, numbers, made = int(sys.argv.pop(1)), count(), {name}.{method}
 def reach(number):
     if number == point:
         os.kill(os.getpid(), signal.SIGKILL)
-def apply(change):
+def apply(*change):
     number = next(numbers)
     reach(2 * number)
-    made(change)
+    made(*change)
     reach(2 * number + 1)
-Change.apply = apply
+{name}.{method} = apply
 main()
 """
+KILLED_INSTALLER: Final = _KILLED.format(
+    module="gpulock.install.change", name="Change", method="apply"
+)
+KILLED_ITEMS: Final = _KILLED.format(
+    module="gpulock.install.items", name="ItemRun", method="_change"
+)
 
 
 def points_of_changes(dry_run: str) -> Sequence[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.install import versions
-from gpulock.install.change import FilePlace, InstallRecord
+from gpulock.install.change import Entries, FilePlace, InstallRecord
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor import sge as doctor_sge
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
@@ -29,14 +29,8 @@ RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
 FAKE = Path(__file__).parent / "fake_qconf.py"
 
 
-class SlurmFiles(Uninstaller):
-    """What an installation for Slurm has on the node, asking no Slurm."""
-
-    scheduler = "slurm"
-
-
 class SgeFiles(Uninstaller):
-    """The same for Grid Engine."""
+    """What an installation for Grid Engine has on the node, asking no qmaster."""
 
     scheduler = "sge"
     detached = frozenset(("configuration",))
@@ -52,20 +46,24 @@ def ignore(*_: object) -> None:
 
 
 def assert_kept_for_the_last_scheduler(root: Path, *places: FilePlace) -> None:
-    """Uninstall Slurm, then Grid Engine: files that both share go with the second alone."""
+    """Uninstall Grid Engine: files that both share stay as long as Slurm's map is there."""
     config = root / "gpulock.conf"
     config.write_text(f"STATE_DIR={root}/state\n")
-    slurm, sge = [InstallRecord(root / f"state/install/{name}.json") for name in ("slurm", "sge")]
+    sge = InstallRecord(root / "state/install/sge.json")
     make_public_folder(sge.path.parent)
+    slurm = root / "state/slurm-map"
+    slurm.touch()
     for place in places:
         place.write("x")
-    slurm.save({place.address: "x" for place in places})
-    sge.save({("configuration", "node1", "load_sensor"): None})
+    entries: Entries = {place.address: "x" for place in places}
+    sge.save(entries)
 
-    assert SlurmFiles(config, ignore).uninstall() == []
-    assert [place.read() for place in places] == ["x"] * len(places)
-    assert (slurm.load(), {place.address for place in places} <= {*sge.load()}) == ({}, True)
+    assert SgeFiles(config, ignore).uninstall() == []
+    assert ([place.read() for place in places], sge.load()) == (["x"] * len(places), {})
 
+    slurm.unlink()
+    make_public_folder(sge.path.parent)
+    sge.save(entries)
     assert SgeFiles(config, ignore).uninstall() == []
     assert [place.read() for place in places] == [None] * len(places)
 

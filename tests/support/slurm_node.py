@@ -15,10 +15,11 @@ import pytest
 from gpulock.install import versions
 from gpulock.install.doctor import slurm as doctor_slurm
 from gpulock.install.hooks import HookPaths
-from gpulock.install.planner import InstallPlan
+from gpulock.install.items import Outcome, Wanted, run_items
 from gpulock.install.slurm import install, renew_map, site, uninstall
-from gpulock.install.slurm.install import SlurmOptions, plan_slurm
+from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions, SlurmParts
 from gpulock.install.slurm.site import Slurmd
+from gpulock.install.slurm.uninstall import SlurmRemoval, SlurmRemover
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
 from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
@@ -108,13 +109,26 @@ class SlurmNode:
         }
         return SlurmOptions(**values)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
-    def plan(self, **changes: object) -> InstallPlan:
-        """Return the plan of an installation."""
-        return plan_slurm(self.options(**changes))
+    def parts(self, **changes: object) -> SlurmParts:
+        """Return the items of an installation."""
+        return SlurmInstaller(self.options(**changes)).parts()
 
-    def install(self) -> None:
+    def differences(self, **changes: object) -> list[str]:
+        """Return the titles of the items that an installation would change."""
+        return self._run(self.parts(**changes), Wanted.PRESENT, dry_run=True).changed
+
+    def install(self, **changes: object) -> Outcome:
         """Install as asked."""
-        self.plan().apply(ignore)
+        return self._run(self.parts(**changes), Wanted.PRESENT)
+
+    def uninstall(self, write_conf: bool = False, force: bool = False) -> Outcome:
+        """Uninstall as asked."""
+        asked = SlurmRemoval(self.config, None, write_conf, force)
+        return self._run(SlurmRemover(asked).parts(), Wanted.ABSENT)
+
+    def _run(self, parts: SlurmParts, wanted: Wanted, dry_run: bool = False) -> Outcome:
+        records = self.root / "node/state/install"
+        return run_items(parts.items, wanted, records, ignore, dry_run)
 
     def put(self, key: str, value: str, in_force: bool = True) -> None:
         """Set a key in slurm.conf and, as after `scontrol reconfigure`, in force."""
@@ -208,5 +222,5 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
 
 def told(node: SlurmNode) -> str:
     """Return all pages and notes of an installation."""
-    plan = node.plan()
-    return "\n".join([*("\n".join(page) for page in plan.pages), *plan.notes])
+    parts = node.parts()
+    return "\n".join([*("\n".join(page) for page in parts.pages), *parts.notes])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpulock.cli.admin.items import list_objections, run_installation, run_removal
 from gpulock.cli.admin.offers import Consent, echo_note
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.daemon.health.findings import POLICY_WORDS
@@ -27,12 +28,10 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., object])
-SYSTEMS = {  # the module of each uninstaller
+RECORDED = {  # the module of each uninstaller by records
     "sge": "sge.uninstall",
-    "slurm": "slurm.uninstall",
     "systemd": "systemd.install",
 }
-NOT_IN_FORCE = 4  # exit code: this node has all, and slurm.conf does not lead to it
 FOLDER = click.Path(path_type=Path)
 
 
@@ -75,7 +74,6 @@ def hook_options(function: F) -> F:
     gpus, folder = "GPUs of this node.  [default: count them]", "Folder for the hooks."
     for option in (
         dry_run_option,
-        yes_option,
         quarantine_option,
         click.option("--interpreter", default=sys.executable, help="Python of the hooks."),
         click.option(
@@ -110,6 +108,7 @@ def hook_options(function: F) -> F:
     is_flag=True,
     help="Install although a qrsh on a terminal puts the queue in error.",
 )
+@yes_option
 @hook_options
 @click.pass_obj
 def install_sge_command(
@@ -134,28 +133,19 @@ def install_sge_command(
 @install_group.command("slurm")
 @click.option("--node", default="", help="Slurm's name of this node.  [default: ask slurmd]")
 @click.option("--spank", is_flag=True, help="A SPANK plugin in place of TaskProlog, for pyxis.")
-@click.option("--write-conf", is_flag=True, help="Add them to slurm.conf, once; reconfigure.")
+@click.option("--write-conf", is_flag=True, help="Write them into slurm.conf; reconfigure.")
 @click.option("--installed-everywhere", is_flag=True, help="Every node of the cluster has gpulock.")
 @hook_options
 @click.pass_obj
-def install_slurm_command(
-    session: Session, /, dry_run: bool, yes: bool, prefix: Path, **options: Any
-) -> None:
+def install_slurm_command(session: Session, /, dry_run: bool, prefix: Path, **options: Any) -> None:
     """Install Prolog, TaskProlog and Epilog for Slurm on this node.
 
     Reads slurm.conf and gres.conf, and prints the lines to add there, or adds them to slurm.conf.
-    On a terminal it asks about quarantine, and offers services and a trial job.
     """
-    from gpulock.install.slurm.install import SlurmOptions, plan_slurm
+    from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
 
-    options |= {"prefix": prefix.absolute(), "config": Path(session.config)}
-    consent = Consent(session, yes, dry_run)
-
-    def plan(quarantine_on: str | None) -> InstallPlan:
-        return plan_slurm(replace(SlurmOptions(**options), quarantine_on=quarantine_on))
-
-    asked: str | None = options["quarantine_on"]
-    run_installer(lambda: plan_with_policy(plan, asked, consent), dry_run, consent=consent)
+    asked = SlurmOptions(**options, prefix=prefix.absolute(), config=Path(session.config))
+    run_installation(session, "slurm", lambda: SlurmInstaller(asked).parts(), dry_run)
 
 
 @install_group.command("systemd")
@@ -219,11 +209,7 @@ def run_installer(
         raise CommandRefusedError(str(fault)) from fault
     for note in plan.notes:
         echo_note(note)
-    unchanged = not plan.changes
-    if unchanged and plan.lacking:
-        lines = format_count(plan.lacking, "line")
-        click.echo(f"nothing to change on this node; slurm.conf lacks {lines}, see below")
-    elif unchanged:
+    if not plan.changes:
         click.echo("nothing to change: it is installed as asked")
     elif dry_run:
         click.echo(f"{format_count(len(plan.changes), 'change')} would be made")
@@ -232,20 +218,48 @@ def run_installer(
     if consent:
         consent.offer_services()
         consent.run_trial(plan)
-    if unchanged and plan.lacking:
-        click.get_current_context().exit(NOT_IN_FORCE)
 
 
 @click.command()
-@click.argument("system", type=click.Choice([*SYSTEMS]))
+@click.argument("system", type=click.Choice(["sge", "slurm", "systemd"]))
+@dry_run_option
+@click.option("--write-conf", is_flag=True, help="Slurm: take the block out of slurm.conf, too.")
+@click.option("--prefix", type=FOLDER, help="Slurm: folder of the hooks.  [default: as installed]")
 @click.option("--force", is_flag=True, help="Uninstall although jobs hold devices.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason; needed with --force.")
 @click.pass_obj
-def uninstall_command(session: Session, system: str, force: bool, reason: str) -> None:
+def uninstall_command(
+    session: Session, /, system: str, force: bool, reason: str, **options: Any
+) -> None:
     """Remove gpulock's own files; name what leads to them in files of others."""
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
-    module = import_module(f"gpulock.install.{SYSTEMS[system]}")
+    if system == "slurm":
+        uninstall_slurm(session, force, reason, **options)
+        return
+    if any(options.values()):
+        raise click.UsageError("--dry-run, --write-conf and --prefix are Slurm's.")
+    uninstall_recorded(session, system, force, reason)
+
+
+def uninstall_slurm(
+    session: Session, force: bool, reason: str, dry_run: bool, **options: Any
+) -> None:
+    """Take the items of Slurm away; what is overruled by force is logged."""
+    from gpulock.install.slurm.uninstall import SlurmRemoval, SlurmRemover
+    from gpulock.install.uninstall import log_forced_uninstall
+
+    asked = SlurmRemoval(Path(session.config), **options)
+    if force:
+        for what in list_objections(lambda: SlurmRemover(asked).parts()) if not dry_run else ():
+            log_forced_uninstall(f"slurm uninstalled by force: {what}: {reason}")
+        asked = replace(asked, force=True)
+    run_removal(session, "slurm", lambda: SlurmRemover(asked).parts(), dry_run)
+
+
+def uninstall_recorded(session: Session, system: str, force: bool, reason: str) -> None:
+    """Remove what the record of an installation names."""
+    module = import_module(f"gpulock.install.{RECORDED[system]}")
     installed: type[Uninstaller] = getattr(module, f"{system.capitalize()}Uninstaller")
     try:
         installation = installed(Path(session.config), click.echo)

@@ -40,6 +40,13 @@ def echo_wrapped(text: str, indent: str = "") -> None:
         click.echo(line)
 
 
+def note_missing_daemon(session: Session) -> None:
+    """Say how gpulockd is started, where it does not run."""
+    settings = session.settings()
+    if find_running_daemon(settings.lock_dir, settings.proc_root) is None:
+        echo_note(NO_DAEMON if manager.RUNNING.is_dir() else NO_SYSTEMD)
+
+
 class Consent:
     """Whether the administrator agrees: to all (--yes), to each question, or to nothing.
 
@@ -82,9 +89,7 @@ class Consent:
         try:
             if manager.RUNNING.is_dir() and (self.yes or self.person):
                 self._install_services()
-            settings = self.session.settings()
-            if find_running_daemon(settings.lock_dir, settings.proc_root) is None:
-                echo_note(NO_DAEMON if manager.RUNNING.is_dir() else NO_SYSTEMD)
+            note_missing_daemon(self.session)
         except InstallError as fault:
             echo_note(f"no services: {fault}")
 

@@ -18,6 +18,13 @@ from typing import Final
 
 from gpulock.daemon.reconcile import cdi
 from gpulock.errors import Refusal
+from gpulock.install.container_hooks import (
+    ENROOT_HOOK,
+    ENROOT_HOOKS,
+    PODMAN_HOOK,
+    PODMAN_HOOKS,
+    PODMAN_PROGRAM,
+)
 from gpulock.install.docker import (
     CDI_FOLDERS,
     DAEMON_JSON,
@@ -30,13 +37,6 @@ from gpulock.install.docker import (
 )
 from gpulock.install.doctor.check import Check, fault, ok, run_all, run_checks, warning
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import (
-    ENROOT_HOOK,
-    ENROOT_HOOKS,
-    PODMAN_HOOK,
-    PODMAN_HOOKS,
-    PODMAN_PROGRAM,
-)
 from gpulock.job.environment import CDI_KIND, driver_binds, loaded_driver_version
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings

@@ -21,11 +21,10 @@ from gpulock.install.doctor.policies import handover_checks, policy_checks
 from gpulock.install.doctor.sge import sge_checks
 from gpulock.install.doctor.slurm import slurm_checks
 from gpulock.install.doctor.systemd import systemd_checks
-from gpulock.install.hooks import InstallError
+from gpulock.install.installed import find_installed_prefix, find_slurm_installation
 from gpulock.install.node_part import current_settings
 from gpulock.install.sge.install import PROFILE
 from gpulock.install.sge.site import find_execds
-from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.text.table import UNCUT, wrap_sentence
@@ -53,7 +52,7 @@ def run_doctor(where: DoctorOptions) -> list[Check]:
     checks = [*first, *node_checks(settings), *container_checks(settings)]
     checks += policy_checks(settings)
     if not settings.simulation:
-        prefix = where.prefix or installed_prefix(settings)
+        prefix = where.prefix or find_installed_prefix(settings)
         if not is_slurm_only(settings, where.config):
             checks += sge_checks(settings, where.config, prefix, where.profile)
         checks += slurm_checks(settings, where.config, prefix)
@@ -67,20 +66,9 @@ def run_doctor(where: DoctorOptions) -> list[Check]:
 def is_slurm_only(settings: Settings, config: Path) -> bool:
     """Say whether the hooks are here for Slurm, and nothing is of Grid Engine."""
     _, given = current_settings(config)
-    if not install_record(settings, "slurm").load():
+    if find_slurm_installation(settings) is None:
         return False
     return not (install_record(settings, "sge").load() or "SGE_ROOT" in given or find_execds())
-
-
-def installed_prefix(settings: Settings) -> Path:
-    """Return the folder of the installed hooks, as it was noted."""
-    noted: list[str] = []
-    for record in (install_record(settings, "slurm"), install_record(settings, "sge")):
-        try:
-            noted += [address[1] for address in record.load() if address[0] == "hooks"]
-        except InstallError:
-            continue
-    return Path(noted[-1]) if noted else DEFAULT_PREFIX
 
 
 def doctor_exit_code(checks: Iterable[Check]) -> int:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.install.change import install_record
 from gpulock.install.doctor.check import Check, fault, ok, run_all, run_checks, warning
 from gpulock.install.doctor.hooks import InstalledHookChecks
 from gpulock.install.doctor.slurm_conf import SlurmConfChecks
 from gpulock.install.doctor.slurm_gres import GresChecks
 from gpulock.install.doctor.slurm_release import release_checks
 from gpulock.install.hooks import HookPaths, InstallError
+from gpulock.install.installed import is_slurm_installed
 from gpulock.install.node_part import current_settings
 from gpulock.install.slurm.site import (
     Slurmd,
@@ -53,7 +53,7 @@ def slurm_checks(settings: Settings, config: Path, prefix: Path) -> list[Check]:
     """Return the checks of a node of Slurm; none where there is no Slurm."""
     _, given = current_settings(config)
     slurmds = slurmds_of_site(find_slurmds(), settings)
-    if not install_record(settings, "slurm").load():
+    if not is_slurm_installed(settings, prefix):
         what = "slurmd runs here, but gpulock is not installed for it: its jobs get no lock"
         return [warning(what, "gpulock install slurm", "Slurm")] if slurmds else []
     checks = run_all(

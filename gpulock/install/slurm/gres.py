@@ -149,14 +149,20 @@ def counts_by_gres(settings: Settings) -> bool:
 
 
 def slurm_map_text(
-    source: GresSource | None, places: list[str], shared: Sequence[str] = (), node: str = ""
+    source: GresSource | None,
+    places: list[str],
+    shared: Sequence[str] = (),
+    node: str = "",
+    installed: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return the text of the map; `shared` are the GRES that are parts of its devices; pure.
 
-    `node` is what slurmd was asked for, where the administrator named it.
+    `node` is what slurmd was asked for, where the administrator named it. `installed` says where
+    the hooks are.
     """
     pairs = [(GRES_CONF, str(source.path) if source else "")]
     pairs += [(VERSION, source.version), (MEANING, source.meaning)] if source else []
+    pairs += installed
     pairs += [(key, text) for key, text in ((NODE, node), (SHARED, " ".join(shared))) if text]
     pairs += [(str(number), place) for number, place in enumerate(places)]
     return f"{LINE}\n{kv.encode_pairs(pairs)}"

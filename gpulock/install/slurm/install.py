@@ -7,19 +7,25 @@ the cluster's, and are only read unless --write-conf is given: what to put there
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import FilePlace, install_record
+from gpulock.install.change import FilePlace
+from gpulock.install.container_hooks import choose_container_hooks, docker_pages
 from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
-from gpulock.install.planner import InstallPlan, NodePlanner
+from gpulock.install.installed import SlurmInstallation
+from gpulock.install.items import FolderItem, Item, PlaceItem
+from gpulock.install.node_part import NodePart
 from gpulock.install.slurm import gres, texts
+from gpulock.install.slurm.conf_item import ConfRequest, SlurmConfItem
 from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
 from gpulock.install.slurm.counted import place_gres_page
+from gpulock.install.slurm.hooks_item import SlurmHooks
 from gpulock.install.slurm.plugstack import PLUGIN, PlugStack, find_plugstack, plugstack_page
 from gpulock.install.slurm.site import (
     SlurmError,
@@ -30,14 +36,7 @@ from gpulock.install.slurm.site import (
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
 from gpulock.install.slurm.spank import SpankPlugin, find_compiler, find_spank_header
-from gpulock.install.slurm.write_conf import (
-    check_other_nodes,
-    plan_slurm_conf,
-    slurm_conf_after,
-    wanted_slurm_keys,
-)
 from gpulock.install.trial import check_hook_interpreter, rival_hook_reason, try_slurm_hooks
-from gpulock.install.trial_job import run_slurm_trial
 from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
 from gpulock.node.context import Node
 from gpulock.node.setting_keys import KEYS
@@ -69,31 +68,35 @@ class SlurmOptions:
     installed_everywhere: bool = False
 
 
-def plan_slurm(options: SlurmOptions) -> InstallPlan:
-    """Return what must change on this node, and what to say; raise InstallError."""
-    return SlurmPlanner(options).plan()
+@dataclass
+class SlurmParts:
+    """The items in their order, and what the administrator should know."""
+
+    items: list[Item]
+    notes: list[str] = field(default_factory=list[str])
+    pages: list[list[str]] = field(default_factory=list[list[str]])
+    try_line: str = ""  # a job that shows its mask, for an ordinary user
 
 
-class SlurmPlanner(NodePlanner):
-    """Find out what is there, step by step."""
+class SlurmInstaller(NodePart):
+    """Find out what is to be there on this node, step by step."""
 
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options.config, "slurm")
         self.options = options
         self.slurmds = slurmds_of_site(find_slurmds(), self.settings)
         self.site = find_slurm_site(self.settings, self.given, self.slurmds, options.node)
-        paths = HookPaths(options.prefix / CURRENT)
+        self.paths = HookPaths(options.prefix / CURRENT)
         self.plugin = SpankPlugin(
             options.prefix / PLUGIN,
-            paths.slurm_task,
+            self.paths.slurm_task,
             self.site,
             real_interpreter(options.interpreter),
         )
-        installed = install_record(self.settings, "slurm").load()
-        self.by_spank = options.spank or self.plugin.address in installed  # once chosen, it stays
+        self.by_spank = options.spank or self.plugin.read() is not None  # once chosen, it stays
 
-    def plan(self) -> InstallPlan:
-        """Return the whole plan."""
+    def parts(self) -> SlurmParts:
+        """Return all items; raise InstallError for what cannot be installed here."""
         options = self.options
         if why := slurm_release_fault(self.site.release()):
             raise InstallError(f"{why}: nothing was installed (docs/slurm.md)")
@@ -108,52 +111,59 @@ class SlurmPlanner(NodePlanner):
                 f"{stack.pyxis.file} names pyxis, in whose containers no TaskProlog works: run it"
                 " with --spank (docs/containers.md)"
             )
-        self.add_folders()
+        first: list[Item] = [*self.folders(), self.settings_item()]
+        source = gres.read_gres_source(self.site)  # before the list: a change is seen later
+        listed = gres.read_gres_list(self.site)
+        self.check_shares(listed.shared)
+        node = self.node_items(self.map_item(source, listed))
+        request = ConfRequest(
+            self.paths, self.by_spank, options.write_conf, options.installed_everywhere
+        )
+        hooks = next(item for item in node if isinstance(item, SlurmHooks))
+        item = SlurmConfItem(self.site, self.settings, request, (hooks,))
+        if options.write_conf:  # what is left to say once the block is in force
+            conf = SlurmConf({**conf.values, **lowered(item.lacking(conf))}, conf.source)
+        pages = [*docker_pages(self, options.docker), *self.pages(listed, conf, stack)]
+        return SlurmParts([*first, *node, item], self.notes, pages, self.try_line())
+
+    def folders(self) -> list[Item]:
+        """Return LOCK_DIR and STATE_DIR."""
+        mode = f"uid {os.geteuid()}, mode 0755"
+        folders = (self.settings.lock_dir, self.settings.state_dir)
+        return [FolderItem(Path(path), mode) for path in folders]
+
+    def settings_item(self) -> PlaceItem:
+        """Return the settings file, with the keys that it lacks; it stays."""
+        options = self.options
         gpus = self.count_gpus(options.gpus, needed=False)
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
         asked = self.quarantine_keys(options.quarantine_on) | self.cdi_keys(options.docker)
-        self.add_settings(counted | self.way_to_slurm() | asked, texts.NEW_SETTINGS)
+        text = self.settings_text(counted | self.way_to_slurm() | asked, texts.NEW_SETTINGS)
+        return PlaceItem(FilePlace(self.config_path), text, stays=True)
+
+    def node_items(self, positions: PlaceItem) -> list[Item]:
+        """Return the hooks and what belongs to them, behind the map that they read."""
+        options = self.options
         lock_dir = Path(self.settings.lock_dir)
-        hooks = InstalledHooks(
-            options.prefix, options.config, options.interpreter, lock_dir, try_slurm_hooks
-        )
-        self.add_hooks(hooks)
+        where = (options.prefix, options.config, options.interpreter, lock_dir)
+        place = InstalledHooks(*where, try_slurm_hooks)
+        hooks = SlurmHooks(place, place.wanted(), needs=(positions,))
+        items: list[Item] = [positions, hooks]
         if self.by_spank:
             wanted = self.plugin.wanted(self.site.release())
             if self.plugin.read() != wanted:
                 find_compiler()  # what lacks is told before a change
                 find_spank_header(self.site)
-            self.add_own(self.plugin, wanted)
-        self.add_enroot(options.enroot)
-        self.add_podman(options.podman, options.interpreter)
-        self.add_docker(options.docker)
-        self.source = gres.read_gres_source(self.site)  # before the list: a change is seen later
-        listed = gres.read_gres_list(self.site)
-        self.check_shares(listed.shared)
-        self.add_map(listed.entries, listed.shared)
-        if options.write_conf:
-            conf = self.write_conf(conf)
-        self.pages(listed, conf, stack)
-        found = find_slurm_hooks(conf, HookPaths(options.prefix / CURRENT), self.site.conf)
-        starts = all(hook.ours or (self.by_spank and hook.key == TASK) for hook in found)
-        if not starts:
-            self.note("no job is protected before slurm.conf has the lines below, and is in force")
-        elif not gres.counts_by_gres(self.settings):
-            self.note("no trial job is run: SLURM_COUNT=slurmctld, by which --gres=gpu:1 is none")
-        elif self.slurmds:
-            self.plan_.trial = partial(run_slurm_trial, self.site, self.site.node_names()[0])
-        return self.plan_
+            items.append(PlaceItem(self.plugin, wanted, (hooks,)))
+        asked = [name for name in ("enroot", "podman") if getattr(options, name)]
+        return [*items, *choose_container_hooks(self, asked, options.interpreter)]
 
-    def write_conf(self, conf: SlurmConf) -> SlurmConf:
-        """Add our lines to slurm.conf; return what is in force then; raise InstallError."""
-        paths = HookPaths(self.options.prefix / CURRENT)
-        where = (paths, self.settings, self.by_spank)
-        lacks = wanted_slurm_keys(conf, *where, self.site.conf)
-        changes = plan_slurm_conf(self.site, lacks, *where)
-        if changes:
-            check_other_nodes(self.site, self.options.installed_everywhere)
-        self.add(changes)
-        return slurm_conf_after(conf, lacks)
+    def try_line(self) -> str:
+        """Return the job by which an ordinary user sees the mask, nothing where none is counted."""
+        if not (self.slurmds and gres.counts_by_gres(self.settings)):
+            return ""
+        node = self.site.node_names()[0]
+        return f"srun --nodelist={node} --gres=gpu:1 /usr/bin/printenv CUDA_VISIBLE_DEVICES"
 
     def way_to_slurm(self) -> dict[str, str]:
         """Return the settings that lead to Slurm, where it is not at its usual place."""
@@ -174,9 +184,9 @@ class SlurmPlanner(NodePlanner):
                 " lock, or SLURM_SHARDS=refuse, by which such a job ends with the reason"
             )
 
-    def add_map(self, entries: list[gres.GresEntry], shared: tuple[str, ...]) -> None:
-        """Write the map, which names the version of gres.conf that it was compared with."""
-        wanted = gres.gres_positions(entries)
+    def map_item(self, source: gres.GresSource | None, listed: gres.GresList) -> PlaceItem:
+        """Return the map, which names the version of gres.conf that it was compared with."""
+        wanted = gres.gres_positions(listed.entries)
         if not wanted and gres.counts_by_gres(self.settings):
             why = gres.find_unlisted_gpus(self.site)
             if why and needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
@@ -186,13 +196,15 @@ class SlurmPlanner(NodePlanner):
         places, unread = gres.map_places(self.settings, wanted)
         if unread:
             self.note(unread)
-        text = gres.slurm_map_text(self.source, places, shared, self.options.node)
+        options = self.options
+        installed = SlurmInstallation(options.prefix, options.interpreter).pairs()
+        text = gres.slurm_map_text(source, places, listed.shared, options.node, installed)
         place = FilePlace(Path(self.settings.state_dir, NAME))
-        if self.source is not None:
-            self.note_gres(self.source.path)
+        if source is not None:
+            self.note_gres(source.path)
             if place.read() != text:
-                self.note_age(self.source.path)
-        self.add_own(place, text)
+                self.note_age(source.path)
+        return PlaceItem(place, text)
 
     def note_gres(self, source: Path) -> None:
         """Say which change of gres.conf is not noticed."""
@@ -214,18 +226,14 @@ class SlurmPlanner(NodePlanner):
                 " now, before the next GPU job starts here"
             )
 
-    def pages(self, listed: gres.GresList, conf: SlurmConf, stack: PlugStack) -> None:
-        """Say what to put into the cluster's own files."""
-        paths = HookPaths(self.options.prefix / CURRENT)
-        hooks = find_slurm_hooks(conf, paths, self.site.conf)
+    def pages(self, listed: gres.GresList, conf: SlurmConf, stack: PlugStack) -> list[list[str]]:
+        """Return what to put into the cluster's own files."""
+        hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
         in_conf = [hook for hook in hooks if not (self.by_spank and hook.key == TASK)]
-        pages = [texts.slurm_conf_page(conf, in_conf, paths, self.settings)]
-        advice = texts.slurm_setting_advice(conf, self.settings)
-        self.plan_.lacking = len([hook for hook in in_conf if not hook.ours])
-        self.plan_.lacking += len([want for want in advice if want.needed])
+        pages = [texts.slurm_conf_page(conf, in_conf, self.paths, self.settings)]
         if self.by_spank:
             task = next(hook for hook in hooks if hook.key == TASK)
-            pages.append(plugstack_page(stack, self.plugin.path, task, paths))
+            pages.append(plugstack_page(stack, self.plugin.path, task, self.paths))
         if self.settings.slurm_device_selection == "gpulock":
             path = self.site.gres_conf
             if self.settings.slurm_count == "gpus" and not (
@@ -236,12 +244,12 @@ class SlurmPlanner(NodePlanner):
             node = self.site.node_names()[0]
             pages.append(place_gres_page(self.settings, found, listed.counted, node))
         pages.append(texts.job_submit_lua_page(conf))
-        self.plan_.pages += [page for page in pages if page]
         for hook in hooks:
             for path in hook.others:
                 if why := rival_hook_reason(str(path)):
                     text = f"does {hook.key} {path} hand out GPUs itself ({why})? Then take it out"
                     self.note(text)
+        return [page for page in pages if page]
 
     def conf(self) -> SlurmConf:
         """Return what is in force, or what slurm.conf says where slurmctld does not answer."""
@@ -251,3 +259,8 @@ class SlurmPlanner(NodePlanner):
             conf = self.site.in_file()
             self.note(f"{silent}: compared with {conf.source}, which may not be in force")
             return conf
+
+
+def lowered(keys: Mapping[str, str]) -> dict[str, str]:
+    """Return keys as SlurmConf has them; pure."""
+    return {key.lower(): value for key, value in keys.items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.hooks import HookPaths
+from gpulock.install.slurm.conf_block import BEGIN, END
 from gpulock.install.slurm.configured_hooks import (
     PATHS,
     find_slurm_hooks,
@@ -17,7 +18,6 @@ from gpulock.install.slurm.configured_hooks import (
     leads_to_hook,
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf, raw_slurm_lines, slurm_pairs
-from gpulock.install.slurm.write_conf import BEGIN, END
 from gpulock.node.settings import Settings
 
 _HOOKS: Final = {key.lower(): key for key in PATHS}

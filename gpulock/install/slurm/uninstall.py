@@ -1,102 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock uninstall slurm`: this node's part. What leads to it in the cluster's files is named."""
+"""`gpulock uninstall slurm`: the items of this node, and with --write-conf the block in slurm.conf.
+
+A hook stays while Slurm leads to it: a node without one is drained. The hooks of both schedulers
+are one folder, which goes with the last of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from gpulock.install.change import Address, OthersFile, Place, install_record
-from gpulock.install.hooks import HookPaths, InstallError
-from gpulock.install.slurm.plugstack import PLUGIN, find_plugstack
-from gpulock.install.slurm.removal import (
-    list_gpulock_lines,
-    list_hook_programs,
-    removal_page,
-)
-from gpulock.install.slurm.site import (
-    Slurmd,
-    SlurmSite,
-    find_slurm_site,
-    find_slurmds,
-    slurmds_of_site,
-)
+from gpulock.install.change import FilePlace, install_record
+from gpulock.install.container_hooks import enroot_items, podman_items
+from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
+from gpulock.install.installed import find_slurm_installation
+from gpulock.install.items import Item, PlaceItem, Remainder, Wanted
+from gpulock.install.node_part import NodePart
+from gpulock.install.slurm.conf_item import UNSURE, ConfRequest, SlurmConfItem
+from gpulock.install.slurm.hooks_item import SlurmHooks
+from gpulock.install.slurm.install import SlurmParts
+from gpulock.install.slurm.plugstack import PLUGIN
+from gpulock.install.slurm.site import find_slurm_site, find_slurmds, slurmds_of_site
 from gpulock.install.slurm.spank import SpankPlugin
-from gpulock.install.uninstall import FORCE, WAIT_OR_REAP, Uninstaller
-from gpulock.install.versions import CURRENT, InstalledHooks, list_locked_devices
-from gpulock.node.settings import Settings
-from gpulock.store.locks import LockStore
+from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks, version_in_force
+from gpulock.slurm.gres_map import NAME
 
 
-class SlurmUninstaller(Uninstaller):
-    """Slurm's part of a node."""
+@dataclass(frozen=True)
+class SlurmRemoval:
+    """What the administrator asks for; without a prefix, where the hooks are."""
 
-    scheduler = "slurm"
-    detached: ClassVar = frozenset(("slurm.conf", "gres-copy"))
+    config: Path
+    prefix: Path | None = None
+    write_conf: bool = False
+    force: bool = False
 
-    def obstacles(self) -> Iterator[tuple[str, str]]:
-        if held := held_by_slurm(Path(self.settings.lock_dir)):
-            what = f"Slurm jobs hold {len(held)} devices ({' '.join(held)})"
-            yield what, f": {WAIT_OR_REAP}, or {FORCE}"
-        records = [self.record, install_record(self.settings, "sge")]
-        hooks = [a for one in records for a in one.load() if a[0] == InstalledHooks.kind]
-        for prefix in dict.fromkeys(Path(address[1]) for address in hooks):
-            try:
-                site = find_slurm_site(self.settings, self.given, self.slurmds())
-                leading, page = slurm_hook_references(site, self.settings, prefix)
-            except InstallError as fault:
-                yield f"whether Slurm still starts the hooks cannot be found out: {fault}", ""
-                continue
-            for line in page:
-                self.echo(line)
-            if leading:
-                yield (
-                    "Slurm still starts the hooks, and without them drains its nodes",
-                    "; take out what is named above, everywhere, then scontrol reconfigure, and"
-                    " run it again",
-                )
 
-    def detach(self) -> list[str]:
-        """Remove what a killed --write-conf has left beside slurm.conf."""
-        with suppress(InstallError):
-            site = find_slurm_site(self.settings, self.given, self.slurmds())
-            if site.conf and site.conf.is_file():
-                OthersFile(site.conf.resolve()).discard_leftovers()
+class UnknownSlurm(Item):
+    """Stands for a Slurm that is not to be found, and may start the hooks all the same."""
+
+    title = "Slurm"
+
+    def __init__(self, why: str, needs: tuple[Item, ...]) -> None:
+        self.why, self.needs = why, needs
+
+    def show(self, wanted: Wanted) -> list[str]:
+        del wanted
         return []
 
-    def slurmds(self) -> list[Slurmd]:
-        """Return the slurmds of this site."""
-        return slurmds_of_site(find_slurmds(), self.settings)
-
-    def place(self, address: Address) -> Place:
-        if address[0] == SpankPlugin.kind:
-            return SpankPlugin(Path(address[1]))
-        return super().place(address)
+    def remainder(self, wanted: Wanted) -> Remainder | None:
+        del wanted
+        return Remainder(f"{UNSURE}: {self.why}")
 
 
-def held_by_slurm(lock_dir: Path) -> list[str]:
-    """Return the devices that Slurm jobs hold, or of which the holder cannot be told."""
-    store = LockStore(str(lock_dir))
-    return [
-        name
-        for name in list_locked_devices(lock_dir)
-        if (owner := store.read(name).owner) is None or owner.scheduler == "slurm"
-    ]
+class SlurmRemover(NodePart):
+    """Find out what of gpulock is here for Slurm."""
 
+    def __init__(self, asked: SlurmRemoval) -> None:
+        super().__init__(asked.config, "slurm")
+        self.asked = asked
+        here = find_slurm_installation(self.settings)
+        self.prefix = asked.prefix or (here.prefix if here else DEFAULT_PREFIX)
+        self.is_here = here is not None or version_in_force(self.prefix) is not None
 
-def slurm_hook_references(
-    site: SlurmSite, settings: Settings, prefix: Path
-) -> tuple[bool, list[str]]:
-    """Return whether Slurm starts a program of ours, and what to take out; raise InstallError."""
-    paths = HookPaths(prefix / CURRENT)
-    conf = site.best()
-    ours = [one for one in find_plugstack(conf, site.conf).ours if one.path == prefix / PLUGIN]
-    here = site.conf if site.conf and site.conf.is_file() else None
-    lines = list_gpulock_lines(here, paths, settings) if here else []
-    programs = [f"from {one.file}: {' '.join([str(one.path), *one.words])}" for one in ours]
-    for read in [conf, *([site.in_file()] if here else [])]:
-        programs += list_hook_programs(read, paths, site.conf, lines)
-    leading = bool(programs) or any(line.leads for line in lines)
-    return leading, [*removal_page(lines), *dict.fromkeys(programs)]
+    def parts(self) -> SlurmParts:
+        """Return the items; those that Grid Engine needs as well are left to it."""
+        positions = PlaceItem(FilePlace(Path(self.settings.state_dir, NAME)), "")
+        place = InstalledHooks(
+            self.prefix, self.asked.config, real_interpreter(), Path(self.settings.lock_dir)
+        )
+        hooks = SlurmHooks(place, "", (positions,), self.asked.force)
+        plugin = PlaceItem(SpankPlugin(self.prefix / PLUGIN), "", (hooks,))
+        containers = [*enroot_items(), *podman_items(real_interpreter())]
+        settings = PlaceItem(FilePlace(self.config_path), "", stays=True)
+        items: list[Item] = [settings, positions, hooks, plugin, *containers]
+        if prefixes := self.leave_to_sge(containers):
+            kept = [*containers, *([hooks] if self.prefix in prefixes else [])]
+            items = [item for item in items if item not in kept]
+        return SlurmParts([*items, *self.configuration((hooks, plugin))], self.notes)
+
+    def leave_to_sge(self, containers: list[PlaceItem]) -> list[Path]:
+        """Return where Grid Engine's hooks are, if it is installed; it then has the others too."""
+        record = install_record(self.settings, "sge")
+        entries = record.load()
+        if entries:
+            found = {item.place.address: item.place.read() for item in containers}
+            record.note({address: value for address, value in found.items() if value is not None})
+            self.note("the hooks stay: Grid Engine uses them")
+        return [Path(address[1]) for address in entries if address[0] == InstalledHooks.kind]
+
+    def configuration(self, needs: tuple[Item, ...]) -> list[Item]:
+        """Return Slurm's configuration as an item; nothing where no gpulock is here."""
+        if not (self.is_here or self.asked.write_conf):
+            return []
+        try:
+            slurmds = slurmds_of_site(find_slurmds(), self.settings)
+            site = find_slurm_site(self.settings, self.given, slurmds)
+        except InstallError as fault:
+            return [] if self.asked.force else [UnknownSlurm(str(fault), needs)]
+        paths = HookPaths(self.prefix / CURRENT)
+        asked = self.asked
+        request = ConfRequest(paths, write=asked.write_conf, force=asked.force)
+        return [SlurmConfItem(site, self.settings, request, needs)]

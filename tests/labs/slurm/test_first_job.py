@@ -14,9 +14,10 @@ from typing import Final
 
 import pytest
 
+from gpulock.cli.admin.items import NOT_IN_FORCE
 from tests.labs.common.installed import CONFIG
 from tests.labs.common.reaped import REPOSITORY
-from tests.labs.killed import KILLED_INSTALLER, points_of_changes
+from tests.labs.killed import KILLED_ITEMS, points_of_changes
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.modes import NODE, run, settings
 from tests.support.wait import wait_until
@@ -38,33 +39,24 @@ def bare(slurm_gpus: Gpulock) -> Iterator[Gpulock]:
     wait_until(lambda: gpus.slurm.slurmctld_pid() > 0, why="slurmctld to run")
     gpus.slurm.reconfigure()  # writes slurm.conf anew
     for node in gpus.nodes:
-        gpus.command(node, "uninstall", "slurm", "--force", "--reason", "the test is over")
+        words = ("uninstall", "slurm", "--prefix", PREFIX, "--force", "--reason", "the end")
+        gpus.command(node, *words)
 
 
 @pytest.mark.timeout(3600)
-def test_an_installation_killed_at_a_change_is_taken_out_by_what_is_named(bare: Gpulock) -> None:
+def test_an_installation_killed_at_a_change_is_taken_out_by_one_uninstallation(
+    bare: Gpulock,
+) -> None:
     """slurmctld answers as it did before, and slurm.conf is the same file to the byte."""
     conf = bare.slurm.lab / "etc/slurm.conf"
     before, answers = conf.read_bytes(), in_force(bare)
     words = ("install", "slurm", "--prefix", PREFIX, "--write-conf", "--installed-everywhere")
     for point in points_of_changes(said_by(bare, NODE, *words, "--dry-run")):
-        line = [sys.executable, "-c", KILLED_INSTALLER, str(point), "--config", CONFIG, *words]
+        line = [sys.executable, "-c", KILLED_ITEMS, str(point), "--config", CONFIG, *words]
         done = bare.slurm.run_in(NODE, line, env={"PYTHONPATH": str(REPOSITORY)}, seconds=120)
         assert done.returncode != 0
-        take_out_named(bare, bare.command(NODE, "uninstall", "slurm").stdout)
-        said_by(bare, NODE, "uninstall", "slurm")
+        said_by(bare, NODE, "uninstall", "slurm", "--prefix", PREFIX, "--write-conf")
         assert (conf.read_bytes(), in_force(bare)) == (before, answers), point
-
-
-def take_out_named(gpus: Gpulock, said: str) -> None:
-    """Take the lines that an uninstallation names out of slurm.conf, and reconfigure."""
-    conf = gpus.slurm.lab / "etc/slurm.conf"
-    named = said.partition(f"take out of {conf}:\n\n")[2].partition("\n\n")[0].splitlines()
-    lines = conf.read_text().splitlines(keepends=True)
-    for line in named:
-        lines.remove(f"{line.removeprefix('    ')}\n")
-    conf.write_text("".join(lines))
-    gpus.slurm.scontrol("reconfigure")
 
 
 def said_by(gpus: Gpulock, node: str, *words: str, code: int = 0) -> str:
@@ -89,16 +81,17 @@ def test_what_an_administrator_writes_into_slurm_conf_stays_and_slurmctld_lives(
     install = ("install", "slurm", "--prefix", PREFIX)
     write = (*install, "--write-conf", "--installed-everywhere")
     for node in bare.nodes[1:]:
-        assert "Prolog=" in said_by(bare, node, *install)
+        said = said_by(bare, node, *install, code=NOT_IN_FORCE)
+        assert "installed, NOT in force: slurm.conf lacks" in said and "Prolog=" in said
     refused = bare.command(NODE, *install, "--write-conf")
     assert (refused.returncode, "--installed-everywhere" in refused.stderr) == (1, True)
     assert conf.read_text() == before
 
-    said = said_by(bare, NODE, *write, "--yes")
+    said = said_by(bare, NODE, *write)
 
-    assert "the trial job ran with CUDA_VISIBLE_DEVICES=" in said
+    assert f"srun --nodelist={NODE} --gres=gpu:1" in " ".join(said.split())
     now, written = in_force(bare), conf.read_text()
-    assert (written.startswith(before), conf.stat().st_mode) == (True, mode)
+    assert (written.endswith(before), conf.stat().st_mode) == (True, mode)
     assert f"{PREFIX}/current/prolog/slurm" in now  # from 24.05 on it is Prolog[0]
     for key, value in MADE.items():
         assert re.search(rf"(?m)^{key}=", written)
@@ -110,29 +103,53 @@ def test_what_an_administrator_writes_into_slurm_conf_stays_and_slurmctld_lives(
 
     wait_until(lambda: slurm.slurmctld_pid() > 0, why="slurmctld to run")
     slurm.stop_slurmctld()
-    edited = f"{written}NodeName=later[1-396] State=FUTURE CPUs=1  # the racks of March\n"
-    conf.write_text(edited)
+    racks = "NodeName=later[1-396] State=FUTURE CPUs=1  # the racks of March\n"
+    conf.write_text(f"{written}{racks}")
     slurm.start_slurmctld()
     slurm.restart_slurmds()
-    assert "nothing to change: it is installed" in said_by(bare, NODE, *write)
+    assert "nothing to change: slurm is in force" in said_by(bare, NODE, *write)
     line = f"Epilog={PREFIX}/current/epilog/slurm\n"
-    conf.write_text(edited.replace(line, ""))
-    again = bare.command(NODE, *write)
-    assert (again.returncode, f"    {line}" in again.stdout) == (1, True), again.stdout
-    assert conf.read_text() == edited.replace(line, "")
-    conf.write_text(edited)
+    conf.write_text(f"{written}{racks}".replace(line, ""))
+    assert f"done: {conf}" in said_by(bare, NODE, *write)
+    assert conf.read_text() == f"{written}{racks}"
 
     bare.wait_free()
-    named = bare.command(NODE, "uninstall", "slurm")
-    assert "Slurm still starts the hooks" in named.stderr
-    assert conf.read_text() == edited
+    named = said_by(bare, NODE, "uninstall", "slurm", code=NOT_IN_FORCE)
+    assert "Slurm still starts the hooks" in named and line in named
+    assert conf.read_text() == f"{written}{racks}"
     assert "UP" in slurm.scontrol("ping")
     assert run(bare, "-w", NODE, "--gres=gpu:1")["GPULOCK_DEVICES"]
 
-    take_out_named(bare, named.stdout)
-    bare.wait_free()
-    assert "uninstalled: slurm" in said_by(bare, NODE, "uninstall", "slurm")
-    assert conf.read_text() == before + edited.removeprefix(written)
+
+@pytest.fixture
+def written(bare: Gpulock) -> Gpulock:
+    """Return nodes that have gpulock, by a block in slurm.conf."""
+    install = ("install", "slurm", "--prefix", PREFIX)
+    for node in bare.nodes[1:]:
+        said_by(bare, node, *install, code=NOT_IN_FORCE)
+    said_by(bare, NODE, *install, "--write-conf", "--installed-everywhere")
+    return bare
+
+
+def test_no_epilog_goes_while_a_job_holds_a_gpu_and_the_block_alone_is_taken_out(
+    written: Gpulock,
+) -> None:
+    slurm, conf = written.slurm, written.slurm.lab / "etc/slurm.conf"
+    before = conf.read_text().partition("# gpulock: end\n")[2]
+    job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script="sleep 600\n")
+    wait_until(lambda: any(written.held_by(job).values()), why="the job to hold a GPU")
+    out = ("uninstall", "slurm", "--write-conf")
+
+    said = said_by(written, NODE, *out, code=NOT_IN_FORCE)
+
+    assert f"Epilog stays while Slurm's jobs hold GPUs on {NODE}" in " ".join(said.split())
+    assert re.search(rf"(?m)^Epilog={PREFIX}", conf.read_text())
+    assert not re.search(r"(?m)^(Task)?Prolog=", conf.read_text())
+    slurm.scancel(job)
+    written.wait_free()
+    wait_until(lambda: "COMPLETING" not in slurm.scontrol("show", "node"), why="its end")
+    assert "uninstalled: slurm" in said_by(written, NODE, *out)
+    assert conf.read_text() == before
     assert not slurm.path_in(NODE, PREFIX).joinpath("current").exists()
-    assert "GPULOCK_DEVICES" not in run(bare, "-w", NODE, "--gres=gpu:1")
+    assert "GPULOCK_DEVICES" not in run(written, "-w", NODE, "--gres=gpu:1")
     assert "UP" in slurm.scontrol("ping")

@@ -12,7 +12,7 @@ from gpulock.install import docker, planner
 from gpulock.install.docker import CDI, Release, plan_docker, takes_cdi_names
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import InstallPlan, NodePlanner
-from tests.support.install_site import SlurmFiles
+from tests.support.install_site import SgeFiles
 
 OWN = '{\n  "log-driver": "journald",\n  "features": {\n    "buildkit": true\n  }\n}\n'
 
@@ -103,7 +103,7 @@ def plan(folder: Path, asked: bool, conf: str = "") -> InstallPlan:
     config = folder / "gpulock.conf"
     if not config.exists():
         config.write_text(f"STATE_DIR={folder}/state\n{conf}")
-    made = NodePlanner(config, "slurm")
+    made = NodePlanner(config, "sge")
     keys = made.cdi_keys(asked)
     if keys:
         made.add_settings(keys)
@@ -159,7 +159,7 @@ def test_uninstalling_writes_nothing_into_dockers_file_and_names_the_key(
     path.write_text('{"data-root": "/srv/docker", "features": {"cdi": true, "x": 1}}')
     before, said = path.read_text(), list[str]()
 
-    assert SlurmFiles(tmp_path / "gpulock.conf", said.append).uninstall() == []
+    assert SgeFiles(tmp_path / "gpulock.conf", said.append).uninstall() == []
 
     assert path.read_text() == before
     assert f"{path} keeps features.cdi: true; take it out where nothing needs it" in said
@@ -171,6 +171,6 @@ def test_a_key_that_the_site_has_changed_is_not_named(tmp_path: Path, dockerd: P
     (tmp_path / "docker/daemon.json").write_text('{"features": {"cdi": false}}')
     said: list[str] = []
 
-    assert SlurmFiles(tmp_path / "gpulock.conf", said.append).uninstall() == []
+    assert SgeFiles(tmp_path / "gpulock.conf", said.append).uninstall() == []
 
     assert "daemon.json" not in "".join(said)

@@ -10,8 +10,13 @@ import pytest
 
 from gpulock.install import planner, uninstall
 from gpulock.install.change import FilePlace
+from gpulock.install.container_hooks import (
+    ENROOT_HOOK,
+)
 from gpulock.install.hooks import InstallError, find_share_folder
-from gpulock.install.planner import ENROOT_HOOK, NodePlanner
+from gpulock.install.planner import (
+    NodePlanner,
+)
 from tests.support.install_site import assert_kept_for_the_last_scheduler
 
 HOOK = find_share_folder() / "prolog/enroot" / ENROOT_HOOK

@@ -12,12 +12,19 @@ import pytest
 
 from gpulock.install import planner, uninstall
 from gpulock.install.change import FilePlace
+from gpulock.install.container_hooks import (
+    PODMAN_HOOK,
+    PODMAN_HOOKS,
+    PODMAN_PROGRAM,
+)
 from gpulock.install.hooks import (
     InstallError,
     find_share_folder,
     real_interpreter,
 )
-from gpulock.install.planner import PODMAN_HOOK, PODMAN_HOOKS, PODMAN_PROGRAM, NodePlanner
+from gpulock.install.planner import (
+    NodePlanner,
+)
 from tests.support.install_site import assert_kept_for_the_last_scheduler
 
 SOURCE = find_share_folder() / "prolog/podman"

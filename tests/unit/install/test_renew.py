@@ -10,14 +10,18 @@ import pytest
 
 from gpulock.install import renew
 from gpulock.install.change import Change, FilePlace, apply_changes, install_record
+from gpulock.install.container_hooks import (
+    PODMAN_PROGRAM,
+)
 from gpulock.install.hooks import real_interpreter
-from gpulock.install.planner import PODMAN_PROGRAM
+from gpulock.install.installed import SlurmInstallation
 from gpulock.install.renew import renew_hooks
+from gpulock.install.slurm.gres import slurm_map_text
 from gpulock.install.versions import CURRENT, InstalledHooks
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
-from tests.support.install_site import SgeFiles, SlurmFiles, ignore
+from tests.support.install_site import SgeFiles, ignore
 
 
 class Distribution:
@@ -35,8 +39,18 @@ class Distribution:
 
     def install(self) -> None:
         """Install the hooks, as the command for a scheduler does."""
-        change = Change(self.hooks, None, self.hooks.wanted())
+        change = Change(self.hooks, self.hooks.read(), self.hooks.wanted())
         apply_changes([change], install_record(self.settings, "sge"), self.said.append)
+
+    @property
+    def slurm_map(self) -> Path:
+        """Return the map by which gpulock knows that it is installed for Slurm."""
+        return Path(self.settings.state_dir, "slurm-map")
+
+    def install_slurm(self) -> None:
+        """Have the same hooks installed for Slurm."""
+        installed = SlurmInstallation(self.hooks.prefix, str(self.link)).pairs()
+        FilePlace(self.slurm_map).write(slurm_map_text(None, [], installed=installed))
 
     def upgrade(self) -> None:
         """Replace the Python by another, as an upgrade does."""
@@ -60,8 +74,9 @@ class Distribution:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Distribution:
-    """A distribution on which nothing is installed."""
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Distribution:
+    """A distribution on which nothing is installed, in a folder that is closed to nobody."""
+    monkeypatch.setattr(renew, "try_slurm_hooks", ignore)
     return Distribution(tmp_path)
 
 
@@ -70,8 +85,7 @@ def test_hooks_of_two_schedulers_run_by_the_new_python_and_can_still_be_uninstal
     there: Distribution,
 ) -> None:
     there.install()
-    entries = install_record(there.settings, "sge").load()
-    install_record(there.settings, "slurm").save(entries)
+    there.install_slurm()
     assert str(there.old) in there.named() and there.renew(str(there.link)) == []
     there.upgrade()
 
@@ -83,36 +97,38 @@ def test_hooks_of_two_schedulers_run_by_the_new_python_and_can_still_be_uninstal
     assert done == f"done: hooks {there.hooks.prefix}/{CURRENT}"
 
     assert there.named() == f"#!{real_interpreter()} -IS"
-    assert there.recorded("sge") == there.recorded("slurm") == there.hooks.read()
-    assert SlurmFiles(Path(there.settings.path), ignore).uninstall() == []
-    assert there.hooks.read() is not None, "Grid Engine uses them"
+    assert there.recorded("sge") == there.hooks.read()
+    assert SgeFiles(Path(there.settings.path), ignore).uninstall() == []
+    assert there.hooks.read() is not None, "Slurm uses them"
+    there.slurm_map.unlink()
+    there.install()
     assert SgeFiles(Path(there.settings.path), ignore).uninstall() == []
     assert there.hooks.read() is None
 
 
-def test_podmans_hook_gets_the_new_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renew, "PODMAN_HOOKS", tmp_path)
-    program = FilePlace(tmp_path / PODMAN_PROGRAM, 0o755)
-    settings = Settings({"STATE_DIR": str(tmp_path / "state")}, "")
-    record = install_record(settings, "slurm")
-    apply_changes([Change(program, None, "#!/gone/python3 -IS\nx = 1\n")], record, ignore)
+@pytest.mark.slow
+def test_hooks_of_slurm_alone_are_rendered_again(there: Distribution) -> None:
+    there.hooks.write(there.hooks.wanted())
+    there.install_slurm()
+    there.upgrade()
 
-    renew_hooks(settings, real_interpreter(), True, ignore)
-
-    assert program.path.read_text() == f"#!{real_interpreter()} -IS\nx = 1\n"
-    assert record.load()[program.address] == program.read()
+    assert there.renew(str(there.link)) == [f"done: hooks {there.hooks.prefix}/{CURRENT}"]
+    assert there.named() == f"#!{real_interpreter()} -IS"
+    assert there.renew(str(there.link), if_broken=False) == []
 
 
-def test_a_hook_that_was_changed_by_hand_is_left_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("text", ["x = 1\n", "x = 2  # changed by hand\n"])
+def test_podmans_hook_gets_the_new_python_and_keeps_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setattr(renew, "PODMAN_HOOKS", tmp_path)
     program = FilePlace(tmp_path / PODMAN_PROGRAM, 0o755)
     settings = Settings({"STATE_DIR": str(tmp_path / "state")}, "")
-    record = install_record(settings, "slurm")
-    apply_changes([Change(program, None, "#!/gone/python3 -IS\nx = 1\n")], record, ignore)
-    program.write("#!/gone/python3 -IS\nx = 2\n")
+    program.write(f"#!/gone/python3 -IS\n{text}")
 
     renew_hooks(settings, real_interpreter(), True, ignore)
 
-    assert program.read() == "#!/gone/python3 -IS\nx = 2\n"
+    assert program.path.read_text() == f"#!{real_interpreter()} -IS\n{text}"
+    said: list[str] = []
+    renew_hooks(settings, real_interpreter(), True, said.append)
+    assert said == []

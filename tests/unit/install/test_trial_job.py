@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install import trial_job
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.qconf import Qconf
-from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.trial_job import (
     TrialJobError,
     judge_trial_output,
     run_sge_trial,
-    run_slurm_trial,
     trial_owner,
 )
 
@@ -131,47 +128,6 @@ def test_a_host_that_may_not_submit_is_named(folder: Path) -> None:
 
     assert said.startswith("no trial job: qsub ")
     assert 'host "node1" is no submit host' in said
-
-
-def slurm_site(folder: Path, srun: str) -> SlurmSite:
-    """Return clients of a Slurm whose srun does something."""
-    program(folder, "srun", srun)
-    program(folder, "scancel", "")
-    return SlurmSite(folder, folder / "slurmd", None, ("node1",))
-
-
-def test_slurms_job_got_its_gpu(folder: Path) -> None:
-    site = slurm_site(folder, f"printf '{GIVEN}'\n")
-
-    assert run_slurm_trial(site, "node1") == "the trial job ran with CUDA_VISIBLE_DEVICES=3"
-    assert "--nodelist=node1 --gres=gpu:1 " in (folder / "srun.calls").read_text()
-
-
-def test_slurms_own_mask_is_no_protection(folder: Path) -> None:
-    site = slurm_site(folder, "echo CUDA_VISIBLE_DEVICES=0\n")
-
-    with pytest.raises(TrialJobError, match="gpulock gave it no GPU"):
-        run_slurm_trial(site, "node1")
-
-
-def test_what_slurm_says_of_a_job_that_does_not_start_is_shown(folder: Path) -> None:
-    site = slurm_site(
-        folder, "echo 'srun: error: Unable to allocate resources: busy' >&2\nexit 1\n"
-    )
-
-    assert run_slurm_trial(site, "node1") == (
-        "the trial job did not run: error: Unable to allocate resources: busy"
-    )
-
-
-def test_an_srun_that_hangs_is_withdrawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = slurm_site(folder, "exec sleep 600\n")
-    monkeypatch.setattr(trial_job, "_GRACE", 0.2)
-
-    said = run_slurm_trial(site, "node1", seconds=0)
-
-    assert said.startswith("the trial job was withdrawn: ")
-    assert "--name=gpulock-trial-" in (folder / "scancel.calls").read_text()
 
 
 def test_no_output_is_no_gpu() -> None:

@@ -68,7 +68,7 @@ def _nothing() -> list[Any]:
 
 def found(node: SlurmNode) -> dict[str, Check]:
     """Return the worst check of each name."""
-    return worst_of(doctor.run_doctor(doctor.DoctorOptions(node.config)))
+    return worst_of(doctor.run_doctor(doctor.DoctorOptions(node.config, node.root / "libexec")))
 
 
 def test_an_installed_node_has_no_faults(node: SlurmNode) -> None:
@@ -268,7 +268,7 @@ def by_spank(*numbers: int, without_task_prolog: bool = True) -> Plant:
 
     def plant(node: SlurmNode) -> None:
         node.give_header()
-        node.plan(spank=True).apply(ignore)
+        node.install(spank=True)
         node.stack(*[node.spank_lines[number] for number in numbers or (0, 1, 2)])
         if without_task_prolog:
             node.put("TaskProlog", "(null)")
@@ -763,7 +763,7 @@ def checks_of_slurm(node: SlurmNode) -> list[Check]:
 
 
 def test_a_slurmd_without_our_hooks_is_one_warning(node: SlurmNode) -> None:
-    (node.root / "node/state/install/slurm.json").unlink()
+    node.uninstall(force=True)
 
     (check,) = checks_of_slurm(node)
 
@@ -773,7 +773,7 @@ def test_a_slurmd_without_our_hooks_is_one_warning(node: SlurmNode) -> None:
 def test_without_slurm_nothing_is_said_of_it(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (node.root / "node/state/install/slurm.json").unlink()
+    node.uninstall(force=True)
     monkeypatch.setattr(slurm, "find_slurmds", _nothing)
 
     assert checks_of_slurm(node) == []

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from gpulock.cli import command_group
-from gpulock.cli.admin.offers import Consent
+from gpulock.cli.admin.items import NOT_IN_FORCE
+from gpulock.install import uninstall
 from gpulock.install.change import lock_installation
 from gpulock.install.daemons import process_start_time
+from gpulock.node.settings_file import read_settings
 from tests.support.runner import command_runner
 from tests.support.slurm_node import SlurmNode
 
@@ -31,7 +34,9 @@ def test_a_dry_run_shows_the_changes_and_the_lines_for_slurm_conf(node: SlurmNod
     done = install(node, "--dry-run")
 
     assert done.exit_code == 0
-    assert "3 changes would be made\n\nInto slurm.conf, the same on every node" in done.stdout
+    assert (
+        "3 changes would be made; then slurm.conf lacks 5 lines\n\nInto slurm.conf" in done.stdout
+    )
     assert f"\n    Prolog={node.paths.slurm_prolog}\n" in done.stdout
     assert not node.map.exists()
 
@@ -50,65 +55,18 @@ def test_uninstall_says_that_it_is_done_or_that_there_was_nothing(node: SlurmNod
     assert call(node, "uninstall", "slurm").stdout.startswith("nothing to do: slurm")
     install(node)
 
-    assert call(node, "uninstall", "slurm").stdout.endswith("\nuninstalled: slurm\n")
-
-
-def test_where_a_trial_job_would_prove_nothing_the_reason_is_said(node: SlurmNode) -> None:
-    node.put_hooks()
-    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld", SLURM_GRES="gpux")
-
-    said = " ".join(install(node).output.split())
-
-    assert "no trial job is run: SLURM_COUNT=slurmctld, by which --gres=gpu:1 is none" in said
-    assert "--yes runs one" not in said
-
-
-def test_without_a_person_a_trial_job_is_named_where_one_can_be_run(node: SlurmNode) -> None:
-    node.put_hooks()
-
-    assert "--yes runs one" in " ".join(install(node).output.split())
+    said = call(node, "uninstall", "slurm").stdout.splitlines()
+    assert said[-2:] == ["uninstalled: slurm", f"{node.config}, locks and history stay"]
 
 
 def test_the_help_of_install_is_not_cut(node: SlurmNode) -> None:
     assert "..." not in call(node, "install", "--help").stdout.partition("Commands:")[2]
 
 
-def test_what_cannot_be_installed_here_is_not_asked_about(
-    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str | None] = []
-
-    def choose(_: Consent, words: str | None) -> str | None:
-        asked.append(words)
-        return words
-
-    monkeypatch.setattr(Consent, "choose_policy", choose)
-
-    assert install(node, "--gpus", "4").exit_code == 1
-    assert asked == []
-    assert install(node, "--quarantine-on", "ecc").exit_code == 0
-    assert asked == ["ecc"]
-
-
 def test_a_refusal_names_the_whole_command(node: SlurmNode) -> None:
     refused = install(node, "--gpus", "4")
 
     assert refused.stderr.startswith("gpulock: install slurm: ")
-
-
-def test_yes_writes_what_takes_a_gpu_out_of_service_and_uninstall_leaves_the_settings(
-    node: SlurmNode,
-) -> None:
-    assert "QUARANTINE_ON=" not in node.config.read_text()
-
-    done = install(node, "--yes")
-    settings = node.config.read_text()
-
-    assert "\nQUARANTINE_ON=xid missing\n" in node.config.read_text(), done.output
-    assert "--quarantine-on" not in done.output, "what was agreed to is not offered again"
-    assert "nothing to change" in install(node, "--yes").stdout
-    assert call(node, "uninstall", "slurm").exit_code == 0
-    assert node.config.read_text() == settings
 
 
 def test_a_second_installation_says_which_process_makes_the_first(node: SlurmNode) -> None:
@@ -118,14 +76,6 @@ def test_a_second_installation_says_which_process_makes_the_first(node: SlurmNod
     assert [done.exit_code for done in refused] == [1, 0]
     assert f"runs already, as process {os.getpid()}; wait until it ends" in refused[0].stderr
     assert not node.map.exists()
-
-
-def test_installing_says_what_was_done_and_what_is_left_to_do(node: SlurmNode) -> None:
-    done = install(node)
-
-    assert f"done: file {node.map}\n" in done.stdout
-    assert "scontrol reconfigure" in done.stdout
-    assert "nothing to change" in install(node).stdout
 
 
 def test_a_refusal_is_one_line_and_exit_code_1(node: SlurmNode) -> None:
@@ -139,8 +89,22 @@ def test_a_refusal_is_one_line_and_exit_code_1(node: SlurmNode) -> None:
     assert "no scontrol in /nowhere" in done.stderr
 
 
-def test_uninstalling_by_force_needs_a_reason(node: SlurmNode) -> None:
-    assert call(node, "uninstall", "slurm", "--force").exit_code == 2
+def test_installing_says_that_it_is_not_in_force_until_slurm_conf_has_the_lines(
+    node: SlurmNode,
+) -> None:
+    done, again = install(node), install(node)
+
+    assert f"done: file {node.map}\n" in done.stdout
+    assert "\ninstalled, NOT in force: slurm.conf lacks 5 lines\n" in done.stdout
+    assert "scontrol reconfigure" in done.stdout and "printenv" not in done.stdout
+    assert (done.exit_code, again.exit_code) == (NOT_IN_FORCE, NOT_IN_FORCE)
+    assert "installed, NOT in force: slurm.conf lacks 5 lines\n" in again.stdout
+
+    node.put_hooks()
+    whole = install(node)
+    assert whole.exit_code == 0
+    assert "nothing to change: slurm is in force\n" in whole.stdout
+    assert "as an ordinary user: srun --nodelist=node1 --gres=gpu:1" in whole.stdout
 
 
 def test_uninstalling_shows_what_must_go_from_slurm_conf_first(node: SlurmNode) -> None:
@@ -149,9 +113,68 @@ def test_uninstalling_shows_what_must_go_from_slurm_conf_first(node: SlurmNode) 
 
     done = call(node, "uninstall", "slurm")
 
-    assert done.exit_code == 1
+    assert done.exit_code == NOT_IN_FORCE
     assert f"\n    Prolog={node.paths.slurm_prolog}\n" in done.stdout
-    assert "scontrol reconfigure" in done.stderr
+    assert "\nNOT wholly uninstalled: Slurm still starts the hooks" in done.stdout
+    assert node.paths.slurm_prolog.is_file()
+
+
+def test_a_dry_run_of_an_uninstallation_shows_each_difference_and_changes_nothing(
+    node: SlurmNode,
+) -> None:
+    assert install(node, "--write-conf").exit_code == 0
+    before = node.conf.read_text()
+
+    done = call(node, "uninstall", "slurm", "--write-conf", "--dry-run")
+
+    assert done.exit_code == 0, done.output
+    assert f"\n  - Prolog={node.paths.slurm_prolog}\n" in done.stdout
+    assert "3 changes would be made\n" in done.stdout
+    assert (node.conf.read_text(), node.map.exists()) == (before, True)
+    assert call(node, "uninstall", "slurm", "--write-conf").exit_code == 0
+    assert "gpulock" not in node.conf.read_text().replace(str(node.root), "")
+
+
+def test_what_is_overruled_by_force_is_logged(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(uninstall, "log_forced_uninstall", said.append)
+    install(node)
+    node.put_hooks()
+
+    done = call(node, "uninstall", "slurm", "--force", "--reason", "moved")
+
+    assert done.exit_code == 0
+    assert len(said) == 1
+    assert (
+        said[0].startswith("slurm uninstalled by force: Slurm still starts") and "moved" in said[0]
+    )
+
+
+def test_the_settings_obeyed_last_are_forgotten_with_the_last_installation(
+    node: SlurmNode,
+) -> None:
+    install(node)
+    copy = Path(read_settings(str(node.config), keep=True).copy_path)
+    assert copy.is_file()
+
+    assert call(node, "uninstall", "slurm").exit_code == 0
+
+    assert not copy.exists()
+
+
+def test_what_takes_a_gpu_out_of_service_is_written_where_asked_and_stays(node: SlurmNode) -> None:
+    install(node, "--quarantine-on", "ecc")
+    settings = node.config.read_text()
+    assert "\nQUARANTINE_ON=ecc\n" in settings
+
+    assert call(node, "uninstall", "slurm").exit_code == 0
+    assert node.config.read_text() == settings
+
+
+def test_uninstalling_by_force_needs_a_reason(node: SlurmNode) -> None:
+    assert call(node, "uninstall", "slurm", "--force").exit_code == 2
 
 
 def test_a_gres_conf_younger_than_slurmd_is_pointed_out(node: SlurmNode) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gpulock.errors import Refusal
 from gpulock.install.hooks import InstallError
+from gpulock.install.items import Wanted, run_items
 from gpulock.install.node_part import add_settings
 from gpulock.install.slurm import install
 from gpulock.install.slurm.site import Slurmd
@@ -26,12 +27,10 @@ pytestmark = pytest.mark.slow
 def test_a_plan_changes_nothing(node: SlurmNode) -> None:
     before = tree(node.root)
 
-    plan = node.plan()
-
-    assert [change.what for change in plan.changes] == [
+    assert node.differences() == [
         f"file {node.config}",
-        f"hooks {node.root}/libexec/current",
         f"file {node.root}/node/state/slurm-map",
+        f"hooks {node.root}/libexec/current",
     ]
     assert tree(node.root) == before
 
@@ -50,7 +49,7 @@ def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(node: Slu
     settings = node.config.read_text()
     assert f"SLURM_BINARIES={node.root}/slurm/bin\n" in settings
     assert f"SLURM_CONF={node.conf}\n" in settings
-    assert node.plan().changes == []
+    assert node.differences() == []
 
 
 def test_a_slurm_older_than_any_that_was_tried_is_refused(node: SlurmNode) -> None:
@@ -113,13 +112,13 @@ def test_a_changed_gres_conf_gives_a_new_map(node: SlurmNode) -> None:
     assert read_gres_map(str(node.map.parent)) == {"0": "1", "1": "0"}
 
 
-def test_no_hook_goes_by_a_map_whose_gres_conf_changed_between_plan_and_apply(
+def test_no_hook_goes_by_a_map_whose_gres_conf_changed_while_it_is_installed(
     node: SlurmNode,
 ) -> None:
-    plan = node.plan()
+    parts = node.parts()
     node.conf.with_name("gres.conf").write_text("# another\n")
 
-    plan.apply(ignore)
+    run_items(parts.items, Wanted.PRESENT, node.root / "node/state/install", ignore)
 
     with pytest.raises(Refusal, match="changed, and nobody has compared"):
         read_gres_map(str(node.map.parent))
@@ -149,7 +148,7 @@ def test_no_map_without_a_position_is_made_where_slurmctld_gives_out_gpus(
     shown.write_text(shown.read_text().replace("Gres=gpu:8", f"Gres={gres}"))
 
     with pytest.raises(InstallError, match=r"gives node1 gpu:(h200:)?8, and slurmd -G lists none"):
-        node.plan()
+        node.parts()
 
 
 def test_of_positions_that_are_only_counted_an_empty_list_is_told(node: SlurmNode) -> None:
@@ -193,7 +192,7 @@ def test_nodes_of_one_machine_with_different_gpus_are_refused(
     node.list_gpus(f"Type=(null) Count=1 Index=1 ID=7 File={node.device(1)}", node="n2")
 
     with pytest.raises(InstallError, match=r"\(n1 n2\) have different GPUs"):
-        node.plan()
+        node.parts()
 
 
 def test_parts_of_gpus_stop_the_installation_until_the_site_says_what_becomes_of_their_jobs(
@@ -203,12 +202,12 @@ def test_parts_of_gpus_stop_the_installation_until_the_site_says_what_becomes_of
     node.give_shards()
 
     with pytest.raises(InstallError, match=r"parts of GPUs here \(gres/shard\).*SLURM_SHARDS="):
-        node.plan()
+        node.parts()
 
     node.set(SLURM_SHARDS="refuse")
     node.install()
     assert "\nshared=shard\n" in node.map.read_text()
-    assert node.plan().changes == []
+    assert node.differences() == []
 
 
 def test_a_card_that_gres_conf_names_and_the_driver_lacks_stops_the_installation(
@@ -218,7 +217,7 @@ def test_a_card_that_gres_conf_names_and_the_driver_lacks_stops_the_installation
     node.list_gpus(f"Type=(null) Count=1 Index=9 ID=7 File={node.device(9)}")
 
     with pytest.raises(InstallError, match="the driver shows no GPU with this minor"):
-        node.plan()
+        node.parts()
 
     node.set(SLURM_DEVICE_SELECTION="gpulock")
     assert "no map of Slurm's positions" in told(node)
@@ -226,7 +225,7 @@ def test_a_card_that_gres_conf_names_and_the_driver_lacks_stops_the_installation
     first = min(node.root.glob("node/proc/driver/nvidia/gpus/*/information"))
     first.write_text(re.sub(r"(?m)^Model:.*$", "Model: NVIDIA H200", first.read_text()))
     with pytest.raises(InstallError, match="the driver shows no GPU with this minor"):
-        node.plan()
+        node.parts()
 
 
 def test_a_map_without_positions_names_the_parts_of_gpus_all_the_same(node: SlurmNode) -> None:
@@ -238,4 +237,4 @@ def test_a_map_without_positions_names_the_parts_of_gpus_all_the_same(node: Slur
     node.install()
     assert read_shared_gres(str(node.map.parent)) == ("shard",)
     assert read_gres_map(str(node.map.parent)) == {}
-    assert node.plan().changes == []
+    assert node.differences() == []

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A killed `install slurm --write-conf` leaves nothing that another run does not complete.
-
-slurm.conf is the site's: an administrator takes the lines out, before the hooks can go.
-"""
+"""A killed `install slurm --write-conf` leaves nothing that another run does not complete."""
 
 from __future__ import annotations
 
@@ -17,9 +14,6 @@ import pytest
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.spank import SpankPlugin
-from gpulock.install.slurm.uninstall import SlurmUninstaller
-from gpulock.install.slurm.write_conf import BEGIN
-from tests.support.install_site import ignore
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite
 from tests.support.slurm_node import SlurmNode
 
@@ -63,20 +57,10 @@ class KilledSlurm(KilledSite):
         super().__init__(node.root)
 
     def apply(self) -> None:
-        self.node.plan(write_conf=True, spank=True).apply(ignore)
+        self.node.install(write_conf=True, spank=True)
 
     def undo(self) -> list[str]:
-        edit_by_hand(self.node)
-        return SlurmUninstaller(self.node.config, ignore).uninstall()
-
-
-def edit_by_hand(node: SlurmNode) -> None:
-    """Take out what uninstalling names, as an administrator does, and reconfigure."""
-    left = node.conf.read_text().partition(f"{BEGIN}\n")[0]
-    with node.conf.open("r+") as file:
-        file.write(left)
-        file.truncate()
-    node.reconfigure()
+        return self.node.uninstall(write_conf=True).clauses()
 
 
 @pytest.fixture

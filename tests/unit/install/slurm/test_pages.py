@@ -9,7 +9,7 @@ from tests.support.slurm_node import SlurmNode, told
 
 
 def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
-    page, _ = node.plan().pages
+    page, _ = node.parts().pages
 
     assert page[:7] == [
         "Into slurm.conf, the same on every node and at the controller:",
@@ -36,7 +36,7 @@ def test_what_is_in_force_is_not_asked_for_again(node: SlurmNode) -> None:
     node.put("JobSubmitPlugins", "lua")
     node.put("SchedulerParameters", "bf_window=60,nohold_on_prolog_fail")
 
-    assert node.plan().pages == []
+    assert node.parts().pages == []
 
 
 def test_the_sites_own_values_are_kept_in_lists(node: SlurmNode) -> None:

@@ -180,9 +180,7 @@ def test_uninstalling_takes_away_a_map_that_was_renewed(node: SlurmNode) -> None
     edit(node, "# a comment\n")
     renew_gres_map(node.config, ask=False)
 
-    from gpulock.install.slurm.uninstall import SlurmUninstaller
-
-    assert SlurmUninstaller(node.config, print).uninstall() == []
+    assert node.uninstall().clauses() == []
     assert not node.map.exists()
 
 

@@ -12,11 +12,9 @@ import pytest
 from gpulock.install.hooks import InstallError
 from gpulock.install.slurm import spank
 from gpulock.install.slurm.spank import SpankPlugin, spank_source
-from gpulock.install.slurm.uninstall import SlurmUninstaller
 from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES
 from gpulock.job.mps import LOG_DIRECTORY, PIPE_DIRECTORY
 from gpulock.slurm import task
-from tests.support.install_site import ignore
 from tests.support.slurm_node import SPANK_HEADER, SlurmNode
 
 
@@ -46,42 +44,39 @@ def test_the_hook_is_given_every_name_that_it_reads() -> None:
 @pytest.mark.slow
 def test_it_is_compiled_put_in_place_and_taken_away(node: SlurmNode, header: Path) -> None:
     assert header.is_file()
-    plan = node.plan(spank=True)
-    assert f"SPANK plugin {node.plugin}" in [change.what for change in plan.changes]
-    plan.apply(ignore)
+    assert f"SPANK plugin {node.plugin}" in node.install(spank=True).changed
     made = SpankPlugin(node.plugin).read() or ""
     assert made.startswith("Slurm 22.05 ")
     symbols = subprocess.run(["nm", "-D", node.plugin], capture_output=True, text=True, check=True)
     assert "T slurm_spank_task_init" in symbols.stdout
     assert str(node.paths.slurm_task).encode() in node.plugin.read_bytes()
-    again = node.plan()  # once chosen it stays
-    assert again.changes == []
-    page = "\n".join("\n".join(one) for one in again.pages)
+    assert node.differences() == []  # once chosen it stays
+    page = "\n".join("\n".join(one) for one in node.parts().pages)
     assert f"    required {node.plugin}\n" in page
     assert "TaskProlog=" not in page
     assert [path.name for path in node.plugin.parent.iterdir() if path.name.startswith(".")] == []
     node.stack(*node.spank_lines)
-    said: list[str] = []
-    with pytest.raises(InstallError, match="Slurm still starts the hooks"):
-        SlurmUninstaller(node.config, said.append).uninstall()
-    assert [line for line in said if line.endswith("spank_gpulock.so again")]
+    (left,) = node.uninstall().remainders
+    assert left.clause.startswith("Slurm still starts the hooks")
+    assert [line for line in left.page if line.endswith("spank_gpulock.so again")]
+    assert node.plugin.exists()
     node.stack()
-    assert SlurmUninstaller(node.config, ignore).uninstall() == []
+    assert node.uninstall().clauses() == []
     assert not (node.root / "libexec").exists()
 
 
 @pytest.mark.slow
 def test_an_upgraded_slurm_gets_another_one(node: SlurmNode, header: Path) -> None:
-    node.plan(spank=True).apply(ignore)
+    node.install(spank=True)
     release = node.state / "release"
     release.write_text("22.05.9\n")
-    assert node.plan().changes == []
+    assert node.differences() == []
     release.write_text("24.11.5\n")
     with pytest.raises(InstallError, match=r"cannot be compiled: .*of another release"):
-        node.plan().apply(ignore)
+        node.install()
     assert (SpankPlugin(node.plugin).read() or "").startswith("Slurm 22.05 ")
     header.write_text(SPANK_HEADER.replace("0x160508", "0x180b05"))
-    node.plan().apply(ignore)
+    node.install()
     assert (SpankPlugin(node.plugin).read() or "").startswith("Slurm 24.11 ")
 
 
@@ -89,9 +84,9 @@ def test_an_upgraded_slurm_gets_another_one(node: SlurmNode, header: Path) -> No
 def test_pyxis_without_spank_is_refused_before_anything_is_changed(node: SlurmNode) -> None:
     node.stack("required /usr/lib/slurm/spank_pyxis.so")
     with pytest.raises(InstallError, match=r"plugstack\.conf names pyxis.*--spank"):
-        node.plan()
+        node.parts()
     node.stack("required /usr/lib/slurm/other.so")
-    assert node.plan().changes
+    assert node.differences()
 
 
 @pytest.mark.slow
@@ -100,10 +95,10 @@ def test_without_header_or_compiler_it_is_refused_with_the_reason(
 ) -> None:
     monkeypatch.setattr(spank, "_SYSTEM", ())
     with pytest.raises(InstallError, match=r"no slurm/spank\.h in .*/slurm/include.*libslurm-dev"):
-        node.plan(spank=True)
+        node.parts(spank=True)
     monkeypatch.setattr(spank, "_PATH", str(node.root))
     with pytest.raises(InstallError, match="no C compiler"):
-        node.plan(spank=True)
+        node.parts(spank=True)
     assert not node.plugin.exists()
 
 
@@ -112,7 +107,7 @@ def test_without_header_or_compiler_it_is_refused_with_the_reason(
 def test_a_header_that_others_may_change_is_not_compiled(node: SlurmNode, header: Path) -> None:
     header.chmod(0o666)
     with pytest.raises(InstallError, match=r"is not compiled: .*writable by others"):
-        node.plan(spank=True)
+        node.parts(spank=True)
 
 
 def test_a_program_that_is_none_of_ours_is_replaced_and_not_brought_back(tmp_path: Path) -> None:

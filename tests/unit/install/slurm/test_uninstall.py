@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+import sys
 
 import pytest
 
-from gpulock.install.change import Entries, InstallRecord, install_record
-from gpulock.install.hooks import InstallError
-from gpulock.install.slurm.uninstall import SlurmUninstaller
-from gpulock.node.settings_file import read_settings
+from gpulock.install import container_hooks, uninstall
+from gpulock.install.change import InstallRecord
+from gpulock.install.items import Wanted
 from gpulock.store import owner
 from gpulock.store.owner import Owner
 from tests.support.install_site import SgeFiles, ignore, tree
@@ -37,41 +36,36 @@ def test_uninstall_removes_all_but_settings_locks_and_history(node: SlurmNode) -
     before = files()
     node.install()
     settings = node.config.read_text()
-    said: list[str] = []
 
-    assert SlurmUninstaller(node.config, said.append).uninstall() == []
+    done = node.uninstall()
 
+    assert done.verdict("slurm", Wanted.ABSENT, dry_run=False) == "uninstalled: slurm"
     assert files() == before
     assert node.config.read_text() == settings
-    assert said[-1] == f"{node.config}, locks and history stay"
     assert not (node.root / "libexec").exists()
-    assert SlurmUninstaller(node.config, ignore).uninstall() == []
-
-
-def test_hooks_that_are_in_no_record_are_in_one_after_another_installation(
-    node: SlurmNode,
-) -> None:
-    """STATE_DIR was lost: doctor said that gpulock is not installed, and nothing was to be done."""
-    node.install()
-    record = install_record(read_settings(str(node.config)), "slurm")
-    record.save({})
-
-    node.install()
-
-    assert "hooks" in [address[0] for address in record.load()]
-    assert node.plan().changes == []
-    assert SlurmUninstaller(node.config, ignore).uninstall() == []
-    assert not (node.root / "libexec").exists()
+    assert node.uninstall().changed == []
 
 
 def test_uninstall_refuses_while_a_slurm_job_holds_a_device(node: SlurmNode) -> None:
     node.install()
     lock(node, "slurm")
 
-    with pytest.raises(InstallError, match=r"Slurm jobs hold 1 devices \(0000:06:00\.0\)"):
-        SlurmUninstaller(node.config, ignore).uninstall()
-    with pytest.raises(InstallError, match="--force --reason"):
-        SlurmUninstaller(node.config, ignore).uninstall(force=True)
+    (clause,) = node.uninstall().clauses()
+
+    assert clause.startswith("Slurm jobs hold 1 devices (0000:06:00.0)")
+    assert "--force --reason" in clause
+    assert node.map.exists() and node.paths.slurm_epilog.is_file()
+    assert node.uninstall(force=True).clauses() == []
+    assert not node.map.exists()
+
+
+def test_the_map_stays_with_hooks_that_slurm_leads_to_and_a_job_uses(node: SlurmNode) -> None:
+    """The map went first, and the next run did not know where the hooks were."""
+    node.install()
+    node.put_hooks()
+    lock(node, "slurm")
+
+    assert node.uninstall().changed == []
 
     assert node.map.exists()
 
@@ -81,11 +75,10 @@ def test_a_lock_of_grid_engine_does_not_stop_it_and_one_of_nobody_does(node: Slu
     lock(node, "sge")
     (node.root / "node/run/gpulock/locks/0000:07:00.0").mkdir()
 
-    with pytest.raises(InstallError, match=r"1 devices \(0000:07:00\.0\)"):
-        SlurmUninstaller(node.config, ignore).uninstall()
+    assert "1 devices (0000:07:00.0)" in node.uninstall().clauses()[0]
 
     (node.root / "node/run/gpulock/locks/0000:07:00.0").rmdir()
-    assert SlurmUninstaller(node.config, ignore).uninstall() == []
+    assert node.uninstall().clauses() == []
 
 
 def test_uninstall_refuses_while_slurm_leads_to_the_hooks_and_names_the_lines(
@@ -98,11 +91,10 @@ def test_uninstall_refuses_while_slurm_leads_to_the_hooks_and_names_the_lines(
     (folder / "10-gpulock").symlink_to(node.paths.slurm_epilog)
     node.put("Epilog", f"{folder}/*")
 
-    said: list[str] = []
-    with pytest.raises(InstallError, match="then scontrol reconfigure, and run it again"):
-        SlurmUninstaller(node.config, said.append).uninstall()
+    (left,) = node.uninstall().remainders
 
-    assert said == [
+    assert left.clause.endswith("then scontrol reconfigure, and run it again")
+    assert left.page == [
         f"take out of {node.conf}:",
         "",
         f"    Prolog={node.paths.slurm_prolog}",
@@ -135,25 +127,25 @@ def test_what_leads_to_the_hooks_is_named_as_it_stands_and_the_next_run_complete
     (node.conf.parent / "more.conf").write_text("".join(f"{line}\n" for line in lines))
     kept = re.sub(r"(?m)^(Prolog|Epilog|TaskProlog|PrologFlags|RequeueExit)=.*\n", "", text)
     node.conf.write_text(f"{kept}include more.conf\n")
-    said: list[str] = []
 
-    with pytest.raises(InstallError, match="Slurm still starts the hooks"):
-        SlurmUninstaller(node.config, said.append).uninstall()
+    (left,) = node.uninstall().remainders
 
+    assert left.clause.startswith("Slurm still starts the hooks")
     more = node.conf.parent / "more.conf"
-    assert said[:9] == [
+    assert left.page[:9] == [
         *(f"take out of {more}:", "", f"    {lines[0]}", ""),
         *(f"change in {more}, unless something else needs it as it is:", ""),
         *("    RequeueExit=75,213", "    -> RequeueExit=75", ""),
     ]
-    assert said[9:] == [f"from the slurm.conf of slurmctld: TaskProlog={node.paths.slurm_task}"]
+    assert left.page[9:] == [
+        f"from the slurm.conf of slurmctld: TaskProlog={node.paths.slurm_task}"
+    ]
 
     more.write_text("RequeueExit=75\n")
     for key in ("Prolog", "Epilog", "TaskProlog"):
         node.set_in_force(key, "(null)")
-    said.clear()
-    assert SlurmUninstaller(node.config, said.append).uninstall() == []
-    assert not [line for line in said if "RequeueExit" in line]
+    done = node.uninstall()
+    assert (done.clauses(), done.remainders) == ([], [])
     assert not (node.root / "libexec").exists()
 
 
@@ -162,55 +154,72 @@ def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode
     (node.state / "down").touch()
     node.conf.unlink()
 
-    with pytest.raises(InstallError, match="cannot be found out"):
-        SlurmUninstaller(node.config, ignore).uninstall()
+    assert "cannot be found out" in node.uninstall().clauses()[0]
 
-    assert SlurmUninstaller(node.config, ignore).uninstall(True, "moved") == []
-
-
-def test_the_settings_obeyed_last_are_forgotten_with_the_last_installation(
-    node: SlurmNode,
-) -> None:
-    node.install()
-    copy = Path(read_settings(str(node.config), keep=True).copy_path)
-    assert copy.is_file()
-
-    assert SlurmUninstaller(node.config, ignore).uninstall() == []
-
-    assert not copy.exists()
+    assert node.paths.slurm_prolog.is_file()
+    assert node.uninstall(force=True).clauses() == []
+    assert not (node.root / "libexec").exists()
 
 
 # --- beside Grid Engine --------------------------------------------------------------------------
 
 
 def other_record(node: SlurmNode) -> InstallRecord:
-    """Have Grid Engine installed here as well."""
+    """Have Grid Engine installed here as well, with the same hooks."""
     sge = InstallRecord(node.root / "node/state/install/sge.json")
-    sge.save({("configuration", "node1", "load_sensor"): None})
+    sge.save({("hooks", f"{node.root}/libexec", str(node.config), sys.executable): None})
     return sge
 
 
 def test_slurm_leaves_the_hooks_that_grid_engine_uses(node: SlurmNode) -> None:
     node.install()
-    sge = other_record(node)
-    said: list[str] = []
+    other_record(node)
 
-    assert SlurmUninstaller(node.config, said.append).uninstall() == []
+    assert node.uninstall().clauses() == []
 
-    assert "the hooks stay: Grid Engine uses them" in said
     assert node.paths.prolog.is_file()
     assert not node.map.exists()
-    assert {address[0] for address in sge.load()} == {"hooks", "configuration"}
 
 
 def test_the_hooks_of_two_schedulers_go_with_the_second(node: SlurmNode) -> None:
     node.install()
     sge = other_record(node)
-    slurm = install_record(read_settings(str(node.config)), "slurm")
-    hooks: Entries = {a: v for a, v in slurm.load().items() if a[0] == "hooks"}
-    sge.note(hooks)
 
     assert SgeFiles(node.config, ignore).uninstall() == []
-    assert node.paths.prolog.is_file()
-    assert SlurmUninstaller(node.config, ignore).uninstall() == []
+    assert (node.paths.prolog.is_file(), sge.load()) == (True, {})
+    assert node.uninstall().clauses() == []
     assert not (node.root / "libexec").exists()
+
+
+def test_enroots_hook_is_grid_engines_once_slurm_is_gone(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = node.root / "enroot"
+    folder.mkdir()
+    for module in (container_hooks, uninstall):
+        monkeypatch.setattr(module, "ENROOT_HOOKS", folder)
+    node.install(enroot=True)
+    other_record(node)
+
+    assert node.uninstall().clauses() == []
+
+    assert [path.name for path in folder.iterdir()] == [container_hooks.ENROOT_HOOK]
+    assert SgeFiles(node.config, ignore).uninstall() == []
+    assert [*folder.iterdir()] == []
+
+
+def test_enroots_hook_goes_with_slurms_and_another_installation_keeps_it(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = node.root / "enroot"
+    folder.mkdir()
+    monkeypatch.setattr(container_hooks, "ENROOT_HOOKS", folder)
+    assert "--enroot sets it" in " ".join(node.parts().notes)
+    node.install(enroot=True)
+    hook = folder / container_hooks.ENROOT_HOOK
+    hook.write_text("older\n")
+
+    assert node.install().changed == [f"file {hook}"]
+    assert hook.read_text() == container_hooks.enroot_hook_text()
+    assert node.uninstall().clauses() == []
+    assert not hook.exists()

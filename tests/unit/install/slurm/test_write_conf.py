@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`install slurm --write-conf`: one block in slurm.conf, written once, and never put back."""
+"""`install slurm --write-conf`: one block in slurm.conf, and nothing is ever put back."""
 
 from __future__ import annotations
 
@@ -8,29 +8,77 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import InstallError
+from gpulock.install.slurm.conf_block import BEGIN, END, is_gpulock_line, split_slurm_conf
+from gpulock.install.slurm.conf_item import list_busy_nodes
 from gpulock.install.slurm.site import list_other_nodes
-from gpulock.install.slurm.slurm_conf import read_slurm_conf
-from gpulock.install.slurm.uninstall import SlurmUninstaller
-from gpulock.install.slurm.write_conf import BEGIN, END, add_block
-from tests.support.install_site import ignore
 from tests.support.slurm_node import SlurmNode
 
-
-def test_the_lines_are_one_block_at_the_end_whatever_the_last_line_is() -> None:
-    lines = {"RequeueExit": "213", "Prolog": "/x"}
-    block = f"{BEGIN}\nRequeueExit=213\nProlog=/x\n{END}\n"
-
-    assert add_block("A=1\n", lines) == f"A=1\n{block}"
-    assert add_block("A=1", lines) == f"A=1\n{block}"
-    assert add_block("", lines) == block
-    assert add_block("A=1", {}) == "A=1"
+CONF = Path("/etc/slurm/slurm.conf")
+LINES = ["RequeueExit=213", "Prolog=/x/current/prolog/slurm"]
 
 
-def test_a_backslash_at_the_end_of_the_last_line_takes_a_comment_alone(tmp_path: Path) -> None:
-    path = tmp_path / "slurm.conf"
-    path.write_text(add_block("A=1 \\\n", {"Prolog": "/x"}))
+@pytest.mark.parametrize("text", ["A=1\n", "A=1", "", "A=1 \\\n", "\ufeffA=1\r\n"])
+def test_a_block_at_the_head_is_taken_out_to_the_byte_whatever_the_file_is(text: str) -> None:
+    """At the end a backslash in the last line took the first line of the block."""
+    written = split_slurm_conf(CONF, text).with_lines(LINES)
+    assert written == "".join(f"{line}\n" for line in (BEGIN, *LINES, END)) + text
 
-    assert read_slurm_conf(path).values == {"a": "1", "prolog": "/x"}
+    again = split_slurm_conf(CONF, f"{written}B=2\n")
+
+    assert again.lines == tuple(LINES)
+    assert again.with_lines([]) == f"{text}B=2\n"
+    assert split_slurm_conf(CONF, text).with_lines([]) == text
+
+
+def test_a_block_that_was_moved_stays_where_it_is() -> None:
+    moved = f"A=1\n{BEGIN}\n{LINES[0]}\n{END}\nB=2\n"
+
+    assert split_slurm_conf(CONF, moved).with_lines(LINES[1:]) == (
+        f"A=1\n{BEGIN}\n{LINES[1]}\n{END}\nB=2\n"
+    )
+    with pytest.raises(InstallError, match="ends in a backslash: take it out"):
+        split_slurm_conf(CONF, f"A=1 \\\n{BEGIN}\n{END}\nB=2\n")
+
+
+@pytest.mark.parametrize(
+    "text", [f"{BEGIN}\nA=1\n", f"{END}\n{BEGIN}\n", f"{BEGIN}\n{END}\n{BEGIN}\n{END}\n"]
+)
+def test_marks_that_are_no_pair_are_for_a_person(text: str) -> None:
+    with pytest.raises(InstallError, match="not one pair of gpulock's marks"):
+        split_slurm_conf(CONF, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "own"),
+    [
+        ("Prolog=/old/current/prolog/slurm", True),
+        ("PrologFlags=Contain", True),
+        ("PrologFlags=X11,Contain", False),
+        ("Prolog=/site/prolog", False),
+        ("RequeueExit=213 # ours", False),
+        ("NodeName=n1", False),
+        ("", False),
+        ("# a comment", False),
+    ],
+)
+def test_what_an_administrator_wrote_into_the_block_is_not_gpulocks(line: str, own: bool) -> None:
+    assert is_gpulock_line(line) == own
+
+
+@pytest.mark.parametrize(
+    ("fields", "busy"),
+    [
+        ("GresUsed=gpu:0 State=IDLE", False),
+        ("GresUsed=gpu:h200:2(IDX:0-1) State=MIXED", True),
+        ("GresUsed=gpu:a:0(IDX:N/A),gpu:b:1(IDX:3) State=MIXED", True),
+        ("GresUsed=shard:3 State=MIXED", False),
+        ("GresUsed=gpu:0 State=IDLE+COMPLETING", True),
+        ("GresUsed=gpu:0 State=DOWN Reason=COMPLETING", False),
+        ("Gres=gpu:8 State=IDLE", False),
+    ],
+)
+def test_a_node_is_busy_while_slurms_jobs_hold_gpus_or_end(fields: str, busy: bool) -> None:
+    assert list_busy_nodes(f"NodeName=n1 {fields}\n", ["gpu"]) == ["n1"] * busy
 
 
 SHOWN = """NodeName=gpu1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=dgx1.site Version=24.11.5
@@ -58,7 +106,7 @@ def test_the_nodes_of_this_machine_are_not_others(
 
 
 def install(node: SlurmNode, **changes: bool) -> None:
-    node.plan(write_conf=True, **changes).apply(ignore)
+    assert node.install(write_conf=True, **changes).clauses() == []
 
 
 def block_of(node: SlurmNode) -> list[str]:
@@ -74,14 +122,13 @@ def test_what_is_written_is_in_force_and_owner_and_mode_stay(node: SlurmNode) ->
 
     install(node)
 
-    assert node.conf.read_text().startswith(before)
+    assert node.conf.read_text().endswith(before)
     assert f"TaskProlog={node.paths.slurm_task}" in block_of(node)
     assert f"Prolog = {node.paths.slurm_prolog}" in (node.state / "config").read_text()
     assert node.conf.stat().st_mode & 0o777 == 0o664
     assert {*node.conf.parent.iterdir()} == there, "a copy is something to put back"
-    plan = node.plan(write_conf=True)
-    assert plan.changes == []
-    assert "Into slurm.conf" not in str(plan.pages)
+    assert node.differences(write_conf=True) == []
+    assert "Into slurm.conf" not in str(node.parts(write_conf=True).pages)
 
 
 @pytest.mark.slow
@@ -91,52 +138,83 @@ def test_nothing_is_put_back_over_what_an_administrator_wrote(node: SlurmNode) -
     nodes = "".join(f"NodeName=n{number} CPUs=4  # rack {number}\n" for number in range(396))
     node.conf.write_text(f"{node.conf.read_text()}{nodes}")
     install(node)
-    written, said = node.conf.read_text(), list[str]()
+    written = node.conf.read_text()
 
-    with pytest.raises(InstallError, match="Slurm still starts the hooks"):
-        SlurmUninstaller(node.config, said.append).uninstall()
+    (left,) = node.uninstall().remainders
 
-    assert node.conf.read_text() == written
-    assert said == [f"take out of {node.conf}:", "", *(f"    {one}" for one in block_of(node)), ""]
+    assert node.conf.read_text() == written, "without --write-conf it is only named"
+    assert left.page == [
+        f"take out of {node.conf}:",
+        "",
+        *(f"    {one}" for one in block_of(node)),
+        "",
+    ]
     assert node.paths.slurm_prolog.is_file()
 
     block = "".join(f"{line}\n" for line in block_of(node))
-    node.conf.write_text(written.replace(block, ""))
-    node.reconfigure()
-    assert SlurmUninstaller(node.config, ignore).uninstall() == []
+    assert node.uninstall(write_conf=True).clauses() == []
     assert node.conf.read_text() == written.replace(block, "")
+    assert f"Prolog = {node.paths.slurm_prolog}" not in (node.state / "config").read_text()
     assert not (node.root / "libexec").exists()
 
 
 @pytest.mark.slow
-def test_a_list_that_was_merged_into_the_block_is_shown_without_our_word(node: SlurmNode) -> None:
+@pytest.mark.parametrize("remove", [False, True])
+def test_what_an_administrator_wrote_into_the_block_is_not_lost(
+    node: SlurmNode, remove: bool
+) -> None:
     install(node)
     node.conf.write_text(node.conf.read_text().replace("Flags=", "Flags=X11,"))
-    said: list[str] = []
+    before = node.conf.read_text()
 
-    with pytest.raises(InstallError):
-        SlurmUninstaller(node.config, said.append).uninstall()
+    with pytest.raises(
+        InstallError, match=r"of the site's \(PrologFlags=X11,Contain\): move it out"
+    ):
+        node.uninstall(write_conf=True) if remove else install(node)
 
-    at = said.index("    PrologFlags=X11,Contain")
-    assert said[at + 1] == "    -> PrologFlags=X11"
+    assert node.conf.read_text() == before
 
 
 @pytest.mark.slow
-def test_where_gpulock_wrote_before_it_writes_nothing_and_shows_what_is_missing(
-    node: SlurmNode,
-) -> None:
-    """A line that was deleted from the file was in force still, and so was no change."""
+def test_a_line_that_was_taken_out_of_the_block_is_written_again(node: SlurmNode) -> None:
+    """It was in force still, and so was no change."""
     install(node)
-    line = f"Epilog={node.paths.slurm_epilog}\n"
-    node.conf.write_text(node.conf.read_text().replace(line, ""))
-    before = node.conf.read_bytes()
+    before = node.conf.read_text()
+    node.conf.write_text(before.replace(f"Epilog={node.paths.slurm_epilog}\n", ""))
 
-    with pytest.raises(InstallError, match=r"writes once.*scontrol reconfigure") as refused:
+    install(node)
+
+    assert node.conf.read_text() == before
+
+
+@pytest.mark.slow
+def test_the_epilog_stays_in_slurm_conf_while_jobs_hold_gpus(node: SlurmNode) -> None:
+    install(node)
+    shown = node.state / "node"
+    idle = shown.read_text()
+    shown.write_text(idle.replace("   Gres=gpu:8", "   Gres=gpu:8 GresUsed=gpu:1(IDX:0)"))
+
+    left = node.uninstall(write_conf=True)
+
+    assert left.clauses() == ["Epilog stays while Slurm's jobs hold GPUs on node1"]
+    assert block_of(node)[1:-1] == [f"Epilog={node.paths.slurm_epilog}", "PrologFlags=Contain"]
+    assert node.paths.slurm_epilog.is_file()
+    assert node.uninstall(write_conf=True).changed == []
+
+    shown.write_text(idle)
+    assert node.uninstall(write_conf=True).clauses() == []
+    assert BEGIN not in node.conf.read_text()
+
+
+@pytest.mark.slow
+def test_a_file_that_another_program_writes_is_left_to_its_template(node: SlurmNode) -> None:
+    node.conf.write_text(f"# Ansible managed\n{node.conf.read_text()}")
+    before = node.conf.read_text()
+
+    with pytest.raises(InstallError, match=r"says `# Ansible managed`: put .* template"):
         install(node)
 
-    assert f"    {line.strip()}" in refused.value.page
-    assert not [one for one in refused.value.page if "Prolog" in one]
-    assert node.conf.read_bytes() == before
+    assert node.conf.read_text() == before
 
 
 @pytest.mark.slow
@@ -161,7 +239,9 @@ def test_a_file_that_is_written_but_not_in_force_is_put_in_force_by_the_next_run
 ) -> None:
     """The installer was killed before it told slurmctld, or slurmctld reads another file."""
     (node.state / "elsewhere").touch()
-    with pytest.raises(InstallError, match=r"does not go by .*Prolog.* not in force"):
+    with pytest.raises(
+        InstallError, match=r"slurmctld does not go by .*slurm.conf: make the same change there"
+    ):
         install(node)
 
     (node.state / "elsewhere").unlink()
@@ -210,7 +290,6 @@ def test_what_a_person_has_to_decide_changes_nothing(
         install(node)
 
     assert node.conf.read_bytes() == before
-    assert not (node.root / "libexec").exists()
 
 
 @pytest.mark.slow

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installation by items, as an administrator sees it: differences, one verdict, what is next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpulock.cli.admin.offers import echo_note, echo_wrapped, note_missing_daemon
+from gpulock.cli.session import CommandRefusedError, Session, name_config
+from gpulock.install.hooks import InstallError
+from gpulock.install.items import ItemRun, Outcome, Wanted, run_items
+
+if TYPE_CHECKING:
+    from gpulock.install.slurm.install import SlurmParts
+
+NOT_IN_FORCE = 4  # exit code: what this run may do is done, and a person has to do the rest
+
+
+def run_installation(
+    session: Session, system: str, parts_of: Callable[[], SlurmParts], dry_run: bool
+) -> None:
+    """Put all items of a system in place, or show each difference; then say what is next."""
+    outcome, parts = run_parts(session, parts_of, Wanted.PRESENT, dry_run)
+    end_run(outcome, parts, system, Wanted.PRESENT, dry_run)
+    if not dry_run:
+        note_missing_daemon(session)
+        if parts.try_line and not outcome.clauses():
+            echo_wrapped(f"try it, as an ordinary user: {parts.try_line}")
+    leave(outcome, dry_run)
+
+
+def run_removal(
+    session: Session, system: str, parts_of: Callable[[], SlurmParts], dry_run: bool
+) -> None:
+    """Take all items of a system away, or show each difference."""
+    outcome, parts = run_parts(session, parts_of, Wanted.ABSENT, dry_run)
+    settings = session.settings()
+    if not dry_run and not outcome.clauses() and not Path(settings.state_dir, "install").exists():
+        Path(settings.copy_path).unlink(missing_ok=True)
+    end_run(outcome, parts, system, Wanted.ABSENT, dry_run)
+    if outcome.changed and not dry_run:
+        click.echo(f"{settings.path}, locks and history stay")
+    leave(outcome, dry_run)
+
+
+def list_objections(parts_of: Callable[[], SlurmParts]) -> list[str]:
+    """Return what speaks against a removal; raise CommandRefusedError."""
+    try:
+        run = ItemRun(parts_of().items, Wanted.ABSENT, lambda _: None, dry_run=True)
+        return run.run().clauses()
+    except InstallError as fault:
+        raise CommandRefusedError(str(fault)) from fault
+
+
+def run_parts(
+    session: Session, parts_of: Callable[[], SlurmParts], wanted: Wanted, dry_run: bool
+) -> tuple[Outcome, SlurmParts]:
+    """Run over all items; raise CommandRefusedError at the first that fails."""
+    try:
+        parts = parts_of()
+        records = Path(session.settings().state_dir, "install")
+        return run_items(parts.items, wanted, records, click.echo, dry_run), parts
+    except InstallError as fault:
+        for line in fault.page:
+            click.echo(line)
+        raise CommandRefusedError(str(fault)) from fault
+
+
+def end_run(
+    outcome: Outcome, parts: SlurmParts, system: str, wanted: Wanted, dry_run: bool
+) -> None:
+    """Say what there is to know, then the verdict, and below it what a person has to do."""
+    for note in parts.notes:
+        echo_note(note)
+    pages = [*(list(one.page) for one in outcome.remainders), *parts.pages]
+    if wanted is Wanted.ABSENT:
+        for page in filter(None, pages):
+            click.echo("\n".join(page))
+    echo_wrapped(outcome.verdict(system, wanted, dry_run))
+    if wanted is Wanted.PRESENT:
+        for page in filter(None, pages):
+            click.echo(name_config("\n" + "\n".join(page)))
+
+
+def leave(outcome: Outcome, dry_run: bool) -> None:
+    """End with a code of its own where a person has to do the rest."""
+    if outcome.clauses() and not dry_run:
+        click.get_current_context().exit(NOT_IN_FORCE)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a container gets the mask of its job: hooks of enroot and podman, names for Docker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpulock.install.change import FilePlace, OthersFile
+from gpulock.install.docker import (
+    CDI_FOLDERS,
+    CDI_KNOWN,
+    DAEMON_JSON,
+    dockerd_release,
+    find_dockerd,
+    takes_cdi_names,
+)
+from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
+from gpulock.install.items import PlaceItem
+from gpulock.install.node_part import NodePart
+
+ENROOT_HOOKS = Path("/etc/enroot/hooks.d")
+ENROOT_HOOK = "97-gpulock.sh"  # before 98-nvidia.sh, which reads what it writes
+PODMAN_HOOKS = Path("/usr/share/containers/oci/hooks.d")  # rootless podman looks nowhere else
+PODMAN_HOOK, PODMAN_PROGRAM = "97-gpulock.json", "gpulock_mask.py"
+
+
+def enroot_hook_text() -> str:
+    """Return enroot's hook."""
+    return (find_share_folder() / "prolog/enroot" / ENROOT_HOOK).read_text()
+
+
+def podman_hook_text() -> str:
+    """Return the file that names podman's hook."""
+    return (find_share_folder() / "prolog/podman" / PODMAN_HOOK).read_text()
+
+
+def podman_program_text(interpreter: str) -> str:
+    """Return podman's hook, run by an interpreter; raise InstallError."""
+    source = find_share_folder() / "prolog/podman" / PODMAN_PROGRAM
+    return f"#!{real_interpreter(interpreter)} -IS\n{source.read_text().partition(chr(10))[2]}"
+
+
+def enroot_items() -> list[PlaceItem]:
+    """Return enroot's hook as an item."""
+    return [PlaceItem(FilePlace(ENROOT_HOOKS / ENROOT_HOOK, 0o755), enroot_hook_text())]
+
+
+def podman_items(interpreter: str) -> list[PlaceItem]:
+    """Return podman's hook as items, the program before the file that names it."""
+    text = podman_program_text(interpreter)
+    program = PlaceItem(FilePlace(PODMAN_HOOKS / PODMAN_PROGRAM, 0o755), text)
+    hook = PlaceItem(FilePlace(PODMAN_HOOKS / PODMAN_HOOK), podman_hook_text(), (program,))
+    return [program, hook]
+
+
+def choose_container_hooks(
+    part: NodePart, asked: Sequence[str], interpreter: str
+) -> list[PlaceItem]:
+    """Return the hooks that are `asked` for (`enroot`, `podman`) or there; note what could be had.
+
+    Raises InstallError where the program's own folder is missing.
+    """
+    chosen: list[PlaceItem] = []
+    for name, folder, items in (
+        ("enroot", ENROOT_HOOKS, enroot_items()),
+        ("podman", PODMAN_HOOKS.parents[1], podman_items(interpreter)),
+    ):
+        if name in asked and not folder.is_dir():
+            raise InstallError(f"no {folder}: --{name} puts a hook there; install {name}")
+        if name in asked or items[-1].place.read() is not None:
+            chosen += items
+        elif folder.is_dir():
+            part.note(f"{name} gives a container no mask of the job: --{name} sets it")
+    return chosen
+
+
+def docker_pages(part: NodePart, asked: bool) -> list[list[str]]:
+    """Return what to put into Docker's own file where asked, or note what could be had.
+
+    Raises InstallError where Docker is missing, or too old.
+    """
+    dockerd = find_dockerd()
+    if not asked:
+        if dockerd and not part.settings.cdi_dir:
+            part.note("docker knows no GPU of a job: --docker has it take $GPULOCK_CDI")
+        return []
+    if dockerd is None:
+        raise InstallError("no dockerd: --docker needs Docker; install it")
+    release, folder = dockerd_release(dockerd), part.settings.cdi_dir or CDI_FOLDERS[-1]
+    if release is None or release < CDI_KNOWN:
+        what = "dockerd does not say its release" if release is None else f"Docker {release[0]}"
+        raise InstallError(f"{what}: names of CDI need 25.0 or later")
+    part.note("gpulock cdi --write makes the names; gpulockd keeps them, once reloaded")
+    if takes_cdi_names(OthersFile(DAEMON_JSON).read(), release, folder):
+        return []
+    return [
+        [
+            f"Into {DAEMON_JSON}, beside what is there:",
+            "",
+            f'    "features": {{"cdi": true}}, "cdi-spec-dirs": ["{folder}"]',
+            "",
+            "Then restart Docker, which ends its containers.",
+        ]
+    ]

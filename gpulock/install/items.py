@@ -142,7 +142,8 @@ class Outcome:
             done = f"uninstalled: {system}"
             return done if self.changed else f"nothing to do: {system} is not installed here"
         if left:
-            return f"installed, NOT in force: {left}"
+            done = "installed" if self.changed else "nothing to change on this node"
+            return f"{done}, NOT in force: {left}"
         return (
             f"installed: {system}" if self.changed else f"nothing to change: {system} is in force"
         )

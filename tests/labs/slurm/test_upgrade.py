@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import HookPaths
+from gpulock.install.installed import SlurmInstallation
 from tests.labs.common.upgrade import JOBS, PREFIX, Package, UpgradedNode, upgrade_and_go_back
 from tests.labs.slurm.config import CPUS
 from tests.labs.slurm.gpulock import Gpulock, hook_programs
@@ -54,6 +55,13 @@ class SlurmNode(UpgradedNode):
         return [NODE] if self.slurm.is_out(NODE) else []
 
 
+def name_hooks(gpus: Gpulock) -> None:
+    """Have the map say where the hooks are, as `install slurm` writes it."""
+    place = gpus.slurm.path_in(NODE, "/var/lib/gpulock/slurm-map")
+    pairs = [f"{key}={value}\n" for key, value in SlurmInstallation(PREFIX).pairs()]
+    place.write_text("".join([place.read_text(), *pairs]))
+
+
 def keep_older_copy(gpus: Gpulock) -> None:
     """Leave what the older `install slurm` wrote beside its map: a copy of gres.conf."""
     state = gpus.slurm.path_in(NODE, "/var/lib/gpulock")
@@ -67,6 +75,7 @@ def test_jobs_go_on_while_gpulock_is_upgraded_and_downgraded(
 ) -> None:
     hooks = hook_programs(HookPaths(PREFIX / "current"))
     mode(slurm_gpus, hooks=hooks, cpus=max(CPUS, JOBS + 20))
+    name_hooks(slurm_gpus)
     keep_older_copy(slurm_gpus)
     node = SlurmNode(slurm_gpus, tmp_path / "package")
 

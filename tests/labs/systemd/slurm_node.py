@@ -108,7 +108,7 @@ class SlurmNode:
         self.run("systemctl", "daemon-reload")
         self.restart(*DAEMONS)
         self.node.gpulock("install", "systemd")
-        printed = self.node.gpulock("install", "slurm")
+        printed = self.node.gpulock("install", "slurm", check=False)  # slurm.conf lacks lines
         self.configure(*_ADVICE.findall(printed.partition("Into slurm.conf")[2]))
         if not self.kind.constrains:
             self.machine.write("/etc/pam.d/slurm", _PAM)

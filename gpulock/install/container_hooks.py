@@ -9,11 +9,10 @@ from pathlib import Path
 from gpulock.install.change import FilePlace, OthersFile
 from gpulock.install.docker import (
     CDI_FOLDERS,
-    CDI_KNOWN,
     DAEMON_JSON,
+    docker_lines,
     dockerd_release,
     find_dockerd,
-    takes_cdi_names,
 )
 from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
 from gpulock.install.items import PlaceItem
@@ -87,19 +86,12 @@ def docker_pages(part: NodePart, asked: bool) -> list[list[str]]:
         return []
     if dockerd is None:
         raise InstallError("no dockerd: --docker needs Docker; install it")
-    release, folder = dockerd_release(dockerd), part.settings.cdi_dir or CDI_FOLDERS[-1]
-    if release is None or release < CDI_KNOWN:
-        what = "dockerd does not say its release" if release is None else f"Docker {release[0]}"
-        raise InstallError(f"{what}: names of CDI need 25.0 or later")
-    part.note("gpulock cdi --write makes the names; gpulockd keeps them, once reloaded")
-    if takes_cdi_names(OthersFile(DAEMON_JSON).read(), release, folder):
+    folder = part.settings.cdi_dir or CDI_FOLDERS[-1]
+    lines = docker_lines(OthersFile(DAEMON_JSON).read(), dockerd_release(dockerd), folder)
+    if not part.settings.cdi_dir:
+        part.note("gpulock cdi --write makes the names; gpulockd keeps them, once reloaded")
+    if not lines:
         return []
-    return [
-        [
-            f"Into {DAEMON_JSON}, beside what is there:",
-            "",
-            f'    "features": {{"cdi": true}}, "cdi-spec-dirs": ["{folder}"]',
-            "",
-            "Then restart Docker, which ends its containers.",
-        ]
-    ]
+    head = f"Into {DAEMON_JSON}, in place of keys of the same name:"
+    end = "Then restart Docker, which ends its containers."
+    return [[head, "", *(f"    {line}" for line in lines), "", end]]

@@ -11,18 +11,15 @@ import json
 import re
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from gpulock.install.change import Change, OthersFile, Place, plan_place_change
 from gpulock.install.hooks import InstallError, run_program
 
 DAEMON_JSON: Final = Path("/etc/docker/daemon.json")
 PID_FILE: Final = "run/docker.pid"  # written when the daemon starts
 DOCKERD: Final = ("usr/bin/dockerd", "usr/local/bin/dockerd", "usr/sbin/dockerd")
 CDI_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")  # in which Docker and podman look by themselves
-CDI: Final = "features.cdi"
 FOLDERS: Final = "cdi-spec-dirs"
 CDI_KNOWN: Final = (25, 0)  # the first release with the feature
 CDI_BY_ITSELF: Final = (28, 2)  # the first one where it is on unless it is turned off
@@ -62,46 +59,6 @@ def parse_daemon_json(text: str | None) -> dict[str, Any]:
     raise InstallError(f"{DAEMON_JSON} is not as Docker reads it; correct it")
 
 
-@dataclass(frozen=True)
-class DaemonKey(Place):
-    """One key of daemon.json, `features.cdi`; its value is JSON. All else in the file stays."""
-
-    path: Path
-    key: str
-    kind, coordinates, named = "docker", ("path", "key"), "{key} in {path}"
-
-    @property
-    def _file(self) -> OthersFile:
-        return OthersFile(self.path)
-
-    def read(self) -> str | None:
-        holder, name = self._holder(parse_daemon_json(self._file.read()))
-        return json.dumps(holder[name]) if name in holder else None
-
-    def write(self, value: str | None) -> None:
-        """Set the key; it is never taken out, for Docker's file is the site's."""
-        assert value is not None
-        text = self._file.read()
-        settings = parse_daemon_json(text)
-        holder, name = self._holder(settings)
-        holder[name] = json.loads(value)
-        indent = re.search(r'\A\s*\{\s*?\n([ \t]+)"', text or "")
-        made = json.dumps(settings, indent=indent[1] if indent else 4, ensure_ascii=False) + "\n"
-        self._file.write(made)
-
-    def discard_leftovers(self) -> None:
-        self._file.discard_leftovers()
-
-    def _holder(self, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """Return the object that the key is in, made where it is not there, and its last name."""
-        above, _, name = self.key.rpartition(".")
-        if not above:
-            return settings, name
-        if not settings.get(above):
-            settings[above] = {}
-        return settings[above], name
-
-
 def spec_folders(settings: dict[str, Any]) -> list[str]:
     """Return the folders in which Docker looks for specs; raise InstallError. Pure."""
     given: Any = settings.get(FOLDERS)
@@ -136,17 +93,20 @@ def takes_cdi_names(text: str | None, release: Release | None, folder: str) -> b
     return (asked is True or by_itself) and is_among(folder, spec_folders(settings))
 
 
-def plan_docker(path: Path, release: Release | None, folder: str) -> list[Change]:
-    """Return the changes after which Docker takes the names of a folder; raise InstallError."""
+def docker_lines(text: str | None, release: Release | None, folder: str) -> list[str]:
+    """Return what daemon.json lacks for the names in a folder; raise InstallError. Pure.
+
+    Nothing where Docker takes them; a list of folders has the site's own in it.
+    """
     if release is None or release < CDI_KNOWN:
         what = "dockerd does not say its release" if release is None else f"Docker {release[0]}"
-        raise InstallError(f"{what}: names of CDI need 25.0 or later, so --docker changes nothing")
-    text = OthersFile(path).read()
+        raise InstallError(f"{what}: names of CDI need 25.0 or later")
     if takes_cdi_names(text, release, folder):
         return []
-    changes = [*plan_place_change(DaemonKey(path, CDI), "true")]
-    folders = spec_folders(parse_daemon_json(text))
+    settings = parse_daemon_json(text)
+    folders = spec_folders(settings)
+    features: dict[str, Any] = {**(settings.get("features") or {}), "cdi": True}
+    lines = [f'"features": {json.dumps(features)}']
     if not is_among(folder, folders):
-        place = DaemonKey(path, FOLDERS)
-        changes += plan_place_change(place, json.dumps([*folders, folder]))
-    return changes
+        lines.append(f'"{FOLDERS}": {json.dumps([*folders, folder])}')
+    return lines

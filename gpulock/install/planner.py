@@ -26,16 +26,10 @@ from gpulock.install.container_hooks import (
     PODMAN_HOOK,
     PODMAN_HOOKS,
     PODMAN_PROGRAM,
+    docker_pages,
     enroot_hook_text,
     podman_hook_text,
     podman_program_text,
-)
-from gpulock.install.docker import (
-    CDI_FOLDERS,
-    DAEMON_JSON,
-    dockerd_release,
-    find_dockerd,
-    plan_docker,
 )
 from gpulock.install.hooks import InstallError
 from gpulock.install.node_part import NodePart
@@ -120,21 +114,8 @@ class NodePlanner(NodePart):
             self.add_own(hook, podman_hook_text())
 
     def add_docker(self, asked: bool) -> None:
-        """Have Docker take the names of CDI, where asked; or offer it. Raises InstallError."""
-        dockerd = find_dockerd()
-        if not asked:
-            if dockerd and not self.settings.cdi_dir:
-                self.note("docker knows no GPU of a job: --docker has it take $GPULOCK_CDI")
-            return
-        if dockerd is None:
-            raise InstallError("no dockerd: --docker changes its daemon.json; install Docker")
-        folder = self.settings.cdi_dir or CDI_FOLDERS[-1]
-        if changes := plan_docker(DAEMON_JSON, dockerd_release(dockerd), folder):
-            self.add(changes)
-            self.plan_.own |= {change.place.address: change.after for change in changes}
-            self.note("Docker takes $GPULOCK_CDI once it was restarted, which ends its containers")
-        if not self.settings.cdi_dir:
-            self.note("gpulock cdi --write makes the names; gpulockd keeps them, once reloaded")
+        """Say how Docker takes the names of CDI, where asked; or offer it. Raises InstallError."""
+        self.plan_.pages += docker_pages(self, asked)
 
     def is_hook_wanted(self, program: str, place: FilePlace, folder: Path, asked: bool) -> bool:
         """Return whether a container program's hook is to be there, or offer it where it is not.

@@ -32,7 +32,6 @@ from gpulock.install.container_hooks import (
     PODMAN_HOOKS,
     PODMAN_PROGRAM,
 )
-from gpulock.install.docker import DaemonKey
 from gpulock.install.hooks import InstallError
 from gpulock.install.installed import find_slurm_installation
 from gpulock.install.node_part import current_settings
@@ -126,17 +125,13 @@ class Uninstaller:
             return {}
         podman = [str(PODMAN_HOOKS / name) for name in (PODMAN_HOOK, PODMAN_PROGRAM)]
         files = {str(ENROOT_HOOKS / ENROOT_HOOK), *podman}
-        kinds = (InstalledHooks.kind, DaemonKey.kind)
-        shared = {a: v for a, v in entries.items() if a[0] in kinds or a[1] in files}
+        shared = {a: v for a, v in entries.items() if a[0] == InstalledHooks.kind or a[1] in files}
         self.echo("the hooks stay: Slurm uses them")
         return shared
 
     def _remove_place(self, address: Address, value: str | None) -> str:
         """Remove one place; return why it stays, or nothing; raise InstallError."""
         if address[0] in self.detached or address[1] == self.settings.path:
-            return ""
-        if address[0] == DaemonKey.kind:
-            self._name_daemon_key(DaemonKey(Path(address[1]), address[2]), value)
             return ""
         if why := self.reason_to_keep(address):
             return why
@@ -150,11 +145,6 @@ class Uninstaller:
         place.write(None)
         self.echo(f"removed: {place.title}")
         return ""
-
-    def _name_daemon_key(self, key: DaemonKey, value: str | None) -> None:
-        """Name what gpulock has set in Docker's own file, and still stands there."""
-        if value is not None and key.read() == value:
-            self.echo(f"{key.path} keeps {key.key}: {value}; take it out where nothing needs it")
 
 
 def log_forced_uninstall(sentence: str) -> None:

@@ -80,7 +80,7 @@ def hook_options(function: F) -> F:
             "--prefix", type=FOLDER, default=DEFAULT_PREFIX, show_default=True, help=folder
         ),
         click.option("--gpus", type=click.IntRange(min=1), help=gpus),
-        click.option("--docker", is_flag=True, help="Have Docker take $GPULOCK_CDI for GPUs."),
+        click.option("--docker", is_flag=True, help="Set CDI_DIR; print lines for Docker."),
         click.option("--podman", is_flag=True, help="A hook that gives podman the job's mask."),
         click.option("--enroot", is_flag=True, help="A hook that gives enroot the job's mask."),
     ):

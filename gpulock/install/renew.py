@@ -38,7 +38,7 @@ def renew_hooks(
     With `if_broken` only where the interpreter that a hook names is gone. Raises InstallError.
     """
     record = install_record(settings, "sge")
-    others = renew_slurm_hooks(settings, python, if_broken, echo)
+    others: list[str] = []
     for address in record.load():
         if address[0] == InstalledHooks.kind and address[3] != python:
             others.append("gpulock install sge")
@@ -51,6 +51,7 @@ def renew_hooks(
                 echo(describe_drop_env())
             if now is not None:
                 renew_place(record, hooks, wanted, keep, echo)
+    others += renew_slurm_hooks(settings, python, if_broken, echo)
     renew_podman_hook(record, python, if_broken, echo)
     if others and not if_broken:
         echo(f"the hooks are another Python's: {', '.join(sorted(others))} makes them {python}'s")

@@ -12,14 +12,17 @@ from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import Protocol
 
     from gpulock.alloc.job_processes import JobMembers
 
     class LivenessRule(Protocol):
-        """A scheduler's own way to judge a lock of its jobs."""
+        """A scheduler's own way to judge a lock; `job` gives the judge's one answer."""
 
-        def __call__(self, lock: Lock, scan: ProcessScan) -> "Verdict": ...
+        def __call__(
+            self, lock: Lock, scan: ProcessScan, job: "Callable[[Lock], JobProcesses]", /
+        ) -> "Verdict": ...
 
     class StepDaemonFinder(Protocol):
         """A scheduler's own way to find the processes that stand for its jobs."""
@@ -27,17 +30,26 @@ if TYPE_CHECKING:
         def __call__(self, held: dict[str, Lock], scan: ProcessScan) -> None: ...
 
 
-def process_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
-    """Judge a lock that a process holds: it, its anchors, its session."""
-    record = lock.owner
-    assert record is not None
+def shepherd_verdict(lock: Lock, scan: ProcessScan, word: str) -> "Verdict | None":
+    """Return the verdict by the processes that keep a lock alive, None where all are gone."""
     for pid, start in lock.shepherds():
         try:
             if scan.proc.running(pid, start):
-                return Verdict(ALIVE, f"process {pid} runs")
+                return Verdict(ALIVE, f"{word} {pid} runs")
         except (OSError, ValueError) as fault:
-            return Verdict(UNKNOWN, f"process {pid} cannot be seen: {fault}")
-    job = find_job_processes(lock, scan)
+            return Verdict(UNKNOWN, f"{word} {pid} cannot be seen: {fault}")
+    return None
+
+
+def process_verdict(
+    lock: Lock, scan: ProcessScan, job_processes: "Callable[[Lock], JobProcesses]"
+) -> Verdict:
+    """Judge a lock that a process holds: it, its anchors, what it started."""
+    record = lock.owner
+    assert record is not None
+    if runs := shepherd_verdict(lock, scan, "process"):
+        return runs
+    job = job_processes(lock)
     if job.reason():
         return Verdict(ALIVE if job.pids else UNKNOWN, job.reason())
     return Verdict(DEAD, f"process {record.pid} is gone, and all that it started")
@@ -46,8 +58,8 @@ def process_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
 class Judge:
     """Judge any lock of this node; the schedulers' own rules are given by name.
 
-    `rules` maps a scheduler to its function of (lock, scan). A scheduler without a rule is
-    unknown, and its locks are held. `members` maps a scheduler to what it knows of the processes of
+    `rules` maps a scheduler to its function. A scheduler without a rule is unknown, and its locks
+    are held. `members` maps a scheduler to what it knows of the processes of
     its jobs; `finders` maps one to a function that tells its locks their step daemons.
     """
 
@@ -57,9 +69,9 @@ class Judge:
         self,
         boot_id: str,
         scan: ProcessScan,
-        rules: "dict[str, LivenessRule]",
-        members: "dict[str, JobMembers] | None" = None,
-        finders: "dict[str, StepDaemonFinder] | None" = None,
+        rules: "Mapping[str, LivenessRule]",
+        members: "Mapping[str, JobMembers] | None" = None,
+        finders: "Mapping[str, StepDaemonFinder] | None" = None,
     ) -> None:
         self.boot_id = boot_id
         self.scan = scan
@@ -106,7 +118,7 @@ class Judge:
             return Verdict(UNKNOWN, f"claimed in {record.pid_ns}, judged in {ours}")
         rule = self._rules.get(record.scheduler)
         unruled = Verdict(UNKNOWN, f"no rule for scheduler {record.scheduler}")
-        found = rule(lock, self.scan) if rule else unruled
+        found = rule(lock, self.scan, self.job_processes) if rule else unruled
         if found.state == DEAD and (late := find_late_end(lock, self.scan)):
             found = Verdict(UNKNOWN, f"process {late} ended while the processes were looked at")
         return found

@@ -23,7 +23,7 @@ from gpulock.store.locks import Lock
 from gpulock.store.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from gpulock.alloc.job_processes import JobMembers
+    from gpulock.alloc.job_processes import JobMembers, JobProcesses
 
 
 def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | None = None) -> Judge:
@@ -44,8 +44,10 @@ def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | Non
             return SgeJobRule(node)
         return verdict.SlurmJobRule(steps(), control() if control else SlurmctldClient(settings))
 
-    def judge_job(lock: Lock, scan: ProcessScan) -> Verdict:
-        return rule(lock.owner.scheduler if lock.owner else "")(lock, scan)
+    def judge_job(
+        lock: Lock, scan: ProcessScan, job_processes: Callable[[Lock], JobProcesses]
+    ) -> Verdict:
+        return rule(lock.owner.scheduler if lock.owner else "")(lock, scan, job_processes)
 
     rules: dict[str, liveness.LivenessRule] = {
         "sge": judge_job,

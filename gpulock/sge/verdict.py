@@ -8,42 +8,44 @@ the end and vanishes while processes live), not qstat (`qdel -f` drops a job who
 import errno
 import os
 
-from gpulock.alloc.job_processes import find_job_processes
+from gpulock.alloc.liveness import shepherd_verdict
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
-from gpulock.sge.members import SgeMembers
 from gpulock.sge.shepherds import why_execd_hidden
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpulock.alloc.job_processes import JobProcesses
+
 
 class SgeJobRule:
     """Judge locks of Grid Engine; `simulated` ones have no group and no execd."""
 
-    __slots__ = ("_members", "_scan", "_sight", "_simulated", "_sys_root")
+    __slots__ = ("_scan", "_sight", "_simulated", "_sys_root")
 
     def __init__(self, node: Node) -> None:
-        self._members = SgeMembers(node)
         self._simulated = bool(node.settings.simulation)
         self._sys_root = node.settings.sys_root
         self._scan: "ProcessScan | None" = None
         self._sight = ""  # why `_scan` does not show execd
 
-    def __call__(self, lock: Lock, scan: ProcessScan) -> Verdict:
+    def __call__(
+        self, lock: Lock, scan: ProcessScan, job_processes: "Callable[[Lock], JobProcesses]"
+    ) -> Verdict:
         record = lock.owner
         assert record is not None
-        for pid, start in lock.shepherds():
-            try:
-                if scan.proc.running(pid, start):
-                    return Verdict(ALIVE, f"its shepherd {pid} runs")
-            except (OSError, ValueError) as fault:
-                return Verdict(UNKNOWN, f"its shepherd {pid} cannot be seen: {fault}")
+        if runs := shepherd_verdict(lock, scan, "its shepherd"):
+            return runs
         if not self._simulated and (reason := self._why_blind(scan, record.uid)):
             return Verdict(UNKNOWN, reason)
         if not (self._simulated or record.add_grp_id):
             return judge_systemd_unit(self._sys_root, record.scope)
-        job = find_job_processes(lock, scan, self._members)
+        job = job_processes(lock)
         for pid, clause in job.pids.items():
             return Verdict(ALIVE, f"its process {pid} runs without a shepherd: it {clause}")
         if job.doubt:

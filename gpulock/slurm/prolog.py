@@ -44,7 +44,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpulock.alloc.liveness import Judge
+    from gpulock.alloc.liveness import Judge, LivenessRule
 
 GO_ON, NODE_BROKEN = 0, 1
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two looks at a device that is held
@@ -206,7 +206,7 @@ def make_slurm_prolog_judge(node: Node, job: str = "") -> "Judge":
     from gpulock.slurm.verdict import hook_verdict
 
     steps = SlurmSteps(node.settings, job)
-    rules = {"slurm": hook_verdict, "process": process_verdict}
+    rules: "dict[str, LivenessRule]" = {"slurm": hook_verdict, "process": process_verdict}
     members = {"slurm": steps.add_members_and_steps}
     finders = {"slurm": steps.attach}
     return Judge(node.boot_id, ProcessScan(node.proc), rules, members, finders)

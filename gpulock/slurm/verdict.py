@@ -6,7 +6,6 @@ Prolog and its first step, and between the last step and its Epilog, nothing of 
 be seen. A reconcile does, and asks slurmctld where the node alone does not prove it.
 """
 
-from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import Refusal
 from gpulock.slurm.steps import SlurmSteps
@@ -16,15 +15,17 @@ from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpulock.alloc.job_processes import JobProcesses
     from gpulock.slurm.scontrol import SlurmctldClient
 
 # of a later run; while a job is COMPLETING its epilogs are to run, and the restart counts already
 NEXT_RUN = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED")
 
 
-def hook_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
+def hook_verdict(lock: Lock, *_: object) -> Verdict:
     """Judge for a hook: only what its own Epilog gave up may be reaped, behind the last guard."""
-    del scan
     assert lock.owner is not None
     if lock.owner.draining:
         return Verdict(ALIVE, "released by its epilog, processes were left")
@@ -40,15 +41,20 @@ class SlurmJobRule:
         self._steps = steps
         self._control = control
 
-    def __call__(self, lock: Lock, scan: ProcessScan) -> Verdict:
+    def __call__(
+        self, lock: Lock, scan: ProcessScan, job_processes: "Callable[[Lock], JobProcesses]"
+    ) -> Verdict:
         """Return the verdict on a Slurm lock of this boot."""
         record = lock.owner
         assert record is not None
         if record.draining:
-            return hook_verdict(lock, scan)
-        seen = self._on_node(record, lock, scan)
+            return hook_verdict(lock)
+        seen = self._on_node(record, scan)
         if seen is not None:
             return seen
+        job = job_processes(lock)
+        if job.reason():
+            return Verdict(ALIVE if job.pids else UNKNOWN, job.reason())
         try:
             return judge_slurmctld_answer(self._control.job(record.job_id), record)
         except Refusal as silent:
@@ -58,8 +64,8 @@ class SlurmJobRule:
                 return Verdict(UNKNOWN, f"slurmd is not visible, and {silent.why}")
         return Verdict(DEAD, "its steps, seen before, are gone, and no epilog is at work")
 
-    def _on_node(self, record: Owner, lock: Lock, scan: ProcessScan) -> "Verdict | None":
-        """Return what this node alone shows, None where it shows nothing of the job."""
+    def _on_node(self, record: Owner, scan: ProcessScan) -> "Verdict | None":
+        """Return what runs of the job here, for which root's daemons stand, None where nothing."""
         daemons = self._steps.daemons(scan)
         mine = daemons.get(record.job_id, {})
         for pid, step in mine.items():
@@ -69,9 +75,6 @@ class SlurmJobRule:
         at_work = self._steps.find_running_hook(record, scan)
         if at_work:
             return Verdict(ALIVE, f"its prolog or epilog {at_work} is at work")
-        job = find_job_processes(lock, scan, self._steps.add_members)
-        if job.reason():
-            return Verdict(ALIVE if job.pids else UNKNOWN, job.reason())
         return None
 
 

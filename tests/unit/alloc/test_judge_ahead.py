@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
@@ -120,9 +121,11 @@ def test_a_user_who_was_not_looked_at_before_the_gate_keeps_the_lock(
     real = SgeJobRule.__call__
     silent = [Verdict(UNKNOWN, "nobody answers yet")]
 
-    def judge(rule: SgeJobRule, lock: Lock, scan: ProcessScan) -> Verdict:
+    def judge(
+        rule: SgeJobRule, lock: Lock, scan: ProcessScan, job: Callable[[Lock], JobProcesses]
+    ) -> Verdict:
         unknown = lock.id == bus(0) and silent
-        return silent.pop() if unknown else real(rule, lock, scan)
+        return silent.pop() if unknown else real(rule, lock, scan, job)
 
     monkeypatch.setattr(SgeJobRule, "__call__", judge)
     reconcile(box)

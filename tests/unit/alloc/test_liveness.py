@@ -49,7 +49,7 @@ def verdict(fake: FakeProc, lock: Lock) -> str:
 
 
 def common(fake: FakeProc, one: Owner) -> str:
-    def ask(lock: Lock, scan: ProcessScan) -> Verdict:
+    def ask(*_: object) -> Verdict:
         return Verdict("look further", "")
 
     judge = Judge(BOOT, ProcessScan(Proc(str(fake.root))), {one.scheduler: ask})

@@ -361,9 +361,7 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
         hook.make_sge_judge(node),
     ):  # gpulockd's, and a claim's
         assert judges.job_processes(lock).reason() == "process 700 is in the job's cgroup"
-    dead: dict[str, LivenessRule] = {
-        "sge": lambda lock, scan: Verdict(DEAD, f"{lock}, {scan}: gone")
-    }
+    dead: dict[str, LivenessRule] = {"sge": lambda lock, *_: Verdict(DEAD, f"{lock}: gone")}
     sure = Judge(node.boot_id, ProcessScan(node.proc), dead, hook.make_sge_members(node))
     (outcome,) = reaper.reap_locks(reaper.Reaper(node, sure, [], {lock.id: lock}))
     assert (outcome.act, outcome.verdict.state) == (reaper.HELD, DEAD)

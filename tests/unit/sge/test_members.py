@@ -14,7 +14,8 @@ from gpulock.isolation import job
 from gpulock.node.procfs import Proc
 from gpulock.sge.members import SgeMembers
 from gpulock.store.locks import Lock
-from tests.support.trees import Box, box_with_shepherd, bus, record
+from gpulock.store.verdicts import ALIVE
+from tests.support.trees import Box, box_with_shepherd, bus, judge_of, record
 
 GID = 65400
 
@@ -162,11 +163,11 @@ def test_every_shepherd_is_asked_once_a_look_and_for_the_head_of_its_configurati
         return data
 
     monkeypatch.setattr(os, "read", counted)
-    node, scan = box.node(), look(box)
-    known = SgeMembers(node)
+    box.proc.remove(500)
+    judge = judge_of(box.node())
     for number in range(8):
         held = Lock(bus(number), record(add_grp_id=GID), "")
-        assert list(find_job_processes(held, scan, known).pids) == [700]
+        assert (judge.verdict(held).state, list(judge.job_processes(held).pids)) == (ALIVE, [700])
     assert reads == [4096]
 
 

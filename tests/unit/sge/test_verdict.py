@@ -11,6 +11,7 @@ from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
+from gpulock.sge.members import SgeMembers
 from gpulock.sge.verdict import SgeJobRule
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
@@ -46,7 +47,8 @@ class Host:
         keys = {"PROC_ROOT": str(self.fake.root), "SYS_ROOT": str(self.root / "sys")}
         node = Node(Settings(keys | ({"SIMULATION": str(self.root)} if simulated else {})))
         scan = ProcessScan(node.proc)
-        return Judge(BOOT, scan, {"sge": SgeJobRule(node)}).verdict(self.lock)
+        members = {"sge": SgeMembers(node)}
+        return Judge(BOOT, scan, {"sge": SgeJobRule(node)}, members).verdict(self.lock)
 
     def unit(self, populated: int, top: str = "") -> None:
         """Give job 12 no group, but a unit of systemd, in a tree of cgroup version 2."""

@@ -295,6 +295,7 @@ def test_where_it_cannot_be_seen_who_started_the_shepherd_the_job_waits(
     site: Site, kernel: Kernel
 ) -> None:
     spooled = site.run(pe="mpi", hosts=HOSTS)
+    (site.proc.root / str(site.pid) / "environ").unlink()
 
     assert start(site, spooled, **CGROUP) == REQUEUE
     assert kernel.asked == []

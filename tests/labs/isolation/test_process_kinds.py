@@ -80,10 +80,7 @@ def scenes() -> Iterator[dict[str, int]]:
 def test_a_look_sees_each_kind_of_process(
     scenes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs among the pids of the machine itself.
-
-    docs/hand-over.md says what is not seen: a thread's own files, two users who work together.
-    """
+    """Not seen are a thread's own files and two users who work together (docs/hand-over.md)."""
     monkeypatch.setattr(device_users, "MAJOR", 1)
     scan = ProcessScan(Proc())
     scan.restrict({OWNER: ""})
@@ -91,7 +88,7 @@ def test_a_look_sees_each_kind_of_process(
     card.minor = FULL
     files = OpenFiles(scan, [card], Settings({}))
     holders = files.pids_with_open(DEVICE, OWNER)
-    assert (scan.sees_all(), scan.blind, files.blind) == (True, "", "")
+    assert (scan.blind, files.blind) == ("", "")
     names = {name for name, pid in scenes.items() if pid in holders}
     assert names == {
         "holds the device",

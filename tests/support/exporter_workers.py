@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
-from gpulock_exporter.worker.restart_policy import WorkerTimeouts
+from gpulock_exporter.worker.child import WorkerTimeouts
 from gpulock_exporter.worker.supervisor import Supervisor
 
 from tests.support.clock import VirtualClock

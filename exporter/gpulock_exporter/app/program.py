@@ -38,7 +38,7 @@ from gpulock_exporter.web.listen import ListenError
 from gpulock_exporter.web.server import HttpServer
 from gpulock_exporter.webconfig.config import WebConfigError
 from gpulock_exporter.webconfig.reload import Reloader
-from gpulock_exporter.worker.restart_policy import WorkerTimeouts
+from gpulock_exporter.worker.child import WorkerTimeouts
 from gpulock_exporter.worker.supervisor import Supervisor
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written

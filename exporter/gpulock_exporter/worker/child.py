@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker process, with the page in which it names its calls."""
+"""One worker process: its frames, its last words, and the page in which it names its calls."""
 
 from __future__ import annotations
 
@@ -8,30 +8,59 @@ import signal
 import subprocess
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from gpulock.errors import one_line
 from gpulock_exporter.driver_calls import NO_CARD, PAGE, DriverCall, read_driver_call
+from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError, decode_frame
+
+WORDS = 400  # bytes of a worker's standard error that are told
+CHUNK = 1 << 16  # bytes: what a pipe holds, pipe(7)
+CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+)  # signals by which a library ends its process; others may send any of the rest
+
+
+class WorkerTimeouts(NamedTuple):
+    """Seconds: for the first frame after a start (NVML initialises cards), and between two."""
+
+    first: float = 30.0
+    frame: float = 5.0
 
 
 class WorkerChild:
-    """A worker that was started; raise OSError where none can be. `listened`: by pipes."""
+    """A worker that is started now; raise OSError where none can be. `listened`: for its frames.
+
+    `since` is when it was heard last, or started, `killed` when it was, 0 where it was not.
+    `card` is the one that it hangs in, or tries.
+    """
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str] | None, listened: bool = True
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None,
+        now: float,
+        listened: bool = True,
+        card: int = NO_CARD,
     ) -> None:
+        self.since, self.killed, self.card = now, 0.0, card
+        self.is_heard, self.sends = False, listened
         self._shared = frozenset[str]()
-        end = subprocess.PIPE if listened else subprocess.DEVNULL
+        self._buffer = b""
         # read, not mapped: what a worker makes shorter would end who has it mapped (mmap(2))
-        self._page = page = os.memfd_create("gpulock-call")
-        weakref.finalize(self, os.close, page)
-        os.ftruncate(page, PAGE.size)
+        self._page, self._words = os.memfd_create("gpulock-call"), os.memfd_create("gpulock-words")
+        for descriptor in (self._page, self._words):
+            weakref.finalize(self, os.close, descriptor)
+        os.ftruncate(self._page, PAGE.size)
+        end = subprocess.PIPE if listened else subprocess.DEVNULL
         self.process = subprocess.Popen(
-            [*argv, f"note={page}"],
+            [*argv, f"note={self._page}"],
             stdin=end,
             stdout=end,
-            stderr=end,
+            stderr=self._words,
             env=env,
             start_new_session=True,  # a terminal's ^C is for the parent
-            pass_fds=(page,),
+            pass_fds=(self._page,),
         )
 
     def call(self) -> DriverCall | None:
@@ -39,10 +68,35 @@ class WorkerChild:
         call = read_driver_call(os.pread(self._page, PAGE.size, 0))
         return call if call is not None and call.card > NO_CARD else None
 
-    def calling_since(self) -> float:
-        """Return since when it makes that call, 0 where it makes none."""
+    def due(self, limits: WorkerTimeouts) -> float:
+        """Return until when its next frame must come, and its call be over."""
+        frame = self.since + (limits.frame if self.is_heard else limits.first)
         call = self.call()
-        return call.since if call else 0.0
+        return frame if call is None else min(frame, call.since + limits.frame)
+
+    def descriptor(self) -> int:
+        """Return where its frames come, -1 where none come any more."""
+        pipe = self.process.stdout
+        return pipe.fileno() if self.sends and pipe is not None else -1
+
+    def receive(self, now: float) -> list[Frame]:
+        """Return the frames that are whole by now; raise FrameError for garbage."""
+        data = os.read(self.descriptor(), CHUNK)
+        self.sends = bool(data)
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > LINE_LIMIT:
+            raise FrameError("a frame without end")
+        frames = [decode_frame(line) for line in lines]
+        if frames:
+            self.is_heard, self.since = True, now
+            os.ftruncate(self._words, 0)  # what a library says again and again
+        return frames
+
+    def last_words(self) -> str:
+        """Return what it said since its last frame, as one line."""
+        size = os.fstat(self._words).st_size
+        said = os.pread(self._words, WORDS, max(0, size - WORDS)).decode("utf-8", "replace")
+        return one_line(" ".join(said.strip("\0").split()))
 
     def share(self, cards: frozenset[str]) -> None:
         """Say which cards are shared, by bus id, where that has changed.
@@ -59,9 +113,23 @@ class WorkerChild:
             return
         self._shared = cards
 
-    def kill(self) -> None:
-        """Send SIGKILL; a driver that hangs may keep it from dying."""
+    def kill(self, now: float) -> None:
+        """Send SIGKILL, and listen no more; a driver that hangs may keep it from dying."""
+        self.killed = now
         try:
             os.kill(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+        self.close_pipes()
+
+    def close_pipes(self) -> None:
+        """Neither speak to it nor listen any more."""
+        self.sends = False
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def crash(self) -> int:
+        """Return the signal by which a library ended it, 0 where none did."""
+        code = self.process.poll()
+        return -code if code is not None and -code in CRASHES else 0

@@ -4,46 +4,35 @@
 A frame that is late means a driver that hangs: the worker is killed. Where it was in the call of
 one card, the next one leaves that card out (hung_cards), and so it does after a crash. One that
 does not even die (uninterruptible, in the driver) is abandoned and counted, and no second one is
-started beside it: it would hang as well, unless it can leave a card out. What is due is decided in
-restart_policy; `Supervisor.step` does it. It sleeps until there is something to do: a wakening
-costs the node as much as a good deal of work.
+started beside it: it would hang as well, unless it can leave a card out.
 """
 
 from __future__ import annotations
 
-import os
 import selectors
+import socket
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from gpulock_exporter.driver_calls import DriverCall
-from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError, decode_frame
-from gpulock_exporter.worker.child import WorkerChild
-from gpulock_exporter.worker.hung_cards import HungCards, crash_signal
-from gpulock_exporter.worker.restart_policy import (
-    POLL,
-    REAP,
-    WorkerAction,
-    WorkerStatus,
-    WorkerTimeouts,
-    decide_worker_action,
-    seconds_until_action,
-)
+from gpulock_exporter.driver_calls import NO_CARD
+from gpulock_exporter.telemetry import Frame, FrameError
+from gpulock_exporter.worker.child import CHUNK, WorkerChild, WorkerTimeouts
+from gpulock_exporter.worker.hung_cards import HungCards
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0  # seconds between two starts
 LONG_CALL = 0.25  # of the time after which a frame is late: a shorter call is not what it waits for
-WORDS = 400  # bytes of a worker's standard error that are kept
-CHUNK = 1 << 16  # bytes: what a pipe holds, pipe(7)
+MOST_STUCK = 4  # processes that cannot be killed, beyond which no worker is started beside them
+REAP = 2.0  # seconds in which a killed process is reaped, where its driver lets it
+POLL = 0.2  # seconds between two looks whether a process that is ending is over
+MOMENT = 0.01  # seconds that a sleep lasts at least, where nobody wants a shorter one
 
 
 class Supervisor:
     """One worker; call `step` again and again, from one thread.
 
-    `abandoned` counts the workers that could not be killed and are not reaped yet, `starts` all.
-    `hung` has the cards that are left out, `shared` those of which the worker is to ask how much
-    each process worked (by bus id), `worker` is the one at work.
-    `fault` says why there is no worker, in the driver's words where it has some.
+    `starts` counts the workers, `hung` has the cards that are left out, `shared` those of which the
+    worker is to ask how much each process worked (by bus id). `fault` says why there is no worker,
+    in the driver's words where it has some.
     """
 
     def __init__(
@@ -53,34 +42,24 @@ class Supervisor:
         limits: WorkerTimeouts | None = None,
         env: dict[str, str] | None = None,
     ) -> None:
-        self.starts = 0
-        self.fault = ""
+        self.starts, self.fault = 0, ""
         self.shared = frozenset[str]()
-        self._argv = list(argv)
-        self._clock = clock
+        self.hung = HungCards()
+        self.worker: WorkerChild | None = None
+        self._trial: WorkerChild | None = None
+        self._stuck: list[WorkerChild] = []  # in a card's call, killed, and not dead
+        self._argv, self._clock, self._env = list(argv), clock, env
         self._limits = limits or WorkerTimeouts()
-        self._env = env
-        self._seen = WorkerStatus()
+        self._not_before, self._backoff = 0.0, FIRST_BACKOFF  # of the next start
         self._paused_until = 0.0  # a signal handler sets these two, at any moment
         self._hurry = False
-        self.hung = HungCards(argv, clock, self._limits, env)
-        self._named: DriverCall | None = None  # the card's call in which the last one was killed
-        self.worker: WorkerChild | None = None
-        self._child: subprocess.Popen[bytes] | None = None  # its process
-        self._buffer = self._words = b""
-        self._backoff = FIRST_BACKOFF
-        self._ending = False  # it has closed a pipe
-        self._rung = False
-        self._bell, self._ringer = os.pipe()
-        self._selector = selectors.DefaultSelector()
-        for end in (self._bell, self._ringer):
-            os.set_blocking(end, False)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._bell, self._ringer = socket.socketpair()
+        self._ringer.setblocking(False)
 
     @property
     def abandoned(self) -> int:
-        """Return how many workers hang in the driver."""
-        return int(self._seen.abandoned) + self.hung.stuck
+        """Return how many workers hang in the driver, were killed and do not die."""
+        return len(self._stuck) + (self.worker is not None and self._is_undead(self.worker))
 
     def is_paused(self) -> bool:
         """Return whether the driver is let go on purpose."""
@@ -99,9 +78,8 @@ class Supervisor:
 
     def wake(self) -> None:
         """End the sleep of a step. For signal handlers: Python itself would sleep on."""
-        self._rung = True
         try:
-            os.write(self._ringer, b".")
+            self._ringer.send(b".")
         except OSError:
             pass  # so many rings that nobody is asleep, or closed already
 
@@ -110,205 +88,153 @@ class Supervisor:
 
         It comes back sooner where something is due sooner, or where a signal has come.
         """
-        self._drain_wakeups()
-        self._reap()
+        now = self._clock()
         if self._hurry:
-            self._hurry = False
-            self._seen = replace(self._seen, not_before=0.0)
+            self._hurry, self._not_before = False, 0.0
+        for child in [one for one in self._stuck if one.process.poll() is not None]:
+            self._stuck.remove(child)
+            self.hung.retry_now([child.card], now)
         if self.is_paused():
-            self.hung.retry_now()
-        elif self.hung.step() and self.worker is not None and not self._seen.killed:
-            self._end_worker("")  # the next one asks the card that answers again
-        seen = replace(self._seen, paused_until=self._paused_until)
-        if self.worker is not None:
-            seen = replace(seen, calling=self.worker.calling_since())
-        act = decide_worker_action(self._clock(), seen, self._limits)
-        if act is WorkerAction.START:
-            self._start()
-        elif act is WorkerAction.KILL:
-            self._kill()
-        elif act is WorkerAction.ABANDON:
-            self._abandon()
-        if self.worker is not None:
-            self.worker.share(self.shared)
-        return self._receive(min(seconds, self._rest()))
+            self.hung.retry_now(self.hung.cards, now)
+        self._follow_trial(now)
+        self._follow_worker(now)
+        if self.worker is None and now >= self._not_before and not self.is_paused():
+            self._start(now)
+        return self._receive(min(seconds, self._rest(now)))
 
     def close(self) -> None:
-        """End the worker; one that does not die is left behind."""
-        if self._child is not None:
-            self._child.kill()
-            self._close_pipes()
+        """End all processes; one that does not die is left behind."""
+        for child in filter(None, (self.worker, self._trial)):
+            child.kill(self._clock())
             try:
-                self._child.wait(REAP)
+                child.process.wait(REAP)
             except subprocess.TimeoutExpired:
                 pass
-        self.hung.close()
-        self._selector.close()
-        ends, self._bell, self._ringer = (self._bell, self._ringer), -1, -1
-        for end in ends:
-            if end >= 0:
-                os.close(end)
+        self._bell.close()
+        self._ringer.close()
 
-    # --- inner --------------------------------------------------------------------------------
+    def _is_undead(self, child: WorkerChild) -> bool:
+        return child.killed > 0 and self._clock() - child.killed > REAP
 
-    def _drain_wakeups(self) -> None:
-        """Forget who rang before this step: it sees what they wanted."""
-        if self._rung:
-            self._rung = False
-            try:
-                os.read(self._bell, CHUNK)
-            except BlockingIOError:
-                pass  # it was heard in the last step already
-
-    def _rest(self) -> float:
+    def _rest(self, now: float) -> float:
         """Return for how many seconds there is nothing to do unless something comes."""
-        if self._ending:
+        if self.worker is None:
+            return max(MOMENT, max(self._not_before, self._paused_until) - now)
+        if self._trial is not None or not self.worker.sends:
             return POLL
-        seen = replace(self._seen, paused_until=self._paused_until)
-        return seconds_until_action(self._clock(), seen, self._limits)
+        return max(MOMENT, self.worker.due(self._limits) - now)
 
-    def _start(self) -> None:
-        now = self._clock()
-        self._ending = False
-        self._buffer = self._words = b""
+    def _start(self, now: float) -> None:
         self.starts += 1
         try:
-            self.worker = WorkerChild([*self._argv, *self.hung.filter_words()], self._env)
+            words = self.hung.words_without()
+            self.worker = WorkerChild([*self._argv, *words], self._env, now)
         except OSError as fault:
-            self.fault = f"the worker does not start: {fault}"
-            self._later(now)
-            return
-        self._child = child = self.worker.process
-        for pipe in (child.stdout, child.stderr):
-            if pipe is not None:
-                os.set_blocking(pipe.fileno(), False)
-                self._selector.register(pipe, selectors.EVENT_READ)
-        self._seen = WorkerStatus(running=True, since=now)
+            self._put_off(now, f"the worker does not start: {fault}")
 
-    def _kill(self) -> None:
-        """End a worker that hangs, or is to let go of the driver; leave out the card it is at."""
-        if self.worker is None:
-            return
-        if self.is_paused():
-            self._end_worker("paused")
-            return
-        now, call = self._clock(), self.worker.call()
-        fault = f"the driver has not answered for {now - self._seen.since:.0f} s"
-        if call is not None and now - call.since >= LONG_CALL * self._limits.frame:
-            fault = f"{fault}: {call.name} of GPU {call.card} hangs"
-            self._named = call
-            self.hung.leave_out(call)
-        self._end_worker(fault)
-
-    def _end_worker(self, fault: str) -> None:
-        """Kill the worker, and say why."""
-        self.fault = fault
-        if self.worker is not None:
-            self.worker.kill()
-        self._close_pipes()
-        self._seen = replace(self._seen, killed=self._clock())
-
-    def _abandon(self) -> None:
-        """Give up a worker that does not die; start one that leaves its card out, where it can."""
-        worker, call = self.worker, self._named
-        if worker is not None and call is not None and self.hung.keep_stuck(call.card, worker):
-            self.worker = self._child = self._named = None
-            self._seen = WorkerStatus()
-            return
-        self.fault = "the worker hangs in the driver and cannot be killed"
-        self._seen = replace(self._seen, abandoned=True)
-
-    def _reap(self) -> None:
-        """Notice that the child is over, without waiting for it."""
-        if self._child is None or self._child.poll() is None:
-            return
-        if not self._seen.killed:
-            self._leave_crashed_out(self._child.returncode)
-        hurry = self._named is not None or (self._seen.killed > 0 and not self.fault)
-        self._named = None
-        if not self._seen.killed:
-            self.fault = self._said() or f"the worker ended with {self._child.returncode}"
-        self._close_pipes()
-        heard = self._seen.heard
-        self.worker = self._child = None
-        self._seen = WorkerStatus()
-        if hurry:
-            self._backoff = FIRST_BACKOFF
-            return
-        if heard:
-            self._backoff = FIRST_BACKOFF
-        self._later(self._clock())
-
-    def _leave_crashed_out(self, code: int) -> None:
-        """Leave out the card in whose call a worker crashed; one that is out already is no news."""
-        call = self.worker.call() if self.worker else None
-        if call is None or not (crash := crash_signal(code)):
-            return
-        if call.card not in self.hung.out():
-            self._named = call
-        self.hung.leave_out(call, crash)
-
-    def _later(self, now: float) -> None:
+    def _put_off(self, now: float, fault: str) -> None:
         """Put off the next start, each time longer until a worker has sent a frame."""
-        self._seen = replace(self._seen, not_before=now + self._backoff)
+        self.fault = fault
+        self._not_before = now + self._backoff
         self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
 
-    def _said(self) -> str:
-        """Return the worker's last words, as one line."""
-        pipe = self._child.stderr if self._child else None
-        if pipe is not None and not pipe.closed:
-            try:
-                self._words += os.read(pipe.fileno(), WORDS)
-            except OSError:
-                pass
-        text = self._words.decode("utf-8", "replace")
-        return "".join(c if c.isprintable() else " " for c in text).strip()[-WORDS:]
-
-    def _close_pipes(self) -> None:
-        if self._child is None:
+    def _follow_worker(self, now: float) -> None:
+        """Kill the worker where it is late, and notice that it is over."""
+        worker = self.worker
+        if worker is None:
             return
-        for pipe in (self._child.stdout, self._child.stderr, self._child.stdin):
-            if pipe is None or pipe.closed:
-                continue
-            if pipe in self._selector.get_map():
-                self._selector.unregister(pipe)
-            try:
-                pipe.close()
-            except OSError:
-                continue  # a broken pipe: nothing was buffered
+        if worker.process.poll() is not None:
+            self.worker = None
+            self._bury(worker, now)
+        elif not worker.killed and self.is_paused():
+            self._end(worker, "paused")
+        elif not worker.killed and now > worker.due(self._limits):
+            call = worker.call()
+            fault = f"the driver has not answered for {now - worker.since:.0f} s"
+            if call is not None and now - call.since >= LONG_CALL * self._limits.frame:
+                fault = f"{fault}: {call.name} of GPU {call.card} hangs"
+                worker.card = call.card
+                self.hung.leave_out(call, now)
+            self._end(worker, fault)
+        elif not self._is_undead(worker):
+            worker.share(self.shared)
+        elif worker.card != NO_CARD and len(self._stuck) < MOST_STUCK:
+            self._stuck.append(worker)
+            self.worker = None
+        else:
+            self.fault = "the worker hangs in the driver and cannot be killed"
+
+    def _end(self, worker: WorkerChild, fault: str) -> None:
+        self.fault = fault
+        worker.kill(self._clock())
+
+    def _bury(self, worker: WorkerChild, now: float) -> None:
+        """Decide how soon the next one starts: at once where it is to ask other cards."""
+        worker.close_pipes()
+        hurry = worker.card != NO_CARD or (worker.killed > 0 and not self.fault)
+        call, crash = worker.call(), worker.crash()
+        if not worker.killed:
+            self.fault = worker.last_words() or f"the worker ended with {worker.process.returncode}"
+            if call is not None and crash:
+                hurry = call.card not in self.hung.out()
+                self.hung.leave_out(call, now, crash)
+        if hurry or worker.is_heard:
+            self._backoff = FIRST_BACKOFF
+        if not hurry:
+            self._put_off(now, self.fault)
+
+    def _follow_trial(self, now: float) -> None:
+        """Try a card that is due, and let it in again where it answers."""
+        trial = self._trial
+        if trial is None:
+            card = self.hung.due(now, {child.card for child in self._stuck})
+            if card is not None and not self.is_paused():
+                self._try(card, now)
+            return
+        before = self.hung.cards[trial.card]
+        code, call, crash = trial.process.poll(), trial.call() or before.call, trial.crash()
+        if code is not None:
+            self._trial = None
+        if code == 0:
+            self.hung.let_in(trial.card)
+            if self.worker is not None and not self.worker.killed:
+                self._end(self.worker, "")  # the next one asks that card
+        elif code is not None and (crash or not trial.killed):  # the driver refuses: no better
+            self.hung.leave_out(call, now, crash or before.crash)
+        elif self._is_undead(trial):
+            self._stuck.append(trial)
+            self._trial = None
+        elif not trial.killed and self.is_paused():
+            trial.kill(now)
+        elif not trial.killed and now > trial.due(self._limits):
+            self.hung.leave_out(call, now)
+            trial.kill(now)
+
+    def _try(self, card: int, now: float) -> None:
+        words = self.hung.words_of_trial(card)
+        try:
+            self._trial = WorkerChild([*self._argv, *words], self._env, now, False, card)
+        except OSError:
+            before = self.hung.cards[card]
+            self.hung.leave_out(before.call, now, before.crash)
 
     def _receive(self, seconds: float) -> list[Frame]:
         """Wait for output; return every whole frame, oldest first. Garbage ends the worker."""
-        frames: list[Frame] = []
-        for key, _ in self._selector.select(seconds):
-            if key.fd not in self._selector.get_map():
-                continue  # garbage in the pipe before it has ended the worker
-            try:
-                data = os.read(key.fd, CHUNK)
-            except BlockingIOError:
-                continue
-            if key.fd == self._bell:
-                continue
-            if not data:
-                self._ending = True  # _reap says why
-                self._selector.unregister(key.fileobj)
-            elif self._child and key.fileobj is self._child.stderr:
-                self._words = (self._words + data)[-WORDS:]
-            else:
-                frames += self._frames(data)
+        worker = self.worker
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._bell, selectors.EVENT_READ)
+            if worker is not None and worker.sends:
+                selector.register(worker.descriptor(), selectors.EVENT_READ)
+            ready = {key.fd for key, _ in selector.select(max(0.0, seconds))}
+        if self._bell.fileno() in ready:
+            self._bell.recv(CHUNK)
+        if worker is None or worker.descriptor() not in ready:
+            return []
+        try:
+            frames = worker.receive(self._clock())
+        except FrameError as fault:
+            self._end(worker, str(fault))
+            return []
         if frames:
             self.fault = ""
-            self._seen = replace(self._seen, heard=True, since=self._clock())
         return frames
-
-    def _frames(self, data: bytes) -> list[Frame]:
-        """Return the frames that are whole by now; none after garbage."""
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        try:
-            if len(self._buffer) > LINE_LIMIT:
-                raise FrameError("a frame without end")
-            return [decode_frame(line) for line in lines]
-        except FrameError as fault:
-            self._kill()
-            self.fault = str(fault)
-            return []

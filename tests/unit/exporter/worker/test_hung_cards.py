@@ -22,7 +22,7 @@ from gpulock_exporter.worker.hung_cards import (
     FORGOTTEN,
     LONGEST_PAUSE,
     HungCard,
-    card_after_hang,
+    HungCards,
 )
 from gpulock_exporter.worker.supervisor import Supervisor
 
@@ -75,15 +75,20 @@ def test_an_index_stands_for_a_card_only_while_there_are_as_many() -> None:
 
 
 def test_pauses_grow_and_begin_anew_after_a_long_time_without_a_hang() -> None:
-    card: HungCard | None = None
+    cards = HungCards()
     now, pauses = 0.0, list[float]()
     for _ in range(12):
-        card = card_after_hang(card, CALL, now)
+        card = left_out(cards, now)
         pauses.append(card.due - now)
         now = card.due
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert pauses[-1] == LONGEST_PAUSE and pauses == sorted(pauses)
-    assert card_after_hang(card, CALL, now + FORGOTTEN).due == now + FORGOTTEN + FIRST_PAUSE
+    assert left_out(cards, now + FORGOTTEN).due == now + FORGOTTEN + FIRST_PAUSE
+
+
+def left_out(cards: HungCards, now: float, crash: int = 0) -> HungCard:
+    cards.leave_out(CALL, now, crash)
+    return cards.cards[CALL.card]
 
 
 @pytest.mark.slow
@@ -165,8 +170,8 @@ def test_the_next_worker_leaves_the_card_out_until_a_trial_of_its_own_succeeds(n
 
 
 def test_how_often_a_card_was_left_out_is_said_in_words() -> None:
-    once = card_after_hang(None, CALL, 10.0)
-    twice = card_after_hang(once, CALL, 20.0, signal.SIGABRT)
+    cards = HungCards()
+    once, twice = left_out(cards, 10.0), left_out(cards, 20.0, signal.SIGABRT)
     assert once.words() == "nvmlDeviceGetTemperature hangs in the driver"
     assert twice.words() == "nvmlDeviceGetTemperature ends its process by SIGABRT, 2 times by now"
 

@@ -4,26 +4,14 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
-from typing import Any
 
 import pytest
 from gpulock_exporter.telemetry import Frame
-from gpulock_exporter.worker.restart_policy import (
-    MOMENT,
-    POLL,
-    REAP,
-    WorkerAction,
-    WorkerStatus,
-    decide_worker_action,
-    seconds_until_action,
-)
 from gpulock_exporter.worker.supervisor import Supervisor
 
 from tests.support.exporter_workers import LIMITS, Nest, children
 from tests.support.pairs import pairwise
-from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -63,52 +51,13 @@ def test_a_worker_is_told_which_cards_are_shared_and_the_next_one_as_well(nest: 
     assert heard.read_text().splitlines() == told
     supervisor.shared = cards | {"0000:5e:00.0"}
     assert supervisor.worker is not None
-    supervisor.worker.kill()
+    supervisor.worker.process.kill()
     for _ in range(1200):
         nest.clock.now += 1
         supervisor.step(0.05)
         if supervisor.starts > 1 and heard.read_text().splitlines()[3:]:
             break
     assert heard.read_text().splitlines()[-1] == "0000:5e:00.0"
-
-
-@pytest.mark.parametrize(
-    ("seen", "act"),
-    [
-        (WorkerStatus(), WorkerAction.START),
-        (WorkerStatus(not_before=101), WorkerAction.WAIT),
-        (WorkerStatus(paused_until=101), WorkerAction.WAIT),
-        (WorkerStatus(running=True, since=90), WorkerAction.WAIT),
-        (WorkerStatus(running=True, since=69), WorkerAction.KILL),
-        (WorkerStatus(running=True, heard=True, since=96), WorkerAction.WAIT),
-        (WorkerStatus(running=True, heard=True, since=94), WorkerAction.KILL),
-        (WorkerStatus(running=True, heard=True, since=100, paused_until=200), WorkerAction.KILL),
-        (WorkerStatus(running=True, since=10, killed=99), WorkerAction.WAIT),
-        (WorkerStatus(running=True, since=10, killed=100 - REAP - 0.1), WorkerAction.ABANDON),
-        (WorkerStatus(running=True, since=10, killed=50, abandoned=True), WorkerAction.WAIT),
-    ],
-)
-def test_what_is_due_follows_from_the_situation_alone(
-    seen: WorkerStatus, act: WorkerAction
-) -> None:
-    assert decide_worker_action(100.0, seen, LIMITS) is act
-
-
-@pytest.mark.parametrize(
-    ("seen", "seconds"),
-    [
-        (WorkerStatus(not_before=107), 7),
-        (WorkerStatus(not_before=103, paused_until=160), 60),
-        (WorkerStatus(), MOMENT),
-        (WorkerStatus(running=True, since=99), LIMITS.first - 1),
-        (WorkerStatus(running=True, heard=True, since=98.5), LIMITS.frame - 1.5),
-        (WorkerStatus(running=True, heard=True, since=90), MOMENT),
-        (WorkerStatus(running=True, since=10, killed=99), POLL),
-        (WorkerStatus(running=True, since=10, killed=50, abandoned=True), POLL),
-    ],
-)
-def test_it_sleeps_until_something_is_due(seen: WorkerStatus, seconds: float) -> None:
-    assert seconds_until_action(100.0, seen, LIMITS) == seconds
 
 
 def test_every_frame_is_handed_on_in_order(nest: Nest) -> None:
@@ -178,21 +127,12 @@ def test_garbage_ends_the_worker(nest: Nest, line: str) -> None:
     assert supervisor.fault
 
 
-def test_words_on_standard_error_do_not_keep_it_busy(
-    nest: Nest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    supervisor = nest.supervise('echo noise >&2; echo "$GOOD"; exec sleep 60')
+def test_what_a_worker_says_between_frames_is_not_kept(nest: Nest) -> None:
+    supervisor = nest.supervise('echo noise >&2; echo "$GOOD"; read -r _; echo "the end" >&2')
     frames(supervisor)
-    real, ready = selectors.DefaultSelector.select, list[list[Any]]()
-
-    def select(self: selectors.DefaultSelector, timeout: float | None = None) -> list[Any]:
-        ready.append(real(self, timeout))
-        return ready[-1]
-
-    monkeypatch.setattr(selectors.DefaultSelector, "select", select)
-    for _ in range(3):
-        supervisor.step(0.1)
-    assert ready[-1] == [], "what was said is read, and nothing is waited for in vain"
+    supervisor.shared = frozenset({"0000:3b:00.0"})
+    settle(supervisor, "the end")
+    assert supervisor.fault == "the end"
 
 
 def test_one_that_cannot_be_killed_is_abandoned_and_none_started_beside_it(
@@ -264,12 +204,3 @@ def test_a_program_that_is_not_there_is_said(nest: Nest) -> None:
     nest.made.append(Supervisor(["/no/such/worker"], nest.clock, LIMITS))
     nest.made[-1].step(0)
     assert "does not start" in nest.made[-1].fault
-
-
-def test_garbage_beside_words_ends_the_worker_alone(nest: Nest) -> None:
-    done = nest.root / "done"
-    supervisor = nest.supervise(f"echo words >&2; echo garbage; touch {done}; exec sleep 60")
-    supervisor.step(0)
-    wait_until(done.exists, why="both pipes to have something to read")
-    supervisor.step(1)
-    assert "not a frame" in supervisor.fault

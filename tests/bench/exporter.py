@@ -25,7 +25,7 @@ from pathlib import Path
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.exposition import render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.web.encoding import gzip_body
+from gpulock_exporter.web.http import gzip_body
 
 from tests.bench.crowd import scrapes_beside
 from tests.bench.harness import (

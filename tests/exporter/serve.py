@@ -12,9 +12,8 @@ import signal
 import sys
 import time
 
-from gpulock_exporter.web.encoding import SampleBody
-from gpulock_exporter.web.http import HttpRequest, HttpResponse, route_by_path
-from gpulock_exporter.web.listen import activated_sockets, listen_on_addresses, parse_listen_address
+from gpulock_exporter.web.http import HttpRequest, HttpResponse, SampleBody, route_by_path
+from gpulock_exporter.web.listen import activated_sockets, listen_on_addresses
 from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
 
 
@@ -66,9 +65,7 @@ def main(arguments: list[str]) -> int:
 
         listeners = activated_sockets(os.environ)
     else:
-        listeners = listen_on_addresses(
-            map(parse_listen_address, options.listen or ["127.0.0.1:0"])
-        )
+        listeners = listen_on_addresses(options.listen or ["127.0.0.1:0"])
 
     large = b"x" * 2_000_000
 

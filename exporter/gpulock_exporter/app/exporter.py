@@ -41,11 +41,11 @@ from gpulock_exporter.state.node_devices import DeviceList, inventory_version
 from gpulock_exporter.state.plausibility import normalize_bus_id
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame
-from gpulock_exporter.web.encoding import SampleBody
 from gpulock_exporter.web.http import (
     Handler,
     HttpRequest,
     HttpResponse,
+    SampleBody,
     error_response,
     route_by_path,
 )

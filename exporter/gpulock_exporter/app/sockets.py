@@ -18,7 +18,6 @@ from gpulock_exporter.web.listen import (
     ListenError,
     activated_sockets,
     listen_on_addresses,
-    parse_listen_address,
 )
 from gpulock_exporter.web.server import HttpServer
 
@@ -68,5 +67,4 @@ def _answers_nobody(fault: ListenError) -> str:
 
 
 def _listen_on_words(addresses: Sequence[str]) -> tuple[list[socket.socket], str]:
-    found = listen_on_addresses(map(parse_listen_address, addresses))
-    return found, f"answers on {' '.join(addresses)}"
+    return listen_on_addresses(addresses), f"answers on {' '.join(addresses)}"

@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 _BACKLOG = 4096  # a full one costs the next client a second; the kernel caps it (somaxconn)
 _HIGHEST_PORT = 65535
@@ -26,29 +25,7 @@ class AddressTakenError(ListenError):
     """An address on which another process listens."""
 
 
-@dataclass(frozen=True)
-class ListenAddress:
-    """A host and a port; no host means every address of this node."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_listen_address(text: str) -> ListenAddress:
-    """Parse `host:port`, `[IPv6]:port` or `:port`, as `--web.listen-address` of other exporters."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > _HIGHEST_PORT:
-        raise ListenError(f"{text!r} is no address: write host:port, [IPv6]:port or :port")
-    if ":" in host and not bracketed:
-        raise ListenError(f"{text!r} is no address: an IPv6 address stands in brackets, [::1]:9465")
-    return ListenAddress(host[1:-1] if bracketed else host, int(port))
-
-
-def listen_on_addresses(addresses: Iterable[ListenAddress]) -> list[socket.socket]:
+def listen_on_addresses(addresses: Iterable[str]) -> list[socket.socket]:
     """Listen on every address, or on none of them."""
     with ExitStack() as opened:
         found = [opened.enter_context(one) for address in addresses for one in _listen(address)]
@@ -56,16 +33,29 @@ def listen_on_addresses(addresses: Iterable[ListenAddress]) -> list[socket.socke
     return found
 
 
-def _listen(address: ListenAddress) -> Iterator[socket.socket]:
+def parse_listen_address(text: str) -> tuple[str, int]:
+    """Parse `host:port`, `[IPv6]:port` or `:port`, as `--web.listen-address` of other exporters.
+
+    No host means every address of this node.
+    """
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > _HIGHEST_PORT:
+        raise ListenError(f"{text!r} is no address: write host:port, [IPv6]:port or :port")
+    if ":" in host and not bracketed:
+        raise ListenError(f"{text!r} is no address: an IPv6 address stands in brackets, [::1]:9465")
+    return host[1:-1] if bracketed else host, int(port)
+
+
+def _listen(address: str) -> Iterator[socket.socket]:
     """Yield a socket for each address of a name; of no host one for IPv6 and IPv4 together."""
+    host, port = parse_listen_address(address)
     try:
-        if not address.host:
-            yield _listen_everywhere(address.port)
+        if not host:
+            yield _listen_everywhere(port)
             return
         # A name may have both kinds of addresses, and the same one twice.
-        found = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, where in sorted({(one[0], one[4]) for one in found}, key=str):
             yield socket.create_server(where, family=family, backlog=_BACKLOG)
     except (socket.gaierror, UnicodeError) as error:

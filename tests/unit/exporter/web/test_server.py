@@ -16,8 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.web.encoding import SampleBody
-from gpulock_exporter.web.http import HttpRequest, HttpResponse, error_response, route_by_path
+from gpulock_exporter.web.http import (
+    HttpRequest,
+    HttpResponse,
+    SampleBody,
+    error_response,
+    route_by_path,
+)
 from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
 
 from tests.exporter.inprocess import Running, running

@@ -7,8 +7,7 @@ import gzip
 import threading
 
 import pytest
-from gpulock_exporter.web.encoding import SampleBody, takes_gzip
-from gpulock_exporter.web.http import HttpRequest, HttpResponse
+from gpulock_exporter.web.http import HttpRequest, HttpResponse, SampleBody, takes_gzip
 
 from tests.support.wait import let_work
 

@@ -5,6 +5,14 @@ Hot, loaded where neither a cgroup nor a group marks a job's processes. A user w
 environment of their own processes: it proves something about that user's jobs alone.
 """
 
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.node.procfs import Proc, ProcessStatus
+
+ONE_USER = 0.5  # seconds for the processes of one user
+INIT = 1  # may hide its environment even from root
 CLAIM = "GPULOCK_CLAIM"  # the token of the claim of a `gpulock run`
 JOB, NODE, CONTEXT = b"SLURM_JOB_ID=", b"SLURMD_NODENAME=", b"SLURM_SCRIPT_CONTEXT="
 HOOK_CONTEXTS = (b"prolog_slurmd", b"epilog_slurmd")
@@ -41,3 +49,29 @@ def environ_value(environ: bytes, key: bytes) -> bytes:
     begin = at + len(key)
     end = environ.find(b"\0", begin)
     return environ[begin:] if end < 0 else environ[begin:end]
+
+
+def read_environs(
+    uid: int, statuses: "dict[int, ProcessStatus]", proc: "Proc"
+) -> tuple[dict[int, StartedAs], str, str]:
+    """Return what a user's processes were started as, why there may be more, what is not seen.
+
+    The first one that hangs ends it, and it has an end: 1,500 processes of 640,000 strings each
+    took more than a minute.
+    """
+    started: dict[int, StartedAs] = {}
+    unseen, late = "", time.monotonic() + ONE_USER
+    for pid, status in statuses.items():
+        if status.kernel or status.uids[0] != uid or pid == INIT:
+            continue
+        if time.monotonic() > late:
+            return started, f"no time for the environment of process {pid} of uid {uid}", unseen
+        try:
+            started[pid] = StartedAs(proc.read_memory(pid, "environ"))
+        except TimeoutError as fault:
+            return started, str(fault), unseen
+        except ProcessLookupError:
+            continue
+        except OSError as fault:
+            unseen = f"process {pid} cannot be seen: {fault}"
+    return started, "", unseen

@@ -8,7 +8,7 @@ hides, forks or multiplies processes costs it nothing, and keeps no lock that is
 import os
 import time
 
-from gpulock.alloc.process_owner import INIT, SYSTEM_UIDS, ProcessTree
+from gpulock.alloc.process_owner import SYSTEM_UIDS, ProcessTree
 from gpulock.node.procfs import OVER, Proc, ProcessStatus
 from gpulock.store import atomic
 
@@ -23,7 +23,6 @@ ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is gi
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
 MANY = 1024  # numbers given since the last sample that are asked for
-ONE_USER = 0.5  # seconds for the environments of one user's processes
 SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
 
 
@@ -295,32 +294,16 @@ class ProcessScan(ProcessTree):
     def started_as(self, uid: int) -> "tuple[dict[int, StartedAs], str]":
         """Return what each process of a user was started as, and why there may be more.
 
-        Each environment is read once, and that of one user has an end: 1,500 processes of 640,000
-        strings each took more than a minute. What cannot be seen at all makes the look blind.
+        Each environment is read once. What cannot be seen at all makes the look blind.
         """
         if uid not in self._environs:
-            started: "dict[int, StartedAs]" = {}
-            self._environs[uid] = started, self._read_environs(uid, started)
+            from gpulock.alloc.environs import read_environs
+
+            started, missed, unseen = read_environs(uid, self.statuses(), self.proc)
+            self._environs[uid] = started, missed
+            if unseen:
+                self.mark_blind(unseen)
         return self._environs[uid]
-
-    def _read_environs(self, uid: int, started: "dict[int, StartedAs]") -> str:
-        from gpulock.alloc.environs import StartedAs
-
-        late = time.monotonic() + ONE_USER
-        for pid, status in self.statuses().items():
-            if status.kernel or status.uids[0] != uid or pid == INIT:
-                continue
-            if time.monotonic() > late:
-                return f"no time for the environment of process {pid} of uid {uid}"
-            try:
-                started[pid] = StartedAs(self.proc.read_memory(pid, "environ"))
-            except TimeoutError as fault:
-                return str(fault)  # the first one that hangs ends it
-            except ProcessLookupError:
-                continue
-            except OSError as fault:
-                self.mark_blind(f"process {pid} cannot be seen: {fault}")
-        return ""
 
     def carriers(self, gid: int) -> list[int]:
         """Return the processes that carry a supplementary group."""

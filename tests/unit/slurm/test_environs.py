@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gpulock.alloc import process_scan
+from gpulock.alloc import environs
 from gpulock.alloc.environs import StartedAs, environ_value
 from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
@@ -81,7 +81,7 @@ def test_a_look_at_one_users_environments_has_an_end_and_is_a_doubt_of_that_user
     Stopped by: half a second for one user, whose own locks then stay.
     """
     site.process(900, "python")
-    monkeypatch.setattr(process_scan, "ONE_USER", -1.0)
+    monkeypatch.setattr(environs, "ONE_USER", -1.0)
     own, other = reasons(site, UID, OTHER_UID)
     assert (own, other) == (f"no time for the environment of process 900 of uid {UID}", "")
 

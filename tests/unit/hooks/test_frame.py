@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,23 @@ def test_a_hook_does_not_wait_for_whoever_reads_its_errors(filled: int) -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_a_hook_asks_only_whether_its_errors_can_be_written_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+
+    def full(*given: object) -> tuple[list[int], list[int], list[int]]:
+        assert isinstance(given[3], (int, float))
+        waits.append(given[3])
+        return [], [], []
+
+    monkeypatch.setattr(select, "select", full)
+
+    frame.log_hook_line(parse_settings("SIMULATION=/\n", "x"), "x", error=True)
+
+    assert waits == [0]
 
 
 def test_a_closed_output_is_no_error() -> None:

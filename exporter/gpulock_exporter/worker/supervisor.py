@@ -9,8 +9,8 @@ started beside it: it would hang as well, unless it can leave a card out.
 
 from __future__ import annotations
 
+import os
 import selectors
-import socket
 import subprocess
 from collections.abc import Callable, Sequence
 
@@ -53,8 +53,8 @@ class Supervisor:
         self._not_before, self._backoff = 0.0, FIRST_BACKOFF  # of the next start
         self._paused_until = 0.0  # a signal handler sets these two, at any moment
         self._hurry = False
-        self._bell, self._ringer = socket.socketpair()
-        self._ringer.setblocking(False)
+        self._bell, self._ringer = os.pipe()
+        os.set_blocking(self._ringer, False)
 
     @property
     def abandoned(self) -> int:
@@ -79,7 +79,7 @@ class Supervisor:
     def wake(self) -> None:
         """End the sleep of a step. For signal handlers: Python itself would sleep on."""
         try:
-            self._ringer.send(b".")
+            os.write(self._ringer, b".")
         except OSError:
             pass  # so many rings that nobody is asleep, or closed already
 
@@ -110,8 +110,10 @@ class Supervisor:
                 child.process.wait(REAP)
             except subprocess.TimeoutExpired:
                 pass
-        self._bell.close()
-        self._ringer.close()
+        ends, self._bell, self._ringer = (self._bell, self._ringer), -1, -1
+        for end in ends:
+            if end >= 0:
+                os.close(end)
 
     def _is_undead(self, child: WorkerChild) -> bool:
         return child.killed > 0 and self._clock() - child.killed > REAP
@@ -226,8 +228,8 @@ class Supervisor:
             if worker is not None and worker.sends:
                 selector.register(worker.descriptor(), selectors.EVENT_READ)
             ready = {key.fd for key, _ in selector.select(max(0.0, seconds))}
-        if self._bell.fileno() in ready:
-            self._bell.recv(CHUNK)
+        if self._bell in ready:
+            os.read(self._bell, CHUNK)
         if worker is None or worker.descriptor() not in ready:
             return []
         try:

@@ -69,7 +69,7 @@ class Chain:
 
     def open_to_all(self) -> Path:
         """Let any user run the site's hook and write what it saw; return the file of the latter."""
-        for folder in (self.folder, *self.folder.parents[:2]):
+        for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
             folder.chmod(0o755)
         seen = Path(f"{self.log}.env")
         for path in (self.log, seen, Path(f"{self.log}.limits")):

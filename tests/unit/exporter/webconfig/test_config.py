@@ -79,7 +79,7 @@ WRONG: list[tuple[str, str]] = [
     (TLS.replace("server.pem", "folder"), "Is a directory: '{folder}/folder'"),
     (TLS.replace("server.pem", "/dev/zero"), "this is not a regular file: '/dev/zero'"),
     (TLS.replace("server.pem", "large.pem"), "larger than 1048576 bytes: '{folder}/large.pem'"),
-    (TLS.replace("server.pem", '"a\\0b"'), "embedded null byte"),
+    (TLS.replace("server.pem", '"a\\0b"'), "embedded null "),
     (TLS.replace("server.pem", "empty.pem"), "{folder}/empty.pem"),
     (TLS.replace("server.pem", "server.key"), "{folder}/server.key"),
     (TLS.replace("server.key", "server.pem"), "{folder}/server.pem"),

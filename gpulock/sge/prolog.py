@@ -45,11 +45,13 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     told = run.refusal
     if told is None:
         run.log(format_grant(call.who, grant, run.seconds()))
-        if call.site:
-            from gpulock.sge import site_hook
+        if not call.site:
+            return hook.DONE
+        from gpulock.sge import site_hook
 
-            return site_hook.become_site_prolog(call, environ)
-        return hook.DONE
+        told = site_hook.become_site_prolog(call, environ)
+        if told.kind == UNKNOWN and run.settings is not None:
+            count_unknown_refusal(Node(run.settings), told, who, run.deadline)
     if call.limited:
         told = hook.blame_job_limits(told)
     run.log(told.sentence(call.who), error=True)

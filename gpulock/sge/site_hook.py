@@ -22,6 +22,7 @@ from gpulock.store import atomic
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import NoReturn
 
 EXECD_NAMES = frozenset(
     {
@@ -69,8 +70,8 @@ class SiteHook:
         else:
             self.variables = {**kept, **job_variables(found, text)}
 
-    def become(self) -> None:
-        """Become the hook under the job's own limits; return never; raise OSError or ValueError.
+    def become(self) -> "NoReturn":
+        """Become the hook under the job's own limits; raise OSError or ValueError.
 
         prlimit(1) sets them: under them nothing is sure to be left for an execve of ours.
         """
@@ -121,20 +122,22 @@ def root_variables(found: Spool, text: str) -> "dict[str, str]":
     return variables
 
 
-def become_site_prolog(call: hook.SgeHookCall, environ: "Mapping[str, str]") -> int:
-    """Become the site's prolog; return an exit code where that cannot be."""
+def become_site_prolog(call: hook.SgeHookCall, environ: "Mapping[str, str]") -> Refusal:
+    """Become the site's prolog; return why that cannot be."""
     try:
         site = SiteHook(call, environ)
         answer_drop_env(environ, hook.DONE)
         site.become()
+    except Refusal as refusal:
+        return refusal
     except Exception as fault:  # whatever it is, the job does not start
-        return say_why_not(call, fault, hook.JOB_ERROR)
-    return hook.QUEUE_ERROR
+        return unexpected_refusal(fault)
 
 
 def run_site_epilog(call: hook.SgeHookCall, environ: "Mapping[str, str]") -> int:
-    """Run the site's epilog to its end; return its exit code.
+    """Run the site's epilog to its end; return its exit code, and DONE where it cannot be run.
 
+    Anything else would run a finished job again (docs/facts/grid-engine.md, exit codes of hooks).
     That of a forged job does not run, because no prolog of root's ran.
     """
     answer_drop_env(environ, hook.DONE)
@@ -149,20 +152,12 @@ def run_site_epilog(call: hook.SgeHookCall, environ: "Mapping[str, str]") -> int
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         code = SIGNALLED - code if code < 0 else code
     except Exception as fault:  # whatever it is, the GPUs are released
-        code = say_why_not(call, fault, hook.DONE)
+        told = fault if isinstance(fault, Refusal) else unexpected_refusal(fault)
+        line = told.sentence(f"the site's epilog of {call.who}")
+        log_hook_line(None, line, error=True, to_syslog=not call.tried)
+        code = hook.DONE
     answer_drop_env(environ, code)
     return code
-
-
-def say_why_not(call: hook.SgeHookCall, fault: Exception, code: int) -> int:
-    """Say why the site's hook does not run; return `code` where the job or its user is at fault."""
-    told = fault if isinstance(fault, Refusal) else unexpected_refusal(fault)
-    if call.limited:
-        told = hook.blame_job_limits(told)
-    line = told.sentence(f"the site's hook of {call.who}")
-    log_hook_line(None, line, error=True, to_syslog=not call.tried)
-    crowded = isinstance(fault, BlockingIOError)  # every process is taken
-    return code if crowded or told.kind == INVALID_REQUEST else hook.QUEUE_ERROR
 
 
 def answer_drop_env(environ: "Mapping[str, str]", code: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
-from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks import frame
 from gpulock.install.trial import NO_PROCESS
 from gpulock.node.procfs import Proc
@@ -225,21 +225,39 @@ def test_a_fault_under_the_jobs_own_limits_is_blamed_on_the_job(
     assert prolog.main(["sge", str(site.pid)], environ, site.config()) == JOB_ERROR
 
 
-@pytest.mark.parametrize("code", [0, 1, 99])
-def test_the_sites_prolog_follows_a_grant_of_ours_and_its_exit_code_counts(
-    site: Site, monkeypatch: pytest.MonkeyPatch, code: int
+@pytest.mark.parametrize(
+    ("kind", "code"), [(UNKNOWN, REQUEUE), (INVALID_REQUEST, JOB_ERROR), (BROKEN, QUEUE_ERROR)]
+)
+def test_a_site_prolog_that_cannot_follow_a_grant_is_a_refusal_like_any_other(
+    site: Site, monkeypatch: pytest.MonkeyPatch, kind: str, code: int
 ) -> None:
     job, held = site.run(gpus(1)), list[int]()
 
-    def become(call: hook.SgeHookCall, _environ: object) -> int:
+    def become(call: hook.SgeHookCall, _environ: object) -> Refusal:
         assert call.site == ["alice", "root@/site/pro", "a b"]
         held.append(len(site.locks()))
-        return code
+        return Refusal(kind, "its user is not known", "see getent passwd")
 
     monkeypatch.setattr(site_hook, "become_site_prolog", become)
 
     assert start(site, job, "alice", "root@/site/pro", "a b") == code
     assert held == [1]
+
+
+def test_site_prologs_that_cannot_start_for_jobs_of_several_owners_are_a_broken_node(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def become(call: hook.SgeHookCall, _environ: object) -> Refusal:
+        del call
+        return Refusal(UNKNOWN, "its user is not known", "see getent passwd")
+
+    monkeypatch.setattr(site_hook, "become_site_prolog", become)
+    codes: list[int] = []
+    for number, owner in enumerate(("alice", "alice", "bob")):
+        job = site.run(gpus(1), job_id=20 + number, owner=owner)
+        codes.append(start(site, job, owner, "root@/site/pro"))
+
+    assert codes == [REQUEUE, REQUEUE, QUEUE_ERROR]
 
 
 def test_a_prolog_that_refuses_is_the_last_word(

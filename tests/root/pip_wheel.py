@@ -11,13 +11,13 @@ import sys
 from tests.root.archive import Archive, ArchiveError
 from tests.root.build import cache_folder, unpack
 
-RELEASE, PACKAGE = "bookworm", "python3-pip-whl"
+RELEASE, PACKAGE = "trixie", "python3-pip-whl"  # the first for 3.13, and still for 3.9
 
 
 def main() -> int:
     """Print the path, or in one sentence why there is none."""
     cache = cache_folder()
-    folder = cache / PACKAGE
+    folder = cache / f"{PACKAGE}-{RELEASE}"  # a cache may have an earlier one
     try:
         if not folder.exists():
             files = Archive(RELEASE, cache / "debs").fetch([PACKAGE])

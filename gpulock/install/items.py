@@ -55,7 +55,8 @@ class Remainder:
 class Item:
     """One thing that gpulock puts on a node or into a cluster, and takes away again.
 
-    `needs` are items that must be there before it, and that go after it.
+    `needs` are items that must be there before it, and that go after it. One that changes nothing
+    itself is the administrator's, and has a remainder alone.
     """
 
     title: str
@@ -64,15 +65,16 @@ class Item:
 
     def show(self, wanted: Wanted) -> list[str]:
         """Return what this run would change, as lines with `-` and `+`; raise InstallError."""
-        raise NotImplementedError
+        del wanted
+        return []
 
     def present(self) -> None:
         """Put it in place; raise InstallError."""
-        raise NotImplementedError
+        raise InstallError("it is not gpulock's to change")
 
     def absent(self) -> None:
         """Take it away; raise InstallError."""
-        raise NotImplementedError
+        raise InstallError("it is not gpulock's to change")
 
     def tidy(self) -> None:
         """Remove what a run that was killed has left beside it; raise InstallError."""

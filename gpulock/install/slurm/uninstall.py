@@ -44,10 +44,6 @@ class UnknownSlurm(Item):
     def __init__(self, why: str, needs: tuple[Item, ...]) -> None:
         self.why, self.needs = why, needs
 
-    def show(self, wanted: Wanted) -> list[str]:
-        del wanted
-        return []
-
     def remainder(self, wanted: Wanted) -> Remainder | None:
         del wanted
         return Remainder(f"{UNSURE}: {self.why}")

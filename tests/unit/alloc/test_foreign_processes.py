@@ -215,13 +215,23 @@ def test_what_a_scheduler_could_not_see_is_not_taken_for_restlessness(fake: Fake
 
 
 class Listed(Proc):
-    """A /proc that counts how often it is listed, and changes right after each time."""
+    """A /proc that counts how often it is listed, and changes right after each time.
 
-    def __init__(self, fake: FakeProc, *changes: Callable[[], object]) -> None:
+    With `once_read` it changes before the second time: what the first one has listed was read.
+    """
+
+    def __init__(
+        self,
+        fake: FakeProc,
+        *changes: Callable[[], object],
+        once_read: Callable[[], object] = list,
+    ) -> None:
         super().__init__(str(fake.root))
-        self.times, self._changes = 0, iter(changes)
+        self.times, self._changes, self._once_read = 0, iter(changes), once_read
 
     def inodes(self) -> dict[int, int]:
+        if self.times == 1:
+            self._once_read()
         found = super().inodes()
         self.times += 1
         next(self._changes, list)()
@@ -276,16 +286,7 @@ def given_again(fake: FakeProc, whose: int, pid: int) -> Callable[[], None]:
 @pytest.mark.root
 @pytest.mark.parametrize("whose", [OWNER, OTHER])
 def test_a_number_that_was_given_again_is_read_again(fake: FakeProc, whose: int) -> None:
-    again = given_again(fake, whose, 701)
-    proc = Listed(fake)
-    listed = proc.inodes
-
-    def inodes() -> dict[int, int]:
-        if proc.times == 1:
-            again()
-        return listed()
-
-    proc.inodes = inodes  # type: ignore[method-assign]
+    proc = Listed(fake, once_read=given_again(fake, whose, 701))
     assert ask(proc) == f"process 701 has {DEVICE} open"
 
 
@@ -315,17 +316,8 @@ def test_after_a_look_at_processes_one_at_files_reads_a_number_that_was_given_ag
 
 
 def test_a_process_that_is_read_again_is_told_once(fake: FakeProc) -> None:
-    again = given_again(fake, OWNER, 905)
+    proc = Listed(fake, once_read=given_again(fake, OWNER, 905))
     (fake.root / "905/fd/9").symlink_to("/dev/full")
-    proc = Listed(fake)
-    listed = proc.inodes
-
-    def inodes() -> dict[int, int]:
-        if proc.times == 1:
-            again()
-        return listed()
-
-    proc.inodes = inodes  # type: ignore[method-assign]
     files = OpenFiles(ProcessScan(proc), [full_device()], Settings({}))
     assert files.pids_with_open(DEVICE) == [905]
 

@@ -72,6 +72,9 @@ make_venv() {
         "$python" -m venv --without-pip .venv
         pip_wheel=$("$python" -m tests.root.pip_wheel) ||
             die "$python has neither ensurepip nor pip. Debian: apt-get install python3-venv"
+        # Debian 11 splits distutils off as well, by which pip finds its folders in 3.9; later ones ask sysconfig.
+        echo 'import sysconfig; sysconfig._PIP_USE_SYSCONFIG = True' \
+            >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pip-asks-sysconfig.pth"
         PYTHONPATH=$pip_wheel .venv/bin/python -m pip install -qq pip
         return
     fi

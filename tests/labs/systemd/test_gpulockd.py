@@ -62,7 +62,9 @@ def test_what_a_killed_job_held_is_freed_and_the_journal_says_why(node: Node) ->
     words = f"gpulockd[{node.main_pid(DAEMON)}]: freed {' '.join(sorted(held))} of pid"
     notices = ("journalctl", "-u", DAEMON, "-p", "notice", "-o", "short", "--no-pager")
     (line,) = wait_until(
-        lambda: [one for one in node.machine.run(*notices).stdout.splitlines() if words in one],
+        lambda: (
+            [one for one in node.machine.run(*notices).stdout.splitlines() if words in one] or None
+        ),
         why=f"{words!r} in the journal",
     )
     assert "is gone" in line

@@ -47,7 +47,7 @@ pytestmark = pytest.mark.slow
 GPUS, MOST = 8, 4
 PLACES = 6  # more locks than GPUs, where three of them have 10 places
 BOLD = 0.02  # how often a worker asks although it sees that too few are free
-GIANT = [pytest.mark.giant, pytest.mark.timeout(600)]
+GIANT = pytest.mark.giant
 SOAK = [pytest.mark.soak, pytest.mark.timeout(600)]
 FORK = get_context("fork")
 

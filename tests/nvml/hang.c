@@ -51,9 +51,11 @@ static void wait_deaf(const char *path, const struct stat *before)
         if (old[n].sa_handler == SIG_DFL)
             sigaction(endings[n], &ignore, NULL);
     }
-    pid_t child = vfork();
+    pid_t parent = getpid(), child = vfork();
     if (child == 0) { /* only system calls: it borrows this process's memory and stack */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) /* it died before: no signal comes any more */
+            _exit(0);
         wait_for_change(path, before, 0);
         _exit(0);
     }

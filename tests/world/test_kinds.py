@@ -76,7 +76,6 @@ def one_kind_is_chosen_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: tuple[tuple[Callable[[pytest.MonkeyPatch], None], str], ...] = (
-    (instance_leaves_its_card_free, "mig_mode"),
     (instance_leaves_its_card_free, "reset"),
     (instance_leaves_its_card_free, "reset_of_places"),
     (instance_is_a_card, "mig_mode"),

@@ -73,9 +73,13 @@ def os_error_kind(fault: BaseException, missing: str = UNKNOWN) -> str:
     return BROKEN if isinstance(fault, OSError) and fault.errno not in PASSING else UNKNOWN
 
 
-def lost_locks_refusal(what: str) -> Refusal:
-    """Return the refusal of every claim while `what` is lost."""
-    return Refusal(UNKNOWN, f"{what} were lost", "run gpulock reap as root: it restores them")
+def lost_records_refusal(folder: str) -> Refusal:
+    """Return the refusal of every claim once the records of this boot are gone."""
+    return Refusal(
+        UNKNOWN,
+        f"the records of this boot's claims were lost: {folder} was removed",
+        "drain the node and reboot it, or run gpulock forget-locks when no job is left",
+    )
 
 
 def one_line(text: str) -> str:

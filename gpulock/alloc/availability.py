@@ -63,31 +63,15 @@ def reap_held_locks(reaper: "Reaper", held: dict[str, Lock], totals: ClaimCounte
             totals.count_reap(outcome.verdict.proof)
 
 
-def open_device_ids(
-    node: Node, found: list[Device], judge: "Judge", sessions: "list[int] | None" = None
-) -> list[str]:
-    """Return the devices that a process has open, asked only after locks were lost.
-
-    Processes of these `sessions` do not count.
-    """
-    from gpulock.alloc.device_users import OpenFiles
-
-    holders = OpenFiles(judge.scan, found, node.settings)
-    ours = {pid for sid in sessions or () for pid in judge.scan.session_members(sid)}
-    return [d.id for d in found if set(holders.pids_with_open(d.id)) - ours or holders.blind]
-
-
 def pick_free_devices(
     node: Node,
     found: list[Device],
     held: dict[str, Lock],
     want: ClaimRequest,
-    opened: list[str],
 ) -> tuple[list[Device], dict[str, str]]:
     """Return the devices to lock, nothing when too few are free, and why others are out, by id.
 
-    Out are those that are quarantined, reserved or withheld, those whose MPS is another's, and
-    those that are `opened`.
+    Out are those that are quarantined, reserved or withheld, and those whose MPS is another's.
     Raises Refusal.
     """
     away = [d.id for d in found if d.withheld]
@@ -99,7 +83,6 @@ def pick_free_devices(
         if isinstance(refusal.__cause__, FileNotFoundError):  # the next claim finds them again
             boot.make_claim_folders(node.store, state_dir, node.boot_id)
         raise
-    away += opened
     out = dict.fromkeys(away, OUT)
     taken = [*(whole_claims(held) if want.share else held), *out]
     free = [

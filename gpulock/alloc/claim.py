@@ -12,20 +12,20 @@ import time
 from gpulock.alloc.availability import (
     impossible_refusal,
     judge_ahead,
-    open_device_ids,
     pick_free_devices,
     reap_held_locks,
     shortage_refusal,
 )
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, lost_locks_refusal, os_error_kind
+from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, os_error_kind
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.store import boot, kv, owner
+from gpulock.store import boot, grants
 from gpulock.store.counters import ClaimCounters, note_lock_timeout
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
+from gpulock.store.repair import repair_locks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class Grant:
     """The devices of a job, by index, with the record that holds them.
 
     `fresh` is False when the same run asked again and got the same answer. `waited` is the time
-    at the gate in seconds. `fault` is why STATE_DIR has no record of it, or nothing.
+    at the gate in seconds.
     """
 
-    __slots__ = ("devices", "fault", "fresh", "owner", "waited")
+    __slots__ = ("devices", "fresh", "owner", "waited")
 
     def __init__(
         self, granted: list[Device], record: Owner, fresh: bool = True, waited: float = 0.0
@@ -51,7 +51,6 @@ class Grant:
         self.owner = record
         self.fresh = fresh
         self.waited = waited
-        self.fault = ""
 
 
 def claim_devices(
@@ -168,10 +167,7 @@ def claim_under_gate(
     """
     if node.store.boot_id() != node.boot_id:
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-    held = node.store.read_all_locks()
-    lost, refilled = node.store.find_lost(held)
-    if lost:
-        raise lost_locks_refusal(f"the locks of {' '.join(lost)}")
+    held = repair_locks(node.store, node.boot_id).held
     mine = [one for one in held.values() if one.owner and one.owner.key() == template.key()]
     if mine:
         from gpulock.alloc.same_job import LookNeededError, granted_before
@@ -183,18 +179,17 @@ def claim_under_gate(
         if again:
             return Grant(*again, fresh=False)
         held = node.store.read_all_locks()
-    opened = open_device_ids(node, found, judge()) if refilled else []
-    chosen, out = pick_free_devices(node, found, held, want, opened)
+    chosen, out = pick_free_devices(node, found, held, want)
     if not chosen:
         if ahead is None:
             return None
         reap_held_locks(ahead, held, totals)
         held = node.store.read_all_locks()
-        chosen, out = pick_free_devices(node, found, held, want, opened)  # some may be out by now
+        chosen, out = pick_free_devices(node, found, held, want)  # some may be out by now
     if not chosen and any([lock.owner and lock.owner.gives_way() for lock in held.values()]):
         from gpulock.alloc.health_check import ask_checks_to_end
 
-        if not want.asked and (asked := ask_checks_to_end(node, found, held, want, opened)):
+        if not want.asked and (asked := ask_checks_to_end(node, found, held, want)):
             want.asked = asked
             return None  # once: gpulockd ends them meanwhile
     if not chosen:
@@ -204,36 +199,27 @@ def claim_under_gate(
 
 
 def lock_devices(node: Node, gate: Gate, chosen: list[Device], template: Owner) -> Grant:
-    """Make every lock, or none: what was made is undone newest first, then the error rises.
+    """Write the record and make every lock, or nothing of it; raise Refusal.
 
-    So it is where LOCK_DIR is another one by then.
+    So it is where the gate is another one by then.
     """
     record = template.copy(
         token=os.urandom(8).hex(),
         devices=tuple([d.id for d in chosen]),
+        uuids=tuple([d.uuid for d in chosen]),
+        minors=tuple([str(d.minor) for d in chosen]),
         places=chosen[0].places,
         claimed_at=time.time(),
         claimed_boottime=clock_boottime(),
     )
-    made: list[str] = []
     try:
-        first, end, text = owner.encode_owner(record).partition("\n")
-        for device in chosen:
-            made.append(device.id)
-            uuid = [("uuid", device.uuid)] if device.uuid else []
-            own = kv.encode_pairs([*uuid, ("minor", str(device.minor))])
-            node.store.make_text(device.id, f"{first}{end}{own}{text}")  # whose last line marks it
+        grants.make_claim(node.store, record)
+    except (OSError, ValueError) as fault:
         if not gate.is_named():
-            raise gate.replaced_refusal()
-    except BaseException as fault:
-        if isinstance(fault, FileExistsError):
-            made.pop()
-        for name in reversed(made):
-            node.store.undo(name)
-        if isinstance(fault, (OSError, ValueError)):
-            if not gate.is_named():
-                raise gate.replaced_refusal() from fault
-            why = f"a lock cannot be written: {fault}"
-            raise Refusal(os_error_kind(fault), why, "look at LOCK_DIR") from fault
-        raise
+            raise gate.replaced_refusal() from fault
+        why = f"a lock cannot be written: {fault}"
+        raise Refusal(os_error_kind(fault), why, "look at LOCK_DIR") from fault
+    if not gate.is_named():
+        grants.undo_claim(node.store, record.token, record.devices)
+        raise gate.replaced_refusal()
     return Grant(chosen, record)

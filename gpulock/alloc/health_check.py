@@ -10,6 +10,7 @@ import time
 from gpulock.alloc.availability import pick_free_devices
 from gpulock.node.context import Node
 from gpulock.node.devices import lock_ids_overlap
+from gpulock.store import grants
 from gpulock.store.locks import Lock
 from gpulock.store.owner import ENDING_COMMENT
 
@@ -27,7 +28,6 @@ def ask_checks_to_end(
     found: "list[Device]",
     held: dict[str, Lock],
     want: "ClaimRequest",
-    opened: list[str],
 ) -> dict[str, str]:
     """Mark the checks whose devices would be enough for a claim; return their tokens, by lock.
 
@@ -37,15 +37,14 @@ def ask_checks_to_end(
     checks = {name: lock.owner for name, lock in held.items() if lock.owner}
     checks = {name: record for name, record in checks.items() if record.gives_way()}
     others = {name: lock for name, lock in held.items() if name not in checks}
-    closed = [name for name in opened if not any([lock_ids_overlap(name, c) for c in checks])]
-    chosen, _ = pick_free_devices(node, found, others, want, closed)
+    chosen, _ = pick_free_devices(node, found, others, want)
     if chosen:
         want.check(chosen)
     asked: dict[str, str] = {}
     for name, record in checks.items():
         if any([lock_ids_overlap(name, device.id) for device in chosen]):
             try:
-                node.store.rewrite(name, record.copy(comment=ENDING_COMMENT))
+                grants.rewrite_claim(node.store, record.copy(comment=ENDING_COMMENT))
             except OSError:
                 continue  # it runs on, and the claim is refused
             asked[name] = record.token
@@ -55,7 +54,9 @@ def ask_checks_to_end(
 def wait_for_checks(node: Node, asked: dict[str, str], limit: "Deadline") -> None:
     """Wait until gpulockd has released these locks; the gate is not held."""
     try:
-        while limit.left() > 0 and any([node.store.has_token(*one) for one in asked.items()]):
+        while limit.left() > 0 and any(
+            [node.store.is_held(token, name) for name, token in asked.items()]
+        ):
             time.sleep(PAUSE)
     except OSError:
         return  # the claim looks itself

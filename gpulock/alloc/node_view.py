@@ -81,11 +81,10 @@ def read_node_view(node: Node, now: float) -> NodeView:
     """
     view = NodeView()
     try:
-        view.lost = are_locks_lost(node)
+        view.lost = are_records_lost(node)
     except Refusal as refusal:
         view.fault = refusal.why
     view.locks = read_settled_locks(node.store)
-    view.lost = view.lost or are_locks_missing(node.store, view.locks)
     view.full = boot.is_full(node.store.path)
     view.quarantined = read_quarantine_reasons(node.settings.state_dir)
     view.closed = read_closed_cards(node)
@@ -99,22 +98,12 @@ def read_node_view(node: Node, now: float) -> NodeView:
     return view
 
 
-def are_locks_lost(node: Node) -> bool:
-    """Return whether LOCK_DIR has not seen this boot although STATE_DIR may have; raise Refusal."""
+def are_records_lost(node: Node) -> bool:
+    """Return whether the records of this boot were lost with their folder; raise Refusal."""
     state_dir = node.settings.state_dir
     if not os.path.isdir(state_dir) or node.store.boot_id() == node.boot_id:
         return False
     return boot.may_be_claimed_boot(state_dir, node.boot_id)
-
-
-def are_locks_missing(store: LockStore, held: dict[str, Lock]) -> bool:
-    """Return whether locks that were not released are not among those `held`; raise Refusal.
-
-    A claim that is being made now, or undone, is none: what is missing is missed twice.
-    """
-    if not os.path.lexists(store.path) or not store.find_lost(held)[0]:
-        return False
-    return bool(store.find_lost(store.read_all_locks() if store.exists() else {})[0])
 
 
 def read_settled_locks(store: LockStore, settle: float = SETTLE) -> dict[str, Lock]:

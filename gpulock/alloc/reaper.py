@@ -11,8 +11,9 @@ from gpulock.alloc.liveness import Judge
 from gpulock.errors import BUSY, Refusal, os_error_kind
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
-from gpulock.store import atomic
-from gpulock.store.locks import Lock, LockStore
+from gpulock.store import grants
+from gpulock.store.locks import Lock
+from gpulock.store.repair import repair_locks
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 
 TYPE_CHECKING = False
@@ -47,6 +48,12 @@ class ReapOutcome:
         self.changed = False
         self.fault = ""
 
+    def fail(self, fault: OSError, what: str) -> None:
+        """Note that the lock stays, because it could not be changed."""
+        self.changed = isinstance(fault, FileNotFoundError)
+        self.fault = self.reason = f"it cannot be {what}: {fault}"
+        self.act = HELD
+
 
 def decide_reap(
     lock: Lock, judge: Judge, files: OpenFiles, held: dict[str, Lock], over: str = DIED
@@ -75,40 +82,44 @@ def decide_reap(
     return ReapOutcome(lock, FREED, verdict, verdict.proof)
 
 
-def retire_lock(node: Node, lock: Lock, how: str) -> None:
-    """Free a device, gate held; raise OSError, or Refusal when the lock changed meanwhile."""
-    record = lock.owner
-    if record and record.scheduler in ("slurm", "process"):
-        from gpulock.store import claim_records
+def retire_locks(node: Node, locks: list[Lock], how: str) -> None:
+    """Free devices of one claim, gate held; raise OSError, or Refusal when they changed meanwhile.
 
-        claim_records.drop_device_from_record(node.settings.state_dir, record, lock.id)
-    node.store.retire(lock, how, node.boot_id)
-    if record and (node.settings.job_map_dir or node.settings.gpustat_dir):
+    A lock without owner, which no record explains, is removed.
+    """
+    record = locks[0].owner
+    if record is None:
+        for lock in locks:
+            grants.remove_lock(node.store, lock.id)
+        return
+    grants.release_devices(node.store, record.token, [one.id for one in locks], how, node.boot_id)
+    if node.settings.job_map_dir or node.settings.gpustat_dir:
         from gpulock.job import job_map
 
         cards = node.known_devices()
-        if SHARE in lock.id:
-            job_map.write_shared_map(node.settings, node.store, cards, lock.id)
-        else:
-            job_map.clear_job_map(node.settings, record, cards, lock.id)
+        for name in [lock.id for lock in locks]:
+            if SHARE in name:
+                job_map.write_shared_map(node.settings, node.store, cards, name)
+            else:
+                job_map.clear_job_map(node.settings, record, cards, name)
 
 
-def free_lock(node: Node, lock: Lock, how: str) -> None:
-    """Free a device, gate held; raise Refusal."""
+def free_locks(node: Node, locks: list[Lock], how: str) -> None:
+    """Free devices of one claim, gate held; raise Refusal."""
     try:
-        retire_lock(node, lock, how)
+        retire_locks(node, locks, how)
     except OSError as fault:
+        names = " ".join([lock.id for lock in locks])
         kind = os_error_kind(fault)
-        raise Refusal(kind, f"{lock.id} cannot be freed: {fault}", "look at LOCK_DIR") from fault
+        raise Refusal(kind, f"{names} cannot be freed: {fault}", "look at LOCK_DIR") from fault
 
 
-def discard_faulty_lock(store: LockStore, lock: Lock) -> None:
-    """Remove what cannot be read and an administrator gave up, gate held; raise OSError.
-
-    The reaper leaves it alone, and so does every other command.
-    """
-    store.forget(lock.id)
-    atomic.remove_folder(f"{store.locks_dir}/{lock.id}")
+def group_by_claim(locks: list[Lock]) -> list[list[Lock]]:
+    """Return the locks of each claim; one without owner is alone."""
+    groups: dict[str, list[Lock]] = {}
+    for lock in locks:
+        groups.setdefault(lock.owner.token if lock.owner else lock.id, []).append(lock)
+    return list(groups.values())
 
 
 class Reaper:
@@ -145,8 +156,8 @@ class Reaper:
         self.files.sealed = True
 
     def read_locks(self) -> None:
-        """Read all locks and their details; the gate is held."""
-        self.held = self.node.store.read_all_locks()
+        """Repair and read all locks, with their details; the gate is held. Raises Refusal."""
+        self.held = repair_locks(self.node.store, self.node.boot_id).held
         for lock in self.held.values():
             self.node.store.read_details(lock)
 
@@ -161,35 +172,51 @@ class Reaper:
         if self.node.settings.job_map_dir or self.node.settings.gpustat_dir:
             self.node.devices_if_driver()  # `retire_lock` names them in files, gate held
 
-    def finish(self, lock: Lock, over: str, how: str = "") -> ReapOutcome:
-        """Decide about a lock (its details read), free it or note in it why not; gate held.
+    def finish(self, locks: list[Lock], over: str, how: str = "") -> list[ReapOutcome]:
+        """Decide about locks (their details read), free them or note why not; gate held.
 
-        One that cannot be changed stays held, and keeps no other from being reaped.
+        One that cannot be changed stays held, and keeps no other claim from being reaped.
         """
-        outcome = decide_reap(lock, self.judge, self.files, self.held, over)
-        record, store = lock.owner, self.node.store
-        stage = (record.token, record.draining) if record else ("", 0)
-        if self._ahead is not None and self._ahead.get(lock.id) != stage:
-            outcome.act, outcome.reason = HELD, "it was claimed, or its job ended, meanwhile"
-        try:
+        outcomes = [decide_reap(lock, self.judge, self.files, self.held, over) for lock in locks]
+        ready: list[Lock] = []
+        for outcome in outcomes:
+            record = outcome.lock.owner
+            stage = (record.token, record.draining) if record else ("", 0)
+            if self._ahead is not None and self._ahead.get(outcome.lock.id) != stage:
+                outcome.act, outcome.reason = HELD, "it was claimed, or its job ended, meanwhile"
             if outcome.act == FREED:
-                retire_lock(self.node, lock, how or f"reap: {outcome.reason}")
-            elif outcome.act == ORPHANS and lock.orphans != outcome.reason:
-                store.mark_orphans(lock.id, outcome.reason)
-            elif (
-                over == ENDED
-                and record is not None
-                and not record.draining
-                and store.has_token(lock.id, record.token)
-            ):
-                store.rewrite(lock.id, record.copy(draining=1))
+                ready.append(outcome.lock)
+        for locks_of_claim in group_by_claim(ready):
+            same = [one for one in outcomes if one.lock in locks_of_claim]
+            self._free(same, how or f"reap: {same[0].reason}", over)
+        for outcome in outcomes:
+            if outcome.act != FREED and not outcome.changed:
+                self._note_kept(outcome, over)
+        return outcomes
+
+    def _free(self, outcomes: list[ReapOutcome], how: str, over: str) -> None:
+        """Free locks of one claim."""
+        try:
+            retire_locks(self.node, [one.lock for one in outcomes], how)
         except Refusal as changed:
-            outcome.act, outcome.reason, outcome.changed = HELD, changed.why, True
+            for one in outcomes:
+                one.act, one.reason, one.changed = HELD, changed.why, True
         except OSError as fault:
-            outcome.changed = isinstance(fault, FileNotFoundError)
-            outcome.fault = f"it cannot be {'changed' if over == DIED else 'freed'}: {fault}"
-            outcome.act, outcome.reason = HELD, outcome.fault
-        return outcome
+            for one in outcomes:
+                one.fail(fault, "changed" if over == DIED else "freed")
+
+    def _note_kept(self, outcome: ReapOutcome, over: str) -> None:
+        """Note in a claim that stays why it does."""
+        store, lock, record = self.node.store, outcome.lock, outcome.lock.owner
+        try:
+            if outcome.act == ORPHANS and lock.orphans != outcome.reason:
+                store.mark_orphans(lock.id, outcome.reason)
+            elif over == ENDED and record and not record.draining:
+                store.mark_draining(record.token)
+        except FileNotFoundError:
+            return  # it is another claim's by now
+        except OSError as fault:
+            outcome.fail(fault, "changed" if over == DIED else "freed")
 
     def give_back(
         self, locks: list[Lock], how: str, told: "Callable[[Lock], object]" = bool
@@ -202,9 +229,10 @@ class Reaper:
             outcome = decide_reap(lock, self.judge, self.files, self.held, GIVEN_BACK)
             if outcome.act != FREED:
                 raise Refusal(BUSY, outcome.reason, "end it first")
-        for lock in locks:
-            free_lock(self.node, lock, how)
-            told(lock)
+        for same in group_by_claim(locks):
+            free_locks(self.node, same, how)
+            for lock in same:
+                told(lock)
 
     def device_user(self, lock: Lock) -> str:
         """Return who has the device of a lock open, as a clause, or nothing."""
@@ -246,4 +274,4 @@ def reap_locks(reaper: Reaper, dry_run: bool = False) -> list[ReapOutcome]:
     reaper.judge.attach_step_daemons(held)
     if dry_run:
         return [decide_reap(lock, reaper.judge, reaper.files, held) for lock in held.values()]
-    return [reaper.finish(lock, DIED) for lock in held.values()]
+    return reaper.finish(list(held.values()), DIED)

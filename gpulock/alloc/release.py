@@ -13,6 +13,7 @@ from gpulock.node.devices import Device
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.repair import repair_locks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ class ReleaseResult:
     def add(self, outcome: ReapOutcome) -> None:
         """Add what became of one lock; one that was freed or claimed anew meanwhile is neither."""
         lock = outcome.lock
-        if lock.owner:
-            self.claims[lock.owner.token] = lock.owner.uid
         if outcome.act == FREED:
             self.freed.append(lock.id)
         elif not outcome.changed:
@@ -61,18 +60,27 @@ def release_locks(
     released = ReleaseResult()
     if not node.store.exists():
         return released
-    node.store.check()
+    node.store.check(make=True)  # somebody may have removed LOCK_DIR: the records tell all
     held = node.store.read_all_locks()
     if not (mine := select_job_locks(held, ours)):
         return released
+    released.claims = {lock.owner.token: lock.owner.uid for lock in mine if lock.owner}
     restrict_to_owners(judge.scan, mine)
     reaper = Reaper(node, judge, locked_devices(node, mine), held)
     reaper.look(mine)
     with Gate(node.store, deadline, node.settings.gate_timeout):
+        now = repair_locks(node.store, node.boot_id).held
+        mine = [lock for lock in mine if is_same_claim(lock, now.get(lock.id))]
         for lock in mine:
             node.store.read_details(lock)
-            released.add(reaper.finish(lock, over, how))
+        for outcome in reaper.finish(mine, over, how):
+            released.add(outcome)
     return released
+
+
+def is_same_claim(before: Lock, now: "Lock | None") -> bool:
+    """Return whether a lock is of the claim that had it before the gate was taken."""
+    return bool(before.owner and now and now.owner and before.owner.token == now.owner.token)
 
 
 def restrict_to_owners(scan: "ProcessScan", locks: list[Lock]) -> None:

@@ -132,16 +132,15 @@ def join_devices(
         if judge.verdict(lock).state != "alive":
             return []
     try:
-        for lock in mine:
-            node.store.anchor(lock.id, template.pid, template.start, template.add_grp_id)
-            drop_ended_anchors(node, lock, template.add_grp_id)
+        node.store.anchor(record.token, template.pid, template.start, template.add_grp_id)
+        drop_ended_anchors(node, mine[0], record.token, template.add_grp_id)
     except OSError as fault:
         kind = os_error_kind(fault)
         raise Refusal(kind, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
     return granted
 
 
-def drop_ended_anchors(node: Node, lock: Lock, gid: int) -> None:
+def drop_ended_anchors(node: Node, lock: Lock, token: str, gid: int) -> None:
     """Forget anchors of tasks that are over, where a later one names their group.
 
     A job may start thousands of short tasks, one after the other; execd gives them the same few
@@ -162,7 +161,7 @@ def drop_ended_anchors(node: Node, lock: Lock, gid: int) -> None:
             over.append(anchor)
     for pid, start, group in over:
         if group in named:
-            node.store.drop_anchor(lock.id, pid, start)
+            node.store.drop_anchor(token, pid, start)
         named.add(group)
 
 
@@ -171,18 +170,20 @@ def release_previous_run(node: Node, mine: list[Lock], template: Owner, engine: 
     engine.held = node.store.read_all_locks()
     engine.judge.attach_step_daemons(engine.held)
     for lock in mine:
-        record = lock.owner
-        assert record is not None
         node.store.read_details(lock)
-        own = record.run() == template.run() or record.scheduler == "slurm"
-        if own and record.boot_id == template.boot_id:
-            how = "claim: this run's claim was cut short"
-            outcome = engine.finish(lock, CUT_SHORT, how)
-        else:
-            outcome = engine.finish(lock, DIED)
-        if outcome.act != FREED:
-            raise Refusal(
-                UNKNOWN if own and outcome.fault else BUSY,
-                f"{lock.id} is still held by an earlier run: {outcome.reason}",
-                f"see gpulock why {lock.id}",
-            )
+    own = [lock for lock in mine if lock.owner and is_cut_short(lock.owner, template)]
+    how = "claim: this run's claim was cut short"
+    others = [lock for lock in mine if lock not in own]
+    outcomes = [*engine.finish(own, CUT_SHORT, how), *engine.finish(others, DIED)]
+    for outcome in [one for one in outcomes if one.act != FREED]:
+        raise Refusal(
+            UNKNOWN if outcome.fault and outcome.lock in own else BUSY,
+            f"{outcome.lock.id} is still held by an earlier run: {outcome.reason}",
+            f"see gpulock why {outcome.lock.id}",
+        )
+
+
+def is_cut_short(record: Owner, template: Owner) -> bool:
+    """Return whether a record is what a killed claim of this very run left."""
+    own = record.run() == template.run() or record.scheduler == "slurm"
+    return own and record.boot_id == template.boot_id

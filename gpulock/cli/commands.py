@@ -43,6 +43,11 @@ COMMANDS: Final[tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...]] = (
             ("quarantine", "admin.devices:quarantine_command", "Take a device out of service."),
             ("restore", "admin.devices:restore_command", "Put a device back into service."),
             ("reset", "admin.reset:reset_command", "Reset a GPU that nobody uses."),
+            (
+                "forget-locks",
+                "admin.forget:forget_locks_command",
+                "Grant again where the records were lost.",
+            ),
         ),
     ),
     (

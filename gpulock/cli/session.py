@@ -82,14 +82,10 @@ class Session:
     def writable_node(self) -> Node:
         """Return the node, to change; raise Refused for all but the owner of LOCK_DIR."""
         node = self.node()
-        path = node.store.path
-        try:
-            uid = os.lstat(path).st_uid
-        except FileNotFoundError:
-            uid = os.geteuid()  # of the process that makes it
-        if uid != os.geteuid():
+        uid = find_node_owner(node)
+        if uid not in (None, os.geteuid()):
             raise CommandRefusedError(
-                f"{path} belongs to {uid_to_user_name(uid)},"
+                f"{node.store.path} belongs to {uid_to_user_name(uid)},"
                 f" and only {uid_to_user_name(uid)} may change locks",
                 f"run it as {uid_to_user_name(uid)}, or use a node of your own with --config",
             )
@@ -99,10 +95,20 @@ class Session:
         return node
 
 
+def find_node_owner(node: Node) -> int | None:
+    """Return the uid that owns LOCK_DIR, or the records where it is gone; None without either."""
+    for path in (node.store.path, node.store.root):
+        try:
+            return os.lstat(path).st_uid
+        except FileNotFoundError:
+            continue
+    return None
+
+
 def owns_lock_dir(node: Node) -> bool:
     """Return whether the caller owns LOCK_DIR, and so may see and change everything."""
     try:
-        return os.lstat(node.store.path).st_uid == os.geteuid()
+        return find_node_owner(node) == os.geteuid()
     except OSError:
         return False
 

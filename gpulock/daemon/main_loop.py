@@ -108,8 +108,9 @@ class GpulockDaemon:
         self._watch.follow(node.store)
         if report is not None:
             freed = {outcome.lock.id for outcome in report.outcomes if outcome.act == FREED}
-            made = {device for record in report.adopted for device in record.devices}
-            if self._watch.changed(freed, made):
+            made = {device for record in report.restored for device in record.devices}
+            over = {o.lock.owner.token for o in report.outcomes if o.act == FREED and o.lock.owner}
+            if self._watch.changed(freed | over, made):
                 self.pace.request_reconcile(clock_boottime())
             if freed and node.settings.user_claims:
                 self._server.retry_now()

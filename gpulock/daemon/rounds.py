@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.controller import BackoffControl, ControllerBackoff
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_exception
@@ -24,7 +23,6 @@ from gpulock.node.context import Node
 from gpulock.node.procfs import status_line_value
 from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store.locks import Lock
 from gpulock.store.verdicts import PERIOD
 
 ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
@@ -50,7 +48,6 @@ class Rounds:
         self._inputs: dict[str, object] = {}  # as they were when chores ran last
         self._owed: set[Chore] = set(chores)  # those that run next time, whatever changed
         self._silence = ControllerBackoff()
-        self._stood: list[Lock] = []  # the locks that the last round left
         self._missing_right = missing_ptrace(node, os.geteuid())
 
     def use_settings(self, settings: Settings) -> None:
@@ -72,10 +69,7 @@ class Rounds:
             if (asked := clock_boottime()) < silence.until:
                 silence.probe(settings, asked)
             judge = make_liveness_judge(self.node, lambda: BackoffControl(settings, silence))
-            self.last = reconcile_locks(
-                self.node, judge, Deadline(ROUND_SECONDS), stood=self._stood
-            )
-            self._stood = [one.lock for one in self.last.outcomes if one.act != FREED]
+            self.last = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
             self.last.cards = self.node.cards
         except AlreadyRunningError:
             raise

@@ -19,6 +19,7 @@ from typing import Final
 
 import gpulock
 from gpulock.daemon.idle.command import why_untrusted_program
+from gpulock.errors import Refusal
 from gpulock.install.change import Place
 from gpulock.install.hooks import (
     HookPaths,
@@ -34,6 +35,7 @@ from gpulock.install.hooks import (
 )
 from gpulock.install.trial import self_test_sge_hooks
 from gpulock.store import atomic
+from gpulock.store.locks import LockStore
 
 DEFAULT_PREFIX: Final = Path("/usr/local/libexec/gpulock")
 CURRENT: Final = "current"
@@ -155,10 +157,8 @@ def switch_hook_version(prefix: Path, name: str) -> None:
 
 
 def list_locked_devices(lock_dir: Path) -> list[str]:
-    """Return the devices that are locked; raise InstallError where that cannot be seen."""
+    """Return the devices that are held; raise InstallError where that cannot be seen."""
     try:
-        return sorted(n for n in os.listdir(lock_dir / "locks") if not n.startswith("."))
-    except FileNotFoundError:
-        return []
-    except OSError as fault:
-        raise InstallError(f"{lock_dir}/locks: {fault.strerror}; are you root?") from fault
+        return [*LockStore(str(lock_dir)).read_all_locks()]
+    except Refusal as fault:
+        raise InstallError(f"{fault.why}; are you root?") from fault

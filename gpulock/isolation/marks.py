@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LOCK_DIR/isolation: below which cgroups jobs were confined in this boot, one a line.
+"""The file `isolation` beside the records: below which cgroups jobs were confined, one a line.
 
 Hot. It is there as soon as isolation was ever on, and says where a reconcile has to look: a node
 may have thousands of cgroups, and the schedulers' daemons are in two. It is written before a job's

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a job's claims are found: the locks, `released/`, the history, and REPORT_DIR.
+"""Where a job's claims are found: the locks, `finished/`, the history, and REPORT_DIR.
 
 Only looks: nothing is changed, no lock waited for, and what cannot be read is left out. A
 user who may read these files may see the report.
@@ -13,7 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from gpulock.daemon.history.files import FOLDER
-from gpulock.daemon.history.pending import correct_reboot_ends, read_released_lock
+from gpulock.daemon.history.pending import (
+    correct_reboot_ends,
+    read_finished_claim,
+    read_released_devices,
+)
 from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_history_record
 from gpulock.deadline import clock_boottime
 from gpulock.errors import INVALID_REQUEST, Refusal
@@ -23,7 +27,9 @@ from gpulock.report import folder
 from gpulock.report.claims import ReportedClaim, parse_reported_claim
 from gpulock.report.scan import ClaimQuery, HistoryFaults
 from gpulock.report.scan import find_history_claims as scan_claims
-from gpulock.store.owner import Owner
+from gpulock.store.kv import MalformedError
+from gpulock.store.locks import LockStore, list_names
+from gpulock.store.owner import Owner, parse_owner
 
 MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another job's
 
@@ -129,10 +135,10 @@ def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict
                 standing.setdefault(record.token, []).append(own)
     except Refusal:
         pass
-    for name in released_names(node):
-        part = read_released_lock(node.store, name, set())
-        if part is not None and wanted(part.owner):
-            over.setdefault(part.owner.token, []).append(part)
+    for token in released_tokens(node.store, standing):
+        parts = read_claim_ends(node.store, token)
+        if parts and wanted(parts[0].owner):
+            over[token] = parts
     if not standing and not over:
         return []
     advice, devices = ExporterSamples(node.settings.exporter_dir), node_devices_by_id(node)
@@ -147,11 +153,22 @@ def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict
     return [*found, *(build_history_record(parts, advice, devices) for parts in over.values())]
 
 
-def released_names(node: Node) -> list[str]:
-    """Return the names of the released locks."""
+def released_tokens(store: LockStore, standing: Collection[str]) -> list[str]:
+    """Return the claims that are over, and those that stand, of which some devices may be."""
     try:
-        return os.listdir(node.store.released_dir)
-    except OSError:
+        return [*standing, *list_names(store.finished_dir)]
+    except Refusal:
+        return []
+
+
+def read_claim_ends(store: LockStore, token: str) -> list[ClaimedDevice]:
+    """Return what is released of a claim, whether it is over or stands."""
+    if parts := read_finished_claim(store, token, set()):
+        return list(parts.values())
+    try:
+        record = parse_owner(store.read_record(token))
+        return list(read_released_devices(f"{store.claims_dir}/{token}", record).values())
+    except (OSError, MalformedError):
         return []
 
 

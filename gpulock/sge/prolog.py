@@ -23,7 +23,7 @@ from gpulock.node.settings import Settings
 from gpulock.sge import hook, request, spool
 from gpulock.sge.spool import Spool
 from gpulock.sge.spooled_job import LayoutError, SgeJob
-from gpulock.store import atomic, claim_records, owner
+from gpulock.store import atomic, owed, owner
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -119,9 +119,7 @@ def complete_sge_claim(
             isolate_sge_job(node, found, grant)
         write_spool_record(node, found, own)
         if grant.fresh:
-            claim_records.record_pending_history(
-                node.settings.state_dir, node.settings.lock_dir, grant.owner, spool.RECORD, found.fd
-            )
+            owed.note_owed_line(node.settings.state_dir, node.store, grant.owner)
 
     complete_claim(
         node,
@@ -202,7 +200,8 @@ def isolate_sge_job(node: Node, found: Spool, grant: "Grant | None") -> None:
 def write_spool_record(node: Node, found: Spool, record: Owner) -> None:
     """Put the owner record into the spool directory as well, where only root can write it.
 
-    Raises Refusal, also where LOCK_DIR was lost before the record was there.
+    By it `chain` believes the job's variables, and the epilog that there was a grant. Raises
+    Refusal.
     """
     data = owner.encode_owner(record).encode("utf-8")
     try:
@@ -213,7 +212,6 @@ def write_spool_record(node: Node, found: Spool, record: Owner) -> None:
             f"the job's spool directory: {fault}",
             "look at execd's file system",
         ) from fault
-    node.store.check_token(record.devices, record.token)
 
 
 def write_sge_variables(

@@ -15,7 +15,7 @@ from gpulock import deadline
 from gpulock.alloc import states
 from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.states import DeviceState
-from gpulock.errors import LINE_BYTES, UNKNOWN, Refusal, shorten
+from gpulock.errors import LINE_BYTES, UNKNOWN, Refusal, lost_records_refusal, shorten
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import SHARE_KIND
@@ -81,9 +81,10 @@ def read_sensor_rows(node: Node) -> list[DeviceState]:
         with Gate(node.store, deadline.Deadline(GATE_PATIENCE)):
             ClaimCounters(node.store).save()
     view = read_node_view(node, deadline.clock_boottime())
-    if view.lost or view.full or view.fault:
-        why = "LOCK_DIR is full" if view.full else "the locks of this boot were lost"
-        raise Refusal(UNKNOWN, view.fault or why, "run gpulock doctor")
+    if view.lost:
+        raise lost_records_refusal(node.store.root)
+    if view.full or view.fault:
+        raise Refusal(UNKNOWN, view.fault or "LOCK_DIR is full", "run gpulock doctor")
     view.locks = {  # a health check gives way to any job
         name: lock
         for name, lock in view.held.items()

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job's tasks are told: LOCK_DIR/tasks/<node>.<job>, written by Prolog, removed by Epilog.
+"""What a job's tasks are told: tasks/<node>.<job> beside the records, by Prolog until Epilog.
 
 Hot. TaskProlog runs as the user and believes nothing of the environment: it finds here what this
 node granted, or why it refused.
 """
 
+from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.devices import Device
+from gpulock.slurm.call import is_slurm_number
 from gpulock.store import atomic, kv
 from gpulock.store.locks import LockStore
+from gpulock.store.owner import Owner, parse_owner
 
 FOLDER = "tasks"
 LINE = "gpulock-task 1"
@@ -83,9 +86,9 @@ def parse_task_note(text: str) -> TaskNote:
     return note
 
 
-def task_note_path(lock_dir: str, slurmd: str, job: str) -> str:
-    """Return where a job's note is: several slurmd may share a machine."""
-    return f"{lock_dir}/{FOLDER}/{slurmd}.{job}"
+def task_note_path(root: str, slurmd: str, job: str) -> str:
+    """Return where a job's note is, below `claims_root`: several slurmd may share a machine."""
+    return f"{root}/{FOLDER}/{slurmd}.{job}"
 
 
 def write_task_note(store: LockStore, note: TaskNote) -> None:
@@ -105,14 +108,33 @@ def is_task_note_superseded(store: LockStore, own: TaskNote) -> bool:
 
 
 def is_task_claim_held(store: LockStore, note: TaskNote) -> bool:
-    """Return whether a device is still locked by the claim that a note is of."""
+    """Return whether the claim that a note is of still has one of its devices."""
+    return any([store.is_held(note.token, device.id) for device in note.devices])
+
+
+def check_task_claim(store: LockStore, note: TaskNote) -> Owner:
+    """Return the record of the claim that a note is of; raise Refusal unless it has every device.
+
+    The record gives each device its minor. A lock that was removed is made again by the next claim.
+    """
+    try:
+        record = parse_owner(store.read_record(note.token))
+    except FileNotFoundError as fault:
+        raise lost_lock_refusal(note.devices[0], "its claim is over") from fault
+    except (OSError, kv.MalformedError) as fault:
+        raise lost_lock_refusal(note.devices[0], str(fault)) from fault
     for device in note.devices:
-        try:
-            if store.has_token(device.id, note.token):
-                return True
-        except OSError:
-            continue
-    return False
+        if device.id not in record.devices:
+            raise lost_lock_refusal(device, "another job may have it")
+        minor = record.of_device(device.id, draining=False).minor
+        device.minor = int(minor) if is_slurm_number(minor) else -1
+    return record
+
+
+def lost_lock_refusal(device: Device, why: str) -> Refusal:
+    """Return the refusal of a task or step whose lock is not its job's any more."""
+    what = f"the lock of GPU {device.index} is lost: {why}"
+    return Refusal(UNKNOWN, what, f"see gpulock why {device.id}")
 
 
 def remove_task_note(
@@ -143,9 +165,9 @@ def remove_task_note(
     atomic.remove_quietly(path)
 
 
-def find_task_note(lock_dir: str, slurmd: str, job: str) -> "TaskNote | None":
+def find_task_note(root: str, slurmd: str, job: str) -> "TaskNote | None":
     """Return a job's note, None where there is none; raise OSError or kv.MalformedError."""
     try:
-        return parse_task_note(atomic.read_text(task_note_path(lock_dir, slurmd, job)))
+        return parse_task_note(atomic.read_text(task_note_path(root, slurmd, job)))
     except FileNotFoundError:
         return None

@@ -36,7 +36,7 @@ from gpulock.node.settings import Settings
 from gpulock.slurm import note, request
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.note import TaskNote
-from gpulock.store import atomic, claim_records, kv
+from gpulock.store import kv, owed
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
@@ -105,7 +105,7 @@ def claim_slurm_job(
         node,
         grant,
         deadline,
-        lambda: record_slurm_claim(node, call, grant),
+        lambda: owed.note_owed_line(settings.state_dir, node.store, grant.owner),
         tell,
         lambda: undo_claim(node, grant, observer_judge(node), deadline),
     )
@@ -128,30 +128,6 @@ def prepare_isolation(node: Node) -> None:
         from gpulock.slurm.steps import find_slurmds
 
         job.prepare_slurm_isolation(node, find_slurmds(node, os.getpid()))
-
-
-def record_slurm_claim(node: Node, call: SlurmHookCall, grant: Grant) -> None:
-    """Note the claim for adoption and history; raise Refusal, but not for a full disk.
-
-    So where LOCK_DIR was lost before the record was there.
-    """
-    settings = node.settings
-    try:
-        path, fault = claim_records.write_record_or_mark(settings.state_dir, grant.owner)
-    except OSError as error:
-        kind = os_error_kind(error)
-        raise Refusal(kind, f"STATE_DIR: {error}", "look at STATE_DIR") from error
-    try:
-        node.store.check_token(grant.owner.devices, grant.owner.token)
-    except Refusal:
-        atomic.remove_quietly(path)
-        raise
-    if fault:
-        log_hook_line(settings, f"{call.who}: {fault}", error=True)
-    else:
-        claim_records.record_pending_history(
-            settings.state_dir, settings.lock_dir, grant.owner, path
-        )
 
 
 def is_slurmctld_silent(refusal: Refusal) -> bool:

@@ -95,26 +95,21 @@ def find_parent_step(node: Node, pid: int) -> job.IsolatedJob:
 
 
 def find_step_devices(node: Node, number: str, user: str) -> list[Device]:
-    """Return the devices of a job by its note and its locks, none where it has none.
+    """Return the devices of a job by its note and its claim, none where it has none.
 
     Raises Refusal where they do not agree.
     """
     own = find_note_by_job(node, number)
-    found: list[Device] = []
-    for device in own.devices if own else []:
-        record = node.store.read(device.id).owner
-        if record is None or own is None or record.token != own.token:
-            raise Refusal(UNKNOWN, f"the lock of {device.id} is lost", f"gpulock why {device.id}")
-        if record.user not in (user, str(record.uid)):
-            return []  # of an earlier job of this id
-        device.minor = int(record.minor) if record.minor.isdecimal() else -1
-        found.append(device)
-    return found
+    if own is None or not own.devices:
+        return []
+    record = note.check_task_claim(node.store, own)
+    # else it is of an earlier job of this id
+    return own.devices if record.user == user or str(record.uid) == user else []
 
 
 def find_note_by_job(node: Node, number: str) -> "note.TaskNote | None":
     """Return what this node granted to a job, None where it was not asked; raise Refusal."""
-    folder = f"{node.store.path}/{note.FOLDER}"
+    folder = f"{node.store.root}/{note.FOLDER}"
     try:
         names = [n for n in os.listdir(folder) if n.rpartition(".")[2] == number and n[0] != "."]
         if len(names) > 1:
@@ -122,7 +117,7 @@ def find_note_by_job(node: Node, number: str) -> "note.TaskNote | None":
                 UNKNOWN, f"several nodes on this machine run job {number}", "run one slurmd"
             )
         return (
-            note.find_task_note(node.store.path, names[0].rpartition(".")[0], number)
+            note.find_task_note(node.store.root, names[0].rpartition(".")[0], number)
             if names
             else None
         )

@@ -29,6 +29,7 @@ from gpulock.slurm.call import is_slurm_name, is_slurm_number
 from gpulock.slurm.note import TaskNote
 from gpulock.slurm.share import Task
 from gpulock.store import atomic
+from gpulock.store.locks import LockStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,16 +79,17 @@ def build_task_prolog_lines(
         raise Refusal(UNKNOWN, "not called as a TaskProlog", "see docs/slurm.md")
     if settings.isolation == "cgroup":
         check_confined(proc, job, settings.sys_root)
-    found = note.find_task_note(settings.lock_dir, slurmd, job)
+    store = LockStore(settings.lock_dir)
+    found = note.find_task_note(store.root, slurmd, job)
     task = Task(environ, step)
     if found is None or found.uid != os.getuid():
         return mask_task_without_note(settings, environ, task)
     check_run(found, environ)
     if found.refused:
         raise TaskRefusedError(found.refused, found.code or FAILED)
-    check_locks(settings.lock_dir, found)
     if not found.devices:
         return task_export_lines([], settings, environ) if settings.hide_unrequested else []
+    note.check_task_claim(store, found)
     opened = list_open_devices(settings.dev_root, found.devices)
     denied = list_cgroup_denied_devices(settings.dev_root, found.devices, opened)
     chosen, mask = share.select_task_devices(task, found, settings, opened, denied)
@@ -156,26 +158,6 @@ def mask_task_without_note(
             "did the Prolog run? see gpulock doctor on the node",
         )
     return task_export_lines([], settings, environ) if settings.hide_unrequested else []
-
-
-def check_locks(lock_dir: str, found: TaskNote) -> None:
-    """Raise Refusal unless each device of the note is still locked for it; fill in its minor."""
-    for device in found.devices:
-        try:
-            text = atomic.read_text(f"{lock_dir}/locks/{device.id}/owner")
-        except OSError as fault:
-            raise lost_task_lock_refusal(device, str(fault)) from fault
-        if f"\ntoken={found.token}\n" not in text:
-            raise lost_task_lock_refusal(device, "another job has it")
-        minor = text.partition("\nminor=")[2].partition("\n")[0]
-        device.minor = int(minor) if is_slurm_number(minor) else -1
-
-
-def lost_task_lock_refusal(device: Device, why: str) -> Refusal:
-    """Return the refusal for a lock that is not the job's any more."""
-    return Refusal(
-        UNKNOWN, f"the lock of GPU {device.index} is lost: {why}", f"see gpulock why {device.id}"
-    )
 
 
 def list_open_devices(dev_root: str, devices: list[Device]) -> list[Device]:

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boot rule: a lock directory belongs to one boot, and must not be lost within it.
+"""The boot rule: records belong to one boot, and must not be lost within it.
 
-Hot. The boot id stands in LOCK_DIR and in STATE_DIR. Both this boot's: go on. LOCK_DIR's missing
-while STATE_DIR knows this boot, or has no boot id that can be read: the locks of running jobs were
-lost, and nothing is granted until `gpulock reap` or gpulockd has put them back. Neither: the first
-claim of a boot makes ready.
+Hot. The boot id stands beside the records and in STATE_DIR. Beside the records: go on. Only in
+STATE_DIR, or nothing there that can be read: the records of running jobs were lost with their
+folder, and nothing is granted until a person has looked (`gpulock forget-locks`). Neither: the
+first claim of a boot makes ready.
 """
 
 import os
 import time
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_locks_refusal, one_line, os_error_kind
-from gpulock.store import atomic, quarantine
+from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_records_refusal, one_line, os_error_kind
+from gpulock.store import atomic, grants, owed, quarantine
 from gpulock.store.kv import int_or_zero
-from gpulock.store.locks import GRANT, LOST, LockStore
-from gpulock.store.owner import Owner, is_cut_short
+from gpulock.store.locks import LockStore, list_names
+from gpulock.store.owner import Owner
 
 EMPTY = "empty"  # what STATE_DIR's boot id is read as where nothing is in its file
 BOOT_ID_LENGTH, BOOT_ID_LETTERS = 36, "0123456789abcdef-"
@@ -27,96 +27,79 @@ LOCAL_FILE_SYSTEMS = frozenset(
 
 
 def prepare_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
-    """Let claims go on in this boot, gate held; raise Refusal when locks were lost."""
+    """Let claims go on in this boot, gate held; raise Refusal when records were lost."""
     if store.boot_id() == boot_id:
         return
     if may_be_claimed_boot(state_dir, boot_id):
-        raise lost_locks_refusal("the locks of this boot")
+        raise lost_records_refusal(store.root)
     begin_boot(store, state_dir, boot_id, node)
 
 
-def clear_folder(folder: str) -> None:
-    """Remove the files of a folder as far as that is possible; they are never believed later."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return
-    for name in names:
-        atomic.remove_quietly(f"{folder}/{name}")
-
-
 def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
-    """Make both directories ready for this boot, gate held.
+    """Make all folders ready for this boot, gate held; raise Refusal.
 
-    STATE_DIR's boot id is written first: a crash in between leads to an adoption too many, never
-    to a grant too many. LOCK_DIR's is written last: until then nothing is granted.
+    The boot id is written beside the records first, then durably into STATE_DIR, and no record of a
+    job comes before that. In another order one kill would close the node.
     """
-    try:
-        kind = file_system_type(f"{store.root}/.")
-    except (OSError, IndexError) as fault:
-        raise Refusal(UNKNOWN, f"LOCK_DIR's file system: {fault}", "look at LOCK_DIR") from fault
-    if bad := why_not_local(store.path, kind):
-        raise Refusal(BROKEN, *bad)
+    check_file_systems(store)
     make_claim_folders(store, state_dir, boot_id)
-    from gpulock.store import adoption_state, claim_records
-
-    first = not may_be_claimed_boot(state_dir, boot_id)
-    if first:
-        remove_cut_locks(store)
-        forget_earlier_grants(store, boot_id)
-        clear_folder(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
-        claim_records.limit_pending_records(state_dir, store)
-        adoption_state.begin_adoption_state(state_dir)
     try:
-        write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
-        if first:
-            adoption_state.create_adoption_state(state_dir)
-        if store.boot_id():
-            atomic.remove_quietly(f"{store.root}/{LOST}")  # of an earlier boot, on a kept LOCK_DIR
+        finish_earlier_claims(store, boot_id)
+        owed.limit_owed_records(state_dir, store)
         restore_reserves(store, state_dir, boot_id, node)
         atomic.replace_file(f"{store.root}/boot_id", boot_id.encode() + b"\n")
+        write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
     except OSError as fault:
         raise unwritable_refusal(fault) from fault
+
+
+def forget_claims(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
+    """Begin this boot anew, for a person who knows that no job is left; raise Refusal.
+
+    The gate is held. Claims whose records are still there go on.
+    """
+    begin_boot(store, state_dir, boot_id, node)
+
+
+def check_file_systems(store: LockStore) -> None:
+    """Raise Refusal where mkdir, rename or flock may not be atomic."""
+    for path in (store.path, store.root):
+        try:
+            kind = file_system_type(f"{path}/.")
+        except (OSError, IndexError) as fault:
+            what = f"LOCK_DIR's file system: {fault}"
+            raise Refusal(UNKNOWN, what, "look at LOCK_DIR") from fault
+        if bad := why_not_local(path, kind):
+            raise Refusal(BROKEN, *bad)
+
+
+def finish_earlier_claims(store: LockStore, boot_id: str) -> None:
+    """Let claims of earlier boots be over, on folders that outlived one; raise OSError, Refusal.
+
+    What a power cut left of them cannot be read, and is removed.
+    """
+    kept: set[str] = set()
+    for token in os.listdir(store.claims_dir):
+        try:
+            text = store.read_record(token)
+        except FileNotFoundError:
+            text = ""
+        if f"\nboot_id={boot_id}\n" in text:
+            kept.add(token)  # a reserve, of a beginning that was cut short
+        elif text and token[0] != "." and "\nscheduler=admin\n" not in text:
+            grants.finish_claim(store, token)
+        else:
+            atomic.remove_folder(f"{store.claims_dir}/{token}")
+    for name in list_names(store.locks_dir):
+        record = store.read(name).owner
+        if record is None or record.token not in kept:
+            grants.remove_lock(store, name)
 
 
 def unwritable_refusal(fault: OSError) -> Refusal:
     """Return the refusal where LOCK_DIR or STATE_DIR takes nothing."""
     why = f"this node's state cannot be written: {fault}"
     return Refusal(os_error_kind(fault), why, "see gpulock doctor")
-
-
-def forget_earlier_grants(store: LockStore, boot_id: str) -> None:
-    """Let locks go that were lost in an earlier boot, on a kept LOCK_DIR.
-
-    Raises Refusal, also where one was lost in this boot: then STATE_DIR has lost its boot id.
-    """
-    try:
-        for name in store.find_lost(store.read_all_locks())[0]:
-            text = atomic.read_text(f"{store.root}/{GRANT}{name}")
-            if f"\nboot_id={boot_id}\n" in text:
-                raise lost_locks_refusal(f"the locks of {name}")
-            store.forget(name)
-    except OSError as fault:
-        raise Refusal(UNKNOWN, f"LOCK_DIR: {fault}", "look at LOCK_DIR") from fault
-
-
-def remove_cut_locks(store: LockStore) -> None:
-    """Remove the locks whose record a power cut left cut short, on a LOCK_DIR that was kept.
-
-    They are of earlier boots, and otherwise stay for ever, since nobody can be proven dead. What
-    cannot be removed stays.
-    """
-    for folder in (store.locks_dir, store.released_dir):
-        try:
-            for name in os.listdir(folder):
-                try:
-                    text = atomic.read_text(f"{folder}/{name}/owner")
-                except FileNotFoundError:
-                    continue
-                if is_cut_short(text):
-                    atomic.remove_folder(f"{folder}/{name}")
-        except OSError:
-            continue
 
 
 def write_boot_id(path: str, data: bytes) -> None:
@@ -147,7 +130,8 @@ def make_claim_folders(store: LockStore, state_dir: str, boot_id: str) -> None:
     noted = [f"{state_dir}/{name}" for name in (quarantine.QUARANTINE, quarantine.RESERVES)]
     try:
         lost = not all(map(os.path.isdir, noted)) and store.boot_id() == boot_id
-        for folder in (state_dir, store.locks_dir, store.released_dir, *noted):
+        ours = (store.locks_dir, store.claims_dir, store.finished_dir)
+        for folder in (state_dir, *ours, *noted):
             if not os.path.isdir(folder):
                 atomic.mkdir_if_missing(folder)
         if lost:
@@ -157,25 +141,12 @@ def make_claim_folders(store: LockStore, state_dir: str, boot_id: str) -> None:
         raise unwritable_refusal(fault) from fault
 
 
-def mark_locks_lost(store: LockStore) -> None:
-    """Note that locks of this boot were lost: from now on a device in use is not granted.
-
-    A job whose shepherd was killed has no record to adopt, and its processes live on.
-    """
-    atomic.replace_file(f"{store.root}/{LOST}", b"locks of this boot were lost\n")
-
-
 def restore_reserves(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
-    """Lock again what an administrator reserved before this boot."""
+    """Lock again what an administrator reserved before this boot; raise OSError or Refusal."""
     for device in quarantine.list_noted_devices(state_dir, quarantine.RESERVES):
         note = quarantine.read_device_note(state_dir, quarantine.RESERVES, device)
-        record = reserve_owner(device, note, boot_id, node)
-        try:
-            store.make(device, record)
-        except FileExistsError:
-            held = store.read(device)
-            if not held.fault and (held.owner is None or held.owner.boot_id != boot_id):
-                store.rewrite(device, record)
+        if store.read(device).owner is None:
+            grants.make_claim(store, reserve_owner(device, note, boot_id, node))
 
 
 def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) -> Owner:
@@ -199,18 +170,13 @@ def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) ->
 def may_be_claimed_boot(state_dir: str, boot_id: str) -> bool:
     """Return whether claims of this boot may have been made already; raise Refusal.
 
-    STATE_DIR's boot id says it. One that is garbage may have been this boot's; so may one that is
-    missing beside what a claim leaves.
+    STATE_DIR's boot id says it. One that is garbage may have been this boot's.
     """
     known = read_state_boot_id(state_dir)
-    if known:
-        return (
-            known == boot_id or len(known) != BOOT_ID_LENGTH or known.strip(BOOT_ID_LETTERS) != ""
-        )
-    from gpulock.store import adoption_state as marks
-
-    names = (marks.WHOLE, marks.PARTIAL, marks.REPAIRING)
-    return any([os.path.lexists(f"{state_dir}/{name}") for name in names])
+    if not known:
+        return False
+    whole = len(known) == BOOT_ID_LENGTH and not known.strip(BOOT_ID_LETTERS)
+    return known == boot_id or not whole
 
 
 def read_state_boot_id(state_dir: str) -> str:

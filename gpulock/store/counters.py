@@ -10,7 +10,8 @@ import errno
 import os
 
 from gpulock.store import atomic, kv
-from gpulock.store.locks import DROPPED, LockStore
+from gpulock.store.grants import DROPPED
+from gpulock.store.locks import LockStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class ClaimCounters:
     def __init__(self, store: LockStore) -> None:
         self._store = store
         try:
-            self.values = kv.decode_pairs(atomic.read_text(f"{store.at}totals", dir_fd=store.fd))
+            self.values = kv.decode_pairs(atomic.read_text(f"{store.path}/totals"))
         except (OSError, kv.MalformedError):
             self.values = {}
 
@@ -80,16 +81,16 @@ class ClaimCounters:
 
     def save(self) -> None:
         """Write the counters, with what was counted without them; what fails is lost."""
-        at, fd = self._store.at, self._store.fd
+        folder = self._store.path
         for key, name, length in NOTED:
             try:
-                self.add(key, os.stat(f"{at}{name}", dir_fd=fd).st_size // length)
-                atomic.remove_quietly(f"{at}{name}", fd)
+                self.add(key, os.stat(f"{folder}/{name}").st_size // length)
+                atomic.remove_quietly(f"{folder}/{name}")
             except OSError:
                 continue  # nothing was
         try:
             data = kv.encode_pairs(list(self.values.items())).encode()
-            atomic.replace_file(f"{at}totals", data, dir_fd=fd)
+            atomic.replace_file(f"{folder}/totals", data)
         except (OSError, ValueError):
             return
 
@@ -115,7 +116,7 @@ def note_lock_timeout(store: LockStore, job: str, user: str) -> bool:
 
 
 def read_history_dropped(store: LockStore) -> int:
-    """Return how many devices of this boot were dropped before their line was in the history."""
+    """Return how many claims of this boot were dropped before their line was in the history."""
     try:
         fresh = os.stat(f"{store.path}/{DROPPED}").st_size
     except OSError:

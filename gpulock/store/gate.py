@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate: the one door to the lock directory, an flock on a file that is never deleted.
+"""The gate: the one door to locks and records, an flock on a file that is never deleted.
 
 Hot, stdlib flock: the kernel lets go of it when its holder dies, so there is no stale gate. The
 file is 0600, since a user who may open it can block the node (facts/locking.md). It is polled up to
@@ -23,27 +23,23 @@ NAME = "gate"
 FOREVER = float("inf")
 FIRST_PAUSE = 0.0005  # seconds; a claim takes less than that on tmpfs
 LONGEST_PAUSE = 0.02  # seconds
-OPEN_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Gate:
     """Hold the gate of a folder for the length of a `with` block; `name` is its file.
 
-    Of a LockStore, every path is meanwhile one below the folder that the gate is in, also where
-    another folder has LOCK_DIR's name by then; that is told at the end, by Refusal(UNKNOWN).
-    Raises LockTimeout when it stays shut until the deadline, or for `seconds`; Refusal(BROKEN) when
-    the file is not ours. `waited` is the time spent in seconds.
+    Of a LockStore it is beside the records, and Refusal(UNKNOWN) at the end tells where the gate is
+    another one by then. Raises LockTimeout when it stays shut until the deadline, or for `seconds`;
+    Refusal(BROKEN) when the file is not ours. `waited` is the time spent in seconds.
     """
 
     __slots__ = (
         "_checked",
         "_deadline",
         "_fd",
-        "_folder",
-        "_name",
+        "_guarded",
         "_ours",
         "_path",
-        "_store",
         "waited",
     )
 
@@ -54,10 +50,8 @@ class Gate:
         seconds: float = FOREVER,
         name: str = NAME,
     ) -> None:
-        self._store = None if isinstance(of, str) else of
-        self._name = name
-        self._path = f"{of if self._store is None else self._store.path}/{name}"
-        self._folder = -1
+        self._guarded = not isinstance(of, str)
+        self._path = f"{of if isinstance(of, str) else of.root}/{name}"
         self._ours = (0, 0)
         self._checked = False
         self._deadline = Deadline(min(deadline.left(), seconds)) if seconds < FOREVER else deadline
@@ -69,30 +63,25 @@ class Gate:
         while not self._take():
             pass  # the file was removed, or another one is in its place: take that
         self.waited = clock_boottime() - begun
-        if self._store is not None:
-            self._store.enter(self._folder)
         return self
 
     def __exit__(self, kind: object = None, *_: object) -> None:
         try:
-            if self._store is not None:
-                self._store.enter(None)
-                if kind is None and not self._checked and not self.is_named():
-                    raise self.replaced_refusal()
+            if self._guarded and kind is None and not self._checked and not self.is_named():
+                raise self.replaced_refusal()
         finally:
             try:
                 if self._fd >= 0:
                     fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child before its exec has it open too
             except OSError:
                 pass  # close(2) unlocks it as well
-            for fd in (self._fd, self._folder):
-                try:
-                    os.close(fd)
-                except OSError:
-                    continue  # Linux lets go of it, whatever close(2) says
+            try:
+                os.close(self._fd)
+            except OSError:
+                pass  # Linux lets go of it, whatever close(2) says
 
     def is_named(self) -> bool:
-        """Return whether LOCK_DIR and the gate still are the ones that we are in."""
+        """Return whether the gate still is the one that we are in."""
         try:
             named = os.lstat(self._path)
         except OSError:
@@ -104,19 +93,17 @@ class Gate:
         """Return the refusal where they are not: what was done may be lost."""
         return Refusal(
             UNKNOWN,
-            f"{self._path} was replaced meanwhile, perhaps with all locks",
-            "try again; gpulock reap restores lost locks",
+            f"{self._path} was replaced meanwhile, perhaps with all records",
+            "try again",
         )
 
     def _take(self) -> bool:
         """Lock the file; return whether it still is the one of that name by then."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        self._fd = self._folder = -1
+        self._fd = -1
         try:
-            self._folder = os.open(self._path.rpartition("/")[0], OPEN_PLACE)
-            fd = self._fd = os.open(self._name, flags, 0o600, dir_fd=self._folder)
+            fd = self._fd = os.open(self._path, flags, 0o600)
         except OSError as fault:
-            self.__exit__(fault)
             raise self._failed("opened", fault) from fault
         pause = FIRST_PAUSE
         try:

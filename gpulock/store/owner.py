@@ -38,12 +38,11 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("sid", NUMBER, "process", "session of the holding process"),
     ("boot_id", TEXT, "all", "boot in which the claim was made"),
     ("pid_ns", TEXT, "all", "pid namespace in which pid means something"),
-    ("draining", NUMBER, "release", "1: released by its job, processes not yet gone"),
     ("claimed_at", REAL, "all", "epoch seconds, for people"),
     ("claimed_boottime", REAL, "all", "CLOCK_BOOTTIME seconds, for durations"),
     ("token", TEXT, "all", "random, one a claim"),
-    ("uuid", TEXT, "all", "UUID of this device, empty: not known at the claim"),
-    ("minor", TEXT, "all", "N of its /dev/nvidiaN, empty: not known"),
+    ("uuids", LIST, "all", "UUID of each device, empty: not known at the claim"),
+    ("minors", LIST, "all", "N of each device's /dev/nvidiaN, empty: not known"),
     (
         "places",
         NUMBER,
@@ -55,7 +54,9 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
 )
 TYPES = {field[0]: field[1] for field in FIELDS}
 EMPTY: dict[str, object] = {TEXT: "", NUMBER: 0, REAL: 0.0, LIST: ()}
-BLANK = {field[0]: EMPTY[field[1]] for field in FIELDS}
+# what a lock's own view of the record has beside it: its device's, and the mark of its claim
+OWN_VIEW: dict[str, object] = {"uuid": "", "minor": "", "draining": 0}
+BLANK = {**{field[0]: EMPTY[field[1]] for field in FIELDS}, **OWN_VIEW}
 CONVERT: "dict[str, Callable[[str], object]]" = {
     NUMBER: int,
     REAL: float,
@@ -68,7 +69,11 @@ CONVERTED = [(key, CONVERT[kind]) for key, kind in TYPES.items() if kind != TEXT
 
 
 class Owner:
-    """One owner record; every field of FIELDS is an attribute."""
+    """One owner record; every field of FIELDS is an attribute.
+
+    A lock's view of it has three more, which are not written: `uuid` and `minor` of its device, and
+    `draining`, 1 where its job has released it and its processes are not yet gone.
+    """
 
     scheduler: str
     cluster: str
@@ -91,15 +96,17 @@ class Owner:
     sid: int
     boot_id: str
     pid_ns: str
-    draining: int
     claimed_at: float
     claimed_boottime: float
     token: str
-    uuid: str
-    minor: str
+    uuids: tuple[str, ...]
+    minors: tuple[str, ...]
     places: int
     comment: str
     devices: tuple[str, ...]
+    uuid: str
+    minor: str
+    draining: int
 
     def __init__(self, **fields: object) -> None:
         """Take the fields given, others blank; raise TypeError for one that FIELDS lacks."""
@@ -110,6 +117,21 @@ class Owner:
     def copy(self, **changes: object) -> "Owner":
         """Return the same record with some fields changed."""
         return Owner(**{**self.__dict__, **changes})
+
+    def of_device(self, name: str, draining: bool) -> "Owner":
+        """Return a lock's view of the record: that of one of its devices."""
+        place = self.devices.index(name)
+        uuid, minor = item_or_blank(self.uuids, place), item_or_blank(self.minors, place)
+        return self.copy(uuid=uuid, minor=minor, draining=int(draining))
+
+    def of_devices(self, names: "list[str]") -> "Owner":
+        """Return the record with some of its devices only."""
+        places = [self.devices.index(name) for name in names]
+        return self.copy(
+            devices=tuple(names),
+            uuids=tuple([item_or_blank(self.uuids, place) for place in places]),
+            minors=tuple([item_or_blank(self.minors, place) for place in places]),
+        )
 
     def key(self) -> tuple[str, str, str, str, str]:
         """Return what names the job: scheduler, cluster, slurmd, job, task.
@@ -143,16 +165,21 @@ class Owner:
         return f"{self.job_id}.{self.task_id}" if self.task_id else self.job_id
 
 
+def item_or_blank(items: "tuple[str, ...]", place: int) -> str:
+    """Return one item of a list that may be shorter."""
+    return items[place] if place < len(items) else ""
+
+
 def encode_owner(owner: Owner) -> str:
     """Return the record as text; raise kv.MalformedError for a control character in a field."""
     pairs: list[tuple[str, str]] = []
     values = owner.__dict__
-    for key, empty in BLANK.items():
+    for key, kind in TYPES.items():
         value = values[key]
-        if value == empty:
+        if value == EMPTY[kind]:
             continue
         if isinstance(value, tuple):
-            pairs.append((key, ",".join(owner.devices)))
+            pairs.append((key, ",".join(value)))
         elif isinstance(value, float):
             pairs.append((key, f"{value:.6f}"))  # as fine as two hooks may follow each other
         else:
@@ -163,8 +190,7 @@ def encode_owner(owner: Owner) -> str:
 def parse_owner(text: str) -> Owner:
     """Return the record; raise kv.MalformedError for another version, a bad number, or no end.
 
-    A record that was cut short lacks `devices`, or the end of a line. Earlier versions wrote `uuid`
-    and `minor` below `devices`: without these two a record still names all that it holds.
+    A record that was cut short lacks `devices`, or the end of a line.
     """
     pairs = kv.decode_pairs(text, VERSION_LINE)
     fields: dict[str, object] = {key: pairs[key] for key in pairs if key in TYPES}

@@ -28,7 +28,7 @@ def must_yield(node: Node, want: ClaimRequest) -> bool:
     try:
         locks = node.store.read_all_locks().items()
         held = {name: lock for name, lock in locks if stays_held(lock, want.uid)}
-        chosen, _ = pick_free_devices(alone, node.devices(), held, want, [])
+        chosen, _ = pick_free_devices(alone, node.devices(), held, want)
     except (Refusal, OSError):
         return False
     return not chosen

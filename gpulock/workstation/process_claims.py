@@ -18,7 +18,7 @@ from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import is_of_kind
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store import atomic, boot, claim_records
+from gpulock.store import boot, owed
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 from gpulock.workstation.unused_cards import prefer_unused_cards
@@ -82,37 +82,16 @@ def ensure_node_dirs(node: Node) -> None:
                 f"{path}: {fault.strerror}",
                 "run as root, or set your own LOCK_DIR and STATE_DIR with --config",
             ) from fault
-    node.store.check()
+    node.store.check(make=True)
     with Gate(node.store, Deadline(node.settings.gate_timeout)):
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
 
 
 def claim_for_process(node: Node, record: Owner, want: ClaimRequest, deadline: Deadline) -> Grant:
-    """Claim for a process, and note it for a later adoption; raise Refusal."""
+    """Claim for a process; raise Refusal."""
     if not (want.wanted or want.share):
         prefer_unused_cards(node, want, record.pid)
     grant = claim_devices(node, record, want, lambda: make_liveness_judge(node), deadline)
-    kept, token = "", grant.owner.token
-    try:
-        kept, grant.fault = claim_records.write_record_or_mark(node.settings.state_dir, grant.owner)
-        node.store.check_token(grant.owner.devices, token)
-    except (OSError, Refusal) as fault:
-        from gpulock.alloc.release import release_locks
-
-        if grant.fresh:
-            atomic.remove_quietly(kept)
-            release_locks(
-                node,
-                lambda o: o.token == token,
-                make_liveness_judge(node),
-                deadline,
-                "claim undone",
-            )
-        if isinstance(fault, Refusal):
-            raise
-        raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
-    if grant.fresh and kept:
-        claim_records.record_pending_history(
-            node.settings.state_dir, node.settings.lock_dir, grant.owner, kept
-        )
+    if grant.fresh:
+        owed.note_owed_line(node.settings.state_dir, node.store, grant.owner)
     return grant

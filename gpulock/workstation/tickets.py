@@ -41,7 +41,7 @@ def take_ticket(node: Node, deadline: Deadline, pid: int = 0, used: "Collection[
     """
     given, pid = bool(pid), pid or os.getpid()
     with Gate(node.store, deadline, node.settings.gate_timeout):
-        folder = f"{node.store.root}/{FOLDER}"
+        folder = f"{node.store.path}/{FOLDER}"
         try:
             os.makedirs(folder, 0o755, exist_ok=True)
             start = node.proc.start(pid)

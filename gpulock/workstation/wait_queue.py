@@ -250,8 +250,6 @@ class SocketClaims:
         ids = tuple(device.id for device in grant.devices)
         who = f"pid {record.pid} ({record.user})"
         self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {grant.waited * 1000:.1f} ms")
-        if grant.fault:
-            self._journal.say(WARNING, f"{who}: {grant.fault}")
         places = grant.owner.places
         return SocketReply(GRANTED, token=grant.owner.token, devices=ids, places=places)
 

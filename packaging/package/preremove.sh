@@ -15,7 +15,7 @@ if [ "${GPULOCK_REMOVE:-}" != anyway ]; then
             exit 1
         fi
     done
-    if [ -n "$(ls /run/gpulock/locks 2>/dev/null)" ]; then
+    if [ -n "$(ls /run/gpulock/locks 2>/dev/null; ls /run/gpulock.claims/claims 2>/dev/null)" ]; then
         echo "gpulock: GPUs are held on this node (gpulock status): wait, or set GPULOCK_REMOVE=anyway" >&2
         exit 1
     fi

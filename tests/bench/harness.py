@@ -20,7 +20,6 @@ from typing import NamedTuple, TypeVar
 
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
-from gpulock.store.locks import GRANT
 from tests.support.scene import folder
 
 WARM_UP = 3  # rounds that are not counted
@@ -104,10 +103,9 @@ def processor_seconds(pids: Iterable[int]) -> float:
 
 
 def take_locks_away(node: Node) -> None:
-    """Leave neither a lock nor a released one on a node, nor what tells that a lock was made."""
-    for name in Path(node.store.path).glob(f"{GRANT}*"):
-        name.unlink()
-    for directory in map(Path, (node.store.locks_dir, node.store.released_dir)):
+    """Leave neither a lock nor a record on a node, nor what is finished."""
+    store = node.store
+    for directory in map(Path, (store.locks_dir, store.claims_dir, store.finished_dir)):
         for path in directory.iterdir() if directory.is_dir() else ():
             shutil.rmtree(path)
 

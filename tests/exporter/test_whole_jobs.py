@@ -15,6 +15,7 @@ from gpulock.store.locks import LockStore
 from tests.exporter.whole import Scrape, Whole
 from tests.nvml.double import ERROR_NOT_SUPPORTED, Double, Process
 from tests.support.clock import boot_time
+from tests.support.locks import place_lock
 from tests.support.trees import record
 from tests.support.wait import let_work
 
@@ -186,7 +187,7 @@ def test_no_label_holds_a_command_an_environment_or_a_comment(tmp_path: Path) ->
             exporter.release()
             bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[0]
             written = record(user=USER, queue='all"q\\n', comment=SECRET, spool_dir=f"/x/{SECRET}")
-            store.make(bus, written)
+            place_lock(store, bus, written)
             assert SECRET in owner.encode_owner(written)
             found = exporter.wait_until(
                 lambda s: s.all("gpulock_gpu_lock_info", gpu="0") and foreign(s)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The older release of gpulock that a lab upgrades from: a commit of this repository.
+"""The older release of gpulock that a lab upgrades from.
 
-GPULOCK_OLDER names another commit, an archive of an older tree (as `git archive` writes it), or
-`this`: this tree under an older number, which says nothing of what another release writes.
+It is `this` tree under an older number until there is a release: earlier commits have claims
+without a record. GPULOCK_OLDER names a commit, or an archive as `git archive` writes it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-OLDER: Final = os.environ.get("GPULOCK_OLDER", "6c5ae6e4")
 THIS: Final = "this"
+OLDER: Final = os.environ.get("GPULOCK_OLDER", THIS)
 PARTS: Final = ("gpulock", "prolog", "epilog")
 _ROOT: Final = Path(__file__).resolve().parents[2]
 

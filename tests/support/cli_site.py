@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from gpulock.store import verdicts
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import Verdict
 from gpulock.workstation.process_claims import ensure_node_dirs
+from tests.support.locks import place_lock
 from tests.support.runner import command_runner
 
 NOBODY = 65534
@@ -105,6 +107,14 @@ class Site:
         """Return the lock id of a GPU."""
         return self.files.machine.gpus[index].bus
 
+    def spoil(self, index: int, text: str = "garbage\n") -> None:
+        """Let a lock have no record, and an owner that cannot be understood."""
+        store = self.node().store
+        record = store.read(self.id(index)).owner
+        assert record
+        shutil.rmtree(f"{store.claims_dir}/{record.token}")
+        Path(store.locks_dir, self.id(index), "owner").write_text(text)
+
     def hold(self, *indexes: int, token: str = "t", **fields: object) -> Owner:
         """Lock devices with a record of a Grid Engine job, or of what `fields` say."""
         node = self.node()
@@ -129,7 +139,7 @@ class Site:
         }
         record = Owner(**base | fields)
         for index in indexes:
-            node.store.make(self.id(index), record)
+            place_lock(node.store, self.id(index), record)
         return record
 
     def publish(self, **found: Verdict) -> None:

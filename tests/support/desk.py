@@ -29,6 +29,7 @@ from gpulock.workstation.wire import (
     parse_reply,
 )
 from tests.support.journal import HeardJournal
+from tests.support.locks import place_lock, retire_lock
 from tests.support.trees import Box, bus, record
 
 ME, MINE = os.getpid(), 4242  # start time of this process in the fake /proc
@@ -43,8 +44,7 @@ class Desk:
         self.box = Box(root)
         self.box.proc.add(ME, "python3", start=MINE, uids=UIDS, session=1)
         self.node: Node = self.box.node()
-        for folder in (self.box.lock, self.box.lock / "locks", self.box.lock / "released"):
-            folder.mkdir()
+        self.node.store.check(make=True)
         self.loop = EventLoop()
         self.server = ClaimServer(self.loop, HeardJournal(), lambda: self.node)
         self.server.open()
@@ -78,7 +78,7 @@ class Desk:
 
     def give_back(self, number: int) -> None:
         """Let a device be given back, of which gpulockd hears."""
-        self.node.store.retire(self.node.store.read(bus(number)), "release")
+        retire_lock(self.node.store, self.node.store.read(bus(number)), "release")
         self.server.retry_now()
         self.go()
 
@@ -105,7 +105,7 @@ class Desk:
         """Let devices be held by a process."""
         fields = {"scheduler": "process", "job_id": str(pid), "pid": pid, "add_grp_id": 0}
         one = record(**{**fields, "token": f"t{number}", "devices": (bus(number),), **changes})
-        self.node.store.make(bus(number), one)
+        place_lock(self.node.store, bus(number), one)
 
     def process(self, pid: int, uid: int = UIDS[0], **about: int) -> int:
         """Let another process be."""

@@ -13,9 +13,9 @@ from gpulock.node import devices
 from gpulock.node.devices import Device
 
 
-def is_gate_held(lock_dir: Path) -> bool:
-    """Return whether somebody holds the gate."""
-    path = lock_dir / "gate"
+def is_gate_held(records: Path) -> bool:
+    """Return whether somebody holds the gate beside the records."""
+    path = records / "gate"
     if not path.exists():
         return False
     with path.open("r+") as gate:
@@ -26,13 +26,13 @@ def is_gate_held(lock_dir: Path) -> bool:
     return False
 
 
-def observe_driver_reads(lock_dir: Path, patch: pytest.MonkeyPatch) -> list[bool]:
+def observe_driver_reads(records: Path, patch: pytest.MonkeyPatch) -> list[bool]:
     """Return for each read of the driver from now on whether the gate was held."""
     reads: list[bool] = []
     read = devices.read_devices
 
     def observed(*args: Any) -> list[Device]:
-        reads.append(is_gate_held(lock_dir))
+        reads.append(is_gate_held(records))
         return read(*args)
 
     patch.setattr(devices, "read_devices", observed)

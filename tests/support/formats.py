@@ -68,8 +68,8 @@ CLAIM_FIELDS: Mapping[str, Any] = {
     "claimed_at": 1.7e9,
     "claimed_boottime": 900.0,
     "token": "feedbeef",
-    "uuid": UUID,
-    "minor": "0",
+    "uuids": (UUID, ""),
+    "minors": ("0", "1"),
     "devices": (CARD, OTHER),
 }
 OWNERS: Mapping[str, Mapping[str, Any]] = {

@@ -16,6 +16,7 @@ from gpulock.store import quarantine
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import QUARANTINE
 from tests.support.journal import HeardJournal
+from tests.support.locks import place_lock
 from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
 
 GIB = 1 << 30
@@ -105,7 +106,7 @@ class Ward(Box):
         self.proc.execd(self.root)
         self.proc.shepherd(500, self.root)
         own = record(devices=(bus(number),), claimed_at=time.time(), minor=str(number))
-        self.node().store.make(bus(number), own)
+        place_lock(self.node().store, bus(number), own)
         return own
 
     def out(self) -> list[str]:

@@ -18,8 +18,9 @@ from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.sample import FINISHED_LINE, SAMPLE_LINE
-from gpulock.store import boot, claim_records
+from gpulock.store import boot, grants, owed
 from gpulock.store.owner import Owner
+from tests.support.locks import retire_lock
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record
 
 GIB = 1 << 30
@@ -57,41 +58,43 @@ class Ended(Box):
         fields: dict[str, Any] = {
             "token": token,
             "devices": tuple(bus(number) for number in numbers),
+            "uuids": tuple(f"GPU-{number}" for number in numbers),
+            "minors": tuple(str(number) for number in numbers),
             "claimed_at": time.time() - ago,
             "claimed_boottime": clock_boottime() - ago,
         }
         own = record(**fields | about)
-        for number in numbers:
-            self.node().store.make(bus(number), own.copy(minor=str(number), uuid=f"GPU-{number}"))
+        grants.make_claim(self.node().store, own)
+        if own.draining:
+            self.node().store.mark_draining(own.token)
         return own
 
     def run_job(self, *numbers: int, token: str = "feed", **about: Any) -> Owner:
-        """Let a claim stand whose record is kept, as a prolog keeps it."""
+        """Let a claim stand whose record is in STATE_DIR as well, as a prolog notes it."""
         own = self.hold(*numbers, token=token, **about)
-        place = self.root / "spool" if own.scheduler == "sge" else self.state
-        claim_records.record_pending_history(
-            str(self.state),
-            self.node().settings.lock_dir,
-            own,
-            claim_records.write_claim_record(str(place), own),
-        )
+        owed.note_owed_line(str(self.state), self.node().store, own)
         return own
 
     def reboot(self, wiped: bool = True) -> None:
         """Let the node come up again, with a /run that is empty."""
         self.proc.boot(OTHER_BOOT if self.node().boot_id == BOOT else BOOT)
         if wiped:
-            shutil.rmtree(self.lock)
+            self.lose_run()
         node = self.node()
         node.store.check(make=True)
         boot.prepare_boot(node.store, str(self.state), node.boot_id, node.name)
         self.history = HistoryWriter(self.told.append)
 
+    def lose_run(self) -> None:
+        """Remove all that is in /run: locks and records."""
+        shutil.rmtree(self.lock)
+        shutil.rmtree(self.records)
+
     def end(self, *numbers: int, how: str = "epilog") -> None:
         """Release devices."""
         store = self.node().store
         for number in numbers:
-            store.retire(store.read(bus(number)), how)
+            retire_lock(store, store.read(bus(number)), how)
 
     def claim(self, *numbers: int, token: str = "feed", **about: Any) -> Owner:
         """Let a claim be made and end."""
@@ -145,21 +148,25 @@ class Ended(Box):
         """The file that grows."""
         return self.state / "history" / "history.jsonl"
 
-    def records(self) -> list[dict[str, Any]]:
-        """Return what the history has, every file of it."""
+    def lines(self) -> list[dict[str, Any]]:
+        """Return what the history has, every line of every file."""
         folder = self.state / "history"
         paths = sorted(folder.glob("history.jsonl*"), reverse=True) if folder.is_dir() else []
         return [json.loads(line) for path in paths for line in path.read_bytes().splitlines()]
 
     def tokens(self) -> list[str]:
         """Return the tokens in the history."""
-        return [str(found["token"]) for found in self.records()]
+        return [str(found["token"]) for found in self.lines()]
 
     def owed(self) -> list[str]:
         """Return whose line is owed."""
-        folder = self.state / claim_records.PENDING_FOLDER
+        folder = self.state / owed.FOLDER
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def waiting(self) -> list[str]:
-        """Return what waits in `released/`."""
-        return sorted(path.name for path in (self.lock / "released").iterdir())
+        """Return the claims that are over and wait for their line."""
+        return sorted(path.name for path in (self.records / "finished").iterdir())
+
+    def finished(self, token: str = "feed") -> Path:
+        """Return the folder of a claim that is over."""
+        return self.records / "finished" / token

@@ -13,7 +13,7 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.release import release_locks
 from gpulock.sge import epilog, prolog
-from gpulock.store import adoption_state, claim_records
+from gpulock.store import atomic, owed
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import claim_for_process, make_process_owner
 from tests.support import jobs, slurm_site
@@ -68,7 +68,7 @@ def end(powered: PoweredNode, own: Owner) -> None:
 
 def keep(powered: PoweredNode, disk: Recorder, token: str) -> None:
     """Let the record of a claim reach the disk: from now on its line is due."""
-    pending = powered.box.state / claim_records.PENDING_FOLDER
+    pending = powered.box.state / owed.FOLDER
     disk.settle(powered.box.state, pending, pending / token)
     disk.tell(f"kept {token}")
 
@@ -109,15 +109,23 @@ def second_cut(root: Path, kept: bool) -> Case:
 
 
 def full_disk(root: Path, kept: bool) -> Case:
-    """Claim on a full disk, and write what is missing once there is room."""
+    """Claim where STATE_DIR has no room for a copy of the record; then there is room again."""
     powered = used_node(root, kept)
+    create = atomic.create_file
+
+    def full(path: str, data: bytes) -> None:
+        if path.startswith(str(powered.box.state)):
+            disk_full()
+        create(path, data)
+
     with recording(*powered.roots()) as disk:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(claim_records, "write_claim_record", disk_full)
-            claim(powered, 1)
-        assert (powered.box.state / adoption_state.PARTIAL).exists()
+            patch.setattr(atomic, "create_file", full)
+            own = claim(powered, 1)
+        end(powered, own)
         powered.reconcile()
-        assert (powered.box.state / adoption_state.WHOLE).exists()
+        disk.tell(f"kept {own.token}")
+        claim(powered, 1)
     return Case(disk.finish(), powered.check)
 
 

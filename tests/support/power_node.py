@@ -24,7 +24,7 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.store import claim_records
+from gpulock.store import owed
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import QUARANTINE
 from tests.support.power_log import materialize
@@ -81,21 +81,22 @@ class PoweredNode:
         self.made: set[str] = set()  # tokens of all claims before the cut
         if kept:
             box.lock.mkdir()
+            box.records.mkdir()
 
     def roots(self) -> list[Path]:
         """Return the folders that are on a disk."""
         on_disk = [self.box.state, self.spool]
-        return [*on_disk, self.box.lock] if self.kept else on_disk
+        return [*on_disk, self.box.lock, self.box.records] if self.kept else on_disk
 
     def restart(self, left: Remainder) -> None:
         """Lose the power, and boot with what is left."""
-        for root in (self.box.state, self.spool, self.box.lock):
+        for root in (self.box.state, self.spool, self.box.lock, self.box.records):
             if root.exists():
                 shutil.rmtree(root)
         for root in self.roots():
             root.mkdir()
         materialize(left.tree)
-        pending = self.box.state / claim_records.PENDING_FOLDER
+        pending = self.box.state / owed.FOLDER
         ago = time.time() - LATER
         if pending.is_dir():
             for name in os.listdir(pending):
@@ -164,7 +165,7 @@ class PoweredNode:
         for _ in range(2):
             report = self.reconcile()
             assert not report.fault
-            assert not report.adopted, "a claim of an earlier boot is taken for a living one"
+            assert not report.restored, "a claim of an earlier boot is taken for a living one"
         holders = {lock.owner.token if lock.owner else lock.fault for lock in self.locks()}
         assert holders == {grant.owner.token}
         found = read_tokens(self.box.state)
@@ -172,9 +173,8 @@ class PoweredNode:
         assert promised.lines <= found.keys(), f"lost: {promised.lines - found.keys()}"
         assert found.keys() <= self.made, f"never made: {found.keys() - self.made}"
         assert not self.told, self.told
-        for folder in (claim_records.FOLDER, claim_records.PENDING_FOLDER):
-            place = self.box.state / folder
-            assert not place.is_dir() or os.listdir(place) == [], "of an earlier boot"
+        place = self.box.state / owed.FOLDER
+        assert not place.is_dir() or os.listdir(place) == [], "of an earlier boot"
 
     def locks(self) -> list[Lock]:
         """Return the locks that stand."""

@@ -13,7 +13,7 @@ from gpulock.daemon.health import state as health
 from gpulock.daemon.history import pending
 from gpulock.daemon.history.files import FOLDER, NAME, HistoryWriter
 from gpulock.daemon.slots import rsmap
-from gpulock.store import atomic, claim_records, quarantine
+from gpulock.store import owed, quarantine
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY, QUARANTINE, RESERVES
 from tests.support.faults import raising
@@ -138,12 +138,9 @@ def earlier_claim(powered: PoweredNode, token: str) -> Owner:
 
 def owe(powered: PoweredNode, *tokens: str) -> list[str]:
     """Let claims of an earlier boot be without their lines; return what must come true."""
-    settings = powered.node().settings
+    node = powered.node()
     for token in tokens:
-        own = earlier_claim(powered, token)
-        path = claim_records.write_claim_record(settings.state_dir, own)
-        claim_records.record_pending_history(settings.state_dir, settings.lock_dir, own, path)
-        atomic.remove_quietly(path)
+        owed.note_owed_line(node.settings.state_dir, node.store, earlier_claim(powered, token))
         powered.made.add(token)
     return [f"kept {token}" for token in tokens]
 
@@ -240,7 +237,7 @@ def clock_set(root: Path, kept: bool) -> Case:
     later = own.claimed_boottime + 60  # of any machine, however long it has been up
     with recording(*powered.roots(), told=due) as disk:
         pending.touch_last_seen(state, [own], time.time() + 86400, later)
-    found, _ = pending.read_pending_record(f"{state}/{claim_records.PENDING_FOLDER}", "feed")
+    found, _ = pending.read_pending_record(f"{state}/{owed.FOLDER}", "feed")
     assert found is not None
     assert found.claimed_at > own.claimed_at
     return Case(disk.finish(), powered.check)

@@ -22,8 +22,9 @@ from gpulock.slurm import epilog, note, prolog, request, task
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.gres_map import gres_conf_version
 from gpulock.slurm.note import TaskNote
-from gpulock.store.locks import Lock
+from gpulock.store.locks import Lock, list_names
 from gpulock.store.owner import Owner
+from tests.support.locks import place_lock
 from tests.support.trees import BOOT, HOST_NS, About, Box, bus
 
 ROOT = os.geteuid()
@@ -173,13 +174,13 @@ class Site(Box):
 
     def note(self, job: int = 12, slurmd: str = "n1") -> TaskNote:
         """Return what the tasks of a job are told."""
-        found = note.find_task_note(str(self.lock), slurmd, str(job))
+        found = note.find_task_note(str(self.records), slurmd, str(job))
         assert found is not None
         return found
 
     def notes(self) -> list[str]:
         """Return the names of all notes."""
-        folder = self.lock / "tasks"
+        folder = self.records / "tasks"
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def holder(self, number: int) -> Owner:
@@ -211,13 +212,12 @@ class Site(Box):
             self.epilog(99)
         one = {"devices": (bus(number),), "job_id": "7", "token": "t7", **changes}
         made = slurm_record(**one)
-        self.node().store.make(bus(number), made)
+        place_lock(self.node().store, bus(number), made)
         return made
 
-    def runs(self) -> list[str]:
-        """Return the tokens of the claims that would be adopted."""
-        folder = self.state / "runs"
-        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    def claims(self) -> list[str]:
+        """Return the tokens of the claims that have a record."""
+        return sorted(list_names(f"{self.records}/claims"))
 
     def process(
         self, pid: int, name: str, words: str = "", uid: int = UID, **about: Unpack[About]

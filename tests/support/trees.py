@@ -163,6 +163,7 @@ class Box:
         self.dev = root / "dev"
         self.state = root / "state"
         self.lock = root / "run"
+        self.records = root / "run.claims"
         for folder in (self.driver / "gpus", self.dev, self.state):
             folder.mkdir(parents=True)
         self.settings = {

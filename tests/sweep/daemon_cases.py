@@ -24,21 +24,18 @@ ROUND = Path(__file__).with_name("round.py")
 
 
 class Round(Reap):
-    """A round of gpulockd; `lost`: LOCK_DIR was removed, so that it has to adopt.
+    """A round of gpulockd. `removed` is what somebody has removed: it has to put that back.
 
-    `emptied`: the locks in it were, so that it has to put them back.
+    It is `locks_dir` or `claims_dir`.
     """
 
-    def __init__(
-        self, root: Path, *, gone: int = 2, lost: bool = False, emptied: bool = False
-    ) -> None:
+    def __init__(self, root: Path, *, gone: int = 2, removed: str = "") -> None:
         super().__init__(root, gone=gone)
-        self.lost = lost
-        self.emptied = emptied
+        self.removed = removed
         self.stood: dict[str, bytes] = {}
 
     def prepare(self) -> None:
-        """Leave something to publish, and something to sweep; or lose LOCK_DIR."""
+        """Leave something to publish, and something to sweep; remove what is to be removed."""
         super().prepare()
         node = self.stage.node
         folder = Path(node.settings.exporter_dir)
@@ -47,12 +44,9 @@ class Round(Reap):
         text = f"{INVENTORY_LINE}\nboot_id={node.boot_id}\ngpu.{bus}.memory_mib=4242\n"
         (folder / "inventory").write_text(text)
         Path(node.store.path, ".verdicts.4194305.0123456789ab").touch()
-        if self.lost:
-            for name in ("boot_id", "totals", "verdicts"):
-                Path(node.store.path, name).unlink(missing_ok=True)
-        if self.emptied:
+        if self.removed:
             self.stood = self.stage.records(*self.living)
-            shutil.rmtree(node.store.locks_dir)
+            shutil.rmtree(getattr(node.store, self.removed))
 
     def set_out(self) -> None:
         """Bring the node into its state; what the living held then is what they are to hold."""
@@ -61,7 +55,7 @@ class Round(Reap):
 
     def unharmed(self, by: str) -> None:
         """Expect the living jobs' locks as they were; before they are all back, no claim of all."""
-        if not self.emptied or by not in ("the fault", "the round"):
+        if not self.removed or by not in ("the fault", "the round"):
             super().unharmed(by)
             return
         try:
@@ -103,6 +97,6 @@ class Round(Reap):
 
 CASES = (
     Case("gpulockd", Round),
-    Case("gpulockd, locks lost", partial(Round, lost=True), 2),
-    Case("gpulockd, locks removed", partial(Round, emptied=True), 2),
+    Case("gpulockd, locks removed", partial(Round, removed="locks_dir"), 2),
+    Case("gpulockd, records removed", partial(Round, removed="claims_dir"), 2),
 )

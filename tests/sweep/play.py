@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpulock.errors import Refusal
 from gpulock.node.devices import SHARE
 from gpulock.store.boot import read_state_boot_id
-from gpulock.store.locks import Lock
+from gpulock.store.locks import Lock, list_names
 from tests.sweep.stage import MINE, Stage
 from tests.sweep.trace import KILL, Point
 
@@ -34,7 +34,7 @@ class Play(ABC):
         self.undisturbed = 0  # the exit code of a run that nothing disturbs
         self.living = tuple(living)
         self.others: dict[str, bytes] = {}  # the records of `living`
-        self.earlier: dict[str, bytes] = {}  # those of an earlier run of the job
+        self.earlier: set[str] = set()  # the tokens of an earlier run of the job
         self.wrong: list[str] = []
         self.left: list[str] = []
         self._outside: object = None
@@ -84,11 +84,11 @@ class Play(ABC):
         self.expect(now == self.others, f"{by} changed another job's locks: {sorted(now)}")
 
     def boot_rule(self) -> None:
-        """Expect that STATE_DIR knows the boot before LOCK_DIR: else a loss would go unseen."""
+        """Expect that the boot is known on both sides before a claim: else a loss goes unseen."""
         node = self.stage.node
-        if node.store.boot_id() == node.boot_id:
-            known = read_state_boot_id(node.settings.state_dir) == node.boot_id
-            self.expect(known, "LOCK_DIR is of this boot and STATE_DIR does not know")
+        if list_names(node.store.claims_dir):
+            known = {node.store.boot_id(), read_state_boot_id(node.settings.state_dir)}
+            self.expect(known == {node.boot_id}, f"there are claims, and known boots are {known}")
 
     def keeps_nothing(self) -> None:
         """Expect of a job that was refused no lock but of an earlier run, and none cut short."""
@@ -98,9 +98,8 @@ class Play(ABC):
 
     def mine_now(self) -> dict[str, Lock]:
         """Return the locks of the job, but for those of an earlier run."""
-        records = self.stage.records(MINE)
-        locks = self.stage.locks(MINE)
-        return {n: lock for n, lock in locks.items() if self.earlier.get(n) != records[n]}
+        held = self.stage.locks(MINE).items()
+        return {n: lock for n, lock in held if lock.owner and lock.owner.token not in self.earlier}
 
     def holds_whole(self, count: int) -> list[str]:
         """Expect whole locks of so many devices, of one claim; return their indexes."""

@@ -108,8 +108,6 @@ class SlurmPlay(Play):
         self.expect(code == 0, f"the Epilog exits {code}: {said}")
         self.expect(not self.stage.locks(MINE), f"the Epilog left whole locks of its job: {said}")
         self.expect(not self.node.note(self.mine).exists(), f"the Epilog left its note: {said}")
-        runs = [record for record in self.node.runs(MINE) if record.restart == self.mine.restart]
-        self.expect(not runs, f"the Epilog left its record for adoption: {said}")
         self.unharmed("the Epilog")
         self.over(self.mine)
 
@@ -129,13 +127,6 @@ class SlurmPlay(Play):
             if self.node.task(job, job.task(), BATCH) == 0:
                 env = tasks_environment(self.stage.stderr.read_text(), {})
                 self.expect(env.get(MASK) == "", f"the note that is left shows {env.get(MASK)}")
-        if self.node.runs(job.id):
-            self.left.append("the record for adoption of a job that is over")
-            self.node.lose_locks()
-            self.stage.reconcile()
-            self.expect(set(self.stage.locks()) == set(self.others), "it is adopted for ever")
-            held = {name for number in self.living for name in self.stage.locks(number)}
-            self.expect(held == set(self.others), "what is left took a living job's devices")
 
     def told_rightly(self) -> None:
         """Expect that slurmctld heard about this job and this node alone."""

@@ -62,7 +62,7 @@ class Again(Prolog):
         """Run the Prolog of the first run."""
         super().prepare()
         self.stage.must(self.run(), 0)
-        self.earlier = self.stage.records(MINE)
+        self.earlier = {one.owner.token for one in self.stage.locks(MINE).values() if one.owner}
         self.mine = dataclasses.replace(self.mine, restart=1)
 
 

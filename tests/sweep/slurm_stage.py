@@ -14,9 +14,6 @@ from pathlib import Path
 
 from gpulock.slurm.note import task_note_path
 from gpulock.slurm.scontrol import COLUMNS, INVALID
-from gpulock.store import owner
-from gpulock.store.claim_records import FOLDER as RUNS
-from gpulock.store.owner import Owner
 from tests.support.scene import configured
 from tests.support.slurm_calls import SLURMD, USER, SlurmJob, users_settings, write_map
 from tests.support.starter import Starter
@@ -157,22 +154,11 @@ class SlurmStage(Stage):
 
     def note(self, job: SlurmJob) -> Path:
         """Return where the note of a job is, if it has one."""
-        return Path(task_note_path(self.node.store.path, SLURMD, str(job.id)))
-
-    def runs(self, job: int) -> list[Owner]:
-        """Return the records that are kept of a job for an adoption."""
-        folder = Path(self.node.settings.state_dir, RUNS)
-        paths = [p for p in folder.iterdir() if p.name[0] != "."] if folder.is_dir() else []
-        found = [owner.parse_owner(path.read_text()) for path in paths]
-        return [record for record in found if record.job_id == str(job)]
+        return Path(task_note_path(self.node.store.root, SLURMD, str(job.id)))
 
     def lose_locks(self) -> None:
-        """Let LOCK_DIR be lost, all but what the exporter told."""
-        for path in Path(self.node.store.path).iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != "inventory":
-                path.unlink()
+        """Let all locks be removed; their records stand."""
+        shutil.rmtree(self.node.store.locks_dir)
 
     def leave_process(self, job: SlurmJob) -> Path:
         """Leave a process in the cgroup of a job; return the file that says so."""

@@ -20,7 +20,7 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store.locks import GRANT, Lock
+from gpulock.store.locks import Lock
 from gpulock.workstation.process_claims import make_process_owner
 from tests.support.scene import Scene, linked_proc
 
@@ -37,7 +37,7 @@ class Stage:
     `log` is strace's, `stderr` has all that a hook said.
     """
 
-    kept: tuple[str, ...] = ("run", "state")  # LOCK_DIR, STATE_DIR
+    kept: tuple[str, ...] = ("run", "state")  # LOCK_DIR with the records beside it, STATE_DIR
 
     def __init__(self, root: Path, preset: str = "dgx1") -> None:
         self.proc = linked_proc(root / "proc", (os.getpid(),))
@@ -71,7 +71,7 @@ class Stage:
         return [self.scene.interpreter, "-IS", str(REAP), str(CHECKOUT), str(self.scene.config)]
 
     def leave_cut_short(self) -> None:
-        """Leave what a claim leaves that is killed between mkdir and owner record."""
+        """Leave what a claim leaves that is killed between the mkdir of a lock and its copy."""
         free = [d.id for d in self.node.devices() if d.id not in self.node.store.read_all_locks()]
         os.mkdir(f"{self.node.store.locks_dir}/{free[-1]}", 0o755)
 
@@ -97,12 +97,6 @@ class Stage:
         """Bring back all that may change; folders that processes are in stay the same folders."""
         for name in self.kept:
             restore(self._saved / name, self.scene.root / name)
-        folder = Path(self.node.store.path)
-        for grant in folder.glob(f"{GRANT}*"):  # a copy is a file of its own
-            record = folder / "locks" / grant.name.removeprefix(GRANT) / "owner"
-            if record.exists():
-                grant.unlink()
-                os.link(record, grant)
 
     def reconcile(self) -> None:
         """Reconcile once in this process, undisturbed."""
@@ -130,9 +124,10 @@ class Stage:
         }
 
     def records(self, *jobs: int) -> dict[str, bytes]:
-        """Return the bytes of these jobs' owner records."""
+        """Return the bytes of these jobs' owner records, as their locks have them."""
         folder = Path(self.node.store.locks_dir)
-        return {name: (folder / name / "owner").read_bytes() for name in self.locks(*jobs)}
+        paths = {name: folder / name / "owner" for name in self.locks(*jobs)}
+        return {name: path.read_bytes() if path.exists() else b"" for name, path in paths.items()}
 
     def inside(self) -> dict[str, bytes]:
         """Return all files in which hooks may write, by path."""

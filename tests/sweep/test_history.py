@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.history_site import Ended
-from tests.support.trees import bus
 from tests.sweep.stage import LIBRARIES
 from tests.sweep.tally import WHOLE
 from tests.sweep.trace import KILL, STRACE, Point, failing, points_of, struck, watching
@@ -29,7 +28,7 @@ def made(root: Path) -> Ended:
     site.write()
     site.run_job(3, token="gone")
     site.end(3)
-    shutil.rmtree(site.lock / "released" / f"gone.{bus(3)}")
+    shutil.rmtree(site.finished("gone"))
     for own in (site.run_job(0, 1), site.run_job(2, token="beef")):
         numbers = (0, 1) if own.token == "feed" else (2,)
         site.finish(own, *(site.account(own, number) for number in numbers))
@@ -71,7 +70,7 @@ def test_no_claim_is_lost_and_none_is_written_twice(tmp_path: Path, kind: str) -
         assert (after.returncode, after.stderr) == (0, ""), point
         assert sorted(site.tokens()) == ["beef", "feed", "first", "gone"], point
         assert (site.waiting(), site.owed()) == ([], []), point
-        by_token = {found["token"]: found for found in site.records()}
+        by_token = {found["token"]: found for found in site.lines()}
         assert by_token["feed"]["gpus"] == 2, point
         shutil.rmtree(tmp_path / str(number))
     assert hit >= 0.8 * len(every) > 0, "too few points were reached"

@@ -68,24 +68,50 @@ def lock_dir_lost(inner: str = "") -> Play:
     """Return `rm -rf LOCK_DIR`, or of a folder in it, while jobs run."""
 
     def play(site: Site) -> None:
-        kernel = site.kernel
-        path = f"{site.lock_dir}{inner}"
-        kernel.wait(lambda: os.path.isdir(f"{site.lock_dir}/locks"), "LOCK_DIR")
+        site.kernel.wait(lambda: os.path.isdir(f"{site.lock_dir}/locks"), "LOCK_DIR")
+        run_rm(site, f"{site.lock_dir}{inner}")
+
+    return play
+
+
+def records_lost() -> Play:
+    """Return `rm -rf` of all records there are, one after the other, while jobs run."""
+
+    def play(site: Site) -> None:
+        folder = f"{site.records}/claims"
+        site.kernel.wait(lambda: os.path.isdir(folder) and os.listdir(folder), "a record")
         site.lost = True
         site.losing += 1
         site.losses += 1
-
-        def main() -> int:
-            try:
-                remove_all(site, path)
-            except FileNotFoundError:
-                pass
-            return 0
-
-        kernel.program(kernel.tree.spawn("rm"), main)
+        run_rm(site, *[f"{folder}/{name}" for name in sorted(os.listdir(folder))])
         site.losing -= 1
 
     return play
+
+
+def all_lost(both: bool = True) -> Play:
+    """Return `rm -rf` of the folder of the records, before that of LOCK_DIR with `both`."""
+
+    def play(site: Site) -> None:
+        site.kernel.wait(lambda: os.path.isdir(f"{site.lock_dir}/locks"), "LOCK_DIR")
+        site.closed = True
+        run_rm(site, *([site.lock_dir] if both else []), site.records)
+
+    return play
+
+
+def run_rm(site: Site, *paths: str) -> None:
+    """Run rm(1), each of its calls one step."""
+
+    def main() -> int:
+        for path in paths:
+            try:
+                remove_all(site, path)
+            except OSError:
+                continue
+        return 0
+
+    site.kernel.program(site.kernel.tree.spawn("rm"), main)
 
 
 def remove_all(site: Site, path: str) -> None:

@@ -309,8 +309,11 @@ def run_claim(
     return play
 
 
-def user_release() -> Play:
-    """Return a user who gives back what a process of theirs holds, by gpulockd's hand."""
+def user_release(part: bool = False) -> Play:
+    """Return a user who gives back what a process of theirs holds, by gpulockd's hand.
+
+    With `part` it gives back the first device of several, and goes on with the others.
+    """
 
     def held(site: Site) -> list[Held]:
         return [one for one in site.held if one.who.startswith("run") and one.alive()]
@@ -322,9 +325,12 @@ def user_release() -> Play:
             return  # it has ended since
         mine = found[0]
         owner = mine.processes[0]
-        owner.fds.clear()  # who has it open still is refused
-        mine.processes = []
-        request = SocketRequest(RELEASE, owner.pid, owner.start)
+        devices = tuple(sorted(mine.devices))[:1] if part else ()
+        owner.fds = {n: path for n, path in owner.fds.items() if part and n != min(owner.fds)}
+        mine.devices = mine.devices - set(devices)  # who has it open still is refused
+        if not part:
+            mine.processes = []
+        request = SocketRequest(RELEASE, owner.pid, owner.start, devices=devices)
         process = kernel.tree.spawn("gpulockd")
 
         def main() -> int:
@@ -335,11 +341,14 @@ def user_release() -> Play:
                     request,
                     Deadline(10.0),
                 )
+                site.given_back |= {(mine.token, device) for device in devices}
             except Refusal as refusal:
                 site.log.append(str(refusal))
             return 0
 
         kernel.program(process, main)
+        if part:
+            mine.processes = []
 
     return play
 

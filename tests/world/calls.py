@@ -53,7 +53,9 @@ class Entry:
 class Machine(Kernel):
     """The kernel with its calls: `os`, `time` and `fcntl` are modules."""
 
-    def __init__(self, moving: tuple[str, ...], watched: str, check: Callable[[], None]) -> None:
+    def __init__(
+        self, moving: tuple[str, ...], watched: tuple[str, ...], check: Callable[[], None]
+    ) -> None:
         super().__init__(moving, watched, check)
         self.os, self.time, self.fcntl = self._make_os(), self._make_time(), self._make_fcntl()
 

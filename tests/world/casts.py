@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from tests.support.trees import bus
 from tests.world.accidents import (
+    all_lost,
     clock_is_set,
     disk_full,
     lock_dir_lost,
     pid_is_reused,
     quarantined,
     reboot,
+    records_lost,
     shepherd_dies,
     straggler,
 )
@@ -33,6 +35,7 @@ SHARD = slurm_job(21, 1, shard=True)
 SHARE = run_claim(1, share=True)
 SGE_SHARE = sge_job(31, 1, asks="gpu_share")
 OTHERS = run_claim(1, share=True, user=OTHER)
+SHELL = run_claim(1, "shell", True)
 CASTS: dict[str, Cast] = {
     "two_jobs": Cast(one=SGE, two=sge_job(12, 2)),
     "straggler": Cast(
@@ -61,6 +64,9 @@ CASTS: dict[str, Cast] = {
     "command_not_found": Cast(one=run_claim(1, found=False), d=gpulockd(2), two=run_claim(2)),
     "release_by_user": Cast(
         one=run_claim(1, "shell", True), user=user_release(), d=gpulockd(1), two=run_claim(2)
+    ),
+    "release_of_a_part": Cast(
+        one=run_claim(2, "shell", True), user=user_release(True), d=gpulockd(2), two=run_claim(1)
     ),
     "shares": Cast(one=SHARE, two=SHARE, three=SHARE, d=gpulockd(2)),
     "shares_of_two_users": Cast(
@@ -132,6 +138,20 @@ LOST: dict[str, Cast] = {
     "lock_dir_and_a_later_job": Cast(
         one=SGE, root=lock_dir_lost(), d=gpulockd(2), two=sge_job(12, 2)
     ),
+    "records": Cast(one=SGE, root=records_lost(), two=sge_job(12, 1), d=gpulockd(2)),
+    "records_of_slurm": Cast(
+        one=slurm_job(21, 1), root=records_lost(), two=run_claim(1), d=gpulockd(2)
+    ),
+    "the_folder_of_records": Cast(
+        one=SHELL, root=all_lost(False), two=sge_job(12, 1), d=gpulockd(2)
+    ),
+    "both_folders": Cast(one=SHELL, root=all_lost(), two=run_claim(1), d=gpulockd(2)),
+    "part_and_lock_dir": Cast(
+        one=run_claim(2, "shell", True),
+        user=user_release(True),
+        root=lock_dir_lost(),
+        d=gpulockd(2),
+    ),
 }
 PAIRS: dict[str, Cast] = {
     "jobs": Cast(one=sge_job(11, 2), two=sge_job(12, 2)),
@@ -189,6 +209,8 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("command_not_found", "one", FREEZE),
     ("release_by_user", "user", KILL),
     ("release_by_user", "user", FREEZE),
+    ("release_of_a_part", "user", KILL),
+    ("release_of_a_part", "user", FREEZE),
     ("clock_is_set", "one", "root"),
     ("state_is_full", "one", "disk"),
     ("state_is_full", "two", "disk"),

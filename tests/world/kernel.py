@@ -73,7 +73,9 @@ class Chooser(Protocol):
 class Kernel:
     """One machine. `moving` are the folders whose files change; `made` are the choices so far."""
 
-    def __init__(self, moving: tuple[str, ...], watched: str, check: Callable[[], None]) -> None:
+    def __init__(
+        self, moving: tuple[str, ...], watched: tuple[str, ...], check: Callable[[], None]
+    ) -> None:
         self.moving, self.watched, self._check = moving, watched, check
         self.actor: Actor | None = None
         self.reset(random.Random(0))

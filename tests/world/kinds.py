@@ -146,9 +146,8 @@ def reset(device: str) -> Play:
             try:
                 ensure_node_dirs(node)
                 cards = reserve_for_reset(node, device, "root")
-                mine = site.begin(
-                    "a reset", site.noted_token(f"locks/{device}/owner"), frozenset(cards)
-                )
+                owner = f"{site.lock_dir}/locks/{device}/owner"
+                mine = site.begin("a reset", site.read_field(owner, "token"), frozenset(cards))
                 mine.processes = [process]
                 uses(site, mine, process)
                 site.held.remove(mine)

@@ -24,6 +24,7 @@ from gpulock.node.settings import Settings
 from gpulock.simulate import execd
 from gpulock.simulate.execd import SimulatedJob, SpooledJob
 from gpulock.store import boot
+from gpulock.store.locks import claims_root
 from tests.support.jobs import gpus
 from tests.support.trees import bus, information
 from tests.world.calls import Machine
@@ -75,6 +76,7 @@ class Site:
     def __init__(self, root: Path, count: int = 2, **keys: str) -> None:
         self.root, self.count = root, count
         self.lock_dir, self.state_dir = f"{root}/run", f"{root}/state"
+        self.records = claims_root(self.lock_dir)
         self.spool = root / execd.SPOOL
         for number in range(count):
             folder = root / "driver/gpus" / bus(number)
@@ -102,8 +104,8 @@ class Site:
         self.jobs: dict[int, tuple[tuple[int, str, int], SpooledJob]] = {}
         self.environments: dict[int, bytes] = {}
         self.kernel = Machine(
-            (self.lock_dir, self.state_dir, f"{self.spool}/active"),
-            f"{self.lock_dir}/locks",
+            (self.lock_dir, self.records, self.state_dir, f"{self.spool}/active"),
+            (f"{self.lock_dir}/locks", f"{self.records}/claims"),
             self.check,
         )
         self.log: list[str] = []
@@ -112,15 +114,17 @@ class Site:
 
     def reset(self, seed: int, fresh: bool = False) -> None:
         """Boot the node, with nothing claimed; `fresh`: nothing was ever claimed in this boot."""
-        for folder in (self.lock_dir, self.state_dir):
+        for folder in (self.lock_dir, self.records, self.state_dir):
             shutil.rmtree(folder, ignore_errors=True)
             os.mkdir(folder, 0o755)
         self.kernel.reset(random.Random(seed))
         self.held: list[Held] = []
         self.tokens: set[str] = set()
-        self.lost = self.short = False  # locks were lost, or a disk was full, in this schedule
+        self.lost = self.short = False  # records were lost, or a disk was full, in this schedule
+        self.closed = False  # the folder of all records was lost
         self.losing = self.losses = 0  # how many `rm` are at it, and how many there were
         self.control: dict[str, dict[str, str]] = {}
+        self.given_back: set[tuple[str, str]] = set()  # token, device
         self.log.clear()
         self.start_daemons()
         self.others: set[Process] = set()
@@ -144,7 +148,9 @@ class Site:
                 actor.doomed = actor.gone = True
         kernel.boot()
         if not keeps:
-            shutil.rmtree(self.lock_dir)
+            shutil.rmtree(self.lock_dir, ignore_errors=True)
+            shutil.rmtree(self.records, ignore_errors=True)
+        self.closed = False
         self.start_daemons()
 
     def make_rounds(self) -> Rounds:
@@ -187,13 +193,17 @@ class Site:
         Path(f"{self.state_dir}/slurm-map").write_text("gpulock-slurm-map 1\nshared=shard\n")
 
     def noted_token(self, name: str) -> str:
-        """Return the token in a file of LOCK_DIR, nothing where there is none."""
+        """Return the token in a file beside the records, nothing where there is none."""
+        return self.read_field(f"{self.records}/{name}", "token")
+
+    def read_field(self, path: str, key: str) -> str:
+        """Return a field of a record, nothing where there is none."""
         try:
-            with open(f"{self.lock_dir}/{name}") as file:
+            with open(path) as file:
                 text = file.read()
         except OSError:
             return ""
-        return text.partition("\ntoken=")[2].partition("\n")[0]
+        return text.partition(f"\n{key}=")[2].partition("\n")[0]
 
     def begin(
         self, who: str, token: str, devices: frozenset[str], asks: str = "", uid: int = USER
@@ -221,14 +231,19 @@ class Site:
         return mine
 
     def check(self) -> None:
-        """Raise Violation where the lock of a living owner is not there."""
-        if self.lost:
+        """Raise Violation where a device of a living owner is in no record of its claim."""
+        if self.lost or self.closed:
             return
         for mine in self.held:
             if mine.alive():
+                record = f"{self.records}/claims/{mine.token}/record"
+                named = self.read_field(record, "devices").split(",")
                 for device in mine.devices:
-                    if self.noted_token(f"locks/{device}/owner") != mine.token:
-                        raise Violation(f"{mine.who} lives, and its lock of {device} is gone")
+                    if device not in named:
+                        raise Violation(f"{mine.who} lives, and its record of {device} is gone")
+        for token, device in self.given_back:
+            if device in self.read_field(f"{self.records}/claims/{token}/record", "devices"):
+                raise Violation(f"{device} was given back, and is claim {token}'s again")
 
     def crashed(self, fault: BaseException) -> Refusal:
         """Say that a program met what nobody foresaw."""
@@ -247,11 +262,17 @@ class Site:
                 kernel.kill(process)
         kernel.full = ()
         rounds = self.make_rounds()
-        if rounds.run_round(kernel.now) is None:
+        done = rounds.run_round(kernel.now) is not None
+        if self.closed and not done:  # a person has to say that no job is left
+            node = rounds.node
+            boot.forget_claims(node.store, self.state_dir, node.boot_id, NAME)
+            done = rounds.run_round(kernel.now) is not None
+        if not done:
             raise Violation(f"the last round failed: {rounds.summary}")
         for folder in (
-            *(f"{self.lock_dir}/{name}" for name in ("locks", "released")),
-            *(f"{self.state_dir}/{name}" for name in ("runs", "owed")),
+            f"{self.lock_dir}/locks",
+            *(f"{self.records}/{name}" for name in ("claims", "finished")),
+            *([] if self.closed else [f"{self.state_dir}/owed"]),
         ):
             left = os.listdir(folder) if os.path.isdir(folder) else []
             left = [name for name in left if not name.startswith(".")]
@@ -262,7 +283,7 @@ class Site:
             if lines.count(token) > 1:
                 raise Violation(f"claim {token} has {lines.count(token)} lines in the history")
         for mine in self.held:
-            if mine.token not in lines and not self.short:
+            if mine.token not in lines and not self.short and not self.closed:
                 raise Violation(f"{mine.who} has no line in the history")
 
     def history(self) -> list[str]:
@@ -288,7 +309,7 @@ class Site:
 
     def noted_devices(self, name: str) -> frozenset[str]:
         """Return the lock ids in a task's note."""
-        text = Path(f"{self.lock_dir}/{name}").read_text()
+        text = Path(f"{self.records}/{name}").read_text()
         return frozenset(text.partition("\ndevices=")[2].partition("\n")[0].split(","))
 
     def granted(self, grant: Grant) -> frozenset[str]:

@@ -4,21 +4,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 import pytest
 
-from gpulock.alloc import availability, reaper, shares
+from gpulock.alloc import availability, claim, reaper, shares
+from gpulock.alloc import release as alloc_release
 from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import DIED, Reaper, ReapOutcome
 from gpulock.daemon.history import files
 from gpulock.node import devices
 from gpulock.node.procfs import Proc
-from gpulock.store import atomic, claim_records, gate
+from gpulock.store import atomic, boot, gate, grants, owed, repair
 from gpulock.store.locks import Lock, LockStore
+from gpulock.store.owner import Owner, encode_owner
+from gpulock.store.repair import Repair
 from gpulock.store.verdicts import DEAD, Verdict
-from tests.world.casts import CASTS
+from tests.world.casts import CASTS, LOST
 from tests.world.choosers import Planned
 from tests.world.explore import Explorer, WorldError
 from tests.world.play import MOST, find_planted_fault
@@ -45,20 +48,44 @@ def lock_is_taken_where_it_is(patch: pytest.MonkeyPatch, site: Site) -> None:
     """mkdir accepts the folder of another claim; the gate is not asked either."""
     gate_is_not_locked(patch, site)
 
-    def make(store: LockStore, name: str, text: str) -> None:
-        os.makedirs(f"{store.path}/locks/{name}", exist_ok=True)
-        atomic.replace_file(f"{store.path}/locks/{name}/owner", text.encode())
+    def make(store: LockStore, record: Owner) -> None:
+        data = encode_owner(record).encode()
+        grants.write_record_folder(store, record.token, data)
+        for name in record.devices:
+            os.makedirs(f"{store.locks_dir}/{name}", exist_ok=True)
+            atomic.replace_file(f"{store.locks_dir}/{name}/owner", data)
 
-    patch.setattr(LockStore, "make_text", make)
+    patch.setattr(grants, "make_claim", make)
 
 
 def token_is_not_compared(patch: pytest.MonkeyPatch, site: Site) -> None:
-    def has_token(store: LockStore, name: str, token: str | None) -> bool:
-        del store, name
-        return token is not None
+    """What a look before the gate judged is freed, whoever has it by now."""
+    ahead, finish, release = Reaper.judge_ahead, Reaper.finish, grants.release_devices
+    stale: dict[str, Lock] = {}
+
+    def looked(engine: Reaper, uids: Iterable[int] = ()) -> None:
+        ahead(engine, uids)
+        stale.update(engine.held)
+        engine._ahead = None  # pyright: ignore[reportPrivateUsage]
+
+    def late(engine: Reaper, locks: list[Lock], over: str, how: str = "") -> list[ReapOutcome]:
+        return finish(engine, [stale.get(lock.id, lock) for lock in locks], over, how)
+
+    def whoever(
+        store: LockStore, token: str, names: Collection[str], how: str, boot_id: str
+    ) -> None:
+        for name in names:
+            now = store.read(name).owner
+            release(store, now.token if now else token, [name], how, boot_id)
+
+    def same(*_: object) -> bool:
+        return True
 
     del site
-    patch.setattr(LockStore, "has_token", has_token)
+    patch.setattr(alloc_release, "is_same_claim", same)
+    patch.setattr(Reaper, "judge_ahead", looked)
+    patch.setattr(Reaper, "finish", late)
+    patch.setattr(grants, "release_devices", whoever)
 
 
 def start_time_is_ignored(patch: pytest.MonkeyPatch, site: Site) -> None:
@@ -113,15 +140,15 @@ def claim_is_not_owed_a_line(patch: pytest.MonkeyPatch, site: Site) -> None:
         return
 
     del site
-    patch.setattr(claim_records, "record_pending_history", nothing)
+    patch.setattr(owed, "note_owed_line", nothing)
 
 
 def living_owner_counts_as_ended(patch: pytest.MonkeyPatch, site: Site) -> None:
     """A reconcile frees what has no process left, whether its owner lives or not."""
     finish = Reaper.finish
 
-    def late(engine: Reaper, lock: Lock, over: str, how: str = "") -> ReapOutcome:
-        return finish(engine, lock, reaper.ENDED if over == DIED else over, how)
+    def late(engine: Reaper, locks: list[Lock], over: str, how: str = "") -> list[ReapOutcome]:
+        return finish(engine, locks, reaper.ENDED if over == DIED else over, how)
 
     del site
     patch.setattr(Reaper, "finish", late)
@@ -168,10 +195,77 @@ def share_joins_a_card_of_a_whole_job(patch: pytest.MonkeyPatch, site: Site) -> 
     share_joins_a_card_that_is_held(patch, site)
 
 
+def records_alone_do_not_count(patch: pytest.MonkeyPatch, site: Site) -> None:
+    """A lock that somebody removed is free, whatever its record says."""
+
+    def nothing(*_: object) -> None:
+        return
+
+    def locked(store: LockStore, boot_id: str) -> Repair:
+        done = whole(store, boot_id)
+        done.held = {
+            name: lock
+            for name, lock in done.held.items()
+            if os.path.isdir(f"{store.locks_dir}/{name}")
+        }
+        return done
+
+    whole = repair.repair_locks
+    del site
+    patch.setattr(repair, "put_back_lock", nothing)
+    patch.setattr(claim, "repair_locks", locked)
+
+
+def lock_has_no_record(patch: pytest.MonkeyPatch, site: Site) -> None:
+    def nothing(*_: object) -> None:
+        return
+
+    del site
+    patch.setattr(grants, "write_record_folder", nothing)
+
+
+def state_dir_has_the_boot_id_first(patch: pytest.MonkeyPatch, site: Site) -> None:
+    """A kill between the two boot ids closes the node."""
+    begin = boot.begin_boot
+
+    def early(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
+        boot.write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
+        begin(store, state_dir, boot_id, node)
+
+    del site
+    patch.setattr(boot, "begin_boot", early)
+
+
+def lost_records_close_no_node(patch: pytest.MonkeyPatch, site: Site) -> None:
+    """Where the folder of all records is gone, claims begin anew."""
+
+    def never(state_dir: str, boot_id: str) -> bool:
+        del state_dir, boot_id
+        return False
+
+    del site
+    patch.setattr(boot, "may_be_claimed_boot", never)
+
+
+def record_does_not_shrink(patch: pytest.MonkeyPatch, site: Site) -> None:
+    """What is given back of a claim comes back with the next repair."""
+
+    def nothing(store: LockStore, record: Owner) -> None:
+        del store, record
+
+    del site
+    patch.setattr(grants, "rewrite_claim", nothing)
+
+
+LOST_MUTANTS: tuple[tuple[Plant, str], ...] = (
+    (records_alone_do_not_count, "lock_dir_and_a_later_job"),
+    (lost_records_close_no_node, "both_folders"),
+    (record_does_not_shrink, "part_and_lock_dir"),
+)
 MUTANTS: tuple[tuple[Plant, str], ...] = (
     (gate_is_not_locked, "commands"),
     (lock_is_taken_where_it_is, "two_jobs"),
-    (token_is_not_compared, "commands"),
+    (token_is_not_compared, "shepherd_dies"),
     (start_time_is_ignored, "pid_is_reused"),
     (what_is_left_of_a_job_is_not_looked_for, "straggler"),
     (dead_is_who_has_no_shepherd, "commands"),
@@ -183,6 +277,9 @@ MUTANTS: tuple[tuple[Plant, str], ...] = (
     (places_are_not_counted, "sge_shares"),
     (users_are_not_compared, "shares_of_two_users"),
     (share_joins_a_card_of_a_whole_job, "sge_shares_and_cards"),
+    (lock_has_no_record, "two_jobs"),
+    (state_dir_has_the_boot_id_first, "two_jobs"),
+    (record_does_not_shrink, "release_of_a_part"),
 )
 
 
@@ -196,6 +293,17 @@ def test_a_planted_fault_is_found(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "name"), LOST_MUTANTS, ids=[one[0].__name__ for one in LOST_MUTANTS]
+)
+def test_a_planted_fault_about_what_is_lost_is_found(
+    site: Site, monkeypatch: pytest.MonkeyPatch, plant: Plant, name: str
+) -> None:
+    plant(monkeypatch, site)
+    find_planted_fault(site, LOST[name])
+
+
+@pytest.mark.slow
 def test_a_failure_is_told_by_its_shortest_schedule(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +313,9 @@ def test_a_failure_is_told_by_its_shortest_schedule(
         for seed in range(1, MOST):
             explorer.sample(seed)
     text = str(caught.value)
-    assert "and its lock of 0000:" in text or "has it, and now job" in text
+    assert (
+        "and its record of 0000:" in text or "has it, and now job" in text or " at the end" in text
+    )
     assert text.count("\n") < 150
     assert len(explorer.plan) <= 4
 

@@ -89,7 +89,7 @@ def collect_node_families(
     )
     yield one_value(
         "history_dropped_total",
-        "Released devices that were dropped before their line in the history, in this boot.",
+        "Finished claims that were dropped before their line in the history, in this boot.",
         # 0 from the first claim on: `increase` needs a value before the first loss
         parse_hook_counter(counters.get(DROPPED_KEY, "0" if counters else "")),
     )

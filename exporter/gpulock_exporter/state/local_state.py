@@ -15,12 +15,12 @@ from typing import Optional, TypeVar
 from gpulock.alloc import node_view
 from gpulock.daemon.health.steps import NAME as HISTORY
 from gpulock.daemon.health.steps import count_health_steps
-from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.errors import Refusal, lost_records_refusal, one_line
 from gpulock.node.context import Node
 from gpulock.store import atomic, kv
 from gpulock.store.checks import CardChecks, read_card_checks
 from gpulock.store.foreign import read_foreign_uses
-from gpulock.store.locks import Lock, LockStore
+from gpulock.store.locks import ANCHORS, RECORD, Lock, LockStore
 from gpulock.store.verdicts import Verdict
 from gpulock_exporter.state.claim_accounting import LedgerClaim
 from gpulock_exporter.state.job_cgroups import HostUsage, JobCgroups
@@ -108,16 +108,14 @@ def read_local_state(
 
 
 def read_boot_locks(node: Node, known: LockCache) -> dict[str, Lock]:
-    """Return every lock; raise Refusal also where those of this boot were lost.
+    """Return every lock; raise Refusal also where the records of this boot were lost.
 
     Then nothing is free: jobs run on devices that nobody can name. A boot_id that is there, and
     broken, costs the verdicts only.
     """
-    lost = not os.path.lexists(f"{node.store.path}/boot_id") and node_view.are_locks_lost(node)
-    locks = {} if lost else known.locks(node.store)
-    if lost or node_view.are_locks_missing(node.store, locks):
-        raise Refusal(UNKNOWN, "the locks of this boot were lost", "run gpulock reap as root")
-    return locks
+    if not os.path.lexists(f"{node.store.root}/boot_id") and node_view.are_records_lost(node):
+        raise lost_records_refusal(node.store.root)
+    return known.locks(node.store)
 
 
 def read_locks_with_details(store: LockStore) -> dict[str, Lock]:
@@ -156,9 +154,9 @@ def ledger_claims(
 class LockCache:
     """The locks of one node, read again once anything there has changed.
 
-    `read` is what reads them all, `now` the wall clock of files. All that changes a lock makes,
+    `read` is what reads them all, `now` the wall clock of files. All that changes a claim makes,
     renames or removes a file in its folder, or in that of its anchors, and so gives the folder
-    another time stamp (store.locks); a record that somebody has written over has one itself. Two
+    another time stamp (store.grants); a record that somebody has written over has one itself. Two
     changes within one tick of the kernel's clock have the same time: what has changed a moment ago
     is read again all the same.
     """
@@ -175,7 +173,7 @@ class LockCache:
 
     def locks(self, store: LockStore) -> dict[str, Lock]:
         """Return every lock with its details; raise what `read` raises."""
-        marks, at = read_lock_marks(store.locks_dir), self._now()
+        marks, at = read_lock_marks(store), self._now()
         if marks is None or marks != self._marks:
             self._marks = None
             self._held = self._read(store)
@@ -203,15 +201,16 @@ class StepCounter:
         return self._steps
 
 
-def read_lock_marks(folder: str) -> Marks | None:
+def read_lock_marks(store: LockStore) -> Marks | None:
     """Return what tells one state of the locks from another, None where it cannot be told."""
     found: list[Mark] = []
     try:
-        for name in sorted(os.listdir(folder)):
-            lock = f"{folder}/{name}"
-            found += (read_file_mark(lock), read_file_mark(f"{lock}/owner"))
-            if os.path.exists(f"{lock}/anchors"):
-                found.append(read_file_mark(f"{lock}/anchors"))
+        for folder, file in ((store.claims_dir, RECORD), (store.locks_dir, "owner")):
+            for name in sorted(os.listdir(folder)):
+                path = f"{folder}/{name}"
+                found += (read_file_mark(path), read_file_mark(f"{path}/{file}"))
+                if os.path.exists(f"{path}/{ANCHORS}"):
+                    found.append(read_file_mark(f"{path}/{ANCHORS}"))
     except OSError:
         return None  # one is being made, or is gone this moment
     return tuple(found)

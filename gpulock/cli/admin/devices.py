@@ -15,7 +15,7 @@ import click
 
 from gpulock.alloc import reaper
 from gpulock.alloc.node_view import check_no_mps_ends
-from gpulock.alloc.reaper import free_lock
+from gpulock.alloc.reaper import free_locks
 from gpulock.cli.claims.release import check_reason_length, resolve_lock_id
 from gpulock.cli.complete import complete_device
 from gpulock.cli.select import SelectError, match_devices
@@ -28,14 +28,15 @@ from gpulock.cli.session import (
 )
 from gpulock.daemon.health.steps import BACK, OUT, note_health_step
 from gpulock.deadline import Deadline
-from gpulock.errors import lost_locks_refusal, one_line
+from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store import boot
+from gpulock.store import boot, grants
 from gpulock.store import quarantine as notes
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
+from gpulock.store.repair import repair_locks
 from gpulock.text.words import format_device_label, format_lock_holder
 from gpulock.workstation.process_claims import ensure_node_dirs
 
@@ -76,13 +77,13 @@ def reserve_command(session: Session, device: str, reason: str) -> None:
         check_no_mps_ends(node, [card_bus_id(name)])
         note = {"by": describe_caller(), "reason": reason, "at": f"{time.time():.0f}"}
         record = boot.reserve_owner(name, note, node.boot_id, node.name)
-        node.store.make(name, record)
+        grants.make_claim(node.store, record)
         try:
             notes.write_device_note(
                 node.settings.state_dir, notes.RESERVES, name, note["by"], reason
             )
         except BaseException:
-            node.store.undo(name)
+            grants.undo_claim(node.store, record.token, record.devices)
             raise
     report_admin_change(node, f"{label} is reserved: {reason}")
 
@@ -104,7 +105,7 @@ def unreserve_command(session: Session, device: str) -> None:
         if noted:
             notes.remove_device_note(node.settings.state_dir, notes.RESERVES, name)
         if lock is not None and reserved:
-            free_lock(node, lock, one_line(f"unreserved by {describe_caller()}"))
+            free_locks(node, [lock], one_line(f"unreserved by {describe_caller()}"))
     report_admin_change(node, f"{label} is not reserved any more")
 
 
@@ -194,9 +195,7 @@ def make_admin_gate(node: Node) -> Gate:
 
 def reap_device_lock(node: Node, found: list[Device], name: str) -> Lock | None:
     """Return the lock on a device once what dead owners left is freed; gate held."""
-    every = node.store.read_all_locks()
-    if lost := node.store.find_lost(every)[0]:
-        raise lost_locks_refusal(f"the locks of {' '.join(lost)}")
+    every = repair_locks(node.store, node.boot_id).held
     held = {key: lock for key, lock in every.items() if lock_ids_overlap(key, name)}
     if held:
         reaper.reap_locks(reaper.Reaper(node, make_liveness_judge(node), found, held))

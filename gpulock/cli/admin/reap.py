@@ -59,16 +59,16 @@ def warn_history_fault(line: str) -> None:
 def format_reap_report(
     report: ReconcileReport, devices: list[Device], dry_run: bool = False
 ) -> list[str]:
-    """Return a line for each adopted claim, and for each that was judged; then the sum."""
+    """Return a line for each claim put back, and for each that was judged; then the sum."""
     result = [
         format_reap_line(
-            "adopted",
+            "restored",
             "yellow",
             record.devices,
             devices,
-            f"{format_lock_holder(record)}, whose lock was lost",
+            f"{format_lock_holder(record)}, whose lock or record was lost",
         )
-        for record in report.adopted
+        for record in report.restored
     ]
     groups: dict[tuple[str, str], list[str]] = {}
     for outcome in report.outcomes:

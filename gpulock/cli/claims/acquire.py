@@ -158,7 +158,7 @@ def wait_for_grant(node: Node, record: Owner, want: ClaimRequest, wait: float) -
         if socket_client.is_daemon_needed(node):
             return socket_client.request_daemon_claim(node, record, want, wait, line.show_waiting)
         refuse_second_claim(node, record, want)
-        grant = tickets.claim_in_turn(
+        return tickets.claim_in_turn(
             node,
             lambda: process_claims.claim_for_process(node, record, want, Deadline(CLAIM_SECONDS)),
             Deadline(wait),
@@ -166,9 +166,6 @@ def wait_for_grant(node: Node, record: Owner, want: ClaimRequest, wait: float) -
             lambda: must_yield(node, want),
             record.uid,
         )
-        if grant.fault:
-            click.echo(f"gpulock: {grant.fault}", err=True)
-        return grant
     finally:
         line.end()
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import click
 
 from gpulock.alloc.process_owner import ProcessTree, is_command_running_elsewhere
-from gpulock.alloc.reaper import Reaper, discard_faulty_lock, free_lock
+from gpulock.alloc.reaper import Reaper, free_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.complete import complete_device, complete_job
 from gpulock.cli.select import (
@@ -42,6 +42,7 @@ from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device, lock_ids_overlap
 from gpulock.node.procfs import Proc
 from gpulock.schedulers.liveness import make_liveness_judge
+from gpulock.store import grants
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock, LockStore
 from gpulock.text.words import format_device_label, format_lock_holder
@@ -171,7 +172,7 @@ def require_claims(store: LockStore) -> None:
     """Raise Refused where nothing was ever claimed, Refusal where LOCK_DIR is not to be trusted."""
     if not store.exists():
         raise CommandRefusedError("nothing is held on this node", "see gpulock status")
-    store.check()
+    store.check(make=True)
 
 
 def give_back_own_locks(reaper: Reaper, let: list[ReleaseCandidate]) -> None:
@@ -218,13 +219,13 @@ def refuse_foreign_lock(one: ReleaseCandidate, proc: Proc) -> None:
 def force_lock(node: Node, one: ReleaseCandidate, how: str) -> None:
     """Free one lock under the gate, whatever is said of it, and log it; raise Refusal."""
     lock = one.lock
-    if lock.fault:
+    if lock.fault and lock.owner is None:
         if path := find_stray_path(node, lock):
             why = f"{path} is not a directory, so it is no lock"
             raise CommandRefusedError(why, f"rm {shlex.quote(path)}")
-        discard_faulty_lock(node.store, lock)
+        grants.remove_lock(node.store, lock.id)
     else:
-        free_lock(node, lock, one_line(how))
+        free_locks(node, [lock], one_line(how))
     log_release(node, lock, f"{how}; still open: {one.left}" if one.left else how)
 
 

@@ -8,6 +8,7 @@ from gpulock.alloc.states import DeviceState
 from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.device_use import count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, find_stray_path
+from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import NO_INSTANCE, SHARE
 from gpulock.text.advice import (
@@ -46,8 +47,8 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
         pairs.insert(0, ("LOCK_DIR", f"{why} {view.node.store.path}"))
     pairs += list_queue_facts(view.node)
     if view.lost:
-        why = "nothing is granted until they are restored; run gpulock reap as root"
-        pairs.insert(0, ("locks lost", why))
+        lost = lost_records_refusal(view.node.store.root)
+        pairs.insert(0, ("records lost", f"nothing is granted; {lost.do}"))
     if view.fault:
         why = "nothing is granted until it can be read; run gpulock doctor as root"
         pairs.insert(0, ("LOCK_DIR", f"{view.fault}; {why}"))

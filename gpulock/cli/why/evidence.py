@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be seen of an owner: processes, session, group, open devices, and `released/`."""
+"""What can be seen of an owner: processes, session, group, open devices, and `finished/`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
 from gpulock.daemon.health.steps import read_health_steps
+from gpulock.daemon.history.pending import read_finished_claim
 from gpulock.node.devices import SHARE
 from gpulock.node.procfs import Proc
-from gpulock.store import atomic, kv, owner
 from gpulock.store.checks import read_card_checks
-from gpulock.store.locks import Lock
+from gpulock.store.locks import Lock, LockStore, list_names
 from gpulock.store.owner import Owner
 from gpulock.text.advice import PROCESS_IN_PROOF
 from gpulock.text.words import (
@@ -263,28 +263,15 @@ class ReleasedLock(NamedTuple):
     how: str
 
 
-def list_released_locks(released_dir: str) -> list[ReleasedLock]:
-    """Return every released lock that can be read, the latest first."""
-    try:
-        names = os.listdir(released_dir)
-    except FileNotFoundError:
-        return []
-    found = [one for name in names if (one := read_released_entry(released_dir, name)) is not None]
+def list_released_locks(store: LockStore) -> list[ReleasedLock]:
+    """Return what is released of every claim without a history line, the latest first."""
+    found: list[ReleasedLock] = []
+    for token in list_names(store.finished_dir):
+        found += [
+            ReleasedLock(part.device, part.owner, part.at, part.how)
+            for part in read_finished_claim(store, token, set()).values()
+        ]
     return sorted(found, key=lambda one: (-one.at, one.device))
-
-
-def read_released_entry(released_dir: str, name: str) -> ReleasedLock | None:
-    """Return one released lock, None for what is pruned meanwhile or unreadable."""
-    try:
-        record = owner.parse_owner(atomic.read_text(f"{released_dir}/{name}/owner"))
-    except (OSError, kv.MalformedError):
-        return None
-    try:
-        note = kv.decode_pairs(atomic.read_text(f"{released_dir}/{name}/released"))
-        at = float(note.get("released_at", "0"))
-    except (OSError, ValueError):
-        note, at = {}, 0.0
-    return ReleasedLock(name.partition(".")[2], record, at, note.get("how", ""))
 
 
 def filter_released_locks(found: list[ReleasedLock], what: Subject) -> list[ReleasedLock]:
@@ -296,7 +283,7 @@ def filter_released_locks(found: list[ReleasedLock], what: Subject) -> list[Rele
 
 def last_holder_facts(view: StatusView, device: str) -> FactList:
     """Return who had a free device last."""
-    for one in list_released_locks(view.node.store.released_dir):
+    for one in list_released_locks(view.node.store):
         if one.device.partition(SHARE)[0] == device:
             return [("last", format_released_lock(one))]
     from gpulock.report.scan import ClaimQuery, find_latest_claim

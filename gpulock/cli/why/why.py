@@ -206,7 +206,7 @@ def explain_no_claim(
 ) -> tuple[list[str], bool]:
     """Say what is known of a job that holds nothing: how it was released, or that it runs."""
     head = f"{table.bold_text(meant.name())} holds nothing on {view.node.name}"
-    every = list_released_locks(view.node.store.released_dir)
+    every = list_released_locks(view.node.store)
     before = filter_released_locks(every, meant)
     refused = [*sge_refusal_facts(view, meant), *slurm_refusal_facts(view, meant)]
     if before:
@@ -274,12 +274,12 @@ def slurm_refusal_facts(view: StatusView, meant: Subject) -> FactList:
     """Return why a Slurm job was refused, as long as its Epilog has not run."""
     from gpulock.slurm import note
 
-    folder = f"{view.node.store.path}/{note.FOLDER}"
+    folder = f"{view.node.store.root}/{note.FOLDER}"
     names = os.listdir(folder) if meant.job and os.path.isdir(folder) else []
     found: FactList = []
     for name in names:
         slurmd, _, job = name.rpartition(".")
-        own = note.find_task_note(view.node.store.path, slurmd, job) if job == meant.job else None
+        own = note.find_task_note(view.node.store.root, slurmd, job) if job == meant.job else None
         if own is not None and own.refused:
             found.append(("refused", own.refused))
     return found

@@ -27,9 +27,11 @@ from gpulock.job.mps import cards_with_mps
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
+from gpulock.store import grants
 from gpulock.store.gate import Gate
 from gpulock.store.owner import ENDING_COMMENT, HEALTH_COMMENT, HEALTH_USER, Owner
 from gpulock.store.quarantine import RESERVES, list_noted_devices
+from gpulock.store.repair import repair_locks
 
 USER: Final = "nobody"
 NOBODY: Final = 65534
@@ -176,7 +178,7 @@ class HealthCommand:
         with Gate(node.store, Deadline(GATE_SECONDS)):  # no claim waits for it from now on
             record = node.store.read(self.bus).owner
             if record is not None and record.token == self.token:
-                node.store.rewrite(self.bus, record.copy(comment=ENDING_COMMENT))
+                grants.rewrite_claim(node.store, record.copy(comment=ENDING_COMMENT))
         self.is_stuck = True
         return True
 
@@ -269,10 +271,10 @@ def lock_for_check(node: Node, device: Device, pid: int, uid: int) -> str:
     """
     store = node.store
     with Gate(store, Deadline(GATE_SECONDS)):
-        held = store.read_all_locks()
+        if store.boot_id() != node.boot_id:
+            raise CardTakenError("no claim was made in this boot")
+        held = repair_locks(store, node.boot_id).held
         reserved = list_noted_devices(node.settings.state_dir, RESERVES)
-        if store.find_lost(held)[0] or store.boot_id() != node.boot_id:
-            raise CardTakenError("locks were lost")
         if any(lock_ids_overlap(name, device.bus) for name in [*held, *reserved]):
             raise CardTakenError(device.bus)
         if device.bus in cards_with_mps(node.settings, node.boot_id, None):
@@ -293,13 +295,9 @@ def lock_for_check(node: Node, device: Device, pid: int, uid: int) -> str:
             claimed_at=time.time(),
             claimed_boottime=clock_boottime(),
             token=os.urandom(8).hex(),
-            uuid=device.uuid,
-            minor=str(device.minor),
+            uuids=(device.uuid,),
+            minors=(str(device.minor),),
             devices=(device.bus,),
         )
-        try:
-            store.make(device.bus, record)
-        except BaseException:
-            store.undo(device.bus)
-            raise
+        grants.make_claim(store, record)
     return record.token

@@ -19,19 +19,20 @@ from typing import Final
 from gpulock.alloc import device_users
 from gpulock.alloc.availability import lock_owner_words
 from gpulock.alloc.node_view import check_no_mps_ends
-from gpulock.alloc.reaper import free_lock
+from gpulock.alloc.reaper import free_locks, group_by_claim
 from gpulock.daemon.health.recovery import note_reset
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal, lost_locks_refusal, one_line
+from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal, one_line
 from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store import boot
+from gpulock.store import boot, grants
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
+from gpulock.store.repair import repair_locks
 
 COMMENT: Final = "reset of "  # in the lock of a reset, before the bus id
 RESET_SECONDS: Final = 180.0  # for nvidia-smi: a board with eight GPUs takes half a minute
@@ -72,26 +73,17 @@ def reserve_for_reset(node: Node, card: str, by: str) -> list[str]:
         "" if are_links_known(node, card) else f"; the NVLinks of {card} are not known: {UNTOLD}"
     )
     with Gate(node.store, Deadline(GATE_SECONDS)):
-        held = node.store.read_all_locks()
-        if lost := node.store.find_lost(held)[0]:
-            raise lost_locks_refusal(f"the locks of {' '.join(lost)}")
+        held = repair_locks(node.store, node.boot_id).held
         for lock in held.values():
             if any(lock_ids_overlap(lock.id, name) for name in cards):
                 why = f"{describe_holder(lock, card)}{doubt}"
                 raise Refusal(BUSY, why, f"gpulock why {lock.id}")
         check_no_mps_ends(node, cards)
-        made: list[str] = []
-        try:
-            for name in cards:
-                note = {"by": by, "reason": f"{COMMENT}{card}", "at": f"{time.time():.0f}"}
-                record = boot.reserve_owner(name, note, node.boot_id, node.name)
-                record.pid, record.start = os.getpid(), node.proc.start(os.getpid())
-                node.store.make(name, record)
-                made.append(name)
-        except BaseException:
-            for name in made:
-                node.store.undo(name)
-            raise
+        note = {"by": by, "reason": f"{COMMENT}{card}", "at": f"{time.time():.0f}"}
+        record = boot.reserve_owner(card, note, node.boot_id, node.name)
+        record.pid, record.start = os.getpid(), node.proc.start(os.getpid())
+        record.devices = tuple(cards)
+        grants.make_claim(node.store, record)
     if why := find_card_users(node, devices, cards):
         free_reset_locks(node, cards, by)
         raise Refusal(BUSY, f"{why}{doubt}", "end it, or wait for its end")
@@ -136,10 +128,10 @@ def is_reset_lock(lock: Lock) -> bool:
 def free_reset_locks(node: Node, cards: Sequence[str], by: str) -> None:
     """End the reserves of a reset; raise Refusal or OSError."""
     with Gate(node.store, Deadline(GATE_SECONDS)):
-        for name in cards:
-            lock = node.store.read_all_locks().get(name)
-            if lock is not None and is_reset_lock(lock):
-                free_lock(node, lock, f"unreserved by {by}: the reset is over")
+        held = node.store.read_all_locks()
+        ours = [held[name] for name in cards if name in held and is_reset_lock(held[name])]
+        for same in group_by_claim(ours):
+            free_locks(node, same, f"unreserved by {by}: the reset is over")
 
 
 def free_cut_resets(node: Node, locks: Sequence[Lock]) -> list[str]:

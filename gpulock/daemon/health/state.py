@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpulock.alloc.reaper import free_lock
+from gpulock.alloc.reaper import free_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import lock_ids_overlap, pci_bus_key
-from gpulock.store import atomic, boot, kv
+from gpulock.store import atomic, boot, grants, kv
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import POLICY
@@ -148,7 +148,7 @@ def lock_bad_device(node: Node, name: str, seconds: float) -> str:
             if held:
                 return "its holder keeps it" if not is_health_lock(held[0]) else "it stays locked"
             note = {"by": POLICY, "reason": REASON}
-            node.store.make(name, boot.reserve_owner(name, note, node.boot_id, node.name))
+            grants.make_claim(node.store, boot.reserve_owner(name, note, node.boot_id, node.name))
     except (OSError, Refusal) as fault:
         return f"nor can it be locked: {fault}"
     return "it is locked instead"
@@ -161,4 +161,4 @@ def unlock_bad_device(node: Node, name: str, seconds: float) -> None:
     with Gate(node.store, Deadline(seconds)):
         lock = node.store.read(name)
         if is_health_lock(lock):
-            free_lock(node, lock, "it is quarantined now")
+            free_locks(node, [lock], "it is quarantined now")

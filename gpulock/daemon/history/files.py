@@ -34,8 +34,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.store import atomic, locks
-from gpulock.store.claim_records import PENDING_FOLDER
+from gpulock.store import atomic, grants, owed
 from gpulock.store.counters import read_history_dropped
 from gpulock.store.verdicts import PERIOD
 
@@ -55,7 +54,7 @@ _APPEND: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NON
 class HistoryWriter(Chore):
     """The one author of the history, after each reconcile: gpulockd, or `gpulock reap` without it.
 
-    A line is made durable before the released locks go, and a claim that is found there again is
+    A line is made durable before the finished claims go, and one that is found there again is
     looked for in the history first. So a crash at any instruction loses no claim and writes none
     twice; a claim that cannot be written waits. `say` is told each fault once while it lasts.
     """
@@ -65,7 +64,7 @@ class HistoryWriter(Chore):
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._said: set[str] = set()
-        self._left: set[str] = set()  # written, and not yet gone from `released/`
+        self._left: set[str] = set()  # written, and not yet gone from `finished/`
         self._sought: set[str] = set()  # of those without a note, looked for in that history
         self._file = (0, 0)  # the history as this process left it
         self._saw = -PERIOD  # when it was noted last which claims stand
@@ -82,9 +81,9 @@ class HistoryWriter(Chore):
             pending.touch_last_seen(node.settings.state_dir, here, time.time(), clock_boottime())
             self._saw = now
         try:
-            found = pending.read_released_claims(node.store, faults)
+            found = pending.read_finished_claims(node.store, faults)
             known = found.keys() | standing.keys()
-            folder = f"{node.settings.state_dir}/{PENDING_FOLDER}"
+            folder = f"{node.settings.state_dir}/{owed.FOLDER}"
             kept = sorted(os.listdir(folder)) if os.path.lexists(folder) else []
             if lost := [name for name in kept if name not in known and name[0] != "."]:
                 found |= pending.find_lost_claims(node, lost, faults, time.time())
@@ -93,12 +92,12 @@ class HistoryWriter(Chore):
                 self.written = self._write(node, found, devices, faults)
         except (OSError, Refusal) as failed:
             why = failed.why if isinstance(failed, Refusal) else str(failed)
-            faults.add(f"the history of finished claims waits in {node.store.released_dir}: {why}")
+            faults.add(f"the history of finished claims waits in {node.store.finished_dir}: {why}")
         if dropped := read_history_dropped(node.store):
-            cap = locks.RELEASED_CAP
+            cap = grants.FINISHED_CAP
             faults.add(
-                f"the history lacks {dropped} devices of this boot: "
-                f"more than {cap} released ones waited for it"
+                f"the history lacks {dropped} claims of this boot: "
+                f"more than {cap} finished ones waited for it"
             )
         for fault in sorted(faults - self._said):
             self._say(fault)
@@ -114,10 +113,6 @@ class HistoryWriter(Chore):
         now = time.time()
         for token, parts in found.items():
             last = max(parts.values(), key=lambda part: part.at)
-            if not parts.keys() >= set(last.owner.devices):
-                if not pending.is_claim_fully_released(node.store, token, parts):
-                    continue
-                last = max(parts.values(), key=lambda part: part.at)
             if not advice.may_come(token, last.owner.boot_id, last.at, now):
                 noted = all([part.noted for part in parts.values()])
                 ready[token] = parts if noted else pending.correct_reboot_ends(node, parts, now)
@@ -131,7 +126,7 @@ class HistoryWriter(Chore):
         with private_file_lock(f"{folder}/gate", LOCK_SECONDS):
             done = self._find_written_claims(folder, path, ready, ends)
             if done:
-                pending.remove_written_claims(node, {token: ready[token] for token in done})
+                pending.remove_written_claims(node, done)
             new = sorted(set(ready) - done, key=lambda token: (ends[token], token))
             for begin in range(0, len(new), BATCH):
                 lines: dict[str, bytes] = {}
@@ -140,10 +135,10 @@ class HistoryWriter(Chore):
                         claim = build_history_record(list(ready[token].values()), advice, devices)
                         lines[token] = encode_history_record(claim)
                     except (ValueError, OverflowError) as fault:
-                        faults.add(f"claim {token} has no line: {fault}; remove it from released")
+                        faults.add(f"claim {token} has no line: {fault}; remove it from finished")
                 self._file = append_history_lines(path, b"".join(lines.values()))
                 self._left |= set(lines)
-                pending.remove_written_claims(node, {token: ready[token] for token in lines})
+                pending.remove_written_claims(node, lines)
                 count += len(lines)
             self._left &= set(ready)
             self._sought &= set(ready)
@@ -179,7 +174,7 @@ def append_history_lines(path: str, lines: bytes) -> tuple[int, int]:
 
     Raises OSError, and then nothing was added.
 
-    What an interrupted call left of a line is cut off first: its claim is still in `released/`.
+    What an interrupted call left of a line is cut off first: its claim is still in `finished/`.
     """
     fd = os.open(path, _APPEND, 0o644)
     try:

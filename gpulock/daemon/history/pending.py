@@ -1,98 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims that are over and have no line in the history yet: what LOCK_DIR and STATE_DIR tell.
+"""Claims that are over and have no line in the history yet: what their records tell.
 
-Warm. A released lock waits in LOCK_DIR/released. A record in STATE_DIR (PENDING_FOLDER) is made
-with its claim (store.claim_records), and goes when its line is written. As long as LOCK_DIR knows
-a claim, as a lock or as a released one, its record only waits. Where the node went down, or
-LOCK_DIR was lost, the record is all that is left: its claim is over, and was held at least until
-it was last seen, which is when the file was last touched.
+Warm. A claim that is over waits in `finished/`. Its copy in STATE_DIR (store.owed) is made with it,
+and goes when its line is written. As long as there is a record of the claim the copy only waits.
+Where the node went down, or the records were lost, the copy is all that is left: its claim is over,
+and was held at least until it was last seen, which is when the file was last touched.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping
 
 from gpulock.daemon.history.record import ClaimedDevice
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.sample import is_claim_token, parse_sample_real
 from gpulock.store import atomic, kv, owner
-from gpulock.store.claim_records import PENDING_FOLDER
-from gpulock.store.gate import Gate
-from gpulock.store.locks import LockStore
+from gpulock.store.locks import RECORD, RELEASED, LockStore
+from gpulock.store.owed import FOLDER
 from gpulock.store.owner import Owner
 
-GATE_SECONDS = 5.0
 MIN_SEEN_SECONDS = 5.0  # within them a record is written; one seen no later was never seen
 CLOCK_SET = 60.0  # seconds by which a clock is off that was set since the claim
+RELEASED_LIMIT = 1 << 18  # bytes: a line for each of 128 instances
 EMPTY_SECONDS = 60.0  # the process that makes a record has written it by then
-REBOOT_PROOF = "reap: claimed before this boot; its end is when it was last seen"
+REBOOT = "reap: claimed before this boot"
+REBOOT_PROOF = f"{REBOOT}; its end is when it was last seen"
 
 EndedClaims = dict[str, dict[str, ClaimedDevice]]  # by token, by device
 
 
-def read_released_claims(store: LockStore, faults: set[str]) -> EndedClaims:
-    """Return the released locks by claim; what cannot be read is a fault, and stays.
-
-    A folder without owner is one whose removal was cut short. One without its note may be a
-    release at work this very moment, so the gate is waited for once.
-    """
+def read_finished_claims(store: LockStore, faults: set[str]) -> EndedClaims:
+    """Return the finished claims by token and device; what cannot be read is a fault, and stays."""
     try:
-        names = os.listdir(store.released_dir)
+        names = os.listdir(store.finished_dir)
     except FileNotFoundError:
         return {}
-    parts = {name: read_released_lock(store, name, faults) for name in names}
-    bare = [name for name, part in parts.items() if part and not part.how and not part.noted]
-    if bare:
-        with Gate(store, Deadline(GATE_SECONDS)):
-            pass  # a release at work has finished
-        parts |= {name: read_released_lock(store, name, faults) for name in bare}
     found: EndedClaims = {}
-    for name, part in parts.items():
-        if part is None and not os.path.lexists(f"{store.released_dir}/{name}/owner"):
-            remove_released_lock(f"{store.released_dir}/{name}", faults)
-        elif part is not None and part.owner.is_health_check():
-            remove_released_lock(f"{store.released_dir}/{name}", faults)  # nobody's use
-        elif part is not None:
-            found.setdefault(part.owner.token, {})[part.device] = part
+    for name in names:
+        parts = read_finished_claim(store, name, faults)
+        if not parts:
+            if not has_whole_record(store, name):
+                remove_finished_claim(store, name, faults)
+        elif next(iter(parts.values())).owner.is_health_check():
+            remove_finished_claim(store, name, faults)  # nobody's use
+        else:
+            found[name] = parts
     return found
 
 
-def read_released_lock(store: LockStore, name: str, faults: set[str]) -> ClaimedDevice | None:
-    """Return one released lock, None for one that is no more, or cannot be read: that is a fault.
+def has_whole_record(store: LockStore, token: str) -> bool:
+    """Return whether a finished claim's record was cut short by nothing.
 
-    Where its note is missing or cut short, it was released when the folder was moved.
+    It is missing where a removal was, and lacks its end or has zeros after a power cut.
     """
-    folder = f"{store.released_dir}/{name}"
-    token, _, device = name.partition(".")
     try:
-        record = owner.parse_owner(atomic.read_text(f"{folder}/owner"))
+        return not owner.is_cut_short(atomic.read_text(f"{store.finished_dir}/{token}/{RECORD}"))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def read_finished_claim(store: LockStore, token: str, faults: set[str]) -> dict[str, ClaimedDevice]:
+    """Return one finished claim by device, nothing where it cannot be read: that is a fault."""
+    folder = f"{store.finished_dir}/{token}"
+    try:
+        text = atomic.read_text(f"{folder}/{RECORD}")
+        if owner.is_cut_short(text):
+            return {}
+        record = owner.parse_owner(text)
         if record.token != token or not is_claim_token(token):
             raise kv.MalformedError(f"it has the record of claim {record.token[:40]!r}")
+        return read_released_devices(folder, record, os.lstat(folder).st_ctime)
     except FileNotFoundError:
-        return None
+        return {}
     except (OSError, kv.MalformedError) as fault:
         faults.add(f"{folder} cannot be read: {fault}; remove it")
-        return None
-    held: float | None = None
-    noted = False
+        return {}
+
+
+def read_released_devices(
+    folder: str, record: Owner, changed: float = 0.0
+) -> dict[str, ClaimedDevice]:
+    """Return when and how each device of a claim was released, by its lines in `folder`.
+
+    Raises OSError: a record that shrank does not name them all.
+    Of a claim that stands those are left out that it still has. With `changed`, when a finished
+    claim was moved (epoch), a device without a line was released then.
+    """
+    found: dict[str, ClaimedDevice] = {}
     try:
-        note = kv.decode_pairs(atomic.read_text(f"{folder}/released"))
-        at, how = parse_sample_real(note["released_at"]), note["how"]
-        if note.get("released_boottime"):
-            held = parse_sample_real(note["released_boottime"]) - record.claimed_boottime
-            noted = True
-    except (OSError, ValueError, KeyError):
-        how = ""
+        lines = atomic.read_text(f"{folder}/{RELEASED}", RELEASED_LIMIT).split("\n")
+    except FileNotFoundError:
+        lines = []
+    for line in lines:
+        words = line.split(" ", 5)
         try:
-            at = os.lstat(folder).st_ctime
-        except FileNotFoundError:
-            at = time.time()
-    if held is None:  # in this boot; see correct_reboot_ends
-        held = min(at - record.claimed_at, clock_boottime() - record.claimed_boottime)
-    return ClaimedDevice(device, record, at, how, held if held >= 0 else None, noted)
+            name, minor, uuid = words[0], *["" if word == "-" else word for word in words[3:5]]
+            own = record.copy(minor=minor, uuid=uuid, draining=0)
+            at = parse_sample_real(words[1])
+            boottime = None if words[2] == "-" else parse_sample_real(words[2])
+            found[name] = make_ended_device(name, own, at, boottime, words[5])
+        except (ValueError, IndexError):
+            continue  # it was cut short
+    if not changed:
+        return {name: part for name, part in found.items() if name not in record.devices}
+    for name in record.devices:
+        if name not in found:
+            own = record.of_device(name, draining=False)
+            found[name] = make_ended_device(name, own, changed, None, "")
+    return found
+
+
+def make_ended_device(
+    name: str, own: Owner, at: float, boottime: float | None, how: str
+) -> ClaimedDevice:
+    """Return what is known of a device whose release ended at `at`; see correct_reboot_ends."""
+    if boottime is None:
+        held = min(at - own.claimed_at, clock_boottime() - own.claimed_boottime)
+    else:
+        held = boottime - own.claimed_boottime
+    return ClaimedDevice(name, own, at, how, held if held >= 0 else None, boottime is not None)
 
 
 def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now: float) -> None:
@@ -104,7 +134,7 @@ def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now:
     for record in standing:
         if not is_claim_token(record.token):
             continue
-        path = f"{state_dir}/{PENDING_FOLDER}/{record.token}"
+        path = f"{state_dir}/{FOLDER}/{record.token}"
         begun = wall - now + record.claimed_boottime
         try:
             if abs(begun - record.claimed_at) > CLOCK_SET:
@@ -129,14 +159,17 @@ def correct_reboot_ends(
         return dict(parts)
     token = next(iter(parts.values())).owner.token
     try:
-        record, seen = read_pending_record(f"{node.settings.state_dir}/{PENDING_FOLDER}", token)
+        record, seen = read_pending_record(f"{node.settings.state_dir}/{FOLDER}", token)
     except (OSError, kv.MalformedError):
         record, seen = None, now
     least = least_held_seconds(record, seen) if record else None
+    how = REBOOT_PROOF if record else REBOOT
     return {
         device: part
         if part.noted or part.owner.boot_id == node.boot_id
-        else part._replace(at=clamp_claim_end(part.owner, seen, now), held=least)
+        else part._replace(
+            at=clamp_claim_end(part.owner, seen, now), held=least, how=part.how or how
+        )
         for device, part in parts.items()
     }
 
@@ -164,7 +197,7 @@ def find_lost_claims(node: Node, names: Iterable[str], faults: set[str], now: fl
     `names` are records of claims that LOCK_DIR was just seen not to have; `now` is the epoch. What
     cannot be read is a fault, and stays.
     """
-    folder = f"{node.settings.state_dir}/{PENDING_FOLDER}"
+    folder = f"{node.settings.state_dir}/{FOLDER}"
     found: EndedClaims = {}
     for name in names:
         try:
@@ -177,11 +210,9 @@ def find_lost_claims(node: Node, names: Iterable[str], faults: set[str], now: fl
         if record is None:
             if now - seen > EMPTY_SECONDS:
                 atomic.remove_quietly(f"{folder}/{name}")
-        elif not is_claim_in_lock_dir(node.store, record):
+        elif not is_claim_known(node.store, record.token):
             found[name] = lost_claim_devices(record, seen, now, node.boot_id)
-        elif record.boot_id == node.boot_id and has_unreadable_lock(node.store, record):
-            touch_last_seen(node.settings.state_dir, [record], now, clock_boottime())
-    # a LOCK_DIR that is lost this moment has not been filled again yet
+    # records that are lost this moment may be of claims that stand
     return found if node.store.boot_id() == node.boot_id else {}
 
 
@@ -203,27 +234,13 @@ def read_pending_record(folder: str, name: str) -> tuple[Owner | None, float]:
     return record, info.st_mtime
 
 
-def is_claim_in_lock_dir(store: LockStore, record: Owner) -> bool:
-    """Return whether LOCK_DIR still tells of a claim, be it of a lock that is lost.
+def is_claim_known(store: LockStore, token: str) -> bool:
+    """Return whether there is a record of a claim, be it finished.
 
-    A lock moves from `locks/` to `released/`, never back: looked for in this order, it is not
-    missed. Its record is made after the first of its locks.
+    A record moves from `claims/` to `finished/`, never back: looked for in this order, it is not
+    missed.
     """
-    for device in record.devices:
-        lock = store.read(device)
-        if lock.fault or (lock.owner and lock.owner.token == record.token):
-            return True
-        if store.is_lost(device, record.token):
-            return True
-    return any(
-        os.path.lexists(f"{store.released_dir}/{record.token}.{device}")
-        for device in record.devices
-    )
-
-
-def has_unreadable_lock(store: LockStore, record: Owner) -> bool:
-    """Return whether a device of a claim has a lock that cannot be read: it may be the claim's."""
-    return any(store.read(device).fault for device in record.devices)
+    return any(os.path.lexists(f"{top}/{token}") for top in (store.claims_dir, store.finished_dir))
 
 
 def lost_claim_devices(
@@ -234,41 +251,24 @@ def lost_claim_devices(
     part = ClaimedDevice(
         "", record, clamp_claim_end(record, seen, now), how, least_held_seconds(record, seen)
     )
-    return {device: part._replace(device=device) for device in record.devices}
+    return {
+        name: part._replace(device=name, owner=record.of_device(name, draining=False))
+        for name in record.devices
+    }
 
 
-def is_claim_fully_released(store: LockStore, token: str, parts: dict[str, ClaimedDevice]) -> bool:
-    """Return whether no device of a claim is held any more; add what came meanwhile.
-
-    A lock moves from `locks/` to `released/`, never back: looked for in this order, it is not
-    missed.
-    """
-    for device in next(iter(parts.values())).owner.devices:
-        if device in parts:
-            continue
-        lock = store.read(device)
-        if lock.fault or (lock.owner and lock.owner.token == token):
-            return False
-        if store.is_lost(device, token):
-            return False
-        part = read_released_lock(store, f"{token}.{device}", set())
-        if part is not None:
-            parts[device] = part
-    return True
-
-
-def remove_written_claims(node: Node, claims: Mapping[str, Iterable[str]]) -> None:
+def remove_written_claims(node: Node, tokens: Iterable[str]) -> None:
     """Remove what is left of claims whose line is written; what stays is not written again."""
-    for token, devices in claims.items():
-        for device in devices:
-            remove_released_lock(f"{node.store.released_dir}/{token}.{device}", set())
-        atomic.remove_quietly(f"{node.settings.state_dir}/{PENDING_FOLDER}/{token}")
+    for token in tokens:
+        remove_finished_claim(node.store, token, set())
+        atomic.remove_quietly(f"{node.settings.state_dir}/{FOLDER}/{token}")
 
 
-def remove_released_lock(folder: str, faults: set[str]) -> None:
-    """Remove a released lock; its owner last, so that one cut short is still known."""
+def remove_finished_claim(store: LockStore, token: str, faults: set[str]) -> None:
+    """Remove a finished claim; its record last, so that one cut short is still known."""
+    folder = f"{store.finished_dir}/{token}"
     try:
-        atomic.remove_quietly(f"{folder}/released")
+        atomic.remove_quietly(f"{folder}/{RELEASED}")
         atomic.remove_folder(folder)
     except FileNotFoundError:
         return

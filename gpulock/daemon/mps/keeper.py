@@ -117,7 +117,7 @@ class CardMps:
         try:
             with Gate(store, Deadline(GATE_SECONDS)):
                 for name, token in new.items():
-                    if store.has_token(name, token):
+                    if store.is_held(token, name):
                         atomic.replace_file(f"{store.locks_dir}/{name}/mps", f"{text}\n".encode())
                     self._told[token] = text
         except (Refusal, OSError):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What brings a reconcile forward: a change of LOCK_DIR (inotify), the end of an owner (pidfd).
 
-Of LOCK_DIR, locks that come and go are watched, and the loss of a folder; the counters, which
+Locks that come and go are watched, records that go, and the loss of a folder; the counters, which
 every claim writes, wake nobody. A pidfd is of one process, whatever becomes of its number
 (pidfd_open(2)). What cannot be watched (no descriptor left, an old kernel) is seen by the next
 reconcile all the same. inotify(7) has no face in the stdlib.
@@ -20,7 +20,7 @@ from gpulock.daemon.core.loop import EventLoop
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
 from gpulock.node.procfs import Proc
-from gpulock.store.locks import GRANT, LockStore
+from gpulock.store.locks import LockStore
 
 # linux/inotify.h
 MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x40, 0x80, 0x100, 0x200
@@ -62,8 +62,9 @@ class LockDirWatch:
         self._lost = False  # a folder that was watched is gone, or another one by now
 
     def follow(self, store: LockStore, *folders: str) -> None:
-        """Watch the folders that now have these names: LOCK_DIR, its locks, and `folders`."""
-        masks = {store.path: DELETE | LOST, store.locks_dir: CREATE | MOVED_TO | GONE | LOST}
+        """Watch the folders that now have these names: of locks, of records, and `folders`."""
+        claims = CREATE | MOVED_TO | GONE | LOST
+        masks = {store.path: DELETE | LOST, store.locks_dir: claims, store.claims_dir: GONE | LOST}
         masks.update({folder: GONE | LOST for folder in folders})
         self.fault = "" if self.fd >= 0 else self.fault
         for path in [known for known in self._watches if known not in masks]:
@@ -94,12 +95,12 @@ class LockDirWatch:
     def changed(self, gone: Collection[str] = (), made: Collection[str] = ()) -> bool:
         """Return whether something happened that was not our own doing.
 
-        `gone` and `made` are the locks that this process has freed and made since.
+        `gone` are the locks and claims that this process has freed since, `made` the locks it made.
         """
         lost, self._lost = self._lost, False
         seen = self.events()
         return lost or any(
-            not name.startswith((".", GRANT))
+            not name.startswith(".")
             and not (mask & GONE and name in gone)
             and not (mask & (CREATE | MOVED_TO) and name in made)
             for _, mask, name in seen

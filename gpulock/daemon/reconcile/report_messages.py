@@ -26,10 +26,11 @@ def describe_lock_owner(record: Owner | None) -> str:
 
 
 def reconcile_event_messages(report: ReconcileReport) -> list[str]:
-    """Return a line for each claim that was adopted or freed, with the proof."""
+    """Return a line for each claim that was put back or freed, with the proof."""
     lines = [
-        f"restored {' '.join(record.devices)}{describe_lock_owner(record)}: its locks were lost"
-        for record in report.adopted
+        f"restored {' '.join(record.devices)}{describe_lock_owner(record)}: "
+        "lock or record was removed"
+        for record in report.restored
     ]
     groups: dict[tuple[str, str], list[str]] = {}
     for outcome in report.outcomes:

@@ -38,14 +38,13 @@ def remove_dead_temporaries(node: Node) -> None:
     lock goes with that; the exporter looks after its own folder.
     """
     settings = node.settings
-    tops = (settings.lock_dir, settings.state_dir)
+    tops = (settings.lock_dir, node.store.root, settings.state_dir)
     folders = {*tops, settings.job_map_dir, settings.gpustat_dir, settings.cdi_dir} - {""}
     for top in tops:
         with suppress(OSError), os.scandir(top) as entries:
             folders |= {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
-    for folder in sorted(
-        folders - {f"{settings.lock_dir}/{name}" for name in ("locks", "released")}
-    ):
+    ours = {node.store.locks_dir, node.store.claims_dir, node.store.finished_dir}
+    for folder in sorted(folders - ours):
         with suppress(OSError):
             for name in os.listdir(folder):
                 writer = NAME.fullmatch(name)

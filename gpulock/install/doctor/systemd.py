@@ -36,6 +36,7 @@ from gpulock.install.systemd.units import (
     setting_directives,
 )
 from gpulock.node.settings import Settings
+from gpulock.store.locks import claims_root
 
 _AGAIN: Final = "run gpulock install systemd again"
 _SEES: Final = frozenset(("cap_sys_ptrace", "cap_dac_override"))  # others' processes
@@ -65,11 +66,10 @@ class UnitRule:
 
 
 def manages_lock_dir(value: str, settings: Settings) -> bool:
-    """Say whether systemd takes LOCK_DIR, or what is above it, for a service's own to remove."""
-    return any(
-        f"{settings.lock_dir}/".startswith(f"{_RUN}{name.partition(':')[0]}/")
-        for name in value.split()
-    )
+    """Say whether systemd takes locks or records, or what is above, for a service's to remove."""
+    ours = (settings.lock_dir, claims_root(settings.lock_dir))
+    taken = tuple(f"{_RUN}{name.partition(':')[0]}/" for name in value.split())
+    return any(f"{path}/".startswith(taken) for path in ours)
 
 
 def unless(*wanted: str) -> Callable[[str, Settings], bool]:

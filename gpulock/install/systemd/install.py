@@ -28,6 +28,7 @@ from gpulock.isolation.marks import MARK
 from gpulock.node import devices
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
+from gpulock.store.locks import claims_root
 
 SERVICES: Final = {"gpulock-exporter": (units.SOCKET, units.EXPORTER), "gpulockd": (units.DAEMON,)}
 ETC: Final = Path("/etc")
@@ -70,7 +71,7 @@ def read_unit_inputs(options: SystemdOptions, settings: Settings) -> tuple[units
     except Refusal as refusal:
         note = f"{refusal.why}: run it again once the driver is loaded"
     minors = units.card_minors(seen, settings.expected_gpus)
-    marked = Path(settings.lock_dir, MARK).exists()
+    marked = Path(claims_root(settings.lock_dir), MARK).exists()
     return units.UnitInputs(options.python, options.config, settings, minors, marked), note
 
 

@@ -18,6 +18,7 @@ from typing import Final
 from gpulock.install.hooks import InstallError, find_share_folder
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import NAME as SLURM_MAP
+from gpulock.store.locks import claims_root
 
 DAEMON: Final = "gpulockd.service"
 EXPORTER: Final = "gpulock-exporter.service"
@@ -143,11 +144,13 @@ def check_unit_path(what: str, path: str) -> str:
 def writable_folders(settings: Settings) -> list[str]:
     """Return the folders that gpulockd writes to.
 
-    The one above LOCK_DIR, not LOCK_DIR: when that was lost and made again, systemd's mount of the
-    old one would leave the new one read-only. A `-` marks what need not exist.
+    The one above LOCK_DIR and the records, not these: when they were lost and made again, systemd's
+    mount of the old ones would leave the new ones read-only. A `-` marks what need not exist.
     """
-    above = os.path.dirname(settings.lock_dir.rstrip("/"))
-    needed = [settings.lock_dir if above in ("", "/") else above, settings.state_dir]
+    lock_dir = settings.lock_dir.rstrip("/")
+    above = os.path.dirname(lock_dir)
+    locks = [lock_dir, claims_root(lock_dir)] if above in ("", "/") else [above]
+    needed = [*locks, settings.state_dir]
     others = [
         settings.exporter_dir,
         settings.job_map_dir,

@@ -24,7 +24,6 @@ class SgeSite(Site):
     count = GPUS
     alice, bob = "glalice", "glbob"
 
-    records_claims: ClassVar[bool] = False
     runs: ClassVar[str] = "its shepherd"
     left: ClassVar[str] = "runs without a shepherd"
     released: ClassVar[str] = "runs without a shepherd"

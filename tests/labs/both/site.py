@@ -14,6 +14,7 @@ from tests.labs.common.installed import (
     CONFIG,
     Installed,
     gate_file,
+    lose_claims,
     lose_locks,
     other_boot,
     reap,
@@ -59,7 +60,6 @@ class Site(ABC):
     released: ClassVar[str]  # of one that is over for its scheduler, and has such processes
     settled: ClassVar[str]  # why its locks are freed once these are gone
     leaked: ClassVar[str]  # why those of a job are freed whose epilog never ran
-    records_claims: ClassVar[bool]  # in STATE_DIR: else its scheduler's spool has the record
     names_itself: ClassVar[str] = ""  # lines of a job by which the journal knows it
 
     def prepare(self) -> None:  # noqa: B027 (most need nothing)
@@ -226,6 +226,10 @@ class Site(ABC):
     def lose_locks(self) -> None:
         """Empty LOCK_DIR."""
         lose_locks(self.gpus, self.node)
+
+    def lose_claims(self) -> None:
+        """Leave neither a lock nor a record on the node."""
+        lose_claims(self.gpus, self.node)
 
     def other_boot(self) -> contextlib.AbstractContextManager[None]:
         """Let the node have another boot id, as after a reboot."""

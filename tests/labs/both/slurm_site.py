@@ -26,7 +26,6 @@ class SlurmSite(Site):
     count = 4
     alice, bob = "slalice", "slbob"
 
-    records_claims: ClassVar[bool] = True
     runs: ClassVar[str] = "step daemon"
     left: ClassVar[str] = "process "
     released: ClassVar[str] = "released by its epilog"

@@ -25,6 +25,7 @@ from tests.labs.common.node_faults import (
 
 pytestmark = pytest.mark.lab
 RAN = "echo ran\n"
+LOST = "the records of this boot's claims were lost"
 
 
 Breaker = Callable[[Installed, str], contextlib.AbstractContextManager[None]]
@@ -49,8 +50,8 @@ def test_a_broken_node_goes_out_of_service_with_our_reason_and_the_job_waits(
         assert "ran\n" not in site.said(job)
         assert site.locks() == {}
         site.end(job)
-    left = site.state_dir / "runs"
-    assert not left.exists() or list(left.iterdir()) == []
+    claims = site.gpus.cluster.path_in(site.node, "/run/gpulock.claims/claims")
+    assert not claims.exists() or list(claims.iterdir()) == []
 
 
 def test_a_card_that_fell_off_is_the_nodes_fault_only_when_it_is_needed(site: Site) -> None:
@@ -118,23 +119,21 @@ def test_a_full_state_dir_fails_no_job_and_stops_no_node(site: Site) -> None:
             site.wait_over(job)
             assert "mask=0.\n" in site.said(job)
         assert site.in_service()
-        listed = site.gpus.cluster.run_in(site.node, ["ls", "/var/lib/gpulock"]).stdout
-        assert ("runs.partial" in listed.split()) == site.records_claims
     assert site.locks() == {}
 
 
 @EVERY
 def test_unknown_for_jobs_of_two_owners_in_a_row_is_a_broken_node(site: Site) -> None:
     site.wait_over(site.submit(1, SHOW))
-    site.lose_locks()
+    site.lose_claims()
     for _ in range(3):
         job = site.submit(1, RAN)
-        assert "unknown: the locks of this boot were lost" in site.wait_sent_back(job)
+        assert f"unknown: {LOST}" in site.wait_sent_back(job)
         assert site.in_service()
         site.end(job)  # else it would meet the node once more
     last = site.submit(1, RAN, user=site.bob)
     why = site.wait_stopped(last)
-    assert "broken: the locks of this boot were lost " in why
+    assert f"broken: {LOST}" in why
     assert "(for several jobs in a row)" in why
     counted = totals(site.gpus, site.node)
     assert int(counted["claims_unknown"]) >= 3 and counted["claims_broken"] == "1"

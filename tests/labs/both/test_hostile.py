@@ -51,7 +51,7 @@ def test_a_gate_that_a_stopped_process_holds_sends_jobs_back_and_stops_no_node(s
     with site.shut_gate():
         job = site.submit(site.count - 1, SHOW, user=site.bob)
         said = site.wait_sent_back(job)
-        assert "unknown: timed out on the lock /run/gpulock/gate" in said
+        assert "unknown: timed out on the lock /run/gpulock.claims/gate" in said
         assert site.in_service()
         site.end(ending)
         assert len(site.held(ending)) == 1

@@ -10,9 +10,9 @@ from pathlib import Path
 from gpulock.daemon.health.memory import MIB
 from gpulock.node.devices import Device
 from gpulock.node.sample import DeviceSample, Sample
+from gpulock.store.locks import LockStore
 from tests.labs.common.exporter_node import Observer, exporter
 from tests.labs.common.installed import Installed, out_of_service
-from tests.labs.common.lock_folder import owners
 from tests.labs.daemon.daemon_lab import Daemon
 from tests.nvml.double import Process
 from tests.support.wait import wait_ended, wait_until
@@ -85,7 +85,10 @@ class Gpus:
 
     def locks(self) -> dict[str, bool]:
         """Return the devices that are locked, and of each whether its job is over."""
-        return {name: one.draining == 1 for name, one in owners(self._lock_dir / "locks").items()}
+        held = LockStore(str(self._lock_dir)).read_all_locks()
+        return {
+            name: lock.owner is not None and lock.owner.draining == 1 for name, lock in held.items()
+        }
 
     def out(self) -> dict[str, str]:
         """Return why each device that is out of service is so."""

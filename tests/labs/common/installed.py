@@ -30,6 +30,9 @@ from tests.labs.sge.machines import Machine, User
 from tests.support.wait import wait_until
 
 CONFIG: Final = "/etc/gpulock/gpulock.conf"
+LOCK_DIR: Final = "/run/gpulock"
+CLAIMS: Final = "/run/gpulock.claims"
+STATE_DIR: Final = "/var/lib/gpulock"
 SOAK: Final = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
 
 
@@ -93,11 +96,9 @@ class Installed(ABC):
         return found
 
     def forget(self, node: str) -> None:
-        """Leave nothing in a node's LOCK_DIR and STATE_DIR."""
-        for folder in ("/run/gpulock", "/var/lib/gpulock"):
-            place = self.cluster.path_in(node, folder)
-            place.mkdir(mode=0o755, parents=True, exist_ok=True)
-            empty(place)
+        """Leave no lock, no record and no state on a node."""
+        for folder in (LOCK_DIR, CLAIMS, STATE_DIR):
+            empty(self.cluster.path_in(node, folder))
 
     def locks(self, node: str) -> dict[str, Owner]:
         """Return the owner of every lock of a node."""
@@ -173,8 +174,14 @@ def empty(folder: Path) -> None:
 
 
 def lose_locks(gpus: Installed, node: str) -> None:
-    """Empty a node's LOCK_DIR."""
-    empty(gpus.cluster.path_in(node, "/run/gpulock"))
+    """Empty a node's LOCK_DIR, as an administrator does who clears stuck locks."""
+    empty(gpus.cluster.path_in(node, LOCK_DIR))
+
+
+def lose_claims(gpus: Installed, node: str) -> None:
+    """Leave neither a lock nor a record on a node, as a reboot does."""
+    for folder in (LOCK_DIR, CLAIMS):
+        empty(gpus.cluster.path_in(node, folder))
 
 
 def script(gpus: Installed, name: str, text: str) -> Path:
@@ -196,7 +203,7 @@ def gate_file(gpus: Installed, name: str, user: str = "") -> Path:
 
 def shut_gate(gpus: Installed, node: str) -> contextlib.AbstractContextManager[None]:
     """Hold a node's gate by a process that is stopped."""
-    return gate.held(gpus.cluster.path_in(node, "/run/gpulock/gate"))
+    return gate.held(gpus.cluster.path_in(node, f"{CLAIMS}/gate"))
 
 
 def mount(gpus: Installed, node: str, *words: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpulock.store import owner
+from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 from tests.support.wait import wait_until
 
@@ -23,7 +24,14 @@ def settled(place: Path) -> list[Owner]:
 
 def look(place: Path) -> list[Owner] | None:
     """Return its owner, nobody where the lock is gone, None where it has no owner yet."""
+    store = LockStore(str(place.parents[1]))
     try:
-        return [owner.parse_owner((place / "owner").read_text())]
+        text = (place / "owner").read_text()
     except FileNotFoundError:
         return None if place.is_dir() else []
+    if owner.is_cut_short(text):
+        return None  # it is being written
+    record = owner.parse_owner(text)
+    return [
+        one.owner for one in store.list_claim_locks(record) if one.id == place.name and one.owner
+    ]

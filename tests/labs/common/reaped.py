@@ -21,7 +21,7 @@ from gpulock.node.context import Node
 from gpulock.errors import Refusal
 from gpulock.node.settings_file import read_settings
 node = Node(read_settings(sys.argv[1]))
-told = {"refused": "", "adopted": [], "outcomes": {}}
+told = {"refused": "", "restored": [], "outcomes": {}}
 for _ in range(20):
     told["refused"], found = "", {}
     try:
@@ -29,7 +29,7 @@ for _ in range(20):
     except Refusal as refusal:
         told["refused"], blind = f"{refusal.kind}: {refusal.why}", refusal.why
     else:
-        told["adopted"] += [record.job() for record in report.adopted]
+        told["restored"] += [record.job() for record in report.restored]
         found = {o.lock.id: [o.act, o.verdict.state, o.reason] for o in report.outcomes}
         told["outcomes"].update(found)
         blind = report.blind
@@ -48,7 +48,7 @@ class Reaped:
     """What a reconcile on a node said: (act, verdict, reason) by device."""
 
     refused: str
-    adopted: list[str]
+    restored: list[str]
     outcomes: dict[str, tuple[str, str, str]]
 
     def acts(self) -> list[tuple[str, str]]:
@@ -70,4 +70,4 @@ def reaped(done: subprocess.CompletedProcess[str]) -> Reaped:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     outcomes = {name: (act, state, why) for name, (act, state, why) in told["outcomes"].items()}
-    return Reaped(told["refused"], told["adopted"], outcomes)
+    return Reaped(told["refused"], told["restored"], outcomes)

@@ -68,8 +68,23 @@ def write_this_release(place: Path, version: str) -> None:
     for part in PARTS:
         skipped = shutil.ignore_patterns("__pycache__")
         shutil.copytree(Path(REPOSITORY, part), place / part, ignore=skipped)
-    module = place / "gpulock/__init__.py"
-    module.write_text(module.read_text().replace(f'"{__version__}"', f'"{version}"'))
+    replace_text(place / "gpulock/__init__.py", f'"{__version__}"', f'"{version}"')
+
+
+def write_newer_release(place: Path) -> None:
+    """Write this tree as a later one, whose records have a field that this one does not know."""
+    write_this_release(place, "99.0")
+    written = "    return VERSION_LINE"
+    replace_text(
+        place / "gpulock/store/owner.py", written, f'    pairs.append(("later", "1"))\n{written}'
+    )
+
+
+def replace_text(path: Path, old: str, new: str) -> None:
+    """Replace what stands once in a file."""
+    text = path.read_text()
+    assert text.count(old) == 1, f"{path}: {old}"
+    path.write_text(text.replace(old, new))
 
 
 @dataclass(frozen=True)
@@ -172,7 +187,7 @@ def upgrade_and_go_back(node: UpgradedNode, trees: Path, cards: int) -> None:
     """
     older, newer = trees / "older", trees / "newer"
     write_older_release(older)
-    write_this_release(newer, "99.0")
+    write_newer_release(newer)
     node.package.put(older)
     gates = [gate_file(node.gpus, f"gate{number}") for number in range(3)]
     with upgraded_node(node) as daemon:

@@ -21,6 +21,7 @@ from typing_extensions import Self
 
 from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
+from gpulock.store.locks import LockStore
 from gpulock.store.verdicts import Verdict
 from tests.labs.common.installed import CONFIG, Installed
 from tests.labs.common.processes import state_of
@@ -176,7 +177,7 @@ class Daemon:
 
     def verdict(self, claim: Claim) -> Verdict | None:
         """Return what it published of a claim, None where that is over."""
-        boot_id = (self.lock_dir / "boot_id").read_text().strip()
+        boot_id = LockStore(str(self.lock_dir)).boot_id()
         found, _ = verdicts.read_dated_verdicts(str(self.lock_dir), clock_boottime(), boot_id)
         assert found is not None, "there are no fresh verdicts"
         return found.get(claim.token)
@@ -262,14 +263,11 @@ def assert_over(daemon: Daemon, claim: Claim, proof: str, how: str = "reap") -> 
     return line
 
 
-def assert_over_by_boot(daemon: Daemon, claim: Claim, kept: bool) -> None:
-    """What stood when the node went down is in the history once, with or without its LOCK_DIR."""
-    if kept:
-        line = assert_over(daemon, claim, "claimed before this boot")
-    else:
-        (line,) = [line for line in daemon.history() if line["token"] == claim.token]
-        assert line["how"] == "reap", line
-        assert line["proof"].startswith("claimed before this boot; "), line
+def assert_over_by_boot(daemon: Daemon, claim: Claim) -> None:
+    """What stood when the node went down is in the history once, with or without its records."""
+    (line,) = [line for line in daemon.history() if line["token"] == claim.token]
+    assert line["how"] == "reap", line
+    assert line["proof"].startswith("claimed before this boot"), line
     assert tuple(one["id"] for one in line["devices"]) == claim.devices
     assert line["claimed_at"] <= line["released_at"] <= time.time()
     told = line["held_seconds"]  # null where it was not seen again: no time of another boot's clock

@@ -154,7 +154,7 @@ def lay_out_node(sge: GridEngine, name: str = NODE, complexes: str = "gpu gpuj")
     made = write_simulated_node(sge.lab / "drivers-install", "dgx1", 8, for_scheduler=True)
     text = made.config.read_text() + f"SGE_COMPLEXES={complexes}\n"
     sge.path_in(name, CONFIG).write_text(text)
-    for folder in ("/run/gpulock", "/var/lib/gpulock"):
+    for folder in ("/run/gpulock", "/run/gpulock.claims", "/var/lib/gpulock"):
         for inner in sge.path_in(name, folder).iterdir():
             shutil.rmtree(inner) if inner.is_dir() else inner.unlink()
     return Node(sge, name)

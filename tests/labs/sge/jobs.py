@@ -9,10 +9,12 @@ import signal
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
+from gpulock.store.owner import parse_owner
 from tests.labs.common.installed import (
     SOAK,
     empty,
     gate_file,
+    lose_claims,
     lose_locks,
     mount,
     other_boot,
@@ -22,7 +24,6 @@ from tests.labs.common.installed import (
     totals,
     umount,
 )
-from tests.labs.common.lock_folder import owners
 from tests.labs.common.processes import command_of, end
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
@@ -34,6 +35,7 @@ __all__ = [
     "SOAK",
     "empty",
     "gate_file",
+    "lose_claims",
     "lose_locks",
     "mount",
     "other_boot",
@@ -106,11 +108,13 @@ def visits(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, s
 
 def claims(gpus: Gpulock, node: str) -> dict[str, set[str]]:
     """Return the devices that each job had on a node since `prepare`, released ones included."""
-    found: dict[str, set[str]] = {}
-    for folder in ("locks", "released"):  # a lock that is let go meanwhile is found in the second
-        for record in owners(gpus.sge.path_in(node, f"/run/gpulock/{folder}")).values():
-            found.setdefault(record.job_id, set()).update(record.devices)
-    return found
+    devices: dict[str, set[str]] = {}
+    for folder in ("claims", "finished"):  # one that ends meanwhile is in the second
+        for place in gpus.sge.path_in(node, f"/run/gpulock.claims/{folder}").glob("[!.]*/record"):
+            with contextlib.suppress(FileNotFoundError):
+                record = parse_owner(place.read_text())
+                devices.setdefault(record.job_id, set()).update(record.devices)
+    return devices
 
 
 def held(gpus: Gpulock, node: str, job: JobId) -> list[str]:

@@ -39,7 +39,7 @@ done
 cp -a "$1/etc/." "$1/over/etc"
 for tree in etc var/lib; do mount --bind "$1/over/$tree" "/$tree"; done
 mount -t tmpfs -o mode=755 "$3" /run
-mkdir -m 755 /run/gpulock /run/lock /var/lib/gpulock /etc/gpulock
+mkdir -m 755 /run/gpulock /run/gpulock.claims /run/lock /var/lib/gpulock /etc/gpulock
 mkdir -m 1777 /run/tmp
 mount -t tmpfs -o mode=755 "$3" /run/gpulock
 mount --bind "$1/state" /var/lib/gpulock

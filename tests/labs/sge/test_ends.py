@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpulock.store import owner
+from gpulock.store.grants import rewrite_claim
 from gpulock.store.owner import Owner
 from tests.labs.common.processes import command_of
 from tests.labs.sge.cluster import NODES
@@ -43,11 +43,8 @@ NODE, OTHER, THIRD = NODES
 
 
 def rewrite(gpus: Gpulock, node: str, job: JobId, **changes: object) -> None:
-    """Change fields of a job's records behind gpulock's back."""
-    for name, record in gpus.locks(node).items():
-        if record.job_id == str(job):
-            place = gpus.sge.path_in(node, f"/run/gpulock/locks/{name}/owner")
-            place.write_text(owner.encode_owner(record.copy(**changes)))
+    """Change fields of a job's record behind gpulock's back."""
+    rewrite_claim(gpus.node(node).store, record_of(gpus, node, job).copy(**changes))
 
 
 def record_of(gpus: Gpulock, node: str, job: JobId) -> Owner:
@@ -84,7 +81,7 @@ def test_jobs_that_are_deleted_by_force_or_run_out_of_time_give_back_at_once(gpu
     assert gpus.sge.queue_states()[NODE] == ""
 
 
-def test_a_device_that_an_orphan_without_a_lock_has_open_is_granted_to_nobody(
+def test_a_device_whose_lock_was_removed_and_that_an_orphan_has_open_is_granted_to_nobody(
     gpus: Gpulock,
 ) -> None:
     device = gpus.drivers / NODE / "dev/nvidia0"
@@ -95,7 +92,7 @@ def test_a_device_that_an_orphan_without_a_lock_has_open_is_granted_to_nobody(
     sleepers(gid, 1)  # it has opened its device before
     kill_shepherd(gpus, NODE, orphan)
     lose_locks(gpus, NODE)
-    assert reap(gpus, NODE).adopted == []
+    assert reap(gpus, NODE).restored == [str(orphan)]
     whole = gpus.sge.submit("glbob", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
     gpus.sge.wait_running(whole)
     assert used not in held(gpus, NODE, whole)

@@ -16,6 +16,7 @@ from tests.labs.sge.jobs import (
     command,
     gate_file,
     held,
+    lose_claims,
     on,
     other_boot,
     reap,
@@ -184,9 +185,7 @@ def test_a_quarantined_device_is_not_granted_and_a_reserve_survives_a_reboot(
     whole = submit(gpus, NODE, 8, "whole")
     gpus.sge.wait_settled(whole)
     assert said(gpus, whole, "whole") == "mask=0,1,2,3,4,5,6,7\n"
-    lock_dir = gpus.sge.path_in(OTHER, "/run/gpulock")
-    for place in lock_dir.iterdir():
-        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    lose_claims(gpus, OTHER)
     with other_boot(gpus, OTHER):
         after = submit(gpus, OTHER, 7, "after")
         gpus.sge.wait_settled(after)

@@ -464,10 +464,10 @@ def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_
     for place in sorted((gpus.drivers / NODE / "proc/driver/nvidia/gpus").iterdir())[:2]:
         (lock_dir / "locks" / place.name).mkdir()
         os.mkfifo(lock_dir / "locks" / place.name / "owner")
-    gate = gpus.sge.path_in(OTHER, "/run/gpulock/gate")
+    gate = gpus.sge.path_in(OTHER, "/run/gpulock.claims/gate")
     gate.unlink()
     os.mkfifo(gate, 0o600)
-    boot_id = gpus.sge.path_in(THIRD, "/run/gpulock/boot_id")
+    boot_id = gpus.sge.path_in(THIRD, "/run/gpulock.claims/boot_id")
     text = boot_id.read_text()
     boot_id.unlink()
     elsewhere = gpus.sge.lab / "elsewhere"

@@ -17,6 +17,7 @@ from tests.labs.common.installed import (
     CONFIG,
     SOAK,
     gate_file,
+    lose_claims,
     lose_locks,
     mounted,
     other_boot,
@@ -35,6 +36,7 @@ from tests.support.wait import wait_ended, wait_until
 __all__ = [
     "SOAK",
     "gate_file",
+    "lose_claims",
     "lose_locks",
     "mounted",
     "other_boot",
@@ -102,7 +104,7 @@ def record_of(gpus: Gpulock, job: JobId, node: str) -> Owner:
 
 def notes(gpus: Gpulock, node: str) -> list[str]:
     """Return the names of what the node's jobs are told."""
-    folder = gpus.slurm.path_in(node, "/run/gpulock/tasks")
+    folder = gpus.slurm.path_in(node, "/run/gpulock.claims/tasks")
     return sorted(os.listdir(folder)) if folder.is_dir() else []
 
 

@@ -300,19 +300,20 @@ def test_a_user_can_write_nothing_where_hooks_read(slurm_gpus: Gpulock) -> None:
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, "--gres=gpu:1")
     device = slurm_gpus.held_by(job)[NODE][0]
-    note, run = f"/run/gpulock/tasks/{NODE}.{job}", "/var/lib/gpulock/runs"
+    claims = "/run/gpulock.claims"
+    note = f"{claims}/tasks/{NODE}.{job}"
     tries = (
-        "touch /run/gpulock/tasks/x",
+        f"touch {claims}/tasks/x",
         f"rm -f {note}",
         f"mv {note} {note}x",
         f"echo >>{note}",
         f"rm -rf /run/gpulock/locks/{device}",
         f"echo >>/run/gpulock/locks/{device}/owner",
-        f"touch /run/gpulock/locks/{device}/seen",
         "mkdir /run/gpulock/locks/x",
-        "cat /run/gpulock/gate",
-        f"touch {run}/x",
-        f"rm -f {run}/*",
+        f"cat {claims}/gate",
+        f"mkdir {claims}/claims/x",
+        f"touch {claims}/x",
+        f"rm -rf {claims}/claims/*",
         "touch /var/lib/gpulock/slurm-map",
         f"echo >>{CONFIG}",
     )
@@ -328,7 +329,7 @@ def test_a_user_can_write_nothing_where_hooks_read(slurm_gpus: Gpulock) -> None:
 def tree(gpus: Gpulock) -> dict[str, tuple[int, int, bytes]]:
     """Return mode, uid and content of all that the hooks keep on the node."""
     found: dict[str, tuple[int, int, bytes]] = {}
-    for top in ("/run/gpulock", "/var/lib/gpulock"):
+    for top in ("/run/gpulock", "/run/gpulock.claims", "/var/lib/gpulock"):
         for place in gpus.slurm.path_in(NODE, top).rglob("*"):
             info = place.lstat()
             text = place.read_bytes() if place.is_file() else b""
@@ -474,15 +475,19 @@ def with_a_folder(gpus: Gpulock, job: JobId) -> None:
 
 def without_its_lock(gpus: Gpulock, job: JobId) -> None:
     """Let the job's device be somebody else's."""
-    device = gpus.held_by(job)[NODE][0]
-    place = gpus.slurm.path_in(NODE, f"/run/gpulock/locks/{device}/owner")
-    token = record_of(gpus, job, NODE).token
-    place.write_text(place.read_text().replace(f"token={token}", "token=0123456789abcdef"))
+    token, other = record_of(gpus, job, NODE).token, "0123456789abcdef"
+    claims = gpus.slurm.path_in(NODE, "/run/gpulock.claims/claims")
+    (claims / token).rename(claims / other)
+    for place in (
+        claims / other / "record",
+        *gpus.slurm.path_in(NODE, "/run/gpulock/locks").glob("*/owner"),
+    ):
+        place.write_text(place.read_text().replace(f"token={token}", f"token={other}"))
 
 
 def note_of(gpus: Gpulock, job: JobId) -> Path:
     """Return the note of a job."""
-    return gpus.slurm.path_in(NODE, f"/run/gpulock/tasks/{NODE}.{job}")
+    return gpus.slurm.path_in(NODE, f"/run/gpulock.claims/tasks/{NODE}.{job}")
 
 
 SPOILED: Mapping[Callable[[Gpulock, JobId], None], str] = {
@@ -492,7 +497,7 @@ SPOILED: Mapping[Callable[[Gpulock, JobId], None], str] = {
     with_half_a_note: "not a task's note",
     with_anothers_note: "this node has no claim of the job",
     with_a_folder: "not a regular file",
-    without_its_lock: "another job has it",
+    without_its_lock: "its claim is over",
 }
 
 

@@ -233,12 +233,12 @@ def test_instances_stand_by_gpu_and_instance(slurm_gpus: Gpulock) -> None:
     (slurm_gpus.slurm.path_in(NODE, "/var/lib/gpulock") / "slurm-map").unlink()
 
 
-def test_adopted_locks_keep_their_files(slurm_gpus: Gpulock) -> None:
+def test_locks_that_are_put_back_keep_their_files(slurm_gpus: Gpulock) -> None:
     prepare(slurm_gpus, by_gpulock)
     job = started(slurm_gpus, NODE, "--gres=gpu:2")
     before = files(slurm_gpus, DCGM)
     lose_locks(slurm_gpus, NODE)
-    assert reap(slurm_gpus, NODE).adopted == [str(job)]
+    assert reap(slurm_gpus, NODE).restored == [str(job)]
     assert files(slurm_gpus, DCGM) == before == {"0": f"{job}\n", "1": f"{job}\n"}
     done(slurm_gpus, job)
     assert files(slurm_gpus, DCGM) == {"0": "", "1": ""}

@@ -20,8 +20,8 @@ import tomli
 
 from gpulock.install.systemd.units import DAEMON, EXPORTER, SOCKET
 from gpulock.simulate.node import write_simulated_node
-from gpulock.store import owner
 from gpulock.store.owner import Owner
+from tests.labs.common.lock_folder import owners
 from tests.labs.systemd.machine import Machine
 from tests.nvml.double import Double
 from tests.support.wait import LabError, wait_until
@@ -169,13 +169,7 @@ class Node:
 
     def locks(self) -> dict[str, Owner]:
         """Return the owner of every lock."""
-        folder = self.machine.path("/run/gpulock/locks")
-        places = sorted(folder.iterdir()) if folder.is_dir() else []
-        found: dict[str, Owner] = {}
-        for place in places:
-            with contextlib.suppress(FileNotFoundError):  # a claim, or a release, at work
-                found[place.name] = owner.parse_owner((place / "owner").read_text())
-        return found
+        return owners(self.machine.path("/run/gpulock/locks"))
 
     def main_pid(self, unit: str) -> int:
         """Return a service's main process, in the machine's own numbers; 0 where none runs."""

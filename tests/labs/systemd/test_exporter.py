@@ -90,7 +90,12 @@ def test_it_may_open_the_cards_and_nothing_else_and_write_nothing_of_gpulocks(
     node.machine.write("/srv/probe.py", PROBE)
     run("bash", "-c", "rm -f /dev/nvidia9 /dev/tun0; mknod -m 666 /dev/tun0 c 10 200")
     paths = ["/dev/nvidia0", "/dev/nvidia7", "/dev/nvidiactl", "/dev/nvidia9", "/dev/tun0"]
-    paths += ["/dev/null", "/run/gpulock/boot_id", "/run/gpulock/gate", "/srv/anybodys"]
+    paths += [
+        "/dev/null",
+        "/run/gpulock.claims/boot_id",
+        "/run/gpulock.claims/gate",
+        "/srv/anybodys",
+    ]
     run("install", "-m", "666", "/dev/null", "/srv/anybodys")
     program = f"{OPT}/bin/python3 /srv/probe.py {' '.join(paths)}"
     # what an nvidia-modprobe does: it makes a card's node, as root, in the service's own cgroup
@@ -110,8 +115,8 @@ def test_it_may_open_the_cards_and_nothing_else_and_write_nothing_of_gpulocks(
         "/dev/nvidia9": "ENXIO",  # a card whose node came after the unit's rules were made
         "/dev/tun0": "EPERM",
         "/dev/null": "OPEN",
-        "/run/gpulock/boot_id": "EACCES",
-        "/run/gpulock/gate": "EACCES",
+        "/run/gpulock.claims/boot_id": "EACCES",
+        "/run/gpulock.claims/gate": "EACCES",
         "/srv/anybodys": "EROFS",  # ProtectSystem=strict
     }
 

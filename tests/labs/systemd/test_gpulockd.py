@@ -198,7 +198,7 @@ def test_isolation_is_looked_after_and_cleared_away_from_within_the_units_sandbo
 ) -> None:
     node.machine.run("systemctl", "start", "user.slice")
     assert opened_from_a_session(node) == "ENXIO"  # allowed: there is no driver behind it
-    node.machine.run("touch", "/run/gpulock/isolation")  # a job was confined in this boot
+    node.machine.run("touch", "/run/gpulock.claims/isolation")  # a job was confined in this boot
 
     node.configure(ISOLATION="cgroup", SYS_ROOT="/sys")
     node.gpulock("install", "systemd")
@@ -209,7 +209,8 @@ def test_isolation_is_looked_after_and_cleared_away_from_within_the_units_sandbo
 
     assert opened_from_a_session(node) == "ENXIO"
     wait_until(
-        lambda: not node.machine.path("/run/gpulock/isolation").exists(), why="the mark to go"
+        lambda: not node.machine.path("/run/gpulock.claims/isolation").exists(),
+        why="the mark to go",
     )
     assert "isolation:" not in journal(node, DAEMON)
     node.configure()

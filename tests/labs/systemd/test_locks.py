@@ -113,17 +113,19 @@ def test_a_lock_dir_that_was_lost_is_made_again_with_the_locks_of_who_lives(node
     node.machine.run("rm", "-rf", "/run/gpulock")
     node.machine.run("kill", "-CONT", pid)
 
-    wait_until(lambda: sorted(node.locks()) == held, why="the locks to be adopted")
+    wait_until(lambda: sorted(node.locks()) == held, why="the locks to be put back")
     assert show(node, DAEMON, "NRestarts") == "0"
 
 
 def test_tmpfiles_makes_the_folders_again_after_a_boot(node: Node) -> None:
     run = node.machine.run
     run("systemctl", "stop", DAEMON, SOCKET, EXPORTER)
-    run("rm", "-rf", "/run/gpulock", "/run/gpulock-exporter", "/var/lib/gpulock/boot_id")
+    run("rm", "-rf", "/run/gpulock", "/run/gpulock.claims", "/run/gpulock-exporter")
+    run("rm", "/var/lib/gpulock/boot_id")
 
     run("systemd-tmpfiles", "--create", "--boot")
-    assert run("stat", "-c", "%U %a", "/run/gpulock").stdout == "root 755\n"
+    for folder in ("/run/gpulock", "/run/gpulock.claims"):
+        assert run("stat", "-c", "%U %a", folder).stdout == "root 755\n"
     run("systemctl", "start", DAEMON, SOCKET, EXPORTER)
 
     assert run("stat", "-c", "%U %a", "/run/gpulock-exporter").stdout == "gpulock-exporter 755\n"

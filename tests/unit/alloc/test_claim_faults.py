@@ -7,14 +7,14 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
-from gpulock.store import atomic
-from gpulock.store.locks import LockStore
+from gpulock.store import atomic, grants
 from tests.support.trees import Box, bus, judging, record, soon
 
 CALLS = ("mkdir", "rename", "write", "open", "link", "lstat")
@@ -65,7 +65,8 @@ def test_whichever_call_fails_the_claim_is_whole_or_refused_and_undone(
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for at in range(1, MOST):
-        shutil.rmtree(box.lock, ignore_errors=True)
+        for folder in (box.lock, box.records):
+            shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(box.state)
         box.state.mkdir()
         node = box.node()
@@ -95,20 +96,21 @@ def test_after_any_crash_the_next_claims_get_everything_and_nothing_twice(
 ) -> None:
     """A crash is an exception that no clean-up survives: what stands on disk then must do."""
     for at in range(1, MOST):
-        shutil.rmtree(box.lock, ignore_errors=True)
+        for folder in (box.lock, box.records):
+            shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(box.state)
         box.state.mkdir()
         ask(box, job_id="7", pid=999)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LockStore, "undo", nothing)
+            patch.setattr(grants, "undo_claim", nothing)
             patch.setattr(atomic, "remove_quietly", nothing)
             calls = Failing(patch, name, at, KeyboardInterrupt()).calls
             try:
                 ask(box, job_id="8", pid=998)
             except KeyboardInterrupt:
                 pass
-        grants = [ask(box, job_id=str(100 + n), pid=500) for n in range(2)]
-        given = [d.id for grant in grants for d in grant.devices]
+        later = [ask(box, job_id=str(100 + n), pid=500) for n in range(2)]
+        given = [d.id for grant in later for d in grant.devices]
         assert sorted(given) == [bus(n) for n in range(4)], f"{name} {at}: {calls[-1]}"
         if len(calls) < at:
             break
@@ -124,10 +126,10 @@ def test_a_device_locked_meanwhile_stays_with_its_new_owner(
     real = os.mkdir
 
     def peer(path: str) -> None:
-        real(box.lock / path, 0o755)
-        (box.lock / path / "owner").write_text("theirs")
+        real(path, 0o755)
+        Path(path, "owner").write_text("theirs")
 
-    Failing(monkeypatch, "mkdir", nth, before=peer)
+    Failing(monkeypatch, "mkdir", 1 + nth, before=peer)  # the first is the record's folder
     with pytest.raises(Refusal) as caught:
         ask(box)
     assert caught.value.kind == BROKEN
@@ -146,10 +148,19 @@ def test_what_was_made_is_undone_newest_first(box: Box, monkeypatch: pytest.Monk
         real(path)
 
     monkeypatch.setattr(os, "rmdir", rmdir)
-    Failing(monkeypatch, "rename", 2, OSError(errno.ENOSPC, "no space"))
+    real_create, written = atomic.create_file, list[str]()
+
+    def create(path: str, data: bytes) -> None:
+        written.append(path)
+        if len(written) == 3:  # behind the record and the first lock's owner
+            raise OSError(errno.ENOSPC, "no space")
+        real_create(path, data)
+
+    monkeypatch.setattr(atomic, "create_file", create)
     with pytest.raises(Refusal):
         ask(box)
-    assert removed == [bus(3), bus(2)]
+    assert removed[:2] == [bus(3), bus(2)]
+    assert len(os.listdir(box.records / "claims")) == 1
 
 
 def test_a_name_that_cannot_be_written_locks_nothing(box: Box) -> None:
@@ -174,7 +185,7 @@ def test_a_claim_that_is_stopped_between_two_locks_keeps_none(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(box, job_id="7", pid=999)
-    Failing(monkeypatch, "mkdir", 2, KeyboardInterrupt())
+    Failing(monkeypatch, "mkdir", 3, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         ask(box)
     assert box.locks() == [bus(0), bus(1)]

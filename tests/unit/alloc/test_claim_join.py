@@ -14,6 +14,7 @@ from gpulock.errors import BUSY, Refusal
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
+from tests.support.locks import change_record
 from tests.support.trees import Box, bus, judge_of, judging, record, soon
 
 FIRST, SECOND, THIRD = 600, 601, 602
@@ -103,7 +104,7 @@ def test_a_grant_that_is_being_released_is_not_joined(box: Box) -> None:
     store = box.node().store
     for name, lock in store.read_all_locks().items():
         assert lock.owner is not None
-        store.rewrite(name, lock.owner.copy(draining=1))
+        change_record(store, name, lock.owner.copy(draining=1))
     box.proc.add(700, groups=[65000 + FIRST])
     with pytest.raises(Refusal):
         task(box, SECOND)

@@ -9,7 +9,6 @@ import shutil
 
 import pytest
 
-from gpulock.alloc.availability import open_device_ids
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline
@@ -17,8 +16,9 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids, never, pick, refused, totals
-from tests.support.faults import fail_at, raising
-from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
+from tests.support.faults import raising
+from tests.support.locks import place_lock
+from tests.support.trees import BOOT, Box, bus, record, soon
 
 
 def test_a_wanted_device_is_the_one_that_is_given(box: Box) -> None:
@@ -39,7 +39,8 @@ def test_quarantined_and_reserved_devices_are_left_out(box: Box) -> None:
 
 def test_a_card_is_not_given_beside_its_own_instance_nor_the_reverse(box: Box) -> None:
     pick(box, bus(3))
-    (box.lock / "locks" / f"{bus(0)}.gi1.ci0").mkdir()
+    place_lock(box.node().store, f"{bus(0)}.gi1.ci0", record(token="mig", job_id="9", pid=501))
+    box.proc.shepherd(501, box.root)
     quarantine.write_device_note(
         str(box.state), quarantine.QUARANTINE, f"{bus(1)}.gi1.ci0", "root", "ECC"
     )
@@ -83,38 +84,10 @@ def test_what_may_refuse_at_the_end_leaves_no_lock(box: Box) -> None:
     assert box.locks() == []
 
 
-def test_locks_lost_within_the_boot_grant_nothing(box: Box) -> None:
+def test_records_lost_within_the_boot_grant_nothing(box: Box) -> None:
     ask(box)
-    shutil.rmtree(box.lock)
+    shutil.rmtree(box.records)
     assert refused(box, job_id="13").kind == UNKNOWN
-    assert box.locks() == []
-
-
-def test_after_locks_were_lost_a_device_in_use_is_left_out(box: Box) -> None:
-    ask(box, 1)
-    (box.lock / "lost").touch()
-    box.proc.add(700, fds={9: box.dev / "nvidia1"})
-    assert ids(ask(box, 1, job_id="13")) == [bus(2)]
-
-
-def test_what_processes_of_a_session_have_open_may_be_left_out(box: Box) -> None:
-    node = box.node()
-    box.proc.add(700, fds={9: box.dev / "nvidia1"})
-    box.proc.add(701, session=700, fds={9: box.dev / "nvidia1"})
-    assert open_device_ids(node, node.devices(), judge_of(node)) == [bus(1)]
-    assert open_device_ids(node, node.devices(), judge_of(node), [700]) == []
-    box.proc.add(702, fds={9: box.dev / "nvidia1"})
-    assert open_device_ids(node, node.devices(), judge_of(node), [700]) == [bus(1)]
-
-
-def test_after_locks_were_lost_no_device_is_granted_while_a_process_hides_its_files(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask(box, 1)
-    (box.lock / "lost").touch()
-    box.proc.add(700, uids=(os.geteuid(), 1000, 1000, 1000))
-    fail_at(monkeypatch, "listdir", "/700/fd", PermissionError(13, "denied"))
-    assert refused(box, 1, job_id="13").kind == BUSY
 
 
 def test_a_card_in_mig_mode_without_an_instance_is_not_granted(box: Box) -> None:
@@ -154,7 +127,7 @@ def test_an_unknown_is_told_as_it_is_where_counting_it_fails(
 
 def test_unknowns_of_three_jobs_of_two_users_are_a_broken_node(box: Box) -> None:
     ask(box)
-    shutil.rmtree(box.lock)
+    shutil.rmtree(box.records)
     asked = [("13", "alice"), ("13", "alice"), ("14", "alice"), ("15", "alice"), ("16", "bob")]
     kinds = [refused(box, job_id=job, user=user).kind for job, user in asked]
     assert kinds == [UNKNOWN] * 4 + [BROKEN]
@@ -166,14 +139,14 @@ def test_a_success_ends_the_streak(box: Box) -> None:
         assert refused(box, job_id=job, user=user).kind == UNKNOWN
     (box.state / "boot_id").unlink()
     ask(box)
-    (box.lock / "boot_id").unlink()
+    (box.records / "boot_id").unlink()
     assert refused(box, job_id="15", user="eve").kind == UNKNOWN
 
 
 def test_a_gate_that_stays_shut_is_counted_by_the_next_who_gets_in(box: Box) -> None:
     ask(box, 1)
     node = box.node()
-    with Gate(str(box.lock), Deadline(1)):
+    with Gate(str(box.records), Deadline(1)):
         with pytest.raises(Refusal) as caught:
             claim_devices(node, record(job_id="13"), ClaimRequest(1), never, Deadline(0.02))
         assert caught.value.kind == UNKNOWN
@@ -194,7 +167,7 @@ def test_a_gate_shut_for_jobs_of_several_owners_is_a_broken_node(box: Box) -> No
     ask(box, 1)
     asked = [("13", "alice"), ("13", "alice"), ("14", "alice"), ("15", "alice"), ("16", "bob")]
     kinds: list[str] = []
-    with Gate(str(box.lock), Deadline(1)):
+    with Gate(str(box.records), Deadline(1)):
         for job, user in asked:
             with pytest.raises(Refusal) as caught:
                 one = record(job_id=job, user=user)
@@ -206,7 +179,7 @@ def test_a_gate_shut_for_jobs_of_several_owners_is_a_broken_node(box: Box) -> No
 def test_who_gets_in_ends_the_streak_of_a_shut_gate(box: Box) -> None:
     ask(box, 1)
     for job, user in (("13", "alice"), ("14", "bob"), ("15", "eve"), ("16", "carol")):
-        with Gate(str(box.lock), Deadline(1)):
+        with Gate(str(box.records), Deadline(1)):
             with pytest.raises(Refusal) as caught:
                 one = record(job_id=job, user=user)
                 claim_devices(box.node(), one, ClaimRequest(1), never, Deadline(0.01))
@@ -249,7 +222,7 @@ def test_what_users_can_cause_breaks_no_node(
     real = getattr(os, place)
 
     def fail(path: object, *more: object, **named: object) -> object:
-        if place == "open" and not str(path).startswith("locks/"):
+        if place == "open" and not str(path).startswith(f"{box.lock}/locks/"):
             return real(path, *more, **named)
         raise OSError(number, os.strerror(number))
 

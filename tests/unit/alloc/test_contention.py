@@ -14,7 +14,7 @@ import random
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -33,12 +33,13 @@ from gpulock.node.devices import SHARE
 from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import write_simulated_node
-from gpulock.store import owner
+from gpulock.store import grants
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
-from gpulock.store.locks import Lock, LockStore
+from gpulock.store.locks import RELEASED, LockStore
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_process_owner
+from tests.support.locks import place_lock, retire_lock
 from tests.support.scene import folder, linked_proc
 from tests.support.wait import let_work
 
@@ -114,7 +115,6 @@ class Field:
             self.note("take", ids)
             self.note("give", ids)
             released = self.release(grant.owner.token)
-            self.note("freed", released.freed)
             self.hide(os.getpid())
             assert sorted([*released.freed, *[name for name, _ in released.kept]]) == sorted(ids)
 
@@ -170,8 +170,6 @@ def held_twice(events: list[tuple[int, str, int, str]]) -> list[str]:
                 wrong.append(f"{when}: {pid} takes {name}, {holder[name]} has it")
             if pid not in ended:
                 holder[name] = pid
-        elif event == "freed":
-            continue  # said after the release: somebody else may have it by now
         elif event == "give":
             if pid not in ended and holder.pop(name, None) != pid:
                 wrong.append(f"{when}: {pid} gives {name}, which it has not")
@@ -191,11 +189,20 @@ def test_a_process_killed_just_after_it_took_a_device_holds_it_no_more() -> None
     assert held_twice(took_of_another) == ["3: 7 takes a, 8 has it"]
 
 
+def ended_holds(store: LockStore) -> list[str]:
+    """Return a line for each device that a claim let go."""
+    paths = Path(store.finished_dir).glob(f"*/{RELEASED}")
+    return [line for path in paths for line in path.read_text().split("\n") if line]
+
+
 @pytest.mark.parametrize(
     ("workers", "claims"),
     [(64, 3), pytest.param(64, 16, marks=GIANT), pytest.param(64, 157, marks=SOAK)],
 )
-def test_64_processes_contend_for_8_devices(field: Field, workers: int, claims: int) -> None:
+def test_64_processes_contend_for_8_devices(
+    field: Field, monkeypatch: pytest.MonkeyPatch, workers: int, claims: int
+) -> None:
+    monkeypatch.setattr(grants, "FINISHED_CAP", workers * claims + 2)  # each claim keeps its end
     field.release(field.claim(1).owner.token)  # the first claim of a boot makes ready
     crowd = [field.start(seed, claims) for seed in range(workers)]
     for process in crowd:
@@ -215,11 +222,9 @@ def test_64_processes_contend_for_8_devices(field: Field, workers: int, claims: 
     assert int(totals["claims_granted"]) == workers * claims + 1
     # What a release keeps while processes come and go, a later claim or reconcile frees: of a
     # worker that is gone, or of one that claims again.
-    settled = {"reaped_process", "reaped_released"} & totals.keys()
-    assert {name for name in totals if name.startswith("reaped_")} == settled
-    freed = len([e for e in events if e[1] == "freed"])
-    freed += sum(int(totals[name]) for name in settled)
-    assert freed == len([e for e in events if e[1] == "take"])
+    reaped = {name for name in totals if name.startswith("reaped_")}
+    assert reaped <= {"reaped_process", "reaped_released"}
+    assert len(ended_holds(field.node.store)) == len([e for e in events if e[1] == "take"]) + 1
     assert len(field.claim(GPUS).devices) == GPUS
 
 
@@ -345,7 +350,7 @@ def test_a_gate_that_went_between_open_and_flock_is_not_the_gate(
     field: Field, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
     field.release(field.claim(1).owner.token)
-    path = Path(field.node.store.path, "gate")
+    path = Path(field.node.store.root, "gate")
 
     def go() -> None:
         path.unlink()
@@ -355,9 +360,9 @@ def test_a_gate_that_went_between_open_and_flock_is_not_the_gate(
     before_flock(monkeypatch, go)
 
     with (
-        Gate(field.node.store.path, Deadline(5)),
+        Gate(field.node.store, Deadline(5)),
         pytest.raises(Refusal, match="timed out on the lock"),
-        Gate(field.node.store.path, Deadline(0.01)),
+        Gate(field.node.store, Deadline(0.01)),
     ):
         pytest.fail("two hold the gate")
 
@@ -365,11 +370,11 @@ def test_a_gate_that_went_between_open_and_flock_is_not_the_gate(
 def test_a_lock_made_again_since_it_was_judged_stays(field: Field) -> None:
     grant = field.claim(1, dead_record(field))
     judged = field.node.store.read_all_locks()[grant.devices[0].id]
-    field.node.store.retire(judged, "somebody else's reap")
-    field.node.store.make(judged.id, grant.owner.copy(token="another"))
+    retire_lock(field.node.store, judged, "somebody else's reap")
+    place_lock(field.node.store, judged.id, grant.owner.copy(token="another"))
 
     with pytest.raises(Refusal) as refused:
-        field.node.store.retire(judged, "a reap that comes late")
+        retire_lock(field.node.store, judged, "a reap that comes late")
 
     assert refused.value.kind == UNKNOWN
     record = field.node.store.read_all_locks()[judged.id].owner
@@ -380,23 +385,25 @@ def test_of_two_reconciles_one_frees_and_the_other_waits(
     field: Field, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     field.claim(2, dead_record(field))
-    real = LockStore.retire
+    real = grants.release_devices
     seen: list[str] = []
 
-    def retire(store: LockStore, lock: Lock, how: str, boot_id: str) -> None:
+    def release(
+        store: LockStore, token: str, names: Collection[str], how: str, boot_id: str
+    ) -> None:
         with pytest.raises(Refusal, match="timed out on the lock") as refused:
             reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(0.01))
         seen.append(refused.value.kind)
-        real(store, lock, how, boot_id)
+        real(store, token, names, how, boot_id)
 
-    monkeypatch.setattr(LockStore, "retire", retire)
+    monkeypatch.setattr(grants, "release_devices", release)
     first = reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(5))
     monkeypatch.undo()
     second = reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(5))
 
     assert [outcome.act for outcome in first.outcomes] == [FREED, FREED]
     assert second.outcomes == []
-    assert seen == [UNKNOWN, UNKNOWN]
+    assert seen == [UNKNOWN]
     assert ClaimCounters(field.node.store).values["reaped_process"] == "2"
 
 
@@ -414,7 +421,7 @@ def test_a_reap_at_the_door_of_a_release_leaves_it_nothing_to_do(
     released = field.release(grant.owner.token)
 
     assert (released.freed, released.kept) == ([], [])
-    assert len(list(Path(field.node.store.released_dir).iterdir())) == 2
+    assert os.listdir(field.node.store.finished_dir) == [grant.owner.token]
 
 
 def assert_freed(report: ReconcileReport, count: int) -> None:
@@ -429,18 +436,23 @@ def test_a_lock_that_appears_before_mkdir_is_never_taken_over(
     theirs = make_process_owner(field.node, os.getpid(), "other").copy(
         token="theirs", job_id="other"
     )
-    real = LockStore.make_text
+    real = os.mkdir
     made: list[str] = []
 
-    def make(store: LockStore, name: str, text: str) -> None:
-        made.append(name)
-        if len(made) == 2:  # the first is locked, the second is taken under our hands
-            real(store, name, owner.encode_owner(theirs.copy(devices=(name,))))
-        real(store, name, text)
+    def mkdir(path: str, *more: int) -> None:
+        if path.startswith(field.node.store.locks_dir):
+            made.append(os.path.basename(path))
+            if len(made) == 2:  # the first is locked, the second is taken under our hands
+                mine = theirs.copy(devices=(made[1],))
+                with monkeypatch.context() as patch:
+                    patch.setattr(os, "mkdir", real)
+                    grants.make_claim(field.node.store, mine)
+        real(path, *more)
 
-    monkeypatch.setattr(LockStore, "make_text", make)
+    monkeypatch.setattr(os, "mkdir", mkdir)
     with pytest.raises(Refusal) as refused:
         field.claim(3)
+    monkeypatch.undo()
 
     assert refused.value.kind == BROKEN
     left = field.node.store.read_all_locks()

@@ -22,6 +22,7 @@ from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import UNKNOWN, Verdict
 from tests.support.claims import ask, holder, ids, refused
+from tests.support.locks import change_record, place_lock
 from tests.support.trees import Box, bus, judge_of, record, soon
 
 Act = Callable[[Box], object]
@@ -47,7 +48,7 @@ def leave_dead_claims(box: Box) -> None:
     reconcile(box)  # makes LOCK_DIR ready
     for number in range(4):
         one = record(job_id="99", pid=999, token=f"t{number}", devices=(bus(number),))
-        box.node().store.make(bus(number), one)
+        place_lock(box.node().store, bus(number), one)
 
 
 def when_files_are_looked_at(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -87,7 +88,7 @@ def test_a_lock_that_is_claimed_while_files_are_looked_at_does_not_go(
 
     def claim_anew() -> None:
         for number in range(4):
-            box.node().store.rewrite(bus(number), holder(box, number).copy(token="another"))
+            change_record(box.node().store, bus(number), holder(box, number).copy(token="another"))
 
     when_files_are_looked_at(monkeypatch, claim_anew)
     refusal = refused(box, 1, job_id="15")
@@ -104,7 +105,7 @@ def test_a_lock_without_owner_that_is_given_one_meanwhile_does_not_go(
 
     def write_owner() -> None:
         one = record(job_id="77", pid=998, token="late", devices=(bus(3),))
-        box.node().store.rewrite(bus(3), one)
+        change_record(box.node().store, bus(3), one)
 
     when_files_are_looked_at(monkeypatch, write_owner)
     reconcile(box)
@@ -117,7 +118,7 @@ def test_a_user_who_was_not_looked_at_before_the_gate_keeps_the_lock(
     """That its owner is dead is known between the look and the gate: who uses it was not asked."""
     leave_dead_claims(box)
     one = record(job_id="12", pid=999, uid=4000, token="t9", devices=(bus(0),))
-    box.node().store.rewrite(bus(0), one)
+    change_record(box.node().store, bus(0), one)
     real = SgeJobRule.__call__
     silent = [Verdict(UNKNOWN, "nobody answers yet")]
 
@@ -145,11 +146,11 @@ def test_what_a_job_leaves_that_ends_while_files_are_looked_at_keeps_its_lock(
     box.proc.shepherd(500, box.root)
     leave_dead_claims(box)
     one = record(job_id="12", pid=500, token="t9", add_grp_id=65412, devices=(bus(0),))
-    box.node().store.rewrite(bus(0), one)
+    change_record(box.node().store, bus(0), one)
 
     def end() -> None:
         box.proc.add(700, "straggler", groups=(65412,))
-        box.node().store.rewrite(bus(0), one.copy(draining=draining))
+        change_record(box.node().store, bus(0), one.copy(draining=draining))
         if not runs:
             box.proc.remove(500)
 

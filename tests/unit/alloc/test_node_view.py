@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.alloc.node_view import are_locks_lost, read_node_verdicts
+from gpulock.alloc.node_view import are_records_lost, read_node_verdicts
 from gpulock.deadline import clock_boottime
 from gpulock.store.verdicts import ALIVE, Verdict, write_verdicts
 from tests.support.trees import BOOT, OTHER_BOOT, Box
@@ -24,17 +24,18 @@ from tests.support.trees import BOOT, OTHER_BOOT, Box
 def test_locks_are_lost_where_state_dir_alone_has_seen_this_boot(
     box: Box, lock: str, state: str, lost: bool
 ) -> None:
-    box.lock.mkdir()
-    for folder, boot_id in ((box.lock, lock), (box.state, state)):
+    box.records.mkdir()
+    for folder, boot_id in ((box.records, lock), (box.state, state)):
         if boot_id:
             (folder / "boot_id").write_text(f"{boot_id}\n")
-    assert are_locks_lost(box.node()) == lost
+    assert are_records_lost(box.node()) == lost
 
 
 def test_while_locks_are_lost_no_verdict_is_known(box: Box) -> None:
-    box.lock.mkdir()
+    for folder in (box.lock, box.records):
+        folder.mkdir()
     write_verdicts(str(box.lock), {"feed": Verdict(ALIVE, "its shepherd runs")}, BOOT)
     assert read_node_verdicts(box.node(), clock_boottime()) == (None, None)
-    (box.lock / "boot_id").write_text(f"{BOOT}\n")
+    (box.records / "boot_id").write_text(f"{BOOT}\n")
     found, _ = read_node_verdicts(box.node(), clock_boottime())
     assert found is not None and list(found) == ["feed"]

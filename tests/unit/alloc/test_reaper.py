@@ -17,6 +17,7 @@ from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from tests.support.faults import fail_at
+from tests.support.locks import change_record, place_lock
 from tests.support.trees import BOOT, OTHER_BOOT, Box, box_at_work, bus, judge_of, record
 
 GID = 65400
@@ -29,7 +30,7 @@ def box(tmp_path: Path) -> Box:
 
 def lock(box: Box, number: int = 0, **changes: object) -> Owner:
     one = record(devices=(bus(number),), **changes)
-    box.node().store.make(bus(number), one)
+    place_lock(box.node().store, bus(number), one)
     return one
 
 
@@ -53,7 +54,7 @@ def test_the_last_guard_knows_what_the_node_does_not_show_any_more(
     box: Box, name: str, inventory: tuple[str, ...]
 ) -> None:
     box.inventory(*inventory)
-    box.node().store.make(name, record(devices=(name,), minor="0"))
+    place_lock(box.node().store, name, record(devices=(name,), minor="0"))
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
     outcome = reap_all(box)[name]
     assert (outcome.act, outcome.reason) == (ORPHANS, f"process 700 has {name} open")
@@ -69,9 +70,9 @@ def test_a_dead_jobs_lock_is_freed_and_kept_for_the_history(box: Box) -> None:
     one = lock(box)
     assert act(box) == FREED
     assert box.locks() == []
-    kept = box.lock / "released" / f"{one.token}.{bus(0)}"
-    assert (kept / "owner").exists()
-    assert "how=reap: its shepherd is gone" in (kept / "released").read_text()
+    kept = box.records / "finished" / one.token
+    assert (kept / "record").exists()
+    assert " reap: its shepherd is gone" in (kept / "released").read_text()
 
 
 def test_a_living_jobs_lock_is_held(box: Box) -> None:
@@ -112,7 +113,7 @@ def test_a_lock_without_owner_is_a_claim_cut_short(box: Box) -> None:
     (box.lock / "locks" / bus(0)).mkdir()
     assert act(box) == FREED
     assert box.locks() == []
-    assert list((box.lock / "released").iterdir()) == []
+    assert list((box.records / "finished").glob("*")) == []
 
 
 @pytest.mark.parametrize(
@@ -175,16 +176,15 @@ def test_a_draining_lock_is_held_where_execd_is_hidden(box: Box) -> None:
 @pytest.mark.parametrize("name", ["600", "x.1", "600.x", "600.5.6"])
 def test_anchors_that_cannot_be_read_hold_the_lock(box: Box, name: str) -> None:
     for number, draining in ((0, 0), (1, 1)):
-        lock(box, number, draining=draining)
-        folder = box.lock / "locks" / bus(number) / "anchors"
+        lock(box, number, draining=draining, token=f"t{number}")
+        folder = box.records / f"claims/t{number}/anchors"
         folder.mkdir()
         (folder / name).write_text("7\n")
     assert {o.act for o in reap_all(box).values()} == {HELD}
 
 
 def test_what_an_interrupted_anchor_left_is_no_anchor(box: Box) -> None:
-    lock(box)
-    folder = box.lock / "locks" / bus(0) / "anchors"
+    folder = box.records / "claims" / lock(box).token / "anchors"
     folder.mkdir()
     (folder / ".600.5.0f0f0f").write_text("")
     assert act(box) == FREED
@@ -194,7 +194,7 @@ def test_a_lock_whose_folder_cannot_be_listed_is_held(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock(box)
-    fail_at(monkeypatch, "listdir", bus(0), OSError(errno.EMFILE, "too many open files"))
+    fail_at(monkeypatch, "listdir", "anchors", OSError(errno.EMFILE, "too many open files"))
     assert act(box) == HELD
 
 
@@ -204,7 +204,7 @@ def test_a_lock_made_again_since_it_was_judged_stays(
     lock(box)
     node = box.node()
     engine = reaper.Reaper(node, judge_of(node), node.devices(), node.store.read_all_locks())
-    node.store.rewrite(bus(0), record(token="another"))
+    change_record(node.store, bus(0), record(token="another"))
     found = reaper.reap_locks(engine)
     assert [o.act for o in found] == [HELD]
     assert box.locks() == [bus(0)]
@@ -218,7 +218,7 @@ def test_one_lock_that_cannot_be_changed_keeps_no_other(
     real = os.rename
 
     def broken(source: str, target: str, **more: int) -> None:
-        if source.endswith(bus(0)):
+        if target.endswith("finished/feedfacefeedface"):
             raise OSError(errno.EIO, "input/output error")
         real(source, target, **more)
 
@@ -229,7 +229,7 @@ def test_one_lock_that_cannot_be_changed_keeps_no_other(
 def test_the_groups_of_other_jobs_and_of_their_tasks_do_not_stop_a_reap(box: Box) -> None:
     lock(box)
     lock(box, 1, token="b", job_id="13", pid=501, add_grp_id=65500)
-    box.node().store.anchor(bus(1), 502, 1000, 65501)
+    box.node().store.anchor("b", 502, 1000, 65501)
     box.proc.shepherd(501, box.root)
     box.proc.add(700, groups=[65500], fds={9: box.dev / "nvidia0"})
     box.proc.add(701, groups=[65501], fds={9: box.dev / "nvidia0"})
@@ -245,7 +245,7 @@ def test_what_a_scheduler_has_of_a_job_now_is_not_left_of_its_claim_before_the_b
         del lock, scan
         job.add((700,), "is in the job's cgroup")
 
-    lock(box, 0, boot_id=OTHER_BOOT)
+    lock(box, 0, boot_id=OTHER_BOOT, token="old")
     lock(box, 1)
     node = box.node()
     judge = Judge(node.boot_id, ProcessScan(node.proc), {}, {"sge": left})

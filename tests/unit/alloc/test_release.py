@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -14,11 +15,13 @@ from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
+from gpulock.store import grants
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 from tests.support.faults import raising
-from tests.support.trees import Box, bus, judge_of, judging, record, soon
+from tests.support.locks import change_record
+from tests.support.trees import BOOT, Box, bus, judge_of, judging, record, soon
 
 GID = 65400
 
@@ -108,14 +111,14 @@ def test_an_open_device_is_not_kept_for_another_jobs_process(box: Box) -> None:
 
 def test_a_living_task_keeps_the_lock(box: Box) -> None:
     one = hold(box)
-    box.node().store.anchor(bus(0), 600, 1000, 65401)
+    box.node().store.anchor(one.token, 600, 1000, 65401)
     box.proc.shepherd(600, box.root)
-    assert let_go(box, one).freed == [bus(1)]
+    assert let_go(box, one).freed == []
     box.proc.remove(600)
     box.proc.add(700, groups=[65401])
     assert let_go(box, one).freed == []
     box.proc.remove(700)
-    assert let_go(box, one).freed == [bus(0)]
+    assert let_go(box, one).freed == [bus(0), bus(1)]
 
 
 def test_a_lock_that_is_another_claims_when_it_is_renamed_stays(
@@ -130,7 +133,7 @@ def test_a_lock_that_is_another_claims_when_it_is_renamed_stays(
     def peer(path: str) -> str:
         if "/fd/" in path and not done:
             done.append(path)
-            node.store.rewrite(bus(0), one.copy(token="another"))
+            change_record(node.store, bus(0), one.copy(token="another"))
         return real(path)
 
     box.proc.add(700, fds={9: box.dev / "nvidia3"})
@@ -147,7 +150,7 @@ def test_a_lock_that_is_another_claims_when_it_is_renamed_stays(
 
 def test_without_the_gate_in_time_nothing_is_freed(box: Box) -> None:
     one = hold(box)
-    with Gate(str(box.lock), Deadline(1)), pytest.raises(Refusal):
+    with Gate(str(box.records), Deadline(1)), pytest.raises(Refusal):
         let_go(box, one, 0.02)
     assert len(box.locks()) == 2
 
@@ -159,7 +162,7 @@ def test_a_rename_that_fails_leaves_each_lock_and_says_why(
     monkeypatch.setattr(os, "rename", raising(OSError(errno.EROFS, "read-only file system")))
     kept = let_go(box, one).kept
     assert [why for _, why in kept] == ["it cannot be freed: [Errno 30] read-only file system"] * 2
-    assert len(box.locks()) == 2
+    assert len(box.node().store.read_all_locks()) == 2
 
 
 @pytest.mark.parametrize("minor", ["", "x", "-1", "²"])
@@ -168,7 +171,7 @@ def test_a_record_that_does_not_tell_the_minor_is_guarded_as_well(box: Box, mino
     for number in (0, 1):
         found = box.node().store.read(bus(number)).owner
         assert found is not None and found.minor == str(number)
-        box.node().store.rewrite(bus(number), found.copy(minor=minor))
+        change_record(box.node().store, bus(number), found.copy(minor=minor))
     box.proc.add(700, fds={9: box.dev / "nvidia1"})
     assert let_go(box, one).freed == [bus(0)]
 
@@ -196,13 +199,14 @@ def test_a_lock_that_is_another_claims_by_now_is_not_marked_as_released(
     box.proc.add(700, groups=[GID])
     store = box.node().store
     held = store.read_all_locks()
-    store.rewrite(bus(0), one.copy(token="another", job_id="13"))
+    change_record(store, bus(0), one.copy(token="another", job_id="13"))
 
     def as_before(_: LockStore) -> dict[str, Lock]:
         return held
 
     monkeypatch.setattr(LockStore, "read_all_locks", as_before)
-    assert [name for name, _ in let_go(box, one).kept] == [bus(0)]
+    found = let_go(box, one)
+    assert (found.freed, found.kept) == ([], [])
     owner = store.read(bus(0)).owner
     assert owner is not None
     assert (owner.token, owner.job_id, owner.draining) == ("another", "13", 0)
@@ -213,3 +217,27 @@ def test_of_a_job_with_a_group_the_session_proves_nothing(box: Box) -> None:
     one = hold(box, sid=300)
     box.proc.add(700, session=300)
     assert let_go(box, one).freed == [bus(0), bus(1)]
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["run/locks", f"run/locks/{bus(0)}", "run.claims/claims", "run.claims/claims/*"],
+)
+def test_what_somebody_removed_of_a_claim_is_released_all_the_same(box: Box, what: str) -> None:
+    one = hold(box)
+    for path in box.root.glob(what):
+        shutil.rmtree(path)
+    assert let_go(box, one).freed == [bus(0), bus(1)]
+    assert (box.locks(), os.listdir(box.records / "finished")) == ([], [one.token])
+
+
+def test_a_release_of_a_part_that_was_killed_holds_up_no_later_one(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = hold(box)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(grants, "remove_lock", raising(KeyboardInterrupt))
+        grants.release_devices(box.node().store, one.token, [bus(0)], "epilog", BOOT)
+    assert box.locks() == [bus(0), bus(1)]
+    assert let_go(box, one).freed == [bus(1)]
+    assert (box.locks(), os.listdir(box.records / "finished")) == ([], [one.token])

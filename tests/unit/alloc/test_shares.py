@@ -195,7 +195,9 @@ def test_with_share_users_many_a_card_is_anybodys(box: Box) -> None:
 def test_beside_an_owner_that_cannot_be_read_nobody_gets_a_place(box: Box, users: str) -> None:
     box.settings |= {"SHARES": "2:4", "SHARE_USERS": users}
     take(box, 1)
-    (box.lock / "locks" / place(2, 1) / "owner").write_text("gpulock-owner 9\n")
+    folder = box.lock / "locks" / place(2, 2)
+    folder.mkdir()
+    (folder / "owner").write_text("gpulock-owner 9\n")
     assert fails(box, 2).kind == BUSY
 
 

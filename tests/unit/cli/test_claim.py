@@ -16,6 +16,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.job.environment import BIND_LISTS, loaded_driver_version
 from gpulock.node.settings import Settings
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
+from tests.support.locks import place_lock
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +30,10 @@ def process() -> Iterator[Process]:
         started.kill()
 
 
-def notes(site: Site) -> list[str]:
-    folder = site.files.state_dir / "runs"
-    return sorted(os.listdir(folder)) if folder.is_dir() else []
+def records(site: Site) -> list[str]:
+    """Return the text of each claim's record."""
+    claims = Path(f"{site.files.lock_dir}.claims/claims")
+    return [path.read_text() for path in claims.glob("*/record")]
 
 
 def test_a_claim_is_held_for_the_process_that_is_named(site: Site, process: Process) -> None:
@@ -148,11 +150,11 @@ def test_a_process_that_is_gone_cannot_claim(site: Site) -> None:
 
 def test_release_gives_back_what_the_process_holds(site: Site, process: Process) -> None:
     site.call("claim", "-n", "2", "--pid", str(process.pid))
-    assert len(notes(site)) == 1
+    assert len(records(site)) == 1
     result = site.call("release", "--pid", str(process.pid))
     assert (result.exit_code, result.stdout.count("freed")) == (0, 2)
     assert site.states() == ["free"] * 8
-    assert notes(site) == []
+    assert records(site) == []
 
 
 @pytest.mark.parametrize("words", [(), ("--force", "--reason", "x")])
@@ -173,13 +175,13 @@ def test_a_shell_releases_its_claim_although_it_leads_its_session(site: Site) ->
     assert site.states() == ["free"] * 8
 
 
-def test_one_device_of_a_claim_is_released_and_the_note_keeps_the_other(
+def test_one_device_of_a_claim_is_released_and_the_record_keeps_the_other(
     site: Site, process: Process
 ) -> None:
     site.call("claim", "--devices", "4,5", "--pid", str(process.pid))
     assert site.call("release", "4").exit_code == 0
     assert [state for state in site.states() if state != "free"] == ["held"]
-    text = (site.files.state_dir / "runs" / notes(site)[0]).read_text()
+    (text,) = records(site)
     assert f"devices={site.id(5)}\n" in text
 
 
@@ -224,7 +226,7 @@ def test_force_is_noted_with_who_and_why(site: Site, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("gpulock.cli.claims.release.log_to_syslog", note)
     site.hold(1)
     site.call("release", "1", "--force", "--reason", "job is\na ghost")
-    (folder,) = (site.files.lock_dir / "released").iterdir()
+    (folder,) = Path(f"{site.files.lock_dir}.claims/finished").iterdir()
     for text in (said[0], (folder / "released").read_text()):
         assert "release --force by " in text
         assert "job is?a ghost" in text
@@ -255,7 +257,7 @@ def test_anothers_process_is_not_released_without_force(site: Site) -> None:
 
 def test_a_record_that_cannot_be_read_is_released_by_force_alone(site: Site) -> None:
     site.hold(4)
-    (site.files.lock_dir / "locks" / site.id(4) / "owner").write_text("gpulock-owner 99\n")
+    site.spoil(4)
     assert site.call("release", "4").exit_code == 1
     assert site.states()[4] == "unknown"
     assert site.call("release", "4", "--force", "--reason", "x").exit_code == 0
@@ -271,6 +273,6 @@ def test_a_reserve_is_ended_by_unreserve_not_by_release(site: Site) -> None:
 def test_a_lock_on_a_card_that_is_gone_is_released_by_its_id(site: Site) -> None:
     node = site.node()
     record = site.hold(1, claimed_boottime=clock_boottime())
-    node.store.make("0000:ff:00.0", record)
+    place_lock(node.store, "0000:ff:00.0", record)
     assert site.call("release", "0000:ff:00.0", "--force", "--reason", "x").exit_code == 0
     assert sorted(node.store.read_all_locks()) == [site.id(1)]

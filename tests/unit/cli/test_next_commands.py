@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -18,7 +19,7 @@ Scene = Callable[[Site], object]
 
 def break_record(site: Site) -> None:
     site.hold(3)
-    (site.files.lock_dir / "locks" / site.id(3) / "owner").write_text("nothing of ours\n")
+    site.spoil(3)
 
 
 def leave_stale_lock(site: Site) -> None:
@@ -26,9 +27,9 @@ def leave_stale_lock(site: Site) -> None:
     site.hold(3, scheduler="process", pid=pid, start=start)
 
 
-def lose_lock_dir(site: Site) -> None:
+def lose_records(site: Site) -> None:
     site.hold(3)
-    (site.files.lock_dir / "boot_id").unlink()
+    shutil.rmtree(f"{site.files.lock_dir}.claims")
 
 
 def mistake_setting(site: Site) -> None:
@@ -61,8 +62,8 @@ SCENES: list[tuple[Scene, Sequence[str]]] = [
     (break_record, ("status",)),
     (break_record, ("why", "3")),
     (break_record, ("reap",)),
-    (lose_lock_dir, ("status",)),
-    (lose_lock_dir, ("reserve", "3", "--reason", "test")),
+    (lose_records, ("status",)),
+    (lose_records, ("reserve", "3", "--reason", "test")),
     (mistake_setting, ("status",)),
     (end_job, ("why", "3")),
     (refuse_job, ("why", "77")),

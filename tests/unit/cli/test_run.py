@@ -135,7 +135,7 @@ def test_an_exec_that_fails_gives_everything_back(site: Site, tmp_path: Path) ->
     assert done.returncode == 126
     assert "Exec format error" in done.stderr
     assert site.states() == ["free"] * 8
-    assert list((site.files.state_dir / "runs").iterdir()) == []
+    assert list(Path(f"{site.files.lock_dir}.claims/claims").iterdir()) == []
 
 
 def test_what_the_command_leaves_behind_keeps_the_claim_until_it_ends(site: Site) -> None:
@@ -272,9 +272,9 @@ def test_a_caller_that_was_killed_holds_nobody_up(site: Site) -> None:
 
 def test_who_does_not_wait_in_line_still_waits_at_the_gate(site: Site) -> None:
     node = site.node()
-    with Gate(node.store.path, Deadline(5)):
+    with Gate(node.store, Deadline(5)):
         process = site.start("run", "-n", "1", "--", "/bin/true")
-        gate = os.path.realpath(f"{node.store.path}/gate")
+        gate = os.path.realpath(f"{node.store.root}/gate")
         wait_until(lambda: opens(process.pid, gate), why="it to be at the gate")
     process.communicate(timeout=60)
     assert process.returncode == 0

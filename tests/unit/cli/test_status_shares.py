@@ -9,6 +9,7 @@ import pytest
 
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import Site
+from tests.support.locks import place_lock
 from tests.support.samples import GIB, Sampled
 
 HOUR = 3600.0
@@ -32,7 +33,7 @@ def share(
     more = {"devices": ids, "places": parted, "scheduler": scheduler}
     record = site.hold(job_id=job, user=user, token=f"t{job}", **more)
     for name in ids:
-        site.node().store.make(name, record)
+        place_lock(site.node().store, name, record)
 
 
 def card_lines(site: Site, *words: str) -> list[str]:

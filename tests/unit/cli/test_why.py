@@ -26,6 +26,7 @@ from gpulock.store.quarantine import QUARANTINE, write_device_note
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import Site, dead_process
 from tests.support.fake_mps import leave_mps
+from tests.support.locks import place_lock, retire_lock
 from tests.support.samples import Sampled
 from tests.support.trees import Box, bus
 
@@ -57,7 +58,7 @@ def facts(text: str) -> dict[str, str]:
 def test_a_shared_gpu_names_every_holder_and_each_job_its_gpu(site: Site) -> None:
     for number, job in enumerate(("12", "13"), 1):
         name = f"{site.id(2)}.share{number}"
-        site.node().store.make(name, site.hold(job_id=job, token=f"t{job}", devices=(name,)))
+        place_lock(site.node().store, name, site.hold(job_id=job, token=f"t{job}", devices=(name,)))
     said = site.call("why", "2").stdout
     assert [line.split("  ")[-1].strip() for line in said.splitlines() if "holder" in line] == [
         "job 12 of alice in gpu.q",
@@ -76,7 +77,7 @@ def test_of_each_holder_of_a_shared_gpu_it_is_said_what_frees_it(site: Site) -> 
     for number in (1, 2):
         name = f"{site.id(2)}.share{number}"
         job = {"job_id": f"1{number}", "token": f"t{number}", "scheduler": "slurm"}
-        site.node().store.make(name, site.hold(devices=(name,), places=4, **job))
+        place_lock(site.node().store, name, site.hold(devices=(name,), places=4, **job))
     site.publish(t1=Verdict("dead", "its steps are gone"), t2=Verdict("alive", "it runs"))
     told = site.call("why", "2").stdout.splitlines()
     assert told.count("") == 1
@@ -108,7 +109,7 @@ def test_a_claim_of_several_places_is_one_holder_with_its_part(site: Site) -> No
     for job, ids, parted in (("12", places, 4), ("13", (f"{site.id(2)}.share3",), 0)):
         held = site.hold(job_id=job, token=f"t{job}", devices=ids, places=parted)
         for name in ids:
-            site.node().store.make(name, held)
+            place_lock(site.node().store, name, held)
     said = [" ".join(line.split()) for line in site.call("why", "2").stdout.splitlines()]
     assert [line for line in said if line.startswith(("holder", "share", "grant"))] == [
         "holder job 12 of alice in gpu.q",
@@ -126,8 +127,10 @@ def test_each_holder_of_a_shared_gpu_has_its_own_work(site: Site) -> None:
     sampled.device(site.id(2))
     for number, told in enumerate(({"busy": 30.0, "observed": 120.0}, {"observed": 0.0}), 1):
         name = f"{site.id(2)}.share{number}"
-        site.node().store.make(
-            name, site.hold(job_id=f"1{number}", token=f"t{number}", devices=(name,))
+        place_lock(
+            site.node().store,
+            name,
+            site.hold(job_id=f"1{number}", token=f"t{number}", devices=(name,)),
         )
         sampled.claim(f"t{number}", name, **told)
     sampled.write()
@@ -414,7 +417,7 @@ def test_an_argument_that_names_nothing_is_refused_in_one_line(site: Site) -> No
 def test_a_reserve_tells_why_and_by_whom(site: Site) -> None:
     node = site.node()
     note = {"by": "carol", "reason": "burn-in", "at": f"{time.time():.0f}"}
-    node.store.make(site.id(6), reserve_owner(site.id(6), note, node.boot_id, node.name))
+    place_lock(node.store, site.id(6), reserve_owner(site.id(6), note, node.boot_id, node.name))
     found = facts(site.call("why", "6").stdout)
     assert found["holder"] == "a reserve of carol"
     assert found["reason"] == "burn-in"
@@ -426,7 +429,7 @@ def test_a_reserve_tells_why_and_by_whom(site: Site) -> None:
 )
 def test_a_locked_card_that_is_gone_is_found_by_its_bus_id(site: Site, name: str) -> None:
     node = site.node()
-    node.store.make("0000:ff:00.0", site.hold(1))
+    place_lock(node.store, "0000:ff:00.0", site.hold(1))
     result = site.call("why", name)
     assert (result.exit_code, result.stdout.split("\n")[0]) == (0, "0000:ff:00.0  missing")
     assert facts(result.stdout)["holder"] == "job 12 of alice in gpu.q"
@@ -443,8 +446,8 @@ def test_a_card_that_fell_off_the_bus_is_missing_with_its_last_holder(tmp_path: 
         "next": "look at dmesg for NVRM and Xid",
     }
     store = site.node().store
-    store.make("0000:01:00.0", site.hold(devices=("0000:01:00.0",)))
-    store.retire(store.read("0000:01:00.0"), "epilog")
+    place_lock(store, "0000:01:00.0", site.hold(devices=("0000:01:00.0",)))
+    retire_lock(store, store.read("0000:01:00.0"), "epilog")
     assert facts(site.call("why", "01:00.0").stdout)["last"].startswith("job 12 of alice")
 
 
@@ -465,7 +468,7 @@ def test_a_card_that_was_never_here_is_refused(site: Site) -> None:
 
 def test_a_record_that_no_reap_can_read_is_freed_by_force_alone(site: Site) -> None:
     site.hold(0)
-    (site.files.lock_dir / "locks" / site.id(0) / "owner").write_text("garbage\n")
+    site.spoil(0)
     force = f'{site.gpulock} release 0 --force --reason "TEXT"'
     found = facts(site.call("why", "0").stdout)
     assert found["freed by"] == "an administrator: no reap frees what it cannot read"
@@ -481,7 +484,7 @@ def test_anchors_that_cannot_be_read_do_not_keep_a_device_from_a_forced_release(
     site: Site,
 ) -> None:
     site.hold(0)
-    (site.files.lock_dir / "locks" / site.id(0) / "anchors").write_text("")
+    Path(f"{site.files.lock_dir}.claims/claims/t/anchors").write_text("")
     result = site.call("release", "0", "--force", "--reason", "x")
     assert result.stdout == "freed GPU 0 (was job 12 of alice)\n"
     assert site.states()[0] == "free"

@@ -21,6 +21,7 @@ from gpulock.node.settings import Settings
 from gpulock.store import quarantine, refusal_notes
 from gpulock.store.verdicts import PERIOD
 from tests.support.journal import HeardJournal
+from tests.support.locks import place_lock
 from tests.support.trees import NAME, Box, bus, record
 
 ON = {
@@ -126,7 +127,7 @@ class Watched:
     def change(self, what: str) -> float:
         """Let something change; return how many seconds later it is seen."""
         acts: dict[str, Callable[[], object]] = {
-            schedule.LOCKS: lambda: self.box.node().store.make(bus(0), record(pid=501)),
+            schedule.LOCKS: lambda: place_lock(self.box.node().store, bus(0), record(pid=501)),
             schedule.DEVICES: lambda: self.box.gpu(bus(4), 4),
             schedule.SAMPLE: lambda: (self.exporter / "sample").write_text("x"),
             schedule.INVENTORY: lambda: (self.exporter / "inventory").write_text("x"),

@@ -37,6 +37,7 @@ from gpulock.simulate.node import write_simulated_node
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, Verdict
 from tests.support.journal import HeardJournal
+from tests.support.locks import place_lock
 from tests.support.trees import Box, bus, record
 
 
@@ -96,7 +97,7 @@ class Field:
         one = make_process_owner(node, started.pid, "alice").copy(
             token=f"a{number}", devices=(device.id,)
         )
-        node.store.make(device.id, one)
+        place_lock(node.store, device.id, one)
 
     def end(self) -> None:
         """End the process that holds."""
@@ -239,8 +240,8 @@ def test_locks_that_somebody_removes_are_put_back_at_once_and_told(
     field.run()
     reports = field.run(field.hold, lose)
     assert [acts(report) for report in reports] == [[], ["held"], ["held"]]
-    assert len(reports[2].adopted) == 1
-    assert "its locks were lost" in field.said()
+    assert len(reports[2].restored) == 1
+    assert "lock or record was removed" in field.said()
     assert len(os.listdir(locks)) == 1
 
 

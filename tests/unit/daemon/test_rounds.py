@@ -23,6 +23,7 @@ from gpulock.store import atomic, verdicts
 from gpulock.store.gate import Gate
 from tests.support.faults import disk_full, raising
 from tests.support.journal import HeardJournal
+from tests.support.locks import place_lock
 from tests.support.trees import BOOT, NAME, Box, bus, record, soon
 
 
@@ -61,7 +62,7 @@ class Round:
 
     def hold(self, number: int, pid: int, **changes: object) -> None:
         one = record(pid=pid, token=f"t{pid}", devices=(bus(number),), **changes)
-        self.box.node().store.make(bus(number), one)
+        place_lock(self.box.node().store, bus(number), one)
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_a_gate_that_stays_shut_is_said_once_and_tried_again(
 ) -> None:
     one.go()
     monkeypatch.setattr(rounds, "ROUND_SECONDS", 0.01)
-    with Gate(str(one.box.lock), soon()):
+    with Gate(str(one.box.records), soon()):
         assert one.go(3) is None
     said = one.said()
     assert len(said) == 1

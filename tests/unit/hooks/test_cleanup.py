@@ -50,7 +50,8 @@ class Real:
     def __init__(self, root: Path, **keys: str) -> None:
         self.box = Box(root, 4, PROC_ROOT="/proc", **keys)
         self.node = self.box.node()
-        self.job = record(token="", devices=(), uid=os.geteuid(), add_grp_id=0)
+        boot_id = self.node.boot_id
+        self.job = record(token="", devices=(), uid=os.geteuid(), add_grp_id=0, boot_id=boot_id)
         want = ClaimRequest(1, share="SHARES" in keys)
         claim_devices(self.node, self.job, want, judging(self.node), soon())
         self.left: dict[int, str] = {}
@@ -135,10 +136,8 @@ def test_of_two_places_on_a_card_only_ones_own_processes_are_ended(tmp_path: Pat
     real = Real(tmp_path, SHARES="0:4", LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT="30")
     opens = f"card = open({str(tmp_path / 'dev/nvidia0')!r}); print(flush=True)"
     one, other = real.leave(opens), real.leave(opens)
-    neighbour = record(
-        **{"token": "", "devices": (), "uid": os.geteuid(), "add_grp_id": 0, "job_id": "13"},
-        **{"pid": other.pid, "start": real.node.proc.start(other.pid), "scheduler": "process"},
-    )
+    start = real.node.proc.start(other.pid)
+    neighbour = real.job.copy(job_id="13", scheduler="process", pid=other.pid, start=start)
     want = ClaimRequest(1, share=True)
     claim_devices(real.node, neighbour, want, judging(real.node), soon())
     assert real.box.locks() == [f"{bus(0)}.share1", f"{bus(0)}.share2"]
@@ -397,7 +396,7 @@ def confine(box: Box, label: str, pid: int, start: int, *members: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "cgroup.procs").write_text("".join(f"{one}\n" for one in members))
         lines.append(f"{outer}\n")
-    (box.lock / MARK).write_text("".join(lines))
+    (box.records / MARK).write_text("".join(lines))
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class Cell(Box):
     @property
     def mark(self) -> Path:
         """What says that there is something to look after."""
-        return self.lock / MARK
+        return self.records / MARK
 
     def reconcile(self, isolation: str = "cgroup", *, dry_run: bool = False) -> ReconcileReport:
         """Reconcile once."""

@@ -319,17 +319,17 @@ def test_where_a_reconcile_has_to_look_is_noted_once(site: Site) -> None:
     assert marks.read_cgroup_folders(store) == []
 
     marks.note_cgroup_folders(store, [])
-    assert (site.lock / marks.MARK).exists()
+    assert (site.records / marks.MARK).exists()
     for _ in range(2):
         marks.note_cgroup_folders(store, ["/a/b", "/c"])
     assert marks.read_cgroup_folders(store) == ["/a/b", "/c"]
-    assert (site.lock / marks.MARK).read_text().count("/a/b") == 1
+    assert (site.records / marks.MARK).read_text().count("/a/b") == 1
 
 
 def test_a_line_that_somebody_was_killed_in_spoils_none_of_ours(site: Site) -> None:
     store = site.node().store
     marks.note_cgroup_folders(store, [])
-    (site.lock / marks.MARK).write_text("\n/a/")
+    (site.records / marks.MARK).write_text("\n/a/")
 
     marks.note_cgroup_folders(store, ["/a/b"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gpulock.isolation.tree import cgroup_name
 from gpulock.node.context import Node
 from gpulock.slurm import session, steps, task
 from tests.support.faults import raising
+from tests.support.locks import retire_lock
 from tests.support.slurm_site import NODE_BROKEN, RUN, STEPD, UID, Site, row
 from tests.support.trees import bus
 
@@ -156,24 +158,31 @@ def stopped(site: Site) -> None:
     assert run(site) == 1
 
 
-def test_a_lock_that_is_not_the_jobs_any_more_stops_the_step(site: Site, kernel: Kernel) -> None:
-    lock = site.lock / "locks" / bus(1) / "owner"
-    lock.write_text(lock.read_text().replace("token=", "token=other"))
+def test_a_device_that_is_not_the_jobs_any_more_stops_the_step(site: Site, kernel: Kernel) -> None:
+    store = site.node().store
+    retire_lock(store, store.read(bus(1)), "its job ended")
 
     stopped(site)
     assert kernel.confined == []
 
 
+def test_a_lock_that_was_removed_stops_no_step_of_its_claim(site: Site, kernel: Kernel) -> None:
+    shutil.rmtree(site.lock)
+
+    assert run(site) == 0
+    assert kernel.confined == [("12.0", [0, 1])]
+
+
 def test_a_note_that_cannot_be_read_stops_the_step(site: Site, kernel: Kernel) -> None:
-    (site.lock / "tasks/n1.12").write_text("nonsense\n")
+    (site.records / "tasks/n1.12").write_text("nonsense\n")
 
     stopped(site)
     assert kernel.confined == []
 
 
 def test_a_job_that_two_nodes_on_one_machine_run_stops_the_step(site: Site, kernel: Kernel) -> None:
-    text = (site.lock / "tasks/n1.12").read_text()
-    (site.lock / "tasks/n2.12").write_text(text)
+    text = (site.records / "tasks/n1.12").read_text()
+    (site.records / "tasks/n2.12").write_text(text)
 
     stopped(site)
     assert kernel.confined == []

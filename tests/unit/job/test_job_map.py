@@ -207,7 +207,7 @@ def test_what_cannot_be_written_stops_no_claim_and_no_release(
             (site.root / name).mkdir()
             spoil(site.root / name)
     site.epilog()
-    assert (site.locks(), site.runs()) == ([], [])
+    assert (site.locks(), site.claims()) == ([], [])
     if spoil is links:
         assert (site.root / "victim").read_text() == "precious"
 
@@ -250,7 +250,7 @@ def test_a_job_of_grid_engines_is_told_as_well(
 
 @pytest.fixture
 def driver_reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    return observe_driver_reads(site.lock, monkeypatch)
+    return observe_driver_reads(site.records, monkeypatch)
 
 
 def test_no_driver_is_read_with_the_gate_held(site: Site, driver_reads: list[bool]) -> None:
@@ -278,10 +278,15 @@ def test_no_driver_is_read_with_the_gate_held_for_what_a_reconcile_frees(
     site: Site, driver_reads: list[bool]
 ) -> None:
     site.prolog(12, "0")
-    site.proc.boot("another boot")
+    site.left_by(900)
+    site.epilog(12)
+    assert dcgm(site) == {"0": "12\n"}
+    site.proc.remove(900)
+    driver_reads.clear()
     node = site.node()
     reconcile_locks(node, make_liveness_judge(node), soon())
     assert dcgm(site) == {"0": ""}
+    assert driver_reads
     assert True not in driver_reads
 
 

@@ -54,11 +54,9 @@ class Desk(Ended):
         own = self.hold(number, token=f"t{number}{int(ago)}", **about)
         self.finish(own, self.account(own, number))
         self.end(number)
-        note = self.lock / "released" / f"{own.token}.{bus(number)}" / "released"
-        at = time.time() - ago
-        note.write_text(
-            f"released_at={at:.3f}\nreleased_boottime={own.claimed_boottime + 100}\nhow=epilog\n"
-        )
+        at, boottime = time.time() - ago, own.claimed_boottime + 100
+        note = self.finished(own.token) / "released"
+        note.write_text(f"{bus(number)} {at:.3f} {boottime} {number} GPU-{number} epilog\n")
         self.write()
 
 
@@ -135,8 +133,8 @@ def test_no_job_at_all_is_a_wrong_call(desk: Desk) -> None:
 
 def test_a_node_on_which_nothing_was_ever_claimed_has_no_reports(tmp_path: Path) -> None:
     made = Desk(tmp_path)
-    for word in ("locks", "released"):
-        os.rmdir(made.lock / word)
+    for path in (made.lock / "locks", made.records / "claims", made.records / "finished"):
+        path.rmdir()
     assert made.call("report", "12").exit_code == 1
     assert made.text("history") == "no finished claim\n"
 
@@ -168,7 +166,7 @@ def test_a_job_on_several_nodes_is_told_as_one(desk: Desk, shared: Path) -> None
 
 def test_the_same_claim_is_not_told_twice(desk: Desk, shared: Path) -> None:
     desk.past(0, uid=os.getuid())
-    folder.write_report_file(str(shared), desk.records()[0])
+    folder.write_report_file(str(shared), desk.lines()[0])
     assert len(json.loads(desk.text("report", "12", "--json"))["claims"]) == 1
 
 

@@ -31,7 +31,7 @@ def test_the_grant_is_given_back_and_a_second_epilog_does_no_harm(site: Site) ->
     end(site, job)
     assert site.locks() == []
     end(site, job)
-    assert len(list((site.lock / "released").iterdir())) == 2
+    assert len(list((site.records / "finished").iterdir())) == 1
 
 
 def test_a_host_name_that_changed_since_the_prolog_keeps_nothing(
@@ -131,7 +131,7 @@ def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(site: Site) -> None:
     site.settings["GATE_TIMEOUT"] = "0.05"
     job = site.run(gpus(2))
     start(site, job)
-    with Gate(str(site.lock), Deadline(1)):
+    with Gate(site.node().store, Deadline(1)):
         end(site, job)
     assert len(site.locks()) == 2
 

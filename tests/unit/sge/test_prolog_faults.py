@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks import frame
 from gpulock.install.trial import NO_PROCESS
@@ -18,11 +17,11 @@ from gpulock.node.procfs import Proc
 from gpulock.sge import epilog, hook, prolog, request, site_hook, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import NOT_CONSUMABLE
-from gpulock.store import atomic, quarantine
-from tests.support.claims import ask, holder
+from gpulock.store import quarantine
+from tests.support.claims import holder
 from tests.support.faults import fail_at, faulty_settings, raising
 from tests.support.jobs import SHEPHERD, Site, gpus, variables
-from tests.support.trees import BOOT, bus, judge_of, soon
+from tests.support.trees import BOOT, bus
 
 RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
 FALSE_JOB = {"JOB_ID": "13", "SGE_TASK_ID": "0", "QUEUE": "gpu.q"}
@@ -151,28 +150,25 @@ def test_a_job_whose_shepherd_dies_meanwhile_keeps_nothing(
     assert site.locks() == []
 
 
-@pytest.mark.parametrize("adopted", [True, False])
-def test_a_job_whose_lock_dir_is_lost_before_its_record_is_kept_does_not_start(
-    site: Site, monkeypatch: pytest.MonkeyPatch, adopted: bool
+@pytest.mark.parametrize(("lost", "code"), [("lock", 0), ("records", REQUEUE)])
+def test_what_is_lost_while_a_job_is_told_gives_its_gpu_to_nobody(
+    site: Site, monkeypatch: pytest.MonkeyPatch, lost: str, code: int
 ) -> None:
-    """An adoption that came before found no record of it: it has no lock, or another job has it."""
+    """The record brings a lock back; where the records are gone nothing more is granted."""
     job = site.run(gpus(1))
-    real = atomic.replace_file
+    with monkeypatch.context() as patch:
+        real = spool.rewrite_env_text
 
-    def lose(path: str, *more: Any, **about: Any) -> None:
-        if path == spool.RECORD:
-            shutil.rmtree(site.lock)
-            if adopted:
-                node = site.node()
-                reconcile_locks(node, judge_of(node), soon())
-                ask(site, 1, job_id="99", pid=599)
-        real(path, *more, **about)
+        def lose(*words: Any, **more: Any) -> str:
+            shutil.rmtree(getattr(site, lost))
+            return real(*words, **more)
 
-    monkeypatch.setattr(atomic, "replace_file", lose)
-    assert start(site, job) == REQUEUE
-    assert site.locks() == ([bus(0)] if adopted else [])
-    if adopted:
-        assert holder(site, 0).job_id == "99"
+        patch.setattr(spool, "rewrite_env_text", lose)
+        assert start(site, job) == 0
+
+    assert start(site, site.run(gpus(1), job_id=13, pid=501)) == code
+
+    assert holder(site, 0).job_id == "12"
 
 
 def test_a_fault_nobody_foresaw_stops_no_queue_and_says_where(

@@ -26,6 +26,7 @@ from tests.support.claims import ask
 from tests.support.fake_mps import leave_mps
 from tests.support.faults import raising
 from tests.support.jobs import Site
+from tests.support.locks import end_lock
 from tests.support.trees import BOOT, Box, bus, record, soon
 
 ROOT = Path(__file__).parents[3]
@@ -110,13 +111,14 @@ def test_a_run_without_a_scheduler_is_not_in_qmasters_books(site: Site) -> None:
 
 def test_a_draining_lock_is_not_counted_by_qmaster(site: Site) -> None:
     site.proc.shepherd(500, site.root)
-    hold(site, 1, draining=1)
+    token = hold(site, 1)
+    site.node().store.mark_draining(token)
     assert values(site)["gpu"] == "3"
 
 
 def test_a_card_that_is_missing_or_out_is_not_offered(site: Site) -> None:
     hold(site, 1)
-    site.node().store.undo(bus(0))
+    end_lock(site.node().store, bus(0))
     site.settings["EXPECTED_GPUS"] = "5"
     (site.state / "quarantine" / bus(3)).write_text("")
     found = values(site)
@@ -155,16 +157,18 @@ def test_a_node_that_lost_its_locks_offers_nothing(site: Site) -> None:
     assert values(site)["gpu"] == "0"
 
 
-def test_a_node_with_one_lost_lock_offers_nothing(site: Site) -> None:
-    grant = ask(site, 1)
-    shutil.rmtree(site.lock / "locks" / grant.devices[0].id)
-    assert values(site)["gpu"] == "0"
+def test_a_lock_that_somebody_removed_is_counted_by_its_record(site: Site) -> None:
+    site.proc.shepherd(500, site.root)
+    hold(site, 3)
+    shutil.rmtree(site.lock / "locks" / bus(0))
+    found = values(site)
+    assert (found["gpu"], found["gpu.free"]) == ("4", "1")
 
 
 def test_a_node_whose_boot_id_cannot_be_read_offers_nothing(site: Site) -> None:
     ask(site, 1)
-    (site.lock / "boot_id").unlink()
-    (site.lock / "boot_id").mkdir()
+    (site.records / "boot_id").unlink()
+    (site.records / "boot_id").mkdir()
     assert values(site)["gpu"] == "0"
 
 
@@ -232,7 +236,7 @@ def test_a_share_that_qmaster_has_not_counted_is_not_offered(site: Site) -> None
 def test_a_card_out_of_service_offers_no_shares(site: Site) -> None:
     site.settings |= {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "2:4 3:4"}
     hold(site, 1)
-    site.node().store.undo(bus(0))
+    end_lock(site.node().store, bus(0))
     quarantine.write_device_note(str(site.state), quarantine.QUARANTINE, bus(3), "root", "broken")
     assert (values(site)["gpu"], values(site)["gpu_share"]) == ("3", "4")
 
@@ -289,7 +293,7 @@ def test_while_the_gate_is_shut_nothing_is_offered_and_all_once_it_opens(
     site.proc.shepherd(500, site.root)
     hold(site, 1)
     store = site.node().store
-    with Gate(store.path, Deadline(1)):
+    with Gate(store, Deadline(1)):
         assert values(site)["gpu"] == "4", "nobody has waited in vain yet"
         note_lock_timeout(store, "13", "alice")
         assert values(site) == {"gpu": "0", "gpu.free": "0"}

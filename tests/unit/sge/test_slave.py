@@ -14,7 +14,7 @@ from gpulock.job import mps
 from gpulock.sge import prolog, slave, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
-from gpulock.store import claim_records, owner
+from gpulock.store import owed, owner
 from tests.support.faults import raising
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
 from tests.support.ocs_jobs import JOB, Ask, Grant, ocs_job
@@ -66,7 +66,7 @@ def test_what_a_jobs_tasks_claim_is_owed_one_line_of_the_history(site: Site) -> 
     for pid in (FIRST, SECOND):
         start(site, pid)
     token = owner.parse_owner((folder / spool.RECORD).read_text()).token
-    assert os.listdir(site.state / claim_records.PENDING_FOLDER) == [token]
+    assert os.listdir(site.state / owed.FOLDER) == [token]
 
 
 SHARES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -28,11 +29,12 @@ def draining(site: Site, *numbers: int) -> list[int]:
 def test_the_grant_is_given_back_and_a_second_epilog_does_no_harm(site: Site) -> None:
     site.prolog()
     site.epilog()
-    assert (site.locks(), site.notes(), site.runs()) == ([], [], [])
+    assert (site.locks(), site.notes(), site.claims()) == ([], [], [])
     site.prolog(13)
     site.epilog()
     assert (site.locks(), site.notes()) == ([bus(0), bus(1)], ["n1.13"])
-    assert len(list((site.lock / "released").iterdir())) == 2
+    (finished,) = (site.records / "finished").iterdir()
+    assert len((finished / "released").read_text().split("epilog\n")) == 3
 
 
 @pytest.mark.parametrize("gpus", [None, "", "3", "x", "2-3", "0\n1"])
@@ -61,7 +63,7 @@ def test_what_is_of_another_job_user_node_or_cluster_stays(
 ) -> None:
     site.prolog()
     site.epilog(**changes)
-    assert (site.locks(), len(site.runs())) == ([bus(0), bus(1)], 1)
+    assert (site.locks(), len(site.claims())) == ([bus(0), bus(1)], 1)
     if "SLURM_CLUSTER_NAME" not in changes:
         assert site.notes() == ["n1.12"]
 
@@ -73,7 +75,7 @@ def test_an_epilog_frees_its_own_run_and_earlier_ones(
     """The Epilog of run 0 of a requeued job says restart 1 already (docs/facts/slurm.md)."""
     site.prolog(SLURM_JOB_RESTART_COUNT=str(own))
     site.epilog(SLURM_JOB_RESTART_COUNT=str(epilogs))
-    assert (len(site.locks()), len(site.notes()) * 2, len(site.runs()) * 2) == (stays,) * 3
+    assert (len(site.locks()), len(site.notes()) * 2, len(site.claims()) * 2) == (stays,) * 3
 
 
 def test_what_two_runs_of_a_job_hold_goes_with_the_later_one(site: Site) -> None:
@@ -93,7 +95,7 @@ def test_an_epilog_that_a_killed_slurmd_left_behind_leaves_the_next_run_alone(
     site.prolog(12, "1,2", SLURM_JOB_RESTART_COUNT="1")
     epilog.release_slurm_job(site.node(), site.call(SLURM_JOB_RESTART_COUNT="1"), soon(), begun)
     assert site.granted() == site.locks() == [bus(1), bus(2)]
-    assert site.runs() == [site.note().token]
+    assert site.claims() == [site.note().token]
 
 
 def test_a_run_that_begins_while_an_orphan_waits_at_the_gate_keeps_its_note(
@@ -140,8 +142,20 @@ def test_an_epilog_without_a_prolog_and_without_a_lock_dir_is_no_error(
     assert (site.lock.exists(), capfd.readouterr()) == (False, ("", ""))
     site.prolog(7)
     shutil.rmtree(site.lock)
+    shutil.rmtree(site.records)
     site.epilog(7)
     assert not site.lock.exists()
+
+
+def test_an_epilog_frees_what_the_records_tell_though_the_lock_directory_is_gone(
+    site: Site,
+) -> None:
+    site.prolog(7)
+    shutil.rmtree(site.lock)
+    site.epilog(7)
+    assert (site.locks(), site.notes(), site.claims()) == ([], [], [])
+    assert site.prolog(8) == RUN
+    assert site.granted(8) == site.locks() == [bus(0), bus(1)]
 
 
 def test_a_job_that_was_refused_or_asked_for_none_leaves_no_note(site: Site) -> None:
@@ -162,18 +176,18 @@ def test_a_process_that_is_left_keeps_all_locks_of_the_job(site: Site, what: str
         site.left_by(900)
     site.epilog()
     assert draining(site, 0, 1) == [1, 1]
-    assert (site.notes(), len(site.runs())) == ([], 1)
+    assert (site.notes(), len(site.claims())) == ([], 1)
     shutil.rmtree(site.sys / "fs", ignore_errors=True)
     shutil.rmtree(site.proc.root / "900", ignore_errors=True)
     site.epilog()
-    assert (site.locks(), site.runs()) == ([], [])
+    assert (site.locks(), site.claims()) == ([], [])
 
 
 def test_an_open_device_keeps_its_own_lock_alone(site: Site) -> None:
     site.prolog()
     site.process(900, "python", fds={9: site.dev / "nvidia1"})
     site.epilog()
-    assert (site.locks(), draining(site, 1), len(site.runs())) == ([bus(1)], [1], 1)
+    assert (site.locks(), draining(site, 1), len(site.claims())) == ([bus(1)], [1], 1)
 
 
 def test_what_is_kept_is_said_with_the_reason(
@@ -245,7 +259,7 @@ def test_what_is_kept_is_freed_by_the_next_prolog_that_needs_it(site: Site) -> N
     site.proc.remove(900)
     assert site.prolog(13) == RUN
     assert site.granted(13) == [bus(0), bus(1)]
-    assert site.runs() == [site.note(13).token]
+    assert site.claims() == [site.note(13).token]
 
 
 def test_what_is_kept_is_freed_by_the_next_reconcile(site: Site) -> None:
@@ -259,7 +273,7 @@ def test_what_is_kept_is_freed_by_the_next_reconcile(site: Site) -> None:
     assert [o.act for o in reconcile_locks(node, make_liveness_judge(node), soon()).outcomes] == [
         "freed"
     ]
-    assert (site.locks(), site.runs()) == ([], [])
+    assert (site.locks(), site.claims()) == ([], [])
 
 
 def test_the_draining_lock_of_a_requeued_job_is_freed_before_its_next_run(
@@ -285,7 +299,7 @@ def test_a_scan_that_cannot_see_keeps_everything(site: Site) -> None:
 def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(site: Site) -> None:
     site.set(GATE_TIMEOUT="0.05")
     site.prolog()
-    with Gate(str(site.lock), Deadline(1)):
+    with Gate(site.node().store, Deadline(1)):
         site.epilog()
     assert (len(site.locks()), site.notes()) == (2, [])
 
@@ -360,12 +374,34 @@ def test_only_root_or_a_simulations_user_frees_anything(
     assert len(site.locks()) == 2
 
 
-def test_a_record_that_is_no_record_is_left_alone(site: Site) -> None:
-    site.prolog()
-    path = site.lock / "locks" / bus(0) / "owner"
+def other_format(path: Path) -> None:
     path.write_text(path.read_text().replace("gpulock-owner 1", "gpulock-owner 2"))
+
+
+def test_a_claim_of_another_format_is_left_alone(site: Site) -> None:
+    site.prolog()
+    copies = [site.lock / "locks" / bus(number) / "owner" for number in (0, 1)]
+    for path in (site.records / "claims" / site.note().token / "record", *copies):
+        other_format(path)
     site.epilog()
-    assert site.locks() == [bus(0)]
+    assert site.locks() == [bus(0), bus(1)]
+    assert site.prolog(13, "2") == RUN
+    assert "cannot be read" in site.refused(13, "unknown")
+
+
+def test_a_record_that_is_none_is_put_back_from_its_copies(site: Site) -> None:
+    site.prolog()
+    other_format(site.records / "claims" / site.note().token / "record")
+    site.epilog()
+    assert site.prolog(13) == RUN
+    assert site.granted(13) == site.locks() == [bus(0), bus(1)]
+
+
+def test_a_copy_of_the_record_that_is_none_keeps_no_lock(site: Site) -> None:
+    site.prolog()
+    other_format(site.lock / "locks" / bus(0) / "owner")
+    site.epilog()
+    assert (site.locks(), site.claims()) == ([], [])
 
 
 def test_no_word_is_spoken_to_slurmctld_and_nothing_is_printed(

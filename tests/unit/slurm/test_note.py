@@ -21,7 +21,7 @@ from tests.support.trees import bus
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     made = Site(tmp_path)
-    made.lock.mkdir()
+    made.node().store.check(make=True)
     return made
 
 
@@ -76,7 +76,7 @@ def test_everybody_may_read_it(site: Site) -> None:
         note.write_task_note(site.node().store, granted(site, 0))
     finally:
         os.umask(old)
-    folder = site.lock / "tasks"
+    folder = site.records / "tasks"
     assert (folder.stat().st_mode & 0o777, (folder / "n1.12").stat().st_mode & 0o777) == (
         0o755,
         0o644,
@@ -111,7 +111,7 @@ def test_a_control_character_is_never_written(site: Site, field: str, text: str)
 
 
 def test_no_note_is_none(site: Site) -> None:
-    assert note.find_task_note(str(site.lock), "n1", "12") is None
+    assert note.find_task_note(str(site.records), "n1", "12") is None
     assert note.find_task_note(str(site.root / "gone"), "n1", "12") is None
 
 
@@ -174,11 +174,11 @@ def test_a_note_that_is_not_whole_is_malformed_and_any_epilog_may_remove_it(
     site: Site, spoil: Callable[[str], str]
 ) -> None:
     note.write_task_note(site.node().store, granted(site, 0, 1))
-    path = site.lock / "tasks/n1.12"
+    path = site.records / "tasks/n1.12"
     assert spoil(path.read_text()) != path.read_text()
     path.write_text(spoil(path.read_text()))
     with pytest.raises(kv.MalformedError, match="not a task's note"):
-        note.find_task_note(str(site.lock), "n1", "12")
+        note.find_task_note(str(site.records), "n1", "12")
     note.remove_task_note(site.node().store, "n1", "12", OTHER_UID, 0)
     assert site.notes() == []
 
@@ -193,7 +193,7 @@ def test_an_epilog_compares_and_removes_where_no_prolog_writes_meanwhile(
 
     def stopped(path: str) -> None:
         if path.endswith("n1.12") and not gate_held:
-            gate_held.append(is_gate_held(site.lock))
+            gate_held.append(is_gate_held(site.records))
         remove(path)
 
     monkeypatch.setattr(atomic, "remove_quietly", stopped)
@@ -208,7 +208,7 @@ def test_a_prolog_writes_its_note_where_no_epilog_compares(
 
     def observed(path: str, *args: Any, **keys: Any) -> None:
         if path.endswith("n1.12"):
-            gate_held.append(is_gate_held(site.lock))
+            gate_held.append(is_gate_held(site.records))
         replace(path, *args, **keys)
 
     monkeypatch.setattr(atomic, "replace_file", observed)
@@ -219,7 +219,7 @@ def test_a_prolog_writes_its_note_where_no_epilog_compares(
 @pytest.mark.parametrize("kind", ["fifo", "link", "folder"])
 def test_what_is_no_file_is_not_read(site: Site, kind: str) -> None:
     note.write_task_note(site.node().store, granted(site, 0))
-    path = site.lock / "tasks/n1.12"
+    path = site.records / "tasks/n1.12"
     path.rename(site.root / "real")
     if kind == "fifo":
         os.mkfifo(path)
@@ -228,7 +228,7 @@ def test_what_is_no_file_is_not_read(site: Site, kind: str) -> None:
     else:
         path.mkdir()
     with pytest.raises(OSError):
-        note.find_task_note(str(site.lock), "n1", "12")
+        note.find_task_note(str(site.records), "n1", "12")
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 
 import pytest
 
 from tests.support.clock import VirtualClock
 from tests.support.slurm_site import RUN, UID, Site
-from tests.support.trees import BOOT, HOST_NS, bus
+from tests.support.trees import BOOT, HOST_NS, OTHER_BOOT, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
@@ -45,9 +46,9 @@ def test_the_record_says_whose_it_is(site: Site) -> None:
     assert (found.minor, found.uuid) == ("1", "GPU-00000001-aaaa")
 
 
-def test_the_claim_is_kept_for_an_adoption(site: Site) -> None:
+def test_the_claim_of_the_note_has_the_record(site: Site) -> None:
     site.prolog()
-    assert site.runs() == [site.note().token]
+    assert site.claims() == [site.note().token]
 
 
 def test_position_minor_and_index_are_not_mixed_up(site: Site) -> None:
@@ -140,7 +141,18 @@ def test_a_job_without_gpus_is_noted_as_such_and_needs_no_driver(
     site.set(**keys, DRIVER_ROOT=str(site.root / "no-driver"))
     (site.state / "slurm-map").unlink()
     assert site.prolog(12, None) == RUN
-    assert (site.granted(), site.locks(), site.runs()) == ([], [], [])
+    assert (site.granted(), site.locks(), site.claims()) == ([], [], [])
+
+
+def test_the_first_hook_of_a_boot_may_be_of_a_job_without_gpus(site: Site) -> None:
+    for boot_id in (BOOT, OTHER_BOOT):
+        site.proc.boot(boot_id)
+        for folder in (site.lock, site.records):  # /run is empty after a boot
+            shutil.rmtree(folder, ignore_errors=True)
+        assert site.prolog(12, None) == RUN
+        assert (site.notes(), site.granted()) == (["n1.12"], [])
+        assert site.prolog(13) == RUN
+        assert site.granted(13) == site.locks() == [bus(0), bus(1)]
 
 
 def test_the_drivers_files_are_noted_for_the_tasks(site: Site) -> None:
@@ -159,10 +171,12 @@ def test_everybody_may_read_what_a_task_needs_whatever_slurmds_umask(site: Site)
         assert site.prolog() == RUN
     finally:
         os.umask(old)
-    for name in ("", "tasks", "locks", f"locks/{bus(0)}"):
-        assert (site.lock / name).stat().st_mode & 0o777 == 0o755
-    for name in ("tasks/n1.12", f"locks/{bus(0)}/owner"):
-        assert (site.lock / name).stat().st_mode & 0o777 == 0o644
+    claim = site.records / "claims" / site.note().token
+    lock = site.lock / "locks" / bus(0)
+    for folder in (site.records, site.records / "tasks", claim.parent, claim, lock.parent, lock):
+        assert folder.stat().st_mode & 0o777 == 0o755, folder
+    for file in (site.records / "tasks/n1.12", claim / "record", lock / "owner"):
+        assert file.stat().st_mode & 0o777 == 0o644, file
 
 
 def test_two_nodes_of_one_machine_share_its_devices(site: Site, clock: VirtualClock) -> None:
@@ -175,4 +189,4 @@ def test_two_nodes_of_one_machine_share_its_devices(site: Site, clock: VirtualCl
     site.epilog(12)
     assert (site.locks(), site.notes()) == ([bus(1)], ["n2.12", "n2.13"])
     site.epilog(12, SLURMD_NODENAME="n2")
-    assert (site.locks(), site.runs()) == ([], [])
+    assert (site.locks(), site.claims()) == ([], [])

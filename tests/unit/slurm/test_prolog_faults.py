@@ -11,19 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.hooks import frame
 from gpulock.job import environment
 from gpulock.slurm import epilog, prolog, refuse, request
 from gpulock.slurm.scontrol import SlurmctldClient
-from gpulock.store import claim_records
 from gpulock.store.gate import Gate
-from gpulock.store.owner import Owner
 from tests.support.clock import VirtualClock
 from tests.support.faults import fail_at, faulty_settings, raising
 from tests.support.slurm_site import INVALID, NODE_BROKEN, RUN, SILENT, Site, row
-from tests.support.trees import BOOT, bus, judge_of, soon
+from tests.support.trees import BOOT, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
@@ -169,7 +166,7 @@ def test_what_cannot_be_found_out_is_requeued_and_never_drains(
     spoil(site)
     assert site.prolog() == RUN
     site.refused(12, "unknown")
-    assert (site.drained(), site.locks(), site.runs()) == ([], [], [])
+    assert (site.drained(), site.locks(), site.claims()) == ([], [], [])
 
 
 @pytest.mark.parametrize("gpus", ["", "x", "0,", "0,0", "0\n1", "9" * 30])
@@ -278,8 +275,8 @@ def test_a_refusal_that_cannot_be_told_starts_nothing(
     site: Site, clock: VirtualClock, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site.prolog(7, "0")
-    shutil.rmtree(site.lock / "tasks")
-    (site.lock / "tasks").touch()
+    shutil.rmtree(site.records / "tasks")
+    (site.records / "tasks").touch()
     assert site.prolog(12, "0") == NODE_BROKEN
     busy, broken = capfd.readouterr().err.splitlines()
     assert ("busy" in busy, "broken" in broken) == (True, True)
@@ -297,34 +294,16 @@ def test_a_refusal_of_a_boots_first_minutes_is_not_forgotten(site: Site) -> None
 
 def test_a_job_without_gpus_starts_although_it_cannot_be_told(site: Site) -> None:
     site.prolog(7, "3")
-    shutil.rmtree(site.lock / "tasks")
-    (site.lock / "tasks").touch()
+    shutil.rmtree(site.records / "tasks")
+    (site.records / "tasks").touch()
     assert site.prolog(12, None) == RUN
     assert site.calls() == []
-
-
-def test_a_job_whose_lock_dir_is_lost_before_its_record_is_kept_does_not_start(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An adoption that came before found no record of it: it has no lock."""
-    real = claim_records.write_claim_record
-
-    def lose(state_dir: str, record: Owner) -> str:
-        shutil.rmtree(site.lock)
-        node = site.node()
-        reconcile_locks(node, judge_of(node), soon())
-        return real(state_dir, record)
-
-    monkeypatch.setattr(claim_records, "write_claim_record", lose)
-    assert site.prolog() == RUN
-    assert "lost" in site.refused(12, "unknown")
-    assert (site.locks(), os.listdir(site.state / "runs")) == ([], [])
 
 
 def test_a_gate_that_stays_shut_is_could_not_be_found_out(site: Site) -> None:
     site.set(GATE_TIMEOUT="0.05")
     site.prolog(7, "3")
-    with Gate(str(site.lock), Deadline(1)):
+    with Gate(site.node().store, Deadline(1)):
         assert site.prolog() == RUN
     site.refused(12, "unknown")
     assert (site.lock / "timeouts").stat().st_size > 0

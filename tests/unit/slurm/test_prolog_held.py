@@ -21,7 +21,7 @@ def test_a_second_prolog_of_a_job_that_left_nothing_claims_afresh(site: Site) ->
     assert site.prolog() == RUN
     assert site.granted() == site.locks() == [bus(0), bus(1)]
     assert site.note().token != before
-    assert site.runs() == [site.note().token]
+    assert site.claims() == [site.note().token]
 
 
 def test_a_later_run_takes_what_the_earlier_one_left_and_other_devices_too(site: Site) -> None:
@@ -29,7 +29,7 @@ def test_a_later_run_takes_what_the_earlier_one_left_and_other_devices_too(site:
     assert site.prolog(12, "1,2", SLURM_JOB_RESTART_COUNT="1") == RUN
     assert site.granted() == site.locks() == [bus(1), bus(2)]
     assert site.holder(1).restart == 1
-    assert site.runs() == [site.note().token]
+    assert site.claims() == [site.note().token]
 
 
 @pytest.mark.parametrize("keys", [{}, OURS])
@@ -107,7 +107,7 @@ def test_a_device_that_is_held_is_waited_for_and_then_the_job_is_refused(
     assert clock.slept == pytest.approx(15)
     assert clock.sleeps == sorted(clock.sleeps[:-1]) + clock.sleeps[-1:]
     assert (len(clock.sleeps) < 20, max(clock.sleeps) <= 2) == (True, True)
-    assert site.runs() == [site.note(7).token]
+    assert site.claims() == [site.note(7).token]
 
 
 def test_the_refusal_says_which_of_the_jobs_devices_is_held_and_by_whom(
@@ -183,7 +183,7 @@ def test_what_its_epilog_gave_up_is_taken_once_nobody_is_left(
     (folder / "cgroup.procs").write_text("")
     assert site.prolog(12, "0") == RUN
     assert site.granted() == [bus(0)]
-    assert site.runs() == [site.note().token]
+    assert site.claims() == [site.note().token]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -215,10 +216,11 @@ def test_a_place_that_was_lost_is_put_back(site: Site) -> None:
     site.stepd(700, "12.extern")
     site.stepd(701, "13.extern")
     shutil.rmtree(site.lock / "locks" / SECOND)
-    assert site.prolog(20, "1") == RUN
-    site.refused(20, "unknown")
-    again(site)
+    assert site.prolog(20, "0") == RUN
+    assert "GPU 0, not free: 0: job 12 and job 13" in site.refused(20)
+    assert sorted(os.listdir(site.lock / "locks")) == [FIRST, SECOND]
     assert site.locks() == site.granted(12) + site.granted(13)
+    assert again(site).restored == []
 
 
 def test_after_a_lost_lock_dir_both_have_their_places_and_notes_again(site: Site) -> None:
@@ -229,14 +231,14 @@ def test_after_a_lost_lock_dir_both_have_their_places_and_notes_again(site: Site
     site.stepd(700, "12.extern")
     site.stepd(701, "13.extern")
     shutil.rmtree(site.lock)
-    assert len(again(site).adopted) == 2
+    assert len(again(site).restored) == 2
     assert [(d.id, d.index, d.uuid) for job in (12, 13) for d in site.note(job).devices] == told
     for name, record in before.items():
         found = site.node().store.read(name).owner
         assert found is not None and record is not None and found.__dict__ == record.__dict__
     site.epilog(12, "0")
     end_other(site)
-    assert (site.locks(), site.notes(), site.runs()) == ([], [], [])
+    assert (site.locks(), site.notes(), site.claims()) == ([], [], [])
 
 
 # --- history, other exporters -------------------------------------------------------------

@@ -247,7 +247,7 @@ def test_a_refused_job_is_told_why_and_ends_as_its_note_says(site: TaskSite) -> 
 
 
 def test_a_refusal_without_a_code_stops_the_task_all_the_same(site: TaskSite) -> None:
-    site.lock.mkdir()
+    site.node().store.check(make=True)
     own = TaskNote("n1", "12", UID, 0)
     own.refused = "gpulock: because"
     note.write_task_note(site.node().store, own)

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpulock.slurm import note, task
+from gpulock.store import owed
 from tests.support.faults import fail_at, raising
+from tests.support.locks import retire_lock
 from tests.support.slurm_site import OTHER_UID, RUN, STEPD, UID
 from tests.support.slurm_tasks import TaskSite, Told, stopped
 from tests.support.trees import bus
@@ -73,47 +76,78 @@ def test_the_note_of_another_user_is_not_this_jobs(site: TaskSite) -> None:
     stopped(site.run(SLURM_GPUS_ON_NODE="2"))
 
 
-def other_token(path: Path) -> None:
-    (path / "owner").write_text((path / "owner").read_text().replace("\ntoken=", "\ntoken=x"))
+def no_record(path: Path) -> None:
+    path.unlink()
 
 
-def no_owner(path: Path) -> None:
-    (path / "owner").unlink()
+def no_claim(path: Path) -> None:
+    shutil.rmtree(path.parent)
 
 
-def no_lock(path: Path) -> None:
-    (path / "owner").unlink()
-    path.rmdir()
+def no_text(path: Path) -> None:
+    path.write_text("")
 
 
 def fifo(path: Path) -> None:
-    (path / "owner").unlink()
-    os.mkfifo(path / "owner")
+    path.unlink()
+    os.mkfifo(path)
 
 
-@pytest.mark.parametrize("spoil", [other_token, no_owner, no_lock, fifo])
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_lock_that_is_not_the_jobs_any_more_stops_the_task(
-    site: TaskSite, spoil: Callable[[Path], None], number: int
+@pytest.mark.parametrize("spoil", [no_record, no_claim, no_text, fifo])
+def test_a_claim_without_a_record_stops_the_task(
+    site: TaskSite, spoil: Callable[[Path], None]
 ) -> None:
     site.prolog()
-    spoil(site.lock / "locks" / bus(number))
+    spoil(site.records / "claims" / site.note().token / "record")
+    assert "GPU 0" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_device_that_is_not_the_claims_any_more_stops_the_task(
+    site: TaskSite, number: int
+) -> None:
+    site.prolog()
+    retire_lock(site.node().store, site.node().store.read(bus(number)), "its job ended")
     assert f"GPU {number}" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+
+
+def test_a_lock_that_was_removed_stops_no_task_of_its_claim(site: TaskSite) -> None:
+    """Nobody else gets the device: its record stands, and the next claim makes the lock again."""
+    site.prolog()
+    shutil.rmtree(site.lock)
+    assert site.run(CUDA_VISIBLE_DEVICES="0,1").mask == "0,1"
+    assert site.prolog(13, "0") == RUN
+    site.refused(13)
+    assert site.locks() == [bus(0), bus(1)]
+
+
+def test_a_job_whose_records_are_lost_before_its_note_is_written_starts_no_task(
+    site: TaskSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> None:
+        shutil.rmtree(site.lock)
+        shutil.rmtree(site.records)
+
+    monkeypatch.setattr(owed, "note_owed_line", lose)
+    site.prolog()
+    assert "is lost" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+    assert site.prolog(13, "2") == RUN
+    assert "were lost" in site.refused(13, "unknown")
 
 
 def test_after_its_epilog_a_job_has_nothing(site: TaskSite) -> None:
     site.prolog()
-    kept = (site.lock / "tasks/n1.12").read_text()
+    kept = (site.records / "tasks/n1.12").read_text()
     site.epilog()
     stopped(site.run(SLURM_GPUS_ON_NODE="2"))
-    (site.lock / "tasks/n1.12").write_text(kept)
+    (site.records / "tasks/n1.12").write_text(kept)
     stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "gpulock-task 2\n", "\0"])
 def test_a_note_that_cannot_be_read_stops_the_task(site: TaskSite, text: str) -> None:
     site.prolog()
-    (site.lock / "tasks/n1.12").write_text(text)
+    (site.records / "tasks/n1.12").write_text(text)
     stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
 
 

@@ -14,6 +14,7 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic, boot, quarantine
 from gpulock.store.locks import LockStore
 from tests.support.faults import disk_full, raising
+from tests.support.locks import place_lock
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, bus, record
 
 
@@ -21,10 +22,14 @@ class Place:
     """A LOCK_DIR and a STATE_DIR."""
 
     def __init__(self, root: Path) -> None:
-        self.lock, self.state = root / "run", root / "state"
-        self.lock.mkdir()
-        self.state.mkdir()
+        self.lock, self.records, self.state = root / "run", root / "run.claims", root / "state"
+        for folder in (self.lock, self.records, self.state):
+            folder.mkdir()
         self.store = LockStore(str(self.lock))
+
+    def lose_records(self) -> None:
+        shutil.rmtree(self.records)
+        self.records.mkdir()
 
     def ready(self, boot_id: str = BOOT) -> None:
         boot.prepare_boot(self.store, str(self.state), boot_id, NAME)
@@ -57,39 +62,108 @@ def test_the_first_claim_of_a_boot_makes_ready(place: Place, state: str) -> None
         place.state.rmdir()
     place.ready()
     assert place.ids() == (BOOT, BOOT)
-    assert sorted(os.listdir(place.state)) == ["boot_id", "quarantine", "reserves", "runs.whole"]
-    assert sorted(os.listdir(place.lock)) == ["boot_id", "locks", "released"]
+    assert sorted(os.listdir(place.state)) == ["boot_id", "quarantine", "reserves"]
+    assert sorted(os.listdir(place.records)) == ["boot_id", "claims", "finished"]
+    assert os.listdir(place.lock) == ["locks"]
 
 
 def test_the_next_claim_goes_on(place: Place) -> None:
     place.ready()
-    before = (place.lock / "boot_id").stat().st_mtime_ns
+    before = (place.records / "boot_id").stat().st_mtime_ns
     place.ready()
-    assert (place.lock / "boot_id").stat().st_mtime_ns == before
+    assert (place.records / "boot_id").stat().st_mtime_ns == before
 
 
 def test_after_a_reboot_it_is_made_ready_again(place: Place) -> None:
     place.ready(OTHER_BOOT)
     shutil.rmtree(place.lock)
     place.lock.mkdir()
+    place.lose_records()
     place.ready()
     assert place.ids() == (BOOT, BOOT)
 
 
-def test_a_lock_directory_kept_over_a_reboot_is_made_ready_and_its_locks_stay(place: Place) -> None:
+def test_claims_on_folders_that_outlived_a_boot_are_finished(place: Place) -> None:
     place.ready(OTHER_BOOT)
-    place.store.make(bus(0), record(boot_id=OTHER_BOOT))
+    place_lock(place.store, bus(0), record(boot_id=OTHER_BOOT))
+    place_lock(place.store, bus(1), record(boot_id=OTHER_BOOT, scheduler="admin", token="a"))
+    (place.records / "claims/empty").mkdir()
+    (place.records / "claims/.cut.1.0123456789ab").mkdir()
     place.ready()
     assert place.ids() == (BOOT, BOOT)
+    assert os.listdir(place.records / "claims") == []
+    assert os.listdir(place.records / "finished") == [record().token]
+    assert os.listdir(place.lock / "locks") == []
+
+
+def test_records_that_are_lost_within_a_boot_stop_every_grant(place: Place) -> None:
+    place.ready()
+    place_lock(place.store, bus(0), record())
+    place.lose_records()
+    refusal = place.refusal()
+    assert (refusal.kind, "forget-locks" in refusal.do) == (UNKNOWN, True)
+    assert place.store.boot_id() == ""
+    boot.forget_claims(place.store, str(place.state), BOOT, NAME)
+    assert place.ids() == (BOOT, BOOT)
+
+
+def test_who_says_that_no_job_is_left_keeps_what_has_a_record(place: Place) -> None:
+    place.ready()
+    place_lock(place.store, bus(0), record())
+    (place.records / "boot_id").unlink()
+    assert place.refusal().kind == UNKNOWN
+    boot.forget_claims(place.store, str(place.state), BOOT, NAME)
     assert place.holder(0) == "sge"
 
 
-def test_locks_lost_within_a_boot_stop_every_grant(place: Place) -> None:
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_crash_in_the_first_claim_of_a_boot_closes_no_node(
+    place: Place, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    place.reserve(0)
+    real = atomic.replace_file
+    written: list[str] = []
+
+    def die(path: str, data: bytes, durable: bool = False) -> None:
+        if len(written) == writes:
+            raise KeyboardInterrupt
+        real(path, data, durable=durable)
+        written.append(path)
+
+    monkeypatch.setattr(atomic, "replace_file", die)
+    with pytest.raises(KeyboardInterrupt):
+        place.ready()
+    monkeypatch.undo()
     place.ready()
-    shutil.rmtree(place.lock)
-    place.lock.mkdir()
+    assert place.holder(0) == "admin"
+    assert place.store.boot_id() == BOOT
+
+
+@pytest.mark.parametrize("name", ["", "\0" * 37, BOOT[:12], f"{BOOT}0\n", "x" * 36, "unknown"])
+def test_a_boot_id_in_state_that_is_garbage_may_have_been_this_one(place: Place, name: str) -> None:
+    place.ready()
+    place.lose_records()
+    (place.state / "boot_id").write_text(name)
     assert place.refusal().kind == UNKNOWN
     assert place.store.boot_id() == ""
+
+
+def test_folders_that_cannot_be_written_are_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "replace_file", disk_full)
+        assert "state cannot be written" in place.refusal().why
+    monkeypatch.setattr(atomic, "mkdir_if_missing", disk_full)
+    shutil.rmtree(place.records / "claims")
+    assert "state cannot be written" in place.refusal().why
+
+
+def test_a_file_system_that_cannot_be_seen_is_unknown(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boot, "file_system_type", raising(PermissionError(13, "denied")))
+    assert place.refusal().kind == UNKNOWN
 
 
 def test_a_state_directory_of_an_older_boot_does_not_stop_this_one(place: Place) -> None:
@@ -97,67 +171,6 @@ def test_a_state_directory_of_an_older_boot_does_not_stop_this_one(place: Place)
     shutil.rmtree(place.state)
     place.state.mkdir()
     place.ready()
-
-
-@pytest.mark.parametrize("after", ["state", "reserves"])
-def test_a_crash_between_the_two_boot_ids_leads_to_an_adoption_not_to_a_grant(
-    place: Place, monkeypatch: pytest.MonkeyPatch, after: str
-) -> None:
-    real = atomic.replace_file
-    written: list[str] = []
-
-    def die(path: str, data: bytes, durable: bool = False) -> None:
-        if written and after == "state":
-            raise KeyboardInterrupt
-        real(path, data, durable=durable)
-        written.append(path)
-
-    monkeypatch.setattr(atomic, "replace_file", die)
-    if after == "reserves":
-        monkeypatch.setattr(boot, "restore_reserves", raising(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        place.ready()
-    monkeypatch.undo()
-    assert place.ids() == ("", BOOT)
-    assert place.refusal().kind == UNKNOWN
-
-
-GARBAGE = [
-    "",
-    "\0" * 37,
-    BOOT[:12],
-    f"{BOOT}0\n",
-    BOOT.replace("1", "\x81", 1),
-    "x" * 36,
-    "unknown",
-]
-
-
-@pytest.mark.parametrize("text", GARBAGE)
-def test_a_boot_id_in_state_that_is_garbage_may_have_been_this_one(place: Place, text: str) -> None:
-    place.ready()
-    (place.state / "runs").mkdir()
-    (place.state / "runs/feed").write_text("of a living job")
-    shutil.rmtree(place.lock)
-    place.lock.mkdir()
-    (place.state / "boot_id").write_text(text)
-    assert place.refusal().kind == UNKNOWN
-    assert place.store.boot_id() == ""
-    boot.begin_boot(place.store, str(place.state), BOOT, NAME)  # as after an adoption
-    assert (place.state / "runs/feed").exists()
-    assert place.ids() == (BOOT, BOOT)
-
-
-@pytest.mark.parametrize("mark", ["runs.whole", "runs.partial", "runs.mending"])
-def test_a_boot_id_in_state_that_was_removed_may_have_been_this_one(
-    place: Place, mark: str
-) -> None:
-    place.ready()
-    (place.state / "runs.whole").rename(place.state / mark)
-    shutil.rmtree(place.lock)
-    place.lock.mkdir()
-    (place.state / "boot_id").unlink()
-    assert place.refusal().kind == UNKNOWN
 
 
 def test_a_boot_id_in_state_that_cannot_be_read_is_unknown(place: Place) -> None:
@@ -174,37 +187,11 @@ def test_reserves_are_put_back_before_the_first_grant(place: Place) -> None:
     assert (found.devices, found.boot_id) == ((bus(0),), BOOT)
 
 
-def test_a_reserve_that_was_cut_short_is_finished(place: Place) -> None:
-    place.reserve(0)
-    (place.lock / "locks").mkdir()
-    (place.lock / "locks" / bus(0)).mkdir()
-    place.ready()
-    assert place.holder(0) == "admin"
-
-
 def test_a_reserve_takes_over_the_lock_of_a_job_that_died_with_the_last_boot(place: Place) -> None:
     place.reserve(0)
-    (place.lock / "locks").mkdir()
-    place.store.make(bus(0), record(boot_id=OTHER_BOOT))
+    place_lock(place.store, bus(0), record(boot_id=OTHER_BOOT))
     place.ready()
     assert place.holder(0) == "admin"
-
-
-def test_a_reserve_takes_no_lock_from_a_job_of_this_boot(place: Place) -> None:
-    """The job was adopted a moment ago; its device is reserved from its end on."""
-    place.reserve(0)
-    (place.lock / "locks").mkdir()
-    place.store.make(bus(0), record())
-    place.ready()
-    assert place.holder(0) == "sge"
-
-
-def test_a_reserve_leaves_a_record_it_cannot_understand(place: Place) -> None:
-    place.reserve(0)
-    (place.lock / "locks" / bus(0)).mkdir(parents=True)
-    (place.lock / "locks" / bus(0) / "owner").write_text("gpulock-owner 2\n")
-    place.ready()
-    assert place.store.read(bus(0)).fault != ""
 
 
 @pytest.mark.parametrize(
@@ -309,25 +296,6 @@ def test_a_mount_that_is_not_listed_is_refused(
 
     monkeypatch.setattr(atomic, "read_text", unlisted)
     assert place.refusal().kind == BROKEN
-
-
-def test_the_mark_of_lost_locks_goes_with_the_boot(place: Place) -> None:
-    place.ready(OTHER_BOOT)
-    boot.mark_locks_lost(place.store)
-    assert place.store.find_lost({}) == ([], True)
-    place.ready()
-    assert place.store.find_lost({}) == ([], False)
-
-
-def test_records_of_earlier_boots_are_forgotten_in_a_new_one(place: Place) -> None:
-    kept = place.state / "runs/t"
-    place.ready()
-    kept.parent.mkdir()
-    kept.write_text("of this boot")
-    place.ready()
-    assert kept.exists()
-    place.ready("another-boot")
-    assert not kept.exists()
 
 
 def test_a_lock_directory_that_cannot_be_made_is_a_broken_node(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from gpulock.store.counters import (
     note_lock_timeout,
     read_history_dropped,
 )
+from gpulock.store.grants import note_dropped
 from gpulock.store.locks import LockStore
 from tests.support.faults import disk_full
 
@@ -92,7 +93,7 @@ def test_what_the_history_lacks_is_counted_before_and_after_it_is_folded_in(
 ) -> None:
     assert read_history_dropped(store) == 0
     for folded in (0, 3):
-        store.note_dropped(3)
+        note_dropped(store, 3)
         assert read_history_dropped(store) == folded + 3
         ClaimCounters(store).save()
         assert saved(store) == {"history_dropped": str(folded + 3)}

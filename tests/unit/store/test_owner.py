@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.store import kv, owner
-from gpulock.store.owner import FIELDS, LIST, NUMBER, REAL, TEXT, Owner
+from gpulock.store.owner import FIELDS, LIST, NUMBER, OWN_VIEW, REAL, TEXT, Owner
 from tests.support.trees import BOOT, bus, record
 
 WORDS = st.text(alphabet=st.characters(codec="utf-8"), min_size=1).filter(kv.is_single_line)
@@ -133,13 +133,23 @@ def test_a_field_that_does_not_exist_is_a_mistake_of_the_program() -> None:
 
 def test_a_copy_changes_what_it_is_told_and_nothing_else() -> None:
     one = record()
-    other = one.copy(draining=1)
-    assert fields(other) == fields(one) | {"draining": 1}
-    assert one.draining == 0
+    other = one.copy(places=1)
+    assert fields(other) == fields(one) | {"places": 1}
+    assert one.places == 0
+
+
+def test_a_lock_sees_its_own_device_and_writes_the_whole_record() -> None:
+    one = record(devices=("a", "b"), uuids=("GPU-a",), minors=("0", "1"))
+    seen = one.of_device("b", draining=True)
+    assert (seen.uuid, seen.minor, seen.draining) == ("", "1", 1)
+    assert owner.encode_owner(seen) == owner.encode_owner(one)
+    left = one.of_devices(["b"])
+    assert (left.devices, left.uuids, left.minors) == (("b",), ("",), ("1",))
 
 
 def test_every_field_is_an_attribute_with_a_type_and_a_meaning() -> None:
-    assert set(Owner.__annotations__) == set(vars(Owner())) == {field[0] for field in FIELDS}
+    known = {field[0] for field in FIELDS} | set(OWN_VIEW)
+    assert set(Owner.__annotations__) == set(vars(Owner())) == known
     assert {field[1] for field in FIELDS} == {TEXT, NUMBER, REAL, LIST}
     assert all(field[2] and field[3] for field in FIELDS)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The labs upgrade from another release, or say that they have none: never from this same tree."""
+"""The labs upgrade from the release that is named, or say that it is not here."""
 
 from __future__ import annotations
 

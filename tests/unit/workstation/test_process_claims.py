@@ -23,6 +23,7 @@ from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store.gate import Gate
+from gpulock.store.locks import LockStore
 from gpulock.workstation.process_claims import make_process_owner
 from tests.support.wait import wait_until
 
@@ -167,8 +168,9 @@ def test_a_watchdog_hears_of_it(field: Started) -> None:
 
 def test_it_waits_for_a_gate_that_is_shut_at_its_start(field: Started) -> None:
     """Ready it is all the same: a unit that never gets ready would be killed and started anew."""
-    (field.simulated.lock_dir / "gate").touch(0o600)
-    with Gate(str(field.simulated.lock_dir), Deadline(SECONDS)):
+    store = LockStore(str(field.simulated.lock_dir))
+    store.check(make=True)
+    with Gate(store, Deadline(SECONDS)):
         with field.simulated.config.open("a") as file:
             file.write("GATE_TIMEOUT=0.05\n")
         field.start()

@@ -41,6 +41,7 @@ from gpulock.workstation.wire import (
 )
 from tests.support.desk import ME, MINE, UIDS, Desk, answers, last
 from tests.support.faults import raising
+from tests.support.locks import place_lock, retire_lock
 from tests.support.trees import bus, record, soon
 
 
@@ -131,7 +132,7 @@ def test_who_waits_is_served_when_devices_are_given_back(desk: Desk) -> None:
         desk.hold(number, 900, start=9)
     caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
     assert last(caller).state == WAITING
-    desk.node.store.retire(desk.node.store.read(bus(2)), "release")
+    retire_lock(desk.node.store, desk.node.store.read(bus(2)), "release")
     desk.server.retry_now()
     desk.go()
     assert last(caller) == SocketReply(GRANTED, token=last_token(desk, 2), devices=(bus(2),))
@@ -398,7 +399,7 @@ def test_an_impossible_wish_is_refused_and_the_next_is_served(desk: Desk) -> Non
 
 def test_who_waits_also_waits_for_the_gate(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_module, "GATE_SECONDS", 0.01)
-    with Gate(str(desk.box.lock), soon()):
+    with Gate(desk.node.store, soon()):
         caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
         assert answers(caller) == []
     desk.go(now=desk.server.due())
@@ -409,7 +410,7 @@ def test_who_does_not_wait_does_not_wait_for_the_gate(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line_module, "GATE_SECONDS", 0.01)
-    with Gate(str(desk.box.lock), soon()):
+    with Gate(desk.node.store, soon()):
         assert desk.claim(1).kind == UNKNOWN
 
 
@@ -572,7 +573,7 @@ def test_a_share_is_granted_beside_anothers_and_told_its_part(desk: Desk) -> Non
     desk.node = Node(Settings({**desk.box.settings, "SHARES": "1:4", "SHARE_USERS": "many"}))
     first, second = f"{bus(1)}.share1", f"{bus(1)}.share2"
     held = record(uid=UIDS[0] + 1, devices=(first,), places=4, token="other")
-    desk.node.store.make(first, held)
+    place_lock(desk.node.store, first, held)
     reply = last(desk.ask(SocketRequest(CLAIM, ME, MINE, 1, share=1)))
     assert (reply.state, reply.devices, reply.places) == (GRANTED, (second,), 4)
     whole = last(desk.ask(SocketRequest(CLAIM, ME, MINE, 1)))

@@ -22,7 +22,7 @@ from tests.support.trees import Box, record, soon
 def box(tmp_path: Path) -> Box:
     made = Box(tmp_path)
     made.proc.add(os.getpid())
-    made.lock.mkdir()
+    made.node().store.check(make=True)
     return made
 
 

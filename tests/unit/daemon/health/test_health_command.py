@@ -23,7 +23,7 @@ from gpulock.daemon.health.checker import AGAIN, PAUSE, CardChecker, pause_witho
 from gpulock.daemon.health.health_command import ENDING
 from gpulock.daemon.health.recovery import note_reset
 from gpulock.daemon.health.steps import read_health_steps
-from gpulock.daemon.history.pending import read_released_claims
+from gpulock.daemon.history.pending import read_finished_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BUSY, UNKNOWN, Refusal
 from gpulock.node.devices import Device
@@ -36,6 +36,7 @@ from gpulock.store.quarantine import QUARANTINE
 from gpulock.workstation.process_claims import make_process_owner
 from gpulock.workstation.tickets import FOLDER
 from tests.support.health_site import Ward
+from tests.support.locks import place_lock
 from tests.support.scripts import write_script
 from tests.support.trees import bus, judge_of, soon
 from tests.support.wait import wait_until
@@ -277,7 +278,9 @@ def test_a_claim_that_gets_nothing_disturbs_no_test(make: Callable[..., Clinic])
     site = make(WAITS, 3)
     pid = site.start_check()
     node = site.node()
-    node.store.make(bus(2), make_process_owner(node, 1, "root").copy(devices=(bus(2),), token="x"))
+    place_lock(
+        node.store, bus(2), make_process_owner(node, 1, "root").copy(devices=(bus(2),), token="x")
+    )
     with pytest.raises(Refusal) as busy:
         site.claim(3)
     assert busy.value.kind == BUSY
@@ -341,7 +344,6 @@ def test_a_claim_may_ask_at_any_moment_of_a_start(
 def test_a_judge_that_has_looked_before_looks_again(make: Callable[..., Clinic]) -> None:
     site = make(WAITS, 1)
     site.start_check()
-    (Path(site.node().store.path) / "lost").touch()  # so that the claim looks at open files first
     node = site.node()
     made: list[Judge] = []
 
@@ -350,7 +352,7 @@ def test_a_judge_that_has_looked_before_looks_again(make: Callable[..., Clinic])
         return made[-1]
 
     assert site.claim(1, judge=judge) == [bus(0)]
-    assert len(made) == 3  # of lost locks, of what dead owners hold, of who is left of the test
+    assert len(made) == 2  # of what dead owners hold, of who is left of the test
 
 
 def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(
@@ -700,9 +702,9 @@ def test_schedulers_count_a_card_under_test_as_free_and_the_history_has_no_line_
     node = site.node()
     assert compute_sensor_values(read_sensor_rows(node), node.settings)["gpu"] == 2
     site.claim(2)
-    assert os.listdir(node.store.released_dir)
-    assert read_released_claims(node.store, set()) == {}
-    assert os.listdir(node.store.released_dir) == []
+    assert os.listdir(node.store.finished_dir)
+    assert read_finished_claims(node.store, set()) == {}
+    assert os.listdir(node.store.finished_dir) == []
 
 
 def test_only_gpulockds_own_record_is_a_tests() -> None:

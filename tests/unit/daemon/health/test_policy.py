@@ -591,7 +591,7 @@ def test_while_the_gate_is_shut_nothing_is_done_and_the_next_round_does_it(
     node = ward.node()
 
     report = reconcile_locks(node, judge_of(node), soon())
-    with Gate(node.store.path, soon()), pytest.raises(LockTimeout):
+    with Gate(node.store, soon()), pytest.raises(LockTimeout):
         ward.health.run(node, report, ward.now)
     assert ward.out() == []
     ward.round()

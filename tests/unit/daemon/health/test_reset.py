@@ -34,6 +34,7 @@ from gpulock.node import sample
 from gpulock.node.context import Node
 from tests.support.fake_mps import leave_mps
 from tests.support.health_site import Ward
+from tests.support.locks import change_record, end_lock
 from tests.support.scripts import write_script
 from tests.support.trees import bus, judge_of, judging, record, soon
 from tests.support.wait import let_work
@@ -126,8 +127,7 @@ def test_a_gpu_of_which_no_links_are_known_may_be_linked_to_all(
     bench.proc.remove(700)
     bench.hold(2)
     assert f"the NVLinks of {bus(3)} are not known" in refused(bench.node(), 3).why
-    (bench.lock / "locks" / bus(2)).rename(bench.root / "gone")
-    (bench.lock / f"grant.{bus(2)}").unlink()
+    end_lock(bench.node().store, bus(2))
     assert reserve_for_reset(bench.node(), bus(3), "root") == [bus(3), bus(0), bus(1), bus(2)]
 
 
@@ -249,7 +249,7 @@ def test_a_cut_reset_is_freed_when_its_process_is_gone_and_nobody_has_the_gpu_op
     for lock in locks:
         assert lock.owner
         lock.owner.pid, lock.owner.start = 4711, 1000
-        node.store.rewrite(lock.id, lock.owner)
+        change_record(node.store, lock.id, lock.owner)
     bench.proc.add(4711, "gpulock")
     assert free_cut_resets(node, locks) == []
     bench.proc.remove(4711)

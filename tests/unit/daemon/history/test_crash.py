@@ -19,9 +19,11 @@ import pytest
 
 from gpulock.daemon.history import files
 from gpulock.daemon.history.files import HistoryWriter
+from gpulock.store.repair import repair_locks
 from tests.support.faults import raising
 from tests.support.history_site import Ended, write_history
-from tests.support.trees import bus
+from tests.support.locks import retire_lock
+from tests.support.trees import BOOT
 
 pytestmark = pytest.mark.slow
 
@@ -102,13 +104,13 @@ def test_killed_at_any_call_no_claim_is_lost_and_none_is_written_twice(
         for numbers, token in (((0, 1), "feed"), ((2,), "beef"), ((3,), "gone")):
             site.run_job(*numbers, token=token)
             site.end(*numbers)
-        shutil.rmtree(site.lock / "released" / f"gone.{bus(3)}")
+        shutil.rmtree(site.finished("gone"))
 
     for site, when in killed(tmp_path, half, prepare, chore):
         fresh(site)
         told = sorted(site.tokens())
         assert told == ["beef", "feed", "first", "gone"], when
-        assert {found["token"]: found["gpus"] for found in site.records()}["feed"] == 2
+        assert {found["token"]: found["gpus"] for found in site.lines()}["feed"] == 2
         assert (site.waiting(), site.owed()) == ([], [])
 
 
@@ -121,7 +123,7 @@ def test_killed_at_any_call_of_a_reap_its_line_says_how_all_the_same(
 
     for site, when in killed(tmp_path, half, prepare, reap):
         reap(site)
-        (told,) = site.records()
+        (told,) = site.lines()
         assert (told["how"], told["proof"]) == ("reap", PROOF), when
         assert [one["how"] for one in told["devices"]] == ["reap"] * 2
         assert (site.waiting(), site.owed()) == ([], [])
@@ -130,8 +132,8 @@ def test_killed_at_any_call_of_a_reap_its_line_says_how_all_the_same(
 def reap(site: Ended) -> None:
     """Free what is still held, as a reconcile does, and run the chore, in a new process."""
     store = site.node().store
-    for lock in store.read_all_locks().values():
-        store.retire(lock, f"reap: {PROOF}")
+    for lock in repair_locks(store, BOOT).held.values():
+        retire_lock(store, lock, f"reap: {PROOF}")
     fresh(site)
 
 
@@ -147,7 +149,7 @@ def chore(site: Ended) -> None:
 
 def test_killed_before_the_file_was_rotated_it_is_still_known_after(site: Ended) -> None:
     site.claim(0)
-    folder = site.lock / "released" / f"feed.{bus(0)}"
+    folder = site.finished()
     saved = {path.name: path.read_bytes() for path in folder.iterdir()}
     site.write()
     for packed in (False, True):
@@ -245,7 +247,7 @@ def test_a_disk_that_fails_takes_the_line_back(
     assert (site.write(), site.tokens()) == (1, ["feed", "beef"])
 
 
-def test_a_released_lock_that_cannot_be_removed_is_not_written_again(
+def test_a_finished_claim_that_cannot_be_removed_is_not_written_again(
     site: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.claim(0)
@@ -263,7 +265,7 @@ def test_a_released_lock_that_cannot_be_removed_is_not_written_again(
 
 def test_every_line_is_json_whatever_a_record_says(site: Ended) -> None:
     site.claim(0)
-    path = site.lock / "released" / f"feed.{bus(0)}" / "owner"
+    path = site.finished() / "record"
     text = path.read_bytes().replace(b"user=alice", 'user=a"\\b\u2028'.encode() + b"\xff")
     path.write_bytes(text.replace(b"queue=gpu.q", b"queue=x\x7f\x01\r"))
     site.write()

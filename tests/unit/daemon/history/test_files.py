@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.history import files as history_file
-from gpulock.daemon.history import pending
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
 from gpulock.deadline import Deadline
 from gpulock.report import scan
 from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims
-from gpulock.store import atomic, locks
+from gpulock.store import atomic, grants
 from gpulock.store.gate import Gate
 from tests.support.faults import raising
 from tests.support.history_site import GIB, Ended, write_history
@@ -32,7 +31,7 @@ def test_a_claim_of_several_devices_is_one_line(site: Ended) -> None:
     site.finish(own, site.account(own, 0), site.account(own, 1, busy=0.0, last_busy=1.0))
     site.end(0, 1)
     assert site.write() == 1
-    (found,) = site.records()
+    (found,) = site.lines()
     assert (found["job_id"], found["user"], found["gpus"], found["how"]) == (
         "12",
         "alice",
@@ -55,13 +54,13 @@ def test_a_claim_of_several_devices_is_one_line(site: Ended) -> None:
 
 def test_a_second_look_writes_nothing_more(site: Ended) -> None:
     site.claim(0)
-    assert (site.write(), site.write(), len(site.records())) == (1, 0, 1)
+    assert (site.write(), site.write(), len(site.lines())) == (1, 0, 1)
 
 
 def test_without_an_exporter_nothing_is_known_and_nothing_is_called_idle(site: Ended) -> None:
     site.claim(0)
     site.write()
-    (found,) = site.records()
+    (found,) = site.lines()
     assert (found["busy_seconds"], found["observed_seconds"], found["utilization"]) == (
         None,
         0,
@@ -73,38 +72,14 @@ def test_without_an_exporter_nothing_is_known_and_nothing_is_called_idle(site: E
 def test_a_claim_waits_for_its_last_device(site: Ended) -> None:
     site.hold(0, 1)
     site.end(0)
-    assert (site.write(), len(site.waiting())) == (0, 1)
+    assert (site.write(), site.waiting()) == (0, [])
     site.end(1, how="reap: its shepherd is gone")
     assert site.write() == 1
-    (found,) = site.records()
+    (found,) = site.lines()
     assert found["gpus"] == 2
     assert [one["how"] for one in found["devices"]] == ["epilog", "reap"]
+    assert [(one["uuid"], one["minor"]) for one in found["devices"]] == [("GPU-0", 0), ("GPU-1", 1)]
     assert (found["how"], found["proof"]) == ("reap", "its shepherd is gone")
-
-
-def test_a_device_that_is_released_between_two_looks_is_not_missed(
-    site: Ended, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.hold(0, 1)
-    site.end(0)
-    store = type(site.node().store)
-    real = store.read
-
-    def read(self: object, name: str) -> object:
-        monkeypatch.setattr(store, "read", real)
-        site.end(1)
-        return site.node().store.read(name)
-
-    monkeypatch.setattr(store, "read", read)
-    assert site.write() == 1
-    assert site.records()[0]["gpus"] == 2
-
-
-def test_a_lock_that_cannot_be_read_keeps_its_claim_waiting(site: Ended) -> None:
-    site.hold(0, 1)
-    site.end(0)
-    (site.lock / "locks" / bus(1) / "owner").write_text("gpulock-owner 9\n")
-    assert site.write() == 0
 
 
 def test_the_next_claim_of_a_device_does_not_keep_the_last_one_waiting(site: Ended) -> None:
@@ -120,7 +95,7 @@ def test_the_history_waits_for_the_exporters_last_word_while_it_lives(site: Ende
     assert site.write() == 0
     site.finish(own, site.account(own, 0))
     assert site.write() == 1
-    assert site.records()[0]["busy_seconds"] == 40.0
+    assert site.lines()[0]["busy_seconds"] == 40.0
 
 
 def test_of_an_exporter_that_died_the_last_sample_counts(site: Ended) -> None:
@@ -128,7 +103,7 @@ def test_of_an_exporter_that_died_the_last_sample_counts(site: Ended) -> None:
     site.sample(site.account(own, 0, busy=7.0), ago=30)
     site.end(0)
     assert site.write() == 1
-    assert site.records()[0]["busy_seconds"] == 7.0
+    assert site.lines()[0]["busy_seconds"] == 7.0
 
 
 def test_nobody_waits_for_an_exporter_that_never_says_its_last_word(
@@ -138,8 +113,7 @@ def test_nobody_waits_for_an_exporter_that_never_says_its_last_word(
     site.sample(site.account(own, 0))
     site.end(0)
     assert site.write() == 0
-    note = site.lock / "released" / f"feed.{bus(0)}" / "released"
-    note.write_text("released_at=1000.0\nreleased_boottime=1.0\nhow=epilog\n")
+    (site.finished() / "released").write_text(f"{bus(0)} 1000.0 1.0 0 GPU-0 epilog\n")
     assert site.write() == 1
 
 
@@ -171,7 +145,7 @@ def test_what_cannot_be_true_is_not_believed(
     site.sample()
     site.finish(own, site.account(own, 0, **fields))
     site.write()
-    found = site.records()[0]
+    found = site.lines()[0]
     assert found[key] == (value if value is None else pytest.approx(value, rel=0.02))
     assert (found["observed_seconds"] or 0) <= found["held_seconds"]
 
@@ -189,7 +163,7 @@ def test_buckets_that_make_no_sense_are_cut_down(site: Ended, fields: dict[str, 
     own = site.claim(0)
     site.finish(own, site.account(own, 0, **fields))
     site.write()
-    for shape in site.records()[0]["shapes"].values():
+    for shape in site.lines()[0]["shapes"].values():
         assert len(shape["use"]) <= 64
         assert all(0 <= use <= 1000 for use in shape["use"])
 
@@ -219,58 +193,78 @@ def test_a_hostile_last_word_costs_its_numbers_and_nothing_else(site: Ended, kin
     elif kind == "binary":
         path.write_bytes(random.Random(0).randbytes(10_000))
     assert site.write() == 1
-    assert site.records()[0]["busy_seconds"] is None
+    assert site.lines()[0]["busy_seconds"] is None
 
 
-def test_a_released_lock_that_cannot_be_read_is_told_once_and_holds_up_nobody(site: Ended) -> None:
+def test_a_finished_claim_that_cannot_be_read_is_told_once_and_holds_up_nobody(site: Ended) -> None:
     site.claim(0)
     site.claim(1, token="beef")
-    (site.lock / "released" / f"feed.{bus(0)}" / "owner").write_text("garbage")
-    (site.lock / "released" / "x").mkdir()
-    (site.lock / "released" / f"other.{bus(2)}").mkdir()
-    (site.lock / "released" / f"beef.{bus(1)}" / "released").unlink()
+    (site.finished() / "record").write_text("garbage")
+    site.finished("x").mkdir()
+    (site.finished("beef") / "released").unlink()
     assert site.write() == 1
     site.write()
-    assert (site.tokens(), site.waiting()) == (["beef"], [f"feed.{bus(0)}"])
+    assert (site.tokens(), site.waiting()) == (["beef"], ["feed"])
     assert len(site.told) == 1 and "cannot be read" in site.told[0]
+
+
+@pytest.mark.parametrize("text", ["gpulock-owner 1\nscheduler=sge\n", "\0" * 300])
+def test_a_finished_record_that_a_power_cut_left_goes_and_its_copy_tells(
+    site: Ended, text: str
+) -> None:
+    site.run_job(0)
+    site.claim(1, token="beef")
+    site.end(0)
+    for token in ("feed", "beef"):
+        (site.finished(token) / "record").write_text(text)
+    site.write()
+    assert (site.tokens(), site.waiting(), site.told) == (["feed"], [], [])
+
+
+def test_a_claim_of_which_it_cannot_be_read_what_was_released_waits(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record names only the device that was released last."""
+    site.claim(0, 1)
+    real = atomic.read_text
+
+    def read(path: str, *rest: int) -> str:
+        if path.endswith("/released"):
+            raise OSError(errno.EIO, "input/output error")
+        return real(path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "read_text", read)
+        assert (site.write(), site.waiting()) == (0, ["feed"])
+    assert (site.write(), site.lines()[0]["gpus"]) == (1, 2)
 
 
 def test_a_record_under_another_claims_name_is_not_taken(site: Ended) -> None:
     site.claim(0)
-    folder = site.lock / "released"
-    (folder / f"feed.{bus(0)}").rename(folder / f"beef.{bus(0)}")
+    site.finished().rename(site.finished("beef"))
     assert site.write() == 0
     assert "record of claim" in site.told[0]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "released_at=", "released_at=nan\nhow=x\n", "released_at=5\nhow"]
-)
+@pytest.mark.parametrize("text", ["", bus(0), f"{bus(0)} nan - - - x\n", f"{bus(0)} 5 - - -"])
 def test_a_release_whose_note_was_cut_short_is_written_with_what_is_known(
     site: Ended, text: str
 ) -> None:
     site.claim(0)
-    (site.lock / "released" / f"feed.{bus(0)}" / "released").write_text(text)
+    (site.finished() / "released").write_text(text)
     assert site.write() == 1
-    found = site.records()[0]
+    found = site.lines()[0]
     assert found["how"] == "unknown"
     assert found["held_seconds"] == pytest.approx(100, abs=2)
 
 
-def test_a_release_at_work_is_waited_for(site: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.claim(0)
-    note = site.lock / "released" / f"feed.{bus(0)}" / "released"
-    text = note.read_text()
-    note.unlink()
-
-    class Waiting(Gate):
-        def __enter__(self) -> Gate:
-            note.write_text(text)
-            return super().__enter__()
-
-    monkeypatch.setattr(pending, "Gate", Waiting)
-    site.write()
-    assert site.records()[0]["how"] == "epilog"
+def test_what_follows_a_line_that_was_cut_short_counts(site: Ended) -> None:
+    site.hold(0)
+    (site.records / "claims/feed/released").write_text(f"{bus(0)} 1000.0 1.0 0 GPU-0 ep")
+    site.end(0, how="reap: its shepherd is gone")
+    assert site.write() == 1
+    (found,) = site.lines()
+    assert (found["how"], found["proof"]) == ("reap", "its shepherd is gone")
 
 
 def test_a_history_that_cannot_be_written_keeps_the_claims_and_is_told_once(site: Ended) -> None:
@@ -365,22 +359,15 @@ def test_how_a_lock_was_released_is_one_word_and_a_proof(how: str, word: str, pr
 def test_claims_that_were_dropped_before_they_had_a_line_are_told_and_counted(
     site: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "RELEASED_CAP", 6)
-    monkeypatch.setattr(locks, "RELEASED_PRUNE", 4)
+    monkeypatch.setattr(grants, "FINISHED_CAP", 6)
+    monkeypatch.setattr(grants, "FINISHED_PRUNE", 4)
     for number in range(6):
         site.claim(0, token=f"t{number}")
     assert (site.write(), site.waiting()) == (2, [])
-    told = ["the history lacks 4 devices of this boot: more than 6 released ones waited for it"]
+    told = ["the history lacks 4 claims of this boot: more than 6 finished ones waited for it"]
     assert site.told == told
     site.write()
     assert site.told == told
-
-
-def test_devices_that_were_pruned_leave_the_rest_of_their_claim(site: Ended) -> None:
-    site.claim(0, 1)
-    pending.remove_released_lock(f"{site.lock}/released/feed.{bus(1)}", set())
-    assert site.write() == 1
-    assert [one["id"] for one in site.records()[0]["devices"]] == [bus(0)]
 
 
 def test_a_folder_that_is_a_link_to_a_larger_disk_is_as_good(site: Ended) -> None:
@@ -398,7 +385,7 @@ def test_where_a_new_file_is_not_made_durable_nothing_was_added(
     site.claim(0)
     with monkeypatch.context() as patch:
         patch.setattr(atomic, "fsync_path", raising(OSError(errno.EIO, "worn out")))
-        assert (site.write(), site.records()) == (0, [])
+        assert (site.write(), site.lines()) == (0, [])
     assert site.write() == 1
 
 
@@ -454,7 +441,7 @@ def test_a_reader_of_files_sees_the_oldest_first(site: Ended) -> None:
         b"claimed_boottime=-inf",
         b"claimed_boottime=nan",
         b"uid=" + b"9" * 4299,
-        b"minor=" + b"7" * 5000,
+        b"places=" + b"7" * 5000,
         b"restart=" + b"-1" * 1,
     ],
 )
@@ -462,7 +449,7 @@ def test_a_record_with_numbers_that_are_none_costs_itself_at_most(site: Ended, l
     own = site.claim(0)
     site.claim(1, token="beef")
     site.finish(own, site.account(own, 0))
-    path = site.lock / "released" / f"feed.{bus(0)}" / "owner"
+    path = site.finished() / "record"
     key = line.partition(b"=")[0]
     kept = [one for one in path.read_bytes().splitlines() if not one.startswith(key + b"=")]
     path.write_bytes(b"\n".join([*kept, line]) + b"\n")

@@ -17,23 +17,23 @@ from gpulock.daemon.history import pending
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
+from gpulock.errors import Refusal
 from gpulock.report import text
 from gpulock.report.bars import ASCII
 from gpulock.report.claims import parse_reported_claim
 from gpulock.report.scan import GpuTimeSum
 from gpulock.report.sources import read_local_records
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store import claim_records, owner
+from gpulock.store import boot, grants, owed, owner
 from gpulock.store.counters import read_history_dropped
-from gpulock.store.locks import RELEASED_PRUNE
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import claim_for_process, make_process_owner
 from tests.support.history_site import Ended, write_history
 from tests.support.jobs import Site, child_of, gpus
 from tests.support.slurm_site import Site as SlurmSite
-from tests.support.trees import BOOT, bus, record, soon
+from tests.support.trees import BOOT, OTHER_BOOT, bus, record, soon
 from tests.unit.sge.test_prolog import start
-from tests.unit.store.test_locks import count_no_links
+from tests.unit.store.test_grants import count_no_links
 
 DAY = 86400.0
 
@@ -83,89 +83,60 @@ def test_slurms_prolog_and_a_process_keep_one_as_well(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("kept", ["a folder", "on another file system"])
-def test_a_record_that_cannot_be_linked_is_written(site: Ended, kept: str) -> None:
-    own = record(devices=(bus(0), bus(1)))
-    claim_records.record_pending_history(
-        str(site.state),
-        site.node().settings.lock_dir,
-        own,
-        str(site.root) if kept == "a folder" else "/proc/version",
-    )
-    assert owner.parse_owner((site.state / "owed" / own.token).read_text()).devices == own.devices
+def test_a_claim_whose_records_are_lost_at_that_moment_keeps_its_copy(site: Ended) -> None:
+    shutil.rmtree(site.records)
+    owed.note_owed_line(str(site.state), site.node().store, record(token="beef"))
+    assert owner.parse_owner((site.state / "owed/beef").read_text()).token == "beef"
 
 
-def test_a_claim_whose_lock_dir_is_lost_at_that_moment_keeps_its_record(
-    site: Ended, tmp_path: Path
-) -> None:
-    kept = tmp_path / "kept"
-    kept.write_text("the record\n")
-    lost = tmp_path / "lost"
-    one = record(token="beef")
-    claim_records.record_pending_history(str(site.state), str(lost), one, str(kept))
-    assert (site.state / "owed" / "beef").read_text() == "the record\n"
-
-
-def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended, tmp_path: Path) -> None:
-    secret, kept = tmp_path / "secret", tmp_path / "kept"
-    secret.write_text("secret")
-    kept.symlink_to(secret)
-    claim_records.record_pending_history(
-        str(site.state), site.node().settings.lock_dir, record(token="feed"), str(kept)
-    )
-    assert secret.stat().st_nlink == 1
+def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended) -> None:
+    elsewhere = site.root / "elsewhere"
+    elsewhere.write_text(owner.encode_owner(record(token="feed")))
+    (site.state / "owed").mkdir()
+    (site.state / "owed/feed").symlink_to(elsewhere)
     site.write()
     assert (site.tokens(), len(site.told)) == ([], 1)
 
 
-def test_what_is_freed_of_a_claim_is_in_its_record_all_the_same(site: Ended) -> None:
-    own = site.run_job(0, 1, scheduler="slurm")
-    claim_records.drop_device_from_record(str(site.state), own, bus(0))
+def test_a_link_in_the_place_of_a_copy_is_replaced(site: Ended) -> None:
+    elsewhere = site.root / "elsewhere"
+    elsewhere.write_text("secret")
+    (site.state / "owed").mkdir()
+    (site.state / "owed/feed").symlink_to(elsewhere)
+    owed.note_owed_line(str(site.state), site.node().store, record(token="feed"))
+    assert elsewhere.read_text() == "secret"
+    assert not (site.state / "owed/feed").is_symlink()
+
+
+def test_what_is_freed_of_a_claim_is_in_its_copy_all_the_same(site: Ended) -> None:
+    site.run_job(0, 1, scheduler="slurm")
+    site.end(0)
     assert owner.parse_owner((site.state / "owed/feed").read_text()).devices == (bus(0), bus(1))
 
 
-def test_where_nobody_writes_a_history_records_do_not_pile_up(site: Ended) -> None:
-    for number in range(RELEASED_PRUNE - 1):
-        (site.lock / "released" / str(number)).mkdir()
-    site.run_job(0, token="last")
-    (site.lock / "released" / "more").mkdir()
-    site.run_job(1, token="none")
-    assert site.owed() == ["last"]
-
-
-def test_records_that_are_too_many_at_a_boot_are_dropped_and_counted(
-    site: Ended, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claim_records, "PENDING_CAP", 2)
-    for number in range(3):
-        site.run_job(number, token=f"t{number}")
-    site.reboot()
-    assert len(site.owed()) == 2
-    assert read_history_dropped(site.node().store) == 1
-
-
-def test_nor_do_they_on_a_file_system_that_counts_no_links(
+def test_where_nobody_writes_a_history_no_copies_pile_up_without_a_count_of_links(
     site: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count_no_links(monkeypatch)
-    for number in range(RELEASED_PRUNE):
-        (site.lock / "released" / str(number)).mkdir()
+    for number in range(grants.FINISHED_PRUNE):
+        site.finished(str(number)).mkdir()
     site.run_job(0)
     assert site.owed() == []
 
 
-def test_a_boot_drops_the_oldest_records_beyond_the_cap(
+def test_a_boot_drops_and_counts_the_oldest_copies_beyond_the_cap(
     site: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, token in enumerate(("b", "a", "c")):
         site.run_job(number, token=token)
         os.utime(site.state / "owed" / token, (number, number))
-    monkeypatch.setattr(claim_records, "PENDING_CAP", 2)
+    monkeypatch.setattr(owed, "CAP", 2)
     site.reboot()
     assert site.owed() == ["a", "c"]
+    assert read_history_dropped(site.node().store) == 1
 
 
-# --- LOCK_DIR tells of the claim ------------------------------------------------------------------
+# --- there is a record of the claim ---------------------------------------------------------------
 
 
 def test_a_claim_that_ends_takes_its_record_along(site: Ended) -> None:
@@ -175,15 +146,20 @@ def test_a_claim_that_ends_takes_its_record_along(site: Ended) -> None:
     assert (site.write(), site.owed()) == (0, ["feed"])
     site.end(1)
     assert (site.write(), site.owed()) == (1, [])
-    assert [found["how"] for found in site.records()] == ["epilog"]
+    assert [found["how"] for found in site.lines()] == ["epilog"]
 
 
-def test_a_lock_that_cannot_be_read_still_stands(site: Ended) -> None:
+def test_a_release_that_was_killed_after_its_note_shows_no_device_twice(site: Ended) -> None:
+    own = site.run_job(0, 1)
+    grants.note_released(f"{site.records}/claims/feed/released", own, "epilog", BOOT)
+    (claim,) = read_local_records(site.node(), lambda _: True)
+    assert [one["id"] for one in claim["devices"]] == [bus(0), bus(1)]
+
+
+def test_a_claim_whose_record_cannot_be_read_still_stands(site: Ended) -> None:
     site.run_job(0)
-    (site.lock / "locks" / bus(0) / "owner").write_text("gpulock-owner 2\n")
-    os.utime(site.state / "owed/feed", (1, 1))
+    (site.records / "claims/feed/record").write_text("gpulock-owner 2\n")
     assert (site.write(), site.owed()) == (0, ["feed"])
-    assert (site.state / "owed/feed").stat().st_mtime > 1, "it may be held to this moment"
 
 
 def test_a_lock_directory_kept_over_a_reboot_tells_it_itself(site: Ended) -> None:
@@ -193,8 +169,8 @@ def test_a_lock_directory_kept_over_a_reboot_tells_it_itself(site: Ended) -> Non
     report = reconcile_locks(node, make_liveness_judge(node), soon())
     site.history.run(node, report, 1e6)
     site.write()
-    (found,) = site.records()
-    assert (found["how"], found["proof"]) == ("reap", "claimed before this boot")
+    (found,) = site.lines()
+    assert f"{found['how']}: {found['proof']}" == pending.REBOOT_PROOF
     assert found["devices"][0]["minor"] == 0
     assert site.owed() == []
 
@@ -212,7 +188,7 @@ def test_a_lock_directory_kept_over_a_reboot_bills_no_time_in_which_the_node_was
     released = reconcile_locks(node, make_liveness_judge(node), soon())
     (claim,) = read_local_records(node, lambda _: True)
     site.history.run(node, released, 1e6)
-    (found,) = site.records()
+    (found,) = site.lines()
     for told in (claim, found):
         assert told["held_seconds"] == pytest.approx(DAY, abs=0.01)
         assert told["gpu_seconds"] == pytest.approx(2 * DAY, abs=0.01)
@@ -225,7 +201,7 @@ def test_of_a_claim_before_a_reboot_without_its_record_no_time_is_known(site: En
     site.reboot(wiped=False)
     node = site.node()
     site.history.run(node, reconcile_locks(node, make_liveness_judge(node), soon()), 1e6)
-    (found,) = site.records()
+    (found,) = site.lines()
     assert (found["how"], found["held_seconds"], found["gpu_seconds"]) == ("reap", None, None)
     assert found["devices"][0]["held_seconds"] is None
 
@@ -235,15 +211,15 @@ def test_a_claim_that_ended_before_the_reboot_keeps_its_time(site: Ended) -> Non
     site.end(0)
     site.reboot(wiped=False)
     site.write()
-    (found,) = site.records()
+    (found,) = site.lines()
     assert found["held_seconds"] == pytest.approx(DAY, abs=1)
 
 
 def test_a_lock_of_an_earlier_boot_that_stands_is_not_seen_to_be_held(site: Ended) -> None:
     own = site.run_job(0)
     os.utime(site.state / "owed/feed", (1, 1))
-    site.reboot(wiped=False)
     lock = site.node().store.read(bus(0))
+    site.proc.boot(OTHER_BOOT)
     report = ReconcileReport([], [ReapOutcome(lock, HELD, Verdict(UNKNOWN, ""), "")])
     site.history.run(site.node(), report, 1000.0)
     assert (site.state / "owed" / own.token).stat().st_mtime == 1
@@ -251,12 +227,12 @@ def test_a_lock_of_an_earlier_boot_that_stands_is_not_seen_to_be_held(site: Ende
 
 def test_while_the_lock_directory_is_lost_nothing_is_over(site: Ended) -> None:
     site.run_job(0)
-    shutil.rmtree(site.lock)
+    site.lose_run()
     site.node().store.check(make=True)
     assert (site.write(), site.owed()) == (0, ["feed"])
 
 
-# --- the record is all that is left ---------------------------------------------------------------
+# --- the copy is all that is left -----------------------------------------------------------------
 
 
 def test_a_claim_that_stood_when_the_node_went_down_is_one_line(site: Ended) -> None:
@@ -265,7 +241,7 @@ def test_a_claim_that_stood_when_the_node_went_down_is_one_line(site: Ended) -> 
     os.utime(site.state / "owed/feed", (seen, seen))
     site.reboot()
     assert (site.write(), site.write()) == (1, 0)
-    (found,) = site.records()
+    (found,) = site.lines()
     assert (found["token"], found["user"], found["queue"], found["gpus"]) == (
         "feed",
         "alice",
@@ -290,7 +266,7 @@ def test_what_the_exporter_kept_of_it_counts(site: Ended) -> None:
     site.reboot()
     os.utime(site.state / "owed/feed")
     site.write()
-    (found,) = site.records()
+    (found,) = site.lines()
     assert (found["busy_seconds"], found["observed_seconds"]) == (40.0, 80.0)
 
 
@@ -327,7 +303,7 @@ def test_a_record_from_a_clock_that_was_ahead_ends_now(site: Ended) -> None:
     os.utime(site.state / "owed/feed", (9e9, 9e9))
     site.reboot()
     site.write()
-    (found,) = site.records()
+    (found,) = site.lines()
     assert found["released_at"] <= time.time() + 0.001, "it is told to the millisecond"
 
 
@@ -335,7 +311,7 @@ def lose_power(site: Ended) -> dict[str, Any]:
     """Let the node come up without its /run; return the line of the claim that stood."""
     site.reboot()
     assert site.write() == 1
-    return site.records()[-1]
+    return site.lines()[-1]
 
 
 def test_of_a_claim_that_nobody_saw_again_no_time_is_known(site: Ended) -> None:
@@ -406,11 +382,14 @@ def test_a_record_that_a_power_cut_brought_back_gives_no_second_line(site: Ended
 
 def test_after_run_was_wiped_a_claim_that_ended_meanwhile_is_told_without_how(site: Ended) -> None:
     site.run_job(0)
-    shutil.rmtree(site.lock)
+    site.lose_run()
     node = site.node()
-    reconcile_locks(node, make_liveness_judge(node), soon())
+    with pytest.raises(Refusal):
+        reconcile_locks(node, make_liveness_judge(node), soon())
+    assert (site.write(), site.owed()) == (0, ["feed"])
+    boot.forget_claims(node.store, str(site.state), node.boot_id, node.name)
     assert site.write() == 1
-    assert [(found["how"], found["proof"]) for found in site.records()] == [("unknown", "")]
+    assert [(found["how"], found["proof"]) for found in site.lines()] == [("unknown", "")]
 
 
 def test_claims_wait_for_a_disk_that_is_full(site: Ended) -> None:

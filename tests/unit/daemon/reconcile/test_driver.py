@@ -15,6 +15,7 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from tests.support.faults import raising
+from tests.support.locks import place_lock
 from tests.support.trees import NAME, Box, bus, judge_of, record, soon
 
 
@@ -101,7 +102,7 @@ def run(node: Hanging) -> ReconcileReport:
 
 def hold(box: Box, number: int, pid: int, minor: str) -> None:
     one = record(pid=pid, token=f"t{pid}", devices=(bus(number),), minor=minor)
-    box.node().store.make(bus(number), one)
+    place_lock(box.node().store, bus(number), one)
 
 
 def test_behind_a_silent_driver_a_device_that_is_open_is_not_freed(box: Box) -> None:

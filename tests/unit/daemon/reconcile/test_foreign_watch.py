@@ -14,6 +14,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.store.foreign import SHOWN, ForeignUse, read_foreign_uses, write_foreign_uses
 from gpulock.store.verdicts import FRESH
 from tests.support.journal import HeardJournal
+from tests.support.locks import place_lock
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record
 
 OTHER = 61_002
@@ -23,9 +24,8 @@ LONGEST = 60.0  # seconds that a look here takes on a busy machine
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
     found = Box(tmp_path)
-    (found.lock / "locks").mkdir(parents=True)
-    (found.lock / "released").mkdir()
-    (found.lock / "boot_id").write_text(f"{BOOT}\n")
+    found.node().store.check(make=True)
+    (found.records / "boot_id").write_text(f"{BOOT}\n")
     return found
 
 
@@ -37,7 +37,7 @@ def look(box: Box, watch: ForeignWatch, now: float | None = None) -> dict[str, F
 
 
 def test_a_process_of_no_claim_is_told_counted_and_named(box: Box) -> None:
-    box.node().store.make(bus(0), record())
+    place_lock(box.node().store, bus(0), record())
     fds = {n: box.dev / f"nvidia{n}" for n in (0, 1)}
     box.proc.add(700, "nvtop", uids=(OTHER,) * 4, fds=fds)
     box.proc.add(701, groups=[65_400], fds=fds)  # the claim's own

@@ -12,15 +12,22 @@ import pytest
 from gpulock.daemon.reconcile.lock_watch import HEAD, LockDirWatch, parse_inotify_events
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.locks import LockStore
+from tests.support.locks import place_lock, retire_lock
 from tests.support.trees import bus, record
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> LockStore:
     made = LockStore(str(tmp_path / "run"))
-    for folder in (made.path, made.locks_dir, made.released_dir):
-        Path(folder).mkdir()
+    make_folders(made)
     return made
+
+
+def make_folders(store: LockStore) -> None:
+    """Make what a first claim makes, as far as it is not there."""
+    store.check(make=True)
+    for folder in (store.locks_dir, store.claims_dir, store.finished_dir):
+        Path(folder).mkdir(exist_ok=True)
 
 
 @pytest.fixture
@@ -37,33 +44,43 @@ def test_a_quiet_directory_is_no_change(watch: LockDirWatch) -> None:
 
 
 def test_a_lock_that_is_made_is_seen_once(watch: LockDirWatch, store: LockStore) -> None:
-    store.make(bus(0), record())
+    place_lock(store, bus(0), record())
     assert watch.changed()
     assert not watch.changed()
 
 
 def test_a_lock_that_is_freed_is_seen(watch: LockDirWatch, store: LockStore) -> None:
-    store.make(bus(0), record())
+    place_lock(store, bus(0), record())
     watch.changed()
-    store.retire(store.read(bus(0)), "epilog")
+    retire_lock(store, store.read(bus(0)), "epilog")
+    assert watch.changed()
+
+
+def test_a_record_that_somebody_removes_is_seen(watch: LockDirWatch, store: LockStore) -> None:
+    """Its lock may be removed next: both at once, and nothing is left of the claim."""
+    own = record()
+    place_lock(store, bus(0), own)
+    watch.changed()
+    shutil.rmtree(f"{store.claims_dir}/{own.token}")
     assert watch.changed()
 
 
 def test_our_own_doing_is_no_change(watch: LockDirWatch, store: LockStore) -> None:
-    store.make(bus(0), record())
+    own = record()
+    place_lock(store, bus(0), own)
     watch.changed()
-    store.retire(store.read(bus(0)), "reap")
-    store.make(bus(1), record())
-    assert not watch.changed(gone={bus(0)}, made={bus(1)})
+    retire_lock(store, store.read(bus(0)), "reap")
+    place_lock(store, bus(1), record(token="b2"))
+    assert not watch.changed(gone={bus(0), own.token}, made={bus(1)})
 
 
 def test_a_claim_right_after_we_freed_a_device_is_seen(
     watch: LockDirWatch, store: LockStore
 ) -> None:
-    store.make(bus(0), record())
+    place_lock(store, bus(0), record())
     watch.changed()
-    store.retire(store.read(bus(0)), "reap")
-    store.make(bus(0), record(token="b2"))
+    retire_lock(store, store.read(bus(0)), "reap")
+    place_lock(store, bus(0), record(token="b2"))
     assert watch.changed(gone={bus(0)})
 
 
@@ -86,22 +103,20 @@ def test_in_a_recreated_directory_locks_are_seen_again(
     watch: LockDirWatch, store: LockStore
 ) -> None:
     shutil.rmtree(store.path)
-    for folder in (store.path, store.locks_dir):
-        Path(folder).mkdir()
+    make_folders(store)
     watch.follow(store)
     watch.changed()
-    store.make(bus(0), record())
+    place_lock(store, bus(0), record())
     assert watch.changed()
 
 
 def test_a_directory_moved_away_is_watched_no_longer(watch: LockDirWatch, store: LockStore) -> None:
     old = LockStore(f"{store.path}.old")
     Path(store.path).rename(old.path)
-    for folder in (store.path, store.locks_dir):
-        Path(folder).mkdir()
+    make_folders(store)
     watch.follow(store)
     watch.changed()
-    old.make(bus(0), record())
+    place_lock(old, bus(0), record())
     assert not watch.changed()
 
 

@@ -16,16 +16,17 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.reaper import FREED
+from gpulock.daemon.history.pending import read_finished_claims
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import write_simulated_node
-from gpulock.store import kv, owner
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_process_owner
+from tests.support.locks import place_lock
 from tests.support.pairs import zip_equal
 from tests.support.scene import folder, linked_proc
 
@@ -92,7 +93,7 @@ class Rivals:
             pid=GONE, job_id=str(GONE), sid=0, token=f"dead{number}", devices=ids
         )
         for device in ids:
-            self.node.store.make(device, one)
+            place_lock(self.node.store, device, one)
         return one
 
     def race(self, first: int) -> tuple[list[str], list[str]]:
@@ -103,11 +104,10 @@ class Rivals:
 
     def clear(self) -> None:
         """Take all locks away."""
-        for name in self.node.store.read_all_locks():
-            self.node.store.undo(name)
-        for name in ("locks", "released"):
-            shutil.rmtree(f"{self.node.store.path}/{name}")
-            os.mkdir(f"{self.node.store.path}/{name}")
+        store = self.node.store
+        for name in (store.locks_dir, store.claims_dir, store.finished_dir):
+            shutil.rmtree(name)
+            os.mkdir(name)
 
     def end(self) -> None:
         """End both."""
@@ -137,15 +137,11 @@ def test_of_gpulockd_and_a_prolog_one_frees_a_stale_lock(rivals: Rivals, rounds:
         reaped += bool(freed)
         held = {lock.owner.token for lock in node.store.read_all_locks().values() if lock.owner}
         assert len(held) == 1 and stale.token not in held
-        released = os.listdir(node.store.released_dir)
-        assert sorted(released) == sorted(f"{stale.token}.{name}" for name in stale.devices)
-        for name in released:
-            text = Path(node.store.released_dir, name, "owner").read_text()
-            assert owner.parse_owner(text).token == stale.token
-            how = kv.decode_pairs(Path(node.store.released_dir, name, "released").read_text())[
-                "how"
-            ]
-            assert how.startswith("reap: ")
+        claims = read_finished_claims(node.store, set())
+        assert {token: sorted(parts) for token, parts in claims.items()} == {
+            stale.token: sorted(stale.devices)
+        }
+        assert all(one.how.startswith("reap: ") for one in claims[stale.token].values())
         rivals.clear()
     counted = ClaimCounters(node.store).values
     assert float(counted["claims_granted"]) == rounds

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,15 @@ import pytest
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.store import claim_records, kv, verdicts
+from gpulock.store import kv, verdicts
 from gpulock.store.gate import Gate
+from tests.support.locks import place_lock
 from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
 
 
 def hold(box: Box, number: int, pid: int, **changes: object) -> None:
     one = record(pid=pid, token=f"t{pid}", devices=(bus(number),), **changes)
-    box.node().store.make(bus(number), one)
+    place_lock(box.node().store, bus(number), one)
 
 
 def run(box: Box, dry_run: bool = False) -> ReconcileReport:
@@ -44,7 +46,7 @@ def test_a_dry_run_changes_nothing_but_the_gate(box: Box) -> None:
     hold(box, 1, 501)
     before = sorted(box.lock.rglob("*"))
     assert [o.act for o in run(box, dry_run=True).outcomes] == ["freed"]
-    assert sorted({*box.lock.rglob("*")} - {box.lock / "gate"}) == before
+    assert sorted({*box.lock.rglob("*")} - {box.records / "gate"}) == before
 
 
 def test_a_dry_run_on_a_node_that_never_claimed_makes_nothing(tmp_path: Path) -> None:
@@ -65,18 +67,16 @@ def test_folders_that_were_removed_are_made_again(box: Box) -> None:
     assert (box.state / "quarantine").is_dir()
 
 
-def test_a_run_that_is_over_is_forgotten(box: Box) -> None:
+def test_a_claim_that_is_over_has_no_record_any_more(box: Box) -> None:
     hold(box, 0, 501, scheduler="process", add_grp_id=0, job_id="501")
-    owner = box.node().store.read(bus(0)).owner
-    assert owner is not None
-    claim_records.write_claim_record(str(box.state), owner)
     run(box)
-    assert os.listdir(box.state / claim_records.FOLDER) == []
+    assert os.listdir(box.records / "claims") == []
+    assert os.listdir(box.records / "finished") == ["t501"]
 
 
 def test_a_shut_gate_is_a_refusal(box: Box) -> None:
     node = box.node()
-    with Gate(str(box.lock), Deadline(1)), pytest.raises(Refusal) as caught:
+    with Gate(str(box.records), Deadline(1)), pytest.raises(Refusal) as caught:
         reconcile_locks(node, judge_of(node), Deadline(0.02))
     assert caught.value.kind == UNKNOWN
 
@@ -98,11 +98,25 @@ def test_a_job_that_began_while_the_gate_was_shut_is_judged_by_a_look_of_its_own
     assert [o.act for o in reconcile_locks(node, judge_of(node), soon()).outcomes] == ["held"]
 
 
-def test_a_record_with_a_strange_token_stops_no_reconcile(box: Box) -> None:
+@pytest.mark.parametrize("name", [f"run/locks/{bus(0)}/owner", "run.claims/claims/t500/record"])
+def test_a_record_or_copy_with_a_strange_token_stops_no_reconcile(box: Box, name: str) -> None:
     box.proc.shepherd(500, box.root)
     hold(box, 0, 500)
     hold(box, 1, 501)
-    path = box.lock / "locks" / bus(0) / "owner"
-    path.write_text(path.read_text().replace("token=t500", "token=a=b\x1b"))
+    path = box.root / name
+    whole = path.read_text()
+    path.write_text(whole.replace("token=t500", "token=a=b\x1b"))
     run(box)
     assert box.locks() == [bus(0)]
+    assert path.read_text() == whole
+
+
+@pytest.mark.parametrize("name", [f"run/locks/{bus(0)}", "run.claims/claims/t500"])
+def test_what_somebody_removed_is_put_back_and_told(box: Box, name: str) -> None:
+    box.proc.shepherd(500, box.root)
+    hold(box, 0, 500)
+    shutil.rmtree(box.root / name)
+    (put_back,) = run(box).restored
+    assert (put_back.token, put_back.devices) == ("t500", (bus(0),))
+    assert (box.locks(), os.listdir(box.records / "claims")) == ([bus(0)], ["t500"])
+    assert run(box).restored == []

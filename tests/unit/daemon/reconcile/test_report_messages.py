@@ -39,7 +39,7 @@ def test_a_claim_cut_short_is_told_although_it_is_nobodys() -> None:
 
 def test_what_was_put_back_is_told() -> None:
     found = report()
-    found.adopted = [record(devices=(bus(0), bus(2)))]
+    found.restored = [record(devices=(bus(0), bus(2)))]
     (line,) = report_messages.reconcile_event_messages(found)
     assert line.startswith(f"restored {bus(0)} {bus(2)} of job 12 (alice)")
 

@@ -16,7 +16,7 @@ from gpulock.store import atomic
 from tests.support.trees import Box, judge_of, soon
 
 PLACES = (
-    *("run", "run/tasks", "run/refused", "state", "state/runs", "state/owed"),
+    *("run", "run.claims", "run.claims/tasks", "run/refused", "state", "state/owed"),
     *("state/quarantine", "state/reserves", "state/history", "map", "stat", "cdi"),
 )
 

@@ -20,13 +20,13 @@ from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, Snapsh
 from gpulock_exporter.telemetry import Frame, Process
 
 from gpulock.alloc.process_owner import ProcessTree
-from gpulock.alloc.reaper import retire_lock
 from gpulock.cli.status.status_view import view_node
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 from tests.support.exporter_nodes import card
+from tests.support.locks import place_lock, retire_lock
 from tests.support.trees import BOOT, Box, bus, record
 
 A, B = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
@@ -78,11 +78,11 @@ class Exporter:
 def box(tmp_path: Path) -> Box:
     """Return a node of four GPUs of which five are expected, two of them claimed."""
     found = Box(tmp_path, gpus=4, EXPECTED_GPUS="5")
-    found.lock.mkdir()
+    found.node().store.check(make=True)
     node = found.node()
     boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-    node.store.make(bus(0), record(token=A))
-    node.store.make(bus(1), record(token=B))
+    place_lock(node.store, bus(0), record(token=A))
+    place_lock(node.store, bus(1), record(token=B))
     quarantine.write_device_note(str(found.state), quarantine.QUARANTINE, bus(2), "root", "ECC")
     verdicts.write_verdicts(
         str(found.lock), {A: Verdict(ALIVE, ""), B: Verdict(DEAD, "gone")}, BOOT
@@ -109,7 +109,7 @@ def test_a_job_comes_works_and_goes(box: Box) -> None:
     seen = sample.read_sample(exporter.folder.path, exporter.now.boottime, BOOT)
     assert seen is not None
     assert seen.tokens[A][bus(0)].busy == pytest.approx(1.5)
-    retire_lock(box.node(), box.node().store.read_all_locks()[bus(0)], "released")
+    retire_lock(box.node().store, box.node().store.read(bus(0)), "released")
     assert (
         "job_id" in render_exposition(collect_families(exporter.second())).decode()
     )  # the other one's

@@ -19,6 +19,7 @@ from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.exporter_nodes import lock
+from tests.support.locks import change_record, place_lock
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record
 
 TOKEN = record().token
@@ -28,10 +29,10 @@ TOKEN = record().token
 def box(tmp_path: Path) -> Box:
     """Return a node on which claims were made."""
     found = Box(tmp_path)
-    found.lock.mkdir()
     node = found.node()
+    node.store.check(make=True)
     boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-    node.store.make(bus(0), record())
+    place_lock(node.store, bus(0), record())
     return found
 
 
@@ -88,7 +89,7 @@ def test_verdicts_of_another_boot_are_none(box: Box, written: str) -> None:
 
 def test_verdicts_beside_locks_of_another_boot_are_none(box: Box) -> None:
     verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
-    (box.lock / "boot_id").write_text(OTHER_BOOT)
+    (box.records / "boot_id").write_text(OTHER_BOOT)
     assert read_local_state(box.node(), clock_boottime()).verdicts is None
 
 
@@ -100,7 +101,7 @@ def test_verdicts_beside_locks_of_another_boot_are_none(box: Box) -> None:
 def test_a_file_that_is_broken_costs_only_what_it_tells(
     name: str, source: str, how: str, box: Box
 ) -> None:
-    path = box.lock / name
+    path = (box.records if name == "boot_id" else box.lock) / name
     path.unlink(missing_ok=True)
     if how == "fifo":
         os.mkfifo(path)
@@ -136,7 +137,7 @@ def test_a_lock_that_is_half_written_is_looked_at_again(
     def claims_on(store: LockStore) -> dict[str, Lock]:
         looks.append(1)
         if len(looks) == 2:
-            store.rewrite(bus(1), record(token="b" * 16))
+            change_record(store, bus(1), record(token="b" * 16, devices=(bus(1),)))
         return everything(store)
 
     monkeypatch.setattr(LockStore, "read_all_locks", claims_on)
@@ -197,19 +198,23 @@ def test_the_node_itself_is_only_read(box: Box) -> None:
     assert contents() == before
 
 
-@pytest.mark.parametrize("name", ["locks", f"locks/{bus(0)}"])
-def test_without_a_lock_that_nobody_released_no_device_is_free(box: Box, name: str) -> None:
-    shutil.rmtree(box.lock / name)
+@pytest.mark.parametrize(
+    "name", ["run/locks", f"run/locks/{bus(0)}", "run.claims/claims", f"run.claims/claims/{TOKEN}"]
+)
+def test_without_a_lock_or_a_record_that_nobody_released_the_other_tells(
+    box: Box, name: str
+) -> None:
+    shutil.rmtree(box.root / name)
     facts = read_local_state(box.node(), clock_boottime())
-    assert facts.locks is None
-    assert facts.failures["locks"] == "the locks of this boot were lost"
+    assert facts.locks is not None
+    assert facts.locks[bus(0)].owner is not None
 
 
-def test_locks_that_were_lost_in_this_boot_are_not_known(box: Box) -> None:
-    shutil.rmtree(box.lock)
+def test_records_that_were_lost_in_this_boot_are_not_known(box: Box) -> None:
+    shutil.rmtree(box.records)
     facts = read_local_state(box.node(), clock_boottime())
     assert facts.locks is None
-    assert facts.failures["locks"] == "the locks of this boot were lost"
+    assert facts.failures["locks"].startswith("the records of this boot's claims were lost: ")
 
 
 def test_steps_are_counted_again_once_their_file_has_changed(

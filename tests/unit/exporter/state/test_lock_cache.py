@@ -19,28 +19,31 @@ from gpulock_exporter.state.local_state import (
 from gpulock.deadline import clock_boottime
 from gpulock.store import boot
 from gpulock.store.locks import Lock, LockStore
+from tests.support.locks import change_record, place_lock, retire_lock
 from tests.support.trees import Box, bus, record
 
 PAST = 1_500_000_000  # epoch seconds: what was made then is settled
-LATER = "c" * 16
+FIRST, OTHER, LATER = record().token, "b" * 16, "c" * 16
 
 CHANGES: dict[str, Callable[[LockStore], object]] = {
-    "made": lambda store: store.make(bus(2), record(token=LATER)),
+    "made": lambda store: place_lock(store, bus(2), record(token=LATER, devices=(bus(2),))),
     "half made": lambda store: os.mkdir(f"{store.locks_dir}/{bus(3)}"),
-    "rewritten": lambda store: store.rewrite(bus(0), record(token=LATER)),
-    "written over": lambda store: owner_of(store).write_text("gpulock-owner 9\n"),
-    "no owner": lambda store: owner_of(store).unlink(),
+    "rewritten": lambda store: change_record(store, bus(0), record(token=LATER)),
+    "written over": lambda store: write_over(store, "user=alice", "user=bob"),
+    "of no known version": lambda store: write_over(store, "gpulock-owner 1", "gpulock-owner 9"),
+    "draining": lambda store: store.mark_draining(FIRST),
     "orphans": lambda store: store.mark_orphans(bus(0), "process 7"),
-    "seen": lambda store: store.mark_seen(bus(0)),
-    "first anchor": lambda store: store.anchor(bus(0), 8, 9, 20002),
-    "one more anchor": lambda store: store.anchor(bus(1), 8, 9, 20002),
-    "released": lambda store: store.retire(store.read_all_locks()[bus(0)], "released"),
+    "seen": lambda store: store.mark_seen(FIRST),
+    "first anchor": lambda store: store.anchor(FIRST, 8, 9, 20002),
+    "one more anchor": lambda store: store.anchor(OTHER, 8, 9, 20002),
+    "released": lambda store: retire_lock(store, store.read_all_locks()[bus(0)], "released"),
 }
 
 
-def owner_of(store: LockStore) -> Path:
-    """Return the record of the first device's lock."""
-    return Path(f"{store.locks_dir}/{bus(0)}/owner")
+def write_over(store: LockStore, old: str, new: str) -> None:
+    """Write over the record of the first claim in place, and over its copy."""
+    for path in (f"{store.claims_dir}/{FIRST}/record", f"{store.locks_dir}/{bus(0)}/owner"):
+        Path(path).write_text(Path(path).read_text().replace(old, new))
 
 
 class Reader:
@@ -48,13 +51,13 @@ class Reader:
 
     def __init__(self, root: Path, now: Callable[[], int] = time.time_ns) -> None:
         self.box = Box(root)
-        self.box.lock.mkdir()
         node = self.box.node()
+        node.store.check(make=True)
         boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
         self.store = node.store
-        self.store.make(bus(0), record())
-        self.store.make(bus(1), record(token="b" * 16))
-        self.store.anchor(bus(1), 700, 7, 20001)
+        place_lock(self.store, bus(0), record())
+        place_lock(self.store, bus(1), record(token=OTHER, devices=(bus(1),)))
+        self.store.anchor(OTHER, 700, 7, 20001)
         self.reads = 0
         self._remembered = LockCache(self.count, now)
 
@@ -65,9 +68,10 @@ class Reader:
 
     def age(self) -> None:
         """Let all there is have been made long ago."""
-        for folder, folders, files in os.walk(self.store.locks_dir):
-            for name in (*folders, *files):
-                os.utime(f"{folder}/{name}", (PAST, PAST))
+        for top in (self.store.locks_dir, self.store.claims_dir):
+            for folder, folders, files in os.walk(top):
+                for name in (*folders, *files):
+                    os.utime(f"{folder}/{name}", (PAST, PAST))
 
     def read(self) -> dict[str, Lock]:
         """Return the locks as the exporter has them now."""
@@ -86,7 +90,7 @@ def reader(tmp_path: Path) -> Reader:
 def told(held: dict[str, Lock]) -> list[tuple[object, ...]]:
     """Return what can change of locks."""
     return [
-        (name, one.owner and one.owner.token, one.orphans, one.seen, one.anchors, one.fault)
+        (name, one.owner and vars(one.owner), one.orphans, one.seen, one.anchors, one.fault)
         for name, one in sorted(held.items())
     ]
 

@@ -23,6 +23,7 @@ from gpulock.simulate.presets import PRESETS
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 from tests.support.clock import boot_time
+from tests.support.locks import end_lock, place_lock
 
 ROOT = Path(__file__).resolve().parents[4]
 START = 50_000.0
@@ -49,8 +50,7 @@ class Scene:
     def hold(
         self, *lock_ids: str, scheduler: str = "process", pid: int = 4711, places: int = 0
     ) -> None:
-        locks = self.node.lock_dir / "locks"
-        locks.mkdir(exist_ok=True)
+        store = LockStore(str(self.node.lock_dir))
         for lock_id in lock_ids:
             record = Owner(
                 scheduler=scheduler,
@@ -58,15 +58,15 @@ class Scene:
                 job_id="4711",
                 pid=pid,
                 places=places,
-                token="t",
+                token=f"t{lock_id}",
                 boot_id="b",
                 claimed_boottime=self.now,
                 devices=(lock_id,),
             )
-            LockStore(str(self.node.lock_dir)).make(lock_id, record)
+            place_lock(store, lock_id, record)
 
     def free(self, lock_id: str) -> None:
-        LockStore(str(self.node.lock_dir)).undo(lock_id)
+        end_lock(LockStore(str(self.node.lock_dir)), lock_id)
 
     def script(self, text: str) -> None:
         (self.node.directory / "telemetry").write_text(text)

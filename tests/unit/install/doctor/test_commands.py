@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def faults(checks: Iterable[Check]) -> list[Check]:
 
 
 def open_gate(site: Site) -> None:
-    (site.files.lock_dir / "gate").chmod(0o644)
+    Path(f"{site.files.lock_dir}.claims/gate").chmod(0o644)
 
 
 def file_for_a_lock(site: Site) -> None:
@@ -33,8 +34,9 @@ def file_for_a_lock(site: Site) -> None:
 
 
 def folder_for_the_boot_id(site: Site) -> None:
-    (site.files.lock_dir / "boot_id").unlink()
-    (site.files.lock_dir / "boot_id").mkdir()
+    path = Path(f"{site.files.lock_dir}.claims/boot_id")
+    path.unlink()
+    path.mkdir()
 
 
 def open_state_dir(site: Site) -> None:
@@ -43,6 +45,21 @@ def open_state_dir(site: Site) -> None:
 
 def lost_quarantine(site: Site) -> None:
     (Path(read_settings(site.config).state_dir) / "quarantine.lost").touch()
+
+
+def test_a_lock_dir_that_was_removed_is_no_loss_of_records(site: Site) -> None:
+    site.hold(1)
+    shutil.rmtree(site.files.lock_dir)
+    assert faults(node_checks(read_settings(site.config))) == []
+
+
+@pytest.mark.parametrize("name", ["", ".claims"])
+def test_what_is_wrong_with_either_folder_is_named(site: Site, name: str) -> None:
+    site.hold(1)
+    folder = Path(f"{site.files.lock_dir}{name}")
+    folder.chmod(0o777)
+    (broken,) = faults(node_checks(read_settings(site.config)))
+    assert f"LOCK_DIR {folder} has uid" in broken.what and "mode 777" in broken.what
 
 
 @pytest.mark.parametrize(

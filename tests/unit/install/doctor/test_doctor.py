@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from gpulock.store import boot
 from gpulock.store.locks import LockStore
 from tests.support.faults import disk_full, raising
 from tests.support.install_site import Site, ignore, keep_copy, make_site, put_back, worst_of
+from tests.support.locks import place_lock
 from tests.support.trees import record
 
 pytestmark = pytest.mark.slow
@@ -111,24 +113,60 @@ def open_lock_dir(site: Site) -> None:
 
 
 def open_gate(site: Site) -> None:
-    folder = site.root / "node/run/gpulock"
+    folder = site.root / "node/run/gpulock.claims"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gate").touch()
     (folder / "gate").chmod(0o644)
 
 
-def lose_locks(site: Site) -> None:
+def lose_records(site: Site) -> None:
     (site.root / "node/state/boot_id").write_text(f"{Proc().boot_id()}\n")
 
 
-def lose_one_lock(site: Site) -> None:
-    folder = site.root / "node/run/gpulock"
-    store = LockStore(str(folder))
+def hold_one(site: Site) -> LockStore:
+    """Let a claim of this boot have a device."""
+    store = LockStore(str(site.root / "node/run/gpulock"))
+    os.makedirs(store.path, exist_ok=True)
     store.check(make=True)
     (site.root / "node/state").mkdir(exist_ok=True)
     boot.begin_boot(store, str(site.root / "node/state"), Proc().boot_id(), "node1")
-    store.make("0000:06:00.0", record())
-    shutil.rmtree(folder / "locks/0000:06:00.0")
+    place_lock(store, "0000:06:00.0", record(boot_id=Proc().boot_id()))
+    return store
+
+
+def lose_one_lock(site: Site) -> None:
+    shutil.rmtree(f"{hold_one(site).locks_dir}/0000:06:00.0")
+
+
+def lose_one_record(site: Site) -> None:
+    store = hold_one(site)
+    (token,) = os.listdir(store.claims_dir)
+    shutil.rmtree(f"{store.claims_dir}/{token}")
+
+
+def lose_lock_dir(site: Site) -> None:
+    shutil.rmtree(hold_one(site).path)
+
+
+def lose_lock_dir_and_state_dir(site: Site) -> None:
+    lose_lock_dir(site)
+    shutil.rmtree(site.root / "node/state")
+
+
+def spoil_record(site: Site) -> None:
+    """Let a record be garbage, and no lock have its copy."""
+    store = hold_one(site)
+    (token,) = os.listdir(store.claims_dir)
+    Path(store.claims_dir, token, "record").write_text("garbage\n")
+    shutil.rmtree(f"{store.locks_dir}/0000:06:00.0")
+
+
+def record_is_a_folder(site: Site) -> None:
+    """Let nobody be able to read a record of which a lock has a copy: a repair stops there."""
+    store = hold_one(site)
+    (token,) = os.listdir(store.claims_dir)
+    Path(store.claims_dir, token, "record").unlink()
+    Path(store.claims_dir, token, "record").mkdir()
 
 
 def lost_history(site: Site) -> None:
@@ -144,8 +182,10 @@ def other_spool(site: Site) -> None:
 
 def no_state_dir(site: Site) -> None:
     settings = read_settings(str(site.config))
-    Path(settings.lock_dir).mkdir(parents=True, exist_ok=True)
-    (Path(settings.lock_dir) / "boot_id").write_text(f"{Node(settings).boot_id}\n")
+    node = Node(settings)
+    os.makedirs(settings.lock_dir, exist_ok=True)
+    node.store.check(make=True)
+    Path(node.store.root, "boot_id").write_text(f"{node.boot_id}\n")
     (site.root / "node/state").rename(site.root / "elsewhere")
 
 
@@ -233,8 +273,10 @@ def no_driver(site: Site) -> None:
         (open_gate, "gate", "any user can block it", "chmod 600"),
         (no_state_dir, "quarantine", "quarantine was lost", "quarantine again what was out"),
         (lost_quarantine, "quarantine", "GPUs that were out of service may be", "rm -f"),
-        (lose_locks, "boot", "locks of this boot were lost", "gpulock reap"),
-        (lose_one_lock, "boot", "locks in LOCK_DIR were lost", "gpulock reap"),
+        (lose_records, "boot", "records of this boot's claims were lost", "forget-locks"),
+        (lose_lock_dir_and_state_dir, "quarantine", "quarantine was lost", "quarantine again"),
+        (spoil_record, "locks", "): nothing is granted", "once no job is left: rm -r"),
+        (record_is_a_folder, "locks", "): nothing is granted", "once no job is left: rm -r"),
         (no_driver, "driver", "no NVIDIA driver", "load the driver"),
         (fewer_gpus, "EXPECTED_GPUS", "8 of 9 GPUs", "dmesg"),
         (no_device_node, "device nodes", "nvidia3 is missing", "nvidia-modprobe"),
@@ -347,7 +389,10 @@ def test_a_tmpdir_in_which_users_links_are_followed_is_a_warning(site: Site) -> 
         ),
         (uncounted_kind, "complex_values", "this host has 8 of model:v100*, but no gpu_v"),
         (replace_in("se", "gpu=8", "gpu=6"), "complex_values", "gpu=6 of 8"),
-        (lost_history, "history", "lacks 500 devices"),
+        (lost_history, "history", "lacks 500 claims"),
+        (lose_one_lock, "locks", "0000:06:00.0 was removed"),
+        (lose_one_record, "locks", "0000:06:00.0 was removed"),
+        (lose_lock_dir, "locks", "0000:06:00.0 was removed"),
     ],
 )
 def test_what_is_only_doubtful_is_a_warning(
@@ -359,6 +404,34 @@ def test_what_is_only_doubtful_is_a_warning(
 
     assert check.state == WARNING
     assert says in check.what
+
+
+@pytest.mark.parametrize("plant", [lose_one_lock, lose_one_record, lose_lock_dir])
+def test_what_the_next_claim_puts_back_asks_for_no_reboot(
+    site: Site, plant: Callable[[Site], None]
+) -> None:
+    plant(site)
+
+    checks = found(site)
+
+    assert checks["boot"].state == OK
+    assert "the next claim puts it back, or gpulock reap" in checks["locks"].do
+
+
+def test_a_claim_that_is_released_meanwhile_has_lost_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its locks go before its record."""
+    store = hold_one(site)
+    shutil.rmtree(f"{store.locks_dir}/0000:06:00.0")
+
+    def release(_: float) -> None:
+        shutil.rmtree(store.claims_dir)
+        os.mkdir(store.claims_dir)
+
+    monkeypatch.setattr("gpulock.install.doctor.node.time.sleep", release)
+
+    assert "locks" not in found(site)
 
 
 def test_hooks_that_are_not_as_installed_are_not_ticked_as_well(site: Site) -> None:

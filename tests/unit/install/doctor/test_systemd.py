@@ -161,11 +161,17 @@ def test_a_drop_in_that_breaks_a_service_is_found_by_what_it_makes_of_it(
 
 
 @pytest.mark.parametrize("unit", [DAEMON, EXPORTER])
-@pytest.mark.parametrize("folder", ["gpulock", "run"])
+@pytest.mark.parametrize(
+    ("where", "taken"),
+    [
+        ("/run/site/gpulock", "site/gpulock"),
+        ("/run/site/gpulock/locks", "site/gpulock"),
+        ("/run/site/gpulock", "site/gpulock.claims"),
+    ],
+)
 def test_a_service_that_owns_the_folder_of_the_locks_is_a_fault(
-    node: SystemdNode, unit: str, folder: str
+    node: SystemdNode, unit: str, where: str, taken: str
 ) -> None:
-    where = {"gpulock": "/run/site/gpulock", "run": "/run/site/gpulock/locks"}[folder]
     node.config.write_text(
         "\n".join(
             f"LOCK_DIR={where}" if line.startswith("LOCK_DIR=") else line
@@ -173,7 +179,7 @@ def test_a_service_that_owns_the_folder_of_the_locks_is_a_fault(
         )
         + "\n"
     )
-    node.ctl.properties[unit]["RuntimeDirectory"] = "other site/gpulock"
+    node.ctl.properties[unit]["RuntimeDirectory"] = f"other {taken}"
 
     found = [check for check in look(node) if check.name == unit]
 

@@ -66,6 +66,15 @@ def test_a_second_installation_changes_nothing(node: SystemdNode) -> None:
     assert plan_systemd(node.options).changes == []
 
 
+def test_a_mark_of_isolation_among_the_records_lets_gpulockd_clear_it_away(
+    node: SystemdNode,
+) -> None:
+    (node.root / "run/gpulock.claims").mkdir(parents=True)
+    (node.root / "run/gpulock.claims/isolation").touch()
+    node.install()
+    assert "\nProtectControlGroups=no\n" in node.unit("gpulockd.service")
+
+
 def test_every_change_is_planned_before_one_is_made(node: SystemdNode) -> None:
     plan = plan_systemd(node.options)
 

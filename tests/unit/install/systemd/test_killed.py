@@ -45,7 +45,9 @@ class KilledSystemd(KilledSite):
         """Be the program that makes users, or folders."""
         with self.one_call(command[0]):
             if "tmpfiles" in command[0]:
-                (self.root / "exporter").mkdir(exist_ok=True)
+                for line in Path(command[-1]).read_text().splitlines():
+                    if line.startswith("d "):
+                        Path(line.split()[1]).mkdir(exist_ok=True)
             else:
                 (self.known / "made").touch()
         return ""

@@ -144,10 +144,11 @@ def test_no_unit_owns_the_folder_of_the_locks() -> None:
         assert values(text, "RuntimeDirectory") in ([], ["gpulock-exporter"])
 
 
-def test_tmpfiles_makes_both_folders_and_never_ages_them() -> None:
+def test_tmpfiles_makes_the_folders_and_never_ages_them() -> None:
     lines = [line for line in units()[TMPFILES].splitlines() if not line.startswith("#")]
 
-    assert lines == ["d /run/gpulock 0755 root root -", "d /var/lib/gpulock 0755 root root -"]
+    folders = ("/run/gpulock", "/run/gpulock.claims", "/var/lib/gpulock")
+    assert lines == [f"d {folder} 0755 root root -" for folder in folders]
 
 
 def test_logrotate_is_told_where_this_nodes_history_is() -> None:
@@ -165,6 +166,7 @@ def test_the_daemon_writes_above_the_lock_dir_and_where_its_settings_send_it() -
     assert writable_folders(settings()) == ["/run", "/var/lib/gpulock"]
     assert writable_folders(settings(LOCK_DIR="/gpulock")) == [
         "/gpulock",
+        "/gpulock.claims",
         "/var/lib/gpulock",
         "-/run/gpulock-exporter",
     ]

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock forget-locks`: grant again on a node whose records were lost, once no job is left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import click
+
+from gpulock.alloc.node_view import are_records_lost
+from gpulock.alloc.process_scan import ProcessScan
+from gpulock.alloc.reaper import FREED, Reaper, reap_locks
+from gpulock.cli.session import Session
+from gpulock.deadline import Deadline
+from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
+from gpulock.node.context import Node
+from gpulock.schedulers.liveness import make_liveness_judge
+from gpulock.slurm.steps import parse_stepd_title
+from gpulock.store.boot import forget_claims
+from gpulock.store.gate import Gate
+from gpulock.text.words import format_lock_holder
+
+SECONDS = 20.0
+SHEPHERD, STEPD = "sge_shepherd", "slurmstepd"
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
+@click.option("--force", is_flag=True, help="Although a process may still have a GPU.")
+@click.pass_obj
+def forget_locks_command(session: Session, dry_run: bool, force: bool) -> None:
+    """Grant GPUs again on a node whose records were lost, once no job is left on it."""
+    node = session.writable_node()
+    if not are_records_lost(node):
+        raise Refusal(INVALID_REQUEST, "no records were lost on this node", "see gpulock status")
+    if not force and (left := next(list_remaining_users(node), "")):
+        raise Refusal(BUSY, left, "end it first, or say --force where it has no GPU")
+    if dry_run:
+        click.echo("The lost records would be forgotten: every GPU could be granted again.")
+        return
+    node.store.check(make=True)
+    with Gate(node.store, Deadline(SECONDS), node.settings.gate_timeout):
+        forget_claims(node.store, node.settings.state_dir, node.boot_id, node.name)
+    click.echo("The lost records are forgotten: every GPU of this node may be granted again.")
+
+
+def list_remaining_users(node: Node) -> Iterator[str]:
+    """Give each process or lock that may still have a GPU, as a clause; what is in doubt as well.
+
+    Raises Refusal.
+    """
+    judge = make_liveness_judge(node)
+    yield from list_job_processes(node, judge.scan)
+    try:
+        devices = node.devices()
+    except Refusal as refusal:
+        devices = []
+        if os.path.lexists(f"{node.settings.driver_root}/gpus"):
+            yield refusal.why  # else no driver is loaded: none can be open
+    held = node.store.read_all_locks()  # where LOCK_DIR is left, its locks have copies
+    reaper = Reaper(node, judge, devices, held)
+    for outcome in reap_locks(reaper, dry_run=True):
+        owner = outcome.lock.owner
+        if outcome.act == FREED or (owner and owner.scheduler == "admin"):
+            continue  # a reserve is made again from STATE_DIR
+        if owner is None or not node.store.is_held(owner.token):  # with its record it goes on
+            holder = f" by {format_lock_holder(owner)}" if owner else ""
+            yield f"{outcome.lock.id} is held{holder}: {outcome.reason}"
+    opened, blind = reaper.files.look(None)
+    for device, pids in opened.items():
+        yield f"process {pids[0]} has {device} open"
+    if blind or judge.scan.blind:
+        yield blind or judge.scan.blind
+
+
+def list_job_processes(node: Node, scan: ProcessScan) -> Iterator[str]:
+    """Give each shepherd, step daemon and process that a job or `gpulock run` started."""
+    statuses = scan.statuses()
+    for pid, status in statuses.items():
+        if status.name == SHEPHERD or (status.name == STEPD and is_step_daemon(node, pid)):
+            yield f"process {pid} ({status.name}) runs a job"
+    for uid in sorted({status.uids[0] for status in statuses.values() if not status.kernel}):
+        started, missed = scan.started_as(uid)
+        for pid, one in started.items():
+            if one.token or (one.job and one.node and not one.is_hook()):
+                yield f"process {pid} ({statuses[pid].name}) was started by a job"
+        if missed:
+            yield missed
+
+
+def is_step_daemon(node: Node, pid: int) -> bool:
+    """Return whether a slurmstepd is a job's, and not the one that keeps Slurm's cgroup."""
+    try:
+        return bool(parse_stepd_title(node.proc.read_memory(pid, "cmdline"))[0])
+    except (OSError, ValueError):
+        return True

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""STATE_DIR/owed: a copy of each claim's record, until its line is in the history.
+
+Hot. So a reboot loses no line. The writer of the line removes the copy.
+"""
+
+import os
+
+from gpulock.store import atomic, grants, owner
+from gpulock.store.locks import LockStore
+from gpulock.store.owner import Owner
+
+FOLDER = "owed"
+CAP = 1000  # records that are kept over a boot
+
+
+def note_owed_line(state_dir: str, store: LockStore, record: Owner) -> None:
+    """Note that a claim will be owed a line of the history; what fails here fails no job.
+
+    Where finished claims pile up nobody writes a history: these records would pile up as well.
+    """
+    path = f"{state_dir}/{FOLDER}/{record.token}"
+    try:
+        waiting = atomic.count_folders(store.finished_dir)
+    except OSError:
+        waiting = 0  # the records are lost this moment: nothing else is left of the claim
+    if waiting >= grants.FINISHED_PRUNE:
+        return
+    try:
+        data = owner.encode_owner(record).encode("utf-8")
+        try:
+            atomic.replace_file(path, data)
+        except FileNotFoundError:
+            atomic.mkdir_if_missing(f"{state_dir}/{FOLDER}")  # another claim does the same
+            atomic.replace_file(path, data)
+    except (OSError, ValueError):
+        return
+
+
+def limit_owed_records(state_dir: str, store: LockStore) -> None:
+    """Drop the oldest records once there are too many, as far as that is possible; count them."""
+    folder = f"{state_dir}/{FOLDER}"
+    try:
+        names = [name for name in os.listdir(folder) if name[0] != "."]
+        names.sort(key=lambda name: os.lstat(f"{folder}/{name}").st_mtime)
+    except OSError:
+        return
+    if len(names) > CAP:
+        del names[-CAP:]
+        grants.note_dropped(store, len(names))
+        for name in names:
+            atomic.remove_quietly(f"{folder}/{name}")

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make records and locks agree: the first act of a claim or a reconcile that has the gate.
+
+Hot. What an administrator removed of either is put back from the other. What a killed process left
+half done is completed or cleared: a record gets its locks, and a lock that nobody names goes.
+"""
+
+import os
+
+from gpulock.errors import UNKNOWN, Refusal, os_error_kind
+from gpulock.store import atomic, grants, kv, owner
+from gpulock.store.locks import RECORD, Lock, LockStore, list_names
+from gpulock.store.owner import Owner
+
+
+class Repair:
+    """What is held once it is whole: `held` by id; `restored` has records of what was put back.
+
+    Each of them names only the devices that were.
+    """
+
+    __slots__ = ("held", "restored")
+
+    def __init__(self) -> None:
+        self.held: dict[str, Lock] = {}
+        self.restored: list[Owner] = []
+
+
+def repair_locks(store: LockStore, boot_id: str) -> Repair:
+    """Put back what is missing, clear what is half done, and return what is held.
+
+    The gate is held, and the boot is this one's. Raises Refusal.
+    """
+    done = Repair()
+    try:
+        for folder in (store.path, store.locks_dir, store.claims_dir, store.finished_dir):
+            if not os.path.isdir(folder):
+                atomic.mkdir_if_missing(folder)
+        copies = read_owner_copies(store)
+        records = read_records(store, boot_id)
+        restore_records(store, boot_id, records, copies, done)
+        for text, record in records.values():
+            for lock in store.list_claim_locks(record):
+                if lock.id in done.held:
+                    continue  # of another claim: root's doing, and both hold it
+                if copies.get(lock.id) != text:
+                    put_back_lock(store, lock.id, text, lock.id in copies)
+                    if not copies.get(lock.id):
+                        add_restored(done, record, lock.id)
+                done.held[lock.id] = lock
+        for name in copies.keys() - done.held.keys():
+            lock = store.read(name)
+            if lock.fault and not is_whole(copies[name]):
+                done.held[name] = lock
+            else:
+                grants.remove_lock(store, name)
+    except OSError as fault:
+        kind = os_error_kind(fault)
+        raise Refusal(kind, f"a lock cannot be put back: {fault}", "look at LOCK_DIR") from fault
+    done.held = dict(sorted(done.held.items()))
+    return done
+
+
+def is_whole(text: str) -> bool:
+    """Return whether a text is an owner record that can be understood."""
+    try:
+        owner.parse_owner(text)
+    except kv.MalformedError:
+        return False
+    return True
+
+
+def read_owner_copies(store: LockStore) -> dict[str, str]:
+    """Return the text in each lock by id, nothing of one without owner; raise OSError, Refusal."""
+    copies: dict[str, str] = {}
+    for name in list_names(store.locks_dir):
+        try:
+            copies[name] = atomic.read_text(f"{store.locks_dir}/{name}/owner")
+        except OSError:  # what cannot be read and is named by no record becomes a fault
+            copies[name] = ""
+    return copies
+
+
+def read_records(store: LockStore, boot_id: str) -> dict[str, tuple[str, Owner]]:
+    """Return text and record of each claim of this boot by token; raise OSError.
+
+    Those of another boot are finished. Hidden folders are of writers that were killed.
+    """
+    records: dict[str, tuple[str, Owner]] = {}
+    for token in os.listdir(store.claims_dir):
+        if token[0] == ".":
+            atomic.remove_folder(f"{store.claims_dir}/{token}")
+            continue
+        try:
+            text = store.read_record(token)
+            record = owner.parse_owner(text)
+        except (FileNotFoundError, kv.MalformedError):
+            continue
+        if record.boot_id != boot_id:
+            grants.finish_claim(store, token)
+        elif record.token == token:
+            records[token] = text, record
+    return records
+
+
+def restore_records(
+    store: LockStore,
+    boot_id: str,
+    records: dict[str, tuple[str, Owner]],
+    copies: dict[str, str],
+    done: Repair,
+) -> None:
+    """Write back the records that locks have a copy of, and that are gone; raise OSError, Refusal.
+
+    A folder without a record is one whose removal was cut short, where no lock has a copy.
+    """
+    known = {text for text, _ in records.values()}
+    for name, text in copies.items():
+        if text in known:
+            continue
+        try:
+            record = owner.parse_owner(text)
+        except kv.MalformedError:
+            continue
+        if record.boot_id != boot_id or record.token in records:
+            continue
+        folder = f"{store.claims_dir}/{record.token}"
+        if os.path.isdir(folder):
+            atomic.replace_file(f"{folder}/{RECORD}", text.encode("utf-8", "surrogateescape"))
+        else:
+            grants.write_record_folder(store, record.token, text.encode("utf-8", "surrogateescape"))
+        records[record.token] = text, record
+        add_restored(done, record, name)
+    for token in os.listdir(store.claims_dir):
+        if token in records:
+            continue
+        if os.path.lexists(f"{store.claims_dir}/{token}/{RECORD}"):
+            why = f"the record of claim {token} cannot be read, and no lock has its copy"
+            raise Refusal(UNKNOWN, why, f"remove {store.claims_dir}/{token} if no job is left")
+        atomic.remove_folder(f"{store.claims_dir}/{token}")
+
+
+def put_back_lock(store: LockStore, name: str, text: str, stands: bool) -> None:
+    """Make a lock again, or give it its owner again; raise OSError."""
+    if not stands:
+        atomic.mkdir_if_missing(f"{store.locks_dir}/{name}")
+    data = text.encode("utf-8", "surrogateescape")
+    atomic.replace_file(f"{store.locks_dir}/{name}/owner", data)
+
+
+def add_restored(done: Repair, record: Owner, name: str) -> None:
+    """Note that a device of a claim was put back."""
+    for place, one in enumerate(done.restored):
+        if one.token == record.token:
+            if name not in one.devices:
+                done.restored[place] = one.copy(devices=(*one.devices, name))
+            return
+    done.restored.append(record.copy(devices=(name,)))

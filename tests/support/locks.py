@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims that a test puts in place by hand, changes and ends, device by device."""
+
+from __future__ import annotations
+
+import os
+
+from gpulock.store import atomic, grants
+from gpulock.store.locks import Lock, LockStore
+from gpulock.store.owner import Owner, encode_owner, parse_owner
+
+
+def place_lock(store: LockStore, name: str, record: Owner) -> None:
+    """Lock one device for an owner; a claim of the same token has it besides what it has.
+
+    A record with several devices names all of them, whether they are locked or not.
+    """
+    for folder in (store.locks_dir, store.claims_dir, store.finished_dir):
+        os.makedirs(folder, exist_ok=True)
+    devices = record.devices if name in record.devices else (name,)
+    uuids = tuple(record.uuid if one == name else "" for one in devices)
+    minors = tuple(record.minor if one == name else "" for one in devices)
+    whole = record.copy(devices=devices, uuids=uuids, minors=minors)
+    if os.path.lexists(f"{store.claims_dir}/{record.token}"):
+        before = parse_owner(store.read_record(record.token))
+        kept = [one for one in before.devices if one != name]
+        left = before.of_devices(kept)
+        fresh = [one for one in devices if one not in kept]
+        more = whole.of_devices(fresh)
+        whole = whole.copy(
+            devices=(*left.devices, *more.devices),
+            uuids=(*left.uuids, *more.uuids),
+            minors=(*left.minors, *more.minors),
+        )
+    os.mkdir(f"{store.locks_dir}/{name}")
+    write_record(store, whole)
+    if record.draining:
+        store.mark_draining(record.token)
+
+
+def write_record(store: LockStore, record: Owner) -> None:
+    """Write the record of a claim, and its copies in the locks that are there."""
+    data = encode_owner(record).encode()
+    os.makedirs(f"{store.claims_dir}/{record.token}", exist_ok=True)
+    atomic.replace_file(f"{store.claims_dir}/{record.token}/record", data)
+    for name in record.devices:
+        if os.path.isdir(f"{store.locks_dir}/{name}"):
+            atomic.replace_file(f"{store.locks_dir}/{name}/owner", data)
+
+
+def change_record(store: LockStore, name: str, record: Owner) -> None:
+    """Let a lock be another owner's, or be as this record says; one of another token goes."""
+    now = store.read(name).owner
+    if now is not None and now.token != record.token:
+        end_lock(store, name)
+        place_lock(store, name, record)
+        return
+    if now is not None:
+        kept = parse_owner(store.read_record(record.token))
+        record = record.copy(uuids=kept.uuids, minors=kept.minors, devices=kept.devices)
+    write_record(store, record)
+    if record.draining:
+        store.mark_draining(record.token)
+
+
+def end_lock(store: LockStore, name: str) -> None:
+    """Take a lock away, and the record of its claim."""
+    now = store.read(name).owner
+    grants.undo_claim(store, now.token if now else "none", [name])
+
+
+def retire_lock(store: LockStore, lock: Lock, how: str, boot_id: str = "") -> None:
+    """Release one device of a claim."""
+    assert lock.owner
+    boot = boot_id or lock.owner.boot_id
+    grants.release_devices(store, lock.owner.token, [lock.id], how, boot)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims are made, shrink and end: the record first, and last."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.store import atomic, grants
+from gpulock.store.counters import read_history_dropped
+from gpulock.store.locks import LockStore
+from gpulock.store.owner import Owner
+from tests.support.faults import disk_full, raising
+from tests.support.trees import BOOT, OTHER_BOOT, bus, record
+
+TOKEN = "feedfacefeedface"
+TWO = record(devices=(bus(0), bus(1)), uuids=("GPU-0", "GPU-1"), minors=("0", "1"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LockStore:
+    made = LockStore(str(tmp_path / "run"))
+    for folder in (made.locks_dir, made.claims_dir, made.finished_dir):
+        os.makedirs(folder)
+    return made
+
+
+def release(store: LockStore, *names: str, how: str = "epilog", boot_id: str = BOOT) -> None:
+    grants.release_devices(store, TOKEN, names, how, boot_id)
+
+
+def holders(store: LockStore) -> dict[str, tuple[str, str, str]]:
+    return {
+        name: (lock.owner.token, lock.owner.uuid, lock.owner.minor)
+        for name, lock in store.read_all_locks().items()
+        if lock.owner
+    }
+
+
+def released_lines(store: LockStore, folder: str = "finished") -> list[str]:
+    path = Path(store.root, folder, TOKEN, "released")
+    return [line for line in path.read_text().splitlines() if line]
+
+
+def test_a_claim_has_one_record_and_a_copy_in_each_lock(store: LockStore) -> None:
+    grants.make_claim(store, TWO)
+    assert holders(store) == {bus(0): (TOKEN, "GPU-0", "0"), bus(1): (TOKEN, "GPU-1", "1")}
+    text = store.read_record(TOKEN)
+    copies = {Path(store.locks_dir, name, "owner").read_text() for name in TWO.devices}
+    assert copies == {text}
+    assert os.listdir(store.claims_dir) == [TOKEN]
+
+
+def test_a_device_that_is_locked_already_leaves_nothing_of_the_claim(store: LockStore) -> None:
+    os.mkdir(f"{store.locks_dir}/{bus(1)}")
+    with pytest.raises(FileExistsError):
+        grants.make_claim(store, TWO)
+    assert os.listdir(store.claims_dir) == []
+    assert os.listdir(store.locks_dir) == [bus(1)]
+
+
+def test_a_full_disk_leaves_nothing_of_the_claim(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "write", disk_full)
+    with pytest.raises(OSError):
+        grants.make_claim(store, TWO)
+    assert [name for name in os.listdir(store.claims_dir) if name[0] != "."] == []
+    assert os.listdir(store.locks_dir) == []
+
+
+def test_what_cannot_be_undone_is_left_to_the_reaper(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grants.make_claim(store, TWO)
+    monkeypatch.setattr(os, "rmdir", raising(PermissionError(1, "no")))
+    grants.undo_claim(store, TOKEN, TWO.devices)
+    assert sorted(holders(store)) == [bus(0), bus(1)]
+
+
+def test_a_released_claim_waits_for_its_line_with_when_and_how(store: LockStore) -> None:
+    grants.make_claim(store, TWO)
+    release(store, bus(0), bus(1), how="reap: process 1 (a\nb) is gone")
+    assert holders(store) == {}
+    assert os.listdir(store.finished_dir) == [TOKEN]
+    words = [line.split(" ", 5) for line in released_lines(store)]
+    assert [word[0] for word in words] == [bus(0), bus(1)]
+    assert [word[3:5] for word in words] == [["0", "GPU-0"], ["1", "GPU-1"]]
+    assert all(float(word[1]) > 1e9 and float(word[2]) > 0 for word in words)
+    assert {word[5] for word in words} == {"reap: process 1 (a?b) is gone"}
+
+
+def test_the_end_of_a_claim_of_another_boot_is_not_told_by_this_ones_clock(
+    store: LockStore,
+) -> None:
+    grants.make_claim(store, TWO)
+    release(store, *TWO.devices, boot_id=OTHER_BOOT)
+    assert {line.split(" ")[2] for line in released_lines(store)} == {"-"}
+
+
+def test_a_part_that_is_released_is_in_no_record_any_more(store: LockStore) -> None:
+    grants.make_claim(store, TWO)
+    release(store, bus(0))
+    assert holders(store) == {bus(1): (TOKEN, "GPU-1", "1")}
+    assert bus(0) not in Path(store.locks_dir, bus(1), "owner").read_text()
+    assert os.listdir(store.finished_dir) == []
+    assert [line.split(" ")[0] for line in released_lines(store, "claims")] == [bus(0)]
+    release(store, bus(1))
+    assert len(released_lines(store)) == 2
+
+
+def test_a_part_is_released_although_another_lock_is_lost(store: LockStore) -> None:
+    grants.make_claim(store, TWO)
+    grants.remove_lock(store, bus(1))
+    grants.remove_lock(store, bus(0))
+    release(store, bus(0))
+    assert sorted(holders(store)) == [bus(1)]
+
+
+@pytest.mark.parametrize("names", [(bus(2),), (bus(0), bus(2))])
+def test_what_a_claim_does_not_have_is_not_released(
+    store: LockStore, names: tuple[str, ...]
+) -> None:
+    grants.make_claim(store, TWO)
+    with pytest.raises(Refusal) as caught:
+        release(store, *names)
+    assert (caught.value.kind, "changed meanwhile" in caught.value.why) == (UNKNOWN, True)
+    assert sorted(holders(store)) == [bus(0), bus(1)]
+
+
+def test_a_claim_that_is_gone_is_not_released(store: LockStore) -> None:
+    with pytest.raises(Refusal):
+        release(store, bus(0))
+
+
+def test_a_record_that_cannot_be_understood_is_not_released(store: LockStore) -> None:
+    grants.make_claim(store, TWO)
+    Path(store.claims_dir, TOKEN, "record").write_text("gpulock-owner 2\n")
+    with pytest.raises(OSError):
+        release(store, bus(0))
+
+
+def test_a_release_that_cannot_note_when_has_released(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grants.make_claim(store, TWO)
+    monkeypatch.setattr(os, "write", disk_full)
+    release(store, *TWO.devices)
+    assert holders(store) == {}
+    assert sorted(os.listdir(f"{store.finished_dir}/{TOKEN}")) == ["record", "released"]
+
+
+def test_a_lock_goes_with_the_marks_in_it(store: LockStore) -> None:
+    grants.make_claim(store, TWO)
+    store.mark_orphans(bus(0), "process 7 has it open")
+    grants.remove_lock(store, bus(0))
+    grants.remove_lock(store, bus(0))
+    assert os.listdir(store.locks_dir) == [bus(1)]
+
+
+def test_a_claim_that_was_finished_and_put_back_is_finished_once(store: LockStore) -> None:
+    grants.make_claim(store, TWO)
+    release(store, *TWO.devices)
+    grants.make_claim(store, TWO)
+    release(store, *TWO.devices)
+    assert (os.listdir(store.claims_dir), os.listdir(store.finished_dir)) == ([], [TOKEN])
+
+
+def test_a_finish_that_fails_otherwise_is_told(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grants.make_claim(store, TWO)
+    monkeypatch.setattr(os, "rename", raising(OSError(errno.EIO, "I/O error")))
+    with pytest.raises(OSError):
+        grants.finish_claim(store, TOKEN)
+
+
+def finish(store: LockStore, token: str) -> None:
+    own: Owner = record(token=token)
+    grants.make_claim(store, own)
+    grants.release_devices(store, token, own.devices, "epilog", BOOT)
+
+
+def count_no_links(patch: pytest.MonkeyPatch) -> None:
+    """Let every folder have one link, as on btrfs and on a merged overlay."""
+    real = os.stat
+
+    def stat(path: str, **more: bool) -> os.stat_result:
+        found = real(path, **more)
+        return os.stat_result((*found[:3], 1, *found[4:10]))
+
+    patch.setattr(os, "stat", stat)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_finished_claims_do_not_pile_up_and_the_oldest_go_first(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
+    if not counted:
+        count_no_links(monkeypatch)
+    monkeypatch.setattr(grants, "FINISHED_CAP", 6)
+    monkeypatch.setattr(grants, "FINISHED_PRUNE", 4)
+    for number in range(6):
+        finish(store, f"t{number}")
+        os.utime(f"{store.finished_dir}/t{number}", (number, number))
+    assert sorted(os.listdir(store.finished_dir)) == ["t4", "t5"]
+    assert read_history_dropped(store) == 4
+
+
+def test_a_finished_claim_that_is_dropped_is_counted_first(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is killed in between has counted too many, never too few."""
+    monkeypatch.setattr(grants, "FINISHED_CAP", 1)
+    monkeypatch.setattr(atomic, "remove_folder", raising(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        finish(store, "t")
+    assert read_history_dropped(store) == 1
+
+
+def test_what_cannot_be_counted_is_dropped_all_the_same(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "append_file", disk_full)
+    grants.note_dropped(store, 3)
+    assert read_history_dropped(store) == 0
+
+
+def test_finished_claims_that_cannot_be_counted_stop_no_release(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "count_folders", raising(PermissionError(13, "denied")))
+    finish(store, "t")
+    assert os.listdir(store.finished_dir) == ["t"]

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records and locks agree again once somebody has the gate, whatever was removed of either."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.store import atomic, grants
+from gpulock.store.locks import LockStore
+from gpulock.store.owner import encode_owner
+from gpulock.store.repair import Repair, repair_locks
+from tests.support.faults import raising
+from tests.support.trees import BOOT, OTHER_BOOT, bus, record
+
+TOKEN = "feedfacefeedface"
+TWO = record(devices=(bus(0), bus(1)))
+OTHER = record(token="cafe", job_id="13", devices=(bus(2),))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LockStore:
+    made = LockStore(str(tmp_path / "run"))
+    for folder in (made.locks_dir, made.claims_dir, made.finished_dir):
+        os.makedirs(folder)
+    grants.make_claim(made, TWO)
+    grants.make_claim(made, OTHER)
+    return made
+
+
+def holders(repair: Repair) -> dict[str, str]:
+    return {name: lock.owner.token for name, lock in repair.held.items() if lock.owner}
+
+
+def restored(repair: Repair) -> dict[str, set[str]]:
+    return {one.token: set(one.devices) for one in repair.restored}
+
+
+ALL = {bus(0): TOKEN, bus(1): TOKEN, bus(2): "cafe"}
+
+
+def assert_whole(store: LockStore) -> None:
+    again = repair_locks(store, BOOT)
+    assert (holders(again), again.restored) == (ALL, [])
+    for name, token in ALL.items():
+        text = Path(store.locks_dir, name, "owner").read_text()
+        assert text == store.read_record(token)
+
+
+def test_what_is_whole_stays(store: LockStore) -> None:
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("what", ["LOCK_DIR", "locks"])
+def test_all_locks_that_are_lost_are_made_again(store: LockStore, what: str) -> None:
+    shutil.rmtree(store.path if what == "LOCK_DIR" else store.locks_dir)
+    done = repair_locks(store, BOOT)
+    assert holders(done) == ALL
+    assert restored(done) == {TOKEN: {bus(0), bus(1)}, "cafe": {bus(2)}}
+    assert_whole(store)
+
+
+def test_one_lock_that_is_lost_is_made_again(store: LockStore) -> None:
+    shutil.rmtree(f"{store.locks_dir}/{bus(1)}")
+    done = repair_locks(store, BOOT)
+    assert restored(done) == {TOKEN: {bus(1)}}
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("text", [None, "", "gpulock-owner 2\n", "garbage"])
+def test_an_owner_that_is_lost_or_spoilt_is_written_again(
+    store: LockStore, text: str | None
+) -> None:
+    owner = Path(store.locks_dir, bus(0), "owner")
+    owner.unlink()
+    if text is not None:
+        owner.write_text(text)
+    assert holders(repair_locks(store, BOOT)) == ALL
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("how", ["folder", "record", "garbage"])
+def test_a_record_that_is_lost_or_spoilt_is_written_back(store: LockStore, how: str) -> None:
+    folder = Path(store.claims_dir, TOKEN)
+    if how == "folder":
+        shutil.rmtree(folder)
+    elif how == "record":
+        (folder / "record").unlink()
+    else:
+        (folder / "record").write_text("gpulock-owner 2\n")
+    done = repair_locks(store, BOOT)
+    assert holders(done) == ALL
+    assert TOKEN in restored(done)
+    assert_whole(store)
+
+
+def test_all_records_that_are_lost_are_written_back(store: LockStore) -> None:
+    shutil.rmtree(store.claims_dir)
+    assert holders(repair_locks(store, BOOT)) == ALL
+    assert_whole(store)
+
+
+def test_a_lock_whose_record_does_not_name_it_goes(store: LockStore) -> None:
+    """So a release of a part that was killed is completed."""
+    grants.release_devices(store, TOKEN, [bus(0)], "release", BOOT)
+    os.mkdir(f"{store.locks_dir}/{bus(0)}")
+    shutil.copy(f"{store.locks_dir}/{bus(1)}/owner", f"{store.locks_dir}/{bus(0)}/owner")
+    assert holders(repair_locks(store, BOOT)) == {bus(1): TOKEN, bus(2): "cafe"}
+    assert sorted(os.listdir(store.locks_dir)) == [bus(1), bus(2)]
+
+
+def test_a_lock_without_owner_or_record_goes(store: LockStore) -> None:
+    os.mkdir(f"{store.locks_dir}/{bus(3)}")
+    assert holders(repair_locks(store, BOOT)) == ALL
+    assert bus(3) not in os.listdir(store.locks_dir)
+
+
+@pytest.mark.parametrize("text", ["garbage", "gpulock-owner 2\n"])
+def test_a_lock_that_cannot_be_understood_and_no_record_names_is_held(
+    store: LockStore, text: str
+) -> None:
+    folder = Path(store.locks_dir, bus(3))
+    folder.mkdir()
+    (folder / "owner").write_text(text)
+    done = repair_locks(store, BOOT)
+    assert done.held[bus(3)].fault != ""
+    assert done.held[bus(3)].owner is None
+
+
+def test_a_file_in_the_place_of_a_lock_is_held(store: LockStore) -> None:
+    Path(store.locks_dir, bus(3)).write_text("a file")
+    assert repair_locks(store, BOOT).held[bus(3)].fault != ""
+
+
+def test_a_record_without_any_copy_that_cannot_be_read_stops_all_claims(store: LockStore) -> None:
+    """Nobody knows which devices it names."""
+    for name in TWO.devices:
+        shutil.rmtree(f"{store.locks_dir}/{name}")
+    Path(store.claims_dir, TOKEN, "record").write_text("garbage")
+    with pytest.raises(Refusal) as caught:
+        repair_locks(store, BOOT)
+    assert caught.value.kind == UNKNOWN
+    assert f"remove {store.claims_dir}/{TOKEN} if no job is left" in caught.value.do
+
+
+def test_a_claim_that_was_killed_while_it_was_made_is_whole_or_gone(store: LockStore) -> None:
+    half = record(token="half", job_id="14", devices=(bus(3), bus(4)))
+    grants.make_claim(store, half)
+    shutil.rmtree(f"{store.locks_dir}/{bus(4)}")
+    os.unlink(f"{store.locks_dir}/{bus(3)}/owner")
+    os.mkdir(f"{store.claims_dir}/.other.1.0123456789ab")
+    os.mkdir(f"{store.claims_dir}/empty")
+    assert holders(repair_locks(store, BOOT)) == {**ALL, bus(3): "half", bus(4): "half"}
+    assert sorted(os.listdir(store.claims_dir)) == sorted(["cafe", "half", TOKEN])
+
+
+def test_claims_of_another_boot_are_finished_and_their_locks_go(store: LockStore) -> None:
+    old = record(token="old", boot_id=OTHER_BOOT, devices=(bus(5),))
+    grants.make_claim(store, old)
+    os.mkdir(f"{store.locks_dir}/{bus(6)}")
+    shutil.copy(f"{store.locks_dir}/{bus(5)}/owner", f"{store.locks_dir}/{bus(6)}/owner")
+    assert holders(repair_locks(store, BOOT)) == ALL
+    assert os.listdir(store.finished_dir) == ["old"]
+    assert sorted(os.listdir(store.locks_dir)) == sorted(ALL)
+
+
+def test_a_record_in_the_folder_of_another_claim_is_no_claim(store: LockStore) -> None:
+    os.rename(f"{store.claims_dir}/cafe", f"{store.claims_dir}/beef")
+    with pytest.raises(Refusal) as caught:
+        repair_locks(store, BOOT)
+    assert "claim beef" in caught.value.why
+
+
+def test_two_records_that_name_one_device_both_hold_it_until_both_are_over(
+    store: LockStore,
+) -> None:
+    """Only root can bring that about."""
+    both = record(token="both", job_id="15", devices=(bus(2), bus(3)))
+    grants.write_record_folder(store, "both", b"")
+    text = encode_owner(both).encode()
+    Path(store.claims_dir, "both", "record").write_bytes(text)
+    first = holders(repair_locks(store, BOOT))
+    assert first[bus(3)] == "both"
+    holder = first[bus(2)]
+    other = OTHER if holder == "cafe" else both
+    grants.release_devices(store, holder, other.devices, "epilog", BOOT)
+    assert holders(repair_locks(store, BOOT))[bus(2)] == ({"cafe", "both"} - {holder}).pop()
+
+
+@pytest.mark.parametrize("number", [13, 5])
+def test_what_cannot_be_put_back_is_told(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    shutil.rmtree(f"{store.locks_dir}/{bus(1)}")
+    monkeypatch.setattr(atomic, "replace_file", raising(OSError(number, "no")))
+    with pytest.raises(Refusal) as caught:
+        repair_locks(store, BOOT)
+    assert (caught.value.kind, "cannot be put back" in caught.value.why) == (BROKEN, True)

@@ -78,9 +78,11 @@ def release_locks(
     return released
 
 
-def is_same_claim(before: Lock, now: "Lock | None") -> bool:
+def is_same_claim(before: "Lock | None", now: "Lock | None") -> bool:
     """Return whether a lock is of the claim that had it before the gate was taken."""
-    return bool(before.owner and now and now.owner and before.owner.token == now.owner.token)
+    return bool(
+        before and before.owner and now and now.owner and before.owner.token == now.owner.token
+    )
 
 
 def restrict_to_owners(scan: "ProcessScan", locks: list[Lock]) -> None:

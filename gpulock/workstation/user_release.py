@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from gpulock.alloc.process_owner import is_command_running_elsewhere
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import Reaper
+from gpulock.alloc.release import is_same_claim
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
@@ -29,16 +30,17 @@ def release_for_user(
 ) -> tuple[str, ...]:
     """Free what is meant, all or none; return the ids. Raises Refusal."""
     judge = make_liveness_judge(node)
+    seen = node.store.read_all_locks()
     # a look at all files is not for what means nothing, or is refused without it
-    refuse_running_commands(
-        select_locks(node.store.read_all_locks(), peer, request), peer, judge.scan
-    )
+    refuse_running_commands(select_locks(seen, peer, request), peer, judge.scan)
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
     reaper.files.seconds = LOOK_SECONDS
     reaper.files.any_device_open((peer.account,))
     with Gate(node.store, deadline, node.settings.gate_timeout):
         reaper.read_locks()
-        locks = select_locks(reaper.held, peer, request)
+        # what was claimed since has not been looked at
+        same = {n: one for n, one in reaper.held.items() if is_same_claim(seen.get(n), one)}
+        locks = select_locks(same, peer, request)
         refuse_running_commands(locks, peer, judge.scan)
         reaper.give_back(locks, f"released by uid {peer.account}")
     return tuple(lock.id for lock in locks)

@@ -16,6 +16,7 @@ import click
 
 from gpulock.alloc.process_owner import ProcessTree, is_command_running_elsewhere
 from gpulock.alloc.reaper import Reaper, free_locks
+from gpulock.alloc.release import is_same_claim
 from gpulock.cli.claims import socket_client
 from gpulock.cli.complete import complete_device, complete_job
 from gpulock.cli.select import (
@@ -153,11 +154,14 @@ def release_selected_locks(
     """Free the locks that are `ours`, all or none; raise Refused or Refusal."""
     require_claims(node.store)
     reaper = Reaper(node, make_liveness_judge(node), found, {})
-    mine = [lock for lock in node.store.read_all_locks().values() if ours(lock)]
-    reaper.look([] if force else mine)
+    seen = node.store.read_all_locks()
+    reaper.look([] if force else [lock for lock in seen.values() if ours(lock)])
     with Gate(node.store, Deadline(node.settings.gate_timeout)):
         reaper.read_locks()
-        if not (locks := [lock for lock in reaper.held.values() if ours(lock)]):
+        locks = [lock for lock in reaper.held.values() if ours(lock)]
+        if not force:  # what was claimed since has not been looked at
+            locks = [one for one in locks if not one.owner or is_same_claim(seen.get(one.id), one)]
+        if not locks:
             raise CommandRefusedError("no matching claim", "see gpulock status")
         let = [ReleaseCandidate(lock, reaper.device_user(lock)) for lock in locks]
         if force:

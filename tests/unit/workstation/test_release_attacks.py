@@ -7,7 +7,8 @@ import pytest
 
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.deadline import clock_boottime
-from gpulock.errors import BUSY, Refusal
+from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
+from gpulock.store import grants
 from gpulock.workstation import server as server_module
 from gpulock.workstation import user_release
 from gpulock.workstation.server import MOST_OF_USER
@@ -107,6 +108,22 @@ def test_the_claim_of_a_command_that_runs_costs_no_look_at_files(
     monkeypatch.setattr("gpulock.alloc.reaper.OpenFiles", never)
     reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 902)))
     assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])
+
+
+def test_a_device_that_another_claim_got_during_the_look_is_not_given_back(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+
+    def look(*_: object) -> bool:
+        grants.release_devices(desk.node.store, "t0", [bus(0)], "its shell ended", "")
+        desk.hold(0, desk.process(902, ALICE), uid=ALICE, start=9, token="later")
+        return True
+
+    monkeypatch.setattr(OpenFiles, "any_device_open", look)
+    request = SocketRequest(RELEASE, 901, 0, devices=(bus(0),))
+    reply = last(desk.ask(request, desk.come_as(ALICE, 901)))
+    assert (reply.kind, desk.box.locks()) == (INVALID_REQUEST, [bus(0)])
 
 
 @pytest.mark.attack

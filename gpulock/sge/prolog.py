@@ -183,7 +183,7 @@ def check_isolation(settings: "Settings", found: Spool) -> None:
     Before the claim: a Python that cannot be read would not undo it either.
     """
     if settings.isolation != "off":
-        from gpulock.isolation import job
+        from gpulock.isolation import bpf, job  # noqa: F401 (what confines a job loads bpf)
 
         job.check_systemd_scope(found.config)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.web.server import ServerLimits
+from gpulock_exporter.web.server import ENDING, ServerLimits
 
 from tests.exporter.certificates import trusting
 from tests.exporter.child import Child, serving
@@ -69,7 +69,10 @@ def holds_out(child: Child) -> None:
     """Check what must hold while attackers are connected who need never go by themselves."""
     for _ in range(3):
         child.scrape()
-    assert child.sockets() <= PLACED + OWN
+    assert child.sockets() <= PLACED + ENDING + OWN
+    wait_until(
+        lambda: child.sockets() <= PLACED + OWN, why="the threads of those that were cut to end"
+    )
 
 
 def ends_all(attackers: list[socket.socket]) -> None:

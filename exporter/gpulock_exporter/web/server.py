@@ -37,7 +37,7 @@ _KERNEL_LATER = 1.0  # seconds that the kernel waits longer than we do
 _ACCEPTED_AT_ONCE = 32
 _PAUSE_SECONDS = 0.05
 _QUIET_SECONDS = 60.0
-_ENDING = 32  # threads of connections that were cut, at most, beside those that are served
+ENDING = 32  # threads of connections that were cut, at most, beside those that are served
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -174,7 +174,7 @@ class HttpServer:
                 return False
             # those that were cut end as soon as their threads run
             return self._changed.wait_for(
-                lambda: len(self._connections) < most + _ENDING, _PAUSE_SECONDS
+                lambda: len(self._connections) < most + ENDING, _PAUSE_SECONDS
             )
 
     def _cut_oldest(self) -> bool:

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.node.procfs import Proc, ProcessStatus
 
-ONE_USER = 0.5  # seconds for the processes of one user
+ONE_USER = 0.5  # seconds of processor time for the processes of one user
 INIT = 1  # may hide its environment even from root
 CLAIM = "GPULOCK_CLAIM"  # the token of the claim of a `gpulock run`
 JOB, NODE, CONTEXT = b"SLURM_JOB_ID=", b"SLURMD_NODENAME=", b"SLURM_SCRIPT_CONTEXT="
@@ -60,11 +60,11 @@ def read_environs(
     took more than a minute.
     """
     started: dict[int, StartedAs] = {}
-    unseen, late = "", time.monotonic() + ONE_USER
+    unseen, late = "", time.thread_time() + ONE_USER
     for pid, status in statuses.items():
         if status.kernel or status.uids[0] != uid or pid == INIT:
             continue
-        if time.monotonic() > late:
+        if time.thread_time() > late:
             return started, f"no time for the environment of process {pid} of uid {uid}", unseen
         try:
             started[pid] = StartedAs(proc.read_memory(pid, "environ"))

@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +25,7 @@ from gpulock.store.locks import Lock
 from tests.support.pairs import zip_equal
 from tests.support.trees import FakeProc, record
 
+ROOT = Path(__file__).resolve().parents[3]
 OWNER, OTHER, SUBORDINATE = 61_001, 61_002, 3_000_005
 DEVICE = "0000:3b:00.0"
 MINOR = 7
@@ -350,28 +353,31 @@ def test_numbers_of_forks_that_failed_hide_nobody_who_forks(
     assert scan.may_fork(OTHER) and not scan.may_fork(OWNER)
 
 
+GIVEN_AGAIN = """
+import os, signal
+from gpulock.node.procfs import Proc
+for _ in range(3):
+    with open("/proc/sys/kernel/ns_last_pid", "w") as last:
+        last.write("99")
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    inode = Proc().inodes()[pid]
+    assert Proc().inodes()[pid] == inode
+    print(pid, inode)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+"""
+
+
 @pytest.mark.root
 def test_the_kernel_gives_the_folder_of_a_number_that_is_given_again_another_inode() -> None:
-    def fork_with_number(number: int) -> int:
-        if number:
-            Path("/proc/sys/kernel/ns_last_pid").write_text(str(number - 1))
-        pid = os.fork()
-        if not pid:
-            signal.pause()
-        return pid
-
-    first = pid = fork_with_number(0)
-    inodes: list[int] = []
-    for _ in range(20):
-        if pid == first:  # nobody else was given it meanwhile
-            inodes.append(Proc().inodes()[pid])
-            assert Proc().inodes()[pid] == inodes[-1]
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        if len(inodes) == 3:
-            break
-        pid = fork_with_number(first)
-    assert len(set(inodes)) == len(inodes) == 3
+    """In a pid namespace of its own, where nobody else is given the number meanwhile."""
+    alone = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", GIVEN_AGAIN]
+    done = subprocess.run(alone, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    numbers, inodes = zip_equal(*[line.split() for line in done.stdout.splitlines()])
+    assert set(numbers) == {"100"}
+    assert len(set(inodes)) == 3
 
 
 @pytest.mark.root  # as the kernel makes the folder of such a process

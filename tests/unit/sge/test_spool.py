@@ -11,6 +11,7 @@ from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.sge import spool
 from gpulock.sge.hook import SgeHookCall, find_spool
+from tests.support.clock import replace_clock
 from tests.support.faults import fail_at
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus
 
@@ -88,8 +89,11 @@ def opened(proc: Proc) -> str:
     return ""
 
 
-def test_a_shepherd_that_is_root_for_a_moment_is_asked_again(site: Site) -> None:
+def test_a_shepherd_that_is_root_for_a_moment_is_asked_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It writes a line of its trace as root alone, just after it started a hook."""
+    replace_clock(monkeypatch)
     site.run()
     assert opened(Moments(site, *[(ROOT,) * 4] * 20, (ROOT, ME, ME, ME))) == ""
 

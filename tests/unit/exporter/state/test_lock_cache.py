@@ -23,6 +23,7 @@ from tests.support.locks import change_record, place_lock, retire_lock
 from tests.support.trees import Box, bus, record
 
 PAST = 1_500_000_000  # epoch seconds: what was made then is settled
+HOUR = 3600 * SETTLED  # nanoseconds; a virtual machine that wakes up sets its clock
 FIRST, OTHER, LATER = record().token, "b" * 16, "c" * 16
 
 CHANGES: dict[str, Callable[[LockStore], object]] = {
@@ -81,7 +82,7 @@ class Reader:
 @pytest.fixture
 def reader(tmp_path: Path) -> Reader:
     """Return locks that were read long after they were made."""
-    found = Reader(tmp_path, lambda: time.time_ns() + 2 * SETTLED)
+    found = Reader(tmp_path, lambda: time.time_ns() + HOUR)
     found.age()
     found.read()
     return found

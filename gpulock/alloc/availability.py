@@ -7,10 +7,11 @@ Hot. The gate is held, but for `judge_ahead`.
 import os
 
 from gpulock.alloc.choose import LATE, SUSPECT, ClaimRequest, choose_devices, choose_unused_first
+from gpulock.alloc.holders import OUT, lock_holder, whole_claims
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, format_requested_gpus
 from gpulock.node import devices
 from gpulock.node.context import Node
-from gpulock.node.devices import SHARE, Device
+from gpulock.node.devices import Device
 from gpulock.store import boot, quarantine
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.locks import Lock
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from gpulock.alloc.liveness import Judge
     from gpulock.alloc.reaper import Reaper
     from gpulock.node.settings import Settings
-
-OUT = "quarantined"  # of a device that an administrator or gpulockd brings back
 
 
 def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -> Refusal:
@@ -119,11 +118,6 @@ def pick_free_devices(
     return choose_devices(free, want.count, node.links), out
 
 
-def whole_claims(held: dict[str, Lock]) -> dict[str, Lock]:
-    """Return the locks that nobody can hold a share beside."""
-    return {name: lock for name, lock in held.items() if SHARE not in name}
-
-
 def shortage_refusal(
     found: list[Device],
     held: dict[str, Lock],
@@ -135,11 +129,7 @@ def shortage_refusal(
     if want.share and not want.counted:
         from gpulock.alloc.shares import share_shortage_refusal
 
-        closed = [*whole_claims(held), *out]
-        away = [name for name, why in out.items() if why == OUT]
-        return share_shortage_refusal(
-            found, held, closed, away, want, settings, lambda card: lock_holder(held, card, out)
-        )
+        return share_shortage_refusal(found, held, out, want, settings)
     if want.wanted:
         in_the_way = whole_claims(held) if want.share else held
         return wanted_device_refusal(found, in_the_way, out, want)
@@ -180,24 +170,3 @@ def wanted_device_refusal(
         f"the job needs GPU {','.join([d.label() for d, _ in who])}, not free: {names}",
         f"see gpulock why {gone[0][0].label() if gone else 'JOB'}",
     )
-
-
-def lock_holder(held: dict[str, Lock], device: str, out: dict[str, str]) -> str:
-    """Return who has a device, in a word or two; of a shared one everybody."""
-    holders = [
-        lock_owner_words(lock)
-        for name, lock in held.items()
-        if devices.lock_ids_overlap(name, device)
-    ]
-    away = [why for name, why in out.items() if devices.lock_ids_overlap(name, device)]
-    return " and ".join(dict.fromkeys(holders)) or (away[0] if away else "free")
-
-
-def lock_owner_words(lock: Lock) -> str:
-    """Return who has a lock, in a word or two."""
-    if lock.owner is None:
-        return "unknown owner"
-    job = lock.owner.job()
-    if lock.owner.draining:
-        return f"job {job}, which has ended, but not its processes"
-    return job if lock.owner.scheduler in ("process", "admin") else f"job {job}"

@@ -43,18 +43,16 @@ class ClaimRequest:
         wanted: tuple[str, ...] = (),
         join: bool = False,
         check: "Callable[[list[Device]], object]" = list,
-        last: "dict[str, int] | None" = None,
         share: bool = False,
-        counted: bool = False,
         kinds: "tuple[tuple[str, int], ...]" = (),
     ) -> None:
         self.check = check
-        self.last = last or {}
+        self.last: dict[str, int] = {}
         self.count = count
         self.wanted = wanted
         self.join = join
         self.share = share
-        self.counted = counted
+        self.counted = False
         self.uid = -1
         self.asked: dict[str, str] = {}
         self.patience = CHECK_SECONDS

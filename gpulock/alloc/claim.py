@@ -9,6 +9,7 @@ device granted twice, because mkdir is the grant.
 import os
 import time
 
+from gpulock.alloc.attempt import ClaimAttempt
 from gpulock.alloc.availability import (
     impossible_refusal,
     judge_ahead,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpulock.alloc.liveness import Judge
-    from gpulock.alloc.reaper import Reaper
 
 
 class Grant:
@@ -65,14 +65,8 @@ def claim_devices(
     `judge` is called only when something must be judged. Where devices are short the gate is left
     for a look at open files, which may take long, and taken once more.
     """
-    made: list[Judge] = []
-
-    def judge_once() -> "Judge":
-        if not made:
-            made.append(judge())
-        return made[0]
-
-    found = node.devices()
+    attempt = ClaimAttempt(node, template, want, judge)
+    found = attempt.devices
     several = any([d.parent or d.model != found[0].model for d in found])
     if want.kinds or (several and not want.wanted and not want.share):
         from gpulock.alloc.kinds import resolve_kinds
@@ -92,7 +86,6 @@ def claim_devices(
         raise impossible_refusal(found, want, node.settings.expected_gpus)
     want.uid = template.uid
     node.store.check(make=True)
-    ahead: "Reaper | None" = None
     waited = 0.0
     try:
         while True:
@@ -100,9 +93,7 @@ def claim_devices(
                 waited += gate.waited
                 totals = ClaimCounters(node.store)
                 try:
-                    grant = claim_under_gate(
-                        node, gate, found, template, want, judge_once, ahead, totals
-                    )
+                    grant = claim_under_gate(attempt, gate, totals)
                 except Refusal as refusal:
                     count_refusal(totals, refusal, template, waited)
                     raise
@@ -115,8 +106,7 @@ def claim_devices(
                 from gpulock.alloc.health_check import wait_for_checks
 
                 wait_for_checks(node, want.asked, deadline.sooner(want.patience))
-            made[:] = [judge()]  # whose look is of now
-            ahead = judge_ahead(node, found, made[0], template)
+            attempt.ahead = judge_ahead(node, found, attempt.renew_judge(), template)
     except LockTimeout as refusal:
         if note_lock_timeout(node.store, template.job(), template.user):
             escalate_refusal(refusal)
@@ -151,20 +141,12 @@ def count_unknown_refusal(
         return
 
 
-def claim_under_gate(
-    node: Node,
-    gate: Gate,
-    found: list[Device],
-    template: Owner,
-    want: ClaimRequest,
-    judge: "Callable[[], Judge]",
-    ahead: "Reaper | None",
-    totals: ClaimCounters,
-) -> "Grant | None":
-    """Do steps 4 to 7 of the life of a claim; None without a look `ahead` that they need.
+def claim_under_gate(attempt: ClaimAttempt, gate: Gate, totals: ClaimCounters) -> "Grant | None":
+    """Do steps 4 to 7 of the life of a claim; None without a look ahead that they need.
 
     The gate is held.
     """
+    node, found, want, template = attempt.node, attempt.devices, attempt.want, attempt.template
     if node.store.boot_id() != node.boot_id:
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
     held = repair_locks(node.store, node.boot_id).held
@@ -173,7 +155,7 @@ def claim_under_gate(
         from gpulock.alloc.same_job import LookNeededError, granted_before
 
         try:
-            again = granted_before(node, mine, template, found, want.count, want.join, judge, ahead)
+            again = granted_before(attempt, mine)
         except LookNeededError:
             return None
         if again:
@@ -181,9 +163,9 @@ def claim_under_gate(
         held = node.store.read_all_locks()
     chosen, out = pick_free_devices(node, found, held, want)
     if not chosen:
-        if ahead is None:
+        if attempt.ahead is None:
             return None
-        reap_held_locks(ahead, held, totals)
+        reap_held_locks(attempt.ahead, held, totals)
         held = node.store.read_all_locks()
         chosen, out = pick_free_devices(node, found, held, want)  # some may be out by now
     if not chosen and any([lock.owner and lock.owner.gives_way() for lock in held.values()]):

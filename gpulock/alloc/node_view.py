@@ -9,69 +9,17 @@ Nothing is written and no gate is taken: a lock that is being made is looked at 
 import os
 import time
 
-from gpulock.alloc.states import DeviceState, device_states
+from gpulock.alloc.states import NodeView
 from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
 from gpulock.store import boot, verdicts
-from gpulock.store.foreign import ForeignUse, read_foreign_uses
+from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes
 from gpulock.store.verdicts import Verdict
 
 SETTLE = 0.05  # seconds; a claim is without its owner record for 0.2 ms, on a busy node for longer
 PAUSE = 0.002  # seconds between two looks at such a lock
-
-
-class NodeView:
-    """What the files say: `locks` by id, `quarantined` the reason by id, `verdicts` by token.
-
-    None is not known. `reconciled` is when the verdicts were made (CLOCK_BOOTTIME seconds, also
-    where they are old), `lost` whether the locks of this boot were lost, `full` whether LOCK_DIR
-    has room for no claim. `fault` is why nobody can see of which boot LOCK_DIR is.
-    """
-
-    def __init__(
-        self,
-        locks: "dict[str, Lock] | None" = None,
-        quarantined: "dict[str, str] | None" = None,
-        verdicts: "dict[str, Verdict] | None" = None,
-        reconciled: "float | None" = None,
-        lost: bool = False,
-    ) -> None:
-        self.locks = locks
-        self.quarantined = quarantined
-        self.verdicts = verdicts
-        self.reconciled = reconciled
-        self.lost = lost
-        self.full = False
-        self.fault = ""
-        self.open_foreign: dict[str, ForeignUse] = {}  # by device, as gpulockd saw it
-        self.closed: dict[str, str] = {}  # why a card without a lock is not free: its MPS ends
-
-    @property
-    def held(self) -> dict[str, Lock]:
-        """Return the locks as far as they are known."""
-        return self.locks or {}
-
-    def device_rows(
-        self,
-        devices: list[Device],
-        expected: int,
-        foreign: frozenset[str] = frozenset(),
-        idle: frozenset[str] = frozenset(),
-    ) -> list[DeviceState]:
-        """Return one row a device; `expected` GPUs, `foreign` and `idle` ids are the caller's."""
-        return device_states(
-            devices,
-            self.held,
-            self.quarantined or {},
-            self.verdicts,
-            expected,
-            foreign,
-            idle,
-            self.closed,
-        )
 
 
 def read_node_view(node: Node, now: float) -> NodeView:

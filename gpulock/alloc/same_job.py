@@ -14,8 +14,7 @@ from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from gpulock.alloc.attempt import ClaimAttempt
     from gpulock.alloc.reaper import Reaper
 
 
@@ -24,22 +23,15 @@ class LookNeededError(Exception):
 
 
 def granted_before(
-    node: Node,
-    locks: list[Lock],
-    template: Owner,
-    found: list[Device],
-    count: int,
-    join: bool,
-    judge: "Callable[[], Judge]",
-    ahead: "Reaper | None",
+    attempt: "ClaimAttempt", locks: list[Lock]
 ) -> "tuple[list[Device], Owner] | None":
     """Return the devices that a claim of a job which has `locks` here is granted, and the record.
 
-    `count` is how many are asked for; with `join` a task shares what its job holds. None where it
-    has to be granted others: what an earlier run left is freed then, by a look `ahead` of the gate;
-    raises LookNeededError without one. Raises Refusal, also where a later run of the job holds
-    devices.
+    None where it has to be granted others: what an earlier run left is freed then, by the look
+    ahead of the gate; raises LookNeededError without one. Raises Refusal, also where a later run
+    of the job holds devices.
     """
+    node, template, found = attempt.node, attempt.template, attempt.devices
     for lock in locks:
         record = lock.owner
         if record is None or record.uid != template.uid or record.boot_id != template.boot_id:
@@ -49,14 +41,14 @@ def granted_before(
     mine = [lock for lock in locks if lock.owner and is_same_job(lock.owner, template)]
     if not mine:
         return None
-    granted = same_run_devices(mine, template, count, found)
-    if not granted and join:
-        granted = join_devices(node, mine, template, found, judge())
+    granted = same_run_devices(mine, template, attempt.want.count, found)
+    if not granted and attempt.want.join:
+        granted = join_devices(node, mine, template, found, attempt.judge())
     if granted and mine[0].owner:
         return granted, mine[0].owner
-    if ahead is None:
+    if attempt.ahead is None:
         raise LookNeededError
-    release_previous_run(node, mine, template, ahead)
+    release_previous_run(node, mine, template, attempt.ahead)
     return None
 
 

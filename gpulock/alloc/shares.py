@@ -6,6 +6,7 @@ Hot, loaded where SHARES is set or a share is asked for. The gate is held, but f
 new place fits beside those that are held, so that the parts of a card are one card at most.
 """
 
+from gpulock.alloc.holders import OUT, lock_holder, whole_claims
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.devices import SHARE, Device, lock_ids_overlap, place_device
 from gpulock.node.settings import Settings
@@ -14,8 +15,6 @@ from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpulock.alloc.choose import ClaimRequest
     from gpulock.alloc.states import DeviceState
     from gpulock.store.owner import Owner
@@ -176,16 +175,13 @@ def make_chosen_places(
 def share_shortage_refusal(
     found: list[Device],
     held: dict[str, Lock],
-    closed: list[str],
-    away: list[str],
+    out: dict[str, str],
     want: "ClaimRequest",
     settings: Settings,
-    holder: "Callable[[str], str]",
 ) -> Refusal:
-    """Return the refusal that says who has the shares; `holder` gives that for a card.
-
-    `closed` are the ids of what gives no places now, `away` of what gives none until it is back.
-    """
+    """Return the refusal that says who has the shares; `out` has why a device gives none."""
+    closed = [*whole_claims(held), *out]
+    away = [name for name, why in out.items() if why == OUT]
     places = count_places_by_card(found, settings.shares)
     cards = [device for device in found if device.id in (want.wanted or places)]
     total = sum([places[card.id] for card in cards])
@@ -198,7 +194,7 @@ def share_shortage_refusal(
     owners = [lock.owner for name in usable for lock in shares_of_card(name, held)]
     others = settings.share_users == "one" and any([o and o.uid != want.uid for o in owners])
     alone = ", a card is one user's at a time" if others else ""
-    names = "; ".join([f"{card.index}: {holder(card.id)}" for card in cards])
+    names = "; ".join([f"{card.index}: {lock_holder(held, card.id, out)}" for card in cards])
     good = {
         card.id: places[card.id]
         for card in cards

@@ -5,6 +5,7 @@ Pure. The order of STATES is the order of precedence: a device that is missing i
 """
 
 from gpulock.node.devices import SHARE, Device, lock_ids_overlap
+from gpulock.store.foreign import ForeignUse
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import DEAD, UNKNOWN, Verdict
 
@@ -45,28 +46,63 @@ class DeviceState:
         return [*([self.lock] if self.lock else []), *self.others]
 
 
+class NodeView:
+    """What the files say: `locks` by id, `quarantined` the reason by id, `verdicts` by token.
+
+    None is not known. `reconciled` is when the verdicts were made (CLOCK_BOOTTIME seconds, also
+    where they are old), `lost` whether the locks of this boot were lost, `full` whether LOCK_DIR
+    has room for no claim. `fault` is why nobody can see of which boot LOCK_DIR is.
+    """
+
+    def __init__(
+        self,
+        locks: "dict[str, Lock] | None" = None,
+        quarantined: "dict[str, str] | None" = None,
+        verdicts: "dict[str, Verdict] | None" = None,
+        reconciled: "float | None" = None,
+        lost: bool = False,
+    ) -> None:
+        self.locks = locks
+        self.quarantined = quarantined
+        self.verdicts = verdicts
+        self.reconciled = reconciled
+        self.lost = lost
+        self.full = False
+        self.fault = ""
+        self.open_foreign: dict[str, ForeignUse] = {}  # by device, as gpulockd saw it
+        self.closed: dict[str, str] = {}  # why a card without a lock is not free: its MPS ends
+
+    @property
+    def held(self) -> dict[str, Lock]:
+        """Return the locks as far as they are known."""
+        return self.locks or {}
+
+    def device_rows(
+        self,
+        devices: list[Device],
+        expected: int,
+        foreign: frozenset[str] = frozenset(),
+        idle: frozenset[str] = frozenset(),
+    ) -> list[DeviceState]:
+        """Return one row a device; `expected` GPUs, `foreign` and `idle` ids are the caller's."""
+        return device_states(devices, self, expected, foreign, idle)
+
+
 def device_states(
     devices: list[Device],
-    held: dict[str, Lock],
-    out: dict[str, str],
-    verdicts: "dict[str, Verdict] | None",
+    view: NodeView,
     expected: int = 0,
     foreign: frozenset[str] = frozenset(),
     idle: frozenset[str] = frozenset(),
-    closed: "dict[str, str] | None" = None,
 ) -> list[DeviceState]:
     """Return one row a device: the node's, locked ones that are gone, and as many as are missing.
 
-    `out` gives the reason for each quarantined id; `verdicts` those by token, None where they
-    are not known; `expected` GPUs, 0 where that is not known. `foreign` are ids with processes
-    of nobody's, `idle` those that are held and observed to do nothing. `closed` has why a device
-    without a lock is not free, by id: the MPS of its last shares ends.
+    `view` is what the node's files say; `expected` GPUs, 0 where that is not known. `foreign` are
+    ids with processes of nobody's, `idle` those that are held and observed to do nothing.
     """
-    result = [
-        shown_device_state(device, held, out, verdicts, foreign, idle, closed) for device in devices
-    ]
+    result = [shown_device_state(device, view, foreign, idle) for device in devices]
     known = [device.id for device in devices]
-    for name, lock in sorted(held.items()):
+    for name, lock in sorted(view.held.items()):
         if any([lock_ids_overlap(name, other) for other in known]):
             continue
         card = name.partition(SHARE)[0]
@@ -86,20 +122,18 @@ def device_states(
 
 def shown_device_state(
     device: Device,
-    held: dict[str, Lock],
-    out: dict[str, str],
-    verdicts: "dict[str, Verdict] | None",
-    foreign: frozenset[str],
-    idle: frozenset[str],
-    closed: "dict[str, str] | None" = None,
+    view: NodeView,
+    foreign: frozenset[str] = frozenset(),
+    idle: frozenset[str] = frozenset(),
 ) -> DeviceState:
     """Return the row of a device that the driver shows."""
-    why = (closed or {}).get(device.id, "")
+    held, out = view.held, view.quarantined or {}
+    why = view.closed.get(device.id, "")
     lock = held.get(device.id)
     over: "list[Lock | None]" = [lock]
     if lock is None:
         over = [held[name] for name in sorted(held) if lock_ids_overlap(name, device.id)] or [None]
-    judged = [(*classify_device(device, one, out, verdicts), one) for one in over]
+    judged = [(*classify_device(device, one, out, view.verdicts), one) for one in over]
     state, reason, lock = min(judged, key=lambda one: STATES.index(one[0]))
     if state == FREE and device.id in foreign:
         state, reason = FOREIGN, f"{why or 'free'}, but in use by a process"

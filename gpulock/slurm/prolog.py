@@ -144,13 +144,14 @@ def make_gres_claim(
     if share and len(kinds) > 1:
         why = "a share and other GPUs are asked for in one job"
         raise Refusal(INVALID_REQUEST, why, "ask for one of them")
-    return ClaimRequest(
+    want = ClaimRequest(
         count,
         check=lambda chosen: environment.grant_variables(chosen, node.settings),
         share=share or shard,
-        counted=shard,
         kinds=() if share else kinds,
     )
+    want.counted = shard
+    return want
 
 
 def retry_slurm_claim(

@@ -59,7 +59,8 @@ def share_last_card(exporter: Whole) -> None:
     """Let a process hold a place on a card, as a shard job does."""
     node = Node(read_settings(str(exporter.config)))
     owner = make_process_owner(node, os.getppid(), "alice", "")
-    want = ClaimRequest(1, (node.devices()[-1].id,), share=True, counted=True)
+    want = ClaimRequest(1, (node.devices()[-1].id,), share=True)
+    want.counted = True
     grant = claim_devices(node, owner, want, lambda: make_liveness_judge(node), Deadline(30.0))
     assert grant.owner.devices[0].endswith(".share1")
 

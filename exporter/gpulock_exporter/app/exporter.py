@@ -179,18 +179,22 @@ class Exporter:
             return error_response(503, "the first second is not over yet", ("Refresh", "1"))
         if self._is_stuck(tick):
             return error_response(503, STUCK, ("Refresh", "5"))
-        limit = self.limits.oldest
-        shown = build_page(
+        page = build_page(
             tick.snapshot(),
             self._history,
             self._node.name,
-            limit,
-            self._fault,
             self._label_user,
             self._node.boot_id,
         )
         live = bool(request.values("live"))
-        text = page_html(replace(shown, live=live, steps=self._health_steps())).encode()
+        shown = replace(
+            page,
+            limit=self.limits.oldest,
+            fault=self._fault,
+            live=live,
+            steps=self._health_steps(),
+        )
+        text = page_html(shown).encode()
         headers = (*PAGE_HEADERS, ("Refresh", str(RELOAD))) if live else PAGE_HEADERS
         return HttpResponse(200, text, "text/html; charset=utf-8", headers)
 

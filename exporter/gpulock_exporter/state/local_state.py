@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Optional, TypeVar
 
 from gpulock.alloc import node_view
+from gpulock.alloc.states import NodeView
 from gpulock.daemon.health.steps import NAME as HISTORY
 from gpulock.daemon.health.steps import count_health_steps
 from gpulock.errors import Refusal, lost_records_refusal, one_line
@@ -36,7 +37,7 @@ _T = TypeVar("_T")
 Judged = tuple[Optional[dict[str, Verdict]], Optional[float]]
 
 
-class LocalState(node_view.NodeView):
+class LocalState(NodeView):
     """What was read; None is not known. `failures` has why, `durations` seconds, by source.
 
     `counters` is what the hooks count.

@@ -55,8 +55,6 @@ def build_page(
     snapshot: NodeSnapshot,
     history: UtilizationHistory,
     node: str,
-    limit: float,
-    fault: str,
     label_user: LabelUser,
     boot_id: str = "",
 ) -> Page:
@@ -76,8 +74,6 @@ def build_page(
             if seen.state is not None or (unread and not in_mig_mode(seen))
         ],
         old=max(0.0, snapshot.at.wall - sampled) if sampled is not None else None,
-        limit=limit,
-        fault=fault,
         unread=unread,
         driver=snapshot.driver,
     )

@@ -228,7 +228,7 @@ class Demo:
         self.command("gpulock status")
         view = view_node(self.node(), judging=True)
         rows = view.rows()
-        self.show(status.format_status_lines(view, rows, rows, self.width - len(INDENT)))
+        self.show(status.format_status_lines(view, rows, self.width - len(INDENT)))
 
     def scene(self, title: str) -> None:
         """Begin a scene."""

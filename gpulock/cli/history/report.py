@@ -35,7 +35,7 @@ VERSION = 1
 @click.option("--tokens", default="", hidden=True, help="At a job's end: its claims.")
 @click.option("--append", "output", default="", hidden=True, help="At a job's end: its output.")
 @click.pass_obj
-def job_report_command(
+def job_report_command(  # noqa: PLR0913, PLR0917 (click: one an option)
     session: Session,
     job: tuple[str, ...],
     only_last: bool,

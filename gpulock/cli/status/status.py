@@ -118,7 +118,7 @@ def make_node_status(session: Session, only_free: bool, idle: float | None) -> S
     shown = select_status_rows(view, rows, only_free, idle)
 
     def as_lines(width: int, whole: bool) -> list[str]:
-        return format_status_lines(view, rows, shown, width, idle, table.uncut_width(), whole)
+        return format_status_lines(view, shown, width, idle, table.uncut_width(), whole)
 
     def as_json() -> str:
         from gpulock.cli.status.as_json import format_status_json
@@ -194,17 +194,17 @@ def select_status_rows(
 
 def format_status_lines(
     view: StatusView,
-    rows: list[DeviceState],
     shown: list[DeviceState],
     width: int,
     idle: float | None = None,
     table_width: int = 0,
     whole: bool = False,
 ) -> list[str]:
-    """Return the table of `shown`, the totals of `rows` and what needs attention.
+    """Return the table of `shown`, the totals of all devices and what needs attention.
 
     The table may be wider than the text (`table_width`, columns), where a program reads it.
     """
+    rows = view.rows()
     result: list[str] = []
     if shown:
         result += device_table.render_status_table(view, shown, max(width, table_width), whole)

@@ -12,9 +12,10 @@ import time
 
 from gpulock.alloc import states
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.node_view import NodeView, read_node_view
+from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.process_owner import find_foreign_pids
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.alloc.states import NodeView
 from gpulock.cli.status.device_use import SampleView
 from gpulock.cli.status.device_use import read_sample_view as read_use
 from gpulock.deadline import clock_boottime

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from gpulock.alloc import device_users
-from gpulock.alloc.availability import lock_owner_words
+from gpulock.alloc.holders import lock_owner_words
 from gpulock.alloc.node_view import check_no_mps_ends
 from gpulock.alloc.reaper import free_locks, group_by_claim
 from gpulock.daemon.health.recovery import note_reset

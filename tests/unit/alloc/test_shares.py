@@ -318,7 +318,8 @@ def test_a_card_that_is_held_whole_has_places_once_it_is_free(box: Box) -> None:
 
 def test_a_place_that_nobody_counted_is_one_of_those_that_the_setting_gives(box: Box) -> None:
     box.settings["SHARES"] = ""
-    node, want = box.node(), ClaimRequest(1, (bus(2),), share=True, counted=True)
+    node, want = box.node(), ClaimRequest(1, (bus(2),), share=True)
+    want.counted = True
     box.proc.shepherd(1001, box.root)
     shard = record(token="", devices=(), job_id="1", pid=1001, add_grp_id=66001)
     claim_devices(node, shard, want, judging(node), soon())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from gpulock.alloc import states
-from gpulock.alloc.states import STATES, DeviceState
+from gpulock.alloc.states import STATES, DeviceState, NodeView
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
@@ -24,11 +24,10 @@ def locked(number: int = 0, **changes: object) -> dict[str, Lock]:
 
 def one(held: dict[str, Lock], verdict: str = "", **more: object) -> DeviceState:
     known = {record().token: Verdict(verdict, "proof")} if verdict else None
+    out = dict.fromkeys(str(more.get("out", "")).split(), "ECC")
     return states.shown_device_state(
         card(0),
-        held,
-        dict.fromkeys(str(more.get("out", "")).split(), "ECC"),
-        known,
+        NodeView(held, out, known),
         frozenset(str(more.get("foreign", "")).split()),
         frozenset(str(more.get("idle", "")).split()),
     )
@@ -64,16 +63,16 @@ def shares(*jobs: str) -> dict[str, Lock]:
 def test_a_shared_card_names_every_holder_the_one_in_trouble_first() -> None:
     held = shares("12", "13", "14")
     known = {"t13": Verdict(DEAD, "its steps are gone")}
-    row = states.shown_device_state(card(0), held, {}, known, frozenset(), frozenset())
+    row = states.shown_device_state(card(0), NodeView(held, {}, known))
     assert (row.state, row.reason) == ("stale", "its steps are gone")
     assert [lock.owner.job_id for lock in row.locks() if lock.owner] == ["13", "12", "14"]
-    row = states.shown_device_state(card(0), held, {}, None, frozenset(), frozenset())
+    row = states.shown_device_state(card(0), NodeView(held))
     assert (row.state, [lock.id for lock in row.locks()]) == ("held", [*held])
-    assert states.shown_device_state(card(1), held, {}, None, frozenset(), frozenset()).lock is None
+    assert states.shown_device_state(card(1), NodeView(held)).lock is None
 
 
 def test_a_shared_card_that_is_gone_is_missing_once() -> None:
-    rows = states.device_states([card(1)], shares("12", "13"), {}, None, expected=2)
+    rows = states.device_states([card(1)], NodeView(shares("12", "13")), expected=2)
     assert [(row.id, row.state, len(row.locks())) for row in rows] == [
         (bus(1), "free", 0),
         (bus(0), "missing", 2),
@@ -91,7 +90,9 @@ def test_a_card_that_its_mps_closes_is_held_without_a_lock_or_used_by_a_stranger
 
     def row(held: dict[str, Lock], *foreign: str) -> tuple[str, str]:
         cards = [card(0), card(1)]
-        found = states.device_states(cards, held, {}, None, 0, frozenset(foreign), closed=closed)
+        view = NodeView(held)
+        view.closed = closed
+        found = states.device_states(cards, view, 0, frozenset(foreign))
         assert found[1].state == "free"
         return found[0].state, found[0].reason
 
@@ -136,16 +137,12 @@ def test_a_lock_that_cannot_be_read_is_unknown() -> None:
 def test_a_lock_on_a_card_holds_its_instances_and_the_reverse() -> None:
     part = f"{bus(0)}.gi1.ci0"
     held = {part: Lock(part, record(), "")}
-    assert (
-        states.shown_device_state(card(0), held, {}, None, frozenset(), frozenset()).state == "held"
-    )
-    whole = states.shown_device_state(
-        card(0, ".gi1.ci0"), locked(), {}, None, frozenset(), frozenset()
-    )
+    assert states.shown_device_state(card(0), NodeView(held)).state == "held"
+    whole = states.shown_device_state(card(0, ".gi1.ci0"), NodeView(locked()))
     assert whole.state == "held"
-    other = states.shown_device_state(card(0, ".gi2.ci0"), held, {}, None, frozenset(), frozenset())
+    other = states.shown_device_state(card(0, ".gi2.ci0"), NodeView(held))
     assert other.state == "free"
-    spare = states.shown_device_state(card(0), {}, {part: "ECC"}, None, frozenset(), frozenset())
+    spare = states.shown_device_state(card(0), NodeView({}, {part: "ECC"}))
     assert spare.state == "quarantined"
 
 
@@ -154,7 +151,7 @@ def test_a_lock_on_a_card_holds_its_instances_and_the_reverse() -> None:
 def test_the_eight_states_add_up_to_what_the_node_must_have(present: int, lost_lock: bool) -> None:
     cards = [card(n) for n in range(present)]
     held = locked(7) if lost_lock else {}
-    rows = states.device_states(cards, held, {}, None, expected=8)
+    rows = states.device_states(cards, NodeView(held), expected=8)
     counted = states.count_device_states(rows)
     assert tuple(counted) == STATES
     assert sum(counted.values()) == 8
@@ -162,19 +159,19 @@ def test_the_eight_states_add_up_to_what_the_node_must_have(present: int, lost_l
 
 
 def test_a_locked_card_that_is_gone_is_missing_and_keeps_its_lock() -> None:
-    rows = states.device_states([card(0)], locked(1), {}, None)
+    rows = states.device_states([card(0)], NodeView(locked(1)))
     assert [(row.id, row.state) for row in rows] == [(bus(0), "free"), (bus(1), "missing")]
     assert rows[1].lock is not None
 
 
 def test_more_cards_than_expected_are_all_there() -> None:
-    rows = states.device_states([card(n) for n in range(4)], {}, {}, None, expected=2)
+    rows = states.device_states([card(n) for n in range(4)], NodeView({}), expected=2)
     assert states.count_device_states(rows)["free"] == 4
 
 
 def test_instances_of_one_card_are_one_expected_gpu() -> None:
     cards = [card(0, ".gi1.ci0"), card(0, ".gi2.ci0"), card(1)]
     assert (
-        states.count_device_states(states.device_states(cards, {}, {}, None, expected=3))["missing"]
+        states.count_device_states(states.device_states(cards, NodeView({}), expected=3))["missing"]
         == 1
     )

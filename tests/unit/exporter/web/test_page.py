@@ -102,7 +102,7 @@ def test_instances_are_shown_in_order_of_their_numbers() -> None:
     node = Node()
     parts = [instance(1, gi) for gi in (10, 2, 1)]
     node.tick(card(1, mig=True, name="A100"), card(0), *parts)
-    page = build_page(node.snapshot(), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME)
+    page = build_page(node.snapshot(), UtilizationHistory(), "n", LabelUser.NAME)
     assert [tile.name for tile in page.tiles] == ["0", "gi1.ci0", "gi2.ci0", "gi10.ci0"]
     assert {tile.model for tile in page.tiles[1:]} == {"1g.10gb"}
 
@@ -126,7 +126,7 @@ def tile_of(node: Node, **changes: Any) -> Tile:
     snapshot = node.snapshot([listed(0)])
     (device,) = snapshot.devices
     changed = replace(snapshot, devices=(replace(device, **changes),))
-    page = build_page(changed, UtilizationHistory(), "n", 10.0, "", LabelUser.NAME, BOOT)
+    page = build_page(changed, UtilizationHistory(), "n", LabelUser.NAME, BOOT)
     (tile,) = page.tiles
     return tile
 
@@ -163,7 +163,7 @@ def test_a_card_that_had_an_xid_of_its_own_is_marked(xid: int, said: tuple[str, 
 def test_what_is_wrong_with_a_card_is_said_of_its_instances() -> None:
     node = Node()
     node.tick(card(0, mig=True, temperature=97.0), instance(0, 1), card(1))
-    page = build_page(node.snapshot(), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME)
+    page = build_page(node.snapshot(), UtilizationHistory(), "n", LabelUser.NAME)
     assert [tile.warnings for tile in page.tiles] == [("97 °C is hot",), ()]
 
 
@@ -268,7 +268,7 @@ def test_locks_that_cannot_be_read_are_said_and_no_device_is_left_out() -> None:
     node.facts.locks = None
     node.facts.failures["locks"] = "no such <folder>"
     node.tick(card(0), card(1, mig=True), instance(1, 1))
-    page = build_page(node.snapshot(), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME)
+    page = build_page(node.snapshot(), UtilizationHistory(), "n", LabelUser.NAME)
     assert [(tile.name, tile.state) for tile in page.tiles] == [
         ("0", "unknown"),
         ("gi1.ci0", "unknown"),
@@ -285,9 +285,7 @@ def test_a_shared_device_names_all_its_jobs() -> None:
         lock(0, "b" * 16, "share2", job_id="13", user="bob"),
     )
     node.tick(card(0))
-    page = build_page(
-        node.snapshot([listed(0)]), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME, BOOT
-    )
+    page = build_page(node.snapshot([listed(0)]), UtilizationHistory(), "n", LabelUser.NAME, BOOT)
     (tile,) = page.tiles
     assert (tile.job, tile.user, tile.state) == ("shared by job 12, job 13", "alice, bob", "held")
 
@@ -304,9 +302,7 @@ def test_of_a_shared_device_each_holder_is_named_once_with_its_own_work(tmp_path
     )
     node.tick(card(0))
     node.tick(card(0, process_use={"701": 0.4}))
-    page = build_page(
-        node.snapshot([listed(0)]), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME, BOOT
-    )
+    page = build_page(node.snapshot([listed(0)]), UtilizationHistory(), "n", LabelUser.NAME, BOOT)
     assert [tile.job for tile in page.tiles] == ["shared by job 12 (40%), pid 99 (0%)"]
 
 
@@ -319,9 +315,7 @@ def test_a_lock_of_an_earlier_boot_is_as_old_as_the_wall_clock_says() -> None:
     }
     node.facts = facts(lock(0, **changes))
     node.tick(card(0))
-    page = build_page(
-        node.snapshot([listed(0)]), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME, BOOT
-    )
+    page = build_page(node.snapshot([listed(0)]), UtilizationHistory(), "n", LabelUser.NAME, BOOT)
     assert [tile.held for tile in page.tiles] == ["2h 0m"]
 
 

@@ -105,7 +105,7 @@ class Judge:
         if lock.fault:
             return Verdict(UNKNOWN, lock.fault)
         if record is None:
-            return Verdict(DEAD, "a claim cut short: a lock without owner under the gate")
+            return Verdict(UNKNOWN, "a claim is being made")  # with the gate held there is none
         if record.scheduler == "admin":
             return Verdict(ALIVE, "an administrator's lock")
         if record.boot_id != self.boot_id:

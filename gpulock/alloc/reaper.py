@@ -83,15 +83,9 @@ def decide_reap(
 
 
 def retire_locks(node: Node, locks: list[Lock], how: str) -> None:
-    """Free devices of one claim, gate held; raise OSError, or Refusal when they changed meanwhile.
-
-    A lock without owner, which no record explains, is removed.
-    """
+    """Free devices of one claim, gate held; raise OSError, or Refusal where they changed."""
     record = locks[0].owner
-    if record is None:
-        for lock in locks:
-            grants.remove_lock(node.store, lock.id)
-        return
+    assert record is not None
     grants.release_devices(node.store, record.token, [one.id for one in locks], how, node.boot_id)
     if node.settings.job_map_dir or node.settings.gpustat_dir:
         from gpulock.job import job_map

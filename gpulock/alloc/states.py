@@ -165,7 +165,7 @@ def classify_device(
     if lock.orphans:
         return QUARANTINED, f"orphans: {lock.orphans}"
     if lock.owner is None:
-        return NOT_KNOWN, lock.fault or "a claim cut short"
+        return NOT_KNOWN, lock.fault or "a claim is being made"
     verdict = (verdicts or {}).get(lock.owner.token)
     if verdict is not None and verdict.state == DEAD:
         return STALE, verdict.proof

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 # how a proof begins (alloc.liveness, alloc.reaper, the schedulers' verdicts), and its kind: a label
 PROOFS = (
-    ("a claim cut short", "cut_short"),
     ("claimed before this boot", "reboot"),
     ("released by its job", "released"),
     ("process ", "process"),

@@ -197,9 +197,7 @@ def refuse_foreign_lock(one: ReleaseCandidate, proc: Proc) -> None:
     """Raise Refused for a lock that its caller may not free, or not now."""
     record = one.lock.owner
     if record is None or one.lock.fault:
-        raise CommandRefusedError(
-            f"{one.lock.id}: {one.lock.fault or 'a claim cut short'}", FORCE_HINT
-        )
+        raise CommandRefusedError(f"{one.lock.id}: {one.lock.fault}", FORCE_HINT)
     if record.scheduler == "admin":
         raise CommandRefusedError(
             f"{one.lock.id} is {format_lock_holder(record)}", f"gpulock unreserve {one.lock.id}"

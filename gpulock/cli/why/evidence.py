@@ -42,7 +42,7 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
     """Return what is known of one claim; `ids` are the devices whose openers are told."""
     record = lock.owner
     if record is None:
-        return [("record", lock.fault or "none: a claim cut short, or one at work this moment")]
+        return [("record", lock.fault or "none: a claim is being made")]
     found: FactList = [("since", describe_claim_time(view, record))]
     if SHARE in lock.id:
         found.append(("share", describe_share(view, lock.id, record)))

@@ -14,7 +14,7 @@ NOTES = {
     "held_idle": "observed to do nothing for 1h 3m",
     "foreign": "2 foreign processes",
     "stale": "the owner's shepherd 4711 is gone",
-    "unknown": "a claim cut short",
+    "unknown": "a claim is being made",
     "quarantined": "ECC: 3 uncorrected errors in DRAM since Friday, do not use (root)",
     "missing": "expected, but not there",
 }

@@ -94,8 +94,8 @@ def test_a_record_that_cannot_be_read_is_unknown(fake: FakeProc) -> None:
     assert verdict(fake, Lock("x", record(boot_id=OTHER_BOOT), "its anchors: garbage")) == UNKNOWN
 
 
-def test_a_lock_without_owner_is_a_claim_cut_short(fake: FakeProc) -> None:
-    assert verdict(fake, Lock("x", None, "")) == DEAD
+def test_a_lock_without_owner_is_a_claim_that_is_being_made(fake: FakeProc) -> None:
+    assert verdict(fake, Lock("x", None, "")) == UNKNOWN
 
 
 def test_a_process_lives_by_its_pid_and_start_time(fake: FakeProc) -> None:

@@ -109,13 +109,6 @@ def test_the_guard_stops_the_reap_of_another_boots_lock_as_well(box: Box) -> Non
     assert act(box) == FREED
 
 
-def test_a_lock_without_owner_is_a_claim_cut_short(box: Box) -> None:
-    (box.lock / "locks" / bus(0)).mkdir()
-    assert act(box) == FREED
-    assert box.locks() == []
-    assert list((box.records / "finished").glob("*")) == []
-
-
 @pytest.mark.parametrize(
     "text", ["gpulock-owner 2\nscheduler=sge\n", "", "garbage", "gpulock-owner 1\npid=x\n"]
 )

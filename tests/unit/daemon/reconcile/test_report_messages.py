@@ -32,11 +32,6 @@ def test_each_claim_that_was_freed_is_one_line_with_its_proof() -> None:
     ]
 
 
-def test_a_claim_cut_short_is_told_although_it_is_nobodys() -> None:
-    cut = ReapOutcome(Lock(bus(0), None, ""), FREED, Verdict(DEAD, "cut short"), "cut short")
-    assert report_messages.reconcile_event_messages(report(cut)) == [f"freed {bus(0)}: cut short"]
-
-
 def test_what_was_put_back_is_told() -> None:
     found = report()
     found.restored = [record(devices=(bus(0), bus(2)))]

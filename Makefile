@@ -27,7 +27,7 @@ ENTER = tests/root/enter.sh $(or $(ROOT),labs)
 
 ##@ Use
 demo: $(RUNTIME)  ## gpulock on a simulated node: no GPU, no scheduler, no root
-	@$(BIN)/gpulock demo
+	@$(BIN)/python -m tests.demo
 
 man: $(RUNTIME)  ## man pages and completions for shells, below build/share
 	@$(BIN)/python packaging/manual.py build/share/man

@@ -64,7 +64,13 @@ def python(root: str, seconds: int) -> Step:
     """Return the demo and the quick unit tests on the Python of a release."""
     left_out = " ".join(f"--ignore=tests/unit/{path}" for path in SOURCE_ALONE)
     tests = f'exec "$@" {left_out} tests/unit'
-    words = ("bash", "-c", f"gpulock demo >/dev/null && {tests}", "python", *pytest("-m", QUICK))
+    words = (
+        "bash",
+        "-c",
+        f"python -m tests.demo >/dev/null && {tests}",
+        "python",
+        *pytest("-m", QUICK),
+    )
     return Step(f"Python of {root}", words, seconds, root, needs_root=True)
 
 

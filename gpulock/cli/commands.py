@@ -57,8 +57,7 @@ COMMANDS: Final[tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...]] = (
             ("uninstall", "admin.install:uninstall_command", "Remove hooks or services."),
             ("doctor", "admin.install:doctor_command", "Check this node and its scheduler."),
             ("cdi", "admin.inventory:cdi_command", "Print the CDI spec for podman and Docker."),
-            ("simulate", "admin.demo:simulate_command", "Write a simulated node for tests."),
-            ("demo", "admin.demo:demo_command", "Show gpulock at work, without a GPU."),
+            ("simulate", "admin.simulate:simulate_command", "Write a simulated node for tests."),
         ),
     ),
 )

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 _ENV: Final = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -27,6 +29,15 @@ mount --bind "$packages" mnt
 chroot . /bin/bash -e -c "$script"
 exit $?
 """
+
+
+def copy_demo(folder: Path) -> None:
+    """Copy the demo into a folder, to be run there on a gpulock that is installed."""
+    for part in ("demo", "support"):
+        target = folder / "tests" / part
+        target.mkdir(parents=True)
+        for module in (ROOT / "tests" / part).glob("*.py"):
+            shutil.copy(module, target)
 
 
 class Machine:

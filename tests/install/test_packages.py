@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from gpulock import __version__
-from tests.install.roots import Machine
+from tests.install.roots import Machine, copy_demo
 
 pytestmark = [pytest.mark.install, pytest.mark.root, pytest.mark.timeout(900)]
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -89,7 +89,9 @@ def machine(packages: Path, tmp_path: Path) -> Iterator[Machine]:
     """A machine of this Debian, which has the package managers of Fedora too."""
     top = tmp_path / "machine"
     top.mkdir()
-    yield Machine(top, packages)
+    made = Machine(top, packages)
+    copy_demo(top / "upper/opt")
+    yield made
 
 
 def check_programs(machine: Machine) -> None:
@@ -97,7 +99,9 @@ def check_programs(machine: Machine) -> None:
     programs = ("gpulock", "gpulockd", "gpulock-exporter")
     said = machine.run("; ".join(f"{name} --version" for name in programs))
     assert said.split("\n") == [*(f"{name} {__version__}" for name in programs), ""]
-    assert "8 GPUs: 8 free" in machine.run("gpulock demo")
+    shown = machine.run("cd /opt && /usr/lib/gpulock/bin/python3 -m tests.demo")
+    assert "8 GPUs: 8 free" in shown, "hooks of the package run jobs"
+    machine.run("! gpulock demo")
     machine.run("gpulock config --check /etc/gpulock/gpulock.conf")
     machine.run("/usr/lib/gpulock/bin/python3 -I -c 'import bcrypt, pynvml, yaml'")
     start = "/usr/lib/gpulock/lib/python/site-packages/gpulock/share/prolog/drop-env"

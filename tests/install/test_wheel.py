@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.text.pages import PAGE
+from tests.install.roots import copy_demo
 
 pytestmark = pytest.mark.install
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +56,8 @@ def test_a_wheel_in_a_venv_of_its_own_runs_a_job(tmp_path: Path) -> None:
     run(gpulock, "simulate", tmp_path / "node", cwd=tmp_path)
     config = tmp_path / "node/gpulock.conf"
     assert "8 GPUs: 8 free" in run(gpulock, "--config", config, "status", cwd=tmp_path)
-    shown = run(gpulock, "demo", cwd=tmp_path)
+    copy_demo(tmp_path)
+    shown = run(python, "-m", "tests.demo", cwd=tmp_path)
     assert "CUDA_VISIBLE_DEVICES=0,3" in shown and shown.count("8 GPUs: 8 free") == 1
     assert str(ROOT) not in shown
     plugin = "from gpulock.install.slurm.spank import spank_source as s; print(s().read_text())"

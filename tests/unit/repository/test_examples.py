@@ -16,6 +16,7 @@ import pytest
 from gpulock.cli import command_group
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.simulate.presets import PRESETS
+from tests.demo.__main__ import demo_command
 from tests.support.cli_site import Site
 from tests.support.runner import command_runner
 from tests.unit.repository.test_docs import ROOT, documents, name_of
@@ -114,7 +115,7 @@ def test_readme_names_targets_that_the_makefile_has() -> None:
 
 @pytest.mark.slow
 def test_the_demo_prints_what_readme_shows() -> None:
-    shown = command_runner().invoke(command_group, ["demo"])
+    shown = command_runner().invoke(demo_command, [])
     assert shown.exit_code == 0, shown.output
     printed = [
         re.sub(r"\b(root|alice|\w+)(?= +gpu\.q)", "USER", one) for one in squeeze(shown.output)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.cli.admin.demo import scheduler_steps
+from gpulock.cli.admin.simulate import scheduler_steps
 from gpulock.simulate.node import (
     MARKER,
     SimulationError,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock simulate`, a node of files; `demo`, the life of a few jobs on one, by the real hooks."""
+"""`make demo`: the life of a few jobs on a simulated node, by the real hooks."""
 
 from __future__ import annotations
 
@@ -9,45 +9,39 @@ import signal
 import sys
 import textwrap
 import time
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import click
 
 from gpulock.cli.admin import reap
-from gpulock.cli.complete import complete_preset
 from gpulock.cli.session import CommandRefusedError
 from gpulock.cli.status import status
 from gpulock.cli.status.status_view import view_node
 from gpulock.cli.why import why
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
+from gpulock.errors import Refusal
 from gpulock.install.hooks import InstallError
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.simulate.node import (
-    SimulatedNode,
-    SimulationError,
-    make_device_nodes,
-    write_simulated_node,
-)
-from gpulock.simulate.presets import PRESETS
 from gpulock.simulate.stage import DemoJob, DemoNode, open_demo_node
 from gpulock.text import table
-from gpulock.text.pages import name_pages
 from gpulock.text.words import format_count
 
 PAUSE = 1.0  # seconds after a scene, where somebody watches
 SETTLE_SECONDS = 3.0
 INDENT = "   "
-HELP = "\b\nPresets:\n" + "\n".join(f"  {m.name:<12} {m.summary}" for m in PRESETS.values())
+INTERRUPTED = 130
 
 
 @click.command()
-def demo_command() -> None:
+@click.pass_context
+def demo_command(context: click.Context) -> None:
     """Show gpulock at work: a simulated DGX-1, real hooks, a few seconds."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        context.color = False
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, handle_demo_signal)
     try:
@@ -55,6 +49,10 @@ def demo_command() -> None:
             Demo(made).play()
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
+    except Refusal as fault:
+        raise CommandRefusedError(f"{fault.kind}: {fault.why}", fault.do) from fault
+    except KeyboardInterrupt:
+        context.exit(INTERRUPTED)
 
 
 def handle_demo_signal(number: int, frame: FrameType | None) -> NoReturn:
@@ -63,9 +61,11 @@ def handle_demo_signal(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def gpulock_program_name() -> str:
-    """Return what to type for gpulock: the path it was called by, where PATH has none."""
-    called = os.path.basename(sys.argv[0]) == "gpulock" and shutil.which("gpulock") is None
-    return sys.argv[0] if called else "gpulock"
+    """Return what to type for gpulock: the path beside this Python, where PATH has none."""
+    beside = os.path.join(os.path.dirname(sys.executable), "gpulock")
+    if shutil.which("gpulock") or not os.path.exists(beside):
+        return "gpulock"
+    return os.path.relpath(beside)
 
 
 class Demo:
@@ -254,51 +254,5 @@ class Demo:
             time.sleep(PAUSE)
 
 
-@click.command(epilog=HELP)
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--preset",
-    default="dgx1",
-    show_default=True,
-    metavar="NAME",
-    shell_complete=complete_preset,
-    help="Machine type.",
-)
-@click.option("--gpus", type=click.IntRange(min=1), help="Only its first GPUs, this many.")
-@click.option("--for-scheduler", is_flag=True, help="GPUs for a real scheduler's jobs; as root.")
-def simulate_command(directory: Path, preset: str, gpus: int | None, for_scheduler: bool) -> None:
-    """Write a simulated node into DIRECTORY, which must be empty or an older simulation."""
-    if for_scheduler and os.geteuid() != 0:
-        raise CommandRefusedError("a scheduler's hooks obey root's files alone", "run it as root")
-    try:
-        node = write_simulated_node(directory, preset, gpus, for_scheduler)
-    except SimulationError as fault:
-        raise CommandRefusedError(str(fault)) from fault
-    machine = node.machine
-    click.echo(f"{machine.name}: {machine.summary}")
-    click.echo(f"{len(machine.gpus)} GPUs below {node.directory}; look at them with")
-    click.echo(f"  gpulock --config {node.config} status")
-    if for_scheduler:
-        try:
-            make_device_nodes(node)
-        except OSError as fault:
-            what = f"{node.dev_root} has plain files, which slurmd does not take: {fault}"
-            click.echo(f"gpulock: simulate: {what}", err=True)
-        for line in scheduler_steps(node):
-            click.echo(line)
-
-
-def scheduler_steps(node: SimulatedNode) -> list[str]:
-    """Return what makes a real scheduler give out the GPUs of a simulated node."""
-    minors = sorted(gpu.minor for gpu in node.machine.present)
-    files = f"{node.dev_root}/nvidia[{','.join(map(str, minors))}]"
-    return [
-        "",
-        "Then for Grid Engine:",
-        f"  gpulock --config {node.config} install sge --queue QUEUE",
-        "For Slurm, put these lines into gres.conf and slurm.conf, and restart its daemons:",
-        f"  NodeName=NODE Name=gpu File={files}",
-        f"  GresTypes=gpu    and NodeName=NODE ... Gres=gpu:{len(minors)}",
-        f"  gpulock --config {node.config} install slurm --write-conf",
-        name_pages("docs/try-without-gpus.md has every step."),
-    ]
+if __name__ == "__main__":
+    demo_command(prog_name="gpulock demo")

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock simulate`: a node of files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from gpulock.cli.complete import complete_preset
+from gpulock.cli.session import CommandRefusedError
+from gpulock.simulate.node import (
+    SimulatedNode,
+    SimulationError,
+    make_device_nodes,
+    write_simulated_node,
+)
+from gpulock.simulate.presets import PRESETS
+from gpulock.text.pages import name_pages
+
+HELP = "\b\nPresets:\n" + "\n".join(f"  {m.name:<12} {m.summary}" for m in PRESETS.values())
+
+
+@click.command(epilog=HELP)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--preset",
+    default="dgx1",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=complete_preset,
+    help="Machine type.",
+)
+@click.option("--gpus", type=click.IntRange(min=1), help="Only its first GPUs, this many.")
+@click.option("--for-scheduler", is_flag=True, help="GPUs for a real scheduler's jobs; as root.")
+def simulate_command(directory: Path, preset: str, gpus: int | None, for_scheduler: bool) -> None:
+    """Write a simulated node into DIRECTORY, which must be empty or an older simulation."""
+    if for_scheduler and os.geteuid() != 0:
+        raise CommandRefusedError("a scheduler's hooks obey root's files alone", "run it as root")
+    try:
+        node = write_simulated_node(directory, preset, gpus, for_scheduler)
+    except SimulationError as fault:
+        raise CommandRefusedError(str(fault)) from fault
+    machine = node.machine
+    click.echo(f"{machine.name}: {machine.summary}")
+    click.echo(f"{len(machine.gpus)} GPUs below {node.directory}; look at them with")
+    click.echo(f"  gpulock --config {node.config} status")
+    if for_scheduler:
+        try:
+            make_device_nodes(node)
+        except OSError as fault:
+            what = f"{node.dev_root} has plain files, which slurmd does not take: {fault}"
+            click.echo(f"gpulock: simulate: {what}", err=True)
+        for line in scheduler_steps(node):
+            click.echo(line)
+
+
+def scheduler_steps(node: SimulatedNode) -> list[str]:
+    """Return what makes a real scheduler give out the GPUs of a simulated node."""
+    minors = sorted(gpu.minor for gpu in node.machine.present)
+    files = f"{node.dev_root}/nvidia[{','.join(map(str, minors))}]"
+    return [
+        "",
+        "Then for Grid Engine:",
+        f"  gpulock --config {node.config} install sge --queue QUEUE",
+        "For Slurm, put these lines into gres.conf and slurm.conf, and restart its daemons:",
+        f"  NodeName=NODE Name=gpu File={files}",
+        f"  GresTypes=gpu    and NodeName=NODE ... Gres=gpu:{len(minors)}",
+        f"  gpulock --config {node.config} install slurm --write-conf",
+        name_pages("docs/try-without-gpus.md has every step."),
+    ]

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make demo` shows what it says, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.demo.__main__ import gpulock_program_name
+from tests.support.cli_site import ROOT
+from tests.support.wait import wait_until
+
+PROGRAM = (sys.executable, "-m", "tests.demo")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {"PATH": "/usr/bin:/bin", "TMPDIR": str(folder), "HOME": str(folder)}
+
+
+def demo(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        PROGRAM,
+        env=environment(folder),
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def simulated(folder: Path) -> list[str]:
+    """Return processes whose folder is below `folder`."""
+    found: list[str] = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and os.readlink(f"/proc/{entry}/cwd").startswith(str(folder)):
+                found.append(entry)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("installed", "beside", "name"),
+    [(False, True, "bin/gpulock"), (True, True, "gpulock"), (False, False, "gpulock")],
+)
+def test_the_demo_names_a_program_that_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, beside: bool, name: str
+) -> None:
+    for folder, there in (("path", installed), ("bin", beside)):
+        (tmp_path / folder).mkdir()
+        if there:
+            (tmp_path / folder / "gpulock").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin/python"))
+    monkeypatch.chdir(tmp_path)
+    assert gpulock_program_name() == name
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_everything_free_and_nothing_left(tmp_path: Path) -> None:
+    text, error = demo(tmp_path).communicate(timeout=100)
+    assert error == ""
+    assert "\x1b" not in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+    for part in (
+        "job 101    CUDA_VISIBLE_DEVICES=0,3",
+        "GPU 0 and GPU 3 share 2 NVLinks",
+        "8 GPUs: 0 free, 8 held",
+        "prolog exits 99",
+        "prolog exits 100",
+        "-l gpu=1.5 is no number of GPUs",
+        'job 106    CUDA_VISIBLE_DEVICES=""',
+        "runs without a shepherd",
+        "freed       GPU 1: job 102.8",
+        "8 GPUs: 8 free",
+        "job 107    CUDA_VISIBLE_DEVICES=7 GPULOCK_SHARE=1/4",
+    ):
+        assert part in text
+    assert os.listdir(tmp_path) == []
+    assert simulated(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demo_cleans_up_when_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
+    process = demo(tmp_path)
+    assert process.stdout is not None
+    while "3." not in process.stdout.readline():
+        pass
+    process.send_signal(number)
+    process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert os.listdir(tmp_path) == []
+    wait_until(lambda: not simulated(tmp_path), why="its processes to end")
+
+
+@pytest.mark.slow
+@pytest.mark.another_user
+def test_the_demo_runs_as_an_ordinary_user(tmp_path: Path) -> None:
+    folder = Path(f"/tmp/gpulock-test-{os.getpid()}")
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 65534, 65534)
+    try:
+        done = subprocess.run(
+            PROGRAM,
+            env=environment(folder),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=40,
+            check=False,
+            user=65534,
+            group=65534,
+            extra_groups=[],
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "8 GPUs: 8 free" in done.stdout
+        assert os.listdir(folder) == []
+    finally:
+        shutil.rmtree(folder)

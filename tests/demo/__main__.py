@@ -26,9 +26,9 @@ from gpulock.install.hooks import InstallError
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.simulate.stage import DemoJob, DemoNode, open_demo_node
 from gpulock.text import table
 from gpulock.text.words import format_count
+from tests.demo.stage import DemoJob, DemoNode, open_demo_node
 
 PAUSE = 1.0  # seconds after a scene, where somebody watches
 SETTLE_SECONDS = 3.0

@@ -12,9 +12,9 @@ import pytest
 from gpulock.node.procfs import Proc
 from gpulock.sge import spool
 from gpulock.sge.spool import Spool
-from gpulock.simulate import execd
-from gpulock.simulate.execd import SpooledJob
-from gpulock.simulate.packed_job import PER_SLOT, ResourceRequest
+from tests.support import execd
+from tests.support.execd import SpooledJob
+from tests.support.packed_job import PER_SLOT, ResourceRequest
 from tests.support.trees import Box
 
 SHEPHERD = 500

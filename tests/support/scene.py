@@ -13,9 +13,9 @@ from pathlib import Path
 from gpulock.install.hooks import HookPaths, render_hooks
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
-from gpulock.simulate import execd
 from gpulock.simulate.node import write_simulated_node
-from gpulock.simulate.packed_job import ResourceRequest
+from tests.support import execd
+from tests.support.packed_job import ResourceRequest
 
 MEMORY = Path("/dev/shm")  # /run is a tmpfs as well
 

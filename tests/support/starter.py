@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from typing_extensions import Self
 
-from gpulock.simulate.execd import SpooledJob
+from tests.support.execd import SpooledJob
 
 PROGRAM = Path(__file__).with_name("hook_parent.py")
 SHEPHERD = "sge_shepherd"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from gpulock.simulate.execd import SpooledJob
+from tests.support.execd import SpooledJob
 from tests.support.starter import Shepherd
 from tests.sweep.play import REAP_CODES, Case, Play
 from tests.sweep.stage import GONE, MINE, OTHER, Stage

@@ -21,10 +21,10 @@ from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device, card_bus_id, lock_ids_overlap
 from gpulock.node.settings import Settings
-from gpulock.simulate import execd
-from gpulock.simulate.execd import SimulatedJob, SpooledJob
 from gpulock.store import boot
 from gpulock.store.locks import claims_root
+from tests.support import execd
+from tests.support.execd import SimulatedJob, SpooledJob
 from tests.support.jobs import gpus
 from tests.support.trees import bus, information
 from tests.world.calls import Machine

@@ -16,11 +16,9 @@ from pathlib import Path
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings_file import read_settings
-from gpulock.simulate.execd import SimulatedJob
-from gpulock.simulate.packed_job import ResourceRequest
-from gpulock.simulate.stage import DemoJob, DemoNode
 from gpulock.store import atomic
 from gpulock.store.locks import LockStore
+from tests.demo.stage import DemoJob, DemoNode
 from tests.labs.prometheus.lab import (
     ENVIRONMENT,
     Program,
@@ -31,6 +29,8 @@ from tests.labs.prometheus.lab import (
     shipped,
     shortened,
 )
+from tests.support.execd import SimulatedJob
+from tests.support.packed_job import ResourceRequest
 from tests.support.wait import wait_until
 
 

@@ -10,9 +10,9 @@ import pytest
 from gpulock.job import environment
 from gpulock.job.environment import BIND_LISTS
 from gpulock.sge import prolog, spool
-from gpulock.simulate.execd import SpooledJob
 from gpulock.store import owner
 from tests.support import slurm_site
+from tests.support.execd import SpooledJob
 from tests.support.jobs import Site, child_of, gpus, variables
 from tests.support.slurm_tasks import TaskSite
 from tests.support.trees import bus

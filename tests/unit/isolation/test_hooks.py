@@ -19,10 +19,10 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.sge import epilog, hook, prolog, slave
-from gpulock.simulate.execd import SpooledJob
-from gpulock.simulate.packed_job import ResourceRequest
 from gpulock.store.verdicts import DEAD, Verdict
+from tests.support.execd import SpooledJob
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.support.packed_job import ResourceRequest
 from tests.support.trees import bus
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 from gpulock.alloc.reaper import Reaper
 from gpulock.deadline import Deadline
 from gpulock.sge import epilog, hook, prolog, site_hook, spool
-from gpulock.simulate.execd import SpooledJob
 from gpulock.store.gate import Gate
+from tests.support.execd import SpooledJob
 from tests.support.faults import disk_full, raising, rename_host
 from tests.support.jobs import SHEPHERD, Site, gpus
 from tests.support.trees import OTHER_BOOT, bus

@@ -10,8 +10,8 @@ from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import request
 from gpulock.sge.request import add_requested_kinds, count_job_kinds
-from gpulock.simulate.packed_job import PER_JOB, PER_SLOT
 from tests.support.jobs import Site, gpus
+from tests.support.packed_job import PER_JOB, PER_SLOT
 
 COMPLEXES = "gpu gpu_a100=model:a100* mig_3g=mig:3g.40gb gpu_share=share gpuj gpu_job=model:a100*"
 SETTINGS = Settings({"SGE_COMPLEXES": COMPLEXES})

@@ -11,10 +11,10 @@ import pytest
 
 from gpulock.job import mps
 from gpulock.sge import prolog, spool
-from gpulock.simulate.execd import SpooledJob
-from gpulock.simulate.packed_job import PER_JOB
 from gpulock.store import owner
+from tests.support.execd import SpooledJob
 from tests.support.jobs import SHEPHERD, Site, gpus, variables
+from tests.support.packed_job import PER_JOB
 from tests.support.trees import BOOT, bus
 
 RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100

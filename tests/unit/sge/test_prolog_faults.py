@@ -15,12 +15,12 @@ from gpulock.hooks import frame
 from gpulock.install.trial import NO_PROCESS
 from gpulock.node.procfs import Proc
 from gpulock.sge import epilog, hook, prolog, request, site_hook, spool
-from gpulock.simulate.execd import SpooledJob
-from gpulock.simulate.packed_job import NOT_CONSUMABLE
 from gpulock.store import quarantine
 from tests.support.claims import holder
+from tests.support.execd import SpooledJob
 from tests.support.faults import fail_at, faulty_settings, raising
 from tests.support.jobs import SHEPHERD, Site, gpus, variables
+from tests.support.packed_job import NOT_CONSUMABLE
 from tests.support.trees import BOOT, bus
 
 RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100

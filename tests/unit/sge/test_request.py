@@ -12,8 +12,8 @@ import pytest
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import request
-from gpulock.simulate.packed_job import NOT_CONSUMABLE, PER_JOB, PER_SLOT
 from tests.support.jobs import Site, gpus
+from tests.support.packed_job import NOT_CONSUMABLE, PER_JOB, PER_SLOT
 
 COMPLEXES = ("gpu", "gpuj")
 

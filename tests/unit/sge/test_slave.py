@@ -12,12 +12,12 @@ import pytest
 from gpulock.errors import BROKEN, Refusal
 from gpulock.job import mps
 from gpulock.sge import prolog, slave, spool
-from gpulock.simulate.execd import SpooledJob
-from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
 from gpulock.store import owed, owner
+from tests.support.execd import SpooledJob
 from tests.support.faults import raising
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
 from tests.support.ocs_jobs import JOB, Ask, Grant, ocs_job
+from tests.support.packed_job import PER_JOB, ResourceRequest
 from tests.support.trees import bus
 
 HOSTS = (("node", 2), ("other", 2))

@@ -23,9 +23,7 @@ from gpulock.sge.spooled_job import (
     SgeJob,
     parse_spooled_job,
 )
-from gpulock.simulate import execd
-from gpulock.simulate.packed_job import ResourceRequest
-from tests.support import ocs_jobs
+from tests.support import execd, ocs_jobs
 from tests.support.mutations import flip_bits
 from tests.support.ocs_jobs import (
     HOST,
@@ -40,6 +38,7 @@ from tests.support.ocs_jobs import (
     Packer,
     ocs_job,
 )
+from tests.support.packed_job import ResourceRequest
 
 SGE = Path(__file__).parents[2] / "support/data/sge-8.1.9"
 OLD = {name: (SGE / f"{name}.job").read_bytes() for name in ("parallel", "array")}

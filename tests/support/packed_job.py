@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpulock.simulate import cull
-from gpulock.simulate.cull import Value, make_cull_descriptor
+from tests.support import cull
+from tests.support.cull import Value, make_cull_descriptor
 
 NOT_CONSUMABLE, PER_SLOT, PER_JOB = 0, 1, 2  # CE_consumable: NO, YES, JOB
 INT, TIME, MEMORY = 1, 3, 4  # CE_valtype

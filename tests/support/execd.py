@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpulock.simulate import packed_job
-from gpulock.simulate.packed_job import ResourceRequest
 from gpulock.simulate.tree import FOLDER_MODE, FolderEntry, Tree, write_tree
+from tests.support import packed_job
+from tests.support.packed_job import ResourceRequest
 
 SPOOL = "sge/spool/node"
 JOB_TYPE_BINARY = 64  # JB_type of `qsub -b y` (sge_job.h, JOB_TYPE_BINARY)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Union
 
-from gpulock.simulate.execd import SpooledJob
+from tests.support.execd import SpooledJob
 
 POLL_SECONDS = 0.005
 PROGRAM = Path(__file__).with_name("shepherd_process.py")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.simulate import cull, execd, packed_job
-from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
+from tests.support import cull, execd, packed_job
+from tests.support.packed_job import PER_JOB, ResourceRequest
 from tests.support.pairs import zip_equal
 
 REAL = Path(__file__).parents[2] / "support/data/sge-8.1.9"

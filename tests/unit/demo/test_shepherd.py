@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.simulate import execd
-from gpulock.simulate.shepherd import Shepherd, ShepherdResult
+from tests.demo.shepherd import Shepherd, ShepherdResult
+from tests.support import execd
 
 LONG = ("/bin/sleep", "300")
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpulock.install.hooks import HookPaths, render_hooks
-from gpulock.simulate.execd import SimulatedJob, spool_job
 from gpulock.simulate.node import SimulatedNode, write_simulated_node
-from gpulock.simulate.packed_job import ResourceRequest
-from gpulock.simulate.shepherd import Shepherd, ShepherdResult
 from gpulock.store import boot
+from tests.demo.shepherd import Shepherd, ShepherdResult
+from tests.support.execd import SimulatedJob, spool_job
+from tests.support.packed_job import ResourceRequest
 
 END_SECONDS = 20.0  # a job or hook that takes longer is stuck
 # Open every device of the grant, as CUDA does, then wait for a line.

@@ -1,19 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job as execd spools it: one JB_Type element (SoGE 8.1.9, libs/sgeobj/sge_job_JB_L.h).
+"""The job as execd of Son of Grid Engine spools it: one JB_Type element in a CULL pack buffer.
 
-Numbers of names and types of the inner lists are those found in files that a real execd wrote.
+SoGE 8.1.9, libs/cull/cull_pack.c and pack.c, libs/sgeobj/sge_job_JB_L.h. Numbers are big endian; a
+string ends with a NUL and a missing one is empty; a list or object begins with a flag that says
+whether there is one. A list carries its own descriptor, number and type of each field; the
+outermost element does not, so a reader must know its version. Numbers and types of the inner lists
+are those found in files that a real execd wrote. The job of Open Cluster Scheduler is in ocs_jobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Union
 
-from tests.support import cull
-from tests.support.cull import Value, make_cull_descriptor
+from tests.support.pairs import zip_equal
 
 NOT_CONSUMABLE, PER_SLOT, PER_JOB = 0, 1, 2  # CE_consumable: NO, YES, JOB
-INT, TIME, MEMORY = 1, 3, 4  # CE_valtype
+INT = 1  # CE_valtype
+VERSION = 0x10020000  # CULL_VERSION of 6.2 and of all Son of Grid Engine releases
+BOUND, OF_OBJECT = 2, 8  # status of an element: in a list, a sub-object (cull_listP.h)
+TASK_RUNNING = 128  # JAT_status JRUNNING (sge_ja_task_JAT_L.h)
+
+# Types of values, libs/cull/cull_list.h: the low byte of a descriptor's second number.
+DOUBLE, STRING, LIST, OBJECT, REF, HOST = 2, 8, 9, 10, 11, 12
+TYPE_MASK = 0xFF
 
 # The 85 fields of JB_Type in order: u number, s string, b bool, d double, l list, o object,
 # h host, - a reference, which takes no room.
@@ -32,120 +43,146 @@ category:- user_list:l job_identifier_list:l verify_suitable_queues:u soft_wallc
 hard_wallclock_gmt:u override_tickets:u qs_args:l path_aliases:l urg:d nurg:d nppri:d rrcontr:d
 dlcontr:d wtcontr:d ar:u pty:u ja_task_concurrency:u binding:l
 """
-_KINDS = {"u": 3, "s": 8, "b": 6, "d": 2, "l": 9, "o": 10, "h": 12, "-": 11}
-
-JOB_FIELDS = tuple(
+_KINDS = {"u": 3, "s": STRING, "b": 6, "d": DOUBLE, "l": LIST, "o": OBJECT, "h": HOST, "-": REF}
+JOB_FIELDS = [
     (name, _KINDS[kind]) for name, kind in (field.split(":") for field in _FIELDS.split())
-)
+]
 
-# Complex entry, CE_Type: name, shortcut, valtype, stringval, doubleval, relop, consumable,
-# default, dominant, pj_stringval, pj_doubleval, pj_dominant, requestable, tagged, urgency_weight.
-COMPLEX = make_cull_descriptor(
-    900,
-    (
-        *(0x112708, 0x102608, 0x102003, 0x112008, 0x802, 0x102003, 0x102003, 0x102008),
-        *(0x803, 0x808, 0x802, 0x803, 0x102003, 0x803, 0x102008),
-    ),
+Descriptor = Sequence[tuple[int, int]]
+Value = Union[int, float, str, bytes, None]  # bytes: a list or object, packed already
+Row = Mapping[int, Value]  # by place
+
+
+def _descriptor(first: int, *kinds: int) -> Descriptor:
+    return tuple(enumerate(kinds, first))
+
+
+# CE_Type: name, shortcut, valtype, stringval, doubleval, relop, consumable, default, dominant,
+# pj_stringval, pj_doubleval, pj_dominant, requestable, tagged, urgency_weight.
+COMPLEX = _descriptor(
+    *(900, 0x112708, 0x102608, 0x102003, 0x112008, 0x802, 0x102003, 0x102003, 0x102008),
+    *(0x803, 0x808, 0x802, 0x803, 0x102003, 0x803, 0x102008),
 )
-VARIABLE = make_cull_descriptor(1400, (0x10708, 0x10008))
-STRING_ITEM = make_cull_descriptor(2000, (0x10308,))
-RANGE = make_cull_descriptor(1250, (0x10103, 0x10003, 0x10003))
+VARIABLE = _descriptor(1400, 0x10708, 0x10008)
+STRING_ITEM = _descriptor(2000, 0x10308)
+RANGE = _descriptor(1250, 0x10103, 0x10003, 0x10003)
 # Array task, JAT_Type, and a granted queue instance in it, JG_Type.
-TASK = make_cull_descriptor(
-    141150,
-    (0x10703, *(0x10003,) * 4, 0x10008, 0x10003, 0x10009, 0x10008, *(0x10003,) * 5, 0x10008)
-    + ((0x10009,) * 3 + (0x10003,) + (0x10002,) * 5 + (0x3, 0x10009, 0x10009, 0x9, 0xA, 0x3))
-    + (0x10003, 0x2, 0x2, 0x2003, 0x2009),
+TASK = _descriptor(
+    *(141150, 0x10703, *(0x10003,) * 4, 0x10008, 0x10003, 0x10009, 0x10008, *(0x10003,) * 5),
+    *(0x10008, *(0x10009,) * 3, 0x10003, *(0x10002,) * 5, 0x3, 0x10009, 0x10009, 0x9, 0xA, 0x3),
+    *(0x10003, 0x2, 0x2, 0x2003, 0x2009),
 )
-GRANTED = make_cull_descriptor(
-    2100, (0x10708, 0x803, 0x1020C, 0x10003, 0x8080A, 0x803, 0x803, *(0x802,) * 6, 0x808)
+GRANTED = _descriptor(
+    *(2100, 0x10708, 0x803, 0x1020C, 0x10003, 0x8080A, 0x803, 0x803, *(0x802,) * 6, 0x808)
 )
 # The part of the queue instance that execd keeps: host, queue, full name, its complex values.
 QUEUE = ((250, 0x28220C), (251, 0x282008), (252, 0x280708), (299, 0x281009))
 
-TASK_RUNNING = 128  # JAT_status JRUNNING (sge_ja_task_JAT_L.h)
 
-
-@dataclass(frozen=True)
-class ResourceRequest:
+class ResourceRequest(NamedTuple):
     """One `-l name=text` of a job: `value` as Grid Engine parsed it, and the complex's flag."""
 
     name: str
     value: float
     text: str
     consumable: int = PER_SLOT
-    valtype: int = INT
 
 
 def pack_job(values: Mapping[str, Value]) -> bytes:
     """Return a spooled job of these JB_ fields (named without JB_); the others are empty."""
-    unknown = values.keys() - {name for name, _ in JOB_FIELDS}
-    if unknown:
+    names, kinds = zip(*JOB_FIELDS)
+    if unknown := values.keys() - {*names}:
         raise ValueError(f"JB_Type has no {', '.join(sorted(unknown))}")
-    types = [kind for _, kind in JOB_FIELDS]
-    return cull.pack_buffer(types, [values.get(name) for name, _ in JOB_FIELDS])
+    fields = pack_element(kinds, [values.get(name) for name in names])
+    return pack_number(0) + pack_number(VERSION) + fields
 
 
-def resource_list(resources: Iterable[ResourceRequest]) -> cull.CullList | None:
+def pack_requests(resources: Iterable[ResourceRequest]) -> bytes | None:
     """Return JB_hard_resource_list; Grid Engine has none at all for a job without -l."""
-    elements = tuple(_complex_element(resource) for resource in resources)
-    return cull.CullList("qstat_l_requests", COMPLEX, elements) if elements else None
+    rows: list[Row] = [
+        {0: one.name, 2: INT, 3: one.text, 4: one.value, 6: one.consumable} for one in resources
+    ]
+    return pack_list("qstat_l_requests", COMPLEX, *rows) if rows else None
 
 
-def variable_list(variables: Mapping[str, str]) -> cull.CullList:
+def pack_variables(variables: Iterable[tuple[str, str]]) -> bytes:
     """Return JB_env_list."""
-    return cull.CullList("job_sublist", VARIABLE, tuple(variables.items()))
+    return pack_list("job_sublist", VARIABLE, *({0: name, 1: value} for name, value in variables))
 
 
-def string_list(strings: Iterable[str]) -> cull.CullList | None:
-    """Return a list of strings, such as JB_job_args."""
-    elements = tuple((text,) for text in strings)
-    return cull.CullList("No list name specified", STRING_ITEM, elements) if elements else None
+def pack_arguments(words: Iterable[str]) -> bytes | None:
+    """Return JB_job_args."""
+    rows: list[Row] = [{0: word} for word in words]
+    return pack_list("No list name specified", STRING_ITEM, *rows) if rows else None
 
 
-def range_list(name: str, first: int, last: int) -> cull.CullList:
-    """Return one range of whole numbers, such as JB_ja_structure."""
-    return cull.CullList(name, RANGE, ((first, last, 1),))
+def pack_range(name: str, number: int) -> bytes:
+    """Return a range of one whole number, such as JB_ja_structure."""
+    return pack_list(name, RANGE, {0: number, 1: number, 2: 1})
 
 
-def task_list(number: int, queue: str, host: str, slots: int) -> cull.CullList:
+def pack_tasks(number: int, queue: str, host: str, slots: int) -> bytes:
     """Return JB_ja_tasks with one running task, granted `slots` slots of one queue instance.
 
     The queue instance brings its own list of complex values: a reader that takes any CE_Type
     list for the job's request is caught by it.
     """
     name = f"{queue}@{host}"
-    slots_of_queue = cull.CullList(
-        "", COMPLEX, (_complex_element(ResourceRequest("slots", 8, "8", 0, 0)),)
-    )
-    instance = cull.CullObject(QUEUE, (host, queue, name, slots_of_queue))
-    granted = _ordered_fields(GRANTED, {2100: name, 2102: host, 2103: slots, 2104: instance})
-    task = _ordered_fields(
-        TASK,
-        {
-            141150: number,
-            141151: TASK_RUNNING,
-            141157: cull.CullList("", GRANTED, (granted,)),
-            141158: name,
-        },
-    )
-    return cull.CullList("cp_ja_task_list", TASK, (task,))
+    values = pack_list("", COMPLEX, {0: "slots", 3: "8", 4: 8})
+    instance = pack_object(QUEUE, {0: host, 1: queue, 2: name, 3: values})
+    granted = pack_list("", GRANTED, {0: name, 2: host, 3: slots, 4: instance})
+    task: Row = {0: number, 1: TASK_RUNNING, 7: granted, 8: name}
+    return pack_list("cp_ja_task_list", TASK, task)
 
 
-def _complex_element(resource: ResourceRequest) -> tuple[Value, ...]:
-    return _ordered_fields(
-        COMPLEX,
-        {
-            900: resource.name,
-            902: resource.valtype,
-            903: resource.text,
-            904: resource.value,
-            906: resource.consumable,
-        },
-    )
+def pack_list(name: str, descriptor: Descriptor, *rows: Row) -> bytes:
+    """Return a list that exists."""
+    head = pack_number(1, len(rows)) + pack_string(name) + pack_number(1)
+    return head + pack_descriptor(descriptor) + b"".join(pack_row(descriptor, row) for row in rows)
 
 
-def _ordered_fields(
-    of_type: tuple[tuple[int, int], ...], values: Mapping[int, Value]
-) -> tuple[Value, ...]:
-    return tuple(values.get(name) for name, _ in of_type)
+def pack_object(descriptor: Descriptor, row: Row) -> bytes:
+    """Return a sub-object that exists."""
+    return pack_number(1) + pack_descriptor(descriptor) + pack_row(descriptor, row, OF_OBJECT)
+
+
+def pack_descriptor(descriptor: Descriptor) -> bytes:
+    """Return a descriptor: how many fields, then number and type of each."""
+    return pack_number(len(descriptor)) + b"".join(pack_number(*pair) for pair in descriptor)
+
+
+def pack_row(descriptor: Descriptor, row: Row, status: int = BOUND) -> bytes:
+    """Return an element of which some fields are filled."""
+    kinds = [kind for _, kind in descriptor]
+    return pack_element(kinds, [row.get(place) for place in range(len(kinds))], status)
+
+
+def pack_element(kinds: Sequence[int], values: Sequence[Value], status: int = BOUND) -> bytes:
+    """Return one element: status, the bits of changed fields (all clear), the fields."""
+    changed = pack_number(len(kinds)) + bytes((len(kinds) + 7) // 8)
+    fields = [pack_value(kind & TYPE_MASK, value) for kind, value in zip_equal(kinds, values)]
+    return pack_number(status) + changed + b"".join(fields)
+
+
+def pack_value(kind: int, value: Value) -> bytes:
+    """Return one field; None is its zero."""
+    if kind in (STRING, HOST):
+        return pack_string(str(value or ""))
+    if kind == DOUBLE:
+        return struct.pack(">d", value or 0.0)
+    if kind == REF:
+        return b""
+    return value if isinstance(value, bytes) else pack_number(int(value or 0))
+
+
+def pack_string(value: str) -> bytes:
+    """Return a string; raise ValueError where it holds the byte that ends one."""
+    data = value.encode(errors="surrogateescape")
+    if b"\0" in data:
+        raise ValueError(f"{value!r} holds a NUL")
+    return data + b"\0"
+
+
+def pack_number(*values: int) -> bytes:
+    """Return unsigned numbers of 32 bits."""
+    return struct.pack(f">{len(values)}I", *values)

@@ -23,8 +23,6 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.install.hooks import InstallError
-from gpulock.node.context import Node
-from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.text import table
 from gpulock.text.words import format_count
@@ -94,11 +92,11 @@ class Demo:
         self.scene("A job asks for 2 GPUs and gets a pair that talks fast.")
         self.command("qsub -l gpu=2 train.sh")
         pair = self.submit(101, "2")
-        node = self.node()
+        node = self.stage.node()
         chosen = [
             device
             for device in node.devices()
-            if str(device.index) in pair.visible_devices().split(",")
+            if str(device.index) in pair.variables()["CUDA_VISIBLE_DEVICES"].split(",")
         ]
         links = node.links.get((chosen[0].bus, chosen[1].bus), 0)
         first, second = (device.index for device in chosen)
@@ -149,12 +147,12 @@ class Demo:
         self.command(f"kill -9 {task.shepherd.pid}")
         task.kill_shepherd()
         self.command(f"gpulock why {task.name}")
-        self.show(why.explain_subject(self.node(), task.name, self.width - len(INDENT))[0])
+        self.show(why.explain_subject(self.stage.node(), task.name, self.width - len(INDENT))[0])
         self.pause()
         self.text("Alive, so held: no other job can land on that GPU. Now the process ends.")
         task.end_job_process()
         self.command("gpulock reap")
-        node = self.node()
+        node = self.stage.node()
         report = reconcile_locks(node, make_liveness_judge(node), Deadline(reap.REAP_SECONDS))
         self.show(reap.format_reap_report(report, node.devices_if_driver()))
         self.pause()
@@ -186,23 +184,23 @@ class Demo:
 
     def all_free(self) -> bool:
         """Return whether nothing is held."""
-        return all(row.state == "free" for row in view_node(self.node(), judging=True).rows())
+        return all(row.state == "free" for row in view_node(self.stage.node(), judging=True).rows())
 
     def settle(self) -> None:
         """Reconcile, as gpulockd does, what an epilog on a busy machine could not be sure of."""
         deadline = Deadline(SETTLE_SECONDS)
         while not self.all_free() and deadline.left() > 0:
-            node = self.node()
+            node = self.stage.node()
             reconcile_locks(node, make_liveness_judge(node), deadline)
 
     def submit(self, job_id: int, gpus: str = "", task: int = 0, asked: str = "gpu") -> DemoJob:
         """Run a job's prolog and show the mask it got; raise Refused where it does not run."""
         play = self.stage.submit(job_id, gpus, task, asked=asked)
-        if play.result is not None:
+        if play.prolog_status:
             raise CommandRefusedError(
                 f"job {play.name} did not start: {play.output().strip()}", "see TMPDIR"
             )
-        mask = play.visible_devices() or '""'
+        mask = play.variables()["CUDA_VISIBLE_DEVICES"] or '""'
         words = {
             "CUDA_VISIBLE_DEVICES": mask,
             "GPULOCK_SHARE": play.variables().get("GPULOCK_SHARE"),
@@ -213,20 +211,15 @@ class Demo:
 
     def refused(self, play: DemoJob, what: str) -> None:
         """Show the exit status of a prolog and the line that its user reads."""
-        result = play.finish()
-        code = click.style(f"prolog exits {result.prolog}", fg="yellow")
+        code = click.style(f"prolog exits {play.prolog_status}", fg="yellow")
         click.echo(f"{INDENT}job {play.name.ljust(6)} {code}: {what}")
         for line in play.output().splitlines():
             self.text(line)
 
-    def node(self) -> Node:
-        """Return the simulated node, as every command sees it."""
-        return Node(read_settings(str(self.stage.node.config)))
-
     def status(self) -> None:
         """Show `gpulock status`."""
         self.command("gpulock status")
-        view = view_node(self.node(), judging=True)
+        view = view_node(self.stage.node(), judging=True)
         rows = view.rows()
         self.show(status.format_status_lines(view, rows, self.width - len(INDENT)))
 

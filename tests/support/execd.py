@@ -71,6 +71,11 @@ class SpooledJob:
     tmpdir: Path
     output: Path
 
+    def read_environment(self) -> dict[str, str]:
+        """Return the job's environment file, as the prolog may have left it."""
+        lines = (self.folder / "environment").read_text().splitlines()
+        return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
 
 def job_owner_name(uid: int) -> str:
     """Return the name of a user, its number where there is none."""

@@ -5,8 +5,12 @@ It runs as `python -IS hook_parent.py NAME [TITLE [UID]]`, where NAME is what it
 TITLE what its command line shows and UID whose it is, and imports nothing of gpulock. One line of
 JSON is one order: argv, env, and where wanted `program`, the file to run where it is not argv[0];
 `proc`, a folder of links to /proc in which the child is to be seen while it runs; `stderr`, a file
-for all that it says; and `uid`, whose it is to be. The answer is one line: status (128 + signal for
-a kill), nanoseconds of wall and of processor time.
+for all that it says, which `append` leaves as it is; and `uid`, whose it is to be. The answer is
+one line: status (128 + signal for a kill), nanoseconds of wall and of processor time.
+
+With `job` the child is a job: it stays in this session, in a process group of its own, and nobody
+waits for it. Its pid is in the file `job_pid`, as a shepherd's is, and is the answer. `wait` is the
+pid of such a job, whose end is answered.
 """
 
 import ctypes
@@ -19,11 +23,8 @@ from typing import Any
 
 SIGNALLED = 128
 ARG_START, ARG_END = 45, 46  # of /proc/PID/stat behind the name: fields 48 and 49 of proc(5)
-WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-QUIET = [
-    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-    (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
-]
+WRITE = os.O_WRONLY | os.O_CREAT
+QUIET = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
 
 
 def main(name: str, title: str = "", uid: str = "") -> int:
@@ -39,7 +40,12 @@ def main(name: str, title: str = "", uid: str = "") -> int:
     answer(os.getpid())
     for line in sys.stdin:
         order: dict[str, Any] = json.loads(line)
-        answer(*(forked(order) if order.get("proc") else spawned(order)))
+        if "wait" in order:
+            answer(code(os.waitpid(order["wait"], 0)[1]), 0, 0)
+        elif "job" in order:
+            answer(start_job(order), 0, 0)
+        else:
+            answer(*(forked(order) if order.get("proc") else spawned(order)))
     return 0
 
 
@@ -60,8 +66,8 @@ def answer(*numbers: int) -> None:
 def spawned(order: dict[str, Any]) -> tuple[int, int, int]:
     """Start the child the cheapest way, and time it from before its start to its end."""
     argv: list[str] = order["argv"]
-    error = (os.POSIX_SPAWN_OPEN, 2, order["stderr"], WRITE, 0o644)
-    files = [*QUIET, error]
+    output = (os.POSIX_SPAWN_OPEN, 1, order["stderr"], output_flags(order), 0o644)
+    files = [QUIET, output, (os.POSIX_SPAWN_DUP2, 1, 2)]
     begun = time.perf_counter_ns()
     pid = os.posix_spawn(argv[0], argv, order["env"], file_actions=files, setsid=True)
     _, status, usage = os.wait4(pid, 0)
@@ -85,10 +91,39 @@ def become(order: dict[str, Any]) -> None:
     """Be what the order says, in the child."""
     os.setsid()
     os.symlink(f"/proc/{os.getpid()}", f"{order['proc']}/{os.getpid()}")
-    error = os.open(order["stderr"], WRITE, 0o644)
-    os.dup2(error, 2)
-    os.dup2(error, 1)
+    redirect_streams(order)
     become_user(order.get("uid", os.getuid()))
+
+
+def start_job(order: dict[str, Any]) -> int:
+    """Start a job in this session; return its pid."""
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        redirect_streams(order)
+        become_user(order.get("uid", os.getuid()))
+        os.chdir("/")
+        os.execve(order["argv"][0], order["argv"], order["env"])
+    try:
+        os.setpgid(pid, pid)  # whoever of the two comes first
+    except PermissionError:
+        pass  # the child has done it, and runs its program
+    with open("job_pid", "w") as file:
+        file.write(f"{pid}\n")
+    return pid
+
+
+def output_flags(order: dict[str, Any]) -> int:
+    """Return how the file for all that a child says is opened."""
+    return WRITE | (os.O_APPEND if order.get("append") else os.O_TRUNC)
+
+
+def redirect_streams(order: dict[str, Any]) -> None:
+    """Give this child an empty input, and let it say all into the file of the order."""
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    output = os.open(order["stderr"], output_flags(order), 0o644)
+    os.dup2(output, 2)
+    os.dup2(output, 1)
 
 
 def become_user(uid: int) -> None:

@@ -14,22 +14,39 @@ from gpulock.install.hooks import HookPaths, render_hooks
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
+from gpulock.store import boot
 from tests.support import execd
 from tests.support.packed_job import ResourceRequest
 
-MEMORY = Path("/dev/shm")  # /run is a tmpfs as well
+MEMORY, TEMPORARY = "/dev/shm", ""  # /run is a tmpfs as well; TMPDIR
 
 
 @contextmanager
-def folder(name: str) -> Generator[Path]:
-    """Give a folder in memory where there is such a place, and remove it."""
-    parent = MEMORY if os.access(MEMORY, os.W_OK) else None
+def folder(name: str, *places: str) -> Generator[Path]:
+    """Give a folder where locks may lie and hooks be executed, and remove it.
+
+    It is in the first of `places` where that is so; where none is named, in memory if possible.
+    """
+    parent = find_place((*(places or (MEMORY, TEMPORARY)), "/var/tmp"))
     made = Path(tempfile.mkdtemp(prefix=f"gpulock-{name}-", dir=parent))
     try:
         made.chmod(0o755)
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def find_place(places: Sequence[str]) -> str:
+    """Return the first folder where locks may lie and hooks be executed, else TMPDIR."""
+    for place in places:
+        path = place or tempfile.gettempdir()
+        try:
+            local = boot.file_system_type(path) in boot.LOCAL_FILE_SYSTEMS
+            if local and os.access(path, os.W_OK) and not os.statvfs(path).f_flag & os.ST_NOEXEC:
+                return path
+        except OSError:
+            continue
+    return tempfile.gettempdir()
 
 
 class Scene:

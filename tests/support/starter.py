@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The face of hook_parent.py: a living process that starts hooks again and again.
 
-Cheaper than gpulock.simulate's Shepherd, which plays a job's whole life in a process each time.
+The demo plays a job's whole life with it; where hooks are timed or stopped there is no job.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.support.execd import SpooledJob
+
+if TYPE_CHECKING:  # `make demo` brings none of what only tests need
+    from typing_extensions import Self
 
 PROGRAM = Path(__file__).with_name("hook_parent.py")
 SHEPHERD = "sge_shepherd"
@@ -62,11 +63,17 @@ class Starter:
         self.end()
 
     def end(self) -> None:
-        """End the process; its pid is over when this returns."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        """Let the process end what it does, and end; its pid is over when this returns."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._process.wait(10)
+        if self._process.stdout is not None:
+            self._process.stdout.close()  # not before: it may still be to write an answer
+
+    def kill(self) -> None:
+        """Kill the process alone, as the OOM killer may; what it started lives on."""
+        self._process.kill()
+        self.end()
 
     def run(
         self,
@@ -77,12 +84,14 @@ class Starter:
         stderr: str = "/dev/null",
         program: str = "",
         uid: int = -1,
+        append: bool = False,
     ) -> Run:
         """Run one program as a hook is run, to its end."""
         order: dict[str, object] = {"argv": list(argv), "env": dict(env), "stderr": stderr}
-        order |= {"proc": proc, "program": program}
-        if uid >= 0:
-            order["uid"] = uid
+        order |= {"proc": proc, "program": program, "append": append}
+        return self._obey(order | ({"uid": uid} if uid >= 0 else {}))
+
+    def _obey(self, order: dict[str, object]) -> Run:
         if self._process.stdin is None:
             raise RuntimeError("the parent of hooks has no standard input")
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -112,3 +121,18 @@ class Shepherd(Starter):
             "SGE_TASK_ID": str(job.task_id),
             "QUEUE": job.queue,
         }
+
+    def run_hook(self, path: str) -> int:
+        """Run a hook whose output is the job's; return its exit status."""
+        return self.run([path], self.environment(), stderr=str(self.job.output), append=True).status
+
+    def start_job(self) -> int:
+        """Start the job with the environment that the prolog left; return its pid."""
+        about = self.job.job
+        order: dict[str, object] = {"job": True, "argv": about.command, "append": True}
+        order |= {"env": self.job.read_environment(), "stderr": str(self.job.output)}
+        return self._obey(order | {"uid": about.uid}).status
+
+    def wait_job(self, pid: int) -> int:
+        """Wait for the end of a job; return its exit status."""
+        return self._obey({"wait": pid}).status

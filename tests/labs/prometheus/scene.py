@@ -13,9 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.node.settings_file import read_settings
 from gpulock.store import atomic
 from gpulock.store.locks import LockStore
 from tests.demo.stage import DemoJob, DemoNode
@@ -60,16 +58,16 @@ class Scene:
 
     def devices(self) -> list[Device]:
         """Return the devices of the node."""
-        return Node(read_settings(str(self.stage.node.config))).devices()
+        return self.stage.node().devices()
 
     def _run(self, *options: str) -> subprocess.Popen[bytes]:
-        words = gpulock(self.stage.node.config, "run", *options, "--", "sleep", "600")
+        words = gpulock(self.stage.config, "run", *options, "--", "sleep", "600")
         self.started.append(subprocess.Popen(words, env=ENVIRONMENT))
         return self.started[-1]
 
     def wait_for_locks(self, count: int) -> None:
         """Wait until so many devices are held."""
-        locks = self.stage.node.lock_dir / "locks"
+        locks = self.stage.simulated.lock_dir / "locks"
         wait_until(
             lambda: len([*locks.glob("*/owner")]) == count, why=f"{count} devices to be held"
         )
@@ -87,12 +85,12 @@ class Scene:
             self.reap()
             return not locks.read_all_locks()
 
-        locks = LockStore(str(self.stage.node.lock_dir))
+        locks = LockStore(str(self.stage.simulated.lock_dir))
         wait_until(freed, why=lambda: f"all devices to be free\n{locks.read_all_locks()!s}")
 
     def reap(self) -> None:
         """Look after the owners of all locks, once, as gpulockd does."""
-        words = gpulock(self.stage.node.config, "reap")
+        words = gpulock(self.stage.config, "reap")
         subprocess.run(words, env=ENVIRONMENT, check=True, capture_output=True, timeout=120)
 
     def submit(self, job_id: int, user: str, task: int = 0) -> DemoJob:
@@ -101,7 +99,7 @@ class Scene:
         `task` is that of an array, 0 for none.
         """
         who = pwd.getpwnam(user)
-        bell = self.stage.node.directory / f"bell.{job_id}"
+        bell = self.stage.root / f"bell.{job_id}"
         os.mkfifo(bell)
         bell.chmod(0o666)
         command = ("/bin/sh", "-c", 'read -r _ < "$1"', "job", str(bell))
@@ -134,11 +132,11 @@ class Scene:
         """Kill the exporter and start it anew on the same folder."""
         self.exporter.end(kill=True)
         folder = self.folder / "exporter"
-        self.exporter = exporter(self.stage.node.config, folder, self.address)
+        self.exporter = exporter(self.stage.config, folder, self.address)
 
     def script(self, text: str) -> None:
         """Say what the simulated driver shows otherwise."""
-        atomic.replace_file(str(self.stage.node.directory / "telemetry"), text.encode())
+        atomic.replace_file(str(self.stage.root / "telemetry"), text.encode())
 
     def metrics(self) -> str:
         """Return what the exporter says."""
@@ -156,7 +154,7 @@ def scene(preset: str) -> Generator[Scene]:
         stage = DemoNode(folder, preset)
         address = free_address()
         found: Scene | None = None
-        running = exporter(stage.node.config, folder / "exporter", address)
+        running = exporter(stage.config, folder / "exporter", address)
         try:
             rules = shortened(shipped())
             with Prometheus(folder, {"gpulock": [address]}, rules) as server:

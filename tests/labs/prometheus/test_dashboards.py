@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from gpulock.node.context import Node
-from gpulock.node.settings_file import read_settings
 from gpulock.simulate.presets import PRESETS
 from gpulock.store.checks import CardChecks, write_card_checks
 from gpulock.store.quarantine import POLICY, QUARANTINE, write_device_note
@@ -102,7 +100,7 @@ def prepared(found: Scene) -> Scene:
 
 def note_narrow_link(found: Scene, bus: str) -> None:
     """Note that a card has failed a check and is out of service for that, as gpulockd does."""
-    node, card = Node(read_settings(str(found.stage.node.config))), CardChecks()
+    node, card = found.stage.node(), CardChecks()
     card.found = {"pcie_width": "x8 on PCIe, and its neighbours have x16"}
     write_card_checks(node.store.path, {bus: card}, node.boot_id, 1.0)
     reason = f"health: {card.found['pcie_width']}"

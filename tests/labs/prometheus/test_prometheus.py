@@ -83,7 +83,7 @@ def test_a_gpu_goes_from_one_users_job_to_anothers_and_each_is_told_its_own(node
 
 
 def test_a_job_that_does_nothing_is_held_idle_and_one_that_works_is_not(node: Scene) -> None:
-    bus = node.stage.node.machine.gpus[0].bus
+    bus = node.stage.simulated.machine.gpus[0].bus
     node.script(f"idle={bus}\n")
     job = node.run(2)
     (alert,) = node.server.wait_firing("GpulockHeldIdle")
@@ -96,7 +96,7 @@ def test_a_job_that_does_nothing_is_held_idle_and_one_that_works_is_not(node: Sc
 
 
 def test_a_foreign_process_alerts_until_it_ends(node: Scene) -> None:
-    bus = node.stage.node.machine.gpus[5].bus
+    bus = node.stage.simulated.machine.gpus[5].bus
     with subprocess.Popen(["sleep", "600"]) as stranger:
         node.script(f"foreign={bus}:{stranger.pid}\n")
         (alert,) = node.server.wait_firing("GpulockForeignProcess")
@@ -107,7 +107,7 @@ def test_a_foreign_process_alerts_until_it_ends(node: Scene) -> None:
 
 
 def test_an_xid_alerts_with_advice_and_resolves_after_a_while(node: Scene) -> None:
-    bus = node.stage.node.machine.gpus[4].bus
+    bus = node.stage.simulated.machine.gpus[4].bus
     node.script(f"xid={bus}:79\n")
     (alert,) = node.server.wait_firing("GpulockXidCritical")
     uuid = alert["labels"]["uuid"]
@@ -121,11 +121,11 @@ def test_an_xid_alerts_with_advice_and_resolves_after_a_while(node: Scene) -> No
 def test_a_lock_of_a_dead_owner_is_stale_as_long_as_it_stands(node: Scene) -> None:
     job = node.run(1)
     node.server.wait("gpulock:gpu_hold:info", series=1)
-    (lock,) = LockStore(str(node.stage.node.lock_dir)).read_all_locks().values()
+    (lock,) = LockStore(str(node.stage.simulated.lock_dir)).read_all_locks().values()
     assert lock.owner is not None
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     found = {lock.owner.token: Verdict(DEAD, "its process has ended")}
-    verdicts.write_verdicts(str(node.stage.node.lock_dir), found, boot_id)
+    verdicts.write_verdicts(str(node.stage.simulated.lock_dir), found, boot_id)
     (alert,) = node.server.wait_firing("GpulockLockStale")
     assert "gpulock reap" in alert["annotations"]["description"]
     node.end(job)
@@ -133,7 +133,7 @@ def test_a_lock_of_a_dead_owner_is_stale_as_long_as_it_stands(node: Scene) -> No
 
 
 def test_a_card_that_falls_off_the_bus_is_missing_by_name(node: Scene) -> None:
-    driver = node.stage.node.driver_root / "gpus" / node.stage.node.machine.gpus[7].bus
+    driver = node.stage.simulated.driver_root / "gpus" / node.stage.simulated.machine.gpus[7].bus
     away = node.folder / "away"
     driver.rename(away)
     (alert,) = node.server.wait_firing("GpulockGpuMissing")

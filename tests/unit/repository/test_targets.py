@@ -197,6 +197,6 @@ def test_the_set_up_itself_needs_nothing() -> None:
 
 
 def test_a_target_with_the_set_up_of_another_is_seen() -> None:
-    lines = "tests/setup.sh runtime\n.venv/bin/python -m tests.bench.hooks\n.venv/bin/mypy\n"
+    lines = "tests/setup.sh runtime\n.venv/bin/python -m tests.bench.exporter\n.venv/bin/mypy\n"
     assert [*unmet(lines).values()] == [{"typing_extensions"}, {"bin/mypy"}]
     assert [*unmet("python3 -m tests.gone\n").values()] == [{"tests.gone"}]

@@ -59,7 +59,7 @@ def reap_held_locks(reaper: "Reaper", held: dict[str, Lock], totals: ClaimCounte
     reaper.held = held
     for outcome in reap_locks(reaper):
         if outcome.act == FREED:
-            totals.count_reap(outcome.verdict.proof)
+            totals.count_reap(outcome.verdict.by)
 
 
 def pick_free_devices(

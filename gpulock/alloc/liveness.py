@@ -8,7 +8,7 @@ is unknown, and unknown is held. A judge therefore proves its own sight first. A
 from gpulock.alloc.job_processes import JobProcesses, find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.store.locks import Lock
-from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
+from gpulock.store.verdicts import ALIVE, DEAD, PROCESS, REBOOT, UNKNOWN, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def process_verdict(
     job = job_processes(lock)
     if job.reason():
         return Verdict(ALIVE if job.pids else UNKNOWN, job.reason())
-    return Verdict(DEAD, f"process {record.pid} is gone, and all that it started")
+    return Verdict(DEAD, f"process {record.pid} is gone, and all that it started", PROCESS)
 
 
 class Judge:
@@ -109,7 +109,7 @@ class Judge:
         if record.scheduler == "admin":
             return Verdict(ALIVE, "an administrator's lock")
         if record.boot_id != self.boot_id:
-            return Verdict(DEAD, "claimed before this boot")
+            return Verdict(DEAD, "claimed before this boot", REBOOT)
         try:
             ours = self.scan.proc.pid_namespace()
         except OSError as fault:

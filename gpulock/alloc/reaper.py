@@ -14,7 +14,7 @@ from gpulock.node.devices import SHARE, Device
 from gpulock.store import grants
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
-from gpulock.store.verdicts import ALIVE, DEAD, Verdict
+from gpulock.store.verdicts import ALIVE, DEAD, RELEASED, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def decide_reap(
     if left:
         return ReapOutcome(lock, HELD, verdict, f"draining: {left}" if over == DIED else left)
     if verdict.state == ALIVE:
-        verdict = Verdict(DEAD, "released by its job, whose processes are gone")
+        verdict = Verdict(DEAD, "released by its job, whose processes are gone", RELEASED)
     if lock.id.partition(SHARE)[0] not in files.ids:
         add_recorded_device(files, lock)
     if record is not None and (left := remaining_device_user(lock.id, record, files, held)):

@@ -14,7 +14,7 @@ from gpulock.node.context import Node
 from gpulock.sge.shepherds import why_execd_hidden
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
-from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
+from gpulock.store.verdicts import ALIVE, DEAD, SHEPHERD, UNKNOWN, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class SgeJobRule:
             return Verdict(ALIVE, f"its process {pid} runs without a shepherd: it {clause}")
         if job.doubt:
             return Verdict(UNKNOWN, job.doubt)
-        return Verdict(DEAD, f"its shepherd is gone, {describe_empty_job(lock, scan)}")
+        return Verdict(DEAD, f"its shepherd is gone, {describe_empty_job(lock, scan)}", SHEPHERD)
 
     def _why_blind(self, scan: ProcessScan, uid: int) -> str:
         """Return why this judge cannot see what it must, or nothing: execd and its directory."""

@@ -11,7 +11,7 @@ from gpulock.errors import Refusal
 from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
+from gpulock.store.verdicts import ALIVE, DEAD, SLURMCTLD, STEPS, UNKNOWN, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class SlurmJobRule:
                 return Verdict(UNKNOWN, f"no step of it was ever seen here, and {silent.why}")
             if not self._steps.is_slurmd_seen(scan):
                 return Verdict(UNKNOWN, f"slurmd is not visible, and {silent.why}")
-        return Verdict(DEAD, "its steps, seen before, are gone, and no epilog is at work")
+        return Verdict(DEAD, "its steps, seen before, are gone, and no epilog is at work", STEPS)
 
     def _on_node(self, record: Owner, scan: ProcessScan) -> "Verdict | None":
         """Return what runs of the job here, for which root's daemons stand, None where nothing."""
@@ -83,19 +83,19 @@ def judge_slurmctld_answer(found: "dict[str, str] | None", record: Owner) -> Ver
     from gpulock.slurm.scontrol import is_slurm_job_finished, slurm_job_uid
 
     if found is None:
-        return Verdict(DEAD, f"slurmctld knows no job {record.job_id}, no process of it is here")
+        what = f"slurmctld knows no job {record.job_id}, no process of it is here"
+        return Verdict(DEAD, what, SLURMCTLD)
     if slurm_job_uid(found) < 0 or not found["State"]:
         return Verdict(UNKNOWN, "slurmctld's answer cannot be read")
     if slurm_job_uid(found) != record.uid:
-        return Verdict(
-            DEAD, f"slurmctld gave its id to another user's job, uid {slurm_job_uid(found)}"
-        )
+        what = f"slurmctld gave its id to another user's job, uid {slurm_job_uid(found)}"
+        return Verdict(DEAD, what, SLURMCTLD)
     if is_slurm_job_finished(found):
-        return Verdict(DEAD, f"slurmctld says {found['State']}, no process of it is here")
+        what = f"slurmctld says {found['State']}, no process of it is here"
+        return Verdict(DEAD, what, SLURMCTLD)
     restarts = found["Restarts"]
     later = restarts.isascii() and restarts.isdigit() and int(restarts) > record.restart
     if later and found["State"] in NEXT_RUN:
-        return Verdict(
-            DEAD, f"slurmctld says requeued (restart {restarts}), no process of it is here"
-        )
+        what = f"slurmctld says requeued (restart {restarts}), no process of it is here"
+        return Verdict(DEAD, what, SLURMCTLD)
     return Verdict(ALIVE, f"slurmctld says {found['State']}")

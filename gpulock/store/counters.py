@@ -17,16 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-# how a proof begins (alloc.liveness, alloc.reaper, the schedulers' verdicts), and its kind: a label
-PROOFS = (
-    ("claimed before this boot", "reboot"),
-    ("released by its job", "released"),
-    ("process ", "process"),
-    ("its shepherd ", "shepherd"),
-    ("its steps", "steps"),
-    ("slurmctld ", "slurmctld"),
-)
-OTHER_PROOF = "other"
+    from gpulock.store.verdicts import DeathProof
+
 UNDONE = "streak_before"  # the streak that the last grant ended
 TIMEOUTS, TIMEOUT_LENGTH = "timeouts", 32  # bytes of a line: USER:JOB
 # counters that are noted in a file of their own, so many bytes a time, until a hook folds them in
@@ -54,10 +46,9 @@ class ClaimCounters:
             before = 0.0
         self.values[key] = f"{before + amount:.6f}".rstrip("0").rstrip(".")
 
-    def count_reap(self, proof: str) -> None:
-        """Count a lock that was freed, by the kind of its owner's proof of death."""
-        kinds = [kind for beginning, kind in PROOFS if proof.startswith(beginning)]
-        self.add(f"reaped_{kinds[0] if kinds else OTHER_PROOF}")
+    def count_reap(self, by: "DeathProof") -> None:
+        """Count a lock that was freed, by what proved that its owner is dead."""
+        self.add(f"reaped_{by}")
 
     def count_result(self, kind: str, waited: float) -> None:
         """Count a claim by its result; a grant ends the streak of unknowns, unless it is undone."""

@@ -10,7 +10,21 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 from gpulock.store import atomic, kv
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    DeathProof = Literal["reboot", "released", "process", "shepherd", "steps", "slurmctld", "other"]
+
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
+# What proved that an owner is dead: a label of the metric gpulock_locks_reaped_total.
+REBOOT: "DeathProof" = "reboot"
+RELEASED: "DeathProof" = "released"
+PROCESS: "DeathProof" = "process"
+SHEPHERD: "DeathProof" = "shepherd"
+STEPS: "DeathProof" = "steps"
+SLURMCTLD: "DeathProof" = "slurmctld"
+OTHER: "DeathProof" = "other"
 VERSION_LINE = "gpulock-verdicts 1"
 PERIOD = 30.0  # seconds between reconciles of gpulockd
 FRESH = 3 * PERIOD
@@ -18,13 +32,14 @@ ROUNDING = 0.001  # seconds: what is written as milliseconds may be rounded up
 
 
 class Verdict:
-    """`state` with its `proof`, one clause for people."""
+    """`state` with its `proof`, one clause for people; `by` is what proved a death."""
 
-    __slots__ = ("proof", "state")
+    __slots__ = ("by", "proof", "state")
 
-    def __init__(self, state: str, proof: str) -> None:
+    def __init__(self, state: str, proof: str, by: "DeathProof" = OTHER) -> None:
         self.state = state
         self.proof = proof
+        self.by = by
 
 
 def write_verdicts(lock_dir: str, found: dict[str, Verdict], boot_id: str) -> None:

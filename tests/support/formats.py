@@ -42,8 +42,8 @@ from gpulock.store.foreign import ForeignUse, read_foreign_uses, write_foreign_u
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner, encode_owner, parse_owner
 from gpulock.store.quarantine import QUARANTINE, read_device_notes, read_suspect_cards
+from gpulock.store.verdicts import SHEPHERD, read_dated_verdicts
 from gpulock.store.verdicts import VERSION_LINE as VERDICTS_LINE
-from gpulock.store.verdicts import read_dated_verdicts
 from gpulock.workstation.wire import (
     CLAIM,
     GRANTED,
@@ -178,7 +178,7 @@ def write_formats(root: Path) -> None:
     write_suspect_cards(str(root), {CARD: "it does not answer"}, BOOT)
     counters = ClaimCounters(LockStore(str(root)))
     counters.count_result("granted", 0.25)
-    counters.count_reap("its shepherd 4711 is gone")
+    counters.count_reap(SHEPHERD)
     counters.note_unknown_streak("12", "alice")
     counters.save()
     cards = {f"gpu.{CARD}.uuid": UUID, f"gpu.{CARD}.memory_mib": "141", f"gpu.{OTHER}.mig": "1"}

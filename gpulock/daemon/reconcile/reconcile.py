@@ -132,7 +132,7 @@ def publish_outcomes(node: Node, outcomes: list[ReapOutcome]) -> str:
         totals = ClaimCounters(store)
         freed = [outcome for outcome in outcomes if outcome.act == FREED]
         for outcome in freed:
-            totals.count_reap(outcome.verdict.proof)
+            totals.count_reap(outcome.verdict.by)
         totals.save()
         for record in [outcome.lock.owner for outcome in freed]:
             if record is not None and record.scheduler == "slurm":

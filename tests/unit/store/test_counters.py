@@ -12,13 +12,13 @@ import pytest
 from gpulock.errors import BUSY
 from gpulock.store import kv
 from gpulock.store.counters import (
-    OTHER_PROOF,
     ClaimCounters,
     note_lock_timeout,
     read_history_dropped,
 )
 from gpulock.store.grants import note_dropped
 from gpulock.store.locks import LockStore
+from gpulock.store.verdicts import SLURMCTLD
 from tests.support.faults import disk_full
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -137,29 +137,23 @@ def test_a_streak_does_not_grow_for_ever(store: LockStore) -> None:
     assert len(totals.values["streak"]) < 200
 
 
-def proofs_of_death() -> list[str]:
-    """Return how each proof begins that any module gives, up to what is filled in."""
-    found: list[str] = []
-    for path in sorted((ROOT / "gpulock").rglob("*.py")):
-        text = path.read_text()
-        for node in ast.walk(ast.parse(text)) if "Verdict(" in text else ():
-            if isinstance(node, ast.Call) and ast.unparse(node).startswith("Verdict(DEAD, "):
-                proof = node.args[1]
-                first = proof.values[0] if isinstance(proof, ast.JoinedStr) else proof
-                assert isinstance(first, ast.Constant), path
-                found.append(str(first.value))
-    return found
+def test_every_verdict_of_death_says_by_what() -> None:
+    calls = [
+        (node, ast.unparse(node))
+        for path in sorted((ROOT / "gpulock").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    ]
+    deaths = [node for node, text in calls if text.startswith("Verdict(DEAD, ")]
+    assert len(deaths) > 8
+    said = {ast.unparse(node.args[2]) for node in deaths}
+    assert said == {
+        *("REBOOT", "RELEASED", "PROCESS", "SHEPHERD", "STEPS", "SLURMCTLD"),
+    }
 
 
-def test_every_proof_of_death_is_counted_under_a_kind_of_its_own(store: LockStore) -> None:
+def test_a_lock_that_was_freed_is_counted_by_what_proved_its_owner_dead(store: LockStore) -> None:
     totals = ClaimCounters(store)
-    proofs = proofs_of_death()
-    assert len(proofs) > 8
-    for proof in proofs:
-        totals.count_reap(proof)
-    assert f"reaped_{OTHER_PROOF}" not in totals.values
-    for proof in ("slurmctld says COMPLETED", "its steps, seen before", ""):
-        totals = ClaimCounters(store)
-        totals.count_reap(proof)
-        kind = {"sl": "slurmctld", "it": "steps", "": OTHER_PROOF}[proof[:2]]
-        assert totals.values == {f"reaped_{kind}": "1"}
+    totals.count_reap(SLURMCTLD)
+    totals.count_reap(SLURMCTLD)
+    assert totals.values == {"reaped_slurmctld": "2"}

@@ -34,13 +34,10 @@ from gpulock import __version__
 from gpulock.install import drop_env
 from gpulock.install.systemd.units import (
     LOGROTATE,
-    PACKAGE_CARDS,
     SYSUSERS,
     TMPFILES,
-    UnitInputs,
-    render_units,
+    read_static_files,
 )
-from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -200,13 +197,7 @@ def write_environment(root: Path) -> None:
 def write_system_files(root: Path) -> None:
     """Write settings, services, man pages and completions; nothing of them is started."""
     write_configuration(root, CONFIG, (SOURCES / "gpulock.conf").read_text())
-    inputs = UnitInputs(
-        f"/{HOME}/bin/python3",
-        Path(DEFAULT_PATH),
-        Settings({}, DEFAULT_PATH),
-        tuple(range(PACKAGE_CARDS)),
-    )
-    for name, text in render_units(inputs).items():
+    for name, text in read_static_files().items():
         if name == LOGROTATE:
             write_configuration(root, LOGROTATE_PATH, text)
             continue

@@ -122,6 +122,16 @@ class FolderItem(PlaceItem):
 
 
 @dataclass
+class InstallParts:
+    """The items of a system in their order, and what the administrator should know."""
+
+    items: Sequence[Item]
+    notes: list[str] = field(default_factory=list[str])
+    pages: list[list[str]] = field(default_factory=list[list[str]])
+    try_line: str = ""  # a job that shows its mask, for an ordinary user
+
+
+@dataclass
 class Outcome:
     """What a run changed, by title, and what it leaves to the administrator."""
 

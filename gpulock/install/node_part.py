@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from gpulock.errors import Refusal
 from gpulock.install.change import FilePlace
 from gpulock.install.docker import CDI_FOLDERS
 from gpulock.install.hooks import InstallError
+from gpulock.install.items import FolderItem, Item, PlaceItem
 from gpulock.node import devices
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
@@ -56,6 +58,17 @@ class NodePart:
     def note(self, text: str) -> None:
         """Tell the administrator something."""
         self.notes.append(text)
+
+    def folders(self) -> list[Item]:
+        """Return LOCK_DIR and STATE_DIR."""
+        mode = f"uid {os.geteuid()}, mode 0755"
+        folders = (self.settings.lock_dir, self.settings.state_dir)
+        return [FolderItem(Path(path), mode) for path in folders]
+
+    def settings_file_item(self, wanted: dict[str, str], new: str = "") -> PlaceItem:
+        """Return the settings file, with the keys that it lacks; it stays."""
+        text = self.settings_text(wanted, new)
+        return PlaceItem(FilePlace(self.config_path), text, stays=True)
 
     def settings_text(self, wanted: dict[str, str], new: str = "") -> str:
         """Return the settings file with what a hook must know; raise InstallError."""

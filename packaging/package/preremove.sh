@@ -8,13 +8,17 @@ remove | 0) ;;
 *) exit 0 ;;
 esac
 if [ "${GPULOCK_REMOVE:-}" != anyway ]; then
-    for system in sge slurm systemd; do
-        if [ -e "/var/lib/gpulock/install/$system.json" ]; then
-            echo "gpulock: it is installed into $system here: run gpulock uninstall $system first," \
-                "or set GPULOCK_REMOVE=anyway" >&2
-            exit 1
-        fi
+    system=
+    [ ! -e /var/lib/gpulock/install/sge.json ] || system=sge
+    [ ! -e /var/lib/gpulock/slurm-map ] || system=slurm
+    for unit in gpulockd.service gpulock-exporter.service; do
+        [ ! -e "/etc/systemd/system/multi-user.target.wants/$unit" ] || system=systemd
     done
+    if [ -n "$system" ]; then
+        echo "gpulock: it is installed into $system here: run gpulock uninstall $system first," \
+            "or set GPULOCK_REMOVE=anyway" >&2
+        exit 1
+    fi
     if [ -n "$(ls /run/gpulock/locks 2>/dev/null; ls /run/gpulock.claims/claims 2>/dev/null)" ]; then
         echo "gpulock: GPUs are held on this node (gpulock status): wait, or set GPULOCK_REMOVE=anyway" >&2
         exit 1

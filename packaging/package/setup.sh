@@ -33,7 +33,5 @@ mv -fT "$home/bin/python3.new" "$home/bin/python3"
 # Byte code of another version of gpulock may bear the same time.
 find "$home/lib/python" -name __pycache__ -prune -exec rm -rf {} +
 "$home/bin/python3" -I -m compileall -q "$home/lib/python/site-packages"
-if [ -e /var/lib/gpulock/install ]; then
-    "$home/bin/gpulock" install hooks --if-broken ||
-        echo "gpulock: the hooks were not rendered again: run gpulock doctor" >&2
-fi
+"$home/bin/gpulock" install hooks --if-broken ||
+    echo "gpulock: the hooks were not rendered again: run gpulock doctor" >&2

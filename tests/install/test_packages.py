@@ -119,7 +119,13 @@ def check_programs(machine: Machine) -> None:
 def check_refused_removal(machine: Machine, remove: str) -> None:
     """Try to remove the package while a node needs it; then remove it all the same."""
     hooks, lock = "/var/lib/gpulock/install/sge.json", "/run/gpulock/locks/0000:06:00.0"
-    for needed, says in ((hooks, "gpulock uninstall sge"), (lock, "GPUs are held")):
+    unit = "/etc/systemd/system/multi-user.target.wants/gpulockd.service"
+    for needed, says in (
+        (hooks, "gpulock uninstall sge"),
+        ("/var/lib/gpulock/slurm-map", "gpulock uninstall slurm"),
+        (unit, "gpulock uninstall systemd"),
+        (lock, "GPUs are held"),
+    ):
         machine.run(f"mkdir -p {os.path.dirname(needed)}; echo >{needed}")
         assert says in machine.run(f"! {remove}")
         assert f"gpulock {__version__}" in machine.run("gpulock --version")

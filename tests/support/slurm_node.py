@@ -15,9 +15,9 @@ import pytest
 from gpulock.install import versions
 from gpulock.install.doctor import slurm as doctor_slurm
 from gpulock.install.hooks import HookPaths
-from gpulock.install.items import Outcome, Wanted, run_items
+from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.slurm import install, renew_map, site, uninstall
-from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions, SlurmParts
+from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
 from gpulock.install.slurm.site import Slurmd
 from gpulock.install.slurm.uninstall import SlurmRemoval, SlurmRemover
 from gpulock.simulate.node import write_simulated_node
@@ -109,7 +109,7 @@ class SlurmNode:
         }
         return SlurmOptions(**values)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
-    def parts(self, **changes: object) -> SlurmParts:
+    def parts(self, **changes: object) -> InstallParts:
         """Return the items of an installation."""
         return SlurmInstaller(self.options(**changes)).parts()
 
@@ -126,7 +126,7 @@ class SlurmNode:
         asked = SlurmRemoval(self.config, None, write_conf, force)
         return self._run(SlurmRemover(asked).parts(), Wanted.ABSENT)
 
-    def _run(self, parts: SlurmParts, wanted: Wanted, dry_run: bool = False) -> Outcome:
+    def _run(self, parts: InstallParts, wanted: Wanted, dry_run: bool = False) -> Outcome:
         records = self.root / "node/state/install"
         return run_items(parts.items, wanted, records, ignore, dry_run)
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import InstallPlan
+from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.systemd import install, manager
-from gpulock.install.systemd.install import SystemdOptions, plan_systemd
+from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions
 from gpulock.simulate.node import write_simulated_node
+from tests.support.install_site import ignore
 
 
 @dataclass
@@ -28,6 +29,7 @@ class FakeSystemctl:
     told: list[str] = field(default_factory=list[str])
     fails: str = ""
     dies: bool = False  # what is started ends at once
+    reads_again: bool = False  # a daemon-reload ends NeedDaemonReload
 
     def __call__(self, *words: str) -> str:
         """Do as systemctl does, as far as the installer relies on it."""
@@ -38,7 +40,10 @@ class FakeSystemctl:
         self.told.append(" ".join((verb, *units)))
         if self.fails == verb:
             raise InstallError(f"systemctl {verb} ended with 1: it does not")
-        if verb == "enable":
+        if verb == "daemon-reload" and self.reads_again:
+            for found in self.properties.values():
+                found.pop("NeedDaemonReload", None)
+        elif verb == "enable":
             self.enabled |= {*units}
         elif verb == "restart" and not self.dies:
             self.active |= {*units}
@@ -50,7 +55,8 @@ class FakeSystemctl:
     def show(self, unit: str) -> str:
         """Return the properties of a unit, one a line."""
         if not (self.folder / unit).exists():
-            return "LoadState=not-found\nActiveState=inactive\n"
+            kept = self.properties.get(unit, {}).get("NeedDaemonReload", "no")
+            return f"LoadState=not-found\nActiveState=inactive\nNeedDaemonReload={kept}\n"
         found = {
             "LoadState": "loaded",
             "UnitFileState": "enabled" if unit in self.enabled else "disabled",
@@ -79,36 +85,50 @@ class SystemdNode:
     @property
     def options(self) -> SystemdOptions:
         """What an administrator asks for."""
-        return SystemdOptions(self.config, sys.executable, self.etc, self.ctl)
+        return SystemdOptions(self.config, sys.executable, self.root, self.ctl)
 
-    def unit(self, name: str) -> str:
-        """Return the text of an installed unit."""
-        return (self.etc / "systemd/system" / name).read_text()
+    def drop_in(self, unit: str) -> str:
+        """Return the drop-in of an installed unit."""
+        return self.options.drop_in_path(unit).read_text()
 
     def set(self, **keys: str) -> None:
         """Add lines to the settings."""
         with self.config.open("a") as file:
             file.writelines(f"{name}={value}\n" for name, value in keys.items())
 
-    def install(self) -> InstallPlan:
-        """Install; return the plan that was followed."""
-        plan = plan_systemd(self.options)
-        plan.apply(lambda _: None)
-        return plan
+    def parts(self) -> InstallParts:
+        """Return the items of an installation."""
+        return SystemdInstaller(self.options).parts()
+
+    def differences(self) -> dict[str, list[str]]:
+        """Return what an installation would change, by title."""
+        said: list[str] = []
+        outcome = self.run(self.parts(), Wanted.PRESENT, said, dry_run=True)
+        starts = [*(said.index(title) for title in outcome.changed), len(said)]
+        return {said[at]: said[at + 1 : end] for at, end in zip(starts, starts[1:])}
+
+    def install(self) -> Outcome:
+        """Install."""
+        return self.run(self.parts(), Wanted.PRESENT)
+
+    def uninstall(self) -> Outcome:
+        """Uninstall."""
+        return self.run(SystemdInstaller(self.options).removal(), Wanted.ABSENT)
+
+    def run(
+        self,
+        parts: InstallParts,
+        wanted: Wanted,
+        said: list[str] | None = None,
+        dry_run: bool = False,
+    ) -> Outcome:
+        """Bring all items where they are wanted."""
+        echo = ignore if said is None else said.append
+        return run_items(parts.items, wanted, self.root / "state/install", echo, dry_run)
 
 
 def nothing(*_: str) -> str:
     """Do nothing, in place of a self-test."""
-    return ""
-
-
-def run_systemd_program(*command: str) -> str:
-    """Make the folders that a file for systemd-tmpfiles names below this node; do nothing else."""
-    file = Path(command[-1])
-    for line in file.read_text().splitlines() if command[0] == "systemd-tmpfiles" else ():
-        words = line.split()
-        if words[0] == "d" and Path(words[1]).is_relative_to(file.parents[2]):
-            Path(words[1]).mkdir(parents=True, exist_ok=True)
     return ""
 
 
@@ -132,7 +152,7 @@ def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
     }
     config.write_text("".join(f"{name}={value}\n" for name, value in keys.items()))
     patch.setattr(manager, "RUNNING", folder)
-    patch.setattr(manager, "run_systemd_program", run_systemd_program)
+    patch.setattr(manager, "run_systemd_program", nothing)
     patch.setattr(install, "check_exporter_python", nothing)
-    patch.setattr(install, "exporter_user_exists", lambda: True)
-    return SystemdNode(folder, config, FakeSystemctl(folder / "etc/systemd/system"))
+    patch.setattr(manager.SystemUser, "exists", lambda _: True)
+    return SystemdNode(folder, config, FakeSystemctl(folder / "usr/local/lib/systemd/system"))

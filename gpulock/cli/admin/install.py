@@ -7,14 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from gpulock.cli.admin.items import list_objections, run_installation, run_removal
-from gpulock.cli.admin.offers import Consent, echo_note
+from gpulock.cli.admin.offers import Consent, echo_note, note_missing_daemon
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.daemon.health.findings import POLICY_WORDS
 from gpulock.install.hooks import InstallError
@@ -24,14 +23,8 @@ from gpulock.text.words import format_count
 
 if TYPE_CHECKING:
     from gpulock.install.planner import InstallPlan
-    from gpulock.install.uninstall import Uninstaller
-
 
 F = TypeVar("F", bound=Callable[..., object])
-RECORDED = {  # the module of each uninstaller by records
-    "sge": "sge.uninstall",
-    "systemd": "systemd.install",
-}
 FOLDER = click.Path(path_type=Path)
 
 
@@ -116,7 +109,7 @@ def install_sge_command(
 ) -> None:
     """Install prolog, epilog and load sensor for Grid Engine on this node.
 
-    On a terminal it asks about quarantine, and offers the rest: a verifier, services, a trial job.
+    On a terminal it asks about quarantine, and offers a trial job.
     """
     from gpulock.install.sge.install import SgeOptions, plan_sge
 
@@ -127,7 +120,7 @@ def install_sge_command(
         return plan_sge(replace(SgeOptions(**options), quarantine_on=quarantine_on))
 
     asked: str | None = options["quarantine_on"]
-    run_installer(lambda: plan_with_policy(plan, asked, consent), dry_run, consent=consent)
+    run_installer(lambda: plan_with_policy(plan, asked, consent), dry_run, consent)
 
 
 @install_group.command("slurm")
@@ -154,10 +147,10 @@ def install_slurm_command(session: Session, /, dry_run: bool, prefix: Path, **op
 @click.pass_obj
 def install_systemd_command(session: Session, /, dry_run: bool, quarantine_on: str | None) -> None:
     """Install and start gpulockd and the exporter as systemd services."""
-    from gpulock.install.systemd.install import SystemdOptions, plan_systemd
+    from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions
 
-    options = SystemdOptions(Path(session.config).absolute(), quarantine_on=quarantine_on)
-    run_installer(lambda: plan_systemd(options), dry_run, shown=True)
+    asked = SystemdOptions(Path(session.config).absolute(), quarantine_on=quarantine_on)
+    run_installation(session, "systemd", lambda: SystemdInstaller(asked).parts(), dry_run)
 
 
 @install_group.command("hooks")
@@ -185,21 +178,12 @@ def plan_with_policy(
     return plan if chosen == asked else plan_it(chosen)
 
 
-def run_installer(
-    plan_it: Callable[[], InstallPlan],
-    dry_run: bool,
-    shown: bool = False,
-    consent: Consent | None = None,
-) -> None:
-    """Make the changes, or show them (`shown`: both); then say what there is to know.
-
-    Services and a trial job are offered at the end, by `consent`.
-    """
+def run_installer(plan_it: Callable[[], InstallPlan], dry_run: bool, consent: Consent) -> None:
+    """Make the changes, or show them; then say what there is to know, and offer a trial job."""
     try:
         plan = plan_it()
-        if consent:
-            consent.note_trial(plan)
-        for change in plan.changes if dry_run or shown else ():
+        consent.note_trial(plan)
+        for change in plan.changes if dry_run else ():
             click.echo("\n".join(change.lines()))
         if not dry_run:
             plan.apply(click.echo)
@@ -215,8 +199,8 @@ def run_installer(
         click.echo(f"{format_count(len(plan.changes), 'change')} would be made")
     for page in plan.pages:
         click.echo(name_config("\n" + "\n".join(page)))
-    if consent:
-        consent.offer_services()
+    if not dry_run:
+        note_missing_daemon(consent.session)
         consent.run_trial(plan)
 
 
@@ -237,9 +221,15 @@ def uninstall_command(
     if system == "slurm":
         uninstall_slurm(session, force, reason, **options)
         return
+    dry_run: bool = options.pop("dry_run")
     if any(options.values()):
-        raise click.UsageError("--dry-run, --write-conf and --prefix are Slurm's.")
-    uninstall_recorded(session, system, force, reason)
+        raise click.UsageError("--write-conf and --prefix are Slurm's.")
+    if system == "systemd":
+        uninstall_systemd(session, dry_run)
+    elif dry_run:
+        raise click.UsageError("--dry-run is not Grid Engine's.")
+    else:
+        uninstall_sge(session, force, reason)
 
 
 def uninstall_slurm(
@@ -257,12 +247,20 @@ def uninstall_slurm(
     run_removal(session, "slurm", lambda: SlurmRemover(asked).parts(), dry_run)
 
 
-def uninstall_recorded(session: Session, system: str, force: bool, reason: str) -> None:
-    """Remove what the record of an installation names."""
-    module = import_module(f"gpulock.install.{RECORDED[system]}")
-    installed: type[Uninstaller] = getattr(module, f"{system.capitalize()}Uninstaller")
+def uninstall_systemd(session: Session, dry_run: bool) -> None:
+    """Take the items of the services away."""
+    from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions
+
+    asked = SystemdOptions(Path(session.config).absolute())
+    run_removal(session, "systemd", lambda: SystemdInstaller(asked).removal(), dry_run)
+
+
+def uninstall_sge(session: Session, force: bool, reason: str) -> None:
+    """Remove what the record of the installation names."""
+    from gpulock.install.sge.uninstall import SgeUninstaller
+
     try:
-        installation = installed(Path(session.config), click.echo)
+        installation = SgeUninstaller(Path(session.config), click.echo)
         there = bool(installation.record.load())
         left = installation.uninstall(force, reason)
     except InstallError as fault:
@@ -270,11 +268,9 @@ def uninstall_recorded(session: Session, system: str, force: bool, reason: str) 
     for line in left:
         click.echo(line)
     if left:
-        what = f"gpulock is not yet uninstalled from {system}"
+        what = "gpulock is not yet uninstalled from sge"
         raise CommandRefusedError(what, "do what is shown above, and run it again")
-    click.echo(
-        f"uninstalled: {system}" if there else f"nothing to do: {system} is not installed here"
-    )
+    click.echo("uninstalled: sge" if there else "nothing to do: sge is not installed here")
 
 
 @click.command()

@@ -5,23 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpulock.cli.admin.offers import echo_note, echo_wrapped, note_missing_daemon
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.install.hooks import InstallError
-from gpulock.install.items import ItemRun, Outcome, Wanted, run_items
-
-if TYPE_CHECKING:
-    from gpulock.install.slurm.install import SlurmParts
+from gpulock.install.items import InstallParts, ItemRun, Outcome, Wanted, run_items
 
 NOT_IN_FORCE = 4  # exit code: what this run may do is done, and a person has to do the rest
 
 
 def run_installation(
-    session: Session, system: str, parts_of: Callable[[], SlurmParts], dry_run: bool
+    session: Session, system: str, parts_of: Callable[[], InstallParts], dry_run: bool
 ) -> None:
     """Put all items of a system in place, or show each difference; then say what is next."""
     outcome, parts = run_parts(session, parts_of, Wanted.PRESENT, dry_run)
@@ -34,7 +30,7 @@ def run_installation(
 
 
 def run_removal(
-    session: Session, system: str, parts_of: Callable[[], SlurmParts], dry_run: bool
+    session: Session, system: str, parts_of: Callable[[], InstallParts], dry_run: bool
 ) -> None:
     """Take all items of a system away, or show each difference."""
     outcome, parts = run_parts(session, parts_of, Wanted.ABSENT, dry_run)
@@ -47,7 +43,7 @@ def run_removal(
     leave(outcome, dry_run)
 
 
-def list_objections(parts_of: Callable[[], SlurmParts]) -> list[str]:
+def list_objections(parts_of: Callable[[], InstallParts]) -> list[str]:
     """Return what speaks against a removal; raise CommandRefusedError."""
     try:
         run = ItemRun(parts_of().items, Wanted.ABSENT, lambda _: None, dry_run=True)
@@ -57,8 +53,8 @@ def list_objections(parts_of: Callable[[], SlurmParts]) -> list[str]:
 
 
 def run_parts(
-    session: Session, parts_of: Callable[[], SlurmParts], wanted: Wanted, dry_run: bool
-) -> tuple[Outcome, SlurmParts]:
+    session: Session, parts_of: Callable[[], InstallParts], wanted: Wanted, dry_run: bool
+) -> tuple[Outcome, InstallParts]:
     """Run over all items; raise CommandRefusedError at the first that fails."""
     try:
         parts = parts_of()
@@ -71,7 +67,7 @@ def run_parts(
 
 
 def end_run(
-    outcome: Outcome, parts: SlurmParts, system: str, wanted: Wanted, dry_run: bool
+    outcome: Outcome, parts: InstallParts, system: str, wanted: Wanted, dry_run: bool
 ) -> None:
     """Say what there is to know, then the verdict, and below it what a person has to do."""
     for note in parts.notes:

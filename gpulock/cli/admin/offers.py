@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an installation of hooks asks: what puts a GPU out, a verifier, services, a trial job."""
+"""What an installation of hooks asks: what puts a GPU out, and a trial job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from gpulock.install.planner import InstallPlan
 
 POLICY = "Let gpulockd take a GPU that fails out of service (QUARANTINE_ON={words})?"
-SERVICES = "Start gpulockd and gpulock-exporter as services of systemd?"
 TRIAL = "Run a trial job of one GPU?"
 NO_DAEMON = "gpulockd does not run: gpulock install systemd starts both services"
 NO_SYSTEMD = (
@@ -78,28 +77,6 @@ class Consent:
         """Note that a trial job can be run, where nobody is asked."""
         if plan.trial and not (self.yes or self.person):
             plan.notes.append("no trial job is run: --yes runs one")
-
-    def offer_services(self) -> None:
-        """Install both services, where systemd runs and they are not what is installed.
-
-        Where gpulockd does not run in the end, one sentence says so.
-        """
-        if self.dry_run:
-            return
-        try:
-            if manager.RUNNING.is_dir() and (self.yes or self.person):
-                self._install_services()
-            note_missing_daemon(self.session)
-        except InstallError as fault:
-            echo_note(f"no services: {fault}")
-
-    def _install_services(self) -> None:
-        """Install both services where the administrator agrees; raise InstallError."""
-        from gpulock.install.systemd.install import SystemdOptions, plan_systemd
-
-        plan = plan_systemd(SystemdOptions(Path(self.session.config).absolute()))
-        if plan.changes and self.agrees(SERVICES):
-            plan.apply(click.echo)
 
     def run_trial(self, plan: InstallPlan) -> None:
         """Run the trial job of a plan; raise CommandRefusedError where it was not protected."""

@@ -25,6 +25,7 @@ from gpulock.install.installed import find_installed_prefix, find_slurm_installa
 from gpulock.install.node_part import current_settings
 from gpulock.install.sge.install import PROFILE
 from gpulock.install.sge.site import find_execds
+from gpulock.install.systemd.install import SystemdOptions
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.text.table import UNCUT, wrap_sentence
@@ -57,7 +58,7 @@ def run_doctor(where: DoctorOptions) -> list[Check]:
             checks += sge_checks(settings, where.config, prefix, where.profile)
         checks += slurm_checks(settings, where.config, prefix)
         checks += daemon_checks(settings)
-        checks += systemd_checks(settings, where.config)
+        checks += systemd_checks(settings, SystemdOptions(where.config))
         checks += isolation_checks(settings)
         checks += handover_checks(settings)
     return checks

@@ -8,41 +8,38 @@ in the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import FilePlace, install_record
 from gpulock.install.doctor.check import FAULT, WARNING, Check, ok, run_checks, warning
 from gpulock.install.hooks import InstallError
+from gpulock.install.items import Wanted
 from gpulock.install.systemd import manager
 from gpulock.install.systemd.install import (
-    ETC,
     SystemdOptions,
-    make_unit_place,
-    read_unit_inputs,
-    service_files,
-    systemd_services,
-    unit_file_path,
+    drop_ins_of,
+    etc_items,
+    service_items,
+    unit_items,
 )
-from gpulock.install.systemd.manager import ON, Systemctl, SystemdService, unit_properties
+from gpulock.install.systemd.manager import ON, UNUSED, ServiceItem, unit_properties
 from gpulock.install.systemd.units import (
     DAEMON,
     EXPORTER,
-    PACKAGE_CARDS,
+    UNITS,
     USER,
-    render_units,
+    says_more,
     setting_directives,
 )
 from gpulock.node.settings import Settings
 from gpulock.store.locks import claims_root
 
-_AGAIN: Final = "run gpulock install systemd again"
+_AGAIN: Final = "run gpulock install systemd"
 _SEES: Final = frozenset(("cap_sys_ptrace", "cap_dac_override"))  # others' processes
 _NEVER: Final = ("0", "infinity")
 _RUN: Final = "/run/"
-LIB: Final = Path("/usr/lib")  # of the package's units
 _CAPABILITIES: Final = "CapabilityBoundingSet"
 EXACT: Final = (  # what systemd tells of a unit as it stands there
     "DevicePolicy",
@@ -51,7 +48,6 @@ EXACT: Final = (  # what systemd tells of a unit as it stands there
     "NoNewPrivileges",
     "ProtectControlGroups",
 )
-_UNUSED: Final = (None, "disabled, inactive", "masked")
 
 
 @dataclass(frozen=True)
@@ -101,70 +97,46 @@ RULES: Final = (
 )
 
 
-def systemd_checks(
-    settings: Settings,
-    config: Path,
-    etc: Path = ETC,
-    ctl: Systemctl = manager.systemctl,
-    lib: Path = LIB,
-) -> list[Check]:
-    """Return the checks of the services; none where they are not installed for systemd.
-
-    Those that come with the package are looked at once somebody has enabled or started them.
-    """
+def systemd_checks(settings: Settings, options: SystemdOptions) -> list[Check]:
+    """Return the checks of the services; none where nobody installed, enabled or started any."""
     if not manager.RUNNING.is_dir():
         return []
-    if install_record(settings, "systemd").load() or unit_file_path(etc, DAEMON).exists():
-        checks = run_checks(
-            "units", lambda: check_unit_files(SystemdOptions(config, etc=etc, ctl=ctl), settings)
-        )
-        where, services = etc, systemd_services(ctl)
-    elif unit_file_path(lib, DAEMON).exists():
-        try:
-            services = [one for one in systemd_services(ctl) if one.read() not in _UNUSED]
-        except InstallError as fault:
-            return [warning(f"were not looked at: {fault}", name="units")]
-        where = lib
-        look = partial(check_package_units, SystemdOptions(config, etc=lib), settings, services)
-        checks = run_checks("units", look) if services else []
-    else:
-        return []
+    files = unit_items(options, dict.fromkeys(UNITS, "any"))
+    try:
+        here = any(item.place.read() is not None for own in files.values() for item in own)
+        services = [
+            one for one in service_items(options, files) if here or one.read() not in UNUSED
+        ]
+    except InstallError as fault:
+        return [warning(f"were not looked at: {fault}", name="units")]
+    look = partial(check_unit_files, services, settings, options)
+    checks = run_checks("units", look) if services else []
     for service in services:
-        look = partial(check_service_state, service, settings, where, ctl)
-        checks += run_checks(service.name, look)
+        checks += run_checks(service.name, partial(check_service_state, service, settings, options))
     return checks
 
 
-def check_package_units(
-    options: SystemdOptions, settings: Settings, services: Iterable[SystemdService]
+def check_unit_files(
+    services: Iterable[ServiceItem], settings: Settings, options: SystemdOptions
 ) -> Iterator[Check]:
-    """Look whether the package's units, which are for default settings, fit these settings."""
-    found, _ = read_unit_inputs(options, settings)
-    count = max(PACKAGE_CARDS, *(minor + 1 for minor in found.minors))
-    texts = render_units(replace(found, minors=tuple(range(count))))
-    names = [name for service in services for name in service.units]
-    paths = {unit_file_path(options.etc, name): texts[name] for name in names}
-    if other := [str(path) for path, text in paths.items() if FilePlace(path).read() != text]:
-        yield warning(f"not for these settings: {', '.join(other)}", "run gpulock install systemd")
-    else:
-        yield ok(f"{options.etc}/systemd/system, of the package")
-
-
-def check_unit_files(options: SystemdOptions, settings: Settings) -> Iterator[Check]:
     """Look whether the files are what would be installed now."""
-    found, note = read_unit_inputs(options, settings)
-    if note:
-        yield warning(f"were not compared: {note}")
-        return
-    paths = {unit_file_path(options.etc, name): text for name, text in render_units(found).items()}
-    if old := [str(path) for path, text in paths.items() if make_unit_place(path).read() != text]:
-        yield warning(f"not as this package and its settings want them: {', '.join(old)}", _AGAIN)
+    files = unit_items(options, drop_ins_of(options, settings))
+    own = [item for one in services for unit in one.units for item in files[unit]]
+    differ = [
+        str(item.path)
+        for item in (*etc_items(options), *own)
+        if item.show(Wanted.PRESENT) and (item.place.read() is not None or says_more(item.value))
+    ]
+    if differ:
+        yield warning(
+            f"not as this package and its settings want them: {', '.join(differ)}", _AGAIN
+        )
     else:
-        yield ok(f"{options.etc}/systemd/system, up to date")
+        yield ok("as this package and its settings want them")
 
 
 def check_service_state(
-    service: SystemdService, settings: Settings, etc: Path, ctl: Systemctl
+    service: ServiceItem, settings: Settings, options: SystemdOptions
 ) -> Iterator[Check]:
     """Look whether a service runs, as it was installed."""
     now = service.read()
@@ -174,28 +146,29 @@ def check_service_state(
     odd = [
         check
         for unit in service.units
-        for check in check_unit_properties(unit, settings, etc, unit_properties(unit, (), ctl))
+        for check in check_unit_properties(
+            unit, settings, options.unit_path(unit), unit_properties(unit, (), options.ctl)
+        )
     ]
     yield from odd
     if now != ON:
         return
-    if why := service.restart_reason(service_files(service, etc)):
+    if why := service.restart_reason():
         yield warning(why, f"systemctl restart {' '.join(service.units)}")
     elif not odd:
         yield ok(ON)
 
 
 def check_unit_properties(
-    unit: str, settings: Settings, etc: Path, seen: Mapping[str, str]
+    unit: str, settings: Settings, path: Path, seen: Mapping[str, str]
 ) -> Iterator[Check]:
     """Judge what systemd makes of a unit and its drop-ins; pure."""
     if seen.get("LoadState") == "not-found":
         return
     fragment = seen.get("FragmentPath", "")
-    if fragment and Path(fragment).resolve() != unit_file_path(etc, unit).resolve():
+    if fragment and Path(fragment).resolve() != path.resolve():
         what = f"systemd uses {fragment}, not the installed unit"
-        is_package = "/lib/systemd/system/" in fragment
-        yield warning(what, _AGAIN if is_package else f"remove {fragment}", unit)
+        yield warning(what, f"remove {fragment}" if path.exists() else _AGAIN, unit)
     where = seen.get("DropInPaths", "")
     do = f"look at {where}" if where else _AGAIN
     for rule in RULES:

@@ -7,10 +7,9 @@ the cluster's, and are only read unless --write-conf is given: what to put there
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +18,7 @@ from gpulock.install.container_hooks import choose_container_hooks, docker_pages
 from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
 from gpulock.install.installed import SlurmInstallation
-from gpulock.install.items import FolderItem, Item, PlaceItem
+from gpulock.install.items import InstallParts, Item, PlaceItem
 from gpulock.install.node_part import NodePart
 from gpulock.install.slurm import gres, texts
 from gpulock.install.slurm.conf_item import ConfRequest, SlurmConfItem
@@ -68,16 +67,6 @@ class SlurmOptions:
     installed_everywhere: bool = False
 
 
-@dataclass
-class SlurmParts:
-    """The items in their order, and what the administrator should know."""
-
-    items: list[Item]
-    notes: list[str] = field(default_factory=list[str])
-    pages: list[list[str]] = field(default_factory=list[list[str]])
-    try_line: str = ""  # a job that shows its mask, for an ordinary user
-
-
 class SlurmInstaller(NodePart):
     """Find out what is to be there on this node, step by step."""
 
@@ -95,7 +84,7 @@ class SlurmInstaller(NodePart):
         )
         self.by_spank = options.spank or self.plugin.read() is not None  # once chosen, it stays
 
-    def parts(self) -> SlurmParts:
+    def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
         options = self.options
         if why := slurm_release_fault(self.site.release()):
@@ -124,13 +113,7 @@ class SlurmInstaller(NodePart):
         if options.write_conf:  # what is left to say once the block is in force
             conf = SlurmConf({**conf.values, **lowered(item.lacking(conf))}, conf.source)
         pages = [*docker_pages(self, options.docker), *self.pages(listed, conf, stack)]
-        return SlurmParts([*first, *node, item], self.notes, pages, self.try_line())
-
-    def folders(self) -> list[Item]:
-        """Return LOCK_DIR and STATE_DIR."""
-        mode = f"uid {os.geteuid()}, mode 0755"
-        folders = (self.settings.lock_dir, self.settings.state_dir)
-        return [FolderItem(Path(path), mode) for path in folders]
+        return InstallParts([*first, *node, item], self.notes, pages, self.try_line())
 
     def settings_item(self) -> PlaceItem:
         """Return the settings file, with the keys that it lacks; it stays."""
@@ -138,8 +121,8 @@ class SlurmInstaller(NodePart):
         gpus = self.count_gpus(options.gpus, needed=False)
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
         asked = self.quarantine_keys(options.quarantine_on) | self.cdi_keys(options.docker)
-        text = self.settings_text(counted | self.way_to_slurm() | asked, texts.NEW_SETTINGS)
-        return PlaceItem(FilePlace(self.config_path), text, stays=True)
+        wanted = counted | self.way_to_slurm() | asked
+        return self.settings_file_item(wanted, texts.NEW_SETTINGS)
 
     def node_items(self, positions: PlaceItem) -> list[Item]:
         """Return the hooks and what belongs to them, behind the map that they read."""

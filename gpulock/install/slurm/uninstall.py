@@ -14,11 +14,10 @@ from gpulock.install.change import FilePlace, install_record
 from gpulock.install.container_hooks import enroot_items, podman_items
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
 from gpulock.install.installed import find_slurm_installation
-from gpulock.install.items import Item, PlaceItem, Remainder, Wanted
+from gpulock.install.items import InstallParts, Item, PlaceItem, Remainder, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.slurm.conf_item import UNSURE, ConfRequest, SlurmConfItem
 from gpulock.install.slurm.hooks_item import SlurmHooks
-from gpulock.install.slurm.install import SlurmParts
 from gpulock.install.slurm.plugstack import PLUGIN
 from gpulock.install.slurm.site import find_slurm_site, find_slurmds, slurmds_of_site
 from gpulock.install.slurm.spank import SpankPlugin
@@ -59,7 +58,7 @@ class SlurmRemover(NodePart):
         self.prefix = asked.prefix or (here.prefix if here else DEFAULT_PREFIX)
         self.is_here = here is not None or version_in_force(self.prefix) is not None
 
-    def parts(self) -> SlurmParts:
+    def parts(self) -> InstallParts:
         """Return the items; those that Grid Engine needs as well are left to it."""
         positions = PlaceItem(FilePlace(Path(self.settings.state_dir, NAME)), "")
         place = InstalledHooks(
@@ -73,7 +72,7 @@ class SlurmRemover(NodePart):
         if prefixes := self.leave_to_sge(containers):
             kept = [*containers, *([hooks] if self.prefix in prefixes else [])]
             items = [item for item in items if item not in kept]
-        return SlurmParts([*items, *self.configuration((hooks, plugin))], self.notes)
+        return InstallParts([*items, *self.configuration((hooks, plugin))], self.notes)
 
     def leave_to_sge(self, containers: list[PlaceItem]) -> list[Path]:
         """Return where Grid Engine's hooks are, if it is installed; it then has the others too."""

@@ -1,203 +1,154 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gpulock install systemd` and `uninstall systemd`: gpulockd and the exporter as services.
 
-The units are rendered for this installation and these settings; where either changes, run it
-again. Locks are none of systemd's: they outlive every start, stop and upgrade of a service, and
-stay with history when services go. So does the exporter's user: a user's number that is given away
-again could own files of the one before.
+A package has the units, and the administrator's settings make one drop-in of each. Another
+installation puts its units below /usr/local. Locks are none of systemd's: they outlive every start,
+stop and upgrade of a service, and stay with history when services go. So does the exporter's user:
+a user's number that is given away again could own files of the one before.
 """
 
 from __future__ import annotations
 
-import pwd
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
-from gpulock.errors import Refusal
-from gpulock.install.change import Address, Change, FilePlace, Place
+from gpulock.install.change import FilePlace
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import InstallPlan, NodePlanner
+from gpulock.install.items import InstallParts, Item
+from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager, units
-from gpulock.install.trial import try_interpreter, why_users_cannot_run
-from gpulock.install.uninstall import Uninstaller
+from gpulock.install.systemd.manager import FileItem, UnitFile
+from gpulock.install.trial import why_users_cannot_run
 from gpulock.isolation.marks import MARK
-from gpulock.node import devices
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.store.locks import claims_root
 
 SERVICES: Final = {"gpulock-exporter": (units.SOCKET, units.EXPORTER), "gpulockd": (units.DAEMON,)}
-ETC: Final = Path("/etc")
-_HOMES: Final = ("/root/", "/home/", "/run/user/")  # what ProtectHome=yes hides
+DROP_IN: Final = "10-gpulock.conf"  # before those of `systemctl edit`, which win
+_ETC_FILES: Final = {
+    units.SYSUSERS: units.SYSUSERS,
+    units.TMPFILES: units.TMPFILES,
+    units.LOGROTATE: "logrotate.d/gpulock",
+}
+# What ProtectHome= and PrivateTmp= hide.
+_HIDDEN: Final = ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")
 _DO: Final = "install gpulock into a folder such as /opt/gpulock"
-_SECONDS: Final = 60.0  # for an exporter's imports that were never compiled
-_NEEDED: Final = "import gpulock_exporter.app.program, gpulock_exporter.worker.process"
 
 
 @dataclass(frozen=True)
 class SystemdOptions:
-    """What the administrator asks for; `etc` is where the files go."""
+    """What the administrator asks for; files go below `root`."""
 
     config: Path = Path(DEFAULT_PATH)
     python: str = sys.executable
-    etc: Path = ETC
+    root: Path = Path("/")
     ctl: manager.Systemctl = field(default=manager.systemctl, compare=False)
     quarantine_on: str | None = None
 
+    @property
+    def is_package(self) -> bool:
+        """Say whether this gpulock is a distribution's package, which has the units."""
+        return self.python == units.PACKAGE_PYTHON
 
-def systemd_services(ctl: manager.Systemctl = manager.systemctl) -> list[manager.SystemdService]:
+    def unit_path(self, unit: str) -> Path:
+        """Return where a unit's file is."""
+        prefix = "usr/lib" if self.is_package else "usr/local/lib"
+        return self.root / prefix / "systemd/system" / unit
+
+    def drop_in_path(self, unit: str) -> Path:
+        """Return where a unit's drop-in is."""
+        return self.root / "etc/systemd/system" / f"{unit}.d" / DROP_IN
+
+
+def etc_items(options: SystemdOptions) -> list[FileItem]:
+    """Return what is ours in /etc; of a package's own nothing. Raises InstallError."""
+    if options.is_package:
+        return []
+    static, etc = units.read_static_files(), options.root / "etc"
+    return [FileItem(FilePlace(etc / path), static[name]) for name, path in _ETC_FILES.items()]
+
+
+def unit_items(options: SystemdOptions, drop_ins: Mapping[str, str]) -> dict[str, list[FileItem]]:
+    """Return the files of each unit that are ours: it, but of a package's, and its drop-in.
+
+    Raises InstallError.
+    """
+    static = {} if options.is_package else units.read_static_files()
+    found: dict[str, list[FileItem]] = {}
+    for unit, text in drop_ins.items():
+        found[unit] = [FileItem(UnitFile(options.drop_in_path(unit)), text)]
+        if static:
+            found[unit].insert(0, FileItem(UnitFile(options.unit_path(unit)), static[unit]))
+    return found
+
+
+def service_items(
+    options: SystemdOptions, files: Mapping[str, list[FileItem]]
+) -> list[manager.ServiceItem]:
     """Return the services, in the order in which they are started."""
-    return [manager.SystemdService(name, units, ctl) for name, units in SERVICES.items()]
+    return [
+        manager.ServiceItem(name, own, [item for unit in own for item in files[unit]], options.ctl)
+        for name, own in SERVICES.items()
+    ]
 
 
-def unit_file_path(etc: Path, name: str) -> Path:
-    """Return where one of the rendered files goes."""
-    if name == units.LOGROTATE:
-        return etc / "logrotate.d/gpulock"
-    return etc / (f"systemd/system/{name}" if name in units.UNITS else name)
-
-
-def read_unit_inputs(options: SystemdOptions, settings: Settings) -> tuple[units.UnitInputs, str]:
-    """Return what to render for, and what is odd about it."""
-    seen: list[int] = []
-    note = ""
-    try:
-        found = devices.read_devices(settings.driver_root, settings.sys_root)
-        seen = [device.minor for device in found]
-    except Refusal as refusal:
-        note = f"{refusal.why}: run it again once the driver is loaded"
-    minors = units.card_minors(seen, settings.expected_gpus)
+def drop_ins_of(options: SystemdOptions, settings: Settings) -> dict[str, str]:
+    """Return each unit's drop-in for these settings; raise InstallError."""
     marked = Path(claims_root(settings.lock_dir), MARK).exists()
-    return units.UnitInputs(options.python, options.config, settings, minors, marked), note
+    return units.drop_in_texts(units.UnitInputs(options.python, options.config, settings, marked))
 
 
-def plan_systemd(options: SystemdOptions) -> InstallPlan:
-    """Return what must change for both services to run; raise InstallError."""
-    planner = NodePlanner(options.config, SystemdUninstaller.scheduler)
-    if planner.settings.simulation:
-        raise InstallError(f"{options.config} is a simulated node's: its services are no system's")
-    if not manager.RUNNING.is_dir():
-        raise InstallError(
-            "systemd does not run here; start gpulockd and gpulock-exporter yourself"
-        )
-    check_exporter_python(options.python)
-    what, note = read_unit_inputs(options, planner.settings)
-    if note:
-        planner.note(note)
-    planner.add_folders()
-    if asked := planner.quarantine_keys(options.quarantine_on):
-        planner.add_settings(asked)
-    plan = planner.plan_
-    services = systemd_services(options.ctl)
-    plan.own |= {service.address: manager.ON for service in services}  # first: removed last
-    texts = units.render_units(what)
-    for name in sorted(texts, key=lambda name: (name in units.UNITS, name)):
-        planner.add_own(make_unit_place(unit_file_path(options.etc, name)), texts[name])
-    touched = {c.place.address[1] for c in plan.changes}
-    for service in services:
-        own = service_files(service, options.etc)
-        stale = next((str(path) for path in own if str(path) in touched), "")
-        planner.add(plan_service_start(service, own, stale))
-    return plan
+class SystemdInstaller(NodePart):
+    """Find out what is to be there on this node, and what is."""
 
+    def __init__(self, options: SystemdOptions) -> None:
+        super().__init__(options.config, "systemd")
+        self.options = options
+        sysusers = f"usr/lib/{units.SYSUSERS}" if options.is_package else f"etc/{units.SYSUSERS}"
+        self.user = manager.SystemUser(units.USER, options.root / sysusers)
 
-def service_files(service: manager.SystemdService, etc: Path) -> list[Path]:
-    """Return the unit files of a service, then the modules it is made of."""
-    packages = {"gpulock-exporter": ("gpulock", "gpulock_exporter")}
-    modules = manager.package_files(*packages.get(service.name, ("gpulock",)))
-    return [*(unit_file_path(etc, unit) for unit in service.units), *modules]
+    def parts(self) -> InstallParts:
+        """Return all items; raise InstallError for what cannot be installed here."""
+        options = self.options
+        if self.settings.simulation:
+            raise InstallError(
+                f"{options.config} is a simulated node's: its services are no system's"
+            )
+        if not manager.RUNNING.is_dir():
+            raise InstallError(
+                "systemd does not run here; start gpulockd and gpulock-exporter yourself"
+            )
+        check_exporter_python(options.python)
+        asked = self.quarantine_keys(options.quarantine_on)
+        first = [*self.folders(), *([self.settings_file_item(asked)] if asked else [])]
+        files = unit_items(options, drop_ins_of(options, self.settings))
+        return InstallParts([*first, *self.items(files)], self.notes)
 
+    def removal(self) -> InstallParts:
+        """Return the items of which the last goes first: a service before its files."""
+        files = unit_items(self.options, dict.fromkeys(units.UNITS, "any"))
+        items = self.items(files)
+        if manager.RUNNING.is_dir():
+            items.insert(0, manager.LoadedUnits(units.UNITS, self.options.ctl))
+        if self.user.exists():
+            self.note(f"{self.user.title} stays")
+        return InstallParts(items, self.notes)
 
-def make_unit_place(path: Path) -> FilePlace:
-    """Return the place of one of the files."""
-    if path.parent.name == "sysusers.d":
-        return manager.SystemdFilePlace(
-            path, program="systemd-sysusers", there=exporter_user_exists
-        )
-    if path.parent.name == "tmpfiles.d":
-        return manager.SystemdFilePlace(
-            path, program="systemd-tmpfiles --create", there=partial(tmpfiles_folders_exist, path)
-        )
-    return FilePlace(path)
-
-
-def plan_service_start(
-    service: manager.SystemdService, own: Sequence[Path], stale: str
-) -> Iterable[Change]:
-    """Yield the start of a service that is not on, or not what is installed; raise InstallError."""
-    now = service.read()
-    if now is not None and "masked" in now:
-        raise InstallError(f"{service.title} is masked; systemctl unmask {' '.join(service.units)}")
-    why = f"{stale} changes" if stale else ""
-    if now == manager.ON and not why:
-        why = service.restart_reason(own)
-    if now != manager.ON or why:
-        yield manager.ServiceStart(service, now, manager.ON, reason=why)
-
-
-def exporter_user_exists() -> bool:
-    """Say whether the exporter's user is there."""
-    try:
-        pwd.getpwnam(units.USER)
-    except KeyError:
-        return False
-    return True
-
-
-def tmpfiles_folders_exist(path: Path) -> bool:
-    """Say whether the folders are there that a file for systemd-tmpfiles names."""
-    rows = [line.split() for line in (FilePlace(path).read() or "").splitlines()]
-    return all(Path(row[1]).is_dir() for row in rows if row[:1] == ["d"])
+    def items(self, files: Mapping[str, list[FileItem]]) -> list[Item]:
+        """Return all but what stays, around the files of each unit."""
+        flat = [item for own in files.values() for item in own]
+        services = service_items(self.options, files) if manager.RUNNING.is_dir() else []
+        return [*etc_items(self.options), *flat, self.user, *services]
 
 
 def check_exporter_python(python: str) -> None:
     """Raise InstallError for an interpreter that the exporter's own user cannot use."""
-    if not Path(python).is_absolute():
-        raise InstallError(f"interpreter {python} is no absolute path")
     for path in (Path(python), Path(python).resolve(), manager.package_files()[0]):
-        if str(path).startswith(_HOMES):
-            raise InstallError(
-                f"{path} is below a home directory, which services do not see; {_DO}"
-            )
+        if str(path).startswith(_HIDDEN):
+            raise InstallError(f"{path} is in a folder that services do not see; {_DO}")
     if why := why_users_cannot_run(Path(python)):
         raise InstallError(f"interpreter {why}; the exporter runs as {units.USER}; {_DO}")
-    last = try_interpreter(python, ("-I", "-c", _NEEDED), _SECONDS)
-    if last:
-        raise InstallError(f"{python} cannot run the exporter as nobody ({last}); {_DO}")
-
-
-class SystemdUninstaller(Uninstaller):
-    """Both services: stopped first, then their files."""
-
-    scheduler = "systemd"
-    detached: ClassVar = frozenset(("service-before",))
-
-    def __init__(
-        self, config: Path, echo: Callable[[str], None], ctl: manager.Systemctl = manager.systemctl
-    ) -> None:
-        super().__init__(config, echo)
-        self.ctl = ctl
-
-    def detach(self) -> list[str]:
-        """Stop and disable each service."""
-        for address in reversed([*self.record.load()]):
-            if address[0] == manager.SystemdService.kind:
-                service = manager.SystemdService(address[1], address[2:], self.ctl)
-                service.write(None)
-                self.echo(f"stopped and disabled: {service.name}")
-        return []
-
-    def place(self, address: Address) -> Place:
-        if address[0] == manager.SystemdService.kind:
-            return manager.SystemdService(address[1], address[2:], self.ctl)
-        if address[0] == manager.SystemdFilePlace.kind:
-            return FilePlace(Path(address[1]))
-        return super().place(address)
-
-    def end(self) -> None:
-        if exporter_user_exists():
-            self.echo(f"user {units.USER} stays")

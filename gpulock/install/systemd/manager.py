@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""systemd as the installer sees it: systemctl's answers, and units as places that hold a state.
+"""systemd as the installer sees it: systemctl's answers, and the items that it keeps.
 
-A program that runs may be older than its unit file or than the package it was started from:
-`Unit.aged` tells that, by the time its process was started.
+A program that runs may be older than its unit file or than the package it was started from: the
+time tells that at which its process was started.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import pwd
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import Change, FilePlace, Place
+from gpulock.install.change import FilePlace
 from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import InstallError, run_program
+from gpulock.install.items import Item, PlaceItem, Wanted
 
 RUNNING: Final = Path("/run/systemd/system")  # sd_booted(3)
 ON: Final = "enabled, active"
+UNUSED: Final = (None, "disabled, inactive", "masked")
+MODULES: Final = {"gpulockd": ("gpulock",), "gpulock-exporter": ("gpulock", "gpulock_exporter")}
 _OFF: Final = 2.0  # seconds
 _SECONDS: Final = 150.0  # more than a unit's TimeoutStartSec= and TimeoutStopSec=
 _ASKED: Final = ("LoadState", "UnitFileState", "ActiveState", "MainPID", "NeedDaemonReload")
@@ -58,18 +63,43 @@ def unit_properties(
     return found
 
 
+class FileItem(PlaceItem):
+    """An item that is a file."""
+
+    def __init__(self, place: FilePlace, value: str) -> None:
+        super().__init__(place, value)
+        self.path = place.path
+
+
 @dataclass(frozen=True)
-class SystemdService(Place):
-    """One program with its units (its socket before it): a place whose value is their state."""
+class UnitFile(FilePlace):
+    """A file of a unit's, whose folder goes with the last of them."""
 
-    name: str
-    units: tuple[str, ...]
-    ctl: Systemctl = field(default=systemctl, compare=False)
-    kind, named = "service", "service {name}"
+    def write(self, value: str | None) -> None:
+        super().write(value)
+        if value is None:
+            self.discard_leftovers()
 
-    @property
-    def address(self) -> tuple[str, ...]:
-        return (self.kind, self.name, *self.units)
+    def discard_leftovers(self) -> None:
+        super().discard_leftovers()
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+
+
+class ServiceItem(Item):
+    """One program with its units, its socket before it: enabled, and started after its files."""
+
+    def __init__(
+        self,
+        name: str,
+        units: tuple[str, ...],
+        files: Sequence[FileItem],
+        ctl: Systemctl = systemctl,
+    ) -> None:
+        self.name, self.units, self.ctl = name, units, ctl
+        self.files = files
+        self.needs = tuple(files)
+        self.title = f"service {name}"
 
     def read(self) -> str | None:
         """Return `enabled, active` where all its units are; None where systemd knows none."""
@@ -79,19 +109,36 @@ class SystemdService(Place):
         odd = [f"{u}: {s or 'not there'}" for u, s in zip(self.units, states)]
         return states[0] if len({*states}) == 1 else "; ".join(odd)
 
-    def write(self, value: str | None) -> None:
-        self.ctl("daemon-reload")
-        if value == ON:
-            self.ctl("enable", "--quiet", *self.units)
-            try:
-                self.ctl("restart", *self.units)
-            except InstallError as fault:
-                raise InstallError(f"{fault}; see journalctl -u {self.units[-1]}") from fault
-        elif self.read() is not None:
-            self.ctl("disable", "--now", "--quiet", *self.units)
+    def show(self, wanted: Wanted) -> list[str]:
+        now = self.read()
+        if wanted is Wanted.ABSENT:
+            return [] if now in UNUSED else [f"  - {now}"]
+        if now and "masked" in now:
+            raise InstallError(f"it is masked; systemctl unmask {' '.join(self.units)}")
+        if now != ON:
+            return [*([f"  - {now}"] if now else []), f"  + {ON}"]
+        stale = next((item.title for item in self.files if item.show(wanted)), "")
+        why = f"{stale} changes" if stale else self.restart_reason()
+        return [f"  started afresh: {why}"] if why else []
 
-    def restart_reason(self, files: Sequence[Path]) -> str:
+    def present(self) -> None:
+        self.ctl("daemon-reload")
+        self.ctl("enable", "--quiet", *self.units)
+        journal = f"see journalctl -u {self.units[-1]}"
+        try:
+            self.ctl("restart", *self.units)
+        except InstallError as fault:
+            raise InstallError(f"{fault}; {journal}") from fault
+        if (now := self.read()) != ON:
+            raise InstallError(f"it is {now}; {journal}")
+
+    def absent(self) -> None:
+        self.ctl("disable", "--now", "--quiet", *self.units)
+
+    def restart_reason(self) -> str:
         """Return why what runs is not what is installed, or nothing; raise InstallError."""
+        own = [item.path for item in self.files]
+        files = [*own, *package_files(*MODULES[self.name])]
         for unit in self.units:
             seen = unit_properties(unit, _ASKED, self.ctl)
             if seen.get("NeedDaemonReload") == "yes":
@@ -103,6 +150,46 @@ class SystemdService(Place):
             except (OSError, ValueError):
                 continue  # it ends at this moment
         return ""
+
+
+class LoadedUnits(Item):
+    """What systemd keeps of units whose files are gone; a service that starts has it read them."""
+
+    title = "units as systemd has read them"
+
+    def __init__(self, units: Sequence[str], ctl: Systemctl = systemctl) -> None:
+        self.units, self.ctl = units, ctl
+
+    def show(self, wanted: Wanted) -> list[str]:
+        if wanted is Wanted.PRESENT:
+            return []
+        seen = {unit: unit_properties(unit, _ASKED, self.ctl) for unit in self.units}
+        return [f"  {u}" for u, found in seen.items() if found.get("NeedDaemonReload") == "yes"]
+
+    def absent(self) -> None:
+        self.ctl("daemon-reload")
+
+
+class SystemUser(Item):
+    """A user that systemd-sysusers makes; it stays, for files of a number may outlive it."""
+
+    def __init__(self, name: str, file: Path) -> None:
+        self.name, self.file = name, file
+        self.title = f"user {name}"
+
+    def exists(self) -> bool:
+        """Say whether it is there."""
+        try:
+            pwd.getpwnam(self.name)
+        except KeyError:
+            return False
+        return True
+
+    def show(self, wanted: Wanted) -> list[str]:
+        return [f"  + {self.name}"] if wanted is Wanted.PRESENT and not self.exists() else []
+
+    def present(self) -> None:
+        run_systemd_program("systemd-sysusers", str(self.file))
 
 
 def unit_state(seen: dict[str, str]) -> str | None:
@@ -130,61 +217,11 @@ def first_file_newer(files: Sequence[Path], when: float) -> Path | None:
     return None
 
 
-_COLD: Final = ("cli", "install", "report", "simulate", "share", "text")
-
-
 def package_files(*packages: str) -> list[Path]:
-    """Return the modules of packages (gpulock's own by default), as far as services load them."""
+    """Return the modules of packages, gpulock's own by default."""
     found: list[Path] = []
     for name in packages or ("gpulock",):
         spec = importlib.util.find_spec(name)
-        folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
-        found += [
-            path
-            for path in sorted(folder.rglob("*.py"))
-            if path.relative_to(folder).parts[0] not in _COLD
-        ]
+        if spec and spec.origin:
+            found += sorted(Path(spec.origin).parent.rglob("*.py"))
     return found
-
-
-@dataclass(frozen=True)
-class ServiceStart(Change):
-    """A service that is enabled and started afresh, for a reason; it may seem to be so already."""
-
-    reason: str = ""
-
-    def apply(self) -> None:
-        """Enable and start it; raise InstallError where it does not stay up."""
-        self.place.write(self.after)
-        if (now := self.place.read()) != self.after:
-            raise InstallError(f"{self.what} is {now}, see journalctl -u {self.place.address[1]}")
-
-    def lines(self) -> list[str]:
-        """Return what is done and why."""
-        if self.before == self.after:
-            return [f"{self.what}: started afresh", f"  ({self.reason})"]
-        return super().lines()
-
-
-@dataclass(frozen=True)
-class SystemdFilePlace(FilePlace):
-    """A file that one of systemd's programs makes things from at once: users, folders."""
-
-    program: str = ""
-    there: Callable[[], bool] = field(default=lambda: True, compare=False)
-    kind = "made"
-
-    @property
-    def address(self) -> tuple[str, ...]:
-        return (self.kind, str(self.path), self.program)
-
-    def read(self) -> str | None:
-        """Return the text, marked where what it makes is not there."""
-        text = super().read()
-        return text if text is None or self.there() else f"{text}# (not there yet)\n"
-
-    def write(self, value: str | None) -> None:
-        """Replace the file and let things be made; what was made stays when it is removed."""
-        super().write(value)
-        if value is not None:
-            run_systemd_program(*self.program.split(), str(self.path))

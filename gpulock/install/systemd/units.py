@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of systemd/, rendered for one installation: interpreter, settings, folders, devices.
+"""The files of systemd/, the same on every node, and the drop-ins by which settings change units.
 
-Pure but for `templates`, and a look for a map of Slurm's. systemd reads `%`, quotes and blanks in
-its own way: a path with any of them is refused, not escaped.
+systemd reads `%`, quotes and blanks in its own way: a path with any of them is refused, not
+escaped.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from gpulock.install.hooks import InstallError, find_share_folder
 from gpulock.node.settings import Settings
+from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.slurm.gres_map import NAME as SLURM_MAP
 from gpulock.store.locks import claims_root
 
@@ -27,14 +27,14 @@ UNITS: Final = (DAEMON, EXPORTER, SOCKET)
 TMPFILES: Final = "tmpfiles.d/gpulock.conf"
 SYSUSERS: Final = "sysusers.d/gpulock.conf"
 LOGROTATE: Final = "gpulock.logrotate"
+STATIC_FILES: Final = (SYSUSERS, TMPFILES, LOGROTATE, *UNITS)
 USER: Final = "gpulock-exporter"
-PACKAGE_CARDS: Final = 16  # whose nodes a package's unit names; an older systemd needs that
-_RUN: Final = "/run/"
-_STATE_DIR: Final = "/var/lib/gpulock"  # as the example for logrotate has it
-_TEMPORARY: Final = ("/tmp/", "/var/tmp/")  # what PrivateTmp= hides
-_CONTROL: Final = 255  # minor number of /dev/nvidiactl (nv.h, NV_CONTROL_DEVICE_MINOR)
+PACKAGE_PYTHON: Final = "/usr/lib/gpulock/bin/python3"  # which the units start
+_EXPORTER_DIR: Final = "/run/gpulock-exporter"  # RuntimeDirectory= of the exporter's unit
+_UNIT_WRITES: Final = ("/run", "/var/lib/gpulock")  # ReadWritePaths= of gpulockd's unit
+_UNIT_LISTENS: Final = ("9465",)
+_MAKE: Final = "ExecStartPre=+/usr/bin/install -d -m 0755"
 _HIGHEST_PORT: Final = 65535
-_NO_COMMAND: Final = ("ProtectSystem=strict", "NoNewPrivileges=yes", "MemoryDenyWriteExecute=yes")
 _ANY_COMMAND: Final = (
     "# IDLE_COMMAND is the site's: it may send mail by a setgid program, through a spool.",
     "ProtectSystem=full",
@@ -70,68 +70,73 @@ _SLURM: Final = ("# slurmd -G, asked when the cards changed.", "CapabilityBoundi
 
 @dataclass(frozen=True)
 class UnitInputs:
-    """What the units are rendered from; `minors` are the cards', as in /dev/nvidiaN."""
+    """What the drop-ins are made from."""
 
     python: str
     config: Path
     settings: Settings
-    minors: tuple[int, ...] = (0,)
     was_isolated: bool = False  # by cgroup, in this boot: something may be left to clear away
 
-    def values(self) -> dict[str, str]:
-        """Return what each placeholder stands for; raise InstallError."""
-        settings = self.settings
-        return {
-            "PYTHON": check_unit_path("interpreter", self.python),
-            "CONFIG": check_unit_path("settings file", str(self.config)),
-            "LOCK_DIR": check_unit_path("LOCK_DIR", settings.lock_dir),
-            "STATE_DIR": check_unit_path("STATE_DIR", settings.state_dir),
-            "WRITABLE": " ".join(writable_folders(settings)),
-            "COMMAND": "\n".join(command_directives(settings)),
-            "ISOLATION": "\n".join(isolation_directives(settings, self.was_isolated)),
-            "MINORS": " ".join(f"-c {minor}" for minor in (_CONTROL, *self.minors)),
-            "NODES": "\n".join(f"DeviceAllow=/dev/nvidia{minor} rw" for minor in self.minors),
-            "FOLDER": "\n".join(exporter_folder_directives(settings.exporter_dir)),
-            "PRIVATE_TMP": "no" if self._is_in_tmp() else "yes",
-            "LISTEN": "\n".join(
-                f"ListenStream={listen_stream(word)}" for word in settings.exporter_listen
-            ),
-        }
 
-    def _is_in_tmp(self) -> bool:
-        """Say whether the exporter reads anything that PrivateTmp= would hide."""
-        s = self.settings
-        read = (s.lock_dir, s.state_dir, s.exporter_dir, s.driver_root, s.sys_root, s.web_config)
-        more = (s.mps_dir, str(self.config), self.python)
-        return any(path.startswith(_TEMPORARY) for path in (*read, *more))
-
-
-def read_unit_templates() -> dict[str, str]:
+def read_static_files() -> dict[str, str]:
     """Return the text of every file by its path below systemd/; raise InstallError."""
     root = find_share_folder() / "systemd"
     try:
-        return {name: (root / name).read_text() for name in (*UNITS, TMPFILES, SYSUSERS, LOGROTATE)}
+        return {name: (root / name).read_text() for name in STATIC_FILES}
     except OSError as fault:
         raise InstallError(f"{fault}; install gpulock again") from fault
 
 
-def render_units(installation: UnitInputs) -> dict[str, str]:
-    """Return every file as it is installed; raise InstallError."""
-    values = installation.values()
-    files = {name: fill_placeholders(text, values) for name, text in read_unit_templates().items()}
-    files[LOGROTATE] = files[LOGROTATE].replace(_STATE_DIR, values["STATE_DIR"])
-    folder = installation.settings.exporter_dir
-    if not folder.startswith(_RUN):
-        files[TMPFILES] += f"d {check_unit_path('EXPORTER_DIR', folder)} 0755 {USER} {USER} -\n"
-    if installation.settings.share_mps:  # gpulockd itself may write to it, not beside it
-        folder = check_unit_path("MPS_DIR", installation.settings.mps_dir)
-        files[TMPFILES] += f"d {folder} 0755 root root -\n"
-    return files
+def drop_in_texts(inputs: UnitInputs) -> dict[str, str]:
+    """Return the drop-in of each unit; raise InstallError for what cannot stand in one."""
+    lines = {
+        DAEMON: ["[Service]", *daemon_directives(inputs)],
+        EXPORTER: ["[Service]", *exporter_directives(inputs)],
+        SOCKET: ["[Socket]", *listen_directives(inputs.settings)],
+    }
+    head = (
+        f"# Of gpulock install systemd, by {inputs.config}.\n# Changes of your own: systemctl edit"
+    )
+    return {unit: "\n".join([f"{head} {unit}", *found, ""]) for unit, found in lines.items()}
 
 
-def fill_placeholders(text: str, values: dict[str, str]) -> str:
-    """Return a template with its placeholders replaced; one that is not known is a KeyError."""
-    return re.sub("@([A-Z_]+)@", lambda found: values[found[1]], text)
+def says_more(drop_in: str) -> bool:
+    """Say whether a drop-in changes its unit; pure."""
+    return any(not line.startswith(("#", "[")) for line in drop_in.splitlines())
+
+
+def daemon_directives(inputs: UnitInputs) -> list[str]:
+    """Return what gpulockd needs beside its unit, each line once; raise InstallError."""
+    settings = inputs.settings
+    found = start_directives(DAEMON, inputs)
+    if settings.share_mps:  # it may write to the folder itself, not beside it
+        found.append(f"{_MAKE} {check_unit_path('MPS_DIR', settings.mps_dir)}")
+    if folders := writable_folders(settings):
+        found.append(f"ReadWritePaths={' '.join(folders)}")
+    needs = setting_directives(settings)
+    if inputs.was_isolated:
+        needs["ISOLATION"] = _CGROUP
+    return [*dict.fromkeys([*found, *(line for lines in needs.values() for line in lines)])]
+
+
+def exporter_directives(inputs: UnitInputs) -> list[str]:
+    """Return what the exporter needs beside its unit; raise InstallError."""
+    found, folder = start_directives(EXPORTER, inputs), inputs.settings.exporter_dir
+    if folder == _EXPORTER_DIR:
+        return found
+    made = f"{_MAKE} -o {USER} -g {USER} {check_unit_path('EXPORTER_DIR', folder)}"
+    return [*found, made, f"ReadWritePaths=-{folder}"]
+
+
+def start_directives(unit: str, inputs: UnitInputs) -> list[str]:
+    """Return how this Python starts a unit's program, nothing where the unit has it so already."""
+    found = re.search(r"(?m)^ExecStart=(?:.*\\\n)*.*$", read_static_files()[unit])
+    assert found
+    line = re.sub(r"\s*\\\n\s*", " ", found[0])
+    python = check_unit_path("interpreter", inputs.python)
+    config = check_unit_path("settings file", str(inputs.config))
+    own = line.replace(PACKAGE_PYTHON, python).replace(DEFAULT_PATH, config)
+    return [] if own == line else ["ExecStart=", own]
 
 
 def check_unit_path(what: str, path: str) -> str:
@@ -142,29 +147,29 @@ def check_unit_path(what: str, path: str) -> str:
 
 
 def writable_folders(settings: Settings) -> list[str]:
-    """Return the folders that gpulockd writes to.
+    """Return the folders that gpulockd writes to beside those of its unit; raise InstallError.
 
     The one above LOCK_DIR and the records, not these: when they were lost and made again, systemd's
     mount of the old ones would leave the new ones read-only. A `-` marks what need not exist.
     """
     lock_dir = settings.lock_dir.rstrip("/")
     above = os.path.dirname(lock_dir)
-    locks = [lock_dir, claims_root(lock_dir)] if above in ("", "/") else [above]
-    needed = [*locks, settings.state_dir]
-    others = [
+    others = (
+        *([lock_dir, claims_root(lock_dir)] if above in ("", "/") else [above]),
+        settings.state_dir,
         settings.exporter_dir,
         settings.job_map_dir,
         settings.gpustat_dir,
         settings.report_dir,
-        settings.cdi_dir.replace("/var/run/", _RUN, 1),
+        settings.cdi_dir.replace("/var/run/", "/run/", 1),
         settings.mps_dir if settings.share_mps else "",
-    ]
-    found: list[str] = []
-    for path in (*needed, *filter(None, others)):
+    )
+    known = [*_UNIT_WRITES]
+    for path in filter(None, others):
         check_unit_path("folder", path)
-        if not any(f"{path}/".startswith(f"{known.lstrip('-')}/") for known in found):
-            found.append(path if path in needed else f"-{path}")
-    return found
+        if not any(f"{path}/".startswith(f"{one}/") for one in known):
+            known.append(path)
+    return [f"-{path}" for path in known[len(_UNIT_WRITES) :]]
 
 
 def setting_directives(settings: Settings) -> dict[str, tuple[str, ...]]:
@@ -180,27 +185,12 @@ def setting_directives(settings: Settings) -> dict[str, tuple[str, ...]]:
     }
 
 
-def command_directives(settings: Settings) -> list[str]:
-    """Return what the programs need that gpulockd starts, each line once."""
-    needs = setting_directives(settings)
-    needs.pop("ISOLATION")
-    found = [line for lines in needs.values() for line in lines]
-    strict = () if "ProtectSystem=full" in found else _NO_COMMAND
-    return [*dict.fromkeys([*strict, *found])]
-
-
-def isolation_directives(settings: Settings, was_isolated: bool) -> list[str]:
-    """Return what gpulockd may do to other programs' cgroups."""
-    isolated = was_isolated or settings.isolation != "off"
-    return [*_CGROUP] if isolated else ["ProtectControlGroups=yes"]
-
-
-def exporter_folder_directives(path: str) -> list[str]:
-    """Return how the exporter comes to its folder: systemd makes those below /run."""
-    check_unit_path("EXPORTER_DIR", path)
-    if not path.startswith(_RUN):
-        return [f"ReadWritePaths={path}"]
-    return [f"RuntimeDirectory={path.removeprefix(_RUN)}", "RuntimeDirectoryPreserve=yes"]
+def listen_directives(settings: Settings) -> list[str]:
+    """Return where the socket listens, nothing where its unit says so; raise InstallError."""
+    streams = tuple(listen_stream(word) for word in settings.exporter_listen)
+    if streams == _UNIT_LISTENS:
+        return []
+    return ["ListenStream=", *(f"ListenStream={stream}" for stream in streams)]
 
 
 def listen_stream(word: str) -> str:
@@ -221,8 +211,3 @@ def listen_stream(word: str) -> str:
             " not on a name; give the address"
         ) from None
     return word
-
-
-def card_minors(seen: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the cards' minors: those seen, else as many as the settings say there are."""
-    return tuple(sorted(minor for minor in seen if minor >= 0)) or tuple(range(max(count, 1)))

@@ -49,12 +49,14 @@ def test_what_the_services_run_as(node: Node) -> None:
 def test_a_changed_setting_is_a_changed_unit_that_doctor_names(node: Node) -> None:
     node.configure(EXPORTER_LISTEN="127.0.0.1:9777")
 
-    assert "gpulock-exporter.socket\n    run gpulock install systemd again" in node.gpulock(
-        "doctor"
-    )
+    changed = f"/etc/systemd/system/{SOCKET}.d/10-gpulock.conf"
+    assert f"{changed}\n    run gpulock install systemd" in node.gpulock("doctor")
+    shown = node.gpulock("install", "systemd", "--dry-run")
+    assert "  + ListenStream=127.0.0.1:9777\n" in shown
+    assert f"service gpulock-exporter\n  started afresh: file {changed} changes\n" in shown
 
     done = node.gpulock("install", "systemd")
-    assert "service gpulock-exporter: started afresh" in done
+    assert "done: service gpulock-exporter\n" in done
     assert "service gpulockd" not in done
     assert "gpulock-exporter is healthy" in node.scrape("/-/healthy", 9777)
     node.configure()
@@ -164,8 +166,8 @@ def test_locks_survive_an_upgrade_of_the_package_and_hooks_that_run_keep_their_v
 
         done = node.gpulock("install", "systemd")
 
-        assert "service gpulockd: started afresh" in done
-        assert "service gpulock-exporter: started afresh" in done
+        assert "done: service gpulockd\n" in done
+        assert "done: service gpulock-exporter\n" in done
         assert 'version="9.' in wait_until(lambda: node.scrape() or None, why="a scrape")
         assert records(node.locks()) == held
         node.machine.run("systemctl", "kill", "--signal=KILL", "job")
@@ -200,10 +202,15 @@ def test_uninstall_removes_everything_but_locks_history_and_user(package: Packag
 
 
 def etc(machine: Machine) -> dict[str, str]:
-    """Return the files that an installation could change, links included."""
-    find = (
-        "cd /etc && find systemd/system tmpfiles.d sysusers.d logrotate.d -type f -o -type l | sort"
+    """Return what an installation could change, links and folders included."""
+    places = (
+        "etc/systemd/system etc/tmpfiles.d etc/sysusers.d etc/logrotate.d usr/local/lib/systemd"
     )
-    names = machine.run("bash", "-c", find).stdout.split()
-    shown = machine.run("bash", "-c", f"cd /etc && cat {' '.join(names)} 2>/dev/null || true")
+    find = (
+        "bash",
+        "-c",
+        f"cd / && find {places} -mindepth 1 2>/dev/null | grep -v systemd/system$ | sort",
+    )
+    names = machine.run(*find).stdout.split()
+    shown = machine.run("bash", "-c", f"cd / && cat {' '.join(names)} 2>/dev/null || true")
     return {"names": " ".join(names), "text": shown.stdout}

@@ -10,8 +10,8 @@ import pytest
 
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
 from gpulock.install.doctor.systemd import EXACT, RULES, systemd_checks
-from gpulock.install.systemd import manager
-from gpulock.install.systemd.units import PACKAGE_CARDS, UNITS, UnitInputs, render_units
+from gpulock.install.systemd import manager, units
+from gpulock.install.systemd.units import PACKAGE_PYTHON, UNITS, read_static_files
 from gpulock.node.settings_file import read_settings
 from tests.support.systemd_site import SystemdNode, make_systemd_node
 
@@ -52,7 +52,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
 
 
 def look(node: SystemdNode) -> list[Check]:
-    return systemd_checks(read_settings(str(node.config)), node.config, node.etc, node.ctl)
+    return systemd_checks(read_settings(str(node.config)), node.options)
 
 
 def states(checks: list[Check]) -> dict[str, str]:
@@ -83,14 +83,17 @@ def test_a_unit_that_is_not_what_would_be_installed_is_named(node: SystemdNode) 
     first = look(node)[0]
 
     assert first.state == WARNING
-    assert first.what.endswith("/etc/systemd/system/gpulock-exporter.socket")
-    assert first.do == "run gpulock install systemd again"
+    assert first.what.endswith("/etc/systemd/system/gpulock-exporter.socket.d/10-gpulock.conf")
+    assert first.do == "run gpulock install systemd"
 
 
-def test_units_are_not_judged_without_a_driver(node: SystemdNode) -> None:
-    node.config.write_text(node.config.read_text().replace("/proc/driver", "/none"))
+def test_a_drop_in_that_cannot_be_made_is_said(node: SystemdNode) -> None:
+    node.set(EXPORTER_LISTEN="localhost:9465")
 
-    assert "were not compared" in look(node)[0].what
+    first = look(node)[0]
+
+    assert (first.name, first.state) == ("units", WARNING)
+    assert "not on a name; give the address" in first.what
 
 
 def test_a_service_that_is_stopped_is_a_warning_with_the_command(node: SystemdNode) -> None:
@@ -103,12 +106,12 @@ def test_a_service_that_is_stopped_is_a_warning_with_the_command(node: SystemdNo
 
 
 def test_a_service_that_is_gone_wants_another_installation(node: SystemdNode) -> None:
-    (node.etc / "systemd/system" / DAEMON).unlink()
+    node.options.unit_path(DAEMON).unlink()
 
     last = look(node)[-1]
 
     assert (last.name, last.what) == ("gpulockd", "is not there")
-    assert last.do == "run gpulock install systemd again"
+    assert last.do == "run gpulock install systemd"
 
 
 def test_a_unit_that_another_one_hides_is_named(node: SystemdNode) -> None:
@@ -234,7 +237,7 @@ def test_a_unit_in_force_that_lacks_what_a_setting_needs_is_named(
     met = [check for check in look(node) if check.name == DAEMON]
 
     assert [(check.state, check.do) for check in lacking] == [
-        (WARNING, "run gpulock install systemd again")
+        (WARNING, "run gpulock install systemd")
     ]
     assert lacking[0].what.startswith(f"{setting} does not work without ")
     for word in (*capabilities.upper().split(), *(f"{name}={now}" for name, now in others.items())):
@@ -256,24 +259,20 @@ def test_a_setting_lacks_nothing_that_a_drop_in_allows_besides(node: SystemdNode
 def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
     """Give a node on which nobody ran `gpulock install systemd`."""
     node = make_systemd_node(tmp_path, monkeypatch)
-    settings = read_settings(str(node.config))
+    monkeypatch.setattr(sys, "executable", PACKAGE_PYTHON)
+    monkeypatch.setattr(units, "DEFAULT_PATH", str(node.config))
+    monkeypatch.setattr(units, "_UNIT_WRITES", ("/run", str(tmp_path)))
     node.ctl.folder = tmp_path / "usr/lib/systemd/system"
     node.ctl.folder.mkdir(parents=True)
-    inputs = UnitInputs(sys.executable, node.config, settings, tuple(range(PACKAGE_CARDS)))
     for name in UNITS:
-        (node.ctl.folder / name).write_text(render_units(inputs)[name])
+        text = read_static_files()[name].replace("/etc/gpulock/gpulock.conf", str(node.config))
+        (node.ctl.folder / name).write_text(text)
     node.ctl.properties.update({unit: dict(found) for unit, found in GOOD.items()})
     return node
 
 
-def look_at_package(node: SystemdNode) -> list[Check]:
-    lib = node.root / "usr/lib"
-    settings = read_settings(str(node.config))
-    return systemd_checks(settings, node.config, node.etc, node.ctl, lib)
-
-
 def test_services_of_the_package_that_nobody_started_are_no_fault(packaged: SystemdNode) -> None:
-    assert look_at_package(packaged) == []
+    assert look(packaged) == []
 
 
 def test_a_service_of_the_package_that_runs_is_well(packaged: SystemdNode) -> None:
@@ -284,13 +283,13 @@ def test_a_service_of_the_package_that_runs_is_well(packaged: SystemdNode) -> No
     shown = str(path).replace("/usr/lib/", "/lib/")
     packaged.ctl.properties[DAEMON]["FragmentPath"] = shown
 
-    assert states(look_at_package(packaged)) == {"units": OK, "gpulockd": OK}
+    assert states(look(packaged)) == {"units": OK, "gpulockd": OK}
 
 
 def test_a_service_of_the_package_that_is_enabled_and_dead_is_named(packaged: SystemdNode) -> None:
     packaged.ctl("enable", DAEMON)
 
-    last = look_at_package(packaged)[-1]
+    last = look(packaged)[-1]
 
     assert (last.name, last.state, last.what) == ("gpulockd", WARNING, "is enabled, inactive")
     assert last.do == "systemctl enable --now gpulockd.service"
@@ -301,13 +300,13 @@ def test_the_packages_units_are_for_default_settings_and_doctor_says_where_these
 ) -> None:
     packaged.ctl("restart", DAEMON)
     packaged.set(EXPORTER_LISTEN=":9999")
-    assert states(look_at_package(packaged))["units"] == OK  # the exporter does not run
+    assert states(look(packaged))["units"] == OK  # the exporter does not run
     packaged.set(ISOLATION="cgroup")
 
-    first = look_at_package(packaged)[0]
+    first = look(packaged)[0]
 
     assert (first.name, first.state) == ("units", WARNING)
-    assert first.what == f"not for these settings: {packaged.ctl.folder}/{DAEMON}"
+    assert first.what.endswith(f": {packaged.options.drop_in_path(DAEMON)}")
     assert first.do == "run gpulock install systemd"
 
 
@@ -315,18 +314,18 @@ def test_a_drop_in_that_breaks_a_service_of_the_package_is_a_fault(packaged: Sys
     packaged.ctl("restart", DAEMON)
     packaged.ctl.properties[DAEMON]["ProtectProc"] = "invisible"
 
-    assert FAULT in [check.state for check in look_at_package(packaged)]
+    assert FAULT in [check.state for check in look(packaged)]
 
 
 def test_a_packages_unit_in_place_of_the_installed_one_is_not_to_be_removed(
     node: SystemdNode,
 ) -> None:
-    (node.etc / "systemd/system" / DAEMON).unlink()
+    node.options.unit_path(DAEMON).unlink()
     node.ctl.folder = node.root / "usr/lib/systemd/system"
     node.ctl.folder.mkdir(parents=True)
     for name in UNITS:
         (node.ctl.folder / name).touch()
 
-    found = [check for check in look_at_package(node) if check.name == DAEMON]
+    found = [check for check in look(node) if check.name == DAEMON]
 
-    assert [check.do for check in found] == ["run gpulock install systemd again"]
+    assert [check.do for check in found] == ["run gpulock install systemd"]

@@ -55,7 +55,7 @@ def test_the_verifier_is_named_and_nothing_global_is_written(
     """Who writes the global configuration undoes what somebody else writes at the same time."""
     before = site.show("sconf")
 
-    run_installer(lambda: plan_sge(site.options()), False, consent=consent(site, yes=True))
+    run_installer(lambda: plan_sge(site.options()), False, consent(site, yes=True))
 
     shown = capsys.readouterr().out
     assert f"qconf -mconf: jsv_url script:{site.root}/libexec" in " ".join(shown.split())
@@ -123,16 +123,12 @@ def test_hooks_stay_while_a_verifier_set_by_hand_needs_them(site: Site) -> None:
     assert (site.root / "libexec/current/prolog/sge-jsv").is_file()
 
 
-def test_a_dry_run_asks_nothing_and_runs_no_job(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_asks_nothing_and_runs_no_job(site: Site) -> None:
     answer = consent(site, yes=True, dry_run=True)
     plan = planned(site, answer)
 
     plan.trial = None if plan.trial is None else pytest.fail
     answer.run_trial(plan)
-    monkeypatch.setattr(manager, "RUNNING", site.root)
-    answer.offer_services()
 
 
 def trial_of(what: str | InstallError) -> InstallPlan:
@@ -155,44 +151,30 @@ def test_the_trial_jobs_result_is_shown_and_an_unprotected_one_fails(
         consent(site, yes=True).run_trial(trial_of(InstallError("no GPU")))
 
 
-def services_told(
-    site: Site, capsys: pytest.CaptureFixture[str], yes: bool = False, dry_run: bool = False
-) -> list[str]:
-    consent(site, yes=yes, dry_run=dry_run).offer_services()
+def daemon_note(site: Site, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    offers.note_missing_daemon(Session(str(site.config)))
     return capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("yes", [True, False])
 def test_where_no_systemd_runs_one_sentence_says_that_no_daemon_does(
-    site: Site, yes: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manager, "RUNNING", site.root / "none")
 
-    assert services_told(site, capsys, yes) == [f"note: {offers.NO_SYSTEMD}"]
-    assert services_told(site, capsys, yes, dry_run=True) == []
+    assert daemon_note(site, capsys) == [f"note: {offers.NO_SYSTEMD}"]
 
 
 def test_services_are_named_as_missing_only_while_no_daemon_runs(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manager, "RUNNING", site.root)
-    assert services_told(site, capsys) == [f"note: {offers.NO_DAEMON}"]
+    assert daemon_note(site, capsys) == [f"note: {offers.NO_DAEMON}"]
 
     settings = read_settings(str(site.config))
     Path(settings.lock_dir).mkdir(parents=True, exist_ok=True)
     running = InstanceLock()
     running.take(settings.lock_dir)
-    assert services_told(site, capsys) == []
+    assert daemon_note(site, capsys) == []
 
     running.release()
-    assert services_told(site, capsys) == [f"note: {offers.NO_DAEMON}"]
-
-
-def test_services_that_cannot_be_installed_are_told_once_with_the_reason(
-    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager, "RUNNING", site.root)
-
-    (told,) = services_told(site, capsys, yes=True)
-
-    assert told.startswith("note: no services: ") and "simulated" in told
+    assert daemon_note(site, capsys) == [f"note: {offers.NO_DAEMON}"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,15 @@ from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.install.hooks import InstallError
-from gpulock.install.systemd import manager
-from gpulock.install.systemd.install import SystemdUninstaller, plan_systemd, systemd_services
+from gpulock.install.systemd import install, manager
+from gpulock.install.systemd.install import service_items, unit_items
 from gpulock.install.systemd.manager import (
     ON,
-    SystemdService,
     first_file_newer,
     package_files,
     unit_state,
 )
-from tests.support.install_site import ignore
+from gpulock.install.systemd.units import PACKAGE_PYTHON, UNITS
 from tests.support.runner import command_runner
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
@@ -33,8 +33,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
 
 
 def files(node: SystemdNode) -> dict[str, str]:
-    found = [path for path in node.etc.rglob("*") if path.is_file()]
-    return {str(path.relative_to(node.etc)): path.read_text() for path in found}
+    found = [*node.etc.rglob("*"), *(node.root / "usr").rglob("*")]
+    return {str(path.relative_to(node.root)): path.read_text() for path in found if path.is_file()}
 
 
 def restarts(node: SystemdNode) -> list[str]:
@@ -47,23 +47,42 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
     node.install()
 
     assert {*files(node)} == {
-        "gpulock/gpulock.conf",
-        "systemd/system/gpulockd.service",
-        "systemd/system/gpulock-exporter.service",
-        "systemd/system/gpulock-exporter.socket",
-        "tmpfiles.d/gpulock.conf",
-        "sysusers.d/gpulock.conf",
-        "logrotate.d/gpulock",
+        "etc/gpulock/gpulock.conf",
+        *(f"usr/local/lib/systemd/system/{unit}" for unit in UNITS),
+        *(f"etc/systemd/system/{unit}.d/10-gpulock.conf" for unit in UNITS),
+        "etc/tmpfiles.d/gpulock.conf",
+        "etc/sysusers.d/gpulock.conf",
+        "etc/logrotate.d/gpulock",
     }
     assert restarts(node) == STARTED
-    assert [service.read() for service in systemd_services(node.ctl)] == [ON, ON]
+    services = service_items(node.options, unit_items(node.options, dict.fromkeys(UNITS, "")))
+    assert [service.read() for service in services] == [ON, ON]
     assert (node.root / "run/gpulock").is_dir()
+
+
+def test_of_a_package_only_the_drop_ins_are_written(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", PACKAGE_PYTHON)
+    node.ctl.folder = node.root / "usr/lib/systemd/system"
+    node.ctl.folder.mkdir(parents=True)
+    for unit in UNITS:
+        (node.ctl.folder / unit).write_text("[Unit]\n")
+    before = files(node)
+
+    node.install()
+    added = files(node).keys() - before.keys()
+    node.uninstall()
+
+    assert added == {f"etc/systemd/system/{unit}.d/10-gpulock.conf" for unit in UNITS}
+    assert (files(node), node.ctl.active) == (before, set())
 
 
 def test_a_second_installation_changes_nothing(node: SystemdNode) -> None:
     node.install()
 
-    assert plan_systemd(node.options).changes == []
+    assert node.differences() == {}
+    assert node.install().changed == []
 
 
 def test_a_mark_of_isolation_among_the_records_lets_gpulockd_clear_it_away(
@@ -72,23 +91,25 @@ def test_a_mark_of_isolation_among_the_records_lets_gpulockd_clear_it_away(
     (node.root / "run/gpulock.claims").mkdir(parents=True)
     (node.root / "run/gpulock.claims/isolation").touch()
     node.install()
-    assert "\nProtectControlGroups=no\n" in node.unit("gpulockd.service")
+    assert "\nProtectControlGroups=no\n" in node.drop_in("gpulockd.service")
 
 
-def test_every_change_is_planned_before_one_is_made(node: SystemdNode) -> None:
-    plan = plan_systemd(node.options)
+def test_a_dry_run_shows_every_change_in_its_order_and_makes_none(node: SystemdNode) -> None:
+    shown = node.differences()
 
-    assert files(node).keys() == {"gpulock/gpulock.conf"}
+    assert files(node).keys() == {"etc/gpulock/gpulock.conf"}
     assert node.ctl.told == []
-    assert [change.what for change in plan.changes] == [
+    assert [*shown] == [
         f"folder {node.root}/run/gpulock",
         f"folder {node.root}/state",
-        f"file {node.etc}/logrotate.d/gpulock",
         f"file {node.etc}/sysusers.d/gpulock.conf",
         f"file {node.etc}/tmpfiles.d/gpulock.conf",
-        f"file {node.etc}/systemd/system/gpulock-exporter.service",
-        f"file {node.etc}/systemd/system/gpulock-exporter.socket",
-        f"file {node.etc}/systemd/system/gpulockd.service",
+        f"file {node.etc}/logrotate.d/gpulock",
+        *(
+            f"file {path}"
+            for unit in UNITS
+            for path in (node.options.unit_path(unit), node.options.drop_in_path(unit))
+        ),
         "service gpulock-exporter",
         "service gpulockd",
     ]
@@ -100,17 +121,15 @@ def test_a_setting_that_changes_a_unit_starts_that_service_afresh_and_no_other(
     node.install()
     node.ctl.told.clear()
     node.set(EXPORTER_LISTEN="127.0.0.1:9999")
+    path = node.options.drop_in_path("gpulock-exporter.socket")
 
-    plan = node.install()
+    shown = node.differences()
 
-    assert [change.what for change in plan.changes] == [
-        f"file {node.etc}/systemd/system/gpulock-exporter.socket",
-        "service gpulock-exporter",
-    ]
-    assert plan.changes[1].lines() == [
-        "service gpulock-exporter: started afresh",
-        f"  ({node.etc}/systemd/system/gpulock-exporter.socket changes)",
-    ]
+    assert [*shown] == [f"file {path}", "service gpulock-exporter"]
+    assert shown["service gpulock-exporter"] == [f"  started afresh: file {path} changes"]
+    node.ctl.properties["gpulock-exporter.socket"] = {"NeedDaemonReload": "yes"}
+    node.ctl.reads_again = True
+    assert node.install().changed == [*shown]
     assert restarts(node) == STARTED[:1]
 
 
@@ -118,11 +137,11 @@ def test_a_service_that_somebody_stopped_is_started_again(node: SystemdNode) -> 
     node.install()
     node.ctl.active.discard("gpulockd.service")
 
-    plan = node.install()
-
-    assert [change.lines() for change in plan.changes] == [
-        ["service gpulockd", "  - enabled, inactive", "  + enabled, active"]
-    ]
+    assert node.differences() == {
+        "service gpulockd": ["  - enabled, inactive", "  + enabled, active"]
+    }
+    node.install()
+    assert "gpulockd.service" in node.ctl.active
 
 
 def test_a_service_that_is_older_than_its_package_is_started_afresh(
@@ -130,19 +149,20 @@ def test_a_service_that_is_older_than_its_package_is_started_afresh(
 ) -> None:
     node.install()
     node.ctl.properties["gpulockd.service"] = {"MainPID": str(os.getpid())}
-    path = node.etc / "systemd/system/gpulockd.service"
-    service = SystemdService("gpulockd", ("gpulockd.service",), node.ctl)
+    path = node.options.drop_in_path("gpulockd.service")
     started = path.stat().st_mtime
 
     def start_time(_pid: int) -> float:
         return started
 
     monkeypatch.setattr(manager, "process_start_time", start_time)
-    assert service.restart_reason([path]) == ""
+    monkeypatch.setattr(manager, "package_files", lambda *_: [])
+    assert node.differences() == {}
 
     started -= 3600
 
-    assert service.restart_reason([path]) == f"gpulockd was started before {path} was changed"
+    (why,) = node.differences()["service gpulockd"]
+    assert why.startswith("  started afresh: gpulockd was started before ")
 
 
 def test_a_file_that_changed_within_the_clocks_doubt_is_not_younger(tmp_path: Path) -> None:
@@ -181,9 +201,11 @@ def test_systemd_that_has_not_read_a_changed_unit_is_told(node: SystemdNode) -> 
     node.ctl.properties["gpulockd.service"] = {"NeedDaemonReload": "yes"}
     node.ctl.told.clear()
 
-    plan = node.install()
+    node.ctl.reads_again = True
 
-    assert "gpulockd.service was changed since systemd read it" in plan.changes[0].lines()[1]
+    (why,) = node.differences()["service gpulockd"]
+    assert why == "  started afresh: gpulockd.service was changed since systemd read it"
+    node.install()
     assert node.ctl.told[0] == "daemon-reload"
 
 
@@ -199,7 +221,7 @@ def test_a_service_that_does_not_start_is_an_error_that_names_its_journal(
 def test_a_service_that_ends_at_once_is_an_error(node: SystemdNode) -> None:
     node.ctl.dies = True
 
-    with pytest.raises(InstallError, match="service gpulock-exporter is enabled, inactive"):
+    with pytest.raises(InstallError, match="service gpulock-exporter: it is enabled, inactive"):
         node.install()
 
 
@@ -208,7 +230,7 @@ def test_a_masked_unit_stays_masked(node: SystemdNode) -> None:
     node.ctl.properties["gpulockd.service"] = {"LoadState": "masked"}
 
     with pytest.raises(InstallError, match=r"masked; systemctl unmask gpulockd\.service"):
-        plan_systemd(node.options)
+        node.install()
 
 
 def test_it_refuses_where_systemd_does_not_run(
@@ -217,27 +239,14 @@ def test_it_refuses_where_systemd_does_not_run(
     monkeypatch.setattr(manager, "RUNNING", node.root / "nowhere")
 
     with pytest.raises(InstallError, match="systemd does not run here"):
-        plan_systemd(node.options)
+        node.parts()
 
 
 def test_it_refuses_a_simulated_node(node: SystemdNode) -> None:
     node.set(SIMULATION=str(driver(node.root.parent) / "simulation"))
 
     with pytest.raises(InstallError, match="simulated"):
-        plan_systemd(node.options)
-
-
-def test_without_a_driver_it_goes_by_the_settings_and_says_so(node: SystemdNode) -> None:
-    node.config.write_text(node.config.read_text().replace("/proc/driver", "/none"))
-    node.set(EXPECTED_GPUS="3")
-
-    plan = node.install()
-
-    assert "/dev/nvidia2 rw" in node.unit("gpulock-exporter.service")
-    assert "/dev/nvidia3" not in node.unit("gpulock-exporter.service")
-    driver, policy = plan.notes
-    assert "once the driver is loaded" in driver
-    assert "QUARANTINE_ON" in policy
+        node.parts()
 
 
 # --- uninstall ----------------------------------------------------------------------------------
@@ -249,41 +258,32 @@ def test_uninstall_stops_both_and_removes_their_files(node: SystemdNode) -> None
     own.write_text("# the site's\n")
     before = files(node)
     node.install()
+    (node.root / "run/gpulock/locks/0000:06:00.0").mkdir(parents=True)
+    node.ctl.properties["gpulockd.service"] = {"NeedDaemonReload": "yes"}
+    node.ctl.reads_again = True
 
-    assert SystemdUninstaller(node.config, ignore, node.ctl).uninstall() == []
+    node.uninstall()
 
     assert files(node) == before
     assert (node.ctl.active, node.ctl.enabled) == (set(), set())
     assert node.ctl.told[-1] == "daemon-reload"
     assert not (node.root / "state/install").exists()
-    assert SystemdUninstaller(node.config, ignore, node.ctl).uninstall() == []
-
-
-def test_uninstall_leaves_a_unit_that_somebody_changed_and_locks(node: SystemdNode) -> None:
-    node.install()
-    (node.root / "run/gpulock/locks/0000:06:00.0").mkdir(parents=True)
-    path = node.etc / "systemd/system/gpulockd.service"
-    path.write_text("changed\n")
-
-    left = SystemdUninstaller(node.config, ignore, node.ctl).uninstall()
-
-    assert left == [f"file {path} was changed since gpulock wrote it: rm {path}"]
-    assert path.exists()
     assert (node.root / "run/gpulock/locks/0000:06:00.0").is_dir()
-    assert node.ctl.active == set()
+    assert not (node.etc / "systemd/system/gpulock-exporter.socket.d").exists()
+    assert node.uninstall().changed == []
 
 
-def test_uninstall_says_what_stays(node: SystemdNode) -> None:
+def test_files_go_also_where_systemd_runs_no_more(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(node)
     node.install()
-    said: list[str] = []
+    monkeypatch.setattr(manager, "RUNNING", node.root / "nowhere")
+    node.ctl.told.clear()
 
-    SystemdUninstaller(node.config, said.append, node.ctl).uninstall()
+    node.uninstall()
 
-    assert "stopped and disabled: gpulockd" in said
-    assert said[-2:] == [
-        "user gpulock-exporter stays",
-        f"{node.config}, locks and history stay",
-    ]
+    assert (files(node), node.ctl.told) == (before, [])
 
 
 # --- how it is typed ----------------------------------------------------------------------------
@@ -304,10 +304,23 @@ def test_the_command_refuses_in_one_line_where_systemd_does_not_run(
     assert "start gpulockd and gpulock-exporter yourself" in done.stderr
 
 
-def test_uninstall_where_nothing_is_installed_says_so(node: SystemdNode) -> None:
-    done = call(node, "uninstall", "systemd")
+def test_what_is_typed_ends_with_one_verdict(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "SystemdOptions", lambda *_, **__: node.options)
 
-    assert (done.exit_code, done.output) == (0, "nothing to do: systemd is not installed here\n")
+    shown = call(node, "install", "systemd", "--dry-run").output
+    nothing = call(node, "uninstall", "systemd")
+    node.install()
+    dry = call(node, "uninstall", "systemd", "--dry-run").output
+
+    assert "13 changes would be made\n" in shown
+    assert (nothing.exit_code, nothing.output) == (
+        0,
+        "note: user gpulock-exporter stays\nnothing to do: systemd is not installed here\n",
+    )
+    assert "service gpulockd\n  - enabled, active\n" in dry
+    assert "gpulockd.service" in node.ctl.active
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import InstallError
-from gpulock.install.systemd import install, manager
-from gpulock.install.systemd.install import SystemdUninstaller, plan_systemd
+from gpulock.install.items import Wanted
+from gpulock.install.systemd import manager
+from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.units import DAEMON, UNITS
-from tests.support.install_site import ignore
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite
 from tests.support.systemd_site import SystemdNode, make_systemd_node
 
@@ -24,15 +24,14 @@ class KilledSystemd(KilledSite):
     """A node whose systemd keeps in files what it does: of a package's units it runs gpulockd's."""
 
     def __init__(self, node: SystemdNode, patch: pytest.MonkeyPatch) -> None:
-        self.node = node
+        self.node, self.options = node, replace(node.options, ctl=self.systemctl)
         self.known = node.root / "systemd"
         patch.setattr(manager, "run_systemd_program", self._make)
-        patch.setattr(install, "exporter_user_exists", (self.known / "made").exists)
+        patch.setattr(manager.SystemUser, "exists", lambda _: (self.known / "made").exists())
         patch.setattr(manager, "process_start_time", self._started)
         for name in ("read", "enabled", "active"):
             (self.known / name).mkdir(parents=True)
-        node.set(EXPORTER_DIR=str(node.root / "exporter"))
-        self.package = node.root / "usr/lib"
+        self.package = node.root / "usr/lib/systemd/system"
         self.package.mkdir(parents=True)
         for name in UNITS:
             (self.package / name).write_text("[Unit]\n")
@@ -42,20 +41,16 @@ class KilledSystemd(KilledSite):
         super().__init__(node.root)
 
     def _make(self, *command: str) -> str:
-        """Be the program that makes users, or folders."""
+        """Be the program that makes users."""
         with self.one_call(command[0]):
-            if "tmpfiles" in command[0]:
-                for line in Path(command[-1]).read_text().splitlines():
-                    if line.startswith("d "):
-                        Path(line.split()[1]).mkdir(exist_ok=True)
-            else:
-                (self.known / "made").touch()
+            (self.known / "made").touch()
         return ""
 
     def _look(self, unit: str) -> str:
         """Return the text of a unit that systemd finds, nothing for one that is not there."""
-        places = (self.node.etc / "systemd/system", self.package)
-        return next((text for one in places if (text := read(one / unit))), "")
+        places = (self.options.unit_path(unit), self.package / unit)
+        text = next((text for one in places if (text := read(one))), "")
+        return text and text + read(self.options.drop_in_path(unit))
 
     def _started(self, pid: int) -> float:
         """Return when a service was started: before its unit's text of now, or long after."""
@@ -100,10 +95,11 @@ class KilledSystemd(KilledSite):
         return ""
 
     def apply(self) -> None:
-        plan_systemd(replace(self.node.options, ctl=self.systemctl)).apply(ignore)
+        self.node.run(SystemdInstaller(self.options).parts(), Wanted.PRESENT)
 
     def undo(self) -> list[str]:
-        return SystemdUninstaller(self.node.config, ignore, self.systemctl).uninstall()
+        parts = SystemdInstaller(self.options).removal()
+        return self.node.run(parts, Wanted.ABSENT).clauses()
 
 
 def read(path: Path) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,22 +15,23 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.systemd.units import (
     DAEMON,
     EXPORTER,
-    LOGROTATE,
+    PACKAGE_PYTHON,
     SOCKET,
     SYSUSERS,
     TMPFILES,
     UNITS,
     UnitInputs,
-    card_minors,
-    fill_placeholders,
+    drop_in_texts,
     listen_stream,
-    read_unit_templates,
-    render_units,
+    read_static_files,
+    says_more,
     writable_folders,
 )
 from gpulock.node.settings import Settings
 from tests.support.pairs import zip_equal
+from tests.support.systemd_site import driver
 
+CONFIG = Path("/etc/gpulock/gpulock.conf")
 EXPOSURE = 25  # tenths: what `systemd-analyze security` may say of the exporter at most
 
 
@@ -38,8 +40,16 @@ def settings(**keys: str) -> Settings:
 
 
 def units(**keys: str) -> dict[str, str]:
-    what = UnitInputs(sys.executable, Path("/etc/gpulock/gpulock.conf"), settings(**keys), (0, 1))
-    return render_units(what)
+    """Return each unit as systemd reads it: its file, then its drop-in."""
+    what = UnitInputs(sys.executable, CONFIG, settings(**keys))
+    static = read_static_files()
+    return {unit: f"{static[unit]}{text}" for unit, text in drop_in_texts(what).items()}
+
+
+def drop_ins(**keys: str) -> dict[str, list[str]]:
+    """Return what stands in each drop-in for the package's Python."""
+    texts = drop_in_texts(UnitInputs(PACKAGE_PYTHON, CONFIG, settings(**keys)))
+    return {unit: text.splitlines()[3:] for unit, text in texts.items()}
 
 
 def values(text: str, name: str) -> list[str]:
@@ -47,9 +57,13 @@ def values(text: str, name: str) -> list[str]:
     return [line.partition("=")[2] for line in lines if line.startswith(f"{name}=")]
 
 
-def write(folder: Path, texts: dict[str, str]) -> list[str]:
+def write(folder: Path, **keys: str) -> list[str]:
+    """Write the units with their drop-ins, as an installation in /opt has them."""
+    drop_ins = drop_in_texts(UnitInputs(sys.executable, CONFIG, settings(**keys)))
     for name in UNITS:
-        (folder / name).write_text(texts[name])
+        (folder / name).write_text(read_static_files()[name])
+        (folder / f"{name}.d").mkdir()
+        (folder / f"{name}.d/10-gpulock.conf").write_text(drop_ins[name])
     return [str(folder / name) for name in UNITS]
 
 
@@ -77,7 +91,7 @@ EVERY_SETTING = {
 def test_systemd_finds_nothing_to_say_against_the_units(
     tmp_path: Path, keys: dict[str, str]
 ) -> None:
-    paths = write(tmp_path, units(**keys))
+    paths = write(tmp_path, **keys)
 
     done = subprocess.run(
         ["systemd-analyze", "verify", *paths], capture_output=True, text=True, check=False
@@ -88,15 +102,15 @@ def test_systemd_finds_nothing_to_say_against_the_units(
 
 
 def test_verify_would_find_a_key_that_systemd_does_not_know(tmp_path: Path) -> None:
-    texts = units()
-    texts[DAEMON] = texts[DAEMON].replace("ProtectClock=", "ProtectClocks=")
-    paths = write(tmp_path, texts)
+    paths = write(tmp_path, IDLE_COMMAND="/bin/mail")
+    drop_in = tmp_path / f"{DAEMON}.d/10-gpulock.conf"
+    drop_in.write_text(drop_in.read_text().replace("NoNewPrivileges=", "NoNewPrivilege="))
 
     done = subprocess.run(
         ["systemd-analyze", "verify", *paths], capture_output=True, text=True, check=False
     )
 
-    assert "ProtectClocks" in done.stderr
+    assert "NoNewPrivilege'" in done.stderr
 
 
 def exposure(path: str, threshold: int) -> tuple[int, float]:
@@ -108,7 +122,7 @@ def exposure(path: str, threshold: int) -> tuple[int, float]:
 
 
 def test_the_exporter_is_exposed_as_little_as_it_must_be(tmp_path: Path) -> None:
-    paths = dict(zip_equal(UNITS, write(tmp_path, units())))
+    paths = dict(zip_equal(UNITS, write(tmp_path)))
 
     code, found = exposure(paths[EXPORTER], EXPOSURE)
     daemon_code, daemon = exposure(paths[DAEMON], EXPOSURE)
@@ -120,59 +134,61 @@ def test_the_exporter_is_exposed_as_little_as_it_must_be(tmp_path: Path) -> None
 # --- what stands in them ------------------------------------------------------------------------
 
 
-def test_every_placeholder_is_filled_and_systemds_own_at_signs_stay() -> None:
-    for name, text in units(**EVERY_SETTING).items():
-        assert "@" not in text.replace("@system-service", "").replace(
-            "@privileged @resources", ""
-        ), name
+def test_a_package_with_default_settings_needs_nothing_beside_its_units() -> None:
+    texts = drop_in_texts(UnitInputs(PACKAGE_PYTHON, CONFIG, settings()))
+
+    assert drop_ins() == {unit: [] for unit in UNITS}
+    assert [says_more(text) for text in texts.values()] == [False] * 3
+    assert drop_ins(EXPORTER_LISTEN=":1")[SOCKET] == ["ListenStream=", "ListenStream=1"]
 
 
-def test_a_placeholder_without_a_value_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        fill_placeholders("ExecStart=@PYTHON@ @NOBODY@", {"PYTHON": "/usr/bin/python3"})
+def test_a_program_is_started_by_this_interpreter_with_these_settings() -> None:
+    texts = drop_in_texts(UnitInputs("/opt/g/bin/python3", Path("/srv/g.conf"), settings()))
 
-
-def test_the_daemon_is_started_by_this_interpreter_with_these_settings() -> None:
-    assert values(units()[DAEMON], "ExecStart") == [
-        f"{sys.executable} -I -X faulthandler -m gpulock.daemon.app"
-        " --config /etc/gpulock/gpulock.conf"
+    start = "/opt/g/bin/python3 -I -X faulthandler -m"
+    assert values(texts[DAEMON], "ExecStart") == [
+        "",
+        f"{start} gpulock.daemon.app --config /srv/g.conf",
     ]
+    assert values(texts[EXPORTER], "ExecStart") == [
+        "",
+        f"{start} gpulock_exporter.app.program --config /srv/g.conf",
+    ]
+    assert says_more(texts[DAEMON])
 
 
 def test_no_unit_owns_the_folder_of_the_locks() -> None:
     for text in units().values():
         assert values(text, "RuntimeDirectory") in ([], ["gpulock-exporter"])
+    for text in units(EXPORTER_DIR="/run/gpulock/exporter").values():
+        assert values(text, "RuntimeDirectory") in ([], ["gpulock-exporter"])
 
 
 def test_tmpfiles_makes_the_folders_and_never_ages_them() -> None:
-    lines = [line for line in units()[TMPFILES].splitlines() if not line.startswith("#")]
+    lines = [
+        line for line in read_static_files()[TMPFILES].splitlines() if not line.startswith("#")
+    ]
 
     folders = ("/run/gpulock", "/run/gpulock.claims", "/var/lib/gpulock")
     assert lines == [f"d {folder} 0755 root root -" for folder in folders]
 
 
-def test_logrotate_is_told_where_this_nodes_history_is() -> None:
-    assert "\n/var/lib/gpulock/history/history.jsonl {" in units()[LOGROTATE]
-    assert "\n/srv/state/history/history.jsonl {" in units(STATE_DIR="/srv/state")[LOGROTATE]
-
-
 def test_the_exporters_user_may_not_log_in() -> None:
-    lines = [line for line in units()[SYSUSERS].splitlines() if not line.startswith("#")]
+    lines = [
+        line for line in read_static_files()[SYSUSERS].splitlines() if not line.startswith("#")
+    ]
 
     assert lines == ['u gpulock-exporter - "Metrics of GPUs" /']
 
 
 def test_the_daemon_writes_above_the_lock_dir_and_where_its_settings_send_it() -> None:
-    assert writable_folders(settings()) == ["/run", "/var/lib/gpulock"]
+    assert values(units()[DAEMON], "ReadWritePaths") == ["/run /var/lib/gpulock"]
+    assert writable_folders(settings()) == []
     assert writable_folders(settings(LOCK_DIR="/gpulock")) == [
-        "/gpulock",
-        "/gpulock.claims",
-        "/var/lib/gpulock",
-        "-/run/gpulock-exporter",
+        "-/gpulock",
+        "-/gpulock.claims",
     ]
     assert writable_folders(settings(REPORT_DIR="/nfs/reports", JOB_MAP_DIR="/run/maps")) == [
-        "/run",
-        "/var/lib/gpulock",
         "-/nfs/reports",
     ]
 
@@ -184,37 +200,46 @@ def test_a_folder_that_only_begins_like_another_is_not_taken_for_part_of_it() ->
 def test_the_exporter_may_open_the_cards_by_number_and_by_path() -> None:
     allowed = values(units()[EXPORTER], "DeviceAllow")
 
-    assert {"char-195 rwm", "/dev/nvidiactl rw", "/dev/nvidia0 rw", "/dev/nvidia1 rw"} <= {*allowed}
-    assert "/dev/nvidia2 rw" not in allowed
+    cards = {f"/dev/nvidia{number} rw" for number in range(16)}
+    assert {"char-195 rwm", "/dev/nvidiactl rw"} | cards <= {*allowed}
     assert values(units()[EXPORTER], "DevicePolicy") == ["closed"]
 
 
 def test_nvidia_modprobe_may_fail_and_is_roots() -> None:
-    assert values(units()[EXPORTER], "ExecStartPre") == [
-        "+-/usr/bin/nvidia-modprobe -c 255 -c 0 -c 1"
-    ]
+    (line,) = values(units()[EXPORTER], "ExecStartPre")
+
+    assert line.startswith("+-/bin/sh -c 'nvidia-modprobe && ")
+
+
+def test_nvidia_modprobe_makes_the_nodes_of_the_cards_that_there_are(tmp_path: Path) -> None:
+    """`-c` makes a node of any number, also of a card that is not there."""
+    proc = driver(tmp_path) / "proc/driver/nvidia/gpus"
+    found = re.search(r"ExecStartPre=\+-/bin/sh -c '((?:.|\n)*?)'\n", units()[EXPORTER])
+    assert found
+    script = found[1].replace("\\\n", " ").replace("$$", "$")
+    script = script.replace("/proc/driver/nvidia/gpus", str(proc))
+    fake = tmp_path / "bin/nvidia-modprobe"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\necho "$@"\n')
+    fake.chmod(0o755)
+
+    env = {"PATH": f"{fake.parent}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["/bin/sh", "-c", script], env=env, capture_output=True, text=True, check=True
+    )
+
+    first, second = done.stdout.splitlines()
+    assert first == ""
+    assert sorted(second.split(" -c ")) == ["-c 255", *map(str, range(8))]
 
 
 def test_what_the_exporter_writes_outlives_it() -> None:
-    text = units()[EXPORTER]
-
-    assert values(text, "RuntimeDirectoryPreserve") == ["yes"]
-    elsewhere = units(EXPORTER_DIR="/srv/exporter")
-    assert values(elsewhere[EXPORTER], "RuntimeDirectory") == []
-    assert values(elsewhere[EXPORTER], "ReadWritePaths") == ["/srv/exporter"]
-    assert "d /srv/exporter 0755 gpulock-exporter gpulock-exporter -" in elsewhere[TMPFILES]
-
-
-def test_private_tmp_hides_nothing_that_the_exporter_reads() -> None:
-    def private(python: str, **keys: str) -> list[str]:
-        config = Path("/etc/gpulock/gpulock.conf")
-        what = UnitInputs(python, config, settings(**keys), (0, 1))
-        return values(render_units(what)[EXPORTER], "PrivateTmp")
-
-    assert private("/usr/bin/python3") == ["yes"]
-    assert private("/tmp/venv/bin/python3") == ["no"]
-    assert private("/usr/bin/python3", STATE_DIR="/var/tmp/state") == ["no"]
-    assert private("/usr/bin/python3", MPS_DIR="/tmp/mps") == ["no"]
+    assert values(units()[EXPORTER], "RuntimeDirectoryPreserve") == ["yes"]
+    assert drop_ins(EXPORTER_DIR="/srv/exporter")[EXPORTER] == [
+        "ExecStartPre=+/usr/bin/install -d -m 0755 -o gpulock-exporter -g gpulock-exporter"
+        " /srv/exporter",
+        "ReadWritePaths=-/srv/exporter",
+    ]
 
 
 def test_both_see_all_processes() -> None:
@@ -244,9 +269,9 @@ def test_a_node_of_slurm_lets_gpulockd_ask_slurmd(tmp_path: Path) -> None:
 
 
 def test_isolation_that_was_on_in_this_boot_can_still_be_cleared_away() -> None:
-    before = UnitInputs(sys.executable, Path("/etc/gpulock.conf"), settings(), was_isolated=True)
+    before = UnitInputs(sys.executable, CONFIG, settings(), was_isolated=True)
 
-    text = render_units(before)[DAEMON]
+    text = drop_in_texts(before)[DAEMON]
 
     assert values(text, "ProtectControlGroups") == ["no"]
     assert values(units()[DAEMON], "ProtectControlGroups") == ["yes"]
@@ -255,8 +280,8 @@ def test_isolation_that_was_on_in_this_boot_can_still_be_cleared_away() -> None:
 def test_a_command_of_the_site_may_send_mail() -> None:
     text = units(IDLE_COMMAND="/bin/mail")[DAEMON]
 
-    assert values(text, "NoNewPrivileges") == ["no"]
-    assert values(text, "ProtectSystem") == ["full"]
+    assert values(text, "NoNewPrivileges") == ["yes", "no"]
+    assert values(text, "ProtectSystem") == ["strict", "full"]
     assert values(units()[DAEMON], "NoNewPrivileges") == ["yes"]
 
 
@@ -282,7 +307,7 @@ def test_what_systemd_cannot_listen_on_is_refused(word: str) -> None:
 def test_the_socket_listens_on_every_address() -> None:
     text = units(EXPORTER_LISTEN=":9465 127.0.0.1:9466")[SOCKET]
 
-    assert values(text, "ListenStream") == ["9465", "127.0.0.1:9466"]
+    assert values(text, "ListenStream") == ["9465", "", "9465", "127.0.0.1:9466"]
 
 
 @pytest.mark.parametrize("path", ["/srv/my locks", "/srv/100%", '/srv/"x', "srv/x", "/srv/a\nb"])
@@ -291,22 +316,16 @@ def test_a_path_that_systemd_would_read_differently_is_refused(path: str) -> Non
     what.state_dir = path
 
     with pytest.raises(InstallError, match="cannot stand in a unit"):
-        render_units(UnitInputs(sys.executable, Path("/etc/gpulock.conf"), what))
+        drop_in_texts(UnitInputs(sys.executable, CONFIG, what))
 
 
-def test_the_cards_are_those_seen_else_as_many_as_the_settings_say() -> None:
-    assert card_minors([3, 0, -1], 8) == (0, 3)
-    assert card_minors([], 2) == (0, 1)
-    assert card_minors([], 0) == (0,)
-
-
-def test_every_line_of_the_templates_fits_a_terminal() -> None:
-    for name, text in read_unit_templates().items():
+def test_every_line_of_the_files_fits_a_terminal() -> None:
+    for name, text in read_static_files().items():
         assert [line for line in text.splitlines() if len(line) > 100] == [], name
 
 
 def test_security_knows_every_property_it_is_asked_about(tmp_path: Path) -> None:
-    path = dict(zip_equal(UNITS, write(tmp_path, units())))[EXPORTER]
+    path = dict(zip_equal(UNITS, write(tmp_path)))[EXPORTER]
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=yes", "--json=short", "--no-pager", path],
         capture_output=True,
@@ -329,17 +348,14 @@ def test_a_health_command_may_open_devices_and_become_another_user() -> None:
 
 
 def test_a_reset_may_open_devices_and_is_roots_to_the_driver_and_no_more() -> None:
-    plain, text = units()[DAEMON].splitlines(), units(QUARANTINE_RESET="yes")[DAEMON].splitlines()
-    added = [line for line in text if line not in plain and not line.startswith("#")]
+    added = [line for line in drop_ins(QUARANTINE_RESET="yes")[DAEMON] if line[0] != "#"]
     assert added == ["DevicePolicy=auto", "CapabilityBoundingSet=CAP_SYS_ADMIN"]
-    assert [line for line in plain if line not in text] == []
-    assert text.index("DevicePolicy=auto") > text.index("DevicePolicy=closed")
 
 
 def test_settings_that_need_the_same_say_it_once() -> None:
     keys = {"HEALTH_COMMAND": "/bin/test", "IDLE_COMMAND": "/bin/mail", "QUARANTINE_RESET": "yes"}
     assert values(units(**keys)[DAEMON], "DevicePolicy") == ["closed", "auto"]
-    assert values(units(**keys)[DAEMON], "ProtectSystem") == ["full"]
+    assert values(units(**keys)[DAEMON], "ProtectSystem") == ["strict", "full"]
 
 
 def test_what_the_oom_killer_ends_takes_gpulockd_with_it_only_where_it_is_gpulockd() -> None:
@@ -347,11 +363,10 @@ def test_what_the_oom_killer_ends_takes_gpulockd_with_it_only_where_it_is_gpuloc
 
 
 def test_mps_may_open_devices_and_outlives_gpulockd() -> None:
-    files = units(SHARES="0:4", SHARE_MPS="yes", MPS_DIR="/srv/mps/gpulock")
-    text = files[DAEMON]
+    text = units(SHARES="0:4", SHARE_MPS="yes", MPS_DIR="/srv/mps/gpulock")[DAEMON]
     assert "KillMode=process" in text
     assert text.index("DevicePolicy=auto") > text.index("DevicePolicy=closed")
     assert "CAP_SETUID CAP_SETGID CAP_CHOWN" in text
     assert "-/srv/mps/gpulock" in text, "nothing beside it is written"
-    assert "d /srv/mps/gpulock 0755 root root -\n" in files[TMPFILES], "before gpulockd starts"
+    assert "ExecStartPre=+/usr/bin/install -d -m 0755 /srv/mps/gpulock\n" in text, "as root"
     assert "KillMode" not in units(SHARES="0:4")[DAEMON]

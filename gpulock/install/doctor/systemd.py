@@ -18,6 +18,7 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.items import Wanted
 from gpulock.install.systemd import manager
 from gpulock.install.systemd.install import (
+    DROP_IN,
     SystemdOptions,
     drop_ins_of,
     etc_items,
@@ -169,8 +170,8 @@ def check_unit_properties(
     if fragment and Path(fragment).resolve() != path.resolve():
         what = f"systemd uses {fragment}, not the installed unit"
         yield warning(what, f"remove {fragment}" if path.exists() else _AGAIN, unit)
-    where = seen.get("DropInPaths", "")
-    do = f"look at {where}" if where else _AGAIN
+    sites = [one for one in seen.get("DropInPaths", "").split() if not one.endswith(f"/{DROP_IN}")]
+    do = f"look at {' '.join(sites)}" if sites else _AGAIN
     for rule in RULES:
         value = seen.get(rule.name, "")
         if rule.unit == unit and rule.name in seen and rule.breaks(value, settings):

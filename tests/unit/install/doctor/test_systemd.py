@@ -153,7 +153,8 @@ def test_a_drop_in_that_breaks_a_service_is_found_by_what_it_makes_of_it(
     node: SystemdNode, unit: str, name: str, value: str, state: str
 ) -> None:
     node.ctl.properties[unit][name] = value
-    node.ctl.properties[unit]["DropInPaths"] = f"/etc/systemd/system/{unit}.d/override.conf"
+    folder = f"/etc/systemd/system/{unit}.d"
+    node.ctl.properties[unit]["DropInPaths"] = f"{folder}/10-gpulock.conf {folder}/override.conf"
 
     found = [check for check in look(node) if check.name == unit]
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from gpulock.install.change import FilePlace, OthersFile
@@ -53,25 +52,29 @@ def podman_items(interpreter: str) -> list[PlaceItem]:
     return [program, hook]
 
 
+def container_items() -> list[PlaceItem]:
+    """Return every hook, for whoever takes them away; raise InstallError."""
+    return [*enroot_items(), *podman_items(real_interpreter())]
+
+
 def choose_container_hooks(
-    part: NodePart, asked: Sequence[str], interpreter: str
+    part: NodePart, name: str, asked: bool, interpreter: str
 ) -> list[PlaceItem]:
-    """Return the hooks that are `asked` for (`enroot`, `podman`) or there; note what could be had.
+    """Return the hook of `enroot` or `podman` where it is asked for or there; else offer it.
 
     Raises InstallError where the program's own folder is missing.
     """
-    chosen: list[PlaceItem] = []
-    for name, folder, items in (
-        ("enroot", ENROOT_HOOKS, enroot_items()),
-        ("podman", PODMAN_HOOKS.parents[1], podman_items(interpreter)),
-    ):
-        if name in asked and not folder.is_dir():
-            raise InstallError(f"no {folder}: --{name} puts a hook there; install {name}")
-        if name in asked or items[-1].place.read() is not None:
-            chosen += items
-        elif folder.is_dir():
-            part.note(f"{name} gives a container no mask of the job: --{name} sets it")
-    return chosen
+    folder, items = {
+        "enroot": (ENROOT_HOOKS, enroot_items()),
+        "podman": (PODMAN_HOOKS.parents[1], podman_items(interpreter)),
+    }[name]
+    if asked and not folder.is_dir():
+        raise InstallError(f"no {folder}: --{name} puts a hook there; install {name}")
+    if asked or items[-1].place.read() is not None:
+        return items
+    if folder.is_dir():
+        part.note(f"{name} gives a container no mask of the job: --{name} sets it")
+    return []
 
 
 def docker_pages(part: NodePart, asked: bool) -> list[list[str]]:

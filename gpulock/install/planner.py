@@ -20,18 +20,8 @@ from gpulock.install.change import (
     install_record,
     plan_place_change,
 )
-from gpulock.install.container_hooks import (
-    ENROOT_HOOK,
-    ENROOT_HOOKS,
-    PODMAN_HOOK,
-    PODMAN_HOOKS,
-    PODMAN_PROGRAM,
-    docker_pages,
-    enroot_hook_text,
-    podman_hook_text,
-    podman_program_text,
-)
-from gpulock.install.hooks import InstallError
+from gpulock.install.container_hooks import choose_container_hooks, docker_pages
+from gpulock.install.hooks import real_interpreter
 from gpulock.install.node_part import NodePart
 from gpulock.install.versions import InstalledHooks
 
@@ -101,31 +91,17 @@ class NodePlanner(NodePart):
 
         Raises InstallError where enroot's folder is missing.
         """
-        place = FilePlace(ENROOT_HOOKS / ENROOT_HOOK, 0o755)
-        if self.is_hook_wanted("enroot", place, ENROOT_HOOKS, asked):
-            self.add_own(place, enroot_hook_text())
+        self.add_container_hooks("enroot", asked, real_interpreter())
 
     def add_podman(self, asked: bool, interpreter: str) -> None:
         """Add the hook by which podman in a job has its mask, likewise."""
-        program = FilePlace(PODMAN_HOOKS / PODMAN_PROGRAM, 0o755)
-        hook = FilePlace(PODMAN_HOOKS / PODMAN_HOOK)
-        if self.is_hook_wanted("podman", hook, PODMAN_HOOKS.parents[1], asked):
-            self.add_own(program, podman_program_text(interpreter))
-            self.add_own(hook, podman_hook_text())
+        self.add_container_hooks("podman", asked, interpreter)
+
+    def add_container_hooks(self, name: str, asked: bool, interpreter: str) -> None:
+        """Add the items of one container program's hook."""
+        for item in choose_container_hooks(self, name, asked, interpreter):
+            self.add(plan_place_change(item.place, item.value))
 
     def add_docker(self, asked: bool) -> None:
         """Say how Docker takes the names of CDI, where asked; or offer it. Raises InstallError."""
         self.plan_.pages += docker_pages(self, asked)
-
-    def is_hook_wanted(self, program: str, place: FilePlace, folder: Path, asked: bool) -> bool:
-        """Return whether a container program's hook is to be there, or offer it where it is not.
-
-        Raises InstallError where the program's own folder is missing.
-        """
-        if not asked and place.address not in self.plan_.record.load():  # once chosen, it stays
-            if folder.is_dir() and place.read() is None:
-                self.note(f"{program} gives a container no mask of the job: --{program} sets it")
-            return False
-        if not folder.is_dir():
-            raise InstallError(f"no {folder}: --{program} puts a hook there; install {program}")
-        return True

@@ -18,13 +18,10 @@ from gpulock.install.change import (
     apply_changes,
     install_record,
 )
-from gpulock.install.container_hooks import (
-    PODMAN_HOOKS,
-    PODMAN_PROGRAM,
-)
+from gpulock.install.container_hooks import PODMAN_HOOKS, PODMAN_PROGRAM
 from gpulock.install.hooks import describe_drop_env, real_interpreter
 from gpulock.install.installed import find_slurm_installation
-from gpulock.install.items import PlaceItem, Wanted, run_items
+from gpulock.install.items import ItemRun, PlaceItem, Wanted, run_items
 from gpulock.install.trial import try_slurm_hooks
 from gpulock.install.versions import CURRENT, InstalledHooks
 from gpulock.node.settings import Settings
@@ -52,7 +49,7 @@ def renew_hooks(
             if now is not None:
                 renew_place(record, hooks, wanted, keep, echo)
     others += renew_slurm_hooks(settings, python, if_broken, echo)
-    renew_podman_hook(record, python, if_broken, echo)
+    renew_podman_hook(python, if_broken, echo)
     if others and not if_broken:
         echo(f"the hooks are another Python's: {', '.join(sorted(others))} makes them {python}'s")
 
@@ -75,20 +72,14 @@ def renew_slurm_hooks(
     return []
 
 
-def renew_podman_hook(
-    record: InstallRecord, python: str, if_broken: bool, echo: Callable[[str], None]
-) -> None:
+def renew_podman_hook(python: str, if_broken: bool, echo: Callable[[str], None]) -> None:
     """Have podman's hook, where it is, started by `python`; all but its first line stays."""
     program = FilePlace(PODMAN_HOOKS / PODMAN_PROGRAM, 0o755)
     now = program.read()
     if now is None or (if_broken and has_interpreter(program.path)):
         return
     text = f"#!{real_interpreter(python)} -IS\n{now.partition(chr(10))[2]}"
-    if program.address in record.load():
-        renew_place(record, program, text, False, echo)
-    elif now != text:
-        program.write(text)
-        echo(f"done: {program.title}")
+    ItemRun([PlaceItem(program, text)], Wanted.PRESENT, echo, dry_run=False).run()
 
 
 def renew_place(

@@ -18,22 +18,16 @@ from gpulock.errors import one_line
 from gpulock.install.change import (
     LOCK,
     Address,
-    Entries,
     FilePlace,
     FolderPlace,
     Place,
     install_record,
     lock_installation,
 )
-from gpulock.install.container_hooks import (
-    ENROOT_HOOK,
-    ENROOT_HOOKS,
-    PODMAN_HOOK,
-    PODMAN_HOOKS,
-    PODMAN_PROGRAM,
-)
+from gpulock.install.container_hooks import container_items
 from gpulock.install.hooks import InstallError
 from gpulock.install.installed import find_slurm_installation
+from gpulock.install.items import ItemRun, Wanted
 from gpulock.install.node_part import current_settings
 from gpulock.install.versions import InstalledHooks
 
@@ -103,10 +97,15 @@ class Uninstaller:
         if left := self.detach():
             return left
         entries = self.record.load()
-        shared = self._hand_over(entries)
+        has_slurm = find_slurm_installation(self.settings) is not None
+        if has_slurm:
+            self.echo("the hooks stay: Slurm uses them")
+        else:
+            ItemRun(container_items(), Wanted.ABSENT, self.echo, dry_run=False).run()
         for address in reversed([*entries]):
+            kept = has_slurm and address[0] == InstalledHooks.kind
             try:
-                why = "" if address in shared else self._remove_place(address, entries[address])
+                why = "" if kept else self._remove_place(address, entries[address])
             except InstallError as fault:
                 why = str(fault)
             if why:
@@ -118,16 +117,6 @@ class Uninstaller:
             self.end()
             self.echo(f"{self.settings.path}, locks and history stay")
         return left
-
-    def _hand_over(self, entries: Entries) -> Entries:
-        """Return what Slurm needs as well, where gpulock is installed for it."""
-        if self.scheduler != "sge" or find_slurm_installation(self.settings) is None:
-            return {}
-        podman = [str(PODMAN_HOOKS / name) for name in (PODMAN_HOOK, PODMAN_PROGRAM)]
-        files = {str(ENROOT_HOOKS / ENROOT_HOOK), *podman}
-        shared = {a: v for a, v in entries.items() if a[0] == InstalledHooks.kind or a[1] in files}
-        self.echo("the hooks stay: Slurm uses them")
-        return shared
 
     def _remove_place(self, address: Address, value: str | None) -> str:
         """Remove one place; return why it stays, or nothing; raise InstallError."""

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpulock.install import versions
-from gpulock.install.change import Entries, FilePlace, InstallRecord
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor import sge as doctor_sge
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
-from gpulock.install.hooks import make_public_folder
 from gpulock.install.sge import programs as sge_programs
 from gpulock.install.sge import qconf, site
 from gpulock.install.sge.install import SgeOptions
@@ -43,29 +41,6 @@ def find_nothing(*_: object) -> tuple[()]:
 
 def ignore(*_: object) -> None:
     """Take a line that nobody reads, or hooks that nobody tries."""
-
-
-def assert_kept_for_the_last_scheduler(root: Path, *places: FilePlace) -> None:
-    """Uninstall Grid Engine: files that both share stay as long as Slurm's map is there."""
-    config = root / "gpulock.conf"
-    config.write_text(f"STATE_DIR={root}/state\n")
-    sge = InstallRecord(root / "state/install/sge.json")
-    make_public_folder(sge.path.parent)
-    slurm = root / "state/slurm-map"
-    slurm.touch()
-    for place in places:
-        place.write("x")
-    entries: Entries = {place.address: "x" for place in places}
-    sge.save(entries)
-
-    assert SgeFiles(config, ignore).uninstall() == []
-    assert ([place.read() for place in places], sge.load()) == (["x"] * len(places), {})
-
-    slurm.unlink()
-    make_public_folder(sge.path.parent)
-    sge.save(entries)
-    assert SgeFiles(config, ignore).uninstall() == []
-    assert [place.read() for place in places] == [None] * len(places)
 
 
 def tree(folder: Path) -> dict[str, str]:

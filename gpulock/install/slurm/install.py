@@ -138,8 +138,10 @@ class SlurmInstaller(NodePart):
                 find_compiler()  # what lacks is told before a change
                 find_spank_header(self.site)
             items.append(PlaceItem(self.plugin, wanted, (hooks,)))
-        asked = [name for name in ("enroot", "podman") if getattr(options, name)]
-        return [*items, *choose_container_hooks(self, asked, options.interpreter)]
+        for name in ("enroot", "podman"):
+            asked = bool(getattr(options, name))
+            items += choose_container_hooks(self, name, asked, options.interpreter)
+        return items
 
     def try_line(self) -> str:
         """Return the job by which an ordinary user sees the mask, nothing where none is counted."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock.install.change import FilePlace, install_record
-from gpulock.install.container_hooks import enroot_items, podman_items
+from gpulock.install.container_hooks import container_items
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
 from gpulock.install.installed import find_slurm_installation
 from gpulock.install.items import InstallParts, Item, PlaceItem, Remainder, Wanted
@@ -66,22 +66,18 @@ class SlurmRemover(NodePart):
         )
         hooks = SlurmHooks(place, "", (positions,), self.asked.force)
         plugin = PlaceItem(SpankPlugin(self.prefix / PLUGIN), "", (hooks,))
-        containers = [*enroot_items(), *podman_items(real_interpreter())]
+        containers = container_items()
         settings = PlaceItem(FilePlace(self.config_path), "", stays=True)
         items: list[Item] = [settings, positions, hooks, plugin, *containers]
-        if prefixes := self.leave_to_sge(containers):
+        if prefixes := self.find_sge_hooks():
+            self.note("the hooks stay: Grid Engine uses them")
             kept = [*containers, *([hooks] if self.prefix in prefixes else [])]
             items = [item for item in items if item not in kept]
         return InstallParts([*items, *self.configuration((hooks, plugin))], self.notes)
 
-    def leave_to_sge(self, containers: list[PlaceItem]) -> list[Path]:
-        """Return where Grid Engine's hooks are, if it is installed; it then has the others too."""
-        record = install_record(self.settings, "sge")
-        entries = record.load()
-        if entries:
-            found = {item.place.address: item.place.read() for item in containers}
-            record.note({address: value for address, value in found.items() if value is not None})
-            self.note("the hooks stay: Grid Engine uses them")
+    def find_sge_hooks(self) -> list[Path]:
+        """Return where Grid Engine's hooks are, if it is installed."""
+        entries = install_record(self.settings, "sge").load()
         return [Path(address[1]) for address in entries if address[0] == InstalledHooks.kind]
 
     def configuration(self, needs: tuple[Item, ...]) -> list[Item]:

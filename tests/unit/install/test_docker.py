@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from gpulock.install import container_hooks, docker
 from gpulock.install.docker import Release, docker_lines, takes_cdi_names
 from gpulock.install.hooks import InstallError
-from gpulock.install.planner import InstallPlan, NodePlanner
+from gpulock.install.node_part import NodePart
 
 
 @pytest.mark.parametrize(
@@ -81,45 +82,46 @@ def say(program: Path, release: str) -> None:
     program.chmod(0o755)
 
 
-def plan(folder: Path, asked: bool, conf: str = "") -> InstallPlan:
+@dataclass
+class Planned:
+    """What an installation says and would write of Docker."""
+
+    keys: dict[str, str]
+    notes: list[str]
+    pages: list[list[str]]
+
+
+def plan(folder: Path, asked: bool, conf: str = "") -> Planned:
     config = folder / "gpulock.conf"
     if not config.exists():
-        config.write_text(f"STATE_DIR={folder}/state\n{conf}")
-    made = NodePlanner(config, "sge")
-    keys = made.cdi_keys(asked)
-    if keys:
-        made.add_settings(keys)
-    made.add_docker(asked)
-    return made.plan_
+        config.write_text(conf)
+    part = NodePart(config, "slurm")
+    return Planned(part.cdi_keys(asked), part.notes, container_hooks.docker_pages(part, asked))
 
 
 def test_it_is_offered_and_the_lines_are_printed_where_asked(tmp_path: Path, dockerd: Path) -> None:
-    nothing = plan(tmp_path, False)
-    assert (nothing.notes, nothing.changes) == ([], [])
+    assert plan(tmp_path, False) == Planned({}, [], [])
     with pytest.raises(InstallError, match="no dockerd"):
         plan(tmp_path, True)
     say(dockerd, "26.1.5")
     assert "--docker" in "".join(plan(tmp_path, False).notes)
     made = plan(tmp_path, True)
-    made.apply(lambda _: None)
     assert "gpulock cdi --write" in "".join(made.notes)
     (page,) = made.pages
     assert '    "features": {"cdi": true}' in page and "restart Docker" in page[-1]
     assert not (tmp_path / "docker").exists(), "the file is the site's"
-    assert "CDI_DIR=/var/run/cdi\n" in (tmp_path / "gpulock.conf").read_text()
+    assert made.keys == {"CDI_DIR": "/var/run/cdi"}
+    (tmp_path / "gpulock.conf").write_text("CDI_DIR=/var/run/cdi\n")
     (tmp_path / "docker").mkdir()
     (tmp_path / "docker/daemon.json").write_text('{"features": {"cdi": true}}')
     again = plan(tmp_path, True)
-    assert (again.changes, again.notes, again.pages) == ([], [], [])
-    dockerd.unlink()
-    assert plan(tmp_path, False).changes == []
+    assert (again.notes, again.pages) == ([], [])
 
 
 def test_a_newer_docker_needs_the_folder_alone(tmp_path: Path, dockerd: Path) -> None:
     say(dockerd, "29.1.3")
     made = plan(tmp_path, True)
-    assert [change.what for change in made.changes] == [f"file {tmp_path}/gpulock.conf"]
-    assert made.pages == []
+    assert (made.keys, made.pages) == ({"CDI_DIR": "/var/run/cdi"}, [])
 
 
 def test_no_folder_of_the_sites_own_is_passed_over(tmp_path: Path, dockerd: Path) -> None:

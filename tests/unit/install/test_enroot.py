@@ -1,23 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""enroot's hook gives a container the job's mask, and an installer puts it there where asked."""
+"""enroot's hook gives a container the job's mask."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from gpulock.install import planner, uninstall
-from gpulock.install.change import FilePlace
-from gpulock.install.container_hooks import (
-    ENROOT_HOOK,
-)
-from gpulock.install.hooks import InstallError, find_share_folder
-from gpulock.install.planner import (
-    NodePlanner,
-)
-from tests.support.install_site import assert_kept_for_the_last_scheduler
+from gpulock.install.container_hooks import ENROOT_HOOK
+from gpulock.install.hooks import find_share_folder
 
 HOOK = find_share_folder() / "prolog/enroot" / ENROOT_HOOK
 IMAGE = "PATH=/bin\nCUDA_VISIBLE_DEVICES=9\nNVIDIA_VISIBLE_DEVICES=all\nGPULOCK_DEVICES=x\n"
@@ -73,39 +63,3 @@ def test_a_job_without_gpus_gives_an_empty_mask(tmp_path: Path) -> None:
 def test_outside_of_a_job_and_under_pyxis_nothing_is_changed(tmp_path: Path) -> None:
     assert environ_of(tmp_path) == IMAGE.splitlines()
     assert environ_of(tmp_path, **JOB, PYXIS_VERSION="0.24.0") == IMAGE.splitlines()
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return enroot's folder of hooks, which is not there yet."""
-    for module in (planner, uninstall):
-        monkeypatch.setattr(module, "ENROOT_HOOKS", tmp_path / "hooks.d")
-    return tmp_path / "hooks.d"
-
-
-def plan(config: Path, asked: bool) -> NodePlanner:
-    config.write_text(f"STATE_DIR={config.parent}/state\n")
-    made = NodePlanner(config, "slurm")
-    made.add_enroot(asked)
-    return made
-
-
-def test_it_is_offered_put_there_where_asked_and_kept(tmp_path: Path, folder: Path) -> None:
-    config = tmp_path / "gpulock.conf"
-    assert (plan(config, False).plan_.notes, plan(config, False).plan_.changes) == ([], [])
-    with pytest.raises(InstallError, match=r"hooks\.d: --enroot puts a hook there"):
-        plan(config, True)
-    folder.mkdir()
-    assert "--enroot" in "".join(plan(config, False).plan_.notes)
-    plan(config, True).plan_.apply(lambda _: None)
-    hook = folder / ENROOT_HOOK
-    assert hook.read_bytes() == HOOK.read_bytes()
-    assert hook.stat().st_mode & 0o777 == 0o755
-    again = plan(config, False).plan_
-    assert (again.changes, again.notes) == ([], [])
-    hook.write_text("older\n")
-    assert [change.what for change in plan(config, False).plan_.changes] == [f"file {hook}"]
-
-
-def test_it_stays_as_long_as_one_scheduler_is_installed(tmp_path: Path, folder: Path) -> None:
-    assert_kept_for_the_last_scheduler(tmp_path, FilePlace(folder / ENROOT_HOOK, 0o755))

@@ -1,31 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""podman's hook gives a container the job's mask, and an installer puts it there where asked."""
+"""podman's hook gives a container the job's mask."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from gpulock.install import planner, uninstall
-from gpulock.install.change import FilePlace
 from gpulock.install.container_hooks import (
     PODMAN_HOOK,
     PODMAN_HOOKS,
     PODMAN_PROGRAM,
 )
-from gpulock.install.hooks import (
-    InstallError,
-    find_share_folder,
-    real_interpreter,
-)
-from gpulock.install.planner import (
-    NodePlanner,
-)
-from tests.support.install_site import assert_kept_for_the_last_scheduler
+from gpulock.install.hooks import find_share_folder
 
 SOURCE = find_share_folder() / "prolog/podman"
 IMAGE = {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all", "GPULOCK_DEVICES": "x"}
@@ -116,44 +105,3 @@ def test_podman_finds_the_program_by_the_hook() -> None:
     hook = json.loads((SOURCE / PODMAN_HOOK).read_text())
     assert hook["hook"] == {"path": str(PODMAN_HOOKS / PODMAN_PROGRAM)}
     assert (hook["stages"], hook["when"]) == (["precreate"], {"always": True})
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return podman's folder of hooks, which is not there yet."""
-    made = tmp_path / "containers/oci/hooks.d"
-    for module in (planner, uninstall):
-        monkeypatch.setattr(module, "PODMAN_HOOKS", made)
-    return made
-
-
-def plan(config: Path, asked: bool) -> NodePlanner:
-    config.write_text(f"STATE_DIR={config.parent}/state\n")
-    made = NodePlanner(config, "slurm")
-    made.add_podman(asked, sys.executable)
-    return made
-
-
-def test_it_is_offered_put_there_where_asked_and_kept(tmp_path: Path, folder: Path) -> None:
-    config = tmp_path / "gpulock.conf"
-    assert (plan(config, False).plan_.notes, plan(config, False).plan_.changes) == ([], [])
-    with pytest.raises(InstallError, match="--podman puts a hook there"):
-        plan(config, True)
-    folder.parents[1].mkdir()
-    assert "--podman" in "".join(plan(config, False).plan_.notes)
-    plan(config, True).plan_.apply(lambda _: None)
-    program = folder / PODMAN_PROGRAM
-    first, _, rest = program.read_text().partition("\n")
-    assert first == f"#!{real_interpreter()} -IS"
-    assert rest == (SOURCE / PODMAN_PROGRAM).read_text().partition("\n")[2]
-    assert program.stat().st_mode & 0o777 == 0o755
-    assert (folder / PODMAN_HOOK).read_bytes() == (SOURCE / PODMAN_HOOK).read_bytes()
-    again = plan(config, False).plan_
-    assert (again.changes, again.notes) == ([], [])
-    program.write_text("older\n")
-    assert [change.what for change in plan(config, False).plan_.changes] == [f"file {program}"]
-
-
-def test_it_stays_as_long_as_one_scheduler_is_installed(tmp_path: Path, folder: Path) -> None:
-    places = [FilePlace(folder / PODMAN_PROGRAM, 0o755), FilePlace(folder / PODMAN_HOOK)]
-    assert_kept_for_the_last_scheduler(tmp_path, *places)

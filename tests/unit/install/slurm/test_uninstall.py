@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gpulock.install import container_hooks, uninstall
+from gpulock.install import container_hooks
 from gpulock.install.change import InstallRecord
 from gpulock.install.items import Wanted
 from gpulock.store import owner
@@ -196,8 +196,7 @@ def test_enroots_hook_is_grid_engines_once_slurm_is_gone(
 ) -> None:
     folder = node.root / "enroot"
     folder.mkdir()
-    for module in (container_hooks, uninstall):
-        monkeypatch.setattr(module, "ENROOT_HOOKS", folder)
+    monkeypatch.setattr(container_hooks, "ENROOT_HOOKS", folder)
     node.install(enroot=True)
     other_record(node)
 

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks of enroot and podman are put there where asked, and go with the last scheduler."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpulock.install import container_hooks
+from gpulock.install.change import FilePlace, InstallRecord
+from gpulock.install.container_hooks import ENROOT_HOOK, PODMAN_HOOK, PODMAN_PROGRAM
+from gpulock.install.hooks import (
+    InstallError,
+    find_share_folder,
+    make_public_folder,
+    real_interpreter,
+)
+from gpulock.install.items import ItemRun, Wanted
+from gpulock.install.node_part import NodePart
+from tests.support.install_site import SgeFiles, ignore
+
+PROLOG = find_share_folder() / "prolog"
+FILES = {"enroot": [ENROOT_HOOK], "podman": [PODMAN_PROGRAM, PODMAN_HOOK]}
+BOTH = pytest.mark.parametrize("name", FILES)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Return where the hooks of each go; neither enroot nor podman is there yet."""
+    made = {"enroot": tmp_path / "enroot", "podman": tmp_path / "containers/oci/hooks.d"}
+    monkeypatch.setattr(container_hooks, "ENROOT_HOOKS", made["enroot"])
+    monkeypatch.setattr(container_hooks, "PODMAN_HOOKS", made["podman"])
+    (tmp_path / "gpulock.conf").write_text(f"STATE_DIR={tmp_path}/state\n")
+    return made
+
+
+def install(tmp_path: Path, name: str, asked: bool) -> tuple[list[str], list[str]]:
+    """Install a hook; return the files that changed, and the notes."""
+    part = NodePart(tmp_path / "gpulock.conf", "slurm")
+    items = container_hooks.choose_container_hooks(part, name, asked, sys.executable)
+    return ItemRun(items, Wanted.PRESENT, ignore, dry_run=False).run().changed, part.notes
+
+
+@BOTH
+def test_a_hook_is_offered_put_there_where_asked_and_kept(
+    tmp_path: Path, folders: dict[str, Path], name: str
+) -> None:
+    folder, files = folders[name], FILES[name]
+    assert install(tmp_path, name, False) == ([], [])
+    with pytest.raises(InstallError, match=f"--{name} puts a hook there"):
+        install(tmp_path, name, True)
+    (folder if name == "enroot" else folder.parents[1]).mkdir()
+    (note,) = install(tmp_path, name, False)[1]
+    assert f"--{name} sets it" in note
+
+    assert install(tmp_path, name, True) == ([f"file {folder / file}" for file in files], [])
+    assert (folder / files[0]).stat().st_mode & 0o777 == 0o755
+    assert install(tmp_path, name, False) == ([], [])
+    (folder / files[0]).write_text("older\n")
+    assert install(tmp_path, name, False) == ([f"file {folder / files[0]}"], [])
+
+
+def test_the_hooks_are_the_packages_and_podmans_names_its_interpreter(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    folders["enroot"].mkdir()
+    folders["podman"].mkdir(parents=True)
+    for name in FILES:
+        install(tmp_path, name, True)
+
+    hook, program = folders["enroot"] / ENROOT_HOOK, folders["podman"] / PODMAN_PROGRAM
+    assert hook.read_text() == (PROLOG / "enroot" / ENROOT_HOOK).read_text()
+    first, _, rest = program.read_text().partition("\n")
+    assert first == f"#!{real_interpreter()} -IS"
+    assert rest == (PROLOG / "podman" / PODMAN_PROGRAM).read_text().partition("\n")[2]
+
+
+@BOTH
+def test_a_hook_stays_as_long_as_one_scheduler_is_installed(
+    tmp_path: Path, folders: dict[str, Path], name: str
+) -> None:
+    places = [FilePlace(folders[name] / file) for file in FILES[name]]
+    slurm, record = tmp_path / "state/slurm-map", InstallRecord(tmp_path / "state/install/sge.json")
+    for place in places:
+        place.write("x")
+    for has_slurm, kept in ((True, "x"), (False, None)):
+        make_public_folder(record.path.parent)
+        record.save({("file", f"{tmp_path}/state/sge-map", "644"): "x"})
+        slurm.unlink(missing_ok=True)
+        if has_slurm:
+            slurm.touch()
+
+        assert SgeFiles(tmp_path / "gpulock.conf", ignore).uninstall() == []
+
+        assert [place.read() for place in places] == [kept] * len(places)

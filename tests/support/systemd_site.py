@@ -154,5 +154,4 @@ def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
     patch.setattr(manager, "RUNNING", folder)
     patch.setattr(manager, "run_systemd_program", nothing)
     patch.setattr(install, "check_exporter_python", nothing)
-    patch.setattr(manager.SystemUser, "exists", lambda _: True)
     return SystemdNode(folder, config, FakeSystemctl(folder / "usr/local/lib/systemd/system"))

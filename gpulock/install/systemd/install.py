@@ -20,7 +20,7 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.items import InstallParts, Item
 from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager, units
-from gpulock.install.systemd.manager import FileItem, UnitFile
+from gpulock.install.systemd.manager import FileItem, ServiceItem, UnitFile
 from gpulock.install.trial import why_users_cannot_run
 from gpulock.isolation.marks import MARK
 from gpulock.node.settings import Settings
@@ -59,6 +59,11 @@ class SystemdOptions:
         prefix = "usr/lib" if self.is_package else "usr/local/lib"
         return self.root / prefix / "systemd/system" / unit
 
+    @property
+    def sysusers(self) -> Path:
+        """Return the file of the exporter's user."""
+        return self.root / ("usr/lib" if self.is_package else "etc") / units.SYSUSERS
+
     def drop_in_path(self, unit: str) -> Path:
         """Return where a unit's drop-in is."""
         return self.root / "etc/systemd/system" / f"{unit}.d" / DROP_IN
@@ -88,10 +93,12 @@ def unit_items(options: SystemdOptions, drop_ins: Mapping[str, str]) -> dict[str
 
 def service_items(
     options: SystemdOptions, files: Mapping[str, list[FileItem]]
-) -> list[manager.ServiceItem]:
+) -> list[ServiceItem]:
     """Return the services, in the order in which they are started."""
     return [
-        manager.ServiceItem(name, own, [item for unit in own for item in files[unit]], options.ctl)
+        ServiceItem(
+            name, own, [item for unit in own for item in files[unit]], options.sysusers, options.ctl
+        )
         for name, own in SERVICES.items()
     ]
 
@@ -108,8 +115,6 @@ class SystemdInstaller(NodePart):
     def __init__(self, options: SystemdOptions) -> None:
         super().__init__(options.config, "systemd")
         self.options = options
-        sysusers = f"usr/lib/{units.SYSUSERS}" if options.is_package else f"etc/{units.SYSUSERS}"
-        self.user = manager.SystemUser(units.USER, options.root / sysusers)
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
@@ -134,15 +139,13 @@ class SystemdInstaller(NodePart):
         items = self.items(files)
         if manager.RUNNING.is_dir():
             items.insert(0, manager.LoadedUnits(units.UNITS, self.options.ctl))
-        if self.user.exists():
-            self.note(f"{self.user.title} stays")
         return InstallParts(items, self.notes)
 
     def items(self, files: Mapping[str, list[FileItem]]) -> list[Item]:
         """Return all but what stays, around the files of each unit."""
         flat = [item for own in files.values() for item in own]
         services = service_items(self.options, files) if manager.RUNNING.is_dir() else []
-        return [*etc_items(self.options), *flat, self.user, *services]
+        return [*etc_items(self.options), *flat, *services]
 
 
 def check_exporter_python(python: str) -> None:

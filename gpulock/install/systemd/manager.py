@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import pwd
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -87,16 +86,20 @@ class UnitFile(FilePlace):
 
 
 class ServiceItem(Item):
-    """One program with its units, its socket before it: enabled, and started after its files."""
+    """One program with its units, its socket before it: enabled, and started after its files.
+
+    `sysusers` is the file of the users that it may run as.
+    """
 
     def __init__(
         self,
         name: str,
         units: tuple[str, ...],
         files: Sequence[FileItem],
-        ctl: Systemctl = systemctl,
+        sysusers: Path,
+        ctl: Systemctl,
     ) -> None:
-        self.name, self.units, self.ctl = name, units, ctl
+        self.name, self.units, self.sysusers, self.ctl = name, units, sysusers, ctl
         self.files = files
         self.needs = tuple(files)
         self.title = f"service {name}"
@@ -122,6 +125,7 @@ class ServiceItem(Item):
         return [f"  started afresh: {why}"] if why else []
 
     def present(self) -> None:
+        run_systemd_program("systemd-sysusers", str(self.sysusers))
         self.ctl("daemon-reload")
         self.ctl("enable", "--quiet", *self.units)
         journal = f"see journalctl -u {self.units[-1]}"
@@ -168,28 +172,6 @@ class LoadedUnits(Item):
 
     def absent(self) -> None:
         self.ctl("daemon-reload")
-
-
-class SystemUser(Item):
-    """A user that systemd-sysusers makes; it stays, for files of a number may outlive it."""
-
-    def __init__(self, name: str, file: Path) -> None:
-        self.name, self.file = name, file
-        self.title = f"user {name}"
-
-    def exists(self) -> bool:
-        """Say whether it is there."""
-        try:
-            pwd.getpwnam(self.name)
-        except KeyError:
-            return False
-        return True
-
-    def show(self, wanted: Wanted) -> list[str]:
-        return [f"  + {self.name}"] if wanted is Wanted.PRESENT and not self.exists() else []
-
-    def present(self) -> None:
-        run_systemd_program("systemd-sysusers", str(self.file))
 
 
 def unit_state(seen: dict[str, str]) -> str | None:

@@ -317,7 +317,7 @@ def test_what_is_typed_ends_with_one_verdict(
     assert "13 changes would be made\n" in shown
     assert (nothing.exit_code, nothing.output) == (
         0,
-        "note: user gpulock-exporter stays\nnothing to do: systemd is not installed here\n",
+        "nothing to do: systemd is not installed here\n",
     )
     assert "service gpulockd\n  - enabled, active\n" in dry
     assert "gpulockd.service" in node.ctl.active

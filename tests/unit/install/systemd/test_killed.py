@@ -27,7 +27,6 @@ class KilledSystemd(KilledSite):
         self.node, self.options = node, replace(node.options, ctl=self.systemctl)
         self.known = node.root / "systemd"
         patch.setattr(manager, "run_systemd_program", self._make)
-        patch.setattr(manager.SystemUser, "exists", lambda _: (self.known / "made").exists())
         patch.setattr(manager, "process_start_time", self._started)
         for name in ("read", "enabled", "active"):
             (self.known / name).mkdir(parents=True)

@@ -8,8 +8,7 @@
  * the task, as the user. The plugin does nothing anywhere else. What fails ends that process alone,
  * and so the task, with the hook's own exit code: slurmctld knows it (RequeueExit).
  *
- * `gpulock install slurm --spank` compiles it, and defines GPULOCK_HOOK, GPULOCK_BUILD and
- * GPULOCK_SLURM, the major and minor number of the Slurm that will load it.
+ * The Makefile here compiles it, and defines GPULOCK_HOOK and GPULOCK_BUILD.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,13 +21,12 @@
 
 #include <slurm/spank.h>
 
-#if (SLURM_VERSION_NUMBER >> 8) != GPULOCK_SLURM
-#error "slurm/spank.h is of another release than slurmd"
-#endif
-
 SPANK_PLUGIN(gpulock, 1)
 
-const char gpulock_spank_build[] = "gpulock-spank-build " GPULOCK_BUILD;
+#define TEXT(name) TEXT_OF(name)
+#define TEXT_OF(value) #value
+const char gpulock_spank_build[] =
+	"gpulock-spank-build " TEXT(SLURM_VERSION_NUMBER) " " GPULOCK_BUILD;
 
 enum { FAILED = 1, NO_HOOK = 127 };
 

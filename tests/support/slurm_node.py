@@ -19,6 +19,7 @@ from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.slurm import install, renew_map, site, uninstall
 from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
 from gpulock.install.slurm.site import Slurmd
+from gpulock.install.slurm.spank import SpankPlugin
 from gpulock.install.slurm.uninstall import SlurmRemoval, SlurmRemover
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
@@ -28,19 +29,6 @@ from tests.support.install_site import ignore
 RECORDED = Path(__file__).parent / "data/slurm-22.05"
 FAKE = Path(__file__).parent / "fake_slurm.py"
 NODE = "node1"
-
-# What the plugin calls of Slurm's own header, of the release that the recorded slurmd names.
-SPANK_HEADER = """
-#define SLURM_VERSION_NUMBER 0x160508
-typedef struct spank_handle *spank_t;
-enum { ESPANK_SUCCESS, S_CTX_REMOTE, S_JOB_ENV };
-int spank_get_item(spank_t, int, ...);
-int spank_setenv(spank_t, const char *, const char *, int);
-int spank_unsetenv(spank_t, const char *);
-int spank_context(void);
-void slurm_error(const char *, ...);
-#define SPANK_PLUGIN(name, version) const char plugin_name[] = #name;
-"""
 
 
 @dataclass(frozen=True)
@@ -86,14 +74,15 @@ class SlurmNode:
         text = "".join(f"{line}\n" for line in lines)
         self.conf.with_name("plugstack.conf").write_text(text)
 
-    def give_header(self) -> Path:
-        """Put slurm/spank.h beside slurmd."""
-        path = self.root / "slurm/include/slurm/spank.h"
-        path.parent.mkdir(parents=True)
-        path.write_text(SPANK_HEADER)
-        for place in (path, path.parent, path.parent.parent):
-            place.chmod(0o644 if place == path else 0o755)
-        return path
+    def give_plugin(self) -> None:
+        """Put what stands for the compiled plugin where the Makefile puts it."""
+        wanted = SpankPlugin(
+            self.plugin, self.paths.slurm_task, SlurmInstaller(self.options()).site
+        )
+        build = wanted.wanted().rpartition(" ")[2]
+        self.plugin.parent.mkdir(exist_ok=True)
+        self.plugin.write_bytes(f"gpulock-spank-build 0x160508 {build}\0".encode())
+        self.plugin.chmod(0o644)
 
     def device(self, minor: int | str) -> str:
         """Return the file of a card, or of several."""

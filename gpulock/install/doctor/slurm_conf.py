@@ -12,6 +12,7 @@ from typing import Final
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.hooks import HookPaths
+from gpulock.install.items import Wanted
 from gpulock.install.slurm.configured_hooks import (
     EPILOG,
     PATHS,
@@ -24,7 +25,7 @@ from gpulock.install.slurm.configured_hooks import (
 from gpulock.install.slurm.plugstack import PLUGIN, find_plugstack, plugstack_fault
 from gpulock.install.slurm.site import SlurmError, SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf
-from gpulock.install.slurm.spank import SpankPlugin
+from gpulock.install.slurm.spank import EVERYWHERE, SpankPlugin
 from gpulock.install.slurm.texts import (
     has_submit_script,
     hook_seconds,
@@ -86,7 +87,7 @@ class SlurmConfChecks:
     def task(self) -> Iterator[Check]:
         """Look whether tasks are told by TaskProlog, or by the SPANK plugin in its place."""
         stack = find_plugstack(self.conf, self.site.conf)
-        plugin = SpankPlugin(self.paths.folder.parent / PLUGIN, self.paths.slurm_task)
+        plugin = SpankPlugin(self.paths.folder.parent / PLUGIN, self.paths.slurm_task, self.site)
         if not stack.ours and stack.pyxis is None:
             yield from self.hook(TASK)
             return
@@ -96,12 +97,8 @@ class SlurmConfChecks:
                 wrong = f"{stack.pyxis.file}: pyxis starts TaskProlog inside its containers"
             yield fault(wrong, do)
             return
-        release = self.site.release()
-        if (found := plugin.read()) != plugin.wanted(release):
-            what = (
-                f"{plugin.path} is {found or 'missing'}, and slurmd wants {plugin.wanted(release)}"
-            )
-            yield fault(what, "gpulock install slurm --spank, on every node and login node")
+        if left := plugin.remainder(Wanted.PRESENT):
+            yield fault(left.clause, f"{plugin.command()}, {EVERYWHERE}")
         elif why := why_untrusted_program(plugin.path, (0, os.geteuid())):
             yield fault(why, "let root alone change it: each task loads it")
         elif task := self.conf.get(TASK):
@@ -109,7 +106,7 @@ class SlurmConfChecks:
             pyxis = "inside containers of pyxis it fails" if stack.pyxis else "it runs as well"
             yield warning(f"{task}: {pyxis}", do)
         else:
-            yield ok(f"none, by {plugin.path} ({found})")
+            yield ok(f"none, by {plugin.path} ({plugin.read()})")
 
     def hook(self, key: str) -> Iterator[Check]:
         """Look whether one hook of ours is in force, can be run, and is in its place."""

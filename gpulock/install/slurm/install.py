@@ -34,7 +34,7 @@ from gpulock.install.slurm.site import (
     slurmds_of_site,
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
-from gpulock.install.slurm.spank import SpankPlugin, find_compiler, find_spank_header
+from gpulock.install.slurm.spank import SpankPlugin
 from gpulock.install.trial import check_hook_interpreter, rival_hook_reason, try_slurm_hooks
 from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
 from gpulock.node.context import Node
@@ -76,12 +76,8 @@ class SlurmInstaller(NodePart):
         self.slurmds = slurmds_of_site(find_slurmds(), self.settings)
         self.site = find_slurm_site(self.settings, self.given, self.slurmds, options.node)
         self.paths = HookPaths(options.prefix / CURRENT)
-        self.plugin = SpankPlugin(
-            options.prefix / PLUGIN,
-            self.paths.slurm_task,
-            self.site,
-            real_interpreter(options.interpreter),
-        )
+        plugin = options.prefix / PLUGIN
+        self.plugin = SpankPlugin(plugin, self.paths.slurm_task, self.site)
         self.by_spank = options.spank or self.plugin.read() is not None  # once chosen, it stays
 
     def parts(self) -> InstallParts:
@@ -108,8 +104,8 @@ class SlurmInstaller(NodePart):
         request = ConfRequest(
             self.paths, self.by_spank, options.write_conf, options.installed_everywhere
         )
-        hooks = next(item for item in node if isinstance(item, SlurmHooks))
-        item = SlurmConfItem(self.site, self.settings, request, (hooks,))
+        needs = [item for item in node if isinstance(item, (SlurmHooks, SpankPlugin))]
+        item = SlurmConfItem(self.site, self.settings, request, tuple(needs))
         if options.write_conf:  # what is left to say once the block is in force
             conf = SlurmConf({**conf.values, **lowered(item.lacking(conf))}, conf.source)
         pages = [*docker_pages(self, options.docker), *self.pages(listed, conf, stack)]
@@ -133,11 +129,8 @@ class SlurmInstaller(NodePart):
         hooks = SlurmHooks(place, place.wanted(), needs=(positions,))
         items: list[Item] = [positions, hooks]
         if self.by_spank:
-            wanted = self.plugin.wanted(self.site.release())
-            if self.plugin.read() != wanted:
-                find_compiler()  # what lacks is told before a change
-                find_spank_header(self.site)
-            items.append(PlaceItem(self.plugin, wanted, (hooks,)))
+            self.plugin.needs = (hooks,)
+            items.append(self.plugin)
         for name in ("enroot", "podman"):
             asked = bool(getattr(options, name))
             items += choose_container_hooks(self, name, asked, options.interpreter)

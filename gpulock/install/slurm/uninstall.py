@@ -65,7 +65,7 @@ class SlurmRemover(NodePart):
             self.prefix, self.asked.config, real_interpreter(), Path(self.settings.lock_dir)
         )
         hooks = SlurmHooks(place, "", (positions,), self.asked.force)
-        plugin = PlaceItem(SpankPlugin(self.prefix / PLUGIN), "", (hooks,))
+        plugin = SpankPlugin(self.prefix / PLUGIN, needs=(hooks,))
         containers = container_items()
         settings = PlaceItem(FilePlace(self.config_path), "", stays=True)
         items: list[Item] = [settings, positions, hooks, plugin, *containers]

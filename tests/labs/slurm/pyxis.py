@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Slurm lab whose steps may run in containers: a stand-in for pyxis, and gpulock's SPANK plugin.
 
-Both are compiled for the lab's Slurm, gpulock's as `gpulock install slurm --spank` does it. With
+Both are compiled for the lab's Slurm, gpulock's by its Makefile. With
 GPULOCK_PYXIS the real pyxis takes the place of the stand-in (tests/labs/slurm/enroot.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import subprocess
-import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, Final
 from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.plugstack import AGAIN, PLUGIN
 from gpulock.install.slurm.site import SlurmSite
-from gpulock.install.slurm.spank import SpankPlugin, find_spank_header
+from gpulock.install.slurm.spank import SpankPlugin
 from tests.labs.slurm.enroot import SOURCES, build_pyxis
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.modes import NODE, Mode
@@ -82,13 +82,14 @@ def with_pyxis(
     mode(gpus, keys, hooks=hooks)
     hook = HookPaths(lab / "hooks").slurm_task
     site = SlurmSite(Path("/usr/bin"), Path("/usr/sbin/slurmd"), lab / "etc/slurm.conf", ())
-    plugin = SpankPlugin(lab / PLUGIN, hook, site, sys.executable)
+    plugin = SpankPlugin(lab / PLUGIN, hook, site)
     if plugin.read() is None:
-        plugin.write(plugin.wanted(site.release()))
+        subprocess.run([*shlex.split(plugin.command()), f"HOOK={hook}"], check=True)
+    assert plugin.read() == plugin.wanted()
     if SOURCES:
         pyxis, image = build_pyxis(gpus.slurm, NODE, {"etc/environment": IMAGE_MASK})
     else:
-        pyxis, image = build_stand_in(lab, site)
+        pyxis, image = build_stand_in(lab)
     made = Pyxis(gpus, plugin.path, pyxis, image, hook)
     made.stack(*made.lines)
     try:
@@ -98,11 +99,10 @@ def with_pyxis(
         made.plugstack.unlink()
 
 
-def build_stand_in(lab: Path, site: SlurmSite) -> tuple[Path, Path]:
+def build_stand_in(lab: Path) -> tuple[Path, Path]:
     """Compile the stand-in; return it and an image of empty places for what the host has."""
     pyxis, image = lab / "spank_pyxis.so", lab / "pyxis-image"
-    include = f"-I{find_spank_header(site)}"
-    build: list[str | Path] = ["gcc", "-Wall", "-Werror", "-shared", "-fPIC", include]
+    build: list[str | Path] = ["gcc", "-Wall", "-Werror", "-shared", "-fPIC"]
     subprocess.run([*build, "-o", pyxis, SOURCE], check=True, timeout=60)
     for name in HOST:
         (image / name).mkdir(parents=True, exist_ok=True)

@@ -267,7 +267,7 @@ def by_spank(*numbers: int, without_task_prolog: bool = True) -> Plant:
     """Let the plugin be installed, with these lines of plugstack.conf."""
 
     def plant(node: SlurmNode) -> None:
-        node.give_header()
+        node.give_plugin()
         node.install(spank=True)
         node.stack(*[node.spank_lines[number] for number in numbers or (0, 1, 2)])
         if without_task_prolog:
@@ -307,8 +307,8 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (pyxis_alone, "TaskProlog", "inside its containers", "--spank"),
         (by_spank(1, 0, 2), "TaskProlog", "below pyxis", "--spank"),
         (by_spank(0, 1), "TaskProlog", "what an image sets stands", "--spank"),
-        (lose_the_plugin, "TaskProlog", "is missing", "every node and login node"),
-        (upgrade_slurm, "TaskProlog", "slurmd wants Slurm 24.11", "install slurm --spank"),
+        (lose_the_plugin, "TaskProlog", "is missing", ", on every node and login node"),
+        (upgrade_slurm, "TaskProlog", "slurmd wants Slurm 24.11", "make -C "),
         (let_others_change_the_plugin, "TaskProlog", "writable by others", "root alone"),
         (put("Prolog", "/site/prolog"), "Prolog", "its jobs get no lock", "--dry-run"),
         (put("TaskProlog", "(null)"), "TaskProlog", "a refused job runs", "--dry-run"),

@@ -13,17 +13,11 @@ import pytest
 
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import SlurmSite
-from gpulock.install.slurm.spank import SpankPlugin
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite
 from tests.support.slurm_node import SlurmNode
 
 pytestmark = pytest.mark.slow
 SLURM = 998  # who slurm.conf belongs to, where root may give it away
-
-
-def write_plugin(_: SpankPlugin, made: Path, value: str) -> None:
-    """Be the compiler."""
-    made.write_bytes(b"gpulock-spank-build %s\0" % value.encode())
 
 
 def gres_conf_size(path: str) -> str:
@@ -47,10 +41,9 @@ class KilledSlurm(KilledSite):
 
         patch.setattr(SlurmSite, "run_client", counted)
         patch.setenv("SLURM_CONF", str(node.conf))
-        patch.setattr(SpankPlugin, "_compile", write_plugin)  # a second, likewise
         # each try begins with files laid out anew, which are other versions
         patch.setattr(gres, "gres_conf_version", gres_conf_size)
-        node.give_header()
+        node.give_plugin()
         node.conf.chmod(0o664)
         if os.geteuid() == 0:
             os.chown(node.conf, SLURM, -1)

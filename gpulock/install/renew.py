@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from gpulock.install import container_hooks
 from gpulock.install.change import (
     Change,
-    FilePlace,
     InstallRecord,
     Place,
     apply_changes,
     install_record,
 )
-from gpulock.install.container_hooks import PODMAN_HOOKS, PODMAN_PROGRAM
-from gpulock.install.hooks import describe_drop_env, real_interpreter
+from gpulock.install.hooks import describe_drop_env
 from gpulock.install.installed import find_slurm_installation
 from gpulock.install.items import ItemRun, PlaceItem, Wanted, run_items
 from gpulock.install.trial import try_slurm_hooks
@@ -73,13 +72,11 @@ def renew_slurm_hooks(
 
 
 def renew_podman_hook(python: str, if_broken: bool, echo: Callable[[str], None]) -> None:
-    """Have podman's hook, where it is, started by `python`; all but its first line stays."""
-    program = FilePlace(PODMAN_HOOKS / PODMAN_PROGRAM, 0o755)
-    now = program.read()
-    if now is None or (if_broken and has_interpreter(program.path)):
-        return
-    text = f"#!{real_interpreter(python)} -IS\n{now.partition(chr(10))[2]}"
-    ItemRun([PlaceItem(program, text)], Wanted.PRESENT, echo, dry_run=False).run()
+    """Have podman's hook, where it is, started by `python`."""
+    program = container_hooks.PODMAN_HOOKS / container_hooks.PODMAN_PROGRAM
+    if program.exists() and not (if_broken and has_interpreter(program)):
+        items = container_hooks.podman_items(python)[:1]
+        ItemRun(items, Wanted.PRESENT, echo, dry_run=False).run()
 
 
 def renew_place(

@@ -25,6 +25,7 @@ class FakeSystemctl:
     folder: Path
     enabled: set[str] = field(default_factory=set[str])
     active: set[str] = field(default_factory=set[str])
+    failed: set[str] = field(default_factory=set[str])
     properties: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
     told: list[str] = field(default_factory=list[str])
     fails: str = ""
@@ -47,6 +48,8 @@ class FakeSystemctl:
             self.enabled |= {*units}
         elif verb == "restart" and not self.dies:
             self.active |= {*units}
+        elif verb == "reset-failed":
+            self.failed -= {*units}
         elif verb == "disable":
             self.enabled -= {*units}
             self.active -= {*units}
@@ -60,7 +63,9 @@ class FakeSystemctl:
         found = {
             "LoadState": "loaded",
             "UnitFileState": "enabled" if unit in self.enabled else "disabled",
-            "ActiveState": "active" if unit in self.active else "inactive",
+            "ActiveState": (
+                "failed" if unit in self.failed else "active" if unit in self.active else "inactive"
+            ),
             "MainPID": "0",
             "NeedDaemonReload": "no",
             "FragmentPath": str(self.folder / unit),

@@ -104,18 +104,23 @@ class ServiceItem(Item):
         self.needs = tuple(files)
         self.title = f"service {name}"
 
+    def states(self) -> dict[str, str | None]:
+        """Return each unit's state, None for one that systemd does not know."""
+        return {u: unit_state(unit_properties(u, _ASKED, self.ctl)) for u in self.units}
+
     def read(self) -> str | None:
         """Return `enabled, active` where all its units are; None where systemd knows none."""
-        states = [unit_state(unit_properties(unit, _ASKED, self.ctl)) for unit in self.units]
-        if not any(states):
-            return None
-        odd = [f"{u}: {s or 'not there'}" for u, s in zip(self.units, states)]
-        return states[0] if len({*states}) == 1 else "; ".join(odd)
+        states = self.states()
+        if len({*states.values()}) == 1:
+            return states[self.units[0]]
+        return "; ".join(f"{unit}: {state or 'not there'}" for unit, state in states.items())
 
     def show(self, wanted: Wanted) -> list[str]:
-        now = self.read()
         if wanted is Wanted.ABSENT:
-            return [] if now in UNUSED else [f"  - {now}"]
+            return [
+                f"  - {u}: {state}" for u, state in self.states().items() if state not in UNUSED
+            ]
+        now = self.read()
         if now and "masked" in now:
             raise InstallError(f"it is masked; systemctl unmask {' '.join(self.units)}")
         if now != ON:
@@ -137,7 +142,10 @@ class ServiceItem(Item):
             raise InstallError(f"it is {now}; {journal}")
 
     def absent(self) -> None:
-        self.ctl("disable", "--now", "--quiet", *self.units)
+        there = [unit for unit, state in self.states().items() if state]
+        self.ctl("disable", "--now", "--quiet", *there)
+        if failed := [u for u, state in self.states().items() if state and "failed" in state]:
+            self.ctl("reset-failed", *failed)  # else systemd keeps what it knows of it
 
     def restart_reason(self) -> str:
         """Return why what runs is not what is installed, or nothing; raise InstallError."""

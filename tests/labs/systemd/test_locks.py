@@ -188,6 +188,12 @@ def test_uninstall_removes_everything_but_locks_history_and_user(package: Packag
         held = records(node.claim(2))
         assert etc(with_services) != before
 
+        never = f"/run/systemd/system/{DAEMON}.d/never.conf"
+        with_services.write(never, "[Service]\nRestart=no\n")
+        with_services.run("systemctl", "daemon-reload")
+        with_services.run("systemctl", "kill", "--signal=KILL", DAEMON)
+        wait_until(lambda: show(node, DAEMON, "ActiveState") == "failed", why="gpulockd to fail")
+
         node.gpulock("uninstall", "systemd")
 
         assert etc(with_services) == before

@@ -273,6 +273,28 @@ def test_uninstall_stops_both_and_removes_their_files(node: SystemdNode) -> None
     assert node.uninstall().changed == []
 
 
+def test_uninstall_goes_on_where_one_that_was_cut_short_had_removed_a_unit(
+    node: SystemdNode,
+) -> None:
+    node.install()
+    node.options.unit_path("gpulock-exporter.socket").unlink()
+    node.ctl.told.clear()
+
+    node.uninstall()
+
+    assert "disable gpulock-exporter.service" in node.ctl.told
+    assert node.ctl.active == {"gpulock-exporter.socket"}  # of which it knows nothing
+
+
+def test_a_service_that_failed_is_taken_away(node: SystemdNode) -> None:
+    node.install()
+    node.ctl.failed.add("gpulockd.service")
+
+    node.uninstall()
+
+    assert (node.ctl.failed, node.ctl.active) == (set(), set())
+
+
 def test_files_go_also_where_systemd_runs_no_more(
     node: SystemdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +341,7 @@ def test_what_is_typed_ends_with_one_verdict(
         0,
         "nothing to do: systemd is not installed here\n",
     )
-    assert "service gpulockd\n  - enabled, active\n" in dry
+    assert "service gpulockd\n  - gpulockd.service: enabled, active\n" in dry
     assert "gpulockd.service" in node.ctl.active
 
 

@@ -16,6 +16,7 @@ from gpulock.store import boot, verdicts
 from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes
+from gpulock.store.repair import find_unreadable_records
 from gpulock.store.verdicts import Verdict
 
 SETTLE = 0.05  # seconds; a claim is without its owner record for 0.2 ms, on a busy node for longer
@@ -30,6 +31,8 @@ def read_node_view(node: Node, now: float) -> NodeView:
     view = NodeView()
     try:
         view.lost = are_records_lost(node)
+        for token, why in find_unreadable_records(node.store).items():
+            view.fault = f"the record of claim {token} cannot be read: {why}"
     except Refusal as refusal:
         view.fault = refusal.why
     view.locks = read_settled_locks(node.store)

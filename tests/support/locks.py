@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from gpulock.store import atomic, grants
-from gpulock.store.locks import Lock, LockStore
+from gpulock.store.locks import RECORD, Lock, LockStore
 from gpulock.store.owner import Owner, encode_owner, parse_owner
 
 
@@ -74,3 +75,10 @@ def retire_lock(store: LockStore, lock: Lock, how: str, boot_id: str = "") -> No
     assert lock.owner
     boot = boot_id or lock.owner.boot_id
     grants.release_devices(store, lock.owner.token, [lock.id], how, boot)
+
+
+def spoil_record(store: LockStore, token: str) -> None:
+    """Leave a record that cannot be read, and of which no lock has a copy."""
+    folder = Path(store.claims_dir, token)
+    folder.mkdir(parents=True)
+    (folder / RECORD).write_text("v2\n")

@@ -23,12 +23,13 @@ from gpulock.node.devices import SHARE
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.node.shares import count_places_by_card
-from gpulock.store import atomic, boot, kv, owner
+from gpulock.store import atomic, boot
 from gpulock.store.counters import read_history_dropped
 from gpulock.store.grants import FINISHED_CAP
-from gpulock.store.locks import RECORD, LockStore, check_folder, list_names
+from gpulock.store.locks import RECORD, LockStore, check_folder
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import LOST, LOST_MARK, QUARANTINE
+from gpulock.store.repair import find_unreadable_records
 
 _MEND = "correct the file, or upgrade gpulock here where the key is of a later version"
 MPS_MEMORY_DRIVER = 495  # of CUDA 11.5, the first that limits memory (docs/facts/nvml.md, mps)
@@ -184,20 +185,10 @@ def check_boot_locks(settings: Settings) -> Iterator[Check]:
 
 def check_records_readable(store: LockStore) -> Iterator[Check]:
     """Name each record at which every claim stops: it cannot be read, nor be written back."""
-    copies = {
-        lock.owner.token for name in list_names(store.locks_dir) if (lock := store.read(name)).owner
-    }
-    for token in list_names(store.claims_dir):
-        try:
-            owner.parse_owner(store.read_record(token))
-        except FileNotFoundError:
-            continue
-        except (OSError, kv.MalformedError) as wrong:
-            if isinstance(wrong, kv.MalformedError) and token in copies:
-                continue  # the next claim writes it back
-            path = f"{store.claims_dir}/{token}"
-            what = f"the record of claim {token} cannot be read ({wrong}): nothing is granted"
-            yield fault(what, f"once no job is left: rm -r {shlex.quote(path)}", "locks")
+    for token, why in find_unreadable_records(store).items():
+        what = f"the record of claim {token} cannot be read ({why}): nothing is granted"
+        path = shlex.quote(f"{store.claims_dir}/{token}")
+        yield fault(what, f"once no job is left: rm -r {path}", "locks")
 
 
 def check_removed_locks(store: LockStore, boot_id: str) -> Iterator[Check]:

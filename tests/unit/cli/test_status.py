@@ -23,7 +23,7 @@ from gpulock.store.verdicts import Verdict
 from gpulock.workstation import tickets
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 from tests.support.fake_mps import leave_mps
-from tests.support.locks import place_lock
+from tests.support.locks import place_lock, spoil_record
 
 
 def line_of(text: str, index: int) -> list[str]:
@@ -140,6 +140,13 @@ def test_a_missing_card_is_a_row_of_its_own(tmp_path: Path) -> None:
     text = Site(tmp_path, "missing").call("status").stdout
     assert "8 GPUs: 7 free, 1 missing" in text
     assert "expected, but not there" in text
+
+
+def test_a_record_at_which_every_claim_stops_is_said_before_all_else(site: Site) -> None:
+    spoil_record(site.node().store, "garbage")
+    text = " ".join(site.call("status").stdout.split())
+    assert "LOCK_DIR the record of claim garbage cannot be read: " in text
+    assert "nothing is granted until it can be read" in text
 
 
 def test_lost_records_are_said_before_all_else(site: Site) -> None:

@@ -26,7 +26,7 @@ from tests.support.claims import ask
 from tests.support.fake_mps import leave_mps
 from tests.support.faults import raising
 from tests.support.jobs import Site
-from tests.support.locks import end_lock
+from tests.support.locks import end_lock, spoil_record
 from tests.support.trees import BOOT, Box, bus, record, soon
 
 ROOT = Path(__file__).parents[3]
@@ -154,6 +154,12 @@ def test_settings_that_are_wrong_offer_nothing_and_do_not_end_it(site: Site) -> 
 
 def test_a_node_that_lost_its_locks_offers_nothing(site: Site) -> None:
     (site.state / "boot_id").write_text(BOOT)
+    assert values(site)["gpu"] == "0"
+
+
+def test_a_node_whose_claims_all_stop_at_a_record_offers_nothing(site: Site) -> None:
+    assert values(site)["gpu"] != "0"
+    spoil_record(site.node().store, "garbage")
     assert values(site)["gpu"] == "0"
 
 

@@ -110,8 +110,8 @@ def systemd_checks(settings: Settings, options: SystemdOptions) -> list[Check]:
         ]
     except InstallError as fault:
         return [warning(f"were not looked at: {fault}", name="units")]
-    look = partial(check_unit_files, services, settings, options)
-    checks = run_checks("units", look) if services else []
+    check_files = partial(check_unit_files, services, settings, options)
+    checks = run_checks("units", check_files) if services else []
     for service in services:
         checks += run_checks(service.name, partial(check_service_state, service, settings, options))
     return checks
@@ -120,7 +120,7 @@ def systemd_checks(settings: Settings, options: SystemdOptions) -> list[Check]:
 def check_unit_files(
     services: Iterable[ServiceItem], settings: Settings, options: SystemdOptions
 ) -> Iterator[Check]:
-    """Look whether the files are what would be installed now."""
+    """Compare the files with what would be installed now."""
     files = unit_items(options, drop_ins_of(options, settings))
     own = [item for one in services for unit in one.units for item in files[unit]]
     differ = [
@@ -139,7 +139,7 @@ def check_unit_files(
 def check_service_state(
     service: ServiceItem, settings: Settings, options: SystemdOptions
 ) -> Iterator[Check]:
-    """Look whether a service runs, as it was installed."""
+    """Check that a service runs, as it was installed."""
     now = service.read()
     if now != ON:
         do = f"systemctl enable --now {' '.join(service.units)}"

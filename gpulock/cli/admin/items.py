@@ -11,6 +11,7 @@ import click
 from gpulock.cli.admin.offers import echo_note, echo_wrapped, note_missing_daemon
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.install.hooks import InstallError
+from gpulock.install.installed import find_slurm_installation
 from gpulock.install.items import InstallParts, ItemRun, Outcome, Wanted, run_items
 
 NOT_IN_FORCE = 4  # exit code: what this run may do is done, and a person has to do the rest
@@ -35,7 +36,8 @@ def run_removal(
     """Take all items of a system away, or show each difference."""
     outcome, parts = run_parts(session, parts_of, Wanted.ABSENT, dry_run)
     settings = session.settings()
-    if not dry_run and not outcome.clauses() and not Path(settings.state_dir, "install").exists():
+    others = Path(settings.state_dir, "install").exists() or find_slurm_installation(settings)
+    if not (dry_run or outcome.clauses() or others):
         Path(settings.copy_path).unlink(missing_ok=True)
     end_run(outcome, parts, system, Wanted.ABSENT, dry_run)
     if outcome.changed and not dry_run:

@@ -345,6 +345,22 @@ def test_what_is_typed_ends_with_one_verdict(
     assert "gpulockd.service" in node.ctl.active
 
 
+@pytest.mark.parametrize("has_slurm", [True, False])
+def test_the_settings_obeyed_last_go_with_the_last_installation(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch, has_slurm: bool
+) -> None:
+    monkeypatch.setattr(install, "SystemdOptions", lambda *_, **__: node.options)
+    node.install()
+    copy = node.root / "state/settings.obeyed"
+    copy.write_text("EXPECTED_GPUS=8\n")
+    if has_slurm:
+        (node.root / "state/slurm-map").touch()
+
+    assert call(node, "uninstall", "systemd").exit_code == 0
+
+    assert copy.exists() is has_slurm
+
+
 @pytest.mark.parametrize(
     ("seen", "state"),
     [

@@ -297,9 +297,10 @@ class OpenFiles:
 
 def remaining_device_user(
     device: str, record: Owner, files: OpenFiles, held: dict[str, Lock]
-) -> str:
-    """Return which process of a lock's owner has its device open, as a clause, or nothing.
+) -> "tuple[str, str]":
+    """Return which process of a lock's owner has its device open, and why not all could be seen.
 
+    Both are clauses, empty where there is nothing to say.
     Processes of other claims in `held` that may have the device open do not keep this lock. Another
     user's without a claim are foreign. The MPS of a shared card is gpulockd's to end, and the card
     is closed until then (job.mps).
@@ -311,7 +312,7 @@ def remaining_device_user(
         pids = [pid for pid in pids if not is_mps_process(pid, mark, files.scan)]
     others = [lock for lock in held.values() if files.may_open(lock.id, device)]
     left = unclaimed_processes(pids, files.scan, others, record) if pids else []
-    return f"process {left[0]} has {device} open" if left else blind
+    return f"process {left[0]} has {device} open" if left else "", blind
 
 
 def unclaimed_processes(

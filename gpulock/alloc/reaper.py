@@ -14,21 +14,24 @@ from gpulock.node.devices import SHARE, Device
 from gpulock.store import grants
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
-from gpulock.store.verdicts import ALIVE, DEAD, RELEASED, Verdict
+from gpulock.store.verdicts import ALIVE, DEAD, NOT_JUDGED, RELEASED, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import Literal
 
+    ReapAct = Literal["freed", "held", "orphans"]
+    ClaimEnd = Literal["died", "ended", "cut short", "given back"]
 
-FREED, HELD, ORPHANS = "freed", "held", "orphans"
-
+FREED: "ReapAct" = "freed"
+HELD: "ReapAct" = "held"
+ORPHANS: "ReapAct" = "orphans"
 # How a claim is over. DIED has to be proven; the other three are known to the caller.
-DIED = "its owner died"
-ENDED = "its job ended"  # an epilog, or a claim that is undone; what is left makes it drain
-CUT_SHORT = "its claim was cut short"  # the same run claims again
-GIVEN_BACK = "its owner gives it back"  # a living owner: its processes may stay
-TOLD = "told"  # the state of a verdict that nobody had to find out
+DIED: "ClaimEnd" = "died"
+ENDED: "ClaimEnd" = "ended"  # an epilog, or a claim undone; what is left makes it drain
+CUT_SHORT: "ClaimEnd" = "cut short"  # the same run claims again
+GIVEN_BACK: "ClaimEnd" = "given back"  # by a living owner, whose processes may stay
 
 
 class ReapOutcome:
@@ -40,7 +43,7 @@ class ReapOutcome:
 
     __slots__ = ("act", "changed", "fault", "lock", "reason", "verdict")
 
-    def __init__(self, lock: Lock, act: str, verdict: Verdict, reason: str) -> None:
+    def __init__(self, lock: Lock, act: "ReapAct", verdict: Verdict, reason: str) -> None:
         self.lock = lock
         self.act = act
         self.verdict = verdict
@@ -56,11 +59,11 @@ class ReapOutcome:
 
 
 def decide_reap(
-    lock: Lock, judge: Judge, files: OpenFiles, held: dict[str, Lock], over: str = DIED
+    lock: Lock, judge: Judge, files: OpenFiles, held: dict[str, Lock], over: "ClaimEnd" = DIED
 ) -> ReapOutcome:
     """Return what is to become of a lock (its details read) whose claim is `over`. Pure."""
     record = lock.owner
-    verdict = judge.verdict(lock) if over == DIED else Verdict(TOLD, over)
+    verdict = judge.verdict(lock) if over == DIED else Verdict(NOT_JUDGED, "")
     ended = over in (ENDED, CUT_SHORT)
     if over == DIED and record is not None and record.draining and verdict.state == ALIVE:
         ended = True
@@ -75,10 +78,11 @@ def decide_reap(
         verdict = Verdict(DEAD, "released by its job, whose processes are gone", RELEASED)
     if lock.id.partition(SHARE)[0] not in files.ids:
         add_recorded_device(files, lock)
-    if record is not None and (left := remaining_device_user(lock.id, record, files, held)):
-        blind = left == files.look(record.uid)[1]
-        kept = HELD if blind or over != DIED else ORPHANS
-        return ReapOutcome(lock, kept, verdict, left)
+    if record is not None:
+        left, unseen = remaining_device_user(lock.id, record, files, held)
+        if left or unseen:
+            kept = ORPHANS if left and over == DIED else HELD
+            return ReapOutcome(lock, kept, verdict, left or unseen)
     return ReapOutcome(lock, FREED, verdict, verdict.proof)
 
 
@@ -166,7 +170,7 @@ class Reaper:
         if self.node.settings.job_map_dir or self.node.settings.gpustat_dir:
             self.node.devices_if_driver()  # `retire_lock` names them in files, gate held
 
-    def finish(self, locks: list[Lock], over: str, how: str = "") -> list[ReapOutcome]:
+    def finish(self, locks: list[Lock], over: "ClaimEnd", how: str = "") -> list[ReapOutcome]:
         """Decide about locks (their details read), free them or note why not; gate held.
 
         One that cannot be changed stays held, and keeps no other claim from being reaped.
@@ -188,7 +192,7 @@ class Reaper:
                 self._note_kept(outcome, over)
         return outcomes
 
-    def _free(self, outcomes: list[ReapOutcome], how: str, over: str) -> None:
+    def _free(self, outcomes: list[ReapOutcome], how: str, over: "ClaimEnd") -> None:
         """Free locks of one claim."""
         try:
             retire_locks(self.node, [one.lock for one in outcomes], how)
@@ -199,7 +203,7 @@ class Reaper:
             for one in outcomes:
                 one.fail(fault, "changed" if over == DIED else "freed")
 
-    def _note_kept(self, outcome: ReapOutcome, over: str) -> None:
+    def _note_kept(self, outcome: ReapOutcome, over: "ClaimEnd") -> None:
         """Note in a claim that stays why it does."""
         store, lock, record = self.node.store, outcome.lock, outcome.lock.owner
         try:
@@ -232,7 +236,8 @@ class Reaper:
         """Return who has the device of a lock open, as a clause, or nothing."""
         add_recorded_device(self.files, lock)
         if lock.owner is not None:
-            return remaining_device_user(lock.id, lock.owner, self.files, self.held)
+            left, unseen = remaining_device_user(lock.id, lock.owner, self.files, self.held)
+            return left or unseen
         pids = self.files.pids_with_open(lock.id)
         return f"process {pids[0]} has {lock.id} open" if pids else self.files.blind
 

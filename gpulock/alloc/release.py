@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpulock.alloc.process_scan import ProcessScan
+    from gpulock.alloc.reaper import ClaimEnd
 
 
 class ReleaseResult:
@@ -50,7 +51,7 @@ def release_locks(
     judge: Judge,
     deadline: Deadline,
     how: str,
-    over: str = ENDED,
+    over: "ClaimEnd" = ENDED,
 ) -> ReleaseResult:
     """Free every lock whose record is `ours`; raise Refusal where the node does not let us.
 

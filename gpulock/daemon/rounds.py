@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from gpulock.alloc.reaper import FREED, ORPHANS
 from gpulock.daemon.core.controller import BackoffControl, ControllerBackoff
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_exception
@@ -23,7 +24,7 @@ from gpulock.node.context import Node
 from gpulock.node.procfs import status_line_value
 from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store.verdicts import PERIOD
+from gpulock.store.verdicts import PERIOD, UNKNOWN
 
 ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
 CAP_SYS_PTRACE = 19  # linux/capability.h
@@ -167,9 +168,9 @@ def needs_recheck(report: ReconcileReport | None, node: Node) -> bool:
         return True
     for outcome in report.outcomes:
         record = outcome.lock.owner
-        if outcome.act == "freed" or record is None or outcome.verdict.state == "unknown":
+        if outcome.act == FREED or record is None or outcome.verdict.state == UNKNOWN:
             continue
-        if record.draining or outcome.act == "orphans":
+        if record.draining or outcome.act == ORPHANS:
             return True
         try:
             if record.pid and not node.proc.running(record.pid, record.start):

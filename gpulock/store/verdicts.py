@@ -14,9 +14,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
+    State = Literal["alive", "dead", "unknown", "not judged"]
     DeathProof = Literal["reboot", "released", "process", "shepherd", "steps", "slurmctld", "other"]
 
-ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
+ALIVE: "State" = "alive"
+DEAD: "State" = "dead"
+UNKNOWN: "State" = "unknown"
+NOT_JUDGED: "State" = "not judged"  # the caller knows that the claim is over
+STATES: "dict[str, State]" = {ALIVE: ALIVE, DEAD: DEAD}  # that a reconcile is sure of
 # What proved that an owner is dead: a label of the metric gpulock_locks_reaped_total.
 REBOOT: "DeathProof" = "reboot"
 RELEASED: "DeathProof" = "released"
@@ -36,7 +41,7 @@ class Verdict:
 
     __slots__ = ("by", "proof", "state")
 
-    def __init__(self, state: str, proof: str, by: "DeathProof" = OTHER) -> None:
+    def __init__(self, state: "State", proof: str, by: "DeathProof" = OTHER) -> None:
         self.state = state
         self.proof = proof
         self.by = by
@@ -74,4 +79,5 @@ def read_dated_verdicts(
     at = min(checked, now)
     if now - at > FRESH:
         return None, at
-    return {token: Verdict(*value.partition(" ")[::2]) for token, value in pairs.items()}, at
+    words = [(token, *value.partition(" ")[::2]) for token, value in pairs.items()]
+    return {token: Verdict(STATES.get(state, UNKNOWN), proof) for token, state, proof in words}, at

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,6 +27,9 @@ from tests.world.choosers import Planned
 from tests.world.explore import Explorer, WorldError
 from tests.world.play import MOST, find_planted_fault
 from tests.world.site import Site
+
+if TYPE_CHECKING:
+    from gpulock.alloc.reaper import ClaimEnd
 
 Plant = Callable[[pytest.MonkeyPatch, Site], None]
 
@@ -68,7 +72,7 @@ def token_is_not_compared(patch: pytest.MonkeyPatch, site: Site) -> None:
         stale.update(engine.held)
         engine._ahead = None  # pyright: ignore[reportPrivateUsage]
 
-    def late(engine: Reaper, locks: list[Lock], over: str, how: str = "") -> list[ReapOutcome]:
+    def late(engine: Reaper, locks: list[Lock], over: ClaimEnd, how: str = "") -> list[ReapOutcome]:
         return finish(engine, [stale.get(lock.id, lock) for lock in locks], over, how)
 
     def whoever(
@@ -101,8 +105,8 @@ def start_time_is_ignored(patch: pytest.MonkeyPatch, site: Site) -> None:
 
 
 def what_is_left_of_a_job_is_not_looked_for(patch: pytest.MonkeyPatch, site: Site) -> None:
-    def nothing(*_: object) -> str:
-        return ""
+    def nothing(*_: object) -> tuple[str, str]:
+        return "", ""
 
     def nobody(*_: object) -> JobProcesses:
         return JobProcesses()
@@ -119,8 +123,8 @@ def dead_is_who_has_no_shepherd(patch: pytest.MonkeyPatch, site: Site) -> None:
         found = verdict(judge, lock)
         return found if "its shepherd" in found.proof else Verdict(DEAD, "it has no shepherd")
 
-    def nobody(*_: object) -> str:
-        return ""
+    def nobody(*_: object) -> tuple[str, str]:
+        return "", ""
 
     del site
     patch.setattr(Judge, "verdict", judged)
@@ -147,7 +151,7 @@ def living_owner_counts_as_ended(patch: pytest.MonkeyPatch, site: Site) -> None:
     """A reconcile frees what has no process left, whether its owner lives or not."""
     finish = Reaper.finish
 
-    def late(engine: Reaper, locks: list[Lock], over: str, how: str = "") -> list[ReapOutcome]:
+    def late(engine: Reaper, locks: list[Lock], over: ClaimEnd, how: str = "") -> list[ReapOutcome]:
         return finish(engine, locks, reaper.ENDED if over == DIED else over, how)
 
     del site

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,9 +27,11 @@ from gpulock.text.words import (
     format_lock_holder,
 )
 
+if TYPE_CHECKING:
+    from gpulock.alloc.reaper import ReapAct
+
 REAP_SECONDS = 120.0
 COLOURS = {FREED: "green", HELD: "cyan", ORPHANS: "magenta"}
-WOULD = {FREED: "would free"}
 ACT_WIDTH = 12
 
 
@@ -70,7 +73,7 @@ def format_reap_report(
         )
         for record in report.restored
     ]
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[ReapAct, str], list[str]] = {}
     for outcome in report.outcomes:
         record = outcome.lock.owner
         whose = f"{format_lock_holder(record)}: " if record else ""
@@ -82,7 +85,7 @@ def format_reap_report(
     for (act, why), ids in groups.items():
         result.append(
             format_reap_line(
-                WOULD.get(act, act) if dry_run else act, COLOURS[act], ids, devices, why
+                "would free" if dry_run and act == FREED else act, COLOURS[act], ids, devices, why
             )
         )
     freed = len([outcome for outcome in report.outcomes if outcome.act == FREED])

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from gpulock.alloc.process_owner import ClaimMembership
     from gpulock.alloc.reaper import ReapOutcome
 
-# gpulock.alloc.reaper.ORPHANS; that module is loaded only when locks are judged
-ORPHANS = "orphans"
-
 
 class StatusView(NodeView):
     """A node as status shows it: with the driver's devices and what the exporter saw."""
@@ -158,6 +155,8 @@ def view_node(node: Node, judging: bool) -> StatusView:
 
 def judge_node_view(view: StatusView) -> ProcessView:
     """Fill in verdicts, orphans and foreign processes from one look at all processes."""
+    from gpulock.alloc.reaper import ORPHANS  # which costs what judging needs alone
+
     sight = ProcessView(view)
     found = sight.outcomes()
     view.verdicts = dict(view.verdicts or {})

@@ -55,7 +55,8 @@ def ask(proc: Proc, uid: int = OWNER, restrict: bool = True, **other: object) ->
     files = OpenFiles(scan, [full_device()], Settings({}))
     held = {"0000:af:00.0": Lock("0000:af:00.0", record(token="other", **other), "")}
     mine = record(uid=uid, add_grp_id=65_400)
-    return device_users.remaining_device_user(DEVICE, mine, files, held if other else {})
+    left, unseen = device_users.remaining_device_user(DEVICE, mine, files, held if other else {})
+    return left or unseen
 
 
 def left(fake: FakeProc, **other: object) -> str:

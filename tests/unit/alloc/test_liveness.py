@@ -14,7 +14,7 @@ from gpulock.alloc.process_scan import ROUNDS, ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
+from gpulock.store.verdicts import ALIVE, DEAD, NOT_JUDGED, UNKNOWN, Verdict
 from tests.support.faults import fail_at
 from tests.support.trees import BOOT, OTHER_BOOT, FakeProc, record
 
@@ -50,7 +50,7 @@ def verdict(fake: FakeProc, lock: Lock) -> str:
 
 def common(fake: FakeProc, one: Owner) -> str:
     def ask(*_: object) -> Verdict:
-        return Verdict("look further", "")
+        return Verdict(NOT_JUDGED, "")
 
     judge = Judge(BOOT, ProcessScan(Proc(str(fake.root))), {one.scheduler: ask})
     return judge.verdict(Lock("x", one, "")).state
@@ -66,11 +66,11 @@ def test_another_boot_of_this_node_is_dead(fake: FakeProc) -> None:
 
 def test_a_record_from_before_the_host_name_changed_is_this_nodes(fake: FakeProc) -> None:
     assert common(fake, record(node="gpu01", boot_id=OTHER_BOOT)) == DEAD
-    assert common(fake, record(node="gpu01")) == "look further"
+    assert common(fake, record(node="gpu01")) == NOT_JUDGED
 
 
 def test_a_pid_of_another_namespace_means_nothing(fake: FakeProc) -> None:
-    assert common(fake, record()) == "look further"
+    assert common(fake, record()) == NOT_JUDGED
     fake.namespace("pid:[99]")
     assert common(fake, record()) == UNKNOWN
 
@@ -283,7 +283,7 @@ def test_a_record_of_another_time_namespace_is_not_judged(fake: FakeProc) -> Non
     """Start times shift in a time namespace: the same process looks like another one."""
     (fake.root / "self/ns/time").symlink_to("time:[4026531834]")
     claimed = Proc(str(fake.root)).pid_namespace()
-    assert common(fake, record(pid_ns=claimed)) == "look further"
+    assert common(fake, record(pid_ns=claimed)) == NOT_JUDGED
     (fake.root / "self/ns/time").unlink()
     (fake.root / "self/ns/time").symlink_to("time:[4026532999]")
     assert common(fake, record(pid_ns=claimed)) == UNKNOWN

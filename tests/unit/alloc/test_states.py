@@ -8,6 +8,7 @@ import pytest
 from gpulock.alloc import states
 from gpulock.alloc.states import STATES, DeviceState, NodeView
 from gpulock.node.devices import Device
+from gpulock.store import verdicts
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.pairs import zip_equal
@@ -22,7 +23,9 @@ def locked(number: int = 0, **changes: object) -> dict[str, Lock]:
     return {bus(number): Lock(bus(number), record(**changes), "")}
 
 
-def one(held: dict[str, Lock], verdict: str = "", **more: object) -> DeviceState:
+def one(
+    held: dict[str, Lock], verdict: verdicts.State | None = None, **more: object
+) -> DeviceState:
     known = {record().token: Verdict(verdict, "proof")} if verdict else None
     out = dict.fromkeys(str(more.get("out", "")).split(), "ECC")
     return states.shown_device_state(
@@ -48,9 +51,9 @@ def test_the_words_and_their_order_are_the_contracts() -> None:
 
 @pytest.mark.parametrize(
     ("verdict", "expected"),
-    [(ALIVE, "held"), (DEAD, "stale"), (UNKNOWN, "unknown"), ("", "held")],
+    [(ALIVE, "held"), (DEAD, "stale"), (UNKNOWN, "unknown"), (None, "held")],
 )
-def test_a_lock_is_what_its_verdict_says(verdict: str, expected: str) -> None:
+def test_a_lock_is_what_its_verdict_says(verdict: verdicts.State | None, expected: str) -> None:
     assert one(locked(), verdict).state == expected
 
 

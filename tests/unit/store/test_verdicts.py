@@ -33,6 +33,15 @@ def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
     assert (tmp_path / "verdicts").stat().st_mode & 0o777 == 0o644
 
 
+def test_a_state_that_no_reconcile_writes_is_unknown(tmp_path: Path) -> None:
+    now = 1000.0
+    (tmp_path / "verdicts").write_text(
+        f"{verdicts.VERSION_LINE}\nboot_id={BOOT}\nchecked_boottime={now:.3f}\naa=deadish x y\n"
+    )
+    read = fresh(tmp_path, now)
+    assert read and (read["aa"].state, read["aa"].proof) == (verdicts.UNKNOWN, "x y")
+
+
 def test_none_is_not_the_same_as_no_locks(tmp_path: Path) -> None:
     assert fresh(tmp_path, clock_boottime()) is None
     verdicts.write_verdicts(str(tmp_path), {}, BOOT)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpulock.alloc import reaper
 from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
 from gpulock.daemon.idle import command
 from gpulock.daemon.idle.command import (
@@ -22,6 +23,7 @@ from gpulock.daemon.idle.idle_claims import IdleClaim
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
+from gpulock.store import verdicts
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from tests.support.history_site import Ended
@@ -55,7 +57,7 @@ class Lab(Ended):
         about = {"observed": 900.0, "seen": now, "idle": seconds, "until": now, **fields}
         return self.account(own, number, **about)
 
-    def report(self, act: str = HELD, state: str = ALIVE) -> ReconcileReport:
+    def report(self, act: reaper.ReapAct, state: verdicts.State) -> ReconcileReport:
         """Return what a reconcile says of every lock."""
         found = self.node().store.read_all_locks().values()
         return ReconcileReport(
@@ -72,13 +74,13 @@ class Lab(Ended):
         lines = [self.idles(own, n, 3000.0, observed=3500.0) for own, n in idlers]
         self.sample(*lines, ago=-self.later)
 
-    def look(self, **about: str) -> None:
+    def look(self, act: reaper.ReapAct = HELD, state: verdicts.State = ALIVE) -> None:
         """Run the chore once."""
-        self.idle.run(self.node(), self.report(**about), self.now())
+        self.idle.run(self.node(), self.report(act, state), self.now())
 
-    def round(self, **about: str) -> None:
+    def round(self, act: reaper.ReapAct = HELD, state: verdicts.State = ALIVE) -> None:
         """Run the chore once, and what it started to its end."""
-        self.look(**about)
+        self.look(act, state)
         self.turns()
 
     def turns(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpulock.alloc import reaper
 from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
 from gpulock.daemon.core.loop import EventLoop
 from gpulock.daemon.reconcile.lock_watch import OwnerWatcher
@@ -42,7 +43,7 @@ class Field:
         self.processes[number].kill()
         self.processes[number].wait()
 
-    def follow(self, *pids: int, act: str = HELD, start: int = 0) -> None:
+    def follow(self, *pids: int, act: reaper.ReapAct = HELD, start: int = 0) -> None:
         outcomes: list[ReapOutcome] = []
         for number, pid in enumerate(pids):
             one = record(pid=pid, start=start or PROC.start(pid), token=f"t{pid}")

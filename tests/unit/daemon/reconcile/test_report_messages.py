@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from gpulock.alloc import reaper
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -12,8 +15,13 @@ from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.trees import bus, record
 
+if TYPE_CHECKING:
+    from gpulock.store.verdicts import State
 
-def outcome(number: int, act: str, state: str, why: str, owner: Owner | None = None) -> ReapOutcome:
+
+def outcome(
+    number: int, act: reaper.ReapAct, state: State, why: str, owner: Owner | None = None
+) -> ReapOutcome:
     lock = Lock(bus(number), owner or record(), "")
     return ReapOutcome(lock, act, Verdict(state, why), why)
 

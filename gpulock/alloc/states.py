@@ -18,6 +18,7 @@ HELD_IDLE = "held_idle"
 HELD = "held"
 FREE = "free"
 STATES = (MISSING, QUARANTINED, STALE, NOT_KNOWN, FOREIGN, HELD_IDLE, HELD, FREE)
+NO_INSTANCE = "it is in MIG mode, and no instance of it is known"
 
 
 class DeviceState:
@@ -40,6 +41,10 @@ class DeviceState:
         self.reason = reason
         self.noted = ""
         self.others: list[Lock] = []
+
+    def lacks_instance(self) -> bool:
+        """Return whether it is out of service for want of a known MIG instance alone."""
+        return self.device is not None and self.device.withheld and not self.noted
 
     def locks(self) -> list[Lock]:
         """Return every lock on the device."""
@@ -159,7 +164,7 @@ def classify_device(
         return MISSING, device.fault
     away = [reason for name, reason in out.items() if lock_ids_overlap(name, device.id)]
     if away or device.withheld:
-        return QUARANTINED, away[0] if away else device.withheld
+        return QUARANTINED, away[0] if away else NO_INSTANCE
     if lock is None:
         return FREE, ""
     if lock.orphans:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
 UNKNOWN_UUID = "?"  # the driver shows GPU-????????-... until the card is first initialised
 EXCLUDED = "the driver excludes it"
-NO_INSTANCE = "it is in MIG mode, and no instance of it is known"
 BUS_PARTS = 3  # domain, bus, device.function
 INVENTORY_LINE = "gpulock-inventory 1"
 SHARE = ".share"  # in a lock id: a place on a card, which several owners hold at a time
@@ -36,8 +35,8 @@ class Device:
     a GPU that is shared. `parent` is the bus id of an instance's GPU, empty for a GPU and a share.
     `index` is the GPU's NVML index, `minor` the N of /dev/nvidiaN, `numa` -1 where the kernel does
     not know. `path` is the chain of PCI bridges from the root. `fault` says why it cannot be
-    granted, by the driver; `withheld` why it is not, by NVML's data. `places` is how many its card
-    has, of a share that gpulock counts.
+    granted, by the driver; `withheld`: it is in MIG mode, and NVML's data has no instance of it.
+    `places` is how many its card has, of a share that gpulock counts.
     """
 
     __slots__ = (
@@ -73,7 +72,7 @@ class Device:
         self.profile = ""
         self.switched = False
         self.fault = ""
-        self.withheld = ""
+        self.withheld = False
 
     def label(self) -> str:
         """Return what names it among its neighbours: `0`, or `0:gi1.ci0`."""
@@ -281,7 +280,7 @@ def apply_nvml_inventory(devices: list[Device], inventory: dict[str, str]) -> li
         if inventory.get(f"{of}mig") == "1":
             parts = mig_instances(device, inventory)
             if not parts:
-                device.withheld = NO_INSTANCE
+                device.withheld = True
             result.extend(parts or [device])
         else:
             result.append(device)

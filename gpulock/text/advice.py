@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
 from gpulock.daemon.health.recovery import describe_recovery
-from gpulock.node.devices import NO_INSTANCE
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY
 from gpulock.text.words import FORCE
@@ -46,7 +45,7 @@ def advise_device_release(
         return advise_open_device(row, name, pids)
     if row.state == states.QUARANTINED:
         back = quarantine_end_condition(row.reason), restore_hint(row)
-        return NEEDS_INSTANCE if row.reason == NO_INSTANCE else back
+        return NEEDS_INSTANCE if row.lacks_instance() else back
     if row.state in SIMPLE:
         return SIMPLE[row.state]
     if record is None or (row.lock and row.lock.fault):

@@ -10,7 +10,7 @@ from gpulock.cli.status.device_use import count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, find_stray_path
 from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import NO_INSTANCE, SHARE
+from gpulock.node.devices import SHARE
 from gpulock.text.advice import (
     ADMINISTRATOR,
     NEEDS_INSTANCE,
@@ -154,7 +154,7 @@ def next_command(row: DeviceState) -> str:
     if row.state == states.NOT_KNOWN and row.lock and row.lock.fault:
         return f"no reap frees it, but {FORCE.format(name)}"
     if row.state == states.QUARANTINED and not (row.lock and row.lock.orphans):
-        if row.reason == NO_INSTANCE:
+        if row.lacks_instance():
             return f"look at {NEEDS_INSTANCE[1]}"
         if quarantine_end_condition(row.reason) == ADMINISTRATOR:
             return f"{restore_hint(row)} ends it"

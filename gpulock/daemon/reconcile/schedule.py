@@ -102,6 +102,6 @@ def read_chore_inputs(node: Node, report: ReconcileReport) -> dict[str, object]:
         (one.lock.id, one.lock.owner.token if one.lock.owner else "", one.act)
         for one in report.outcomes
     ]
-    devices = [(d.id, d.uuid, d.minor, d.fault or d.withheld) for d in report.devices]
+    devices = [(d.id, d.uuid, d.minor, d.fault, d.withheld) for d in report.devices]
     found[DEVICES] = devices, report.driver, report.cards
     return found

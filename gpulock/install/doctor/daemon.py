@@ -11,7 +11,6 @@ from gpulock.errors import Refusal
 from gpulock.install.doctor.check import Check, fault, ok, run_checks, warning
 from gpulock.install.systemd import manager
 from gpulock.node.context import Node
-from gpulock.node.devices import NO_INSTANCE
 from gpulock.node.settings import Settings
 from gpulock.store.verdicts import FRESH, read_dated_verdicts
 from gpulock.workstation.tickets import is_stopped
@@ -59,6 +58,6 @@ def needs_of_daemon(settings: Settings, unknown_instances: bool) -> list[str]:
 def has_unknown_instances(node: Node) -> bool:
     """Say whether a card is in MIG mode and nobody has told its instances."""
     try:
-        return any(device.withheld == NO_INSTANCE for device in node.devices())
+        return any(device.withheld for device in node.devices())
     except Refusal:
         return False  # the driver's own check says so

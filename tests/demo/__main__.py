@@ -154,7 +154,7 @@ class Demo:
         self.command("gpulock reap")
         node = self.stage.node()
         report = reconcile_locks(node, make_liveness_judge(node), Deadline(reap.REAP_SECONDS))
-        self.show(reap.format_reap_report(report, node.devices_if_driver()))
+        self.show(reap.format_reap_report(node, report))
         self.pause()
 
     def the_end(self, plays: list[DemoJob]) -> None:

@@ -10,11 +10,13 @@ import click
 
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS
 from gpulock.cli.session import Session, name_config
+from gpulock.cli.status.status_view import find_stray_path
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, Refusal
+from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.locks import Lock
@@ -43,7 +45,7 @@ def reap_command(session: Session, dry_run: bool) -> None:
     and write finished claims into the history."""
     node = session.writable_node()
     report = reconcile_locks(node, make_liveness_judge(node), Deadline(REAP_SECONDS), dry_run)
-    told = format_reap_report(report, node.devices_if_driver(), dry_run)
+    told = format_reap_report(node, report, dry_run)
     click.echo(name_config("\n".join(told)))
     if not dry_run:
         HistoryWriter(warn_history_fault).run(node, report, clock_boottime())
@@ -59,10 +61,9 @@ def warn_history_fault(line: str) -> None:
     click.echo(f"gpulock: reap: {line}", err=True)
 
 
-def format_reap_report(
-    report: ReconcileReport, devices: list[Device], dry_run: bool = False
-) -> list[str]:
+def format_reap_report(node: Node, report: ReconcileReport, dry_run: bool = False) -> list[str]:
     """Return a line for each claim put back, and for each that was judged; then the sum."""
+    devices = node.devices_if_driver()
     result = [
         format_reap_line(
             "restored",
@@ -79,7 +80,7 @@ def format_reap_report(
         whose = f"{format_lock_holder(record)}: " if record else ""
         reason = outcome.reason
         if outcome.act == HELD and outcome.lock.fault:
-            reason += f"; no reap frees it, but {unreadable_lock_hint(outcome.lock, devices)}"
+            reason += f"; no reap frees it, but {unreadable_lock_hint(node, outcome.lock, devices)}"
         # the locks of one claim have one fate, but for a device that is still open
         groups.setdefault((outcome.act, whose + reason), []).append(outcome.lock.id)
     for (act, why), ids in groups.items():
@@ -93,10 +94,10 @@ def format_reap_report(
     return [*result, f"{format_count(len(report.outcomes), 'lock')}: {freed} {verb}"]
 
 
-def unreadable_lock_hint(lock: Lock, devices: list[Device]) -> str:
+def unreadable_lock_hint(node: Node, lock: Lock, devices: list[Device]) -> str:
     """Return the command that frees a lock which cannot be read, or the one that says what does."""
     name = format_device_label(lock.id, devices).removeprefix("GPU ")
-    return f"see gpulock why {name}" if lock.fault.startswith("its folder") else FORCE.format(name)
+    return f"see gpulock why {name}" if find_stray_path(node, lock) else FORCE.format(name)
 
 
 def format_reap_line(

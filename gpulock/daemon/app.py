@@ -28,7 +28,7 @@ from gpulock.daemon.health.auto_reset import CardResetter
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.health.suspects import SuspectWriter
-from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.mps.keeper import MpsKeeper

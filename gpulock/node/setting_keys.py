@@ -106,6 +106,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("REPORT_AT_END", FLAG, "no", "print a report of a job's GPUs at its end"),
     ("REPORT_COMMAND", PATH, "/usr/local/bin/gpulock", "the gpulock that prints it in an epilog"),
     ("REPORT_DIR", PATH, "", "folder shared by all nodes for the reports of jobs"),
+    ("HISTORY_DAYS", COUNT, "400", "days that the history is kept at least; 0: for ever"),
     ("IDLE_WARN", LIMIT, "0", "observed idle time of a claim before IDLE_COMMAND runs"),
     ("IDLE_COMMAND", PATH, "", "program that gpulockd runs for an idle claim: docs/reports.md"),
     ("IDLE_KILL", LIMIT, "0", "observed idle time of a claim before IDLE_COMMAND ends it"),

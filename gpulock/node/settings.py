@@ -108,6 +108,7 @@ class Settings:
     report_at_end: bool
     report_command: str
     report_dir: str
+    history_days: int
     idle_warn: float
     idle_command: str
     idle_kill: float

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the history: filters on bytes, sums without JSON, and JSON only for what is shown.
+"""Read the history: filters and sums by the head of each line, JSON only for what is shown.
 
-A line begins with what a filter and a sum ask for (gpulock.daemon.history.record), so most lines
-are read no further than that. A line that is no record costs itself, and is counted.
+A line that is no record costs itself, and is counted.
 """
 
 from __future__ import annotations
@@ -10,44 +9,39 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from gpulock.daemon.history.files import (
-    DAMAGED,
-    DAY,
-    NAME,
-    iter_line_spans,
-    list_history_files,
+    iter_history_lines,
+    list_months,
     open_history_file,
 )
-from gpulock.report.claims import ReportedClaim, parse_reported_claim
-
-TAIL: Final = 1 << 18  # bytes of the history: 100 claims and more
-_REAL: Final = rb"[0-9.]+"
-_TEXT: Final = rb'("[^"\\]*(?:\\.[^"\\]*)*")'
-
-
-def _number_fields_pattern(*keys: str) -> bytes:
-    """Return the pattern of a run of keys with numbers, each a group."""
-    return b",".join([b'"%s":(%s|null)' % (key.encode(), _REAL) for key in keys])
-
-
-HEAD: Final = re.compile(
-    rb'\{"version":1,"released_at":(' + _REAL + rb'),"claimed_at":(?:' + _REAL + rb"|null),"
-    rb'"user":' + _TEXT + rb',"gpus":[0-9]+,'
-    + _number_fields_pattern("gpu_seconds", "busy_seconds", "observed_seconds")
-    + rb","
-)  # fmt: skip
-DEVICE: Final = re.compile(
-    rb'\{"id":"([^"\\]+)",'
-    + _number_fields_pattern("held_seconds", "busy_seconds", "observed_seconds")
-    + rb","
+from gpulock.daemon.history.record import (
+    HEAD,
+    HEAD_VALUES,
+    REAL_OR_NULL,
+    TEXT,
 )
-QUEUE: Final = re.compile(rb',"queue":' + _TEXT)
+from gpulock.report.claims import ReportedClaim, parse_reported_claim
+from gpulock.store.owner import Owner
+
+FOREVER: Final = float("inf")
+TAIL: Final = 1 << 16  # bytes from the end of a file that are read first
+WIDER: Final = 8  # times as much is read next
 NO_JOBS: Final = ("process", "admin")  # whose numbers are no jobs'
-AT, USER, GPU_SECONDS, BUSY, OBSERVED = 1, 2, 3, 4, 5  # groups of HEAD
+NO_JOB_TEXTS: Final = (b'"process"', b'"admin"')
+FIRST_TASK: Final = (b'"1"', b'""')  # 12.1 may be no array
+SUMMED: Final = ("held_seconds", "busy_seconds", "observed_seconds")
+DEVICE: Final = re.compile(
+    rb'\{"id":(%b),' % TEXT
+    + b",".join([b'"%b":(%b)' % (key.encode(), REAL_OR_NULL) for key in SUMMED])
+    + b","
+)
+
+Head = re.Match[bytes]
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class ClaimQuery:
     """Which claims: those that ended `since` and before `until` (epoch), and all of the rest."""
 
     since: float = 0.0
-    until: float = float("inf")
+    until: float = FOREVER
     user: str = ""
     job: str = ""
     task: str = ""
@@ -63,8 +57,22 @@ class ClaimQuery:
     device: str = ""
     token: str = ""
 
+    def fits(self, claim: Owner | ReportedClaim) -> bool:
+        """Return whether a claim is of the user, job and scheduler that are asked for.
+
+        A job's number is no process's. The first task may be the job itself, which is no array.
+        """
+        return (
+            self.user in ("", claim.user)
+            and self.job in ("", claim.job_id)
+            and self.task in ("", claim.task_id or "1")
+            and self.token in ("", claim.token)
+            and (self.scheduler or claim.scheduler) == claim.scheduler
+            and (not self.job or bool(self.scheduler) or claim.scheduler not in NO_JOBS)
+        )
+
     def needles(self) -> list[bytes]:
-        """Return what the line of every claim that fits has in it, the rarest first.
+        """Return what the line of every claim that fits has in it, and of no other.
 
         In a JSON string each quote has a backslash before it, so none of these is in a text.
         """
@@ -72,75 +80,21 @@ class ClaimQuery:
             ('"token":', self.token),
             ('"job_id":', self.job),
             ('"user":', self.user),
-            ("", self.device),
-            ('"task_id":', "" if self.task == "1" else self.task),  # see task_needles
+            ('{"id":', self.device),
+            ('"task_id":', "" if self.task == "1" else self.task),  # see fits_head
             ('"scheduler":', self.scheduler),
         )
         return [f"{key}{json.dumps(value)}".encode() for key, value in pairs if value]
 
-    def task_needles(self) -> list[bytes]:
-        """Return of what the line of every claim that fits has one in it: 12.1 may be no array."""
-        return [b'"task_id":"1"', b'"task_id":""'] if self.task == "1" else []
-
-    def excluded_needles(self) -> list[bytes]:
-        """Return what the line of no claim that fits has in it: see `of_scheduler`."""
-        if not self.job or self.scheduler:
-            return []
-        return [f'"scheduler":"{name}"'.encode() for name in NO_JOBS]
-
-    def matches_scheduler(self, scheduler: str) -> bool:
-        """Return whether claims of a scheduler are asked for: a job's number is no process's."""
-        if self.scheduler or not self.job:
-            return self.scheduler in ("", scheduler)
-        return scheduler not in NO_JOBS
-
-    def fits(self, claim: ReportedClaim) -> bool:
-        """Return whether a claim is asked for."""
-        ended = claim.ended or 0.0
-        named = {card.id for card in claim.cards} | {card.uuid for card in claim.cards}
-        return (
-            self.since <= ended < self.until
-            and self.user in ("", claim.user)
-            and self.job in ("", claim.job_id)
-            and self.task in ("", claim.task_id or "1")
-            and self.token in ("", claim.token)
-            and self.matches_scheduler(claim.scheduler)
-            and (not self.device or self.device in named)
-        )
-
-
-@dataclass
-class GpuTimeSum:
-    """GPU seconds held, at work and observed of some claims."""
-
-    claims: int = 0
-    held: float = 0.0
-    busy: float = 0.0
-    observed: float = 0.0
-
-    def add_fields(self, held: bytes, busy: bytes, observed: bytes) -> None:
-        """Add what stands in a line; what is not known adds nothing."""
-        try:
-            self.held += float(held)
-            self.observed += float(observed)
-            self.busy += float(busy)
-        except ValueError:
-            pass  # null: nothing is known of the rest
-        self.claims += 1
-
-    def times(self) -> tuple[float, float, float, float]:
-        """Return the GPU seconds held, at work, idle, and of which nothing is known."""
-        return self.held, self.busy, self.idle, self.unobserved
-
-    @property
-    def idle(self) -> float:
-        """Return the observed GPU seconds in which nothing was done."""
-        return max(0.0, self.observed - self.busy)
-
-    @property
-    def unobserved(self) -> float:
-        """Return the GPU seconds of which nothing is known."""
-        return max(0.0, self.held - self.observed)
+    def fits_head(self, head: Head) -> bool:
+        """Return whether a line that has the needles is asked for; raise ValueError."""
+        if self.job and not self.scheduler and head["scheduler"] in NO_JOB_TEXTS:
+            return False
+        if self.task == "1" and head["task_id"] not in FIRST_TASK:
+            return False
+        if self.since <= 0 and self.until == FOREVER:
+            return True
+        return self.since <= float(head["released_at"]) < self.until
 
 
 @dataclass
@@ -156,95 +110,97 @@ class HistoryFaults:
         return [*lines, *self.files]
 
 
-class HistoryMatch(NamedTuple):
-    """A claim that may be asked for: where its line is, and its head."""
-
-    data: bytes
-    begin: int
-    end: int
-    head: re.Match[bytes]
-
-    def line(self) -> bytes:
-        """Return the line."""
-        return self.data[self.begin : self.end]
-
-
-def find_history_matches(
-    folder: str, query: ClaimQuery, faults: HistoryFaults
-) -> Iterator[HistoryMatch]:
-    """Yield each claim that may be asked for, the oldest first.
-
-    A needle may stand in another key than meant: who shows a claim asks `Query.fits`.
-    """
-    first, *needles = query.needles() or [b""]
-    strangers, tasks = query.excluded_needles(), query.task_needles()
-    since, until = query.since, query.until
-    timed = since > 0 or until < float("inf")
-    head = HEAD.match
-    for data, begin, end in scan_history_lines(folder, since, faults, first):
-        if needles and not all([data.find(needle, begin, end) >= 0 for needle in needles]):
-            continue
-        if strangers and any([data.find(one, begin, end) >= 0 for one in strangers]):
-            continue
-        if tasks and not any([data.find(one, begin, end) >= 0 for one in tasks]):
-            continue
-        found = head(data, begin, end)
-        if found is None:
-            faults.lines += 1
-            continue
-        try:
-            if not timed or since <= float(found[AT]) < until:
-                yield HistoryMatch(data, begin, end, found)
-        except ValueError:
-            faults.lines += 1
-
-
-def scan_history_lines(
-    folder: str, since: float, faults: HistoryFaults, needle: bytes
-) -> Iterator[tuple[bytes, int, int]]:
-    """Yield where lines with the needle are, in the files that may have something since then."""
-    try:
-        paths = list_history_files(folder)
-    except OSError as fault:
-        faults.files.append(f"{folder}: {fault.strerror}")
-        return
-    for path, changed in paths:
-        if changed < since - DAY:
-            continue
-        try:
-            with open_history_file(path) as file:
-                yield from iter_line_spans(file, needle)
-        except FileNotFoundError:
-            continue
-        except (OSError, *DAMAGED) as fault:
-            why = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
-            faults.files.append(f"{path}: {why}")
+def find_history_heads(folder: str, query: ClaimQuery, faults: HistoryFaults) -> Iterator[Head]:
+    """Yield the head of each line that is asked for, the oldest first."""
+    for path in history_paths(folder, query, faults):
+        yield from match_lines(path, 0, query, faults)
 
 
 def find_history_claims(
     folder: str, query: ClaimQuery, faults: HistoryFaults
 ) -> Iterator[ReportedClaim]:
     """Yield the claims that are asked for, the oldest first."""
-    for found in find_history_matches(folder, query, faults):
-        claim = parse_history_line(found.line(), faults)
-        if claim is not None and query.fits(claim):
+    for head in find_history_heads(folder, query, faults):
+        if claim := parse_history_line(head.string, faults):
             yield claim
 
 
+def find_latest_heads(
+    folder: str, query: ClaimQuery, limit: int, faults: HistoryFaults
+) -> list[Head]:
+    """Return the heads of the last lines that are asked for, the latest last; `limit` 0: all.
+
+    Files are read from their end on, and no further than it takes.
+    """
+    found: list[Head] = []
+    for path in reversed(history_paths(folder, query, faults)):
+        size, span, most = 0, TAIL, limit - len(found) if limit else None
+        while True:
+            own = HistoryFaults()
+            try:
+                size = os.stat(path).st_size
+            except OSError:
+                pass  # match_lines tells
+            begin = max(0, size - span) if limit else 0
+            heads = deque(match_lines(path, begin, query, own), most)
+            if begin == 0 or len(heads) == most:
+                break
+            span *= WIDER
+        faults.lines += own.lines
+        faults.files += own.files
+        found[:0] = heads
+        if limit and len(found) >= limit:
+            break
+    return found
+
+
 def find_latest_claim(folder: str, query: ClaimQuery) -> ReportedClaim | None:
-    """Return the last claim that is asked for among the last ones written, None for none there."""
+    """Return the last claim that is asked for, None where there is none."""
+    faults = HistoryFaults()
+    heads = find_latest_heads(folder, query, 1, faults)
+    return parse_history_line(heads[0].string, faults) if heads else None
+
+
+def history_paths(folder: str, query: ClaimQuery, faults: HistoryFaults) -> list[str]:
+    """Return the files that may have what is asked for, the oldest first."""
+    try:
+        return [f"{folder}/{name}" for name in list_months(folder, query.since)]
+    except OSError as fault:
+        faults.files.append(f"{folder}: {fault.strerror}")
+        return []
+
+
+def match_lines(path: str, begin: int, query: ClaimQuery, faults: HistoryFaults) -> Iterator[Head]:
+    """Yield the heads of what is asked for among the lines of a file behind `begin`."""
     needles = query.needles()
     try:
-        with open_history_file(f"{folder}/{NAME}") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            lines = file.read(TAIL).split(b"\n")[:-1]
-    except OSError:
-        return None
-    for line in reversed(lines):
-        if all([needle in line for needle in needles]):
-            claim = parse_history_line(line, HistoryFaults())
-            if claim is not None and query.fits(claim):
-                return claim
+        with open_history_file(path) as file:
+            for line in iter_history_lines(file, begin):
+                if head := match_line(line, query, needles, faults):
+                    yield head
+    except FileNotFoundError:
+        return  # it was removed meanwhile
+    except OSError as fault:
+        faults.files.append(f"{path}: {fault.strerror}")
+
+
+def match_line(
+    line: bytes, query: ClaimQuery, needles: Sequence[bytes], faults: HistoryFaults
+) -> Head | None:
+    """Return the head of a line that is asked for, else None; count what is no record.
+
+    With zeros in it a power cut tore it, and its claim has another line.
+    """
+    for needle in needles:
+        if needle not in line:
+            return None
+    head = HEAD.match(line) if b"\0" not in line else None
+    try:
+        if head is not None:
+            return head if query.fits_head(head) else None
+    except ValueError:
+        pass  # its time is none
+    faults.lines += 1
     return None
 
 
@@ -257,47 +213,45 @@ def parse_history_line(line: bytes, faults: HistoryFaults) -> ReportedClaim | No
         return None
 
 
-class GpuTimeSums:
-    """Sums by user, queue or device, or of everything under an empty name.
+@dataclass
+class GpuTimeSum:
+    """GPU seconds held, at work and observed of some claims."""
+
+    claims: int = 0
+    held: float = 0.0
+    busy: float = 0.0
+    observed: float = 0.0
+
+    def add(self, held: bytes, busy: bytes, observed: bytes) -> None:
+        """Add what stands in a line; what is not known adds nothing."""
+        try:
+            self.held += float(held)
+            self.observed += float(observed)
+            self.busy += float(busy)
+        except ValueError:
+            pass  # null: nothing is known of the rest
+        self.claims += 1
+
+    def times(self) -> tuple[float, float, float, float]:
+        """Return the GPU seconds held, at work, idle, and of which nothing is known."""
+        idle, unobserved = self.observed - self.busy, self.held - self.observed
+        return self.held, self.busy, max(0.0, idle), max(0.0, unobserved)
+
+
+def sum_claims(heads: Iterable[Head], by: str = "", device: str = "") -> dict[str, GpuTimeSum]:
+    """Return the sums by user, queue or device, or of everything under an empty name.
 
     Of a `device` that was asked for, only its own time counts, not its neighbours'.
     """
-
-    def __init__(self, by: str = "", device: str = "") -> None:
-        self._by = by
-        self._device = device.encode()
-        self._found: dict[bytes, GpuTimeSum] = {}
-
-    def add(self, found: HistoryMatch) -> None:
-        """Add a claim."""
-        if self._by != "device" and not self._device:
-            held, busy, observed = found.head.group(GPU_SECONDS, BUSY, OBSERVED)
-            self._of(self._key(found)).add_fields(held, busy, observed)
-            return
-        end = found.data.find(b',"shapes":', found.begin, found.end)
-        end = end if end > 0 else found.end
-        for name, held, busy, observed in DEVICE.findall(found.data, found.head.end(), end):
-            if self._device in (b"", name):
-                key = name if self._by == "device" else self._key(found)
-                self._of(key).add_fields(held, busy, observed)
-
-    def sums_by_name(self) -> dict[str, GpuTimeSum]:
-        """Return the sums by name."""
-        return {
-            json.loads(key) if key.startswith(b'"') else key.decode(): one
-            for key, one in self._found.items()
-        }
-
-    def _key(self, found: HistoryMatch) -> bytes:
-        if self._by == "user":
-            return found.head[USER]
-        if self._by == "queue":
-            queue = QUEUE.search(found.data, found.head.end(), found.end)
-            return queue[1] if queue else b""
-        return b""
-
-    def _of(self, key: bytes) -> GpuTimeSum:
-        known = self._found.get(key)
-        if known is None:
-            known = self._found[key] = GpuTimeSum()
-        return known
+    found: defaultdict[bytes, GpuTimeSum] = defaultdict(GpuTimeSum)
+    key, own = by if by in HEAD_VALUES else "", json.dumps(device).encode()
+    for head in heads:
+        name = head[key] if key else b'""'
+        if by != "device" and not device:
+            found[name].add(*head.group("gpu_seconds", "busy_seconds", "observed_seconds"))
+            continue
+        end = head.string.find(b',"shapes":')
+        for one, *times in DEVICE.findall(head.string, head.end(), end):
+            if not device or one == own:
+                found[one if by == "device" else name].add(*times)
+    return {json.loads(name): one for name, one in found.items()}

@@ -13,11 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from gpulock.daemon.history.files import FOLDER
-from gpulock.daemon.history.pending import (
-    correct_reboot_ends,
-    read_finished_claim,
-    read_released_devices,
-)
+from gpulock.daemon.history.pending import read_ended_claim, read_released_devices
 from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_history_record
 from gpulock.deadline import clock_boottime
 from gpulock.errors import INVALID_REQUEST, Refusal
@@ -42,10 +38,7 @@ def find_job_claims(
     With `uid` only those of its owner. Raises Refusal where it is not told who that is.
     """
     found = {claim.token: claim for claim in scan_claims(node_history_folder(node), query, faults)}
-    here = {
-        claim.token: claim
-        for claim in find_local_claims(node, lambda owner: matches_job_query(owner, query))
-    }
+    here = {claim.token: claim for claim in find_local_claims(node, query.fits)}
     found = here | found  # what is in the history has its last word
     if uid is not None:
         found = {token: claim for token, claim in found.items() if claim.uid == uid}
@@ -84,15 +77,6 @@ def select_trusted_claims(
 def node_history_folder(node: Node) -> str:
     """Return the folder of the history."""
     return f"{node.settings.state_dir}/{FOLDER}"
-
-
-def matches_job_query(owner: Owner, query: ClaimQuery) -> bool:
-    """Return whether a record is of the job asked for."""
-    return (
-        owner.job_id == query.job
-        and query.task in ("", owner.task_id or "1")
-        and query.matches_scheduler(owner.scheduler)
-    )
 
 
 def select_last_job(found: Sequence[ReportedClaim]) -> list[ReportedClaim]:
@@ -136,16 +120,12 @@ def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict
     except Refusal:
         pass
     for token in released_tokens(node.store, standing):
-        parts = read_claim_ends(node.store, token)
+        parts = read_claim_ends(node, token, wall)
         if parts and wanted(parts[0].owner):
             over[token] = parts
     if not standing and not over:
         return []
     advice, devices = ExporterSamples(node.settings.exporter_dir), node_devices_by_id(node)
-    over = {
-        token: list(correct_reboot_ends(node, {part.device: part for part in parts}, wall).values())
-        for token, parts in over.items()
-    }
     found = [
         build_history_record([*parts, *over.pop(token, [])], advice, devices, standing=True)
         for token, parts in standing.items()
@@ -161,13 +141,18 @@ def released_tokens(store: LockStore, standing: Collection[str]) -> list[str]:
         return []
 
 
-def read_claim_ends(store: LockStore, token: str) -> list[ClaimedDevice]:
-    """Return what is released of a claim, whether it is over or stands."""
-    if parts := read_finished_claim(store, token, set()):
-        return list(parts.values())
+def read_claim_ends(node: Node, token: str, now: float) -> list[ClaimedDevice]:
+    """Return what is released of a claim, whether it is over or stands; `now` is the epoch."""
     try:
-        record = parse_owner(store.read_record(token))
-        return list(read_released_devices(f"{store.claims_dir}/{token}", record).values())
+        record = parse_owner(node.store.read_record(token))
+        released = read_released_devices(f"{node.store.claims_dir}/{token}", record)
+        return [part for name, part in released.items() if name not in record.devices]
+    except FileNotFoundError:
+        pass  # it is over
+    except (OSError, MalformedError):
+        return []
+    try:
+        return read_ended_claim(node, token, now)
     except (OSError, MalformedError):
         return []
 

@@ -5,9 +5,8 @@ set -e
 case ${1:-} in
 abort-*) exit 0 ;;
 configure) # of a .deb, at its first installation: there it brings no conffile, about which dpkg would ask
-    for file in /etc/gpulock/gpulock.conf /etc/logrotate.d/gpulock; do
-        [ -n "${2:-}" ] || [ -e "$file" ] || [ -L "$file" ] || install -D -m 644 "/usr/lib/gpulock/etc$file" "$file"
-    done
+    file=/etc/gpulock/gpulock.conf
+    [ -n "${2:-}" ] || [ -e "$file" ] || [ -L "$file" ] || install -D -m 644 "/usr/lib/gpulock/etc$file" "$file"
     ;;
 esac
 if command -v systemd-sysusers >/dev/null; then

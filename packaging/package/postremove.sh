@@ -4,6 +4,6 @@
 set -e
 if [ "${1:-}" = purge ]; then
     rm -rf /var/lib/gpulock
-    rm -f /etc/gpulock/gpulock.conf /etc/logrotate.d/gpulock
+    rm -f /etc/gpulock/gpulock.conf
     rmdir --ignore-fail-on-non-empty /etc/gpulock 2>/dev/null || true
 fi

@@ -31,6 +31,7 @@ from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.workstation.process_claims import make_process_owner
+from tests.support.history_site import read_history
 from tests.support.scene import Scene, folder
 from tests.support.starter import Shepherd
 
@@ -149,14 +150,14 @@ def dead_owner_calls(root: Path) -> Calls:
         )
         program = [sys.executable, "-m", WALKS, "daemon", str(scene.config), str(told)]
         with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as daemon:
-            history = Path(node.settings.state_dir) / "history/history.jsonl"
+            state = Path(node.settings.state_dir)
             wait_until(Path(node.store.path, "verdicts").exists, "a first round")
             wait_until(lambda: is_asleep(daemon.pid), "gpulockd to sleep")
             daemon.send_signal(signal.SIGUSR2)
             wait_until(told.exists, "the profile")
             owner.kill()
             owner.wait()
-            wait_until(lambda: history.exists() and history.stat().st_size > 0, "the history line")
+            wait_until(lambda: read_history(state) != [], "the history line")
             wait_until(lambda: is_asleep(daemon.pid), "gpulockd to sleep")
             daemon.terminate()
     finally:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history.files import name_month
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
@@ -24,6 +25,13 @@ from tests.support.locks import retire_lock
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record
 
 GIB = 1 << 30
+
+
+def read_history(state: Path) -> list[dict[str, Any]]:
+    """Return each line of the history of a STATE_DIR; one without an end is being written."""
+    paths = sorted((state / "history").glob("*.jsonl"))
+    lines = [line for path in paths for line in path.read_bytes().splitlines(keepends=True)]
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 @contextmanager
@@ -145,14 +153,12 @@ class Ended(Box):
 
     @property
     def path(self) -> Path:
-        """The file that grows."""
-        return self.state / "history" / "history.jsonl"
+        """The file of this month."""
+        return self.state / "history" / name_month(time.time())
 
     def lines(self) -> list[dict[str, Any]]:
         """Return what the history has, every line of every file."""
-        folder = self.state / "history"
-        paths = sorted(folder.glob("history.jsonl*"), reverse=True) if folder.is_dir() else []
-        return [json.loads(line) for path in paths for line in path.read_bytes().splitlines()]
+        return read_history(self.state)
 
     def tokens(self) -> list[str]:
         """Return the tokens in the history."""

@@ -16,10 +16,11 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.daemon.history.files import (
     FOLDER,
-    HistoryWriter,
     iter_history_lines,
-    list_history_files,
+    list_months,
+    open_history_file,
 )
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.node.context import Node
@@ -39,8 +40,8 @@ OWNER = 900  # the process that claims after the boot
 def read_tokens(state: Path) -> Counter[str]:
     """Return how many lines each claim has, as a reader of the history finds them."""
     found: Counter[str] = Counter()
-    for path, _ in list_history_files(str(state / FOLDER)):
-        with open(path, "rb", buffering=0) as file:
+    for name in list_months(str(state / FOLDER)):
+        with open_history_file(f"{state}/{FOLDER}/{name}") as file:
             for line in iter_history_lines(file):
                 try:
                     found[json.loads(line)["token"]] += 1

@@ -11,7 +11,8 @@ import pytest
 
 from gpulock.daemon.health import state as health
 from gpulock.daemon.history import pending
-from gpulock.daemon.history.files import FOLDER, NAME, HistoryWriter
+from gpulock.daemon.history.files import FOLDER, name_month
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.slots import rsmap
 from gpulock.store import owed, quarantine
 from gpulock.store.owner import Owner
@@ -23,6 +24,7 @@ from tests.support.power_model import Remainder
 from tests.support.power_node import PoweredNode
 from tests.support.trees import OTHER_BOOT, bus, record
 
+MONTH = name_month(time.time())
 MANY = 9  # lines, of more than two pages together
 GARBAGE = {"lines": b"", "half a line": b'{"version":1', "zeros": bytes(700)}
 
@@ -152,7 +154,7 @@ def write_history(root: Path, kept: bool, left: str = "") -> Case:
     if left:
         due = owe(powered, "before")
         powered.reconcile()
-        with (powered.box.state / FOLDER / NAME).open("ab") as file:
+        with (powered.box.state / FOLDER / MONTH).open("ab") as file:
             file.write(GARBAGE[left])
     due += owe(powered, *[f"t{number}" for number in range(MANY)])
     powered.boot()
@@ -181,7 +183,7 @@ class KilledError(BaseException):
     """An end that no handler sees."""
 
 
-def killed_author(root: Path, kept: bool, place: str = NAME) -> Case:
+def killed_author(root: Path, kept: bool, place: str = MONTH) -> Case:
     """Kill the author at its first sync of the new file; another writes on."""
     powered = used_node(root, kept)
     due = owe(powered, "first")

@@ -11,7 +11,7 @@ sys.path[:0] = sys.argv[1].split(":")
 
 __import__("filelock")  # before the settings are read, from where on calls are failed
 
-from gpulock.daemon.history.files import HistoryWriter  # noqa: E402 (the library is put on the path first)
+from gpulock.daemon.history.writer import HistoryWriter  # noqa: E402 (the library is put on the path first)
 from gpulock.daemon.reconcile.reconcile import ReconcileReport  # noqa: E402
 from gpulock.node.context import Node  # noqa: E402
 from gpulock.node.settings_file import read_settings  # noqa: E402

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.process_owner import RUN
 from gpulock.alloc.release import release_locks
-from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal

@@ -20,7 +20,7 @@ from gpulock.daemon.health.health_command import (
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, note_reset
 from gpulock.daemon.health.suspects import SuspectWriter
-from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.rounds import Rounds
 from gpulock.errors import BUSY, Refusal

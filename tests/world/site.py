@@ -6,7 +6,6 @@ The product's own modules run here: their `os`, `time` and `fcntl` are the kerne
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from gpulock.alloc.claim import Grant
 from gpulock.daemon.core.journal import DaemonJournal
-from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.errors import Refusal
@@ -25,6 +24,7 @@ from gpulock.store import boot
 from gpulock.store.locks import claims_root
 from tests.support import execd
 from tests.support.execd import SimulatedJob, SpooledJob
+from tests.support.history_site import read_history
 from tests.support.jobs import gpus
 from tests.support.trees import bus, information
 from tests.world.calls import Machine
@@ -288,11 +288,7 @@ class Site:
 
     def history(self) -> list[str]:
         """Return the tokens of the history's lines."""
-        try:
-            with open(f"{self.state_dir}/history/history.jsonl") as file:
-                return [json.loads(line)["token"] for line in file]
-        except FileNotFoundError:
-            return []
+        return [line["token"] for line in read_history(Path(self.state_dir))]
 
     # --- devices --------------------------------------------------------------------------------
 

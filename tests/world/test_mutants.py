@@ -14,7 +14,7 @@ from gpulock.alloc import release as alloc_release
 from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import DIED, Reaper, ReapOutcome
-from gpulock.daemon.history import files
+from gpulock.daemon.history import writer
 from gpulock.node import devices
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic, boot, gate, grants, owed, repair
@@ -136,7 +136,7 @@ def line_is_not_looked_for_in_the_history(patch: pytest.MonkeyPatch, site: Site)
         return set()
 
     del site
-    patch.setattr(files, "find_written_tokens", none)
+    patch.setattr(writer, "find_written_tokens", none)
 
 
 def claim_is_not_owed_a_line(patch: pytest.MonkeyPatch, site: Site) -> None:

@@ -11,7 +11,7 @@ import click
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS
 from gpulock.cli.session import Session, name_config
 from gpulock.cli.status.status_view import find_stray_path
-from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.deadline import Deadline, clock_boottime

@@ -7,7 +7,6 @@ import csv
 import json
 import re
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from io import StringIO
@@ -27,11 +26,12 @@ from gpulock.report.claims import ReportedClaim
 from gpulock.report.scan import (
     ClaimQuery,
     GpuTimeSum,
-    GpuTimeSums,
     HistoryFaults,
     find_history_claims,
-    find_history_matches,
+    find_history_heads,
+    find_latest_heads,
     parse_history_line,
+    sum_claims,
 )
 from gpulock.report.sources import find_local_claims
 from gpulock.report.text import SHARES, format_claim_shares
@@ -108,7 +108,8 @@ def history_command(
     folder = f"{node.settings.state_dir}/{FOLDER}"
     faults = HistoryFaults()
     if by:
-        print_history_sums(sum_history(folder, query, by, faults), by, form)
+        heads = find_history_heads(folder, query, faults)
+        print_history_sums(sum_claims(heads, by, query.device), by, form)
     elif form in ("json", "csv"):
         pieces = claims_to_json if form == "json" else claims_to_csv
         echo_in_chunks(pieces(find_history_claims(folder, query, faults)))
@@ -116,8 +117,10 @@ def history_command(
         print_history_claims(folder, query, faults, limit)
     if unwritten := [
         claim
-        for claim in find_local_claims(node, lambda _: True)
-        if claim.ended is not None and query.fits(claim)
+        for claim in find_local_claims(node, query.fits)
+        if claim.ended is not None
+        and query.since <= claim.ended < query.until
+        and query.device in ("", *(card.id for card in claim.cards))
     ]:
         over = format_count(len(unwritten), "claim")
         text = f"{over} {'are' if unwritten[1:] else 'is'} over and not yet written"
@@ -187,37 +190,21 @@ def parse_time(text: str, now: float) -> float:
         raise ValueError(f"{text!r} is no time: 7d, 12h, 2026-11-01 or 2026-11-01T12:30") from None
 
 
-def sum_history(
-    folder: str, query: ClaimQuery, by: str, faults: HistoryFaults
-) -> dict[str, GpuTimeSum]:
-    """Return the sum of each user, queue or device."""
-    found = GpuTimeSums(by, query.device)
-    for one in find_history_matches(folder, query, faults):
-        found.add(one)
-    return found.sums_by_name()
-
-
 def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, limit: int) -> None:
-    """Print the table of the latest claims, and the sum of all, from one look at the files."""
-    found = GpuTimeSums("", query.device)
-    latest: deque[bytes] = deque(maxlen=limit or None)
-    for one in find_history_matches(folder, query, faults):
-        found.add(one)
-        latest.append(one.line())
-    shown = [
-        claim
-        for line in latest
-        if (claim := parse_history_line(line, faults)) and query.fits(claim)
+    """Print the table of the latest claims, and their sum."""
+    heads = find_latest_heads(folder, query, limit and limit + 1, faults)
+    shown = heads[-limit:]
+    rows = [
+        history_claim_cells(claim)
+        for head in shown
+        if (claim := parse_history_line(head.string, faults))
     ]
-    if shown:
-        rows = [history_claim_cells(claim) for claim in shown]
+    if rows:
         click.echo("\n".join(table.render_table(COLUMNS, rows, table.terminal_width())))
-    total = found.sums_by_name().get("", GpuTimeSum())
-    more = total.claims - len(shown)
-    if more > 0:
-        click.echo(f"{format_count(more, 'earlier claim')} not shown: --last 0 shows all")
-    if total.claims or not faults.files:
-        click.echo(format_history_total(total))
+    if len(shown) < len(heads):
+        click.echo("earlier claims are not shown: --last 0 shows all, --by user sums all")
+    if rows or not faults.files:
+        click.echo(format_history_total(sum_claims(shown, "", query.device).get("", GpuTimeSum())))
 
 
 def history_claim_cells(claim: ReportedClaim) -> list[Cell]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,11 +17,13 @@ from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
 from gpulock.daemon.health.steps import read_health_steps
-from gpulock.daemon.history.pending import read_finished_claim
+from gpulock.daemon.history.pending import read_ended_claim
+from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.procfs import Proc
 from gpulock.store.checks import read_card_checks
-from gpulock.store.locks import Lock, LockStore, list_names
+from gpulock.store.kv import MalformedError
+from gpulock.store.locks import Lock, list_names
 from gpulock.store.owner import Owner
 from gpulock.text.advice import PROCESS_IN_PROOF
 from gpulock.text.words import (
@@ -263,14 +266,15 @@ class ReleasedLock(NamedTuple):
     how: str
 
 
-def list_released_locks(store: LockStore) -> list[ReleasedLock]:
+def list_released_locks(node: Node) -> list[ReleasedLock]:
     """Return what is released of every claim without a history line, the latest first."""
     found: list[ReleasedLock] = []
-    for token in list_names(store.finished_dir):
-        found += [
-            ReleasedLock(part.device, part.owner, part.at, part.how)
-            for part in read_finished_claim(store, token, set()).values()
-        ]
+    for token in list_names(node.store.finished_dir):
+        try:
+            parts = read_ended_claim(node, token, time.time())
+        except (OSError, MalformedError):
+            continue
+        found += [ReleasedLock(part.device, part.owner, part.at, part.how) for part in parts]
     return sorted(found, key=lambda one: (-one.at, one.device))
 
 
@@ -283,13 +287,14 @@ def filter_released_locks(found: list[ReleasedLock], what: Subject) -> list[Rele
 
 def last_holder_facts(view: StatusView, device: str) -> FactList:
     """Return who had a free device last."""
-    for one in list_released_locks(view.node.store):
+    for one in list_released_locks(view.node):
         if one.device.partition(SHARE)[0] == device:
             return [("last", format_released_lock(one))]
     from gpulock.report.scan import ClaimQuery, find_latest_claim
-    from gpulock.report.sources import node_history_folder
+    from gpulock.report.sources import MONTH, node_history_folder
 
-    found = find_latest_claim(node_history_folder(view.node), ClaimQuery(device=device))
+    query = ClaimQuery(since=time.time() - MONTH, device=device)
+    found = find_latest_claim(node_history_folder(view.node), query)
     if found is None:
         return []
     until = format_local_time(found.ended or 0.0)

@@ -206,7 +206,7 @@ def explain_no_claim(
 ) -> tuple[list[str], bool]:
     """Say what is known of a job that holds nothing: how it was released, or that it runs."""
     head = f"{table.bold_text(meant.name())} holds nothing on {view.node.name}"
-    every = list_released_locks(view.node.store)
+    every = list_released_locks(view.node)
     before = filter_released_locks(every, meant)
     refused = [*sge_refusal_facts(view, meant), *slurm_refusal_facts(view, meant)]
     if before:
@@ -230,24 +230,17 @@ def explain_no_claim(
 
 def history_facts(view: StatusView, meant: Subject) -> FactList:
     """Return what the history has of a job or process: the last thing that it held."""
-    from dataclasses import replace
-
-    from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims
+    from gpulock.report.scan import ClaimQuery, find_latest_claim
     from gpulock.report.sources import node_history_folder
 
     query = (
-        ClaimQuery(job=str(meant.pid), scheduler="process")
+        ClaimQuery(job=str(meant.pid), task=meant.task, scheduler="process")
         if meant.pid
-        else ClaimQuery(job=meant.job)
+        else ClaimQuery(job=meant.job, task=meant.task)
     )
-    found = list(
-        find_history_claims(
-            node_history_folder(view.node), replace(query, task=meant.task), HistoryFaults()
-        )
-    )
-    if not found:
+    last = find_latest_claim(node_history_folder(view.node), query)
+    if last is None:
         return []
-    last = found[-1]
     how = f"{last.how}{': ' if last.proof else ''}{last.proof}"
     devices = format_device_list([card.id for card in last.cards], view.devices)
     return [

@@ -10,14 +10,14 @@ and was held at least until it was last seen, which is when the file was last to
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from gpulock.daemon.history.record import ClaimedDevice
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.sample import is_claim_token, parse_sample_real
 from gpulock.store import atomic, kv, owner
-from gpulock.store.locks import RECORD, RELEASED, LockStore
+from gpulock.store.locks import RECORD, RELEASED, LockStore, list_names
 from gpulock.store.owed import FOLDER
 from gpulock.store.owner import Owner
 
@@ -28,101 +28,134 @@ EMPTY_SECONDS = 60.0  # the process that makes a record has written it by then
 REBOOT = "reap: claimed before this boot"
 REBOOT_PROOF = f"{REBOOT}; its end is when it was last seen"
 
-EndedClaims = dict[str, dict[str, ClaimedDevice]]  # by token, by device
+EndedClaims = dict[str, list[ClaimedDevice]]  # by token
 
 
-def read_finished_claims(store: LockStore, faults: set[str]) -> EndedClaims:
-    """Return the finished claims by token and device; what cannot be read is a fault, and stays."""
-    try:
-        names = os.listdir(store.finished_dir)
-    except FileNotFoundError:
-        return {}
+def find_ended_claims(
+    node: Node, standing: Collection[str], faults: set[str], now: float
+) -> EndedClaims:
+    """Return the claims that are over by token; what cannot be read is a fault, and stays.
+
+    `standing` are the claims that a reconcile just saw to stand, `now` is the epoch. What a kill or
+    a power cut left of a record is removed. Raises Refusal where a folder cannot be read.
+    """
+    finished = {*list_names(node.store.finished_dir)}
+    copies = f"{node.settings.state_dir}/{FOLDER}"
     found: EndedClaims = {}
-    for name in names:
-        parts = read_finished_claim(store, name, faults)
-        if not parts:
-            if not has_whole_record(store, name):
-                remove_finished_claim(store, name, faults)
-        elif next(iter(parts.values())).owner.is_health_check():
-            remove_finished_claim(store, name, faults)  # nobody's use
-        else:
-            found[name] = parts
+    for token in sorted(finished | {*list_names(copies)} - {*standing}):
+        path = f"{node.store.finished_dir if token in finished else copies}/{token}"
+        try:
+            parts = read_ended_claim(node, token, now)
+        except (OSError, kv.MalformedError) as fault:
+            faults.add(f"{path} cannot be read: {fault}; remove it")
+            continue
+        if parts and parts[0].owner.is_health_check():
+            remove_finished_claim(node.store, token, faults)  # nobody's use
+        elif token in finished:
+            if parts:
+                found[token] = parts
+            else:  # its removal was cut short, or the power while it was written
+                remove_finished_claim(node.store, token, faults)
+        elif not parts:
+            remove_torn_copy(path, now)
+        elif not is_claim_known(node.store, token) and node.store.boot_id() == node.boot_id:
+            found[token] = parts  # where records are lost this moment it may be one that stands
     return found
 
 
-def has_whole_record(store: LockStore, token: str) -> bool:
-    """Return whether a finished claim's record was cut short by nothing.
+def read_ended_claim(node: Node, token: str, now: float) -> list[ClaimedDevice]:
+    """Return the devices of a claim that is over, none where its records were cut short.
 
-    It is missing where a removal was, and lacks its end or has zeros after a power cut.
+    `now` is the epoch. Raises OSError or kv.MalformedError. A claim that a reboot ended was freed
+    in another boot: by a clock that says nothing of its own, after a time in which the node may
+    have been off. It ends when it was last seen.
+    """
+    folder = f"{node.store.finished_dir}/{token}"
+    record = read_record(f"{folder}/{RECORD}", token)
+    if record and record.boot_id == node.boot_id:
+        changed = os.lstat(folder).st_ctime
+        held = min(changed - record.claimed_at, clock_boottime() - record.claimed_boottime)
+        rest = ClaimedDevice("", record, changed, "", held if held >= 0 else None)
+        return merge_ends(record, read_released_devices(folder, record), rest)
+    copy, seen = None, now
+    try:
+        copy, seen = read_pending_record(f"{node.settings.state_dir}/{FOLDER}", token)
+    except FileNotFoundError:
+        pass
+    except (OSError, kv.MalformedError):
+        if record is None:
+            raise
+    own = record or copy
+    if own is None:
+        return []
+    how = REBOOT_PROOF if copy else REBOOT
+    least = least_held_seconds(copy, seen) if copy else None
+    at = clamp_claim_end(own, seen, now)
+    rest = ClaimedDevice("", own, at, how if own.boot_id != node.boot_id else "", least)
+    return merge_ends(own, read_released_devices(folder, own), rest)
+
+
+def merge_ends(
+    record: Owner, released: dict[str, ClaimedDevice], rest: ClaimedDevice
+) -> list[ClaimedDevice]:
+    """Return each device of a claim: as its release was noted, else as `rest` says."""
+    found = dict(released)
+    for name in record.devices:
+        if name not in found:
+            found[name] = rest._replace(device=name, owner=record.of_device(name, draining=False))
+    return list(found.values())
+
+
+def read_record(path: str, token: str) -> Owner | None:
+    """Return the record of a claim, None where it is missing or was cut short.
+
+    Raises OSError or kv.MalformedError.
     """
     try:
-        return not owner.is_cut_short(atomic.read_text(f"{store.finished_dir}/{token}/{RECORD}"))
+        text = atomic.read_text(path)
     except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+        return None
+    if owner.is_cut_short(text):
+        return None
+    record = owner.parse_owner(text)
+    if record.token != token or not is_claim_token(token):
+        raise kv.MalformedError(f"it has the record of claim {record.token[:40]!r}")
+    return record
 
 
-def read_finished_claim(store: LockStore, token: str, faults: set[str]) -> dict[str, ClaimedDevice]:
-    """Return one finished claim by device, nothing where it cannot be read: that is a fault."""
-    folder = f"{store.finished_dir}/{token}"
-    try:
-        text = atomic.read_text(f"{folder}/{RECORD}")
-        if owner.is_cut_short(text):
-            return {}
-        record = owner.parse_owner(text)
-        if record.token != token or not is_claim_token(token):
-            raise kv.MalformedError(f"it has the record of claim {record.token[:40]!r}")
-        return read_released_devices(folder, record, os.lstat(folder).st_ctime)
-    except FileNotFoundError:
-        return {}
-    except (OSError, kv.MalformedError) as fault:
-        faults.add(f"{folder} cannot be read: {fault}; remove it")
-        return {}
+def read_pending_record(folder: str, name: str) -> tuple[Owner | None, float]:
+    """Return the copy of a record and when its claim was last seen (epoch).
+
+    None for one that is being written, or was cut short. Raises OSError or kv.MalformedError.
+    """
+    info = os.lstat(f"{folder}/{name}")
+    if info.st_uid != os.geteuid():
+        raise PermissionError(f"it belongs to uid {info.st_uid}, not to uid {os.geteuid()}")
+    return read_record(f"{folder}/{name}", name), info.st_mtime
 
 
-def read_released_devices(
-    folder: str, record: Owner, changed: float = 0.0
-) -> dict[str, ClaimedDevice]:
-    """Return when and how each device of a claim was released, by its lines in `folder`.
+def read_released_devices(folder: str, record: Owner) -> dict[str, ClaimedDevice]:
+    """Return when and how devices of a claim were released, by the lines in `folder`.
 
-    Raises OSError: a record that shrank does not name them all.
-    Of a claim that stands those are left out that it still has. With `changed`, when a finished
-    claim was moved (epoch), a device without a line was released then.
+    A record that shrank does not name them all. Raises OSError.
     """
     found: dict[str, ClaimedDevice] = {}
     try:
         lines = atomic.read_text(f"{folder}/{RELEASED}", RELEASED_LIMIT).split("\n")
     except FileNotFoundError:
-        lines = []
+        return found
     for line in lines:
         words = line.split(" ", 5)
         try:
             name, minor, uuid = words[0], *["" if word == "-" else word for word in words[3:5]]
             own = record.copy(minor=minor, uuid=uuid, draining=0)
+            held = parse_sample_real(words[2]) - own.claimed_boottime
+            seconds = held if held >= 0 else None
             at = parse_sample_real(words[1])
-            boottime = None if words[2] == "-" else parse_sample_real(words[2])
-            found[name] = make_ended_device(name, own, at, boottime, words[5])
+            found[name] = ClaimedDevice(name, own, at, words[5], seconds, noted=True)
         except (ValueError, IndexError):
             continue  # it was cut short
-    if not changed:
-        return {name: part for name, part in found.items() if name not in record.devices}
-    for name in record.devices:
-        if name not in found:
-            own = record.of_device(name, draining=False)
-            found[name] = make_ended_device(name, own, changed, None, "")
     return found
-
-
-def make_ended_device(
-    name: str, own: Owner, at: float, boottime: float | None, how: str
-) -> ClaimedDevice:
-    """Return what is known of a device whose release ended at `at`; see correct_reboot_ends."""
-    if boottime is None:
-        held = min(at - own.claimed_at, clock_boottime() - own.claimed_boottime)
-    else:
-        held = boottime - own.claimed_boottime
-    return ClaimedDevice(name, own, at, how, held if held >= 0 else None, boottime is not None)
 
 
 def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now: float) -> None:
@@ -147,33 +180,6 @@ def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now:
             continue
 
 
-def correct_reboot_ends(
-    node: Node, parts: Mapping[str, ClaimedDevice], now: float
-) -> dict[str, ClaimedDevice]:
-    """Return a claim's parts with an end that is known, or is told to be unknown.
-
-    Where a reboot ended a claim whose LOCK_DIR was kept, its locks were freed in another boot: by a
-    clock that says nothing of the claim's, after a time in which the node may have been off.
-    """
-    if all(part.noted or part.owner.boot_id == node.boot_id for part in parts.values()):
-        return dict(parts)
-    token = next(iter(parts.values())).owner.token
-    try:
-        record, seen = read_pending_record(f"{node.settings.state_dir}/{FOLDER}", token)
-    except (OSError, kv.MalformedError):
-        record, seen = None, now
-    least = least_held_seconds(record, seen) if record else None
-    how = REBOOT_PROOF if record else REBOOT
-    return {
-        device: part
-        if part.noted or part.owner.boot_id == node.boot_id
-        else part._replace(
-            at=clamp_claim_end(part.owner, seen, now), held=least, how=part.how or how
-        )
-        for device, part in parts.items()
-    }
-
-
 def clamp_claim_end(record: Owner, seen: float, now: float) -> float:
     """Return when a claim is told to have ended: not after `now`, and not before it began.
 
@@ -191,49 +197,6 @@ def least_held_seconds(record: Owner, seen: float) -> float | None:
     return least if least > MIN_SEEN_SECONDS else None
 
 
-def find_lost_claims(node: Node, names: Iterable[str], faults: set[str], now: float) -> EndedClaims:
-    """Return the claims of which nothing but the record is left, by token and device.
-
-    `names` are records of claims that LOCK_DIR was just seen not to have; `now` is the epoch. What
-    cannot be read is a fault, and stays.
-    """
-    folder = f"{node.settings.state_dir}/{FOLDER}"
-    found: EndedClaims = {}
-    for name in names:
-        try:
-            record, seen = read_pending_record(folder, name)
-        except FileNotFoundError:
-            continue
-        except (OSError, kv.MalformedError) as fault:
-            faults.add(f"{folder}/{name} cannot be read: {fault}; remove it")
-            continue
-        if record is None:
-            if now - seen > EMPTY_SECONDS:
-                atomic.remove_quietly(f"{folder}/{name}")
-        elif not is_claim_known(node.store, record.token):
-            found[name] = lost_claim_devices(record, seen, now, node.boot_id)
-    # records that are lost this moment may be of claims that stand
-    return found if node.store.boot_id() == node.boot_id else {}
-
-
-def read_pending_record(folder: str, name: str) -> tuple[Owner | None, float]:
-    """Return a record and when its claim was last seen (epoch); raise OSError or MalformedError.
-
-    None for one that is being written, or whose write was cut short by a kill or a power cut.
-    """
-    path = f"{folder}/{name}"
-    info = os.lstat(path)
-    if info.st_uid != os.geteuid():
-        raise PermissionError(f"it belongs to uid {info.st_uid}, not to uid {os.geteuid()}")
-    text = atomic.read_text(path)
-    if owner.is_cut_short(text):
-        return None, info.st_mtime
-    record = owner.parse_owner(text)
-    if record.token != name or not is_claim_token(name) or not record.devices:
-        raise kv.MalformedError(f"it has the record of claim {record.token[:40]!r}")
-    return record, info.st_mtime
-
-
 def is_claim_known(store: LockStore, token: str) -> bool:
     """Return whether there is a record of a claim, be it finished.
 
@@ -243,18 +206,13 @@ def is_claim_known(store: LockStore, token: str) -> bool:
     return any(os.path.lexists(f"{top}/{token}") for top in (store.claims_dir, store.finished_dir))
 
 
-def lost_claim_devices(
-    record: Owner, seen: float, now: float, boot_id: str
-) -> dict[str, ClaimedDevice]:
-    """Return what is known of each device of a claim that was last seen at `seen` (epoch)."""
-    how = REBOOT_PROOF if record.boot_id != boot_id else ""
-    part = ClaimedDevice(
-        "", record, clamp_claim_end(record, seen, now), how, least_held_seconds(record, seen)
-    )
-    return {
-        name: part._replace(device=name, owner=record.of_device(name, draining=False))
-        for name in record.devices
-    }
+def remove_torn_copy(path: str, now: float) -> None:
+    """Remove a copy that was cut short, once nobody can be writing it any more."""
+    try:
+        if now - os.lstat(path).st_mtime > EMPTY_SECONDS:
+            os.unlink(path)
+    except OSError:
+        return
 
 
 def remove_written_claims(node: Node, tokens: Iterable[str]) -> None:

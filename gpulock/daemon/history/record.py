@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One claim that is over, or that still stands, as one JSON object of the history.
 
-Warm. The order of the keys is part of the format: what a filter or a sum asks for stands first
-(gpulock.report.scan reads a line no further than it must), the buckets stand last. What is not
-known is null, never 0. Times are epoch seconds.
+Warm. The order of the keys is part of the format: what a filter or a sum asks for stands first,
+and HEAD reads that alone. The buckets stand last. What is not known is null, never 0. Times are
+epoch seconds.
 
 The exporter is an ordinary user, so each of its numbers is held against what root's own records
 allow: a device cannot be observed for longer than it was held, nor work for longer than it was
@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpulock.errors import one_line
@@ -41,81 +42,35 @@ MOST_MEMORY: Final = 1 << 50  # bytes
 MOST_PROCESSORS: Final = 1 << 13  # of a host that does not tell
 FIRST_WIDTH, LONGEST_WIDTH = 1.0, 1e8  # seconds of a bucket
 LONGEST_WAIT: Final = 60.0  # seconds that the history waits for the exporter
-
-
-class DeviceUsage(NamedTuple):
-    """What one device did for one claim; None is not known.
-
-    `busy` and `observed` are seconds, `last_busy` the epoch, `idle` the observed seconds since
-    it last worked, `seen` when that was last true (CLOCK_BOOTTIME). `used` and `covered` are
-    milliseconds at work and observed in each bucket of `width` seconds.
-    """
-
-    busy: float | None = None
-    observed: float = 0.0
-    idle: float | None = None
-    seen: float | None = None
-    last_busy: float | None = None
-    energy: float | None = None
-    memory_peak: int | None = None
-    foreign: float | None = None
-    width: float | None = None
-    used: tuple[int, ...] = ()
-    covered: tuple[int, ...] = ()
-
-
-UNKNOWN_USAGE: Final = DeviceUsage()
-NO_HOST_USAGE: Final[dict[str, Any]] = dict.fromkeys(
-    ("cpu_seconds", "cpus", "host_memory_peak_bytes", "host_memory_bytes")
+REAL: Final = rb"[0-9.]+"
+REAL_OR_NULL: Final = REAL + rb"|null"
+TEXT: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+HEAD_VALUES: Final = {
+    "released_at": REAL,
+    "claimed_at": REAL_OR_NULL,
+    **dict.fromkeys(("token", "user", "scheduler", "job_id", "task_id", "queue"), TEXT),
+    "gpus": rb"[0-9]+",
+    **dict.fromkeys(("gpu_seconds", "busy_seconds", "observed_seconds"), REAL_OR_NULL),
+}
+HEAD: Final = re.compile(
+    rb'\{"version":%d,' % VERSION
+    + b"".join([b'"%b":(?P<%b>%b),' % (k.encode(), k.encode(), v) for k, v in HEAD_VALUES.items()])
 )
 
 
-def clamp_device_usage(
-    account: ClaimUsage, record: Owner, held: float, memory: int | None
-) -> DeviceUsage:
-    """Return what is believed of an account of a device held for `held` seconds.
+class ClaimedDevice(NamedTuple):
+    """One device of a claim: its owner record, when it was released (epoch seconds) and how.
 
-    `memory` is the device's, in bytes, None where it is not known.
+    `held` is for how many seconds, at least, it was held (None: not known), by the clock of the
+    claim's boot where the end was `noted`.
     """
-    most = held + SLACK
-    observed = min(account.observed or 0.0, held)
-    busy = min(account.busy, observed) if account.busy is not None and observed else None
-    width, used, covered = clamp_usage_buckets(account)
-    peak, energy = account.memory_peak, account.energy
-    return DeviceUsage(
-        busy=busy,
-        observed=observed,
-        idle=min(account.idle, observed) if account.idle is not None and observed else None,
-        seen=account.seen,
-        last_busy=claim_time_to_epoch(account.last_busy, record, most) if busy else None,
-        energy=energy if energy is not None and energy <= most * MOST_WATTS else None,
-        memory_peak=peak if peak is not None and peak <= (memory or MOST_MEMORY) else None,
-        foreign=min(account.foreign, held) if account.foreign is not None else None,
-        width=width,
-        used=used,
-        covered=covered,
-    )
 
-
-def clamp_usage_buckets(
-    account: ClaimUsage,
-) -> tuple[float | None, tuple[int, ...], tuple[int, ...]]:
-    """Return width and buckets, nothing where they make no sense."""
-    width = account.width
-    if width is None or not FIRST_WIDTH <= width <= LONGEST_WIDTH:
-        return None, (), ()
-    whole = round(width * MILLI)
-    covered = tuple([min(one, whole) for one in account.covered[:BUCKETS]])
-    used = tuple([min(*both) for both in zip(account.used, covered)])
-    return width, used, covered[: len(used)]
-
-
-def claim_time_to_epoch(boottime: float | None, record: Owner, most: float) -> float | None:
-    """Return a moment of a claim by the clock of its record, None for one outside of it."""
-    if boottime is None:
-        return None
-    after = boottime - record.claimed_boottime
-    return record.claimed_at + after if -SLACK <= after <= most else None
+    device: str
+    owner: Owner
+    at: float
+    how: str = ""
+    held: float | None = None
+    noted: bool = False
 
 
 class ExporterSamples:
@@ -140,29 +95,21 @@ class ExporterSamples:
             return False
         return token in found.tokens or found.wall < released_at + SLACK
 
+    def accounts(self, owner: Owner, standing: bool) -> Mapping[str, ClaimUsage]:
+        """Return the last account of each device of a claim, as far as there is one."""
+        found: Mapping[str, ClaimUsage] = {}
+        left = None if standing else sample.read_finished_claim(self.folder, owner.token)
+        for one in (self.last, left):
+            if one and one.boot_id == owner.boot_id:
+                found = one.tokens.get(owner.token, found)
+        return found
 
-class ClaimedDevice(NamedTuple):
-    """One device of a claim: its owner record, when it was released (epoch seconds) and how.
-
-    `held` is for how many seconds, at least, it was held (None: not known), by the clock of the
-    claim's boot where the end was `noted`.
-    """
-
-    device: str
-    owner: Owner
-    at: float
-    how: str = ""
-    held: float | None = None
-    noted: bool = False
-
-
-class ToldDevice(NamedTuple):
-    """What is told of one device: its card, for how long that was the claim's (None: unknown)."""
-
-    card: str
-    seconds: float | None
-    usage: DeviceUsage
-    fields: dict[str, Any]
+    def memory_bytes(self, card: str, device: Device | None) -> int | None:
+        """Return the memory of a card, None where nobody knows it."""
+        observed = self.last.devices.get(card) if self.last else None
+        if observed and observed.memory_total and observed.memory_total <= MOST_MEMORY:
+            return observed.memory_total
+        return device.memory_mib << 20 or None if device else None
 
 
 def build_history_record(
@@ -174,135 +121,162 @@ def build_history_record(
     """Return the record of a claim from all of its devices; `standing`: it is not over."""
     parts = sorted(parts, key=lambda part: part.device)
     last = max(parts, key=lambda part: (part.at, part.device))
-    owner = last.owner
-    accounts: Mapping[str, ClaimUsage] = {}
-    left = None if standing else sample.read_finished_claim(advice.folder, owner.token)
-    for told in (advice.last, left):  # the last account of the claim counts, if there is one
-        if told and told.boot_id == owner.boot_id:
-            accounts = told.tokens.get(owner.token, accounts)
-    found = [
-        build_history_device(part, accounts.get(part.device), devices, advice.last)
-        for part in parts
-    ]
+    owner, accounts = last.owner, advice.accounts(last.owner, standing)
+    found: list[dict[str, Any]] = []
+    shapes: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        card = devices.get(part.device.partition(SHARE)[0])
+        account = believable_account(part, accounts.get(part.device))
+        found.append(build_history_device(part, account, card, advice))
+        if shape := use_over_time(account):
+            shapes[found[-1]["id"]] = shape
     how, proof = parse_release_reason(last.how)
-    usages = [one.usage for one in found]
-    held = max([part.held or 0.0 for part in parts])
+    held = max([part.held for part in parts if part.held is not None], default=None)
+
+    def known(key: str) -> list[float]:
+        return [one[key] for one in found if one[key] is not None]
+
+    def total(key: str) -> float | None:
+        return round_to_milli(sum(known(key))) if known(key) else None
+
     return {
         "version": VERSION,
         "released_at": None if standing else round_to_milli(last.at),
         "claimed_at": round_to_milli(owner.claimed_at),
-        "user": owner.user,
-        "gpus": len({one.card for one in found}),
-        "gpu_seconds": join_known_values(sum, [one.seconds for one in found]),
-        "busy_seconds": join_known_values(sum, [usage.busy for usage in usages]),
-        "observed_seconds": round_to_milli(sum(usage.observed for usage in usages)),
         "token": owner.token,
+        "user": owner.user,
         "scheduler": owner.scheduler,
-        "cluster": owner.cluster,
-        "node": owner.slurmd or owner.node,
         "job_id": owner.job_id,
         "task_id": owner.task_id,
+        "queue": owner.queue,
+        "gpus": len({one["id"] for one in found}),
+        "gpu_seconds": total("held_seconds"),
+        "busy_seconds": total("busy_seconds"),
+        "observed_seconds": total("observed_seconds"),
+        "cluster": owner.cluster,
+        "node": owner.slurmd or owner.node,
         "restart": owner.restart,
         "het_leader": owner.het_leader,
         "uid": owner.uid,
-        "queue": owner.queue,
         "comment": owner.comment,
         "how": None if standing else how,
         "proof": proof,
-        "held_seconds": join_known_values(max, [part.held for part in parts]),
-        "utilization": usage_utilization(usages),
-        "energy_joules": join_known_values(sum, [usage.energy for usage in usages]),
-        "memory_peak_bytes": max([u.memory_peak for u in usages if u.memory_peak], default=None),
-        "last_busy": join_known_values(max, [usage.last_busy or None for usage in usages]),
-        "foreign_seconds": join_known_values(sum, [usage.foreign for usage in usages]),
-        **(host_usage_fields(accounts.values(), held) if accounts else NO_HOST_USAGE),
-        "devices": [one.fields for one in found],
-        "shapes": {
-            one.card: {"width": one.usage.width, "use": bucket_utilization(one.usage)}
-            for one in found
-            if one.usage.width is not None
-        },
+        "held_seconds": round_to_milli(held),
+        "utilization": utilization(found),
+        "energy_joules": total("energy_joules"),
+        "memory_peak_bytes": max(known("memory_peak_bytes"), default=None),
+        "last_busy": max(known("last_busy"), default=None),
+        "foreign_seconds": total("foreign_seconds"),
+        **host_usage_fields(accounts.values(), held or 0.0),
+        "devices": found,
+        "shapes": shapes,
     }
 
 
-def host_usage_fields(told: Collection[ClaimUsage], held: float) -> dict[str, Any]:
-    """Return what a claim's job used of its host in `held` seconds, as each account has it."""
-    processors = os.cpu_count() or MOST_PROCESSORS
-    cpus = max([one.cpus for one in told if one.cpus], default=None)
-    spent = [one.cpu_seconds for one in told if one.cpu_seconds is not None]
-    peak = max([one.host_memory_peak for one in told if one.host_memory_peak], default=None)
-    limit = max([one.host_memory for one in told if one.host_memory], default=None)
-    believed = bool(spent) and max(spent) <= (held + SLACK) * processors
-    return {
-        "cpu_seconds": round_to_milli(max(spent)) if believed else None,
-        "cpus": cpus if cpus and cpus <= processors else None,
-        "host_memory_peak_bytes": peak if peak and peak <= MOST_MEMORY else None,
-        "host_memory_bytes": limit if limit and limit <= MOST_MEMORY else None,
-    }
+def believable_account(part: ClaimedDevice, account: ClaimUsage | None) -> ClaimUsage:
+    """Return the account of a device, without what depends on a time that is not known.
 
-
-def share_of_card(
-    seconds: float | None, usage: DeviceUsage, places: int
-) -> tuple[float | None, DeviceUsage]:
-    """Return seconds held and usage of a place of N: the Nth part of those of its card.
-
-    So the parts of a card are no more than the card. Of a part that nobody counted, as a shard of
-    Slurm, they are not known.
+    Of a place that nobody counted, as a shard of Slurm, no time is the claim's.
     """
-    if not places:
-        return None, UNKNOWN_USAGE._replace(memory_peak=usage.memory_peak)
-    busy = None if usage.busy is None else usage.busy / places
-    usage = usage._replace(busy=busy, observed=usage.observed / places)
-    # all places take the energy
-    return None if seconds is None else seconds / places, usage._replace(energy=None)
-
-
-def bucket_utilization(usage: DeviceUsage) -> list[int | None]:
-    """Return the use in each bucket, in thousandths of what was observed; None: nothing was."""
-    both = zip(usage.used, usage.covered)
-    return [round(MILLI * used / covered) if covered else None for used, covered in both]
+    if account is None or part.held is None:
+        return ClaimUsage({})
+    if SHARE in part.device and not part.owner.places:
+        return ClaimUsage({"memory_peak": account.memory_peak})
+    return account
 
 
 def build_history_device(
-    part: ClaimedDevice,
-    account: ClaimUsage | None,
-    devices: Mapping[str, Device],
-    last: sample.Sample | None,
-) -> ToldDevice:
-    """Return one device of a record, `last` being the last sample of the exporter."""
+    part: ClaimedDevice, account: ClaimUsage, device: Device | None, advice: ExporterSamples
+) -> dict[str, Any]:
+    """Return one device of a record.
+
+    The times of a place of N are the Nth part of those of its card: so the parts of a card are no
+    more than the card.
+    """
     card, share, _ = part.device.partition(SHARE)
-    device = devices.get(card)
-    memory = device.memory_mib << 20 or None if device else None
-    observed = last.devices.get(card) if last else None
-    if observed and observed.memory_total and observed.memory_total <= MOST_MEMORY:
-        memory = observed.memory_total
-    seconds, usage = part.held, UNKNOWN_USAGE
-    if account is not None and seconds is not None:
-        usage = clamp_device_usage(account, part.owner, seconds, memory)
+    owner, held, places = part.owner, part.held, 1
+    memory = advice.memory_bytes(card, device)
+    usage = believed_usage(account, owner, held or 0.0, memory)
     if share:
-        seconds, usage = share_of_card(seconds, usage, part.owner.places)
-    minor = part.owner.minor  # N of its /dev/nvidiaN
-    plain = minor.isascii() and minor.isdigit()
+        held, places = (held if owner.places else None), owner.places or 1
+        usage["energy_joules"] = None  # all places take it
+    minor = owner.minor  # N of its /dev/nvidiaN
+    plain = minor.isascii() and minor.isdigit() and len(minor) <= MINOR_DIGITS
+    times = held, usage.pop("busy_seconds"), usage.pop("observed_seconds")
+    held, busy, observed = [None if one is None else one / places for one in times]
     fields = {
         "id": card,
-        "held_seconds": round_to_milli(seconds),
-        "busy_seconds": round_to_milli(usage.busy),
-        "observed_seconds": round_to_milli(usage.observed),
+        "held_seconds": round_to_milli(held),
+        "busy_seconds": round_to_milli(busy),
+        "observed_seconds": round_to_milli(observed),
         "index": device.index if device else None,
-        "minor": int(minor) if plain and len(minor) <= MINOR_DIGITS else None,
-        "uuid": part.owner.uuid or (device.uuid if device else "") or None,
+        "minor": int(minor) if plain else None,
+        "uuid": owner.uuid or (device.uuid if device else "") or None,
         "model": (one_line(device.model) if device else "") or None,
         "profile": (device.profile if device else "") or None,
         "memory_bytes": memory,
-        "utilization": usage_utilization([usage]),
-        "energy_joules": round_to_milli(usage.energy),
-        "memory_peak_bytes": usage.memory_peak,
-        "last_busy": round_to_milli(usage.last_busy),
-        "foreign_seconds": round_to_milli(usage.foreign),
+        **{key: round_to_milli(value) for key, value in usage.items()},
         "how": parse_release_reason(part.how)[0],
-        **({"share": True, "places": part.owner.places or None} if share else {}),
+        **({"share": True, "places": owner.places or None} if share else {}),
     }
-    return ToldDevice(card, seconds, usage, fields)
+    return {**fields, "utilization": utilization([fields])}
+
+
+def believed_usage(
+    account: ClaimUsage, owner: Owner, held: float, memory: int | None
+) -> dict[str, float | None]:
+    """Return what is believed of an account of a device held for `held` seconds.
+
+    `memory` is the device's, in bytes, None where it is not known.
+    """
+    most = held + SLACK
+    observed = min(account.observed or 0.0, held)
+    busy = min(account.busy, observed) if account.busy is not None and observed else None
+    peak, energy, foreign = account.memory_peak, account.energy, account.foreign
+    last_busy = None
+    if busy and account.last_busy is not None:
+        after = account.last_busy - owner.claimed_boottime
+        last_busy = owner.claimed_at + after if -SLACK <= after <= most else None
+    return {
+        "busy_seconds": busy,
+        "observed_seconds": observed,
+        "energy_joules": None if energy is None or energy > most * MOST_WATTS else energy,
+        "memory_peak_bytes": None if peak is None or peak > (memory or MOST_MEMORY) else peak,
+        "last_busy": last_busy,
+        "foreign_seconds": None if foreign is None else min(foreign, held),
+    }
+
+
+def use_over_time(account: ClaimUsage) -> dict[str, Any] | None:
+    """Return the use in each bucket, in thousandths of what was observed; None: nothing was.
+
+    None as well for buckets that make no sense.
+    """
+    width = account.width
+    if width is None or not FIRST_WIDTH <= width <= LONGEST_WIDTH:
+        return None
+    covered = [min(one, round(width * MILLI)) for one in account.covered[:BUCKETS]]
+    pairs = zip(account.used, covered)
+    use = [round(MILLI * min(used, most) / most) if most else None for used, most in pairs]
+    return {"width": width, "use": use}
+
+
+def host_usage_fields(accounts: Collection[ClaimUsage], held: float) -> dict[str, Any]:
+    """Return what a claim's job used of its host in `held` seconds, as each account has it."""
+
+    def largest(key: str, most: float) -> float | None:
+        found = max([getattr(one, key) or 0 for one in accounts], default=0)
+        return found if 0 < found <= most else None
+
+    processors = os.cpu_count() or MOST_PROCESSORS
+    spent = [one.cpu_seconds for one in accounts if one.cpu_seconds is not None]
+    believed = bool(spent) and max(spent) <= (held + SLACK) * processors
+    return {
+        "cpu_seconds": round_to_milli(max(spent)) if believed else None,
+        "cpus": largest("cpus", processors),
+        "host_memory_peak_bytes": largest("host_memory_peak", MOST_MEMORY),
+        "host_memory_bytes": largest("host_memory", MOST_MEMORY),
+    }
 
 
 def parse_release_reason(how: str) -> tuple[str, str]:
@@ -313,24 +287,19 @@ def parse_release_reason(how: str) -> tuple[str, str]:
     return ("other" if how else "unknown"), one_line(how)
 
 
-def usage_utilization(usages: Sequence[DeviceUsage]) -> float | None:
+def utilization(devices: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the share of the observed time at work, None where nothing was observed."""
-    observed = sum(usage.observed for usage in usages if usage.busy is not None)
-    busy = sum(usage.busy for usage in usages if usage.busy is not None)
+    counted = [one for one in devices if one["busy_seconds"] is not None]
+    observed = sum(one["observed_seconds"] for one in counted)
+    busy = sum(one["busy_seconds"] for one in counted)
     return round(min(1.0, busy / observed), 4) if observed > 0 else None
-
-
-def join_known_values(
-    join: Callable[[Iterable[float]], float], values: Sequence[float | None]
-) -> float | None:
-    """Return the sum, or the largest, of what is known; None where nothing is."""
-    known = [value for value in values if value is not None]
-    return round_to_milli(join(known)) if known else None
 
 
 def round_to_milli(value: float | None) -> float | None:
     """Return a number to the millisecond or millijoule; what is no number is not known."""
-    return round(float(value), 3) if value is not None and math.isfinite(value) else None
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else round(value, 3)
 
 
 def encode_history_record(record: Mapping[str, Any]) -> bytes:

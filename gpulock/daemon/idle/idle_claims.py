@@ -13,7 +13,6 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from gpulock.alloc.reaper import HELD
-from gpulock.daemon.history.record import clamp_device_usage
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node import sample
 from gpulock.node.context import Node
@@ -75,12 +74,11 @@ def claim_idle_seconds(
     least = held
     for device in devices:
         account = accounts.get(device)
-        usage = clamp_device_usage(account, record, held, None) if account else None
-        if usage is None or usage.idle is None or usage.seen is None:
+        if account is None or account.idle is None or account.seen is None:
             return None
-        if not -sample.AHEAD <= now - usage.seen <= SEEN:
+        if not account.observed or not -sample.AHEAD <= now - account.seen <= SEEN:
             return None
-        least = min(least, usage.idle)
+        least = min(least, account.idle, account.observed)  # what was not observed is not idle
     return max(0.0, least)
 
 

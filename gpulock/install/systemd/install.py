@@ -29,11 +29,7 @@ from gpulock.store.locks import claims_root
 
 SERVICES: Final = {"gpulock-exporter": (units.SOCKET, units.EXPORTER), "gpulockd": (units.DAEMON,)}
 DROP_IN: Final = "10-gpulock.conf"  # before those of `systemctl edit`, which win
-_ETC_FILES: Final = {
-    units.SYSUSERS: units.SYSUSERS,
-    units.TMPFILES: units.TMPFILES,
-    units.LOGROTATE: "logrotate.d/gpulock",
-}
+_ETC_FILES: Final = (units.SYSUSERS, units.TMPFILES)
 # What ProtectHome= and PrivateTmp= hide.
 _HIDDEN: Final = ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")
 _DO: Final = "install gpulock into a folder such as /opt/gpulock"
@@ -74,7 +70,7 @@ def etc_items(options: SystemdOptions) -> list[FileItem]:
     if options.is_package:
         return []
     static, etc = units.read_static_files(), options.root / "etc"
-    return [FileItem(FilePlace(etc / path), static[name]) for name, path in _ETC_FILES.items()]
+    return [FileItem(FilePlace(etc / name), static[name]) for name in _ETC_FILES]
 
 
 def unit_items(options: SystemdOptions, drop_ins: Mapping[str, str]) -> dict[str, list[FileItem]]:

@@ -26,8 +26,7 @@ SOCKET: Final = "gpulock-exporter.socket"
 UNITS: Final = (DAEMON, EXPORTER, SOCKET)
 TMPFILES: Final = "tmpfiles.d/gpulock.conf"
 SYSUSERS: Final = "sysusers.d/gpulock.conf"
-LOGROTATE: Final = "gpulock.logrotate"
-STATIC_FILES: Final = (SYSUSERS, TMPFILES, LOGROTATE, *UNITS)
+STATIC_FILES: Final = (SYSUSERS, TMPFILES, *UNITS)
 USER: Final = "gpulock-exporter"
 PACKAGE_PYTHON: Final = "/usr/lib/gpulock/bin/python3"  # which the units start
 _EXPORTER_DIR: Final = "/run/gpulock-exporter"  # RuntimeDirectory= of the exporter's unit

@@ -10,6 +10,7 @@ import pytest
 
 from tests.labs.both.site import Site
 from tests.labs.common.report_node import GIB, WATTS, observed
+from tests.support.history_site import read_history
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
@@ -35,8 +36,7 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(site: Sit
 
         before = the_claim(site, job)
         site.command("reap")
-        history = (site.state_dir / "history/history.jsonl").read_text()
-        assert history.count("\n") == 1
+        assert len(read_history(site.state_dir)) == 1
         after = the_claim(site, job)
         assert before["devices"] == after["devices"]
         first, second = after["devices"]

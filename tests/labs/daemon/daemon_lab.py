@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -28,6 +27,7 @@ from tests.labs.common.processes import state_of
 from tests.labs.daemon.daemon_site import GPULOCKD
 from tests.labs.daemon.daemon_witness import Claim, claims_of
 from tests.labs.sge.machines import PATH
+from tests.support.history_site import read_history
 from tests.support.wait import wait_exit, wait_until
 
 # A gpulockd that reconciles at once where it sees a reason to, and never because time has passed.
@@ -184,14 +184,7 @@ class Daemon:
 
     def history(self) -> list[dict[str, Any]]:
         """Return the finished claims of its node."""
-        path = self.state_dir / "history/history.jsonl"
-
-        def whole() -> str | None:
-            text = path.read_text() if path.exists() else ""
-            return text if text[-1:] in ("", "\n") else None  # one is being written
-
-        text = wait_until(whole, why="the history's last line to be whole")
-        return [json.loads(line) for line in text.splitlines()]
+        return read_history(self.state_dir)
 
     # --- inner --------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from tests.labs.systemd.services import (
     wait_journal,
     wait_sleeps,
 )
+from tests.support.history_site import read_history
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
@@ -68,11 +69,11 @@ def test_what_a_killed_job_held_is_freed_and_the_journal_says_why(node: Node) ->
         why=f"{words!r} in the journal",
     )
     assert "is gone" in line
-    history = node.machine.path("/var/lib/gpulock/history/history.jsonl")
+    state = node.machine.path("/var/lib/gpulock")
     token = next(iter(held.values())).token
     rounds_until(
         node,
-        lambda: history.exists() and token in history.read_text(),
+        lambda: token in [line["token"] for line in read_history(state)],
         why="its line in the history",
     )
 

@@ -209,9 +209,7 @@ def test_uninstall_removes_everything_but_locks_history_and_user(package: Packag
 
 def etc(machine: Machine) -> dict[str, str]:
     """Return what an installation could change, links and folders included."""
-    places = (
-        "etc/systemd/system etc/tmpfiles.d etc/sysusers.d etc/logrotate.d usr/local/lib/systemd"
-    )
+    places = "etc/systemd/system etc/tmpfiles.d etc/sysusers.d usr/local/lib/systemd"
     find = (
         "bash",
         "-c",

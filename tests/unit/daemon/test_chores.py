@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.app import make_daemon_chores
-from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile import schedule
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport

@@ -20,6 +20,7 @@ from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.cli.history.history import parse_time
+from gpulock.daemon.history.files import name_month
 from gpulock.daemon.history.record import ExporterSamples
 from gpulock.errors import Refusal
 from gpulock.report import folder, js1
@@ -361,15 +362,21 @@ def test_instances_of_a_card_keep_apart() -> None:
 
 @pytest.fixture
 def busy(desk: Desk) -> Desk:
-    """A node with a week of claims: of alice and bob, in two queues, one file rotated."""
+    """A node with a week of claims, in two files: of alice and bob, in two queues."""
     for day in range(8, 0, -1):
         user, uid = ("alice", 1000) if day % 2 else ("bob", 1001)
         about: dict[str, Any] = {"user": user, "uid": uid, "queue": f"q{day % 3}"}
         desk.past(day % 4, ago=day * 86400.0, job_id=str(day), **about)
         if day == 5:
-            desk.path.with_suffix(".jsonl.1.gz").write_bytes(gzip.compress(desk.path.read_bytes()))
-            desk.path.unlink()
+            desk.path.rename(desk.root / "earlier")
+    desk.path.rename(next_month(desk))
+    (desk.root / "earlier").rename(desk.path)
     return desk
+
+
+def next_month(desk: Desk) -> Path:
+    """Return the file of the month to come."""
+    return desk.path.with_name(name_month(time.time() + 31 * 86400))
 
 
 def jobs(desk: Desk, *words: str) -> list[str]:
@@ -456,15 +463,18 @@ def test_the_first_task_of_what_may_be_no_array_is_the_job(desk: Desk) -> None:
     assert desk.text("history", "--job", "12.1").splitlines()[-1].startswith("1 claim: ")
 
 
-def test_the_table_has_the_last_ones_and_the_sum_of_all(busy: Desk) -> None:
-    said = busy.text("history", "--last", "2").splitlines()
-    assert [line.split()[2:6] for line in said[1:3]] == [
+def test_the_table_has_the_last_ones_and_their_sum(busy: Desk) -> None:
+    said = busy.text("history", "--last", "5").splitlines()
+    assert [line.split()[2:6] for line in said[4:6]] == [
         ["2", "bob", "1", "1m"],
         ["1", "alice", "1", "1m"],
     ]
-    assert said[3] == "6 earlier claims not shown: --last 0 shows all"
-    assert said[4] == "8 claims: 0.22 GPU hours held, 0.09 busy, 0.09 idle, 0.04 not observed"
-    assert len(busy.text("history", "--last", "0").splitlines()) == 10
+    assert said[6] == "earlier claims are not shown: --last 0 shows all, --by user sums all"
+    assert said[7] == "5 claims: 0.14 GPU hours held, 0.06 busy, 0.06 idle, 0.03 not observed"
+    for last in ("0", "8", "9"):
+        said = busy.text("history", "--last", last).splitlines()
+        assert len(said) == 10
+        assert said[-1] == "8 claims: 0.22 GPU hours held, 0.09 busy, 0.09 idle, 0.04 not observed"
     assert all(len(line) <= 100 for line in said)
 
 
@@ -481,6 +491,26 @@ def test_sums_by_user_device_and_queue(busy: Desk) -> None:
     assert "q1" in busy.text("history", "--by", "queue")
     one = json.loads(busy.text("history", "--by", "user", "--device", "1", "--json"))
     assert [(each["user"], each["claims"]) for each in one["sums"]] == [("alice", 2)]
+
+
+def test_the_last_ones_are_found_behind_however_many_others(
+    busy: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = busy.text("history", "--last", "3", "--user", "alice")
+    assert [line.split()[2] for line in whole.splitlines()[1:4]] == ["5", "3", "1"]
+    for tail in (1, 700, 5000):
+        monkeypatch.setattr("gpulock.report.scan.TAIL", tail)
+        assert busy.text("history", "--last", "3", "--user", "alice") == whole
+
+
+def test_a_line_that_a_power_cut_tore_is_in_no_sum(desk: Desk) -> None:
+    desk.past(0, ago=9)
+    whole = desk.path.read_bytes()
+    torn = whole[:400] + bytes(100) + whole[500:]
+    desk.path.write_bytes(torn + whole)
+    done = desk.call("history", "--by", "user", "--json")
+    assert [one["claims"] for one in json.loads(done.stdout)["sums"]] == [1]
+    assert "1 lines of the history cannot be read" in done.stderr
 
 
 def test_csv_has_a_line_a_claim(busy: Desk) -> None:
@@ -539,17 +569,18 @@ def test_lines_that_are_garbage_are_counted_and_the_rest_is_told(busy: Desk) -> 
     assert "5 lines of the history cannot be read" in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["cut", "fifo", "garbage"])
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
 def test_a_damaged_file_is_told_and_the_others_are_read(busy: Desk, kind: str) -> None:
-    rotated = busy.path.with_suffix(".jsonl.1.gz")
-    data = rotated.read_bytes()
-    rotated.unlink()
+    damaged = next_month(busy)
+    damaged.unlink()
     if kind == "fifo":
-        os.mkfifo(rotated)
+        os.mkfifo(damaged)
+    elif kind == "folder":
+        damaged.mkdir()
     else:
-        rotated.write_bytes(data[:-20] if kind == "cut" else b"garbage")
+        damaged.symlink_to(busy.path)
     done = busy.call("history")
-    assert str(rotated) in done.stderr
+    assert str(damaged) in done.stderr
     assert "claims" in done.output and done.exit_code == 1
 
 

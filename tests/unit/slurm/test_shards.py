@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.errors import INVALID_REQUEST
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
 from tests.support.clock import VirtualClock
+from tests.support.history_site import read_history
 from tests.support.slurm_site import OTHER_UID, ROOT, RUN, SILENT, UID, Site, freezer, row
 from tests.support.trees import bus, soon
 
@@ -250,8 +250,7 @@ def test_the_history_has_a_line_a_holder_and_bills_the_card_to_none(site: Site) 
     end_other(site)
     site.fails(SILENT)
     HistoryWriter(list[str]().append).run(site.node(), again(site), clock_boottime())
-    text = (site.state / "history/history.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = read_history(site.state)
     assert sorted(line["job_id"] for line in lines) == ["12", "13"]
     for line in lines:
         assert (line["gpu_seconds"], line["busy_seconds"]) == (None, None)
@@ -268,9 +267,9 @@ def test_of_a_place_that_gpulock_counts_the_history_has_its_part(site: Site) -> 
     end_other(site)
     site.fails(SILENT)
     HistoryWriter(list[str]().append).run(site.node(), again(site), clock_boottime())
-    lines = (site.state / "history/history.jsonl").read_text().splitlines()
+    lines = read_history(site.state)
     assert len(lines) == 2
-    for line in map(json.loads, lines):
+    for line in lines:
         assert line["gpu_seconds"] == pytest.approx(line["held_seconds"] / 4, abs=0.001)
         assert [device["places"] for device in line["devices"]] == [4]
 

@@ -12,6 +12,7 @@ import fcntl
 import os
 import signal
 import stat
+import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from gpulock_exporter.state.claim_accounting import LedgerAccount
 from gpulock.cli import command_group
 from gpulock.daemon.app import make_daemon_chores
 from gpulock.daemon.core.instance_lock import InstanceLock, private_file_lock
+from gpulock.daemon.history.files import name_month
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.inventory_file import read_inventory_file
 from gpulock.daemon.rounds import Rounds
@@ -111,7 +113,7 @@ def test_a_user_who_locks_whatever_they_can_open_keeps_nobody_from_anything(
     """
     found = [path for path in everything(settings) if path.stat().st_mode & OTHERS]
     names = {path.name for path in found}
-    assert {"owner", "totals", "sample", "pid", "history.jsonl", "verdicts"} <= names
+    assert {"owner", "totals", "sample", "pid", name_month(time.time()), "verdicts"} <= names
     with ExitStack() as hostile:
         for path in found:
             fd = os.open(path, os.O_RDONLY)

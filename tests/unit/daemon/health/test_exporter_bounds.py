@@ -24,9 +24,10 @@ from gpulock.daemon.history.record import (
     MOST_MEMORY,
     ClaimedDevice,
     ExporterSamples,
+    believed_usage,
     build_history_record,
-    clamp_device_usage,
     encode_history_record,
+    use_over_time,
 )
 from gpulock.daemon.idle.idle_claims import claim_idle_seconds
 from gpulock.daemon.idle.policy import IdlePolicy
@@ -302,12 +303,13 @@ def believe(lines: list[str]) -> None:
     assert max(Counter(one.device for one in said).values(), default=0) < 64
     own = record(token=TOKEN, claimed_boottime=NOW - HELD)
     account = found.tokens.get(TOKEN, {}).get(bus(0)) or sample.ClaimUsage({})
-    usage = clamp_device_usage(account, own, HELD, None)
-    assert 0 <= (usage.busy or 0) <= usage.observed <= HELD
-    assert (usage.idle or 0) <= usage.observed
-    assert (usage.foreign or 0) <= HELD
-    assert (usage.memory_peak or 0) <= MOST_MEMORY
-    assert len(usage.used) == len(usage.covered) <= sample.BUCKETS
+    usage = believed_usage(account, own, HELD, None)
+    assert 0 <= (usage["busy_seconds"] or 0) <= (usage["observed_seconds"] or 0) <= HELD
+    assert (usage["foreign_seconds"] or 0) <= HELD
+    assert (usage["memory_peak_bytes"] or 0) <= MOST_MEMORY
+    use = (use_over_time(account) or {"use": []})["use"]
+    assert len(use) <= sample.BUCKETS
+    assert all(0 <= one <= sample.MILLI for one in use if one is not None)
     idle = claim_idle_seconds(own, [bus(0)], found.tokens.get(TOKEN, {}), NOW)
     assert idle is None or 0 <= idle <= HELD, "no claim idles for longer than it is held"
     part = ClaimedDevice(bus(0), own, 1.7e9, held=HELD)

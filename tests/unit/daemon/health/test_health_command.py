@@ -23,7 +23,7 @@ from gpulock.daemon.health.checker import AGAIN, PAUSE, CardChecker, pause_witho
 from gpulock.daemon.health.health_command import ENDING
 from gpulock.daemon.health.recovery import note_reset
 from gpulock.daemon.health.steps import read_health_steps
-from gpulock.daemon.history.pending import read_finished_claims
+from gpulock.daemon.history.pending import find_ended_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BUSY, UNKNOWN, Refusal
 from gpulock.node.devices import Device
@@ -703,7 +703,7 @@ def test_schedulers_count_a_card_under_test_as_free_and_the_history_has_no_line_
     assert compute_sensor_values(read_sensor_rows(node), node.settings)["gpu"] == 2
     site.claim(2)
     assert os.listdir(node.store.finished_dir)
-    assert read_finished_claims(node.store, set()) == {}
+    assert find_ended_claims(node, (), set(), time.time()) == {}
     assert os.listdir(node.store.finished_dir) == []
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import json
 import os
 import resource
@@ -17,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpulock.daemon.history import files
-from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.store.repair import repair_locks
 from tests.support.faults import raising
 from tests.support.history_site import Ended, write_history
@@ -147,22 +145,16 @@ def chore(site: Ended) -> None:
     fresh(site)
 
 
-def test_killed_before_the_file_was_rotated_it_is_still_known_after(site: Ended) -> None:
+def test_killed_before_a_new_month_its_line_is_still_known(site: Ended) -> None:
     site.claim(0)
     folder = site.finished()
     saved = {path.name: path.read_bytes() for path in folder.iterdir()}
     site.write()
-    for packed in (False, True):
-        folder.mkdir()
-        for name, data in saved.items():
-            (folder / name).write_bytes(data)
-        if packed:
-            rotated = Path(f"{site.path}.1")
-            Path(f"{site.path}.1.gz").write_bytes(gzip.compress(rotated.read_bytes()))
-            rotated.unlink()
-        else:
-            site.path.rename(f"{site.path}.1")
-        assert (fresh(site), site.waiting()) == (0, [])
+    folder.mkdir()
+    for name, data in saved.items():
+        (folder / name).write_bytes(data)
+    site.path.rename(site.path.with_name("2025-12.jsonl"))
+    assert (fresh(site), site.waiting(), site.tokens()) == (0, [], ["feed"])
 
 
 def test_a_line_that_was_cut_short_is_taken_back(site: Ended) -> None:
@@ -183,24 +175,6 @@ def test_what_a_power_cut_leaves_at_the_end_is_taken_back(site: Ended, tail: byt
     site.claim(0)
     fresh(site)
     assert site.tokens() == ["old", "feed"]
-
-
-def test_a_whole_line_without_its_end_gets_it(site: Ended) -> None:
-    site.claim(0)
-    site.write()
-    site.path.write_bytes(site.path.read_bytes()[:-1])
-    site.claim(1, token="beef")
-    fresh(site)
-    assert site.tokens() == ["feed", "beef"]
-
-
-def test_a_last_line_that_is_longer_than_any_of_ours_is_left_alone(site: Ended) -> None:
-    site.path.parent.mkdir()
-    foreign = b"x" * (files.LINE_LIMIT + 5)
-    site.path.write_bytes(foreign)
-    site.claim(0)
-    fresh(site)
-    assert site.path.read_bytes().startswith(foreign + b"\n{")
 
 
 def full_at(site: Ended, room: int) -> None:

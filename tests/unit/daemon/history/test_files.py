@@ -4,25 +4,24 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import os
 import random
 import time
-from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.history import files as history_file
-from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history import writer
+from gpulock.daemon.history.files import expired_months, find_written_tokens, name_month
 from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.deadline import Deadline
-from gpulock.report import scan
-from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims
 from gpulock.store import atomic, grants
 from gpulock.store.gate import Gate
 from tests.support.faults import raising
 from tests.support.history_site import GIB, Ended, write_history
 from tests.support.trees import OTHER_BOOT, bus
+
+DAY = 86400.0
 
 
 def test_a_claim_of_several_devices_is_one_line(site: Ended) -> None:
@@ -274,7 +273,7 @@ def test_a_history_that_cannot_be_written_keeps_the_claims_and_is_told_once(site
     assert len(site.told) == 1 and "waits in" in site.told[0]
     (site.state / "history").unlink()
     assert site.write() == 1
-    (site.state / "history" / "history.jsonl").rename(site.state / "kept")
+    site.path.rename(site.state / "kept")
     site.claim(1, token="beef")
     os.mkfifo(site.path)
     assert site.write() == 0
@@ -287,7 +286,7 @@ def test_another_author_at_work_is_waited_for_and_then_left_alone(
 ) -> None:
     site.claim(0)
     site.path.parent.mkdir()
-    monkeypatch.setattr(history_file, "LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(writer, "LOCK_SECONDS", 0.01)
     with Gate(str(site.path.parent), Deadline(1)):
         assert site.write() == 0
     assert site.write() == 1
@@ -321,13 +320,83 @@ def test_what_another_author_wrote_is_not_written_again(site: Ended) -> None:
     assert site.tokens() == ["feed", "beef", "cafe"]
 
 
-def test_logrotate_may_take_the_file_at_any_time(site: Ended) -> None:
+def test_a_new_month_begins_a_new_file(site: Ended) -> None:
     site.claim(0)
     site.write()
-    site.path.rename(f"{site.path}.1")
+    before = site.path.rename(site.path.with_name("2025-12.jsonl"))
     site.claim(1, token="beef")
     site.write()
-    assert (site.tokens(), len(site.path.read_bytes().splitlines())) == (["feed", "beef"], 1)
+    assert site.tokens() == ["feed", "beef"]
+    assert [len(path.read_bytes().splitlines()) for path in (before, site.path)] == [1, 1]
+
+
+def test_the_file_of_a_moment_is_that_of_its_month_in_utc() -> None:
+    assert name_month(1793491199.9) == "2026-10.jsonl"
+    assert name_month(1793491200.0) == "2026-11.jsonl"
+    assert [name_month(at) for at in (-1e300, float("nan"))] == ["1970-01.jsonl"] * 2
+    assert name_month(float("inf")) == "9999-12.jsonl"
+
+
+NOVEMBER = 1793491200.0 + 14 * DAY  # 2026
+
+
+@pytest.mark.parametrize(
+    ("months", "days", "gone"),
+    [
+        (("2025-09", "2025-10", "2026-10", "2026-11"), 365, 1),
+        (("2025-09", "2025-10", "2026-10"), 365, 1),
+        (("2020-01", "2026-10", "2026-11"), 0, 0),
+        (("2020-01", "2026-11"), 365, 0),
+        (("2020-01",), 365, 0),
+        ((), 365, 0),
+    ],
+)
+def test_whole_months_go_that_are_older_than_the_days_to_keep(
+    months: tuple[str, ...], days: int, gone: int
+) -> None:
+    names = [f"{month}.jsonl" for month in months]
+    assert expired_months(names, days, NOVEMBER) == names[:gone]
+
+
+def test_a_clock_that_is_ahead_for_a_moment_ends_no_history() -> None:
+    names = [f"2026-{month:02}.jsonl" for month in range(1, 12)]
+    for ahead in (NOVEMBER, 4e9):
+        names = sorted({*names, name_month(ahead)})
+        assert expired_months(names, 365, ahead) == []
+    assert expired_months(["2020-01.jsonl", *names], 365, NOVEMBER) == ["2020-01.jsonl"]
+
+
+def test_an_author_removes_what_is_older_than_history_days(site: Ended) -> None:
+    site.settings["HISTORY_DAYS"] = "30"
+    folder = site.path.parent
+    folder.mkdir()
+    for name in ("1999-01.jsonl", "1999-12.jsonl", "1999-99.jsonl", "1999-01.jsonl.kept"):
+        (folder / name).touch()
+    site.claim(0)
+    site.write()
+    kept = {"1999-12.jsonl", "1999-99.jsonl", "1999-01.jsonl.kept", site.path.name, "gate"}
+    assert {path.name for path in folder.iterdir()} == kept
+
+
+def test_a_line_is_looked_for_in_the_last_two_files_and_in_all_since_its_claim(site: Ended) -> None:
+    site.claim(0)
+    site.write()
+    line, folder = site.path.read_bytes(), site.path.parent
+    site.path.unlink()
+    for month in ("2026-06", "2026-07", "2026-08"):
+        (folder / f"{month}.jsonl").touch()
+
+    def found_in(month: str, began: float) -> bool:
+        place = folder / f"{month}.jsonl"
+        place.write_bytes(line)
+        try:
+            return find_written_tokens(str(folder), {"feed", "beef"}, began) == {"feed"}
+        finally:
+            place.write_bytes(b"")
+
+    assert found_in("2026-08", NOVEMBER) and found_in("2026-07", NOVEMBER)
+    assert not found_in("2026-06", NOVEMBER)
+    assert found_in("2026-06", NOVEMBER - 150 * DAY)
 
 
 def test_the_file_is_everybodys_to_read_and_its_authors_to_write(site: Ended) -> None:
@@ -387,50 +456,6 @@ def test_where_a_new_file_is_not_made_durable_nothing_was_added(
         patch.setattr(atomic, "fsync_path", raising(OSError(errno.EIO, "worn out")))
         assert (site.write(), site.lines()) == (0, [])
     assert site.write() == 1
-
-
-def test_a_file_that_is_being_compressed_or_was_by_halves_is_read_once(site: Ended) -> None:
-    site.claim(0, token="a")
-    site.write()
-    first = site.path.rename(f"{site.path}.1")
-    Path(f"{first}.gz").write_bytes(gzip.compress(first.read_bytes())[:100])
-    site.claim(0, token="b")
-    site.write()
-    folder = str(site.path.parent)
-    faults = HistoryFaults()
-    assert [one.token for one in find_history_claims(folder, ClaimQuery(), faults)] == ["a", "b"]
-    assert faults.as_sentences() == []
-    files = history_file.list_history_files(folder)
-    assert history_file.find_written_tokens(files, {"a", "b"}, 0.0) == {"a", "b"}
-
-
-def test_a_file_that_was_compressed_since_it_was_listed_is_read_all_the_same(
-    site: Ended, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.claim(0, token="a")
-    site.write()
-    listed = history_file.list_history_files(str(site.path.parent))
-    Path(f"{site.path}.gz").write_bytes(gzip.compress(site.path.read_bytes()))
-    site.path.unlink()
-
-    def files(_: str) -> list[tuple[str, float]]:
-        return listed
-
-    monkeypatch.setattr(scan, "list_history_files", files)
-    found = find_history_claims(str(site.path.parent), ClaimQuery(), HistoryFaults())
-    assert [one.token for one in found] == ["a"]
-
-
-def test_a_reader_of_files_sees_the_oldest_first(site: Ended) -> None:
-    folder = site.state / "history"
-    folder.mkdir()
-    for number, name in enumerate(["history.jsonl.2.gz", "history.jsonl.1", "history.jsonl"]):
-        (folder / name).touch()
-        os.utime(folder / name, (number, number))
-    (folder / "gate").touch()
-    assert [path for path, _ in history_file.list_history_files(str(folder))] == [
-        f"{folder}/{name}" for name in ("history.jsonl.2.gz", "history.jsonl.1", "history.jsonl")
-    ]
 
 
 @pytest.mark.parametrize(

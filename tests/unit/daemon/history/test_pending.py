@@ -14,7 +14,7 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.history import pending
-from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
@@ -322,7 +322,7 @@ def test_of_a_claim_that_nobody_saw_again_no_time_is_known(site: Ended) -> None:
     claim = parse_reported_claim(found)
     assert "for how long is not known" in "\n".join(text.format_job_report([claim], ASCII))
     total = GpuTimeSum()
-    total.add_fields(b"null", b"null", b"0.0")
+    total.add(b"null", b"null", b"0.0")
     assert (total.claims, total.held) == (1, 0.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -16,7 +17,7 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.reaper import FREED
-from gpulock.daemon.history.pending import read_finished_claims
+from gpulock.daemon.history.pending import find_ended_claims
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
@@ -137,11 +138,10 @@ def test_of_gpulockd_and_a_prolog_one_frees_a_stale_lock(rivals: Rivals, rounds:
         reaped += bool(freed)
         held = {lock.owner.token for lock in node.store.read_all_locks().values() if lock.owner}
         assert len(held) == 1 and stale.token not in held
-        claims = read_finished_claims(node.store, set())
-        assert {token: sorted(parts) for token, parts in claims.items()} == {
-            stale.token: sorted(stale.devices)
-        }
-        assert all(one.how.startswith("reap: ") for one in claims[stale.token].values())
+        claims = find_ended_claims(node, held, set(), time.time())
+        assert claims.keys() == {stale.token}
+        assert sorted(one.device for one in claims[stale.token]) == sorted(stale.devices)
+        assert all(one.how.startswith("reap: ") for one in claims[stale.token])
         rivals.clear()
     counted = ClaimCounters(node.store).values
     assert float(counted["claims_granted"]) == rounds

@@ -52,7 +52,6 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
         *(f"etc/systemd/system/{unit}.d/10-gpulock.conf" for unit in UNITS),
         "etc/tmpfiles.d/gpulock.conf",
         "etc/sysusers.d/gpulock.conf",
-        "etc/logrotate.d/gpulock",
     }
     assert restarts(node) == STARTED
     services = service_items(node.options, unit_items(node.options, dict.fromkeys(UNITS, "")))
@@ -104,7 +103,6 @@ def test_a_dry_run_shows_every_change_in_its_order_and_makes_none(node: SystemdN
         f"folder {node.root}/state",
         f"file {node.etc}/sysusers.d/gpulock.conf",
         f"file {node.etc}/tmpfiles.d/gpulock.conf",
-        f"file {node.etc}/logrotate.d/gpulock",
         *(
             f"file {path}"
             for unit in UNITS

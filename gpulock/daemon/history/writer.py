@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one author of the history, after each reconcile: gpulockd, or `gpulock reap` without it.
+
+Warm. A line is made durable before the finished claim goes, and one whose author may have been
+another or was killed is looked for in the history first. So a crash at any instruction loses no
+claim and writes none twice; a claim that cannot be written waits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Final
+
+from gpulock.alloc.reaper import FREED
+from gpulock.daemon.core.instance_lock import private_file_lock
+from gpulock.daemon.history import pending
+from gpulock.daemon.history.files import (
+    FOLDER,
+    append_history_lines,
+    expired_months,
+    find_written_tokens,
+    list_months,
+    name_month,
+)
+from gpulock.daemon.history.pending import EndedClaims
+from gpulock.daemon.history.record import (
+    ExporterSamples,
+    build_history_record,
+    encode_history_record,
+)
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import ROUND, Chore, Due
+from gpulock.deadline import clock_boottime
+from gpulock.errors import Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.store import grants
+from gpulock.store.counters import read_history_dropped
+from gpulock.store.verdicts import PERIOD
+
+LOCK_SECONDS: Final = 5.0  # for another author to finish
+BATCH: Final = 64  # claims that are made durable at once
+
+
+class HistoryWriter(Chore):
+    """The chore; `say` is told each fault once while it lasts."""
+
+    after: ClassVar[Due] = {ROUND: ()}
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[str] = set()
+        self._written: set[str] = set()  # claims that have their line, and cannot be removed
+        self._sizes: dict[str, int] = {}  # of the files as this process left them
+        self._saw = -PERIOD  # when it was noted last which claims stand
+        self.written = 0  # lines, by the last run
+
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+        """Write what is over; `now` is CLOCK_BOOTTIME in seconds."""
+        faults: set[str] = set()
+        self.written = 0
+        left = [one.lock.owner for one in report.outcomes if one.act != FREED]
+        standing = {record.token: record for record in left if record}
+        if now - self._saw >= PERIOD:
+            here = [one for one in standing.values() if one.boot_id == node.boot_id]
+            pending.touch_last_seen(node.settings.state_dir, here, time.time(), clock_boottime())
+            self._saw = now
+        try:
+            if found := pending.find_ended_claims(node, standing, faults, time.time()):
+                devices = {device.id: device for device in report.devices}
+                self._write(node, found, devices, faults)
+        except (OSError, Refusal) as failed:
+            why = failed.why if isinstance(failed, Refusal) else str(failed)
+            faults.add(f"the history of finished claims waits in {node.store.finished_dir}: {why}")
+        if dropped := read_history_dropped(node.store):
+            cap = grants.FINISHED_CAP
+            faults.add(
+                f"the history lacks {dropped} claims of this boot: "
+                f"more than {cap} finished ones waited for it"
+            )
+        for fault in sorted(faults - self._said):
+            self._say(fault)
+        self._said = faults
+
+    def _write(
+        self, node: Node, found: EndedClaims, devices: Mapping[str, Device], faults: set[str]
+    ) -> None:
+        """Write the claims that need wait for nothing more; raise OSError or Refusal."""
+        advice, now = ExporterSamples(node.settings.exporter_dir), time.time()
+        ready: EndedClaims = {}
+        ends: dict[str, float] = {}  # when the last device was released
+        for token, parts in found.items():
+            last = max(parts, key=lambda part: part.at)
+            if not advice.may_come(token, last.owner.boot_id, last.at, now):
+                ready[token], ends[token] = parts, last.at
+        if not ready:
+            return
+        folder = f"{node.settings.state_dir}/{FOLDER}"
+        os.makedirs(folder, 0o755, exist_ok=True)  # a site may set its mode, or have a link there
+        with private_file_lock(f"{folder}/gate", LOCK_SECONDS):
+            done = self._find_written(folder, ready)
+            pending.remove_written_claims(node, done)
+            new = sorted(ready.keys() - done, key=lambda token: (ends[token], token))
+            for begin in range(0, len(new), BATCH):
+                lines: dict[str, bytes] = {}
+                for token in new[begin : begin + BATCH]:
+                    try:
+                        claim = build_history_record(ready[token], advice, devices)
+                        lines[token] = encode_history_record(claim)
+                    except (ValueError, OverflowError) as fault:
+                        faults.add(f"claim {token} has no line: {fault}; remove it from finished")
+                if lines:
+                    append_history_lines(f"{folder}/{name_month(now)}", b"".join(lines.values()))
+                pending.remove_written_claims(node, lines)
+                done |= lines.keys()
+                self.written += len(lines)
+            for name in expired_months(list_months(folder), node.settings.history_days, now):
+                os.unlink(f"{folder}/{name}")
+            self._written, self._sizes = done, file_sizes(folder)
+
+    def _find_written(self, folder: str, ready: EndedClaims) -> set[str]:
+        """Return the claims whose line is there already.
+
+        One whose release was noted is looked for only where another author may have written it.
+        """
+        done = self._written & ready.keys()
+        changed = file_sizes(folder) != self._sizes
+        sought = {
+            token
+            for token in ready.keys() - done
+            if changed or not all(part.noted for part in ready[token])
+        }
+        if sought:
+            oldest = min(part.owner.claimed_at for token in sought for part in ready[token])
+            done |= find_written_tokens(folder, sought, oldest)
+        return done
+
+
+def file_sizes(folder: str) -> dict[str, int]:
+    """Return the length of each file of the history; raise OSError."""
+    return {name: os.lstat(f"{folder}/{name}").st_size for name in list_months(folder)}

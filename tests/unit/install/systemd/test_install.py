@@ -334,7 +334,7 @@ def test_what_is_typed_ends_with_one_verdict(
     node.install()
     dry = call(node, "uninstall", "systemd", "--dry-run").output
 
-    assert "13 changes would be made\n" in shown
+    assert "12 changes would be made\n" in shown
     assert (nothing.exit_code, nothing.output) == (
         0,
         "nothing to do: systemd is not installed here\n",

@@ -96,7 +96,8 @@ def become(order: dict[str, Any]) -> None:
 
 
 def start_job(order: dict[str, Any]) -> int:
-    """Start a job in this session; return its pid."""
+    """Start a job in this session; return its pid once it runs its program."""
+    begun, closed_by_exec = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
@@ -104,10 +105,9 @@ def start_job(order: dict[str, Any]) -> int:
         become_user(order.get("uid", os.getuid()))
         os.chdir("/")
         os.execve(order["argv"][0], order["argv"], order["env"])
-    try:
-        os.setpgid(pid, pid)  # whoever of the two comes first
-    except PermissionError:
-        pass  # the child has done it, and runs its program
+    os.close(closed_by_exec)
+    os.read(begun, 1)
+    os.close(begun)
     with open("job_pid", "w") as file:
         file.write(f"{pid}\n")
     return pid

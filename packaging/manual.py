@@ -54,10 +54,10 @@ OWN: Final = {
     "doctor": ((str(NODE_BROKEN), "There is a fault."),),
     "uninstall": (
         (str(REFUSED), "It was refused, or something still leads to gpulock's files."),
-        (str(NOT_IN_FORCE), "slurm: part of it stays, and it is said why."),
+        (str(NOT_IN_FORCE), "Part of it stays, and it is said why."),
     ),
     "install": (
-        (str(NOT_IN_FORCE), "slurm: installed, and NOT in force: slurm.conf lacks lines."),
+        (str(NOT_IN_FORCE), "Installed, and NOT in force: it is said what a person has to do."),
     ),
     "run": (
         (str(NOT_EXECUTABLE), "COMMAND cannot be executed."),

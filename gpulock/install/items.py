@@ -14,10 +14,10 @@ from pathlib import Path
 
 from gpulock.install.change import (
     LOCK,
-    Change,
     FilePlace,
     FolderPlace,
     Place,
+    difference_lines,
     lock_installation,
 )
 from gpulock.install.hooks import InstallError
@@ -99,7 +99,7 @@ class PlaceItem(Item):
         now = self.place.read()
         if now == after or (self.stays and after is None):
             return []
-        return Change(self.place, now, after).lines()[1:] or ["  (its last line)"]
+        return difference_lines(now, after) or ["  (its last line)"]
 
     def tidy(self) -> None:
         self.place.discard_leftovers()
@@ -231,8 +231,9 @@ def run_items(
     A dry run shows each difference and changes nothing. `records` is STATE_DIR/install.
     """
     run = ItemRun(items, wanted, echo, dry_run)
-    if dry_run:
-        return run.run()
+    of_cluster = bool(items) and all(item.scope is Scope.CLUSTER for item in items)
+    if dry_run or of_cluster or not (items or records.is_dir()):
+        return run.run()  # it leaves nothing on this machine
     with lock_installation(records):
         outcome = run.run()
         others = [path for path in records.iterdir() if path.name != LOCK]

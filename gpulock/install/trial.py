@@ -120,7 +120,7 @@ def self_test_sge_hooks(paths: HookPaths) -> None:
     must([paths.prolog, NO_PROCESS], _REFUSES, "not started by sge_shepherd")
     must([paths.epilog, NO_PROCESS], (0,), "not started by sge_shepherd")
     job = (TRIAL_JOB, "0", "queue")
-    site = ("root", "root@/bin/true")
+    site = ("root", "own", "root@/bin/true")
     hostile = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"}
     if paths.drop_env.exists():  # else no line of Grid Engine's may lead here
         for path, codes in ((paths.prolog, _REFUSES), (paths.epilog, (0,))):

@@ -54,8 +54,7 @@ class InstalledHooks(Place):
     interpreter: str
     lock_dir: Path = Path("/run/gpulock")
     trial: Callable[[HookPaths], None] | None = field(default=None, compare=False)
-    kind, named = "hooks", f"hooks {{prefix}}/{CURRENT}"
-    coordinates = ("prefix", "config", "interpreter")
+    named = f"hooks {{prefix}}/{CURRENT}"
 
     def wanted(self) -> str:
         """Return the name of the version that this package would install."""
@@ -154,6 +153,16 @@ def switch_hook_version(prefix: Path, name: str) -> None:
     beside.symlink_to(name)
     beside.rename(prefix / CURRENT)
     atomic.fsync_path(f"{prefix}/.")
+
+
+def list_held_devices(lock_dir: Path, scheduler: str) -> list[str]:
+    """Return the devices that a scheduler's jobs hold, or of which the holder cannot be told."""
+    store = LockStore(str(lock_dir))
+    return [
+        name
+        for name in list_locked_devices(lock_dir)
+        if (owner := store.read(name).owner) is None or owner.scheduler == scheduler
+    ]
 
 
 def list_locked_devices(lock_dir: Path) -> list[str]:

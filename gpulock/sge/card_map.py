@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU an id of an RSMAP is: STATE_DIR/sge-map, made by `gpulock install sge --map`.
+"""Which GPU an id of an RSMAP is: STATE_DIR/sge-map, made by `gpulock install sge`, by its --map.
 
 Hot, loaded only for a job that was granted ids. A site names its ids as it likes (GPU1 may be
 the first one), so the map is the administrator's word: an id that is not in it is never guessed.
@@ -16,7 +16,7 @@ DO = "run gpulock install sge --map on this node"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     CardMap = dict[tuple[str, str], str]  # (complex, id) -> device
 
@@ -27,20 +27,29 @@ def read_card_map(state_dir: str) -> "tuple[str, CardMap]":
     Raises OSError or ValueError.
     """
     try:
-        pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"), LINE)
+        pairs = read_map_pairs(state_dir)
     except FileNotFoundError:
         return "", {}
     found: CardMap = {}
-    host = pairs.pop(HOST, "")
     for key, device in pairs.items():
-        name, _, card = key.partition(" ")
-        found[name, card] = device
-    return host, found
+        name, blank, card = key.partition(" ")
+        if blank:  # else it tells of the installation, which no hook reads
+            found[name, card] = device
+    return pairs.get(HOST, ""), found
 
 
-def format_card_map(host: str, cards: "Mapping[tuple[str, str], str]") -> str:
-    """Return the map as its file has it."""
-    pairs = [(HOST, host)]
+def read_map_pairs(state_dir: str) -> dict[str, str]:
+    """Return all that the file says; raise OSError or ValueError."""
+    return kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"), LINE)
+
+
+def format_card_map(
+    host: str,
+    cards: "Mapping[tuple[str, str], str]",
+    installed: "Sequence[tuple[str, str]]" = (),
+) -> str:
+    """Return the map as its file has it; `installed` says where the hooks are."""
+    pairs = [(HOST, host), *installed]
     pairs += [(f"{name} {card}", device) for (name, card), device in cards.items()]
     return f"{LINE}\n{kv.encode_pairs(pairs)}"
 

@@ -9,7 +9,7 @@ remove | 0) ;;
 esac
 if [ "${GPULOCK_REMOVE:-}" != anyway ]; then
     system=
-    [ ! -e /var/lib/gpulock/install/sge.json ] || system=sge
+    [ ! -e /var/lib/gpulock/sge-map ] || system=sge
     [ ! -e /var/lib/gpulock/slurm-map ] || system=slurm
     for unit in gpulockd.service gpulock-exporter.service; do
         [ ! -e "/etc/systemd/system/multi-user.target.wants/$unit" ] || system=systemd

@@ -24,13 +24,18 @@ HOOK: Final = "sed -n 1p /usr/local/libexec/gpulock/current/prolog/sge"
 INSTALL_HOOKS: Final = """
 cat >/tmp/hooks.py <<'END'
 from pathlib import Path
-from gpulock.install.change import Change, apply_changes, install_record
+from gpulock.install.change import FilePlace
+from gpulock.install.installed import Installation
+from gpulock.install.items import PlaceItem, Wanted, run_items
 from gpulock.install.versions import DEFAULT_PREFIX, InstalledHooks
-from gpulock.node.settings_file import DEFAULT_PATH, read_settings
+from gpulock.node.settings_file import DEFAULT_PATH
+from gpulock.sge.card_map import format_card_map
 import sys
 hooks = InstalledHooks(DEFAULT_PREFIX, Path(DEFAULT_PATH), sys.executable)
-record = install_record(read_settings(DEFAULT_PATH), "sge")
-apply_changes([Change(hooks, None, hooks.wanted())], record, print)
+text = format_card_map("node1", {}, Installation(DEFAULT_PREFIX, sys.executable).pairs())
+mark = FilePlace(Path("/var/lib/gpulock/sge-map"))
+items = [PlaceItem(mark, text), PlaceItem(hooks, hooks.wanted())]
+run_items(items, Wanted.PRESENT, Path("/var/lib/gpulock/install"), print)
 END
 /usr/lib/gpulock/bin/python3 -I /tmp/hooks.py
 """
@@ -118,11 +123,11 @@ def check_programs(machine: Machine) -> None:
 
 def check_refused_removal(machine: Machine, remove: str) -> None:
     """Try to remove the package while a node needs it; then remove it all the same."""
-    hooks, lock = "/var/lib/gpulock/install/sge.json", "/run/gpulock/locks/0000:06:00.0"
+    state, lock = "/var/lib/gpulock", "/run/gpulock/locks/0000:06:00.0"
     unit = "/etc/systemd/system/multi-user.target.wants/gpulockd.service"
     for needed, says in (
-        (hooks, "gpulock uninstall sge"),
-        ("/var/lib/gpulock/slurm-map", "gpulock uninstall slurm"),
+        (f"{state}/sge-map", "gpulock uninstall sge"),
+        (f"{state}/slurm-map", "gpulock uninstall slurm"),
         (unit, "gpulock uninstall systemd"),
         (lock, "GPUs are held"),
     ):

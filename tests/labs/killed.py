@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Final
 
 # Its first argument is the point: twice the number of the change, and one more for after it.
-_KILLED: Final = """
+KILLED_ITEMS: Final = """
 import os, signal, sys
 from itertools import count
 from gpulock.cli import main
-from {module} import {name}
-point, numbers, made = int(sys.argv.pop(1)), count(), {name}.{method}
+from gpulock.install.items import ItemRun
+point, numbers, made = int(sys.argv.pop(1)), count(), ItemRun._change
 def reach(number):
     if number == point:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -26,15 +26,9 @@ def apply(*change):
     reach(2 * number)
     made(*change)
     reach(2 * number + 1)
-{name}.{method} = apply
+ItemRun._change = apply
 main()
 """
-KILLED_INSTALLER: Final = _KILLED.format(
-    module="gpulock.install.change", name="Change", method="apply"
-)
-KILLED_ITEMS: Final = _KILLED.format(
-    module="gpulock.install.items", name="ItemRun", method="_change"
-)
 
 
 def points_of_changes(dry_run: str) -> Sequence[int]:

@@ -5,10 +5,11 @@
 The files lie in the folder `state` beside: `sq`, `sc`, `se`, `sconf` and, where there is one,
 `sconf-node1`; `release` is what `-help` prints, a shepherd's as well. One queue, gpu.q, on host
 node1, and on each other of its hostlist that has a `sconf-HOST`; no queue without `sq`. What is set
-is written back into them, of node1 alone. Its execd takes a changed configuration at once. Of one
-of its own where it had none it hears when it is restarted (`unknown` stands until then), and it
-takes none while there is a file `deaf`. It reports at once what its load sensor would, and a new
-load at each look. The global configuration may not be written.
+is written back into them. A host group is in `hgrp-@NAME`; a host that joins or leaves one has the
+hooks of before until their attribute is written again. Its execd takes a changed configuration at
+once. Of one of its own where it had none it hears when it is restarted (`unknown` stands until
+then), and it takes none while there is a file `deaf`. It reports at once what its load sensor
+would, and a new load at each look. The global configuration may not be written.
 """
 
 from __future__ import annotations
@@ -48,15 +49,77 @@ def put(name: str, key: str, value: str) -> None:
     write(name, "\n".join(new) + "\n")
 
 
+def overrides(line: str) -> tuple[str, dict[str, str]]:
+    """Split `DEFAULT,[DOMAIN=VALUE],...`."""
+    default, _, rest = line.partition(",[")
+    parts = [part.partition("=") for part in rest.removesuffix("]").split("],[") if part]
+    return default, {domain: value for domain, _, value in parts}
+
+
 def queue(domain: str, key: str, value: str | None) -> None:
-    """Set an attribute as -rattr does, or (None) purge a host's own."""
-    default, _, override = get("sq", key).partition(f",[{HOST}=")
-    override = override.removesuffix("]")
-    if domain == QUEUE:
+    """Set an attribute as -rattr does, or (None) purge a host's or a group's own."""
+    default, found = overrides(get("sq", key))
+    _, at, name = domain.partition("@")
+    if not at:
         default = value or "NONE"
+    elif value is None:
+        if found.pop(name, None) is None:
+            return  # and no instance is looked at again
+    elif name.startswith("@") and not os.path.exists(path_of(f"hgrp-{name}")):
+        raise SystemExit(f'Did not modify "{key}" for host group "{name}" which does not exist.')
     else:
-        override = value or ""
-    put("sq", key, f"{default},[{HOST}={override}]" if override else default)
+        found[name] = value
+    forget_values([key])
+    put("sq", key, default + "".join(f",[{one}={text}]" for one, text in found.items()))
+
+
+def group(option: str, name: str, words: list[str]) -> str:
+    """Show or change a host group. Of a queue's hosts none has another value by that yet."""
+    path = f"hgrp-{name}"
+    if option == "-dhgrp":
+        if f"[{name}=" in read("sq"):
+            raise SystemExit(f'denied: these cluster queues still reference "{name}": {QUEUE}')
+        os.unlink(path_of(path))
+        return ""
+    keep_values()
+    hosts = [one for one in group_hosts(name) if one not in words] + (
+        words if option == "-aattr" else []
+    )
+    write(path, f"group_name {name}\nhostlist {' '.join(hosts) or 'NONE'}\n")
+    return ""
+
+
+def group_hosts(name: str) -> list[str]:
+    words = read(f"hgrp-{name}").partition("hostlist")[2].split()
+    return [word for word in words if word != "NONE"]
+
+
+def value_here(key: str, line: str, host: str) -> str:
+    """Return what qmaster worked out for a host when the attribute was last written."""
+    kept = path_of(f"kept-{key}")
+    if os.path.exists(kept) and host == HOST:
+        with open(kept, encoding="utf-8") as file:
+            before, value = file.read().splitlines()
+        if before == line:
+            return value
+    default, found = overrides(line)
+    groups = [name for name in found if name.startswith("@") and host in group_hosts(name)]
+    if host in found:
+        return found[host]
+    return found[groups[0]] if len(groups) == 1 else default  # of several the queue is in state c
+
+
+def keep_values() -> None:
+    """Have the hooks of the host stay what they are until their attribute is written."""
+    for key in ("prolog", "epilog"):
+        line = get("sq", key)
+        write(f"kept-{key}", f"{line}\n{value_here(key, line, HOST)}\n")
+
+
+def forget_values(keys: list[str]) -> None:
+    for key in keys:
+        if os.path.exists(path_of(f"kept-{key}")):
+            os.unlink(path_of(f"kept-{key}"))
 
 
 def host_value(option: str, key: str, element: str) -> None:
@@ -75,10 +138,10 @@ def of_instance(host: str) -> str:
     """Return -sq of the queue on a host: its own values in place of the queue's."""
     lines: list[str] = []
     for line in read("sq").replace("\\\n", " ").splitlines():
-        default, _, others = line.partition(",[")
-        mine = others.startswith(f"{host}=")
-        own = others.removeprefix(f"{host}=").removesuffix("]")
-        lines.append(f"{line.split()[0]} {own}" if mine else default)
+        key, _, rest = line.partition(" ")
+        value = " ".join(rest.split())
+        own = value_here(key, value, host) if key in ("prolog", "epilog") else value
+        lines.append(f"{key} {own}")
     return "\n".join(lines)
 
 
@@ -108,35 +171,67 @@ def take_configuration() -> None:
 
 
 def qconf(option: str, words: list[str]) -> str:
-    own = f"sconf-{HOST}"
-    if option == "-sq":
-        return of_instance(words[0].partition("@")[2]) if "@" in words[0] else read("sq")
-    if option == "-sconf":
-        return read("sconf" if words[0] == "global" else f"sconf-{words[0]}")
-    if option == "-se":
-        take_configuration()
-        deaf = os.path.exists(path_of("deaf"))
-        return read("se") if deaf else read("se").replace("4.750488", f"{time.monotonic():.6f}")
-    if option == "-sc":
-        return read("sc")
-    if option == "-sel":
-        return HOST
-    if option == "-sconfl":
-        named = [name[6:] for name in os.listdir(path_of("")) if name.startswith("sconf-")]
-        if not named:
-            raise SystemExit("no config defined")
-        return "\n".join(named)
+    if option in SHOWN:
+        return SHOWN[option](words[0] if words else "")
+    if words[0] == "hostgroup":
+        return group(option, words[3], [words[2]])
+    change(option, words)
+    return ""
+
+
+def show_queue(name: str) -> str:
+    return of_instance(name.partition("@")[2]) if "@" in name else read("sq")
+
+
+def show_host(_: str) -> str:
+    take_configuration()
+    deaf = os.path.exists(path_of("deaf"))
+    return read("se") if deaf else read("se").replace("4.750488", f"{time.monotonic():.6f}")
+
+
+def list_named(prefix: str, none: str) -> str:
+    """Return the names of the files that begin so; qconf fails where there is none."""
+    length = len(prefix)
+    named = [name[length:] for name in os.listdir(path_of("")) if name.startswith(prefix)]
+    if not named:
+        raise SystemExit(f"no {none} defined")
+    return "\n".join(named)
+
+
+def list_group(name: str) -> str:
+    return " ".join(group_hosts(name))
+
+
+SHOWN = {
+    "-sq": show_queue,
+    "-sconf": lambda name: read("sconf" if name == "global" else f"sconf-{name}"),
+    "-se": show_host,
+    "-sc": lambda _: read("sc"),
+    "-sel": lambda _: HOST,
+    "-sql": lambda _: name_queue(),
+    "-sconfl": lambda _: list_named("sconf-", "config"),
+    "-shgrpl": lambda _: list_named("hgrp-", "host group list"),
+    "-shgrp_resolved": list_group,
+}
+
+
+def change(option: str, words: list[str]) -> None:
     if option in ("-rattr", "-purge") and words[0] == "queue":
         queue(words[-1], words[1], words[2] if option == "-rattr" else None)
     elif option in ("-mattr", "-dattr"):
         host_value(option, words[1], words[2])
+    elif option == "-Ahgrp":
+        with open(words[0], encoding="utf-8") as file:
+            text = file.read()
+        write(f"hgrp-{text.split()[1]}", text)
+    elif option == "-dhgrp":
+        group(option, words[0], [])
     elif option in ("-Mc", "-Mconf", "-Aconf"):
         load(option, words[0])
     elif option == "-dconf":
-        os.unlink(path_of(own))
+        os.unlink(path_of(f"sconf-{HOST}"))
     else:
         raise SystemExit(f"what is {option}?")
-    return ""
 
 
 def name_queue() -> str:
@@ -163,8 +258,6 @@ def main(argv: list[str]) -> str:
         return read("release")
     if os.path.exists(path_of("down")):
         raise SystemExit("error: commlib error: got select error (Connection refused)")
-    if argv[1:] == ["-sql"]:
-        return name_queue()
     if program == "qconf":
         return qconf(argv[1], argv[2:])
     if program == "qstat":

@@ -27,7 +27,6 @@ from gpulock.daemon.history.record import (
 from gpulock.daemon.idle.idle_claims import read_idle_notes
 from gpulock.daemon.reconcile.inventory_file import format_inventory, read_inventory_file
 from gpulock.daemon.slots.rsmap import WithdrawnIds, load_withdrawn_ids, save_withdrawn_ids
-from gpulock.install.change import Entries, InstallRecord
 from gpulock.install.slurm.gres import slurm_map_text
 from gpulock.node import sample, settings
 from gpulock.node.devices import Device, read_nvml_inventory
@@ -193,11 +192,6 @@ def write_formats(root: Path) -> None:
     health.done[CARD, "xid 79"], health.clean[OTHER] = 2, (1, 990.5)
     health.known = {CARD, OTHER}
     (root / "health").write_text(health.text(BOOT))
-    own: Entries = {
-        ("file", "/etc/gpulock/gpulock.conf", "644"): "EXPECTED_GPUS=8\n",
-        ("queue", "prolog", "gpu.q@node1"): "root@/x",
-    }
-    InstallRecord(root / "install.json").save(own)
     request = SocketRequest(CLAIM, 4711, 5678, 2, (CARD, OTHER), 60.0, "run")
     (root / "request").write_bytes(encode_request(request))
     reply = SocketReply(GRANTED, "feedbeef", (CARD,), 3, "busy", "no GPU is free", "wait")
@@ -212,13 +206,6 @@ def read_owner(name: str, root: Path) -> object:
 def read_gres(root: Path) -> object:
     """Return what the map of Slurm's positions says."""
     return read_gres_map(str(root)), read_shared_gres(str(root))
-
-
-def read_installed(root: Path) -> object:
-    """Return what an installation noted."""
-    return [
-        [list(place), value] for place, value in InstallRecord(root / "install.json").load().items()
-    ]
 
 
 FIELDS: Mapping[str, list[list[str]]] = {  # what names each field, its type, a setting's default
@@ -246,7 +233,6 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "sge-map": lambda root: [str(part) for part in read_card_map(str(root))],
     "sge-rsmap": lambda root: load_withdrawn_ids(str(root)),
     "health": lambda root: parse_health_state((root / "health").read_text(), BOOT),
-    "install record": read_installed,
     "settings": lambda root: settings.parse_settings((root / "settings").read_text(), "/x").given,
     "request": lambda root: parse_request((root / "request").read_bytes()),
     "reply": lambda root: parse_reply((root / "reply").read_bytes()),

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,23 +17,20 @@ from gpulock.install import versions
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor import sge as doctor_sge
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
+from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.sge import programs as sge_programs
 from gpulock.install.sge import qconf, site
-from gpulock.install.sge.install import SgeOptions
-from gpulock.install.sge.texts import queue_hook_command
-from gpulock.install.uninstall import Uninstaller
+from gpulock.install.sge.cluster import ClusterInstaller, ClusterOptions
+from gpulock.install.sge.install import SgeInstaller, SgeOptions
+from gpulock.install.sge.texts import hook_command
+from gpulock.install.sge.uninstall import SgeRemoval, SgeRemover
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
 
 RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
 FAKE = Path(__file__).parent / "fake_qconf.py"
-
-
-class SgeFiles(Uninstaller):
-    """What an installation for Grid Engine has on the node, asking no qmaster."""
-
-    scheduler = "sge"
-    detached = frozenset(("configuration",))
+Echo = Callable[[str], None]
 
 
 def find_nothing(*_: object) -> tuple[()]:
@@ -45,7 +44,14 @@ def ignore(*_: object) -> None:
 
 def tree(folder: Path) -> dict[str, str]:
     """Return the text of every file below a folder."""
-    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(p.relative_to(folder)): p.read_text(errors="replace") for p in files}
+
+
+def qconf_values(text: str) -> dict[str, str]:
+    """Return an object of qconf without the blanks between its columns."""
+    lines = [one.split(None, 1) for one in text.replace("\\\n", " ").splitlines() if one[:1] != "#"]
+    return {line[0]: " ".join(" ".join(line[1:]).split()) for line in lines if line}
 
 
 def keep_copy(root: Path) -> None:
@@ -80,7 +86,6 @@ class Site:
     def options(self, **changes: object) -> SgeOptions:
         """Return what an administrator of this node asks for."""
         values: dict[str, object] = {
-            "queues": ("gpu.q",),
             "prefix": self.root / "libexec",
             "config": self.config,
             "interpreter": sys.executable,
@@ -93,10 +98,50 @@ class Site:
         """Return a recorded object as it is now."""
         return (self.state / name).read_text()
 
+    def parts(self, **changes: object) -> InstallParts:
+        """Return the items of an installation on this node."""
+        return SgeInstaller(self.options(**changes), ignore).parts()
+
+    def cluster(self, **changes: object) -> ClusterInstaller:
+        """Return what a manager asks for, for gpu.q."""
+        asked: dict[str, object] = {"queues": ("gpu.q",), "prefix": self.root / "libexec"}
+        asked |= {"config": self.config, **changes}
+        return ClusterInstaller(ClusterOptions(**asked))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    def install_cluster(self, **changes: object) -> Outcome:
+        """Have the cluster's part in place."""
+        return self.run(self.cluster(**changes).parts(), Wanted.PRESENT)
+
+    def install(self, echo: Echo = ignore, **changes: object) -> Outcome:
+        """Install on this node."""
+        parts = SgeInstaller(self.options(**changes), echo).parts()
+        return self.run(parts, Wanted.PRESENT, echo)
+
+    def install_all(self) -> Outcome:
+        """Install the cluster's part, then this node's."""
+        self.install_cluster()
+        return self.install()
+
+    def uninstall(self, echo: Echo = ignore, force: bool = False) -> Outcome:
+        """Uninstall from this node."""
+        asked = SgeRemoval(self.config, self.root / "profile.d/gpulock.sh", force)
+        return self.run(SgeRemover(asked, echo).parts(), Wanted.ABSENT, echo)
+
+    def run(self, parts: InstallParts, wanted: Wanted, echo: Echo = ignore) -> Outcome:
+        """Run over all items."""
+        records = Path(read_settings(str(self.config)).state_dir, "install")
+        return run_items(parts.items, wanted, records, echo)
+
+    def in_force(self, hook: str) -> str:
+        """Return the hook of gpu.q that qmaster has worked out for this host."""
+        line = run_or_play([str(self.root / "sge/qconf"), "-sq", "gpu.q@node1"], 20, os.environ)
+        return next(
+            one.split(" ", 1)[1] for one in line.stdout.splitlines() if one.startswith(hook)
+        )
+
     def hook(self, name: str) -> str:
         """Return the command line of our hook alone."""
-        current = self.root / "libexec/current"
-        return queue_hook_command(current, name, None)
+        return hook_command(self.root / "libexec/current", name)
 
     def set_attribute(self, hook: str, value: str) -> None:
         """Set a hook for this host, as an administrator does."""
@@ -112,6 +157,18 @@ class Site:
         text = self.show(name)
         assert old in text
         (self.state / name).write_text(text.replace(old, new))
+
+
+@contextmanager
+def deaf_execd(site: Site, patch: pytest.MonkeyPatch) -> Generator[None]:
+    """Have execd take no configuration meanwhile, for which nobody waits long."""
+    line = next(one for one in site.show("sconf").splitlines() if one.startswith("load_report"))
+    site.edit("sconf", line, "load_report_time 00:00:00")
+    (site.state / "deaf").touch()
+    with patch.context() as slack:
+        slack.setattr("gpulock.install.sge.host_report._SLACK_SECONDS", 0.0)
+        yield
+    (site.state / "deaf").unlink()
 
 
 def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:

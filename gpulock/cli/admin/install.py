@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gpulock.cli.admin.items import list_objections, run_installation, run_removal
-from gpulock.cli.admin.offers import Consent, echo_note, note_missing_daemon
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.daemon.health.findings import POLICY_WORDS
 from gpulock.install.hooks import InstallError
 from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.text import table
-from gpulock.text.words import format_count
 
 if TYPE_CHECKING:
-    from gpulock.install.planner import InstallPlan
+    from gpulock.install.items import InstallParts
 
 F = TypeVar("F", bound=Callable[..., object])
+CELL = "sge --cluster"
 FOLDER = click.Path(path_type=Path)
 
 
@@ -56,10 +55,12 @@ def quarantine_option(function: F) -> F:
     return click.option("--quarantine-on", metavar="WORDS", default=None, help=text)(function)
 
 
-def yes_option(function: F) -> F:
-    """Add --yes."""
-    text = "Agree to all that it offers."
-    return click.option("--yes", is_flag=True, help=text)(function)
+def cell_options(function: F) -> F:
+    """Add the options that name a cell of Grid Engine."""
+    function = click.option("--sge-cell", default="", help="SGE_CELL.")(function)
+    return click.option("--sge-root", default="", help="SGE_ROOT, where there are several.")(
+        function
+    )
 
 
 def hook_options(function: F) -> F:
@@ -82,45 +83,46 @@ def hook_options(function: F) -> F:
 
 
 @install_group.command("sge")
+@click.option("--cluster", is_flag=True, help="The cluster's part alone, once, as a manager.")
 @click.option(
     "--queue",
     "queues",
     multiple=True,
-    required=True,
     metavar="NAME",
-    help="Queue whose jobs get locks; may be repeated.",
+    help="With --cluster: queue whose jobs get locks; may be repeated.",
 )
 @click.option("--complex", default="gpu", show_default=True, help="Consumable that counts GPUs.")
 @click.option("--map", default="", metavar="ID=GPU,...", help="Which GPU each id of an RSMAP is.")
 @click.option("--host", default="", help="Grid Engine's name of this host.  [default: ask it]")
-@click.option("--all-hosts", is_flag=True, help="Set the hooks for all hosts of the queue.")
-@click.option("--sge-root", default="", help="SGE_ROOT, where there are several.")
-@click.option("--sge-cell", default="", help="SGE_CELL.")
-@click.option(
-    "--accept-terminal-jobs",
-    is_flag=True,
-    help="Install although a qrsh on a terminal puts the queue in error.",
-)
-@yes_option
+@cell_options
 @hook_options
 @click.pass_obj
 def install_sge_command(
-    session: Session, /, dry_run: bool, yes: bool, prefix: Path, **options: Any
+    session: Session,
+    /,
+    dry_run: bool,
+    cluster: bool,
+    queues: tuple[str, ...],
+    prefix: Path,
+    **options: Any,
 ) -> None:
     """Install prolog, epilog and load sensor for Grid Engine on this node.
 
-    On a terminal it asks about quarantine, and offers a trial job.
+    Before, once for all nodes: install sge --cluster --queue NAME.
     """
-    from gpulock.install.sge.install import SgeOptions, plan_sge
+    from gpulock.install.sge.cluster import ClusterInstaller, ClusterOptions
+    from gpulock.install.sge.install import SgeInstaller, SgeOptions
 
-    options |= {"prefix": prefix.absolute(), "config": Path(session.config)}
-    consent = Consent(session, yes, dry_run)
-
-    def plan(quarantine_on: str | None) -> InstallPlan:
-        return plan_sge(replace(SgeOptions(**options), quarantine_on=quarantine_on))
-
-    asked: str | None = options["quarantine_on"]
-    run_installer(lambda: plan_with_policy(plan, asked, consent), dry_run, consent)
+    if cluster != bool(queues):
+        raise click.UsageError("--cluster and --queue NAME belong together.")
+    where: dict[str, Any] = {"prefix": prefix.absolute(), "config": Path(session.config)}
+    if cluster:
+        kept = {name: options[name] for name in ("complex", "sge_root", "sge_cell")}
+        asked = ClusterOptions(queues, **kept, **where)
+        run_installation(session, CELL, lambda: ClusterInstaller(asked).parts(), dry_run)
+        return
+    node = SgeOptions(**options, **where)
+    run_installation(session, "sge", lambda: SgeInstaller(node, click.echo).parts(), dry_run)
 
 
 @install_group.command("slurm")
@@ -166,85 +168,62 @@ def install_hooks_command(session: Session, /, if_broken: bool) -> None:
         raise CommandRefusedError(str(fault)) from fault
 
 
-def plan_with_policy(
-    plan_it: Callable[[str | None], InstallPlan], asked: str | None, consent: Consent
-) -> InstallPlan:
-    """Return a plan with QUARANTINE_ON as asked for, else as answered; raise InstallError.
-
-    It is planned without an answer first: what cannot be installed here is not asked about.
-    """
-    plan = plan_it(asked)
-    chosen = consent.choose_policy(asked)
-    return plan if chosen == asked else plan_it(chosen)
-
-
-def run_installer(plan_it: Callable[[], InstallPlan], dry_run: bool, consent: Consent) -> None:
-    """Make the changes, or show them; then say what there is to know, and offer a trial job."""
-    try:
-        plan = plan_it()
-        consent.note_trial(plan)
-        for change in plan.changes if dry_run else ():
-            click.echo("\n".join(change.lines()))
-        if not dry_run:
-            plan.apply(click.echo)
-    except InstallError as fault:
-        for line in fault.page:
-            click.echo(line)
-        raise CommandRefusedError(str(fault)) from fault
-    for note in plan.notes:
-        echo_note(note)
-    if not plan.changes:
-        click.echo("nothing to change: it is installed as asked")
-    elif dry_run:
-        click.echo(f"{format_count(len(plan.changes), 'change')} would be made")
-    for page in plan.pages:
-        click.echo(name_config("\n" + "\n".join(page)))
-    if not dry_run:
-        note_missing_daemon(consent.session)
-        consent.run_trial(plan)
-
-
 @click.command()
 @click.argument("system", type=click.Choice(["sge", "slurm", "systemd"]))
 @dry_run_option
 @click.option("--write-conf", is_flag=True, help="Slurm: take the block out of slurm.conf, too.")
 @click.option("--prefix", type=FOLDER, help="Slurm: folder of the hooks.  [default: as installed]")
+@click.option("--cluster", is_flag=True, help="Grid Engine: the cluster's part, as a manager.")
+@cell_options
 @click.option("--force", is_flag=True, help="Uninstall although jobs hold devices.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason; needed with --force.")
 @click.pass_obj
 def uninstall_command(
-    session: Session, /, system: str, force: bool, reason: str, **options: Any
+    session: Session, /, system: str, dry_run: bool, force: bool, reason: str, **options: Any
 ) -> None:
     """Remove gpulock's own files; name what leads to them in files of others."""
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
-    if system == "slurm":
-        uninstall_slurm(session, force, reason, **options)
-        return
-    dry_run: bool = options.pop("dry_run")
-    if any(options.values()):
-        raise click.UsageError("--write-conf and --prefix are Slurm's.")
+    given = {name for name, value in options.items() if value}
+    known = {"slurm": {"write_conf", "prefix"}, "systemd": set[str]()}
+    known["sge"] = {"cluster", "sge_root", "sge_cell"} if options["cluster"] else set()
+    if given - known[system]:
+        raise click.UsageError(f"uninstall {system} has no such option.")
     if system == "systemd":
         uninstall_systemd(session, dry_run)
-    elif dry_run:
-        raise click.UsageError("--dry-run is not Grid Engine's.")
+    elif options["cluster"]:
+        uninstall_cell(session, dry_run, options["sge_root"], options["sge_cell"])
     else:
-        uninstall_sge(session, force, reason)
+        kept = {name: options[name] for name in known[system]}
+        uninstall_node(session, system, dry_run, reason if force else "", kept)
 
 
-def uninstall_slurm(
-    session: Session, force: bool, reason: str, dry_run: bool, **options: Any
+def uninstall_cell(session: Session, dry_run: bool, root: str, cell: str) -> None:
+    """Take the cluster's part of Grid Engine away."""
+    from gpulock.install.sge.cluster import ClusterInstaller, ClusterOptions
+
+    asked = ClusterOptions(config=Path(session.config), sge_root=root, sge_cell=cell)
+    run_removal(session, CELL, lambda: ClusterInstaller(asked).removal(), dry_run)
+
+
+def uninstall_node(
+    session: Session, system: str, dry_run: bool, forced: str, options: dict[str, Any]
 ) -> None:
-    """Take the items of Slurm away; what is overruled by force is logged."""
+    """Take the items of a scheduler away; what is overruled by force is logged."""
+    from gpulock.install.sge.uninstall import SgeRemoval, SgeRemover
     from gpulock.install.slurm.uninstall import SlurmRemoval, SlurmRemover
     from gpulock.install.uninstall import log_forced_uninstall
 
-    asked = SlurmRemoval(Path(session.config), **options)
-    if force:
-        for what in list_objections(lambda: SlurmRemover(asked).parts()) if not dry_run else ():
-            log_forced_uninstall(f"slurm uninstalled by force: {what}: {reason}")
-        asked = replace(asked, force=True)
-    run_removal(session, "slurm", lambda: SlurmRemover(asked).parts(), dry_run)
+    def parts(force: bool) -> InstallParts:
+        config = Path(session.config)
+        if system == "slurm":
+            return SlurmRemover(SlurmRemoval(config, **options, force=force)).parts()
+        return SgeRemover(SgeRemoval(config, **options, force=force), click.echo).parts()
+
+    if forced and not dry_run:
+        for what in list_objections(lambda: parts(force=False)):
+            log_forced_uninstall(f"{system} uninstalled by force: {what}: {forced}")
+    run_removal(session, system, lambda: parts(force=bool(forced)), dry_run)
 
 
 def uninstall_systemd(session: Session, dry_run: bool) -> None:
@@ -253,24 +232,6 @@ def uninstall_systemd(session: Session, dry_run: bool) -> None:
 
     asked = SystemdOptions(Path(session.config).absolute())
     run_removal(session, "systemd", lambda: SystemdInstaller(asked).removal(), dry_run)
-
-
-def uninstall_sge(session: Session, force: bool, reason: str) -> None:
-    """Remove what the record of the installation names."""
-    from gpulock.install.sge.uninstall import SgeUninstaller
-
-    try:
-        installation = SgeUninstaller(Path(session.config), click.echo)
-        there = bool(installation.record.load())
-        left = installation.uninstall(force, reason)
-    except InstallError as fault:
-        raise CommandRefusedError(str(fault)) from fault
-    for line in left:
-        click.echo(line)
-    if left:
-        what = "gpulock is not yet uninstalled from sge"
-        raise CommandRefusedError(what, "do what is shown above, and run it again")
-    click.echo("uninstalled: sge" if there else "nothing to do: sge is not installed here")
 
 
 @click.command()

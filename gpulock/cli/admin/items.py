@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from gpulock.cli.admin.offers import echo_note, echo_wrapped, note_missing_daemon
+from gpulock.cli.admin.notes import echo_note, echo_wrapped, note_missing_daemon
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.install.hooks import InstallError
-from gpulock.install.installed import find_slurm_installation
-from gpulock.install.items import InstallParts, ItemRun, Outcome, Wanted, run_items
+from gpulock.install.installed import find_sge_installation, find_slurm_installation
+from gpulock.install.items import InstallParts, ItemRun, Outcome, Scope, Wanted, run_items
 
 NOT_IN_FORCE = 4  # exit code: what this run may do is done, and a person has to do the rest
 
@@ -23,7 +23,7 @@ def run_installation(
     """Put all items of a system in place, or show each difference; then say what is next."""
     outcome, parts = run_parts(session, parts_of, Wanted.PRESENT, dry_run)
     end_run(outcome, parts, system, Wanted.PRESENT, dry_run)
-    if not dry_run:
+    if not dry_run and is_of_node(parts):
         note_missing_daemon(session)
         if parts.try_line and not outcome.clauses():
             echo_wrapped(f"try it, as an ordinary user: {parts.try_line}")
@@ -36,13 +36,19 @@ def run_removal(
     """Take all items of a system away, or show each difference."""
     outcome, parts = run_parts(session, parts_of, Wanted.ABSENT, dry_run)
     settings = session.settings()
-    others = Path(settings.state_dir, "install").exists() or find_slurm_installation(settings)
-    if not (dry_run or outcome.clauses() or others):
+    others = find_sge_installation(settings) or find_slurm_installation(settings)
+    folder = Path(settings.state_dir, "install")
+    if not (dry_run or outcome.clauses() or others or folder.exists()):
         Path(settings.copy_path).unlink(missing_ok=True)
     end_run(outcome, parts, system, Wanted.ABSENT, dry_run)
-    if outcome.changed and not dry_run:
+    if outcome.changed and not dry_run and is_of_node(parts):
         click.echo(f"{settings.path}, locks and history stay")
     leave(outcome, dry_run)
+
+
+def is_of_node(parts: InstallParts) -> bool:
+    """Say whether some item is on this node: a cluster's alone may be written from anywhere."""
+    return any(item.scope is Scope.NODE for item in parts.items)
 
 
 def list_objections(parts_of: Callable[[], InstallParts]) -> list[str]:

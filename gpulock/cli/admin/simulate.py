@@ -63,7 +63,8 @@ def scheduler_steps(node: SimulatedNode) -> list[str]:
     return [
         "",
         "Then for Grid Engine:",
-        f"  gpulock --config {node.config} install sge --queue QUEUE",
+        f"  gpulock --config {node.config} install sge --cluster --queue QUEUE",
+        f"  gpulock --config {node.config} install sge",
         "For Slurm, put these lines into gres.conf and slurm.conf, and restart its daemons:",
         f"  NodeName=NODE Name=gpu File={files}",
         f"  GresTypes=gpu    and NodeName=NODE ... Gres=gpu:{len(minors)}",

@@ -96,10 +96,10 @@ def next_rsmap(
 def bad_card_ids(node: Node) -> tuple[str, dict[str, frozenset[str]]]:
     """Return this host's name and the ids of each complex that no prolog would lock.
 
-    Without a map there is no name. Raises Refusal, OSError or ValueError.
+    Without a card in the map there is no name. Raises Refusal, OSError or ValueError.
     """
     host, cards = card_map.read_card_map(node.settings.state_dir)
-    if not host:
+    if not cards:
         return "", {}
     good = {row.id for row in sensor.read_sensor_rows(node) if sensor.is_offered_row(row)}
     good -= {*quarantine.read_device_notes(node.settings.state_dir, quarantine.RESERVES)}

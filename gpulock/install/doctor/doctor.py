@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import install_record
 from gpulock.install.doctor.check import BROKEN, FAULT, OK, WARNING, Check
 from gpulock.install.doctor.containers import container_checks
 from gpulock.install.doctor.daemon import daemon_checks
@@ -21,7 +20,11 @@ from gpulock.install.doctor.policies import handover_checks, policy_checks
 from gpulock.install.doctor.sge import sge_checks
 from gpulock.install.doctor.slurm import slurm_checks
 from gpulock.install.doctor.systemd import systemd_checks
-from gpulock.install.installed import find_installed_prefix, find_slurm_installation
+from gpulock.install.installed import (
+    find_installed_prefix,
+    find_sge_installation,
+    find_slurm_installation,
+)
 from gpulock.install.node_part import current_settings
 from gpulock.install.sge.install import PROFILE
 from gpulock.install.sge.site import find_execds
@@ -69,7 +72,7 @@ def is_slurm_only(settings: Settings, config: Path) -> bool:
     _, given = current_settings(config)
     if find_slurm_installation(settings) is None:
         return False
-    return not (install_record(settings, "sge").load() or "SGE_ROOT" in given or find_execds())
+    return not (find_sge_installation(settings) or "SGE_ROOT" in given or find_execds())
 
 
 def doctor_exit_code(checks: Iterable[Check]) -> int:

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import install_record
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.execd_params import check_execd_params, moves_jobs_to_scopes
@@ -22,31 +21,29 @@ from gpulock.install.doctor.sge_programs import (
     check_launcher,
     check_sge_release,
 )
+from gpulock.install.doctor.terminals import sge_admin_user, terminal_advice
 from gpulock.install.hooks import HookPaths, InstallError
+from gpulock.install.installed import is_sge_installed
 from gpulock.install.node_part import current_settings
 from gpulock.install.sge import texts
 from gpulock.install.sge.cards import card_map_fault
 from gpulock.install.sge.host_report import SENSOR, parse_clock_seconds
+from gpulock.install.sge.install import CLUSTER
 from gpulock.install.sge.kinds import plain_amount, sensor_difference
-from gpulock.install.sge.places import (
+from gpulock.install.sge.programs import minimum_id_fault
+from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
+from gpulock.install.sge.qmaster import (
     effective_host_conf,
     effective_sge_hook,
     queue_instances,
 )
-from gpulock.install.sge.programs import minimum_id_fault
-from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
 from gpulock.install.sge.site import find_execd, find_execds, find_sge_site, sge_host_name
-from gpulock.install.sge.terminals import (
-    sge_admin_user,
-    terminal_advice,
-    terminal_advice_elsewhere,
-)
 from gpulock.install.sge.texts import (
     SHEPHERD,
     complex_fault,
 )
 from gpulock.install.trial import self_test_sge_hooks
-from gpulock.install.versions import CURRENT, version_in_force
+from gpulock.install.versions import CURRENT
 from gpulock.node.settings import Settings
 
 _AGAIN: Final = "run gpulock install sge again"
@@ -70,9 +67,9 @@ def sge_checks(settings: Settings, config: Path, prefix: Path, profile: Path) ->
     """Return the checks of a node of Grid Engine; none where there is no Grid Engine."""
     execds = find_execds()
     _, given = current_settings(config)
-    if version_in_force(prefix) is None and not install_record(settings, "sge").load():
+    if not is_sge_installed(settings, prefix):
         what = "sge_execd runs here, but gpulock is not installed for it: its jobs get no lock"
-        do = "gpulock install sge --queue QUEUE"
+        do = f"once, by a manager: {CLUSTER}; then, on each node: gpulock install sge"
         return [warning(what, do, "Grid Engine")] if execds else []
     cell = settings.sge_cell if "SGE_CELL" in given else ""
     execd = find_execd(execds, settings.sge_root, cell)
@@ -142,7 +139,7 @@ class SgeClusterChecks:
         """Look at prolog and epilog in force for each queue of this host, and elsewhere."""
         ours = 0
         for queue in self.queues:
-            name, do = f"queue {queue}", f"gpulock install sge --queue {queue}"
+            name, do = f"queue {queue}", f"{CLUSTER.replace('QUEUE', queue)}, {_AGAIN}"
             lines = {
                 hook: effective_sge_hook(self.qconf, queue, self.host, hook, self.lines)
                 for hook in texts.HOOKS
@@ -159,7 +156,7 @@ class SgeClusterChecks:
                 yield ok("prolog and epilog are gpulock's", name)
             yield from self.elsewhere(queue)
         if not ours:
-            do = "gpulock install sge --queue QUEUE"
+            do = f"once, by a manager: {CLUSTER}; then {_AGAIN}"
             yield fault(f"no queue of host {self.host} has the hooks of gpulock", do, "queues")
 
     def is_gpulock_hook(self, line: str | None, hook: str) -> bool:
@@ -172,7 +169,8 @@ class SgeClusterChecks:
         """Return what is wrong with the command line in force, or nothing."""
         if not self.is_gpulock_hook(line, hook):
             return f"its {hook} is {line or 'none'}, not gpulock's"
-        if line == texts.queue_hook_command(self.current, hook, texts.site_command_of(line, hook)):
+        ours = texts.parse_hook_line(line, hook)
+        if ours and ours.current == self.current:
             return ""
         assert line is not None
         if not line.startswith("root@"):
@@ -182,7 +180,7 @@ class SgeClusterChecks:
         return f"its {hook} is not as installed: {line}"
 
     def elsewhere(self, queue: str) -> Iterator[Check]:
-        """Look at the other hosts of a queue: which have no hooks of ours, or no shepherd_cmd."""
+        """Look at the other hosts of a queue: which have no hooks of ours."""
         pairs = [instance.split("@") for instance in self.instances]
         hosts = sorted({host for name, host in pairs if name == queue and host != self.host})
         bare = [
@@ -196,9 +194,6 @@ class SgeClusterChecks:
         if bare:
             what = f"not the hooks of gpulock on {' '.join(bare)}"
             yield warning(what, "install there as well", f"queue {queue}")
-        user, hooked = sge_admin_user(self.site), [host for host in hosts if host not in bare]
-        if advice := terminal_advice_elsewhere(self.qconf, self.release, user, hooked):
-            yield fault(advice[0], advice[1], f"queue {queue}")
 
     def queue_states(self) -> Iterator[Check]:
         """Look for queues of this host that are in error; qstat fails where it has none."""
@@ -225,7 +220,7 @@ class SgeClusterChecks:
         for one in self.settings.sge_complexes:
             name = f"complex {one}"
             if one not in found:
-                do = f"gpulock install sge --complex {one}, or correct SGE_COMPLEXES"
+                do = f"{CLUSTER} --complex {one}, or correct SGE_COMPLEXES"
                 yield fault("it does not exist", do, name)
             elif why := complex_fault(found[one]):
                 yield fault(why, "correct it: qconf -mc", name)

@@ -12,13 +12,16 @@ from pathlib import Path
 
 from gpulock.daemon.slots.rsmap import load_withdrawn_ids, parse_rsmap, sync_card_ids
 from gpulock.errors import Refusal
+from gpulock.install.change import FilePlace
 from gpulock.install.hooks import InstallError
+from gpulock.install.items import PlaceItem
 from gpulock.node import devices
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
-from gpulock.sge.card_map import format_card_map, read_card_map
+from gpulock.sge.card_map import NAME, read_card_map
 
 RSMAP = "RSMAP"
+CardNames = dict[tuple[str, str], str]  # (complex, id) -> device
 
 
 def is_rsmap(line: str) -> bool:
@@ -55,15 +58,28 @@ def resolve_card_map(
     return found
 
 
-def sge_map_text(settings: Settings, host: str, name: str, value: str, option: str) -> str:
-    """Return what STATE_DIR/sge-map must say; raise InstallError.
+class CardMap(PlaceItem):
+    """The map, which names where the hooks are; it goes once gpulockd has no id to put back."""
+
+    def __init__(self, state_dir: str, text: str, host: str, ask: Callable[..., str]) -> None:
+        super().__init__(FilePlace(Path(state_dir, NAME)), text)
+        self.state_dir, self.host, self.ask = state_dir, host, ask
+
+    def absent(self) -> None:
+        if why := restore_card_ids(self.state_dir, self.host, self.ask):
+            raise InstallError(why)
+        super().absent()
+
+
+def mapped_cards(settings: Settings, host: str, name: str, value: str, option: str) -> CardNames:
+    """Return which GPU each id is; raise InstallError.
 
     `value` is what complex_values has of the complex `name` on `host`. Without an option the map
     that is there stays, where it names each id.
     """
+    old = known_cards(settings.state_dir)
     try:
         ids = [*parse_rsmap(value)]
-        _, old = read_card_map(settings.state_dir)
         here = devices.read_devices(settings.driver_root, settings.sys_root)
     except (OSError, ValueError) as fault:
         raise InstallError(f"the ids of {name} on {host}: {fault}") from fault
@@ -79,7 +95,15 @@ def sge_map_text(settings: Settings, host: str, name: str, value: str, option: s
     if missing := [card for card in ids if card not in cards]:
         raise InstallError(f"which GPU is {' '.join(missing)} of {name}? Give --map")
     others = {key: device for key, device in old.items() if key[0] != name}
-    return format_card_map(host, {**others, **{(name, card): d for card, d in cards.items()}})
+    return {**others, **{(name, card): device for card, device in cards.items()}}
+
+
+def known_cards(state_dir: str) -> CardNames:
+    """Return the map that is there, empty where there is none; raise InstallError."""
+    try:
+        return read_card_map(state_dir)[1]
+    except (OSError, ValueError) as fault:
+        raise InstallError(f"{NAME}: {fault}; correct it, or remove it") from fault
 
 
 def card_map_fault(state_dir: str, host: str, name: str, value: str) -> str:

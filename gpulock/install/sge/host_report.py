@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
-from gpulock.install.sge.places import effective_host_conf
+from gpulock.install.daemons import SchedulerDaemon
+from gpulock.install.hooks import InstallError
 from gpulock.install.sge.qconf import Qconf, parse_sge_list
+from gpulock.install.sge.qmaster import effective_host_conf
 
 REPORTED: Final = ("gpu.free", "gpu.quarantined")
 SENSOR: Final = "prolog/sge-sensor"
+RESTART: Final = "restart execd, which then takes a new configuration; its jobs run on"
 _DEFAULT_SECONDS: Final = 40  # load_report_time, Grid Engine's default
 _PAUSE: Final = 0.5  # seconds between two questions to qmaster
 _REPORTS: Final = 3  # one takes the configuration, one starts or stops the sensor, one has values
@@ -25,12 +27,16 @@ _NEW_REPORTS: Final = 2
 _SLACK_SECONDS: Final = 10.0
 
 
-@dataclass(frozen=True)
 class HostReport:
-    """The report of one host, as qmaster has it."""
+    """The report of one host, as qmaster has it; `execd` is none where it does not run here."""
 
-    qconf: Qconf
-    host: str
+    def __init__(
+        self, qconf: Qconf, host: str, execd: SchedulerDaemon | None, echo: Callable[[str], None]
+    ) -> None:
+        self.qconf, self.host, self.execd, self.echo = qconf, host, execd, echo
+        self.is_first = False  # the host's configuration was made in this run
+        self._before = execd is not None and self.has_sensor_values()
+        self._followed = execd is None
 
     def has_sensor_values(self) -> bool:
         """Say whether the report holds values of our sensor."""
@@ -40,39 +46,46 @@ class HostReport:
         """Return all values that execd reported."""
         return self.qconf.show("-se", self.host)["load_values"]
 
-    def delay_seconds(self) -> float:
+    def await_configuration(self, sensor: bool) -> None:
+        """Wait until execd goes by a configuration with our sensor, or without; raise InstallError.
+
+        A sensor that reported already, or never did, proves nothing: then two later reports do. By
+        the first qmaster sees the old version, and tells execd. No two reports are the same: memory
+        and load are in them, with six decimals.
+        """
+        if self._followed:
+            return
+        self.echo(f"waiting for execd of {self.host} to take its configuration")
+        if self._before is sensor:
+            what, done = "sends no new report", self._wait(self._new_reports())
+        else:
+            what = "starts no load sensor" if sensor else "still runs the load sensor"
+            done = self._wait(lambda: self.has_sensor_values() is sensor)
+        if not done:
+            folder = self.execd.folder if self.execd else ""
+            raise InstallError(
+                f"execd of {self.host} {what} after {self._delay_seconds():.0f} s: {RESTART}, or"
+                f" see {folder}/messages, then run it again"
+            )
+        self._followed = True
+
+    def _delay_seconds(self) -> float:
         """Return in how many seconds execd and qmaster follow a change of configuration."""
         lines = effective_host_conf(self.qconf, self.host)
         return _REPORTS * parse_clock_seconds(lines.get("load_report_time", "")) + _SLACK_SECONDS
 
-    def wait_sensor(self, runs: bool, begun: Callable[[], None]) -> bool:
-        """Wait until the sensor reports, or does so no more; return whether that came about.
-
-        The first look costs nothing; `begun` is called before the first pause.
-        """
-        if self.has_sensor_values() is runs:
-            return True
-        begun()
-        return self.wait_until(lambda: self.has_sensor_values() is runs)
-
-    def wait_new_reports(self, begun: Callable[[], None]) -> bool:
-        """Wait for two reports, and so for a changed configuration; return whether they came.
-
-        By the first qmaster sees the old version, and tells execd. No two reports are the same:
-        memory and load are in them, with six decimals.
-        """
-        begun()
+    def _new_reports(self) -> Callable[[], bool]:
         seen = {self.load_values()}
 
         def came() -> bool:
             seen.add(self.load_values())
             return len(seen) > _NEW_REPORTS
 
-        return self.wait_until(came)
+        return came
 
-    def wait_until(self, holds: Callable[[], bool]) -> bool:
+    def _wait(self, holds: Callable[[], bool]) -> bool:
         """Wait as long as execd may take for a condition; return whether that came about."""
-        deadline = time.monotonic() + self.delay_seconds()
+        deadline = time.monotonic() + self._delay_seconds()
         while not holds():
             if time.monotonic() > deadline:
                 return False

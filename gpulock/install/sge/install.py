@@ -1,84 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install sge`: what changes on a node and in its cluster.
+"""`gpulock install sge` on an execution host: its files, its amounts, its hooks in force.
 
-A hook that is missing on a node puts every job there into error, so the queue's prolog is set for
-this host alone, once its hooks are in place; `all_hosts` sets it for the whole queue.
+What the whole cluster has comes before, once, by `--cluster`. A hook that is missing on a node puts
+every job there into error, so the host joins the group of the hooks last.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import Change, FilePlace, plan_place_change
+from gpulock.install.change import FilePlace
+from gpulock.install.container_hooks import choose_container_hooks, docker_pages
 from gpulock.install.hooks import InstallError, describe_drop_env
-from gpulock.install.planner import InstallPlan, NodePlanner
-from gpulock.install.sge import texts
-from gpulock.install.sge.cards import is_rsmap, sge_map_text
-from gpulock.install.sge.host_report import REPORTED, SENSOR, HostReport
+from gpulock.install.installed import Installation
+from gpulock.install.items import InstallParts, Item, PlaceItem, Remainder, Wanted
+from gpulock.install.node_part import NodePart
+from gpulock.install.sge.cards import CardMap, is_rsmap, known_cards, mapped_cards
+from gpulock.install.sge.cluster_items import GROUP
+from gpulock.install.sge.host_hooks import HostHook
+from gpulock.install.sge.host_items import (
+    Amount,
+    HostConfiguration,
+    IdleConfiguration,
+    SgeHooks,
+    SgeHost,
+    read_amounts,
+)
+from gpulock.install.sge.host_report import HostReport
 from gpulock.install.sge.kinds import (
-    CONSUMABLE,
-    missing_kind_complexes,
+    check_complexes,
+    cluster_complexes,
+    offered_complexes,
     plain_amount,
-    plan_kind_amounts,
+    read_node_devices,
 )
 from gpulock.install.sge.login_shells import (
     csh_profile_paths,
     csh_profile_text,
     login_shell_faults,
 )
-from gpulock.install.sge.places import (
-    HostConfiguration,
-    HostValue,
-    QueueAttribute,
-    check_queues,
+from gpulock.install.sge.qconf import parse_host_overrides
+from gpulock.install.sge.qmaster import (
     effective_host_conf,
-    effective_sge_hook,
-    plan_complexes,
-    queue_instances,
+    queues_of_host,
     read_complexes,
 )
-from gpulock.install.sge.programs import OCS
-from gpulock.install.sge.qconf import is_sge_none
 from gpulock.install.sge.site import (
     find_own_execd,
     find_sge_site,
     sge_host_name,
     tried_sge_shepherd,
 )
-from gpulock.install.sge.terminals import (
-    sge_admin_user,
-    terminal_advice,
-    terminal_advice_elsewhere,
-)
-from gpulock.install.sge.texts import SHEPHERD, complex_fault, login_script_text
-from gpulock.install.trial import command_program, rival_hook_reason
-from gpulock.install.trial_job import run_sge_trial
+from gpulock.install.sge.texts import HOOKS, login_script_text, parse_hook_line
 from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
 from gpulock.node.settings_file import DEFAULT_PATH
-from gpulock.sge.card_map import NAME as SGE_MAP
+from gpulock.sge.card_map import format_card_map
+from gpulock.sge.complexes import count_complex
 
-VERIFIER: Final = "prolog/sge-jsv"
 PROFILE: Final = Path("/etc/profile.d/gpulock.sh")
-RESTART: Final = "restart execd, which then takes a new configuration; its jobs run on"
-# gpu's fields behind name and shortcut: type relop requestable consumable default urgency
-_LOAD_VALUE = "INT <= YES NO 0 0"
+CLUSTER: Final = "gpulock install sge --cluster --queue QUEUE"
+Echo = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class SgeOptions:
     """What the administrator asks for; what is None or empty is found out."""
 
-    queues: tuple[str, ...]
     gpus: int | None = None
     complex: str = "gpu"
     map: str = ""
     host: str = ""
-    all_hosts: bool = False
     prefix: Path = DEFAULT_PREFIX
     config: Path = Path(DEFAULT_PATH)
     interpreter: str = sys.executable
@@ -89,248 +84,171 @@ class SgeOptions:
     podman: bool = False
     docker: bool = False
     quarantine_on: str | None = None
-    accept_terminal_jobs: bool = False
 
 
-def plan_sge(options: SgeOptions) -> InstallPlan:
-    """Return what must change for a node's jobs to get GPUs; raise InstallError."""
-    return SgePlanner(options).plan()
+class ClusterPart(Item):
+    """What a manager has installed for all hosts: without it no job comes to the hooks."""
+
+    title = "the cluster's part"
+
+    def __init__(self, host: SgeHost, complexes: Collection[str]) -> None:
+        self.host, self.complexes = host, complexes
+
+    def remainder(self, wanted: Wanted) -> Remainder | None:
+        if wanted is Wanted.ABSENT:
+            return None
+        table = read_complexes(self.host.qconf)
+        missing = [name for name in self.complexes if name not in table]
+        what = [f"there is no complex {' '.join(missing)}"] if missing else []
+        lines = hooked_queues(self.host)
+        if not lines:
+            what.append(f"no queue of {self.host.name} has hooks for {GROUP}")
+        elif wrong := [one for one in lines.items() if one[1] != self.host.current]:
+            queue, current = wrong[0]
+            what.append(f"{queue} leads to {current}, not to {self.host.current}")
+        page = [f"once, by a manager: {CLUSTER}"]
+        return Remainder("; ".join(what), page) if what else None
 
 
-class SgePlanner(NodePlanner):
-    """Find out what is there, step by step."""
+class SgeInstaller(NodePart):
+    """Find out what is to be there on this node, step by step."""
 
-    def __init__(self, options: SgeOptions) -> None:
+    def __init__(self, options: SgeOptions, echo: Echo) -> None:
         super().__init__(options.config, "sge")
-        settings, given = self.settings, self.given
         self.options = options
-        self.execd = find_own_execd(settings, given, options.sge_root, options.sge_cell)
-        self.site = find_sge_site(settings, given, self.execd, options.sge_root, options.sge_cell)
-        self.qconf = self.site.qconf()
-        self.host = sge_host_name(self.qconf, options.host)
-        self.current = options.prefix / CURRENT
-        self.lines = effective_host_conf(self.qconf, self.host)
-        self.instances = queue_instances(self.qconf)
-        self.is_new = self.host not in self.qconf.names("-sconfl")
+        where = (options.sge_root, options.sge_cell)
+        self.execd = find_own_execd(self.settings, self.given, *where)
+        self.site = find_sge_site(self.settings, self.given, self.execd, *where)
+        qconf = self.site.qconf()
+        name = sge_host_name(qconf, options.host)
+        report = HostReport(qconf, name, self.execd, echo)
+        self.host = SgeHost(qconf, name, options.prefix / CURRENT, report)
+        self.lines = effective_host_conf(qconf, name)
 
-    def plan(self) -> InstallPlan:
-        """Return the whole plan."""
+    def parts(self) -> InstallParts:
+        """Return all items; raise InstallError for what cannot be installed here."""
         options = self.options
-        check_queues(self.qconf, options.queues, self.host, self.instances)
-        self.add_folders()
         gpus = self.count_gpus(options.gpus, needed=True)
-        names = self.settings.sge_complexes
+        settings = self.settings_item(gpus)
+        self.note(describe_drop_env())
+        complexes = cluster_complexes(self.settings, options.complex)
+        table = read_complexes(self.host.qconf)
+        check_complexes(table, complexes)
+        positions = self.card_map(table)
+        where = (options.prefix, options.config, options.interpreter)
+        place = InstalledHooks(*where, Path(self.settings.lock_dir))
+        hooks = SgeHooks(place, place.wanted())
+        enroot = choose_container_hooks(self, "enroot", options.enroot, options.interpreter)
+        podman = choose_container_hooks(self, "podman", options.podman, options.interpreter)
+        files = [positions, hooks, *enroot, *podman, *self.login_scripts()]
+        cluster = ClusterPart(self.host, complexes)
+        self.note_other_queues()
+        items = [*self.folders(), settings, *files, cluster]
+        pages = docker_pages(self, options.docker)
+        amounts = self.amounts(gpus, table, cluster)
+        after = host_items(self.host, (cluster, hooks))
+        return InstallParts([*items, *amounts, *after], self.notes, pages, self.try_line())
+
+    def settings_item(self, gpus: int) -> PlaceItem:
+        """Return the settings file, which names Grid Engine and the shepherd that ours becomes."""
+        options, names = self.options, self.settings.sge_complexes
         if "SGE_COMPLEXES" in self.given and options.complex not in names:
             raise InstallError(
                 f"{options.config}: SGE_COMPLEXES={' '.join(names)} lacks {options.complex}:"
                 " its jobs would get no lock; add it"
             )
-        keys = {"EXPECTED_GPUS": str(gpus), **self.site.keys(), "SGE_COMPLEXES": options.complex}
         real = tried_sge_shepherd(self.settings, self.site, self.execd, self.lines)
-        self.check_terminal_jobs()
+        keys = {"EXPECTED_GPUS": str(gpus), **self.site.keys(), "SGE_COMPLEXES": options.complex}
         keys |= {"SGE_SHEPHERD": str(real), **self.quarantine_keys(options.quarantine_on)}
-        self.add_settings(keys | self.cdi_keys(options.docker))
-        where = (options.prefix, options.config, options.interpreter)
-        self.note(describe_drop_env())
-        self.add_hooks(InstalledHooks(*where, Path(self.settings.lock_dir)))
-        self.add_enroot(options.enroot)
-        self.add_podman(options.podman, options.interpreter)
-        self.add_docker(options.docker)
-        self.add_profile()
-        table = read_complexes(self.qconf)
-        missing = self.missing_complexes(table) | missing_kind_complexes(table, self.settings)
-        self.add(plan_complexes(self.qconf, missing))
+        return self.settings_file_item(keys | self.cdi_keys(options.docker))
+
+    def card_map(self, table: Mapping[str, str]) -> CardMap:
+        """Return the map of an RSMAP's ids, which also says where the hooks are."""
+        options, state_dir = self.options, self.settings.state_dir
+        cards = known_cards(state_dir)
         if is_rsmap(table.get(options.complex, "")):
-            value = HostValue(self.qconf, self.host, options.complex).read() or ""
-            text = sge_map_text(self.settings, self.host, options.complex, value, options.map)
-            self.add_own(FilePlace(Path(self.settings.state_dir, SGE_MAP)), text)
-        else:
-            self.add(self.amount(plain_amount(self.settings, options.complex, gpus)))
-        self.add(plan_kind_amounts(self.qconf, self.host, table, self.settings, self.note))
-        shepherd = [*self.shepherd()]
-        self.add(shepherd)
-        self.add(self.sensor())
-        self.plan_.own[HostConfiguration(self.qconf, self.host, "load_sensor").address] = None
-        hooks = [  # no job may claim before there is an epilog
-            change
-            for hook in ("epilog", "prolog")
-            for queue in options.queues
-            for change in self.hook(queue, hook)
-        ]
-        if hooks:
-            unsure = bool(shepherd) or not self.has_hooks()
-            old = unsure and HostReport(self.qconf, self.host).has_sensor_values()
-            hooks[0] = replace(hooks[0], first=partial(self.await_execd, old))
-        self.add(hooks)
-        self.note_verifier()
-        self.note_others()
-        instance = f"{options.queues[0]}@{self.host}"
-        if self.execd and instance in self.instances:
-            self.plan_.trial = partial(run_sge_trial, self.qconf, instance, options.complex)
-        return self.plan_
+            value = read_amounts(self.host).get(options.complex, "")
+            which = (self.host.name, options.complex, value, options.map)
+            cards = mapped_cards(self.settings, *which)
+        installed = Installation(options.prefix, options.interpreter).pairs()
+        text = format_card_map(self.host.name, cards, installed)
+        return CardMap(state_dir, text, self.host.name, self.host.qconf.run)
 
-    def note_verifier(self) -> None:
-        """Say how qmaster gets the verifier, which is a line of the global configuration."""
-        found = (self.qconf.configuration("global") or {}).get("jsv_url")
-        if self.site.is_master(self.host) and is_sge_none(found):
-            wanted = f"script:{self.current}/{VERIFIER}"
-            self.note(f"qconf -mconf: jsv_url {wanted} has qmaster refuse invalid requests")
-
-    def add_profile(self) -> None:
-        """Install the login scripts for qlogin, which know execd's spool directory."""
-        spool = self.execd.folder if self.execd else Path(self.lines["execd_spool_dir"], self.host)
+    def login_scripts(self) -> list[Item]:
+        """Return the login scripts for qlogin, which know execd's spool directory."""
+        profile, folder = self.options.profile, Path(self.lines["execd_spool_dir"], self.host.name)
+        spool = self.execd.folder if self.execd else folder
         if not self.execd and not spool.is_dir():
-            self.note(f"no execd runs here: {self.options.profile} for qlogin is left out")
-            return
-        text = login_script_text(str(spool), self.lines.get("gid_range", ""))
-        self.add_own(FilePlace(self.options.profile), text)
-        for path in csh_profile_paths(self.options.profile):
-            self.add_own(FilePlace(path), csh_profile_text(self.options.profile))
-        for what, do in login_shell_faults(self.options.profile):
+            self.note(f"no execd runs here: {profile} for qlogin is left out")
+            return []
+        for what, do in login_shell_faults(profile):
             self.note(f"{what}; {do}")
+        text = login_script_text(str(spool), self.lines.get("gid_range", ""))
+        return login_script_items(profile, text)
 
-    def missing_complexes(self, table: Mapping[str, str]) -> dict[str, str]:
-        """Return the lines that are missing; the one for GPUs is a consumable without default."""
-        name = self.options.complex
-        if name in table and (fault := complex_fault(table[name])):
-            raise InstallError(f"complex {name}: {fault}; correct it by qconf -mc")
-        lines = {name: f"{name} {name} {CONSUMABLE}"}
-        lines |= {reported: f"{reported} {reported} {_LOAD_VALUE}" for reported in REPORTED}
-        return {key: line for key, line in lines.items() if key not in table}
+    def amounts(self, gpus: int, table: Mapping[str, str], cluster: Item) -> list[Item]:
+        """Return how many of each complex this host has; a number that stands there stays.
 
-    def amount(self, gpus: int) -> Iterable[Change]:
-        """Tell qmaster how many GPUs this host has."""
-        place = HostValue(self.qconf, self.host, self.options.complex)
-        now = place.read()
-        if now is not None and now != str(gpus) and self.options.gpus is None:
-            self.note(f"{place.title} stays {now}, though it has {gpus} GPUs; --gpus sets it")
-            return ()
-        return plan_place_change(place, str(gpus))
-
-    def sensor(self) -> Iterable[Change]:
-        """Add the load sensor to those that run on this host already."""
-        wanted = f"{self.current}/{SENSOR}"
-        found = self.lines.get("load_sensor", "none")
-        others = [] if is_sge_none(found) else [word.strip() for word in found.split(",")]
-        if wanted in others:
-            return ()
-        others = [word for word in others if not word.endswith(f"/{SENSOR}")]
-        return plan_place_change(
-            HostConfiguration(self.qconf, self.host, "load_sensor"), ",".join([*others, wanted])
-        )
-
-    def shepherd(self) -> Iterable[Change]:
-        """Have every job's config looked at before its shepherd reads it."""
-        found = self.lines.get("shepherd_cmd", "none")
-        if not is_sge_none(found) and not found.endswith(f"/{SHEPHERD}"):
-            self.note(
-                f"shepherd_cmd stays {found}, so a job's text can name a prolog of its own: set"
-                f" SGE_SHEPHERD={found}, then shepherd_cmd none, and run this again"
-            )
-            return ()
-        place = HostConfiguration(self.qconf, self.host, "shepherd_cmd")
-        return plan_place_change(place, f"{self.current}/{SHEPHERD}")
-
-    def check_terminal_jobs(self) -> None:
-        """Raise InstallError where any user's job on a terminal would put a queue in error."""
-        found = self.lines.get("shepherd_cmd", "none")
-        command = SHEPHERD if is_sge_none(found) else found
-        user, release = sge_admin_user(self.site), self.site.release()
-        own = terminal_advice(release, user, f"/{command}")
-        others = self.other_hosts(self.options.queues) if self.options.all_hosts else ()
-        elsewhere = terminal_advice_elsewhere(self.qconf, release, user, others)
-        advice = [one for one in (own, elsewhere) if one]
-        if advice and not self.options.accept_terminal_jobs:
-            said = [text for one in advice for text in one]
-            raise InstallError("; ".join([*said, "--accept-terminal-jobs installs as it is"]))
-        for one in advice:
-            self.note(": ".join(one))
-        if not own and terminal_advice(release, user, "none") and not release.startswith(OCS):
-            self.note(
-                f"admin_user is {user}: qlogin, and qrsh without -pty no, are refused with the"
-                " reason; to have them, set admin_user none in bootstrap and restart the daemons"
-            )
-
-    def other_hosts(self, queues: Collection[str]) -> list[str]:
-        """Return the other hosts that some queues have."""
-        pairs = [instance.split("@") for instance in self.instances]
-        return sorted({host for name, host in pairs if name in queues and host != self.host})
-
-    def has_hooks(self) -> bool:
-        """Return whether a hook of ours is in force on this host, set once execd was ready."""
-        queues = [one.partition("@")[0] for one in self.instances if one.endswith(f"@{self.host}")]
-        return any(
-            texts.is_gpulock_command(
-                effective_sge_hook(self.qconf, queue, self.host, hook, self.lines), hook
-            )
-            for queue in queues
-            for hook in texts.HOOKS
-        )
-
-    def await_execd(self, old_sensor: bool, echo: Callable[[str], None]) -> None:
-        """Wait until execd starts jobs by our shepherd_cmd, which the hooks need.
-
-        The sensor is configured after it, and reports by then. An old one, which reported already,
-        proves nothing: two later reports do. Raises InstallError.
+        On a node of several kinds without such complexes it is said which would fit.
         """
-        if self.execd is None:
-            return
-        report = HostReport(self.qconf, self.host)
+        here, found = read_amounts(self.host), read_node_devices(self.settings)
+        items: list[Item] = []
+        counts = {self.options.complex: plain_amount(self.settings, self.options.complex, gpus)}
+        for name, kind in self.settings.sge_kinds.items():
+            if kind:
+                counts[name] = count_complex(found, self.settings, name)
+        for name, count in counts.items():
+            now, asked = here.get(name), self.options.gpus and name == self.options.complex
+            if is_rsmap(table.get(name, "")):
+                continue
+            if asked or (now is None and count):
+                items.append(Amount(self.host, name, count, (cluster,)))
+            elif now is not None and now != str(count):
+                stays = f"complex_values {name} of host {self.host.name} stays {now}"
+                self.note(f"{stays}, though it has {count}; --gpus sets the number of GPUs")
+        if words := offered_complexes(found, self.settings):
+            names = " ".join([*self.settings.sge_complexes, *words])
+            self.note(f'jobs may ask for a kind: set SGE_COMPLEXES="{names}", then {CLUSTER} again')
+        return items
 
-        def begun() -> None:
-            echo(f"waiting for execd of {self.host} to take its configuration")
-            if self.is_new:
-                echo(f"the host had none of its own: {RESTART}")
-
-        if old_sensor:
-            done, what = report.wait_new_reports(begun), "sends no new report"
-        else:
-            done, what = report.wait_sensor(True, begun), "starts no load sensor"
-        if not done:
-            raise InstallError(
-                f"execd of {self.host} {what} after {report.delay_seconds():.0f} s,"
-                f" so no queue was changed: {RESTART}, or see {self.execd.folder}/messages, then"
-                " run it again"
-            )
-
-    def hook(self, queue: str, hook: str) -> Iterable[Change]:
-        """Set a queue's prolog or epilog, with the one in force behind it."""
-        now = effective_sge_hook(self.qconf, queue, self.host, hook, self.lines)
-        site = texts.site_command_of(now, hook)
-        if self.options.all_hosts:
-            self.check_all_hosts(queue, hook, site)
-        if site is not None:
-            self.note_site(queue, hook, site)
-        wanted = texts.queue_hook_command(self.current, hook, site)
-        domain = queue if self.options.all_hosts else f"{queue}@{self.host}"
-        place = QueueAttribute(self.qconf, domain, hook)
-        return () if now == wanted else plan_place_change(place, wanted)
-
-    def check_all_hosts(self, queue: str, hook: str, site: str | None) -> None:
-        """Raise InstallError where one line would replace different hooks on different hosts."""
-        for host in self.other_hosts([queue]):
-            theirs = texts.site_command_of(effective_sge_hook(self.qconf, queue, host, hook), hook)
-            if theirs != site:
-                raise InstallError(
-                    f"the {hook} of {queue} is {site or 'none'} on {self.host} and"
-                    f" {theirs or 'none'} on {host}; install host by host, without --all-hosts"
+    def note_other_queues(self) -> None:
+        """Name the queues of this host whose jobs get no locks."""
+        ours = hooked_queues(self.host)
+        for queue in queues_of_host(self.host.qconf, self.host.name) if ours else ():
+            if queue not in ours:
+                self.note(
+                    f"queue {queue} is on this host too, and its jobs get no locks: {CLUSTER}"
                 )
 
-    def note_site(self, queue: str, hook: str, site: str) -> None:
-        """Say that the site's hook goes on running, and what is odd about it."""
-        self.note(f"{queue}: the {hook} in force keeps running, with gpulock's: {site}")
-        program = command_program(site)
-        if program.is_absolute() and not program.exists():
-            self.note(f"{queue}: {program} does not exist here: jobs would fail as they do now")
-        if why := rival_hook_reason(site):
-            self.note(f"{queue}: does this {hook} hand out GPUs itself ({why})? Then take it out")
+    def try_line(self) -> str:
+        """Return the job by which an ordinary user sees the mask."""
+        queues = [*hooked_queues(self.host), "QUEUE"]
+        job = f"-q {queues[0]}@{self.host.name} -l {self.options.complex}=1 -b y -j y"
+        return f"qsub {job} /usr/bin/printenv CUDA_VISIBLE_DEVICES"
 
-    def note_others(self) -> None:
-        """Warn of what lets jobs past the hooks, or breaks them."""
-        for instance in self.instances:
-            queue, _, host = instance.partition("@")
-            if host != self.host or queue in self.options.queues:
-                continue
-            line = effective_sge_hook(self.qconf, queue, host, "prolog", self.lines)
-            if not texts.is_gpulock_command(line, "prolog"):
-                self.note(f"queue {queue} is on this host too, and its jobs get no locks: --queue?")
+
+def login_script_items(profile: Path, text: str = "") -> list[Item]:
+    """Return the login scripts of sh and csh."""
+    csh = csh_profile_text(profile)
+    scripts = {profile: text, **dict.fromkeys(csh_profile_paths(profile), csh)}
+    return [PlaceItem(FilePlace(path), script) for path, script in scripts.items()]
+
+
+def host_items(host: SgeHost, needs: tuple[Item, ...]) -> list[Item]:
+    """Return what Grid Engine has of the host: the hooks of all queues come last, and go first."""
+    conf = HostConfiguration(host, needs)
+    queues = queues_of_host(host.qconf, host.name)
+    hooks = [HostHook(host, queue, hook, (*needs, conf)) for hook in HOOKS for queue in queues]
+    return [IdleConfiguration(host), conf, *hooks]
+
+
+def hooked_queues(host: SgeHost) -> dict[str, Path]:
+    """Return where the hooks lead that a queue of this host has for the group, by queue."""
+    found: dict[str, Path] = {}
+    for queue in queues_of_host(host.qconf, host.name):
+        shown = host.qconf.show("-sq", queue)
+        lines = [parse_hook_line(parse_host_overrides(shown[h])[1].get(GROUP), h) for h in HOOKS]
+        paths = {line.current if line else None for line in lines}
+        if len(paths) == 1 and (path := paths.pop()):
+            found[queue] = path
+    return found

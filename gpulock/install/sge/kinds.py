@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from gpulock.errors import Refusal
-from gpulock.install.change import Change, plan_place_change
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.cards import is_rsmap
-from gpulock.install.sge.places import HostValue
-from gpulock.install.sge.qconf import Qconf
+from gpulock.install.sge.host_report import REPORTED
 from gpulock.install.sge.texts import complex_fault
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -20,7 +17,9 @@ from gpulock.node.kinds import MODEL, SHARE_KIND, count_device_kinds
 from gpulock.node.settings import Settings
 from gpulock.sge.complexes import count_complex
 
-CONSUMABLE: Final = "INT <= YES YES 0 0"  # a complex(5) from its type on
+# complex(5) from the type on: type relop requestable consumable default urgency
+CONSUMABLE: Final = "INT <= YES YES 0 0"
+_LOAD_VALUE: Final = "INT <= YES NO 0 0"
 
 
 def read_node_devices(settings: Settings) -> list[Device]:
@@ -31,45 +30,18 @@ def read_node_devices(settings: Settings) -> list[Device]:
         return []
 
 
-def missing_kind_complexes(table: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return the line of each complex of SGE_COMPLEXES that counts a kind and is not there; pure.
+def cluster_complexes(settings: Settings, name: str) -> dict[str, str]:
+    """Return the line of each complex that jobs and the load sensor need: of `name`, of kinds."""
+    counted = [name, *(one for one, kind in settings.sge_kinds.items() if kind)]
+    lines = {one: f"{one} {one} {CONSUMABLE}" for one in counted}
+    return lines | {one: f"{one} {one} {_LOAD_VALUE}" for one in REPORTED}
 
-    `table` has the complexes that are. Raises InstallError for one that cannot count.
-    """
-    missing: dict[str, str] = {}
-    for name in (name for name, kind in settings.sge_kinds.items() if kind):
-        if name not in table:
-            missing[name] = f"{name} {name} {CONSUMABLE}"
-        elif fault := complex_fault(table[name]):
+
+def check_complexes(table: Mapping[str, str], lines: Mapping[str, str]) -> None:
+    """Raise InstallError for a complex that is there and cannot count GPUs; pure."""
+    for name in lines:
+        if name in table and name not in REPORTED and (fault := complex_fault(table[name])):
             raise InstallError(f"complex {name}: {fault}; correct it by qconf -mc")
-    return missing
-
-
-def plan_kind_amounts(
-    qconf: Qconf,
-    host: str,
-    table: Mapping[str, str],
-    settings: Settings,
-    note: Callable[[str], None],
-) -> Iterator[Change]:
-    """Tell qmaster this host's amounts of the complexes that count a kind.
-
-    A value that stands there stays. On a node of several kinds without such complexes `note` is
-    told which would fit.
-    """
-    found = read_node_devices(settings)
-    for name, kind in settings.sge_kinds.items():
-        if not kind:
-            continue
-        value, count = HostValue(qconf, host, name), count_complex(found, settings, name)
-        now = value.read()
-        if now is None and count:
-            yield from plan_place_change(value, str(count))
-        elif now is not None and now != str(count) and not is_rsmap(table.get(name, "")):
-            note(f"{value.title} stays {now}, though it has {count} of {kind}")
-    if words := offered_complexes(found, settings):
-        names = " ".join([*settings.sge_complexes, *words])
-        note(f'jobs may ask for a kind: set SGE_COMPLEXES="{names}", and run this again')
 
 
 def plain_amount(settings: Settings, name: str, gpus: int) -> int:

@@ -18,6 +18,7 @@ from gpulock.daemon.slots.rsmap import split_sge_elements
 from gpulock.install.hooks import InstallError, run_program
 
 NONE: Final = "none"  # in any case: NONE in queues and hosts, none in configurations
+_NO_ADMIN_HOST: Final = re.compile(r'denied: host "(\S+)" is not an admin host')  # it reads nothing
 COMPLEX_FIELDS: Final = 8  # name shortcut type relop requestable consumable default urgency
 
 
@@ -49,6 +50,8 @@ class Qconf:
             raise QconfError(f"{line[0]}: {fault.strerror}; set SGE_BINARIES") from fault
         if done.returncode != 0:
             said = (done.stderr + done.stdout).strip().replace("\n", " ")[:300]
+            if denied := _NO_ADMIN_HOST.search(said):
+                said += f"; on the master: qconf -ah {denied[1]}"
             raise QconfError(f"{program} {' '.join(args)[:100]} failed: {said or 'no message'}")
         return done.stdout
 

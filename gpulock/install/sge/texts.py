@@ -9,6 +9,7 @@ and filling in its $variables; our hook runs it with its own user and environmen
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,18 +17,45 @@ from gpulock.install.hooks import InstallError, find_share_folder
 from gpulock.install.trial import command_program
 
 SHEPHERD: Final = "prolog/sge_shepherd"
-HOOKS: Final = ("prolog", "epilog")
-_JOB_WORDS: Final = "$job_id $ja_task_id $queue"
-_SITE: Final = 6  # words before the site's: drop-env, our hook, those three, $job_owner
+HOOKS: Final = ("epilog", "prolog")  # as they are set: no job may claim before there is an epilog
+OWN, INHERITED = "own", "inherited"  # the site's command stood in this line, or is in force below
+_SITE: Final = 7  # words before the site's: drop-env, our hook, those three, $job_owner, origin
+
+
+@dataclass(frozen=True)
+class HookLine:
+    """The command line of one of our hooks, with the site's own command that runs as well."""
+
+    current: Path
+    hook: str
+    site: str = ""
+    origin: str = INHERITED
+
+    def text(self) -> str:
+        """Return the line for a queue."""
+        ours = f"{self.current}/prolog/drop-env {self.current}/{self.hook}/sge"
+        behind = f" $job_owner {self.origin} {self.site}" if self.site else ""
+        return f"root@{ours} $job_id $ja_task_id $queue{behind}"
+
+
+def parse_hook_line(value: str | None, hook: str) -> HookLine | None:
+    """Return a line as gpulock writes it, None for one that is the site's or was edited; pure."""
+    words = (value or "").split()
+    if not is_gpulock_command(value, hook):
+        return None
+    current = Path(words[1].removesuffix(f"/{hook}/sge"))
+    origin, site = " ".join(words[_SITE - 1 : _SITE]), " ".join(words[_SITE:])
+    line = HookLine(current, hook, site, origin if site else INHERITED)
+    return line if line.text() == value and line.origin in (OWN, INHERITED) else None
 
 
 def hook_command(current: Path, hook: str) -> str:
     """Return the command line of a hook alone."""
-    return f"root@{current}/prolog/drop-env {current}/{hook}/sge {_JOB_WORDS}"
+    return HookLine(current, hook).text()
 
 
-def chained_hook_command(current: Path, hook: str, site: str) -> str:
-    """Return the command line of a hook and the site's own; raise InstallError.
+def make_hook_line(current: Path, hook: str, site: str, origin: str) -> HookLine:
+    """Return the line of a hook and the site's own; raise InstallError.
 
     What cannot be carried over exactly is refused.
     """
@@ -37,16 +65,9 @@ def chained_hook_command(current: Path, hook: str, site: str) -> str:
                 f"the {hook} in force cannot be kept, its command holds {sign!r}: {site}; put it"
                 " into a script, or take it out and run that from your own"
             )
-    if "=" in str(command_program(site)):
+    if site and "=" in str(command_program(site)):
         raise InstallError(f"the {hook} in force cannot be kept, '=' in its path: {site}; move it")
-    return f"{hook_command(current, hook)} $job_owner {site}"
-
-
-def queue_hook_command(current: Path, hook: str, site: str | None) -> str:
-    """Return the command line for a queue."""
-    return (
-        hook_command(current, hook) if site is None else chained_hook_command(current, hook, site)
-    )
+    return HookLine(current, hook, site, origin)
 
 
 def is_gpulock_command(value: str | None, hook: str) -> bool:
@@ -54,13 +75,6 @@ def is_gpulock_command(value: str | None, hook: str) -> bool:
     words = (value or "").split()
     starts = len(words) > 1 and words[0].endswith("/prolog/drop-env")
     return starts and words[1].endswith(f"/{hook}/sge")
-
-
-def site_command_of(value: str | None, hook: str) -> str | None:
-    """Return the site's own command: what is behind ours, or all of a line that is not ours."""
-    if value is None or not is_gpulock_command(value, hook):
-        return value
-    return " ".join(value.split()[_SITE:]) or None
 
 
 def login_script_text(spool: str, gid_range: str) -> str:

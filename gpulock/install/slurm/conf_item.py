@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import Change, OthersFile
+from gpulock.install.change import OthersFile, difference_lines
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.items import Item, Remainder, Scope, Wanted
 from gpulock.install.slurm.conf_block import SplitConf, check_block, split_slurm_conf
@@ -81,7 +81,7 @@ class SlurmConfItem(Item):
             return []
         split = split_slurm_conf(path, self._text(path))
         after = self._after(path, split, wanted)
-        lines = Change(OthersFile(path), self._text(path), after).lines()[1:]
+        lines = difference_lines(self._text(path), after)
         return lines or ([RECONFIGURE] if self._out_of_force(wanted, after) else [])
 
     def tidy(self) -> None:

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from gpulock.install.items import Item, PlaceItem, Remainder, Wanted
 from gpulock.install.uninstall import FORCE, WAIT_OR_REAP
-from gpulock.install.versions import InstalledHooks, list_locked_devices
-from gpulock.store.locks import LockStore
+from gpulock.install.versions import InstalledHooks, list_held_devices
 
 
 class SlurmHooks(PlaceItem):
@@ -31,14 +28,4 @@ class SlurmHooks(PlaceItem):
         return Remainder(f"{what}: {WAIT_OR_REAP}, or {FORCE}")
 
     def _held(self) -> list[str]:
-        return [] if self.force else list_slurm_devices(self.lock_dir)
-
-
-def list_slurm_devices(lock_dir: Path) -> list[str]:
-    """Return the devices that Slurm jobs hold, or of which the holder cannot be told."""
-    store = LockStore(str(lock_dir))
-    return [
-        name
-        for name in list_locked_devices(lock_dir)
-        if (owner := store.read(name).owner) is None or owner.scheduler == "slurm"
-    ]
+        return [] if self.force else list_held_devices(self.lock_dir, "slurm")

@@ -17,7 +17,7 @@ from gpulock.install.change import FilePlace
 from gpulock.install.container_hooks import choose_container_hooks, docker_pages
 from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
-from gpulock.install.installed import SlurmInstallation
+from gpulock.install.installed import Installation
 from gpulock.install.items import InstallParts, Item, PlaceItem
 from gpulock.install.node_part import NodePart
 from gpulock.install.slurm import gres, texts
@@ -175,7 +175,7 @@ class SlurmInstaller(NodePart):
         if unread:
             self.note(unread)
         options = self.options
-        installed = SlurmInstallation(options.prefix, options.interpreter).pairs()
+        installed = Installation(options.prefix, options.interpreter).pairs()
         text = gres.slurm_map_text(source, places, listed.shared, options.node, installed)
         place = FilePlace(Path(self.settings.state_dir, NAME))
         if source is not None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal, one_line
-from gpulock.install.change import FilePlace, lock_installation, plan_place_change
+from gpulock.install.change import FilePlace, lock_installation
 from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import InstallError
-from gpulock.install.installed import parse_slurm_installation
+from gpulock.install.installed import parse_installation
 from gpulock.install.node_part import current_settings
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds, slurmds_of_site
@@ -53,13 +53,15 @@ def renew_gres_map(config: Path, ask: bool) -> str:
             "slurmd has another list of GPUs in its files than in force, as far as is known:"
             " restart slurmd; or scontrol reconfigure, then gpulock install slurm"
         )
-    installed = parse_slurm_installation(pairs).pairs()
+    installed = parse_installation(pairs).pairs()
     text = gres.slurm_map_text(source, places, shared, node, installed)
-    changes = [*plan_place_change(FilePlace(Path(settings.state_dir, NAME)), text)]
+    place = FilePlace(Path(settings.state_dir, NAME))
+    if place.read() == text:
+        return ""
     with lock_installation(Path(settings.state_dir, "install")):
-        for change in changes:
-            change.apply()
-    return f"{len(places)} positions of Slurm's list, as slurmd has them" if changes else ""
+        place.discard_leftovers()
+        place.write(text)
+    return f"{len(places)} positions of Slurm's list, as slurmd has them"
 
 
 def has_slurmd_read(

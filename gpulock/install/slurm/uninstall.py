@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulock.install.change import FilePlace, install_record
+from gpulock.install.change import FilePlace
 from gpulock.install.container_hooks import container_items
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
-from gpulock.install.installed import find_slurm_installation
+from gpulock.install.installed import find_sge_installation, find_slurm_installation
 from gpulock.install.items import InstallParts, Item, PlaceItem, Remainder, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.slurm.conf_item import UNSURE, ConfRequest, SlurmConfItem
@@ -69,16 +69,11 @@ class SlurmRemover(NodePart):
         containers = container_items()
         settings = PlaceItem(FilePlace(self.config_path), "", stays=True)
         items: list[Item] = [settings, positions, hooks, plugin, *containers]
-        if prefixes := self.find_sge_hooks():
+        if sge := find_sge_installation(self.settings):  # it then has the others too
             self.note("the hooks stay: Grid Engine uses them")
-            kept = [*containers, *([hooks] if self.prefix in prefixes else [])]
+            kept = [*containers, *([hooks] if sge.prefix == self.prefix else [])]
             items = [item for item in items if item not in kept]
         return InstallParts([*items, *self.configuration((hooks, plugin))], self.notes)
-
-    def find_sge_hooks(self) -> list[Path]:
-        """Return where Grid Engine's hooks are, if it is installed."""
-        entries = install_record(self.settings, "sge").load()
-        return [Path(address[1]) for address in entries if address[0] == InstalledHooks.kind]
 
     def configuration(self, needs: tuple[Item, ...]) -> list[Item]:
         """Return Slurm's configuration as an item; nothing where no gpulock is here."""

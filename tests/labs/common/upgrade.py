@@ -18,7 +18,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from gpulock import __version__
 from gpulock.install.versions import CURRENT
@@ -39,11 +39,9 @@ INSTALL_HOOKS: Final = """
 import sys
 sys.path[:0] = sys.argv[1:2]
 from pathlib import Path
-from gpulock.install.change import Change, InstallRecord, apply_changes
 from gpulock.install.versions import InstalledHooks
 place = InstalledHooks(Path(sys.argv[2]), Path(sys.argv[3]), sys.executable)
-record = InstallRecord(Path("/var/lib/gpulock/install", f"{sys.argv[4]}.json"))
-apply_changes([Change(place, place.read(), place.wanted())], record, str)
+place.write(place.wanted())
 """
 RENEW_HOOKS: Final = """
 import sys
@@ -118,8 +116,6 @@ class UpgradedNode(ABC):
         package.place.mkdir()
         journal.clear()
 
-    scheduler: ClassVar[str]
-
     @abstractmethod
     def submit(self, devices: int, script: str) -> int:
         """Submit a job that asks for so many GPUs; return its number."""
@@ -144,7 +140,7 @@ class UpgradedNode(ABC):
 
     def install_hooks(self, program: str = INSTALL_HOOKS) -> str:
         """Put the hooks of the package in force; return the name of their version."""
-        words = [str(self.package.place), str(PREFIX), CONFIG, self.scheduler]
+        words = [str(self.package.place), str(PREFIX), CONFIG]
         done = self.gpus.cluster.run_in(self.name, [sys.executable, "-c", program, *words])
         assert done.returncode == 0, done.stdout + done.stderr
         return os.readlink(self.gpus.cluster.path_in(self.name, f"{PREFIX}/{CURRENT}"))

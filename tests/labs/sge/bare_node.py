@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpulock.install.sge.cluster_items import GROUP
 from gpulock.install.sge.host_report import REPORTED
 from gpulock.simulate.node import write_simulated_node
 from tests.labs.sge.config import COMPLEXES, EXECHOST_VALUES
@@ -25,6 +26,7 @@ NODE = "glnode1"
 ON_NODE = ("-q", f"gpu.q@{NODE}", "-j", "y")
 PREFIX = "/var/lib/gpulock-hooks"  # private to each machine of the lab
 CONFIG = "/etc/gpulock/gpulock.conf"
+INSTALL = ("install", "sge", "--prefix", PREFIX)
 GPULOCK = "from gpulock.cli import main; main()"
 DOCTOR = """
 from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
@@ -41,29 +43,31 @@ class Node:
     name: str = NODE
 
     def python(self, program: str, *args: str) -> str:
-        """Run Python as root on the node, by sudo; return what it printed, errors and all."""
-        user = self.sge.users["glalice"]  # root may submit nothing, where min_uid is 1000
-        env = {"PYTHONPATH": str(ROOT), "SUDO_UID": str(user.uid), "SUDO_GID": str(user.uid)}
+        """Run Python as root on the node; return what it printed, errors and all."""
+        env = {"PYTHONPATH": str(ROOT)}
         done = self.sge.run_in(
             self.name, [sys.executable, "-c", program, *args], env=env, seconds=240
         )
         return done.stdout + done.stderr
 
-    def install(self, *args: str) -> str:
-        """Run `gpulock install sge` for gpu.q."""
-        words = ("install", "sge", "--queue", "gpu.q", "--prefix", PREFIX)
+    def install_cluster(self, *args: str) -> str:
+        """Run `gpulock install sge --cluster` for gpu.q, as a manager does it once."""
+        words = ("install", "sge", "--cluster", "--queue", "gpu.q", "--prefix", PREFIX)
         return self.python(GPULOCK, *words, *args)
+
+    def install(self, *args: str) -> str:
+        """Run `gpulock install sge`, once the cluster has its part."""
+        if GROUP not in self.sge.client("qconf", "-shgrpl", check=False).stdout.split():
+            self.install_cluster()
+        return self.python(GPULOCK, *INSTALL, *args)
 
     @contextmanager
     def installing(self, *args: str) -> Generator[subprocess.Popen[str]]:
-        """Give `gpulock install sge` for gpu.q while it runs, as the leader of a group."""
-        words = ("install", "sge", "--queue", "gpu.q", "--prefix", PREFIX, *args)
-        line = [*self.sge.machines[self.name].enter(), sys.executable, "-c", GPULOCK, *words]
-        user = self.sge.users["glalice"]
-        env = {"PATH": PATH, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        """Give `gpulock install sge` while it runs, as the leader of a group."""
+        line = [*self.sge.machines[self.name].enter(), sys.executable, "-c", GPULOCK, *INSTALL]
         with subprocess.Popen(
-            line,
-            env={**env, "SUDO_UID": str(user.uid), "SUDO_GID": str(user.uid)},
+            [*line, *args],
+            env={"PATH": PATH, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -73,15 +77,12 @@ class Node:
             yield done
 
     def install_anew(self, *args: str) -> str:
-        """Install where the host has no configuration of its own: execd is restarted on the way."""
-        said: list[str] = []
-        with self.installing(*args) as installer:
-            assert installer.stdout is not None
-            for line in installer.stdout:
-                said.append(line)
-                if line.startswith("the host had none of its own: restart execd"):
-                    self.restart_execd()
-        return "".join(said)
+        """Install where the host has no configuration of its own: execd is restarted between."""
+        said = self.install(*args)
+        assert "NOT in force: execd of glnode1 takes its first configuration" in unwrapped(said)
+        assert f"{PREFIX}/current" not in self.sge.qconf("-sq", f"gpu.q@{self.name}")
+        self.restart_execd()
+        return self.install(*args)
 
     def restart_execd(self) -> None:
         """Have execd read its configuration, as a site does it."""
@@ -91,8 +92,9 @@ class Node:
     def obey(self, said: str) -> None:
         """Run what an uninstallation shows, as an administrator who copies it."""
         for line in said.splitlines():
-            if line.removeprefix("stays: ").startswith("qconf -") and "-mconf" not in line:
-                self.sge.qconf(*shlex.split(line.removeprefix("stays: "))[1:])
+            call = line.removeprefix("note: stays: ")
+            if call.startswith("qconf -") and "-mconf" not in line:
+                self.sge.qconf(*shlex.split(call)[1:])
 
     def forget_complexes(self) -> None:
         """Take out the complexes of the load sensor, once no host has values of them."""
@@ -112,6 +114,10 @@ class Node:
         """Run `gpulock uninstall sge`."""
         return self.python(GPULOCK, "uninstall", "sge", *args)
 
+    def uninstall_cluster(self) -> str:
+        """Run `gpulock uninstall sge --cluster`, as the manager does it last."""
+        return self.uninstall("--cluster")
+
     def doctor(self) -> dict[str, tuple[str, str, str]]:
         """Return (state, what, do) of the worst check of each name."""
         rows = [line.split("|") for line in self.python(DOCTOR).splitlines()]
@@ -123,8 +129,16 @@ class Node:
         """Return all of Grid Engine's configuration that an installation may touch."""
         shown = {
             option: self.sge.qconf(*option.split())
-            for option in ("-sq gpu.q", "-sq cpu.q", "-sc", "-sconf", "-sconfl")
+            for option in (
+                "-sq gpu.q",
+                "-sq cpu.q",
+                f"-sq gpu.q@{NODE}",
+                "-sc",
+                "-sconf",
+                "-sconfl",
+            )
         }
+        shown["-shgrpl"] = self.sge.client("qconf", "-shgrpl", check=False).stdout
         if NODE in shown["-sconfl"].split():
             shown["own"] = self.sge.qconf("-sconf", NODE)
         host = self.sge.qconf("-se", NODE).replace("\\\n", " ").splitlines()
@@ -174,12 +188,18 @@ def bare_node(sge: GridEngine, complexes: str = "gpu gpuj") -> Iterator[Node]:
     sge.set_hooks("NONE", "NONE")
     sge.set_conf("jsv_url", "none")
     clear_node(node)
+    node.uninstall_cluster()
     sge.set_conf("epilog", "none")
     node.forget_complexes()
     for name, line in COMPLEXES.items():
         sge.set_complex(f"{name} {name} {line}")
     sge.set_exechost(NODE, EXECHOST_VALUES)
     sge.clear_queue_errors()
+
+
+def unwrapped(said: str) -> str:
+    """Return what was said without the ends of its lines."""
+    return " ".join(said.split())
 
 
 def clear_node(node: Node) -> None:

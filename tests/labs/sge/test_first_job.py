@@ -10,17 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from gpulock.install.sge.install import VERIFIER
-from tests.labs.killed import KILLED_INSTALLER, points_of_changes
+from gpulock.install.sge.cluster import VERIFIER
+from tests.labs.killed import KILLED_ITEMS, points_of_changes
 from tests.labs.sge import config
-from tests.labs.sge.bare_node import GPULOCK, NODE, ON_NODE, PREFIX, Node, bare_node
+from tests.labs.sge.bare_node import INSTALL, NODE, ON_NODE, PREFIX, Node, bare_node, unwrapped
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.lab import GridEngine, without
@@ -139,7 +138,7 @@ def test_a_host_without_a_configuration_gets_one_and_all_of_it_can_be_taken_out(
     objects, files = node.objects(), node.files()
     assert not re.search(r"(?m)^gpu", objects["-sc"]) and "gpu" not in objects["-se"]
 
-    assert "ran with CUDA_VISIBLE_DEVICES=" in node.install_anew("--yes")
+    assert "\ninstalled: sge\n" in node.install_anew()
     wait_until(lambda: reports_sensor(node), why="the sensor's values to arrive")
     assert node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")[1] == "0,1\n"
     assert re.search(r"(?m)^gpu +gpu +INT +<= +YES +YES ", node.objects()["-sc"])
@@ -149,18 +148,36 @@ def test_a_host_without_a_configuration_gets_one_and_all_of_it_can_be_taken_out(
 
     assert "uninstalled: sge" in said
     assert not reports_sensor(node)
-    node.obey(said)
-    node.forget_complexes()
-    node.sge.load("-Mc", "complexes", without(node.sge.qconf("-sc"), ["gpu"]))
+    forget_all(node, said)
     assert (node.objects(), node.files()) == (objects, files)
     assert "nothing to do" in node.uninstall()
+
+
+def forget_all(node: Node, said: str) -> None:
+    """Take out what an uninstallation left in the cluster, as it names it."""
+    node.obey(said)
+    assert "uninstalled: sge --cluster" in node.uninstall_cluster()
+    node.forget_complexes()
+    node.sge.load("-Mc", "complexes", without(node.sge.qconf("-sc"), ["gpu"]))
+
+
+def test_a_manager_installs_the_clusters_part_from_the_masters_machine(node: Node) -> None:
+    """No file is left there, and no execd runs to say which cell it is."""
+    sge = node.sge
+    where = ("--sge-root", sge.env["SGE_ROOT"], "--sge-cell", sge.env["SGE_CELL"])
+    master = Node(sge, sge.master)
+    assert "installed: sge --cluster" in master.install_cluster(*where)
+    assert f"[@gpulock=root@{PREFIX}/current/prolog/drop-env" in node.objects()["-sq gpu.q"]
+    assert "uninstalled: sge --cluster" in master.uninstall("--cluster", *where)
+    assert not sge.path_in(sge.master, "/var/lib/gpulock/install").exists()
 
 
 def test_the_verifier_is_named_where_qmaster_is_and_keeps_its_program(node: Node) -> None:
     """One machine is the whole cluster, as README's reader may have it."""
     sge, url = node.sge, f"script:{PREFIX}/current/{VERIFIER}"
     with sge.qmaster_on(NODE):
-        assert f"jsv_url {url} has qmaster refuse" in " ".join(node.install_anew("--yes").split())
+        assert f"jsv_url {url} has qmaster refuse" in unwrapped(node.install_cluster())
+        node.install_anew()
         assert node.doctor()["jsv"][0] == "warning"
         sge.set_conf("jsv_url", url)
         assert node.doctor()["jsv"][0] == "ok"
@@ -188,30 +205,26 @@ def test_an_installation_killed_at_a_change_is_taken_out(node: Node) -> None:
     node.install()  # what stays for other hosts is there
     node.uninstall()
     objects, files = node.objects(), node.files()
-    words = ("install", "sge", "--queue", "gpu.q", "--prefix", PREFIX)
-    for point in points_of_changes(node.python(GPULOCK, *words, "--dry-run")):
-        assert "done: prolog of queue" not in node.python(KILLED_INSTALLER, str(point), *words)
+    for point in points_of_changes(node.install("--dry-run")):
+        assert "\ninstalled: sge\n" not in node.python(KILLED_ITEMS, str(point), *INSTALL)
         assert "uninstalled: sge" in node.uninstall(), point
         assert (node.objects(), node.files()) == (objects, files), point
     node.sge.qconf("-dconf", NODE)
 
 
-def test_an_installation_killed_while_it_waits_for_execd_is_taken_out_at_once(node: Node) -> None:
-    """execd has the new configuration, and its sensor has not reported yet."""
+def test_a_sensor_that_has_not_reported_yet_is_waited_for_by_an_uninstallation(
+    node: Node,
+) -> None:
+    """execd has the new configuration, and qmaster has no value of its sensor."""
     objects, files = node.objects(), node.files()
-    with node.installing() as installer:
-        wait_until(lambda: "shepherd_cmd" in node.objects().get("own", ""), why="the configuration")
-        wait_until(lambda: "load_sensor" in node.objects()["own"], why="the sensor's line")
-        node.restart_execd()
-        wait_until(lambda: running(SENSOR_PROGRAM), why="execd to start the sensor")
-        os.killpg(installer.pid, signal.SIGKILL)
+    node.install()
+    node.restart_execd()
+    wait_until(lambda: running(SENSOR_PROGRAM), why="execd to start the sensor")
 
     said = node.uninstall()
 
     assert "uninstalled: sge" in said
-    node.obey(said)
-    node.forget_complexes()
-    node.sge.load("-Mc", "complexes", without(node.sge.qconf("-sc"), ["gpu"]))
+    forget_all(node, said)
     assert (node.objects(), node.files()) == (objects, files)
     assert not running(SENSOR_PROGRAM)
     assert node.run(script="echo ran\n")[1] == "ran\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.sge.bare_node import CONFIG, NODE, ON_NODE, PREFIX, Node, bare_node
+from tests.labs.sge.bare_node import CONFIG, NODE, ON_NODE, PREFIX, Node, bare_node, unwrapped
 from tests.labs.sge.gpulock import name_shepherd
 from tests.labs.sge.install import INSTALLATION, PROGRAMS
 from tests.labs.sge.lab import GridEngine, without
@@ -48,26 +48,38 @@ def site_hook(sge: GridEngine) -> Iterator[Path]:
 
 def test_a_dry_run_shows_every_change_and_makes_none(node: Node) -> None:
     objects, files = node.objects(), node.files()
+    said = node.install_cluster("--dry-run")
+    for what in (
+        "+ gpu.free gpu.free INT",
+        "host group @gpulock",
+        "prolog of queue gpu.q@@gpulock",
+    ):
+        assert what in said
+    assert "4 changes would be made" in said
+    assert (node.objects(), node.files()) == (objects, files)
+    node.install_cluster()
+    objects = node.objects()
 
     said = node.install("--dry-run")
 
     for what in (
         "gpulock.conf",
-        "complexes gpu.free",
-        "load_sensor",
-        "shepherd_cmd",
-        "prolog of queue gpu.q@glnode1",
+        f"+ shepherd_cmd {PREFIX}/current/prolog/sge_shepherd",
+        f"+ load_sensor {PREFIX}/current/prolog/sge-sensor",
+        f"+ {NODE} in @gpulock",
+        f"prolog of queue gpu.q@{NODE}",
     ):
         assert what in said
-    assert re.search(r"(9|10) changes would be made", said)  # Debian's csh has a folder of its own
+    assert re.search(r"(8|9) changes would be made", said)  # Debian's csh has a folder of its own
     assert (node.objects(), node.files()) == (objects, files)
 
 
 def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
     objects, files = node.objects(), node.files()
 
-    node.install()
-    assert "nothing to change" in node.install()
+    assert "\ninstalled: sge\n" in node.install()
+    assert "nothing to change: sge is in force" in node.install()
+    assert "nothing to change: sge --cluster is in force" in node.install_cluster()
     _, text = node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")
     assert text == "0,1\n"
     _, text = node.run(script="echo [$CUDA_VISIBLE_DEVICES]\n")
@@ -76,10 +88,17 @@ def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
         lambda: "gpu.free=8" in node.sge.client("qhost", "-F", "gpu.free", "-h", NODE).stdout,
         why="the sensor's values to arrive",
     )
+    whole = node.objects()
+    shown = node.uninstall("--dry-run")
+    assert f"- {NODE} in @gpulock" in shown and f"- file {PREFIX}" not in shown
+    assert node.objects() == whole
+    assert f"hosts are in @gpulock: {NODE}" in node.uninstall_cluster()
+    assert node.objects() == whole
     said = node.uninstall()
 
     assert "uninstalled: sge" in said
     assert f"stays: qconf -dattr exechost complex_values gpu {NODE}\n" in said  # the site's own
+    assert "uninstalled: sge --cluster" in node.uninstall_cluster()
     node.forget_complexes()
     assert (node.objects(), node.files()) == (objects, files)
 
@@ -87,7 +106,7 @@ def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
 def test_what_the_site_sets_later_stays_through_another_installation_and_its_end(
     node: Node, site_hook: Path
 ) -> None:
-    """The prolog of later was set to NONE, by what was there before the first installation."""
+    """A line of the host's own comes back as it was."""
     sge, log = node.sge, site_hook.with_name("log")
     node.install()
     prolog = f"{site_hook} pro $job_name"
@@ -96,29 +115,46 @@ def test_what_the_site_sets_later_stays_through_another_installation_and_its_end
     sge.set_complex("later later INT <= YES NO 0 0")
     sge.set_conf("xterm", "/usr/bin/later", host=NODE)
     sge.set_conf("mailer", "/bin/later")
-    assert "the prolog in force keeps running, with gpulock's" in node.install()
-
-    named = node.uninstall()
-
-    assert f"qconf -rattr queue prolog '{prolog}' gpu.q@{NODE}\n" in named
-    assert "not yet uninstalled" in named
+    node.install()
+    assert f"own {prolog}]" in node.objects()["-sq gpu.q"]
     _, text = node.run("-l", "gpu=2", script="echo [$CUDA_VISIBLE_DEVICES]\n")
-    assert (text, " pro " in log.read_text()) == ("[0,1]\n", True), "all is as it was"
-    assert node.uninstall() == named
-    node.obey(named)
+    assert (text, " pro " in log.read_text()) == ("[0,1]\n", True)
+
     assert "uninstalled: sge" in node.uninstall()
+
     objects = node.objects()
     assert f"[{NODE}={prolog}]" in objects["-sq gpu.q"]
     assert "later later INT <= YES NO 0 0" in objects["-sc"]
     assert "slots=17" in objects["-se"]
     assert "mailer /bin/later" in objects["-sconf"]
     assert "xterm /usr/bin/later" in objects["own"]
-    assert PREFIX not in "".join(objects.values())
+    assert PREFIX not in objects[f"-sq gpu.q@{NODE}"] + objects["own"]
     assert node.run(script="echo ran\n")[1] == "ran\n"
 
     sge.set_conf("mailer", "/bin/mail")
     sge.forget_conf(NODE, "xterm")
     sge.load("-Mc", "complexes", without(sge.qconf("-sc"), ["later"]))
+
+
+def test_a_host_in_another_group_with_a_hook_has_a_line_of_its_own(
+    node: Node, site_hook: Path
+) -> None:
+    """Two groups make the value ambiguous: the queue would take no job there."""
+    sge, prolog = node.sge, f"{site_hook} pro $job_name"
+    sge.load("-Ahgrp", "group", f"group_name @other\nhostlist {NODE}\n")
+    sge.qconf("-rattr", "queue", "prolog", prolog, "gpu.q@@other")
+
+    assert "installed: sge" in node.install()
+
+    assert f"[{NODE}=root@{PREFIX}" in node.objects()["-sq gpu.q"]
+    assert sge.queue_states()[NODE] == ""
+    _, text = node.run("-l", "gpu=2", script="echo [$CUDA_VISIBLE_DEVICES]\n")
+    assert (text, site_hook.with_name("log").read_text().split()[1]) == ("[0,1]\n", "pro")
+    assert "uninstalled: sge" in node.uninstall()
+    assert f"[{NODE}=" not in node.objects()["-sq gpu.q"]
+    assert " ".join(sge.qconf("-sq", f"gpu.q@{NODE}").split()).count(prolog) == 1
+    sge.qconf("-purge", "queue", "prolog", "gpu.q@@other")
+    sge.qconf("-dhgrp", "@other")
 
 
 def test_the_sites_hooks_go_on_as_their_users_in_their_environment(
@@ -136,8 +172,9 @@ def test_the_sites_hooks_go_on_as_their_users_in_their_environment(
     first = log.read_text().splitlines()[-2:]
     log.write_text("")
 
-    said = node.install()
-    assert "the prolog in force keeps running, with gpulock's" in said
+    said = node.install_cluster()
+    assert "the prolog in force keeps running, with gpulock's" in unwrapped(said)
+    node.install()
     _, text = node.run(*args, script="echo $CUDA_VISIBLE_DEVICES; exit 3\n")
 
     assert text == "0,1\n"
@@ -169,6 +206,7 @@ def test_a_sites_prolog_that_fails_keeps_its_meaning_and_no_lock_stays(
 
 
 def test_the_release_is_told_and_an_unknown_one_is_refused(node: Node) -> None:
+    node.install_cluster()
     objects, files = node.objects(), node.files()
     config = node.sge.path_in(NODE, CONFIG)
     known = config.read_text()
@@ -178,7 +216,7 @@ def test_the_release_is_told_and_an_unknown_one_is_refused(node: Node) -> None:
     fake.chmod(0o755)
     config.write_text(f"{known}SGE_SHEPHERD={fake}\n")
 
-    assert "this Grid Engine is SGE 6.2u5" in node.install()
+    assert "this Grid Engine is SGE 6.2u5" in unwrapped(node.install())
     assert (node.objects(), node.files()) == (objects, files)
 
     config.write_text(known)
@@ -212,17 +250,21 @@ def test_jobs_wait_while_their_shepherd_cannot_be_started(node: Node) -> None:
 
 
 def test_uninstall_waits_for_jobs_and_leaves_what_others_changed(node: Node) -> None:
+    """The prolog goes at once; what a job still needs stays until it holds no device."""
     node.install()
-    job = node.sge.submit(
-        "glalice", *ON_NODE, "-l", "gpu=1", "-o", "/dev/null", stdin="sleep 600\n"
-    )
+    args = (*ON_NODE, "-l", "gpu=1", "-o", "/dev/null")
+    job = node.sge.submit("glalice", *args, stdin="sleep 600\n")
     node.sge.wait_running(job)
+    domain, locks = f"gpu.q@{NODE}", node.sge.path_in(NODE, "/run/gpulock/locks")
 
-    assert "1 devices are locked" in node.uninstall()
+    assert "Grid Engine's jobs hold 1 devices" in unwrapped(node.uninstall())
 
+    hooks = re.sub(r"\\\n *", "", node.sge.qconf("-sq", domain))
+    assert re.search(r"(?m)^prolog +NONE$", hooks)
+    assert re.search(rf"(?m)^epilog +root@{PREFIX}", hooks)
     node.sge.qdel(str(job))
     node.sge.wait_done(job)
-    domain = f"gpu.q@{NODE}"
+    assert not list(locks.iterdir())
     node.sge.qconf("-rattr", "queue", "epilog", "root@/bin/true", domain)
     assert "uninstalled: sge" in node.uninstall()
     assert "root@/bin/true" in node.sge.qconf("-sq", domain)

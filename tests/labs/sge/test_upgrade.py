@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.install.installed import Installation
+from gpulock.sge.card_map import format_card_map
 from tests.labs.common.upgrade import JOBS, PREFIX, Package, UpgradedNode, upgrade_and_go_back
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import on
@@ -26,8 +28,6 @@ LINE = (
 
 class SgeNode(UpgradedNode):
     """One execution host."""
-
-    scheduler = "sge"
 
     def __init__(self, gpus: Gpulock, place: Path) -> None:
         super().__init__(gpus, NODE, Package(place), Journal(gpus.sge.lab / "journal"))
@@ -75,6 +75,8 @@ def test_jobs_go_on_while_gpulock_is_upgraded_and_downgraded(
     roomy: Gpulock, tmp_path: Path
 ) -> None:
     node = SgeNode(roomy, tmp_path / "package")
+    installed = format_card_map(NODE, {}, Installation(PREFIX).pairs())
+    roomy.sge.path_in(NODE, "/var/lib/gpulock/sge-map").write_text(installed)
     roomy.sge.set_hooks(LINE.format("prolog"), LINE.format("epilog"), queues=["gpu.q"])
 
     upgrade_and_go_back(node, tmp_path, GPUS)

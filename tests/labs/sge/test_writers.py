@@ -22,8 +22,7 @@ def nodes(sge: GridEngine) -> Iterator[list[Node]]:
     """Give two hosts of a cell whose complexes another host has brought."""
     for first in bare_node(sge):
         second = lay_out_node(sge, OTHER)
-        first.install()
-        first.uninstall()
+        first.install_cluster()
         yield [first, second]
         clear_node(second)
         sge.set_exechost(OTHER, EXECHOST_VALUES)
@@ -65,7 +64,7 @@ def test_two_installers_and_an_administrator_at_once_lose_nothing(nodes: list[No
         assert f"later{number}=9" in thresholds
     for node in nodes:
         assert f"prolog of queue gpu.q@{node.name}" not in node.install("--dry-run")
-        assert f"[{node.name}=root@" in sge.qconf("-sq", "gpu.q")
+        assert "/prolog/drop-env" in sge.qconf("-sq", f"gpu.q@{node.name}")
 
     sge.set_conf("login_shells", ",".join(one for one in kept if "later" not in one))
     sge.qconf("-rattr", "queue", "load_thresholds", "NONE", "cpu.q")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import HookPaths
-from gpulock.install.installed import SlurmInstallation
+from gpulock.install.installed import Installation
 from tests.labs.common.upgrade import JOBS, PREFIX, Package, UpgradedNode, upgrade_and_go_back
 from tests.labs.slurm.config import CPUS
 from tests.labs.slurm.gpulock import Gpulock, hook_programs
@@ -22,8 +22,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
 
 class SlurmNode(UpgradedNode):
     """One compute node."""
-
-    scheduler = "slurm"
 
     def __init__(self, gpus: Gpulock, place: Path) -> None:
         super().__init__(gpus, NODE, Package(place), gpus.journal)
@@ -58,7 +56,7 @@ class SlurmNode(UpgradedNode):
 def name_hooks(gpus: Gpulock) -> None:
     """Have the map say where the hooks are, as `install slurm` writes it."""
     place = gpus.slurm.path_in(NODE, "/var/lib/gpulock/slurm-map")
-    pairs = [f"{key}={value}\n" for key, value in SlurmInstallation(PREFIX).pairs()]
+    pairs = [f"{key}={value}\n" for key, value in Installation(PREFIX).pairs()]
     place.write_text("".join([place.read_text(), *pairs]))
 
 

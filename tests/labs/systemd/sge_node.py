@@ -54,7 +54,8 @@ class SgeNode:
         self.node.configure(
             SYS_ROOT="/sys", ISOLATION="cgroup", SGE_COMPLEXES=" ".join(config.COMPLEXES), **ENV
         )
-        self.client(f"{OPT}/bin/gpulock", "install", "sge", "--queue", QUEUE)
+        self.client(f"{OPT}/bin/gpulock", "install", "sge", "--cluster", "--queue", QUEUE)
+        self.client(f"{OPT}/bin/gpulock", "install", "sge")
 
     def _lay_out(self, made: Path) -> None:
         """Write the cell as the lab of Grid Engine does, with the paths of this machine."""

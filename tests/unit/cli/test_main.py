@@ -313,9 +313,7 @@ def test_a_folder_that_is_no_simulation_is_left_alone(tmp_path: Path) -> None:
 def test_install_without_a_grid_engine_says_so_in_one_line(tmp_path: Path) -> None:
     config = tmp_path / "gpulock.conf"
     config.write_text(f"SGE_ROOT={tmp_path}\n")
-    code, _, error = call(
-        "--config", str(config), "install", "sge", "--queue", "all.q", "--dry-run"
-    )
+    code, _, error = call("--config", str(config), "install", "sge", "--dry-run")
     assert (code, error.count("\n"), error[:9]) == (1, 1, "gpulock: ")
 
 

@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 
 from gpulock.install import container_hooks
-from gpulock.install.change import FilePlace, InstallRecord
 from gpulock.install.container_hooks import ENROOT_HOOK, PODMAN_HOOK, PODMAN_PROGRAM
 from gpulock.install.hooks import (
     InstallError,
     find_share_folder,
-    make_public_folder,
     real_interpreter,
 )
 from gpulock.install.items import ItemRun, Wanted
 from gpulock.install.node_part import NodePart
-from tests.support.install_site import SgeFiles, ignore
+from tests.support.install_site import ignore
 
 PROLOG = find_share_folder() / "prolog"
 FILES = {"enroot": [ENROOT_HOOK], "podman": [PODMAN_PROGRAM, PODMAN_HOOK]}
@@ -75,23 +73,3 @@ def test_the_hooks_are_the_packages_and_podmans_names_its_interpreter(
     first, _, rest = program.read_text().partition("\n")
     assert first == f"#!{real_interpreter()} -IS"
     assert rest == (PROLOG / "podman" / PODMAN_PROGRAM).read_text().partition("\n")[2]
-
-
-@BOTH
-def test_a_hook_stays_as_long_as_one_scheduler_is_installed(
-    tmp_path: Path, folders: dict[str, Path], name: str
-) -> None:
-    places = [FilePlace(folders[name] / file) for file in FILES[name]]
-    slurm, record = tmp_path / "state/slurm-map", InstallRecord(tmp_path / "state/install/sge.json")
-    for place in places:
-        place.write("x")
-    for has_slurm, kept in ((True, "x"), (False, None)):
-        make_public_folder(record.path.parent)
-        record.save({("file", f"{tmp_path}/state/sge-map", "644"): "x"})
-        slurm.unlink(missing_ok=True)
-        if has_slurm:
-            slurm.touch()
-
-        assert SgeFiles(tmp_path / "gpulock.conf", ignore).uninstall() == []
-
-        assert [place.read() for place in places] == [kept] * len(places)

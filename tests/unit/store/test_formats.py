@@ -22,7 +22,7 @@ RELEASES: Final = sorted((Path(__file__).parents[2] / "support/data/formats").gl
 IDS: Final = [path.stem for path in RELEASES]
 OPEN: Final = {  # each key is a device's or a claim's
     *("verdicts", "foreign", "suspects", "totals", "idle", "slurm-map", "sge-map", "sge-rsmap"),
-    *("history", "install record"),  # JSON
+    "history",  # JSON
     "settings",  # what it does not know is a fault that it tells
 }
 FILES: Final = {"finished": "exporter/finished/feedbeef", "exporter's inventory": "inventory"}
@@ -136,7 +136,6 @@ def test_a_file_of_another_version_is_not_believed(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "file", "version", "refusal"),
     [
-        ("install record", "install.json", '"version": ', "not understood"),
         ("history", "history", '"version":', "a record of version 2"),
     ],
 )

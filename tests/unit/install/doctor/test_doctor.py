@@ -21,8 +21,7 @@ from gpulock.install.doctor.doctor import (
 )
 from gpulock.install.doctor.sge import sge_checks
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.install import PROFILE, plan_sge
-from gpulock.install.sge.uninstall import SgeUninstaller
+from gpulock.install.sge.install import PROFILE
 from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
@@ -42,7 +41,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Install a node once, with the sensor's values in qmaster."""
     with pytest.MonkeyPatch.context() as patch:
         site = make_site(tmp_path_factory.mktemp("site") / "root", patch)
-        plan_sge(site.options()).apply(ignore)
+        site.install_all()
         site.edit("se", "load_values           ", "load_values           gpu=8,gpu.free=8,")
         # A simulated node has no scheduler: for doctor this one is real, with paths of its own.
         text = site.config.read_text().splitlines(keepends=True)
@@ -225,14 +224,6 @@ def terminals_of_an_admin_user(site: Site) -> None:
     other_shepherd_cmd(site, "/site/shepherd")
 
 
-def terminals_of_another_host(site: Site) -> None:
-    """Let the hooks be those of the whole queue, without a shepherd_cmd on another host."""
-    (site.state / "sconf-node2").write_text("#node2:\ngid_range 8288200-8288299\n")
-    pattern = r"(?m)^(prolog|epilog) +NONE,\[node1=(.*)\]$"
-    text = re.sub(pattern, r"\1 \2", site.show("sq").replace("\\\n", " "))
-    (site.state / "sq").write_text(text)
-
-
 def no_shepherd(site: Site) -> None:
     (site.root / "sge/sge_shepherd").unlink()
 
@@ -283,12 +274,17 @@ def no_driver(site: Site) -> None:
         (damage, "hooks", "damaged: epilog/sge", "install sge again"),
         (break_link, "hooks", "leads nowhere", "install sge again"),
         (
-            replace_in("sq", "epilog                NONE,[node1=root@", "epilog NONE,[nodex=root@"),
+            replace_in("sq", "epilog                NONE,[@gpulock=", "epilog NONE,[nodex="),
             "queue gpu.q",
             "its epilog is none",
             "--queue gpu.q",
         ),
-        (replace_in("sq", "[node1=root@", "[node1="), "queue gpu.q", "root@ is missing", "--queue"),
+        (
+            replace_in("sq", "[@gpulock=root@", "[@gpulock="),
+            "queue gpu.q",
+            "root@ is missing",
+            "--queue",
+        ),
         (
             replace_in("sq", "/prolog/drop-env ", "/prolog/dirty "),
             "queue gpu.q",
@@ -322,12 +318,6 @@ def no_driver(site: Site) -> None:
             "interactive jobs",
             "puts its queue in error",
             "shepherd_cmd",
-        ),
-        (
-            terminals_of_another_host,
-            "queue gpu.q",
-            "on node2 admin_user is sgeadmin: a qrsh of any user on a terminal puts its queue",
-            "install sge there",
         ),
         (no_shepherd, "shepherd_cmd", "no job starts", "correct SGE_SHEPHERD"),
         (shepherd_that_does_not_run, "shepherd_cmd", "no job starts", "correct SGE_SHEPHERD"),
@@ -514,12 +504,17 @@ def test_only_faults_make_the_node_broken_and_each_says_what_to_do() -> None:
 
 def test_after_an_uninstallation_one_line_says_what_is_missing(site: Site) -> None:
     """It said that every job fails, and named each thing that is not there."""
-    assert SgeUninstaller(site.config, ignore).uninstall() == []
+    assert site.uninstall().remainders == []
 
     checks = sge_checks(read_settings(str(site.config)), site.config, DEFAULT_PREFIX, PROFILE)
 
     assert [(check.name, check.state, check.do) for check in checks] == [
-        ("Grid Engine", WARNING, "gpulock install sge --queue QUEUE")
+        (
+            "Grid Engine",
+            WARNING,
+            "once, by a manager: gpulock install sge --cluster --queue QUEUE; then, on each node:"
+            " gpulock install sge",
+        )
     ]
 
 

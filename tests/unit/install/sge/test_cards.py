@@ -16,17 +16,15 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.sge.cards import (
     card_map_fault,
     is_rsmap,
+    mapped_cards,
     parse_map_option,
     resolve_card_map,
     restore_card_ids,
-    sge_map_text,
 )
-from gpulock.install.sge.install import plan_sge
 from gpulock.install.sge.qconf import QconfError
-from gpulock.install.sge.uninstall import SgeUninstaller
 from gpulock.node.settings import Settings
 from gpulock.sge.card_map import NAME, format_card_map, read_card_map
-from tests.support.install_site import Site, ignore, make_site
+from tests.support.install_site import Site, make_site
 from tests.support.trees import Box, bus
 
 VALUE = "2(GPU1 GPU2)"
@@ -41,7 +39,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def text(settings: Settings, option: str = "", value: str = VALUE) -> str:
-    return sge_map_text(settings, "node1", "card", value, option)
+    return format_card_map("node1", mapped_cards(settings, "node1", "card", value, option))
 
 
 def test_a_complex_that_gives_out_ids_is_known_by_its_type() -> None:
@@ -114,9 +112,9 @@ def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
     line = next(one for one in site.show("se").splitlines() if one.startswith("complex_values"))
     site.edit("se", line, f"complex_values        {theirs}")
     with pytest.raises(InstallError, match="GPU1=0,GPU2=1"):
-        plan_sge(site.options(complex="card"))
-    plan = plan_sge(site.options(complex="card", map="GPU1=1,GPU2=0"))
-    plan.apply(ignore)
+        site.parts(complex="card")
+    site.install_cluster(complex="card")
+    site.install(complex="card", map="GPU1=1,GPU2=0")
     (state,) = site.root.glob(f"**/{NAME}")
     _, cards = read_card_map(str(state.parent))
     assert [*cards] == [("card", "GPU1"), ("card", "GPU2")]
@@ -127,7 +125,7 @@ def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
     save_withdrawn_ids(str(state.parent), {"card": WithdrawnIds(base, ("GPU2",))})
     site.edit("se", f"card={base}", "card=1(GPU1)")
 
-    assert SgeUninstaller(site.config, ignore).uninstall() == []
+    assert site.uninstall().remainders == []
 
     assert theirs in site.show("se")
     assert load_withdrawn_ids(str(state.parent)) == {}

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpulock.install.sge.install import plan_sge
 from gpulock.install.sge.qconf import Qconf
-from gpulock.install.sge.uninstall import SgeUninstaller
-from tests.support.install_site import Site, ignore, make_site
+from tests.support.install_site import Site, make_site
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite, Left
 
 pytestmark = pytest.mark.slow
@@ -23,6 +21,7 @@ class KilledSge(KilledSite):
 
     def __init__(self, site: Site, patch: pytest.MonkeyPatch) -> None:
         self.site = site
+        site.install_cluster()
         run = Qconf.run
 
         def counted(qconf: Qconf, program: str, *args: str, **who: Any) -> str:
@@ -36,14 +35,17 @@ class KilledSge(KilledSite):
         super().__init__(site.root)
 
     def apply(self) -> None:
-        plan_sge(self.site.options()).apply(ignore)
+        self.site.install()
 
     def undo(self) -> list[str]:
-        return SgeUninstaller(self.site.config, ignore).uninstall()
+        return self.site.uninstall().clauses()
 
     def left(self) -> Left:
         """Return all that there is; of what qconf shows each key with its value."""
         found = super().left()
+        for hook in ("prolog", "epilog"):
+            found.pop(f"sge/state/kept-{hook}", None)
+            found[hook] = self.site.in_force(hook)
         for name in [name for name in found if name.startswith("sge/state/")]:
             del found[name]
             text = (self.root / name).read_text().replace("\\\n", "")

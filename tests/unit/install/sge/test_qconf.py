@@ -17,6 +17,10 @@ from gpulock.install.sge.qconf import (
     parse_sge_list,
 )
 
+DENIED = """#!/bin/sh
+echo 'denied: host "node1" is not an admin host' >&2
+exit 1
+"""
 RECORDED = Path(__file__).parents[3] / "support/data/qconf-8.1.9"
 BROKEN_UP = """\
 qname                 gpu.q
@@ -79,3 +83,12 @@ def test_a_client_that_hangs_or_fails_is_one_line(tmp_path: Path) -> None:
         qconf.run("qconf", "-x")
     with pytest.raises(QconfError, match="SGE_BINARIES"):
         qconf.run("qstat")
+
+
+def test_a_host_that_may_not_ask_is_told_the_call_that_lets_it(tmp_path: Path) -> None:
+    program = tmp_path / "qconf"
+    program.write_text(DENIED)
+    program.chmod(0o755)
+
+    with pytest.raises(QconfError, match="on the master: qconf -ah node1"):
+        Qconf(tmp_path, {}).run("qconf", "-sel")

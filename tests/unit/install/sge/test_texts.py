@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.install.doctor.terminals import terminal_advice
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge import texts as commands
-from gpulock.install.sge.terminals import terminal_advice
+from gpulock.install.sge.texts import HookLine
 from gpulock.install.trial import rival_hook_reason
 
 CURRENT = Path("/usr/local/libexec/gpulock/current")
@@ -19,25 +20,32 @@ CURRENT = Path("/usr/local/libexec/gpulock/current")
 def test_our_own_line_is_known_again_wherever_it_is_installed(hook: str) -> None:
     line = commands.hook_command(Path("/elsewhere/current"), hook)
 
-    assert commands.is_gpulock_command(line, hook)
-    assert commands.site_command_of(line, hook) is None
+    assert commands.parse_hook_line(line, hook) == HookLine(Path("/elsewhere/current"), hook)
     assert line.startswith("root@/elsewhere/current/prolog/drop-env /elsewhere/current/")
 
 
 @pytest.mark.parametrize("hook", commands.HOOKS)
+@pytest.mark.parametrize("origin", [commands.OWN, commands.INHERITED])
 @pytest.mark.parametrize("site", ["/site/hook", "sgeadmin@/site/hook $queue -x", "root@hook a=b"])
-def test_a_sites_command_comes_back_out_of_our_line(hook: str, site: str) -> None:
-    line = commands.queue_hook_command(CURRENT, hook, site)
+def test_a_sites_command_comes_back_out_of_our_line(hook: str, origin: str, site: str) -> None:
+    line = commands.make_hook_line(CURRENT, hook, site, origin)
 
-    assert commands.is_gpulock_command(line, hook)
-    assert commands.site_command_of(line, hook) == site
-    assert line.endswith(f" {site}")
+    assert commands.parse_hook_line(line.text(), hook) == line
+    assert line.text().endswith(f" $job_owner {origin} {site}")
+
+
+@pytest.mark.parametrize("edit", [" mine", " $job_owner other /x", " $job_owner own"])
+def test_a_line_that_somebody_edited_is_ours_and_not_taken_apart(edit: str) -> None:
+    line = f"{commands.hook_command(CURRENT, 'prolog')}{edit}"
+
+    assert commands.is_gpulock_command(line, "prolog")
+    assert commands.parse_hook_line(line, "prolog") is None
 
 
 def test_a_sites_own_line_is_not_ours() -> None:
     assert not commands.is_gpulock_command("root@/site/prolog/sge", "prolog")
-    assert commands.site_command_of("root@/site/prolog/sge", "prolog") == "root@/site/prolog/sge"
-    assert commands.site_command_of(None, "prolog") is None
+    assert commands.parse_hook_line("root@/site/prolog/sge", "prolog") is None
+    assert commands.parse_hook_line(None, "prolog") is None
 
 
 def test_a_prolog_of_ours_in_the_epilogs_place_is_not_our_epilog() -> None:
@@ -47,7 +55,7 @@ def test_a_prolog_of_ours_in_the_epilogs_place_is_not_our_epilog() -> None:
 @pytest.mark.parametrize("site", ["/a,b", "/a [x]", '/a "x y"', "/a\\b", "/odd=path/hook"])
 def test_a_command_that_cannot_be_carried_over_is_refused(site: str) -> None:
     with pytest.raises(InstallError, match="cannot be kept"):
-        commands.chained_hook_command(CURRENT, "prolog", site)
+        commands.make_hook_line(CURRENT, "prolog", site, commands.OWN)
 
 
 def test_a_prolog_that_hands_out_gpus_itself_is_noticed(tmp_path: Path) -> None:

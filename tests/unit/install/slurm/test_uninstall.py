@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import re
-import sys
+from pathlib import Path
 
 import pytest
 
 from gpulock.install import container_hooks
-from gpulock.install.change import InstallRecord
+from gpulock.install.installed import Installation
 from gpulock.install.items import Wanted
+from gpulock.sge.card_map import format_card_map
 from gpulock.store import owner
 from gpulock.store.owner import Owner
-from tests.support.install_site import SgeFiles, ignore, tree
+from tests.support.install_site import tree
 from tests.support.slurm_node import SlurmNode
 
 pytestmark = pytest.mark.slow
@@ -164,47 +165,36 @@ def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode
 # --- beside Grid Engine --------------------------------------------------------------------------
 
 
-def other_record(node: SlurmNode) -> InstallRecord:
-    """Have Grid Engine installed here as well, with the same hooks."""
-    sge = InstallRecord(node.root / "node/state/install/sge.json")
-    sge.save({("hooks", f"{node.root}/libexec", str(node.config), sys.executable): None})
+def install_for_sge(node: SlurmNode) -> Path:
+    """Have Grid Engine installed here as well, with the same hooks; return its map."""
+    sge = node.map.with_name("sge-map")
+    installed = Installation(node.root / "libexec").pairs()
+    sge.write_text(format_card_map("node1", {}, installed))
     return sge
 
 
-def test_slurm_leaves_the_hooks_that_grid_engine_uses(node: SlurmNode) -> None:
-    node.install()
-    other_record(node)
-
-    assert node.uninstall().clauses() == []
-
-    assert node.paths.prolog.is_file()
-    assert not node.map.exists()
-
-
-def test_the_hooks_of_two_schedulers_go_with_the_second(node: SlurmNode) -> None:
-    node.install()
-    sge = other_record(node)
-
-    assert SgeFiles(node.config, ignore).uninstall() == []
-    assert (node.paths.prolog.is_file(), sge.load()) == (True, {})
-    assert node.uninstall().clauses() == []
-    assert not (node.root / "libexec").exists()
-
-
-def test_enroots_hook_is_grid_engines_once_slurm_is_gone(
+def test_slurm_leaves_the_hooks_that_grid_engine_uses(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = node.root / "enroot"
     folder.mkdir()
     monkeypatch.setattr(container_hooks, "ENROOT_HOOKS", folder)
     node.install(enroot=True)
-    other_record(node)
+    install_for_sge(node)
 
     assert node.uninstall().clauses() == []
 
+    assert node.paths.prolog.is_file()
     assert [path.name for path in folder.iterdir()] == [container_hooks.ENROOT_HOOK]
-    assert SgeFiles(node.config, ignore).uninstall() == []
-    assert [*folder.iterdir()] == []
+    assert not node.map.exists()
+
+
+def test_the_hooks_of_two_schedulers_go_with_the_second(node: SlurmNode) -> None:
+    node.install()
+    install_for_sge(node).unlink()
+
+    assert node.uninstall().clauses() == []
+    assert not (node.root / "libexec").exists()
 
 
 def test_enroots_hook_goes_with_slurms_and_another_installation_keeps_it(

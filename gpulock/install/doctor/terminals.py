@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which users' jobs on a terminal would put a queue with a prolog in error, by each host's own."""
+"""Which users' jobs on a terminal would put a queue with a prolog in error."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
-from gpulock.install.sge.places import effective_host_conf
 from gpulock.install.sge.programs import OCS
-from gpulock.install.sge.qconf import Qconf, is_sge_none
+from gpulock.install.sge.qconf import is_sge_none
 from gpulock.install.sge.site import SgeSite
 from gpulock.install.sge.texts import SHEPHERD
 
@@ -41,19 +39,3 @@ def terminal_advice(release: str, user: str, shepherd_cmd: str) -> tuple[str, ..
         return ()
     what = f"admin_user is {user}: a qrsh of any user on a terminal puts its queue in error"
     return what, f"{ours} (SGE_SHEPHERD), or set admin_user none in bootstrap and restart"
-
-
-def terminal_advice_elsewhere(
-    qconf: Qconf, release: str, user: str, hosts: Iterable[str]
-) -> tuple[str, ...]:
-    """Return the same of other hosts, whose shepherd_cmd their own installation sets."""
-    found = {
-        host: terminal_advice(release, user, shepherd_cmd)
-        for host in hosts
-        for shepherd_cmd in [effective_host_conf(qconf, host).get("shepherd_cmd", "none")]
-    }
-    stopped = {host: advice[0] for host, advice in found.items() if advice}
-    if not stopped:
-        return ()
-    what = next(iter(stopped.values()))
-    return f"on {' '.join(sorted(stopped))} {what}", "run gpulock install sge there first"

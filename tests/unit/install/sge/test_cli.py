@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands around the installation for Grid Engine, as an administrator types them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from gpulock.cli import command_group
+from gpulock.cli.admin.items import NOT_IN_FORCE
+from gpulock.install import uninstall
+from tests.support.install_site import Site, make_site
+from tests.support.runner import command_runner
+
+pytestmark = pytest.mark.slow
+CLUSTER = ("--cluster", "--queue", "gpu.q")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return make_site(tmp_path, monkeypatch)
+
+
+def call(site: Site, *args: str) -> Result:
+    return command_runner().invoke(command_group, ["--config", str(site.config), *args])
+
+
+def install(site: Site, *args: str) -> Result:
+    return call(site, "install", "sge", "--prefix", f"{site.root}/libexec", *args)
+
+
+def test_what_belongs_to_the_cluster_is_not_taken_for_the_nodes(site: Site) -> None:
+    assert install(site, "--queue", "gpu.q").exit_code == 2
+    assert install(site, "--cluster").exit_code == 2
+    for words in (["--sge-cell", "x"], ["--write-conf"], ["--prefix", "/x"]):
+        assert call(site, "uninstall", "sge", *words).exit_code == 2
+    assert call(site, "uninstall", "slurm", "--cluster").exit_code == 2
+
+
+def test_the_verdict_says_whether_it_is_in_force(site: Site) -> None:
+    alone = install(site)
+    assert alone.exit_code == NOT_IN_FORCE
+    assert "\ninstalled, NOT in force: there is no complex gpu.free" in alone.stdout
+    assert "once, by a manager: gpulock --config" in alone.stdout
+
+    cluster = install(site, *CLUSTER)
+    assert (cluster.exit_code, "\ninstalled: sge --cluster\n" in cluster.stdout) == (0, True)
+    assert "gpulockd does not run" not in cluster.stdout, "it is no node's"
+    whole = install(site)
+    assert (whole.exit_code, "\ninstalled: sge\n" in whole.stdout) == (0, True)
+    assert "as an ordinary user: qsub -q gpu.q@node1 -l gpu=1" in " ".join(whole.stdout.split())
+    assert "nothing to change: sge is in force\n" in install(site).stdout
+
+
+def test_both_ways_are_shown_and_the_cluster_goes_last(site: Site) -> None:
+    install(site, *CLUSTER)
+    install(site)
+    shown = call(site, "uninstall", "sge", "--dry-run")
+    assert (shown.exit_code, "  - node1 in @gpulock\n" in shown.stdout) == (0, True)
+    assert call(site, "uninstall", "sge", "--cluster").exit_code == NOT_IN_FORCE
+
+    done = call(site, "uninstall", "sge")
+
+    assert (done.exit_code, done.stdout.splitlines()[-2]) == (0, "uninstalled: sge")
+    last = call(site, "uninstall", "sge", "--cluster")
+    assert (last.exit_code, last.stdout.splitlines()[-1]) == (0, "uninstalled: sge --cluster")
+    assert call(site, "uninstall", "sge").stdout.startswith("nothing to do: sge")
+
+
+def test_what_is_overruled_by_force_is_logged(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(uninstall, "log_forced_uninstall", said.append)
+    install(site, *CLUSTER)
+    install(site)
+    (site.root / "node/run/gpulock/locks/0000:06:00.0").mkdir(parents=True)
+
+    assert call(site, "uninstall", "sge", "--force").exit_code == 2
+    done = call(site, "uninstall", "sge", "--force", "--reason", "moved")
+
+    assert done.exit_code == 0
+    assert len(said) == 1
+    assert said[0].startswith("sge uninstalled by force: Grid Engine's jobs hold 1 devices")

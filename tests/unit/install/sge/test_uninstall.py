@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock uninstall sge` against a recorded Grid Engine: the prolog first, the hooks last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.hooks import InstallError
+from gpulock.install.items import ItemRun, Wanted
+from gpulock.install.sge.host_report import REPORTED
+from gpulock.install.sge.uninstall import SgeRemoval, SgeRemover
+from tests.support.install_site import Site, deaf_execd, ignore, make_site, qconf_values, tree
+
+pytestmark = pytest.mark.slow
+
+OBJECTS = ("sq", "sc", "se", "sconf", "sconf-node1")
+LOCK = "node/run/gpulock/locks/0000:06:00.0"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return make_site(tmp_path, monkeypatch)
+
+
+def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Site) -> None:
+    before = {name: qconf_values(site.show(name)) for name in OBJECTS}
+    site.install_all()
+    settings = site.config.read_text()
+
+    outcome = site.uninstall()
+
+    assert outcome.verdict("sge", Wanted.ABSENT, dry_run=False) == "uninstalled: sge"
+    assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", "NONE")
+    assert (site.state / "hgrp-@gpulock").read_text().endswith("hostlist NONE\n")
+    removal = site.cluster().removal()
+    assert site.run(removal, Wanted.ABSENT).remainders == []
+    after = {name: qconf_values(site.show(name)) for name in OBJECTS}
+    for name in ("sq", "se", "sconf", "sconf-node1"):
+        assert after[name] == before[name], name
+    assert {*after["sc"]} - {*before["sc"]} == {*REPORTED}, "others may use them by now"
+    assert removal.notes == [
+        f"complexes stay, for the site's jobs may name them: gpu {' '.join(REPORTED)}"
+    ]
+    assert site.config.read_text() == settings
+    assert not (site.root / "libexec").exists()
+    assert not [*(site.root / "profile.d").iterdir()]
+    assert not (site.root / "node/state/sge-map").exists()
+    assert site.uninstall().changed == []
+
+
+def test_a_dry_run_shows_each_difference_and_changes_nothing(site: Site) -> None:
+    site.install_all()
+    before, said = tree(site.root), list[str]()
+    parts = SgeRemover(SgeRemoval(site.config, site.root / "profile.d/gpulock.sh"), ignore).parts()
+
+    ItemRun(parts.items, Wanted.ABSENT, said.append, dry_run=True).run()
+
+    current = site.root / "libexec/current"
+    for line in (
+        f"  - {site.hook('prolog')}",
+        "  - node1 in @gpulock",
+        f"  - shepherd_cmd {current}/prolog/sge_shepherd",
+        f"hooks {current}",
+    ):
+        assert line in said
+    assert tree(site.root) == before
+
+
+def test_the_clusters_part_stays_while_a_host_is_in_its_group(site: Site) -> None:
+    site.install_all()
+
+    (left,) = site.run(site.cluster().removal(), Wanted.ABSENT).remainders
+
+    assert left.clause.startswith("hosts are in @gpulock: node1; run gpulock uninstall sge on each")
+    assert site.in_force("prolog") == site.hook("prolog")
+
+
+def test_hooks_of_another_version_or_damaged_ones_go_as_well(site: Site) -> None:
+    """A newer package's stayed, and the next run said that there was nothing to do."""
+    site.install_all()
+    current = site.root / "libexec/current"
+    newer = current.resolve().with_name("99.0-0123456789ab")
+    current.resolve().rename(newer)
+    current.unlink()
+    current.symlink_to(newer.name)
+    (newer / "prolog/sge").write_text("damaged")
+
+    assert site.uninstall().remainders == []
+
+    assert not (site.root / "libexec").exists()
+
+
+def test_a_line_of_the_hosts_own_comes_back_letter_for_letter(site: Site) -> None:
+    site.set_attribute("prolog", "/site/new $job_id")
+    site.install_all()
+
+    site.uninstall()
+
+    assert site.in_force("prolog") == "/site/new $job_id"
+    assert "[node1=/site/new $job_id]" in site.show("sq")
+
+
+def test_what_the_site_sets_after_an_installation_is_left(site: Site) -> None:
+    site.install_all()
+    site.set_attribute("prolog", "/site/new $job_id")
+
+    assert site.uninstall().remainders == []
+
+    assert site.in_force("prolog") == "/site/new $job_id"
+
+
+def test_a_hook_of_the_queue_that_ours_runs_as_well_is_in_force_again(site: Site) -> None:
+    """By taking our line away: what the queue says now runs here, whatever it said before."""
+    site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
+    site.install_all()
+    assert site.in_force("prolog").endswith("$job_owner inherited /site/pro $job_id")
+
+    assert site.uninstall().remainders == []
+
+    assert qconf_values(site.show("sq"))["prolog"].startswith("/site/pro $job_id,[@gpulock=")
+    assert site.in_force("prolog") == "/site/pro $job_id"
+
+
+def test_the_group_has_a_line_of_its_own_back(site: Site) -> None:
+    (site.state / "hgrp-@gpulock").write_text("group_name @gpulock\nhostlist NONE\n")
+    site.edit("sq", "prolog                NONE", "prolog NONE,[@gpulock=/site/group $job_id]")
+    site.install_cluster()
+    assert "$job_owner own /site/group $job_id]" in site.show("sq")
+    assert site.install_cluster().changed == []
+
+    with pytest.raises(InstallError, match=r"host group @gpulock: .*still reference"):
+        site.run(site.cluster().removal(), Wanted.ABSENT)
+
+    assert "[@gpulock=/site/group $job_id]" in site.show("sq")
+
+
+def test_lines_of_the_sites_that_lead_to_the_hooks_keep_them(site: Site) -> None:
+    """qmaster would refuse every submission without its verifier."""
+    site.install_all()
+    site.set_attribute("prolog", f"{site.hook('prolog')} mine")
+    current = site.root / "libexec/current"
+    line = next(one for one in site.show("sconf").splitlines() if one.startswith("jsv_url"))
+    (site.root / "root/default/common/act_qmaster").write_text("node1.example.org\n")
+    site.edit("sconf", line, f"jsv_url script:{current}/prolog/sge-jsv")
+
+    for _ in range(2):
+        (left,) = site.uninstall().remainders
+        assert left.page == [
+            "qconf -rattr queue prolog NONE gpu.q@node1",
+            "qconf -mconf: jsv_url none",
+        ]
+        assert (current / "prolog/sge").is_file()
+
+    site.set_attribute("prolog", "NONE")
+    site.edit("sconf", f"script:{current}/prolog/sge-jsv", "none")
+    assert site.uninstall().remainders == []
+    assert not current.exists()
+
+
+def test_what_a_job_needs_stays_while_it_holds_a_device(site: Site) -> None:
+    """The prolog goes at once; the epilog, sensor and shepherd stay, and a second run completes."""
+    site.install_all()
+    (site.root / LOCK).mkdir(parents=True)
+
+    (left,) = site.uninstall().remainders
+
+    assert left.clause.startswith("Grid Engine's jobs hold 1 devices (0000:06:00.0): gpulock reap")
+    assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", site.hook("epilog"))
+    assert "shepherd_cmd" in site.show("sconf-node1")
+    assert (site.root / "libexec/current/epilog/sge").is_file()
+
+    (site.root / LOCK).rmdir()
+    assert site.uninstall().remainders == []
+    assert not (site.root / "libexec").exists()
+
+
+def test_a_queue_without_hooks_of_ours_is_left_alone(site: Site) -> None:
+    """The host is in the group for another queue's: it said that this one's were removed."""
+    site.install_all()
+    for hook in ("prolog", "epilog"):
+        site.edit("sq", f",[@gpulock={site.hook(hook)}]", "")
+
+    assert not [title for title in site.uninstall().changed if "queue gpu.q" in title]
+
+
+def test_by_force_all_goes_from_under_a_job(site: Site) -> None:
+    site.install_all()
+    (site.root / LOCK).mkdir(parents=True)
+
+    assert site.uninstall(force=True).remainders == []
+
+    assert not (site.root / "libexec").exists()
+
+
+def test_an_edit_of_the_hosts_configuration_stays(site: Site) -> None:
+    site.edit("sconf", "load_sensor                  none", "load_sensor  /site/sensor")
+    site.install_all()
+    ours = f"{site.root}/libexec/current/prolog/sge-sensor"
+    site.edit("sconf-node1", f"/site/sensor,{ours}", f"/site/other,{ours},/site/third")
+    (site.state / "sconf-node1").write_text(f"{site.show('sconf-node1')}reporting_params x\n")
+    before = qconf_values(site.show("sconf-node1"))
+
+    assert site.uninstall().remainders == []
+
+    after = qconf_values(site.show("sconf-node1"))
+    del before["shepherd_cmd"]
+    assert after == {**before, "load_sensor": "/site/other,/site/third"}
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_the_hooks_stay_until_execd_has_let_go_of_them_however_often_they_are_uninstalled(
+    site: Site, monkeypatch: pytest.MonkeyPatch, reports: bool
+) -> None:
+    """A second run no longer knew of the sensor, and took the program away under it.
+
+    One that never reported was taken for one that was stopped; execd then looked for a shepherd
+    that was gone, and the queue went into error.
+    """
+    site.install_all()
+    if not reports:
+        site.edit("se", "gpu.free=8", "slots=8")
+
+    why = "still runs the load sensor" if reports else "sends no new report"
+    with deaf_execd(site, monkeypatch):
+        for _ in range(2):
+            with pytest.raises(InstallError, match=rf"hooks .*current: execd of node1 {why}"):
+                site.uninstall()
+            assert (site.root / "libexec/current/prolog/sge-sensor").is_file()
+
+    assert site.uninstall().remainders == []
+    assert not (site.root / "libexec").exists()
+
+
+def test_hooks_that_slurm_uses_as_well_stay(site: Site) -> None:
+    site.install_all()
+    (site.root / "node/state/slurm-map").write_text(
+        f"gpulock-slurm-map 1\nhooks={site.root}/libexec\n"
+    )
+
+    assert site.uninstall().remainders == []
+
+    assert (site.root / "libexec/current/prolog/sge").is_file()
+    assert (site.in_force("prolog"), (site.root / "node/state/sge-map").exists()) == ("NONE", False)

@@ -267,6 +267,8 @@ class Site:
             node = rounds.node
             boot.forget_claims(node.store, self.state_dir, node.boot_id, NAME)
             done = rounds.run_round(kernel.now) is not None
+        for fd in [*kernel.files]:  # of this last gpulockd, which is no program's
+            kernel.forget(fd)
         if not done:
             raise Violation(f"the last round failed: {rounds.summary}")
         for folder in (

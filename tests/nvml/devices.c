@@ -24,7 +24,7 @@ nvmlDevice_t gpu_handle(int gpu)
 
 bool is_handle(nvmlDevice_t device)
 {
-    if (device < handles[0] || device >= handles[MAX_GPUS])
+    if (device < handles[0] || (void *)device >= (void *)(handles + MAX_GPUS))
         return false;
     if (device->mig == NONE)
         return device == &handles[device->gpu][MAX_MIGS];

@@ -56,7 +56,8 @@ class NodeView:
 
     None is not known. `reconciled` is when the verdicts were made (CLOCK_BOOTTIME seconds, also
     where they are old), `lost` whether the locks of this boot were lost, `full` whether LOCK_DIR
-    has room for no claim. `fault` is why nobody can see of which boot LOCK_DIR is.
+    has room for no claim. `fault` is why nothing is granted: the boot's id, or a record, cannot be
+    read.
     """
 
     def __init__(
@@ -81,16 +82,6 @@ class NodeView:
     def held(self) -> dict[str, Lock]:
         """Return the locks as far as they are known."""
         return self.locks or {}
-
-    def device_rows(
-        self,
-        devices: list[Device],
-        expected: int,
-        foreign: frozenset[str] = frozenset(),
-        idle: frozenset[str] = frozenset(),
-    ) -> list[DeviceState]:
-        """Return one row a device; `expected` GPUs, `foreign` and `idle` ids are the caller's."""
-        return device_states(devices, self, expected, foreign, idle)
 
 
 def device_states(

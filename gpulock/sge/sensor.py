@@ -95,7 +95,7 @@ def read_sensor_rows(node: Node) -> list[DeviceState]:
         view.verdicts = {
             lock.owner.token: judge.verdict(lock) for lock in view.held.values() if lock.owner
         }
-    return view.device_rows(devices, node.settings.expected_gpus)
+    return states.device_states(devices, view, node.settings.expected_gpus)
 
 
 def compute_sensor_values(found: list[DeviceState], settings: Settings) -> dict[str, int]:

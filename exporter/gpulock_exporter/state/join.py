@@ -84,7 +84,7 @@ class SnapshotJoin:
             idle = frozenset(name for name, lock in held if self._is_idle(name, lock))
         foreign |= {*self.facts.open_foreign}
         expected = self.limits.gpus if devices is not None else 0
-        return self.facts.device_rows(devices or [], expected, foreign, idle)
+        return states.device_states(devices or [], self.facts, expected, foreign, idle)
 
     def _is_idle(self, name: str, lock: Lock) -> bool:
         """Return whether a locked device is observed to do nothing, and was for long."""

@@ -59,7 +59,7 @@ class StatusView(NodeView):
         settings = self.node.settings
         foreign = self.foreign | self.use.foreign_ids() | {*self.open_foreign}
         idle = self.use.idle_ids(self.held, settings.idle_after)
-        return self.device_rows(self.devices, settings.expected_gpus, foreign, idle)
+        return states.device_states(self.devices, self, settings.expected_gpus, foreign, idle)
 
     def row_of_lock(self, row: states.DeviceState, lock: Lock) -> states.DeviceState:
         """Return the row of a device as it is for one of those that hold it."""

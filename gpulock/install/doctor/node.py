@@ -6,14 +6,19 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from gpulock.alloc.shares import shares_of_card
 from gpulock.daemon.mps.folder import MpsError, check_above_mps_dir
-from gpulock.errors import Refusal, lost_records_refusal, one_line
-from gpulock.install.doctor.check import OK, Check, fault, ok, run_all, warning
+from gpulock.errors import Refusal, one_line
+from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
+from gpulock.install.doctor.claims import (
+    check_boot_locks,
+    check_lock_dir,
+    is_of_this_boot,
+    why_unwritable,
+)
 from gpulock.install.setting_faults import find_setting_faults
 from gpulock.job.environment import loaded_driver_version
 from gpulock.job.mps import cards_with_mps
@@ -23,18 +28,11 @@ from gpulock.node.devices import SHARE
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.node.shares import count_places_by_card
-from gpulock.store import atomic, boot
-from gpulock.store.counters import read_history_dropped
-from gpulock.store.grants import FINISHED_CAP
-from gpulock.store.locks import RECORD, LockStore, check_folder
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import LOST, LOST_MARK, QUARANTINE
-from gpulock.store.repair import find_unreadable_records
 
 _MEND = "correct the file, or upgrade gpulock here where the key is of a later version"
 MPS_MEMORY_DRIVER = 495  # of CUDA 11.5, the first that limits memory (docs/facts/nvml.md, mps)
-_PAUSE = 0.2  # seconds; a claim is made or undone in less
-_GATE_MODE = 0o600  # a user who may open the gate can block the node
 
 
 def check_settings_file(path: Path) -> tuple[Settings | None, list[Check]]:
@@ -69,65 +67,6 @@ def node_checks(settings: Settings) -> list[Check]:
     )
 
 
-def check_lock_dir(settings: Settings) -> Iterator[Check]:
-    """Look at both folders of locks and records, and at the gate's mode."""
-    store = LockStore(settings.lock_dir)
-    folders = [path for path in (store.path, store.root) if os.path.lexists(path)]
-    if not folders:
-        yield ok(f"{store.path} is not there yet: the first claim makes it")
-        return
-    checks = [check_lock_folder(path) for path in folders]
-    yield from checks
-    if all(check.state == OK for check in checks):
-        yield from check_locks_readable(store)
-        gate = Path(store.root, "gate")
-        mode = stat.S_IMODE(gate.stat().st_mode) if gate.exists() else _GATE_MODE
-        if mode != _GATE_MODE:
-            what = f"{gate} has mode {mode:04o}: any user can block it"
-            yield fault(what, f"chmod 600 {shlex.quote(str(gate))}", "gate")
-
-
-def check_lock_folder(path: str) -> Check:
-    """Look at owner, mode and file system of one folder."""
-    try:
-        check_folder(path, make=False)
-    except Refusal as refusal:
-        return fault(refusal.why, refusal.do)
-    kind = boot.file_system_type(path)
-    if bad := boot.why_not_local(path, kind):
-        return fault(*bad)
-    if why := why_unwritable(path):
-        return fault(f"{path} cannot be written: {why}", "make room, or mount it read-write")
-    return ok(f"{path} on {kind}")
-
-
-def check_locks_readable(store: LockStore) -> Iterator[Check]:
-    """Name each lock that nobody can read: no reap frees it. Tell of those dropped unwritten."""
-    found = store.read_all_locks() if store.exists() else {}
-    for name, lock in found.items():
-        path = f"{store.locks_dir}/{name}"
-        if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
-            what = f"{path} is no directory: its device is never granted"
-            yield fault(what, f"rm {shlex.quote(path)}", "locks")
-        elif lock.fault:
-            yield fault(f"{name}: {lock.fault}", f"run gpulock why {name}", "locks")
-    if lost := read_history_dropped(store):
-        what = (
-            f"the history lacks {lost} claims of this boot: more than {FINISHED_CAP} waited for it"
-        )
-        yield warning(what, "let gpulockd run: it writes a line for each claim", "history")
-
-
-def why_unwritable(path: str) -> str:
-    """Return why no file can be written in a folder, or nothing."""
-    try:
-        atomic.replace_file(f"{path}/.doctor", b"x" * 512)
-        os.unlink(f"{path}/.doctor")
-    except OSError as refused:
-        return refused.strerror or str(refused)
-    return ""
-
-
 def check_state_dir(settings: Settings) -> Iterator[Check]:
     """Look at owner and mode of STATE_DIR."""
     path = Path(settings.state_dir)
@@ -154,69 +93,6 @@ def check_state_dir(settings: Settings) -> Iterator[Check]:
     if gone or mark.exists():
         do = f"quarantine again what was out of service, then: rm -f {shlex.quote(str(mark))}"
         yield fault(f"{path / QUARANTINE}{LOST}", do, "quarantine")
-
-
-def is_of_this_boot(settings: Settings) -> bool:
-    """Return whether claims of this boot may have been made."""
-    node = Node(settings)
-    return node.store.boot_id() == node.boot_id
-
-
-def check_boot_locks(settings: Settings) -> Iterator[Check]:
-    """Look whether records and locks of this boot are all there."""
-    node = Node(settings)
-    try:
-        ours = node.store.boot_id()
-    except Refusal as refusal:
-        path = shlex.quote(f"{node.store.root}/boot_id")
-        kept = shlex.quote(f"{settings.state_dir}/boot_id")
-        yield fault(f"{refusal.why}: nothing is granted", f"rm -r {path}; cp {kept} {path}")
-        return
-    if ours == node.boot_id:
-        yield ok("the records are of this boot")
-        yield from check_records_readable(node.store)
-        yield from check_removed_locks(node.store, node.boot_id)
-    elif boot.may_be_claimed_boot(settings.state_dir, node.boot_id):
-        lost = lost_records_refusal(node.store.root)
-        yield fault(f"{lost.why}: nothing is granted", lost.do)
-    else:
-        yield ok("nothing was claimed since this boot")
-
-
-def check_records_readable(store: LockStore) -> Iterator[Check]:
-    """Name each record at which every claim stops: it cannot be read, nor be written back."""
-    for token, why in find_unreadable_records(store).items():
-        what = f"the record of claim {token} cannot be read ({why}): nothing is granted"
-        path = shlex.quote(f"{store.claims_dir}/{token}")
-        yield fault(what, f"once no job is left: rm -r {path}", "locks")
-
-
-def check_removed_locks(store: LockStore, boot_id: str) -> Iterator[Check]:
-    """Tell which locks or records somebody removed, of claims that have the other.
-
-    Without the gate that is also seen of a claim that is made or released: not twice.
-    """
-    removed = find_removed_locks(store, boot_id)
-    if removed:
-        time.sleep(_PAUSE)
-        removed &= find_removed_locks(store, boot_id)
-    for name, _ in sorted(removed):
-        what = f"the lock or the record of {name} was removed: the claim holds it all the same"
-        yield warning(what, "the next claim puts it back, or gpulock reap", "locks")
-
-
-def find_removed_locks(store: LockStore, boot_id: str) -> set[tuple[str, str]]:
-    """Return (device, token) where either lock or record is gone; raise Refusal."""
-    return {
-        (name, lock.owner.token)
-        for name, lock in store.read_all_locks().items()
-        if lock.owner
-        and lock.owner.boot_id == boot_id
-        and not (
-            os.path.lexists(f"{store.locks_dir}/{name}/owner")
-            and os.path.lexists(f"{store.claims_dir}/{lock.owner.token}/{RECORD}")
-        )
-    }
 
 
 def check_driver_devices(settings: Settings) -> Iterator[Check]:

@@ -82,7 +82,7 @@ class Hostile(Ward):
     def states(self) -> list[str]:
         """Return the state of each device."""
         node = self.node()
-        rows = read_node_view(node, self.now).device_rows(node.devices(), CARDS)
+        rows = states.device_states(node.devices(), read_node_view(node, self.now), CARDS)
         return [row.state for row in rows]
 
     def usable(self) -> int:

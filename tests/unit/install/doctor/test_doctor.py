@@ -419,7 +419,7 @@ def test_a_claim_that_is_released_meanwhile_has_lost_nothing(
         shutil.rmtree(store.claims_dir)
         os.mkdir(store.claims_dir)
 
-    monkeypatch.setattr("gpulock.install.doctor.node.time.sleep", release)
+    monkeypatch.setattr("gpulock.install.doctor.claims.time.sleep", release)
 
     assert "locks" not in found(site)
 

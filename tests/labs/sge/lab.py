@@ -37,10 +37,9 @@ class GridEngine(Cluster):
 
     def forget_conf(self, host: str, *keys: str) -> None:
         """Take lines out of a host's own configuration; its execd reads that when it reports."""
-        if left := without(self.qconf("-sconf", host), keys).strip():
-            self.load("-Mconf", host, f"{left}\n")
-        else:  # no configuration may be empty
-            self.qconf("-dconf", host)
+        left = without(self.qconf("-sconf", host), keys).strip()
+        assert left, f"the whole configuration of {host} would go, its group ids with it"
+        self.load("-Mconf", host, f"{left}\n")
 
     def set_hooks(self, prolog: str, epilog: str, *, queues: Iterable[str] = config.QUEUES) -> None:
         """Set prolog and epilog of the queues; `NONE` takes one away."""

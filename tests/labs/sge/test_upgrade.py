@@ -11,6 +11,8 @@ import pytest
 from gpulock.install.installed import Installation
 from gpulock.sge.card_map import format_card_map
 from tests.labs.common.upgrade import JOBS, PREFIX, Package, UpgradedNode, upgrade_and_go_back
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.config import gid_range
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import on
 from tests.labs.sge.lab import JobId
@@ -66,7 +68,7 @@ def roomy(gpus: Gpulock) -> Iterator[Gpulock]:
     sge.set_conf("gid_range", "64000-64500", host=NODE)
     yield gpus
     sge.clear_jobs()
-    sge.forget_conf(NODE, "gid_range")
+    sge.set_conf("gid_range", gid_range(sge.lab, NODES.index(NODE) + 1), host=NODE)
     sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")
     sge.qconf("-purge", "queue", "slots", f"gpu.q@{NODE}")
 

@@ -1,79 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: basic, reportArgumentType=false
-# Grafana's builders are typed for Python 3.11, with which `make dashboards` runs.
-"""A dashboard from rows of panels, and the choices at its top."""
+"""A dashboard from rows of panels, and the choices at its top, as Grafana imports it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grafana_foundation_sdk.builders import dashboard
-from grafana_foundation_sdk.cog import builder
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models import dashboard as model
-
-from dashboards.panels import SOURCE
+from dashboards.panels import SOURCE, WIDTH, Panel
 
 TAG = "gpulock"
-Row = tuple[str, Sequence[builder.Builder[model.Panel]]]
+SCHEMA = 36  # a later Grafana migrates it; an older one does not load a newer one
+ON_TIME_RANGE, NATURAL, SHARED_CROSSHAIR = 2, 7, 1  # Grafana's numbers
+Row = tuple[str, Sequence[Panel]]
 
 
-def choice(
-    name: str, label: str, query: str, *, everything: bool = False
-) -> dashboard.QueryVariable:
+def choice(name: str, label: str, query: str, *, everything: bool = False) -> dict[str, Any]:
     """Return a choice among the values of a label; `everything`: several, and all at first."""
-    found = (
-        dashboard.QueryVariable(name)
-        .label(label)
-        .datasource(SOURCE)
-        .query(query)
-        .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(model.VariableSort.NATURAL_ASC)
-    )
+    result: dict[str, Any] = {
+        "type": "query",
+        "name": name,
+        "label": label,
+        "query": query,
+        "datasource": SOURCE,
+        "refresh": ON_TIME_RANGE,
+        "sort": NATURAL,
+    }
     if everything:
-        every = model.VariableOption(text="All", value="$__all", selected=True)
-        found = found.include_all(True).multi(True).all_value(".*").current(every)
-    return found
+        every = {"text": "All", "value": "$__all", "selected": True}
+        result |= {"includeAll": True, "multi": True, "allValue": ".*", "current": every}
+    return result
 
 
 def board(
-    uid: str,
-    title: str,
-    about: str,
-    choices: Sequence[dashboard.QueryVariable],
-    rows: Sequence[Row],
+    uid: str, title: str, about: str, choices: Sequence[dict[str, Any]], rows: Sequence[Row]
 ) -> dict[str, Any]:
-    """Return a dashboard as Grafana imports it."""
-    made = (
-        dashboard.Dashboard(title)
-        .uid(uid)
-        .description(about)
-        .tags([TAG])
-        .time("now-3h", "now")
-        .refresh("30s")
-        .tooltip(model.DashboardCursorSync.CROSSHAIR)
-        .link(
-            dashboard.DashboardLink("gpulock")
-            .type(model.DashboardLinkType.DASHBOARDS)
-            .tags([TAG])
-            .as_dropdown(True)
-            .keep_time(True)
-        )
-        .with_variable(dashboard.DatasourceVariable("datasource").label("data").type("prometheus"))
-    )
-    for one in choices:
-        made.with_variable(one)
+    """Return a dashboard."""
+    source = {"type": "datasource", "name": "datasource", "label": "data", "query": "prometheus"}
+    link = {"title": TAG, "type": "dashboards", "tags": [TAG], "asDropdown": True, "keepTime": True}
+    return {
+        "uid": uid,
+        "title": title,
+        "description": about,
+        "tags": [TAG],
+        "schemaVersion": SCHEMA,
+        "editable": True,
+        "graphTooltip": SHARED_CROSSHAIR,
+        "time": {"from": "now-3h", "to": "now"},
+        "refresh": "30s",
+        "templating": {"list": [source, *choices]},
+        "annotations": {"list": []},
+        "links": [link],
+        "panels": [{**one, "id": number} for number, one in enumerate(placed(rows), start=1)],
+    }
+
+
+def placed(rows: Sequence[Row]) -> Iterator[Panel]:
+    """Yield the head of each row and its panels, from left to right in Grafana's grid."""
+    y = 0
     for name, panels in rows:
-        made.with_row(dashboard.Row(name))
-        for panel in panels:
-            made.with_panel(panel)
-    found: dict[str, Any] = json.loads(JSONEncoder().encode(made.build()))
-    found["annotations"] = {"list": []}
-    for number, panel in enumerate(found["panels"], start=1):
-        panel["id"] = number
-    return found
+        head = {"type": "row", "title": name, "collapsed": False, "panels": []}
+        yield {**head, "gridPos": {"h": 1, "w": WIDTH, "x": 0, "y": y}}
+        x, y, high = 0, y + 1, 0
+        for one in panels:
+            size = one["gridPos"]
+            if x + size["w"] > WIDTH:
+                x, y, high = 0, y + high, 0
+            yield {**one, "gridPos": {**size, "x": x, "y": y}}
+            x, high = x + size["w"], max(high, size["h"])
+        y += high
 
 
 def queries(found: dict[str, Any]) -> list[str]:

@@ -1,28 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: basic, reportArgumentType=false
-# Grafana's builders are typed for Python 3.11, with which `make dashboards` runs.
 """The panels that the dashboards are made of: each shows queries, in a unit, in so much room."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from grafana_foundation_sdk.builders import (
-    bargauge,
-    common,
-    dashboard,
-    prometheus,
-    stat,
-    table,
-    timeseries,
-)
-from grafana_foundation_sdk.models import common as common_model
-from grafana_foundation_sdk.models import dashboard as model
-from grafana_foundation_sdk.models.prometheus import PromQueryFormat
-
-SOURCE = model.DataSourceRef("prometheus", "${datasource}")
-WIDTH, HALF, THIRD, QUARTER, SIXTH = 24, 12, 8, 6, 4  # of Grafana's grid
+Panel = dict[str, Any]
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+WIDTH, HALF, QUARTER, SIXTH = 24, 12, 6, 4  # of Grafana's grid
 HIGH, LOW = 8, 4
 GREEN, YELLOW, RED = "green", "yellow", "red"
 
@@ -37,75 +24,63 @@ class Query:
     legend: str = "__auto"
 
 
+def panel(kind: str, title: str, about: str, size: tuple[int, int], targets: list[Panel]) -> Panel:
+    """Return what every panel has; `size` is its width and height, the board says where."""
+    return {
+        "type": kind,
+        "title": title,
+        "description": about,
+        "datasource": SOURCE,
+        "gridPos": {"w": size[0], "h": size[1]},
+        "targets": targets,
+        "fieldConfig": {"defaults": {}, "overrides": []},
+    }
+
+
 def lines(
     title: str, unit: str, *queries: Query, about: str = "", width: int = HALF, top: float = 0
-) -> timeseries.Panel:
+) -> Panel:
     """Return lines over time; `top` is the greatest value there is, 0 for none."""
-    legend = (
-        common.VizLegendOptions()
-        .display_mode(common_model.LegendDisplayMode.TABLE)
-        .placement(common_model.LegendPlacement.RIGHT)
-        .show_legend(True)
-        .calcs(["mean", "lastNotNull", "max"])
-    )
-    several = common.VizTooltipOptions().mode(common_model.TooltipDisplayMode.MULTI)
-    panel = (
-        timeseries.Panel()
-        .title(title)
-        .description(about)
-        .datasource(SOURCE)
-        .unit(unit)
-        .min(0)
-        .span(width)
-        .height(HIGH)
-        .fill_opacity(8)
-        .legend(legend)
-        .tooltip(several.sort(common_model.SortOrder.DESCENDING))
-        .targets([ranged(query, ref) for query, ref in lettered(queries)])
-    )
-    return panel.max(top) if top else panel
+    result = panel("timeseries", title, about, (width, HIGH), ranged(queries))
+    shown = {"unit": unit, "min": 0, "custom": {"fillOpacity": 8}}
+    result["fieldConfig"]["defaults"] = {**shown, "max": top} if top else shown
+    result["options"] = {
+        "legend": {
+            "displayMode": "table",
+            "placement": "right",
+            "showLegend": True,
+            "calcs": ["mean", "lastNotNull", "max"],
+        },
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    }
+    return result
 
 
-def stacked(title: str, unit: str, *queries: Query, about: str = "") -> timeseries.Panel:
+def stacked(title: str, unit: str, *queries: Query, about: str = "") -> Panel:
     """Return lines that stand on one another."""
-    stacking = common.StackingConfig().mode(common_model.StackingMode.NORMAL)
-    return lines(title, unit, *queries, about=about).stacking(stacking).fill_opacity(40)
+    result = lines(title, unit, *queries, about=about)
+    custom = {"fillOpacity": 40, "stacking": {"mode": "normal"}}
+    result["fieldConfig"]["defaults"]["custom"] = custom
+    return result
 
 
 def number(
     title: str, unit: str, query: Query, *, steps: Steps = (), about: str = "", width: int = SIXTH
-) -> stat.Panel:
+) -> Panel:
     """Return the value now; it is green, or coloured from the first step that it reaches."""
-    return (
-        stat.Panel()
-        .title(title)
-        .description(about)
-        .datasource(SOURCE)
-        .unit(unit)
-        .no_value("-")
-        .thresholds(thresholds(steps))
-        .span(width)
-        .height(LOW)
-        .targets([instant(query, "A")])
-    )
+    result = panel("stat", title, about, (width, LOW), instant([query]))
+    colours = {"unit": unit, "noValue": "-", "thresholds": thresholds(steps)}
+    result["fieldConfig"]["defaults"] = colours
+    return result
 
 
-def bars(title: str, unit: str, query: Query, *, steps: Steps, about: str = "") -> bargauge.Panel:
+def bars(title: str, unit: str, query: Query, *, steps: Steps, about: str = "") -> Panel:
     """Return a bar for each series that there is now."""
-    return (
-        bargauge.Panel()
-        .title(title)
-        .description(about)
-        .datasource(SOURCE)
-        .unit(unit)
-        .min(0)
-        .no_value("none")
-        .orientation(common_model.VizOrientation.HORIZONTAL)
-        .thresholds(thresholds(steps))
-        .span(HALF)
-        .height(HIGH)
-        .targets([instant(query, "A")])
-    )
+    result = panel("bargauge", title, about, (HALF, HIGH), instant([query]))
+    colours = {"unit": unit, "min": 0, "noValue": "none", "thresholds": thresholds(steps)}
+    result["fieldConfig"]["defaults"] = colours
+    result["options"] = {"orientation": "horizontal", "displayMode": "gradient"}
+    return result
 
 
 @dataclass(frozen=True)
@@ -132,67 +107,55 @@ def rows(
     *,
     about: str = "",
     height: int = HIGH,
-) -> table.Panel:
+) -> Panel:
     """Return a table with a line for each device, which the labels in `key` name."""
-    queries = lettered([column.query(key) for column in columns])
-    hidden = [f"Value #{ref}" for column, (_, ref) in zip(columns, queries) if not column.heading]
-    hide = dict.fromkeys(("Time", *hidden), True)
-    tidy = {"excludeByName": hide, "indexByName": {}, "renameByName": {}}
-    panel = (
-        table.Panel()
-        .title(title)
-        .description(about)
-        .datasource(SOURCE)
-        .span(WIDTH)
-        .height(height)
-        .transformations(
-            [
-                model.DataTransformerConfig("merge", options={}),
-                model.DataTransformerConfig("organize", options=tidy),
-            ]
-        )
-        .targets([instant(query, ref, table=True) for query, ref in queries])
-    )
-    for column, (_, ref) in zip(columns, queries):
-        if column.heading:
-            shown = {"displayName": column.heading, "unit": column.unit}
-            properties = [model.DynamicConfigValue(name, value) for name, value in shown.items()]
-            panel.override_by_name(f"Value #{ref}", properties)
-    return panel
+    targets = instant([column.query(key) for column in columns], shape="table")
+    result = panel("table", title, about, (WIDTH, height), targets)
+    hidden = {"Time": True}
+    for column, target in zip(columns, targets):
+        name = f"Value #{target['refId']}"
+        if not column.heading:
+            hidden[name] = True
+            continue
+        shown = {"displayName": column.heading, "unit": column.unit}
+        properties = [{"id": key, "value": value} for key, value in shown.items()]
+        override = {"matcher": {"id": "byName", "options": name}, "properties": properties}
+        result["fieldConfig"]["overrides"].append(override)
+    tidy = {"excludeByName": hidden, "indexByName": {}, "renameByName": {}}
+    result["transformations"] = [
+        {"id": "merge", "options": {}},
+        {"id": "organize", "options": tidy},
+    ]
+    return result
 
 
-def ranged(query: Query, ref: str) -> prometheus.Dataquery:
-    """Return a query over the time that is shown."""
-    return (
-        prometheus.Dataquery()
-        .expr(query.expression)
-        .legend_format(query.legend)
-        .ref_id(ref)
-        .datasource(SOURCE)
-        .range()
-    )
+def ranged(queries: Iterable[Query]) -> list[Panel]:
+    """Return queries over the time that is shown."""
+    return [{**target(query, place), "range": True} for place, query in enumerate(queries)]
 
 
-def instant(query: Query, ref: str, *, table: bool = False) -> prometheus.Dataquery:
-    """Return a query of the last moment that is shown."""
-    shape = PromQueryFormat.TABLE if table else PromQueryFormat.TIME_SERIES
-    return (
-        prometheus.Dataquery()
-        .expr(query.expression)
-        .legend_format(query.legend)
-        .ref_id(ref)
-        .datasource(SOURCE)
-        .format(shape)
-        .instant()
-    )
+def instant(queries: Iterable[Query], shape: str = "time_series") -> list[Panel]:
+    """Return queries of the last moment that is shown."""
+    return [
+        {**target(query, place), "instant": True, "range": False, "format": shape}
+        for place, query in enumerate(queries)
+    ]
 
 
-def lettered(queries: Iterable[Query]) -> list[tuple[Query, str]]:
-    """Return the queries with their letters."""
-    return [(query, chr(ord("A") + place)) for place, query in enumerate(queries)]
+def target(query: Query, place: int) -> Panel:
+    """Return a query with its letter."""
+    return {
+        "expr": query.expression,
+        "legendFormat": query.legend,
+        "refId": chr(ord("A") + place),
+        "datasource": SOURCE,
+    }
 
 
-def thresholds(steps: Steps) -> dashboard.ThresholdsConfig:
+def thresholds(steps: Steps) -> Panel:
     """Return the colours of values, green below all."""
-    found = [model.Threshold(None, GREEN), *(model.Threshold(at, of) for at, of in steps)]
-    return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(found)
+    every: list[tuple[float | None, str]] = [(None, GREEN), *steps]
+    return {
+        "mode": "absolute",
+        "steps": [{"value": at, "color": colour} for at, colour in every],
+    }

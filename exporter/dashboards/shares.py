@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders import table, timeseries
-
-from dashboards.panels import Column, Query, lines, rows
+from dashboards.panels import Column, Panel, Query, lines, rows
 
 CARD = ("instance", "gpu", "uuid")
 HOLDER = ("gpu", "user", "job_id", "task_id")
@@ -17,7 +15,7 @@ def idle_holds(where: str) -> str:
     return f"gpulock:gpu_hold:idle_seconds{where} or gpulock:share_hold:idle_seconds{where}"
 
 
-def places(where: str) -> table.Panel:
+def places(where: str) -> Panel:
     """Return a table of the GPUs that give out places: how many of them are held, and the use."""
     by_card = f"by ({', '.join(CARD)})"
     given = f"gpulock_gpu_share_places{where}"
@@ -38,7 +36,7 @@ def places(where: str) -> table.Panel:
     )
 
 
-def holders(where: str, title: str = "Holders", key: tuple[str, ...] = HOLDER) -> table.Panel:
+def holders(where: str, title: str = "Holders", key: tuple[str, ...] = HOLDER) -> Panel:
     """Return a table of who shares a GPU: places, their part of the GPU, work and memory."""
     by_holder = f"by ({', '.join(key)})"
     return rows(
@@ -55,7 +53,7 @@ def holders(where: str, title: str = "Holders", key: tuple[str, ...] = HOLDER) -
     )
 
 
-def work(where: str, legend: str) -> list[timeseries.Panel]:
+def work(where: str, legend: str) -> list[Panel]:
     """Return what each holder of a share does over time."""
     return [
         lines(

@@ -3,7 +3,7 @@
 
 Three ways of Grid Engine's own are out of gpulock's reach, and not tried: an output file that is a
 FIFO without a reader, the pid file of a qrsh task in its TMPDIR, and as many processes as the node
-can have (docs/security.md).
+can have (docs/facts/inputs.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each parser that root runs on others' bytes: a value or its documented error, in bounded time.
 
-docs/security.md says who writes what. The quick suite tries few inputs, `make soak` a million for
-each parser: any bytes, and real texts that were cut, doubled, mixed, and had odd words put in.
+docs/facts/inputs.md says who writes what. The quick suite tries few inputs, `make soak` a million
+for each parser: any bytes, and real texts that were cut, doubled, mixed, and had odd words put in.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def test_tests_that_a_page_names_are_there() -> None:
     ("page", "section", "fewest"),
     [
         ("reliability", "The promises", 11),
-        ("security", "What a hook waits for", 17),
-        ("security", "What root reads", 60),
+        ("facts/inputs", "What a hook waits for", 17),
+        ("facts/inputs", "What root reads", 60),
     ],
 )
 def test_each_promise_and_each_input_of_roots_names_its_tests(

@@ -131,8 +131,8 @@ class OpenFiles:
     def pids_with_open(self, device: str, uid: "int | None" = None) -> list[int]:
         """Return the processes, services left out, that have a device's node open.
 
-        Those of user `uid` (docs/hand-over.md, whose a process is), or anybody's. Of a share
-        it is the card's.
+        Those of user `uid` (docs/hand-over.md, which processes keep a device), or anybody's. Of a
+        share it is the card's.
         """
         return self.look(uid)[0].get(device.partition(SHARE)[0], [])
 

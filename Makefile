@@ -123,7 +123,7 @@ bench-history: $(DEV)  ## `gpulock history` among a million claims
 bench-exporter: $(DEV)  ## the exporter on the NVML double, beside nvitop-exporter
 	@$(BIN)/python -m tests.bench.exporter
 
-gpu-check: $(RUNTIME)  ## every metric beside nvidia-smi, on a real GPU under a load; writes docs/hardware/
+gpu-check: $(RUNTIME)  ## every metric beside nvidia-smi, on a real GPU; writes docs/hardware/
 	@$(BIN)/python -m tests.gpu.check
 
 ##@ Housekeeping

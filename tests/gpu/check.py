@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the exporter with nvidia-smi on real GPUs while a load runs: `make gpu-check`.
+"""Compare the exporter with nvidia-smi on real GPUs: `make gpu-check`. README.md says how.
 
-README.md beside this says how. 0: all agrees; 1: something differs; 2: it could not be checked,
-or not under a load.
+0: all agrees; 1: something differs; 2: it could not be checked.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import argparse
 import datetime
 import json
 import os
-import shlex
+import re
 import signal
 import subprocess
 import sys
@@ -21,57 +20,78 @@ import urllib.request
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpulock.node.devices import Device, read_devices
-from tests.gpu import record
 from tests.gpu.compare import (
-    QUIET,
+    ASKED,
     Finding,
+    Line,
     Round,
-    judge,
+    compare_info,
+    compare_values,
     kernel_bus,
     parse_cards,
+    parse_info,
     parse_single,
 )
-from tests.gpu.rules import ASKED
-from tests.gpu.smi import Smi, SmiError
 from tests.support.ports import ReservedPort
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EXPORTER = "from gpulock_exporter.app.program import main; raise SystemExit(main())"
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/exporter"}
 AGREES, DIFFERS, UNCHECKED = 0, 1, 2
 PATIENCE = 60.0  # seconds: a first initialisation of eight cards
-UNSETTLED = 3.0  # seconds after a change of the load that are not judged
-PHASES = {QUIET: 0.0, "full load": 1.0, "half load": 0.5}  # share of the time
-HOW_TO_LOAD = (
-    "give a load of your own: --load 'PROGRAM --gpu {index} --for {seconds}'; it prints the line "
-    "`running` once the GPU is at work, and keeps it so for a {share} of the time"
-)
-
-
-class Failed(Exception):
-    """Say why nothing can be checked, and what to do."""
-
-
-class Result(NamedTuple):
-    """The rounds, the raw answers by the name of their file, why there was no load."""
-
-    rounds: list[Round]
-    raw: dict[str, str]
-    no_load: str
-
-
+TEXT = ("--format=csv,noheader,nounits",)
+_SERIALS = re.compile(r"(<(?:serial|board_id|chassis_serial_number)>)[^<]*(</)")
+_MIG_UUID = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Scrape = Callable[[], str]
+Ask = Callable[..., str]  # nvidia-smi with these words
+
+
+class UncheckedError(Exception):
+    """Why nothing can be checked."""
+
+
+def asking(command: str) -> Ask:
+    """Return what asks nvidia-smi; it raises UncheckedError with its own words."""
+
+    def ask(*words: str) -> str:
+        line = [command, *words]
+        done = subprocess.run(
+            line, capture_output=True, text=True, errors="replace", check=False, timeout=PATIENCE
+        )
+        if done.returncode:
+            raise UncheckedError(f"{' '.join(line)}: {done.stderr or done.stdout}")
+        return done.stdout
+
+    return ask
+
+
+def known_fields(ask: Ask) -> list[str]:
+    """Return the fields that this nvidia-smi knows: one other makes it refuse the question."""
+    pairs = re.findall(r'^"([^"]+)"(?: or "([^"]+)")?', ask("--help-query-gpu"), re.MULTILINE)
+    names = {name for pair in pairs for name in pair}
+    return [field for field in ASKED if field in names]
+
+
+def ask_rows(ask: Ask, fields: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Ask for fields of all cards; return their text by UUID."""
+    columns = ["uuid", *fields]
+    rows: dict[str, dict[str, str]] = {}
+    for line in ask(f"--query-gpu={','.join(columns)}", *TEXT).splitlines():
+        values = [value.strip() for value in line.split(",")]
+        if len(values) != len(columns):
+            raise UncheckedError(f"{len(values)} values for {len(columns)} fields: {line!r}")
+        rows[values[0]] = dict(zip(columns, values))
+    return rows
 
 
 @contextmanager
 def exporter(folder: Path, base: Path | None) -> Generator[Scrape]:
     """Run the real exporter on this machine's driver; give what scrapes it.
 
-    It has a folder of its own, and listens on loopback. Raises Failed where it cannot be scraped.
+    It has a folder of its own, and listens on loopback. Raises UncheckedError where it has no card.
     """
     errors, config = folder / "exporter.stderr", folder / "gpulock.conf"
     own = {"LOCK_DIR": f"{folder}/locks", "STATE_DIR": f"{folder}/state", "PROCESS_PERIOD": "1"}
@@ -85,7 +105,7 @@ def exporter(folder: Path, base: Path | None) -> Generator[Scrape]:
 
         def scrape() -> str:
             if process.poll() is not None:
-                raise Failed(f"the exporter ended: {errors.read_text()}")
+                raise UncheckedError(f"the exporter ended: {errors.read_text()}")
             with urllib.request.urlopen(f"http://{port.address}/metrics", timeout=10) as answer:
                 return str(answer.read().decode())
 
@@ -93,7 +113,7 @@ def exporter(folder: Path, base: Path | None) -> Generator[Scrape]:
             end, text = time.monotonic() + PATIENCE, ""
             while parse_single(text, "gpulock_nvml_up") != 1 or not parse_cards(text):
                 if time.monotonic() > end:
-                    raise Failed(f"the exporter hears no driver:\n{errors.read_text()}\n{text}")
+                    raise UncheckedError(f"no driver:\n{errors.read_text()}\n{text}")
                 time.sleep(0.2)
                 with suppress(OSError):  # it does not listen yet
                     text = scrape()
@@ -104,55 +124,33 @@ def exporter(folder: Path, base: Path | None) -> Generator[Scrape]:
 
 
 @contextmanager
-def loaded(command: str, cards: int, share: float, seconds: float) -> Generator[str]:
-    """Load every card for a phase; give why it cannot be, empty where it can."""
-    started: list[subprocess.Popen[str]] = []
-    for index in range(cards if share else 0):
-        words = shlex.split(command.format(index=index, share=share, seconds=f"{seconds:.0f}"))
-        out, error = subprocess.PIPE, subprocess.STDOUT
-        started.append(
-            subprocess.Popen(words, stdout=out, stderr=error, text=True, start_new_session=True)
-        )
+def loaded(command: str) -> Generator[None]:
+    """Run a shell command meanwhile, and end all that it started."""
+    if not command:
+        yield
+        return
+    load = subprocess.Popen(["sh", "-c", command], start_new_session=True)
     try:
-        said = [one.stdout.readline() if one.stdout else "" for one in started]
-        yield next((line.strip() or "no word" for line in said if line != "running\n"), "")
+        yield
+        if load.poll():
+            raise UncheckedError(f"the load ended with {load.returncode}: {command}")
     finally:
-        for one in started:
-            with suppress(ProcessLookupError):
-                os.killpg(one.pid, signal.SIGKILL)  # all that it started, too
-            one.communicate()
+        with suppress(ProcessLookupError):
+            os.killpg(load.pid, signal.SIGKILL)
+        load.wait()
 
 
-def play(scrape: Scrape, smi: Smi, fields: Sequence[str], load: str, seconds: float) -> Result:
-    """Go through the phases; raise Failed or SmiError.
-
-    Of each round both are asked, the exporter before and after. A counter stands where it stood at
-    the exporter's sample.
-    """
-    result = Result([], {}, "" if load else "no load was wanted")
-    cards = len(smi.ask(("index",)))
-    for phase, share in PHASES.items():
-        if share and not load:
-            continue
-        # it must outlast the rounds, whatever nvidia-smi takes
-        with loaded(load, cards, share, 3 * seconds + PATIENCE) as fault:
-            if fault:
-                return result._replace(no_load=fault)
-            began = time.monotonic()
-            while time.monotonic() - began < seconds:
-                due = time.monotonic() + 1
-                before = parse_cards(scrape())
-                settled, rows = time.monotonic() - began > UNSETTLED, smi.ask(fields)
-                text = scrape()
-                at = parse_single(text, "gpulock_sample_timestamp_seconds") or time.time()
-                one = Round(at, phase, settled, before, rows, parse_cards(text))
-                result.rounds.append(one)
-                time.sleep(max(0.0, due - time.monotonic()))
-            name = phase.replace(" ", "-")
-            result.raw[f"{name}.xml"] = smi.run("-q", "-x")
-            result.raw[f"{name}.metrics"] = scrape()
-            result.raw[f"{name}.json"] = json.dumps(result.rounds[-1].rows, indent=1)
-    return result
+def ask_both(scrape: Scrape, ask: Ask, fields: Sequence[str], seconds: float) -> list[Round]:
+    """Ask the exporter, nvidia-smi and the exporter again, once a second."""
+    rounds: list[Round] = []
+    began = time.monotonic()
+    while not rounds or time.monotonic() - began < seconds:
+        due = time.monotonic() + 1
+        before, rows, text = parse_cards(scrape()), ask_rows(ask, fields), scrape()
+        at = parse_single(text, "gpulock_sample_timestamp_seconds") or time.time()
+        rounds.append(Round(at, before, rows, parse_cards(text)))
+        time.sleep(max(0.0, due - time.monotonic()))
+    return rounds
 
 
 def raw_nvml() -> str:
@@ -162,7 +160,7 @@ def raw_nvml() -> str:
         program, env=ENV, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     if done.returncode:
-        raise Failed(f"NVML does not answer here: {done.stderr}")
+        raise UncheckedError(f"NVML does not answer here: {done.stderr}")
     return done.stdout
 
 
@@ -181,67 +179,71 @@ def compare_devices(devices: Sequence[Device], cards: Sequence[Any]) -> list[str
     return wrong
 
 
+def masked(text: str, uuids: Sequence[str], host: str) -> str:
+    """Return text that names no machine, each card still told from others."""
+    text = _SERIALS.sub(r"\g<1>0\g<2>", text)
+    for number, uuid in enumerate([*uuids, *sorted(set(_MIG_UUID.findall(text)))]):
+        text = text.replace(uuid, f"{uuid[:4]}00000000-0000-0000-0000-{number:012d}")
+    return re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w.-])", "node", text)
+
+
+def write_record(folder: Path, rows: dict[str, dict[str, str]], parts: dict[str, object]) -> Path:
+    """Write what was said and found; return the path."""
+    first = next(iter(rows.values()))
+    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    model = re.sub(r"[^a-z0-9]+", "-", first.get("name", "gpu").lower()).strip("-")
+    path = folder / f"{date}-{model}-{first.get('driver_version', 'unknown')}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(masked(json.dumps(parts, indent=1) + "\n", [*rows], os.uname().nodename))
+    return path
+
+
 def check(options: argparse.Namespace, folder: Path) -> int:
-    """Check; return the exit code; raise Failed or SmiError."""
-    smi = Smi(options.nvidia_smi)
-    fields = smi.known(ASKED)
-    if "index" not in fields:
-        raise Failed(f"{options.nvidia_smi} --help-query-gpu names no field that is known here")
-    load = "" if options.no_load else options.load
-    with exporter(folder, options.config) as scrape:
-        result = play(scrape, smi, fields, load, options.seconds)
-    nvml = raw_nvml()
-    lines = judge(result.rounds, fields)
-    wrong = compare_devices(read_devices(options.driver_root, "/sys"), json.loads(nvml)["cards"])
-    rows = list(result.rounds[-1].rows.values())
-    uuids = [row["uuid"] for row in rows]
-    about = record.About(
-        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        model=rows[0].get("name", "GPU"),
-        driver=rows[0].get("driver_version", "unknown"),
-        how=f"{len(rows)} card(s), kernel {os.uname().release}; {len(result.rounds)} rounds in "
-        f"{result.rounds[-1].at - result.rounds[0].at:.0f} s; "
-        f"load: {result.no_load or load}.",
-        uuids=uuids,
-        host=os.uname().nodename,
-    )
-    text = record.page(about, lines, wrong)
+    """Check; return the exit code; raise UncheckedError."""
+    ask = asking(options.nvidia_smi)
+    fields = known_fields(ask)
+    with exporter(folder, options.config) as scrape, loaded(options.load):
+        rounds = ask_both(scrape, ask, fields, options.seconds)
+        text, xml, nvml = scrape(), ask("-q", "-x"), json.loads(raw_nvml())
+    rows = {uuid: dict(row) for uuid, row in rounds[-1].rows.items()}
+    lines = [*compare_info(parse_info(text), rows), *compare_values(rounds, fields)]
+    proc = read_devices(options.driver_root, "/sys")
+    wrong = [*compare_devices(proc, nvml["cards"]), *(say(line) for line in lines if bad(line))]
+    found = {kind.value: [say(line) for line in lines if line.finding is kind] for kind in Finding}
+    said = {"load": options.load, "kernel": os.uname().release, "differs": wrong, "compared": found}
+    raw = {"nvml": nvml, "nvidia-smi": rows, "metrics": text.splitlines(), "xml": xml.splitlines()}
     print(*(f"DIFFERS  {word}" for word in wrong), sep="\n")
-    for line in lines:
-        if line.finding is Finding.DIFFERED:
-            where = record.place(line.uuid, uuids)
-            print(f"DIFFERS  card {where}  {line.metric}: {line.words}")
-    print(f"written: {record.write(options.out, about, text, {**result.raw, 'nvml.json': nvml})}")
-    if wrong or any(line.finding is Finding.DIFFERED for line in lines):
-        print("gpu-check: FAILED: the exporter and nvidia-smi differ")
-        return DIFFERS
-    if result.no_load:
-        print(f"gpu-check: idle only: {result.no_load}\n{HOW_TO_LOAD}")
-        return UNCHECKED
-    print("gpu-check: the exporter, /proc, NVML and nvidia-smi agree")
-    return AGREES
+    print(f"written: {write_record(options.out, rows, {**said, **raw})}")
+    print(f"gpu-check: {'FAILED' if wrong else 'all agree'}{'' if options.load else ', idle'}")
+    return DIFFERS if wrong else AGREES
+
+
+def bad(line: Line) -> bool:
+    """Return whether something differs."""
+    return line.finding is Finding.DIFFERED
+
+
+def say(line: Line) -> str:
+    """Return a comparison in words."""
+    return f"{line.uuid}  {line.metric}: {line.words}"
 
 
 def main() -> int:
     """Check this machine; return the exit code."""
-    own_load = f"{sys.executable} {HERE / 'load.py'} {{index}} {{share}} {{seconds}}"
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nvidia-smi", default="nvidia-smi", help="the program to compare with")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each of three phases")
+    parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=ROOT / "docs/hardware")
     parser.add_argument("--driver-root", default="/proc/driver/nvidia")
     parser.add_argument("--config", type=Path, help="a gpulock.conf to begin with")
-    parser.add_argument("--load", default=own_load, help=HOW_TO_LOAD)
-    parser.add_argument("--no-load", action="store_true", help="compare an idle machine only")
+    parser.add_argument("--load", default="", help="a shell command that keeps each GPU at work")
     options = parser.parse_args()
-    if not list(Path(options.driver_root, "gpus").glob("*/information")):
-        place = f"{options.driver_root}/gpus"
-        print(f"gpu-check: no NVIDIA GPU here ({place} is missing or empty): nothing was checked.")
-        return UNCHECKED
     try:
+        if not list(Path(options.driver_root, "gpus").glob("*/information")):
+            raise UncheckedError(f"no NVIDIA GPU here ({options.driver_root}/gpus is empty)")
         with tempfile.TemporaryDirectory(prefix="gpulock-gpu-check-") as folder:
             return check(options, Path(folder))
-    except (Failed, SmiError, OSError) as fault:
+    except (UncheckedError, OSError, subprocess.TimeoutExpired) as fault:
         print(f"gpu-check: nothing was checked: {fault}")
         return UNCHECKED
 

@@ -81,19 +81,13 @@ def reply(question: str, wanted: str) -> str:
     names = [name for name in FIELDS if name not in lacks]
     handles = [p.nvmlDeviceGetHandleByIndex(n) for n in range(p.nvmlDeviceGetCount())]
     if question == "--help-query-gpu":
-        other = ' or "gpu_uuid"'
-        return "".join(f'"{name}"{other * (name == "uuid")}\nA field.\n\n' for name in names)
+        shown = [name.replace("clocks.", 'clocks.current.X" or "clocks.') for name in names]
+        return "".join(f'"{name}"\nA field.\n\n' for name in shown)
     if question == "--query-gpu":
         columns = wanted.split(",")
         if unknown := [name for name in columns if name not in names]:
             sys.exit(f'Field "{unknown[0]}" is not a valid field to query.')
         return "".join(f"{', '.join(answer(name, h) for name in columns)}\n" for h in handles)
-    if question == "--query-compute-apps":
-        return "".join(
-            f"{p.nvmlDeviceGetUUID(h)}, {one.pid}\n"
-            for h in handles
-            for one in p.nvmlDeviceGetComputeRunningProcesses(h)
-        )
     uuids = "".join(f"<uuid>{p.nvmlDeviceGetUUID(h)}</uuid>" for h in handles)
     return {"-q": f"<serial>1562</serial>{uuids}\n"}[question]
 

@@ -111,15 +111,6 @@ bench-paired: $(DEV)  ## the hooks of another commit and of this tree in turns (
 bench-walks: $(DEV)  ## how many modules and functions a prolog, a dead owner and a metric pass through
 	@$(BIN)/python -m tests.bench.walks $(WORDS)
 
-bench-sge:  ## 200 short jobs on a real Grid Engine against /bin/true hooks (root)
-	@$(ENTER) python -m tests.bench.short_jobs sge
-
-bench-slurm:  ## 200 short jobs on a real Slurm against /bin/true hooks (root)
-	@$(ENTER) python -m tests.bench.short_jobs slurm
-
-bench-history: $(DEV)  ## `gpulock history` among a million claims
-	@$(BIN)/python -m tests.bench.history
-
 bench-exporter: $(DEV)  ## the exporter on the NVML double, beside nvitop-exporter
 	@$(BIN)/python -m tests.bench.exporter
 
@@ -138,7 +129,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-paired bench-walks bench-sge bench-slurm bench-history bench-exporter gpu-check dashboards clean help
+.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-paired bench-walks bench-exporter gpu-check dashboards clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

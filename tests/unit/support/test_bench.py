@@ -13,21 +13,10 @@ from tests.bench.harness import CPU, WAITED, Samples, Target, ratio_target, run_
 from tests.support.faults import raising
 from tests.support.scene import folder
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 @pytest.fixture(autouse=True)
 def disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "DISTURBED", type(harness.DISTURBED)())
-
-
-def test_every_bench_sets_up_what_the_tests_need() -> None:
-    """After `make demo` alone it imported what only the tests bring."""
-    targets = re.findall(
-        r"^bench.*:(.*?)##.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
-    )
-    assert len(targets) > 4
-    assert all("$(DEV)" in needed or "$(ENTER)" in recipe for needed, recipe in targets)
 
 
 def test_a_disturbed_act_is_undone_measured_again_and_told(

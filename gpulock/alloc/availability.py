@@ -13,7 +13,7 @@ from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import boot, quarantine
-from gpulock.store.counters import ClaimCounters
+from gpulock.store.events import REAPED, note_event
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
@@ -52,14 +52,14 @@ def judge_ahead(node: Node, found: list[Device], judge: "Judge", template: Owner
     return reaper
 
 
-def reap_held_locks(reaper: "Reaper", held: dict[str, Lock], totals: ClaimCounters) -> None:
+def reap_held_locks(reaper: "Reaper", held: dict[str, Lock]) -> None:
     """Free what dead owners hold, because the devices are needed."""
     from gpulock.alloc.reaper import FREED, reap_locks
 
     reaper.held = held
     for outcome in reap_locks(reaper):
         if outcome.act == FREED:
-            totals.count_reap(outcome.verdict.by)
+            note_event(reaper.node.store.path, REAPED, outcome.verdict.by)
 
 
 def pick_free_devices(

@@ -22,8 +22,7 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, os_error_kind
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.store import boot, grants
-from gpulock.store.counters import ClaimCounters, note_lock_timeout
+from gpulock.store import boot, events, grants
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 from gpulock.store.repair import repair_locks
@@ -91,16 +90,14 @@ def claim_devices(
         while True:
             with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
                 waited += gate.waited
-                totals = ClaimCounters(node.store)
                 try:
-                    grant = claim_under_gate(attempt, gate, totals)
+                    grant = claim_under_gate(attempt, gate)
                 except Refusal as refusal:
-                    count_refusal(totals, refusal, template, waited)
+                    count_refusal(node, refusal, template, waited)
                     raise
                 if grant:
                     grant.waited = waited
-                    totals.count_result("granted", waited)
-                    totals.save()
+                    note_claim(node, "granted", template, waited)
                     return grant
             if want.asked and want.patience:
                 from gpulock.alloc.health_check import wait_for_checks
@@ -108,19 +105,48 @@ def claim_devices(
                 wait_for_checks(node, want.asked, deadline.sooner(want.patience))
             attempt.ahead = judge_ahead(node, found, attempt.renew_judge(), template)
     except LockTimeout as refusal:
-        if note_lock_timeout(node.store, template.job(), template.user):
-            escalate_refusal(refusal)
+        note_lock_timeout(node, refusal, template)
         raise
 
 
-def count_refusal(totals: ClaimCounters, refusal: Refusal, template: Owner, waited: float) -> None:
-    """Count a refusal; a streak of unknowns means that the node is broken, not the jobs."""
-    if refusal.kind == UNKNOWN and totals.note_unknown_streak(
-        template.job(), template.user, bool(template.token)
-    ):
-        escalate_refusal(refusal)
-    totals.count_result(refusal.kind, waited)
-    totals.save()
+def note_claim(node: Node, result: str, template: Owner, waited: float) -> None:
+    """Note what became of a claim; the gate is held."""
+    who = events.format_claimant(template.user, template.job())
+    words = result.replace(" ", "_"), f"{waited:.6f}", who
+    if events.note_event(node.store.path, events.CLAIM, *words) > events.CAP:
+        from gpulock.store.event_log import fold_events
+
+        fold_events(node.store.path)
+
+
+def count_refusal(node: Node, refusal: Refusal, template: Owner, waited: float) -> None:
+    """Note a refusal; a streak of unknowns means that the node is broken, not the jobs."""
+    if refusal.kind == UNKNOWN:
+        from gpulock.store.event_log import is_unknown_streak, read_events
+
+        who, granted = events.format_claimant(template.user, template.job()), bool(template.token)
+        try:
+            if is_unknown_streak(read_events(node.store.path), who, granted):
+                escalate_refusal(refusal)
+        except OSError:
+            pass  # nobody can say what came before
+        kind = events.UNDONE if granted else events.UNKNOWN_REQUEST
+        events.note_event(node.store.path, kind, who)
+    note_claim(node, refusal.kind, template, waited)
+
+
+def note_lock_timeout(node: Node, refusal: Refusal, template: Owner) -> None:
+    """Note that the gate stayed shut; for several owners in a row it is a fault of the node."""
+    from gpulock.store.event_log import fold_events, is_timeout_streak, read_events
+
+    who = events.format_claimant(template.user, template.job())
+    if events.note_event(node.store.path, events.TIMEOUT, who) > events.SHUT_CAP:
+        fold_events(node.store.path)
+    try:
+        if is_timeout_streak(read_events(node.store.path)):
+            escalate_refusal(refusal)
+    except OSError:
+        return
 
 
 def escalate_refusal(refusal: Refusal) -> None:
@@ -136,12 +162,12 @@ def count_unknown_refusal(
     try:
         node.store.check(make=True)
         with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
-            count_refusal(ClaimCounters(node.store), refusal, template, gate.waited)
+            count_refusal(node, refusal, template, gate.waited)
     except (Refusal, OSError, MemoryError):  # the first refusal is the one to tell
         return
 
 
-def claim_under_gate(attempt: ClaimAttempt, gate: Gate, totals: ClaimCounters) -> "Grant | None":
+def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
     """Do steps 4 to 7 of the life of a claim; None without a look ahead that they need.
 
     The gate is held.
@@ -165,7 +191,7 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate, totals: ClaimCounters) -
     if not chosen:
         if attempt.ahead is None:
             return None
-        reap_held_locks(attempt.ahead, held, totals)
+        reap_held_locks(attempt.ahead, held)
         held = node.store.read_all_locks()
         chosen, out = pick_free_devices(node, found, held, want)  # some may be out by now
     if not chosen and any([lock.owner and lock.owner.gives_way() for lock in held.values()]):

@@ -38,7 +38,7 @@ class SgeHookCall:
     in syslog.
     """
 
-    __slots__ = ("job", "limited", "shepherd", "site", "task", "tried", "who")
+    __slots__ = ("array_task", "job", "limited", "shepherd", "site", "task", "tried", "who")
 
     def __init__(self, argv: list[str], environ: "Mapping[str, str]") -> None:
         given = argv[1] if len(argv) > 1 else ""
@@ -48,8 +48,8 @@ class SgeHookCall:
         self.job = environ.get("JOB_ID", "")
         self.tried = self.job == TRIAL_JOB
         self.task = environ.get("SGE_TASK_ID", "")
-        task = f".{self.task}" if self.task not in ("", "0", "undefined") else ""
-        self.who = f"job {self.job or '?'}{task}"
+        self.array_task = self.task if self.task not in ("0", "undefined") else ""
+        self.who = f"job {self.job or '?'}{self.array_task and f'.{self.array_task}'}"
 
 
 def find_spool(node: Node, call: SgeHookCall) -> Spool:

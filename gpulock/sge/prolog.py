@@ -23,7 +23,7 @@ from gpulock.node.settings import Settings
 from gpulock.sge import hook, request, spool
 from gpulock.sge.spool import Spool
 from gpulock.sge.spooled_job import LayoutError, SgeJob
-from gpulock.store import atomic, owed, owner
+from gpulock.store import atomic, events, owed, owner
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ LAUNCHER_MARKER = (
 def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     """Run the prolog; return the exit code."""
     call = hook.SgeHookCall(argv, environ)
-    run, who = HookRun(call.tried), Owner(job_id=call.job, task_id=call.task)
+    run, who = HookRun(call.tried), Owner(job_id=call.job, task_id=call.array_task)
     grant = run.run(config, lambda node: claim_sge_job(node, call, who, run.deadline), who)
     told = run.refusal
     if told is None:
@@ -56,9 +56,8 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         told = hook.blame_job_limits(told)
     run.log(told.sentence(call.who), error=True)
     if run.settings is not None:
-        from gpulock.store import refusal_notes
-
-        refusal_notes.write_refusal_note(run.settings.lock_dir, call.job, told.sentence(call.who))
+        sentence = told.sentence(call.who)
+        events.note_event(run.settings.lock_dir, events.REFUSED, call.job, sentence)
     return hook.sge_hook_exit_code(told, run.settings)
 
 

@@ -24,7 +24,7 @@ from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.sge import hook
 from gpulock.sge.complexes import complex_devices
-from gpulock.store.counters import TIMEOUTS, ClaimCounters
+from gpulock.store import event_log, events
 from gpulock.store.gate import Gate
 
 TYPE_CHECKING = False
@@ -77,9 +77,9 @@ def zero_sensor_lines(host: str, complexes: tuple[str, ...]) -> list[str]:
 def read_sensor_rows(node: Node) -> list[DeviceState]:
     """Return the state of every device, judged afresh where no daemon keeps verdicts."""
     devices = node.devices()
-    if os.access(f"{node.store.path}/{TIMEOUTS}", os.F_OK):  # a hook found the gate shut
+    if event_log.is_gate_in_doubt(node.store.path):
         with Gate(node.store, deadline.Deadline(GATE_PATIENCE)):
-            ClaimCounters(node.store).save()
+            events.note_event(node.store.path, events.OPEN)
     view = read_node_view(node, deadline.clock_boottime())
     if view.lost:
         raise lost_records_refusal(node.store.root)

@@ -113,12 +113,13 @@ def fsync_path(path: str, dir_fd: "int | None" = None) -> None:
         os.close(fd)
 
 
-def append_file(path: str, data: bytes) -> None:
-    """Add to the end of a file, which may be made; raise OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+def append_file(path: str, data: bytes) -> int:
+    """Add to the end of a file, which may be made; return its new size; raise OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags, 0o644)
     try:
         write_descriptor(fd, data)
+        return os.fstat(fd).st_size
     finally:
         os.close(fd)
 

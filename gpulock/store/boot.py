@@ -11,7 +11,7 @@ import os
 import time
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_records_refusal, one_line, os_error_kind
-from gpulock.store import atomic, grants, owed, quarantine
+from gpulock.store import atomic, events, grants, owed, quarantine
 from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import LockStore, list_names
 from gpulock.store.owner import Owner
@@ -43,6 +43,7 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
     """
     check_file_systems(store)
     make_claim_folders(store, state_dir, boot_id)
+    atomic.remove_quietly(f"{store.path}/{events.NAME}")  # they are of one boot
     try:
         finish_earlier_claims(store, boot_id)
         owed.limit_owed_records(state_dir, store)

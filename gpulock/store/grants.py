@@ -10,7 +10,7 @@ import os
 import time
 
 from gpulock.errors import UNKNOWN, Refusal, one_line
-from gpulock.store import atomic, kv, owner
+from gpulock.store import atomic, events, kv, owner
 from gpulock.store.locks import RECORD, RELEASED, LockStore
 from gpulock.store.owner import Owner
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 FINISHED_CAP = 1000  # claims that wait for their history line
 FINISHED_PRUNE = 500  # how many of the oldest go when the cap is reached
-DROPPED = "dropped"  # how many claims were dropped since they were counted last
 
 
 def make_claim(store: LockStore, record: Owner) -> None:
@@ -147,17 +146,6 @@ def prune_finished(store: LockStore) -> None:
     names = os.listdir(store.finished_dir)
     names.sort(key=lambda name: os.lstat(f"{store.finished_dir}/{name}").st_mtime)
     del names[FINISHED_PRUNE:]
-    note_dropped(store, len(names))
+    events.note_event(store.path, events.DROPPED, str(len(names)))
     for name in names:
         atomic.remove_folder(f"{store.finished_dir}/{name}")
-
-
-def note_dropped(store: LockStore, count: int) -> None:
-    """Count what goes without a line in the history; what cannot be counted goes all the same.
-
-    One byte each, since only some of its callers have the counters at hand.
-    """
-    try:
-        atomic.append_file(f"{store.path}/{DROPPED}", b"." * count)
-    except OSError:
-        return

@@ -6,7 +6,7 @@ Hot. So a reboot loses no line. The writer of the line removes the copy.
 
 import os
 
-from gpulock.store import atomic, grants, owner
+from gpulock.store import atomic, events, grants, owner
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 
@@ -47,6 +47,6 @@ def limit_owed_records(state_dir: str, store: LockStore) -> None:
         return
     if len(names) > CAP:
         del names[-CAP:]
-        grants.note_dropped(store, len(names))
+        events.note_event(store.path, events.DROPPED, str(len(names)))
         for name in names:
             atomic.remove_quietly(f"{folder}/{name}")

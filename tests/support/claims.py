@@ -12,7 +12,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.liveness import Judge
 from gpulock.errors import Refusal
-from gpulock.store import kv
+from gpulock.store.event_log import count_events, read_events
 from gpulock.store.owner import Owner
 from tests.support.trees import Box, bus, judging, record, soon
 
@@ -51,7 +51,8 @@ def holder(box: Box, number: int) -> Owner:
 
 
 def totals(box: Box) -> dict[str, str]:
-    return kv.decode_pairs((box.lock / "totals").read_text())
+    counted = count_events(read_events(str(box.lock)))
+    return {key: f"{value:g}" for key, value in counted.items()}
 
 
 def empty_all(locks: Path) -> None:

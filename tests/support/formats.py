@@ -8,6 +8,7 @@ say, and the tables of their fields. It runs under an earlier version of gpulock
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -35,10 +36,9 @@ from gpulock.report.claims import parse_reported_claim
 from gpulock.sge.card_map import format_card_map, read_card_map
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
 from gpulock.slurm.note import TaskNote, parse_task_note
-from gpulock.store import owner
-from gpulock.store.counters import ClaimCounters
+from gpulock.store import events, owner
+from gpulock.store.event_log import count_events, list_refusals, read_events
 from gpulock.store.foreign import ForeignUse, read_foreign_uses, write_foreign_uses
-from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner, encode_owner, parse_owner
 from gpulock.store.quarantine import QUARANTINE, read_device_notes, read_suspect_cards
 from gpulock.store.verdicts import SHEPHERD, read_dated_verdicts
@@ -175,11 +175,13 @@ def write_formats(root: Path) -> None:
     users = [(4711, 1002, "nvtop"), (4712, 0, "a_b")]
     write_foreign_uses(str(root), {CARD: ForeignUse(3, users)}, BOOT, 995.0, 1005.0)
     write_suspect_cards(str(root), {CARD: "it does not answer"}, BOOT)
-    counters = ClaimCounters(LockStore(str(root)))
-    counters.count_result("granted", 0.25)
-    counters.count_reap(SHEPHERD)
-    counters.note_unknown_streak("12", "alice")
-    counters.save()
+    who = events.format_claimant("alice", "12")
+    events.note_event(str(root), events.CLAIM, "granted", "0.25", who)
+    events.note_event(str(root), events.REAPED, SHEPHERD)
+    events.note_event(str(root), events.UNKNOWN_REQUEST, who)
+    events.note_event(str(root), events.REFUSED, "12", "gpulock: job 12: busy: no GPU; wait")
+    log = (root / "events").read_text()
+    (root / "events").write_text(re.sub(r"(?m)^[0-9.]+ ", "990.500 ", log))
     cards = {f"gpu.{CARD}.uuid": UUID, f"gpu.{CARD}.memory_mib": "141", f"gpu.{OTHER}.mig": "1"}
     more = {f"link.{CARD}.{OTHER}": "18", f"mig.{OTHER}.gi1.ci0.uuid": "MIG-1"}
     (root / "inventory").write_text(format_inventory({**cards, **more}, BOOT))
@@ -218,7 +220,10 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "verdicts": lambda root: read_dated_verdicts(str(root), NOW, BOOT),
     "foreign": lambda root: read_foreign_uses(str(root), NOW, BOOT),
     "suspects": lambda root: read_suspect_cards(str(root), BOOT),
-    "totals": lambda root: ClaimCounters(LockStore(str(root))).values,
+    "events": lambda root: (
+        count_events(read_events(str(root))),
+        list_refusals(read_events(str(root))),
+    ),
     "idle": lambda root: read_idle_notes(str(root / "idle")),
     "quarantine": lambda root: read_device_notes(str(root), QUARANTINE),
     "sample": lambda root: parse_sample((root / "sample").read_text(), SAMPLE_LINE),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 from prometheus_client.metrics_core import Metric
@@ -12,7 +11,7 @@ from gpulock_exporter.metrics.families import family_name, make_family
 from gpulock_exporter.metrics.labels import known_labels
 from gpulock_exporter.state.snapshot import ExporterHealth
 
-REAPED_KEY, CLAIMS_KEY = "reaped_", "claims_"  # of gpulock.store.counters
+REAPED_KEY, CLAIMS_KEY = "reaped_", "claims_"  # of gpulock.store.event_log
 TIMEOUTS_KEY, WAITED_KEY = "lock_timeouts", "lock_wait_seconds"
 DROPPED_KEY = "history_dropped"
 LOCK_TIMEOUT = "lock_timeout"  # the result of a claim that never got in
@@ -32,7 +31,7 @@ def labelled_values(name: str, meaning: str, label: str, values: Mapping[str, fl
 
 
 def collect_node_families(
-    counters: Mapping[str, str],
+    counters: Mapping[str, float],
     states: Mapping[str, float] | None,
     reconciled: float | None,
     steps: Mapping[str, float],
@@ -44,10 +43,7 @@ def collect_node_families(
     """
     reaped: dict[str, float] = {}
     claims: dict[str, float] = {}
-    for key, text in counters.items():
-        value = parse_hook_counter(text)
-        if value is None:
-            continue
+    for key, value in counters.items():
         if key.startswith(REAPED_KEY):
             reaped[key.removeprefix(REAPED_KEY)] = value
         elif key.startswith(CLAIMS_KEY):
@@ -85,13 +81,13 @@ def collect_node_families(
     yield one_value(
         "lock_wait_seconds_total",
         "Time that claims waited for the gate, in this boot.",
-        parse_hook_counter(counters.get(WAITED_KEY, "")),
+        counters.get(WAITED_KEY),
     )
     yield one_value(
         "history_dropped_total",
         "Finished claims that were dropped before their line in the history, in this boot.",
         # 0 from the first claim on: `increase` needs a value before the first loss
-        parse_hook_counter(counters.get(DROPPED_KEY, "0" if counters else "")),
+        counters.get(DROPPED_KEY, 0.0 if counters else None),
     )
 
 
@@ -125,12 +121,3 @@ def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:
     yield labelled_values(
         "exporter_build_info", "Version of the exporter; always 1.", "version", {health.version: 1}
     )
-
-
-def parse_hook_counter(text: str) -> float | None:
-    """Return a counter of the hooks, None for what is none."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 <= value < math.inf else None

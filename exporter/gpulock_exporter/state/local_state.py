@@ -18,8 +18,8 @@ from gpulock.daemon.health.steps import NAME as HISTORY
 from gpulock.daemon.health.steps import count_health_steps
 from gpulock.errors import Refusal, lost_records_refusal, one_line
 from gpulock.node.context import Node
-from gpulock.store import atomic, kv
 from gpulock.store.checks import CardChecks, read_card_checks
+from gpulock.store.event_log import count_events, read_events
 from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import ANCHORS, RECORD, Lock, LockStore
 from gpulock.store.verdicts import Verdict
@@ -49,11 +49,11 @@ class LocalState(NodeView):
         quarantined: dict[str, str] | None = None,
         verdicts: dict[str, Verdict] | None = None,
         reconciled: float | None = None,
-        counters: Mapping[str, str] | None = None,
+        counters: Mapping[str, float] | None = None,
         durations: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(locks, quarantined, verdicts, reconciled)
-        self.counters: dict[str, str] = dict(counters or {})
+        self.counters: dict[str, float] = dict(counters or {})
         self.checks: dict[str, CardChecks] = {}  # by bus id
         self.steps: Mapping[str, int] = {}  # of GPUs out of service and back, by kind
         self.host_usage: dict[str, HostUsage] = {}  # by token
@@ -124,12 +124,9 @@ def read_locks_with_details(store: LockStore) -> dict[str, Lock]:
     return node_view.read_settled_locks(store, SETTLE)
 
 
-def read_hook_counters(store: LockStore) -> dict[str, str]:
-    """Return what the hooks count in this boot."""
-    try:
-        return kv.decode_pairs(atomic.read_text(f"{store.path}/totals"))
-    except FileNotFoundError:
-        return {}
+def read_hook_counters(store: LockStore) -> dict[str, float]:
+    """Return what the hooks count in this boot; raise OSError."""
+    return count_events(read_events(store.path))
 
 
 def ledger_claims(

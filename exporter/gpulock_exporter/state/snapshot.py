@@ -133,7 +133,7 @@ class NodeSnapshot:
     devices: tuple[DeviceSnapshot, ...]
     states: Mapping[str, int] | None
     driver: str
-    counters: Mapping[str, str]
+    counters: Mapping[str, float]
     reconciled: float | None
     health: ExporterHealth
     steps: Mapping[str, int] = field(default_factory=dict[str, int])

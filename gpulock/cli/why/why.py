@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import click
 
@@ -41,7 +42,7 @@ from gpulock.cli.why.evidence import (
 )
 from gpulock.cli.why.missing_card import find_missing_card
 from gpulock.daemon.serve_policy import scheduler_from_settings
-from gpulock.errors import one_line
+from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.store.locks import Lock
 from gpulock.text import table
@@ -255,12 +256,15 @@ def history_facts(view: StatusView, meant: Subject) -> FactList:
 
 def sge_refusal_facts(view: StatusView, meant: Subject) -> FactList:
     """Return why Grid Engine's prolog refused a job, the last time that it did so here."""
-    from gpulock.store.refusal_notes import read_refusal_note
+    from gpulock.store.event_log import list_refusals, read_events
 
-    note = read_refusal_note(view.node.store.path, meant.job) if meant.job else None
-    if note is None:
-        return []
-    return [("refused", f"{one_line(note[0])}, at {format_local_time(note[1])}")]
+    try:
+        told = list_refusals(read_events(view.node.store.path)) if meant.job else []
+    except OSError:
+        told = []
+    mine = [(at, text) for at, job, text in told if job == meant.job]
+    begun = time.time() - clock_boottime()
+    return [("refused", f"{text}, at {format_local_time(begun + at)}") for at, text in mine[-1:]]
 
 
 def slurm_refusal_facts(view: StatusView, meant: Subject) -> FactList:

@@ -37,7 +37,7 @@ from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import grants
-from gpulock.store.counters import read_history_dropped
+from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.verdicts import PERIOD
 
 LOCK_SECONDS: Final = 5.0  # for another author to finish
@@ -74,7 +74,7 @@ class HistoryWriter(Chore):
         except (OSError, Refusal) as failed:
             why = failed.why if isinstance(failed, Refusal) else str(failed)
             faults.add(f"the history of finished claims waits in {node.store.finished_dir}: {why}")
-        if dropped := read_history_dropped(node.store):
+        if dropped := count_dropped_claims(node.store.path):
             cap = grants.FINISHED_CAP
             faults.add(
                 f"the history lacks {dropped} claims of this boot: "

@@ -16,8 +16,7 @@ from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.slurm import note
-from gpulock.store import atomic, boot, quarantine, verdicts
-from gpulock.store.counters import ClaimCounters
+from gpulock.store import atomic, boot, event_log, events, quarantine, verdicts
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -116,7 +115,7 @@ def make_reaper(
 
 
 def publish_outcomes(node: Node, outcomes: list[ReapOutcome]) -> str:
-    """Write verdicts, counters, and what STATE_DIR lacks; return what fails, or nothing; gate held.
+    """Write verdicts, events, and what STATE_DIR lacks; return what fails, or nothing; gate held.
 
     Of which Slurm jobs the extern step was seen is noted: from then on its absence counts. The
     notes of runs that are over go.
@@ -129,11 +128,10 @@ def publish_outcomes(node: Node, outcomes: list[ReapOutcome]) -> str:
                 assert outcome.lock.owner
                 store.mark_seen(outcome.lock.owner.token)
         verdicts.write_verdicts(store.path, left, node.boot_id)
-        totals = ClaimCounters(store)
         freed = [outcome for outcome in outcomes if outcome.act == FREED]
         for outcome in freed:
-            totals.count_reap(outcome.verdict.by)
-        totals.save()
+            events.note_event(store.path, events.REAPED, outcome.verdict.by)
+        event_log.limit_events(store.path)
         for record in [outcome.lock.owner for outcome in freed]:
             if record is not None and record.scheduler == "slurm":
                 who = record.slurmd, record.job_id, record.uid, record.restart

@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.context import Node
 from gpulock.node.sample import SAMPLE as SAMPLE_FILE
-from gpulock.store import quarantine, refusal_notes
+from gpulock.store import events, quarantine
 from gpulock.store.verdicts import PERIOD
 
 SETTLING = 0.05  # seconds after a change: an epilog that has just begun is done by then
@@ -32,7 +32,7 @@ DEVICES: Final = "devices"  # as the driver shows them
 SAMPLE: Final = "sample"  # the exporter's
 INVENTORY: Final = "inventory"  # the exporter's, and the one that is published
 QUARANTINE: Final = "quarantine"  # the notes of devices that are out of service
-REFUSALS: Final = "refusals"  # notes of jobs that hooks refused
+EVENTS: Final = "events"  # what became of claims
 
 Due = Mapping[
     str, tuple[str, ...]
@@ -86,7 +86,7 @@ def read_chore_inputs(node: Node, report: ReconcileReport) -> dict[str, object]:
         SAMPLE: [f"{settings.exporter_dir}/{SAMPLE_FILE}"],
         INVENTORY: [f"{settings.exporter_dir}/{INVENTORY_FILE}", f"{store}/{INVENTORY_FILE}"],
         QUARANTINE: [f"{settings.state_dir}/{quarantine.QUARANTINE}"],
-        REFUSALS: [f"{store}/{refusal_notes.FOLDER}"],
+        EVENTS: [f"{store}/{events.NAME}"],
     }
     found: dict[str, object] = {}
     for what, names in paths.items():

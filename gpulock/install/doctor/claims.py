@@ -15,7 +15,7 @@ from gpulock.install.doctor.check import OK, Check, fault, ok, warning
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import atomic, boot
-from gpulock.store.counters import read_history_dropped
+from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.grants import FINISHED_CAP
 from gpulock.store.locks import RECORD, LockStore, check_folder
 from gpulock.store.repair import find_unreadable_records
@@ -66,7 +66,7 @@ def check_locks_readable(store: LockStore) -> Iterator[Check]:
             yield fault(what, f"rm {shlex.quote(path)}", "locks")
         elif lock.fault:
             yield fault(f"{name}: {lock.fault}", f"run gpulock why {name}", "locks")
-    if lost := read_history_dropped(store):
+    if lost := count_dropped_claims(store.path):
         what = (
             f"the history lacks {lost} claims of this boot: more than {FINISHED_CAP} waited for it"
         )

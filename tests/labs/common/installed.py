@@ -21,6 +21,7 @@ from gpulock.node.settings import parse_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from gpulock.store import quarantine
+from gpulock.store.event_log import count_events, read_events
 from gpulock.store.owner import Owner
 from tests.labs.common import reaped
 from tests.labs.common import shut_gate as gate
@@ -150,11 +151,8 @@ def reap(gpus: Installed, node: str, *around: str) -> Reaped:
 
 def totals(gpus: Installed, node: str) -> dict[str, str]:
     """Return the counters of a node."""
-    try:
-        text = gpus.cluster.path_in(node, "/run/gpulock/totals").read_text()
-    except FileNotFoundError:
-        return {}
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    lock_dir = str(gpus.cluster.path_in(node, "/run/gpulock"))
+    return {key: f"{value:g}" for key, value in count_events(read_events(lock_dir)).items()}
 
 
 def out_of_service(state_dir: str) -> dict[str, str]:

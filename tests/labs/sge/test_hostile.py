@@ -446,7 +446,7 @@ def test_links_and_fifos_in_the_spool_directory_are_refused_or_replaced_in_time(
 def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_held(
     gpus: Gpulock,
 ) -> None:
-    """Tried: links and FIFOs in LOCK_DIR: the gate, counters, owner records, the boot id.
+    """Tried: links and FIFOs in LOCK_DIR: the gate, events, owner records, the boot id.
 
     Stopped by: what is no regular file of root's is not followed, and a lock in doubt is held.
     """
@@ -458,9 +458,8 @@ def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_
     for job in (first, other, third):
         gpus.sge.wait_done(job)
     lock_dir = gpus.sge.path_in(NODE, "/run/gpulock")
-    for name in ("totals", "timeouts"):
-        (lock_dir / name).unlink(missing_ok=True)
-        (lock_dir / name).symlink_to(victim)
+    (lock_dir / "events").unlink(missing_ok=True)
+    (lock_dir / "events").symlink_to(victim)
     for place in sorted((gpus.drivers / NODE / "proc/driver/nvidia/gpus").iterdir())[:2]:
         (lock_dir / "locks" / place.name).mkdir()
         os.mkfifo(lock_dir / "locks" / place.name / "owner")
@@ -479,7 +478,6 @@ def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_
     gpus.sge.wait_settled(served)
     assert "mask=2,3,4,5,6,7" in said(gpus, served)
     assert victim.read_text() == "untouched\n"
-    assert not (lock_dir / "totals").is_symlink()
     wait_refused(gpus, OTHER, stopped)
     assert "gate is not a private file" in said(gpus, stopped)
     gpus.sge.wait_state(doubted, "Rq")

@@ -170,14 +170,12 @@ def test_a_name_that_cannot_be_written_locks_nothing(box: Box) -> None:
     assert box.locks() == []
 
 
-@pytest.mark.parametrize(
-    "text", ["a=\r\n", "\0\0\0", "claims_granted=x\n", "lock_wait_seconds=nan"]
-)
-def test_counters_that_are_garbage_stop_no_claim(
+@pytest.mark.parametrize("text", ["a=\r\n", "\0\0\0", "1.0 claim granted x\n", "nan totals a=nan"])
+def test_events_that_are_garbage_stop_no_claim(
     box: Box, text: str, request: pytest.FixtureRequest
 ) -> None:
     ask(box)
-    (box.lock / "totals").write_text(text)
+    (box.lock / "events").write_text(text)
     assert len(ask(box, job_id="13").devices) == 2
 
 

@@ -15,7 +15,6 @@ from gpulock.alloc.reaper import Reaper
 from gpulock.alloc.release import release_locks
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store import atomic, grants
-from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from tests.support.claims import ask, empty_all, empty_one, holder, ids, lose_one, refused
@@ -124,8 +123,8 @@ def test_a_claim_under_which_a_lock_is_lost_takes_no_device_of_another(
     box.proc.shepherd(500, box.root)
     token = ask(box, 4).owner.token
 
-    def lose(reaper: Reaper, held: dict[str, Lock], totals: ClaimCounters) -> None:
-        del reaper, held, totals
+    def lose(reaper: Reaper, held: dict[str, Lock]) -> None:
+        del reaper, held
         shutil.rmtree(box.lock / "locks" / bus(1))
         if disk_is_full:
             monkeypatch.setattr(atomic, "replace_file", disk_full)

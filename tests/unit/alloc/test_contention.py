@@ -34,7 +34,7 @@ from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import grants
-from gpulock.store.counters import ClaimCounters
+from gpulock.store.event_log import count_events, read_events
 from gpulock.store.gate import Gate
 from gpulock.store.locks import RELEASED, LockStore
 from gpulock.store.owner import Owner
@@ -218,8 +218,8 @@ def test_64_processes_contend_for_8_devices(
     assert [len(stamps) for stamps in taken.values()] == [claims] * workers
     reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(20))
     assert field.node.store.read_all_locks() == {}
-    totals = ClaimCounters(field.node.store).values
-    assert int(totals["claims_granted"]) == workers * claims + 1
+    totals = count_events(read_events(field.node.store.path))
+    assert totals["claims_granted"] == workers * claims + 1
     # What a release keeps while processes come and go, a later claim or reconcile frees: of a
     # worker that is gone, or of one that claims again.
     reaped = {name for name in totals if name.startswith("reaped_")}
@@ -404,7 +404,7 @@ def test_of_two_reconciles_one_frees_and_the_other_waits(
     assert [outcome.act for outcome in first.outcomes] == [FREED, FREED]
     assert second.outcomes == []
     assert seen == [UNKNOWN]
-    assert ClaimCounters(field.node.store).values["reaped_process"] == "2"
+    assert count_events(read_events(field.node.store.path))["reaped_process"] == 2
 
 
 def test_a_reap_at_the_door_of_a_release_leaves_it_nothing_to_do(

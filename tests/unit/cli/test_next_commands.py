@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from gpulock.cli.commands import NAMES
-from gpulock.store import refusal_notes
+from gpulock.store.events import REFUSED, note_event
 from tests.support.cli_site import Site, dead_process
 
 COMMAND = re.compile(rf"\bgpulock (?:--config \S+ )?(?:{'|'.join(NAMES)})\b")
@@ -50,7 +50,7 @@ def quarantine_and_reserve(site: Site) -> None:
 
 def refuse_job(site: Site) -> None:
     folder = site.node().store.path
-    refusal_notes.write_refusal_note(folder, "77", "gpulock: job 77: busy; see gpulock why 3")
+    note_event(folder, REFUSED, "77", "gpulock: job 77: busy; see gpulock why 3")
 
 
 SCENES: list[tuple[Scene, Sequence[str]]] = [

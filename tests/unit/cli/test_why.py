@@ -17,11 +17,10 @@ from gpulock.cli.select import Subject
 from gpulock.cli.status.status_view import ProcessView, view_node
 from gpulock.cli.why.evidence import describe_process, printable_process_name
 from gpulock.cli.why.why import job_running_facts
-from gpulock.daemon.reconcile.refusal_context import take_refusal_notes
 from gpulock.node.procfs import Proc
-from gpulock.store import refusal_notes
 from gpulock.store.boot import reserve_owner
 from gpulock.store.checks import CardChecks, write_card_checks
+from gpulock.store.events import REFUSED, note_event
 from gpulock.store.quarantine import QUARANTINE, write_device_note
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import Site, dead_process
@@ -354,13 +353,11 @@ def test_a_number_that_is_no_device_here_is_said_to_be_taken_for_a_job(site: Sit
     assert "taken for a job" not in site.call("why", "99.1").stdout
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_job_that_the_prolog_refused_is_told_the_reason(site: Site, told: bool) -> None:
+def test_a_job_that_the_prolog_refused_is_told_the_last_reason(site: Site) -> None:
     lock_dir = site.node().store.path
     sentence = "gpulock: job 4711: broken: no NVIDIA driver; load it"
-    refusal_notes.write_refusal_note(lock_dir, "4711", sentence)
-    if told:  # gpulockd has brought it to the job's context
-        assert take_refusal_notes(lock_dir, 0.0) == {"4711": sentence}
+    note_event(lock_dir, REFUSED, "4711", "gpulock: job 4711: busy: no GPU; wait")
+    note_event(lock_dir, REFUSED, "4711", sentence)
     result = site.call("why", "4711")
     assert result.exit_code == 0
     assert facts(result.stdout)["refused"].startswith(f"{sentence}, at ")
@@ -382,18 +379,6 @@ def test_a_long_name_is_told_as_a_whole(tmp_path: Path) -> None:
     assert told == "a-program-with-a-long-name"
     assert printable_process_name(Proc(), process.pid) == "?"
     assert printable_process_name(Proc(str(tmp_path)), 1) == "?"
-
-
-def test_of_the_refusals_that_were_told_the_last_are_kept(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(refusal_notes, "MOST", 2)
-    lock_dir = site.node().store.path
-    for job in ("4711", "4712", "4713"):
-        refusal_notes.write_refusal_note(lock_dir, job, "no")
-        os.utime(f"{lock_dir}/refused/{job}", (int(job), int(job)))
-        take_refusal_notes(lock_dir, 0.0)
-    assert sorted(os.listdir(f"{lock_dir}/{refusal_notes.TOLD}")) == ["4712", "4713"]
 
 
 def test_an_owners_process_that_opened_the_card_by_another_path_is_named(

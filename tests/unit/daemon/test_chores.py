@@ -18,7 +18,7 @@ from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.daemon.rounds import Rounds
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.store import quarantine, refusal_notes
+from gpulock.store import events, quarantine
 from gpulock.store.verdicts import PERIOD
 from tests.support.journal import HeardJournal
 from tests.support.locks import place_lock
@@ -35,9 +35,9 @@ EXPECTED = {
     schedule.LOCKS: (
         {
             *("HealthPolicy", "IdlePolicy", "SuspectWriter", "CardResetter", "CardChecker"),
-            "MpsKeeper",
+            *("MpsKeeper", "RefusalNotifier"),  # the dead owner's lock is freed: an event
         },
-        {"SuspectWriter", "CardChecker", "MpsKeeper"},
+        {"SuspectWriter", "CardChecker", "MpsKeeper", "RefusalNotifier"},
     ),
     schedule.DEVICES: (
         {
@@ -55,7 +55,7 @@ EXPECTED = {
         {"HealthPolicy", "SlurmDrainSync", "RsmapSync", "CardResetter", "CardChecker"},
         {"HealthPolicy", "SlurmDrainSync", "CardChecker"},
     ),
-    schedule.REFUSALS: ({"RefusalNotifier"}, {"RefusalNotifier"}),
+    schedule.EVENTS: ({"RefusalNotifier"}, {"RefusalNotifier"}),
     schedule.TIME: (
         {
             *(
@@ -116,11 +116,9 @@ class Watched:
         return set(self.ran)
 
     def rest(self) -> None:
-        """Do rounds until nothing changes, with old folders: one tick of a clock tells nothing."""
+        """Do rounds until nothing changes, with an old folder: a tick of a clock tells nothing."""
         self.go()
-        (self.box.lock / refusal_notes.FOLDER).mkdir()
-        for folder in (self.box.state / quarantine.QUARANTINE, self.box.lock / "refused"):
-            os.utime(folder, (1, 1))
+        os.utime(self.box.state / quarantine.QUARANTINE, (1, 1))
         self.go()
         assert self.go() == ALWAYS
 
@@ -134,8 +132,8 @@ class Watched:
             schedule.QUARANTINE: lambda: quarantine.write_device_note(
                 str(self.box.state), quarantine.QUARANTINE, bus(1), "root", "it smells"
             ),
-            schedule.REFUSALS: lambda: refusal_notes.write_refusal_note(
-                str(self.box.lock), "7", "no"
+            schedule.EVENTS: lambda: events.note_event(
+                str(self.box.lock), events.REFUSED, "7", "no"
             ),
             schedule.TIME: lambda: None,
         }

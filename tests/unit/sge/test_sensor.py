@@ -19,7 +19,7 @@ from gpulock.deadline import Deadline
 from gpulock.install.hook_script import render_python_hook
 from gpulock.sge import card_map, hook, sensor
 from gpulock.store import quarantine, verdicts
-from gpulock.store.counters import note_lock_timeout
+from gpulock.store.events import TIMEOUT, note_event
 from gpulock.store.gate import Gate
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.claims import ask
@@ -301,7 +301,7 @@ def test_while_the_gate_is_shut_nothing_is_offered_and_all_once_it_opens(
     store = site.node().store
     with Gate(store, Deadline(1)):
         assert values(site)["gpu"] == "4", "nobody has waited in vain yet"
-        note_lock_timeout(store, "13", "alice")
+        note_event(store.path, TIMEOUT, "alice:13")
         assert values(site) == {"gpu": "0", "gpu.free": "0"}
     assert values(site)["gpu"] == "4"
 

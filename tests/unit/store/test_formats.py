@@ -21,7 +21,7 @@ from tests.support.formats import FIELDS, READERS, plain_value, read_formats, wr
 RELEASES: Final = sorted((Path(__file__).parents[2] / "support/data/formats").glob("*.json"))
 IDS: Final = [path.stem for path in RELEASES]
 OPEN: Final = {  # each key is a device's or a claim's
-    *("verdicts", "foreign", "suspects", "totals", "idle", "slurm-map", "sge-map", "sge-rsmap"),
+    *("verdicts", "foreign", "suspects", "events", "idle", "slurm-map", "sge-map", "sge-rsmap"),
     "history",  # JSON
     "settings",  # what it does not know is a fault that it tells
 }

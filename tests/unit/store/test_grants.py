@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.store import atomic, grants
-from gpulock.store.counters import read_history_dropped
+from gpulock.store import atomic, events, grants
+from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 from tests.support.faults import disk_full, raising
@@ -208,7 +208,7 @@ def test_finished_claims_do_not_pile_up_and_the_oldest_go_first(
         finish(store, f"t{number}")
         os.utime(f"{store.finished_dir}/t{number}", (number, number))
     assert sorted(os.listdir(store.finished_dir)) == ["t4", "t5"]
-    assert read_history_dropped(store) == 4
+    assert count_dropped_claims(store.path) == 4
 
 
 def test_a_finished_claim_that_is_dropped_is_counted_first(
@@ -219,15 +219,15 @@ def test_a_finished_claim_that_is_dropped_is_counted_first(
     monkeypatch.setattr(atomic, "remove_folder", raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         finish(store, "t")
-    assert read_history_dropped(store) == 1
+    assert count_dropped_claims(store.path) == 1
 
 
 def test_what_cannot_be_counted_is_dropped_all_the_same(
     store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic, "append_file", disk_full)
-    grants.note_dropped(store, 3)
-    assert read_history_dropped(store) == 0
+    events.note_event(store.path, events.DROPPED, "3")
+    assert count_dropped_claims(store.path) == 0
 
 
 def test_finished_claims_that_cannot_be_counted_stop_no_release(

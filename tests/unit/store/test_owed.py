@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.store import atomic, grants, owed
-from gpulock.store.counters import read_history_dropped
+from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import parse_owner
 from tests.support.faults import disk_full
@@ -61,7 +61,7 @@ def test_the_oldest_copies_go_at_a_boot_and_are_counted(
         os.utime(tmp_path / f"state/owed/t{number}", (number, number))
     owed.limit_owed_records(str(tmp_path / "state"), store)
     assert sorted(os.listdir(tmp_path / "state/owed")) == ["t2", "t3"]
-    assert read_history_dropped(store) == 2
+    assert count_dropped_claims(store.path) == 2
 
 
 def test_no_copies_are_not_limited(store: LockStore, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from gpulock.report.scan import GpuTimeSum
 from gpulock.report.sources import read_local_records
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants, owed, owner
-from gpulock.store.counters import read_history_dropped
+from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import claim_for_process, make_process_owner
 from tests.support.history_site import Ended, write_history
@@ -133,7 +133,7 @@ def test_a_boot_drops_and_counts_the_oldest_copies_beyond_the_cap(
     monkeypatch.setattr(owed, "CAP", 2)
     site.reboot()
     assert site.owed() == ["a", "c"]
-    assert read_history_dropped(site.node().store) == 1
+    assert count_dropped_claims(site.node().store.path) == 1
 
 
 # --- there is a record of the claim ---------------------------------------------------------------

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.reconcile.lock_watch import HEAD, LockDirWatch, parse_inotify_events
-from gpulock.store.counters import ClaimCounters
+from gpulock.store.events import OPEN, note_event
 from gpulock.store.locks import LockStore
+from gpulock.store.verdicts import write_verdicts
 from tests.support.locks import place_lock, retire_lock
 from tests.support.trees import bus, record
 
@@ -84,8 +85,9 @@ def test_a_claim_right_after_we_freed_a_device_is_seen(
     assert watch.changed(gone={bus(0)})
 
 
-def test_counters_and_verdicts_wake_nobody(watch: LockDirWatch, store: LockStore) -> None:
-    ClaimCounters(store).save()
+def test_events_and_verdicts_wake_nobody(watch: LockDirWatch, store: LockStore) -> None:
+    note_event(store.path, OPEN)
+    write_verdicts(store.path, {}, "boot")
     assert watch.events() == []
 
 

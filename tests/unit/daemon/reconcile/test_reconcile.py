@@ -12,7 +12,8 @@ import pytest
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.store import kv, verdicts
+from gpulock.store import verdicts
+from gpulock.store.event_log import count_events, read_events
 from gpulock.store.gate import Gate
 from tests.support.locks import place_lock
 from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
@@ -39,7 +40,7 @@ def test_the_dead_go_the_living_stay_and_everybody_can_read_why(box: Box) -> Non
     known, _ = verdicts.read_dated_verdicts(str(box.lock), clock_boottime(), box.node().boot_id)
     assert known is not None
     assert {token: v.state for token, v in known.items()} == {"t500": "alive", "t502": "unknown"}
-    assert kv.decode_pairs((box.lock / "totals").read_text())["reaped_shepherd"] == "1"
+    assert count_events(read_events(str(box.lock)))["reaped_shepherd"] == 1
 
 
 def test_a_dry_run_changes_nothing_but_the_gate(box: Box) -> None:

@@ -11,7 +11,8 @@ import pytest
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store import kv, verdicts
+from gpulock.store import verdicts
+from gpulock.store.event_log import count_events, read_events
 from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, UID, Site, freezer, row
 from tests.support.trees import OTHER_BOOT, bus, soon
 
@@ -109,7 +110,7 @@ def test_note_and_record_of_a_dead_job_go_with_its_lock(site: Site) -> None:
     assert acts(site) == ["freed", "held"]
     assert (site.locks(), site.notes(), claims(site)) == ([bus(1)], ["n1.13"], [token])
     assert known(site) == {token: "alive"}
-    assert kv.decode_pairs((site.lock / "totals").read_text())["reaped_slurmctld"] == "1"
+    assert count_events(read_events(str(site.lock)))["reaped_slurmctld"] == 1
 
 
 @pytest.mark.parametrize("changes", [{"uid": OTHER_UID}, {"restart": 0}])

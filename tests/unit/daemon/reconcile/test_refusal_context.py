@@ -13,14 +13,13 @@ from gpulock.daemon.reconcile import refusal_context
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.refusal_context import (
     LENGTH,
-    MAX_NOTES_PER_ROUND,
-    OLD,
+    MOST_REFUSALS,
+    RECENT,
     RefusalNotifier,
     format_context_value,
-    take_refusal_notes,
 )
-from gpulock.store import atomic, refusal_notes
-from tests.support.clock import wall_time
+from gpulock.deadline import clock_boottime
+from gpulock.store.events import REFUSED, note_event
 from tests.support.faults import raising
 from tests.support.journal import HeardJournal
 from tests.support.trees import Box
@@ -52,10 +51,7 @@ class Site:
         (self.root / "qalter").chmod(0o755)
 
     def keep(self, job: str, text: str = WHY) -> None:
-        refusal_notes.write_refusal_note(str(self.box.lock), job, text)
-
-    def notes(self) -> list[str]:
-        return sorted(os.listdir(self.box.lock / "refused"))
+        note_event(str(self.box.lock), REFUSED, job, text)
 
     def go(self) -> None:
         self.chore.run(self.box.node(), ReconcileReport([], []), 0.0)
@@ -98,7 +94,6 @@ def test_a_refusal_is_put_into_the_jobs_context(site: Site) -> None:
     site.go()
     (line,) = site.done()
     assert line == f"-ac gpulock={WHY.replace(',', ';')} 12"
-    assert site.notes() == []
 
 
 def test_the_last_refusal_of_a_job_counts(site: Site) -> None:
@@ -115,7 +110,6 @@ def test_a_qmaster_that_does_not_answer_holds_up_nobody(site: Site) -> None:
     site.go()
     site.keep("13")
     site.go()
-    assert site.notes() == ["13"]
     with site.gate.open("w") as gate:
         site.gate.unlink()  # the next one finds none
         gate.write("now\n")
@@ -129,89 +123,39 @@ def test_what_cannot_be_told_is_dropped_and_logged(site: Site) -> None:
     site.go()
     site.done()
     assert "job 12 was refused" in site.said()
-    assert site.notes() == []
 
 
 def test_many_refusals_are_told_bit_by_bit(site: Site) -> None:
-    for job in range(MAX_NOTES_PER_ROUND + 5):
+    for job in range(MOST_REFUSALS + 5):
         site.keep(str(100 + job))
     site.go()
-    assert len(site.notes()) == 5
-    assert len(site.done()) == MAX_NOTES_PER_ROUND
+    assert len(site.done()) == MOST_REFUSALS
+    assert len(site.done()) == MOST_REFUSALS + 5
 
 
-def test_a_folder_full_of_notes_takes_no_more(site: Site) -> None:
-    for job in range(refusal_notes.MOST + 5):
-        site.keep(str(job))
-    assert len(site.notes()) == refusal_notes.MOST
-
-
-@pytest.mark.parametrize("job", ["", "../12", "12.3", "x", "-1", "¼"])
-def test_a_job_that_is_no_number_leaves_no_note(site: Site, job: str) -> None:
-    site.keep(job)
-    assert not (site.box.lock / "refused").exists()
-
-
-def test_without_room_a_hook_goes_on(site: Site) -> None:
-    site.box.lock.rmdir()
+def test_each_refusal_is_told_once(site: Site) -> None:
     site.keep("12")
-    assert not site.box.lock.exists()
+    site.go()
+    site.done()
+    site.go()
+    assert site.chore.asking is None
 
 
-def test_what_is_no_note_is_taken_away(site: Site) -> None:
-    site.keep("12")
-    folder = site.box.lock / "refused"
-    (folder / ".12.0123456789ab").touch()
-    os.mkfifo(folder / "13")
-    (folder / "14").symlink_to("/etc/passwd")
-    (folder / "15").write_text("x" * 100_000)
-    assert list(take_refusal_notes(str(site.box.lock), wall_time() + OLD)) == ["12"]
-    assert site.notes() == []
+def test_a_refusal_from_long_before_gpulockd_is_not_told(site: Site) -> None:
+    begun = clock_boottime()
+    lines = [f"{begun - RECENT - 5:.3f} refused 12 no", f"{begun - 5:.3f} refused 13 no"]
+    (site.box.lock / "events").write_text("\n".join(lines) + "\n")
+    site.go()
+    assert site.done() == ["-ac gpulock=no 13"]
 
 
-def test_a_folder_in_the_place_of_a_note_keeps_no_other_from_being_told(site: Site) -> None:
-    for job in ("12", "14"):
-        site.keep(job)
-    folder = site.box.lock / "refused"
-    (folder / "13").mkdir()
-    assert list(take_refusal_notes(str(site.box.lock), wall_time())) == ["12", "14"]
-    site.keep("15")
-    assert list(take_refusal_notes(str(site.box.lock), wall_time())) == ["15"]
-
-
-def test_a_note_that_is_being_written_is_not_taken_away(site: Site) -> None:
-    site.keep("12")
-    folder = site.box.lock / "refused"
-    (folder / ".13.0123456789ab").write_text("a part")
-    assert list(take_refusal_notes(str(site.box.lock), wall_time())) == ["12"]
-    assert site.notes() == [".13.0123456789ab"]
-
-
-def test_a_later_note_of_a_job_outlives_the_taking_of_the_first(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.keep("12", "first")
-    read = atomic.read_text
-
-    def read_while_the_hook_writes(path: str, limit: int = 0, dir_fd: int | None = None) -> str:
-        text = read(path, limit, dir_fd)
-        site.keep("12", "second")
-        return text
-
-    monkeypatch.setattr(atomic, "read_text", read_while_the_hook_writes)
-    assert take_refusal_notes(str(site.box.lock), wall_time()) == {"12": "first"}
-    monkeypatch.undo()
-    assert take_refusal_notes(str(site.box.lock), wall_time()) == {"12": "second"}
-
-
-def test_on_a_node_without_grid_engine_notes_are_taken_away(tmp_path: Path) -> None:
+def test_on_a_node_without_grid_engine_nobody_is_told(tmp_path: Path) -> None:
     box = Box(tmp_path)
     box.lock.mkdir()
-    refusal_notes.write_refusal_note(str(box.lock), "12", WHY)
+    note_event(str(box.lock), REFUSED, "12", WHY)
     chore = RefusalNotifier(DaemonJournal(-1, quiet=True))
     chore.run(box.node(), ReconcileReport([], []), 0.0)
     assert chore.asking is None
-    assert os.listdir(box.lock / "refused") == []
 
 
 def test_a_value_is_one_variable_on_one_line() -> None:

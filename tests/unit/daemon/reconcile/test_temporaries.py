@@ -85,8 +85,8 @@ def test_what_a_living_process_is_writing_stays_and_so_does_what_has_another_nam
 
 
 def test_where_processes_cannot_be_seen_nothing_half_written_is_removed(box: Box) -> None:
-    killed_while_writing(box.lock / "totals")
+    killed_while_writing(box.lock / "verdicts")
     scan = ProcessScan(box.node().proc)
     scan.blind = "hidden"
     clean_up(box, scan)
-    assert [name for name in os.listdir(box.lock) if name.startswith(".totals.")]
+    assert [name for name in os.listdir(box.lock) if name.startswith(".verdicts.")]

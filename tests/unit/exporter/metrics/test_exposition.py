@@ -57,17 +57,16 @@ def scene(tmp_path: Path) -> NodeSnapshot:
         lock(3, E, "share2", scheduler="slurm", queue="", job_id="81", user="bob"),
         verdicts={A: Verdict(ALIVE, "SECRET"), B: Verdict(DEAD, ""), C: Verdict(ALIVE, "")},
         counters={
-            "claims_granted": "12",
-            "claims_busy": "nan",
-            "reaped_shepherd": "1",
-            "streak": "x",
+            "claims_granted": 12.0,
+            "reaped_shepherd": 1.0,
+            "of_a_later_version": 7.0,
         },
         reconciled=995.0,
     )
     node.facts.counters |= {
-        "lock_wait_seconds": "0.25",
-        "lock_timeouts": "2",
-        "history_dropped": "500",
+        "lock_wait_seconds": 0.25,
+        "lock_timeouts": 2.0,
+        "history_dropped": 500.0,
     }
     use = {"gpm": {"sm_active": 0.5, "sm_occupancy": 0.25, "tensor_active": 0.1, "dram_active": 0}}
     for second in range(3):
@@ -174,7 +173,7 @@ def test_users_are_named_as_the_site_wants(
 
 def test_the_first_claim_that_times_out_is_a_rise_from_zero() -> None:
     node = Node()
-    node.facts = facts(counters={"claims_granted": "1"})
+    node.facts = facts(counters={"claims_granted": 1.0})
     node.tick(card(0))
     counted = flat(text_of(written(node.snapshot())))
     timeouts = ("gpulock_claims_total", (("result", "lock_timeout"),))

@@ -97,12 +97,12 @@ TEST = (
     ),
     in_cells(
         *("Grid Engine", 1, 90, "-m", SGE[0], "tests/labs/sge/test_jobs.py"),
-        "tests/labs/both/test_ends.py",
+        *("tests/labs/both/test_jobs.py", "tests/labs/both/test_ends.py"),
         root="bookworm",
     ),
     in_cells(
-        *("Slurm", 1, 120, "-m", "lab", "tests/labs/slurm/test_jobs.py"),
-        "tests/labs/slurm/test_refusals.py",
+        *("Slurm", 1, 120, "-m", SLURM[0], "tests/labs/slurm/test_jobs.py"),
+        *("tests/labs/both/test_jobs.py", "tests/labs/slurm/test_refusals.py"),
         root="bookworm",
     ),
     in_cells(

@@ -39,13 +39,14 @@ def opens(site: Site, own: set[str]) -> dict[str, set[str]]:
 def test_two_jobs_of_one_user_cannot_open_each_others_gpu(
     any_site: Site, node: ConfinedNode
 ) -> None:
-    """Tried: a job opens every GPU, beside another job of its user.
+    """Tried: a job and a child that left its session open every GPU, beside another of its user.
 
     Stopped by: the devices controller or BPF program of the job's own cgroup.
     """
     both, until_both = any_site.waiting("both")
     go, until_go = any_site.waiting("go")
-    script = f"echo begun\n{until_both}{node.probe}\necho over\n{until_go}"
+    child = f"(setsid sh -c '({node.probe}; echo over) &' &)\n"
+    script = f"echo begun\n{until_both}{node.probe}\n{child}{until_go}"
     jobs = [any_site.submit(1, script) for _ in range(2)]
     for job in jobs:
         any_site.wait_said(job, "begun")
@@ -62,6 +63,18 @@ def test_a_job_that_asked_for_no_gpu_opens_none(any_site: Site, node: ConfinedNo
     any_site.wait_over(job)
     assert opened(any_site.said(job)) == opens(any_site, set())
     assert node.left() == []
+
+
+def test_a_node_that_cannot_confine_starts_no_job_and_says_why(
+    any_site: Site, node: ConfinedNode
+) -> None:
+    node.configure(SYS_ROOT="/nonexistent")
+    job = any_site.submit(1, "echo ran\n")
+    assert "cgroup" in any_site.wait_stopped(job)
+    assert "ran" not in any_site.said(job).split()
+    assert (any_site.held(job), node.left()) == ([], [])
+    any_site.cancel(job)
+    any_site.put_in_service()
 
 
 def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(

@@ -59,6 +59,28 @@ def test_an_exporter_that_calls_every_gpu_bad_takes_half_of_the_node_out(site: S
         assert site.in_service()
 
 
+def test_a_device_that_fails_under_a_job_goes_to_no_other_until_it_is_clean(site: Site) -> None:
+    names = prepare(site, **KEYS)
+    place = site.gpus.cluster.path_in(site.node, PLACE)
+    with exporter(place, names) as told, daemon_on(site.gpus, site.node) as daemon:
+        job = site.start(2)
+        held = site.held(job)
+        told.tell(held[0], "x.79=1,100.0")
+        wait_out(site, daemon, held[0])
+        assert site.held(job) == held
+        site.end(job)
+        other = site.start(site.count - 1, user=site.bob)
+        assert held[0] not in site.held(other)
+        site.end(other)
+        assert "quarantined" in site.refused(site.count)
+        assert site.in_service()
+        reload_driver(site)
+        wait_out(site, daemon)
+        assert len(site.held(site.start(site.count))) == site.count
+        said = daemon.said()
+        assert said.count("is out of service") == said.count("is back in service") == 1, said
+
+
 def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(site: Site) -> None:
     names = prepare(site, **KEYS)
     place = site.gpus.cluster.path_in(site.node, PLACE)

@@ -21,7 +21,6 @@ from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.install import INSTALLATION
 from tests.labs.sge.jobs import (
     gate_file,
-    held,
     reap,
     said,
     wait_said,
@@ -43,25 +42,6 @@ def site(gpus: Gpulock) -> Iterator[Site]:
         yield made
 
 
-def test_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
-    go = gate_file(site.gpus, "go")
-    child = f"(setsid sh -c '(sleep 0.3; echo child; {site.probe}; echo over) &' &)\n"
-    job = site.submit("-l", "gpu=2", script=f"{site.probe}\nid -u\n" + child + waiting_for(go))
-    first, _, second = wait_said(site.gpus, job, "over").partition("child\n")
-    own = site.own(job)
-    assert len(own) == 2
-    for text in (first, second):
-        assert opened(text) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
-    assert str(site.gpus.sge.users["glalice"].uid) in first.splitlines()
-    shepherd = site.gpus.sge.shepherd_pid(job)
-    assert [place.parent for place in site.service.of(shepherd)] == site.service.folders
-    wait_until(lambda: not site.service.strays(), why="the child to end")
-    go.touch()
-    site.gpus.sge.wait_settled(job)
-    assert site.left() == []
-    assert site.gpus.locks(NODE) == {}
-
-
 def test_a_command_of_qrsh_opens_its_own_gpus_and_no_other(site: Site) -> None:
     """Without shepherd_cmd any prolog breaks a terminal of 8.1.9, and the lack of one elsewhere."""
     words = [] if INSTALLATION.is_ocs else ["-pty", "no"]
@@ -75,18 +55,6 @@ def test_the_mask_holds_uuids(site: Site) -> None:
     job = site.submit("-l", "gpu=1", script="echo CVD=$CUDA_VISIBLE_DEVICES\n")
     site.gpus.sge.wait_settled(job)
     assert "CVD=GPU-" in said(site.gpus, job)
-
-
-def test_a_node_that_cannot_confine_starts_no_job(site: Site) -> None:
-    empty = site.gpus.sge.lab / "no-cgroups"
-    empty.mkdir(exist_ok=True)
-    site.configure(SYS_ROOT=str(empty))
-    job = site.submit("-l", "gpu=1", script="echo ran\n")
-    jobs.wait_refused(site.gpus, NODE, job)
-    site.gpus.sge.clear_queue_errors()
-    assert "cgroup version 2" in said(site.gpus, job)
-    assert "ran" not in said(site.gpus, job).split()
-    assert held(site.gpus, NODE, job) == []
 
 
 @pytest.mark.attack

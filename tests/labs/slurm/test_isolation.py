@@ -86,15 +86,6 @@ def test_a_step_for_which_no_session_is_opened_does_not_start(site: Site) -> Non
     site.slurm.scancel(job)
 
 
-def test_a_node_that_cannot_confine_is_drained_and_says_why(site: Site) -> None:
-    site.configure(SYS_ROOT="/nonexistent")
-    job = site.submit("--gres=gpu:1", text="echo ran\n")
-    wait_until(lambda: site.slurm.is_out(NODE), why="the node to be drained")
-    shown = site.slurm.scontrol("show", "node", NODE)
-    assert "gpulock" in shown and "isolation" in shown.lower()
-    never_ran(site, job)
-
-
 def test_a_step_that_cannot_be_confined_does_not_start(site: Site) -> None:
     mark = site.slurm.path_in(NODE, f"/run/gpulock/{MARK}")
     if UNIFIED:  # which does not look at the nodes; slurmd is closed by now

@@ -9,7 +9,6 @@ import pytest
 
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import wait_requeued
-from tests.labs.slurm.journal import doubles
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import (
     NODE,
@@ -18,11 +17,9 @@ from tests.labs.slurm.modes import (
     by_slurm,
     run,
     variables,
-    wait_empty,
     wait_said,
     write_map,
 )
-from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
@@ -36,64 +33,14 @@ def held(gpus: Gpulock, job: JobId, node: str = NODE) -> list[str]:
     return [str(r["index"]) for r in rows if r["held"] and r["held"]["job_id"] == str(job)]
 
 
-@pytest.mark.short
 @BOTH
-def test_a_job_gets_two_gpus_and_gives_them_back(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus)
-    slurm = slurm_gpus.slurm
-    job = slurm.submit("slalice", "--gres=gpu:2", "-w", NODE, script="exec sleep 600\n")
-    slurm.wait_running(job)
-    locks = slurm_gpus.locks(NODE)
-    assert len(locks) == 2
-    record = next(iter(locks.values()))
-    found = (record.scheduler, record.job_id, record.user, record.uid, record.slurmd)
-    assert found == ("slurm", str(job), "slalice", slurm.users["slalice"].uid, NODE)
-    assert (record.queue, record.restart, record.cluster) == ("main", 0, "gpulock")
-    slurm.scancel(job)
-    slurm.wait_done(job)
-    slurm_gpus.wait_free()
-    wait_until(lambda: slurm.node_state(NODE)[0] == "IDLE", why="an idle node")
-
-
-@BOTH
-def test_the_variables_and_their_container_twins_agree(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus)
-    seen = run(slurm_gpus, "--gres=gpu:2", "-w", NODE)
-    assert seen["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert seen["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    uuids = [g["uuid"] for g in slurm_gpus.status(NODE)["gpus"][:2]]
-    assert seen["GPULOCK_DEVICES"] == seen["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"):
-        assert seen[f"APPTAINERENV_{name}"] == seen[f"SINGULARITYENV_{name}"] == seen[name]
-
-
-@BOTH
-def test_a_job_that_asked_for_none_sees_none(slurm_gpus: Gpulock, mode: Mode) -> None:
+def test_a_step_of_a_job_that_asked_for_none_sees_none(slurm_gpus: Gpulock, mode: Mode) -> None:
     mode(slurm_gpus)
     script = "export CUDA_VISIBLE_DEVICES=0,1,2,3\nenv | grep ^CUDA_V\nsrun env | grep ^CUDA_V\n"
     job = slurm_gpus.slurm.submit("slalice", script=f"env | grep -c ^CUDA_V\n{script}")
     slurm_gpus.slurm.wait_done(job)
     said = slurm_gpus.slurm.said(job).splitlines()
     assert said == ["1", "CUDA_VISIBLE_DEVICES=0,1,2,3", "CUDA_VISIBLE_DEVICES="]
-    assert run(slurm_gpus, "-w", NODE)["CUDA_VISIBLE_DEVICES"] == ""
-    assert not slurm_gpus.locks(NODE)
-
-
-@BOTH
-@pytest.mark.timeout(900)
-def test_an_array_shares_four_gpus_and_none_is_in_two_jobs(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus)
-    slurm = slurm_gpus.slurm
-    script = slurm_gpus.journal.around("sleep 0.2")
-    job = slurm.submit("slalice", f"--array=1-{TASKS}", "--gres=gpu:1", "-w", NODE, script=script)
-    wait_empty(slurm_gpus)
-    holds = slurm_gpus.journal.holds()
-    assert len(holds) == TASKS, f"{len(holds)} of {TASKS} tasks of {job} ran"
-    assert {len(hold.devices) for hold in holds} == {1}
-    assert len({d for hold in holds for d in hold.devices}) == 4, "not all GPUs were used"
-    assert doubles(holds) == []
-    slurm_gpus.wait_free()
-    assert "DRAIN" not in slurm.node_state(NODE)[0]
 
 
 @BOTH

@@ -48,34 +48,6 @@ def names_of(gpus: Gpulock) -> dict[str, str]:
     return {str(device.minor): device.id for device in gpus.node(NODE).devices()}
 
 
-def test_no_job_gets_a_device_that_is_out_and_slurm_is_told_nothing_by_default(
-    slurm_gpus: Gpulock,
-) -> None:
-    by_gpulock(slurm_gpus, KEYS)
-    reap(slurm_gpus, NODE)
-    names = names_of(slurm_gpus)
-    place = slurm_gpus.slurm.path_in(NODE, PLACE)
-    with exporter(place, [*names.values()]) as told, daemon_on(slurm_gpus, NODE) as daemon:
-        job = started(slurm_gpus, NODE, "--gres=gpu:1")
-        mine = held(slurm_gpus, job, NODE)
-        bad = names[mine[0]]
-        told.tell(bad, "x.48=1,100.0")
-        wait_out(slurm_gpus, daemon, *mine)
-        assert held(slurm_gpus, job, NODE) == mine
-        slurm_gpus.slurm.scancel(job)
-        slurm_gpus.slurm.wait_done(job)
-        three = started(slurm_gpus, NODE, "--gres=gpu:3")
-        assert mine[0] not in held(slurm_gpus, three, NODE)
-        slurm_gpus.slurm.scancel(three)
-        slurm_gpus.slurm.wait_done(three)
-        four = slurm_gpus.slurm.submit("slalice", "-w", NODE, "--gres=gpu:4", script="true\n")
-        wait_requeued(slurm_gpus, four)
-        slurm_gpus.slurm.scancel(four)
-        daemon.goes_round()  # the one that put it out may have been at an end with that
-        assert "DRAIN" not in slurm_gpus.slurm.node_words(NODE)
-        assert f"Slurm still counts {bad}" in daemon.said()
-
-
 def test_a_node_is_drained_with_the_reason_and_resumed_when_its_device_is_clean(
     slurm_gpus: Gpulock,
 ) -> None:

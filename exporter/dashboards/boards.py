@@ -31,8 +31,26 @@ def choice(name: str, label: str, query: str, *, everything: bool = False) -> di
     return result
 
 
+def annotation(name: str, expression: str, text: str) -> dict[str, Any]:
+    """Return marks over time; the expression's values are when each was, in milliseconds."""
+    return {
+        "name": name,
+        "datasource": SOURCE,
+        "enable": True,
+        "iconColor": "red",
+        "expr": expression,
+        "titleFormat": text,
+        "useValueForTime": True,
+    }
+
+
 def board(
-    uid: str, title: str, about: str, choices: Sequence[dict[str, Any]], rows: Sequence[Row]
+    uid: str,
+    title: str,
+    about: str,
+    choices: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
+    annotations: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return a dashboard."""
     source = {"type": "datasource", "name": "datasource", "label": "data", "query": "prometheus"}
@@ -48,7 +66,7 @@ def board(
         "time": {"from": "now-3h", "to": "now"},
         "refresh": "30s",
         "templating": {"list": [source, *choices]},
-        "annotations": {"list": []},
+        "annotations": {"list": [*annotations]},
         "links": [link],
         "panels": [{**one, "id": number} for number, one in enumerate(placed(rows), start=1)],
     }
@@ -72,4 +90,6 @@ def placed(rows: Sequence[Row]) -> Iterator[Panel]:
 
 def queries(found: dict[str, Any]) -> list[str]:
     """Return every expression of a dashboard, as it is written in it."""
-    return [target["expr"] for panel in found["panels"] for target in panel.get("targets", ())]
+    marks = [one["expr"] for one in found["annotations"]["list"]]
+    panels = found["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())] + marks

@@ -38,6 +38,11 @@ def state(name: str) -> str:
     return f'sum(gpulock:cluster:gpus:sum{{cluster=~"$cluster",state=~"{name}"}})'
 
 
+DRIVERS = (
+    "count by (driver_version)"
+    f" (group by (cluster, instance, driver_version) (gpulock_gpu_info{HERE}))"
+)
+
 GLANCE = [
     number("Nodes", "none", Query(f"count(gpulock_exporter_build_info{HERE})")),
     number("GPUs", "none", Query(state(".+"))),
@@ -53,13 +58,28 @@ GLANCE = [
     ),
     rows(
         "Models",
-        ("name",),
+        ("name", "profile"),
         [
             Column(f"gpulock:model:gpus:count{HERE}", "GPUs"),
             Column(f"gpulock:model:gpus_held:count{HERE}", "held"),
             Column(f"gpulock:model:gpus_idle:count{HERE}", "held-idle"),
         ],
         height=6,
+    ),
+    bars(
+        "Nodes by free GPUs",
+        "none",
+        Query(
+            'count_values("free", gpulock_gpus{cluster=~"$cluster",state="free"})',
+            "{{free}} free",
+        ),
+        about="A job of eight GPUs needs a node with eight free ones.",
+    ),
+    bars("Nodes by driver", "none", Query(DRIVERS, "{{driver_version}}")),
+    bars(
+        "Nodes by version of gpulock",
+        "none",
+        Query(f"count by (version) (gpulock_exporter_build_info{HERE})", "{{version}}"),
     ),
 ]
 
@@ -81,7 +101,6 @@ IDLE = [
             Column(f"gpulock:user:gpus:count{HERE}", "GPUs"),
             Column(f"count by (cluster, user) (gpulock_gpu_share_info{HERE})", "shares"),
             Column(f"gpulock:user:gpus_idle:count{HERE}", "held-idle"),
-            Column(f"gpulock:user:mig_instances:count{HERE}", "MIG instances"),
             Column(f"gpulock:user:power_watts:sum{HERE}", "power", "watt"),
         ],
     ),

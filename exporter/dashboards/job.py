@@ -11,7 +11,7 @@ from dashboards.panels import RED, YELLOW, Column, Query, bars, lines, number, r
 
 JOB = '{scheduler=~"$scheduler",job_id="$job_id",task_id=~"$task_id"}'
 GPU = "{{instance}} GPU {{gpu}}"
-LOCKS = '{__name__=~"gpulock_((gpu|mig)_lock|gpu_share)_info"%s}'
+LOCKS = '{__name__=~"gpulock_gpu_(lock|share)_info"%s}'
 
 
 def job() -> dict[str, Any]:
@@ -34,7 +34,6 @@ def job() -> dict[str, Any]:
             ("Over time", TIME),
             ("Inside (Hopper and later)", INSIDE),
             ("Shares", [shares.holders(JOB, "Shared GPUs", shares.CARD), *shares.work(JOB, GPU)]),
-            ("MIG instances", MIG),
         ],
     )
 
@@ -60,14 +59,12 @@ def mean_use(window: str) -> str:
     return f"{busy} / {observed} or {of_shares}"
 
 
-def hold_use(of: str) -> str:
-    """Return which part of the observed time each device of the job was at work."""
-    busy, observed = (
-        f"rate(gpulock:{of}:{name}_seconds_total{JOB}[$__rate_interval])"
-        for name in ("busy", "observed")
-    )
-    return f"{busy} / {observed}"
+def counted(name: str) -> str:
+    """Return how fast a counter of the job's devices grows."""
+    return f"rate(gpulock:gpu_hold:{name}_seconds_total{JOB}[$__rate_interval])"
 
+
+HOLD_USE = f"{counted('busy')} / {counted('observed')}"
 
 GLANCE = [
     number("GPUs now", "none", Query(f"sum(gpulock:job:gpus:count{JOB})")),
@@ -120,7 +117,7 @@ TIME = [
     lines(
         "Utilisation",
         "percentunit",
-        Query(hold_use("gpu_hold"), GPU),
+        Query(HOLD_USE, GPU),
         about="From counters: nothing between two scrapes is missed.",
         top=1,
     ),
@@ -150,9 +147,4 @@ TIME = [
 INSIDE = [
     lines(title, "percentunit", Query(while_held(f"gpulock_gpu_{name}_ratio"), GPU), top=1)
     for title, name in (("Multiprocessors at work", "sm_active"), ("Tensor cores", "tensor_active"))
-]
-
-MIG = [
-    lines("Utilisation", "percentunit", Query(hold_use("mig_hold"), GPU), top=1),
-    lines("Memory used", "bytes", Query(f"gpulock:mig_hold:memory_used_bytes{JOB}", GPU)),
 ]

@@ -44,13 +44,16 @@ XIDS_IN_AN_HOUR = (
 )
 
 
-def use_ratio(kind: str) -> str:
-    """Return which part of the observed time the devices of a node were at work."""
-    busy, observed = (
-        f"rate(gpulock_{kind}_{name}_seconds_total{HERE}[$__rate_interval])"
-        for name in ("busy", "observed")
-    )
-    return f"{busy} / {observed}"
+XID_ANNOTATION = boards.annotation(
+    "XID errors",
+    f"gpulock_gpu_xid_last_timestamp_seconds{HERE} * 1000",
+    "GPU {{gpu}}: XID {{xid}}",
+)
+
+
+def counted(name: str) -> str:
+    """Return how fast a counter of the node's devices grows."""
+    return f"rate(gpulock_gpu_{name}_seconds_total{HERE}[$__rate_interval])"
 
 
 def node() -> dict[str, Any]:
@@ -67,9 +70,9 @@ def node() -> dict[str, Any]:
             ("Inside (Hopper and later)", INSIDE),
             ("Faults", FAULTS),
             ("Shares", [shares.places(HERE), shares.holders(HERE), *shares.work(HERE, HOLD)]),
-            ("MIG instances", MIG),
             ("Locks and exporter", OWN),
         ],
+        [XID_ANNOTATION],
     )
 
 
@@ -109,7 +112,7 @@ GLANCE = [
         "GPUs",
         DEVICE,
         [
-            Column(f"gpulock_gpu_info{HERE}", labels=("name",)),
+            Column(f"gpulock_gpu_info{HERE}", labels=("name", "profile")),
             Column(f"gpulock:gpu_hold:info{HERE}", labels=OWNER),
             Column(f"gpulock_gpu_utilization_ratio{HERE}", "use", "percentunit"),
             Column(f"gpulock_gpu_memory_used_bytes{HERE}", "memory", "bytes"),
@@ -125,7 +128,7 @@ WORK = [
     lines(
         "Utilisation",
         "percentunit",
-        Query(use_ratio("gpu"), GPU),
+        Query(f"{counted('busy')} / {counted('observed')}", GPU),
         about="From counters: nothing between two scrapes is missed.",
         top=1,
     ),
@@ -258,21 +261,6 @@ FAULTS = [
         "s",
         Query(f"gpulock_gpu_driver_answer_seconds{HERE}", GPU),
         about="How long the driver took for each GPU at the last sample.",
-    ),
-]
-
-MIG = [
-    lines("Utilisation", "percentunit", Query(use_ratio("mig"), GPU), top=1),
-    lines("Memory used", "bytes", Query(f"gpulock_mig_memory_used_bytes{HERE}", GPU)),
-    rows(
-        "Instances",
-        DEVICE,
-        [
-            Column(f"gpulock_mig_info{HERE}", labels=("profile",)),
-            Column(f"gpulock:mig_hold:info{HERE}", labels=OWNER),
-            Column(f"gpulock_mig_memory_used_bytes{HERE}", "memory", "bytes"),
-            Column(f"gpulock:mig_hold:idle_seconds{HERE}", "idle for", "s"),
-        ],
     ),
 ]
 

@@ -13,6 +13,13 @@ WIDTH, HALF, QUARTER, SIXTH = 24, 12, 6, 4  # of Grafana's grid
 HIGH, LOW = 8, 4
 GREEN, YELLOW, RED = "green", "yellow", "red"
 
+# from a cell of a table to the view of what it names
+LINKS = {
+    name: f"/d/gpulock-{board}?var-{name}=${{__value.raw}}&${{__url_time_range}}"
+    "&${datasource:queryparam}"
+    for name, board in (("instance", "node"), ("job_id", "job"))
+}
+
 Steps = Sequence[tuple[float, str]]
 
 
@@ -74,7 +81,7 @@ def number(
     return result
 
 
-def bars(title: str, unit: str, query: Query, *, steps: Steps, about: str = "") -> Panel:
+def bars(title: str, unit: str, query: Query, *, steps: Steps = (), about: str = "") -> Panel:
     """Return a bar for each series that there is now."""
     result = panel("bargauge", title, about, (HALF, HIGH), instant([query]))
     colours = {"unit": unit, "min": 0, "noValue": "none", "thresholds": thresholds(steps)}
@@ -118,15 +125,23 @@ def rows(
             hidden[name] = True
             continue
         shown = {"displayName": column.heading, "unit": column.unit}
-        properties = [{"id": key, "value": value} for key, value in shown.items()]
-        override = {"matcher": {"id": "byName", "options": name}, "properties": properties}
-        result["fieldConfig"]["overrides"].append(override)
+        result["fieldConfig"]["overrides"].append(override(name, shown))
+    for name in (*key, *(label for column in columns for label in column.labels)):
+        if name in LINKS:
+            links = [{"title": "show", "url": LINKS[name]}]
+            result["fieldConfig"]["overrides"].append(override(name, {"links": links}))
     tidy = {"excludeByName": hidden, "indexByName": {}, "renameByName": {}}
     result["transformations"] = [
         {"id": "merge", "options": {}},
         {"id": "organize", "options": tidy},
     ]
     return result
+
+
+def override(name: str, values: dict[str, Any]) -> Panel:
+    """Return how the column of a name is shown."""
+    properties = [{"id": key, "value": value} for key, value in values.items()]
+    return {"matcher": {"id": "byName", "options": name}, "properties": properties}
 
 
 def ranged(queries: Iterable[Query]) -> list[Panel]:

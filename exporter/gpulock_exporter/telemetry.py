@@ -36,6 +36,23 @@ CLOCK_REASONS = {  # nvmlClocksEventReasons of nvml.h: what `clock_reasons` may 
     0x200: "board_limit",
     0x400: "reliability",
 }
+FABRIC_STATES = {  # nvmlGpuFabricState_t; the last two are ours: nvml/fabric.py
+    1: "not_started",
+    2: "in_progress",
+    3: "completed",
+    4: "failed",
+    5: "unhealthy",
+}
+RECOVERY_ACTIONS = {  # nvmlDeviceGpuRecoveryAction_t
+    0: "none",
+    1: "gpu_reset",
+    2: "node_reboot",
+    3: "drain_p2p",
+    4: "drain_and_reset",
+    5: "recover_imex_domain",
+    6: "bus_reset",
+    7: "system_reboot",
+}
 
 _T = TypeVar("_T", bound="FrameRecord")
 

@@ -30,7 +30,7 @@ def is_dark(found: Scrape) -> bool:
         and UTILISATION not in found.names()
         and "gpulock_gpu_observed_seconds_total" not in found.names()
         and set(board) <= {"gpulock_gpu_last_busy_timestamp_seconds"}
-        and sum(found.all("gpulock_gpu_locked")) == 1
+        and found.states().count("held") == 1
     )
 
 
@@ -71,7 +71,7 @@ def test_a_card_that_hangs_costs_its_own_values_alone_and_is_named(
         assert answers_for(exporter.up(3), 0, 1, 2)
         nvml.hang("nvmlDeviceGetTemperature", manner, gpu=1)
         found = exporter.wait_until(lambda s: answers_for(s, 0, 2))
-        assert found.one("gpulock_gpu_missing", gpu="1") == 1
+        assert found.states(gpu="1") == ["missing"]
         assert exporter.page_says("nvmlDeviceGetTemperature hangs in the driver")
         sample = (exporter.folder / "sample").read_text()
         bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[1]
@@ -137,7 +137,7 @@ def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_
         for _ in range(10):
             assert [one.pid for one in exporter.workers()] == [worker.pid]
             let_work(0.05)
-        assert found.all("gpulock_gpu_locked", gpu="1") == [1]
+        assert found.all("gpulock_gpu_lock_info", gpu="1") == [1]
         nvml.reset()  # the driver lets go at last
         exporter.up(2)
         exporter.wait_until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [0])

@@ -34,7 +34,7 @@ def test_the_last_second_of_a_claim_that_goes_is_in_its_file(tmp_path: Path) -> 
         exporter.up(2)
         claimed = boot_time()
         token = exporter.claim(0)
-        looked = exporter.wait_until(lambda s: s.all("gpulock_gpu_locked", gpu="0") == [1])
+        looked = exporter.wait_until(lambda s: s.all("gpulock_gpu_lock_info", gpu="0") == [1])
         last = looked.one(LOOKED)
         exporter.wait_until(
             lambda s: max(s.all(LOOKED), default=0.0) > last
@@ -121,6 +121,12 @@ def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: P
         assert max(more) < 20, "time that nobody observed is in no counter"
 
 
+def instances(found: Scrape) -> list[str]:
+    """Return the name of each MIG instance that is told of."""
+    names = [dict(own)["gpu"] for name, own in found.values if name == "gpulock_gpu_info"]
+    return [name for name in names if ":" in name]
+
+
 def test_a_mig_instance_without_gpm_is_neither_busy_nor_idle(tmp_path: Path) -> None:
     settings = {"IDLE_AFTER": "1", "EXPECTED_GPUS": "0", "PLAIN_REQUEST": "any"}
     with (
@@ -128,14 +134,14 @@ def test_a_mig_instance_without_gpm_is_neither_busy_nor_idle(tmp_path: Path) -> 
         Whole(tmp_path, nvml, settings=settings) as exporter,
     ):
         nvml.fail("nvmlGpm*", ERROR_NOT_SUPPORTED)
-        found = exporter.wait_until(lambda s: s.all("gpulock_mig_memory_total_bytes"))
-        assert len(found.all("gpulock_mig_info")) == 6
+        found = exporter.wait_until(lambda s: s.all("gpulock_gpu_memory_total_bytes"))
+        assert len(instances(found)) == 6
         exporter.gpulock("claim", "-n", "6", "--pid", str(os.getpid()))
         let_work(3)
-        found = exporter.wait_until(lambda s: sum(s.all("gpulock_mig_locked")) == 6)
+        found = exporter.wait_until(lambda s: s.states() == ["held"] * 6)
         for name in ("busy_seconds_total", "observed_seconds_total", "utilization_ratio"):
-            assert found.all(f"gpulock_mig_{name}") == []
-        assert found.all("gpulock_mig_power_watts") == [], "a board's"
+            assert found.all(f"gpulock_gpu_{name}") == []
+        assert len(found.all("gpulock_gpu_power_watts")) == 2, "a board's"
         assert found.one("gpulock_gpus", state="held_idle") == 0
         assert found.one("gpulock_gpus", state="held") == 6
         exporter.release()
@@ -150,16 +156,16 @@ def test_new_mig_instances_show_at_once_and_counters_do_not_fall(
     ):
         before = exporter.up(2)
         nvml.split(0, ["3g.71gb", "1g.18gb", "1g.18gb"])
-        found = exporter.wait_until(lambda s: len(s.all("gpulock_mig_info")) == 3)
+        found = exporter.wait_until(lambda s: len(instances(s)) == 3)
         assert found.all("gpulock_gpu_busy_seconds_total", gpu="1")
         assert found.all("gpulock_gpu_utilization_ratio", gpu="0") == []
         nvml.split(0, ["7g.141gb"])
-        exporter.wait_until(lambda s: len(s.all("gpulock_mig_info")) == 1)
+        exporter.wait_until(lambda s: len(instances(s)) == 1)
         nvml.split(0, [])
         counted = before.totals()
         after = exporter.wait_until(
             lambda s: (
-                not s.all("gpulock_mig_info")
+                not instances(s)
                 and s.all("gpulock_gpu_utilization_ratio", gpu="0")
                 and s.totals().keys() >= counted.keys()
             )
@@ -216,14 +222,14 @@ def test_a_folder_that_cannot_be_written_costs_no_answer_and_no_claim_its_file(
     ):
         exporter.up()
         token = exporter.claim(0)
-        exporter.wait_until(lambda s: s.all("gpulock_gpu_locked") == [1])
+        exporter.wait_until(lambda s: s.states() == ["held"])
         finished, away = exporter.folder / "finished", exporter.folder / "away"
         finished.rename(away)
         finished.write_text("in the way")
         exporter.release()
         found = exporter.wait_until(lambda s: s.all(SUCCESS, collector="files") == [0])
         assert found.one("gpulock_nvml_up") == 1
-        assert found.one("gpulock_gpu_locked") == 0
+        assert found.states() == ["free"]
         finished.unlink()
         away.rename(finished)
         exporter.wait_until(lambda s: s.all(SUCCESS, collector="files") == [1])

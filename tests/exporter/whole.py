@@ -69,6 +69,15 @@ class Scrape:
         assert len(found) == 1, f"{name}{labels}: {found}"
         return found[0]
 
+    def states(self, **labels: str) -> list[str]:
+        """Return the states of the devices whose labels have these among them."""
+        wanted = labels.items()
+        return [
+            dict(own)["state"]
+            for (name, own), value in self.values.items()
+            if name == "gpulock_gpu_state" and value == 1 and wanted <= own
+        ]
+
     def names(self) -> set[str]:
         """Return the names of all metrics that have a value."""
         return {name for name, _ in self.values}

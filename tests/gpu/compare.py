@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from gpulock_exporter.telemetry import RECOVERY_ACTIONS
 from prometheus_client.parser import text_string_to_metric_families
 
 PREFIX = "gpulock_gpu_"
@@ -44,6 +45,7 @@ INFO = {  # label of gpulock_gpu_info: field
     "mig_mode": "mig.mode.current",
     "persistence_mode": "persistence_mode",
 }
+ACTIONS = {name: float(number) for number, name in RECOVERY_ACTIONS.items()}
 FLAGS = {"Enabled": "1", "Disabled": "0"}
 _REASONS = (  # by their bits in nvmlClocksEventReasons
     *("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost"),
@@ -148,6 +150,10 @@ def parse_cards(text: str) -> dict[str, dict[str, float]]:
             if name.startswith(PREFIX) and name != f"{PREFIX}info" and "uuid" in labels:
                 more = [text for key, text in sorted(labels.items()) if key not in {"uuid", "gpu"}]
                 words = " ".join([name[len(PREFIX) :], *more])
+                if name == f"{PREFIX}recovery_action":
+                    if not value:
+                        continue
+                    words, value = "recovery_action", ACTIONS[labels["action"]]
                 cards.setdefault(labels["uuid"], {})[words] = value
     return cards
 

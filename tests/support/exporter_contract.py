@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-# of GPUs, and of MIG instances by the same name: gpulock_gpu_X and gpulock_mig_X
-BOTH = """utilization_ratio busy_seconds_total observed_seconds_total memory_used_bytes
+# of GPUs and of MIG instances
+CLAIM = """utilization_ratio busy_seconds_total observed_seconds_total memory_used_bytes
     memory_total_bytes sm_active_ratio sm_occupancy_ratio tensor_active_ratio
-    dram_active_ratio locked lock_acquired_timestamp_seconds lock_stale
-    last_busy_timestamp_seconds foreign_processes quarantined quarantine_info missing responding
+    dram_active_ratio state lock_acquired_timestamp_seconds idle_since_timestamp_seconds
+    last_busy_timestamp_seconds foreign_processes quarantine_info responding
     lock_info info"""
 BOARD = """health memory_utilization_ratio power_watts energy_joules_total temperature_celsius
     sm_clock_hertz memory_clock_hertz
@@ -17,7 +17,7 @@ BOARD = """health memory_utilization_ratio power_watts energy_joules_total tempe
     pcie_width_max_lanes pcie_replays_total nvlink_active_links nvlink_errors_total fabric_state
     ecc_errors_total remapped_rows remapped_rows_pending remapped_rows_failure recovery_action
     share_info share_ratio share_places share_memory_used_bytes share_utilization_ratio
-    share_idle_seconds
+    share_idle_since_timestamp_seconds
     pcie_transmit_bytes_total pcie_receive_bytes_total nvlink_transmit_bytes_total
     nvlink_receive_bytes_total"""
 NODE = """gpus reconcile_timestamp_seconds locks_reaped_total claims_total
@@ -26,8 +26,7 @@ NODE = """gpus reconcile_timestamp_seconds locks_reaped_total claims_total
     config_last_reload_successful exporter_build_info"""
 CONTRACT = frozenset(
     {
-        *(f"gpulock_{kind}_{name}" for name in BOTH.split() for kind in ("gpu", "mig")),
-        *(f"gpulock_gpu_{name}" for name in BOARD.split()),
+        *(f"gpulock_gpu_{name}" for name in (*CLAIM.split(), *BOARD.split())),
         *(f"gpulock_{name}" for name in NODE.split()),
     }
 )

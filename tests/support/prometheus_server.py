@@ -64,11 +64,11 @@ class Prometheus:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 entry = ({"__name__": sample.name, **sample.labels, **target}, sample.value)
-                if sample.name in ("gpulock_gpu_info", "gpulock_mig_info"):
+                if sample.name == "gpulock_gpu_info":
                     self.samples[infos].append(entry)
                 elif sample.name == "gpulock_exporter_build_info":
                     self.samples[builds].append(entry)
-                else:
+                elif sample.name != "gpulock_gpu_state" or sample.value == 1:
                     self.samples[series].append(entry)
         self.samples[targets].append(({"__name__": "up", **target}, 1))
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -12,8 +12,6 @@ from gpulock_exporter.state.snapshot import DeviceSnapshot
 
 TOTAL = "_total"
 UNITS = ("seconds", "bytes", "ratio", "joules", "watts", "celsius", "hertz")
-
-TWIN = "{device}"  # in a meaning: the family has a twin of MIG instances, which board facts lack
 
 DeviceLabels = Sequence[tuple[DeviceSnapshot, Labels]]
 Several = Callable[[DeviceSnapshot], Iterable[tuple[Labels, float]]]
@@ -38,47 +36,34 @@ def add_samples(family: Metric, own: Labels, values: Iterable[tuple[Labels, floa
         family.add_sample(name, {**own, **more} if more else own, value)
 
 
-def collect_pair(found: DeviceLabels, name: str, meaning: str, values: Several) -> list[Metric]:
-    """Return a family of GPUs, and its twin of MIG instances where it has one."""
-    pair = [make_family(f"gpu_{name}", meaning.format(device="GPU"))]
-    if TWIN in meaning:
-        pair.append(make_family(f"mig_{name}", meaning.format(device="MIG instance")))
-    for seen, own in found:
-        place = int(bool(seen.instance))
-        if place < len(pair):
-            add_samples(pair[place], own, values(seen))
-    return pair
+def collect_family(devices: DeviceLabels, name: str, meaning: str, values: Several) -> Metric:
+    """Return a family of devices."""
+    family = make_family(f"gpu_{name}", meaning)
+    for seen, own in devices:
+        add_samples(family, own, values(seen))
+    return family
 
 
-def collect_identity_families(found: DeviceLabels, driver: str) -> list[Metric]:
+def collect_info_family(devices: DeviceLabels, driver: str) -> Metric:
     """Return what each device is, on one series, for those that NVML tells of."""
-    cards = {seen.id: seen.uuid for seen, _ in found}
-    gpus = make_family("gpu_info", "What a GPU is; always 1.")
-    instances = make_family("mig_info", "What a MIG instance is, and of which GPU; always 1.")
-    for seen, own in found:
+    cards = {seen.id: seen for seen, _ in devices if not seen.instance}
+
+    def labels(seen: DeviceSnapshot) -> Iterator[tuple[Labels, float]]:
         if not seen.told:
-            continue
+            return
+        card = cards.get(seen.parent, seen)
+        pairs: dict[str, object] = {"name": card.name, "driver_version": driver}
         if seen.instance:
-            pairs: dict[str, object] = {
-                "parent_uuid": cards.get(seen.parent, seen.parent),
-                "gi": seen.gi,
-                "ci": seen.ci,
-                "profile": seen.profile,
-            }
+            parent = {"parent_uuid": card.uuid if card is not seen else seen.parent}
+            pairs |= {**parent, "gi": seen.gi, "ci": seen.ci, "profile": seen.profile}
         else:
-            pairs = {
-                "name": seen.name,
-                "pci_bus_id": seen.bus,
-                "minor": seen.minor,
-                "numa_node": seen.numa,
-                "driver_version": driver,
-                "mig_mode": seen.mig,
-                "persistence_mode": seen.persistence,
-            }
+            pairs |= {"pci_bus_id": seen.bus, "minor": seen.minor, "numa_node": seen.numa}
+            pairs |= {"mig_mode": seen.mig, "persistence_mode": seen.persistence}
         texts = [
             (name, str(int(value) if isinstance(value, bool) else value))
             for name, value in pairs.items()
             if value is not None
         ]
-        add_samples(instances if seen.instance else gpus, own, [(known_labels(texts), 1)])
-    return [gpus, instances]
+        yield known_labels(texts), 1
+
+    return collect_family(devices, "info", "What a device is; always 1.", labels)

@@ -18,7 +18,6 @@ from gpulock.node.shares import count_places_by_card
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY
-from gpulock.store.verdicts import DEAD, UNKNOWN
 from gpulock_exporter.state.claim_accounting import ClaimUse
 from gpulock_exporter.state.device_totals import DeviceCounts
 from gpulock_exporter.state.local_state import LocalState
@@ -72,8 +71,8 @@ class SnapshotJoin:
         for one in found:
             one.places = places.get(one.id)
         found.sort(key=lambda one: (one.card is None, one.card or 0, one.id))
-        locks_known = self.facts.locks is not None and devices is not None
-        return make_uuids_unique(found), states.count_device_states(rows) if locks_known else None
+        known_facts = None not in (self.facts.locks, self.facts.quarantined, devices)
+        return make_uuids_unique(found), states.count_device_states(rows) if known_facts else None
 
     def _judge(self, devices: list[Device] | None) -> list[states.DeviceState]:
         """Return one row a device, as `gpulock.alloc.states` judges."""
@@ -105,6 +104,11 @@ class SnapshotJoin:
         ):
             return None
         return use.idle
+
+    def _idle_since(self, name: str, record: Owner) -> float | None:
+        """Return the last look less the observed idle seconds; None where that is too old."""
+        idle = self._idle_seconds(name, record) if self.fresh else None
+        return None if idle is None else self.at + self.offset - idle
 
     def _card_number(self, row: states.DeviceState, values: DeviceTelemetry | None) -> int | None:
         """Return the number of a device's card, None where it has none or nobody knows."""
@@ -140,19 +144,18 @@ class SnapshotJoin:
             found.share_memory = {name: memory[name] for name in found.sharers if name in memory}
             told: Mapping[str, float] = self.share_use if self.fresh else {}
             found.share_use = {name: told[name] for name in found.sharers if name in told}
-            idle = {name: self._idle_seconds(name, of) for name, of in found.sharers.items()}
-            found.share_idle = {k: v for k, v in idle.items() if v is not None and self.fresh}
+            idle = {name: self._idle_since(name, of) for name, of in found.sharers.items()}
+            found.share_idle_since = {name: at for name, at in idle.items() if at is not None}
+            if found.owner is not None:
+                found.idle_since = self._idle_since(row.id, found.owner)
         if row.id in self.facts.checks:
             found.checks = self.facts.checks[row.id].found
-        found.stale = is_lock_stale(record, self.facts)
         if row.state and self.facts.quarantined is not None:
             found.causes = find_quarantine_causes(row, self.facts.quarantined)
-            found.quarantined = bool(found.causes)
         found.foreign = count_foreign(self.present.get(row.id)) if self.fresh else None
         if opened := self.facts.open_foreign.get(row.id):  # also one that uses it without CUDA
             found.foreign = max(found.foreign or 0, opened.count)
-        if use and use.mean is not None:
-            found.idle = None if record and record.is_reserve() else use.idle
+        if use is not None:
             found.mean = use.mean
         if counted:
             found.counters = counted.counters if values else {}
@@ -209,14 +212,6 @@ def find_quarantine_causes(row: states.DeviceState, out: Mapping[str, str]) -> t
             ours = reason.endswith(f" ({POLICY})")
             found += (parse_note_causes({"reason": reason}) if ours else ()) or (ADMINISTRATOR,)
     return tuple(dict.fromkeys(found))
-
-
-def is_lock_stale(record: Owner | None, facts: LocalState) -> bool | None:
-    """Return whether a lock's owner is proven dead; None where the last reconcile cannot say."""
-    verdict = (facts.verdicts or {}).get(record.token) if record else None
-    if verdict is None or verdict.state == UNKNOWN:
-        return None
-    return verdict.state == DEAD
 
 
 def merge_device_lists(

@@ -16,7 +16,13 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar, cast
 
 from gpulock.errors import one_line
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Process
+from gpulock_exporter.telemetry import (
+    FABRIC_STATES,
+    RECOVERY_ACTIONS,
+    DeviceTelemetry,
+    Frame,
+    Process,
+)
 
 MOST_DEVICES = 1024  # of a frame: 16 cards of 7 instances are 128
 MOST_NAMES = 64  # of reasons, of ECC counters, of links: of whatever becomes a label
@@ -26,7 +32,6 @@ MOST_WORKING = 1 << 10  # processes of a card that say how much they worked
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of a 64 bit kernel, proc_sys_kernel(5)
 MOST_BYTES = 1 << 50  # of memory
 MOST_ERRORS = (1 << 32) - 2  # of memory; 32 bits of ones are no count
-LAST_ACTION = 7  # of nvmlDeviceGpuRecoveryAction_t, nvml.h 13
 MOST_ID = 1 << 12  # of an index, a minor, an instance
 KEPT = 2048  # texts, cut to LONGEST_TEXT, that are judged once: each second has the same ones
 
@@ -69,13 +74,13 @@ RULES = {
     "pcie_replays": FieldRule("pcie", 0, MOST_ERRORS),
     "nvlink_errors": FieldRule("nvlink", 0, MOST_BYTES),
     "nvlink_active": FieldRule("nvlink", 0, MOST_ID),
-    "fabric": FieldRule("nvlink", 1, 5),
+    "fabric": FieldRule("nvlink", min(FABRIC_STATES), max(FABRIC_STATES)),
     "sm_clock": FieldRule("clocks", 0, 2e10),  # hertz
     "memory_clock": FieldRule("clocks", 0, 2e11),
     "index": FieldRule("devices", 0, MOST_ID),
     "minor": FieldRule("devices", 0, MOST_ID),
     "numa": FieldRule("devices", 0, MOST_ID),
-    "recovery_action": FieldRule("remapped", 0, LAST_ACTION),
+    "recovery_action": FieldRule("remapped", 0, max(RECOVERY_ACTIONS)),
     "clock_reason_seconds": FieldRule("clocks", 0, math.inf),
     "ecc": FieldRule("ecc", 0, MOST_ERRORS),
     "remapped": FieldRule("remapped", 0, MOST_BYTES),

@@ -67,14 +67,15 @@ class DeviceSnapshot(DeviceTelemetry):
     `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its neighbours. `state`
     is None where the locks are not known, and for a card in MIG mode, which nobody can be granted.
     `owner` has the device alone, `sharers` by lock id have a share of it each, whose processes
-    use `share_memory` bytes, worked for `share_use` of the last look, and have not worked for
-    `share_idle` observed seconds. `places` is how many shares it gives out, None for one that gives
+    use `share_memory` bytes, worked for `share_use` of the last look, and have been idle since
+    `share_idle_since`. `places` is how many shares it gives out, None for one that gives
     none. `counters` are this boot's: `busy`,
     `observed`, `energy`, `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the
     last was; times are epoch seconds. `foreign` counts processes; where none is seen and some are
     hidden it is None. `checks` has why each check of gpulockd's failed, nothing for one that is
-    good. `causes` are why it is out of service. `idle` and `mean` are, of its claim, the observed
-    seconds without work and the share at work.
+    good. `causes` are why it is out of service, None where the quarantine is not known. Of its
+    claim, `mean` is the share at work, and `idle_since` the last look less the observed seconds
+    without work.
     """
 
     id: str = ""
@@ -91,16 +92,14 @@ class DeviceSnapshot(DeviceTelemetry):
     sharers: Mapping[str, Owner] = field(default_factory=dict[str, Owner])
     share_memory: Mapping[str, int] = field(default_factory=dict[str, int])
     share_use: Mapping[str, float] = field(default_factory=dict[str, float])
-    share_idle: Mapping[str, float] = field(default_factory=dict[str, float])
-    stale: bool | None = None
-    quarantined: bool | None = None
+    share_idle_since: Mapping[str, float] = field(default_factory=dict[str, float])
     counters: Mapping[str, float] = field(default_factory=dict[str, float])
     xids: Mapping[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     checks: Mapping[str, str] = field(default_factory=dict[str, str])
-    causes: tuple[str, ...] = ()
+    causes: tuple[str, ...] | None = None
     last_busy: float | None = None
+    idle_since: float | None = None
     foreign: int | None = None
-    idle: float | None = None
     mean: float | None = None
 
 

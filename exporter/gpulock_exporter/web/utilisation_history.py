@@ -118,7 +118,7 @@ def build_tile(
         job=job,
         user=user,
         held=held,
-        note=device_note(seen),
+        note=device_note(seen, now),
         mean=None if seen.sharers else seen.mean,
         card=f"GPU {seen.card} {seen.name}" if seen.instance else "",
         utilization=seen.utilization,
@@ -145,10 +145,11 @@ def list_page_sharers(seen: DeviceSnapshot) -> Iterable[str]:
     return found.values()
 
 
-def device_note(seen: DeviceSnapshot) -> str:
+def device_note(seen: DeviceSnapshot, now: Moment) -> str:
     """Return what a person should know of a device's state: why, since when, how many."""
-    if seen.state == states.HELD_IDLE and seen.idle is not None:
-        return f"observed to do nothing for {format_page_duration(seen.idle)}"
+    if seen.state == states.HELD_IDLE and seen.idle_since is not None:
+        idle = format_page_duration(now.wall - seen.idle_since)
+        return f"observed to do nothing for {idle}"
     if seen.state in (states.FOREIGN, states.HELD, states.HELD_IDLE) and seen.foreign:
         number = f"{seen.foreign} foreign process{'es' if seen.foreign > 1 else ''}"
         return f"{number} beside the owner's" if seen.owner else number

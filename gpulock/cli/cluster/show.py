@@ -138,7 +138,7 @@ def cluster_percent_cell(ratio: float | None) -> Cell:
 def format_cluster_totals(nodes: Sequence[ClusterNode], width: int) -> list[str]:
     """Return `3 nodes, 24 GPUs: 10 free, 12 held, 2 held (idle)`."""
     whole = sum_cluster_nodes(sum_by_node(nodes))
-    split = any(device.mig for node in nodes for device in node.devices.values())
+    split = any(device.profile for node in nodes for device in node.devices.values())
     names = [
         table.paint_text(f"{count} {table.state_cell(name).text}", table.COLOURS[name])
         for name in reversed(states.STATES)

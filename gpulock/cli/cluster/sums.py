@@ -11,7 +11,6 @@ from gpulock.cli.cluster.devices import (
     ClusterDevice,
     ClusterHolder,
     ClusterNode,
-    ratio_or_none,
 )
 
 NO_MODEL, NO_USER = "not known", "not told"
@@ -143,7 +142,6 @@ def sum_cluster_devices(name: str, devices: Sequence[ClusterDevice]) -> ClusterS
     for one in devices:
         if one.state is not None:
             result.states[one.state] += 1
-    told = [ratio_or_none(one.facts, "utilization_ratio") for one in devices]
-    used = [ratio for ratio in told if ratio is not None]
+    used = [one.utilization for one in devices if one.utilization is not None]
     result.utilization = sum(used) / len(used) if used else None
     return result

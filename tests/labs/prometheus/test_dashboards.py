@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from dashboards.boards import queries
 
 from gpulock.simulate.presets import PRESETS
 from gpulock.store.checks import CardChecks, write_card_checks
@@ -87,8 +88,8 @@ def prepared(found: Scene) -> Scene:
             found.script("".join(f"{name}={','.join(each)}\n" for name, each in script.items()))
             note_narrow_link(found, whole[2].bus)
             found.server.wait("gpulock_gpu_quarantine_info")
-            found.server.wait("gpulock:gpu_hold:idle_seconds >= 6")
-            found.server.wait("gpulock:mig_hold:idle_seconds >= 6")
+            found.server.wait('gpulock:gpu_hold:idle_seconds{gpu!~".*:.*"} >= 6')
+            found.server.wait('gpulock:gpu_hold:idle_seconds{gpu=~".*:.*"} >= 6')
             found.server.wait("gpulock:share_hold:utilization_ratio")
             found.server.wait("gpulock_gpu_foreign_processes > 0")
             found.server.wait("gpulock_gpu_xid_errors_total")
@@ -114,12 +115,7 @@ def boards() -> dict[str, Any]:
 
 def expressions() -> list[tuple[str, str]]:
     """Return every query with the name of its dashboard."""
-    return [
-        (name, target["expr"])
-        for name, board in boards().items()
-        for panel in board["panels"]
-        for target in panel.get("targets", ())
-    ]
+    return [(name, one) for name, board in boards().items() for one in queries(board)]
 
 
 def chosen(expression: str, found: Scene, job_id: str) -> str:

@@ -322,7 +322,7 @@ def test_a_part_that_cannot_be_is_not_known(call: Any, prometheus: Prometheus, p
     own = {"instance": ONE, "uuid": "u", "gpu": "0"}
     prometheus.samples[QUERIES[0]] += [
         ({"__name__": "gpulock_gpus", "state": "held", **own}, 1),
-        ({"__name__": "gpulock_gpu_locked", **own}, 1),
+        ({"__name__": "gpulock_gpu_state", "state": "held", **own}, 1),
         ({"__name__": "gpulock_gpu_share_info", "share": "1", "user": "alice", **own}, 1),
         ({"__name__": "gpulock_gpu_share_ratio", "share": "1", **own}, part),
     ]
@@ -342,7 +342,7 @@ def test_a_share_is_as_busy_as_its_own_processes(call: Any, prometheus: Promethe
         ]
     prometheus.samples[QUERIES[0]] += [
         ({"__name__": "gpulock_gpus", "state": "held", **own}, 1),
-        ({"__name__": "gpulock_gpu_locked", **own}, 1),
+        ({"__name__": "gpulock_gpu_state", "state": "held", **own}, 1),
         ({"__name__": "gpulock_gpu_utilization_ratio", **own}, 0.75),
     ]
     found = json.loads(call("--json").stdout)
@@ -369,7 +369,7 @@ def test_no_label_reaches_the_terminal_as_it_is(call: Any, prometheus: Prometheu
     own = {"instance": ONE, "uuid": "u", "gpu": "0"}
     prometheus.samples[series] += [
         ({"__name__": "gpulock_gpus", "state": "held", **own}, 1),
-        ({"__name__": "gpulock_gpu_locked", **own}, 1),
+        ({"__name__": "gpulock_gpu_state", "state": "held", **own}, 1),
         ({"__name__": "gpulock_gpu_lock_info", "user": HOSTILE, **own}, 1),
     ]
     text = call().stdout
@@ -381,7 +381,7 @@ def test_numbers_that_cannot_be_break_nothing(
     call: Any, prometheus: Prometheus, value: float
 ) -> None:
     own = {"instance": "9" * 5000, "uuid": "u", "gpu": "0"}
-    names = ("gpus", "gpu_locked", "gpu_utilization_ratio", "gpu_last_busy_timestamp_seconds")
+    names = ("gpus", "gpu_state", "gpu_utilization_ratio", "gpu_share_places")
     prometheus.samples[QUERIES[0]] += [
         ({"__name__": f"gpulock_{name}", "state": "free", **own}, value) for name in names
     ]

@@ -150,7 +150,7 @@ def test_a_pause_lets_go_of_the_driver_and_values_grow_old(running: Running) -> 
     page = running.wait("/", lambda t: "role=alert" in t)
     assert "paused" in page
     gone = running.wait("/metrics", lambda t: "gpulock_nvml_up 0" in t)
-    assert "gpulock_gpu_utilization_ratio" not in gone and "gpulock_gpu_locked" in gone
+    assert "gpulock_gpu_utilization_ratio" not in gone and "gpulock_gpu_state" in gone
     assert call(running.node, "resume").returncode == 0
     running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
 

@@ -59,6 +59,16 @@ def values(snapshot: NodeSnapshot, family: str) -> dict[str, float]:
     raise AssertionError(family)
 
 
+def states_of(snapshot: NodeSnapshot) -> dict[str, str]:
+    """Return the state of each device that has one, by its labels."""
+    told = values(snapshot, "gpu_state")
+    return {
+        name.partition(",state=")[0]: name.partition(",state=")[2].strip('"')
+        for name, value in told.items()
+        if value == 1
+    }
+
+
 def label_words(labels: dict[str, str]) -> str:
     return ",".join(f'{name}="{value}"' for name, value in labels.items())
 
@@ -146,7 +156,7 @@ def test_a_reserve_idles_never() -> None:
     for _ in range(5):
         node.tick(card(busy=0.0, observed=1.0))
     snapshot = node.snapshot([listed(0)])
-    assert (state_of(snapshot), snapshot.devices[0].idle) == ("held", None)
+    assert (state_of(snapshot), snapshot.devices[0].idle_since) == ("held", None)
 
 
 def test_what_is_not_observed_any_more_is_not_idle() -> None:
@@ -168,18 +178,92 @@ def test_a_mig_instance_without_gpm_is_held_and_never_idle() -> None:
     snapshot = node.snapshot([listed(0, "gi1.ci0"), listed(0, "gi2.ci0")])
     assert state_of(snapshot, f"{bus(0)}.gi1.ci0") == "held"
     assert state_of(snapshot, f"{bus(0)}.gi2.ci0") == "held_idle"
-    for family in ("mig_busy_seconds_total", "mig_observed_seconds_total"):
+    for family in ("gpu_busy_seconds_total", "gpu_observed_seconds_total"):
         assert list(values(snapshot, family)) == ['gpu="0:gi2.ci0",uuid="MIG-0000-0002"']
 
 
-def test_a_card_in_mig_mode_has_values_and_no_state() -> None:
+def test_a_card_in_mig_mode_has_the_boards_values_and_its_instances_have_all_others() -> None:
     node = Node()
-    node.tick(full_card(0, mig=True), instance(0, 1))
-    snapshot = node.snapshot([listed(0, "gi1.ci0")])
+    node.tick(full_card(0, mig=True), instance(0, 1), instance(0, 2), full_card(1))
+    snapshot = node.snapshot([listed(0, "gi1.ci0"), listed(0, "gi2.ci0"), listed(1)])
     assert state_of(snapshot) is None
-    assert list(values(snapshot, "gpu_power_watts").values()) == [412.5]
-    assert values(snapshot, "gpu_locked") == {}
-    assert len(values(snapshot, "mig_locked")) == 1
+    instances = [f'gpu="0:gi{gi}.ci0",uuid="MIG-0000-000{gi}"' for gi in (1, 2)]
+    split, whole = (f'gpu="{number}",uuid="{uuid(number)}"' for number in (0, 1))
+    assert list(values(snapshot, "gpu_power_watts")) == [split, whole]
+    for family in ("memory_used_bytes", "memory_total_bytes", "responding"):
+        assert list(values(snapshot, f"gpu_{family}")) == [*instances, whole]
+    assert states_of(snapshot) == dict.fromkeys([*instances, whole], "free")
+
+
+def test_a_card_whose_instances_are_not_listed_yet_has_its_state_and_counts_no_memory() -> None:
+    node = Node()
+    card_in_mig_mode = listed(0)
+    card_in_mig_mode.withheld = True
+    node.tick(full_card(0, mig=True), instance(0, 1))
+    snapshot = node.snapshot([card_in_mig_mode])
+    assert list(states_of(snapshot).values()) == ["quarantined"]
+    assert snapshot.states is not None and snapshot.states["quarantined"] == 1
+    assert len(values(snapshot, "gpu_memory_used_bytes")) == 1
+
+
+def test_a_device_is_in_one_of_the_states_and_no_other() -> None:
+    node = Node()
+    node.facts = facts(lock(0, A))
+    node.tick(card(0))
+    told = values(node.snapshot([listed(0)]), "gpu_state")
+    own = f'gpu="0",uuid="{uuid(0)}"'
+    assert told == {f'{own},state="{name}"': name == "held" for name in STATES}
+
+
+def test_idle_since_is_the_last_look_less_the_idle_seconds_that_were_observed() -> None:
+    node = Node()
+    node.facts = facts(lock(0, A))
+    node.tick(card(0))
+    worked = node.moment.wall
+    for _ in range(5):
+        node.tick(card(0, busy=0.0))
+    told = values(node.snapshot([listed(0)]), "gpu_idle_since_timestamp_seconds")
+    assert list(told.values()) == [pytest.approx(worked)]
+    for _ in range(5):
+        node.tick(card(0, busy=None, observed=None))
+    told = values(node.snapshot([listed(0)]), "gpu_idle_since_timestamp_seconds")
+    assert list(told.values()) == [pytest.approx(worked + 5)], "nobody saw what it did"
+    for _ in range(11):
+        node.tick(card(0, busy=None, observed=None))
+    assert values(node.snapshot([listed(0)]), "gpu_idle_since_timestamp_seconds") == {}
+
+
+def test_a_free_device_is_idle_for_nobody() -> None:
+    node = Node()
+    for _ in range(3):
+        node.tick(card(0, busy=0.0))
+    assert values(node.snapshot([listed(0)]), "gpu_idle_since_timestamp_seconds") == {}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "label"),
+    [
+        ("recovery_action", {"recovery_action": 1}, 'action="gpu_reset"'),
+        ("recovery_action", {"recovery_action": 0}, 'action="none"'),
+        ("fabric_state", {"fabric": 3}, 'state="completed"'),
+        ("fabric_state", {"fabric": 5}, 'state="unhealthy"'),
+    ],
+)
+def test_a_number_of_the_driver_is_told_as_a_state_by_its_name(
+    family: str, changes: dict[str, int], label: str
+) -> None:
+    node = Node()
+    node.tick(full_card(0, **changes))
+    told = values(node.snapshot([listed(0)]), f"gpu_{family}")
+    assert [name for name, value in told.items() if value] == [f'gpu="0",uuid="{uuid(0)}",{label}']
+    assert sum(told.values()) == 1
+
+
+@pytest.mark.parametrize("changes", [{"recovery_action": 99}, {"recovery_action": None}])
+def test_a_number_that_nobody_has_named_is_told_as_no_state(changes: dict[str, Any]) -> None:
+    node = Node()
+    node.tick(full_card(0, **changes))
+    assert values(node.snapshot([listed(0)]), "gpu_recovery_action") == {}
 
 
 def test_old_values_are_dropped_and_locks_stay() -> None:
@@ -195,12 +279,9 @@ def test_old_values_are_dropped_and_locks_stay() -> None:
     kept = {name for name in families_with_values(old) if "_gpu_" in name}
     assert kept == {
         "gpulock_gpu_lock_info",
-        "gpulock_gpu_locked",
+        "gpulock_gpu_state",
         "gpulock_gpu_lock_acquired_timestamp_seconds",
-        "gpulock_gpu_lock_stale",
         "gpulock_gpu_last_busy_timestamp_seconds",
-        "gpulock_gpu_quarantined",
-        "gpulock_gpu_missing",
         "gpulock_gpu_xid_errors_total",
         "gpulock_gpu_xid_last_timestamp_seconds",
     }
@@ -278,7 +359,10 @@ def test_where_the_driver_cannot_be_listed_nvml_is_taken() -> None:
         states = [(one.id, one.state) for one in snapshot.devices]
         part = f"{bus(1)}.gi3.ci0"
         assert states == [(bus(0), "held"), (bus(1), None), (part, "free")]
-        assert list(values(snapshot, "mig_locked")) == ['gpu="1:gi3.ci0",uuid="MIG-0001-0003"']
+        assert states_of(snapshot) == {
+            f'gpu="0",uuid="{uuid(0)}"': "held",
+            'gpu="1:gi3.ci0",uuid="MIG-0001-0003"': "free",
+        }
     for _ in range(30):
         node.silence()
     later = node.snapshot(None)  # what was there is still known
@@ -293,14 +377,15 @@ def test_where_the_locks_cannot_be_read_nothing_is_said_of_them() -> None:
     assert (snapshot.states, state_of(snapshot)) == (None, None)
     names = families_with_values(snapshot)
     assert "gpulock_gpu_utilization_ratio" in names
-    assert not {"gpulock_gpu_locked", "gpulock_gpu_missing", "gpulock_gpus"} & names
+    assert not {"gpulock_gpu_state", "gpulock_gpus"} & names
 
 
 def test_where_the_quarantine_cannot_be_read_nothing_is_said_of_it() -> None:
     node = Node()
     node.tick(card(0))
     node.facts.quarantined = None
-    assert values(node.snapshot([listed(0)]), "gpu_quarantined") == {}
+    snapshot = node.snapshot([listed(0)])
+    assert not {"gpulock_gpu_state", "gpulock_gpus"} & families_with_values(snapshot)
 
 
 def test_a_card_that_the_driver_lists_and_nvml_does_not_is_missing() -> None:
@@ -310,7 +395,7 @@ def test_a_card_that_the_driver_lists_and_nvml_does_not_is_missing() -> None:
     snapshot = node.snapshot([listed(0), listed(1)])
     assert (state_of(snapshot, bus(1)), seen(snapshot, bus(1)).reason) == ("missing", NOT_LISTED)
     labels = f'gpu="1",uuid="{uuid(1)}"'
-    assert values(snapshot, "gpu_missing")[labels] == 1
+    assert states_of(snapshot)[labels] == "missing"
     assert values(snapshot, "gpu_xid_errors_total") == {f'{labels},xid="79"': 1}
     assert labels not in values(snapshot, "gpu_busy_seconds_total")
 
@@ -320,9 +405,9 @@ def test_a_card_that_fell_off_the_bus_keeps_its_name() -> None:
     node.tick(card(0), card(1))
     node.tick(card(0))
     snapshot = node.snapshot([listed(0)])
-    assert values(snapshot, "gpu_missing") == {
-        f'gpu="0",uuid="{uuid(0)}"': 0,
-        f'gpu="1",uuid="{uuid(1)}"': 1,
+    assert states_of(snapshot) == {
+        f'gpu="0",uuid="{uuid(0)}"': "free",
+        f'gpu="1",uuid="{uuid(1)}"': "missing",
     }
     assert snapshot.states is not None
     assert snapshot.states["missing"] == 2  # the third was never seen in this boot
@@ -336,9 +421,10 @@ def test_stale_is_told_only_where_a_verdict_tells() -> None:
     node.facts = facts(*locks, verdicts=verdicts)
     node.tick(*[card(number) for number in range(5)])
     snapshot = node.snapshot([listed(number) for number in range(5)])
-    assert [one.stale for one in snapshot.devices] == [True, False, None, None, None]
+    states = list(states_of(snapshot).values())
+    assert states == ["stale", "held", "unknown", "held", "free"]
     node.facts.verdicts = None
-    assert values(node.snapshot([listed(0)]), "gpu_lock_stale") == {}
+    assert states_of(node.snapshot([listed(0)]))[f'gpu="0",uuid="{uuid(0)}"'] == "held"
 
 
 def test_two_devices_that_call_themselves_the_same_are_told_apart() -> None:
@@ -354,7 +440,7 @@ def test_a_quarantined_card_that_is_missing_is_both() -> None:
     node.facts.quarantined = {bus(0): "ECC"}
     node.silence()
     snapshot = node.snapshot([faulty(0)])
-    assert (state_of(snapshot), seen(snapshot).quarantined) == ("missing", True)
+    assert (state_of(snapshot), seen(snapshot).causes) == ("missing", ("administrator",))
 
 
 def test_orphans_are_a_quarantine() -> None:
@@ -364,7 +450,6 @@ def test_orphans_are_a_quarantine() -> None:
     node.facts = facts(held)
     node.silence()
     assert seen(node.snapshot([listed(0)])).causes == ("orphans",)
-    assert seen(node.snapshot([listed(0)])).quarantined is True
 
 
 @pytest.mark.parametrize(
@@ -380,7 +465,7 @@ def test_why_a_device_is_out_is_one_of_few_words(reason: str, causes: set[str]) 
     node = Node()
     node.facts.quarantined = {bus(0): reason}
     node.silence()
-    assert set(seen(node.snapshot([listed(0)])).causes) == causes
+    assert set(seen(node.snapshot([listed(0)])).causes or ()) == causes
 
 
 # --- processes --------------------------------------------------------------------------------

@@ -62,8 +62,10 @@ def test_who_did_nothing_beside_one_at_work_is_idle(node: Node) -> None:
 
 def idle(node: Node) -> dict[str, float]:
     """Return for how long each share is known to be idle."""
-    (seen,) = node.snapshot().devices
-    return dict(seen.share_idle)
+    snapshot = node.snapshot()
+    (seen,) = snapshot.devices
+    looked = snapshot.health.sampled or 0.0
+    return {name: looked - since for name, since in seen.share_idle_since.items()}
 
 
 def test_each_share_is_idle_by_its_own_clock(node: Node) -> None:

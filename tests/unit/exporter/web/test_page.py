@@ -117,8 +117,9 @@ def test_a_note_says_since_when_and_how_many(
     node = Node()
     node.tick(card(0))
     (device,) = node.snapshot().devices
-    changes: dict[str, Any] = {"state": "held_idle" if idle else "foreign", "idle": idle}
-    assert device_note(replace(device, foreign=len(seen), **changes)) == note
+    since = None if idle is None else node.moment.wall - idle
+    changes: dict[str, Any] = {"state": "held_idle" if idle else "foreign", "idle_since": since}
+    assert device_note(replace(device, foreign=len(seen), **changes), node.moment) == note
 
 
 def tile_of(node: Node, **changes: Any) -> Tile:

@@ -72,7 +72,7 @@ def prepared(found: Scene) -> Scene:
     """Have everything on the node that a panel can show."""
     whole = [one for one in found.devices() if ".gi" not in one.id]
     parts = [one for one in found.devices() if ".gi" in one.id]
-    found.server.wait("gpulock_gpu_info", series=8)
+    found.server.wait('gpulock_gpu_info{parent_uuid=""}', series=8)
     with subprocess.Popen(["sleep", "600"]) as stranger:
         try:
             found.hold([*whole[:2], *parts[:2]])

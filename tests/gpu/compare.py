@@ -150,18 +150,18 @@ def parse_cards(text: str) -> dict[str, dict[str, float]]:
             if name.startswith(PREFIX) and name != f"{PREFIX}info" and "uuid" in labels:
                 more = [text for key, text in sorted(labels.items()) if key not in {"uuid", "gpu"}]
                 words = " ".join([name[len(PREFIX) :], *more])
-                if name == f"{PREFIX}recovery_action":
-                    if not value:
-                        continue
-                    words, value = "recovery_action", ACTIONS[labels["action"]]
-                cards.setdefault(labels["uuid"], {})[words] = value
+                values = cards.setdefault(labels["uuid"], {})
+                values[words] = value
+                if name == f"{PREFIX}recovery_action" and value:
+                    values["recovery_action"] = ACTIONS[labels["action"]]
     return cards
 
 
 def parse_info(text: str) -> dict[str, dict[str, str]]:
     """Return the labels of each card's `info` of a scrape."""
     samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
-    return {one.labels["uuid"]: one.labels for one in samples if one.name == f"{PREFIX}info"}
+    cards = [one.labels for one in samples if one.name == f"{PREFIX}info"]
+    return {labels["uuid"]: labels for labels in cards if "parent_uuid" not in labels}
 
 
 def kernel_bus(text: str) -> str:

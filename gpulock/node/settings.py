@@ -27,6 +27,9 @@ from gpulock.node.setting_keys import (
 )
 
 DEFAULTS: dict[tuple[str, str], object] = {}  # as converted, by kind: a daemon reads many files
+SAMPLES_KEPT = 10  # periods after which a sample is old: some may come late
+SHORTEST_SAMPLE_AGE = 2.0  # seconds: a tick of the exporter without a frame comes after 1.5
+LONGEST_PROCESS_PERIOD = 10.0  # seconds between two reads of the GPUs' process lists, at most
 FIXED = ("LOCK_DIR", "STATE_DIR")  # on a real node: one that moved would be granted twice
 RENAMED = {  # who still writes an old name is told the new one
     "SERVICES": "ALLOWED_PROCESSES",
@@ -98,11 +101,10 @@ class Settings:
     exporter_listen: tuple[str, ...]
     web_config: str
     sample_period: float
-    process_period: float
-    max_sample_age: float
+    process_period: float  # by the sample period, between two reads of the GPUs' process lists
+    max_sample_age: float  # by the sample period: older values of the GPUs are not shown
     idle_after: float
     label_user: str
-    pause_max: float
     prometheus_url: str
     user_claims: bool
     report_at_end: bool
@@ -148,6 +150,9 @@ class Settings:
             from gpulock.node.kinds import parse_sge_complexes
 
             self.sge_kinds = parse_sge_complexes(self.given["SGE_COMPLEXES"])
+        kept = SAMPLES_KEPT * self.sample_period
+        self.max_sample_age = max(SHORTEST_SAMPLE_AGE, kept)
+        self.process_period = min(LONGEST_PROCESS_PERIOD, kept)
         self.copy_path = f"{self.state_dir}/settings.obeyed"
         if self.share_users != "one" or self.isolation != "off":
             self.share_mps = False  # MPS serves one user, who opens through it what a job may not

@@ -142,7 +142,7 @@ def test_a_worker_that_is_killed_or_brought_down_by_the_driver_is_replaced(
 def test_the_worker_ends_with_the_exporter(tmp_path: Path, hangs: bool) -> None:
     with (
         Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml,
-        Whole(tmp_path, nvml, settings={"MAX_SAMPLE_AGE": "60"}) as exporter,
+        Whole(tmp_path, nvml, settings={"SAMPLE_PERIOD": "5"}) as exporter,
     ):
         exporter.up()
         (worker,) = exporter.workers()

@@ -94,7 +94,7 @@ def exporter(folder: Path, base: Path | None) -> Generator[Scrape]:
     It has a folder of its own, and listens on loopback. Raises UncheckedError where it has no card.
     """
     errors, config = folder / "exporter.stderr", folder / "gpulock.conf"
-    own = {"LOCK_DIR": f"{folder}/locks", "STATE_DIR": f"{folder}/state", "PROCESS_PERIOD": "1"}
+    own = {"LOCK_DIR": f"{folder}/locks", "STATE_DIR": f"{folder}/state", "SAMPLE_PERIOD": "0.5"}
     given = base.read_text().splitlines() if base else []
     kept = [line for line in given if line.partition("=")[0] not in {"SIMULATION", *own}]
     config.write_text("\n".join([*kept, *(f"{k}={v}" for k, v in own.items())]) + "\n")

@@ -3,7 +3,7 @@
 
 What it does is set in gpulock.conf; an option of the program counts before its key there. SIGUSR1
 lets go of the driver, so that a GPU can be reset; SIGUSR2 takes it up again, and so does the end
-of PAUSE_MAX. `gpulock-exporter pause` and `resume` send them to the one that runs.
+of LONGEST_PAUSE. `gpulock-exporter pause` and `resume` send them to the one that runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 import gpulock
-from gpulock.errors import BROKEN, Refusal
+from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
@@ -43,7 +43,7 @@ from gpulock_exporter.worker.supervisor import Supervisor
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
 OBSERVED = 16.0  # seconds that the driver's buffer of samples holds
-YOUNGEST = 2.0  # seconds that a value must be good for: a tick without a frame comes after 1.5
+LONGEST_PAUSE = 600.0  # seconds: `gpulock reset` is over, or its author is gone
 LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
 PAUSES = (signal.SIGUSR1, signal.SIGUSR2)
 HANDLED = (*PAUSES, signal.SIGHUP)  # what would end the exporter before its handler is there
@@ -112,14 +112,6 @@ def apply_exporter_options(settings: Settings, options: argparse.Namespace) -> S
     for name, value in given.items():
         if value is not None:
             setattr(settings, name, value)
-    least = max(YOUNGEST, 2 * settings.sample_period)
-    if settings.max_sample_age < least:
-        raise Refusal(
-            BROKEN,
-            f"{settings.path}: MAX_SAMPLE_AGE is {settings.max_sample_age:g}, and a sample comes "
-            f"every {settings.sample_period:g} s: fresh values would count as old",
-            f"make it {least:g} s or more",
-        )
     return settings
 
 
@@ -154,7 +146,7 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     web = exporter.reloader.settings if exporter.reloader else None
     listeners, words = open_exporter_sockets(settings.exporter_listen)
     server = HttpServer(exporter.handler(), listeners, write_stderr_line, web)
-    install_signal_handlers(supervisor, settings.pause_max, stopped, hung_up)
+    install_signal_handlers(supervisor, LONGEST_PAUSE, stopped, hung_up)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)  # before there is a worker to inherit it
     exporter.listed.start()
     server.start()

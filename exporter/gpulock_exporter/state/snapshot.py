@@ -21,7 +21,7 @@ from gpulock_exporter.telemetry import DeviceTelemetry
 class SnapshotLimits:
     """Seconds, and how many GPUs this node must have (0: not known).
 
-    `oldest` is the age at which a value of the driver is dropped (MAX_SAMPLE_AGE), `idle_after`
+    `oldest` is the age at which a value of the driver is dropped (ten sample periods), `idle_after`
     the observed idleness that makes a held device held-idle (IDLE_AFTER), `listed` the age at which
     a process list says nothing of now any more: the next one was due long ago. `shares` are the
     words of SHARES.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child that speaks NVML: it looks, writes a frame, and sleeps; the parent may kill it.
 
-Usage: python -m gpulock_exporter.worker.process PERIOD PROCESS_PERIOD SOURCE [NAME=VALUE ...];
+Usage: python -m gpulock_exporter.worker.process PERIOD LISTS SOURCE [NAME=VALUE ...];
 SOURCE is `nvml` or `simulated:DIR`. `note=FD` is where it names its calls, `without=3/8` the cards
 that it does not ask, `only=3/8` the one that it tries with a few looks, and then ends. A call into
 a driver that hangs cannot be interrupted from within, so everything that could hang is here. It

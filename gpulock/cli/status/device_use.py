@@ -26,7 +26,7 @@ class SampleView(NamedTuple):
     """The last sample, None where it is not to be believed; `why` says so, empty for no exporter.
 
     `age` is how many seconds ago it was written, None where that is not known. `oldest` is the
-    age in seconds at which a value is dropped (MAX_SAMPLE_AGE).
+    age in seconds at which a value is dropped (ten sample periods).
     """
 
     sample: Sample | None

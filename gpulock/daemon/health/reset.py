@@ -199,7 +199,7 @@ def pause_exporter(node: Node) -> bool:
 
 
 def resume_exporter(node: Node) -> None:
-    """Let the exporter use the driver again; where that fails PAUSE_MAX does it."""
+    """Let the exporter use the driver again; where that fails its pause ends by itself."""
     try:
         call_exporter(node, "resume")
     except Refusal:

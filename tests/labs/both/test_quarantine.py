@@ -11,7 +11,7 @@ from tests.labs.common.told import PLACE, exporter
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
 
 pytestmark = pytest.mark.lab
-KEYS = {"QUARANTINE_ON": "xid memory", "RESTORE_AFTER": "2", "PROCESS_PERIOD": "1"}
+KEYS = {"QUARANTINE_ON": "xid memory", "RESTORE_AFTER": "2", "SAMPLE_PERIOD": "0.4"}
 
 
 def prepare(site: Site, **keys: str) -> list[str]:

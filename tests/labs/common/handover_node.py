@@ -20,7 +20,7 @@ from tests.support.wait import wait_ended, wait_until
 USED, LEFT = 3072, 812  # MiB: of a job at work, and when its process is gone
 KEYS: Mapping[str, str] = {
     "LEFTOVER_PROCESSES": "kill",
-    "PROCESS_PERIOD": "1",
+    "SAMPLE_PERIOD": "0.4",
     "QUARANTINE_ON": "memory",
     "RESTORE_AFTER": "2",
 }

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.lab
 KEYS = {
     "QUARANTINE_ON": "xid memory",
     "RESTORE_AFTER": "2",
-    "PROCESS_PERIOD": "1",
+    "SAMPLE_PERIOD": "0.4",
     "EXPORTER_DIR": PLACE,
 }
 USED = f"memory_used={3 << 30}"

@@ -42,6 +42,7 @@ def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
     names = [name for name, _, _, _ in KEYS]
     assert len(set(names)) == len(names)
     others = {"path", "copy_path", "given", "faults", "ignored", "sge_kinds"}
+    others |= {"max_sample_age", "process_period"}
     assert {name.lower() for name in names} | others == set(Settings.__annotations__)
     assert all(meaning for _, _, _, meaning in KEYS)
 
@@ -54,6 +55,16 @@ def test_every_default_is_a_value_of_its_key() -> None:
             assert value == convert_setting(kind, default, default)
         else:
             assert value == default.split("|")[0]
+
+
+@pytest.mark.parametrize(
+    ("period", "age", "lists"), [("0.05", 2, 0.5), ("1", 10, 10), ("15", 150, 10)]
+)
+def test_how_long_a_sample_counts_follows_from_the_sample_period(
+    period: str, age: float, lists: float
+) -> None:
+    found = parse_settings(f"SAMPLE_PERIOD={period}\n", "f")
+    assert (found.max_sample_age, found.process_period) == (age, lists)
 
 
 def test_each_kind_is_read() -> None:
@@ -92,7 +103,7 @@ def test_a_complex_of_no_kind_is_refused_with_its_line(value: str) -> None:
         "LOCK_DIR=/",
         "STATE_DIR=/",
         "SAMPLE_PERIOD=0.0000001",
-        "PROCESS_PERIOD=0.04",
+        "SAMPLE_PERIOD=0.04",
         "EXPECTED_GPUS=-1",
         "EXPECTED_GPUS=8.0",
         "EXPECTED_GPUS=²",

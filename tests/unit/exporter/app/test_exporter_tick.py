@@ -27,8 +27,6 @@ class Ticking:
 
     def __init__(self, root: Path) -> None:
         node = write_simulated_node(root / "node", "dgx1", 2)
-        with node.config.open("a") as file:
-            file.write(f"MAX_SAMPLE_AGE={AGE}\n")
         self.clock = VirtualClock()
         self._config = str(node.config)
         self.folder = node.exporter_dir

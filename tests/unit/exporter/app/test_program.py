@@ -24,7 +24,6 @@ from gpulock_exporter.app.program import (
 )
 from gpulock_exporter.clock import SystemClock
 
-from gpulock.errors import Refusal
 from gpulock.node.context import Node as GpulockNode
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import read_settings
@@ -36,12 +35,16 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[4]
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
-SHORT: dict[str, object] = {"SAMPLE_PERIOD": "0.2", "MAX_SAMPLE_AGE": "2"}
+SHORT: dict[str, object] = {"SAMPLE_PERIOD": "0.2"}
 FULL = """
 import errno, gpulock.store.atomic
 def write_descriptor(fd, data):
     raise OSError(errno.ENOSPC, "No space left on device")
 gpulock.store.atomic.write_descriptor = write_descriptor
+"""
+SHORT_PAUSE = """
+from gpulock_exporter.app import program
+program.LONGEST_PAUSE = 10.0
 """
 CLIENT = "from gpulock_exporter.app.program import main; import sys; sys.exit(main())"
 
@@ -156,7 +159,7 @@ def test_a_pause_lets_go_of_the_driver_and_values_grow_old(running: Running) -> 
 
 
 def test_a_pause_ends_by_itself(tmp_path: Path) -> None:
-    with Running(tmp_path, PAUSE_MAX=10) as running:
+    with Running(tmp_path, before=SHORT_PAUSE) as running:
         running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
         assert call(running.node, "pause").returncode == 0
         running.wait("/metrics", lambda t: "gpulock_nvml_up 0" in t)
@@ -246,7 +249,7 @@ def test_settings_that_are_not_obeyed_are_told(tmp_path: Path) -> None:
 
 def test_a_period_of_which_the_driver_forgets_a_part_is_told(tmp_path: Path) -> None:
     node = write_simulated_node(tmp_path / "node", "dgx1")
-    configure(node, SAMPLE_PERIOD=15, MAX_SAMPLE_AGE=60)
+    configure(node, SAMPLE_PERIOD=15)
     assert "SAMPLE_PERIOD" not in call(node, "resume").stderr
     configure(node, SAMPLE_PERIOD=30)
     assert "SAMPLE_PERIOD is 30, and the driver keeps 16 s" in call(node, "resume").stderr
@@ -270,35 +273,13 @@ def test_an_option_counts_before_the_file_and_the_file_before_the_default() -> N
 
 def test_the_worker_looks_as_often_as_the_settings_say() -> None:
     assert worker_command(settings_of())[-3:] == ["1.0", "10.0", "nvml"]
-    own = worker_command(
-        settings_of("SAMPLE_PERIOD=0.5", "PROCESS_PERIOD=30", "SIMULATION=/n/marker")
-    )
-    assert own[-3:] == ["0.5", "30.0", "simulated:/n"]
-
-
-@pytest.mark.parametrize(
-    ("period", "age", "least"),
-    [(30, 10, 60), (10, 10, 20), (1, 1, 2), (0.2, 1.9, 2)],
-)
-def test_values_that_would_be_old_before_the_next_ones_come_are_refused(
-    period: float, age: float, least: float
-) -> None:
-    given = (f"SAMPLE_PERIOD={period}", f"MAX_SAMPLE_AGE={age}")
-    with pytest.raises(Refusal, match=f"MAX_SAMPLE_AGE is {age:g}") as refused:
-        apply_exporter_options(settings_of(*given), exporter_parser().parse_args([]))
-    assert refused.value.do == f"make it {least:g} s or more"
-    enough = (given[0], f"MAX_SAMPLE_AGE={least}")
-    assert (
-        apply_exporter_options(
-            settings_of(*enough), exporter_parser().parse_args([])
-        ).max_sample_age
-        == least
-    )
+    own = worker_command(settings_of("SAMPLE_PERIOD=0.5", "SIMULATION=/n/marker"))
+    assert own[-3:] == ["0.5", "5.0", "simulated:/n"]
 
 
 def test_limits_of_a_snapshot_are_those_of_the_settings(tmp_path: Path) -> None:
     node = write_simulated_node(tmp_path / "node", "dgx1")
-    configure(node, MAX_SAMPLE_AGE=7, IDLE_AFTER=99)
+    configure(node, SAMPLE_PERIOD=0.7, IDLE_AFTER=99)
     limits = Exporter(GpulockNode(read_settings(str(node.config))), SystemClock()).limits
     assert (limits.oldest, limits.idle_after, limits.gpus) == (7, 99, 8)
 

@@ -31,17 +31,6 @@ SAMPLES_KEPT = 10  # periods after which a sample is old: some may come late
 SHORTEST_SAMPLE_AGE = 2.0  # seconds: a tick of the exporter without a frame comes after 1.5
 LONGEST_PROCESS_PERIOD = 10.0  # seconds between two reads of the GPUs' process lists, at most
 FIXED = ("LOCK_DIR", "STATE_DIR")  # on a real node: one that moved would be granted twice
-RENAMED = {  # who still writes an old name is told the new one
-    "SERVICES": "ALLOWED_PROCESSES",
-    "GPUS": "EXPECTED_GPUS",
-    "SERVE": "USER_CLAIMS",
-    "SLURM_CHOOSER": "SLURM_DEVICE_SELECTION",
-    "REFUSE": "SLURM_ON_REFUSAL",
-    "SLURM_ON_BAD": "SLURM_ON_UNHEALTHY",
-    "CLEAN": "LEFTOVER_PROCESSES",
-    "CLEAN_MEMORY": "LEFTOVER_MEMORY",
-    "CLEAN_TIMEOUT": "LEFTOVER_TIMEOUT",
-}
 
 
 class Settings:
@@ -234,8 +223,7 @@ def parse_settings(text: str, path: str, fixed: bool = False) -> Settings:
         if not equals:
             raise ValueError(f"{path}:{number}: not KEY=VALUE: {line[:60]!r}")
         if name not in known:
-            now = f": it is {RENAMED[name]} now" if name in RENAMED else ""
-            fault = f"{path}:{number}: unknown key {name!r}{now}"
+            fault = f"{path}:{number}: unknown key {name!r}"
             if not (name.isascii() and name.isupper() and name.replace("_", "").isalnum()):
                 raise ValueError(fault)
         elif fixed and name in FIXED:

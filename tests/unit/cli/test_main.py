@@ -140,7 +140,6 @@ def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
         ("\nDRIVER_DIR=/opt/nvidia # kept\n", ":2: DRIVER_DIR must have no comment behind it"),
         ("DRIVER_DIR=/opt\0\n", ":1: DRIVER_DIR must have printable characters only"),
         ("SIMULATION=/none\n", ": simulation marker: "),
-        ("GPUS=8\n", ":1: unknown key 'GPUS': it is EXPECTED_GPUS now"),
         ("IDLE_COMMAND=mail\n", ":1: IDLE_COMMAND must be an absolute path"),
         ("SGE_BINARIES=bin\n", ":1: SGE_BINARIES must be an absolute path"),
         ("SGE_QMASTER_PORT=sge\n", ": SGE_QMASTER_PORT=sge: no port number"),

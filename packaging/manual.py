@@ -89,7 +89,7 @@ FILES: Final = (
     ("/run/gpulock", "LOCK_DIR: a folder for each GPU that is held, with its owner."),
     ("/run/gpulock.claims", "The record of each claim, and the gate."),
     ("/var/lib/gpulock", "STATE_DIR: quarantine, reserves, history."),
-    ("/run/gpulock-exporter", "EXPORTER_DIR: the exporter's last sample."),
+    ("/run/gpulock-exporter", "The exporter's last sample."),
 )
 
 

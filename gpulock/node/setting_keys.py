@@ -92,7 +92,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("JOB_MAP_DIR", PATH, "", "folder of the job mapping for dcgm-exporter; empty: none"),
     ("JOB_MAP_RELEASE", CHOICE, "empty|unlink", "action on a file there at the release"),
     ("GPUSTAT_DIR", PATH, "", "folder like /run/gpustat for nvidia_gpu_prometheus_exporter"),
-    ("EXPORTER_DIR", PATH, "/run/gpulock-exporter", "the exporter's sample and inventory"),
     ("EXPORTER_LISTEN", WORDS, ":9465", "addresses of the exporter: HOST:PORT or :PORT"),
     ("WEB_CONFIG", PATH, "", "web-config.yml of the exporter: TLS and users; empty: none"),
     ("SAMPLE_PERIOD", PERIOD, "1", "time between two samples of the GPUs"),

@@ -86,7 +86,7 @@ class Settings:
     job_map_dir: str
     job_map_release: str
     gpustat_dir: str
-    exporter_dir: str
+    exporter_dir: str  # beside LOCK_DIR: the exporter's sample and inventory
     exporter_listen: tuple[str, ...]
     web_config: str
     sample_period: float
@@ -139,6 +139,7 @@ class Settings:
             from gpulock.node.kinds import parse_sge_complexes
 
             self.sge_kinds = parse_sge_complexes(self.given["SGE_COMPLEXES"])
+        self.exporter_dir = f"{self.lock_dir.rstrip('/')}-exporter"
         kept = SAMPLES_KEPT * self.sample_period
         self.max_sample_age = max(SHORTEST_SAMPLE_AGE, kept)
         self.process_period = min(LONGEST_PROCESS_PERIOD, kept)

@@ -83,7 +83,6 @@ def format_node_config(node: SimulatedNode, for_scheduler: bool = False) -> str:
     own = (
         f"LOCK_DIR={node.lock_dir}\n"
         f"STATE_DIR={node.state_dir}\n"
-        f"EXPORTER_DIR={node.exporter_dir}\n"
         f"EXPORTER_LISTEN={LISTEN}\n"
         f"SIMULATION={node.marker}\n"
     )

@@ -96,7 +96,7 @@ def test_the_next_claim_gets_another_card_than_the_lost_one(tmp_path: Path, coun
     """A worker that starts after the loss gets no handle of the card, or does not count it."""
     with (
         Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
-        Whole(tmp_path, nvml, settings={"EXPORTER_DIR": str(tmp_path / "exporter")}) as exporter,
+        Whole(tmp_path, nvml) as exporter,
     ):
         exporter.up(3)
         if counted:

@@ -56,7 +56,7 @@ def test_the_last_second_of_a_claim_that_goes_is_in_its_file(tmp_path: Path) -> 
 
 
 def test_each_of_two_on_one_card_gets_what_its_own_process_did(tmp_path: Path) -> None:
-    keys = {"SHARES": "0:4", "SHARE_USERS": "many", "EXPORTER_DIR": f"{tmp_path}/exporter"}
+    keys = {"SHARES": "0:4", "SHARE_USERS": "many"}
     with (
         Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml,
         Whole(tmp_path, nvml, settings=keys) as exporter,

@@ -102,7 +102,7 @@ class Whole:
     ) -> None:
         self.root, self.nvml, self.client = root, nvml, client
         self.ends: tuple[int, ...] = ()  # exit codes that a test expects beside 0
-        self.folder = root / "exporter"
+        self.folder = nvml.node / "run/gpulock-exporter"
         self.config = root / "gpulock.conf"
         self.errors = root / "stderr"
         self._words, self._starter = words, list(starter)
@@ -122,10 +122,11 @@ class Whole:
 
     def spawn(self, *words: str) -> subprocess.Popen[bytes]:
         """Start the program with these words."""
-        own = ["--config", str(self.config), "--folder", str(self.folder)]
         with self.errors.open("ab") as errors:
             return subprocess.Popen(
-                [*self._starter, *PROGRAM, *own, *words], env=self.environment(), stderr=errors
+                [*self._starter, *PROGRAM, "--config", str(self.config), *words],
+                env=self.environment(),
+                stderr=errors,
             )
 
     def environment(self) -> dict[str, str]:

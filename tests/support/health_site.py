@@ -27,10 +27,10 @@ class Ward(Box):
     """A node with an exporter's folder and the chore; `now` is CLOCK_BOOTTIME seconds."""
 
     def __init__(self, root: Path, gpus: int = 4, **keys: str) -> None:
-        self.exporter = root / "exporter"
+        self.exporter = root / "run-exporter"
         self.exporter.mkdir()
         defaults = {"QUARANTINE_ON": "xid ecc missing memory", "RESTORE_AFTER": "3"}
-        super().__init__(root, gpus, EXPORTER_DIR=str(self.exporter), **{**defaults, **keys})
+        super().__init__(root, gpus, **{**defaults, **keys})
         self.module = root / "sys/module/nvidia"
         self.module.mkdir(parents=True)
         # whole seconds: the sum of two rounds is then two rounds, with no rounding

@@ -52,9 +52,9 @@ class Ended(Box):
     """A node with the history of its claims."""
 
     def __init__(self, root: Path, gpus: int = 4, **keys: str) -> None:
-        self.exporter = root / "exporter"
+        self.exporter = root / "run-exporter"
         (self.exporter / "finished").mkdir(parents=True)
-        super().__init__(root, gpus, EXPORTER_DIR=str(self.exporter), **keys)
+        super().__init__(root, gpus, **keys)
         node = self.node()
         node.store.check(make=True)
         boot.begin_boot(node.store, str(self.state), BOOT, node.name)

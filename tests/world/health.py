@@ -69,7 +69,7 @@ class HealthSite(Site):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, CARDS, QUARANTINE_ON="xid health", RESTORE_AFTER="1")
-        (root / "exporter").mkdir()
+        Path(f"{self.lock_dir}-exporter").mkdir()
 
     def reset(self, seed: int, fresh: bool = False) -> None:
         self.sick: dict[str, str] = {}
@@ -90,7 +90,7 @@ class HealthSite(Site):
             words += [f"pcie_width_max={WIDE}"]
             words += ["recovery_action=1"] if how == ACTION else []
             lines.append(f"device {bus(number)} {' '.join(words)}")
-        atomic.replace_file(f"{self.root}/exporter/{SAMPLE}", "\n".join([*lines, ""]).encode())
+        atomic.replace_file(f"{self.lock_dir}-exporter/{SAMPLE}", "\n".join([*lines, ""]).encode())
 
     def make_rounds(self) -> Rounds:
         self.journal = QuietJournal()
@@ -115,8 +115,8 @@ class HealthSite(Site):
     def boot(self, keeps: bool) -> None:
         super().boot(keeps)
         self.known.clear()  # gpulockd has not looked in this boot
-        for name in os.listdir(f"{self.root}/exporter"):
-            os.unlink(f"{self.root}/exporter/{name}")
+        for name in os.listdir(f"{self.lock_dir}-exporter"):
+            os.unlink(f"{self.lock_dir}-exporter/{name}")
 
     def recover(self, device: str) -> None:
         """Let a card be well again; where its driver wanted a reset it had one."""
@@ -132,8 +132,8 @@ class HealthSite(Site):
         for device in list(self.sick):
             self.recover(device)
         self.silent = True  # or the history waits for what the exporter tells of the last claims
-        for name in os.listdir(f"{self.root}/exporter"):
-            os.unlink(f"{self.root}/exporter/{name}")
+        for name in os.listdir(f"{self.lock_dir}-exporter"):
+            os.unlink(f"{self.lock_dir}-exporter/{name}")
         super().finish()
         self.silent = False
         self.rounds.single.release()

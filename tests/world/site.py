@@ -93,7 +93,6 @@ class Site:
                 "DRIVER_ROOT": f"{root}/driver",
                 "SYS_ROOT": f"{root}/sys",
                 "DEV_ROOT": f"{root}/dev",
-                "EXPORTER_DIR": f"{root}/exporter",
                 "SLURM_SHARDS": "share",
                 "SHARES": f"{count - 1}:{PLACES}",
                 "SGE_COMPLEXES": "gpu gpu_share=share",

@@ -55,7 +55,7 @@ class FolderHold:
                 raise Refusal(
                     BROKEN,
                     f"another gpulock-exporter writes {self._folder}",
-                    "give this one a folder of its own (EXPORTER_DIR)",
+                    "give this one a folder of its own (--folder)",
                 ) from None
             self._gate, self._named = gate, False
         if not self._named:

@@ -96,7 +96,7 @@ def exporter_parser() -> argparse.ArgumentParser:
         "--listen", action="append", metavar="HOST:PORT", help="in place of EXPORTER_LISTEN"
     )
     found.add_argument("--web-config", metavar="FILE", help="in place of WEB_CONFIG")
-    found.add_argument("--folder", metavar="DIR", help="in place of EXPORTER_DIR")
+    found.add_argument("--folder", metavar="DIR", help="in place of LOCK_DIR-exporter")
     found.add_argument("--label-user", choices=[u.value for u in LabelUser], help="of LABEL_USER")
     return found
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the exporter saw of each device, as advice: fresh, or said in one line why it is not.
 
-A site that runs no exporter has no EXPORTER_DIR, and hears nothing of it. What is not known is
+A site that runs no exporter has no folder for it, and hears nothing of it. What is not known is
 None, never 0: a device that nobody observed is not idle.
 """
 

@@ -123,7 +123,7 @@ def exporter_directives(inputs: UnitInputs) -> list[str]:
     found, folder = start_directives(EXPORTER, inputs), inputs.settings.exporter_dir
     if folder == _EXPORTER_DIR:
         return found
-    made = f"{_MAKE} -o {USER} -g {USER} {check_unit_path('EXPORTER_DIR', folder)}"
+    made = f"{_MAKE} -o {USER} -g {USER} {check_unit_path('LOCK_DIR', folder)}"
     return [*found, made, f"ReadWritePaths=-{folder}"]
 
 

@@ -31,7 +31,7 @@ def node(site: Site) -> Iterator[Gpus]:
     place = site.gpus.cluster.lab / "handover"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
-    site.configure(EXPORTER_DIR=str(place / "exporter"), **KEYS)
+    site.configure(**KEYS)
     with observed(site.gpus, site.node, place) as seen:
         yield seen
 

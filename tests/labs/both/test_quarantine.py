@@ -16,7 +16,7 @@ KEYS = {"QUARANTINE_ON": "xid memory", "RESTORE_AFTER": "2", "SAMPLE_PERIOD": "0
 
 def prepare(site: Site, **keys: str) -> list[str]:
     """Let the node hear an exporter; return the lock ids of its devices."""
-    site.configure(EXPORTER_DIR=PLACE, **keys)
+    site.configure(**keys)
     reload_driver(site)
     site.reap()
     return [device.id for device in site.gpus.node(site.node).devices()]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from gpulock.node.sample import SAMPLE, SAMPLE_LINE, Sample, load_sample_file
 from tests.labs.common.installed import CONFIG, Installed
+from tests.labs.common.told import PLACE
 from tests.nvml.double import Double
 from tests.support.wait import wait_exit, wait_until
 
@@ -23,7 +25,7 @@ ADDRESS = "127.0.0.1:9465"
 
 
 class Observer:
-    """The exporter of one node; `nvml` is what it hears, `folder` is EXPORTER_DIR."""
+    """The exporter of one node; `nvml` is what it hears, `folder` is what it writes."""
 
     def __init__(self, nvml: Double, folder: Path, process: subprocess.Popen[bytes]) -> None:
         self.nvml = nvml
@@ -48,15 +50,16 @@ def exporter(
     until_then: Callable[[Sample], bool],
     prepare: Callable[[Double], None] = lambda _: None,
 ) -> Generator[Observer]:
-    """Run an exporter on a node whose settings have `place/exporter` as EXPORTER_DIR.
+    """Run an exporter on a node; `place` is for what it hears and says.
 
     `prepare` sets the double before the exporter's
     first look, `until_then` says what it must have told before we go on.
     """
-    folder, stderr = place / "exporter", place / "stderr"
+    folder, stderr = gpus.cluster.path_in(node, PLACE), place / "stderr"
+    shutil.rmtree(folder, ignore_errors=True)
     with Double(place / "nvml", node=gpus.drivers / node) as nvml:
         prepare(nvml)
-        words = ["--config", CONFIG, "--folder", str(folder), "--listen", ADDRESS]
+        words = ["--config", CONFIG, "--listen", ADDRESS]
         env = [f"{key}={value}" for key, value in nvml.env.items()]
         with stderr.open("wb") as errors:
             process = subprocess.Popen(
@@ -76,3 +79,4 @@ def exporter(
         finally:
             process.terminate()
             wait_exit(process, why="the exporter to stop")
+            shutil.rmtree(folder, ignore_errors=True)

@@ -118,7 +118,7 @@ def wait_out(gpus: Gpus, daemon: Daemon, reason: Mapping[str, str]) -> None:
 
 @contextmanager
 def observed(gpus: Installed, node: str, place: Path) -> Generator[Gpus]:
-    """Observe a node whose settings have `KEYS`, and `place/exporter` as EXPORTER_DIR."""
+    """Observe a node whose settings have `KEYS`; `place` is for what the exporter hears."""
     devices = gpus.node(node).devices()
 
     def all_of_them(told: Sample) -> bool:

@@ -41,14 +41,13 @@ class Idling:
 
 
 def keys(place: Path) -> dict[str, str]:
-    """Make a folder anew for a node's command and exporter; return the settings that name it."""
+    """Make a folder anew for a node's command; return the settings that name it."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     command = place / "command"
     command.write_text(f'#!/bin/sh\n{TELL} >> {place}/told\nexec {SCRIPT} "$1"\n')
     command.chmod(0o755)
     return {
-        "EXPORTER_DIR": str(place / "exporter"),
         "IDLE_WARN": WARN,
         "IDLE_KILL": KILL,
         "IDLE_COMMAND": str(command),

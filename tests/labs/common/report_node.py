@@ -38,7 +38,6 @@ def observed(
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{GPULOCK}' \"$@\"\n")
     program.chmod(0o755)
     configure(
-        EXPORTER_DIR=str(folder / "exporter"),
         REPORT_AT_END="yes",
         REPORT_DIR=str(shared),
         REPORT_COMMAND=str(program),

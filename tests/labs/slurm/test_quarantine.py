@@ -18,7 +18,6 @@ KEYS = {
     "QUARANTINE_ON": "xid memory",
     "RESTORE_AFTER": "2",
     "SAMPLE_PERIOD": "0.4",
-    "EXPORTER_DIR": PLACE,
 }
 USED = f"memory_used={3 << 30}"
 

@@ -82,9 +82,9 @@ class Watched:
     """A node with gpulockd's own chores, which note that they run instead of running."""
 
     def __init__(self, root: Path, settings: dict[str, str]) -> None:
-        self.exporter = root / "exporter"
+        self.exporter = root / "run-exporter"
         self.exporter.mkdir()
-        self.box = Box(root, 4, EXPORTER_DIR=str(self.exporter), **settings)
+        self.box = Box(root, 4, **settings)
         self.box.proc.execd(root)
         journal = HeardJournal()
         self.chores = make_daemon_chores(journal)

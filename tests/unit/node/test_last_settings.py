@@ -71,7 +71,7 @@ MALFORMED = [
     "gups=8",
     "ON_BUSY=error\nON_BUSY=error",
     "\0",
-    "EXPORTER_DIR=/run/a\0",
+    "REPORT_DIR=/run/a\0",
     "DRIVER_DIR=/opt/driver # kept",
     "SIMULATION=/nonexistent/marker",
 ]

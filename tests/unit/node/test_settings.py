@@ -42,7 +42,7 @@ def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
     names = [name for name, _, _, _ in KEYS]
     assert len(set(names)) == len(names)
     others = {"path", "copy_path", "given", "faults", "ignored", "sge_kinds"}
-    others |= {"max_sample_age", "process_period"}
+    others |= {"exporter_dir", "max_sample_age", "process_period"}
     assert {name.lower() for name in names} | others == set(Settings.__annotations__)
     assert all(meaning for _, _, _, meaning in KEYS)
 
@@ -131,7 +131,7 @@ def test_a_complex_of_no_kind_is_refused_with_its_line(value: str) -> None:
         "CLUSTER= # kept",
         "ALLOWED_PROCESSES=a b # kept",
         "STATE_DIR=/var/lib/gpulock\0",
-        "EXPORTER_DIR='/run/\0'",
+        "REPORT_DIR='/run/\0'",
         "CLUSTER=a\tb",
         "CLUSTER=a\rb",
         "CLUSTER=a\x0cb",

@@ -43,7 +43,6 @@ def test_the_configuration_points_into_the_node(tmp_path: Path) -> None:
         "DEV_ROOT": f"{tmp_path}/n/dev",
         "LOCK_DIR": f"{tmp_path}/n/run/gpulock",
         "STATE_DIR": f"{tmp_path}/n/state",
-        "EXPORTER_DIR": f"{tmp_path}/n/run/gpulock-exporter",
         "EXPORTER_LISTEN": "127.0.0.1:9465",
         "SIMULATION": f"{tmp_path}/n/simulation",
         "EXPECTED_GPUS": "8",

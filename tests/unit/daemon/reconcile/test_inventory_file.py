@@ -111,9 +111,9 @@ class Site:
     """A node with an exporter's folder, and what is said of it."""
 
     def __init__(self, root: Path) -> None:
-        self.exporter = root / "exporter"
+        self.box = Box(root / "node")
+        self.exporter = self.box.root / "run-exporter"
         self.exporter.mkdir()
-        self.box = Box(root / "node", EXPORTER_DIR=str(self.exporter))
         self.box.lock.mkdir()
         self.journal = HeardJournal()
         self.chore = InventoryPublisher(self.journal)

@@ -175,7 +175,7 @@ def test_a_second_exporter_does_not_write_into_the_files_of_the_first(running: R
     assert being_written.exists()
     assert done.stderr == (
         f"gpulock-exporter: another gpulock-exporter writes {running.folder}; "
-        "give this one a folder of its own (EXPORTER_DIR)\n"
+        "give this one a folder of its own (--folder)\n"
     )
     assert running.get("/-/healthy") == "gpulock-exporter is healthy\n"
     assert call(running.node, "pause").returncode == 0, "the first is still the one to tell"
@@ -210,13 +210,12 @@ def test_where_a_service_manager_makes_the_folder_an_exporter_without_it_ends(
 ) -> None:
     (tmp_path / "run").mkdir()
     told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "90000000"}
-    folder = tmp_path / "run/exporter"
-    with Running(tmp_path, environment=told, EXPORTER_DIR=folder) as running:
+    with Running(tmp_path, environment=told, LOCK_DIR=tmp_path / "run/gpulock") as running:
         running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
         (tmp_path / "run").rename(tmp_path / "away")
         _, said = running.process.communicate(timeout=60)
         assert running.process.returncode == 3
-        assert said.endswith(f"gpulock-exporter: {folder} is gone\n")
+        assert said.endswith(f"gpulock-exporter: {tmp_path}/run/gpulock-exporter is gone\n")
 
 
 def test_resume_without_an_exporter_is_refused(tmp_path: Path) -> None:
@@ -256,7 +255,7 @@ def test_a_period_of_which_the_driver_forgets_a_part_is_told(tmp_path: Path) -> 
 
 
 def test_an_option_counts_before_the_file_and_the_file_before_the_default() -> None:
-    lines = ("EXPORTER_LISTEN=:1 :2", "WEB_CONFIG=/w", "EXPORTER_DIR=/d", "LABEL_USER=uid")
+    lines = ("EXPORTER_LISTEN=:1 :2", "WEB_CONFIG=/w", "LOCK_DIR=/d", "LABEL_USER=uid")
     words = ["--listen", ":3", "--web-config", "/v", "--folder", "/e", "--label-user", "none"]
     found = [
         apply_exporter_options(settings_of(*said), exporter_parser().parse_args(given))
@@ -266,7 +265,7 @@ def test_an_option_counts_before_the_file_and_the_file_before_the_default() -> N
         (one.exporter_listen, one.web_config, one.exporter_dir, one.label_user) for one in found
     ] == [
         ((":9465",), "", "/run/gpulock-exporter", "name"),
-        ((":1", ":2"), "/w", "/d", "uid"),
+        ((":1", ":2"), "/w", "/d-exporter", "uid"),
         ((":3",), "/v", "/e", "none"),
     ]
 

@@ -21,8 +21,8 @@ from tests.support.trees import BOOT, Box, bus, record
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
-    (tmp_path / "exporter").mkdir()
-    return Box(tmp_path, EXPORTER_DIR=str(tmp_path / "exporter"))
+    (tmp_path / "run-exporter").mkdir()
+    return Box(tmp_path)
 
 
 def states(box: Box, clean: str) -> list[str]:
@@ -32,7 +32,7 @@ def states(box: Box, clean: str) -> list[str]:
 
 def tell(box: Box, text: str) -> None:
     head = f"{sample.SAMPLE_LINE}\nboot_id={BOOT}\nboottime={clock_boottime()}\n"
-    (box.root / "exporter" / "sample").write_text(f"{head}device {bus(0)} {text}\n")
+    (box.root / "run-exporter" / "sample").write_text(f"{head}device {bus(0)} {text}\n")
 
 
 @pytest.mark.parametrize(("boot", "ago", "warned"), [(BOOT, 5, 0), (BOOT, 60, 1), ("x", 60, 0)])
@@ -40,7 +40,7 @@ def test_an_exporter_that_wrote_in_this_boot_and_writes_no_more_is_a_warning(
     box: Box, boot: str, ago: float, warned: int
 ) -> None:
     head = f"{sample.SAMPLE_LINE}\nboot_id={boot}\nboottime={clock_boottime() - ago}\n"
-    (box.root / "exporter" / "sample").write_text(head)
+    (box.root / "run-exporter" / "sample").write_text(head)
     found = [one for one in policy_checks(box.node().settings) if one.name == "exporter"]
     assert [one.state for one in found] == [WARNING] * warned
     assert not warned or found[0].what.startswith("gpulock-exporter does not run: ")

@@ -72,7 +72,7 @@ def write(folder: Path, **keys: str) -> list[str]:
 EVERY_SETTING = {
     "IDLE_COMMAND": "/usr/local/sbin/idle",
     "ISOLATION": "cgroup",
-    "EXPORTER_DIR": "/srv/exporter",
+    "LOCK_DIR": "/srv/gpulock",
     "REPORT_DIR": "/srv/reports",
     "JOB_MAP_DIR": "/run/maps",
     "EXPORTER_LISTEN": ":9465 127.0.0.1:9466 [::1]:9467",
@@ -160,7 +160,7 @@ def test_a_program_is_started_by_this_interpreter_with_these_settings() -> None:
 def test_no_unit_owns_the_folder_of_the_locks() -> None:
     for text in units().values():
         assert values(text, "RuntimeDirectory") in ([], ["gpulock-exporter"])
-    for text in units(EXPORTER_DIR="/run/gpulock/exporter").values():
+    for text in units(LOCK_DIR="/run/gpulock/locks").values():
         assert values(text, "RuntimeDirectory") in ([], ["gpulock-exporter"])
 
 
@@ -187,6 +187,7 @@ def test_the_daemon_writes_above_the_lock_dir_and_where_its_settings_send_it() -
     assert writable_folders(settings(LOCK_DIR="/gpulock")) == [
         "-/gpulock",
         "-/gpulock.claims",
+        "-/gpulock-exporter",
     ]
     assert writable_folders(settings(REPORT_DIR="/nfs/reports", JOB_MAP_DIR="/run/maps")) == [
         "-/nfs/reports",
@@ -235,10 +236,10 @@ def test_nvidia_modprobe_makes_the_nodes_of_the_cards_that_there_are(tmp_path: P
 
 def test_what_the_exporter_writes_outlives_it() -> None:
     assert values(units()[EXPORTER], "RuntimeDirectoryPreserve") == ["yes"]
-    assert drop_ins(EXPORTER_DIR="/srv/exporter")[EXPORTER] == [
+    assert drop_ins(LOCK_DIR="/srv/gpulock")[EXPORTER] == [
         "ExecStartPre=+/usr/bin/install -d -m 0755 -o gpulock-exporter -g gpulock-exporter"
-        " /srv/exporter",
-        "ReadWritePaths=-/srv/exporter",
+        " /srv/gpulock-exporter",
+        "ReadWritePaths=-/srv/gpulock-exporter",
     ]
 
 

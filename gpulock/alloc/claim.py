@@ -88,7 +88,7 @@ def claim_devices(
     waited = 0.0
     try:
         while True:
-            with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
+            with Gate(node.store, deadline) as gate:
                 waited += gate.waited
                 try:
                     grant = claim_under_gate(attempt, gate)
@@ -161,7 +161,7 @@ def count_unknown_refusal(
     """Count an unknown that was met before the gate; may turn the refusal into BROKEN."""
     try:
         node.store.check(make=True)
-        with Gate(node.store, deadline, node.settings.gate_timeout) as gate:
+        with Gate(node.store, deadline) as gate:
             count_refusal(node, refusal, template, gate.waited)
     except (Refusal, OSError, MemoryError):  # the first refusal is the one to tell
         return

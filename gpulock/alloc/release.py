@@ -69,7 +69,7 @@ def release_locks(
     restrict_to_owners(judge.scan, mine)
     reaper = Reaper(node, judge, locked_devices(node, mine), held)
     reaper.look(mine)
-    with Gate(node.store, deadline, node.settings.gate_timeout):
+    with Gate(node.store, deadline):
         now = repair_locks(node.store, node.boot_id).held
         mine = [lock for lock in mine if is_same_claim(lock, now.get(lock.id))]
         for lock in mine:

@@ -2,7 +2,7 @@
 """LEFTOVER_PROCESSES: what an epilog does about the processes that its own job left behind.
 
 Hot, loaded by epilogs where LEFTOVER_PROCESSES is not off. `report` logs them, `kill` ends them:
-TERM first, then KILL, within LEFTOVER_TIMEOUT. A process that is perhaps the job's (a doubt of
+TERM first, then KILL, within LEFTOVER_SECONDS. A process that is perhaps the job's (a doubt of
 `JobProcesses`) gets no signal, and keeps the lock.
 """
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-GRACE = 2.0  # seconds from TERM to KILL, of a third of LEFTOVER_TIMEOUT at most
+LEFTOVER_SECONDS = 10.0  # at most, for what the job left behind
+GRACE = 2.0  # seconds from TERM to KILL, of a third of LEFTOVER_SECONDS at most
 PAUSE = 0.02  # seconds between two looks at what does not end
 SHOWN = 4  # processes named in a line
 
@@ -68,7 +69,7 @@ def clean_leftovers(
     if node.settings.leftover_processes != "kill":
         return [f"left behind: {format_leftovers(found)}"]
     lines = [f"left behind, ended: {format_leftovers(found)}"]
-    limit = deadline.sooner(node.settings.leftover_timeout)
+    limit = deadline.sooner(LEFTOVER_SECONDS)
     lines += signal_leftovers(node, found, SIGTERM)
     wait_for_leftovers(found, node, limit.sooner(min(GRACE, limit.left() / 3)))
     while found := look():

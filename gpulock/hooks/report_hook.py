@@ -2,7 +2,7 @@
 """Have the report of a job made at its end, as its user: REPORT_AT_END and REPORT_DIR.
 
 Hot, loaded by an epilog only where one of them is set, after the release. The work is done by
-REPORT_COMMAND, in a process that has nothing of root's: a shared file system may not know root,
+`gpulock report`, in a process that has nothing of root's: a shared file system may not know root,
 and may not answer. An alarm that outlives exec ends it; what it does, or fails to do, decides
 nothing.
 """
@@ -24,7 +24,7 @@ NOBODY = 65534  # a group without rights: writes here are allowed by the uid
 NOT_STARTED = 127
 LABEL = "report"  # of its cgroup
 # no HOME: python must not find the user's site-packages, whose code is not ours
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}
 DESCRIPTORS = 1024  # that a hook may have been given
 
 
@@ -43,7 +43,7 @@ def start_job_report(
     uids = set(claims.values())
     if len(uids) != 1:
         return  # nothing was held; a job has one owner
-    command = [settings.report_command, "--config", settings.path, "report"]
+    command = ["gpulock", "--config", settings.path, "report"]
     command += ["--tokens", ",".join(sorted(claims))]
     if output:
         command += ["--append", output]
@@ -72,7 +72,7 @@ def exec_job_report(
             become_report_user(uid, wait)
         os.chdir("/")
         alarm(SECONDS)
-        os.execve(command[0], command, ENVIRONMENT)
+        os.execvpe(command[0], command, ENVIRONMENT)
     finally:
         os._exit(NOT_STARTED)
 

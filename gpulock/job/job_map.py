@@ -28,7 +28,7 @@ def write_job_map(node: Node, record: Owner, devices: list[Device], deadline: De
     shares = [device.id for device in devices if SHARE in device.id]
     if shares:
         found = node.devices()  # before the gate: such a read may never return
-        with Gate(node.store, deadline, settings.gate_timeout):
+        with Gate(node.store, deadline):
             for name in shares:
                 write_shared_map(settings, node.store, found, name)
         return

@@ -4,14 +4,12 @@
 Hot.
 """
 
-TEXT, PATH, COUNT, EXIT, SECONDS, PERIOD, ANSWER, LIMIT, FLAG, WORDS, KINDS, PLACES, CHOICE = (
+TEXT, PATH, COUNT, SECONDS, PERIOD, LIMIT, FLAG, WORDS, KINDS, PLACES, CHOICE = (
     "text",
     "path",
     "count",
-    "exit code",
     "seconds",
     "seconds, at least 0.05",
-    "seconds, at most 20",
     "seconds, or 0",
     "yes|no",
     "words",
@@ -21,10 +19,8 @@ TEXT, PATH, COUNT, EXIT, SECONDS, PERIOD, ANSWER, LIMIT, FLAG, WORDS, KINDS, PLA
 )
 
 COUNT_DIGITS = 4  # of a COUNT
-LARGEST_EXIT = 255  # of a program
 LONGEST = 1e7  # seconds: four months; anything longer is a typing error
 SHORTEST_PERIOD = 0.05  # seconds; a shorter one would keep a core busy
-LONGEST_ANSWER = 20.0  # seconds; gpulockd asks twice before it is ready, for which it has 60
 
 # name, kind, default, meaning; for CHOICE the default comes first among the `|` separated values
 KEYS: tuple[tuple[str, str, str, str], ...] = (
@@ -45,7 +41,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("PLAIN_REQUEST", CHOICE, "card|mixed|any", "devices of a request that names no kind"),
     ("HIDE_UNREQUESTED", FLAG, "yes", "give an empty mask to a job that asked for no GPU"),
     ("DRIVER_DIR", PATH, "", "folder of driver versions, bound to /nvbin and /nvlib in containers"),
-    ("GATE_TIMEOUT", SECONDS, "20", "longest wait for the gate, the lock of LOCK_DIR"),
     ("ON_BUSY", CHOICE, "requeue|error", "too few devices free: requeue the job, or error"),
     ("ON_BROKEN", CHOICE, "stop|requeue", "this node is broken: stop the queue, or requeue"),
     (
@@ -54,7 +49,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
         "nvidia-persistenced nv-hostengine dcgm-exporter gpulock-exporter Xorg",
         "programs of system users that may keep a device open",
     ),
-    ("CLUSTER", TEXT, "default", "cluster name in the records of gpulock run"),
     ("SGE_ROOT", PATH, "", "Grid Engine's root, for its clients and the address of qmaster"),
     ("SGE_CELL", TEXT, "default", "Grid Engine's cell"),
     ("SGE_QMASTER_PORT", TEXT, "", "port, where services(5) does not name it"),
@@ -79,10 +73,8 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SLURM_SHARDS", CHOICE, "refuse|share", "what a job gets that asks for gres/shard"),
     ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),
     ("SLURM_CONF", PATH, "", "path of slurm.conf, where it is not the default"),
-    ("SLURM_TIMEOUT", ANSWER, "5", "longest wait for slurmctld"),
     ("SLURM_WAIT", SECONDS, "15", "longest wait for a locked device that Slurm assigned"),
     ("SLURM_SPLIT_TASKS", FLAG, "no", "where gpulock selects: give each task of a step its share"),
-    ("REQUEUE_EXIT", EXIT, "213", "exit code of a task that requeues: RequeueExit of slurm.conf"),
     (
         "SLURM_ON_REFUSAL",
         CHOICE,
@@ -100,7 +92,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("PROMETHEUS_URL", TEXT, "", "Prometheus server for gpulock status --cluster"),
     ("USER_CLAIMS", FLAG, "no", "gpulockd serves claims of users; only without a scheduler"),
     ("REPORT_AT_END", FLAG, "no", "print a report of a job's GPUs at its end"),
-    ("REPORT_COMMAND", PATH, "/usr/local/bin/gpulock", "the gpulock that prints it in an epilog"),
     ("REPORT_DIR", PATH, "", "folder shared by all nodes for the reports of jobs"),
     ("HISTORY_DAYS", COUNT, "400", "days that the history is kept at least; 0: for ever"),
     ("IDLE_WARN", LIMIT, "0", "observed idle time of a claim before IDLE_COMMAND runs"),
@@ -113,8 +104,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
         "off|report|kill",
         "what an epilog does with leftover processes of its job",
     ),
-    ("LEFTOVER_MEMORY", COUNT, "256", "MiB that may stay in use on a free device"),
-    ("LEFTOVER_TIMEOUT", SECONDS, "10", "longest time an epilog spends on leftover processes"),
     (
         "QUARANTINE_ON",
         WORDS,

@@ -6,18 +6,14 @@ as root with an environment that a job's owner wrote.
 """
 
 from gpulock.node.setting_keys import (
-    ANSWER,
     CHOICE,
     COUNT,
     COUNT_DIGITS,
-    EXIT,
     FLAG,
     KEYS,
     KINDS,
-    LARGEST_EXIT,
     LIMIT,
     LONGEST,
-    LONGEST_ANSWER,
     PATH,
     PERIOD,
     PLACES,
@@ -58,11 +54,9 @@ class Settings:
     plain_request: str
     hide_unrequested: bool
     driver_dir: str
-    gate_timeout: float
     on_busy: str
     on_broken: str
     allowed_processes: tuple[str, ...]
-    cluster: str
     sge_root: str
     sge_cell: str
     sge_qmaster_port: str
@@ -78,10 +72,8 @@ class Settings:
     slurm_shards: str
     slurm_binaries: str
     slurm_conf: str
-    slurm_timeout: float
     slurm_wait: float
     slurm_split_tasks: bool
-    requeue_exit: int
     slurm_on_refusal: str
     job_map_dir: str
     job_map_release: str
@@ -97,7 +89,6 @@ class Settings:
     prometheus_url: str
     user_claims: bool
     report_at_end: bool
-    report_command: str
     report_dir: str
     history_days: int
     idle_warn: float
@@ -105,8 +96,6 @@ class Settings:
     idle_kill: float
     isolation: str
     leftover_processes: str
-    leftover_memory: int
-    leftover_timeout: float
     quarantine_on: tuple[str, ...]
     health_command: tuple[str, ...]
     health_period: float
@@ -156,25 +145,22 @@ def convert_setting(kind: str, default: str, given: "str | None") -> object:
     value = given if given is not None else choices[0] if kind == CHOICE else default
     if choices and value not in choices:
         raise ValueError(f"must be {' or '.join(choices)}, not {value!r}")
-    if kind in (COUNT, EXIT):
+    if kind == COUNT:
         if not (value.isascii() and value.isdigit() and len(value) <= COUNT_DIGITS):
             raise ValueError(
                 f"must be a whole number of at most {COUNT_DIGITS} digits, not {value!r}"
             )
-        if kind == EXIT and not 0 < int(value) <= LARGEST_EXIT:
-            raise ValueError(f"must be from 1 to {LARGEST_EXIT}, not {value}")
         return int(value)
-    if kind in (SECONDS, PERIOD, LIMIT, ANSWER):
-        most = LONGEST_ANSWER if kind == ANSWER else LONGEST
+    if kind in (SECONDS, PERIOD, LIMIT):
         try:
             number = float(value)
         except ValueError:
             raise ValueError(f"must be a number of seconds, not {value!r}") from None
         short = number < SHORTEST_PERIOD if kind == PERIOD else number <= 0
-        if not (number <= most and not short) and (kind, value) != (LIMIT, "0"):
+        if not (number <= LONGEST and not short) and (kind, value) != (LIMIT, "0"):
             words = {LIMIT: "0, or more than 0", PERIOD: f"at least {SHORTEST_PERIOD}"}
             least = words.get(kind, "more than 0")
-            raise ValueError(f"must be {least} and at most {most:,.0f} seconds, not {value!r}")
+            raise ValueError(f"must be {least} and at most {LONGEST:,.0f} seconds, not {value!r}")
         return number
     if kind == PATH and (value or default) and (value[:1] != "/" or (default and value == "/")):
         raise ValueError(f"must be an absolute path, and not / itself: {value!r}")

@@ -110,7 +110,7 @@ def remove_own_note(node: Node, call: SlurmHookCall, tokens: set[str]) -> None:
     """
     who = call.slurmd, call.job, call.uid, call.restart
     try:
-        with Gate(node.store, Deadline(note.PATIENCE), node.settings.gate_timeout):
+        with Gate(node.store, Deadline(note.PATIENCE)):
             note.remove_task_note(node.store, *who, tokens)
     except Refusal:
         note.remove_task_note(node.store, *who, tokens)

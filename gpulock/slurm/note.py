@@ -14,6 +14,7 @@ from gpulock.store.owner import Owner, parse_owner
 
 FOLDER = "tasks"
 LINE = "gpulock-task 1"
+REQUEUE_EXIT = 213  # of a task: slurm.conf has it in RequeueExit
 PATIENCE = 1.0  # seconds at the gate, for a note that matters to no lock
 
 

@@ -208,7 +208,7 @@ def save_task_note(node: Node, own: TaskNote, deadline: Deadline) -> None:
         node.store.check(make=True)
         if own.devices or own.refused:
             try:
-                with Gate(node.store, deadline, node.settings.gate_timeout):
+                with Gate(node.store, deadline):
                     note.write_task_note(node.store, own)
                 return
             except LockTimeout:

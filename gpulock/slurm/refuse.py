@@ -9,6 +9,7 @@ cancelled as a whole; a broken node is drained with our reason, not with Slurm's
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, one_line, shorten
 from gpulock.node.settings import Settings
 from gpulock.slurm.call import SlurmHookCall
+from gpulock.slurm.note import REQUEUE_EXIT
 from gpulock.slurm.scontrol import SlurmctldClient, slurm_array_task_name
 
 TYPE_CHECKING = False
@@ -25,7 +26,7 @@ def task_prolog_exit_code(refusal: Refusal, settings: Settings) -> int:
     """Return what TaskProlog exits with: 1 fails the job, REQUEUE_EXIT requeues it."""
     if refusal.kind == INVALID_REQUEST or (refusal.kind == BUSY and settings.on_busy == "error"):
         return 1
-    return settings.requeue_exit
+    return REQUEUE_EXIT
 
 
 def should_drain_node(refusal: Refusal, settings: Settings) -> bool:

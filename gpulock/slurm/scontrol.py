@@ -31,6 +31,7 @@ FIELDS = (
     ("tres-per-node", "Gres"),
 )
 REQUESTS = ("PerJob", "PerSocket", "PerTask", "Gres")  # may be of any length
+ANSWER_SECONDS = 5.0  # for all answers of slurmctld to one client
 COLUMNS = [(name, key, WIDE if key in REQUESTS else WIDTH) for name, key in FIELDS]
 FORMAT = ",".join([f"{name}:{width}" for name, _, width in COLUMNS])
 WHOLE = sum([width for _, _, width in COLUMNS])
@@ -78,7 +79,7 @@ class SlurmctldClient:
         """Return (exit code, output); raise Refusal(UNKNOWN)."""
         path = f"{self._settings.slurm_binaries}/{program}"
         if self._deadline is None:  # one for all questions: a reconcile asks with the gate held
-            self._deadline = Deadline(self._settings.slurm_timeout)
+            self._deadline = Deadline(ANSWER_SECONDS)
         try:
             code, output = SchedulerProgram(path, self._env, HINT).answer(
                 list(arguments), self._deadline

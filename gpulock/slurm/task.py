@@ -26,7 +26,7 @@ from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.slurm import note, share
 from gpulock.slurm.call import is_slurm_name, is_slurm_number
-from gpulock.slurm.note import TaskNote
+from gpulock.slurm.note import REQUEUE_EXIT, TaskNote
 from gpulock.slurm.share import Task
 from gpulock.store import atomic
 from gpulock.store.locks import LockStore
@@ -57,7 +57,7 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     else:
         return write_to_slurmstepd("".join(lines), GO_ON)
     # what cannot be found out is not this job's fault
-    code = FAILED if invalid else (settings or Settings({})).requeue_exit
+    code = FAILED if invalid else REQUEUE_EXIT
     return print_task_message(told, code)
 
 

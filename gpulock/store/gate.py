@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpulock.store.locks import LockStore
 
 NAME = "gate"
-FOREVER = float("inf")
+LONGEST_WAIT = 20.0  # seconds at the gate of a node, whatever deadline its caller has
 FIRST_PAUSE = 0.0005  # seconds; a claim takes less than that on tmpfs
 LONGEST_PAUSE = 0.02  # seconds
 
@@ -29,8 +29,9 @@ class Gate:
     """Hold the gate of a folder for the length of a `with` block; `name` is its file.
 
     Of a LockStore it is beside the records, and Refusal(UNKNOWN) at the end tells where the gate is
-    another one by then. Raises LockTimeout when it stays shut until the deadline, or for `seconds`;
-    Refusal(BROKEN) when the file is not ours. `waited` is the time spent in seconds.
+    another one by then. Raises LockTimeout when it stays shut until the deadline, or a
+    LockStore's for LONGEST_WAIT; Refusal(BROKEN) when the file is not ours. `waited` is the time
+    spent in seconds.
     """
 
     __slots__ = (
@@ -47,14 +48,13 @@ class Gate:
         self,
         of: "str | LockStore",
         deadline: Deadline,
-        seconds: float = FOREVER,
         name: str = NAME,
     ) -> None:
         self._guarded = not isinstance(of, str)
         self._path = f"{of if isinstance(of, str) else of.root}/{name}"
         self._ours = (0, 0)
         self._checked = False
-        self._deadline = Deadline(min(deadline.left(), seconds)) if seconds < FOREVER else deadline
+        self._deadline = deadline.sooner(LONGEST_WAIT) if self._guarded else deadline
         self._fd = -1
         self.waited = 0.0
 

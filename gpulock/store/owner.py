@@ -64,6 +64,7 @@ CONVERT: "dict[str, Callable[[str], object]]" = {
 }
 LONGEST = 4300  # digits of a number, as newer Pythons have it; the first of 3.9 read any number
 HEALTH_USER, HEALTH_COMMENT = "gpulockd", "health check"  # of a claim that gives way to any other
+NO_CLUSTER = "default"  # in a record that no scheduler's cluster has
 ENDING_COMMENT = "health check, which is to end"  # a claim asked for its device
 CONVERTED = [(key, CONVERT[kind]) for key, kind in TYPES.items() if kind != TEXT]
 

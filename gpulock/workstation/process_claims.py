@@ -19,8 +19,8 @@ from gpulock.node.devices import SHARE
 from gpulock.node.kinds import is_of_kind
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, owed
-from gpulock.store.gate import Gate
-from gpulock.store.owner import Owner
+from gpulock.store.gate import LONGEST_WAIT, Gate
+from gpulock.store.owner import NO_CLUSTER, Owner
 from gpulock.workstation.unused_cards import prefer_unused_cards
 
 
@@ -35,7 +35,7 @@ def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Ow
         raise Refusal(BROKEN, f"process {pid} cannot be seen: {fault}", "is it alive?") from fault
     return Owner(
         scheduler="process",
-        cluster=node.settings.cluster,
+        cluster=NO_CLUSTER,
         node=node.name,
         job_id=str(pid),
         pid=pid,
@@ -83,7 +83,7 @@ def ensure_node_dirs(node: Node) -> None:
                 "run as root, or set your own LOCK_DIR and STATE_DIR with --config",
             ) from fault
     node.store.check(make=True)
-    with Gate(node.store, Deadline(node.settings.gate_timeout)):
+    with Gate(node.store, Deadline(LONGEST_WAIT)):
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
 
 

@@ -17,7 +17,7 @@ from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
-from gpulock.store.gate import Gate
+from gpulock.store.gate import LONGEST_WAIT, Gate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def take_ticket(node: Node, deadline: Deadline, pid: int = 0, used: "Collection[
     waited already when gpulockd was started again.
     """
     given, pid = bool(pid), pid or os.getpid()
-    with Gate(node.store, deadline, node.settings.gate_timeout):
+    with Gate(node.store, deadline):
         folder = f"{node.store.path}/{FOLDER}"
         try:
             os.makedirs(folder, 0o755, exist_ok=True)
@@ -193,8 +193,8 @@ def claim_in_turn(
     others of a moment, no longer than for the gate.
     """
     # the gate is never held for long: a caller that does not queue waits for it all the same
-    ticket = take_ticket(node, Deadline(node.settings.gate_timeout))
-    moments = Deadline(node.settings.gate_timeout)
+    ticket = take_ticket(node, Deadline(LONGEST_WAIT))
+    moments = Deadline(LONGEST_WAIT)
     try:
         while True:
             ahead = list_callers_ahead(node, ticket, uid)

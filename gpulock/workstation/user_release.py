@@ -36,7 +36,7 @@ def release_for_user(
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
     reaper.files.seconds = LOOK_SECONDS
     reaper.files.any_device_open((peer.account,))
-    with Gate(node.store, deadline, node.settings.gate_timeout):
+    with Gate(node.store, deadline):
         reaper.read_locks()
         # what was claimed since has not been looked at
         same = {n: one for n, one in reaper.held.items() if is_same_claim(seen.get(n), one)}

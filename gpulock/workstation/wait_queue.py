@@ -21,6 +21,7 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, LockTimeout, Refusal
 from gpulock.node.context import Node
 from gpulock.schedulers.liveness import make_liveness_judge
+from gpulock.store.gate import LONGEST_WAIT
 from gpulock.store.owner import Owner
 from gpulock.workstation import process_claims, tickets
 from gpulock.workstation.backfill import must_yield
@@ -145,7 +146,7 @@ class WaitQueue:
         except Exception as fault:  # one request must not end gpulockd for all others
             why = f"gpulockd is at fault: {type(fault).__name__}: {fault}"
             reply = SocketReply(REFUSED, kind=BROKEN, why=why, do="report this as a bug")
-        patience = first.since + node.settings.gate_timeout if moment else 0.0
+        patience = first.since + LONGEST_WAIT if moment else 0.0
         if reply.state != WAITING:
             self._end(first, reply)
         elif now >= max(first.until, patience):

@@ -173,7 +173,6 @@ class Box:
             "DRIVER_ROOT": str(self.driver),
             "SYS_ROOT": str(root / "sys"),
             "DEV_ROOT": str(self.dev),
-            "GATE_TIMEOUT": "2",
             **keys,
         }
         for number in range(gpus):

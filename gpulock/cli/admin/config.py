@@ -16,7 +16,6 @@ from gpulock.install.doctor.claims import check_lock_dir
 from gpulock.install.doctor.node import check_state_dir
 from gpulock.install.setting_faults import find_setting_faults
 from gpulock.node.setting_keys import (
-    ANSWER,
     CHOICE,
     FLAG,
     KEYS,
@@ -134,7 +133,6 @@ def setting_unit_hint(kind: str, default: str) -> str:
     units = {
         SECONDS: " (seconds)",
         PERIOD: " (seconds; at least 0.05)",
-        ANSWER: " (seconds; at most 20)",
         LIMIT: " (seconds; 0: never)",
         FLAG: " (yes|no)",
         WORDS: " (words)",

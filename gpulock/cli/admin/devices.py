@@ -34,7 +34,7 @@ from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants
 from gpulock.store import quarantine as notes
-from gpulock.store.gate import Gate
+from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
 from gpulock.text.words import format_device_label, format_lock_holder
@@ -190,7 +190,7 @@ def prepare_admin_device(
 
 def make_admin_gate(node: Node) -> Gate:
     """Return the gate, to hold for the length of a change."""
-    return Gate(node.store, Deadline(node.settings.gate_timeout))
+    return Gate(node.store, Deadline(LONGEST_WAIT))
 
 
 def reap_device_lock(node: Node, found: list[Device], name: str) -> Lock | None:

@@ -40,7 +40,7 @@ def forget_locks_command(session: Session, dry_run: bool, force: bool) -> None:
         click.echo("The lost records would be forgotten: every GPU could be granted again.")
         return
     node.store.check(make=True)
-    with Gate(node.store, Deadline(SECONDS), node.settings.gate_timeout):
+    with Gate(node.store, Deadline(SECONDS)):
         forget_claims(node.store, node.settings.state_dir, node.boot_id, node.name)
     click.echo("The lost records are forgotten: every GPU of this node may be granted again.")
 

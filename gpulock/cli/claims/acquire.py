@@ -29,7 +29,7 @@ from gpulock.workstation.backfill import must_yield
 
 F = TypeVar("F", bound=Callable[..., object])
 FOR_EVER = "for ever"
-CLAIM_SECONDS = 60.0  # for one attempt, whose wait at the gate is GATE_TIMEOUT
+CLAIM_SECONDS = 60.0  # for one attempt, whose wait at the gate is LONGEST_WAIT
 
 
 def parse_wait_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:

@@ -44,7 +44,7 @@ from gpulock.node.devices import SHARE, Device, lock_ids_overlap
 from gpulock.node.procfs import Proc
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
-from gpulock.store.gate import Gate
+from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock, LockStore
 from gpulock.text.words import format_device_label, format_lock_holder
 
@@ -156,7 +156,7 @@ def release_selected_locks(
     reaper = Reaper(node, make_liveness_judge(node), found, {})
     seen = node.store.read_all_locks()
     reaper.look([] if force else [lock for lock in seen.values() if ours(lock)])
-    with Gate(node.store, Deadline(node.settings.gate_timeout)):
+    with Gate(node.store, Deadline(LONGEST_WAIT)):
         reaper.read_locks()
         locks = [lock for lock in reaper.held.values() if ours(lock)]
         if not force:  # what was claimed since has not been looked at

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """slurmctld as gpulockd asks it: one that was silent is not asked with the gate held.
 
-A question is asked with the gate held, and a slurmctld that does not answer takes SLURM_TIMEOUT of
+A question is asked with the gate held, and a slurmctld that does not answer takes five seconds of
 every job's Prolog on this node. So the question that it did not answer is put again before the
 gate is taken, by a thread, and until it is answered what it would decide is unknown, and held.
 """

@@ -17,7 +17,7 @@ from gpulock.daemon.health.findings import (
     parse_first_counter,
     read_uncorrected_errors,
 )
-from gpulock.daemon.health.memory import MIB
+from gpulock.daemon.health.memory import LEFTOVER_MIB, MIB
 from gpulock.node.sample import DeviceSample
 from gpulock.store.checks import COMMAND
 
@@ -108,10 +108,10 @@ class CardLook(NamedTuple):
     others: Collection[DeviceSample]
 
 
-def judge_card(look: CardLook, had: CardHistory, leftover_mib: int) -> dict[str, str]:
+def judge_card(look: CardLook, had: CardHistory) -> dict[str, str]:
     """Return each check that could be made, with why it failed, or nothing where it is good."""
     found = {**judge_links(look, had), **judge_board(look.seen, look.others)}
-    return {**found, **judge_free_card(look.seen, leftover_mib)} if look.free else found
+    return {**found, **judge_free_card(look.seen)} if look.free else found
 
 
 def judge_links(look: CardLook, had: CardHistory) -> dict[str, str]:
@@ -168,7 +168,7 @@ def judge_board(seen: DeviceSample, others: Collection[DeviceSample]) -> dict[st
     return found
 
 
-def judge_free_card(seen: DeviceSample, leftover_mib: int) -> dict[str, str]:
+def judge_free_card(seen: DeviceSample) -> dict[str, str]:
     """Return the checks that only a card tells which nobody uses."""
     found: dict[str, str] = {}
     if seen.clock_reasons:
@@ -176,7 +176,7 @@ def judge_free_card(seen: DeviceSample, leftover_mib: int) -> dict[str, str]:
         found["clocks"] = f"its clocks are held down without work: {' '.join(held)}" * bool(held)
     if seen.memory_used is not None and not seen.coherent:
         used = seen.memory_used // MIB
-        over = used > leftover_mib
+        over = used > LEFTOVER_MIB
         found["memory"] = f"{used} MiB are in use without a process" * over
     if seen.power is not None and seen.power_limit and seen.utilization is not None:
         much = not seen.utilization and seen.power > IDLE_POWER * seen.power_limit

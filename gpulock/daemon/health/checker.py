@@ -148,9 +148,7 @@ class CardChecker(Chore):
             had.follow(seen, now)
             free = seen.processes == 0 and not any(lock_ids_overlap(one, bus) for one in held)
             others = [fresh[name] for name in fresh if name != bus]
-            found = card_checks.judge_card(
-                CardLook(seen, free, others), had, settings.leftover_memory
-            )
+            found = card_checks.judge_card(CardLook(seen, free, others), had)
             tested = settings.health_command and COMMAND in card.found
             kept = {COMMAND: card.found[COMMAND]} if tested else {}
             found = had.leave_out_passing(found, now)

@@ -281,7 +281,7 @@ def lock_for_check(node: Node, device: Device, pid: int, uid: int) -> str:
             raise CardTakenError(f"an MPS ends on {device.bus}")
         record = Owner(
             scheduler="process",
-            cluster=node.settings.cluster,
+            cluster="default",
             node=node.name,
             job_id=str(pid),
             pid=pid,

@@ -87,7 +87,7 @@ class HealthSnapshot:
 
     def memory(self, name: str, since: float = 0.0) -> str:
         """Return whether a device's memory was given back, by a sample newer than `since`."""
-        return judge_memory(self._fresh(name), self.node.settings.leftover_memory * MIB, since)
+        return judge_memory(self._fresh(name), since)
 
     def make_memory_finding(self, name: str) -> HealthFinding:
         """Return the finding of a device whose memory was not given back."""

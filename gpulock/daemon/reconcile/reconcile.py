@@ -67,7 +67,7 @@ def reconcile_locks(
     node.store.check(make=True)
     reaper = make_reaper(node, judge, devices, driver, node.store.read_all_locks())
     reaper.judge_ahead()
-    with Gate(node.store, deadline, node.settings.gate_timeout):
+    with Gate(node.store, deadline):
         restored: list[Owner] = []
         if dry_run:
             reaper.held = node.store.read_all_locks()

@@ -27,14 +27,16 @@ from gpulock.install.slurm.site import SlurmError, SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import EVERYWHERE, SpankPlugin
 from gpulock.install.slurm.texts import (
+    HOOK_SECONDS,
     has_submit_script,
-    hook_seconds,
     opens_pam_sessions,
     slurm_setting_advice,
 )
 from gpulock.install.trial import rival_hook_reason, why_users_cannot_run
 from gpulock.isolation import tree
 from gpulock.node.settings import Settings
+from gpulock.slurm.note import REQUEUE_EXIT
+from gpulock.store.gate import LONGEST_WAIT
 
 RECONFIGURE: Final = "then scontrol reconfigure"
 _SHOW: Final = "gpulock install slurm --dry-run shows the lines for slurm.conf"
@@ -158,18 +160,17 @@ class SlurmConfChecks:
 
     def requeue(self) -> Iterator[Check]:
         """Look whether slurmctld knows the exit code that means `again later`."""
-        key, code = "RequeueExit", self.settings.requeue_exit
+        key = "RequeueExit"
         now = self.conf.get(key) or "none"
-        if code == 0:
-            yield ok(f"{now}: REQUEUE_EXIT=0 asks for none")
-        elif key in self.wants:
-            yield fault(f"{now}, without {code}: jobs that find no GPU free fail", self.line(key))
+        if key in self.wants:
+            what = f"{now}, without {REQUEUE_EXIT}: jobs that find no GPU free fail"
+            yield fault(what, self.line(key))
         else:
             yield ok(now)
 
     def timeouts(self) -> Iterator[Check]:
         """Look whether Slurm leaves the hooks the time they may need."""
-        enough = hook_seconds(self.settings)
+        enough = HOOK_SECONDS
         for key in self.conf.hook_timeouts():
             want = self.wants.get(key)
             if want and want.needed:
@@ -183,7 +184,7 @@ class SlurmConfChecks:
     def message_timeout(self) -> Iterator[Check]:
         """Look whether srun waits as long as a Prolog does."""
         message = self.conf.seconds("MessageTimeout") or _MESSAGE_SECONDS
-        wait = self.settings.slurm_wait + self.settings.gate_timeout
+        wait = self.settings.slurm_wait + LONGEST_WAIT
         if not self.conf.has("PrologFlags", "Alloc", "Contain", "X11") and message < wait:
             what = f"{message} s: srun gives up while a Prolog waits up to {wait:.0f} s for GPUs"
             yield fault(what, "PrologFlags=Contain lets srun wait")

@@ -19,6 +19,7 @@ from gpulock.install.slurm.configured_hooks import (
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf, raw_slurm_lines, slurm_pairs
 from gpulock.node.settings import Settings
+from gpulock.slurm.note import REQUEUE_EXIT
 
 _HOOKS: Final = {key.lower(): key for key in PATHS}
 # What a block may have beside the hooks; outside of one these are the site's own.
@@ -71,7 +72,7 @@ def strip_gpulock(
         return "" if ours else value
     if own and name in _OF_BLOCK:
         return ""
-    gone = {"prologflags": "contain", "requeueexit": str(settings.requeue_exit)}.get(name)
+    gone = {"prologflags": "contain", "requeueexit": str(REQUEUE_EXIT)}.get(name)
     return ",".join(word for word in value.split(",") if word.strip().lower() != gone)
 
 

@@ -213,7 +213,7 @@ def find_slurm_site(
         doubtful = [path for path in (program, scontrol) if path.parent not in vouched]
         check_slurm_programs(doubtful, slurmds[0].owners)
     libraries = next((one.libraries for one in slurmds if not node or one.node in ("", node)), "")
-    return SlurmSite(scontrol.parent, program, path, nodes, settings.slurm_timeout, libraries)
+    return SlurmSite(scontrol.parent, program, path, nodes, libraries=libraries)
 
 
 def list_other_nodes(shown: str, named: Collection[str], host: str) -> list[str]:

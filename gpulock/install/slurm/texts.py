@@ -7,7 +7,6 @@ of them unasked (`write_conf.py`).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,10 +24,13 @@ from gpulock.install.slurm.configured_hooks import (
 from gpulock.install.slurm.gres import GresEntry
 from gpulock.install.slurm.slurm_conf import SlurmConf, add_list_words
 from gpulock.node.settings import Settings
+from gpulock.slurm.note import REQUEUE_EXIT
+from gpulock.slurm.scontrol import ANSWER_SECONDS
 
 SUGGESTED_TIMEOUT: Final = 120
 _CALLS: Final = 5  # to slurmctld, at most, after a hook's own deadline
 _SPARE: Final = 10.0
+HOOK_SECONDS: Final = int(SECONDS + _CALLS * ANSWER_SECONDS + _SPARE)  # Slurm must wait so long
 _COLUMNS: Final = 92  # of a line that stands four columns in
 _FOLDER: Final = Path("/etc/slurm")
 
@@ -45,7 +47,6 @@ NEW_SETTINGS: Final = """\
 # gpulock's settings on this node, KEY=VALUE; `gpulock config` explains every key.
 # written by gpulock install slurm
 #SLURM_DEVICE_SELECTION=slurm  slurm, or gpulock (gres.conf: Flags=no_gpu_env) picks the devices
-#REQUEUE_EXIT=213              must stand in RequeueExit of slurm.conf
 #SLURM_WAIT=15                 seconds to wait for a device that Slurm gave and a lock still holds
 #HIDE_UNREQUESTED=yes          an empty mask for jobs that asked for no GPU
 #QUARANTINE_ON=xid missing     what takes a GPU out of service (gpulockd; docs/quarantine.md)
@@ -70,11 +71,6 @@ class SlurmSettingAdvice:
         return [one] if len(one) <= _COLUMNS else [f"# {self.why}", line]
 
 
-def hook_seconds(settings: Settings) -> int:
-    """Return how long a hook of ours may take: Slurm must not end it before."""
-    return math.ceil(SECONDS + _CALLS * settings.slurm_timeout + _SPARE)
-
-
 def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSettingAdvice]:
     """Return what is to be set beside the hooks themselves, as far as it is not in force; pure."""
     found: list[SlurmSettingAdvice] = []
@@ -86,13 +82,12 @@ def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSetti
 
     if not conf.has("PrologFlags", "Contain", "X11"):
         want("PrologFlags", "a job's extern step proves that it lives", "Contain")
-    code = settings.requeue_exit
-    if code and not conf.holds_exit("RequeueExit", code):
-        want("RequeueExit", "REQUEUE_EXIT: a job that finds no GPU waits again", str(code))
+    if not conf.holds_exit("RequeueExit", REQUEUE_EXIT):
+        want("RequeueExit", "a job that finds no GPU waits again", str(REQUEUE_EXIT))
     if settings.isolation == "cgroup" and not opens_pam_sessions(conf):
         why = "ISOLATION=cgroup confines a step in its PAM session; see docs/isolation.md"
         want("UsePAM", why, value="1")
-    enough = hook_seconds(settings)
+    enough = HOOK_SECONDS
     timeout = str(max(SUGGESTED_TIMEOUT, enough))
     for key, seconds in conf.hook_timeouts().items():
         if seconds is None:

@@ -161,7 +161,7 @@ def test_settings_that_cannot_be_believed_stop_no_node(site: Site) -> None:
     [
         ("GUPS=4", "unknown key 'GUPS'"),
         ("GUPS", "not KEY=VALUE: 'GUPS': the settings obeyed last stay in force"),
-        ("GATE_TIMEOUT=soon", "the settings obeyed last stay in force"),
+        ("SLURM_WAIT=soon", "the settings obeyed last stay in force"),
         ("DRIVER_DIR=/opt # kept", "DRIVER_DIR must have no comment behind it"),
         ("DRIVER_DIR=/opt\0", "DRIVER_DIR must have printable characters only"),
         ("mode", ""),

@@ -44,9 +44,9 @@ def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(si
 def test_a_gate_that_a_stopped_process_holds_sends_jobs_back_and_stops_no_node(site: Site) -> None:
     """Tried: a process holds the gate and stops, while one job begins and another one ends.
 
-    Stopped by: GATE_TIMEOUT. What the job that ended has held is freed by the next reconcile.
+    Stopped by: no hook waits longer than 20 s at the gate. What the job that ended has held is
+    freed by the next reconcile.
     """
-    site.configure(GATE_TIMEOUT="1")
     ending = site.start(1)
     with site.shut_gate():
         job = site.submit(site.count - 1, SHOW, user=site.bob)

@@ -16,6 +16,7 @@ from tests.nvml.double import Double
 from tests.nvml.node import ENERGY
 
 GPULOCK = "from gpulock.cli import main; main()"
+PROGRAMS = "/usr/local/bin"
 WATTS, GIB = 200, 1 << 30
 
 
@@ -34,16 +35,19 @@ def observed(
     shared = folder.parent / "shared"
     shared.mkdir(exist_ok=True)
     shared.chmod(0o1777)
-    program = folder / "gpulock"
+    (folder / "bin").mkdir(exist_ok=True)
+    program = folder / "bin/gpulock"
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{GPULOCK}' \"$@\"\n")
     program.chmod(0o755)
-    configure(
-        REPORT_AT_END="yes",
-        REPORT_DIR=str(shared),
-        REPORT_COMMAND=str(program),
-    )
-    with exporter(gpus, node, folder, looks, at_work) as found:
-        yield found.nvml
+    configure(REPORT_AT_END="yes", REPORT_DIR=str(shared))
+    both = f"lowerdir={folder}/bin:{PROGRAMS}"
+    over = ["mount", "-t", "overlay", "overlay", "-o", both, PROGRAMS]
+    assert gpus.cluster.run_in(node, over).returncode == 0
+    try:
+        with exporter(gpus, node, folder, looks, at_work) as found:
+            yield found.nvml
+    finally:
+        gpus.cluster.run_in(node, ["umount", PROGRAMS])
 
 
 def at_work(nvml: Double) -> None:

@@ -141,7 +141,7 @@ def test_report_ends_nothing_and_the_lock_drains(sparing: Gpulock) -> None:
 def test_one_that_nothing_ends_keeps_its_device_and_the_epilog_ends_in_time(
     sparing: Gpulock,
 ) -> None:
-    sparing.configure(NODE, LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT="1")
+    sparing.configure(NODE, LEFTOVER_PROCESSES="kill")
     job, gid = left(sparing, "exec sleep 600")
     child = wait_until(  # past the shells that start it, and not what its job waits with
         lambda: next((pid for pid in carriers(gid) if command_of(pid) == "sleep 600"), None),
@@ -160,7 +160,7 @@ def test_children_that_fork_as_fast_as_they_can_never_leave_a_device_dirty(
     sparing: Gpulock,
 ) -> None:
     """Whether they are ended in time is chance; that a device with them on it is free is not."""
-    sparing.configure(NODE, LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT="2")
+    sparing.configure(NODE, LEFTOVER_PROCESSES="kill")
     script = sparing.sge.users["glalice"].home / "forks.py"
     script.write_text(FORKS)
     begun = gate_file(sparing, "begun")

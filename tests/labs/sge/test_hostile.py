@@ -492,7 +492,6 @@ def test_an_epilog_at_a_shut_gate_ends_well_and_the_next_claim_frees(gpus: Gpulo
 
     Stopped by: the epilog ends with 0, and the next claim frees what a dead owner left.
     """
-    gpus.configure(NODE, GATE_TIMEOUT="2")
     job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=8"), stdin="sleep 600\n")
     gpus.sge.wait_running(job)
     with shut_gate(gpus, NODE):

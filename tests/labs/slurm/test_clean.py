@@ -61,7 +61,7 @@ def test_one_that_nothing_ends_keeps_its_devices_and_the_epilog_ends_in_time(
     slurm_gpus: Gpulock,
 ) -> None:
     extra = {**EXTRA, "UnkillableStepTimeout": "2"}
-    by_gpulock(slurm_gpus, {**KEYS, "LEFTOVER_TIMEOUT": "1"}, extra=extra)
+    by_gpulock(slurm_gpus, KEYS, extra=extra)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     pids = [p for p in slurm.job_processes(job, NODE) if "sleep" in command_of(p)]

@@ -446,7 +446,7 @@ def without_settings(gpus: Gpulock, _: JobId) -> None:
 def with_a_typing_error(gpus: Gpulock, _: JobId) -> None:
     """Leave the settings such that nobody understands them."""
     place = gpus.slurm.path_in(NODE, CONFIG)
-    place.write_text(f"{place.read_text()}GATE_TIMEOUT=soon\n")
+    place.write_text(f"{place.read_text()}SLURM_WAIT=soon\n")
     gpus.slurm.path_in(NODE, "/var/lib/gpulock/settings.obeyed").unlink()
 
 
@@ -492,7 +492,7 @@ def note_of(gpus: Gpulock, job: JobId) -> Path:
 
 SPOILED: Mapping[Callable[[Gpulock, JobId], None], str] = {
     without_settings: "Permission denied",
-    with_a_typing_error: "GATE_TIMEOUT must be a number of seconds",
+    with_a_typing_error: "SLURM_WAIT must be a number of seconds",
     without_note: "this node has no claim of the job",
     with_half_a_note: "not a task's note",
     with_anothers_note: "this node has no claim of the job",

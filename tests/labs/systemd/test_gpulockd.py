@@ -121,7 +121,7 @@ def test_a_reload_reads_the_settings_and_bad_ones_change_nothing(node: Node) -> 
 
     node.machine.run("systemctl", "reload", DAEMON)
     wait_journal(node, DAEMON, "the settings were read again")
-    node.configure(NONSENSE="1", GATE_TIMEOUT="soon")
+    node.configure(NONSENSE="1", SLURM_WAIT="soon")
     node.machine.run("systemctl", "reload", DAEMON)
 
     wait_journal(node, DAEMON, "the settings obeyed last stay in force")

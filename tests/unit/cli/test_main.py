@@ -127,7 +127,7 @@ def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
     lines = {line.split()[0]: line for line in text.splitlines() if line[:1].isupper()}
     assert list(lines) == [key[0] for key in KEYS]
     assert lines["EXPECTED_GPUS"].split() == ["EXPECTED_GPUS", "8", "(file,", "default", "0)"]
-    assert lines["GATE_TIMEOUT"].split() == ["GATE_TIMEOUT", "20", "(default)"]
+    assert lines["SLURM_WAIT"].split() == ["SLURM_WAIT", "15", "(default)"]
     assert all(meaning in text for *_, meaning in KEYS)
 
 

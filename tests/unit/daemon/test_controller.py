@@ -15,6 +15,7 @@ from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
+from gpulock.slurm import scontrol
 from gpulock.slurm.scontrol import SlurmctldSilentError
 from tests.support.clock import VirtualClock, boot_time
 from tests.support.journal import HeardJournal
@@ -29,6 +30,7 @@ NO_CONTACT = "Unable to contact slurm controller"
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a round wait for a thread as long as this machine needs."""
     monkeypatch.setattr(controller, "PATIENCE", 20.0)
+    monkeypatch.setattr(scontrol, "ANSWER_SECONDS", 20.0)
 
 
 class Site:
@@ -37,7 +39,7 @@ class Site:
     def __init__(self, root: Path, clock: VirtualClock) -> None:
         self.root = root
         self.clock = clock
-        self.box = Box(root / "node", SLURM_BINARIES=str(root), SLURM_TIMEOUT="20")
+        self.box = Box(root / "node", SLURM_BINARIES=str(root))
         self.calls = root / "calls"
         self.squeue = root / "squeue"
         self.silence = ControllerBackoff()
@@ -129,6 +131,7 @@ def test_an_answer_that_takes_its_time_is_taken_by_a_later_round(
         clock.now += AGAIN
     go.write_text("go\n")
     monkeypatch.setattr(controller, "PATIENCE", 20.0)
+    monkeypatch.setattr(scontrol, "ANSWER_SECONDS", 20.0)
     site.listen()
     assert clock.now >= site.silence.until
     assert site.asked() == 2

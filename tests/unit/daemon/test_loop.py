@@ -248,7 +248,7 @@ def test_locks_that_somebody_removes_are_put_back_at_once_and_told(
 def test_a_reload_takes_the_new_settings(field: Field) -> None:
     def change() -> None:
         with open(field.config, "a") as file:
-            file.write("GATE_TIMEOUT=7\n")
+            file.write("ON_BUSY=error\n")
         field.signals.reload = True
 
     field.run(change)

@@ -95,12 +95,15 @@ class Real:
             one.communicate()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait as long as a busy machine needs."""
+    monkeypatch.setattr(cleanup, "LEFTOVER_SECONDS", 30.0)
+
+
 @pytest.fixture
 def real(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Real]:
-    keys: dict[str, str] = getattr(
-        request, "param", {"LEFTOVER_PROCESSES": "kill", "LEFTOVER_TIMEOUT": "30"}
-    )
-    made = Real(tmp_path, **keys)
+    made = Real(tmp_path, LEFTOVER_PROCESSES=getattr(request, "param", "kill"))
     yield made
     made.end()
 
@@ -133,7 +136,7 @@ def test_nobody_else_is_touched(real: Real) -> None:
 
 
 def test_of_two_places_on_a_card_only_ones_own_processes_are_ended(tmp_path: Path) -> None:
-    real = Real(tmp_path, SHARES="0:4", LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT="30")
+    real = Real(tmp_path, SHARES="0:4", LEFTOVER_PROCESSES="kill")
     opens = f"card = open({str(tmp_path / 'dev/nvidia0')!r}); print(flush=True)"
     one, other = real.leave(opens), real.leave(opens)
     start = real.node.proc.start(other.pid)
@@ -154,20 +157,18 @@ def test_what_another_job_left_is_not_looked_for(real: Real) -> None:
     assert one.poll() is None
 
 
-@pytest.mark.parametrize("real", [{"LEFTOVER_PROCESSES": "report"}], indirect=True)
+@pytest.mark.parametrize("real", ["report"], indirect=True)
 def test_report_tells_and_ends_nothing(real: Real) -> None:
     one = real.leave()
     assert real.clean() == [f"left behind: process {one.pid} (python, of the job)"]
     assert one.poll() is None
 
 
-@pytest.mark.parametrize(
-    "real", [{"LEFTOVER_PROCESSES": "kill", "LEFTOVER_TIMEOUT": "0.2"}], indirect=True
-)
 def test_what_does_not_end_is_told_when_the_time_is_up(
     real: Real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a process in D state does: signals change nothing."""
+    monkeypatch.setattr(cleanup, "LEFTOVER_SECONDS", 0.2)
     one = real.leave()
 
     def ignored(_: int, __: int) -> None:
@@ -183,7 +184,7 @@ def test_what_does_not_end_is_told_when_the_time_is_up(
 def test_where_the_kernel_has_no_pidfd_nothing_is_killed(
     real: Real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real.node.settings.leftover_timeout = 0.2
+    monkeypatch.setattr(cleanup, "LEFTOVER_SECONDS", 0.2)
     one = real.leave()
     monkeypatch.setattr(os, "pidfd_open", raising(OSError(38, "Function not implemented")))
     assert any("cannot be ended safely" in line for line in real.clean())

@@ -153,15 +153,23 @@ def test_it_is_added_to_nothing_else(tmp_path: Path, kind: str) -> None:
 # --- the epilog's half --------------------------------------------------------------------------
 
 
-def script(path: Path, body: str) -> str:
-    """Write a program that stands for gpulock."""
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return str(path)
+@pytest.fixture(autouse=True)
+def first_in_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep this machine's gpulock from being found."""
+    monkeypatch.setattr(report_hook, "ENVIRONMENT", {**report_hook.ENVIRONMENT})
+
+
+def put_gpulock(folder: Path, body: str) -> None:
+    """Write a program that stands for gpulock; let it be found before any other."""
+    program = folder / "gpulock"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    report_hook.ENVIRONMENT["PATH"] = f"{folder}:/usr/bin:/bin"
 
 
 def settings(tmp_path: Path, body: str, **keys: str) -> Settings:
-    found = {"REPORT_COMMAND": script(tmp_path / "gpulock", body), "LOCK_DIR": f"{tmp_path}/lock"}
+    put_gpulock(tmp_path, body)
+    found = {"LOCK_DIR": f"{tmp_path}/lock"}
     return Settings({**found, "SYS_ROOT": f"{tmp_path}/sys", **keys}, "/etc/x.conf")
 
 
@@ -204,7 +212,7 @@ def test_the_report_has_nothing_of_roots() -> None:
         said = out.read_text()
     assert said.startswith(f"uid={NOBODY}") and f"gid={NOBODY}" in said
     assert "CapEff:\t0000000000000000" in said and "Groups:\t \n" in said
-    assert "PATH=/usr/bin:/bin\n" in said and "HOME=" not in said and "\n/\n" in said
+    assert f"PATH={place}:/usr/bin:/bin\n" in said and "HOME=" not in said and "\n/\n" in said
 
 
 @pytest.mark.root
@@ -345,10 +353,8 @@ def test_an_epilog_has_the_report_printed_after_the_release_where_that_is_set(
     site = Site(tmp_path)
     child_of(monkeypatch, site)
     body = f'ls {site.lock}/locks | wc -l > {tmp_path}/out; echo "$@" >> {tmp_path}/out'
-    site.settings |= {
-        "REPORT_COMMAND": script(tmp_path / "gpulock", body),
-        "REPORT_AT_END": "yes" if on else "no",
-    }
+    put_gpulock(tmp_path, body)
+    site.settings["REPORT_AT_END"] = "yes" if on else "no"
     job = site.run(gpus(2))
     assert prolog.main(["sge", str(site.pid)], site.environ(job), site.config()) == 0
     token = site.node().store.read_all_locks()

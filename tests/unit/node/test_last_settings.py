@@ -67,7 +67,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> File:
 
 MALFORMED = [
     "no equals sign",
-    "GATE_TIMEOUT=soon",
+    "SLURM_WAIT=soon",
     "gups=8",
     "ON_BUSY=error\nON_BUSY=error",
     "\0",
@@ -99,7 +99,7 @@ def test_a_malformed_file_is_refused_where_no_copy_is(file: File, line: str) -> 
 def test_a_malformed_file_leaves_the_settings_as_root_obeyed_them_last(
     file: File, line: str
 ) -> None:
-    file.write("EXPECTED_GPUS=4\nCLUSTER=' a\"b '\nALLOWED_PROCESSES=a b\n")
+    file.write("EXPECTED_GPUS=4\nSGE_CELL=' a\"b '\nALLOWED_PROCESSES=a b\n")
     before = file.read()
     file.write(f"EXPECTED_GPUS=8\n{line}\n")
 
@@ -291,7 +291,7 @@ SPOILERS: list[Callable[[Path], object]] = [
     lambda copy: say(copy, "gpulock-settings 2", "gpulock-settings 3"),
     lambda copy: say(copy, "gpulock.conf", "other.conf"),
     lambda copy: say(copy, "=4", "=\0"),
-    lambda copy: say(copy, "CLUSTER=c", "CLUSTER=\0"),
+    lambda copy: say(copy, "SGE_CELL=c", "SGE_CELL=\0"),
     lambda copy: say(copy, "=4", "=four"),
     lambda copy: say(copy, str(copy.parent), "/elsewhere"),
     lambda copy: copy.write_bytes(b"\0" * copy.stat().st_size),
@@ -306,7 +306,7 @@ SPOILERS: list[Callable[[Path], object]] = [
 def test_a_copy_that_is_not_whole_or_that_others_could_write_is_none(
     file: File, spoil: Callable[[Path], object]
 ) -> None:
-    file.write("EXPECTED_GPUS=4\nCLUSTER=c\n")
+    file.write("EXPECTED_GPUS=4\nSGE_CELL=c\n")
     file.read()
     spoil(file.copy)
     file.write("nonsense\n")
@@ -491,7 +491,7 @@ def test_settings_made_by_hand_still_refuse_an_unknown_key() -> None:
 
 
 def test_the_copy_is_the_whole_file(file: File) -> None:
-    text = "# of caf\udce9\nCLUSTER=' \"x '\nALLOWED_PROCESSES=a\tb\n\nSGE_CELL=x"
+    text = "# of caf\udce9\nPROMETHEUS_URL=' \"x '\nALLOWED_PROCESSES=a\tb\n\nSGE_CELL=x"
     file.path.write_bytes(f"STATE_DIR={file.state}\n{text}".encode("utf-8", "surrogateescape"))
     before = file.read()
 

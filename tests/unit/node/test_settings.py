@@ -33,7 +33,7 @@ def refusal(path: str, uid: int | None = None) -> Refusal:
 
 def test_a_number_of_seconds_that_is_too_small_is_told_the_bound_that_it_missed() -> None:
     with pytest.raises(ValueError, match="must be more than 0 and at most 10,000,000 seconds"):
-        parse_settings("GATE_TIMEOUT=0\n", "x")
+        parse_settings("SLURM_WAIT=0\n", "x")
     with pytest.raises(ValueError, match="must be 0, or more than 0 and at most 10,000,000"):
         parse_settings("IDLE_KILL=-1\n", "x")
 
@@ -69,12 +69,12 @@ def test_how_long_a_sample_counts_follows_from_the_sample_period(
 
 def test_each_kind_is_read() -> None:
     text = (
-        "LOCK_DIR=/a/b\nCLUSTER=c d\nEXPECTED_GPUS=8\nGATE_TIMEOUT=0.5\nHIDE_UNREQUESTED=no\n"
+        "LOCK_DIR=/a/b\nSGE_CELL=c d\nEXPECTED_GPUS=8\nSLURM_WAIT=0.5\nHIDE_UNREQUESTED=no\n"
         "ALLOWED_PROCESSES=a  b\nVISIBLE_DEVICES=uuid\n"
     )
     found = parse_settings(text, "f")
-    assert (found.lock_dir, found.cluster, found.expected_gpus) == ("/a/b", "c d", 8)
-    assert (found.gate_timeout, found.hide_unrequested) == (0.5, False)
+    assert (found.lock_dir, found.sge_cell, found.expected_gpus) == ("/a/b", "c d", 8)
+    assert (found.slurm_wait, found.hide_unrequested) == (0.5, False)
     assert (found.allowed_processes, found.visible_devices) == (("a", "b"), "uuid")
 
 
@@ -108,13 +108,12 @@ def test_a_complex_of_no_kind_is_refused_with_its_line(value: str) -> None:
         "EXPECTED_GPUS=8.0",
         "EXPECTED_GPUS=²",
         "EXPECTED_GPUS=" + "9" * 5000,
-        "GATE_TIMEOUT=0",
-        "GATE_TIMEOUT=-1",
-        "GATE_TIMEOUT=nan",
-        "GATE_TIMEOUT=inf",
-        "GATE_TIMEOUT=1e9",
-        "SLURM_TIMEOUT=20.5",
-        "GATE_TIMEOUT=",
+        "SLURM_WAIT=0",
+        "SLURM_WAIT=-1",
+        "SLURM_WAIT=nan",
+        "SLURM_WAIT=inf",
+        "SLURM_WAIT=1e9",
+        "SLURM_WAIT=",
         "HIDE_UNREQUESTED=true",
         "HIDE_UNREQUESTED=",
         "VISIBLE_DEVICES=both",
@@ -128,16 +127,16 @@ def test_a_complex_of_no_kind_is_refused_with_its_line(value: str) -> None:
         "STATE_DIR='/var/lib/gpulock' # kept",
         "STATE_DIR='/var/lib/gpulock' # 'kept'",
         "STATE_DIR=/var/lib/gpulock\t# kept",
-        "CLUSTER= # kept",
+        "SGE_CELL= # kept",
         "ALLOWED_PROCESSES=a b # kept",
         "STATE_DIR=/var/lib/gpulock\0",
         "REPORT_DIR='/run/\0'",
-        "CLUSTER=a\tb",
-        "CLUSTER=a\rb",
-        "CLUSTER=a\x0cb",
-        "CLUSTER=a\x1bb",
-        "CLUSTER=a\u2028b",
-        "CLUSTER=a\u00a0b",
+        "SGE_CELL=a\tb",
+        "SGE_CELL=a\rb",
+        "SGE_CELL=a\x0cb",
+        "SGE_CELL=a\x1bb",
+        "SGE_CELL=a\u2028b",
+        "SGE_CELL=a\u00a0b",
         "SHARES=0:4\0",
     ],
 )
@@ -149,23 +148,23 @@ def test_a_line_that_is_wrong_is_named_with_file_and_line(tmp_path: Path, line: 
 @pytest.mark.parametrize(
     ("line", "value"),
     [
-        ("CLUSTER='a b'", "a b"),
-        ('CLUSTER="a"', "a"),
-        ("CLUSTER='a", "'a"),
-        ("CLUSTER='\"a\"'", '"a"'),
-        ("CLUSTER='", "'"),
-        ("  CLUSTER = a  ", "a"),
-        ("CLUSTER=a=b", "a=b"),
-        ("CLUSTER=$(id)", "$(id)"),
-        ("CLUSTER='a # b'", "a # b"),
-        ("CLUSTER=a#b", "a#b"),
-        ("CLUSTER=#b", "#b"),
-        ("CLUSTER=a \r", "a"),
-        ("CLUSTER=", ""),
+        ("SGE_CELL='a b'", "a b"),
+        ('SGE_CELL="a"', "a"),
+        ("SGE_CELL='a", "'a"),
+        ("SGE_CELL='\"a\"'", '"a"'),
+        ("SGE_CELL='", "'"),
+        ("  SGE_CELL = a  ", "a"),
+        ("SGE_CELL=a=b", "a=b"),
+        ("SGE_CELL=$(id)", "$(id)"),
+        ("SGE_CELL='a # b'", "a # b"),
+        ("SGE_CELL=a#b", "a#b"),
+        ("SGE_CELL=#b", "#b"),
+        ("SGE_CELL=a \r", "a"),
+        ("SGE_CELL=", ""),
     ],
 )
 def test_one_pair_of_quotes_goes_and_nothing_is_evaluated(line: str, value: str) -> None:
-    assert parse_settings(line, "f").cluster == value
+    assert parse_settings(line, "f").sge_cell == value
 
 
 def test_a_missing_file_is_an_error_unless_it_is_the_default_one(

@@ -10,6 +10,7 @@ import pytest
 from gpulock.alloc.reaper import Reaper
 from gpulock.deadline import Deadline
 from gpulock.sge import epilog, hook, prolog, site_hook, spool
+from gpulock.store import gate
 from gpulock.store.gate import Gate
 from tests.support.execd import SpooledJob
 from tests.support.faults import disk_full, raising, rename_host
@@ -127,8 +128,10 @@ def test_a_lock_that_is_kept_is_freed_by_the_next_claim_that_needs_it(site: Site
     start(site, site.run(gpus(4), job_id=13, pid=501))
 
 
-def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(site: Site) -> None:
-    site.settings["GATE_TIMEOUT"] = "0.05"
+def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "LONGEST_WAIT", 0.05)
     job = site.run(gpus(2))
     start(site, job)
     with Gate(site.node().store, Deadline(1)):
@@ -158,7 +161,7 @@ def test_settings_a_shepherd_or_a_driver_that_are_not_there_end_with_0(site: Sit
     assert len(site.locks()) == 2
 
 
-@pytest.mark.parametrize("line", ["GUPS=8", "gups", "GATE_TIMEOUT=soon"])
+@pytest.mark.parametrize("line", ["GUPS=8", "gups", "SLURM_WAIT=soon"])
 def test_settings_with_a_fault_that_the_prolog_obeyed_before_release(
     site: Site, line: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.hooks import report_hook
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.slurm import epilog
+from gpulock.store import gate
 from gpulock.store.gate import Gate
 from tests.support.clock import VirtualClock, replace_clock
 from tests.support.faults import raising
@@ -296,8 +297,10 @@ def test_a_scan_that_cannot_see_keeps_everything(site: Site) -> None:
     assert draining(site, 0, 1) == [1, 1]
 
 
-def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(site: Site) -> None:
-    site.set(GATE_TIMEOUT="0.05")
+def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "LONGEST_WAIT", 0.05)
     site.prolog()
     with Gate(site.node().store, Deadline(1)):
         site.epilog()

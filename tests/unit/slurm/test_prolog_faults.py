@@ -16,6 +16,7 @@ from gpulock.hooks import frame
 from gpulock.job import environment
 from gpulock.slurm import epilog, prolog, refuse, request
 from gpulock.slurm.scontrol import SlurmctldClient
+from gpulock.store import gate
 from gpulock.store.event_log import read_events
 from gpulock.store.gate import Gate
 from tests.support.clock import VirtualClock
@@ -221,7 +222,7 @@ def test_a_call_that_does_not_say_whose_it_is_does_nothing_and_starts_nothing(
     "keys",
     [
         {"EXPECTED_GPUS": "many"},
-        {"REQUEUE_EXIT": "256"},
+        {"SLURM_WAIT": "0"},
         {"SLURM_CONF": "/etc/slurm.conf # kept"},
         {"SLURM_CONF": "/etc/\0"},
         {"mode": "664"},
@@ -301,8 +302,10 @@ def test_a_job_without_gpus_starts_although_it_cannot_be_told(site: Site) -> Non
     assert site.calls() == []
 
 
-def test_a_gate_that_stays_shut_is_could_not_be_found_out(site: Site) -> None:
-    site.set(GATE_TIMEOUT="0.05")
+def test_a_gate_that_stays_shut_is_could_not_be_found_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "LONGEST_WAIT", 0.05)
     site.prolog(7, "3")
     with Gate(site.node().store, Deadline(1)):
         assert site.prolog() == RUN

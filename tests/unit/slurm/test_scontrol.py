@@ -171,8 +171,10 @@ def test_slurm_conf_is_the_settings_or_slurmds_and_nothing_else_of_the_environme
     ("body", "obeyed"),
     [("exit 0", True), ("exit 1", False), ("kill -9 $$", False), ("exec sleep 60", False)],
 )
-def test_a_command_was_obeyed_only_where_slurm_says_so(site: Site, body: str, obeyed: bool) -> None:
-    site.set(SLURM_TIMEOUT="0.3")
+def test_a_command_was_obeyed_only_where_slurm_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch, body: str, obeyed: bool
+) -> None:
+    monkeypatch.setattr(scontrol, "ANSWER_SECONDS", 0.3)
     site.program("scontrol", body)
     assert control(site).do("scontrol", "requeue", "12_3") is obeyed
     assert site.calls() == [["scontrol", "requeue", "12_3"]]

@@ -282,21 +282,14 @@ def test_settings_that_are_wrong_stop_the_task(
     for path in (
         str(site.root / "gone"),
         site.config(EXPECTED_GPUS="x"),
-        site.config(REQUEUE_EXIT="256"),
+        site.config(SLURM_WAIT="0"),
     ):
         code = task.main(environ, path)
         assert stopped(Told(code, capfd.readouterr().out), 213) != ""
 
 
-@pytest.mark.parametrize("text", ["1", "99", "255"])
-def test_a_doubt_ends_with_the_sites_exit_code(site: TaskSite, text: str) -> None:
-    site.set(REQUEUE_EXIT=text)
-    stopped(site.run(SLURM_GPUS_ON_NODE="1"), int(text))
-
-
 def test_a_request_that_is_refused_the_next_time_too_is_not_tried_again(site: TaskSite) -> None:
-    """Of several types of GPU the Prolog is told one: an srun job began anew with REQUEUE_EXIT."""
-    site.set(REQUEUE_EXIT="213")
+    """Of several types of GPU the Prolog is told one: an srun job began anew with 213."""
     site.prolog(12, "0")
     said = stopped(site.run(SLURM_GPUS_ON_NODE="2", SLURM_STEP_GPUS="0,1"), 1)
     assert "one type of GPU" in said

@@ -11,7 +11,7 @@ import pytest
 from gpulock.alloc.liveness import Judge
 from gpulock.node.context import Node
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.slurm import epilog, prolog
+from gpulock.slurm import epilog, prolog, scontrol
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.faults import fail_at
 from tests.support.slurm_site import (
@@ -167,8 +167,8 @@ def test_the_other_tasks_of_an_array_keep_the_last_one_not_alive(site: Site) -> 
 
 
 @pytest.mark.parametrize("body", ["exit 1", "exit 0", "exec sleep 60", "kill -9 $$"])
-def test_silence_is_no_answer(site: Site, body: str) -> None:
-    site.set(SLURM_TIMEOUT="0.2")
+def test_silence_is_no_answer(site: Site, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    monkeypatch.setattr(scontrol, "ANSWER_SECONDS", 0.2)
     site.program("squeue", body)
     assert state(site) == UNKNOWN
 

@@ -35,6 +35,7 @@ sys.path[:0] = [{str(ROOT)!r}, {sysconfig.get_path("purelib")!r}]
 from gpulock.daemon.app import main
 sys.exit(main())
 """
+IMPATIENT = "from gpulock.store import gate\ngate.LONGEST_WAIT = 0.05\n"
 SECONDS = 20  # that nothing should come near to
 
 
@@ -171,9 +172,7 @@ def test_it_waits_for_a_gate_that_is_shut_at_its_start(field: Started) -> None:
     store = LockStore(str(field.simulated.lock_dir))
     store.check(make=True)
     with Gate(store, Deadline(SECONDS)):
-        with field.simulated.config.open("a") as file:
-            file.write("GATE_TIMEOUT=0.05\n")
-        field.start()
+        field.start(program=MAIN.replace("sys.exit", f"{IMPATIENT}sys.exit"))
         assert "timed out on the lock" in field.wait_for("READY=1")
     assert os.listdir(field.simulated.lock_dir)
 

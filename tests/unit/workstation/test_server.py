@@ -18,7 +18,7 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.store.gate import Gate
+from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
 from gpulock.workstation import server as server_module
 from gpulock.workstation import tickets
@@ -192,7 +192,7 @@ def test_the_moment_of_a_direct_caller_is_not_waited_for_without_end(desk: Desk)
     folder.mkdir()
     (folder / f"{1:08}.{desk.process(901)}.9").touch()
     caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1))
-    desk.go(clock_boottime() + desk.node.settings.gate_timeout + 1)
+    desk.go(clock_boottime() + LONGEST_WAIT + 1)
     reply = last(caller)
     assert (reply.state, reply.kind) == (REFUSED, BUSY)
 

@@ -166,10 +166,12 @@ def test_one_that_does_not_wait_waits_for_the_moment_of_another_that_does_not(
     assert (pauses, told, line(box)) == ([tickets.MOMENT], [], [])
 
 
-def test_the_moments_of_others_are_waited_for_no_longer_than_for_the_gate(box: Box) -> None:
+def test_the_moments_of_others_are_waited_for_no_longer_than_for_the_gate(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
     box.proc.add(500)
     stand(box, 1, 500)
-    box.settings["GATE_TIMEOUT"] = "0.05"
+    monkeypatch.setattr(tickets, "LONGEST_WAIT", 0.05)
     with pytest.raises(Refusal, match="ahead in the queue"):
         wait(box, [GRANT], 0)
 

@@ -52,12 +52,12 @@ def failed(
     history = had or CardHistory()
     seen = card(facts)
     history.follow(seen, 100.0)
-    found = judge_card(CardLook(seen, free, [card(others)]), history, 256)
+    found = judge_card(CardLook(seen, free, [card(others)]), history)
     return {name: why for name, why in found.items() if why}
 
 
 def test_a_good_card_passes_each_check_that_can_be_made() -> None:
-    found = judge_card(CardLook(card(), True, []), CardHistory(), 256)
+    found = judge_card(CardLook(card(), True, []), CardHistory())
     assert not any(found.values())
     assert found.keys() == {
         *("pcie_width", "pcie_speed", "nvlink_links", "remapped_rows", "recovery_action"),
@@ -67,7 +67,7 @@ def test_a_good_card_passes_each_check_that_can_be_made() -> None:
 
 def test_what_an_older_driver_does_not_tell_is_no_check() -> None:
     nothing = DeviceSample({}, {})
-    assert judge_card(CardLook(nothing, True, [nothing]), CardHistory((16, 4, 6)), 256) == {}
+    assert judge_card(CardLook(nothing, True, [nothing]), CardHistory((16, 4, 6))) == {}
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_errors_count_by_how_many_there_are_in_a_while(
     for second, total in ((0, 7), (WINDOW / 2, 7), (WINDOW, 7 + much)):
         had.follow(card(f"c.{counter}={total},{total},0,0"), second)
     check = "pcie_replays" if counter == "pcie_replays" else "nvlink_errors"
-    found = judge_card(CardLook(card(), True, []), had, 256)
+    found = judge_card(CardLook(card(), True, []), had)
     assert found[check] == evidence
     had.follow(card(f"c.{counter}=0,0,0,0"), 2 * WINDOW)  # the exporter began anew
     had.follow(card(f"c.{counter}=1,1,0,0"), 3 * WINDOW)
-    assert judge_card(CardLook(card(), True, []), had, 256)[check] == ""
+    assert judge_card(CardLook(card(), True, []), had)[check] == ""
 
 
 # --- in gpulockd ----------------------------------------------------------------------------------

@@ -44,11 +44,11 @@ def seen(**values: object) -> sample.DeviceSample:
 def test_only_a_sample_from_after_the_device_was_free_counts(
     values: dict[str, object], state: str
 ) -> None:
-    assert judge_memory(seen(**values), 256 * MIB, 90.0) == state
+    assert judge_memory(seen(**values), 90.0) == state
 
 
 def test_the_memory_of_a_device_that_no_sample_names_is_not_known() -> None:
-    assert judge_memory(None, 256 * MIB) == NOT_KNOWN
+    assert judge_memory(None) == NOT_KNOWN
 
 
 def end_job(ward: Ward) -> list[str]:

@@ -18,7 +18,7 @@ def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
         f"    TaskProlog={node.paths.slurm_task}",
         f"    Epilog={node.paths.slurm_epilog}",
         "    PrologFlags=Contain  # a job's extern step proves that it lives",
-        "    RequeueExit=213  # REQUEUE_EXIT: a job that finds no GPU waits again",
+        "    RequeueExit=213  # a job that finds no GPU waits again",
     ]
     assert page[-2] == "Then, at the controller: scontrol reconfigure (no restart is needed)."
     assert "gpulock reap from cron" in page[-1]

@@ -111,7 +111,7 @@ bench-paired: $(DEV)  ## the hooks of another commit and of this tree in turns (
 bench-walks: $(DEV)  ## how many modules and functions a prolog, a dead owner and a metric pass through
 	@$(BIN)/python -m tests.bench.walks $(WORDS)
 
-bench-exporter: $(DEV)  ## the exporter on the NVML double, beside nvitop-exporter
+bench-exporter: $(DEV)  ## the exporter on the NVML double
 	@$(BIN)/python -m tests.bench.exporter
 
 gpu-check: $(RUNTIME)  ## every metric beside nvidia-smi, on a real GPU; writes docs/hardware/

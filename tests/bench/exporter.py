@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure gpulock-exporter on the NVML double beside nvitop-exporter: `make bench-exporter`.
+"""Measure gpulock-exporter on the NVML double of eight H200: `make bench-exporter`.
 
-Both ask the same double of eight H200 in the same run, and are asked as Prometheus asks. The first
-scrape of each second is the one that renders; the others are served from memory. Meanwhile every
-card draws, heats, clocks and transfers something else twice a second. Processor time is printed
-whole, and without what the double itself takes of it.
+It is asked as Prometheus asks. The first scrape of each second is the one that renders; the others
+are served from memory. Meanwhile every card draws, heats, clocks and transfers something else twice
+a second. Processor time is printed whole, and without what the double itself takes of it.
 """
 
 from __future__ import annotations
@@ -12,13 +11,10 @@ from __future__ import annotations
 import http.client
 import os
 import random
-import socket
-import subprocess
 import sys
 import threading
 import time
-import venv
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,11 +34,10 @@ from tests.bench.harness import (
     timed,
 )
 from tests.exporter.certificates import make_authority, make_certificate, trusting
-from tests.exporter.whole import Whole, pss_mib
+from tests.exporter.whole import Whole
 from tests.nvml.double import Double
 from tests.support.exporter_nodes import Node, full_card, instance
 
-PEER = ("nvitop==1.7.2", "nvitop-exporter==1.7.2", "nvidia-ml-py<13.591")
 HEADERS = {  # what Prometheus 2.42 sends
     "User-Agent": "Prometheus/2.42.0",
     "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;"
@@ -144,39 +139,6 @@ def percent_of_a_core(read_seconds: Callable[[], list[float]]) -> list[float]:
     return [100 * (now - then) / passed for then, now in zip(before, read_seconds())]
 
 
-@contextmanager
-def peer(root: Path, env: Mapping[str, str]) -> Generator[tuple[int, int]]:
-    """Start nvitop-exporter on the double; give its port and pid."""
-    place = root / "peer"
-    venv.create(place, with_pip=False)
-    pip = [sys.executable, "-m", "pip", "--python", str(place / "bin/python3"), "install", "-q"]
-    subprocess.run([*pip, *PEER], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    words = ["--hostname", "127.0.0.1", "--port", str(port), "--interval", "1"]
-    program = [str(place / "bin/nvitop-exporter"), *words]
-    with (root / "peer.log").open("wb") as log:
-        process = subprocess.Popen(program, env={**os.environ, **env}, stdout=log, stderr=log)
-    try:
-        wait_for(port, process)
-        yield port, process.pid
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server answers; raise RuntimeError where it ends instead."""
-    while process.poll() is None:
-        try:
-            Client(port).scrape()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise RuntimeError(f"nvitop-exporter ended with {process.returncode}")
-
-
 def measure_plain(root: Path, nvml: Double) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Return the milliseconds of our scrapes, and shares of a core in percent; print NVML calls."""
     with Whole(root, nvml) as exporter:
@@ -221,7 +183,7 @@ def measure_tls(root: Path, nvml: Double) -> tuple[list[float], float, float]:
 
 
 def measure(root: Path) -> list[Target]:
-    """Measure both exporters, and print; return the targets."""
+    """Measure, and print; return the targets."""
     for name in ("plain", "tls"):
         (root / name).mkdir()
     with Double(root / "nvml", preset="dgx-h200") as nvml:
@@ -229,28 +191,16 @@ def measure(root: Path) -> list[Target]:
             nvml.load(gpu, 50 + gpu)
         rows, shares = measure_plain(root / "plain", nvml)
         rows["scrape over TLS beside 2,200"], pss, crowded = measure_tls(root / "tls", nvml)
-        for gpu in range(GPUS):
-            nvml.load(gpu, 50 + gpu)
-        with peer(root, nvml.env) as (port, pid):
-            with changing(nvml):
-                rows["nvitop-exporter"] = [ms for kind in scrapes(port) for ms in kind]
-            peer_pss = pss_mib(pid)
-            (peer_share,) = percent_of_a_core(lambda: [processor_seconds([pid])])
     rows["128 MIG devices, within a process"] = mig = rendering(16, 8)
     print_rows("scrapes, 8 GPUs", rows)
     print("\nboth processes, 8 GPUs that are held and at work, one look a second")
-    print(
-        f"  PSS, MiB: gpulock with TLS {pss:.1f}, after a crowd {crowded:.1f},"
-        f" nvitop-exporter {peer_pss:.1f}"
-    )
-    shown = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
-    print(f"  % of a core: {shown}; nvitop-exporter {peer_share:.2f}, the double in it")
+    print(f"  PSS, MiB: with TLS {pss:.1f}, after a crowd {crowded:.1f}")
+    print(f"  % of a core: {', '.join(f'{name} {share:.2f}' for name, share in shares.items())}")
     rendered = median(rows["scrape, rendered"])
     return [
         Target("scrape, cached, ms", median(rows["scrape, cached"]), 2.0),
         Target("scrape, rendered, ms", rendered, 10.0),
         Target("128 MIG devices rendered, ms", median(mig), 40.0),
-        Target("rendered / nvitop-exporter", rendered / median(rows["nvitop-exporter"]), 1.0),
         Target("while NVML hangs, p99, ms", quantile(rows["scrape while NVML hangs"], 0.99), 20.0),
         Target(
             "beside 2,200, p99, ms", quantile(rows["scrape over TLS beside 2,200"], 0.99), 400.0

@@ -58,8 +58,6 @@ RANGES = {
     "memory.used": (2**30, 2**36),
     "clock.sm": (1000, 1980),
     "utilization.memory": (10, 90),
-    "pcie.tx_rate": (1000, 9000),
-    "pcie.rx_rate": (1000, 9000),
 }
 
 

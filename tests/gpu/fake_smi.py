@@ -57,7 +57,6 @@ FIELDS: dict[str, Callable[[Any], object]] = {
     "ecc.errors.corrected.volatile.l1_cache": lambda h: p.nvmlDeviceGetMemoryErrorCounter(
         h, 0, 0, 0
     ),
-    "remapped_rows.pending": lambda h: ("No", "Yes")[p.nvmlDeviceGetRemappedRows(h)[2]],
     "gpu_recovery_action": lambda h: ("None", "Reset", "Reboot")[field(h, 230)],
 }
 

@@ -89,27 +89,6 @@ nvmlReturn_t answer_choice(const char *function, nvmlDevice_t device, const char
 }
 
 /* A list `1,2,3`; too little room is answered with the room that is needed. */
-nvmlReturn_t answer_list(const char *function, nvmlDevice_t device, const char *key,
-                         unsigned int *count, unsigned int *values)
-{
-    nvmlReturn_t status = begin(function, device);
-    const char *text = status == NVML_SUCCESS ? text_of(device, key) : NULL;
-    FAIL_IF(!text, NVML_ERROR_NOT_SUPPORTED);
-    FAIL_IF(!count, NVML_ERROR_INVALID_ARGUMENT);
-    if (status == NVML_SUCCESS) {
-        unsigned int room = values ? *count : 0, found = 0;
-        for (char *rest; *text; text = *rest ? rest + 1 : rest) {
-            unsigned int value = (unsigned int)strtoul(text, &rest, 0);
-            if (found++ < room)
-                values[found - 1] = value;
-        }
-        *count = found;
-        if (found > room)
-            status = NVML_ERROR_INSUFFICIENT_SIZE;
-    }
-    return end(status);
-}
-
 bool privileged(void)
 {
     return number_or(text_at(NONE, NONE, "root"), geteuid() == 0) != 0;

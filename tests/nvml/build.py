@@ -29,12 +29,6 @@ SOURCES = Path(__file__).resolve().parent
 SONAME = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror")
 COMPILERS_AT_ONCE = 2
-# NVIDIA's header has these as well; the binding does not ask for them.
-OLDER = (
-    *("nvmlDeviceGetGridLicensableFeatures", "nvmlDeviceGetGridLicensableFeatures_v2"),
-    *("nvmlDeviceGetGridLicensableFeatures_v3", "nvmlDeviceGetHandleByPciBusId"),
-    *("nvmlDeviceGetPciInfo_v2", "nvmlDeviceRemoveGpu_v2"),
-)
 # Their real parameters do not matter: only a handle that comes first is looked at.
 REFUSED = """#include "double.h"
 static nvmlReturn_t refuse(const char *function, void *first)
@@ -102,7 +96,7 @@ def refused_source() -> str:
     )
     binding = Path(pynvml.__file__).read_text()
     called = set(re.findall(r'_nvmlGetFunctionPointer\("(nvml\w+)"', binding))
-    names = sorted({*OLDER, *FIRST_BRANCH, *called} - written)
+    names = sorted({*FIRST_BRANCH, *called} - written)
     lines = [f"nvmlReturn_t {n}(void *first) {{ return refuse(__func__, first); }}" for n in names]
     return "\n".join([REFUSED, *lines, ""])
 

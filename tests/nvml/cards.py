@@ -22,6 +22,7 @@ _EVERY = {
     "utilization.encoder": "0",
     "utilization.decoder": "0",
     "memory.used": "0",
+    "bar1.total": "32G",
     "bar1.used": "1M",
     "clocks.reasons": "1",
     "pcie.generation.max": "3",
@@ -34,8 +35,6 @@ _EVERY = {
 # From Maxwell on.
 _NEWER = {
     "process_utilization": "none",
-    "pcie.tx_rate": "371",
-    "pcie.rx_rate": "337",
 }
 _NVLINK_ERRORS = {
     f"nvlink.errors.{kind}": "0" for kind in ("crc_flit", "crc_data", "replay", "recovery")
@@ -79,24 +78,21 @@ def _power(draw: int, limit: int, least: int, most: int) -> dict[str, str]:
     return {key: str(1000 * value) for key, value in watts.items()}
 
 
-def _clocks(now: str, most: str) -> dict[str, str]:
-    """Return the keys of clocks, each given as `graphics/memory/video` in MHz."""
-    keys: dict[str, str] = {}
-    for prefix, clocks in (("clock.", now), ("clock.max.", most)):
-        graphics, memory, video = clocks.split("/")
-        keys |= {f"{prefix}graphics": graphics, f"{prefix}sm": graphics}
-        keys |= {f"{prefix}memory": memory, f"{prefix}video": video}
-    return keys
+def _clocks(now: str) -> dict[str, str]:
+    """Return the keys of clocks, given as `graphics/memory/video` in MHz."""
+    graphics, memory, video = now.split("/")
+    return {f"clock.{name}": graphics for name in ("graphics", "sm")} | {
+        "clock.memory": memory,
+        "clock.video": video,
+    }
 
 
 _K80 = {
     **_EVERY,
     **_OLD_ECC,
     **_power(30, 149, 100, 175),
-    **_clocks("324/324/405", "875/2505/540"),
-    **{"clock.application.graphics": "562", "clock.application.memory": "2505"},
-    **{"pstate": "8", "temperature": "36", "bar1.total": "16G"},
-    **{"temperature.shutdown": "93", "temperature.slowdown": "88"},
+    **_clocks("324/324/405"),
+    **{"pstate": "8", "temperature": "36"},
     **{"pci.device_id": "0x102D10DE", "pci.subsystem_id": "0x106C10DE"},
     **{"events.supported": "0x1b"},
 }
@@ -106,11 +102,9 @@ _V100 = {
     **_VIOLATIONS,
     **_OLD_ECC,
     **_power(43, 300, 150, 300),
-    **_clocks("135/877/555", "1530/877/1372"),
-    **{"clock.application.graphics": "1290", "clock.application.memory": "877"},
-    **{"pstate": "0", "bar1.total": "32G"},
-    **{"temperature": "34", "temperature.memory": "33", "temperature.shutdown": "90"},
-    **{"temperature.slowdown": "87", "temperature.gpu_max": "83", "temperature.memory_max": "85"},
+    **_clocks("135/877/555"),
+    **{"pstate": "0"},
+    **{"temperature": "34", "temperature.memory": "33"},
     **{"ecc.volatile.uncorrected.cbu": "0"},
     **{"pci.device_id": "0x1DB510DE", "pci.subsystem_id": "0x124910DE"},
     **{"memory.reserved": "270M", "events.supported": "0x1f"},
@@ -122,11 +116,9 @@ _A100 = {
     **_MODERN,
     **_NEW_ECC,
     **_power(62, 400, 100, 400),
-    **_clocks("210/1593/585", "1410/1593/1290"),
-    **{"clock.application.graphics": "1275", "clock.application.memory": "1593"},
-    **{"pstate": "0", "bar1.total": "128G"},
-    **{"temperature": "31", "temperature.memory": "42", "temperature.shutdown": "92"},
-    **{"temperature.slowdown": "89", "temperature.gpu_max": "85", "temperature.memory_max": "95"},
+    **_clocks("210/1593/585"),
+    **{"pstate": "0"},
+    **{"temperature": "31", "temperature.memory": "42"},
     **{"memory.reserved": "634M"},
     **{"pci.device_id": "0x20B210DE", "pci.subsystem_id": "0x147F10DE"},
     **{"pcie.generation.max": "4", "pcie.generation": "4"},
@@ -139,11 +131,11 @@ _H200 = {
     **_MODERN,
     **_NEW_ECC,
     **_power(77, 700, 200, 700),
-    **_clocks("345/3201/765", "1980/3201/1545"),
+    **_clocks("345/3201/765"),
     **{"power": "77670", "power.average": "77670", "power.instant": "77880"},
     **{"power.average.memory": "46560"},
     **{"pstate": "0"},
-    **{"bar1.total": "256G", "memory.reserved": "614M"},
+    **{"memory.reserved": "614M"},
     **{"temperature": "28", "temperature.memory": "32"},
     **{"temperature.limit.shutdown": "-8", "temperature.limit.slowdown": "-2"},
     **{"temperature.limit.gpu_max": "0", "temperature.limit.memory_max": "0"},
@@ -158,12 +150,11 @@ _H200 = {
 _RTX_4090 = {
     **_MODERN,
     **_power(26, 450, 150, 600),
-    **_clocks("210/405/1185", "3105/10501/2415"),
+    **_clocks("210/405/1185"),
     **{"power.average": "26000"},  # an average is there from Ampere on, but not of GA100
     **{"persistence": "0", "pstate": "8", "fan.0": "0"},
-    **{"temperature": "43", "temperature.shutdown": "101", "temperature.slowdown": "96"},
-    **{"temperature.gpu_max": "90", "temperature.acoustic": "84"},
-    **{"bar1.total": "32G", "bar1.used": "30M", "memory.reserved": "480M"},
+    **{"temperature": "43"},
+    **{"memory.reserved": "480M"},
     **{"ecc.mode": "0", "ecc.mode.pending": "0"},
     **{"pci.device_id": "0x268410DE", "pci.subsystem_id": "0x51101462"},
     **{"pcie.generation.max": "4", "pcie.generation": "1"},

@@ -80,8 +80,6 @@ nvmlReturn_t answer_long(const char *function, nvmlDevice_t device, const char *
 nvmlReturn_t answer_choice(const char *function, nvmlDevice_t device, const char *prefix,
                            const char *const *names, unsigned int count, unsigned int which,
                            unsigned int *value);
-nvmlReturn_t answer_list(const char *function, nvmlDevice_t device, const char *key,
-                         unsigned int *count, unsigned int *values);
 bool privileged(void);
 
 #define FAIL_IF(condition, error)                    \

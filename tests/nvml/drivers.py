@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With which release branch of the driver a function of its library first came.
+"""With which release branch of the driver a function first came that gpulock calls.
 
-Found by comparing the headers of CUDA 11.0 to 13.3, as go-nvml's history has them (the newest
-branch here: what only nvidia-ml-py 13.615 and nvidia-nvml-dev 13.5 name), and the branch that
-each CUDA came with. What came with MIG (450) is that of CUDA 11.0 which serves MIG and A100. Of
-older headers (375.66) one thing is here that clients meet: the second way to wait for events.
+Found by comparing the headers of CUDA 11.0 to 13.3, as go-nvml's history has them, and the branch
+that each CUDA came with. What came with MIG (450) is that of CUDA 11.0 which serves MIG and A100.
+Of older headers (375.66) one thing is here: the second way to wait for events.
 """
 
 from __future__ import annotations
@@ -13,157 +12,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _FIRST = {
-    450: """
-        ComputeInstanceDestroy ComputeInstanceGetInfo DeviceCreateGpuInstance
-        DeviceGetArchitecture DeviceGetAttributes DeviceGetComputeInstanceId
-        DeviceGetCpuAffinityWithinScope DeviceGetDeviceHandleFromMigDeviceHandle
-        DeviceGetGpuInstanceById DeviceGetGpuInstanceId
-        DeviceGetGpuInstancePossiblePlacements DeviceGetGpuInstanceProfileInfo
-        DeviceGetGpuInstanceRemainingCapacity DeviceGetGpuInstances
-        DeviceGetMaxMigDeviceCount DeviceGetMemoryAffinity DeviceGetMigDeviceHandleByIndex
-        DeviceGetMigMode DeviceGetRemappedRows DeviceIsMigDeviceHandle DeviceSetMigMode
-        EventSetWait_v2
-        GpuInstanceCreateComputeInstance GpuInstanceDestroy
-        GpuInstanceGetComputeInstanceById GpuInstanceGetComputeInstanceProfileInfo
-        GpuInstanceGetComputeInstanceRemainingCapacity GpuInstanceGetComputeInstances
-        GpuInstanceGetInfo
-    """,
-    455: """
-        DeviceGetAttributes_v2 DeviceGetComputeRunningProcesses_v2
-        DeviceGetGraphicsRunningProcesses_v2 DeviceGetRowRemapperHistogram
-        VgpuTypeGetGpuInstanceProfileId
-    """,
-    460: """
-        ComputeInstanceGetInfo_v2 DeviceCreateGpuInstanceWithPlacement
-        DeviceSetTemperatureThreshold VgpuInstanceGetGpuInstanceId
-    """,
-    465: """
-        DeviceResetMemoryLockedClocks DeviceSetMemoryLockedClocks GetExcludedDeviceCount
-        GetExcludedDeviceInfoByIndex
-    """,
-    470: """
-        DeviceGetClkMonStatus DeviceGetGpuInstancePossiblePlacements_v2
-        DeviceGetGridLicensableFeatures_v4 DeviceGetMPSComputeRunningProcesses
-        DeviceGetMPSComputeRunningProcesses_v2 DeviceGetNvLinkRemoteDeviceType
-    """,
-    495: """
-        DeviceGetBusType DeviceGetIrqNum VgpuInstanceGetLicenseInfo
-    """,
-    510: """
-        DeviceGetAdaptiveClockInfoStatus DeviceGetComputeRunningProcesses_v3
-        DeviceGetGpuInstanceProfileInfoV DeviceGetGraphicsRunningProcesses_v3
-        DeviceGetMPSComputeRunningProcesses_v3 DeviceGetMemoryBusWidth
-        DeviceGetMemoryInfo_v2 DeviceGetNumFans DeviceGetNumGpuCores
-        DeviceGetPcieLinkMaxSpeed DeviceGetPowerSource
-        GpuInstanceGetComputeInstanceProfileInfoV VgpuInstanceGetGpuPciId
-        VgpuInstanceGetLicenseInfo_v2
-    """,
-    515: """
-        DeviceGetDefaultEccMode DeviceGetDynamicPstatesInfo DeviceGetGpcClkVfOffset
-        DeviceGetGspFirmwareMode DeviceGetGspFirmwareVersion DeviceGetMinMaxClockOfPState
-        DeviceGetMinMaxFanSpeed DeviceGetPcieSpeed DeviceGetSupportedPerformanceStates
-        DeviceGetThermalSettings DeviceSetDefaultFanSpeed_v2 DeviceSetFanSpeed_v2
-        DeviceSetGpcClkVfOffset VgpuTypeGetCapabilities
-    """,
-    520: """
-        DeviceGetGpcClkMinMaxVfOffset DeviceGetMemClkMinMaxVfOffset DeviceGetMemClkVfOffset
-        DeviceGetTargetFanSpeed DeviceSetMemClkVfOffset GpmMetricsGet GpmQueryDeviceSupport
-        GpmSampleAlloc GpmSampleFree GpmSampleGet
-    """,
-    525: """
-        DeviceClearFieldValues DeviceGetFanControlPolicy_v2 DeviceGetGpuFabricInfo
-        DeviceGetGpuMaxPcieLinkGeneration DeviceGetVgpuCapabilities
-        DeviceGetVgpuSchedulerCapabilities DeviceGetVgpuSchedulerLog
-        DeviceGetVgpuSchedulerState DeviceSetFanControlPolicy
-        DeviceSetNvLinkDeviceLowPowerThreshold DeviceSetVgpuSchedulerState
-        GetVgpuDriverCapabilities GpmMigSampleGet
-        GpuInstanceCreateComputeInstanceWithPlacement
-        GpuInstanceGetComputeInstancePossiblePlacements
-    """,
-    535: """
-        DeviceGetConfComputeGpuAttestationReport DeviceGetConfComputeGpuCertificate
-        DeviceGetConfComputeMemSizeInfo DeviceGetConfComputeProtectedMemoryUsage
-        DeviceGetCurrentClocksEventReasons DeviceGetJpgUtilization DeviceGetModuleId
-        DeviceGetOfaUtilization DeviceGetRunningProcessDetailList
-        DeviceGetSupportedClocksEventReasons DeviceSetConfComputeUnprotectedMemSize
-        DeviceSetPowerManagementLimit_v2 GpmQueryIfStreamingEnabled GpmSetStreamingEnabled
-        SystemGetConfComputeCapabilities SystemGetConfComputeGpusReadyState
-        SystemGetConfComputeState SystemGetNvlinkBwMode SystemSetConfComputeGpusReadyState
-        SystemSetNvlinkBwMode
-    """,
-    545: """
-        DeviceGetC2cModeInfoV DeviceGetLastBBXFlushTime
-    """,
-    550: """
-        DeviceGetGpuFabricInfoV DeviceGetNumaNodeId DeviceGetPciInfoExt
-        DeviceGetProcessesUtilizationInfo DeviceGetSramEccErrorStatus
-        DeviceGetVgpuHeterogeneousMode DeviceGetVgpuInstancesUtilizationInfo
-        DeviceGetVgpuProcessesUtilizationInfo DeviceGetVgpuTypeCreatablePlacements
-        DeviceGetVgpuTypeSupportedPlacements DeviceSetVgpuCapabilities
-        DeviceSetVgpuHeterogeneousMode SystemGetConfComputeKeyRotationThresholdInfo
-        SystemGetConfComputeSettings SystemSetConfComputeKeyRotationThresholdInfo
-        VgpuInstanceGetPlacementId VgpuTypeGetFbReservation VgpuTypeGetGspHeapSize
-    """,
-    555: """
-        DeviceGetCapabilities DeviceGetClockOffsets DeviceGetDriverModel_v2
-        DeviceSetClockOffsets
-    """,
-    560: """
-        SystemGetDriverBranch VgpuTypeGetBAR1Info
-    """,
-    570: """
-        DeviceGetCoolerInfo DeviceGetCurrentClockFreqs DeviceGetDramEncryptionMode
-        DeviceGetFanSpeedRPM DeviceGetMarginTemperature DeviceGetNvlinkBwMode
-        DeviceGetNvlinkSupportedBwModes DeviceGetPerformanceModes DeviceGetPlatformInfo
-        DeviceGetTemperatureV DevicePowerSmoothingActivatePresetProfile
-        DevicePowerSmoothingSetState DevicePowerSmoothingUpdatePresetProfileParam
-        DeviceSetDramEncryptionMode DeviceSetNvlinkBwMode
-        DeviceWorkloadPowerProfileClearRequestedProfiles
-        DeviceWorkloadPowerProfileGetCurrentProfiles
-        DeviceWorkloadPowerProfileGetProfilesInfo
-        DeviceWorkloadPowerProfileSetRequestedProfiles VgpuInstanceGetRuntimeStateSize
-    """,
-    575: """
-        DeviceGetHandleByUUIDV GpuInstanceGetActiveVgpus GpuInstanceGetCreatableVgpus
-        GpuInstanceGetVgpuHeterogeneousMode GpuInstanceGetVgpuSchedulerLog
-        GpuInstanceGetVgpuSchedulerState GpuInstanceGetVgpuTypeCreatablePlacements
-        GpuInstanceSetVgpuHeterogeneousMode GpuInstanceSetVgpuSchedulerState
-        SystemEventSetCreate SystemEventSetFree SystemEventSetWait SystemRegisterEvents
-        VgpuTypeGetMaxInstancesPerGpuInstance
-    """,
-    580: """
-        DeviceGetAddressingMode DeviceGetGpuInstanceProfileInfoByIdV DeviceGetNvLinkInfo
-        DeviceGetPdi DeviceGetPowerMizerMode_v1 DeviceGetRepairStatus
-        DeviceGetSramUniqueUncorrectedEccErrorCounts DeviceReadWritePRM_v1
-        DeviceSetPowerMizerMode_v1
-    """,
-    590: """
-        DeviceGetHostname_v1 DeviceGetUnrepairableMemoryFlag_v1 DeviceReadPRMCounters_v1
-        DeviceSetHostname_v1 DeviceSetRusdSettings_v1
-        DeviceWorkloadPowerProfileUpdateProfiles_v1
-    """,
-    595: """
-        DeviceGetRemappedRows_v2 DeviceGetVgpuSchedulerLog_v2 DeviceGetVgpuSchedulerState_v2
-        DeviceSetVgpuSchedulerState_v2 DeviceVgpuForceGspUnload
-        GpuInstanceGetVgpuSchedulerLog_v2 GpuInstanceGetVgpuSchedulerState_v2
-        GpuInstanceSetVgpuSchedulerState_v2
-    """,
-    610: """
-        DeviceGetAccountingStats_v2 DeviceGetBBXTimeData_v1 SystemGetCPER_v1
-    """,
-    615: """
-        DeviceGetAdaptiveTgpModeInfo_v1 DeviceGetBankRemapperStatus_v1
-        DeviceGetGpuFabricInfo_v4 DeviceGetGpuUptime_v1 DeviceGetMemoryLimits_v1
-        DeviceGetNvLinkInfo_v3 DeviceGetNvLinkTelemetrySamples_v1
-        DeviceGetNvlinkNvlePrivateInfo_v1 DeviceGetNvlinkRemapTableInfo_v1
-        DeviceLockNvlinkRemapTable_v1 DevicePerfMetricsGetSamples_v1
-        DeviceSetAdaptiveTgpMode_v1 DeviceSetMemoryLimits_v1 DeviceSetNvlinkBwModeAsync_v1
-        DeviceSetNvlinkNvleReady_v1 DeviceSetupNvlinkNvleEncryptionKey_v1
-        EventSetGetContextCount_v1 EventSetGetContextData_v1 EventSetGetContextInfo_v1
-        EventSetGetGpuOperationalEventContextLegacyXid_v1
-        EventSetRegisterGpuOperationalEvents_v1 EventSetWait_v3
-        SystemGetConfComputeSettings_v2
-    """,
+    450: """DeviceGetComputeInstanceId DeviceGetGpuInstanceId DeviceGetMaxMigDeviceCount
+        DeviceGetMigDeviceHandleByIndex DeviceGetMigMode EventSetWait_v2""",
+    455: "DeviceGetComputeRunningProcesses_v2 DeviceGetGraphicsRunningProcesses_v2",
+    470: """DeviceGetMPSComputeRunningProcesses DeviceGetMPSComputeRunningProcesses_v2
+        DeviceGetNvLinkRemoteDeviceType""",
+    510: """DeviceGetComputeRunningProcesses_v3 DeviceGetGraphicsRunningProcesses_v3
+        DeviceGetMPSComputeRunningProcesses_v3 DeviceGetMemoryInfo_v2""",
+    520: "GpmMetricsGet GpmQueryDeviceSupport GpmSampleAlloc GpmSampleFree GpmSampleGet",
+    525: "DeviceGetGpuFabricInfo GpmMigSampleGet",
+    535: "DeviceGetCurrentClocksEventReasons DeviceGetRunningProcessDetailList",
+    550: "DeviceGetGpuFabricInfoV DeviceGetNumaNodeId",
+    570: "DeviceGetTemperatureV",
+    580: "DeviceGetAddressingMode",
 }
 
 FIRST_BRANCH: Mapping[str, int] = MappingProxyType(

@@ -92,9 +92,6 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV
 CALL(nvmlDeviceGetNvLinkState, (nvmlDevice_t device, unsigned int link, nvmlEnableState_t *active),
      answer_link(__func__, device, link, "state", active))
 
-CALL(nvmlDeviceGetNvLinkVersion, (nvmlDevice_t device, unsigned int link, unsigned int *version),
-     answer_link(__func__, device, link, "version", version))
-
 CALL(nvmlDeviceGetNvLinkRemoteDeviceType,
      (nvmlDevice_t device, unsigned int link, nvmlIntNvLinkDeviceType_t *type),
      answer_link(__func__, device, link, "remote.type", type))
@@ -122,20 +119,3 @@ CALL(nvmlDeviceGetNvLinkRemotePciInfo, (nvmlDevice_t device, unsigned int link, 
 CALL(nvmlDeviceGetNvLinkRemotePciInfo_v2,
      (nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci),
      answer_remote(__func__, device, link, pci))
-
-/* The driver counts for 20 ms before it answers, and the caller waits. KB/s. */
-nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounter_t counter,
-                                         unsigned int *value)
-{
-    nvmlReturn_t status = begin(__func__, device);
-    unsigned long long window = 0;
-    FAIL_IF(counter > 1, NVML_ERROR_INVALID_ARGUMENT);
-    if (status == NVML_SUCCESS)
-        status = copy_number(device, counter ? "pcie.rx_rate" : "pcie.tx_rate", value);
-    if (status == NVML_SUCCESS)
-        window = number_or(text_of(device, "pcie.window_us"), 20000);
-    end(status);
-    if (window)
-        block_for(window);
-    return status;
-}

@@ -61,25 +61,3 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned i
 
 NUMBER_CALL(nvmlDeviceGetGpuInstanceId, "gi")
 NUMBER_CALL(nvmlDeviceGetComputeInstanceId, "ci")
-
-nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
-{
-    nvmlReturn_t status = begin(__func__, device);
-    FAIL_IF(!text_of(device, "attributes.multiprocessors"), NVML_ERROR_NOT_SUPPORTED);
-    if (status == NVML_SUCCESS) {
-        struct { const char *key; unsigned int *value; } parts[] = {
-            {"attributes.multiprocessors", &attributes->multiprocessorCount},
-            {"attributes.copy_engines", &attributes->sharedCopyEngineCount},
-            {"attributes.decoders", &attributes->sharedDecoderCount},
-            {"attributes.encoders", &attributes->sharedEncoderCount},
-            {"attributes.jpegs", &attributes->sharedJpegCount},
-            {"attributes.ofas", &attributes->sharedOfaCount},
-            {"attributes.gpu_slices", &attributes->gpuInstanceSliceCount},
-            {"attributes.compute_slices", &attributes->computeInstanceSliceCount},
-        };
-        for (size_t n = 0; n < sizeof parts / sizeof *parts; n++)
-            *parts[n].value = (unsigned int)number_or(text_of(device, parts[n].key), 0);
-        attributes->memorySizeMB = number_or(text_of(device, "memory.total"), 0) >> 20;
-    }
-    return end(status);
-}

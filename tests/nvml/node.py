@@ -19,7 +19,6 @@ Keys = dict[str, str]
 
 ENERGY = 7_000_000  # mJ: what a card may have taken in the first seconds after a boot
 
-_MULTIPROCESSORS = {"NVIDIA A100-SXM4-80GB": 14, "NVIDIA H200": 16}  # a slice
 _CUDA = {390: 9010, 418: 10010, 535: 12020, 570: 12080, 590: 13010}
 
 
@@ -112,7 +111,6 @@ _MIG = ("uuid", "profile", "memory_mib")
 def instance_keys(model: str, name: str, told: Keys) -> Keys:
     """Return the keys of a MIG device: `gi1.ci0`, profile `3g.40gb`."""
     gi, ci = (part.lstrip("gic") for part in name.split("."))
-    slices = int(told["profile"].partition("g")[0])
     return {
         "uuid": told["uuid"],
         "name": f"{model} MIG {told['profile']}",
@@ -122,11 +120,6 @@ def instance_keys(model: str, name: str, told: Keys) -> Keys:
         "memory.used": "0",
         "bar1.total": "14809M",
         "bar1.used": "0",
-        "attributes.multiprocessors": str(_MULTIPROCESSORS.get(model, 14) * slices),
-        "attributes.copy_engines": str(slices),
-        "attributes.decoders": str(slices // 2),
-        "attributes.gpu_slices": str(slices),
-        "attributes.compute_slices": str(slices),
         "ecc.volatile.uncorrected.sram": "0",
         "gpm.1": "0",
         "gpm.2": "0",

@@ -20,9 +20,9 @@ typedef struct nvmlGpmSample_st *nvmlGpmSample_t;
 
 /* Every enumeration of the library is passed as an unsigned int. */
 typedef unsigned int nvmlReturn_t, nvmlEnableState_t, nvmlValueType_t, nvmlClockType_t;
-typedef unsigned int nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t, nvmlSamplingType_t;
+typedef unsigned int nvmlTemperatureSensors_t, nvmlSamplingType_t;
 typedef unsigned int nvmlMemoryErrorType_t, nvmlEccCounterType_t, nvmlMemoryLocation_t;
-typedef unsigned int nvmlPcieUtilCounter_t, nvmlIntNvLinkDeviceType_t;
+typedef unsigned int nvmlIntNvLinkDeviceType_t;
 
 enum {
     NVML_SUCCESS = 0,
@@ -178,13 +178,6 @@ typedef struct {
     nvmlGpmMetric_t metrics[NVML_GPM_METRIC_MAX];
 } nvmlGpmMetricsGet_t;
 typedef struct { unsigned int version, isSupportedDevice; } nvmlGpmSupport_t;
-
-typedef struct {
-    unsigned int multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount;
-    unsigned int sharedEncoderCount, sharedJpegCount, sharedOfaCount;
-    unsigned int gpuInstanceSliceCount, computeInstanceSliceCount;
-    unsigned long long memorySizeMB;
-} nvmlDeviceAttributes_t;
 
 #endif /* VENDOR_HEADER */
 #endif

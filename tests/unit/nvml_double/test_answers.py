@@ -25,7 +25,6 @@ from tests.nvml import double as face
 from tests.nvml.cards import CARDS
 from tests.nvml.double import Double, Process
 from tests.nvml.node import node_keys
-from tests.support.clock import boot_time
 from tests.support.pairs import zip_equal
 from tests.support.wait import let_work
 
@@ -240,12 +239,6 @@ def test_the_choices_have_the_numbers_that_pynvml_gives_them(nvml: Double) -> No
     nvml.update({f"gpu0.clock.{n}": v for n, v in zip_equal(names, clocks.values())})
     for name, value in clocks.items():
         assert NVML.nvmlDeviceGetClockInfo(handle, getattr(NVML, f"NVML_CLOCK_{name}")) == value
-    limits = {"SHUTDOWN": 1, "SLOWDOWN": 2, "MEM_MAX": 3, "GPU_MAX": 4}
-    names = ("shutdown", "slowdown", "memory_max", "gpu_max")
-    nvml.update({f"gpu0.temperature.{n}": v for n, v in zip_equal(names, limits.values())})
-    for name, value in limits.items():
-        limit = getattr(NVML, f"NVML_TEMPERATURE_THRESHOLD_{name}")
-        assert NVML.nvmlDeviceGetTemperatureThreshold(handle, limit) == value
     places = {"L1_CACHE": "l1", "L2_CACHE": "l2", "DRAM": "dram", "REGISTER_FILE": "register"}
     places |= {"TEXTURE_MEMORY": "texture", "TEXTURE_SHM": "shm", "CBU": "cbu", "SRAM": "sram"}
     key = "gpu0.ecc.aggregate.uncorrected"
@@ -263,11 +256,6 @@ def test_temperature_power_and_reasons(nvml: Double) -> None:
     assert NVML.nvmlDeviceGetCurrentClocksEventReasons(gpu()) == 0x24
     assert NVML.nvmlDeviceGetCurrentClocksThrottleReasons(gpu()) == 0x24
     assert code(NVML.nvmlDeviceGetFanSpeed, gpu()) == NVML.NVML_ERROR_NOT_SUPPORTED
-
-
-def test_remapped_rows(nvml: Double) -> None:
-    nvml.update({"gpu0.remapped.uncorrectable": 2, "gpu0.remapped.pending": 1})
-    assert NVML.nvmlDeviceGetRemappedRows(gpu()) == (0, 2, 1, 0)
 
 
 def test_gpm_is_the_mean_between_two_samples(nvml: Double) -> None:
@@ -356,13 +344,7 @@ def test_mig_devices_have_memory_and_names_but_no_utilisation(mig: Double) -> No
     assert ids == [(2, 0), (3, 0), (9, 0), (10, 0)]
     assert NVML.nvmlDeviceGetName(parts[0]) == "NVIDIA A100-SXM4-80GB MIG 3g.40gb"
     assert NVML.nvmlDeviceGetMemoryInfo(parts[3]).total == 9728 << 20
-    attributes = NVML.nvmlDeviceGetAttributes_v2(parts[0])
-    assert (attributes.multiprocessorCount, attributes.gpuInstanceSliceCount) == (42, 3)
-    for device, unknown in itertools.product(
-        (handle, parts[0]),
-        ("UtilizationRates", "RemappedRows"),
-    ):
-        assert code(getattr(NVML, f"nvmlDeviceGet{unknown}"), device) == 3, unknown
+    assert [code(NVML.nvmlDeviceGetUtilizationRates, one) for one in (handle, parts[0])] == [3, 3]
     assert code(NVML.nvmlDeviceGetSamples, handle, 1, 0) == 3
     assert code(NVML.nvmlDeviceGetNvLinkState, handle, 0) == 3
     assert NVML.nvmlDeviceGetPowerUsage(handle) == 62_000
@@ -420,7 +402,6 @@ def test_gpm_of_a_mig_instance(mig: Double) -> None:
 
 def test_nvlinks_and_their_counters(nvml: Double) -> None:
     assert NVML.nvmlDeviceGetNvLinkState(gpu(), 17) == 1
-    assert NVML.nvmlDeviceGetNvLinkVersion(gpu(), 0) == NVML.NVML_NVLINK_VERSION_4_0
     assert NVML.nvmlDeviceGetNvLinkRemoteDeviceType(gpu(), 3) == NVML.NVML_NVLINK_DEVICE_TYPE_SWITCH
     assert code(NVML.nvmlDeviceGetNvLinkState, gpu(), 18) == NVML.NVML_ERROR_INVALID_ARGUMENT
     transmit = NVML.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
@@ -436,14 +417,6 @@ def test_a_cube_mesh_and_its_processors(node: Double) -> None:
     assert mesh == {f"00000000:{bus}:00.0" for bus in ("07", "0a", "0b", "85")}
     assert list(NVML.nvmlDeviceGetCpuAffinity(gpu(5), 2)) == [0xFFFFF00000 | 0xF << 60, 0xFFFF]
     assert code(NVML.nvmlDeviceGetNumaNodeId, gpu()) == NVML.NVML_ERROR_NOT_SUPPORTED
-
-
-@pytest.mark.real_time
-def test_pcie_throughput_blocks_for_its_window(nvml: Double) -> None:
-    nvml.set("gpu0.pcie.tx_rate", 4217)
-    before = boot_time()
-    assert NVML.nvmlDeviceGetPcieThroughput(gpu(), NVML.NVML_PCIE_UTIL_TX_BYTES) == 4217
-    assert boot_time() - before >= 0.02
 
 
 @pytest.mark.parametrize("error", [3, 4, 15, 999])
@@ -525,11 +498,10 @@ def test_every_key_of_cards_and_nodes_is_in_the_readme(nodes: Callable[[str], Pa
     used = {key for card in CARDS.values() for key in card}
     for preset in ("dgx1", "dgx-h200", "a100-mig"):
         used |= {re.sub(r"^gpu\d+\.", "", key) for key in node_keys(nodes(preset), NEW)}
-    assert len(used) > 200
+    assert len(used) > 150
     for key in used:
         common = re.sub(r"\b(gpm)\.\d+$", r"\1.", key)
         common = re.sub(r"^nvlink\.(\d+|\*)\.", "", re.sub(r"^mig\d+\.", "", common))
         places = re.sub(r"\.(sram|dram|l1|l2|register|texture|cbu)$", "", common)
-        places = re.sub(r"^(clock)\.(max|boost|application)", r"\1", places)
         wanted = {common, places, *(f"{common}{end}" for end in ("N", "ID"))}
         assert wanted & documented, key

@@ -28,10 +28,6 @@ def find_setting_faults(settings: Settings) -> Iterator[str]:
         found = _LISTEN.fullmatch(word)
         if not found or int(found[1]) > HIGHEST_PORT:
             yield f"EXPORTER_LISTEN={word}: neither HOST:PORT, [IPv6]:PORT nor :PORT"
-    for key in ("SGE_QMASTER_PORT", "SGE_EXECD_PORT"):
-        port = getattr(settings, key.lower())
-        if port and not (port.isascii() and port.isdigit() and 0 < int(port) <= HIGHEST_PORT):
-            yield f"{key}={port}: no port number"
     url = settings.prometheus_url
     if url and parse_http_url(url) is None:
         yield f"PROMETHEUS_URL={re.sub('//.*@', '//', url)}: neither http://HOST nor https://HOST"

@@ -51,8 +51,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("SGE_ROOT", PATH, "", "Grid Engine's root, for its clients and the address of qmaster"),
     ("SGE_CELL", TEXT, "default", "Grid Engine's cell"),
-    ("SGE_QMASTER_PORT", TEXT, "", "port, where services(5) does not name it"),
-    ("SGE_EXECD_PORT", TEXT, "", "port, where services(5) does not name it"),
     (
         "SGE_COMPLEXES",
         KINDS,
@@ -63,12 +61,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SGE_SHEPHERD", PATH, "", "the real sge_shepherd, where shepherd_cmd is gpulock's"),
     ("SGE_SLAVE_TASKS", FLAG, "no", "claim for slave tasks of parallel jobs on several hosts"),
     ("SLURM_DEVICE_SELECTION", CHOICE, "slurm|gpulock", "who selects the devices of a Slurm job"),
-    (
-        "SLURM_COUNT",
-        CHOICE,
-        "gpus|slurmctld",
-        "source of the count, where gpulock selects: SLURM_JOB_GPUS or slurmctld",
-    ),
     ("SLURM_GRES", WORDS, "gpu", "GRES names that count GPUs"),
     ("SLURM_SHARDS", CHOICE, "refuse|share", "what a job gets that asks for gres/shard"),
     ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),

@@ -59,15 +59,13 @@ class Settings:
     allowed_processes: tuple[str, ...]
     sge_root: str
     sge_cell: str
-    sge_qmaster_port: str
-    sge_execd_port: str
     sge_complexes: tuple[str, ...]
     sge_kinds: dict[str, str]  # by complex, empty where none has one
     sge_binaries: str
     sge_shepherd: str
     sge_slave_tasks: bool
     slurm_device_selection: str
-    slurm_count: str
+    slurm_count: str  # where gpulock selects: by SLURM_JOB_GPUS of `gpus`, or by `slurmctld`
     slurm_gres: tuple[str, ...]
     slurm_shards: str
     slurm_binaries: str
@@ -129,6 +127,7 @@ class Settings:
 
             self.sge_kinds = parse_sge_complexes(self.given["SGE_COMPLEXES"])
         self.exporter_dir = f"{self.lock_dir.rstrip('/')}-exporter"
+        self.slurm_count = "gpus" if self.slurm_gres == ("gpu",) else "slurmctld"
         kept = SAMPLES_KEPT * self.sample_period
         self.max_sample_age = max(SHORTEST_SAMPLE_AGE, kept)
         self.process_period = min(LONGEST_PROCESS_PERIOD, kept)

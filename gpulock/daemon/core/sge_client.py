@@ -8,15 +8,18 @@ answer at all, so gpulockd asks in a thread.
 from __future__ import annotations
 
 import os
+import re
 from typing import Final
 
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.settings import Settings
+from gpulock.store import atomic
 
 ANSWER_SECONDS: Final = 20.0
 HINT: Final = "is qmaster up?"
+PORT: Final = re.compile(r"(?m)^(SGE_(?:QMASTER|EXECD)_PORT)=([0-9]{1,5});")
 
 
 def ask_qmaster(
@@ -47,11 +50,19 @@ def sge_environment(settings: Settings) -> dict[str, str]:
     pairs = {
         "SGE_ROOT": settings.sge_root,
         "SGE_CELL": settings.sge_cell,
-        "SGE_QMASTER_PORT": settings.sge_qmaster_port,
-        "SGE_EXECD_PORT": settings.sge_execd_port,
+        **read_cell_ports(settings.sge_root, settings.sge_cell),
         "SGE_SINGLE_LINE": "1",  # qconf breaks long lines else
     }
     return {key: value for key, value in pairs.items() if value}
+
+
+def read_cell_ports(root: str, cell: str) -> dict[str, str]:
+    """Return the ports that a cell's settings.sh has, none where services(5) names them."""
+    try:
+        text = atomic.read_text(f"{root}/{cell}/common/settings.sh") if root else ""
+    except OSError:
+        return {}
+    return dict(PORT.findall(text))
 
 
 def client_folders(settings: Settings) -> list[str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpulock.daemon.core.sge_client import read_cell_ports
 from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.programs import (
@@ -31,17 +32,14 @@ class SgeSite:
 
     root: str
     cell: str
-    qmaster_port: str
-    execd_port: str
     binaries: str
+    ports: Mapping[str, str] = field(default_factory=dict)  # where services(5) does not name them
 
     def keys(self) -> dict[str, str]:
         """Return the settings that lead a hook to the same qmaster; empty ones left out."""
         pairs = {
             "SGE_ROOT": self.root,
             "SGE_CELL": self.cell,
-            "SGE_QMASTER_PORT": self.qmaster_port,
-            "SGE_EXECD_PORT": self.execd_port,
             "SGE_BINARIES": self.binaries,
         }
         return {name: value for name, value in pairs.items() if value}
@@ -60,7 +58,7 @@ class SgeSite:
 
     def qconf(self, seconds: float = 20.0) -> Qconf:
         """Return the clients of this site."""
-        env = {name: value for name, value in self.keys().items() if name != "SGE_BINARIES"}
+        env = {"SGE_ROOT": self.root, "SGE_CELL": self.cell, **self.ports}
         return Qconf(Path(self.binaries), env, seconds)
 
 
@@ -120,8 +118,9 @@ def find_sge_site(
             "no execd runs here and SGE_ROOT is not known; start it, or use --sge-root"
         )
     folder = settings.sge_binaries or find_sge_binaries(Path(root), execd)
-    ports = pick("SGE_QMASTER_PORT"), pick("SGE_EXECD_PORT")
-    return SgeSite(root, pick("SGE_CELL", "default"), *ports, folder)
+    chosen_cell = pick("SGE_CELL", "default")
+    own = {name: env[name] for name in ("SGE_QMASTER_PORT", "SGE_EXECD_PORT") if env.get(name)}
+    return SgeSite(root, chosen_cell, folder, {**read_cell_ports(root, chosen_cell), **own})
 
 
 def tried_sge_shepherd(

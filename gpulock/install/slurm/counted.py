@@ -52,7 +52,6 @@ def place_gres_page(
         return []
     name = names[0] if names else COUNTED
     keys = [] if names else [f"SLURM_GRES={' '.join([*settings.slurm_gres, name])}"]
-    keys += ["SLURM_COUNT=slurmctld"] if settings.slurm_count == "gpus" else []
     return [
         f"SHARES gives {places} places here. A job can ask for one (--gres={name}:{SHARE_KIND}:1)",
         "once Slurm counts them. Into slurm.conf, beside what is there:",

@@ -204,7 +204,6 @@ def _share_keys(cards: Sequence[int]) -> dict[str, str]:
     shares = " ".join(f"{card}:4" for card in cards)
     # SLURM_WAIT: else most of many are sent back, and wait longer
     return {
-        "SLURM_COUNT": "slurmctld",
         "SLURM_GRES": "gpu gpux",
         "SHARES": shares,
         "SLURM_WAIT": "5",

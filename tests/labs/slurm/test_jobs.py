@@ -245,7 +245,7 @@ def test_no_task_starts_on_a_card_that_a_stale_map_did_not_lock(slurm_gpus: Gpul
 
 
 def test_slurmctld_says_how_many_where_a_gres_is_only_counted(slurm_gpus: Gpulock) -> None:
-    keys = {"SLURM_GRES": "gpux", "SLURM_COUNT": "slurmctld"}
+    keys = {"SLURM_GRES": "gpux"}
     by_gpulock(slurm_gpus, keys, gres="count")
     seen = run(slurm_gpus, "--gres=gpux:3", "-w", NODE)
     assert seen["CUDA_VISIBLE_DEVICES"] == "0,1,2"

@@ -23,10 +23,10 @@ A100 = {gpu.bus for gpu in GPUS} - H200
 TYPES = {gpu.minor: "h200" if gpu.bus in H200 else "a100" for gpu in GPUS}
 
 
-@pytest.fixture(params=["slurmctld", "gpus"])
+@pytest.fixture(params=["gpu gpux", "gpu"], ids=["slurmctld", "positions"])
 def two_models(slurm_gpus: Gpulock, request: pytest.FixtureRequest) -> Iterator[Gpulock]:
     """Let NODE have two A100 and two H200, and Slurm count them by type."""
-    keys = {"SLURM_COUNT": str(request.param)}
+    keys = {"SLURM_GRES": str(request.param)}
     by_gpulock(slurm_gpus, keys, types=TYPES)
     tree = slurm_gpus.slurm.lab / "machine.models"
     shutil.rmtree(tree, ignore_errors=True)

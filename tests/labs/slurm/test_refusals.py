@@ -375,7 +375,7 @@ def test_srun_on_a_broken_node_is_told_why(slurm_gpus: Gpulock, mode: Mode) -> N
 @pytest.mark.short
 def test_nonsense_fails_its_job_alone_however_often(slurm_gpus: Gpulock) -> None:
     """Slurm counts more than the node has, and types that it has not."""
-    keys = {"SLURM_GRES": "gpux", "SLURM_COUNT": "slurmctld"}
+    keys = {"SLURM_GRES": "gpux"}
     by_gpulock(slurm_gpus, keys, gres="count", counts={"v100": 9, "h100": 1, "share": 1})
     slurm = slurm_gpus.slurm
     asked = {
@@ -400,7 +400,7 @@ def test_nonsense_fails_its_job_alone_however_often(slurm_gpus: Gpulock) -> None
 def test_a_request_longer_than_squeues_column_is_refused_because_slurm_charges_its_end(
     slurm_gpus: Gpulock,
 ) -> None:
-    keys = {"SLURM_GRES": "gpux", "SLURM_COUNT": "slurmctld"}
+    keys = {"SLURM_GRES": "gpux"}
     shares = {"nvme": 1}  # any GRES beside it
     by_gpulock(slurm_gpus, keys, gres="gpulock", counts={"v100": 4}, shares=shares)
     slurm = slurm_gpus.slurm
@@ -417,7 +417,7 @@ def test_a_silent_slurmctld_requeues_and_is_no_fault_of_the_node(slurm_gpus: Gpu
     for name in ("scontrol", "scancel"):
         silent.with_name(name).unlink(missing_ok=True)
         silent.with_name(name).symlink_to(f"/usr/bin/{name}")
-    keys = {"SLURM_GRES": "gpux", "SLURM_COUNT": "slurmctld", "SLURM_BINARIES": str(silent.parent)}
+    keys = {"SLURM_GRES": "gpux", "SLURM_BINARIES": str(silent.parent)}
     by_gpulock(slurm_gpus, keys, gres="count")
     words = ("-w", NODE, "--gres=gpux:1")
     for user in ("slalice", "slbob", "slalice", "slbob"):

@@ -40,8 +40,7 @@ def sharing(gpus: Gpulock, shares: str, gres: str = "count", **counts: int) -> N
 
 def configure(gpus: Gpulock, **keys: str) -> None:
     """Write NODE's settings: gpulock selects what slurmctld counts."""
-    known = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "slurmctld"}
-    known |= {"SLURM_GRES": "gpu gpux", "SLURM_WAIT": "0.2"}
+    known = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_GRES": "gpu gpux", "SLURM_WAIT": "0.2"}
     gpus.configure(NODE, **settings(gpus, **{**known, **keys}))
 
 

@@ -142,7 +142,6 @@ def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
         ("SIMULATION=/none\n", ": simulation marker: "),
         ("IDLE_COMMAND=mail\n", ":1: IDLE_COMMAND must be an absolute path"),
         ("SGE_BINARIES=bin\n", ":1: SGE_BINARIES must be an absolute path"),
-        ("SGE_QMASTER_PORT=sge\n", ": SGE_QMASTER_PORT=sge: no port number"),
         ("QUARANTINE_ON=xid hot\n", ": QUARANTINE_ON=hot: not one of xid ecc missing memory"),
         ("EXPORTER_LISTEN=:9465 foo\n", ": EXPORTER_LISTEN=foo: neither HOST:PORT"),
         ("EXPORTER_LISTEN=::1:9465\n", ": EXPORTER_LISTEN=::1:9465: neither HOST:PORT"),
@@ -215,7 +214,6 @@ def test_config_check_says_every_value_that_no_hook_reads_and_is_wrong(tmp_path:
         "PROMETHEUS_URL=https://user:password@prometheus:9090/prefix",
         "IDLE_COMMAND=/bin/true",
         "IDLE_COMMAND=",
-        "SGE_EXECD_PORT=6445",
     ],
 )
 def test_config_check_takes_what_the_daemons_take(tmp_path: Path, line: str) -> None:

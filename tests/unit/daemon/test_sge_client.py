@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.sge_client import ask_qmaster, find_sge_client
+from gpulock.daemon.core.sge_client import ask_qmaster, find_sge_client, sge_environment
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
@@ -66,3 +66,21 @@ def test_a_program_that_may_not_be_run_is_none(tmp_path: Path) -> None:
     (tmp_path / "qconf").chmod(0o644)
     with pytest.raises(Refusal, match="no qconf in "):
         ask_qmaster(settings_of(tmp_path), "qconf", "-sel")
+
+
+def test_the_ports_are_those_of_the_cells_own_settings(tmp_path: Path) -> None:
+    common = tmp_path / "cell/common"
+    common.mkdir(parents=True)
+    lines = ["SGE_ROOT=/opt/sge; export SGE_ROOT", "SGE_QMASTER_PORT=6444; export SGE_QMASTER_PORT"]
+    (common / "settings.sh").write_text("\n".join([*lines, "unset SGE_EXECD_PORT", ""]))
+    settings = Settings({"SGE_ROOT": str(tmp_path), "SGE_CELL": "cell"})
+    assert sge_environment(settings)["SGE_QMASTER_PORT"] == "6444"
+    assert "SGE_EXECD_PORT" not in sge_environment(settings)
+
+
+@pytest.mark.parametrize("value", ["", "x", "1 2;", "123456", "$(id)", "-1", "6444"])
+def test_what_is_no_port_of_a_cell_leads_nowhere(tmp_path: Path, value: str) -> None:
+    common = tmp_path / "default/common"
+    common.mkdir(parents=True)
+    (common / "settings.sh").write_bytes(f"\0\nSGE_QMASTER_PORT={value}\n".encode() + b"\xff")
+    assert "SGE_QMASTER_PORT" not in sge_environment(Settings({"SGE_ROOT": str(tmp_path)}))

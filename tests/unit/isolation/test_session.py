@@ -95,7 +95,7 @@ def test_each_step_of_a_job_with_places_is_confined_to_their_card(
     tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(tmp_path)
-    site.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld", SHARES="3:4")
+    site.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpu gpux", SHARES="3:4")
     monkeypatch.setattr(os, "getppid", lambda: STEPD)
     for number in (1, 2):
         assert site.requested(11 + number, f"gpu:share:{number}") == RUN

@@ -95,7 +95,7 @@ def test_a_released_file_goes_where_the_site_wants_that(site: Site, only: bool) 
 def test_the_file_of_a_shared_card_goes_with_its_last_job_where_the_site_wants_that(
     site: Site,
 ) -> None:
-    site.set(SHARES="0:4", SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
+    site.set(SHARES="0:4", SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpu gpux")
     site.set(JOB_MAP_RELEASE="unlink")
     for job in (12, 13):
         assert site.requested(job, "gpu:share:1") == RUN
@@ -265,7 +265,7 @@ def test_no_driver_is_read_with_the_gate_held(site: Site, driver_reads: list[boo
 def test_no_driver_is_read_with_the_gate_held_for_a_share(
     site: Site, driver_reads: list[bool]
 ) -> None:
-    site.set(SHARES="0:4", SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
+    site.set(SHARES="0:4", SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpu gpux")
     assert site.requested(12, "gpu:share:1") == RUN
     assert dcgm(site) == {"0": "12\n"}
     site.epilog(12, None)

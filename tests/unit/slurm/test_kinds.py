@@ -12,8 +12,8 @@ from gpulock.slurm.prolog import GO_ON, NODE_BROKEN
 from tests.support.slurm_site import Site
 from tests.support.trees import bus
 
-OURS = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "slurmctld"}
-COUNTED = {**OURS, "SLURM_COUNT": "gpus"}
+OURS = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_GRES": "gpu gpux"}
+COUNTED = {**OURS, "SLURM_GRES": "gpu"}
 
 
 @pytest.fixture

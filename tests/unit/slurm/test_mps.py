@@ -19,7 +19,7 @@ SERVER = 4242
 @pytest.fixture
 def shared(site: Site) -> Site:
     """The last card has four places, and MPS."""
-    ours = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "slurmctld"}
+    ours = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_GRES": "gpu gpux"}
     site.set(**ours, SHARES="3:4", SHARE_MPS="yes")
     site.proc.add(SERVER)
     return site

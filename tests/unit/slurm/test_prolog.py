@@ -125,7 +125,7 @@ def test_where_gpulock_chooses_the_positions_are_only_counted(site: Site) -> Non
 
 
 def test_where_slurmctld_counts_it_is_asked_once(site: Site) -> None:
-    site.set(**OURS, SLURM_COUNT="slurmctld", SLURM_GRES="gpux")
+    site.set(**OURS, SLURM_GRES="gpux")
     assert site.requested(12, "gres:gpux:3") == RUN
     assert [call[0] for call in site.calls()] == ["squeue"]
     assert len(site.granted()) == 3

@@ -67,12 +67,12 @@ def locks_lost(site: Site) -> None:
 
 
 def silent(site: Site) -> None:
-    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.set(**OURS, SLURM_GRES="gpu gpux")
     site.fails(SILENT)
 
 
 def not_known(site: Site) -> None:
-    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.set(**OURS, SLURM_GRES="gpu gpux")
     site.fails(INVALID)
 
 
@@ -181,7 +181,7 @@ def test_a_list_of_gpus_that_is_garbage_is_could_not_be_found_out(
 
 
 def test_a_request_that_makes_no_sense_fails_its_job_and_never_drains(site: Site) -> None:
-    site.set(**OURS, SLURM_COUNT="slurmctld", EXPECTED_GPUS="4")
+    site.set(**OURS, SLURM_GRES="gpu gpux", EXPECTED_GPUS="4")
     for number in range(20, 26):
         assert site.requested(number, "gpu:5", SLURM_JOB_USER=f"u{number}") == 0
         site.refused(number, "invalid request", 1)
@@ -189,7 +189,7 @@ def test_a_request_that_makes_no_sense_fails_its_job_and_never_drains(site: Site
 
 
 def test_requests_that_nobody_understands_fail_their_jobs_and_drain_nothing(site: Site) -> None:
-    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.set(**OURS, SLURM_GRES="gpu gpux")
     for number, user in enumerate(("alice", "alice", "bob", "carol"), 13):
         assert site.requested(number, "gpu:x:y", SLURM_JOB_USER=user) == RUN
         site.refused(number, "invalid request", 1)
@@ -197,7 +197,7 @@ def test_requests_that_nobody_understands_fail_their_jobs_and_drain_nothing(site
 
 
 def test_that_slurmctld_is_silent_drains_nothing_however_often(site: Site) -> None:
-    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.set(**OURS, SLURM_GRES="gpu gpux")
     site.fails("slurm_load_jobs error: Unable to contact slurm controller")
     for number, user in enumerate(("alice", "alice", "bob", "carol"), 13):
         assert site.prolog(number, None, SLURM_JOB_USER=user) == RUN
@@ -334,7 +334,7 @@ def test_a_fault_nobody_foresaw_drains_no_node_and_says_where(
 
 @pytest.mark.parametrize("body", ["exec sleep 600", "kill -9 $$", "exit 1"])
 def test_a_slurmctld_that_hangs_does_not_keep_the_prolog(site: Site, body: str) -> None:
-    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.set(**OURS, SLURM_GRES="gpu gpux")
     site.program("squeue", body)
     assert site.prolog(12, None) == RUN
     assert "squeue" in site.refused(12, "unknown")

@@ -75,7 +75,7 @@ def test_a_state_dir_that_cannot_be_written_later_stops_no_job(site: Site) -> No
 @pytest.mark.parametrize("gpus", ["0,0", "x", "0\n1"])
 def test_slurms_list_is_not_read_where_it_does_not_count(site: Site, gpus: str) -> None:
     """Strange positions beside a count from elsewhere stop nothing and leave nothing behind."""
-    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.set(**OURS, SLURM_GRES="gpu gpux")
     site.answers(row(12, Gres="gpu:1"))
     assert site.prolog(12, gpus) == RUN
     assert site.locks() == site.granted() == [bus(0)]

@@ -95,8 +95,8 @@ def test_a_request_of_control_characters_is_refused_in_one_line() -> None:
 
 def test_where_slurm_chooses_its_list_is_the_count_whatever_else_is_set(site: Site) -> None:
     call = site.call(gpus="1,3", SLURM_JOB_COMMENT="gres:gpu:4")
-    assert job_count(call, settings(site, SLURM_COUNT="slurmctld")) == 2
-    assert wanted(site, call, SLURM_COUNT="slurmctld") == (bus(1), bus(3))
+    assert job_count(call, settings(site, SLURM_GRES="gpu gpux")) == 2
+    assert wanted(site, call, SLURM_GRES="gpu gpux") == (bus(1), bus(3))
 
 
 def test_where_gpulock_chooses_the_length_of_slurms_list_is_the_count(site: Site) -> None:
@@ -117,7 +117,7 @@ def test_a_job_without_gpus_needs_no_map_and_no_slurmctld(site: Site) -> None:
 @pytest.mark.parametrize(("gres", "count"), [("gres:gpu:3", 3), ("gpu", 1), ("N/A", 0), ("", 0)])
 def test_slurmctlds_word_is_the_count_and_no_comment(site: Site, gres: str, count: int) -> None:
     site.answers(row(12, Gres=gres))
-    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
+    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpu gpux")
     assert job_count(site.call(gpus=None, SLURM_JOB_COMMENT="gres:gpu:4"), keys) == count
     assert len(site.calls()) == 1
 
@@ -125,7 +125,7 @@ def test_slurmctlds_word_is_the_count_and_no_comment(site: Site, gres: str, coun
 @pytest.mark.parametrize("words", [INVALID, SILENT])
 def test_a_job_that_slurmctld_does_not_know_or_tell_is_unknown(site: Site, words: str) -> None:
     site.fails(words)
-    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
+    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpu gpux")
     assert refusal(lambda: request.list_slurm_job_gres(site.call(gpus=None), keys)).kind == UNKNOWN
 
 
@@ -151,7 +151,7 @@ def test_a_number_is_read_as_slurm_reads_it(text: str) -> None:
 def test_what_is_not_asked_for_by_node_is_refused_and_not_taken_for_nothing(
     site: Site, field: str
 ) -> None:
-    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
+    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpu gpux")
     keys.slurm_gres = ("fpga", "gpu")
     site.answers(row(12, **{field: "gres:gpu:2"}))
     found = refusal(lambda: request.list_slurm_job_gres(site.call(gpus=None), keys))
@@ -163,7 +163,7 @@ def test_what_is_not_asked_for_by_node_is_refused_and_not_taken_for_nothing(
 def test_a_request_longer_than_squeues_column_is_refused_because_its_end_is_not_seen(
     site: Site, field: str, pad: str
 ) -> None:
-    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
+    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpu gpux")
     whole = f"gres:nvme:{pad * 400}1,gres:gpu:1"
     whole = f"gres:gpu:4,{whole}" if field == "Gres" else whole
     site.answers(row(12, **{field: whole[:400]}))

@@ -217,7 +217,7 @@ def test_what_a_batch_script_exports_is_not_believed(step: str) -> None:
 def test_of_a_gres_that_is_only_counted_every_step_sees_all() -> None:
     found = note("0", "1")
     found.positions = []
-    keys = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "slurmctld"}
+    keys = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_GRES": "gpu gpux"}
     assert see(found, {}, **keys) == ([100, 101], None)
 
 

@@ -241,7 +241,7 @@ def test_a_job_without_gpus_is_left_alone_where_that_is_configured(site: TaskSit
 def test_a_refused_job_is_told_why_and_ends_as_its_note_says(site: TaskSite) -> None:
     site.prolog(12, "x")
     assert stopped(site.run()) == site.note().refused
-    site.set(**OURS, SLURM_COUNT="slurmctld", EXPECTED_GPUS="4")
+    site.set(**OURS, SLURM_GRES="gpu gpux", EXPECTED_GPUS="4")
     site.requested(12, "gpu:9")
     assert "invalid request" in stopped(site.run(), 1)
 

@@ -94,12 +94,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["gpus", "slurmctld"])
+@pytest.mark.parametrize("names", ["gpu", "gpux,gpu"])
 @given(values=st.fixed_dictionaries({}, optional=dict.fromkeys(OWNERS, TEXTS)))
 def test_no_value_of_the_owners_fails_prolog_or_epilog(
-    site: Site, way: str, values: dict[str, str]
+    site: Site, names: str, values: dict[str, str]
 ) -> None:
-    site.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT=way, SLURM_GRES="gpux,gpu")
+    site.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES=names)
     job = next(NUMBERS)
     site.answers(squeue_row(job, Gres="gres:gpux:1"))
 

@@ -147,7 +147,7 @@ def lose_the_map(node: SlurmNode) -> None:
 
 def two_models(node: SlurmNode) -> None:
     """Let gpulock select by positions that Slurm counts, on a node whose last cards are H200."""
-    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="gpus")
+    node.set(SLURM_DEVICE_SELECTION="gpulock")
     for path in sorted(node.root.glob("node/proc/driver/nvidia/gpus/*/information"))[4:]:
         path.write_text(re.sub(r"(?m)^Model:.*$", "Model: NVIDIA H200", path.read_text()))
 
@@ -348,7 +348,7 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
             "install slurm again",
         ),
         (
-            partial(give_shards_after_the_installation, SLURM_COUNT="slurmctld"),
+            partial(give_shards_after_the_installation, SLURM_GRES="gpu gpux"),
             "slurm-map",
             "gres/shard",
             "install slurm again",
@@ -420,18 +420,18 @@ def counting(*lines: str, **keys: str) -> Plant:
     """Let gpulock select, with places on two cards, and Slurm count these GRES."""
 
     def plant(node: SlurmNode) -> None:
-        own = {"SLURM_COUNT": "slurmctld", "SLURM_GRES": "gpu gpux", "SHARES": "6:4 7:4"}
+        own = {"SLURM_GRES": "gpu gpux", "SHARES": "6:4 7:4"}
         node.set(SLURM_DEVICE_SELECTION="gpulock", **{**own, **keys})
         node.count_gres(*lines)
 
     return plant
 
 
-def typed(kind: str, numbers: str, count: int, by: str) -> Plant:
+def typed(kind: str, numbers: str, count: int, names: str) -> Plant:
     """Let gpulock select, and gres.conf call some of the cards a kind."""
 
     def plant(node: SlurmNode) -> None:
-        node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT=by)
+        node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES=names)
         node.list_gpus(f"Type={kind} Count={count} Index=0 ID=7 File={node.device(numbers)}")
 
     return plant
@@ -441,17 +441,17 @@ def typed(kind: str, numbers: str, count: int, by: str) -> Plant:
     ("plant", "name", "says"),
     [
         (
-            typed("h200", "[0-7]", 8, "slurmctld"),
+            typed("h200", "[0-7]", 8, "gpu gpux"),
             "counted GRES",
             "counts 8 of gpu:h200, this node has 0: such jobs fail",
         ),
         (
-            typed("h200", "[0-7]", 8, "gpus"),
+            typed("h200", "[0-7]", 8, "gpu"),
             "counted GRES",
             "counts 8 of gpu:h200, this node has 0: such jobs get other GPUs",
         ),
         (
-            typed("v100", "[0-6]", 7, "gpus"),
+            typed("v100", "[0-6]", 7, "gpu"),
             "counted GRES",
             "counts 7 of gpu:v100, this node has 8: no job gets the rest",
         ),
@@ -471,7 +471,7 @@ def typed(kind: str, numbers: str, count: int, by: str) -> Plant:
             "counts 1 of gpux:a100, this node has 0: such jobs fail",
         ),
         (counting("nvme Type=share Count=8"), "counted GRES", "no job can ask for one"),
-        (counting(SLURM_COUNT="gpus"), "counted GRES", "no job can ask for one"),
+        (counting(SLURM_GRES="gpu"), "counted GRES", "no job can ask for one"),
         (ignore, "ConstrainDevices", "a job can open any card"),
         (put("PrologEpilogTimeout", "(null)"), "PrologEpilogTimeout", "blocks the node"),
         (put("SchedulerParameters", "(null)"), "SchedulerParameters", "are held"),
@@ -599,9 +599,9 @@ def test_under_slurms_own_device_constraint_any_order_is_right(node: SlurmNode) 
     assert checks["slurm-map"].state == OK
 
 
-@pytest.mark.parametrize("by", ["gpus", "slurmctld"])
-def test_a_type_of_gres_conf_that_is_the_nodes_model_is_right(node: SlurmNode, by: str) -> None:
-    typed("v100", "[0-7]", 8, by)(node)
+@pytest.mark.parametrize("names", ["gpu", "gpu gpux"])
+def test_a_type_of_gres_conf_that_is_the_nodes_model_is_right(node: SlurmNode, names: str) -> None:
+    typed("v100", "[0-7]", 8, names)(node)
 
     check = found(node)["counted GRES"]
 
@@ -615,7 +615,7 @@ def test_types_of_gres_conf_stand_where_slurm_selects(node: SlurmNode) -> None:
 
 
 def test_the_map_of_a_node_of_one_model_is_not_asked_for(node: SlurmNode) -> None:
-    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="gpus")
+    node.set(SLURM_DEVICE_SELECTION="gpulock")
     lose_the_map(node)
 
     assert "slurm-map" not in found(node)

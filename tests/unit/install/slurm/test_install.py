@@ -152,7 +152,7 @@ def test_no_map_without_a_position_is_made_where_slurmctld_gives_out_gpus(
 
 
 def test_of_positions_that_are_only_counted_an_empty_list_is_told(node: SlurmNode) -> None:
-    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="gpus")
+    node.set(SLURM_DEVICE_SELECTION="gpulock")
     node.list_gpus()
 
     assert "gives node1 gpu:8, and slurmd -G lists none" in told(node)

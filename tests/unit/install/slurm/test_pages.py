@@ -119,9 +119,9 @@ def test_the_lines_are_shown_by_which_slurm_counts_places(node: SlurmNode) -> No
     assert "    GresTypes=gpux\n" in text
     assert "    NodeName=node1 Gres=gpux:share:8\n" in text
     assert "    NodeName=node1 Name=gpux Type=share Count=8 Flags=CountOnly\n" in text
-    assert "    SLURM_GRES=gpu gpux\n    SLURM_COUNT=slurmctld\n" in text
+    assert "    SLURM_GRES=gpu gpux\n" in text
 
-    node.set(SLURM_COUNT="slurmctld", SLURM_GRES="gpu place")
+    node.set(SLURM_GRES="gpu place")
     text = told(node)
     assert "NodeName=node1 Gres=place:share:8" in text
     assert "SLURM_GRES=" not in text

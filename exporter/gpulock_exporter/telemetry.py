@@ -3,16 +3,16 @@
 
 A value that the card does not have is absent (None), never 0. Times are CLOCK_BOOTTIME seconds.
 The worker imports this module, gpulock.deadline, pynvml and the standard library, no more. A frame
-crosses the pipe as one line of JSON; what comes out of the pipe is checked like any other input.
+crosses the pipe as one line of JSON. RULES say what can be
+true of each field of a device. `frame_decoder` believes nothing else.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import Any, NamedTuple, Optional, Protocol, TypeVar, cast, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 VERSION = 1
 LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
@@ -54,44 +54,94 @@ RECOVERY_ACTIONS = {  # nvmlDeviceGpuRecoveryAction_t
     7: "system_reboot",
 }
 
-_T = TypeVar("_T", bound="FrameRecord")
+MOST_ID = 1 << 12  # of an index, a minor, an instance
+MOST_BYTES = 1 << 50  # of memory
+MOST_ERRORS = (1 << 32) - 2  # of memory; 32 bits of ones are no count
+MOST_COUNT = (1 << 64) - 1  # of a counter of bytes
+MOST_SECONDS, MOST_JOULES = 1e15, 1e18
 
 
 class FrameError(ValueError):
     """Say that a line is no frame."""
 
 
+class FieldRule(NamedTuple):
+    """What can be true of a field: the collector that tells it, its type, its least and most.
+
+    Of values by name each has that type and range.
+    """
+
+    collector: str
+    kind: type
+    least: float = 0
+    most: float = 0
+    by_name: bool = False
+
+
+# of GPUs and MIG instances
+COMMON_RULES = {
+    "minor": FieldRule("devices", int, 0, MOST_ID),
+    "gi": FieldRule("devices", int, 0, MOST_ID),
+    "ci": FieldRule("devices", int, 0, MOST_ID),
+    "mig": FieldRule("mig", bool),
+    "persistence": FieldRule("devices", bool),
+    "numa": FieldRule("devices", int, 0, MOST_ID),
+    "coherent": FieldRule("devices", bool),
+    "utilization": FieldRule("utilization", float, 0, 1),
+    "busy": FieldRule("utilization", float, 0, 1e6),
+    "observed": FieldRule("utilization", float, 0, 1e6),
+    "memory_used": FieldRule("memory", int, 0, MOST_BYTES),
+    "memory_total": FieldRule("memory", int, 1, MOST_BYTES),
+    "summed": FieldRule("gpm", list),
+    "gpm": FieldRule("gpm", float, 0, 1, by_name=True),
+    "links": FieldRule("devices", int, 0, MOST_ID, by_name=True),
+}
+# of the whole board: an instance has none of it
+BOARD_RULES = {
+    "answer": FieldRule("devices", float, 0, 1e6),
+    "memory_utilization": FieldRule("utilization", float, 0, 1),
+    "power": FieldRule("power", float, 0, 5000),  # watts: the largest boards are at 1,400
+    "energy": FieldRule("power", float, 0, MOST_JOULES),
+    "temperature": FieldRule("temperature", float, -50, 200),
+    "memory_temperature": FieldRule("temperature", float, -50, 200),
+    "power_limit": FieldRule("power", float, 0, 5000),
+    "power_limit_enforced": FieldRule("power", float, 0, 5000),
+    "fan": FieldRule("temperature", float, 0, 2),  # some turn faster than their nominal speed
+    "sm_clock": FieldRule("clocks", float, 0, 2e10),  # hertz
+    "memory_clock": FieldRule("clocks", float, 0, 2e11),
+    "clock_reasons": FieldRule("clocks", list),
+    "clock_reason_seconds": FieldRule("clocks", float, 0, MOST_SECONDS, by_name=True),
+    "ecc": FieldRule("ecc", int, 0, MOST_ERRORS, by_name=True),
+    "remapped": FieldRule("remapped", int, 0, MOST_BYTES, by_name=True),
+    "remap_pending": FieldRule("remapped", bool),
+    "remap_failure": FieldRule("remapped", bool),
+    "recovery_action": FieldRule("remapped", int, 0, max(RECOVERY_ACTIONS)),
+    "pcie_generation": FieldRule("pcie", int, 1, 9),
+    "pcie_generation_max": FieldRule("pcie", int, 1, 9),
+    "pcie_width": FieldRule("pcie", int, 1, 32),
+    "pcie_width_max": FieldRule("pcie", int, 1, 32),
+    "pcie_replays": FieldRule("pcie", int, 0, MOST_ERRORS),
+    "nvlink_errors": FieldRule("nvlink", int, 0, MOST_BYTES, by_name=True),
+    "nvlink_active": FieldRule("nvlink", int, 0, MOST_ID),
+    "fabric": FieldRule("nvlink", int, 1, max(FABRIC_STATES)),
+    "pcie_transmit": FieldRule("pcie", int, 0, MOST_COUNT),
+    "pcie_receive": FieldRule("pcie", int, 0, MOST_COUNT),
+    "nvlink_transmit": FieldRule("nvlink", int, 0, MOST_COUNT),
+    "nvlink_receive": FieldRule("nvlink", int, 0, MOST_COUNT),
+}
+RULES = {**COMMON_RULES, **BOARD_RULES}
+
+
 @dataclass
-class FrameRecord:
-    """A flat part of a frame; unknown keys are ignored, a value of another type is an error."""
-
-    @classmethod
-    def read(cls: type[_T], raw: object) -> _T:
-        """Return the record in a JSON object; raise FrameError."""
-        if not isinstance(raw, dict):
-            raise FrameError(f"{cls.__name__} is {type(raw).__name__}")
-        told, hints = cast("dict[str, Any]", raw), _record_hints(cls.__name__)
-        # by names of ours: those of another string take Python five times as long as keywords
-        known = {name: told[name] for name in hints if name in told}
-        for name, value in known.items():
-            if type(value) not in hints[name].plain:
-                known[name] = _check_record_value(value, hints[name], name)
-        try:
-            return cls(**known)
-        except TypeError as fault:
-            raise FrameError(str(fault)) from None
-
-
-@dataclass
-class Process(FrameRecord):
+class Process:
     """A process that NVML lists on a device; memory in bytes, None where NVML does not tell."""
 
     pid: int
-    memory: Optional[int] = None
+    memory: int | None = None
 
 
 @dataclass
-class DeviceTelemetry(FrameRecord):
+class DeviceTelemetry:
     """A GPU, or a MIG instance (`parent` is its card's bus id); one look.
 
     `busy` and `observed` are seconds since the last look: how long the device did work, and how
@@ -105,60 +155,60 @@ class DeviceTelemetry(FrameRecord):
     bus: str
     uuid: str
     index: int
-    minor: Optional[int] = None
+    minor: int | None = None
     name: str = ""
     parent: str = ""
-    gi: Optional[int] = None
-    ci: Optional[int] = None
+    gi: int | None = None
+    ci: int | None = None
     profile: str = ""
-    mig: Optional[bool] = None
-    persistence: Optional[bool] = None
-    answer: Optional[float] = None  # seconds that the driver took for this card at the last look
-    numa: Optional[int] = None
-    coherent: Optional[bool] = None  # the kernel puts its own pages into the card's memory
-    utilization: Optional[float] = None
-    memory_utilization: Optional[float] = None
-    busy: Optional[float] = None
-    observed: Optional[float] = None
-    memory_used: Optional[int] = None
-    memory_total: Optional[int] = None
-    power: Optional[float] = None
-    energy: Optional[float] = None
-    temperature: Optional[float] = None
-    memory_temperature: Optional[float] = None
-    power_limit: Optional[float] = None  # as set; the enforced one may be lower
-    power_limit_enforced: Optional[float] = None
-    fan: Optional[float] = None  # ratio of its highest speed
-    sm_clock: Optional[float] = None
-    memory_clock: Optional[float] = None
-    clock_reasons: Optional[list[str]] = None
-    clock_reason_seconds: Optional[dict[str, float]] = None
-    ecc: Optional[dict[str, int]] = None  # `corrected.sram`, `uncorrected.dram`, ...
-    remapped: Optional[dict[str, int]] = None  # rows by cause
-    remap_pending: Optional[bool] = None
-    remap_failure: Optional[bool] = None
-    recovery_action: Optional[int] = None
-    pcie_generation: Optional[int] = None  # now, and the most that card and slot can have
-    pcie_generation_max: Optional[int] = None
-    pcie_width: Optional[int] = None
-    pcie_width_max: Optional[int] = None
-    pcie_replays: Optional[int] = None
-    nvlink_errors: Optional[dict[str, int]] = None  # by kind: `crc_flit`, `replay`, ...
-    nvlink_active: Optional[int] = None  # links that are up
-    fabric: Optional[int] = None  # 1 not started, 2 in progress, 3 done; 4 failed, 5 unhealthy
-    pcie_transmit: Optional[int] = None
-    pcie_receive: Optional[int] = None
-    nvlink_transmit: Optional[int] = None
-    nvlink_receive: Optional[int] = None
-    summed: Optional[list[str]] = None  # of these bytes, what the worker adds up: from 0 with it
-    gpm: Optional[dict[str, float]] = None  # ratios by name: sm_active, tensor_active, ...
-    process_use: Optional[dict[str, float]] = None  # by pid, share of time since the last look
-    processes: Optional[list[Process]] = None  # None: not looked at this time, or not supported
-    links: Optional[dict[str, int]] = None  # NVLinks to the bus id of a peer; `switch`: to NVSwitch
+    mig: bool | None = None
+    persistence: bool | None = None
+    answer: float | None = None  # seconds that the driver took for this card at the last look
+    numa: int | None = None
+    coherent: bool | None = None  # the kernel puts own pages into its memory
+    utilization: float | None = None
+    memory_utilization: float | None = None
+    busy: float | None = None
+    observed: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    power: float | None = None
+    energy: float | None = None
+    temperature: float | None = None
+    memory_temperature: float | None = None
+    power_limit: float | None = None  # as set; the enforced one may be lower
+    power_limit_enforced: float | None = None
+    fan: float | None = None  # ratio of its highest speed; some fans turn faster than that
+    sm_clock: float | None = None  # hertz
+    memory_clock: float | None = None
+    clock_reasons: list[str] | None = None
+    clock_reason_seconds: dict[str, float] | None = None
+    ecc: dict[str, int] | None = None  # `corrected.sram`, `uncorrected.dram`, ...
+    remapped: dict[str, int] | None = None  # rows by cause
+    remap_pending: bool | None = None
+    remap_failure: bool | None = None
+    recovery_action: int | None = None  # one of RECOVERY_ACTIONS
+    pcie_generation: int | None = None  # now, and the most that card and slot can have
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_replays: int | None = None
+    nvlink_errors: dict[str, int] | None = None  # by kind: `crc_flit`, `replay`, ...
+    nvlink_active: int | None = None  # links that are up
+    fabric: int | None = None  # one of FABRIC_STATES
+    pcie_transmit: int | None = None
+    pcie_receive: int | None = None
+    nvlink_transmit: int | None = None
+    nvlink_receive: int | None = None
+    summed: list[str] | None = None  # of these bytes, what the worker adds up: from 0 with it
+    gpm: dict[str, float] | None = None  # ratios by name: sm_active, tensor_active, ...
+    process_use: dict[str, float] | None = None  # by pid, share of time since the last look
+    processes: list[Process] | None = None  # None: not looked at this time, or not supported
+    links: dict[str, int] | None = None  # NVLinks to the bus id of a peer; `switch`: to NVSwitch
 
 
 @dataclass
-class Xid(FrameRecord):
+class Xid:
     """An XID event since the last look."""
 
     uuid: str
@@ -166,7 +216,7 @@ class Xid(FrameRecord):
 
 
 @dataclass
-class Frame(FrameRecord):
+class Frame:
     """One look at all devices. `failures` has the error of each collector that failed.
 
     `lost` has the driver's words on each card that was there and is lost, by bus id. `complete` is
@@ -203,75 +253,15 @@ class FrameSource(Protocol):
         """Let go of the driver."""
 
 
-class _Hint(NamedTuple):
-    """An annotation, taken apart once: a frame has hundreds of values.
-
-    A value whose type is in `plain` is taken as it is; `inner` is what a list or a dict holds.
-    """
-
-    kind: type[Any]
-    inner: _Hint | None
-    plain: frozenset[type[Any]]
-
-
-@cache
-def _record_hints(name: str) -> dict[str, _Hint]:
-    """Return what the fields of a record are to be."""
-    record: type[FrameRecord] = globals()[name]
-    hints = get_type_hints(record)
-    return {one.name: _annotation_hint(hints[one.name]) for one in fields(record)}
-
-
-def _annotation_hint(annotation: Any) -> _Hint:
-    arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())
-    if type(None) in arguments:
-        known = _annotation_hint(next(one for one in arguments if one is not type(None)))
-        return known._replace(plain=known.plain | {type(None)})
-    kind = getattr(annotation, "__origin__", annotation)
-    inner = _annotation_hint(arguments[-1]) if arguments else None
-    plain = frozenset[type[Any]]() if inner or issubclass(kind, FrameRecord) else frozenset({kind})
-    return _Hint(kind, inner, plain)
-
-
 def encode_frame(frame: Frame) -> bytes:
     """Return a frame as one line."""
     return _ENCODER.encode(frame).encode() + b"\n"
 
 
-def decode_frame(line: bytes) -> Frame:
-    """Return the frame of one line; raise FrameError."""
-    try:
-        frame = Frame.read(json.loads(line))
-    except (ValueError, OverflowError, RecursionError) as fault:
-        raise FrameError(f"not a frame: {fault}") from None
-    if frame.version != VERSION:
-        raise FrameError(f"a frame of version {frame.version}")
-    return frame
-
-
-def _known_fields(record: FrameRecord) -> dict[str, Any]:
+def _known_fields(record: object) -> dict[str, Any]:
     """Return what is known of a record: its fields without those that are absent."""
     return {name: value for name, value in vars(record).items() if value is not None}
 
 
 # a frame is a tree of records, which nothing else in it is
 _ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_known_fields)
-
-
-def _check_record_value(value: Any, hint: _Hint, name: str) -> Any:
-    """Return `value` where it is what the annotation says; raise FrameError."""
-    if type(value) in hint.plain:
-        return value
-    if issubclass(hint.kind, FrameRecord):
-        return hint.kind.read(value)
-    if hint.kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint.kind or hint.inner is None:
-        raise FrameError(f"{name} is {type(value).__name__}")
-    inner = hint.inner
-    if hint.kind is list:
-        return [_check_record_value(one, inner, name) for one in cast("list[Any]", value)]
-    pairs = cast("dict[str, Any]", value)
-    if inner.plain.issuperset(map(type, pairs.values())):
-        return pairs
-    return {key: _check_record_value(one, inner, name) for key, one in pairs.items()}

@@ -227,6 +227,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
     from gpulock_exporter import telemetry
     from gpulock_exporter.app.exporter import Exporter
     from gpulock_exporter.clock import SystemClock
+    from gpulock_exporter.frame_decoder import decode_frame
     from gpulock_exporter.nvml.source import NvmlSource
     from gpulock_exporter.web.http import HttpRequest
 
@@ -254,7 +255,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
 
         sys.setprofile(note)
         line = telemetry.encode_frame(source.look(True))
-        exporter.tick([telemetry.decode_frame(line)], supervisor)
+        exporter.tick([decode_frame(line)], supervisor)
         answer = exporter.metrics(HttpRequest("/metrics"))
         sys.setprofile(None)
     if f" {PERCENT / 100}".encode() not in bytes(answer.body):

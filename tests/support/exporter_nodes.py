@@ -8,11 +8,12 @@ from typing import Any
 
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.sample_file import sample_text
+from gpulock_exporter.frame_decoder import decode_frame
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory, FrozenTick
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid, encode_frame
 
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node import devices
@@ -156,7 +157,8 @@ class Node:
         """Return a frame of this moment."""
         self.sequence += 1
         fields: dict[str, Any] = {"driver": "580.1", **changes}
-        return Frame(self.sequence, self.now, EPOCH + self.now, devices=list(seen), **fields)
+        frame = Frame(self.sequence, self.now, EPOCH + self.now, devices=list(seen), **fields)
+        return decode_frame(encode_frame(frame))  # as it comes from a worker
 
     def tick(
         self, *seen: DeviceTelemetry, xids: Sequence[Xid] = (), seconds: float = 1.0

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpulock_exporter.frame_decoder import decode_frame
 from gpulock_exporter.nvml.source import NvmlSource
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, decode_frame, encode_frame
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
 
 if TYPE_CHECKING:
     from tests.nvml.double import Double

@@ -25,6 +25,7 @@ from gpulock_exporter.files.sample_file import (
     restore_lost_cards,
     sample_text,
 )
+from gpulock_exporter.frame_decoder import normalize_bus_id
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.exposition import EVERYTHING, render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
@@ -38,7 +39,6 @@ from gpulock_exporter.state.local_state import (
     read_locks_with_details,
 )
 from gpulock_exporter.state.node_devices import DeviceList, inventory_version
-from gpulock_exporter.state.plausibility import normalize_bus_id
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame
 from gpulock_exporter.web.http import (

@@ -23,8 +23,8 @@ from gpulock.node.sample import (
 from gpulock.store import atomic, kv
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.sample_file import finished_text
+from gpulock_exporter.frame_decoder import device_lock_id, normalize_bus_id
 from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.state.plausibility import device_lock_id, normalize_bus_id
 from gpulock_exporter.telemetry import DeviceTelemetry
 
 INVENTORY = "inventory"

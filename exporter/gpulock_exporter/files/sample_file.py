@@ -32,12 +32,12 @@ from gpulock.node.sample import (
     parse_sample_fields,
 )
 from gpulock_exporter.clock import Moment
+from gpulock_exporter.frame_decoder import UUID
 from gpulock_exporter.state.buckets import restore_buckets
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger, LedgerAccount
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
 from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals, XidCount
 from gpulock_exporter.state.monotonic import CounterReading, MonotonicCounter
-from gpulock_exporter.state.plausibility import UUID
 from gpulock_exporter.state.snapshot import DeviceProcesses, LostCard
 from gpulock_exporter.telemetry import DeviceTelemetry
 

@@ -21,11 +21,11 @@ from gpulock.alloc.process_owner import (
 from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset
+from gpulock_exporter.frame_decoder import device_lock_id
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
 from gpulock_exporter.state.device_totals import TelemetryTotals
 from gpulock_exporter.state.join import NOT_LISTED, SnapshotJoin
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
-from gpulock_exporter.state.plausibility import usable_devices, usable_lost_cards
 from gpulock_exporter.state.share_use import MEMBERS, ShareUse, sum_share_memory
 from gpulock_exporter.state.snapshot import (
     DeviceProcesses,
@@ -137,7 +137,8 @@ class CollectorState:
         totals, ledger = self.memory.totals, self.memory.ledger
         over: dict[str, Accounts] = {}
         for frame in frames:
-            self.last, self.devices = frame, usable_devices(frame)
+            self.last = frame
+            self.devices = {device_lock_id(one): one for one in frame.devices}
             self.models |= {name: one.name for name, one in self.devices.items() if one.name}
             looks = totals.advance(frame, self.devices, now.boottime)
             self._list()
@@ -277,7 +278,7 @@ def find_lost_cards(
         return why
     absent = dict.fromkeys(listed or () if frame.complete else (), NOT_LISTED)
     known = {bus: words for bus, words in {**absent, **why}.items() if bus not in answering}
-    return {**known, **usable_lost_cards(frame)}
+    return {**known, **frame.lost}
 
 
 def merge_lost_cards(

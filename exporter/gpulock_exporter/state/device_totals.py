@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from gpulock.node.devices import card_bus_id
+from gpulock_exporter.frame_decoder import MOST_NAMES
 from gpulock_exporter.state.monotonic import KINDS, MonotonicCounter
-from gpulock_exporter.state.plausibility import MOST_NAMES
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
 
 IDLE_RATIO = 0.01  # of a look: so much a desktop or a monitor works, and it is nobody's work

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from gpulock.errors import one_line
 from gpulock_exporter.driver_calls import NO_CARD, PAGE, DriverCall, read_driver_call
-from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError, decode_frame
+from gpulock_exporter.frame_decoder import decode_frame
+from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError
 
 WORDS = 400  # bytes of a worker's standard error that are told
 CHUNK = 1 << 16  # bytes: what a pipe holds, pipe(7)

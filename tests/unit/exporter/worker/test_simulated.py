@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from gpulock_exporter.frame_decoder import decode_frame
 from gpulock_exporter.simulated.card import device_load, mean_device_load, memory_share
 from gpulock_exporter.simulated.source import SimulatedSource
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, decode_frame, encode_frame
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
 from gpulock_exporter.worker.child import WorkerTimeouts
 from gpulock_exporter.worker.process import sleep_until_next_look
 from gpulock_exporter.worker.supervisor import Supervisor

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.telemetry import decode_frame
+from gpulock_exporter.frame_decoder import decode_frame
 
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = """

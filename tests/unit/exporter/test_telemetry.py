@@ -7,13 +7,13 @@ import json
 from typing import Any
 
 import pytest
+from gpulock_exporter.frame_decoder import decode_frame
 from gpulock_exporter.telemetry import (
     DeviceTelemetry,
     Frame,
     FrameError,
     Process,
     Xid,
-    decode_frame,
     encode_frame,
 )
 
@@ -77,29 +77,47 @@ def test_what_is_not_known_yet_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "collector"),
+    [
+        ({"index": True}, "devices"),
+        ({"index": 1.0}, "devices"),
+        ({"mig": 1}, "mig"),
+        ({"utilization": "0.5"}, "utilization"),
+        ({"utilization": True}, "utilization"),
+        ({"memory_used": 0.5}, "memory"),
+        ({"ecc": []}, "ecc"),
+        ({"ecc": {"corrected.dram": 0.5}}, "ecc"),
+        ({"ecc": {"corrected.dram": None}}, "ecc"),
+        ({"gpm": {"sm_active": "all"}}, "gpm"),
+        ({"clock_reasons": {"gpu_idle": 1}}, "clocks"),
+        ({"clock_reasons": [1]}, "clocks"),
+        ({"energy": 10**400}, "power"),
+        ({"process_use": {"1": "all"}}, "utilization"),
+    ],
+)
+def test_a_value_of_another_type_is_not_known_and_its_collector_has_failed(
+    fields: dict[str, Any], collector: str
+) -> None:
+    frame = decode_frame(with_device(**fields))
+    (name,) = fields
+    assert list(frame.failures) == [collector]
+    assert not getattr(frame.devices[0], name)
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"bus": 1},
         {"bus": None},
-        {"index": True},
-        {"index": 1.0},
-        {"mig": 1},
-        {"utilization": "0.5"},
-        {"utilization": True},
-        {"memory_used": 0.5},
-        {"ecc": []},
-        {"ecc": {"corrected.dram": 0.5}},
-        {"ecc": {"corrected.dram": None}},
-        {"gpm": {"sm_active": "all"}},
-        {"clock_reasons": {"gpu_idle": 1}},
-        {"clock_reasons": [1]},
+        {"name": 1},
         {"processes": [7]},
         {"processes": [{"memory": 5}]},
         {"processes": [{"pid": "7"}]},
-        {"energy": 10**400},
     ],
 )
-def test_a_value_of_another_type_is_no_frame(fields: dict[str, Any]) -> None:
+def test_what_names_a_device_or_a_process_and_is_no_name_is_no_frame(
+    fields: dict[str, Any],
+) -> None:
     with pytest.raises(FrameError):
         decode_frame(with_device(**fields))
 

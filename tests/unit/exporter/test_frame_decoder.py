@@ -7,17 +7,29 @@ import math
 from typing import Any
 
 import pytest
-from gpulock_exporter.state.plausibility import (
-    device_lock_id,
-    drop_impossible_values,
-    normalize_bus_id,
-    usable_devices,
+from gpulock_exporter.frame_decoder import decode_frame, device_lock_id, normalize_bus_id
+from gpulock_exporter.telemetry import (
+    COLLECTORS,
+    DeviceTelemetry,
+    Frame,
+    Process,
+    encode_frame,
 )
-from gpulock_exporter.telemetry import COLLECTORS, Frame, Process
 
 from gpulock.daemon.health.findings import ACTIONS
 from tests.support.exporter_nodes import card, full_card, instance
 from tests.support.trees import bus
+
+
+def decoded(*devices: DeviceTelemetry, **more: Any) -> Frame:
+    """Return a frame of these devices as it comes out of its line."""
+    return decode_frame(encode_frame(Frame(1, 1.0, 1.0, devices=list(devices), **more)))
+
+
+def cleaned(device: DeviceTelemetry) -> DeviceTelemetry:
+    """Return a device as it comes out of a frame."""
+    (found,) = decoded(device).devices
+    return found
 
 
 @pytest.mark.parametrize(
@@ -36,22 +48,20 @@ from tests.support.trees import bus
 )
 def test_a_value_that_no_hardware_has_is_not_known(field: str, values: tuple[Any, ...]) -> None:
     for value in values:
-        clean = drop_impossible_values(card(**{field: value}))
-        assert clean is not None
+        clean = cleaned(card(**{field: value}))
         assert getattr(clean, field) is None
 
 
 @pytest.mark.parametrize("action", [0, *ACTIONS])
 def test_every_recovery_action_that_has_words_is_believed(action: int) -> None:
-    clean = drop_impossible_values(card(recovery_action=action))
-    assert clean is not None and clean.recovery_action == action
+    clean = cleaned(card(recovery_action=action))
+    assert clean.recovery_action == action
 
 
 def test_what_a_sound_card_says_is_all_believed() -> None:
     whole = full_card(processes=[Process(5, 100)], links={bus(1): 4, "switch": 6})
-    failures: dict[str, str] = {}
-    assert drop_impossible_values(whole, failures) == whole
-    assert failures == {}
+    frame = decoded(whole)
+    assert (frame.devices, frame.failures) == ([whole], {})
 
 
 @pytest.mark.parametrize(
@@ -81,8 +91,7 @@ def test_what_a_sound_card_says_is_all_believed() -> None:
 def test_an_impossible_value_is_a_failure_of_its_source(
     told: dict[str, Any], collector: str
 ) -> None:
-    frame = Frame(1, 1.0, 1.0, devices=[full_card(1), full_card(0, **told)])
-    usable_devices(frame)
+    frame = decoded(full_card(1), full_card(0, **told))
     assert list(frame.failures) == [collector]
     assert collector in COLLECTORS
     (field,) = told
@@ -90,8 +99,7 @@ def test_an_impossible_value_is_a_failure_of_its_source(
 
 
 def test_a_failure_that_the_driver_told_is_not_forgotten_for_one_of_ours() -> None:
-    frame = Frame(1, 1.0, 1.0, devices=[card(power=-1.0)], failures={"power": "Unknown Error"})
-    usable_devices(frame)
+    frame = decoded(card(power=-1.0), failures={"power": "Unknown Error"})
     assert frame.failures == {"power": "Unknown Error"}
 
 
@@ -122,7 +130,8 @@ def test_a_bus_id_is_written_as_the_kernel_does(text: str, expected: str) -> Non
     ],
 )
 def test_a_device_that_cannot_be_named_is_none(nameless: Any) -> None:
-    assert drop_impossible_values(nameless) is None
+    frame = decoded(nameless)
+    assert (frame.devices, list(frame.failures)) == ([], ["devices"])
 
 
 def test_an_instance_is_called_by_its_card_and_its_place() -> None:
@@ -131,51 +140,51 @@ def test_an_instance_is_called_by_its_card_and_its_place() -> None:
 
 @pytest.mark.parametrize("text", ["GPU-????????-????", "a b", "x" * 200, 'GPU-"', "GPU-\n", "-"])
 def test_a_uuid_that_is_none_is_not_told(text: str) -> None:
-    clean = drop_impossible_values(card(uuid=text))
-    assert clean is not None
+    clean = cleaned(card(uuid=text))
     assert clean.uuid == ""
+
+
+def test_an_instance_has_nothing_of_the_board() -> None:
+    clean = cleaned(instance(0, 1, power=100.0, ecc={"corrected.dram": 1}, utilization=0.5))
+    assert (clean.power, clean.ecc, clean.utilization) == (None, None, 0.5)
 
 
 def test_names_that_would_spoil_a_file_or_a_label_are_left_out() -> None:
     names = ["sw_power_cap", "a b", "A", "x=y", "", "n\n", "x" * 65]
-    clean = drop_impossible_values(
+    clean = cleaned(
         card(
             clock_reasons=names,
             ecc=dict.fromkeys(names, 1),
             gpm={"sm_active": 9.0, "tensor_active": 0.5, "dram_active": math.nan},
         )
     )
-    assert clean is not None
     assert clean.clock_reasons == ["sw_power_cap"]
     assert clean.ecc == {"sw_power_cap": 1}
     assert clean.gpm == {"tensor_active": 0.5}
 
 
 def test_there_are_no_more_names_than_cards_have() -> None:
-    clean = drop_impossible_values(card(ecc={f"n{number}": 1 for number in range(1000)}))
-    assert clean is not None
+    clean = cleaned(card(ecc={f"n{number}": 1 for number in range(1000)}))
     assert len(clean.ecc or {}) == 64
 
 
 def test_processes_that_cannot_be_are_left_out_and_each_is_there_once() -> None:
     listed = [Process(5, 1), Process(0), Process(-1), Process(2**31), Process(5, 2), Process(6, -1)]
-    clean = drop_impossible_values(card(processes=listed))
-    assert clean is not None
+    clean = cleaned(card(processes=listed))
     assert clean.processes == [Process(5, 2), Process(6, None)]
 
 
 def test_text_is_held_to_a_line_and_a_length() -> None:
-    clean = drop_impossible_values(card(name="a\nb" + "x" * 500))
-    assert clean is not None
+    clean = cleaned(card(name="a\nb" + "x" * 500))
     assert clean.name.startswith("a?b")
     assert len(clean.name) == 128
 
 
 def test_of_two_devices_of_one_place_the_first_counts() -> None:
-    frame = Frame(1, 1.0, 1.0, devices=[card(0, power=1.0), card(0, power=2.0), card(bus="x")])
-    assert [one.power for one in usable_devices(frame).values()] == [1.0]
+    frame = decoded(card(0, power=1.0), card(0, power=2.0), card(bus="x"))
+    assert [one.power for one in frame.devices] == [1.0]
 
 
 def test_a_frame_has_so_many_devices_at_most() -> None:
     many = [card(bus=f"{number:04x}:01:00.0") for number in range(3000)]
-    assert len(usable_devices(Frame(1, 1.0, 1.0, devices=many))) == 1024
+    assert len(decoded(*many).devices) == 1024

@@ -51,7 +51,7 @@ OWN: Final = {
     ),
     "why": ((str(REFUSED), "JOB or DEVICE is not known on this node."),),
     "config": ((str(REFUSED), "With --check: FILE has a fault."),),
-    "doctor": ((str(NODE_BROKEN), "There is a fault."),),
+    "doctor": ((str(REFUSED), "There is a fault, or the node was not checked."),),
     "uninstall": (
         (str(REFUSED), "It was refused, or something still leads to gpulock's files."),
         (str(NOT_IN_FORCE), "Part of it stays, and it is said why."),

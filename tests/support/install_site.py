@@ -15,8 +15,9 @@ import pytest
 
 from gpulock.install import versions
 from gpulock.install.daemons import SchedulerDaemon
+from gpulock.install.doctor import doctor
 from gpulock.install.doctor import sge as doctor_sge
-from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
+from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, Report
 from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.sge import programs as sge_programs
 from gpulock.install.sge import qconf, site
@@ -65,10 +66,11 @@ def put_back(root: Path) -> None:
     shutil.copytree(f"{root}.as-installed", root, symlinks=True)
 
 
-def worst_of(checks: list[Check]) -> dict[str, Check]:
-    """Return the worst check of each name."""
+def worst_of(report: Report) -> dict[str, Finding]:
+    """Return the worst finding of each name, and OK for each check that found nothing."""
     rank = {OK: 0, WARNING: 1, FAULT: 2}
-    return {check.name: check for check in sorted(checks, key=lambda c: rank[c.state])}
+    well = {name: Finding(name, OK, "") for name in report.passed}
+    return well | {one.name: one for one in sorted(report.findings, key=lambda c: rank[c.state])}
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     env = {"SGE_ROOT": str(folder / "root")}
     program = programs / "sge_execd"
     execd = SchedulerDaemon(os.getpid(), 1, os.geteuid(), program, spool, (), env)
-    for module in (site, doctor_sge):
+    for module in (site, doctor):
         patch.setattr(module, "find_execds", lambda: [execd])
     play_fakes_in_process(patch, sge_programs, qconf)
     compile_no_library(patch)

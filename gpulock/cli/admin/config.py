@@ -11,7 +11,7 @@ from typing import cast
 import click
 
 from gpulock.cli.session import CommandRefusedError, Session
-from gpulock.install.doctor.check import FAULT, Check
+from gpulock.install.doctor.check import FAULT, Finding
 from gpulock.install.doctor.claims import check_lock_dir
 from gpulock.install.doctor.node import check_state_dir
 from gpulock.install.setting_faults import find_setting_faults
@@ -74,17 +74,17 @@ def validate_settings_file(path: str, fixed: bool) -> int:
     if wrong:
         raise CommandRefusedError("; ".join(wrong), "correct that line")
     if caller == 0 or settings.simulation:  # as a hook runs
-        for check in find_folder_faults(settings):
-            raise CommandRefusedError(f"{path}: {check.what}", check.do)
+        for wrong_folder in find_folder_faults(settings):
+            raise CommandRefusedError(f"{path}: {wrong_folder.what}", wrong_folder.do)
     return len(settings.given)
 
 
-def find_folder_faults(settings: Settings) -> list[Check]:
+def find_folder_faults(settings: Settings) -> list[Finding]:
     """Return what a hook refuses of the folders that are there."""
-    checks = [*check_lock_dir(settings)]
+    said = [*check_lock_dir(settings)]
     if os.path.lexists(settings.state_dir):
-        checks += check_state_dir(settings)
-    return [check for check in checks if check.state == FAULT and not check.name]
+        said += check_state_dir(settings)
+    return [one for one in said if one.state == FAULT and not one.name]
 
 
 def format_config_lines(settings: Settings, width: int) -> list[str]:

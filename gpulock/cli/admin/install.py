@@ -235,23 +235,27 @@ def uninstall_systemd(session: Session, dry_run: bool) -> None:
 
 
 @click.command()
+@click.option("--all", "with_all", is_flag=True, help="Name each check that is well, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--prefix", type=FOLDER, default=None, hidden=True)
 @click.pass_context
-def doctor_command(ctx: click.Context, prefix: Path | None) -> None:
-    """Check this node, its settings and its scheduler; exit 3 if there is a fault."""
-    from gpulock.install.doctor import doctor as checks
+def doctor_command(ctx: click.Context, with_all: bool, as_json: bool, prefix: Path | None) -> None:
+    """Check this node, its settings and its scheduler; exit 1 if there is a fault."""
+    from gpulock.install.doctor import doctor
+    from gpulock.install.doctor.report import MARKS, report_json, report_lines
 
     session: Session = ctx.obj
     if os.geteuid() != 0 and not session.settings().simulation:
         raise CommandRefusedError("only root can check this node", "run it as root")
     try:
-        found = checks.run_doctor(checks.DoctorOptions(config=Path(session.config), prefix=prefix))
+        report = doctor.run_doctor(doctor.DoctorOptions(Path(session.config), prefix))
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
-    colours = dict(zip(checks.MARKS.values(), ("green", "yellow", "red")))
-    checks.print_checks(
-        [replace(check, do=name_config(check.do)) for check in found],
-        lambda line: click.echo(click.style(line[:1], colours.get(line[:1])) + line[1:]),
-        table.sentence_width(sys.stdout),
-    )
-    ctx.exit(checks.doctor_exit_code(found))
+    report.findings = [replace(one, do=name_config(one.do)) for one in report.findings]
+    if as_json:
+        click.echo(report_json(report))
+    else:
+        colours = dict(zip(MARKS.values(), ("yellow", "red")))
+        for line in report_lines(report, with_all, table.sentence_width(sys.stdout)):
+            click.echo(click.style(line[:1], colours.get(line[:1])) + line[1:])
+    ctx.exit(1 if report.is_broken else 0)

@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One finding of `gpulock doctor`, and how a look that fails becomes one."""
+"""The checks of `gpulock doctor`: each yields what is wrong, and is silent without what it needs.
+
+A check that finds nothing wrong is passed. What cannot be found out is a warning with the reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpulock.errors import Refusal
 from gpulock.install.hooks import InstallError
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
-BROKEN: Final = 3  # exit code: this node is broken
+SETTINGS, INSTALLED, DRIVER = "settings", "installed", "driver"  # what other checks need
+_FAILURES: Final = (InstallError, OSError, ValueError, KeyError)
 
 
 @dataclass(frozen=True)
-class Check:
-    """A thing looked at (empty: the one of the look), its state, what was found, what to do."""
+class Finding:
+    """What a check says (no name: the check's own): a fact where it is well, else what to do."""
 
     name: str
     state: str
@@ -24,34 +28,77 @@ class Check:
     do: str = ""
 
 
-def ok(what: str, name: str = "") -> Check:
-    """Return that a thing is well."""
-    return Check(name, OK, what)
+@dataclass(frozen=True)
+class Check:
+    """One look; where a check that it `needs` has a fault, or is silent itself, it is silent."""
+
+    name: str
+    look: Callable[[], Iterable[Finding]]
+    needs: tuple[str, ...] = ()
 
 
-def warning(what: str, do: str = "", name: str = "") -> Check:
+@dataclass
+class Report:
+    """What all checks found: facts of what is well, what is wrong, and who said nothing."""
+
+    facts: list[str] = field(default_factory=list[str])
+    findings: list[Finding] = field(default_factory=list[Finding])
+    passed: list[str] = field(default_factory=list[str])
+    failed: list[str] = field(default_factory=list[str])  # with a fault, or could not be run
+    silent: dict[str, str] = field(default_factory=dict[str, str])  # by the check that they need
+
+    @property
+    def is_broken(self) -> bool:
+        """Say whether there is a fault."""
+        return any(one.state == FAULT for one in self.findings)
+
+    def run(self, check: Check) -> None:
+        """Run a check, unless one that it needs has failed."""
+        if needed := next((one for one in check.needs if one in (*self.failed, *self.silent)), ""):
+            self.silent[check.name] = needed
+            return
+        count = len(self.findings)
+        try:
+            for one in check.look():  # one by one: what was found before a failure counts
+                self._add(check, one)
+        except Refusal as refusal:
+            self._fail(check, refusal.why, refusal.do)
+        except _FAILURES as reason:
+            self._fail(check, str(reason))
+        if any(one.state == FAULT for one in self.findings[count:]):
+            self.failed.append(check.name)
+        elif len(self.findings) == count:
+            self.passed.append(check.name)
+
+    def _add(self, check: Check, said: Finding) -> None:
+        if said.state == OK:
+            self.facts += [said.what] if said.what not in self.facts else []
+        else:
+            self.findings.append(replace(said, name=said.name or check.name))
+
+    def _fail(self, check: Check, why: str, do: str = "") -> None:
+        self._add(check, warning(f"could not be checked: {why}", do))
+        self.failed.append(check.name)
+
+
+def fact(what: str) -> Finding:
+    """Return what an administrator should know of a node that is well."""
+    return Finding("", OK, what)
+
+
+def warning(what: str, do: str = "", name: str = "") -> Finding:
     """Return what a person should look at."""
-    return Check(name, WARNING, what, do)
+    return Finding(name, WARNING, what, do)
 
 
-def fault(what: str, do: str, name: str = "") -> Check:
+def fault(what: str, do: str, name: str = "") -> Finding:
     """Return what keeps jobs from their GPUs, or lets them share."""
-    return Check(name, FAULT, what, do)
+    return Finding(name, FAULT, what, do)
 
 
-def run_checks(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
-    """Return what a look finds; where it fails, what it found so far and the reason."""
-    found: list[Check] = []
-    try:
-        for check in look():
-            found.append(check)  # one by one: what was found before a failure counts
-    except Refusal as refusal:
-        found.append(warning(f"could not be checked: {refusal.why}", refusal.do))
-    except (InstallError, OSError, ValueError, KeyError) as reason:
-        found.append(warning(f"could not be checked: {reason}"))
-    return [replace(check, name=check.name or name) for check in found]
-
-
-def run_all(looks: Mapping[str, Callable[[], Iterable[Check]]]) -> list[Check]:
-    """Return what several looks find, by their names."""
-    return [check for name, look in looks.items() for check in run_checks(name, look)]
+def run_checks(checks: Iterable[Check]) -> Report:
+    """Run checks in their order."""
+    report = Report()
+    for check in checks:
+        report.run(check)
+    return report

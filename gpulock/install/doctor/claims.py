@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpulock.errors import Refusal, lost_records_refusal
-from gpulock.install.doctor.check import OK, Check, fault, ok, warning
+from gpulock.install.doctor.check import Finding, fault, warning
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import atomic, boot
@@ -24,42 +24,38 @@ _PAUSE = 0.2  # seconds; a claim is made or undone in less
 _GATE_MODE = 0o600  # a user who may open the gate can block the node
 
 
-def check_lock_dir(settings: Settings) -> Iterator[Check]:
+def check_lock_dir(settings: Settings) -> Iterator[Finding]:
     """Look at both folders of locks and records, and at the gate's mode."""
     store = LockStore(settings.lock_dir)
     folders = [path for path in (store.path, store.root) if os.path.lexists(path)]
-    if not folders:
-        yield ok(f"{store.path} is not there yet: the first claim makes it")
+    if wrong := [one for path in folders for one in check_lock_folder(path)]:
+        yield from wrong
         return
-    checks = [check_lock_folder(path) for path in folders]
-    yield from checks
-    if all(check.state == OK for check in checks):
-        yield from check_locks_readable(store)
-        gate = Path(store.root, "gate")
-        mode = stat.S_IMODE(gate.stat().st_mode) if gate.exists() else _GATE_MODE
-        if mode != _GATE_MODE:
-            what = f"{gate} has mode {mode:04o}: any user can block it"
-            yield fault(what, f"chmod 600 {shlex.quote(str(gate))}", "gate")
+    yield from check_locks_readable(store)
+    gate = Path(store.root, "gate")
+    mode = stat.S_IMODE(gate.stat().st_mode) if gate.exists() else _GATE_MODE
+    if mode != _GATE_MODE:
+        what = f"{gate} has mode {mode:04o}: any user can block it"
+        yield fault(what, f"chmod 600 {shlex.quote(str(gate))}", "gate")
 
 
-def check_lock_folder(path: str) -> Check:
+def check_lock_folder(path: str) -> Iterator[Finding]:
     """Look at owner, mode and file system of one folder."""
     try:
         check_folder(path, make=False)
     except Refusal as refusal:
-        return fault(refusal.why, refusal.do)
-    kind = boot.file_system_type(path)
-    if bad := boot.why_not_local(path, kind):
-        return fault(*bad)
-    if why := why_unwritable(path):
-        return fault(f"{path} cannot be written: {why}", "make room, or mount it read-write")
-    return ok(f"{path} on {kind}")
+        yield fault(refusal.why, refusal.do)
+        return
+    if bad := boot.why_not_local(path, boot.file_system_type(path)):
+        yield fault(*bad)
+    elif why := why_unwritable(path):
+        yield fault(f"{path} cannot be written: {why}", "make room, or mount it read-write")
 
 
-def check_locks_readable(store: LockStore) -> Iterator[Check]:
+def check_locks_readable(store: LockStore) -> Iterator[Finding]:
     """Name each lock that nobody can read: no reap frees it. Tell of those dropped unwritten."""
-    found = store.read_all_locks() if store.exists() else {}
-    for name, lock in found.items():
+    held = store.read_all_locks() if store.exists() else {}
+    for name, lock in held.items():
         path = f"{store.locks_dir}/{name}"
         if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
             what = f"{path} is no directory: its device is never granted"
@@ -79,7 +75,7 @@ def is_of_this_boot(settings: Settings) -> bool:
     return node.store.boot_id() == node.boot_id
 
 
-def check_boot_locks(settings: Settings) -> Iterator[Check]:
+def check_boot_locks(settings: Settings) -> Iterator[Finding]:
     """Look whether records and locks of this boot are all there."""
     node = Node(settings)
     try:
@@ -90,17 +86,14 @@ def check_boot_locks(settings: Settings) -> Iterator[Check]:
         yield fault(f"{refusal.why}: nothing is granted", f"rm -r {path}; cp {kept} {path}")
         return
     if ours == node.boot_id:
-        yield ok("the records are of this boot")
         yield from check_records_readable(node.store)
         yield from check_removed_locks(node.store, node.boot_id)
     elif boot.may_be_claimed_boot(settings.state_dir, node.boot_id):
         lost = lost_records_refusal(node.store.root)
         yield fault(f"{lost.why}: nothing is granted", lost.do)
-    else:
-        yield ok("nothing was claimed since this boot")
 
 
-def check_records_readable(store: LockStore) -> Iterator[Check]:
+def check_records_readable(store: LockStore) -> Iterator[Finding]:
     """Name each record at which every claim stops: it cannot be read, nor be written back."""
     for token, why in find_unreadable_records(store).items():
         what = f"the record of claim {token} cannot be read ({why}): nothing is granted"
@@ -108,7 +101,7 @@ def check_records_readable(store: LockStore) -> Iterator[Check]:
         yield fault(what, f"once no job is left: rm -r {path}", "locks")
 
 
-def check_removed_locks(store: LockStore, boot_id: str) -> Iterator[Check]:
+def check_removed_locks(store: LockStore, boot_id: str) -> Iterator[Finding]:
     """Tell which locks or records somebody removed, of claims that have the other.
 
     Without the gate that is also seen of a claim that is made or released: not twice.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import grp
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -35,14 +35,13 @@ from gpulock.install.docker import (
     parse_daemon_json,
     takes_cdi_names,
 )
-from gpulock.install.doctor.check import Check, fault, ok, run_all, run_checks, warning
+from gpulock.install.doctor.check import DRIVER, INSTALLED, Check, Finding, fault, warning
 from gpulock.install.hooks import InstallError
 from gpulock.job.environment import CDI_KIND, driver_binds, loaded_driver_version
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
 
-SET: Final = "driver set"
 PLACES: Final = ("etc", "usr/local/etc", "opt/apptainer/etc", "opt/singularity/etc")
 PROGRAMS: Final = ("apptainer", "singularity")
 ENROOT: Final = ("usr/bin/enroot", "usr/local/bin/enroot")
@@ -60,28 +59,25 @@ _READ: Final = stat.S_IROTH | stat.S_IXOTH
 
 def container_checks(settings: Settings, root: Path = Path("/")) -> list[Check]:
     """Return what hinders containers; of a simulated node nothing outside itself is looked at."""
-    looks = {SET: lambda: check_driver_dir(settings), "CDI": lambda: check_cdi_spec(settings)}
-    checks = run_all(looks)
-    if settings.simulation:
-        return checks
-    for program in PROGRAMS:
-        paths = [root / place / program / f"{program}.conf" for place in PLACES]
-        for path in (path for path in paths if path.is_file()):
-            checks += run_checks(path.name, partial(check_container_conf, settings, path))
-    return checks + run_all(
-        {
-            "enroot": lambda: check_enroot(settings, root),
-            "podman": lambda: check_podman(root),
-            "Docker": lambda: check_docker(settings, root),
-            "container daemons": lambda: check_container_daemons(root),
-        }
-    )
+    looks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "driver set": lambda: check_driver_dir(settings),
+        "CDI": lambda: check_cdi_spec(settings),
+    }
+    if not settings.simulation:
+        for program in PROGRAMS:
+            paths = [root / place / program / f"{program}.conf" for place in PLACES]
+            for path in (path for path in paths if path.is_file()):
+                looks[path.name] = partial(check_container_conf, settings, path)
+        looks["enroot"] = lambda: check_enroot(settings, root)
+        looks["podman"] = lambda: check_podman(root)
+        looks["Docker"] = lambda: check_docker(settings, root)
+        looks["container daemons"] = lambda: check_container_daemons(root)
+    return [Check(name, look, (INSTALLED, DRIVER)) for name, look in looks.items()]
 
 
-def check_driver_dir(settings: Settings) -> Iterator[Check]:
+def check_driver_dir(settings: Settings) -> Iterator[Finding]:
     """Look at this node's driver in DRIVER_DIR, as a user's container will see it."""
     if not settings.driver_dir:
-        yield ok("DRIVER_DIR is not set: nothing is bound onto /nvbin and /nvlib")
         return
     try:
         driver_binds(settings)
@@ -90,16 +86,12 @@ def check_driver_dir(settings: Settings) -> Iterator[Check]:
         yield fault(f"{refusal.why}: no job with GPUs starts", refusal.do)
         return
     folder = Path(settings.driver_dir, version)
-    wrong = [
-        *check_folders_readable(folder),
-        *check_folder_writers(folder),
-        *check_driver_files(folder),
-        *check_driver_contents(folder, version),
-    ]
-    yield from wrong or [ok(f"{folder} has the files of this node's driver")]
+    yield from check_folders_readable(folder)
+    yield from check_driver_files(folder)
+    yield from check_driver_contents(folder, version)
 
 
-def check_folders_readable(folder: Path) -> Iterator[Check]:
+def check_folders_readable(folder: Path) -> Iterator[Finding]:
     """Yield the folders on the way to the files that a user cannot enter."""
     for path in (*reversed(folder.parents), folder, folder / "bin", folder / "lib"):
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -108,12 +100,22 @@ def check_folders_readable(folder: Path) -> Iterator[Check]:
             yield fault(what, f"chmod o+rx {quote(str(path))}")
 
 
-def check_folder_writers(folder: Path) -> Iterator[Check]:
-    """Yield the folders in which others than root may put a driver for everybody."""
-    for path in (folder.parent, folder, folder / "bin", folder / "lib"):
-        if changed := other_writers(path):
-            name = quote(str(path))
-            yield fault(f"{changed} may change {path}", f"chown root {name}; chmod go-w {name}")
+def check_driver_files(folder: Path) -> Iterator[Finding]:
+    """Yield the first file that a user cannot read, and the first place that others may change."""
+    name, folders = quote(str(folder)), (folder / "bin", folder / "lib")
+    files = [path for part in folders for path in sorted(part.iterdir()) if path.is_file()]
+    hidden = [path for path in files if not path.stat().st_mode & stat.S_IROTH]
+    if hidden:
+        mode = stat.S_IMODE(hidden[0].stat().st_mode)
+        rest = f", nor {len(hidden) - 1} more there" if hidden[1:] else ""
+        what = f"users cannot read {hidden[0]} (mode {mode:04o}){rest}"
+        yield fault(what, f"chmod -R o+rX {name}")
+    for path in [one for one in (folder.parent, folder, *folders, *files) if other_writers(one)][
+        :1
+    ]:
+        name = name if path != folder.parent else quote(str(path))
+        what = f"{other_writers(path)} may change {path}, which all jobs load"
+        yield fault(what, f"chown -R root {name}; chmod -R go-w {name}")
 
 
 def other_writers(path: Path) -> str:
@@ -126,55 +128,34 @@ def other_writers(path: Path) -> str:
     return f"group {info.st_gid}" if info.st_mode & stat.S_IWGRP and info.st_gid != 0 else ""
 
 
-def check_driver_files(folder: Path) -> Iterator[Check]:
-    """Yield the first file that a user cannot read, and the first that others may change."""
-    name = quote(str(folder))
-    found = [path for part in ("bin", "lib") for path in sorted((folder / part).iterdir())]
-    found = [path for path in found if path.is_file()]
-    hidden = [path for path in found if not path.stat().st_mode & stat.S_IROTH]
-    if hidden:
-        mode = stat.S_IMODE(hidden[0].stat().st_mode)
-        rest = f", nor {len(hidden) - 1} more there" if hidden[1:] else ""
-        what = f"users cannot read {hidden[0]} (mode {mode:04o}){rest}"
-        yield fault(what, f"chmod -R o+rX {name}")
-    for path in [path for path in found if other_writers(path)][:1]:
-        what = f"{other_writers(path)} may change {path}, which all jobs load"
-        yield fault(what, f"chown -R root {name}; chmod -R go-w {name}")
-
-
-def check_driver_contents(folder: Path, version: str) -> Iterator[Check]:
+def check_driver_contents(folder: Path, version: str) -> Iterator[Finding]:
     """Yield what is missing of a driver, or is another's."""
     library = folder / "lib/libcuda.so.1"
+    of = library.resolve().name.removeprefix("libcuda.so.")
     if not library.is_file():
         do = f"copy the libraries of driver {version} there"
         yield fault(f"{library} is missing: containers have no CUDA", do)
-    else:
-        of = library.resolve().name.removeprefix("libcuda.so.")
-        if of not in ("1", version):
-            yield fault(f"{library} is of driver {of}", f"copy that of {version} there")
+    elif of not in ("1", version):
+        yield fault(f"{library} is of driver {of}", f"copy that of {version} there")
     if not os.access(folder / "bin/nvidia-smi", os.X_OK):
         yield warning(f"{folder}/bin/nvidia-smi is missing", f"copy that of {version} there")
 
 
-def check_container_conf(settings: Settings, path: Path) -> Iterator[Check]:
+def check_container_conf(settings: Settings, path: Path) -> Iterator[Finding]:
     """Look at what an apptainer.conf or singularity.conf forbids of what a job is given."""
     rules = parse_container_conf(path.read_text(errors="replace"))
-    found: list[Check] = []
     if settings.driver_dir and rules.get("user bind control") == "no":
         what = "`user bind control = no`: the driver's files are not bound onto /nvbin and /nvlib"
-        do = f"set `user bind control = yes` in {path}, or unset DRIVER_DIR"
-        found.append(fault(what, do))
+        yield fault(what, f"set `user bind control = yes` in {path}, or unset DRIVER_DIR")
     if settings.driver_dir and rules.get("enable overlay") == rules.get("enable underlay") == "no":
         what = "neither overlay nor underlay: an image without /nvbin and /nvlib does not start"
-        found.append(fault(what, f"set `enable underlay = yes` in {path}"))
+        yield fault(what, f"set `enable underlay = yes` in {path}")
     if rules.get("mount dev", "yes") != "yes" and rules.get("always use nv") != "yes":
         what = f"`mount dev = {rules['mount dev']}`: without --nv a container has no GPU"
-        do = f"set `mount dev = yes` or `always use nv = yes` in {path}"
-        found.append(warning(what, do))
+        yield warning(what, f"set `mount dev = yes` or `always use nv = yes` in {path}")
     if rules.get("use nvidia-container-cli") == "yes":
         what = "`use nvidia-container-cli = yes`: --nv shows all GPUs, whatever was granted"
-        found.append(warning(what, f"set it to `no` in {path}, or ISOLATION"))
-    yield from found or [ok(f"{path} forbids nothing of what a job is given")]
+        yield warning(what, f"set it to `no` in {path}, or ISOLATION")
 
 
 def parse_container_conf(text: str) -> Mapping[str, str]:
@@ -183,10 +164,9 @@ def parse_container_conf(text: str) -> Mapping[str, str]:
     return {name.strip(): value.strip() for name, equals, value in lines if equals}
 
 
-def check_cdi_spec(settings: Settings) -> Iterator[Check]:
+def check_cdi_spec(settings: Settings) -> Iterator[Finding]:
     """Look whether the spec in CDI_DIR is this node's, and is found by who should."""
     if not settings.cdi_dir:
-        yield ok(f"CDI_DIR is not set: no spec of {CDI_KIND} is wanted")
         return
     try:
         path = cdi.cdi_spec_path(settings)
@@ -194,21 +174,19 @@ def check_cdi_spec(settings: Settings) -> Iterator[Check]:
     except Refusal as refusal:
         yield fault(f"no spec: {refusal.why}", refusal.do)
         return
-    found: list[Check] = []
     if not is_among(settings.cdi_dir, CDI_FOLDERS):
         what = f"podman does not look in {settings.cdi_dir}, nor does Docker by itself"
-        found.append(warning(what, "set CDI_DIR=/var/run/cdi, or tell them of that folder"))
+        yield warning(what, "set CDI_DIR=/var/run/cdi, or tell them of that folder")
     for other in other_cdi_specs(Path(path)):
         what = f"{other} names {CDI_KIND} as well: neither is taken"
-        found.append(fault(what, f"remove {other}"))
+        yield fault(what, f"remove {other}")
     try:
         now = atomic.read_text(path, cdi.LIMIT)
     except FileNotFoundError:
         now = ""
     if now != cdi.format_cdi_spec(made):
         what = f"{path} {'is not as the node is' if now else 'is missing'}"
-        found.append(warning(what, "run gpulock cdi --write, and gpulockd to keep it"))
-    yield from found or [ok(f"{path} has {len(made['devices'])} names")]
+        yield warning(what, "run gpulock cdi --write, and gpulockd to keep it")
 
 
 def other_cdi_specs(path: Path) -> Iterator[Path]:
@@ -218,22 +196,20 @@ def other_cdi_specs(path: Path) -> Iterator[Path]:
             yield other
 
 
-def check_enroot(settings: Settings, root: Path) -> Iterator[Check]:
+def check_enroot(settings: Settings, root: Path) -> Iterator[Finding]:
     """Look whether a mask means the same inside an enroot container."""
     if not any((root / path).exists() for path in ENROOT):
         return
     if settings.visible_devices == "index":
         what = "a container has its own GPUs alone, counted from 0: a mask of indexes misses them"
         yield warning(what, "set VISIBLE_DEVICES=uuid")
-    else:
-        yield ok("the mask holds UUIDs, which are the same in a container")
     folder = root / str(ENROOT_HOOKS).removeprefix("/")
     if folder.is_dir() and not (folder / ENROOT_HOOK).is_file():
         what = "enroot start gives a container no mask of the job, and all GPUs"
         yield warning(what, "gpulock install slurm --enroot, or sge --enroot")
 
 
-def check_podman(root: Path) -> Iterator[Check]:
+def check_podman(root: Path) -> Iterator[Finding]:
     """Look whether a container of podman's has its job's mask."""
     if not any((root / path).exists() for path in PODMAN):
         return
@@ -247,12 +223,11 @@ def check_podman(root: Path) -> Iterator[Check]:
     words = program.read_text().partition("\n")[0].split() if program.is_file() else []
     if not (words and os.access(words[0].removeprefix("#!"), os.X_OK)):
         what = f"{program} or its interpreter is gone: podman starts no container"
-        yield fault(what, f"install it again, or remove {folder / PODMAN_HOOK}")
-    else:
-        yield ok("a container in a job has the job's mask")
+        do = f"gpulock install slurm --podman, or sge --podman; or remove {folder / PODMAN_HOOK}"
+        yield fault(what, do)
 
 
-def check_docker(settings: Settings, root: Path) -> Iterator[Check]:
+def check_docker(settings: Settings, root: Path) -> Iterator[Finding]:
     """Look whether Docker takes the names in GPULOCK_CDI, and gives no GPU unasked."""
     path, dockerd = root / str(DAEMON_JSON).removeprefix("/"), find_dockerd(root)
     text = path.read_text(errors="replace") if path.is_file() else None
@@ -266,8 +241,6 @@ def check_docker(settings: Settings, root: Path) -> Iterator[Check]:
             elif is_older(root / PID_FILE, path):
                 what = f"{path} was changed since Docker started: $GPULOCK_CDI may start nothing"
                 yield warning(what, "systemctl restart docker, when no container runs")
-            else:
-                yield ok("it takes the names in $GPULOCK_CDI")
     except InstallError as wrong:
         yield warning(str(wrong), "Docker reads it at its next start")
         return
@@ -284,7 +257,7 @@ def is_older(path: Path, other: Path) -> bool:
         return False
 
 
-def check_container_daemons(root: Path) -> Iterator[Check]:
+def check_container_daemons(root: Path) -> Iterator[Finding]:
     """Look who may have root's daemon start a container: nothing of a job reaches that."""
     for name, daemon in DAEMONS.items():
         path = root / name
@@ -295,8 +268,6 @@ def check_container_daemons(root: Path) -> Iterator[Check]:
             what = f"{users} may start containers of {daemon}: no mask, ISOLATION or end of a job"
             how = "Apptainer, enroot and rootless podman start them within the job"
             yield warning(f"{what} reaches those", f"{do}: {how}")
-        else:
-            yield ok(f"{path}: root alone may start containers of {daemon}")
 
 
 def find_socket_users(path: Path) -> tuple[str, str]:

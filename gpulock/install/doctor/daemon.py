@@ -1,48 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor says of gpulockd, with systemd or without: whether it runs, and what waits for it."""
+"""What doctor says of gpulockd and the exporter, with systemd or without: who runs, what waits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
-from gpulock.install.doctor.check import Check, fault, ok, run_checks, warning
-from gpulock.install.systemd import manager
+from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault, warning
+from gpulock.install.doctor.policies import read_current_sample
+from gpulock.install.hooks import InstallError
+from gpulock.install.systemd import manager, units
+from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store.verdicts import FRESH, read_dated_verdicts
+from gpulock.text.words import format_duration
 from gpulock.workstation.tickets import is_stopped
 
-NAME = "daemon"
 _RESTART = "see its log, then: systemctl restart gpulockd"
+_LOG = f"journalctl -u {units.EXPORTER}"
 
 
 def daemon_checks(settings: Settings) -> list[Check]:
-    """Return the checks of gpulockd as a process."""
-    return run_checks(NAME, lambda: check_daemon_runs(settings))
+    """Return the checks of both as processes."""
+    return [
+        Check("gpulockd", lambda: check_daemon_runs(settings), (INSTALLED,)),
+        Check("exporter", lambda: check_exporter_runs(settings), (INSTALLED,)),
+    ]
 
 
-def check_daemon_runs(settings: Settings) -> Iterator[Check]:
+def check_daemon_runs(settings: Settings) -> Iterator[Finding]:
     """Tell whether gpulockd runs; where it does not, what of this node's settings needs it."""
     node, now = Node(settings), clock_boottime()
     _, reaped = read_dated_verdicts(settings.lock_dir, now, node.boot_id)
+    late = reaped is not None and now - reaped > FRESH
     if pid := find_running_daemon(settings.lock_dir, settings.proc_root):
-        if is_stopped(node, pid) or (reaped is not None and now - reaped > FRESH):
+        if late or is_stopped(node, pid):
             since = f" since {now - reaped:.0f} s" if reaped is not None else ""
-            yield fault(f"gpulockd, pid {pid}, does not answer{since}", _RESTART)
+            yield fault(f"pid {pid} does not answer{since}", _RESTART)
         else:
-            yield ok(f"gpulockd runs, pid {pid}")
+            yield fact("gpulockd")
         return
-    start = "start gpulockd" + (" (gpulock install systemd)" if manager.RUNNING.is_dir() else "")
+    start = how_to_start(units.DAEMON)
     if needed := needs_of_daemon(settings, has_unknown_instances(node)):
-        yield fault(f"gpulockd does not run: {'; '.join(needed)}", start)
-    if reaped is None or now - reaped > FRESH:
-        do = f"{start}, or run gpulock reap from cron every minute"
-        yield warning("gpulockd does not run: what a hook could not free stays locked", do)
-    elif not needed:
-        yield ok(f"gpulockd does not run; gpulock reap did {now - reaped:.0f} s ago")
+        yield fault(f"it does not run: {'; '.join(needed)}", start)
+    elif late or reaped is None:
+        do = f"{start}; or run gpulock reap from cron every minute"
+        yield warning("it does not run: what a hook could not free stays locked", do)
+    else:
+        yield fact("gpulock reap instead of gpulockd")
+
+
+def how_to_start(unit: str) -> str:
+    """Return the command that starts one of the services."""
+    if not manager.RUNNING.is_dir():
+        return f"start {unit.partition('.')[0]}"
+    known = manager.unit_state(read_unit(unit))
+    return f"systemctl enable --now {unit}" if known else "gpulock install systemd"
+
+
+def read_unit(unit: str) -> dict[str, str]:
+    """Return how systemd sees a unit, as one that is not there where systemd does not run."""
+    with suppress(InstallError):
+        if manager.RUNNING.is_dir():
+            return manager.unit_properties(unit)
+    return {"LoadState": "not-found"}
 
 
 def needs_of_daemon(settings: Settings, unknown_instances: bool) -> list[str]:
@@ -61,3 +86,31 @@ def has_unknown_instances(node: Node) -> bool:
         return any(device.withheld for device in node.devices())
     except Refusal:
         return False  # the driver's own check says so
+
+
+def check_exporter_runs(settings: Settings) -> Iterator[Finding]:
+    """Tell that an exporter which somebody started in this boot, or enabled, is down."""
+    if read_current_sample(settings) is not None:
+        yield fact("exporter")
+        return
+    seen = read_unit(units.EXPORTER)
+    state = manager.unit_state(seen)
+    path = f"{settings.exporter_dir}/{sample.SAMPLE}"
+    last = sample.load_sample_file(path, sample.SAMPLE_LINE)
+    here = last is not None and last.boot_id == Node(settings).boot_id
+    if not here and state in manager.UNUSED:
+        return
+    then = last.boottime if here and last else None
+    since = f" for {format_duration(clock_boottime() - then)}" if then is not None else ""
+    failed = state is not None and state.endswith("failed")
+    why = f": exit {seen.get('ExecMainStatus')}{read_last_words()}" if failed else ""
+    do = _LOG if failed else how_to_start(units.EXPORTER)
+    yield warning(f"down{since}{why}. Jobs are not affected", do)
+
+
+def read_last_words() -> str:
+    """Return the last line that the exporter wrote to the journal, as far as it is known."""
+    words = ("-n1", "-ocat", f"_SYSTEMD_UNIT={units.EXPORTER}")
+    with suppress(InstallError):
+        return f", {manager.run_systemd_program('journalctl', *words).strip()}"
+    return ""

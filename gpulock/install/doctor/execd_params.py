@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.doctor.check import Check, fault, ok, warning
-from gpulock.install.sge.qconf import is_sge_none
+from gpulock.install.doctor.check import Finding, fault, warning
 from gpulock.install.systemd.manager import RUNNING
 
 _OFF: Final = ("FALSE", "0")
@@ -24,7 +23,7 @@ def moves_jobs_to_scopes(common: Path, systemd: Path = RUNNING) -> bool:
     return systemd.is_dir() and (common / "slice_name").is_file()
 
 
-def check_execd_params(lines: Mapping[str, str], isolation: str, scopes: bool) -> Iterator[Check]:
+def check_execd_params(lines: Mapping[str, str], isolation: str, scopes: bool) -> Iterator[Finding]:
     """Look at the parameters in force; `scopes`: execd moves jobs there by default; pure."""
     words = frozenset(lines.get("execd_params", "").upper().replace(",", " ").split())
 
@@ -44,8 +43,3 @@ def check_execd_params(lines: Mapping[str, str], isolation: str, scopes: bool) -
     elif says("ENABLE_ADDGRP_KILL", _OFF):
         what = "ENABLE_ADDGRP_KILL=false: stray processes of a job keep running and keep its GPUs"
         yield warning(what, _REMOVE)
-    if says("INHERIT_ENV", _OFF):
-        yield ok("INHERIT_ENV=false: fine, variables are replaced")
-    if is_sge_none(lines.get("gid_range", "")):
-        what = "not set: jobs carry no group, so that no process proves a job alive"
-        yield fault(what, "set it: qconf -mconf", "gid_range")

@@ -12,7 +12,15 @@ from pathlib import Path
 from gpulock.alloc.shares import shares_of_card
 from gpulock.daemon.mps.folder import MpsError, check_above_mps_dir
 from gpulock.errors import Refusal, one_line
-from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
+from gpulock.install.doctor.check import (
+    DRIVER,
+    INSTALLED,
+    Check,
+    Finding,
+    fact,
+    fault,
+    warning,
+)
 from gpulock.install.doctor.claims import (
     check_boot_locks,
     check_lock_dir,
@@ -26,48 +34,39 @@ from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.settings import Settings
-from gpulock.node.settings_file import read_settings
 from gpulock.node.shares import count_places_by_card
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import LOST, LOST_MARK, QUARANTINE
+from gpulock.text.words import format_count
 
 _MEND = "correct the file, or upgrade gpulock here where the key is of a later version"
 MPS_MEMORY_DRIVER = 495  # of CUDA 11.5, the first that limits memory (docs/facts/nvml.md, mps)
 
 
-def check_settings_file(path: Path) -> tuple[Settings | None, list[Check]]:
-    """Return the settings, None where no hook would take them, and the checks of them."""
-    name = "settings"
-    try:
-        settings = read_settings(str(path))
-    except Refusal as refusal:
-        return None, [fault(refusal.why, refusal.do, name)]
-    if not path.exists() and not settings.faults:
-        do = "run gpulock install sge or slurm"
-        return settings, [warning(f"no {path}: all defaults", do, name)]
-    wrong = [
-        fault(what, f"{_MEND}; then: systemctl reload gpulockd", name) for what in settings.faults
-    ]
-    wrong += [fault(what, f"correct it in {path}", name) for what in find_setting_faults(settings)]
-    return settings, wrong or [ok(str(path), name)]
+def check_settings(settings: Settings, path: Path) -> Iterator[Finding]:
+    """Name what is wrong in the settings file; that there is none is wrong once it is installed."""
+    for what in settings.faults:
+        yield fault(what, f"{_MEND}; then: systemctl reload gpulockd")
+    for what in find_setting_faults(settings):
+        yield fault(what, f"correct it in {path}")
 
 
 def node_checks(settings: Settings) -> list[Check]:
     """Return the checks of the node itself."""
-    return run_all(
-        {
-            "LOCK_DIR": lambda: check_lock_dir(settings),
-            "STATE_DIR": lambda: check_state_dir(settings),
-            "boot": lambda: check_boot_locks(settings),
-            "driver": lambda: check_driver_devices(settings),
-            "SHARES": lambda: check_shares(settings),
-            "MIG": lambda: check_held_parts(settings),
-            "SHARE_MPS": lambda: check_mps(settings),
-        }
-    )
+    return [
+        Check("LOCK_DIR", lambda: check_lock_dir(settings)),
+        Check("STATE_DIR", lambda: check_state_dir(settings)),
+        Check("boot", lambda: check_boot_locks(settings), ("LOCK_DIR",)),
+        Check(DRIVER, lambda: check_driver(settings), (INSTALLED,)),
+        Check("EXPECTED_GPUS", lambda: check_gpu_number(settings), (DRIVER,)),
+        Check("device nodes", lambda: check_device_nodes(settings), (DRIVER,)),
+        Check("SHARES", lambda: check_shares(settings), (DRIVER,)),
+        Check("MIG", lambda: check_held_parts(settings), (DRIVER,)),
+        Check("SHARE_MPS", lambda: check_mps(settings), (DRIVER,)),
+    ]
 
 
-def check_state_dir(settings: Settings) -> Iterator[Check]:
+def check_state_dir(settings: Settings) -> Iterator[Finding]:
     """Look at owner and mode of STATE_DIR."""
     path = Path(settings.state_dir)
     try:
@@ -76,18 +75,14 @@ def check_state_dir(settings: Settings) -> Iterator[Check]:
         info = None
     if info is None and path.is_symlink():
         yield fault(f"{path} is a link that leads nowhere", "mount what it leads to")
-    elif info is None:
-        yield ok(f"{path} is not there yet: the first claim makes it")
-    elif not stat.S_ISDIR(info.st_mode):
+    elif info is not None and not stat.S_ISDIR(info.st_mode):
         yield fault(f"{path} is no directory", "remove it")
-    elif info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    elif info and (info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         what = f"{path} has uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}"
         name = shlex.quote(str(path))
         yield fault(what, f"chown {os.geteuid()} {name}; chmod 755 {name}")
-    elif why := why_unwritable(str(path)):
+    elif info and (why := why_unwritable(str(path))):
         yield fault(f"{path} cannot be written: {why}", "make room, or mount it read-write")
-    else:
-        yield ok(str(path))
     mark = path / LOST_MARK
     gone = not (path / QUARANTINE).is_dir() and is_of_this_boot(settings)
     if gone or mark.exists():
@@ -95,26 +90,24 @@ def check_state_dir(settings: Settings) -> Iterator[Check]:
         yield fault(f"{path / QUARANTINE}{LOST}", do, "quarantine")
 
 
-def check_driver_devices(settings: Settings) -> Iterator[Check]:
-    """Look at the devices the driver shows, their number, their nodes in /dev, their UUIDs."""
+def check_driver(settings: Settings) -> Iterator[Finding]:
+    """Look at the devices that the driver shows, and at their UUIDs."""
     try:
-        found = devices.read_devices(settings.driver_root, settings.sys_root)
+        shown = devices.read_devices(settings.driver_root, settings.sys_root)
     except Refusal as refusal:
         yield fault(refusal.why, refusal.do)
         return
-    yield check_gpu_number(settings.expected_gpus, len(found))
-    for device in found:
+    yield fact(format_count(len(shown), "GPU"))
+    for device in shown:
         if device.fault:
             yield fault(f"{device.id}: {device.fault}", "look at dmesg and the card")
-    yield from check_device_nodes(settings, [d for d in found if not d.fault])
-    if any(not device.uuid for device in found):
-        what = "the driver does not list all UUIDs yet:"
-        what += " containers and VISIBLE_DEVICES=uuid lack them"
+    if any(not device.uuid for device in shown):
+        what = "the driver does not list all UUIDs yet: containers lack them"
         state = fault if settings.visible_devices == "uuid" else warning
         yield state(what, "run nvidia-persistenced", "UUIDs")
 
 
-def check_shares(settings: Settings) -> Iterator[Check]:
+def check_shares(settings: Settings) -> Iterator[Finding]:
     """Tell which cards have places, whose they are at a time, and what waits for held ones."""
     node = Node(settings)
     held = node.store.read_all_locks() if node.store.exists() else {}
@@ -128,8 +121,6 @@ def check_shares(settings: Settings) -> Iterator[Check]:
         if settings.share_users == "many":
             what = f"{names}, for several users at a time: nothing fences their memory"
             yield warning(what, "set SHARE_USERS=one, unless they trust each other")
-        else:
-            yield ok(f"{names}, for one user at a time")
     waiting: dict[tuple[str, str], list[Owner]] = {}
     for name, lock in sorted(held.items()):
         card, share, _ = name.partition(SHARE)
@@ -147,7 +138,7 @@ def check_shares(settings: Settings) -> Iterator[Check]:
             yield warning(f"{what}: that counts when one is left")
 
 
-def check_held_parts(settings: Settings) -> Iterator[Check]:
+def check_held_parts(settings: Settings) -> Iterator[Finding]:
     """Tell of claims from before the MIG mode of their card was changed."""
     node = Node(settings)
     shown = node.devices_if_driver() if node.store.exists() else []
@@ -165,7 +156,7 @@ def check_held_parts(settings: Settings) -> Iterator[Check]:
         yield warning(f"{what}: that counts when it ends", "gpulock inventory")
 
 
-def check_mps(settings: Settings) -> Iterator[Check]:
+def check_mps(settings: Settings) -> Iterator[Finding]:
     """Tell what keeps gpulockd from starting MPS, and the MPS that does not end."""
     if not settings.share_mps:
         return
@@ -193,57 +184,42 @@ def check_mps(settings: Settings) -> Iterator[Check]:
         if card not in held:
             what = f"the MPS of {card} has not ended: the card is closed until then"
             yield warning(what, "look again in a minute; then see journalctl -u gpulockd")
-    yield ok(f"MPS serves one user a card, below {settings.mps_dir}")
 
 
-def check_gpu_number(wanted: int, there: int) -> Check:
-    """Compare the number of GPUs with EXPECTED_GPUS; pure."""
-    name = "EXPECTED_GPUS"
+def check_gpu_number(settings: Settings) -> Iterator[Finding]:
+    """Compare the number of GPUs with EXPECTED_GPUS."""
+    wanted = settings.expected_gpus
+    there = len(devices.read_devices(settings.driver_root, settings.sys_root))
     if not wanted:
         what = f"not set: a card that falls out ({there} are there) is not missed"
-        return warning(what, f"set EXPECTED_GPUS={there} in the settings", name)
-    if wanted > there:
+        yield warning(what, f"set EXPECTED_GPUS={there} in the settings")
+    elif wanted > there:
         do = "look at dmesg and the cards; lower EXPECTED_GPUS if one was taken out"
-        return fault(f"{there} of {wanted} GPUs are there", do, name)
-    if wanted < there:
-        return warning(f"{there} GPUs are there, not {wanted}", "correct EXPECTED_GPUS", name)
-    return ok(f"all {wanted} are there", name)
+        yield fault(f"{there} of {wanted} GPUs are there", do)
+    elif wanted < there:
+        yield warning(f"{there} GPUs are there, not {wanted}", "correct EXPECTED_GPUS")
 
 
-def check_device_nodes(settings: Settings, found: list[devices.Device]) -> Iterator[Check]:
+def check_device_nodes(settings: Settings) -> Iterator[Finding]:
     """Look at the device nodes; a simulated node's are no devices."""
-    name = "device nodes"
-    bad: list[str] = []
-    for device in found:
-        path = f"{settings.dev_root}/nvidia{device.minor}"
+    shown = devices.read_devices(settings.driver_root, settings.sys_root)
+    whole = [device for device in shown if not device.fault]
+    if wrong := [*find_wrong_nodes(settings.dev_root, whole)]:
+        yield fault("; ".join(wrong), "run nvidia-modprobe -u -c0, or nvidia-smi as root")
+
+
+def find_wrong_nodes(dev_root: str, shown: list[devices.Device]) -> Iterator[str]:
+    """Yield what is wrong with the nodes of these devices; raise OSError."""
+    for device in shown:
+        path = f"{dev_root}/nvidia{device.minor}"
         try:
             info = os.stat(path)
         except FileNotFoundError:
-            bad.append(f"{path} is missing")
+            yield f"{path} is missing"
             continue
         number = (os.major(info.st_rdev), os.minor(info.st_rdev))
-        if settings.dev_root == "/dev" and number != (devices.MAJOR, device.minor):
-            bad.append(f"{path} is no NVIDIA device")
-    minors = [device.minor for device in found]
-    if len(set(minors)) != len(minors):
-        bad.append(f"two GPUs have one minor number ({sorted(minors)})")
-    if bad:
-        yield fault("; ".join(bad), "run nvidia-modprobe -u -c0, or nvidia-smi as root", name)
-    else:
-        yield ok(f"{len(found)} below {settings.dev_root}", name)
-
-
-def others_may_link_in(folder: str, proc_root: str) -> bool:
-    """Return whether links that others make in a folder lead a program of root's elsewhere.
-
-    The kernel keeps root from following them where the folder is sticky (proc(5)).
-    """
-    try:
-        mode = os.stat(folder).st_mode
-    except FileNotFoundError:
-        return False
-    try:
-        guarded = Path(proc_root, "sys/fs/protected_symlinks").read_text().strip() != "0"
-    except FileNotFoundError:
-        guarded = False
-    return bool(mode & 0o022) and not (guarded and mode & stat.S_ISVTX)
+        if dev_root == "/dev" and number != (devices.MAJOR, device.minor):
+            yield f"{path} is no NVIDIA device"
+    minors = [device.minor for device in shown]
+    if len({*minors}) != len(minors):
+        yield f"two GPUs have one minor number ({sorted(minors)})"

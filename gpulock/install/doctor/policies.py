@@ -12,7 +12,7 @@ from gpulock.daemon.health.findings import MISSING, POLICY_WORDS
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.daemon.slots import slurm
 from gpulock.deadline import clock_boottime
-from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
+from gpulock.install.doctor.check import INSTALLED, Check, Finding, fault, warning
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -20,26 +20,18 @@ from gpulock.store.checks import read_card_checks
 from gpulock.store.quarantine import POLICY
 from gpulock.text.advice import quarantine_end_condition
 
-SEE = "see docs/quarantine.md"
-
 
 def policy_checks(settings: Settings) -> list[Check]:
-    """Return the checks of quarantine and of the drain at Slurm."""
-    return run_all(
-        {
-            "exporter": lambda: check_exporter_sample(settings),
-            "quarantine": lambda: check_quarantine_policy(settings),
-            "lost": lambda: check_lost_cards(settings),
-            "checks": lambda: check_card_checks(settings),
-            "out of service": lambda: check_quarantined_devices(settings),
-            "drain": lambda: check_slurm_drain(settings),
-        }
-    )
-
-
-def handover_checks(settings: Settings) -> list[Check]:
-    """Return the checks of LEFTOVER_PROCESSES."""
-    return run_all({"hand-over": lambda: check_leftover_setting(settings)})
+    """Return the checks of quarantine, of the drain at Slurm and of LEFTOVER_PROCESSES."""
+    return [
+        Check("quarantine", lambda: check_quarantine_policy(settings), (INSTALLED,)),
+        Check("lost", lambda: check_lost_cards(settings)),
+        Check("checks", lambda: check_card_checks(settings)),
+        Check("HEALTH_COMMAND", lambda: check_health_command(settings)),
+        Check("out of service", lambda: check_quarantined_devices(settings)),
+        Check("drain", lambda: check_slurm_drain(settings)),
+        Check("hand-over", lambda: check_leftover_setting(settings)),
+    ]
 
 
 def read_current_sample(settings: Settings) -> sample.Sample | None:
@@ -48,37 +40,16 @@ def read_current_sample(settings: Settings) -> sample.Sample | None:
     return sample.read_sample(folder, clock_boottime(), Node(settings).boot_id, oldest)
 
 
-def check_exporter_sample(settings: Settings) -> Iterator[Check]:
-    """Tell that an exporter which wrote samples in this boot writes none any more."""
-    path = f"{settings.exporter_dir}/{sample.SAMPLE}"
-    last = sample.load_sample_file(path, sample.SAMPLE_LINE)
-    if last is None or last.boot_id != Node(settings).boot_id or last.boottime is None:
-        return
-    if (age := clock_boottime() - last.boottime) > settings.max_sample_age:
-        do = "start gpulock-exporter; journalctl -u gpulock-exporter says why it ended"
-        yield warning(f"gpulock-exporter does not run: {path} is {age:.0f} s old", do)
-
-
-def check_quarantine_policy(settings: Settings) -> Iterator[Check]:
-    """Look whether what is set can work."""
-    wanted = settings.quarantine_on
-    if not wanted:
-        yield ok("by hand alone (QUARANTINE_ON is empty)")
-        return
-    told = [word for word in wanted if word in POLICY_WORDS and word != MISSING]
-    default = "" if "QUARANTINE_ON" in settings.given else " (the default)"
-    if told and read_current_sample(settings) is None:
-        if default:
-            yield ok(f"on {' '.join(wanted)}{default}; without an exporter {MISSING} alone is seen")
-            return
-        what = f"{' '.join(told)}: no exporter runs here, so nothing is detected"
+def check_quarantine_policy(settings: Settings) -> Iterator[Finding]:
+    """Look whether what the settings name can be seen."""
+    words = settings.quarantine_on if "QUARANTINE_ON" in settings.given else ()
+    unseen = [word for word in words if word in POLICY_WORDS and word != MISSING]
+    if unseen and read_current_sample(settings) is None:
+        what = f"{' '.join(unseen)}: no exporter runs here, so nothing is detected"
         yield warning(what, "start gpulock-exporter")
-    else:
-        back = f"back after {max(1, settings.restore_after)} clean checks where the cause allows"
-        yield ok(f"on {' '.join(wanted)}{default}; {back}")
 
 
-def check_quarantined_devices(settings: Settings) -> Iterator[Check]:
+def check_quarantined_devices(settings: Settings) -> Iterator[Finding]:
     """Tell what is out of service, why, and what brings it back."""
     for name, note in health.read_quarantine_notes(Node(settings)).items():
         reason, by = note.get("reason", "no reason noted"), note.get("by", "")
@@ -88,15 +59,15 @@ def check_quarantined_devices(settings: Settings) -> Iterator[Check]:
         yield warning(f"{name} is out of service: {reason}{who}", do, "quarantine")
 
 
-def check_lost_cards(settings: Settings) -> Iterator[Check]:
+def check_lost_cards(settings: Settings) -> Iterator[Finding]:
     """Tell which cards do not answer though the driver lists them."""
-    found = read_current_sample(settings)
-    for bus, (_, why) in sorted(found.lost.items() if found else ()):
+    now = read_current_sample(settings)
+    for bus, (_, why) in sorted(now.lost.items() if now else ()):
         do = f"look at dmesg; gpulock quarantine {bus}, then gpulock reset {bus}"
         yield warning(f"{bus} does not answer: {why}; claims take it last", do, "lost")
 
 
-def check_card_checks(settings: Settings) -> Iterator[Check]:
+def check_card_checks(settings: Settings) -> Iterator[Finding]:
     """Tell what gpulockd found wrong with cards that work all the same."""
     node = Node(settings)
     for bus, card in sorted(read_card_checks(node.store.path, node.boot_id)[0].items()):
@@ -105,30 +76,29 @@ def check_card_checks(settings: Settings) -> Iterator[Check]:
             yield warning(f"{bus}: {why}{last}", "see docs/health.md", "checks")
         if settings.health_command and (why := card.unproven_words()):
             yield warning(f"{bus}: {why}", "see docs/health.md", "checks")
-    if words := settings.health_command:
-        if why := check_program_trust(words[0]):
+
+
+def check_health_command(settings: Settings) -> Iterator[Finding]:
+    """Look whether gpulockd runs the command."""
+    for program in settings.health_command[:1]:
+        if why := check_program_trust(program):
             do = "name a program that root alone may write"
-            yield fault(f"HEALTH_COMMAND {words[0]} is not run: {why}", do)
-        else:
-            yield ok(f"HEALTH_COMMAND {words[0]}, on each free GPU")
+            yield fault(f"{program} is not run: {why}", do)
 
 
-def check_slurm_drain(settings: Settings) -> Iterator[Check]:
+def check_slurm_drain(settings: Settings) -> Iterator[Finding]:
     """Report that gpulockd drained this node."""
     if drained := slurm.read_drained_devices(settings):
-        yield warning(f"this node was drained at Slurm because of {drained}", SEE)
+        yield warning(
+            f"this node was drained at Slurm because of {drained}", "see docs/quarantine.md"
+        )
 
 
-def check_leftover_setting(settings: Settings) -> Iterator[Check]:
-    """Look at what LEFTOVER_PROCESSES is, and at what it needs."""
-    key = f"LEFTOVER_PROCESSES={settings.leftover_processes}"
-    if settings.leftover_processes == "off":
-        yield ok(f"{key}: a lock waits for what its job left behind")
-        return
+def check_leftover_setting(settings: Settings) -> Iterator[Finding]:
+    """Look whether this kernel can end what a job leaves behind."""
     if settings.leftover_processes == "kill" and (why := why_pidfd_unusable()):
-        yield fault(f"{key} ends nothing here: {why}", "set LEFTOVER_PROCESSES=report")
-    else:
-        yield ok(key)
+        what = f"LEFTOVER_PROCESSES=kill ends nothing here: {why}"
+        yield fault(what, "set LEFTOVER_PROCESSES=report")
 
 
 def why_pidfd_unusable() -> str:

@@ -12,14 +12,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.doctor.check import Check, warning
+from gpulock.install.doctor.check import Finding, warning
 from gpulock.node.settings import Settings
 
 _UNLIMITED: Final = 1 << 62
 _KERNEL: Final = ("pid_max", "threads-max")  # of proc(5), below /proc/sys/kernel
 
 
-def check_process_room(lines: Mapping[str, str], settings: Settings, execd: int) -> Iterator[Check]:
+def check_process_room(
+    lines: Mapping[str, str], settings: Settings, execd: int
+) -> Iterator[Finding]:
     """Warn where what one user may have is not less than what there is; raise OSError, ValueError.
 
     `lines` is the configuration in force for the host.

@@ -1,336 +1,231 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor looks at on a node of Grid Engine: hooks, execd, and what qmaster knows of it."""
+"""What doctor looks at on a node of Grid Engine beside the installer's items.
+
+That is execd, what qmaster knows of this host, and what a site's configuration costs.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.install.daemons import SchedulerDaemon
-from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
+from gpulock.install.doctor.check import DRIVER, INSTALLED, Check, Finding, fact, fault, warning
 from gpulock.install.doctor.execd_params import check_execd_params, moves_jobs_to_scopes
-from gpulock.install.doctor.hooks import InstalledHookChecks
-from gpulock.install.doctor.login_shells import check_login_shells
-from gpulock.install.doctor.node import others_may_link_in
+from gpulock.install.doctor.installation import check_items, check_trial, install_command
 from gpulock.install.doctor.process_room import check_process_room
-from gpulock.install.doctor.sge_programs import (
-    check_execd,
-    check_execd_job_files,
-    check_launcher,
-    check_sge_release,
-)
-from gpulock.install.doctor.terminals import sge_admin_user, terminal_advice
 from gpulock.install.hooks import HookPaths, InstallError
-from gpulock.install.installed import is_sge_installed
-from gpulock.install.node_part import current_settings
-from gpulock.install.sge import texts
 from gpulock.install.sge.cards import card_map_fault
-from gpulock.install.sge.host_report import SENSOR, parse_clock_seconds
-from gpulock.install.sge.install import CLUSTER
+from gpulock.install.sge.host_items import read_amounts
+from gpulock.install.sge.install import CLUSTER, SgeInstaller, SgeOptions, hooked_queues
 from gpulock.install.sge.kinds import plain_amount, sensor_difference
-from gpulock.install.sge.programs import minimum_id_fault
-from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
-from gpulock.install.sge.qmaster import (
-    effective_host_conf,
-    effective_sge_hook,
-    queue_instances,
-)
-from gpulock.install.sge.site import find_execd, find_execds, find_sge_site, sge_host_name
-from gpulock.install.sge.texts import (
-    SHEPHERD,
-    complex_fault,
-)
+from gpulock.install.sge.login_shells import login_shell_faults
+from gpulock.install.sge.programs import OCS, release_fault
+from gpulock.install.sge.qconf import parse_sge_list
+from gpulock.install.sge.qmaster import queues_of_host
+from gpulock.install.sge.site import find_own_execd
 from gpulock.install.trial import self_test_sge_hooks
 from gpulock.install.versions import CURRENT
+from gpulock.node.procfs import Proc, status_line_value
 from gpulock.node.settings import Settings
+from gpulock.sge import shepherds
 
-_AGAIN: Final = "run gpulock install sge again"
-_NONE: Final = "then shepherd_cmd none, and run gpulock install sge again"
-# Options of qalter whose text is no line of a shepherd's config (docs/facts/grid-engine.md).
-_HARMLESS: Final = frozenset(
-    ("none", "ac", "dc", "sc", "h", "hold_jid", "j", "js", "m", "p", "R", "w")
-)
+_SYS_RESOURCE: Final = 24  # linux/capability.h CAP_SYS_RESOURCE
+_STATES: Final = 5  # the column of `qstat -f`
+_BY_JOB: Final = re.compile(r"as result of job (\d+)'s failure")
 
 
-def _try_hooks(paths: HookPaths, _: str) -> None:
-    self_test_sge_hooks(paths)
+class SgeChecks:
+    """The checks of a node of Grid Engine; each method yields what is wrong with one thing."""
 
-
-HOOKS: Final = InstalledHookChecks(
-    "sge", lambda paths: paths.prolog, "every job fails", _try_hooks, "tried"
-)
-
-
-def sge_checks(settings: Settings, config: Path, prefix: Path, profile: Path) -> list[Check]:
-    """Return the checks of a node of Grid Engine; none where there is no Grid Engine."""
-    execds = find_execds()
-    _, given = current_settings(config)
-    if not is_sge_installed(settings, prefix):
-        what = "sge_execd runs here, but gpulock is not installed for it: its jobs get no lock"
-        do = f"once, by a manager: {CLUSTER}; then, on each node: gpulock install sge"
-        return [warning(what, do, "Grid Engine")] if execds else []
-    cell = settings.sge_cell if "SGE_CELL" in given else ""
-    execd = find_execd(execds, settings.sge_root, cell)
-    checks = run_all(
-        {
-            "hooks": lambda: HOOKS.check(settings, config, prefix),
-            "execd": lambda: check_execd(settings, execd),
-            "Grid Engine": lambda: check_sge_release(settings, execd),
-            "job files": lambda: check_execd_job_files(execd),
-        }
-    )
-    try:
-        cluster = SgeClusterChecks(settings, given, execd, prefix, profile)
-    except (OSError, InstallError) as reason:
-        what = f"could not be asked: {reason}; queues, complexes and sensor were not looked at"
-        return [*checks, warning(what, "run it again when qmaster answers", "qmaster")]
-    return [*checks, *cluster.checks()]
-
-
-class SgeClusterChecks:
-    """What qmaster knows of this host; each method yields the checks of one thing."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        given: frozenset[str],
-        execd: SchedulerDaemon | None,
-        prefix: Path,
-        profile: Path,
-    ) -> None:
-        self.settings = settings
-        self.execd = execd
-        self.current = prefix / CURRENT
-        self.profile_path = profile
-        self.site = find_sge_site(settings, given, execd)
-        self.qconf = self.site.qconf()
-        self.instances = queue_instances(self.qconf)
-        self.host = sge_host_name(self.qconf)
-        self.lines = effective_host_conf(self.qconf, self.host)
-        self.exechost = self.qconf.show("-se", self.host)
-        self.queues = [i.partition("@")[0] for i in self.instances if i.endswith(f"@{self.host}")]
-
-    @cached_property
-    def release(self) -> str:
-        """Return the release of Grid Engine's clients; raise InstallError."""
-        return self.site.release()
+    def __init__(self, settings: Settings, options: SgeOptions) -> None:
+        self.settings, self.options = settings, options
+        name = "" if options.complex == SgeOptions.complex else options.complex
+        self.again = install_command("sge", options.prefix, complex=name)
 
     def checks(self) -> list[Check]:
-        """Return all checks of the cluster's configuration."""
-        return run_all(
-            {
-                "queues": self.queue_hooks,
-                "queue states": self.queue_states,
-                "tmpdir": self.temporary_folders,
-                "complexes": self.complexes,
-                "complex_values": self.amounts,
-                "load sensor": self.sensor,
-                "interactive jobs": self.terminals,
-                "shepherd_cmd": self.shepherd,
-                "execd_params": self.parameters,
-                "profile": self.profile,
-                "jsv": self.verifier,
-            }
-        )
-
-    def queue_hooks(self) -> Iterator[Check]:
-        """Look at prolog and epilog in force for each queue of this host, and elsewhere."""
-        ours = 0
-        for queue in self.queues:
-            name, do = f"queue {queue}", f"{CLUSTER.replace('QUEUE', queue)}, {_AGAIN}"
-            lines = {
-                hook: effective_sge_hook(self.qconf, queue, self.host, hook, self.lines)
-                for hook in texts.HOOKS
-            }
-            if not any(self.is_gpulock_hook(line, hook) for hook, line in lines.items()):
-                what = "neither prolog nor epilog is gpulock's: its jobs get no lock and no mask"
-                yield warning(what, do, name)
-                continue
-            ours += 1
-            bad = [f for hook, line in lines.items() if (f := self.line_fault(hook, line))]
-            for what in bad:
-                yield fault(what, do, name)
-            if not bad:
-                yield ok("prolog and epilog are gpulock's", name)
-            yield from self.elsewhere(queue)
-        if not ours:
-            do = f"once, by a manager: {CLUSTER}; then {_AGAIN}"
-            yield fault(f"no queue of host {self.host} has the hooks of gpulock", do, "queues")
-
-    def is_gpulock_hook(self, line: str | None, hook: str) -> bool:
-        """Say whether a line starts a hook of ours, rightly or not."""
-        return texts.is_gpulock_command(line, hook) or any(
-            word.endswith(f"/{hook}/sge") for word in (line or "").split()
-        )
-
-    def line_fault(self, hook: str, line: str | None) -> str:
-        """Return what is wrong with the command line in force, or nothing."""
-        if not self.is_gpulock_hook(line, hook):
-            return f"its {hook} is {line or 'none'}, not gpulock's"
-        ours = texts.parse_hook_line(line, hook)
-        if ours and ours.current == self.current:
-            return ""
-        assert line is not None
-        if not line.startswith("root@"):
-            return f"its {hook} does not run as root: root@ is missing"
-        if "/prolog/drop-env " not in line:
-            return f"its {hook} is loaded with the job's environment: prolog/drop-env is missing"
-        return f"its {hook} is not as installed: {line}"
-
-    def elsewhere(self, queue: str) -> Iterator[Check]:
-        """Look at the other hosts of a queue: which have no hooks of ours."""
-        pairs = [instance.split("@") for instance in self.instances]
-        hosts = sorted({host for name, host in pairs if name == queue and host != self.host})
-        bare = [
-            host
-            for host in hosts
-            if not all(
-                texts.is_gpulock_command(effective_sge_hook(self.qconf, queue, host, hook), hook)
-                for hook in texts.HOOKS
-            )
+        """Return all checks, those of the node before those that ask qmaster."""
+        paths = HookPaths(self.options.prefix / CURRENT)
+        first = [
+            Check("execd", self.execd, (INSTALLED,)),
+            Check("trial of hooks", lambda: self.trial(paths), (INSTALLED,)),
+            Check("login shells", self.login_shells, (INSTALLED,)),
+            Check("qmaster", self.qmaster, (INSTALLED,)),
         ]
-        if bare:
-            what = f"not the hooks of gpulock on {' '.join(bare)}"
-            yield warning(what, "install there as well", f"queue {queue}")
+        own = ("qmaster",)
+        return [
+            *first,
+            Check("Grid Engine", self.installation, own),
+            Check("queues", self.other_queues, own),
+            Check("queue", self.queue_states, own),
+            Check("tmpdir", self.temporary_folders, own),
+            Check("complex_values", self.amounts, (*own, DRIVER, "EXPECTED_GPUS")),
+            Check("load sensor", self.sensor, (*own, "Grid Engine", "complex_values")),
+            Check("interactive jobs", self.terminals, own),
+            Check("execd_params", self.parameters, own),
+            Check("jsv", self.verifier, own),
+        ]
 
-    def queue_states(self) -> Iterator[Check]:
-        """Look for queues of this host that are in error; qstat fails where it has none."""
-        if not self.queues:
+    @cached_property
+    def own_execd(self) -> SchedulerDaemon | None:
+        """Return the execd of this cell; raise InstallError for several."""
+        return find_own_execd(self.settings, frozenset(self.settings.given))
+
+    @cached_property
+    def installer(self) -> SgeInstaller:
+        """Return what knows the cell, this host and its items; raise InstallError."""
+        return SgeInstaller(self.options, lambda _: None)
+
+    def qmaster(self) -> Iterator[Finding]:
+        """Look whether qmaster answers, and of which release it is."""
+        release = self.installer.site.release()
+        if why := release_fault(release):
+            yield fault(why, "its jobs wait until gpulock is taken out; see docs/grid-engine.md")
+        yield fact(f"Grid Engine {release.removeprefix('SGE ')}")
+
+    def trial(self, paths: HookPaths) -> Iterator[Finding]:
+        """Start each hook as a test."""
+        return check_trial(self.options.prefix, lambda: self_test_sge_hooks(paths), self.again)
+
+    def installation(self) -> Iterator[Finding]:
+        """Look what an installation would change."""
+        try:
+            yield from check_items(self.installer.parts().items, self.again)
+        except InstallError as reason:
+            yield fault(str(reason), f"then {self.again}")
+
+    def execd(self) -> Iterator[Finding]:
+        """Look whether execd can be seen, as the reaper must, and may lift a job's limits."""
+        if self.own_execd is None:
+            yield fault("none runs here", "start it")
             return
-        for line in self.qconf.run("qstat", "-f", "-q", f"*@{self.host}").splitlines():
+        if hidden := shepherds.why_execd_hidden(ProcessScan(Proc(self.settings.proc_root))):
+            yield fault(hidden, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
+            return
+        status = Proc().read(self.own_execd.pid, "status")
+        if not int(status_line_value(status, b"\nCapBnd:"), 16) >> _SYS_RESOURCE & 1:
+            what = "it lacks CAP_SYS_RESOURCE: hooks run under the job's own limits"
+            yield warning(what, "use prolog/sge-jsv-limits as jsv_url")
+
+    def login_shells(self) -> Iterator[Finding]:
+        """Name the login shells that read no script with the mask of a qlogin."""
+        for what, do in login_shell_faults(self.options.profile):
+            yield warning(what, do)
+
+    def other_queues(self) -> Iterator[Finding]:
+        """Name the queues of this host without hooks of ours, where another has them."""
+        host = self.installer.host
+        ours = hooked_queues(host)
+        for queue in queues_of_host(host.qconf, host.name) if ours else ():
+            if queue not in ours:
+                what = f"{queue} is on this host too, and its jobs get no lock"
+                yield warning(what, CLUSTER.replace("QUEUE", queue))
+
+    def queue_states(self) -> Iterator[Finding]:
+        """Look for queues of this host in error; qstat fails where it has none."""
+        host = self.installer.host
+        if not queues_of_host(host.qconf, host.name):
+            return
+        shown = host.qconf.run("qstat", "-f", "-explain", "E", "-q", f"*@{host.name}")
+        for line, *below in split_queues(shown):
             words = line.split()
-            if words and "@" in words[0] and len(words) > 5 and "E" in words[5]:  # noqa: PLR2004
-                do = f"qstat -f -explain E says why; then qmod -cq {words[0]}"
-                yield fault(f"{words[0]} is in error: it takes no job", do)
+            if len(words) > _STATES and "E" in words[_STATES]:
+                jobs = [*dict.fromkeys(_BY_JOB.findall(" ".join(below)))]
+                by = f" by job {', '.join(jobs)}" if jobs else ""
+                why = "".join(f"gpulock why {job}; " for job in jobs[-1:])
+                yield fault(f"{words[0]} is in error{by}", f"{why}then qmod -cq {words[0]}")
 
-    def temporary_folders(self) -> Iterator[Check]:
+    def temporary_folders(self) -> Iterator[Finding]:
         """Look where execd makes each job's TMPDIR and gives it away, also through a link."""
-        for queue in self.queues:
-            path = self.qconf.show("-sq", f"{queue}@{self.host}").get("tmpdir", "/tmp")
+        host = self.installer.host
+        for queue in queues_of_host(host.qconf, host.name):
+            path = host.qconf.show("-sq", f"{queue}@{host.name}").get("tmpdir", "/tmp")
             if others_may_link_in(path, self.settings.proc_root):
-                what = f"others may write {path}, and execd follows their links there as root"
-                do = "sysctl fs.protected_symlinks=1, or a tmpdir that root alone writes"
-                yield warning(what, do, f"tmpdir of {queue}")
+                what = f"others may write {path} of {queue}, and execd follows their links as root"
+                yield warning(what, "sysctl fs.protected_symlinks=1, or a tmpdir of root's alone")
 
-    def complexes(self) -> Iterator[Check]:
-        """Look at the complexes that stand for GPUs."""
-        found = parse_complexes(self.qconf.run("qconf", "-sc"))
-        for one in self.settings.sge_complexes:
-            name = f"complex {one}"
-            if one not in found:
-                do = f"{CLUSTER} --complex {one}, or correct SGE_COMPLEXES"
-                yield fault("it does not exist", do, name)
-            elif why := complex_fault(found[one]):
-                yield fault(why, "correct it: qconf -mc", name)
-            else:
-                yield ok(found[one], name)
-
-    def amounts(self) -> Iterator[Check]:
+    def amounts(self) -> Iterator[Finding]:
         """Compare what qmaster may hand out on this host with what is there."""
-        values = parse_sge_list(self.exechost["complex_values"])
-        for queue in self.queues:
-            shown = self.qconf.show("-sq", f"{queue}@{self.host}").get("complex_values", "")
-            values = parse_sge_list(shown) | values
-        found = {key: values[key] for key in self.settings.sge_complexes if key in values}
-        set_it = f"qconf -mattr exechost complex_values {{}}={{}} {self.host}".format
-        if not found:
-            names = " ".join(self.settings.sge_complexes)
-            what = f"host {self.host} has no {names}: no GPU job starts here"
-            yield fault(what, set_it("COMPLEX", "N"))
-        for key, amount in found.items():
-            there = plain_amount(self.settings, key, self.settings.expected_gpus)
+        host, settings = self.installer.host, self.settings
+        here = read_amounts(host)
+        values = {name: here[name] for name in settings.sge_complexes if name in here}
+        for name, amount in values.items():
+            there = plain_amount(settings, name, settings.expected_gpus)
+            do = f"qconf -mattr exechost complex_values {name}={there} {host.name}"
             if "(" in amount:
-                why = card_map_fault(self.settings.state_dir, self.host, key, amount)
-                again = "run gpulock install sge --map again"
-                yield fault(f"{key}: {why}", again) if why else ok(f"{key}={amount}")
+                if why := card_map_fault(settings.state_dir, host.name, name, amount):
+                    yield fault(f"{name}: {why}", f"{self.again} --map ID=GPU,...")
             elif there and float(amount) > there:
-                what = f"{key}={amount}, but there are {there}: jobs are sent back"
-                yield fault(what, set_it(key, there))
+                yield fault(f"{name}={amount}, but there are {there}: jobs are sent back", do)
             elif there and float(amount) < there:
-                yield warning(f"{key}={amount} of {there} GPUs", set_it(key, there))
-            else:
-                yield ok(f"{key}={amount}")
-        kinds = self.settings.sge_kinds
-        for key in kinds:
-            if kinds[key] and key not in found and (there := plain_amount(self.settings, key, 0)):
-                what = f"this host has {there} of {kinds[key]}, but no {key}: no job gets them"
-                yield warning(what, _AGAIN)
-        same = [key for key in found if not kinds.get(key)]
-        if len(same) > 1:
+                yield warning(f"{name}={amount} of {there} GPUs", do)
+        same = [name for name in values if not settings.sge_kinds.get(name)]
+        if len(same) > 1 and any("(" in amount for amount in values.values()):
             what = f"{' and '.join(same)} stand for the same GPUs, qmaster counts each alone"
-            meet = fault(f"{what}: jobs meet on one card, and wait", "use one of them")
-            even = warning(what, "the load sensor evens it out; better to use one")
-            yield meet if any("(" in amount for amount in found.values()) else even
+            yield fault(f"{what}: jobs meet on one card, and wait", "use one of them")
 
-    def sensor(self) -> Iterator[Check]:
-        """Look whether the load sensor is configured and its values arrive."""
-        set_now = self.lines.get("load_sensor", "none")
-        if f"{self.current}/{SENSOR}" not in [word.strip() for word in set_now.split(",")]:
-            what = f"not gpulock's: {set_now}; jobs go where no GPU is free, and come back"
-            yield fault(what, _AGAIN)
-        elif "gpu.free" not in (loads := parse_sge_list(self.exechost["load_values"])):
+    def sensor(self) -> Iterator[Finding]:
+        """Look whether the values of the load sensor arrive."""
+        loads = parse_sge_list(self.installer.host.report.load_values())
+        if "gpu.free" not in loads:
             do = "execd starts it within 2 load_report_times; then look at its messages file"
-            yield warning("configured, but no values have arrived", do)
+            yield warning("no values have arrived", do)
         elif what := sensor_difference(self.settings, loads):
             do = "wait a load_report_time; then end prolog/sge-sensor, which execd starts again"
             yield warning(what, do)
-        else:
-            yield ok("its values arrive")
-        seconds = 2 * parse_clock_seconds(self.lines.get("load_report_time", ""))
-        yield ok(f"a job sent back starts here again after about {seconds} s", "retry")
 
-    def terminals(self) -> Iterator[Check]:
-        """Look whether a user's job on a terminal stops the queue (facts/grid-engine.md)."""
-        user = sge_admin_user(self.site)
-        if user == "unknown":
-            yield warning("bootstrap cannot be read: admin_user is not known")
-        elif advice := terminal_advice(self.release, user, self.lines.get("shepherd_cmd", "none")):
-            yield fault(*advice)
-        else:
-            yield ok(f"admin_user is {user}")
-
-    def shepherd(self) -> Iterator[Check]:
-        """Look at shepherd_cmd: it refuses forged jobs, and alone reaches slave tasks."""
-        found = self.lines.get("shepherd_cmd", "none")
-        if not found.startswith(f"{self.current}/"):
-            what = f"it is {found}: a newline in a job's own text can run any program as root"
-            if self.settings.isolation == "cgroup":
-                what += "; parallel jobs are refused (ISOLATION=cgroup)"
-            elif self.settings.sge_slave_tasks:
-                what += "; slave tasks get no GPU (SGE_SLAVE_TASKS=yes)"
-            yield fault(
-                what, _AGAIN if is_sge_none(found) else f"set SGE_SHEPHERD={found}, {_NONE}"
-            )
-            return
-        yield from check_launcher(Path(found.split()[0]), self.site.root, self.execd)
-
-    def parameters(self) -> Iterator[Check]:
-        """Look at what changes how jobs start and end."""
-        common = Path(self.site.root, self.site.cell, "common")
-        if why := minimum_id_fault(self.release, self.lines):
-            yield fault(f"{why}: queues go into error", "set both to 0 (qconf -mconf)")
-        scopes = moves_jobs_to_scopes(common)
-        yield from check_execd_params(self.lines, self.settings.isolation, scopes)
-        if self.execd is not None:
-            yield from check_process_room(self.lines, self.settings, self.execd.pid)
-
-    def profile(self) -> Iterator[Check]:
-        """Look at the login scripts for qlogin."""
-        return check_login_shells(self.profile_path, self.execd, self.lines.get("gid_range", ""))
-
-    def verifier(self) -> Iterator[Check]:
-        """Look whether invalid requests are turned away at submission."""
-        lines = self.qconf.configuration("global") or {}
-        found = lines.get("jsv_url", "none")
-        unseen = {*parse_sge_list(lines.get("jsv_allowed_mod", "ac,h,i,e,o,j,M,N,p,w"))} - _HARMLESS
-        if "/sge-jsv" in found and unseen and SHEPHERD not in self.lines.get("shepherd_cmd", ""):
-            what = f"{found} does not see what qalter changes: -{' -'.join(sorted(unseen))}"
-            yield fault(what, "set shepherd_cmd, or take them from jsv_allowed_mod")
-        elif "/sge-jsv" in found:
-            yield ok(found)
-        else:
-            what = "it is not gpulock's: -l gpu=1.5 is accepted, and its job ends in error"
-            do = f"qconf -mconf: jsv_url script:{self.current}/prolog/sge-jsv"
+    def terminals(self) -> Iterator[Finding]:
+        """Tell which jobs on a terminal are refused (docs/grid-engine.md, interactive jobs)."""
+        site = self.installer.site
+        text = Path(site.root, site.cell, "common/bootstrap").read_text()
+        user = (re.findall(r"(?m)^admin_user\s+(\S+)", text) or ["none"])[0]
+        if user.lower() not in ("none", "root") and not site.release().startswith(OCS):
+            what = f"admin_user is {user}: qlogin, and qrsh without a command, wait and are refused"
+            do = "qrsh -pty no COMMAND works; or admin_user none in bootstrap, and restart daemons"
             yield warning(what, do)
+
+    def parameters(self) -> Iterator[Finding]:
+        """Look at what changes how jobs start and end."""
+        lines, site = self.installer.lines, self.installer.site
+        scopes = moves_jobs_to_scopes(Path(site.root, site.cell, "common"))
+        yield from check_execd_params(lines, self.settings.isolation, scopes)
+        if self.own_execd is not None:
+            yield from check_process_room(lines, self.settings, self.own_execd.pid)
+
+    def verifier(self) -> Iterator[Finding]:
+        """Look whether invalid requests are turned away at submission."""
+        host = self.installer.host
+        if "/sge-jsv" not in host.shared().get("jsv_url", "none"):
+            what = "jsv_url is not gpulock's: -l gpu=1.5 is accepted, and its job ends in error"
+            yield warning(what, f"qconf -mconf: jsv_url script:{host.current}/prolog/sge-jsv")
+
+
+def split_queues(shown: str) -> list[list[str]]:
+    """Return the lines of each queue in `qstat -f`, its own first; pure."""
+    blocks: list[list[str]] = []
+    for line in shown.splitlines():
+        if "@" in line.partition(" ")[0]:
+            blocks.append([line])
+        elif blocks:
+            blocks[-1].append(line)
+    return blocks
+
+
+def others_may_link_in(folder: str, proc_root: str) -> bool:
+    """Return whether links that others make in a folder lead a program of root's elsewhere.
+
+    The kernel keeps root from following them where the folder is sticky (proc(5)).
+    """
+    try:
+        mode = os.stat(folder).st_mode
+    except FileNotFoundError:
+        return False
+    guard = Path(proc_root, "sys/fs/protected_symlinks")
+    guarded = guard.exists() and guard.read_text().strip() != "0"
+    return bool(mode & 0o022) and not (guarded and mode & stat.S_ISVTX)

@@ -1,124 +1,313 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor looks at on a node of Slurm: the hooks as users run them, slurmd, slurmctld."""
+"""What doctor looks at on a node of Slurm beside the installer's items.
+
+That is slurmd, slurmctld, slurm.conf in force, and what a site's configuration costs.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.install.doctor.check import Check, fault, ok, run_all, run_checks, warning
-from gpulock.install.doctor.hooks import InstalledHookChecks
-from gpulock.install.doctor.slurm_conf import SlurmConfChecks
-from gpulock.install.doctor.slurm_gres import GresChecks
-from gpulock.install.doctor.slurm_release import release_checks
-from gpulock.install.hooks import HookPaths, InstallError
-from gpulock.install.installed import is_slurm_installed
-from gpulock.install.node_part import current_settings
+from gpulock.daemon.idle.command import why_untrusted_program
+from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault, warning
+from gpulock.install.doctor.gres import GresChecks
+from gpulock.install.doctor.installation import check_items, check_trial, install_command
+from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
+from gpulock.install.items import Item
+from gpulock.install.slurm.conf_block import split_slurm_conf
+from gpulock.install.slurm.conf_item import SlurmConfItem
+from gpulock.install.slurm.configured_hooks import (
+    PATHS,
+    PROLOG,
+    TASK,
+    InForceHook,
+    find_slurm_hooks,
+    misplaced_program,
+)
+from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
+from gpulock.install.slurm.plugstack import find_plugstack, plugstack_fault
 from gpulock.install.slurm.site import (
-    Slurmd,
     SlurmError,
-    SlurmSite,
-    find_slurm_site,
     find_slurmds,
+    parse_slurm_release,
+    slurm_release_fault,
     slurmds_of_site,
 )
-from gpulock.install.slurm.slurm_conf import SlurmConf
-from gpulock.install.trial import check_hook_interpreter, try_slurm_hooks
+from gpulock.install.slurm.slurm_conf import SlurmConf, read_node_values
+from gpulock.install.slurm.texts import has_submit_script, slurm_setting_advice
+from gpulock.install.trial import (
+    check_hook_interpreter,
+    rival_hook_reason,
+    try_slurm_hooks,
+    why_users_cannot_run,
+)
 from gpulock.install.versions import CURRENT
+from gpulock.isolation import tree
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.slurm.steps import SlurmSteps
 
+_LINES: Final = (
+    "gpulock install slurm --dry-run prints the lines: put them into slurm.conf, or its template"
+    " (Ansible, Puppet), then scontrol reconfigure once"
+)
 _FEW: Final = 100  # characters of a value that are shown
 _SAME: Final = ("Prolog", "TaskProlog", "Epilog", "PrologFlags", "RequeueExit")
+_HOOKS_AS_ROOT: Final = (26, 5)  # docs/facts/slurm.md, hooks inside of the job
+_TASK_PROLOG_WINS: Final = (23, 2)  # docs/facts/containers.md, oci bundles of slurm
+# Of a node's State=; a * means that slurmctld gets no answer from slurmd.
+_NO_JOBS: Final = ("DRAIN", "DOWN", "FAIL", "INVAL", "UNKNOWN", "NOT_RESPONDING", "*")
 
 
-def _try_hooks(paths: HookPaths, interpreter: str) -> None:
-    check_hook_interpreter(interpreter)
-    try_slurm_hooks(paths)
+class SlurmChecks:
+    """The checks of a node of Slurm; each method yields what is wrong with one thing."""
 
+    def __init__(self, settings: Settings, options: SlurmOptions) -> None:
+        self.settings, self.options = settings, options
+        self.again = install_command("slurm", options.prefix, node=options.node)
+        self.paths = HookPaths(options.prefix / CURRENT)
 
-HOOKS: Final = InstalledHookChecks(
-    "slurm",
-    lambda paths: paths.slurm_prolog,
-    "Slurm drains the node at the next job",
-    _try_hooks,
-    "tried, as a user too",
-)
-
-
-def slurm_checks(settings: Settings, config: Path, prefix: Path) -> list[Check]:
-    """Return the checks of a node of Slurm; none where there is no Slurm."""
-    _, given = current_settings(config)
-    slurmds = slurmds_of_site(find_slurmds(), settings)
-    if not is_slurm_installed(settings, prefix):
-        what = "slurmd runs here, but gpulock is not installed for it: its jobs get no lock"
-        return [warning(what, "gpulock install slurm", "Slurm")] if slurmds else []
-    checks = run_all(
-        {
-            "Slurm hooks": lambda: HOOKS.check(settings, config, prefix),
-            "slurmd": lambda: check_slurmd(settings, slurmds),
+    def checks(self) -> list[Check]:
+        """Return all checks, those of the node before those of the configuration in force."""
+        first = [
+            Check("slurmd", self.slurmd, (INSTALLED,)),
+            Check("trial of hooks", self.trial, (INSTALLED,)),
+            Check("Slurm", self.release, (INSTALLED,)),
+            Check("requirements", self.requirements, ("Slurm",)),
+            Check("installation", self.installation, ("requirements",)),
+            Check("slurm.conf", self.in_force, ("requirements",)),
+        ]
+        looks = {
+            "slurmctld": self.slurmctld,
+            "hooks of the site": self.site_hooks,
+            "recommended": self.recommended,
+            "SPANK": self.plugin,
+            "ProctrackType": self.tracking,
+            "GresTypes": self.gres_types,
+            "GetEnvTimeout": self.login_files,
+            "features": self.features,
+            "job_container.conf": self.private_folders,
+            "node": self.node,
         }
-    )
-    try:
-        site = find_slurm_site(settings, given, slurmds)
-    except InstallError as reason:
-        what = f"could not be found: {reason}; its configuration was not looked at"
-        return [*checks, warning(what, "run it again when slurmd runs", "Slurm")]
-    conf, answer = check_slurmctld(site)
-    checks.append(answer)
-    if conf is None:
-        return checks
-    paths = HookPaths(prefix / CURRENT)
-    checks += run_checks("slurm.conf", lambda: check_slurm_conf_same(site, conf))
-    checks += SlurmConfChecks(settings, site, conf, paths).checks()
-    checks += release_checks(settings, site, conf)
-    return checks + GresChecks(settings, site, conf).checks()
+        gres = GresChecks(self.settings, lambda: self.installer.site, lambda: self.conf)
+        own = [Check(name, look, ("Slurm",)) for name, look in looks.items()]
+        return [*first, *own, *gres.checks()]
 
+    @cached_property
+    def installer(self) -> SlurmInstaller:
+        """Return what knows this Slurm and its items; raise InstallError."""
+        return SlurmInstaller(self.options)
 
-def check_slurmd(settings: Settings, slurmds: list[Slurmd]) -> Iterator[Check]:
-    """Look whether slurmd can be seen, as the reaper must."""
-    if not slurmds:
-        yield fault("none runs here", "start it: systemctl start slurmd")
-    elif not SlurmSteps(settings).is_slurmd_seen(ProcessScan(Proc(settings.proc_root))):
-        what = "it runs, but a judge of locks does not see it: no lock is ever freed"
-        yield fault(what, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
-    else:
-        nodes = " ".join(slurmd.node for slurmd in slurmds if slurmd.node)
-        pids = " ".join(str(slurmd.pid) for slurmd in slurmds)
-        yield ok(f"pid {pids}{f', node {nodes}' if nodes else ''}")
+    @cached_property
+    def items(self) -> list[Item]:
+        """Return the installer's items; raise InstallError for what it would refuse."""
+        return [*self.installer.parts().items]
 
+    @cached_property
+    def conf(self) -> SlurmConf:
+        """Return what slurmctld goes by, else what slurm.conf says; raise InstallError."""
+        return self.installer.site.best()
 
-def check_slurmctld(site: SlurmSite) -> tuple[SlurmConf | None, Check]:
-    """Return what is in force, else what slurm.conf says, and whether slurmctld answers."""
-    name = "slurmctld"
-    try:
-        conf = site.in_force()
-    except SlurmError as silent:
+    def hooks(self) -> list[InForceHook]:
+        """Return what Slurm starts."""
+        return find_slurm_hooks(self.conf, self.paths, self.installer.site.conf)
+
+    def slurmd(self) -> Iterator[Finding]:
+        """Look whether slurmd can be seen, as the reaper must."""
+        if not slurmds_of_site(find_slurmds(), self.settings):
+            yield fault("none runs here", "start it: systemctl start slurmd")
+        elif not SlurmSteps(self.settings).is_slurmd_seen(
+            ProcessScan(Proc(self.settings.proc_root))
+        ):
+            what = "it runs, but a judge of locks does not see it: no lock is ever freed"
+            yield fault(what, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
+
+    def trial(self) -> Iterator[Finding]:
+        """Start each hook as a test, that of a task as a user."""
+
+        def try_all() -> None:
+            check_hook_interpreter(real_interpreter(self.options.interpreter))
+            try_slurm_hooks(self.paths)
+
+        return check_trial(self.options.prefix, try_all, self.again)
+
+    def release(self) -> Iterator[Finding]:
+        """Look whether this node's Slurm is one that gpulock was run on."""
+        if why := slurm_release_fault(self.installer.site.release()):
+            yield fault(why, "update Slurm, or gpulock uninstall slurm; see docs/slurm.md")
+
+    def slurmctld(self) -> Iterator[Finding]:
+        """Look whether slurmctld answers, and goes by this node's slurm.conf, as slurmd does."""
+        site = self.installer.site
         try:
-            conf = site.in_file()
+            conf = site.in_force()
+        except SlurmError as silent:
+            what = (
+                f"{silent}; what follows is by {site.in_file().source}, which may not be in force"
+            )
+            yield warning(what, "run it again when slurmctld answers")
+            return
+        yield fact(f"Slurm {conf.get('SLURM_VERSION')}")
+        here = site.in_file()
+        differing = [key for key in _SAME if {*here.words(key)} != {*conf.words(key)}]
+        if {*here.words("PrologFlags")} <= {*conf.words("PrologFlags")}:  # Contain brings Alloc
+            differing = [key for key in differing if key != "PrologFlags"]
+        for key in differing:
+            mine, theirs = here.get(key) or "none", conf.get(key) or "none"
+            what = f"{key} is {mine[:_FEW]} in {here.source}, but slurmctld uses {theirs[:_FEW]}"
+            yield warning(what, "make slurm.conf the same everywhere, then scontrol reconfigure")
+
+    def requirements(self) -> Iterator[Finding]:
+        """Look whether an installation would be refused."""
+        try:
+            _ = self.items
         except InstallError as reason:
-            do = "see that slurmctld runs, and that SLURM_CONF and SLURM_BINARIES are right"
-            return None, fault(f"{silent}; and {reason}", do, name)
-        what = f"{silent}; what follows is by {conf.source}, which may not be in force"
-        return conf, warning(what, "run it again when slurmctld answers", name)
-    return conf, ok(f"answers, Slurm {conf.get('SLURM_VERSION')}", name)
+            yield fault(str(reason), f"then {self.again}")
+
+    def installation(self) -> Iterator[Finding]:
+        """Look what an installation would change on this node."""
+        own = [one for one in self.items if not isinstance(one, SlurmConfItem)]
+        return check_items(own, self.again)
+
+    def in_force(self) -> Iterator[Finding]:
+        """Name the keys of slurm.conf that are not as the hooks need them."""
+        items = [item for item in self.items if isinstance(item, SlurmConfItem)]
+        keys = {key: value for item in items for key, value in item.lacking(self.conf).items()}
+        if keys:
+            names = [key if key in PATHS else f"{key}={value}" for key, value in keys.items()]
+            what = f"{', '.join(names)} not in force by {self.conf.source}"
+            yield fault(f"{what}{describe_missing_block(self.installer.site.conf)}", _LINES)
+
+    def recommended(self) -> Iterator[Finding]:
+        """Name the keys of slurm.conf that had better be otherwise."""
+        better = [one for one in slurm_setting_advice(self.conf, self.settings) if not one.needed]
+        for one in better:
+            yield warning(f"without {one.key}={one.value} {AGAINST[one.key]}", _LINES)
+        if not has_submit_script(self.conf):
+            what = "without JobSubmitPlugins=lua any user drains a node by a large SPANK variable"
+            yield warning(what, "gpulock install slurm --dry-run shows job_submit.lua")
+
+    def site_hooks(self) -> Iterator[Finding]:
+        """Look at the programs of the site's around ours, and whether users can run a task's."""
+        for hook in self.hooks():
+            if not hook.ours:
+                continue  # slurm.conf says so
+            ours, target = hook.ours[0], PATHS[hook.key](self.paths)
+            if hook.key == TASK and (why := why_users_cannot_run(ours)):
+                yield fault(f"{why}: every task fails", "let all users read and execute it")
+            if wrong := misplaced_program(hook):
+                order = (
+                    "before gpulock's Prolog" if hook.key == PROLOG else "after gpulock's Epilog"
+                )
+                do = f"give {ours} another name: Slurm goes in reverse alphabetical order"
+                yield warning(f"{wrong} runs {order}: it may use GPUs that are not locked", do)
+            for path in hook.programs:
+                own = path in hook.ours and path.resolve() == target.resolve()
+                if not own and (why := rival_hook_reason(str(path))):
+                    what = f"does {path} hand out GPUs itself ({why})?"
+                    yield warning(what, "then take it out, or its part that does")
+
+    def plugin(self) -> Iterator[Finding]:
+        """Look at the SPANK plugin, which runs TaskProlog's hook where pyxis is."""
+        stack, own = find_plugstack(self.conf, self.installer.site.conf), self.installer.plugin
+        if not stack.ours and stack.pyxis is None:
+            return
+        if wrong := plugstack_fault(stack, own.path):
+            if stack.pyxis and not stack.ours:
+                wrong = f"{stack.pyxis.file}: pyxis starts TaskProlog inside its containers"
+            do = "gpulock install slurm --spank --dry-run shows the lines for plugstack.conf"
+            yield fault(wrong, do)
+        elif own.path.exists() and (why := why_untrusted_program(own.path, (0, os.geteuid()))):
+            yield fault(why, "let root alone change it: each task loads it")
+        elif task := self.conf.get(TASK):
+            pyxis = "inside containers of pyxis it fails" if stack.pyxis else "it runs as well"
+            what = f"TaskProlog={task}: {pyxis}"
+            yield warning(what, "take it out of slurm.conf: the SPANK plugin runs gpulock's")
+
+    def tracking(self) -> Iterator[Finding]:
+        """Warn where children of a job can outlive it."""
+        if (now := self.conf.get("ProctrackType")) in ("proctrack/linuxproc", "proctrack/pgid"):
+            what = f"{now}: leftover processes of a job keep its GPUs locked"
+            yield warning(what, "ProctrackType=proctrack/cgroup; needs all daemons restarted")
+
+    def gres_types(self) -> Iterator[Finding]:
+        """Look whether slurmctld knows of GPUs at all."""
+        key, names = "GresTypes", self.settings.slurm_gres
+        if not self.conf.has(key, *names):
+            what = f"it is {self.conf.get(key) or 'none'}, without {' '.join(names)}"
+            do = f"{key}={names[0]} in slurm.conf, and Gres= of the nodes; restart all daemons"
+            yield fault(f"{what}: no job can ask for GPUs", do)
+
+    def login_files(self) -> Iterator[Finding]:
+        """Look whether slurmd runs login files where nothing closes its cgroup to users."""
+        if self.settings.isolation != "cgroup" or self.conf.seconds("GetEnvTimeout") == 0:
+            return
+        if tree.V2 not in [one.version for one in tree.find_hierarchies(self.settings.sys_root)]:
+            what = "slurmd runs users' login files (sbatch --get-user-env), which open every GPU"
+            yield warning(what, "GetEnvTimeout=0 in slurm.conf, or mount cgroup version 2")
+
+    def features(self) -> Iterator[Finding]:
+        """Warn of what a release has otherwise than later ones."""
+        release = parse_slurm_release(self.conf.get("SLURM_VERSION")) or _HOOKS_AS_ROOT
+        if self.conf.has("PrologFlags", "RunInJob") and release < _HOOKS_AS_ROOT:
+            what = "RunInJob: before 26.05 an Epilog may start as the job's user, and frees nothing"
+            yield warning(what, "run gpulockd, or gpulock reap from cron; or take RunInJob out")
+        path = self.installer.site.conf
+        if path and path.with_name("oci.conf").exists() and release < _TASK_PROLOG_WINS:
+            what = "oci.conf: before 23.02 `srun --container` takes the bundle's own mask"
+            do = "update Slurm; ConstrainDevices or ISOLATION=cgroup closes the others"
+            yield warning(what, do)
+
+    def private_folders(self) -> Iterator[Finding]:
+        """Look whether tasks see the folder in which their grant stands."""
+        site = self.installer.site
+        path = site.conf.with_name("job_container.conf") if site.conf else None
+        used = self.conf.get("JobContainerType") + self.conf.get("NamespaceType")
+        if path is None or not path.exists() or "tmpfs" not in used:
+            return
+        lists = read_node_values(path, "Dirs", site.node_names())
+        folders = [one.strip() for text in lists for one in text.split(",") if one.strip()]
+        inside = Path(self.settings.lock_dir)
+        for hiding in [one for one in folders if Path(one) in (inside, *inside.parents)][:1]:
+            what = f"Dirs has {hiding}: a task does not see {inside}, and does not start"
+            yield fault(what, f"take {hiding} out of Dirs")
+
+    def node(self) -> Iterator[Finding]:
+        """Say where Slurm gives this node no jobs."""
+        if self.conf.source != "slurmctld":
+            return
+        for node in self.installer.site.node_names():
+            try:
+                text = self.installer.site.scontrol("show", "node", node)
+            except SlurmError as reason:
+                what = f"slurmctld does not know {node}: {reason}"
+                yield warning(what, "is NodeName= another? start slurmd with -N NAME")
+                continue
+            state = (re.search(r"\bState=(\S+)", text) or ("", "UNKNOWN"))[1]
+            why = (re.search(r"\bReason=(.*)", text) or ("", "no reason given"))[1].strip()
+            if any(word in state for word in _NO_JOBS):
+                do = f"once it is repaired: scontrol update nodename={node} state=resume"
+                yield warning(f"{node} is {state}: {why}", do)
 
 
-def check_slurm_conf_same(site: SlurmSite, conf: SlurmConf) -> Iterator[Check]:
-    """Compare slurm.conf on this node, by which slurmd goes, with what slurmctld goes by."""
-    if site.conf is None:
-        yield warning("not found on this node", "set SLURM_CONF in the settings")
-        return
-    here = site.in_file()
-    differing = [key for key in _SAME if {*here.words(key)} != {*conf.words(key)}]
-    if {*here.words("PrologFlags")} <= {*conf.words("PrologFlags")}:  # Contain brings Alloc
-        differing = [key for key in differing if key != "PrologFlags"]
-    for key in differing:
-        mine, theirs = here.get(key) or "none", conf.get(key) or "none"
-        what = f"{key} is {mine[:_FEW]} in {here.source}, but slurmctld uses {theirs[:_FEW]}"
-        yield warning(what, "make slurm.conf the same everywhere, then scontrol reconfigure")
-    if not differing:
-        yield ok(here.source)
+def describe_missing_block(path: Path | None) -> str:
+    """Return that a file has no lines of `--write-conf`, nothing where it has; raise OSError."""
+    if path is None or not path.is_file():
+        return ""
+    split = split_slurm_conf(path, path.read_text(errors="surrogateescape"))
+    return f"; {path} has no gpulock block" if split.lines is None else ""
+
+
+AGAINST: Final = {  # what a key that is recommended prevents
+    "PrologEpilogTimeout": "a hook that hangs blocks the node",
+    "PrologTimeout": "a Prolog that hangs blocks the node",
+    "EpilogTimeout": "an Epilog that hangs blocks the node",
+    "LaunchParameters": "the shell of salloc gets no mask",
+    "SchedulerParameters": "jobs that meet a broken node are held",
+}

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.doctor.check import FAULT, WARNING, Check, ok, run_checks, warning
-from gpulock.install.hooks import InstallError
+from gpulock.install.doctor.check import FAULT, INSTALLED, WARNING, Check, Finding, warning
 from gpulock.install.items import Wanted
 from gpulock.install.systemd import manager
 from gpulock.install.systemd.install import (
@@ -25,11 +23,10 @@ from gpulock.install.systemd.install import (
     service_items,
     unit_items,
 )
-from gpulock.install.systemd.manager import ON, UNUSED, ServiceItem, unit_properties
+from gpulock.install.systemd.manager import ON, UNUSED, unit_properties
 from gpulock.install.systemd.units import (
     DAEMON,
     EXPORTER,
-    UNITS,
     USER,
     says_more,
     setting_directives,
@@ -37,7 +34,7 @@ from gpulock.install.systemd.units import (
 from gpulock.node.settings import Settings
 from gpulock.store.locks import claims_root
 
-_AGAIN: Final = "run gpulock install systemd"
+_AGAIN: Final = "gpulock install systemd"
 _SEES: Final = frozenset(("cap_sys_ptrace", "cap_dac_override"))  # others' processes
 _NEVER: Final = ("0", "infinity")
 _RUN: Final = "/run/"
@@ -102,68 +99,35 @@ def systemd_checks(settings: Settings, options: SystemdOptions) -> list[Check]:
     """Return the checks of the services; none where nobody installed, enabled or started any."""
     if not manager.RUNNING.is_dir():
         return []
-    files = unit_items(options, dict.fromkeys(UNITS, "any"))
-    try:
-        here = any(item.place.read() is not None for own in files.values() for item in own)
-        services = [
-            one for one in service_items(options, files) if here or one.read() not in UNUSED
-        ]
-    except InstallError as fault:
-        return [warning(f"were not looked at: {fault}", name="units")]
-    check_files = partial(check_unit_files, services, settings, options)
-    checks = run_checks("units", check_files) if services else []
-    for service in services:
-        checks += run_checks(service.name, partial(check_service_state, service, settings, options))
-    return checks
+    return [Check("services", lambda: check_services(settings, options), (INSTALLED,))]
 
 
-def check_unit_files(
-    services: Iterable[ServiceItem], settings: Settings, options: SystemdOptions
-) -> Iterator[Check]:
-    """Compare the files with what would be installed now."""
+def check_services(settings: Settings, options: SystemdOptions) -> Iterator[Finding]:
+    """Compare files and services with what would be installed; raise InstallError."""
     files = unit_items(options, drop_ins_of(options, settings))
+    here = any(item.place.read() is not None for own in files.values() for item in own)
+    services = [one for one in service_items(options, files) if here or one.read() not in UNUSED]
     own = [item for one in services for unit in one.units for item in files[unit]]
     differ = [
         str(item.path)
-        for item in (*etc_items(options), *own)
+        for item in (*(etc_items(options) if services else ()), *own)
         if item.show(Wanted.PRESENT) and (item.place.read() is not None or says_more(item.value))
     ]
     if differ:
-        yield warning(
-            f"not as this package and its settings want them: {', '.join(differ)}", _AGAIN
-        )
-    else:
-        yield ok("as this package and its settings want them")
-
-
-def check_service_state(
-    service: ServiceItem, settings: Settings, options: SystemdOptions
-) -> Iterator[Check]:
-    """Check that a service runs, as it was installed."""
-    now = service.read()
-    if now != ON:
-        do = f"systemctl enable --now {' '.join(service.units)}"
-        yield warning(f"is {now or 'not there'}", do if now else _AGAIN)
-    odd = [
-        check
-        for unit in service.units
-        for check in check_unit_properties(
-            unit, settings, options.unit_path(unit), unit_properties(unit, (), options.ctl)
-        )
-    ]
-    yield from odd
-    if now != ON:
-        return
-    if why := service.restart_reason():
-        yield warning(why, f"systemctl restart {' '.join(service.units)}")
-    elif not odd:
-        yield ok(ON)
+        yield warning(f"not as package and settings want them: {', '.join(differ)}", _AGAIN)
+    for service in services:
+        running = service.read() == ON  # else the checks of both programs say so
+        if running and not differ and (why := service.restart_reason()):
+            yield warning(why, f"systemctl restart {' '.join(service.units)}", service.name)
+        for unit in service.units:
+            seen = unit_properties(unit, (), options.ctl)
+            yield from check_unit_properties(unit, settings, options.unit_path(unit), seen)
 
 
 def check_unit_properties(
     unit: str, settings: Settings, path: Path, seen: Mapping[str, str]
-) -> Iterator[Check]:
-    """Judge what systemd makes of a unit and its drop-ins; pure."""
+) -> Iterator[Finding]:
+    """Judge what systemd makes of a unit and its drop-ins; raise OSError."""
     if seen.get("LoadState") == "not-found":
         return
     fragment = seen.get("FragmentPath", "")
@@ -175,11 +139,11 @@ def check_unit_properties(
     for rule in RULES:
         value = seen.get(rule.name, "")
         if rule.unit == unit and rule.name in seen and rule.breaks(value, settings):
-            yield Check(unit, rule.state, f"{rule.name}={value}: {rule.costs}", do)
+            yield Finding(unit, rule.state, f"{rule.name}={value}: {rule.costs}", do)
     if unit == DAEMON:
         for name, lines in setting_directives(settings).items():
             if lacks := unmet_directives(lines, seen):
-                yield Check(unit, WARNING, f"{name} does not work without {'; '.join(lacks)}", do)
+                yield Finding(unit, WARNING, f"{name} does not work without {'; '.join(lacks)}", do)
 
 
 def unmet_directives(lines: Iterable[str], seen: Mapping[str, str]) -> list[str]:

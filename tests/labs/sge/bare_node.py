@@ -30,8 +30,11 @@ INSTALL = ("install", "sge", "--prefix", PREFIX)
 GPULOCK = "from gpulock.cli import main; main()"
 DOCTOR = """
 from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
-for check in run_doctor(DoctorOptions()):
-    print(check.state, check.name, check.what, check.do, sep="|")
+report = run_doctor(DoctorOptions())
+for name in report.passed:
+    print("ok", name, "", "", sep="|")
+for one in report.findings:
+    print(one.state, one.name, one.what, one.do, sep="|")
 """
 
 
@@ -119,7 +122,7 @@ class Node:
         return self.uninstall("--cluster")
 
     def doctor(self) -> dict[str, tuple[str, str, str]]:
-        """Return (state, what, do) of the worst check of each name."""
+        """Return (state, what, do) of the worst finding of each name, `ok` of what is well."""
         rows = [line.split("|") for line in self.python(DOCTOR).splitlines()]
         rank = {"ok": 0, "warning": 1, "fault": 2}
         rows.sort(key=lambda row: rank[row[0]])

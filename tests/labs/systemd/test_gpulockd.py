@@ -183,7 +183,7 @@ def test_without_sight_the_daemon_says_so_and_frees_nothing_and_doctor_finds_the
 
     assert len(node.locks()) == 2
     seen = node.gpulock("doctor", check=False)
-    assert "✗ gpulockd.service: CapabilityBoundingSet=" in seen
+    assert "x gpulockd.service: CapabilityBoundingSet=" in seen
     assert f"look at /etc/systemd/system/{DAEMON}.d/test.conf" in seen
 
 

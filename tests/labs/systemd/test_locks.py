@@ -27,8 +27,8 @@ def test_installed_means_started_enabled_and_approved_by_doctor(node: Node) -> N
         assert show(node, unit, "UnitFileState") == "enabled"
     assert "nothing to change" in node.gpulock("install", "systemd")
     node.wait_metric("gpulock_nvml_up", 1)  # it has only just begun
-    seen = node.gpulock("doctor")
-    assert "✓ units" in seen and "✓ gpulockd" in seen and "✓ gpulock-exporter" in seen
+    seen = node.gpulock("doctor", "--all").splitlines()
+    assert {"ok services", "ok gpulockd", "ok exporter"} <= {*seen}
 
 
 def test_what_the_services_run_as(node: Node) -> None:
@@ -50,7 +50,7 @@ def test_a_changed_setting_is_a_changed_unit_that_doctor_names(node: Node) -> No
     node.configure(EXPORTER_LISTEN="127.0.0.1:9777")
 
     changed = f"/etc/systemd/system/{SOCKET}.d/10-gpulock.conf"
-    assert f"{changed}\n    run gpulock install systemd" in node.gpulock("doctor")
+    assert f"{changed}.\n    gpulock install systemd" in node.gpulock("doctor")
     shown = node.gpulock("install", "systemd", "--dry-run")
     assert "  + ListenStream=127.0.0.1:9777\n" in shown
     assert f"service gpulock-exporter\n  started afresh: file {changed} changes\n" in shown

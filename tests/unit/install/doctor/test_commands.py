@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.doctor.check import FAULT, Check
+from gpulock.install.doctor.check import FAULT, Finding, run_checks
 from gpulock.install.doctor.containers import check_driver_files, check_folders_readable
 from gpulock.install.doctor.node import node_checks
 from gpulock.node.settings_file import read_settings
@@ -21,8 +21,9 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path / "GPUs of us")
 
 
-def faults(checks: Iterable[Check]) -> list[Check]:
-    return [check for check in checks if check.state == FAULT]
+def faults(site: Site) -> list[Finding]:
+    report = run_checks(node_checks(read_settings(site.config)))
+    return [one for one in report.findings if one.state == FAULT]
 
 
 def open_gate(site: Site) -> None:
@@ -50,7 +51,7 @@ def lost_quarantine(site: Site) -> None:
 def test_a_lock_dir_that_was_removed_is_no_loss_of_records(site: Site) -> None:
     site.hold(1)
     shutil.rmtree(site.files.lock_dir)
-    assert faults(node_checks(read_settings(site.config))) == []
+    assert faults(site) == []
 
 
 @pytest.mark.parametrize("name", ["", ".claims"])
@@ -58,7 +59,7 @@ def test_what_is_wrong_with_either_folder_is_named(site: Site, name: str) -> Non
     site.hold(1)
     folder = Path(f"{site.files.lock_dir}{name}")
     folder.chmod(0o777)
-    (broken,) = faults(node_checks(read_settings(site.config)))
+    (broken,) = faults(site)
     assert f"LOCK_DIR {folder} has uid" in broken.what and "mode 777" in broken.what
 
 
@@ -69,13 +70,12 @@ def test_the_command_for_a_fault_of_the_node_mends_it(
     site: Site, plant: Callable[[Site], None]
 ) -> None:
     site.hold(1)
-    settings = read_settings(site.config)
-    assert faults(node_checks(settings)) == []
+    assert faults(site) == []
     plant(site)
-    (broken,) = faults(node_checks(settings))
+    (broken,) = faults(site)
     command = broken.do.rpartition("then: ")[2]
     site.shell(command.replace("gpulock reap", '"$@" reap'))
-    assert faults(node_checks(settings)) == []
+    assert faults(site) == []
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_command_for_a_fault_of_the_node_mends_it(
     [(0o600, check_driver_files), (0o700, check_folders_readable)],
 )
 def test_the_command_for_a_driver_set_that_is_hidden_mends_it(
-    site: Site, mode: int, check: Callable[[Path], Iterable[Check]]
+    site: Site, mode: int, check: Callable[[Path], Iterable[Finding]]
 ) -> None:
     folder = site.files.config.parent / "570.172.08"
     for part in ("bin", "lib"):

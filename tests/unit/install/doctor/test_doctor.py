@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,21 +13,26 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.doctor import node
-from gpulock.install.doctor.check import FAULT, OK, WARNING, Check, run_checks
-from gpulock.install.doctor.doctor import (
-    DoctorOptions,
-    doctor_exit_code,
-    print_checks,
-    run_doctor,
+from gpulock.install.doctor.check import (
+    FAULT,
+    OK,
+    WARNING,
+    Check,
+    Finding,
+    Report,
+    fact,
+    fault,
+    run_checks,
+    warning,
 )
-from gpulock.install.doctor.sge import sge_checks
+from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
+from gpulock.install.doctor.report import report_json, report_lines
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.install import PROFILE
-from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
 from gpulock.store import boot
+from gpulock.store.events import DROPPED, note_event
 from gpulock.store.locks import LockStore
 from tests.support.faults import disk_full, raising
 from tests.support.install_site import Site, ignore, keep_copy, make_site, put_back, worst_of
@@ -59,20 +65,23 @@ def site(installed: Site) -> Iterator[Site]:
     put_back(installed.root)
 
 
-def found(site: Site) -> dict[str, Check]:
+def run(site: Site) -> Report:
+    return run_doctor(DoctorOptions(site.config, None, site.root / "profile.d/gpulock.sh"))
+
+
+def found(site: Site) -> dict[str, Finding]:
     """Return the worst check of each name."""
-    where = DoctorOptions(site.config, None, site.root / "profile.d/gpulock.sh")
-    return worst_of(run_doctor(where))
+    return worst_of(run(site))
 
 
 def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:
-    checks = found(site)
+    report = run(site)
 
-    checks.pop("execd")  # there is none where the unit tests run
-    assert [c for c in checks.values() if c.state == FAULT] == []
-    assert checks["queue gpu.q"].state == OK
-    assert checks["interactive jobs"].state == OK
-    assert checks["jsv"].state == WARNING
+    # No execd runs here; what else is said, a site may want so.
+    assert [one.name for one in report.findings if one.state == FAULT] == ["execd"]
+    others = ["interactive jobs", "jsv", "gpulockd"]
+    assert [one.name for one in report.findings if one.state == WARNING] == others
+    assert "Grid Engine 8.1.9" in report.facts
 
 
 def replace_in(name: str, old: str, new: str) -> Callable[[Site], None]:
@@ -171,7 +180,7 @@ def record_is_a_folder(site: Site) -> None:
 def lost_history(site: Site) -> None:
     folder = site.root / "node/run/gpulock"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "dropped").write_bytes(b"." * 500)
+    note_event(str(folder), DROPPED, "500")
 
 
 def other_spool(site: Site) -> None:
@@ -220,10 +229,6 @@ def other_shepherd_cmd(site: Site, command: str) -> None:
     (site.state / "sconf-node1").write_text(text)
 
 
-def terminals_of_an_admin_user(site: Site) -> None:
-    other_shepherd_cmd(site, "/site/shepherd")
-
-
 def no_shepherd(site: Site) -> None:
     (site.root / "sge/sge_shepherd").unlink()
 
@@ -247,10 +252,9 @@ def launcher_without_a_shepherd(site: Site) -> None:
     launcher.write_text(re.sub(r"(?m)^SHEPHERD=.*$", "SHEPHERD=", launcher.read_text()))
 
 
-def unseen_changes(site: Site) -> None:
-    no_shepherd_cmd(site)
-    site.edit("sconf", "ac,h,i,e,o,j,M,N,p,w", "ac,M,h,N,w")
-    site.edit("sconf", "jsv_url                      none", "jsv_url /x/prolog/sge-jsv")
+def no_gid_range(site: Site) -> None:
+    (site.state / "sconf-node1").unlink()
+    site.edit("sconf", "gid_range", "gid_renge")
 
 
 def no_driver(site: Site) -> None:
@@ -271,67 +275,54 @@ def no_driver(site: Site) -> None:
         (no_driver, "driver", "no NVIDIA driver", "load the driver"),
         (fewer_gpus, "EXPECTED_GPUS", "8 of 9 GPUs", "dmesg"),
         (no_device_node, "device nodes", "nvidia3 is missing", "nvidia-modprobe"),
-        (damage, "hooks", "damaged: epilog/sge", "install sge again"),
-        (break_link, "hooks", "leads nowhere", "install sge again"),
+        (damage, "hooks", "damaged: epilog/sge", "gpulock install hooks"),
+        (break_link, "hooks", "leads nowhere", "gpulock install sge"),
         (
             replace_in("sq", "epilog                NONE,[@gpulock=", "epilog NONE,[nodex="),
-            "queue gpu.q",
-            "its epilog is none",
-            "--queue gpu.q",
+            "Grid Engine",
+            "no queue of node1 has hooks",
+            "--cluster --queue",
         ),
         (
             replace_in("sq", "[@gpulock=root@", "[@gpulock="),
-            "queue gpu.q",
-            "root@ is missing",
-            "--queue",
+            "Grid Engine",
+            "no queue of node1 has hooks",
+            "--cluster --queue",
         ),
         (
             replace_in("sq", "/prolog/drop-env ", "/prolog/dirty "),
-            "queue gpu.q",
-            "prolog/drop-env is missing",
-            "--queue",
+            "Grid Engine",
+            "no queue of node1 has hooks",
+            "--cluster --queue",
         ),
-        (complex_line("gpu gpu INT <= YES YES 1 0"), "complex gpu", "default is 1", "qconf -mc"),
-        (complex_line("x x INT <= YES YES 0 0"), "complex gpu", "does not exist", "--complex gpu"),
+        (complex_line("gpu gpu INT <= YES YES 1 0"), "Grid Engine", "default is 1", "install sge"),
+        (complex_line("x x INT <= YES YES 0 0"), "Grid Engine", "no complex gpu", "--cluster"),
         (
             replace_in("se", "gpu=8", "gpu=9"),
             "complex_values",
             "gpu=9, but there are 8",
             "gpu=8 node1",
         ),
-        (replace_in("se", "gpu=8", "abc=8"), "complex_values", "no GPU job starts", "-mattr"),
-        (replace_in("release", "SGE 8.1.9", "OCS 9.1.5"), "execd_params", "min_gid=1000", "to 0"),
+        (replace_in("se", "gpu=8", "abc=8"), "Grid Engine", "complex_values", "install sge"),
+        (uncounted_kind, "Grid Engine", "no complex gpu_v", "--cluster"),
+        (replace_in("release", "SGE 8.1.9", "OCS 9.1.5"), "Grid Engine", "min_gid=1000", "sge"),
         (replace_in("se", "gpu=8", "gpu=2(a b)"), "complex_values", "known for a b", "--map"),
-        (replace_in("sconf-node1", "sge-sensor", "no"), "load sensor", "not gpulock's", "install"),
-        (
-            replace_in("sconf", "gid_range", "gid_renge"),
-            "gid_range",
-            "jobs carry no group",
-            "qconf -mconf",
-        ),
-        (other_spool, "profile", "does not fit execd's folder", "install sge again"),
-        (queue_error, "queue states", "is in error", "qmod -cq gpu.q@node1"),
-        (slave_tasks, "shepherd_cmd", "slave tasks get no GPU", "SGE_SHEPHERD=/site/shepherd"),
-        (no_shepherd_cmd, "shepherd_cmd", "can run any program as root", "install sge again"),
-        (
-            terminals_of_an_admin_user,
-            "interactive jobs",
-            "puts its queue in error",
-            "shepherd_cmd",
-        ),
-        (no_shepherd, "shepherd_cmd", "no job starts", "correct SGE_SHEPHERD"),
-        (shepherd_that_does_not_run, "shepherd_cmd", "no job starts", "correct SGE_SHEPHERD"),
-        (shepherd_of_another, "shepherd_cmd", "of SGE 8.1.8, execd of SGE 8.1.9", "SGE_SHEPHERD"),
-        (launcher_without_a_shepherd, "shepherd_cmd", "no job starts", "SGE_SHEPHERD"),
-        (replace_in("release", "8.1.9", "6.2u5"), "Grid Engine", "SGE 6.2u5", "taken out"),
-        (unseen_changes, "jsv", "does not see what qalter changes: -M -N", "set shepherd_cmd"),
+        (replace_in("sconf-node1", "sge-sensor", "no"), "Grid Engine", "configuration", "sge"),
+        (no_gid_range, "Grid Engine", "gid_range", "install sge"),
+        (other_spool, "Grid Engine", "profile.d/gpulock.sh", "install sge"),
+        (queue_error, "queue", "is in error", "qmod -cq gpu.q@node1"),
+        (slave_tasks, "Grid Engine", "SGE_SHEPHERD=/site/shepherd", "install sge"),
+        (no_shepherd_cmd, "Grid Engine", "configuration of host node1", "install sge"),
+        (no_shepherd, "Grid Engine", "no job would start", "install sge"),
+        (shepherd_that_does_not_run, "Grid Engine", "ends with 127", "install sge"),
+        (shepherd_of_another, "hooks", "damaged: prolog/sge_shepherd", "install hooks"),
+        (launcher_without_a_shepherd, "hooks", "damaged: prolog/sge_shepherd", "install hooks"),
+        (replace_in("release", "8.1.9", "6.2u5"), "qmaster", "SGE 6.2u5", "taken out"),
     ],
 )
 def test_a_planted_fault_is_found(
     site: Site, plant: Callable[[Site], None], name: str, says: str, do: str
 ) -> None:
-    if name == "gid_range":
-        (site.state / "sconf-node1").unlink()
     plant(site)
 
     check = found(site)[name]
@@ -348,18 +339,18 @@ def test_a_tmpdir_in_which_users_links_are_followed_is_a_warning(site: Site) -> 
     site.config.write_text(f"{site.config.read_text()}PROC_ROOT={site.root}/proc\n")
     site.edit("sq", "/run/tmp", str(folder))
 
-    def judged(mode: int, guard: str) -> Check | None:
+    def judged(mode: int, guard: str) -> Finding:
         folder.chmod(mode)
         (proc / "protected_symlinks").write_text(f"{guard}\n")
-        return found(site).get("tmpdir of gpu.q")
+        return found(site)["tmpdir"]
 
     check = judged(0o1777, "0")
-    assert check is not None and check.state == WARNING
+    assert check.state == WARNING
     assert f"others may write {folder}" in check.what
     assert "protected_symlinks=1" in check.do
-    assert judged(0o777, "1") is not None, "the kernel guards sticky folders alone"
-    assert judged(0o1777, "1") is None
-    assert judged(0o755, "0") is None
+    assert judged(0o777, "1").state == WARNING, "the kernel guards sticky folders alone"
+    assert judged(0o1777, "1").state == OK
+    assert judged(0o755, "0").state == OK
 
 
 @pytest.mark.parametrize(
@@ -377,7 +368,6 @@ def test_a_tmpdir_in_which_users_links_are_followed_is_a_warning(site: Site) -> 
             "load sensor",
             "gpu=9, this node has 8",
         ),
-        (uncounted_kind, "complex_values", "this host has 8 of model:v100*, but no gpu_v"),
         (replace_in("se", "gpu=8", "gpu=6"), "complex_values", "gpu=6 of 8"),
         (lost_history, "history", "lacks 500 claims"),
         (lose_one_lock, "locks", "0000:06:00.0 was removed"),
@@ -404,7 +394,7 @@ def test_what_the_next_claim_puts_back_asks_for_no_reboot(
 
     checks = found(site)
 
-    assert checks["boot"].state == OK
+    assert "boot" not in checks
     assert "the next claim puts it back, or gpulock reap" in checks["locks"].do
 
 
@@ -424,13 +414,15 @@ def test_a_claim_that_is_released_meanwhile_has_lost_nothing(
     assert "locks" not in found(site)
 
 
-def test_hooks_that_are_not_as_installed_are_not_ticked_as_well(site: Site) -> None:
+def test_what_is_not_as_installed_is_said_once(site: Site) -> None:
     damage(site)
-    where = DoctorOptions(site.config, None, site.root / "profile.d/gpulock.sh")
 
-    states = [check.state for check in run_doctor(where) if check.name == "hooks"]
+    report = run(site)
 
-    assert states == [FAULT]
+    assert [one.name for one in report.findings if one.name in ("hooks", "Grid Engine")] == [
+        "hooks"
+    ]
+    assert "Grid Engine" not in report.passed
 
 
 def test_without_qmaster_the_node_itself_is_still_looked_at(site: Site) -> None:
@@ -440,8 +432,8 @@ def test_without_qmaster_the_node_itself_is_still_looked_at(site: Site) -> None:
 
     assert checks["qmaster"].state == WARNING
     assert "Connection refused" in checks["qmaster"].what
-    assert checks["hooks"].state == OK
-    assert "complex gpu" not in checks
+    assert checks["trial of hooks"].state == OK
+    assert "Grid Engine" not in checks
 
 
 def test_settings_that_no_hook_would_take_end_the_examination(site: Site) -> None:
@@ -472,10 +464,16 @@ def test_settings_with_a_fault_that_are_not_obeyed_are_a_fault_with_what_to_do(s
     assert len(checks) > 1
 
 
-def test_a_look_that_fails_is_a_warning_with_its_reason() -> None:
-    (check,) = run_checks("thing", raising(InstallError("qconf: no such object; look")))
+def test_a_check_that_fails_is_a_warning_with_its_reason_and_others_wait_for_it() -> None:
+    failing = Check("thing", raising(InstallError("qconf: no such object; look")))
+    waiting = [Check("second", lambda: [], ("thing",)), Check("third", lambda: [], ("second",))]
 
-    assert check == Check("thing", WARNING, "could not be checked: qconf: no such object; look")
+    report = run_checks([failing, *waiting, Check("fourth", lambda: [], ("nobody",))])
+
+    what = "could not be checked: qconf: no such object; look"
+    assert report.findings == [Finding("thing", WARNING, what)]
+    assert report.silent == {"second": "thing", "third": "second"}
+    assert report.passed == ["fourth"]
 
 
 def test_two_gpus_with_one_minor_number_are_a_fault(site: Site) -> None:
@@ -485,58 +483,78 @@ def test_two_gpus_with_one_minor_number_are_a_fault(site: Site) -> None:
     devices = read_devices(settings.driver_root, settings.sys_root)
     devices[1].minor = devices[0].minor
 
-    (check,) = node.check_device_nodes(settings, devices)
+    (wrong,) = node.find_wrong_nodes(settings.dev_root, devices)
 
-    assert "one minor number" in check.what
+    assert "one minor number" in wrong
 
 
-def test_only_faults_make_the_node_broken_and_each_says_what_to_do() -> None:
-    checks = [Check("a", OK, "fine"), Check("b", WARNING, "odd", "look")]
-    assert doctor_exit_code(checks) == 0
-    checks.append(Check("c", FAULT, "bad", "mend it"))
-    assert doctor_exit_code(checks) == 3
+def lines_of(*findings: Finding, width: int = 80) -> list[str]:
+    report = run_checks([Check("a", lambda: findings)])
+    return [*report_lines(report, with_all=False, width=width)]
 
-    lines: list[str] = []
-    print_checks(checks, lines.append)
 
-    assert lines == ["✓ a: fine", "! b: odd", "    look", "✗ c: bad", "    mend it"]
+def test_a_cause_is_one_line_and_what_to_do_stands_below() -> None:
+    lines = lines_of(warning("odd", "look"), fault("bad?", "mend it", "b"), fault("down.", ""))
+    assert lines == ["! a: odd.", "    look", "x b: bad?", "    mend it", "x a: down."]
+    assert all(line.isascii() for line in lines)
+
+
+def test_a_node_that_is_well_is_one_line() -> None:
+    report = run_checks([Check("a", lambda: [fact("n17"), fact("8 GPUs")]), Check("b", lambda: [])])
+    assert [*report_lines(report, with_all=False)] == ["ok: n17, 8 GPUs (2 checks; --all)"]
+    assert [*report_lines(report, with_all=True)] == ["ok a", "ok b", "ok: n17, 8 GPUs (2 checks)"]
+
+
+def test_all_names_the_checks_that_said_nothing_and_what_they_need() -> None:
+    bad = Check("a", lambda: [fault("bad", "mend it")])
+    report = run_checks([bad, Check("b", lambda: [], ("a",))])
+    assert [*report_lines(report, with_all=True)][2:] == ["- b: not looked at without a"]
+
+
+def test_json_has_the_same() -> None:
+    report = run_checks([Check("a", lambda: [fact("n17"), warning("odd", "look")])])
+    assert json.loads(report_json(report)) == {
+        "version": 1,
+        "broken": False,
+        "facts": ["n17"],
+        "findings": [{"check": "a", "state": "warning", "what": "odd", "do": "look"}],
+        "passed": [],
+        "silent": {},
+    }
 
 
 def test_after_an_uninstallation_one_line_says_what_is_missing(site: Site) -> None:
     """It said that every job fails, and named each thing that is not there."""
     assert site.uninstall().remainders == []
 
-    checks = sge_checks(read_settings(str(site.config)), site.config, DEFAULT_PREFIX, PROFILE)
+    report = run(site)
 
-    assert [(check.name, check.state, check.do) for check in checks] == [
-        (
-            "Grid Engine",
-            WARNING,
-            "once, by a manager: gpulock install sge --cluster --queue QUEUE; then, on each node:"
-            " gpulock install sge",
-        )
-    ]
+    (only,) = report.findings
+    assert only == Finding(
+        "installed",
+        FAULT,
+        "gpulock is installed into no scheduler here (sge_execd runs)",
+        "gpulock install sge",
+    )
 
 
 def test_a_cluster_without_a_queue_is_told_once_and_nothing_fails(site: Site) -> None:
     """qselect and qstat fail there, without a word."""
     (site.state / "sq").unlink()
     checks = found(site)
-    assert (checks["queues"].state, "--queue" in checks["queues"].do) == (FAULT, True)
-    assert "queue states" not in checks
+    assert (checks["Grid Engine"].state, "--queue" in checks["Grid Engine"].do) == (FAULT, True)
+    assert checks["queue"].state == OK
 
 
 def test_long_findings_are_wrapped_below_themselves_and_paths_stay_whole() -> None:
-    lines: list[str] = []
-    print_checks([Check("a", FAULT, "it is bad", f"mend /{'x' * 30} by hand")], lines.append, 12)
+    lines = lines_of(fault("it is bad", f"mend /{'x' * 30} by hand"), width=12)
 
-    assert lines == ["✗ a: it is", "  bad", "    mend", f"    /{'x' * 30}", "    by hand"]
+    assert lines == ["x a: it is", "  bad.", "    mend", f"    /{'x' * 30}", "    by hand"]
 
 
 def test_a_quoted_path_with_blanks_is_not_wrapped() -> None:
-    printed: list[str] = []
-    print_checks([Check("gate", FAULT, "open", "chmod 600 '/run/a b/gate'")], printed.append, 24)
-    assert printed == ["\u2717 gate: open", "    chmod 600", "    '/run/a b/gate'"]
+    lines = lines_of(fault("open", "chmod 600 '/run/a b/gate'"), width=24)
+    assert lines == ["x a: open.", "    chmod 600", "    '/run/a b/gate'"]
 
 
 def test_a_directory_that_cannot_be_written_is_a_fault(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.doctor.terminals import terminal_advice
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge import texts as commands
 from gpulock.install.sge.texts import HookLine
@@ -64,23 +63,3 @@ def test_a_prolog_that_hands_out_gpus_itself_is_noticed(tmp_path: Path) -> None:
 
     assert rival_hook_reason(f"sgeadmin@{script} $job_id") == "it names CUDA_VISIBLE_DEVICES"
     assert rival_hook_reason("/bin/true") == ""
-
-
-@pytest.mark.parametrize(
-    ("release", "user", "command", "word"),
-    [
-        ("SGE 8.1.9", "sgeadmin", "none", "have gpulock's shepherd_cmd"),
-        ("SGE 8.1.9", "sgeadmin", "/site/wrapper", "or set admin_user none"),
-        ("SGE 8.1.9", "sgeadmin", "/x/current/prolog/sge_shepherd", ""),
-        ("SGE 8.1.9", "none", "none", ""),
-        ("SGE 8.1.9", "root", "none", ""),
-        ("OCS 9.1.5", "sgeadmin", "/x/current/prolog/sge_shepherd", ""),
-        ("OCS 9.1.5", "sgeadmin", "none", "have gpulock's shepherd_cmd"),
-        ("OCS 9.1.5", "none", "/site/wrapper", "have gpulock's shepherd_cmd"),
-    ],
-)
-def test_the_two_grid_engines_break_opposite_interactive_jobs(
-    release: str, user: str, command: str, word: str
-) -> None:
-    said = " ".join(terminal_advice(release, user, command))
-    assert word in said and bool(said) is bool(word)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What doctor says of the GPUs as Slurm counts them: the order, the kinds, who may open what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from gpulock.errors import Refusal
+from gpulock.install.doctor.check import DRIVER, Check, Finding, fact, fault, warning
+from gpulock.install.doctor.isolation import read_pam_stack
+from gpulock.install.slurm import gres
+from gpulock.install.slurm.counted import count_gres_type, place_gres_page
+from gpulock.install.slurm.install import NO_GRES
+from gpulock.install.slurm.site import SlurmSite
+from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
+from gpulock.isolation import tree
+from gpulock.node import devices
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
+from gpulock.slurm.request import SHARD
+
+SSHD_STACK = Path("/etc/pam.d/sshd")
+_OPEN: Final = "ConstrainDevices=yes in cgroup.conf, or ISOLATION=cgroup"
+
+
+class GresChecks:
+    """This node's GPUs in Slurm; each method yields what is wrong with one thing."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        site_of: Callable[[], SlurmSite],
+        conf_of: Callable[[], SlurmConf],
+    ) -> None:
+        self.settings, self.site_of, self.conf_of = settings, site_of, conf_of
+        self.by_slurm = settings.slurm_device_selection == "slurm"
+
+    def checks(self) -> list[Check]:
+        """Return all checks of the GPUs."""
+        looks = {
+            "ConstrainDevices": self.constrained,
+            "gres.conf": self.flags,
+            "order of gres.conf": self.order,
+            "gres/shard, gres/mps": self.shares,
+            "counted GRES": self.counted,
+            "pam_slurm_adopt": self.sessions,
+        }
+        return [Check(name, look, ("Slurm", DRIVER)) for name, look in looks.items()]
+
+    @cached_property
+    def listed(self) -> gres.GresList:
+        """Return slurmd's own list, for which it may take 19 s; raise InstallError."""
+        return gres.read_gres_list(self.site_of())
+
+    def constrains(self) -> bool:
+        """Say whether Slurm lets a job open its own devices only."""
+        path = self.site_of().conf
+        beside = path.with_name("cgroup.conf") if path else None
+        conf = read_slurm_conf(beside) if beside and beside.is_file() else self.conf_of()
+        return conf.get("ConstrainDevices").lower() == "yes"
+
+    def constrained(self) -> Iterator[Finding]:
+        """Look who may open which device."""
+        conf = self.conf_of()
+        if not self.constrains():
+            if self.settings.isolation == "off":
+                yield fact("no ConstrainDevices: a job can open any GPU")
+        elif not self.by_slurm:
+            what = "yes, with SLURM_DEVICE_SELECTION=gpulock: Slurm confines jobs to other cards"
+            do = "set SLURM_DEVICE_SELECTION=slurm; or ConstrainDevices=no in cgroup.conf,"
+            yield fault(what, f"{do} and restart slurmd")
+        elif not conf.has("TaskPlugin", "task/cgroup", "cgroup"):
+            what = f"yes, but TaskPlugin is {conf.get('TaskPlugin') or 'none'}: without effect"
+            yield warning(what, "TaskPlugin=task/cgroup,task/affinity; restart all daemons")
+
+    def sessions(self) -> Iterator[Finding]:
+        """Look which GPUs a session opens that comes by ssh (docs/facts/slurm.md, sessions)."""
+        lines = read_pam_stack(SSHD_STACK)
+        adopting = [words for words in lines if has_pam_module(words, "pam_slurm_adopt")]
+        by_cgroup = self.settings.isolation == "cgroup"
+        if not adopting:
+            if lines and self.constrains() and not by_cgroup:
+                what = f"not in {SSHD_STACK}: a user who may log in here opens every card"
+                yield warning(what, "add pam_slurm_adopt there, or let no user log in")
+            return
+        if self.conf_of().get("ProctrackType") != "proctrack/cgroup":
+            what = "without proctrack/cgroup a session by ssh is not in its job's cgroup"
+            yield warning(what, "ProctrackType=proctrack/cgroup; restart all daemons")
+        if any(has_pam_module(words, "pam_systemd") for words in lines):
+            what = "pam_systemd takes a session by ssh out of its job, and it outlives the job"
+            yield warning(what, f"take pam_systemd out of what {SSHD_STACK} includes")
+        if by_cgroup:
+            # sshd's own cgroup is closed; where Slurm's extern step is no part of it, by sessions
+            if not self.constrains() and has_version_2_alone(self.settings.sys_root):
+                what = "before its job's first step a session by ssh opens every card"
+                yield warning(what, "see docs/isolation.md")
+        elif not self.constrains():
+            yield warning("a session by ssh opens every card, and has no mask", _OPEN)
+        elif (
+            "action_adopt_failure=deny" not in adopting[0] or "action_unknown=allow" in adopting[0]
+        ):
+            what = "a session that is not adopted goes on, and opens every card"
+            do = "action_adopt_failure=deny, and no action_unknown=allow, in its line"
+            yield warning(what, f"{do} of {SSHD_STACK}")
+
+    def flags(self) -> Iterator[Finding]:
+        """Look whether Slurm, too, tells jobs which cards are theirs, and whether it counts any."""
+        path, nodes = gres.find_gres_conf(self.site_of()), self.site_of().node_names()
+        if path is None:
+            yield warning(f"not at {self.site_of().gres_conf}", "GPUs need File= lines there")
+            return
+        if self.by_slurm and any("no_gpu_env" in f for f in gres.gpu_flags(path, nodes)):
+            what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
+            yield warning(what, "take Flags=no_gpu_env out, and restart slurmd")
+        flagged = self.settings.slurm_count != "gpus" or gres.has_gres_flag(path, nodes)
+        if not self.by_slurm and not flagged:
+            what = "without no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm names cards too"
+            do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
+            yield fault(what, do)
+        if not self.listed.entries and gres.counts_by_gres(self.settings):
+            what, _, do = NO_GRES.partition("; if ")
+            yield warning(what, f"if {do}")
+
+    def order(self) -> Iterator[Finding]:
+        """Look whether position N is the card that CUDA calls N, where that decides the mask."""
+        path, nodes = gres.find_gres_conf(self.site_of()), self.site_of().node_names()
+        by_uuid = bool(path and gres.has_gres_flag(path, nodes, "env_uuid"))  # 26.05 and later
+        if not self.by_slurm or self.constrains() or by_uuid:
+            return
+        entries = self.listed.entries
+        positions = gres.gres_positions(entries)
+        places = gres.GresDeviceFiles(self.settings).devices_of_positions(positions)
+        if any("." in place for place in places):
+            what = "MIG instances by number, and no ConstrainDevices: no mask of Slurm's is right"
+            yield warning(what, "ConstrainDevices=yes in cgroup.conf, TaskPlugin=task/cgroup")
+            return
+        shown = devices.read_devices(self.settings.driver_root, self.settings.sys_root)
+        index = {device.minor: device.index for device in shown}
+        real = [index.get(int(place), -1) for place in places]
+        if real == list(range(len(real))):
+            return
+        first = next(n for n, card in enumerate(real) if n != card)
+        what = f"Slurm's GPU {first} is card {real[first]} to CUDA: jobs use each other's cards"
+        do = "name all cards in gres.conf, in the order of the PCI bus, or ConstrainDevices=yes"
+        if sorted(real) == list(range(len(real))):
+            do = f"{order_gres_files(entries, real)}; or ConstrainDevices=yes; restart slurmd"
+        yield fault(what, f"{do}, then gpulock install slurm")
+
+    def shares(self) -> Iterator[Finding]:
+        """Look whether jobs can have the parts of GPUs that slurmd gives out."""
+        shared = self.listed.shared if gres.counts_by_gres(self.settings) else ()
+        if not shared or self.settings.slurm_shards != "share":
+            return
+        name = f"gres/{', gres/'.join(shared)}"
+        if not self.by_slurm:
+            what = "SLURM_SHARDS=share, with SLURM_DEVICE_SELECTION=gpulock: such jobs are refused"
+            yield fault(what, "set SLURM_DEVICE_SELECTION=slurm", name)
+        elif shared != (SHARD,):
+            what = "shard jobs share a card's lock, but a job that asks for mps ends at once"
+            yield warning(what, "take mps out: beside it 22.05 tells no shard job's card", name)
+
+    def counted(self) -> Iterator[Finding]:
+        """Compare what Slurm counts by type with what this node has, where gpulock selects."""
+        if self.by_slurm:
+            return
+        here = Node(self.settings).devices_if_driver()
+        by_position = gres.counts_by_gres(self.settings)
+        counted = {} if by_position else self.listed.counted
+        names = ["gpu"] if by_position else self.settings.slurm_gres
+        for name, count in (gres.count_typed_gpus(self.listed.entries) | counted).items():
+            gres_name, _, word = name.partition(":")
+            there = count_gres_type(here, self.settings, word)
+            if gres_name in names and count != there:
+                more = "jobs are sent back" if there else "such jobs fail"
+                more = "such jobs get other GPUs" if by_position else more
+                becomes = more if count > there else "no job gets the rest"
+                what = f"Slurm counts {count} of {name}, this node has {there}: {becomes}"
+                yield warning(what, f"Count={there} in gres.conf and Gres=; restart all daemons")
+        if place_gres_page(self.settings, here, counted, ""):
+            what = "SHARES is set, and Slurm counts no places: no job can ask for one"
+            yield warning(what, "gpulock install slurm --dry-run prints the lines")
+
+
+def has_version_2_alone(sys_root: str) -> bool:
+    """Return whether this node has cgroups of version 2 and no other to close devices with."""
+    try:
+        return [one.version for one in tree.find_hierarchies(sys_root)] == [tree.V2]
+    except Refusal:
+        return False
+
+
+def has_pam_module(words: list[str], module: str) -> bool:
+    """Return whether a line of a PAM stack calls a module; pure."""
+    return any(word.rpartition("/")[2] == f"{module}.so" for word in words)
+
+
+def order_gres_files(entries: list[gres.GresEntry], real: list[int]) -> str:
+    """Return gres.conf's File= in the order of the PCI bus; pure."""
+    files = [files[0] for files in gres.gres_positions(entries)]
+    ordered = [files[real.index(number)] for number in range(len(real))]
+    types = {entry.type for entry in entries}
+    if len(types) > 1:
+        return f"in gres.conf, and types in slurm.conf's Gres= likewise: {' '.join(ordered)}"
+    return f"in gres.conf: File={','.join(ordered)}"

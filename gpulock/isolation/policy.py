@@ -63,7 +63,7 @@ def read_caps_major(proc_root: str) -> int:
     try:
         return parse_device_major(CAPS, atomic.read_text(f"{proc_root}/devices"))
     except OSError as fault:
-        raise Refusal(UNKNOWN, f"device numbers: {fault}", "look at PROC_ROOT") from fault
+        raise Refusal(UNKNOWN, f"device numbers: {fault}", "is /proc mounted?") from fault
 
 
 def parse_device_major(name: str, text: str) -> int:

@@ -38,7 +38,7 @@ class Node:
         try:
             self.boot_id = self.proc.boot_id()
         except OSError as fault:
-            raise Refusal(UNKNOWN, f"boot id: {fault}", "look at PROC_ROOT") from fault
+            raise Refusal(UNKNOWN, f"boot id: {fault}", "is /proc mounted?") from fault
         self.inventory: dict[str, str] = {}
         self.links: dict[tuple[str, str], int] = {}
         self._version = (0, 0, 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of gpulock.conf: name, kind, default and meaning of each. A table, no more.
+"""The keys of gpulock.conf: name, kind, default and meaning of each. Two tables, no more.
 
-Hot.
+Hot. KEYS are a site's settings. SEAMS are of the file that `gpulock simulate` or a test writes.
 """
 
 TEXT, PATH, COUNT, SECONDS, PERIOD, LIMIT, FLAG, WORDS, KINDS, PLACES, CHOICE = (
@@ -26,11 +26,6 @@ SHORTEST_PERIOD = 0.05  # seconds; a shorter one would keep a core busy
 KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("LOCK_DIR", PATH, "/run/gpulock", "locks; only a file that --config names may set it"),
     ("STATE_DIR", PATH, "/var/lib/gpulock", "quarantine, reserves and history; likewise"),
-    ("PROC_ROOT", PATH, "/proc", "the process tree"),
-    ("DRIVER_ROOT", PATH, "/proc/driver/nvidia", "what the NVIDIA driver shows"),
-    ("SYS_ROOT", PATH, "/sys", "sysfs"),
-    ("DEV_ROOT", PATH, "/dev", "device nodes"),
-    ("SIMULATION", PATH, "", "marker file of a simulated node; empty on a real one"),
     ("EXPECTED_GPUS", COUNT, "0", "number of GPUs that this node must have; 0: not known"),
     ("SHARES", PLACES, "", "cards that several jobs may hold a place of, as in 6:4 7:4"),
     ("SHARE_USERS", CHOICE, "one|many", "whose places a card has at a time: one user's, or any"),
@@ -61,7 +56,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SGE_SHEPHERD", PATH, "", "the real sge_shepherd, where shepherd_cmd is gpulock's"),
     ("SGE_SLAVE_TASKS", FLAG, "no", "claim for slave tasks of parallel jobs on several hosts"),
     ("SLURM_DEVICE_SELECTION", CHOICE, "slurm|gpulock", "who selects the devices of a Slurm job"),
-    ("SLURM_GRES", WORDS, "gpu", "GRES names that count GPUs"),
+    ("SLURM_GRES", WORDS, "gpu", "GRES that count GPUs; slurmctld tells of others than gpu alone"),
     ("SLURM_SHARDS", CHOICE, "refuse|share", "what a job gets that asks for gres/shard"),
     ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),
     ("SLURM_CONF", PATH, "", "path of slurm.conf, where it is not the default"),
@@ -107,7 +102,16 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("HEALTH_TIMEOUT", SECONDS, "300", "longest time that such a test may take"),
     ("RESTORE_AFTER", COUNT, "3", "clean checks in a row before gpulockd restores such a device"),
     ("QUARANTINE_RESET", FLAG, "no", "gpulockd resets a device that policy took out"),
-    ("NVIDIA_SMI", PATH, "/usr/bin/nvidia-smi", "the program that resets a GPU"),
     ("SLURM_ON_UNHEALTHY", CHOICE, "log|drain", "action at Slurm while a device is out of service"),
     ("CDI_DIR", PATH, "", "folder of the CDI spec that gpulockd writes, such as /var/run/cdi"),
+)
+
+# where a simulated node has what a real one has at the default; no setting of a site
+SEAMS: tuple[tuple[str, str, str, str], ...] = (
+    ("PROC_ROOT", PATH, "/proc", "the process tree"),
+    ("DRIVER_ROOT", PATH, "/proc/driver/nvidia", "what the NVIDIA driver shows"),
+    ("SYS_ROOT", PATH, "/sys", "sysfs"),
+    ("DEV_ROOT", PATH, "/dev", "device nodes"),
+    ("NVIDIA_SMI", PATH, "/usr/bin/nvidia-smi", "the program that resets a GPU"),
+    ("SIMULATION", PATH, "", "marker file of a simulated node; empty on a real one"),
 )

@@ -17,6 +17,7 @@ from gpulock.node.setting_keys import (
     PATH,
     PERIOD,
     PLACES,
+    SEAMS,
     SECONDS,
     SHORTEST_PERIOD,
     WORDS,
@@ -30,7 +31,7 @@ FIXED = ("LOCK_DIR", "STATE_DIR")  # on a real node: one that moved would be gra
 
 
 class Settings:
-    """One value a key, in lower case; see KEYS for the meaning.
+    """One value a key, in lower case; see KEYS and SEAMS for the meaning.
 
     `given` is what the file says, by key; `faults` are sentences on what in it is not obeyed, and
     `ignored` the keys of it that are not read.
@@ -39,11 +40,6 @@ class Settings:
 
     lock_dir: str
     state_dir: str
-    proc_root: str
-    driver_root: str
-    sys_root: str
-    dev_root: str
-    simulation: str
     expected_gpus: int
     shares: tuple[str, ...]
     share_users: str
@@ -100,9 +96,14 @@ class Settings:
     health_timeout: float
     restore_after: int
     quarantine_reset: bool
-    nvidia_smi: str
     slurm_on_unhealthy: str
     cdi_dir: str
+    proc_root: str
+    driver_root: str
+    sys_root: str
+    dev_root: str
+    nvidia_smi: str
+    simulation: str
     path: str
     copy_path: str
     given: dict[str, str]
@@ -112,7 +113,7 @@ class Settings:
     def __init__(self, values: dict[str, str], path: str = "") -> None:
         """Take the defaults, then `values`; raise ValueError for an unknown key or bad value."""
         self.path, self.given, self.faults, self.ignored = path, values.copy(), (), ()
-        for name, kind, default, _ in KEYS:
+        for name, kind, default, _ in KEYS + SEAMS:
             if name in values:
                 setattr(self, name.lower(), convert_setting(kind, default, values.pop(name)))
                 continue
@@ -196,7 +197,7 @@ def parse_settings(text: str, path: str, fixed: bool = False) -> Settings:
     An unknown key may be another version's: it is told in `faults`, and not obeyed. So are the two
     folders where they are `fixed`, as in the file of a real node.
     """
-    known = {key[0]: key for key in KEYS}
+    known = {key[0]: key for key in KEYS + SEAMS}
     values: dict[str, str] = {}
     ignored: list[str] = []
     faults: list[str] = []

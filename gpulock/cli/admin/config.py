@@ -22,6 +22,7 @@ from gpulock.node.setting_keys import (
     KINDS,
     LIMIT,
     PERIOD,
+    SEAMS,
     SECONDS,
     WORDS,
 )
@@ -42,7 +43,7 @@ def config_command(session: Session, check: str | None) -> None:
     """Show every setting of this node, or check a settings file."""
     if check is not None:
         number = validate_settings_file(check, session.config == DEFAULT_PATH)
-        click.echo(f"{check}: right, {number} of {len(KEYS)} keys set")
+        click.echo(f"{check}: right, {number} keys set")
         return
     settings = session.settings()
     click.echo("\n".join(format_config_lines(settings, table.sentence_width(sys.stdout))))
@@ -94,9 +95,10 @@ def format_config_lines(settings: Settings, width: int) -> list[str]:
     """
     names = settings.given
     result = [f"# {settings.path}", *(f"# {fault}" for fault in settings.faults)]
-    longest = max(len(name) for name, *_ in KEYS)
+    rows = [*KEYS, *(row for row in SEAMS if row[0] in names)]
+    longest = max(len(name) for name, *_ in rows)
     below = " " * (longest + 2)
-    for name, kind, default, meaning in KEYS:
+    for name, kind, default, meaning in rows:
         value = format_setting_value(getattr(settings, name.lower())) or '""'
         if kind == KINDS and name in names:
             value = settings.given.get(name, value)

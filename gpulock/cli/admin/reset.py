@@ -47,7 +47,7 @@ def reset_command(session: Session, device: str) -> None:
         note_health_step(state_dir, card, RESET, f"failed: {failed} ({by})")
         do = "see dmesg for NVRM and Xid; reboot the node where it cannot be reset"
         if check_program_trust(node.settings.nvidia_smi):
-            do = "set NVIDIA_SMI to a program that root alone may write"
+            do = f"let root alone write {node.settings.nvidia_smi} and the way to it"
         raise CommandRefusedError(f"{label} was not reset: {failed}", do)
     note_health_step(state_dir, card, RESET, f"done ({by})")
     report_admin_change(node, f"{label} was reset")

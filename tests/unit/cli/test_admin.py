@@ -315,9 +315,9 @@ def test_a_reset_without_a_trusted_program_tells_which_setting_names_it(site: Si
     stand_in(site, "exit 0")
     program = site.files.state_dir.parent / "nvidia-smi"
     program.chmod(0o777)
-    assert "set NVIDIA_SMI to a program that root alone" in site.call("reset", "5").stderr
+    assert "let root alone write " in site.call("reset", "5").stderr
     program.unlink()
-    assert "set NVIDIA_SMI to a program that root alone" in site.call("reset", "5").stderr
+    assert "let root alone write " in site.call("reset", "5").stderr
 
 
 def test_the_history_of_health_is_of_the_device_and_time_that_are_asked_for(site: Site) -> None:

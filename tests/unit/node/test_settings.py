@@ -10,10 +10,11 @@ import pytest
 
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node import settings_file
-from gpulock.node.setting_keys import CHOICE, KEYS
+from gpulock.node.setting_keys import CHOICE, KEYS, SEAMS
 from gpulock.node.settings import Settings, convert_setting, parse_settings
 from gpulock.node.settings_file import read_settings
 
+MOST_KEYS = 55
 GOOD = "gpulock-simulation 1\n"
 
 
@@ -39,17 +40,21 @@ def test_a_number_of_seconds_that_is_too_small_is_told_the_bound_that_it_missed(
 
 
 def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
-    names = [name for name, _, _, _ in KEYS]
+    names = [name for name, _, _, _ in KEYS + SEAMS]
     assert len(set(names)) == len(names)
     others = {"path", "copy_path", "given", "faults", "ignored", "sge_kinds"}
     others |= {"exporter_dir", "max_sample_age", "process_period", "slurm_count"}
     assert {name.lower() for name in names} | others == set(Settings.__annotations__)
-    assert all(meaning for _, _, _, meaning in KEYS)
+    assert all(meaning for _, _, _, meaning in KEYS + SEAMS)
+
+
+def test_a_site_has_few_settings() -> None:
+    assert len(KEYS) <= MOST_KEYS
 
 
 def test_every_default_is_a_value_of_its_key() -> None:
     found = Settings({})
-    for name, kind, default, _ in KEYS:
+    for name, kind, default, _ in KEYS + SEAMS:
         value = getattr(found, name.lower())
         if kind != CHOICE:
             assert value == convert_setting(kind, default, default)
@@ -199,7 +204,7 @@ def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
 def test_nothing_in_the_environment_configures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, _, _, _ in KEYS:
+    for name, _, _, _ in KEYS + SEAMS:
         monkeypatch.setenv(name, "/evil")
         monkeypatch.setenv(f"GPULOCK_{name}", "/evil")
     assert read_settings(write(tmp_path, "EXPECTED_GPUS=4\n")).lock_dir == "/run/gpulock"

@@ -113,8 +113,6 @@ def fetch_wheels(folder: Path) -> None:
     for machine in MACHINES.values():
         words = ("--require-hashes", "--no-deps", f"--dest={folder}", "-r", pins)
         run_pip("download", *words, *wheel_options(machine))
-    newer = ("--python-version=3.11", "--only-binary=:all:", "-r", SOURCES / "newer.txt")
-    run_pip("download", "--require-hashes", "--no-deps", f"--dest={folder}", *newer)
     wheels = sorted(folder.glob("[Pp]y[Yy][Aa][Mm][Ll]-*.whl"))
     purify_wheel(wheels[0])
     for wheel in wheels:

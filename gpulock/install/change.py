@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from gpulock.daemon.core.instance_lock import private_file_lock
-from gpulock.errors import Refusal
+from gpulock.daemon.core.instance_lock import write_pid
+from gpulock.deadline import Deadline
+from gpulock.errors import LockTimeout, Refusal
 from gpulock.install.hooks import InstallError, make_public_folder, remove_file_durably
 from gpulock.store import atomic
+from gpulock.store.gate import Gate
 
 LOCK: Final = "lock"  # beside the records
 _UNRENAMED: Final = re.compile(r"\.(.+)\.\d+\.[0-9a-f]{12}")  # see gpulock.store.atomic
@@ -168,13 +170,11 @@ def lock_installation(folder: Path) -> Generator[None, None, None]:
 
     Raises InstallError that names the process which does so now.
     """
-    path = folder / LOCK
-    lock = private_file_lock(str(path), 0.0)
+    path, lock = folder / LOCK, Gate(str(folder), Deadline(0.0), name=LOCK)
     try:
         make_public_folder(folder)
-        lock.acquire()  # pyright: ignore[reportUnknownMemberType] (its types are of 3.11)
-        path.write_text(f"{os.getpid()}\n")
-    except TimeoutError as busy:
+        lock.__enter__()
+    except LockTimeout as busy:
         holder = (FilePlace(path).read() or "").strip() or "unknown"
         raise InstallError(
             f"gpulock install or uninstall runs already, as process {holder}; wait until it ends"
@@ -182,10 +182,10 @@ def lock_installation(folder: Path) -> Generator[None, None, None]:
     except Refusal as fault:
         raise InstallError(f"{fault.why}; {fault.do}") from fault
     except OSError as fault:
-        lock.release()
         raise InstallError(f"{path}: {fault.strerror}; are you root?") from fault
+    write_pid(str(path))
     try:
         discard_unrenamed(folder)
         yield
     finally:
-        lock.release()
+        lock.__exit__()

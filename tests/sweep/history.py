@@ -9,8 +9,6 @@ import sys
 
 sys.path[:0] = sys.argv[1].split(":")
 
-__import__("filelock")  # before the settings are read, from where on calls are failed
-
 from gpulock.daemon.history.writer import HistoryWriter  # noqa: E402 (the library is put on the path first)
 from gpulock.daemon.reconcile.reconcile import ReconcileReport  # noqa: E402
 from gpulock.node.context import Node  # noqa: E402

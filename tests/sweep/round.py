@@ -9,8 +9,6 @@ import sys
 
 sys.path[:0] = sys.argv[1].split(":")
 
-__import__("filelock")  # before the settings are read, from where on calls are failed
-
 from gpulock.daemon.app import make_daemon_chores  # noqa: E402 (the library is put on the path first)
 from gpulock.daemon.core.instance_lock import AlreadyRunningError  # noqa: E402
 from gpulock.daemon.core.journal import DaemonJournal  # noqa: E402

@@ -27,7 +27,7 @@ from tests.support.scene import Scene, linked_proc
 MINE, OTHER, GONE = 1001, 1002, 1003
 REAP = Path(__file__).with_name("reap.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
-LIBRARIES = f"{CHECKOUT}:{sysconfig.get_path('purelib')}"  # of gpulockd: gpulock and filelock
+LIBRARIES = f"{CHECKOUT}:{sysconfig.get_path('purelib')}"
 WORKING_FOLDER = re.compile(r"AT_FDCWD<[^>]*>")  # strace -y shows it with every absolute path
 
 

@@ -98,7 +98,6 @@ class HealthSite(Site):
         policy = (HealthPolicy(self.journal), SuspectWriter(self.journal))
         made = KnowingRounds(WorldNode(self.settings, NAME), self.journal, [*chores, *policy])
         made.site = self
-        self.rounds = made
         return made
 
     def begin(
@@ -136,11 +135,11 @@ class HealthSite(Site):
             os.unlink(f"{self.lock_dir}-exporter/{name}")
         super().finish()
         self.silent = False
-        self.rounds.single.release()
         rounds = self.make_rounds()
         for _ in range(COMEBACKS):
             self.kernel.now += PAUSE
             rounds.run_round(self.kernel.now)
+        rounds.single.release()
         notes = read_device_notes(self.state_dir, QUARANTINE)
         if kept := [name for name, n in notes.items() if ADMIN_RESTORE_ONLY not in n["reason"]]:
             raise Violation(f"{' '.join(kept)} is well, and stays out of service: {notes}")

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The product's own modules in the world: their `os`, `time` and `fcntl` are its kernel's.
 
-What else they have of the real machine has a stand-in: settings, syslog, threads that read, the
-lock of filelock, slurmctld.
+What else they have of the real machine has a stand-in: settings, syslog, threads that read,
+slurmctld.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from gpulock.errors import Refusal
 from gpulock.node.settings import Settings
 from gpulock.node.timed_read import TimedReader
 from gpulock.slurm.scontrol import SlurmctldClient
-from tests.world.calls import Machine
 from tests.world.site import Site
 
 LEFT_OUT = ("cli", "install", "report", "text", "share", "simulate")
@@ -32,44 +30,6 @@ def product_modules() -> list[Any]:
         if module.name.split(".")[1] not in LEFT_OUT:
             found.append(importlib.import_module(module.name))
     return found
-
-
-class PrivateLock:
-    """What gpulockd takes from filelock, by the world's own calls."""
-
-    def __init__(
-        self, kernel: Machine, path: str, seconds: float, acquired: Callable[[int], None] | None
-    ) -> None:
-        self._kernel, self._path, self._seconds, self._acquired = kernel, path, seconds, acquired
-        self._fd = -1
-
-    def acquire(self) -> None:
-        """Take it; raise TimeoutError."""
-        kernel, os_ = self._kernel, self._kernel.os
-        late = kernel.now + self._seconds
-        fd = os_.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        while True:
-            try:
-                kernel.fcntl.flock(fd, kernel.fcntl.LOCK_EX | kernel.fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if kernel.now >= late:
-                    os_.close(fd)
-                    raise TimeoutError(self._path) from None
-                kernel.time.sleep(0.02)
-        self._fd = fd
-        if self._acquired:
-            self._acquired(fd)
-
-    def release(self) -> None:
-        """Let others have it."""
-        self._kernel.os.close(self._fd)
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class StandIns:
@@ -100,12 +60,6 @@ class StandIns:
         """Stand for print_task_message."""
         self._site.log.append(sentence)
         return code
-
-    def file_lock(
-        self, path: str, seconds: float, acquired: Callable[[int], None] | None = None
-    ) -> PrivateLock:
-        """Stand for private_file_lock."""
-        return PrivateLock(self._site.kernel, path, seconds, acquired)
 
 
 def read_now(reader: TimedReader, pid: int, act: Callable[[], bytes]) -> bytes:
@@ -141,7 +95,6 @@ def inhabited(site: Site) -> Generator[None]:
         "log_hook_line": given.log,
         "unexpected_refusal": given.crashed,
         "describe_exception": given.described,
-        "private_file_lock": given.file_lock,
         "print_task_message": given.task_message,
     }
     for module in product_modules():

@@ -1,55 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One at a time: one gpulockd a node, and one author of the history (flock(2), through filelock).
+"""One gpulockd a node: it holds a lock of LOCK_DIR, of the gate's kind, for as long as it lives.
 
 The kernel frees such a lock when its holder dies. The file stays: without it two could hold two
-files of one name. A link is not followed.
+files of one name.
 """
 
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from gpulock.errors import BROKEN, BUSY, Refusal
+from gpulock.deadline import Deadline
+from gpulock.errors import BUSY, LockTimeout, Refusal
 from gpulock.store import atomic
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
+from gpulock.store.gate import Gate
 
 NAME = "daemon"  # in LOCK_DIR; it holds the pid for people
 PID_BYTES = 32
-POLL = 0.02  # seconds between two tries
-
-
-def private_file_lock(
-    path: str, seconds: float, acquired: Callable[[int], None] | None = None
-) -> BaseFileLock:
-    """Return a lock on a file that only this uid may open: who else may could block us.
-
-    Taking it calls `acquired` with the descriptor. It raises OSError (filelock.Timeout, a
-    TimeoutError, where another holds it for `seconds`) or Refusal(BROKEN) for another's file.
-    """
-    import filelock  # 8 MiB and 60 ms, which readers of the history spare
-
-    def check(fd: int) -> None:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
-            raise Refusal(
-                BROKEN, f"{path} is not a private file of uid {os.geteuid()}", "remove it"
-            )
-        if acquired is not None:
-            acquired(fd)
-
-    if filelock.__version__.startswith("3."):
-        from gpulock.daemon.core.older_filelock import lent_file_lock
-
-        return lent_file_lock(path, seconds, check)
-    # without flock(2) it would fall back to a file that outlives its holder
-    return filelock.FileLock(
-        path, seconds, 0o600, poll_interval=POLL, fallback_to_soft=False, on_acquired=check
-    )
 
 
 def find_running_daemon(lock_dir: str, proc_root: str) -> int | None:
@@ -94,24 +60,17 @@ class InstanceLock:
     """
 
     def __init__(self) -> None:
-        self._lock: BaseFileLock | None = None
-        self._file = (0, 0)
+        self._gate: Gate | None = None
 
     def take(self, lock_dir: str) -> None:
         """Take the lock, or keep it; raise Refusal, AlreadyRunningError where another runs."""
-        path = f"{lock_dir}/{NAME}"
-        if self._lock is not None:
-            try:
-                named = os.lstat(path)
-            except OSError:
-                named = None
-            if named is not None and self._file == (named.st_dev, named.st_ino):
-                return
+        if self._gate is not None and self._gate.is_named():
+            return
         self.release()  # of a file that is gone
-        lock = private_file_lock(path, 0.0, self._write_pid)
+        path, gate = f"{lock_dir}/{NAME}", Gate(lock_dir, Deadline(0.0), name=NAME)
         try:
-            lock.acquire()  # pyright: ignore[reportUnknownMemberType] (its types are of 3.11)
-        except TimeoutError as fault:
+            self._gate = gate.__enter__()
+        except LockTimeout as fault:
             try:
                 who = atomic.read_text(path, PID_BYTES).strip()
             except OSError:
@@ -119,22 +78,24 @@ class InstanceLock:
             raise AlreadyRunningError(
                 BUSY, f"gpulockd runs already, pid {who or '?'}", "stop that one"
             ) from fault
-        except OSError as fault:
-            raise Refusal(BROKEN, f"{path}: {fault.strerror}", "look at LOCK_DIR") from fault
-        self._lock = lock
-
-    def _write_pid(self, fd: int) -> None:
-        """Note which file we hold, and for people who we are; no room for that stops nobody."""
-        info = os.fstat(fd)
-        self._file = (info.st_dev, info.st_ino)
-        try:
-            os.ftruncate(fd, 0)
-            atomic.write_descriptor(fd, f"{os.getpid()}\n".encode())
-        except OSError:
-            return
+        write_pid(path)
 
     def release(self) -> None:
         """Let another one run."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.__exit__()
+
+
+def write_pid(path: str) -> None:
+    """Write for people who holds a lock; no room for that stops nobody."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        atomic.write_descriptor(fd, f"{os.getpid()}\n".encode())
+    except OSError:
+        return
+    finally:
+        os.close(fd)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 
 from gpulock.alloc.reaper import FREED
-from gpulock.daemon.core.instance_lock import private_file_lock
 from gpulock.daemon.history import pending
 from gpulock.daemon.history.files import (
     FOLDER,
@@ -32,12 +31,13 @@ from gpulock.daemon.history.record import (
 )
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import ROUND, Chore, Due
-from gpulock.deadline import clock_boottime
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import grants
 from gpulock.store.event_log import count_dropped_claims
+from gpulock.store.gate import Gate
 from gpulock.store.verdicts import PERIOD
 
 LOCK_SECONDS: Final = 5.0  # for another author to finish
@@ -99,7 +99,7 @@ class HistoryWriter(Chore):
             return
         folder = f"{node.settings.state_dir}/{FOLDER}"
         os.makedirs(folder, 0o755, exist_ok=True)  # a site may set its mode, or have a link there
-        with private_file_lock(f"{folder}/gate", LOCK_SECONDS):
+        with Gate(folder, Deadline(LOCK_SECONDS)):
             done = self._find_written(folder, ready)
             pending.remove_written_claims(node, done)
             new = sorted(ready.keys() - done, key=lambda token: (ends[token], token))

@@ -339,7 +339,7 @@ def test_status_imports_nothing_it_does_not_need(site: Site) -> None:
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "gpulock.cli.status.status" in loaded
     assert not loaded & {
-        *("json", "subprocess", "psutil", "filelock", "dataclasses", "shutil", "tempfile"),
+        *("json", "subprocess", "psutil", "dataclasses", "shutil", "tempfile"),
         *(
             "gpulock.cli.why.why",
             "gpulock.cli.claims.run",

@@ -72,7 +72,7 @@ def test_a_forbidden_import_is_found_wherever_it_stands(
     texts = {
         "alloc/claim.py": (
             "from __future__ import annotations\n"
-            "import os, filelock, _socket\n"
+            "import os, psutil, _socket\n"
             "TYPE_CHECKING = False\n"
             "if TYPE_CHECKING:\n    from typing import Any\n"
             "def late() -> None:\n    import json\n    from gpulock.cli import x\n"
@@ -93,9 +93,9 @@ def test_a_forbidden_import_is_found_wherever_it_stands(
     monkeypatch.delitem(sys.modules, "gpulock", raising=False)
 
     assert broken_rules("gpulock") == [
-        "gpulock.alloc.claim imports filelock: hot modules do not import filelock",
         "gpulock.alloc.claim imports gpulock.cli: hot does not import cold",
         "gpulock.alloc.claim imports json: hooks cannot afford json",
+        "gpulock.alloc.claim imports psutil: hot modules do not import psutil",
         "gpulock.daemon.loop imports click: warm modules do not import click",
         "gpulock.slurm.prolog imports gpulock.sge.prolog: "
         "only sge itself, warm and cold import gpulock.sge",

@@ -24,7 +24,7 @@ from gpulock_exporter.state.claim_accounting import LedgerAccount
 
 from gpulock.cli import command_group
 from gpulock.daemon.app import make_daemon_chores
-from gpulock.daemon.core.instance_lock import InstanceLock, private_file_lock
+from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.daemon.history.files import name_month
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.inventory_file import read_inventory_file
@@ -62,7 +62,7 @@ def only_gpulockd(settings: Settings) -> Generator[None]:
 LOCKS: dict[str, Callable[[Settings], AbstractContextManager[object]]] = {
     "gate": lambda settings: Gate(settings.lock_dir, Deadline(0)),
     "gpulockd": only_gpulockd,
-    "history": lambda settings: private_file_lock(f"{settings.state_dir}/history/gate", 0.0),
+    "history": lambda settings: Gate(f"{settings.state_dir}/history", Deadline(0)),
     "exporter": lambda settings: hold_exporter_folder(settings.exporter_dir),
     "installation": lambda settings: lock_installation(Path(settings.state_dir, "install")),
 }
@@ -145,10 +145,7 @@ def test_locks_are_taken_in_these_modules_alone() -> None:
                 continue
             if ast.unparse(node.func).rpartition(".")[2] in names:
                 found.add(str(path.relative_to(ROOT)))
-    core = "gpulock/daemon/core"
-    assert found == {
-        *("gpulock/store/gate.py", f"{core}/instance_lock.py", f"{core}/older_filelock.py")
-    }
+    assert found == {"gpulock/store/gate.py"}
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 """SHARE_MPS: where the MPS of a card listens, whose it is, and what a job's place of it is.
 
 Hot, loaded where SHARE_MPS is set and a share is held, or a job brings what one had. gpulockd
-starts NVIDIA's MPS for the user of a card, writes MPS_DIR/CARD/server before that, and `mps` into
-the lock of each place once it answers (docs/shares.md, MPS). The card is that user's until gpulockd
-has removed CARD.
+starts NVIDIA's MPS for the user of a card. Before that it writes STATE_DIR-mps/CARD/server, and
+`mps` into the lock of each place once it answers (docs/shares.md, MPS). The card is that user's
+until gpulockd has removed CARD.
 """
 
 import os
@@ -115,13 +115,9 @@ def read_mps_user(folder: str) -> "tuple[int, str]":
 def cards_with_mps(settings: "Settings", boot_id: str, uid: "int | None") -> dict[str, str]:
     """Return the cards, by bus id, whose MPS is still there and not of user `uid`, with the words.
 
-    With None also those of anybody: a job of a whole card waits until MPS has ended. A folder that
-    an ordinary user has made there is not gpulockd's.
+    With None also those of anybody: a job of a whole card waits until MPS has ended.
     """
     try:
-        info = os.lstat(settings.mps_dir)
-        if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
-            return {}
         names = os.listdir(settings.mps_dir)
     except OSError:
         return {}  # there is no MPS

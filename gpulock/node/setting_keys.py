@@ -30,8 +30,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SHARES", PLACES, "", "cards that several jobs may hold a place of, as in 6:4 7:4"),
     ("SHARE_USERS", CHOICE, "one|many", "whose places a card has at a time: one user's, or any"),
     ("SHARE_MPS", FLAG, "no", "gpulockd runs NVIDIA's MPS for the user of a shared card"),
-    ("MPS_DIR", PATH, "/var/lib/gpulock-mps", "pipes and logs of these MPS"),
-    ("MPS_CONTROL", PATH, "/usr/bin/nvidia-cuda-mps-control", "the program that starts MPS"),
     ("VISIBLE_DEVICES", CHOICE, "index|uuid", "what CUDA_VISIBLE_DEVICES contains"),
     ("PLAIN_REQUEST", CHOICE, "card|mixed|any", "devices of a request that names no kind"),
     ("HIDE_UNREQUESTED", FLAG, "yes", "give an empty mask to a job that asked for no GPU"),

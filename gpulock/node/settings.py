@@ -35,7 +35,8 @@ class Settings:
 
     `given` is what the file says, by key; `faults` are sentences on what in it is not obeyed, and
     `ignored` the keys of it that are not read.
-    `copy_path` is of the last file without a fault (gpulock.node.last_settings).
+    `copy_path` is of the last file without a fault (gpulock.node.last_settings). `mps_dir` has the
+    pipes and logs of MPS: a user may fill it, without harm to the locks.
     """
 
     lock_dir: str
@@ -44,8 +45,6 @@ class Settings:
     shares: tuple[str, ...]
     share_users: str
     share_mps: bool
-    mps_dir: str
-    mps_control: str
     visible_devices: str
     plain_request: str
     hide_unrequested: bool
@@ -106,6 +105,7 @@ class Settings:
     simulation: str
     path: str
     copy_path: str
+    mps_dir: str
     given: dict[str, str]
     faults: tuple[str, ...]
     ignored: tuple[str, ...]
@@ -133,6 +133,7 @@ class Settings:
         self.max_sample_age = max(SHORTEST_SAMPLE_AGE, kept)
         self.process_period = min(LONGEST_PROCESS_PERIOD, kept)
         self.copy_path = f"{self.state_dir}/settings.obeyed"
+        self.mps_dir = f"{self.state_dir}-mps"
         if self.share_users != "one" or self.isolation != "off":
             self.share_mps = False  # MPS serves one user, who opens through it what a job may not
         if self.isolation != "off" or self.share_mps:

@@ -4,15 +4,21 @@
 As NVIDIA's does, `-d` goes into the background in a session of its own, listens at `control` in
 CUDA_MPS_PIPE_DIRECTORY and writes its pid there. Without an option it passes commands from stdin
 on. A server is a child of the daemon, and has the card open. `faults` tell what goes wrong.
+
+Of systemd the two programs that gpulockd asks stand beside it. What a service started has its name
+in the environment there, which stands for its cgroup.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 from gpulock.daemon.mps.folder import write_server_note
+from gpulock.daemon.mps.unit import MpsPrograms
 from gpulock.job.mps import mps_folder
+from gpulock.node.context import Node
 
 PROGRAM = """#!{python} -IS
 import os, signal, socket, sys, time
@@ -128,16 +134,105 @@ else:
 """
 
 
+MANAGER = """#!{python} -IS
+import json, os, shlex, signal, subprocess, sys, time
+
+units = os.path.dirname(os.path.abspath(__file__)) + "/units/"
+
+
+def members(unit):
+    found = {}
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            environ = open(f"/proc/{pid}/environ", "rb").read().split(b"\\0")
+            if ("UNIT=" + units + unit).encode() in environ:
+                found[int(pid)] = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
+        except OSError:
+            continue
+    return found
+
+
+def main_pid(unit):
+    return next((pid for pid, words in members(unit).items() if words[-2:-1] == [b"-d"]), 0)
+
+
+def call(of, words, seconds):
+    try:
+        null = subprocess.DEVNULL
+        return subprocess.run(
+            words, env=of["env"], user=of["uid"], start_new_session=True, timeout=seconds,
+            cwd="/", stdin=null, stdout=null, stderr=null,
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return -1
+
+
+def end(unit, of):
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        late = time.monotonic() + of["stop_seconds"]
+        for pid in members(unit):
+            os.kill(pid, number)
+        while members(unit) and time.monotonic() < late:
+            time.sleep(0.01)
+    if os.path.exists(units + unit):
+        os.unlink(units + unit)
+
+
+def systemd_run(words):
+    options = {}
+    while words[0].startswith("--"):
+        name, _, value = words.pop(0)[2:].partition("=")
+        if name in ("property", "setenv"):
+            name, _, value = value.partition("=")
+        options[name] = value
+    unit, uid = options["unit"], int(options["uid"])
+    assert not os.path.exists(units + unit), unit
+    of = {
+        "env": {"PATH": "/usr/bin:/bin", "UNIT": units + unit},
+        "uid": uid if uid != os.geteuid() else None,
+        "stop": shlex.split(options["ExecStop"]),
+        "stop_seconds": float(options["TimeoutStopSec"]),
+    }
+    of["env"].update({key: value for key, value in options.items() if key[:4] == "CUDA"})
+    os.makedirs(units, exist_ok=True)
+    with open(units + unit, "w") as file:
+        json.dump(of, file)
+    seconds = float(options["TimeoutStartSec"])
+    for command in (words, shlex.split(options["ExecStartPost"])):
+        if call(of, command, seconds):
+            end(unit, of)
+            sys.exit(f"Job for {unit} failed.")
+
+
+def systemctl(words):
+    unit = words[-1]
+    if words[0] == "show":
+        pid = main_pid(unit)
+        print(f"MainPID={pid}\\nActiveState={'active' if pid else 'inactive'}")
+    elif os.path.exists(units + unit):
+        with open(units + unit) as file:
+            of = json.load(file)
+        call(of, of["stop"], of["stop_seconds"])
+        end(unit, of)
+
+
+act = {"systemd-run": systemd_run, "systemctl": systemctl}
+act[os.path.basename(sys.argv[0])](sys.argv[1:])
+"""
+
+
 class FakeMps:
-    """The program in a folder of its own; `card` is the device node that its servers open."""
+    """The programs in a folder of their own; `card` is the device node that servers open."""
 
     def __init__(self, folder: Path, card: Path) -> None:
         folder.mkdir(mode=0o755)
         self.folder = folder
-        self.program = folder / "nvidia-cuda-mps-control"
-        for path in (self.program, folder / "nvidia-cuda-mps-server"):
-            path.write_text(PROGRAM.replace("{python}", sys.executable))
-            path.chmod(0o755)
+        names = ("nvidia-cuda-mps-control", "systemd-run", "systemctl")
+        self.programs = MpsPrograms(*(f"{folder}/{name}" for name in names))
+        for name in (*names, "nvidia-cuda-mps-server"):
+            text = MANAGER if name.startswith("system") else PROGRAM
+            (folder / name).write_text(text.replace("{python}", sys.executable))
+            (folder / name).chmod(0o755)
         (folder / "card").write_text(str(card))
         self.fault()
 
@@ -145,10 +240,26 @@ class FakeMps:
         """Let this go wrong from now on."""
         (self.folder / "faults").write_text(" ".join(words))
 
+    def processes(self) -> set[int]:
+        """Return the processes of every MPS that was started here."""
+        program = f"{self.folder}/nvidia-cuda-mps".encode()
+        found: set[int] = set()
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if program in (folder / "cmdline").read_bytes():
+                    found.add(int(folder.name))
+            except OSError:
+                continue
+        return found
 
-def leave_mps(mps_dir: Path, bus: str, uid: int, boot_id: str) -> None:
+    def stop(self) -> None:
+        """End every service."""
+        for unit in (self.folder / "units").glob("*"):
+            subprocess.run([self.programs.systemctl, "stop", unit.name], check=True)
+
+
+def leave_mps(node: Node, bus: str, uid: int) -> None:
     """Let a card's folder stand as while the MPS of a user ends."""
-    folder = Path(mps_folder(str(mps_dir), bus))
-    mps_dir.mkdir(mode=0o755)
-    folder.mkdir()
-    write_server_note(str(folder), uid, boot_id)
+    folder = Path(mps_folder(node.settings.mps_dir, bus))
+    folder.mkdir(parents=True)
+    write_server_note(str(folder), uid, node.boot_id)

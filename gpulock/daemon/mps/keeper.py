@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chore of gpulockd that runs MPS on cards whose places are held: SHARE_MPS.
 
-It is started when the first place of a card is held, watched, and ended with the last one: asked
-first, then killed. Until nothing of it is left the card's folder stays, and the card is closed to
-everybody but the same user's shares. gpulockd itself may end at any moment: the next one finds the
-folders, takes a daemon over that runs, and ends what is left of any other.
+It is started when the first place of a card is held, watched, and stopped with the last one. Until
+it has ended the card's folder stays, and the card is closed to everybody but the same user's
+shares. gpulockd itself may end at any moment: the next one finds the folders, takes an MPS over
+that runs, and stops any other.
 """
 
 from __future__ import annotations
@@ -20,40 +20,31 @@ from gpulock.daemon.mps.folder import (
     MpsError,
     list_card_folders,
     make_card_folder,
-    make_mps_dir,
-    read_server_note,
     remove_card_folder,
-    write_server_note,
 )
-from gpulock.daemon.mps.processes import (
-    ASK_SECONDS,
+from gpulock.daemon.mps.unit import (
+    MANAGER_SECONDS,
     NOBODY_THERE,
-    TURN,
+    MpsPrograms,
     MpsSite,
     Steps,
-    ask_daemon,
-    kill_by_pipes,
-    kill_mps_processes,
-    learn_groups,
-    list_mps_processes,
-    start_daemon,
+    find_daemon,
+    start_unit,
+    stop_unit,
 )
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, TIME, Chore, Due
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
-from gpulock.job.mps import mps_folder
+from gpulock.job.mps import mps_folder, read_mps_user
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
-from gpulock.node.settings import Settings
 from gpulock.slurm.steps import is_slurm_job_process
-from gpulock.store import atomic, kv
+from gpulock.store import atomic
 from gpulock.store.gate import Gate
 
 WATCH: Final = 5.0  # seconds between two looks at a daemon that runs
 AGAIN: Final = 10.0  # seconds until a start that failed is tried again
-QUIT_SECONDS: Final = 5.0  # that MPS has to end by itself
-LONG: Final = 10.0  # seconds of killing after which it is told
 SLOWLY: Final = 1.0  # seconds between two looks at what does not end
 GATE_SECONDS: Final = 1.0
 FOREVER: Final = float("inf")
@@ -88,14 +79,12 @@ class CardMps:
         site, what = self.site, f"MPS of {self.site.card.bus}"
         try:
             if not adopted:
-                yield from learn_groups(site)
-                make_card_folder(site.folder, site.uid, site.gid, site.node.boot_id)
-                yield from start_daemon(site)
-                noted = (*site.control, site.session)
-                write_server_note(site.folder, site.uid, site.node.boot_id, noted)
-                self._journal.say(
-                    NOTICE, f"{what} started for uid {site.uid}, pid {site.control[0]}"
-                )
+                make_card_folder(site.folder, site.uid, site.node.boot_id)
+                yield from start_unit(site)
+            yield from find_daemon(site)
+            if not adopted:
+                pid = site.control[0]
+                self._journal.say(NOTICE, f"{what} started for uid {site.uid}, pid {pid}")
             while self.wanted and site.runs():
                 self.mark(site.mark)
                 yield WATCH
@@ -103,6 +92,8 @@ class CardMps:
                 self.fault = "its daemon died"
         except (MpsError, OSError) as fault:
             self.fault = one_line(str(fault))
+        except Refusal as refusal:
+            self.fault = f"{refusal.why}; {refusal.do}"
         if self.fault:
             self.mark(f"! {self.fault}")
         yield from self._end()
@@ -124,36 +115,20 @@ class CardMps:
             return
 
     def _end(self) -> Steps:
-        """End it and all that is left of it, then open the card."""
+        """Stop it, then open the card once none of its processes is left there."""
         site, begun = self.site, clock_boottime()
-        known = site.runs()
-        if known:
-            try:
-                yield from ask_daemon(site, "quit\n")
-                while list_mps_processes(site) and clock_boottime() < begun + QUIT_SECONDS:
-                    yield TURN
-            except (MpsError, OSError):
-                pass  # it is killed
-        try:
-            if not known:  # gpulockd or its daemon was killed meanwhile
-                yield from kill_by_pipes(site)
-        except (MpsError, OSError):
-            pass  # what is left of it keeps the card closed while it has the card open
         while True:
-            left = kill_mps_processes(site)
-            held = "" if left else self._device_user()
-            if not left and not held:
-                try:
+            try:
+                held = (yield from stop_unit(site)) or self._device_user()
+                if not held:
                     remove_card_folder(site.folder)
                     return self._journal.log_changes(f"mps {site.card.bus}", {})
-                except OSError as fault:
-                    held = str(fault)
-            spent = clock_boottime() - begun
-            if spent > QUIT_SECONDS + ASK_SECONDS + LONG:
-                why = held or f"{left} processes of it do not end"
-                text = f"MPS of {site.card.bus}: the card stays closed: {why}"
-                self._journal.log_changes(f"mps {site.card.bus}", {why: text}, ERROR)
-            yield SLOWLY if spent > QUIT_SECONDS + ASK_SECONDS else TURN
+            except (MpsError, Refusal, OSError) as fault:
+                held = str(fault)
+            if clock_boottime() - begun > MANAGER_SECONDS:
+                text = f"MPS of {site.card.bus}: the card stays closed: {held}"
+                self._journal.log_changes(f"mps {site.card.bus}", {held: text}, ERROR)
+            yield SLOWLY
 
     def _device_user(self) -> str:
         """Return who of the user's has the card open without a claim, as a clause, or nothing."""
@@ -181,8 +156,9 @@ class MpsKeeper(Chore):
 
     after: ClassVar[Due] = {LOCKS: (), TIME: ()}
 
-    def __init__(self, journal: DaemonJournal) -> None:
+    def __init__(self, journal: DaemonJournal, programs: MpsPrograms | None = None) -> None:
         self._journal = journal
+        self._programs = programs or MpsPrograms()
         self.cards: dict[str, CardMps] = {}
         self.failed: dict[tuple[str, int], tuple[float, str]] = {}
         self._adopted = False
@@ -190,8 +166,8 @@ class MpsKeeper(Chore):
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """See which cards have places held, and start or end their MPS."""
         wanted = select_mps_shares(report, node)
-        if not (wanted or self.cards or not self._adopted):
-            return
+        if node.settings.simulation or not (wanted or self.cards or not self._adopted):
+            return  # a simulated card's unit may have the name of a real one's
         if not self._adopted:
             self._adopt(node)
             self._adopted = True
@@ -229,19 +205,17 @@ class MpsKeeper(Chore):
     def _adopt(self, node: Node) -> None:
         """Take over what an earlier gpulockd of this boot ran, and end what is left of others.
 
-        MPS_DIR is made first: containers bind it, also before there is an MPS.
+        The folder is made first: containers bind it, also before there is an MPS.
         """
-        provide_mps_dir(node.settings, self._journal)
+        if node.settings.share_mps:
+            atomic.mkdir_if_missing(node.settings.mps_dir)
         cards = {mps_folder(node.settings.mps_dir, d.bus): d for d in node.devices_if_driver()}
         for folder in list_card_folders(node.settings.mps_dir):
-            note, card = read_server_note(folder), cards.get(folder)
-            if card is None or note.get("boot_id") != node.boot_id:
+            (uid, boot_id), card = read_mps_user(folder), cards.get(folder)
+            if card is None or boot_id != node.boot_id:
                 remove_card_folder(folder)  # of another boot, or of a card that is gone
                 continue
-            uid, pid, start, session = (
-                kv.int_or_zero(note.get(key, "")) for key in ("uid", "pid", "start", "session")
-            )
-            site = MpsSite(node, card, uid, control=(pid, start), session=session)
+            site = MpsSite(node, card, uid, self._programs)
             self.cards[card.bus] = CardMps(site, self._journal, adopted=True)
 
     def _start(self, node: Node, bus: str, uid: int, shares: dict[str, str], now: float) -> None:
@@ -249,7 +223,7 @@ class MpsKeeper(Chore):
         card = next((d for d in node.devices_if_driver() if d.id == bus), None)
         if card is None:
             return
-        one = CardMps(MpsSite(node, card, uid), self._journal)
+        one = CardMps(MpsSite(node, card, uid, self._programs), self._journal)
         one.wanted = shares
         until, why = self.failed.get((bus, uid), (0.0, ""))
         if now < until:
@@ -258,16 +232,6 @@ class MpsKeeper(Chore):
             return
         self.cards[bus] = one
         one.advance(now)
-
-
-def provide_mps_dir(settings: Settings, journal: DaemonJournal) -> None:
-    """Make MPS_DIR where SHARE_MPS is set, or say why that cannot be."""
-    if not settings.share_mps:
-        return
-    try:
-        make_mps_dir(settings.mps_dir)
-    except (MpsError, OSError) as fault:
-        journal.say(ERROR, f"no card gets an MPS: {one_line(str(fault))}")
 
 
 def select_mps_shares(report: ReconcileReport, node: Node) -> dict[str, tuple[int, dict[str, str]]]:

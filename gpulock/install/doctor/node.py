@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpulock.alloc.shares import shares_of_card
-from gpulock.daemon.mps.folder import MpsError, check_above_mps_dir
-from gpulock.errors import Refusal, one_line
+from gpulock.daemon.mps.unit import MpsPrograms
+from gpulock.errors import Refusal
 from gpulock.install.doctor.check import (
     DRIVER,
     INSTALLED,
@@ -156,21 +156,17 @@ def check_held_parts(settings: Settings) -> Iterator[Finding]:
         yield warning(f"{what}: that counts when it ends", "gpulock inventory")
 
 
-def check_mps(settings: Settings) -> Iterator[Finding]:
+def check_mps(settings: Settings, programs: MpsPrograms | None = None) -> Iterator[Finding]:
     """Tell what keeps gpulockd from starting MPS, and the MPS that does not end."""
     if not settings.share_mps:
         return
-    program, node = settings.mps_control, Node(settings)
+    node = Node(settings)
     if not settings.shares:
         yield warning("no card has places, so that none has an MPS", "set SHARES, or SHARE_MPS=no")
-    if not os.access(program, os.X_OK):
-        what = f"{program} is no program: each job that asks for a share is sent back"
-        yield fault(what, "install the driver's MPS, or set MPS_CONTROL or SHARE_MPS=no")
-    try:
-        check_above_mps_dir(settings.mps_dir)
-    except (MpsError, OSError) as wrong:
-        what = f"no card gets an MPS: {one_line(str(wrong))}"
-        yield fault(what, "set MPS_DIR below a folder that only root may write")
+    for program in programs or MpsPrograms():
+        if not os.access(program, os.X_OK):
+            what = f"{program} is no program: each job that asks for a share is sent back"
+            yield fault(what, "install systemd and the driver's MPS, or set SHARE_MPS=no")
     try:
         version = loaded_driver_version(settings.driver_root)
     except Refusal:

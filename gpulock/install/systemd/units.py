@@ -43,12 +43,8 @@ _ANY_COMMAND: Final = (
 )
 _TEST_COMMAND: Final = ("# HEALTH_COMMAND tests GPUs.", "DevicePolicy=auto", "TasksMax=4096")
 _MPS: Final = (
-    "# SHARE_MPS: what it starts runs as the user of a card, and outlives gpulockd.",
-    "KillMode=process",
-    "DevicePolicy=auto",
-    "TasksMax=infinity",
-    "MemoryDenyWriteExecute=no",
-    "CapabilityBoundingSet=CAP_SETUID CAP_SETGID CAP_CHOWN CAP_FOWNER",
+    "# SHARE_MPS: pipes and logs of an MPS are its user's; systemd starts it.",
+    "CapabilityBoundingSet=CAP_CHOWN",
 )
 # The driver takes for root who has CAP_SYS_ADMIN (docs/facts/nvml.md). The numbers of NVSwitches
 # and of /dev/nvidia-caps are known only once it is loaded, which may be after gpulockd starts.
@@ -109,7 +105,7 @@ def daemon_directives(inputs: UnitInputs) -> list[str]:
     settings = inputs.settings
     found = start_directives(DAEMON, inputs)
     if settings.share_mps:  # it may write to the folder itself, not beside it
-        found.append(f"{_MAKE} {check_unit_path('MPS_DIR', settings.mps_dir)}")
+        found.append(f"{_MAKE} {check_unit_path('STATE_DIR', settings.mps_dir)}")
     if folders := writable_folders(settings):
         found.append(f"ReadWritePaths={' '.join(folders)}")
     needs = setting_directives(settings)

@@ -45,13 +45,13 @@ def test_no_scrape_is_refused_while_the_exporter_starts_afresh(node: Node) -> No
 
 
 def test_folders_that_settings_name_are_made_before_the_sandbox_closes(node: Node) -> None:
-    mps = {"SHARES": "0:2", "SHARE_MPS": "yes", "MPS_DIR": "/srv/gpus/mps"}
+    mps = {"SHARES": "0:2", "SHARE_MPS": "yes"}
     node.configure(**mps)
     node.gpulock("install", "systemd")
     node.wait_metric("gpulock_nvml_up", 1)
 
     seen = {}
-    for folder in ("/run/gpulock-exporter", "/srv/gpus/mps"):
+    for folder in ("/run/gpulock-exporter", "/var/lib/gpulock-mps"):
         seen[folder] = node.machine.run("stat", "-c", "%U %a", folder).stdout
     sample = node.machine.path("/run/gpulock-exporter/sample").exists()
     again = node.gpulock("install", "systemd")

@@ -22,6 +22,7 @@ from tests.labs.systemd.services import (
     wait_journal,
     wait_sleeps,
 )
+from tests.support.fake_mps import PROGRAM as MPS_PROGRAM
 from tests.support.history_site import read_history
 from tests.support.wait import wait_until
 
@@ -243,3 +244,36 @@ def test_a_gpu_is_reset_from_within_the_units_sandbox(node: Node) -> None:
     node.configure()
     node.gpulock("install", "systemd")
     node.gpulock("restore", "3", check=False)
+
+
+def test_an_mps_is_a_service_of_its_own_from_the_first_share_to_the_last(node: Node) -> None:
+    machine, unit = node.machine, "gpulock-mps-0000-06-00.0.service"
+    for name in ("control", "server"):
+        path = f"/usr/bin/nvidia-cuda-mps-{name}"
+        machine.write(path, MPS_PROGRAM.replace("{python}", "/usr/bin/python3"))
+        machine.run("chmod", "755", path)
+    machine.write("/usr/bin/faults", "no-card deaf-server")  # beside the stand-in, which reads it
+    node.configure(SHARES="0:2", SHARE_MPS="yes", USER_CLAIMS="yes")
+    node.gpulock("install", "systemd")
+    line = [f"{OPT}/bin/gpulock", "run", "--share", "-n", "1", "--", "sleep", "infinity"]
+    machine.run("systemd-run", "--quiet", "--unit=job", f"--uid={NOBODY}", *line)
+
+    mark = wait_until(
+        lambda: machine.run("sh", "-c", "cat /run/gpulock/locks/*/mps", check=False).stdout or None,
+        why="the MPS of the card",
+    )
+    daemon = node.main_pid(unit)
+    assert mark.split()[0] == str(daemon), mark
+    uid = machine.run("stat", "-c", "%u", f"/proc/{daemon}").stdout.strip()
+    inside = machine.run("sh", "-c", f"grep -l {unit} /proc/[0-9]*/cgroup | wc -l").stdout.strip()
+    machine.run("systemctl", "restart", DAEMON)
+    restarted = node.main_pid(unit)
+    machine.run("systemctl", "stop", "job")
+    wait_journal(node, DAEMON, "MPS of 0000:06:00.0 ended")
+    left = machine.run("ls", "/var/lib/gpulock-mps").stdout
+    ended = show(node, unit, "ActiveState")
+    node.configure()
+    node.gpulock("install", "systemd")
+
+    assert (uid, inside, restarted) == (str(NOBODY), "2", daemon)
+    assert (left, ended) == ("", "inactive"), "the server that takes no signal was killed"

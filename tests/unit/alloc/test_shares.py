@@ -412,8 +412,7 @@ def test_processes_of_a_neighbour_keep_no_place_and_the_jobs_own_does(box: Box) 
 
 
 def test_a_refusal_names_the_mps_that_ends_on_a_card(box: Box) -> None:
-    box.settings["MPS_DIR"] = str(box.root / "mps")
-    leave_mps(box.root / "mps", bus(2), 1001, box.node().boot_id)
+    leave_mps(box.node(), bus(2), 1001)
     take(box, 1, 3, share=False)
     whole = fails(box, 2, share=False)
     assert "2: MPS of uid 1001 ends on it" in whole.why
@@ -425,14 +424,13 @@ def test_a_refusal_names_the_mps_that_ends_on_a_card(box: Box) -> None:
 
 
 def test_no_place_is_confined_beside_an_mps_that_was_started_before_isolation(box: Box) -> None:
-    box.settings |= {"MPS_DIR": str(box.root / "mps"), "ISOLATION": "cgroup"}
-    leave_mps(box.root / "mps", bus(2), 1001, box.node().boot_id)
+    box.settings["ISOLATION"] = "cgroup"
+    leave_mps(box.node(), bus(2), 1001)
     assert "2: MPS of uid 1001 ends on it" in fails(box, 1, 3, uid=1001).why
 
 
 def test_of_a_quarantined_card_whose_mps_ends_the_quarantine_is_told(box: Box) -> None:
-    box.settings["MPS_DIR"] = str(box.root / "mps")
-    leave_mps(box.root / "mps", bus(2), 1001, box.node().boot_id)
+    leave_mps(box.node(), bus(2), 1001)
     (box.state / quarantine.QUARANTINE).mkdir()
     quarantine.write_device_note(str(box.state), quarantine.QUARANTINE, bus(2), "root", "broken")
     said = fails(box, 1, 4, share=False)
@@ -441,8 +439,8 @@ def test_of_a_quarantined_card_whose_mps_ends_the_quarantine_is_told(box: Box) -
 
 
 def test_a_card_whose_mps_ends_is_closed_although_it_has_no_places_any_more(box: Box) -> None:
-    box.settings |= {"SHARES": "", "MPS_DIR": str(box.root / "mps")}
-    leave_mps(box.root / "mps", bus(2), 1001, box.node().boot_id)
+    box.settings["SHARES"] = ""
+    leave_mps(box.node(), bus(2), 1001)
     assert bus(2) not in ids(take(box, 1, 3, share=False))
     assert "2: MPS of uid 1001 ends on it" in fails(box, 2, share=False).why
     assert read_node_view(box.node(), clock_boottime()).closed == {

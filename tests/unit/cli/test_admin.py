@@ -74,10 +74,7 @@ def test_a_held_device_is_not_reserved_and_its_holder_is_named(site: Site) -> No
 
 
 def test_a_device_whose_mps_still_ends_is_not_reserved(site: Site) -> None:
-    mps_dir = site.files.directory / "mps"
-    with Path(site.config).open("a") as file:
-        file.write(f"MPS_DIR={mps_dir}\n")
-    leave_mps(mps_dir, site.id(3), 1001, Node(read_settings(site.config)).boot_id)
+    leave_mps(Node(read_settings(site.config)), site.id(3), 1001)
     result = site.call("reserve", "3", "--reason", "x")
     assert (result.exit_code, "MPS of uid 1001 ends on it" in result.stderr) == (1, True)
     assert (noted(site, "reserves"), site.json()["gpus"][3]["held"]) == ([], None)

@@ -15,6 +15,7 @@ from gpulock.cli.session import uid_to_user_name
 from gpulock.deadline import clock_boottime
 from gpulock.job.environment import BIND_LISTS, loaded_driver_version
 from gpulock.node.settings import Settings
+from gpulock.node.settings_file import read_settings
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 from tests.support.locks import place_lock
 
@@ -101,9 +102,8 @@ def test_export_prints_lines_that_a_shell_evaluates(site: Site) -> None:
 
 
 def test_a_shell_loses_the_mps_of_the_share_that_it_was_submitted_from(site: Site) -> None:
-    config = Path(site.config)
-    config.write_text(config.read_text() + "MPS_DIR=/mps\n")
-    stale = {"CUDA_MPS_PIPE_DIRECTORY": "/mps/x/pipe", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
+    pipes = f"{read_settings(site.config).mps_dir}/x/pipe"
+    stale = {"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
     script = 'eval "$("$@" claim -n 1 --export 2>/dev/null)"; env | grep CUDA_ | sort'
     said = site.shell(script, env={**os.environ, **stale})
     assert "CUDA_MPS" not in said

@@ -15,6 +15,7 @@ import pytest
 
 from gpulock.deadline import Deadline
 from gpulock.job import environment
+from gpulock.node.settings_file import read_settings
 from gpulock.store.gate import Gate
 from tests.support.cli_site import ROOT, Site
 from tests.support.wait import wait_until
@@ -54,10 +55,9 @@ def test_the_command_gets_the_variables_of_a_job(site: Site) -> None:
 
 
 def test_the_command_loses_the_mps_of_a_share_and_keeps_the_users_own(site: Site) -> None:
-    config = Path(site.config)
-    config.write_text(config.read_text() + "MPS_DIR=/mps\n")
+    mps_dir = read_settings(site.config).mps_dir
     name, limit = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-    for pipes, left in (("/mps/x/pipe", ["", ""]), ("/tmp/mine", ["/tmp/mine", "25"])):
+    for pipes, left in ((f"{mps_dir}/x/pipe", ["", ""]), ("/tmp/mine", ["/tmp/mine", "25"])):
         env = {**os.environ, name: pipes, limit: "25"}
         script = f'echo "${name}"; echo "${limit}"'
         said = site.run("run", "-n", "1", "--", "/bin/sh", "-c", script, env=env)

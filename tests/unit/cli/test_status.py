@@ -434,8 +434,8 @@ def test_the_shares_of_a_card_and_how_many_are_free_are_shown(site: Site) -> Non
 
 def test_a_card_whose_mps_ends_is_held_and_says_so(site: Site) -> None:
     with site.files.config.open("a") as file:
-        file.write(f"SHARES=6:4\nMPS_DIR={site.files.lock_dir}.mps\n")
-    leave_mps(Path(f"{site.files.lock_dir}.mps"), site.id(6), 1001, site.node().boot_id)
+        file.write("SHARES=6:4\n")
+    leave_mps(site.node(), site.id(6), 1001)
     text = site.call("status").stdout
     assert line_of(text, 6)[3] == "held"
     said = f"GPU 6 held: MPS of uid 1001 ends on it; {site.gpulock} why 6"

@@ -566,8 +566,8 @@ def test_a_process_that_was_forked_between_two_looks_is_a_stranger_and_no_crash(
 
 def test_a_card_whose_mps_ends_is_explained(site: Site) -> None:
     with site.files.config.open("a") as file:
-        file.write(f"SHARES=6:4\nMPS_DIR={site.files.lock_dir}.mps\n")
-    leave_mps(Path(f"{site.files.lock_dir}.mps"), site.id(6), 1001, site.node().boot_id)
+        file.write("SHARES=6:4\n")
+    leave_mps(site.node(), site.id(6), 1001)
     said = facts(site.call("why", "6").stdout)
     assert said["reason"] == "MPS of uid 1001 ends on it"
     assert said["freed by"] == "the end of that MPS, by gpulockd"

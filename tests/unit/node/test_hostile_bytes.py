@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 from gpulock.alloc.process_owner import python_program
 from gpulock.daemon.history.pending import read_pending_record
-from gpulock.daemon.mps.folder import PID_FILE, read_control_log, read_daemon_pid
+from gpulock.daemon.mps.folder import read_control_log
 from gpulock.daemon.slots.rsmap import next_rsmap, parse_complex_values
 from gpulock.errors import Refusal
 from gpulock.isolation.tree import parse_cgroup_paths
 from gpulock.job import environment
-from gpulock.job.mps import LOGS, PIPES
+from gpulock.job.mps import LOGS
 from gpulock.node import sample
 from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc, parse_stat, parse_status
@@ -232,13 +232,10 @@ def ticket_name(data: bytes, folder: Path) -> None:
 
 def mps_files(data: bytes, folder: Path) -> None:
     """Let the user of a card's MPS have the same bytes in its log and in its pid file."""
-    for name in (LOGS, PIPES):
-        (folder / name).mkdir(exist_ok=True)
+    (folder / LOGS).mkdir(exist_ok=True)
     (folder / LOGS / "control.log").write_bytes(data)
-    (folder / PIPES / PID_FILE).write_bytes(data)
     said = read_control_log(str(folder))
     assert len(said) <= 200 and said.isprintable()
-    assert len(read_daemon_pid(str(folder))) <= 1
 
 
 class Parser(NamedTuple):

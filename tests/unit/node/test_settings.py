@@ -43,7 +43,7 @@ def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
     names = [name for name, _, _, _ in KEYS + SEAMS]
     assert len(set(names)) == len(names)
     others = {"path", "copy_path", "given", "faults", "ignored", "sge_kinds"}
-    others |= {"exporter_dir", "max_sample_age", "process_period", "slurm_count"}
+    others |= {"exporter_dir", "max_sample_age", "process_period", "slurm_count", "mps_dir"}
     assert {name.lower() for name in names} | others == set(Settings.__annotations__)
     assert all(meaning for _, _, _, meaning in KEYS + SEAMS)
 

@@ -83,12 +83,12 @@ def test_a_job_that_systemd_moves_is_known_by_its_unit(
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_job_submitted_from_one_with_a_share_does_not_use_its_mps(site: Site, count: int) -> None:
     brought = (
-        ("CUDA_MPS_PIPE_DIRECTORY", "/mps/0000-8a-00.0/pipe"),
+        ("CUDA_MPS_PIPE_DIRECTORY", f"{site.node().settings.mps_dir}/0000-8a-00.0/pipe"),
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25"),
         ("GPULOCK_SHARE", "1/4"),
     )
     job = site.run(gpus(count), variables=brought)
-    assert start(site, job, MPS_DIR="/mps") == RUN
+    assert start(site, job) == RUN
     assert not {name for name, _ in brought} & variables(job.folder).keys()
 
 

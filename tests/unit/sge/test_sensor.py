@@ -287,8 +287,7 @@ def test_an_instance_is_offered_to_no_plain_request(site: Site) -> None:
 
 def test_a_card_whose_mps_ends_is_not_offered(site: Site) -> None:
     site.settings |= {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "2:4 3:4"}
-    site.settings["MPS_DIR"] = str(site.root / "mps")
-    leave_mps(site.root / "mps", bus(2), 1001, site.node().boot_id)
+    leave_mps(site.node(), bus(2), 1001)
     assert (values(site)["gpu"], values(site)["gpu_share"]) == ("3", "4")
 
 

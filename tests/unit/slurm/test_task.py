@@ -59,14 +59,15 @@ def test_a_run_does_not_start_by_the_note_of_the_run_before(site: TaskSite) -> N
 def test_the_mps_of_another_grant_is_unset_and_a_users_own_stands(
     site: TaskSite, *, gpus: bool
 ) -> None:
-    site.set(**OURS, MPS_DIR="/mps")
+    site.set(**OURS)
+    mps_dir = site.node().settings.mps_dir
     if gpus:
         site.prolog(12, "2,3")
         site.prolog(13, "1")
         site.stepd(STEPD, "13.0", UID)
     stale = {
-        "CUDA_MPS_PIPE_DIRECTORY": "/mps/0000-8a-00.0/pipe",
-        "CUDA_MPS_LOG_DIRECTORY": "/mps/0000-8a-00.0/log",
+        "CUDA_MPS_PIPE_DIRECTORY": f"{mps_dir}/0000-8a-00.0/pipe",
+        "CUDA_MPS_LOG_DIRECTORY": f"{mps_dir}/0000-8a-00.0/log",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8000M",
     }

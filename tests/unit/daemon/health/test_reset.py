@@ -152,9 +152,8 @@ def test_what_a_process_has_open_is_not_reset(bench: Bench, number: int, name: s
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_what_has_an_mps_or_is_linked_to_it_is_not_reset(bench: Bench, number: int) -> None:
-    bench.settings["MPS_DIR"] = str(bench.root / "mps")
     node = bench.node()
-    leave_mps(bench.root / "mps", bus(number), 1001, node.boot_id)
+    leave_mps(node, bus(number), 1001)
     assert f"{bus(number)} is not free: MPS of uid 1001 ends on it" in refused(node, 0).why
     assert bench.locks() == []
 

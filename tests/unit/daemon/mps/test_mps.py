@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import pwd
-import select
-import shutil
 import signal
 import stat
 import subprocess
@@ -21,16 +18,15 @@ from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.process_owner import FOREIGN, OWNERS, ProcessTree, classify_process
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.health.health_command import CardTakenError, lock_for_check
-from gpulock.daemon.mps import folder, keeper, processes
+from gpulock.daemon.mps import unit
+from gpulock.daemon.mps.folder import list_card_folders
 from gpulock.daemon.mps.keeper import MpsKeeper
-from gpulock.daemon.mps.processes import MpsSite, list_mps_processes
+from gpulock.daemon.mps.unit import MpsSite
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.job import environment
 from gpulock.job.mps import wait_for_mps
-from gpulock.node.procfs import Proc
-from gpulock.node.settings import Settings
 from gpulock.workstation.process_claims import make_process_owner
 from tests.support.fake_mps import FakeMps
 from tests.support.journal import HeardJournal
@@ -46,15 +42,18 @@ class Desk(Box):
     """A node of two cards, 4 places on the first, with this machine's processes and a fake MPS."""
 
     def __init__(self, root: Path, **keys: str) -> None:
-        own = {"PROC_ROOT": "/proc", "SHARES": "0:4", "SHARE_MPS": "yes", "MPS_DIR": f"{root}/m"}
+        own = {"PROC_ROOT": "/proc", "SHARES": "0:4", "SHARE_MPS": "yes"}
         super().__init__(root, 2, **{**own, **keys})
         self.mps = FakeMps(root / "bin", self.dev / "nvidia0")
-        self.settings["MPS_CONTROL"] = str(self.mps.program)
         self.lock.mkdir()
         self.inventory(f"gpu.{bus(0)}.memory_mib=8000", boot_id=self.node().boot_id)
         self.journal = HeardJournal()
-        self.keeper = MpsKeeper(self.journal)
+        self.restart()
         self.jobs: list[subprocess.Popen[bytes]] = []
+
+    def restart(self) -> None:
+        """Start gpulockd, or another one after it."""
+        self.keeper = MpsKeeper(self.journal, self.mps.programs)
 
     def round(self) -> None:
         """Let gpulockd go round once."""
@@ -113,18 +112,14 @@ class Desk(Box):
 
     def gone(self) -> bool:
         """Return whether the card has no MPS any more."""
-        return not folder.list_card_folders(self.settings["MPS_DIR"])
+        return not list_card_folders(self.node().settings.mps_dir)
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     one = Desk(tmp_path)
     yield one
-    for card in list(one.keeper.cards.values()):
-        for seconds in processes.kill_by_pipes(card.site):
-            select.select([], [], [], seconds)
-        while processes.kill_mps_processes(card.site):
-            select.select([], [], [], 0.01)
+    one.mps.stop()
     for job in one.jobs:
         job.kill()
         job.wait()
@@ -133,18 +128,17 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_mps_comes_with_the_first_share_and_goes_with_the_last(desk: Desk) -> None:
     first = desk.claim(desk.start().pid)
     desk.ready(first)
-    running = list_mps_processes(desk.site())
+    running = desk.mps.processes()
     assert len(running) == 2, "the daemon and its server"
     second = desk.claim(desk.start().pid)
     desk.ready(second)
     desk.end(first)
     desk.round()
-    assert list_mps_processes(desk.site()) == running
+    assert desk.mps.processes() == running
     desk.end(second)
     assert desk.locks() == [], "MPS has the card open, and keeps no place"
-    site = desk.site()
     desk.wait_for(desk.gone)
-    assert list_mps_processes(site) == {}
+    assert desk.mps.processes() == set()
     assert [line.partition(" started")[0] for line in desk.journal.said()] == [
         f"<5>MPS of {bus(0)}",
         f"<5>MPS of {bus(0)} ended",
@@ -155,7 +149,7 @@ def test_the_job_gets_the_pipes_and_the_limits_of_its_place(desk: Desk) -> None:
     grant = desk.claim(desk.start().pid, 3)
     told = dict(environment.grant_variables(grant.devices, desk.node().settings))
     assert told["CUDA_VISIBLE_DEVICES"] == grant.devices[0].uuid
-    assert told["CUDA_MPS_PIPE_DIRECTORY"].startswith(desk.settings["MPS_DIR"])
+    assert told["CUDA_MPS_PIPE_DIRECTORY"].startswith(desk.node().settings.mps_dir)
     assert ":" not in told["CUDA_MPS_PIPE_DIRECTORY"]
     assert told["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "75"
     assert told["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=6000M"
@@ -171,7 +165,7 @@ def test_processes_of_mps_are_not_foreign_and_what_is_not_below_them_is(desk: De
     for lock in locks:
         node.store.read_details(lock)
     tree = ProcessTree(node.proc)
-    for pid in list_mps_processes(desk.site()):
+    for pid in desk.mps.processes():
         assert classify_process(pid, locks, tree, ()) == OWNERS
     assert classify_process(other.pid, locks, tree, ()) == FOREIGN
 
@@ -181,29 +175,27 @@ def test_mps_that_does_not_quit_is_killed_and_its_pipes_are_removed(
     desk: Desk, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.mps.fault(fault)
+    monkeypatch.setattr(unit, "STOP_SECONDS", 1)
     grant = desk.claim(desk.start().pid)
     desk.ready(grant)
-    monkeypatch.setattr(processes, "ASK_SECONDS", 0.3)
-    monkeypatch.setattr(keeper, "QUIT_SECONDS", 0.3)
-    site = desk.site()
     desk.end(grant)
     desk.wait_for(desk.gone)
-    assert list_mps_processes(site) == {}
+    assert desk.mps.processes() == set()
 
 
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        ("fails", "-d ended with 1: An instance of this daemon is already running"),
-        ("no-server", "it has no server: Server exited with status 1"),
-        ("never-ready", "-d does not go into the background"),
+        ("fails", "failed.: An instance of this daemon is already running"),
+        ("no-server", "it has no server in 2 s: Server exited with status 1"),
+        ("never-ready", "it has no server in 2 s"),
     ],
 )
 def test_a_job_is_refused_with_the_reason_when_mps_does_not_start(
     desk: Desk, fault: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # one that is never ready, or has no server, is waited for so long
-    monkeypatch.setattr(processes, "START_SECONDS", 1.0 if fault == "never-ready" else 5.0)
+    monkeypatch.setattr(unit, "START_SECONDS", 2)
     desk.mps.fault(fault)
     grant = desk.claim(desk.start().pid)
     with pytest.raises(Refusal) as caught:
@@ -218,7 +210,7 @@ def test_a_job_is_refused_with_the_reason_when_mps_does_not_start(
     desk.mps.fault()
     desk.end(again)
     desk.keeper.failed.clear()  # ten seconds later
-    monkeypatch.setattr(processes, "START_SECONDS", PATIENCE)
+    monkeypatch.setattr(unit, "START_SECONDS", PATIENCE)
     desk.ready(desk.claim(desk.start().pid))
 
 
@@ -275,24 +267,24 @@ def test_a_restarted_gpulockd_takes_the_daemon_over_and_ends_it_with_the_last_sh
     grant = desk.claim(desk.start().pid)
     desk.ready(grant)
     site = desk.site()
-    running = list_mps_processes(site)
-    desk.keeper = MpsKeeper(desk.journal)
-    desk.round()
+    running = desk.mps.processes()
+    desk.restart()
+    desk.wait_for(lambda: desk.keeper.cards and desk.site().runs())
     assert desk.site().control == site.control
-    assert list_mps_processes(site) == running
+    assert desk.mps.processes() == running
     desk.end(grant)
-    desk.keeper = MpsKeeper(desk.journal)
+    desk.restart()
     desk.wait_for(desk.gone)
-    assert list_mps_processes(site) == {}
+    assert desk.mps.processes() == set()
 
 
 def test_what_a_killed_daemon_leaves_is_ended_and_mps_starts_anew(desk: Desk) -> None:
     grant = desk.claim(desk.start().pid)
     desk.ready(grant)
     site = desk.site()
-    before = list_mps_processes(site)
+    before = desk.mps.processes()
     os.kill(site.control[0], signal.SIGKILL)
-    desk.wait_for(lambda: not set(before) & set(list_mps_processes(site)))
+    desk.wait_for(lambda: not set(before) & set(desk.mps.processes()))
     desk.wait_for(desk.gone)
     desk.keeper.failed.clear()
     desk.wait_for(lambda: desk.keeper.cards and desk.site().runs())
@@ -326,130 +318,10 @@ def test_places_of_one_claim_are_on_one_card(desk: Desk) -> None:
     )
 
 
-def test_a_folder_that_a_user_made_first_closes_no_card(desk: Desk, tmp_path: Path) -> None:
-    shm = tmp_path / "shm"
-    shm.mkdir()
-    shm.chmod(0o1777)
-    desk.settings["MPS_DIR"] = f"{shm}/mps"
-    (shm / "mps").mkdir()
-    (shm / "mps").chmod(0o777)
-    card = shm / "mps" / bus(0).replace(":", "-")
-    card.mkdir()
-    assert bus(0) in desk.claim(desk.start().pid, 2, share=False).owner.devices
-
-
-def test_no_mps_is_started_below_a_folder_where_users_may_write(desk: Desk, tmp_path: Path) -> None:
-    shm = tmp_path / "shm"
-    shm.mkdir()
-    shm.chmod(0o1777)
-    desk.settings["MPS_DIR"] = f"{shm}/mps"
-    grant = desk.claim(desk.start().pid)
-    with pytest.raises(Refusal, match=f"others than root may write to {shm}"):
-        desk.ready(grant)
-    assert list(shm.iterdir()) == []
-
-
 def test_gpulockd_makes_the_folder_at_its_start_for_containers_that_bind_it(desk: Desk) -> None:
     desk.round()
-    info = Path(desk.settings["MPS_DIR"]).stat()
+    info = Path(desk.node().settings.mps_dir).stat()
     assert (info.st_uid, stat.S_IMODE(info.st_mode)) == (os.geteuid(), 0o755)
-
-
-def test_the_default_folder_is_not_where_users_or_logind_have_a_say() -> None:
-    shared = ("/dev/shm/", "/tmp/", "/var/tmp/", "/run/")  # no user may fill /run, with the locks
-    assert not Settings({}).mps_dir.startswith(shared)
-
-
-# --- what a user lets look like MPS ---------------------------------------------------------------
-
-
-class Lookalikes:
-    """Processes with the name of a program of MPS and a card's pipes, in no job."""
-
-    def __init__(self, root: Path) -> None:
-        self.program = root / "nvidia-cuda-mps-x"
-        shutil.copy("/bin/sleep", self.program)
-        self.started: list[subprocess.Popen[bytes]] = []
-
-    def start(self, pipes: str) -> int:
-        environ = {"CUDA_MPS_PIPE_DIRECTORY": pipes, "PATH": os.environ["PATH"]}
-        one = subprocess.Popen([self.program, "1000"], env=environ, start_new_session=True)
-        self.started.append(one)
-        return one.pid
-
-
-@pytest.fixture
-def lookalikes(tmp_path: Path) -> Iterator[Lookalikes]:
-    some = Lookalikes(tmp_path)
-    yield some
-    for one in some.started:
-        try:
-            os.killpg(one.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        one.wait()
-
-
-def test_what_looks_like_mps_and_has_no_card_open_keeps_no_card_closed(
-    desk: Desk, lookalikes: Lookalikes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grant = desk.claim(desk.start().pid)
-    desk.ready(grant)
-    lookalikes.start(desk.site().pipes)
-    monkeypatch.setattr(processes, "kill_process", print)  # a loop starts the next one
-    desk.end(grant)
-    desk.wait_for(desk.gone)
-    assert lookalikes.started[0].poll() is None
-
-
-def test_gpulockds_main_thread_reads_no_memory_of_what_looks_like_mps(
-    desk: Desk, lookalikes: Lookalikes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grant = desk.claim(desk.start().pid)
-    desk.ready(grant)
-    watched, threads = lookalikes.start(desk.site().pipes), list[int]()
-    real = Proc.read_memory
-
-    def read(self: Proc, pid: int, name: str) -> bytes:
-        threads.extend([_thread.get_ident()] if pid == watched else [])
-        return real(self, pid, name)
-
-    monkeypatch.setattr(Proc, "read_memory", read)
-    os.kill(desk.site().control[0], signal.SIGKILL)  # what is left of it is looked for
-    desk.keeper = MpsKeeper(desk.journal)
-    desk.wait_for(desk.gone)
-    desk.end(grant)
-    assert threads
-    assert _thread.get_ident() not in threads
-
-
-def test_a_look_at_what_looks_like_mps_ends_at_the_first_that_hangs(
-    desk: Desk, lookalikes: Lookalikes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = MpsSite(desk.node(), desk.node().devices()[0], os.geteuid())
-    pids = [lookalikes.start(site.pipes) for _ in range(3)]
-    asked: list[int] = []
-
-    def read(_self: Proc, pid: int, _name: str) -> bytes:
-        asked.append(pid)
-        raise TimeoutError
-
-    monkeypatch.setattr(Proc, "read_memory", read)
-    desk.wait_for(lambda: all(Path(f"/proc/{p}/comm").read_text() != "python" for p in pids))
-    with pytest.raises(TimeoutError):
-        list(processes.walk_by_pipes(site, Proc("/proc"), pids))
-    assert len(asked) == 1
-
-
-def test_a_daemon_that_a_killed_gpulockd_had_not_noted_is_ended(desk: Desk) -> None:
-    grant = desk.claim(desk.start().pid)
-    desk.ready(grant)
-    site = desk.site()
-    running = list_mps_processes(site)
-    folder.write_server_note(site.folder, site.uid, site.node.boot_id)
-    desk.keeper = MpsKeeper(desk.journal)
-    desk.wait_for(desk.gone)
-    assert not any(site.node.proc.running(*process) for process in running.items())
 
 
 def test_removal_follows_no_link_of_the_user(desk: Desk, tmp_path: Path) -> None:
@@ -458,11 +330,11 @@ def test_removal_follows_no_link_of_the_user(desk: Desk, tmp_path: Path) -> None
     (precious / "file").touch()
     grant = desk.claim(desk.start().pid)
     desk.ready(grant)
-    pipes = Path(desk.site().pipes)
+    pipes = Path(desk.site().folder) / "pipe"
     (pipes / "link").symlink_to(precious)
     desk.end(grant)
     desk.wait_for(desk.gone)
-    desk.wait_for(lambda: not any(tmp_path.glob("m/.gone.*")))
+    desk.wait_for(lambda: not any(Path(desk.node().settings.mps_dir).glob(".gone.*")))
     assert (precious / "file").exists()
 
 
@@ -477,7 +349,7 @@ def test_mps_runs_as_the_cards_user_in_folders_that_are_the_users_alone(
     user = pwd.getpwnam(NOBODY)
     grant = desk.claim(desk.start(user.pw_uid).pid)
     desk.ready(grant)
-    pids = list_mps_processes(desk.site())
+    pids = desk.mps.processes()
     assert len(pids) == 2
     for pid in pids:
         status = desk.node().proc.status(pid)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.mps.unit import MpsPrograms
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import FAULT, WARNING, Finding, run_checks
 from gpulock.install.doctor.daemon import daemon_checks
-from gpulock.install.doctor.node import check_settings, node_checks
+from gpulock.install.doctor.node import check_mps, check_settings, node_checks
 from gpulock.install.doctor.policies import policy_checks
 from gpulock.install.systemd import manager
 from gpulock.node import sample
@@ -185,33 +186,28 @@ def test_claims_from_before_a_change_of_mig_mode_wait(box: Box) -> None:
 
 def test_what_keeps_mps_from_starting_is_told(box: Box) -> None:
     assert told_of(box, "SHARE_MPS") == []
-    own = {"SHARES": "0:4", "SHARE_MPS": "yes", "MPS_DIR": f"{box.root}/mps"}
-    box.settings |= {**own, "MPS_CONTROL": "/bin/none"}
+    own = {"SHARES": "0:4", "SHARE_MPS": "yes"}
+    box.settings |= own
     (box.driver / "version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.1  x\n"
     )
-    program, memory = told_of(box, "SHARE_MPS")
-    assert program[0] == FAULT
-    assert program[1].startswith("/bin/none is no program")
-    assert memory == (WARNING, "MPS of driver 470.1 does not limit the memory of a place")
+    told = list(check_mps(box.node().settings, MpsPrograms("/bin/none", "/bin/true", "/bin/none")))
+    assert [(one.state, one.what.partition(":")[0]) for one in told] == [
+        (FAULT, "/bin/none is no program"),
+        (FAULT, "/bin/none is no program"),
+        (WARNING, "MPS of driver 470.1 does not limit the memory of a place"),
+    ]
     (box.driver / "version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1  x\n"
     )
-    box.settings["MPS_CONTROL"] = "/bin/true"
-    assert told_of(box, "SHARE_MPS") == []
-    shared = box.root / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    box.settings["MPS_DIR"] = f"{shared}/mps"
-    (where,) = told_of(box, "SHARE_MPS")
-    assert where[0] == FAULT
-    assert where[1].endswith(f"others than root may write to {shared}")
+    found = check_mps(box.node().settings, MpsPrograms("/bin/true", "/bin/true", "/bin/true"))
+    assert [*found] == []
 
 
 def test_a_card_whose_mps_does_not_end_is_told(box: Box) -> None:
-    own = {"SHARES": "0:4", "SHARE_MPS": "yes", "MPS_DIR": f"{box.root}/mps"}
+    own = {"SHARES": "0:4", "SHARE_MPS": "yes"}
     box.settings |= own
-    card = box.root / "mps" / bus(0).replace(":", "-")
+    card = Path(f"{box.state}-mps") / bus(0).replace(":", "-")
     card.mkdir(parents=True)
     closed = [what for _, what in told_of(box, "SHARE_MPS") if "has not ended" in what]
     assert closed == [f"the MPS of {bus(0)} has not ended: the card is closed until then"]

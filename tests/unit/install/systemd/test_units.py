@@ -363,11 +363,9 @@ def test_what_the_oom_killer_ends_takes_gpulockd_with_it_only_where_it_is_gpuloc
     assert values(units()[DAEMON], "OOMPolicy") == ["continue"]
 
 
-def test_mps_may_open_devices_and_outlives_gpulockd() -> None:
-    text = units(SHARES="0:4", SHARE_MPS="yes", MPS_DIR="/srv/mps/gpulock")[DAEMON]
-    assert "KillMode=process" in text
-    assert text.index("DevicePolicy=auto") > text.index("DevicePolicy=closed")
-    assert "CAP_SETUID CAP_SETGID CAP_CHOWN" in text
-    assert "-/srv/mps/gpulock" in text, "nothing beside it is written"
-    assert "ExecStartPre=+/usr/bin/install -d -m 0755 /srv/mps/gpulock\n" in text, "as root"
-    assert "KillMode" not in units(SHARES="0:4")[DAEMON]
+def test_mps_needs_no_more_than_a_folder_of_its_users() -> None:
+    text = units(SHARES="0:4", SHARE_MPS="yes")[DAEMON]
+    assert values(text, "CapabilityBoundingSet")[-1] == "CAP_CHOWN"
+    assert values(text, "DevicePolicy") == ["closed"]
+    assert "-/var/lib/gpulock-mps" in text, "nothing beside it is written"
+    assert "ExecStartPre=+/usr/bin/install -d -m 0755 /var/lib/gpulock-mps\n" in text, "as root"

@@ -40,7 +40,6 @@ from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.daemon.slots.rsmap_sync import RsmapSync
 from gpulock.daemon.slots.slurm import SlurmDrainSync
-from gpulock.daemon.slots.slurm_cards import SlurmCardComparison
 from gpulock.daemon.slots.slurm_map import SlurmMapRenewal
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
@@ -72,7 +71,6 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         CardResetter(journal),
         CdiSpecWriter(journal),
         IdlePolicy(say),
-        SlurmCardComparison(journal),
         ForeignWatch(journal),
         RefusalNotifier(journal),
         RsmapSync(journal),

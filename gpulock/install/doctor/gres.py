@@ -20,6 +20,7 @@ from gpulock.isolation import tree
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
+from gpulock.slurm.gres_map import gres_map_device_name
 from gpulock.slurm.request import SHARD
 
 SSHD_STACK = Path("/etc/pam.d/sshd")
@@ -163,8 +164,9 @@ class GresChecks:
             yield warning(what, "take mps out: beside it 22.05 tells no shard job's card", name)
 
     def counted(self) -> Iterator[Finding]:
-        """Compare what Slurm counts by type with what this node has, where gpulock selects."""
+        """Compare what Slurm counts with what this node has; by type, where gpulock selects."""
         if self.by_slurm:
+            yield from self.uncounted()
             return
         here = Node(self.settings).devices_if_driver()
         by_position = gres.counts_by_gres(self.settings)
@@ -182,6 +184,16 @@ class GresChecks:
         if place_gres_page(self.settings, here, counted, ""):
             what = "SHARES is set, and Slurm counts no places: no job can ask for one"
             yield warning(what, "gpulock install slurm --dry-run prints the lines")
+
+    def uncounted(self) -> Iterator[Finding]:
+        """Tell the GPUs that Slurm gives to nobody."""
+        positions = gres.gres_positions(self.listed.entries)
+        places = gres.GresDeviceFiles(self.settings).devices_of_positions(positions)
+        shown = Node(self.settings).devices_if_driver()
+        names = {gres_map_device_name(device) for device in shown if device.minor >= 0}
+        if places and (left := sorted(names - {*places})):
+            what = f"Slurm does not count /dev/nvidia{' or '.join(left)}"
+            yield warning(what, "name it in gres.conf and Gres=; restart all daemons")
 
 
 def has_version_2_alone(sys_root: str) -> bool:

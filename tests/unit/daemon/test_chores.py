@@ -63,14 +63,13 @@ EXPECTED = {
                 "HealthPolicy",
                 "CdiSpecWriter",
                 "IdlePolicy",
-                "SlurmCardComparison",
             ),
             *("RefusalNotifier", "RsmapSync", "SlurmDrainSync", "ForeignWatch"),
             *("SuspectWriter", "CardResetter", "CardChecker", "MpsKeeper", "TemporaryRemover"),
             "SlurmMapRenewal",
         },
         {
-            *("InventoryPublisher", "HealthPolicy", "SlurmCardComparison", "RefusalNotifier"),
+            *("InventoryPublisher", "HealthPolicy", "RefusalNotifier"),
             *("SlurmDrainSync", "ForeignWatch", "SuspectWriter", "CardResetter"),
             *("CardChecker", "MpsKeeper", "TemporaryRemover", "SlurmMapRenewal"),
         },
@@ -229,7 +228,7 @@ def test_a_chore_that_failed_runs_in_each_round_until_it_does_not(
 
 def test_what_changes_while_chores_run_is_seen_by_the_next_round(watched: Watched) -> None:
     watched.rest()
-    later = next(chore for chore in watched.chores if type(chore).__name__ == "SlurmCardComparison")
+    later = next(chore for chore in watched.chores if type(chore).__name__ == "ForeignWatch")
     run = later.run
 
     def publish(node: Node, report: ReconcileReport, now: float) -> None:
@@ -251,5 +250,5 @@ def test_time_changes_a_period_after_it_did_however_many_rounds_come(watched: Wa
     first = watched.rounds.regular
     while watched.now < first - 1:
         assert watched.go() == ALWAYS
-    assert "SlurmCardComparison" in watched.go()
+    assert "ForeignWatch" in watched.go()
     assert watched.rounds.regular == watched.now + PERIOD

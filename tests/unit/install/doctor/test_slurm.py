@@ -595,6 +595,16 @@ def test_under_slurms_own_device_constraint_any_order_is_right(node: SlurmNode) 
     assert checks["installation"].state == OK
 
 
+def test_a_gpu_that_slurm_counts_for_nobody_is_told(node: SlurmNode) -> None:
+    constrain(node)
+    node.list_gpus(f"Count=7 Index=0 ID=7 File={node.device('[0-6]')}")
+    node.install()
+
+    check = found(node)["counted GRES"]
+
+    assert (check.state, check.what) == (WARNING, "Slurm does not count /dev/nvidia7")
+
+
 @pytest.mark.parametrize("names", ["gpu", "gpu gpux"])
 def test_a_type_of_gres_conf_that_is_the_nodes_model_is_right(node: SlurmNode, names: str) -> None:
     typed("v100", "[0-7]", 8, names)(node)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables a job gets (docs/facts/containers.md): a pure function of what was granted.
+"""The variables a job gets (docs/facts/containers.md), by what was granted.
 
 Hot. Every name here is written for every job, so that nothing which the user set stands. The
 container twins carry a mask through `--cleanenv` and `--containall` (facts/containers.md, twins).
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 CONTAINER_PREFIXES = ("APPTAINERENV_", "SINGULARITYENV_")
 BIND_LISTS = ("APPTAINER_BINDPATH", "SINGULARITY_BINDPATH")
-CDI_KIND = "gpulock.io/gpu"
+CDI_KIND = "gpulock.io/gpu"  # of gpulockd's spec, where CDI_DIR is set
+NVIDIA_KIND = "nvidia.com/gpu"  # of nvidia-ctk's, and of nvidia-cdi-refresh of toolkit 1.18
+NVIDIA_SPECS = ("/var/run/cdi/nvidia.yaml", "/etc/cdi/nvidia.yaml")
 CDI_FLAGS = "GPULOCK_CDI"  # flags for who starts a container: they need no twins
 MASK_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -66,9 +68,13 @@ def grant_variables(
 
             pairs += mps_variables(places, settings)
     twins = [(twin + name, value) for twin in CONTAINER_PREFIXES for name, value in pairs]
-    if settings.cdi_dir:  # a flag each: podman 5 and Docker split no list
-        names = [d.id if d.parent else d.bus for d in granted]  # a share is of its card
-        pairs.append((CDI_FLAGS, " ".join([f"--device={CDI_KIND}={name}" for name in names])))
+    kind, names = "", [d.id if d.parent else d.bus for d in granted]  # a share is of its card
+    if settings.cdi_dir:
+        kind = CDI_KIND
+    elif (uuids or not granted) and any([os.path.exists(path) for path in NVIDIA_SPECS]):
+        kind, names = NVIDIA_KIND, [d.uuid for d in granted]
+    if kind:  # a flag each: podman 5 and Docker split no list
+        pairs.append((CDI_FLAGS, " ".join([f"--device={kind}={name}" for name in names])))
     return [*pairs, *twins]
 
 

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI spec of this node: what podman and Docker call its devices, and what those bring along.
+"""The CDI spec of a node without NVIDIA's: what podman and Docker call its devices.
 
-Warm. A card is named by UUID, lock id and index, an instance by UUID and lock id. There is no
-`all`: who was granted two devices names two. The names are no boundary (any user may name any
-device), ISOLATION is. The format and its rules: SPEC.md and specs-go/version.go of
-github.com/cncf-tags/container-device-interface.
+Warm. A device has one name, its lock id, which $GPULOCK_CDI says. There is no `all`: who was
+granted two devices names two. The names are no boundary (any user may name any device), ISOLATION
+is. The format and its rules: SPEC.md of github.com/cncf-tags/container-device-interface.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Iterable
-from typing import ClassVar, Final, TypedDict
+from typing import Any, ClassVar, Final
 
 from gpulock.alloc.device_users import mig_access_nodes
 from gpulock.daemon.core.background_call import BackgroundCall
@@ -35,94 +33,41 @@ CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset
 DEV: Final = "/dev"  # inside a container
 LIMIT: Final = 1 << 20  # bytes: 16 cards of 7 instances take a tenth
 SECONDS: Final = 5.0  # DRIVER_DIR may be on a file server
-_NAME: Final = re.compile("[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+
+Json = dict[str, Any]
 
 
-class CdiDeviceNode(TypedDict, total=False):
-    """One node; without numbers the runtime takes those of `hostPath` or `path`."""
-
-    path: str
-    hostPath: str
-    type: str
-    major: int
-    minor: int
-    permissions: str
-
-
-class CdiMount(TypedDict):
-    """One bind."""
-
-    hostPath: str
-    containerPath: str
-    options: list[str]
-
-
-class CdiContainerEdits(TypedDict, total=False):
-    """What is done to a container."""
-
-    env: list[str]
-    deviceNodes: list[CdiDeviceNode]
-    mounts: list[CdiMount]
-
-
-class CdiDevice(TypedDict):
-    """One name that `--device gpulock.io/gpu=NAME` takes."""
-
-    name: str
-    containerEdits: CdiContainerEdits
-
-
-class CdiSpecFile(TypedDict):
-    """The file."""
-
-    cdiVersion: str
-    kind: str
-    devices: list[CdiDevice]
-    containerEdits: CdiContainerEdits
-
-
-def build_cdi_spec(settings: Settings, found: Iterable[Device]) -> CdiSpecFile:
+def build_cdi_spec(settings: Settings, found: Iterable[Device]) -> Json:
     """Return the spec of the devices that can be granted.
 
     Raises Refusal(BROKEN) where DRIVER_DIR has no files of this node's driver. An instance whose
     access nodes the driver does not tell is left out: it could not be opened.
     """
-    named: list[CdiDevice] = []
+    named: list[Json] = []
     for device in found:
         nodes = [] if device.fault or device.withheld else list_cdi_device_nodes(settings, device)
         if nodes:
-            edits: CdiContainerEdits = {"deviceNodes": nodes}
-            named += [
-                CdiDevice(name=name, containerEdits=edits) for name in cdi_device_names(device)
-            ]
+            named.append({"name": device.id, "containerEdits": {"deviceNodes": nodes}})
+    pairs = [bind.split(":") for bind in driver_binds(settings).split(",") if bind]
+    options = ["ro", "nosuid", "nodev", "bind"]  # nobody in a container may change them
+    control = [name for name in CONTROL if os.path.lexists(f"{settings.dev_root}/{name}")]
     return {
         "cdiVersion": VERSION,
         "kind": CDI_KIND,
-        "devices": sorted(named, key=lambda entry: entry["name"]),
+        "devices": sorted(named, key=lambda entry: str(entry["name"])),
         "containerEdits": {
             # Images of CUDA say `all`, on which NVIDIA's own runtime would bring every card.
             "env": ["NVIDIA_VISIBLE_DEVICES=void"],
-            "deviceNodes": [
-                build_cdi_device_node(settings, name)
-                for name in CONTROL
-                if os.path.lexists(f"{settings.dev_root}/{name}")
+            "deviceNodes": [build_cdi_device_node(settings, name) for name in control],
+            "mounts": [
+                {"hostPath": host, "containerPath": inside, "options": options}
+                for host, inside in pairs
             ],
-            "mounts": build_cdi_mounts(driver_binds(settings)),
         },
     }
 
 
-def cdi_device_names(device: Device) -> list[str]:
-    """Return what a device is called; an instance has no index.
-
-    One name that is none (before R470 the UUID of an instance had slashes) and the runtimes take
-    nothing of the whole file.
-    """
-    told = [device.uuid, device.id, *([] if device.parent else [str(device.index)])]
-    return [name for name in told if _NAME.fullmatch(name)]
-
-
-def list_cdi_device_nodes(settings: Settings, device: Device) -> list[CdiDeviceNode]:
+def list_cdi_device_nodes(settings: Settings, device: Device) -> list[Json]:
     """Return the nodes a device needs besides the control nodes, none where they are not known."""
     own = build_cdi_device_node(settings, f"nvidia{device.minor}")
     own["major"], own["minor"] = MAJOR, device.minor
@@ -132,10 +77,10 @@ def list_cdi_device_nodes(settings: Settings, device: Device) -> list[CdiDeviceN
     return [own, *(build_cdi_device_node(settings, name) for name in access)] if access else []
 
 
-def build_cdi_device_node(settings: Settings, name: str) -> CdiDeviceNode:
+def build_cdi_device_node(settings: Settings, name: str) -> Json:
     """Return one node below DEV_ROOT, with its numbers where it is there."""
     host = f"{settings.dev_root}/{name}"
-    node: CdiDeviceNode = {"path": f"{DEV}/{name}", "type": "c", "permissions": "rw"}
+    node: Json = {"path": f"{DEV}/{name}", "type": "c", "permissions": "rw"}
     if host != node["path"]:
         node["hostPath"] = host
     try:
@@ -147,14 +92,7 @@ def build_cdi_device_node(settings: Settings, name: str) -> CdiDeviceNode:
     return node
 
 
-def build_cdi_mounts(binds: str) -> list[CdiMount]:
-    """Return the mounts of the driver's files, which nobody in a container may change."""
-    pairs = [bind.split(":") for bind in binds.split(",") if bind]
-    options = ["ro", "nosuid", "nodev", "bind"]
-    return [{"hostPath": s, "containerPath": t, "options": options} for s, t in pairs]
-
-
-def format_cdi_spec(made: CdiSpecFile) -> str:
+def format_cdi_spec(made: Json) -> str:
     """Return the file's text; equal nodes make equal texts."""
     return json.dumps(made, indent=2) + "\n"
 

@@ -101,6 +101,17 @@ def test_podman_is_told_the_names_of_the_cdi_spec_where_one_is_kept() -> None:
     assert "GPULOCK_CDI" not in variables([card(2, "GPU-b")])
 
 
+def test_podman_is_told_nvidias_names_where_a_spec_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "NVIDIA_SPECS", (str(tmp_path),))
+    granted = [card(2, "GPU-b"), card(3, "GPU-c")]
+    told = variables(granted)["GPULOCK_CDI"]
+    assert told == "--device=nvidia.com/gpu=GPU-b --device=nvidia.com/gpu=GPU-c"
+    assert "GPULOCK_CDI" not in variables([card(2)]), "its UUID is not known yet"
+    assert variables(granted, CDI_DIR="/run/cdi")["GPULOCK_CDI"].startswith("--device=gpulock.io/")
+
+
 def driver(root: Path, *parts: str, text: str = "") -> dict[str, str]:
     banner = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build"
     (root / "driver").mkdir()

@@ -17,7 +17,6 @@ from gpulock.daemon.reconcile.cdi import CdiSpecWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.errors import BROKEN, Refusal
 from gpulock.job import environment
-from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from tests.support.cli_site import Site
@@ -62,14 +61,12 @@ def configured(site: Site, **keys: str) -> Settings:
     return read_settings(site.config)
 
 
-def test_a_card_is_called_by_uuid_lock_id_and_index(tmp_path: Path) -> None:
+def test_a_card_is_called_by_its_lock_id(tmp_path: Path) -> None:
     site = Site(tmp_path, "dgx-h200")
-    found = nodes(told(site))
 
-    for index, gpu in enumerate(site.files.machine.gpus):
-        for name in (site.files.machine.uuid(gpu), gpu.bus, str(index)):
-            assert found.pop(name) == [f"/dev/nvidia{gpu.minor}"]
-    assert found == {}
+    assert nodes(told(site)) == {
+        gpu.bus: [f"/dev/nvidia{gpu.minor}"] for gpu in site.files.machine.gpus
+    }
 
 
 def test_an_instance_brings_its_card_and_its_own_access_nodes_and_no_card_is_whole(
@@ -79,26 +76,15 @@ def test_an_instance_brings_its_card_and_its_own_access_nodes_and_no_card_is_who
     found = nodes(told(site))
 
     access: list[str] = []
-    for index, gpu in enumerate(site.files.machine.gpus):
+    for gpu in site.files.machine.gpus:
         for instance in gpu.mig:
-            uuid = site.files.machine.instance_uuid(gpu, instance)
-            own = found[uuid]
-            assert own == found[f"{gpu.bus}.{instance.name}"]
+            own = found[f"{gpu.bus}.{instance.name}"]
             assert own[0] == f"/dev/nvidia{gpu.minor}"
             access += own[1:]
         if gpu.mig:
-            assert not {gpu.bus, str(index), site.files.machine.uuid(gpu)} & set(found)
+            assert gpu.bus not in found
     assert len(access) == len(set(access)) == 12
     assert all((dev_of(site) / node.removeprefix("/dev/")).exists() for node in access)
-
-
-def test_a_card_of_which_no_uuid_is_known_has_the_other_names(tmp_path: Path) -> None:
-    site = Site(tmp_path, "k80-node")
-    Path(site.files.lock_dir, "inventory").unlink(missing_ok=True)
-
-    assert set(nodes(told(site))) == {
-        name for index in range(8) for name in (site.id(index), str(index))
-    }
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -121,30 +107,21 @@ def test_nobody_gets_all_cards_by_one_name(tmp_path: Path) -> None:
     assert "all" not in nodes(told(Site(tmp_path)))
 
 
-def test_an_instance_whose_uuid_is_no_name_is_called_by_its_lock_id_alone() -> None:
-    device = Device("0000:07:00.0.gi1.ci0", 0)
-    device.uuid = "MIG-GPU-5c89852c-d268-c3f3-1b07/1/0"
-
-    assert cdi.cdi_device_names(device) == ["0000:07:00.0.gi1.ci0"]
-
-
 def test_an_instance_whose_access_nodes_are_not_told_is_left_out(tmp_path: Path) -> None:
     site = Site(tmp_path, "a100-mig")
     whole = nodes(told(site))
     (driver_of(site).parent / "nvidia-caps/mig-minors").unlink()
 
     left = nodes(told(site))
-    assert {name for name in whole if ".gi" in name or name.startswith("MIG-")} == set(whole) - set(
-        left
-    )
+    assert {name for name in whole if ".gi" in name} == set(whole) - set(left)
 
 
 def test_a_card_with_a_fault_is_left_out(tmp_path: Path) -> None:
     site = Site(tmp_path)
     (driver_of(site) / "gpus" / site.id(3) / "information").write_text("garbage\n")
 
-    assert "3" not in nodes(told(site))
-    assert "4" in nodes(told(site))
+    found = nodes(told(site))
+    assert (site.id(3) in found, site.id(4) in found) == (False, True)
 
 
 def test_the_control_nodes_come_with_every_device_where_they_are(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ OWNERS: Mapping[str, Mapping[str, Any]] = {
 }
 LINES: Mapping[str, tuple[str, ...]] = {  # what other programs or other hosts write here
     "verdicts": (VERDICTS_LINE, f"boot_id={BOOT}", "checked_boottime=990.0", "feedbeef=dead gone"),
-    "idle": ("feedbeef=warn@950.000 warned@951.000",),
+    "idle": ("feedbeef=warn@950.000 kill@951.000",),
     "quarantine/" + CARD: ("by=gpulock", "reason=xid: 79", "at=1700000000", "driver=17"),
     "sample": (
         SAMPLE_LINE,

@@ -88,10 +88,8 @@ def standing_claim_tokens(report: ReconcileReport) -> set[str]:
 
 
 NAME: Final = "idle"
-WARN: Final = "warn"  # said in the journal; its command is due
-WARNED: Final = "told"  # the command of its warning has ended, or there is none
-ENDING: Final = "ending"  # the command that is to end it was begun
-KILL: Final = "kill"  # that command has succeeded
+WARN: Final = "warn"  # the command of its warning has ended, or there is none
+KILL: Final = "kill"  # the command that ends it has succeeded
 
 
 class IdleNotes:
@@ -115,14 +113,6 @@ class IdleNotes:
     def noted_at(self, token: str, act: str) -> float | None:
         """Return when something was done about a claim, None: it was not."""
         return self._acts.get(token, {}).get(act)
-
-    def note_intent(self, token: str, act: str, now: float) -> bool:
-        """Note what is about to be done; return whether that is noted: else it is not done."""
-        known = dict(self._acts.get(token, {}))
-        self.note_done(token, act, now)
-        if self.fault:
-            self._acts[token] = known
-        return not self.fault
 
     def note_done(self, token: str, act: str, now: float) -> None:
         """Note what was done; where that cannot be written this process still knows it."""
@@ -152,7 +142,7 @@ def decode_idle_acts(text: str) -> dict[str, float]:
             time = float(at)
         except ValueError:
             continue
-        if act in (WARN, WARNED, ENDING, KILL) and math.isfinite(time):
+        if act in (WARN, KILL) and math.isfinite(time):
             found[act] = time
     return found
 

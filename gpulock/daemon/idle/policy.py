@@ -15,10 +15,8 @@ from typing import ClassVar, Final
 
 from gpulock.daemon.idle.command import IdleCommand, check_program_trust
 from gpulock.daemon.idle.idle_claims import (
-    ENDING,
     KILL,
     WARN,
-    WARNED,
     IdleClaim,
     IdleNotes,
     find_idle_claims,
@@ -44,7 +42,7 @@ class IdlePolicy(Chore):
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._said: set[tuple[str, str]] = set()  # by token (or none), what
+        self._said: set[tuple[str, str]] = set()  # by token (or none), what it was about
         self._notes = IdleNotes()
         self._node: Node | None = None
         self._warnings: list[IdleClaim] = []
@@ -89,8 +87,8 @@ class IdlePolicy(Chore):
         if self.command is not None and self.command.claim.owner.token == idler.owner.token:
             return
         token = idler.owner.token
-        told = self._notes.noted_at(token, WARNED)
-        if settings.idle_warn and told is None:
+        warned = self._notes.noted_at(token, WARN)
+        if settings.idle_warn and warned is None:
             if idler.seconds >= settings.idle_warn:
                 self._warn(settings, idler, now)
             return  # its end comes after its warning, and not before
@@ -98,18 +96,15 @@ class IdlePolicy(Chore):
             return
         if not settings.idle_command or now < self._again.get(token, now):
             return
-        grace = max(0.0, settings.idle_kill - settings.idle_warn) if told is not None else 0.0
-        if self._notes.noted_at(token, KILL) is None and now - (told or 0.0) >= grace:
+        grace = max(0.0, settings.idle_kill - settings.idle_warn) if warned is not None else 0.0
+        if self._notes.noted_at(token, KILL) is None and now - (warned or 0.0) >= grace:
             self._kills.append(idler)
 
     def _warn(self, settings: Settings, idler: IdleClaim, now: float) -> None:
         token = idler.owner.token
-        if self._notes.noted_at(token, WARN) is None:
-            if not self._noted(token, WARN, now):
-                return
-            self._say(f"{idler.describe_holder()} holds {idler.describe_idle()}")
+        self._log_once(token, WARN, f"{idler.describe_holder()} holds {idler.describe_idle()}")
         if not settings.idle_command:
-            self._notes.note_done(token, WARNED, now)
+            self._note(token, WARN, now)
         else:
             self._warnings.append(idler)
 
@@ -124,9 +119,7 @@ class IdlePolicy(Chore):
         if self._warnings:
             self._start(settings, self._warnings.pop(0), WARN, now)
         elif self._kills:
-            idler = self._kills.pop(0)
-            if self._noted(idler.owner.token, ENDING, now):
-                self._start(settings, idler, KILL, now)
+            self._start(settings, self._kills.pop(0), KILL, now)
 
     def _start(self, settings: Settings, idler: IdleClaim, event: str, now: float) -> None:
         path = settings.idle_command
@@ -140,31 +133,30 @@ class IdlePolicy(Chore):
                 fault = f"{failed.strerror}"
             else:
                 return
-        self._log_once("", f"IDLE_COMMAND {path} is not run: {fault}")
+        self._log_once("", fault, f"IDLE_COMMAND {path} is not run: {fault}")
 
     def _record_outcome(self, command: IdleCommand, fault: str, now: float) -> None:
         """Note a command that has ended: a warning is done, a `kill` only where it succeeded."""
         claim = command.claim
         token = claim.owner.token
         if command.event == WARN:
-            self._notes.note_done(token, WARNED, now)
+            self._note(token, WARN, now)
             if fault:
                 self._say(fault)
         elif fault:
             self._again[token] = now + AGAIN
-            self._log_once(token, f"{fault}: it is run again every minute")
+            self._log_once(token, fault, f"{fault}: it is run again every minute")
         else:
-            self._notes.note_done(token, KILL, now)
+            self._note(token, KILL, now)
             self._say(f"{claim.describe_holder()} held {claim.describe_idle()}: IDLE_COMMAND kill")
 
-    def _noted(self, token: str, act: str, now: float) -> bool:
-        """Note what is about to be done; without that nothing is done."""
-        if self._notes.note_intent(token, act, now):
-            return True
-        self._log_once("", f"the held-idle policy is suspended: {self._notes.fault}")
-        return False
+    def _note(self, token: str, act: str, now: float) -> None:
+        """Note what was done; where that fails the next gpulockd does it again."""
+        self._notes.note_done(token, act, now)
+        if fault := self._notes.fault:
+            self._log_once("", fault, f"what was done about idle claims is not noted: {fault}")
 
-    def _log_once(self, token: str, line: str) -> None:
-        if (token, line) not in self._said:
-            self._said.add((token, line))
+    def _log_once(self, token: str, key: str, line: str) -> None:
+        if (token, key) not in self._said:
+            self._said.add((token, key))
             self._say(line)

@@ -278,14 +278,14 @@ def test_what_a_user_could_have_chosen_is_a_plain_word_or_nothing(lab: Lab) -> N
     )
 
 
-def test_nothing_is_done_that_could_not_be_noted_before(lab: Lab) -> None:
+def test_what_cannot_be_noted_is_done_once_by_this_gpulockd(lab: Lab) -> None:
     own = lab.hold(0, ago=HOUR)
     lab.sample(lab.idles(own, 0))
     (lab.lock / "idle").mkdir()
     lab.round()
     lab.round()
-    assert lab.calls() == 0
-    assert len(lab.said) == 1 and "is suspended" in lab.said[0]
+    assert lab.calls() == 1
+    assert ["is not noted" in line for line in lab.said] == [False, True]
 
 
 def test_nobody_is_killed_unless_that_is_set(lab: Lab) -> None:

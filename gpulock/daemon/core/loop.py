@@ -18,7 +18,6 @@ from types import FrameType
 from gpulock.deadline import clock_boottime
 
 READABLE = select.POLLIN
-WRITABLE = select.POLLOUT
 LONGEST = 3600.0  # seconds; poll(2) counts milliseconds in an int
 
 

@@ -61,11 +61,10 @@ class LockDirWatch:
         self._watches: dict[str, int] = {}
         self._lost = False  # a folder that was watched is gone, or another one by now
 
-    def follow(self, store: LockStore, *folders: str) -> None:
-        """Watch the folders that now have these names: of locks, of records, and `folders`."""
+    def follow(self, store: LockStore) -> None:
+        """Watch the folders that now have these names: of locks, of records."""
         claims = CREATE | MOVED_TO | GONE | LOST
         masks = {store.path: DELETE | LOST, store.locks_dir: claims, store.claims_dir: GONE | LOST}
-        masks.update({folder: GONE | LOST for folder in folders})
         self.fault = "" if self.fd >= 0 else self.fault
         for path in [known for known in self._watches if known not in masks]:
             self._libc.inotify_rm_watch(self.fd, self._watches.pop(path))

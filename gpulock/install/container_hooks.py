@@ -1,21 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a container gets the mask of its job: hooks of enroot and podman, names for Docker."""
+"""How a container gets the mask of its job: hooks of enroot and podman."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gpulock.install.change import FilePlace, OthersFile
-from gpulock.install.docker import (
-    CDI_FOLDERS,
-    DAEMON_JSON,
-    docker_lines,
-    dockerd_release,
-    find_dockerd,
-)
+from gpulock.install.change import FilePlace
 from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
 from gpulock.install.items import PlaceItem
-from gpulock.install.node_part import NodePart
 
 ENROOT_HOOKS = Path("/etc/enroot/hooks.d")
 ENROOT_HOOK = "97-gpulock.sh"  # before 98-nvidia.sh, which reads what it writes
@@ -57,10 +49,8 @@ def container_items() -> list[PlaceItem]:
     return [*enroot_items(), *podman_items(real_interpreter())]
 
 
-def choose_container_hooks(
-    part: NodePart, name: str, asked: bool, interpreter: str
-) -> list[PlaceItem]:
-    """Return the hook of `enroot` or `podman` where it is asked for or there; else offer it.
+def choose_container_hooks(name: str, asked: bool, interpreter: str) -> list[PlaceItem]:
+    """Return the hook of `enroot` or `podman` where it is asked for or there.
 
     Raises InstallError where the program's own folder is missing.
     """
@@ -70,31 +60,4 @@ def choose_container_hooks(
     }[name]
     if asked and not folder.is_dir():
         raise InstallError(f"no {folder}: --{name} puts a hook there; install {name}")
-    if asked or items[-1].place.read() is not None:
-        return items
-    if folder.is_dir():
-        part.note(f"{name} gives a container no mask of the job: --{name} sets it")
-    return []
-
-
-def docker_pages(part: NodePart, asked: bool) -> list[list[str]]:
-    """Return what to put into Docker's own file where asked, or note what could be had.
-
-    Raises InstallError where Docker is missing, or too old.
-    """
-    dockerd = find_dockerd()
-    if not asked:
-        if dockerd and not part.settings.cdi_dir:
-            part.note("docker knows no GPU of a job: --docker has it take $GPULOCK_CDI")
-        return []
-    if dockerd is None:
-        raise InstallError("no dockerd: --docker needs Docker; install it")
-    folder = part.settings.cdi_dir or CDI_FOLDERS[-1]
-    lines = docker_lines(OthersFile(DAEMON_JSON).read(), dockerd_release(dockerd), folder)
-    if not part.settings.cdi_dir:
-        part.note("gpulock cdi --write makes the names; gpulockd keeps them, once reloaded")
-    if not lines:
-        return []
-    head = f"Into {DAEMON_JSON}, in place of keys of the same name:"
-    end = "Then restart Docker, which ends its containers."
-    return [[head, "", *(f"    {line}" for line in lines), "", end]]
+    return items if asked or items[-1].place.read() is not None else []

@@ -91,22 +91,3 @@ def takes_cdi_names(text: str | None, release: Release | None, folder: str) -> b
         return False
     by_itself = asked is None and release is not None and release >= CDI_BY_ITSELF
     return (asked is True or by_itself) and is_among(folder, spec_folders(settings))
-
-
-def docker_lines(text: str | None, release: Release | None, folder: str) -> list[str]:
-    """Return what daemon.json lacks for the names in a folder; raise InstallError. Pure.
-
-    Nothing where Docker takes them; a list of folders has the site's own in it.
-    """
-    if release is None or release < CDI_KNOWN:
-        what = "dockerd does not say its release" if release is None else f"Docker {release[0]}"
-        raise InstallError(f"{what}: names of CDI need 25.0 or later")
-    if takes_cdi_names(text, release, folder):
-        return []
-    settings = parse_daemon_json(text)
-    folders = spec_folders(settings)
-    features: dict[str, Any] = {**(settings.get("features") or {}), "cdi": True}
-    lines = [f'"features": {json.dumps(features)}']
-    if not is_among(folder, folders):
-        lines.append(f'"{FOLDERS}": {json.dumps([*folders, folder])}')
-    return lines

@@ -44,12 +44,11 @@ class Scope(Enum):
 class Remainder:
     """What a run leaves to the administrator: a clause for the verdict, and a page of what to do.
 
-    `blocks`: what the item needs stays, and what needs the item is not put in place.
+    What the item needs stays, and what needs the item is not put in place.
     """
 
     clause: str
     page: Sequence[str] = ()
-    blocks: bool = True
 
 
 class Item:
@@ -140,7 +139,7 @@ class Outcome:
 
     def clauses(self) -> list[str]:
         """Return what is left to the administrator, each once."""
-        return [*dict.fromkeys(one.clause for one in self.remainders if one.clause)]
+        return [*dict.fromkeys(one.clause for one in self.remainders)]
 
     def verdict(self, system: str, wanted: Wanted, dry_run: bool) -> str:
         """Return the sentence that ends a run."""
@@ -195,8 +194,7 @@ class ItemRun:
             self._change(item, lines)
         if left := item.remainder(self.wanted):
             self.outcome.remainders.append(left)
-            if left.blocks:
-                self._waiting.append(item)
+            self._waiting.append(item)
 
     def _change(self, item: Item, lines: list[str]) -> None:
         self.outcome.changed.append(item.title)

@@ -7,10 +7,8 @@ import os
 import re
 from pathlib import Path
 
-from gpulock.daemon.health.findings import POLICY_WORDS
 from gpulock.errors import Refusal
 from gpulock.install.change import FilePlace
-from gpulock.install.docker import CDI_FOLDERS
 from gpulock.install.hooks import InstallError
 from gpulock.install.items import FolderItem, Item, PlaceItem
 from gpulock.node import devices
@@ -81,32 +79,6 @@ class NodePart:
         if faults:
             raise InstallError(f"{'; '.join(faults)}; correct the file")
         return text
-
-    def quarantine_keys(self, asked: str | None) -> dict[str, str]:
-        """Return QUARANTINE_ON where it is asked for; else offer it. Raises InstallError."""
-        stated = "QUARANTINE_ON" in self.given
-        words = " ".join(self.settings.quarantine_on)
-        if asked is None:
-            if not stated:
-                self.note(
-                    f"gpulockd takes a GPU out of service on: {words} (QUARANTINE_ON);"
-                    " --quarantine-on WORDS sets it, '' for none"
-                )
-            return {}
-        if unknown := [word for word in asked.split() if word not in POLICY_WORDS]:
-            known = " ".join(POLICY_WORDS)
-            raise InstallError(f"--quarantine-on: {' '.join(unknown)}: not one of {known}")
-        if stated and asked.split() != words.split():
-            raise InstallError(f"{self.config_path} says QUARANTINE_ON={words}; change it there")
-        return {"QUARANTINE_ON": asked}
-
-    def cdi_keys(self, docker: bool) -> dict[str, str]:
-        """Return CDI_DIR where Docker is to take its names; raise InstallError."""
-        if docker and "CDI_DIR" in self.given and not self.settings.cdi_dir:
-            raise InstallError(
-                f"{self.config_path} says CDI_DIR= and --docker needs one; change it"
-            )
-        return {"CDI_DIR": CDI_FOLDERS[-1]} if docker else {}
 
     def count_gpus(self, asked: int | None, needed: bool) -> int:
         """Return how many GPUs this node must have, 0 for one without; raise InstallError."""

@@ -14,7 +14,6 @@ import click
 
 from gpulock.cli.admin.items import list_objections, run_installation, run_removal
 from gpulock.cli.session import CommandRefusedError, Session, name_config
-from gpulock.daemon.health.findings import POLICY_WORDS
 from gpulock.install.hooks import InstallError
 from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.text import table
@@ -49,12 +48,6 @@ def dry_run_option(function: F) -> F:
     return click.option("--dry-run", is_flag=True, help=text)(function)
 
 
-def quarantine_option(function: F) -> F:
-    """Add --quarantine-on."""
-    text = f"QUARANTINE_ON: what takes a GPU out of service, of {' '.join(POLICY_WORDS)}."
-    return click.option("--quarantine-on", metavar="WORDS", default=None, help=text)(function)
-
-
 def cell_options(function: F) -> F:
     """Add the options that name a cell of Grid Engine."""
     function = click.option("--sge-cell", default="", help="SGE_CELL.")(function)
@@ -68,13 +61,11 @@ def hook_options(function: F) -> F:
     gpus, folder = "GPUs of this node.  [default: count them]", "Folder for the hooks."
     for option in (
         dry_run_option,
-        quarantine_option,
         click.option("--interpreter", default=sys.executable, help="Python of the hooks."),
         click.option(
             "--prefix", type=FOLDER, default=DEFAULT_PREFIX, show_default=True, help=folder
         ),
         click.option("--gpus", type=click.IntRange(min=1), help=gpus),
-        click.option("--docker", is_flag=True, help="Set CDI_DIR; print lines for Docker."),
         click.option("--podman", is_flag=True, help="A hook that gives podman the job's mask."),
         click.option("--enroot", is_flag=True, help="A hook that gives enroot the job's mask."),
     ):
@@ -145,13 +136,12 @@ def install_slurm_command(session: Session, /, dry_run: bool, prefix: Path, **op
 
 @install_group.command("systemd")
 @dry_run_option
-@quarantine_option
 @click.pass_obj
-def install_systemd_command(session: Session, /, dry_run: bool, quarantine_on: str | None) -> None:
+def install_systemd_command(session: Session, /, dry_run: bool) -> None:
     """Install and start gpulockd and the exporter as systemd services."""
     from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions
 
-    asked = SystemdOptions(Path(session.config).absolute(), quarantine_on=quarantine_on)
+    asked = SystemdOptions(Path(session.config).absolute())
     run_installation(session, "systemd", lambda: SystemdInstaller(asked).parts(), dry_run)
 
 

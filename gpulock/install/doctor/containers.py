@@ -28,6 +28,7 @@ from gpulock.install.container_hooks import (
 from gpulock.install.docker import (
     CDI_FOLDERS,
     DAEMON_JSON,
+    FOLDERS,
     PID_FILE,
     dockerd_release,
     find_dockerd,
@@ -237,7 +238,8 @@ def check_docker(settings: Settings, root: Path) -> Iterator[Finding]:
             release = dockerd_release(dockerd)
             if not takes_cdi_names(text, release, settings.cdi_dir):
                 what = f"Docker takes no names of {settings.cdi_dir}: $GPULOCK_CDI starts nothing"
-                yield warning(what, "gpulock install slurm --docker, or sge --docker")
+                do = f'in {path} set "features": {{"cdi": true}}, and that folder in "{FOLDERS}"'
+                yield warning(what, f"{do} (Docker 25.0 or later)")
             elif is_older(root / PID_FILE, path):
                 what = f"{path} was changed since Docker started: $GPULOCK_CDI may start nothing"
                 yield warning(what, "systemctl restart docker, when no container runs")

@@ -12,7 +12,7 @@ from gpulock.errors import Refusal
 from gpulock.install.doctor.check import DRIVER, Check, Finding, fact, fault, warning
 from gpulock.install.doctor.isolation import read_pam_stack
 from gpulock.install.slurm import gres
-from gpulock.install.slurm.counted import count_gres_type, place_gres_page
+from gpulock.install.slurm.counted import count_gres_type, counts_no_places
 from gpulock.install.slurm.install import NO_GRES
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
@@ -181,9 +181,9 @@ class GresChecks:
                 becomes = more if count > there else "no job gets the rest"
                 what = f"Slurm counts {count} of {name}, this node has {there}: {becomes}"
                 yield warning(what, f"Count={there} in gres.conf and Gres=; restart all daemons")
-        if place_gres_page(self.settings, here, counted, ""):
+        if counts_no_places(self.settings, here, counted):
             what = "SHARES is set, and Slurm counts no places: no job can ask for one"
-            yield warning(what, "gpulock install slurm --dry-run prints the lines")
+            yield warning(what, "docs/requests.md has the lines for slurm.conf and gres.conf")
 
     def uncounted(self) -> Iterator[Finding]:
         """Tell the GPUs that Slurm gives to nobody."""

@@ -44,7 +44,7 @@ MPS_MEMORY_DRIVER = 495  # of CUDA 11.5, the first that limits memory (docs/fact
 
 
 def check_settings(settings: Settings, path: Path) -> Iterator[Finding]:
-    """Name what is wrong in the settings file; that there is none is wrong once it is installed."""
+    """Name what is wrong in the settings file."""
     for what in settings.faults:
         yield fault(what, f"{_MEND}; then: systemctl reload gpulockd")
     for what in find_setting_faults(settings):
@@ -108,7 +108,7 @@ def check_driver(settings: Settings) -> Iterator[Finding]:
 
 
 def check_shares(settings: Settings) -> Iterator[Finding]:
-    """Tell which cards have places, whose they are at a time, and what waits for held ones."""
+    """Tell which words of SHARES name no card, and what waits for held places."""
     node = Node(settings)
     held = node.store.read_all_locks() if node.store.exists() else {}
     places = count_places_by_card(node.devices() if settings.shares else [], settings.shares)
@@ -116,11 +116,6 @@ def check_shares(settings: Settings) -> Iterator[Finding]:
         if not count_places_by_card(node.devices(), (word,)):
             what = f"{word} names no card here, or one in MIG mode: it gives no shares"
             yield warning(what, "correct SHARES; gpulock inventory names the cards")
-    if places:
-        names = ", ".join(f"{name} has {number} places" for name, number in places.items())
-        if settings.share_users == "many":
-            what = f"{names}, for several users at a time: nothing fences their memory"
-            yield warning(what, "set SHARE_USERS=one, unless they trust each other")
     waiting: dict[tuple[str, str], list[Owner]] = {}
     for name, lock in sorted(held.items()):
         card, share, _ = name.partition(SHARE)

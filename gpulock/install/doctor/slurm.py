@@ -40,7 +40,7 @@ from gpulock.install.slurm.site import (
     slurmds_of_site,
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_node_values
-from gpulock.install.slurm.texts import has_submit_script, slurm_setting_advice
+from gpulock.install.slurm.texts import SUBMIT_SCRIPT, slurm_setting_advice
 from gpulock.install.trial import (
     check_hook_interpreter,
     rival_hook_reason,
@@ -189,9 +189,6 @@ class SlurmChecks:
         better = [one for one in slurm_setting_advice(self.conf, self.settings) if not one.needed]
         for one in better:
             yield warning(f"without {one.key}={one.value} {AGAINST[one.key]}", _LINES)
-        if not has_submit_script(self.conf):
-            what = "without JobSubmitPlugins=lua any user drains a node by a large SPANK variable"
-            yield warning(what, "gpulock install slurm --dry-run shows job_submit.lua")
 
     def site_hooks(self) -> Iterator[Finding]:
         """Look at the programs of the site's around ours, and whether users can run a task's."""
@@ -310,4 +307,5 @@ AGAINST: Final = {  # what a key that is recommended prevents
     "EpilogTimeout": "an Epilog that hangs blocks the node",
     "LaunchParameters": "the shell of salloc gets no mask",
     "SchedulerParameters": "jobs that meet a broken node are held",
+    "JobSubmitPlugins": f"and {SUBMIT_SCRIPT} a large SPANK variable of any user drains a node",
 }

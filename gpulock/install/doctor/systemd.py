@@ -118,7 +118,7 @@ def check_services(settings: Settings, options: SystemdOptions) -> Iterator[Find
     for service in services:
         running = service.read() == ON  # else the checks of both programs say so
         if running and not differ and (why := service.restart_reason()):
-            yield warning(why, f"systemctl restart {' '.join(service.units)}", service.name)
+            yield warning(why, _AGAIN, service.name)
         for unit in service.units:
             seen = unit_properties(unit, (), options.ctl)
             yield from check_unit_properties(unit, settings, options.unit_path(unit), seen)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.change import FilePlace
-from gpulock.install.container_hooks import choose_container_hooks, docker_pages
+from gpulock.install.container_hooks import choose_container_hooks
 from gpulock.install.hooks import InstallError, describe_drop_env
 from gpulock.install.installed import Installation
 from gpulock.install.items import InstallParts, Item, PlaceItem, Remainder, Wanted
@@ -34,7 +34,6 @@ from gpulock.install.sge.host_report import HostReport
 from gpulock.install.sge.kinds import (
     check_complexes,
     cluster_complexes,
-    offered_complexes,
     plain_amount,
     read_node_devices,
 )
@@ -82,8 +81,6 @@ class SgeOptions:
     profile: Path = PROFILE
     enroot: bool = False
     podman: bool = False
-    docker: bool = False
-    quarantine_on: str | None = None
 
 
 class ClusterPart(Item):
@@ -138,16 +135,16 @@ class SgeInstaller(NodePart):
         where = (options.prefix, options.config, options.interpreter)
         place = InstalledHooks(*where, Path(self.settings.lock_dir))
         hooks = SgeHooks(place, place.wanted())
-        enroot = choose_container_hooks(self, "enroot", options.enroot, options.interpreter)
-        podman = choose_container_hooks(self, "podman", options.podman, options.interpreter)
+        enroot = choose_container_hooks("enroot", options.enroot, options.interpreter)
+        podman = choose_container_hooks("podman", options.podman, options.interpreter)
         files = [positions, hooks, *enroot, *podman, *self.login_scripts()]
         cluster = ClusterPart(self.host, complexes)
         self.note_other_queues()
         items = [*self.folders(), settings, *files, cluster]
-        pages = docker_pages(self, options.docker)
         amounts = self.amounts(gpus, table, cluster)
         after = host_items(self.host, (cluster, hooks))
-        return InstallParts([*items, *amounts, *after], self.notes, pages, self.try_line())
+        parts = [*items, *amounts, *after]
+        return InstallParts(parts, self.notes, try_line=self.try_line())
 
     def settings_item(self, gpus: int) -> PlaceItem:
         """Return the settings file, which names Grid Engine and the shepherd that ours becomes."""
@@ -159,8 +156,7 @@ class SgeInstaller(NodePart):
             )
         real = tried_sge_shepherd(self.settings, self.site, self.execd, self.lines)
         keys = {"EXPECTED_GPUS": str(gpus), **self.site.keys(), "SGE_COMPLEXES": options.complex}
-        keys |= {"SGE_SHEPHERD": str(real), **self.quarantine_keys(options.quarantine_on)}
-        return self.settings_file_item(keys | self.cdi_keys(options.docker))
+        return self.settings_file_item({**keys, "SGE_SHEPHERD": str(real)})
 
     def card_map(self, table: Mapping[str, str]) -> CardMap:
         """Return the map of an RSMAP's ids, which also says where the hooks are."""
@@ -187,10 +183,7 @@ class SgeInstaller(NodePart):
         return login_script_items(profile, text)
 
     def amounts(self, gpus: int, table: Mapping[str, str], cluster: Item) -> list[Item]:
-        """Return how many of each complex this host has; a number that stands there stays.
-
-        On a node of several kinds without such complexes it is said which would fit.
-        """
+        """Return how many of each complex this host has; a number that stands there stays."""
         here, found = read_amounts(self.host), read_node_devices(self.settings)
         items: list[Item] = []
         counts = {self.options.complex: plain_amount(self.settings, self.options.complex, gpus)}
@@ -206,9 +199,6 @@ class SgeInstaller(NodePart):
             elif now is not None and now != str(count):
                 stays = f"complex_values {name} of host {self.host.name} stays {now}"
                 self.note(f"{stays}, though it has {count}; --gpus sets the number of GPUs")
-        if words := offered_complexes(found, self.settings):
-            names = " ".join([*self.settings.sge_complexes, *words])
-            self.note(f'jobs may ask for a kind: set SGE_COMPLEXES="{names}", then {CLUSTER} again')
         return items
 
     def note_other_queues(self) -> None:

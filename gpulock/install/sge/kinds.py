@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The complexes that count GPUs of one kind: offered, made, and given their amount on a host."""
+"""The complexes that count GPUs, and how many of each a host has."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -13,7 +12,6 @@ from gpulock.install.sge.host_report import REPORTED
 from gpulock.install.sge.texts import complex_fault
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.node.kinds import MODEL, SHARE_KIND, count_device_kinds
 from gpulock.node.settings import Settings
 from gpulock.sge.complexes import count_complex
 
@@ -49,30 +47,6 @@ def plain_amount(settings: Settings, name: str, gpus: int) -> int:
     found = read_node_devices(settings)
     split = any(device.parent for device in found)
     return count_complex(found, settings, name) if split or settings.sge_kinds.get(name) else gpus
-
-
-def offered_complexes(found: list[Device], settings: Settings) -> list[str]:
-    """Return words for SGE_COMPLEXES that a node of several kinds, or of shares, still lacks.
-
-    Two models of one first word have their whole names.
-    """
-    kinds = {kind for kind in settings.sge_kinds.values() if kind}
-    known = [kind for kind in count_device_kinds(found) if not kind.endswith("?")]
-    words: list[str] = []
-    if len(known) > 1 and not kinds - {SHARE_KIND}:
-        short = Counter(complex_name(kind) for kind in known)
-        for kind in known:
-            name = complex_name(kind)
-            words.append(f"{name if short[name] == 1 else 'gpu_' + kind[len(MODEL) :]}={kind}")
-    if settings.shares and SHARE_KIND not in kinds:
-        words.append(f"gpu_share={SHARE_KIND}")
-    return words
-
-
-def complex_name(kind: str) -> str:
-    """Return a name for the complex of a kind: `gpu_a100` of a model, `mig_3g.40gb`."""
-    start, _, name = kind.partition(":")
-    return f"gpu_{name.partition('-')[0]}" if f"{start}:" == MODEL else f"{start}_{name}"
 
 
 def sensor_difference(settings: Settings, loads: Mapping[str, str]) -> str:

@@ -19,8 +19,7 @@ from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.items import Item, Remainder, Scope, Wanted
 from gpulock.install.slurm.conf_block import SplitConf, check_block, split_slurm_conf
 from gpulock.install.slurm.configured_hooks import EPILOG, PATHS, TASK, find_slurm_hooks
-from gpulock.install.slurm.plugstack import PLUGIN, find_plugstack
-from gpulock.install.slurm.removal import list_gpulock_lines, list_hook_programs, removal_page
+from gpulock.install.slurm.removal import slurm_hook_references
 from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite, list_other_nodes
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
@@ -190,31 +189,12 @@ class SlurmConfItem(Item):
         if self.request.force:
             return None
         try:
-            leading, page = slurm_hook_references(self.site, self.settings, self.request)
+            stays = not self.request.write
+            lines = slurm_hook_references(self.site, self.request.paths, stays)
         except InstallError as fault:
             return Remainder(f"{UNSURE}: {fault}")
-        if not leading:
-            return Remainder("", page, blocks=False) if page else None
         do = "take out what is named above, everywhere, then scontrol reconfigure, and run it again"
-        return Remainder(f"Slurm still starts the hooks; {do}", page)
-
-
-def slurm_hook_references(
-    site: SlurmSite, settings: Settings, request: ConfRequest
-) -> tuple[bool, list[str]]:
-    """Return whether Slurm starts a program of ours, and what to take out; raise InstallError."""
-    paths, conf = request.paths, site.best()
-    plugin = paths.folder.parent / PLUGIN
-    ours = [one for one in find_plugstack(conf, site.conf).ours if one.path == plugin]
-    here = site.conf if site.conf and site.conf.is_file() else None
-    lines = list_gpulock_lines(here, paths, settings) if here else []
-    programs = [f"from {one.file}: {' '.join([str(one.path), *one.words])}" for one in ours]
-    for read in [conf, *([site.in_file()] if here else [])]:
-        programs += list_hook_programs(read, paths, site.conf, lines)
-    if request.write:  # this run takes the block out
-        lines = [line for line in lines if not line.own]
-    leading = bool(programs) or any(line.leads for line in lines)
-    return leading, [*removal_page(lines), *dict.fromkeys(programs)]
+        return Remainder(f"Slurm still starts the hooks; {do}", lines) if lines else None
 
 
 def list_busy_nodes(shown: str, gres: Collection[str]) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import glob
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -105,16 +104,6 @@ def is_hook_wrapper(path: Path, target: Path) -> bool:
         return path != target and path.resolve(strict=True) != target.resolve(strict=True)
     except OSError:
         return False
-
-
-def hook_link_name(pattern: str, key: str) -> str:
-    """Return a name that a pattern matches, so that our Prolog runs first, our Epilog last; pure.
-
-    Empty where the pattern leaves no such choice.
-    """
-    last = Path(pattern).name
-    name = last.replace("*", "zz-gpulock" if key == PROLOG else "00-gpulock", 1).replace("*", "")
-    return name if fnmatchcase(name, last) and not is_glob_pattern(name) else ""
 
 
 def misplaced_program(hook: InForceHook) -> Path | None:

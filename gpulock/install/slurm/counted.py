@@ -15,7 +15,6 @@ from gpulock.node.kinds import SHARE_KIND, gres_type_kind, is_of_kind
 from gpulock.node.settings import Settings
 from gpulock.node.shares import count_places_by_card
 
-COUNTED: Final = "gpux"  # what docs/slurm.md calls it
 _ENTRY: Final = re.compile(r"\bGres Name=(\S+) Type=([^\s(]\S*) .*?\bCount=([1-9]\d*)\b")
 
 
@@ -37,32 +36,9 @@ def count_gres_type(found: list[Device], settings: Settings, word: str) -> int:
     return len([device for device in found if is_of_kind(device, kind)])
 
 
-def counted_gres_names(settings: Settings) -> list[str]:
-    """Return the GRES of SLURM_GRES that Slurm may only count."""
-    return [name for name in settings.slurm_gres if name != "gpu"]
-
-
-def place_gres_page(
-    settings: Settings, found: list[Device], counted: dict[str, int], node: str
-) -> list[str]:
-    """Return the lines by which Slurm counts the places of SHARES, nothing where it does; pure."""
-    places = count_gres_type(found, settings, SHARE_KIND)
-    names = counted_gres_names(settings)
-    if not places or any(f"{name}:{SHARE_KIND}" in counted for name in names):
-        return []
-    name = names[0] if names else COUNTED
-    keys = [] if names else [f"SLURM_GRES={' '.join([*settings.slurm_gres, name])}"]
-    return [
-        f"SHARES gives {places} places here. A job can ask for one (--gres={name}:{SHARE_KIND}:1)",
-        "once Slurm counts them. Into slurm.conf, beside what is there:",
-        "",
-        f"    GresTypes={name}",
-        f"    NodeName={node} Gres={name}:{SHARE_KIND}:{places}",
-        "",
-        "Into gres.conf:",
-        "",
-        f"    NodeName={node} Name={name} Type={SHARE_KIND} Count={places} Flags=CountOnly",
-        *(["", "Into gpulock.conf:", "", *[f"    {key}" for key in keys]] if keys else []),
-        "",
-        "Then restart slurmctld and these slurmds.",
-    ]
+def counts_no_places(settings: Settings, found: list[Device], counted: dict[str, int]) -> bool:
+    """Return whether SHARES gives places here that Slurm does not count; pure."""
+    names = [f"{name}:{SHARE_KIND}" for name in settings.slurm_gres if name != "gpu"]
+    return bool(settings.shares and count_gres_type(found, settings, SHARE_KIND)) and not any(
+        name in counted for name in names
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.change import FilePlace
-from gpulock.install.container_hooks import choose_container_hooks, docker_pages
+from gpulock.install.container_hooks import choose_container_hooks
 from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
 from gpulock.install.installed import Installation
@@ -23,7 +23,6 @@ from gpulock.install.node_part import NodePart
 from gpulock.install.slurm import gres, texts
 from gpulock.install.slurm.conf_item import ConfRequest, SlurmConfItem
 from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
-from gpulock.install.slurm.counted import place_gres_page
 from gpulock.install.slurm.hooks_item import SlurmHooks
 from gpulock.install.slurm.plugstack import PLUGIN, PlugStack, find_plugstack, plugstack_page
 from gpulock.install.slurm.site import (
@@ -61,8 +60,6 @@ class SlurmOptions:
     spank: bool = False
     enroot: bool = False
     podman: bool = False
-    docker: bool = False
-    quarantine_on: str | None = None
     write_conf: bool = False
     installed_everywhere: bool = False
 
@@ -108,7 +105,7 @@ class SlurmInstaller(NodePart):
         item = SlurmConfItem(self.site, self.settings, request, tuple(needs))
         if options.write_conf:  # what is left to say once the block is in force
             conf = SlurmConf({**conf.values, **lowered(item.lacking(conf))}, conf.source)
-        pages = [*docker_pages(self, options.docker), *self.pages(listed, conf, stack)]
+        pages = self.pages(conf, stack)
         return InstallParts([*first, *node, item], self.notes, pages, self.try_line())
 
     def settings_item(self) -> PlaceItem:
@@ -116,9 +113,7 @@ class SlurmInstaller(NodePart):
         options = self.options
         gpus = self.count_gpus(options.gpus, needed=False)
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
-        asked = self.quarantine_keys(options.quarantine_on) | self.cdi_keys(options.docker)
-        wanted = counted | self.way_to_slurm() | asked
-        return self.settings_file_item(wanted, texts.NEW_SETTINGS)
+        return self.settings_file_item(counted | self.way_to_slurm(), texts.NEW_SETTINGS)
 
     def node_items(self, positions: PlaceItem) -> list[Item]:
         """Return the hooks and what belongs to them, behind the map that they read."""
@@ -133,7 +128,7 @@ class SlurmInstaller(NodePart):
             items.append(self.plugin)
         for name in ("enroot", "podman"):
             asked = bool(getattr(options, name))
-            items += choose_container_hooks(self, name, asked, options.interpreter)
+            items += choose_container_hooks(name, asked, options.interpreter)
         return items
 
     def try_line(self) -> str:
@@ -204,7 +199,7 @@ class SlurmInstaller(NodePart):
                 " now, before the next GPU job starts here"
             )
 
-    def pages(self, listed: gres.GresList, conf: SlurmConf, stack: PlugStack) -> list[list[str]]:
+    def pages(self, conf: SlurmConf, stack: PlugStack) -> list[list[str]]:
         """Return what to put into the cluster's own files."""
         hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
         in_conf = [hook for hook in hooks if not (self.by_spank and hook.key == TASK)]
@@ -217,11 +212,7 @@ class SlurmInstaller(NodePart):
             if self.settings.slurm_count == "gpus" and not (
                 path and gres.has_gres_flag(path, self.site.node_names())
             ):
-                pages.append(texts.gres_conf_page(listed.entries, path))
-            found = Node(self.settings).devices_if_driver()
-            node = self.site.node_names()[0]
-            pages.append(place_gres_page(self.settings, found, listed.counted, node))
-        pages.append(texts.job_submit_lua_page(conf))
+                pages.append(texts.gres_conf_page(path))
         for hook in hooks:
             for path in hook.others:
                 if why := rival_hook_reason(str(path)):

@@ -205,7 +205,7 @@ def find_slurm_site(
     named_by_hand = "SLURM_BINARIES" in given  # which the hooks would believe
     if not named_by_hand:
         clients = with_sibling_folders([*beside, *clients])
-    scontrol = find_slurm_program("scontrol", clients, "set SLURM_BINARIES")
+    scontrol = find_slurm_program("scontrol", clients, f"set SLURM_BINARIES in {settings.path}")
     daemons = with_sibling_folders([*beside, scontrol.parent])
     program = slurmds[0].program if slurmds else find_slurm_program(NAME, daemons, "install slurmd")
     if slurmds:

@@ -157,33 +157,24 @@ def _expand_number_ranges(text: str, file: str) -> list[str]:
     return found
 
 
-def read_slurm_lines(path: Path, depth: int = 0) -> Iterator[str]:
+def read_slurm_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file of Slurm's and of those it includes; raise InstallError."""
-    if depth > _DEPTH:
-        raise InstallError(f"{path}: Include within Include without end; look at it")
-    for line in logical_lines(read_slurm_file(path).decode("utf-8", "surrogateescape")):
-        found = _INCLUDE.match(line)
-        if found is None:
-            yield line
-        else:
-            yield from read_slurm_lines(path.parent / found[1].strip('"'), depth + 1)
+    for _, _, bare in raw_slurm_lines(path):
+        if bare and not _INCLUDE.match(bare):
+            yield bare
 
 
 def raw_slurm_lines(path: Path, depth: int = 0) -> Iterator[tuple[Path, str, str]]:
     """Yield each line as it stands, with its file and what Slurm reads of it; raise InstallError.
 
-    Those of included files stand where they are included.
+    One that ends in a backslash is one with the next. Those of included files stand where they are
+    included.
     """
     if depth > _DEPTH:
         raise InstallError(f"{path}: Include within Include without end; look at it")
-    group: list[str] = []
-    for line in read_slurm_file(path).decode("utf-8", "surrogateescape").split("\n"):
-        group.append(line)
-        if line.endswith("\\"):
-            continue
-        raw = "\n".join(group)
-        group = []
-        bare = "".join(logical_lines(raw))
+    text = read_slurm_file(path).decode("utf-8", "surrogateescape")
+    for raw in re.split(r"(?<!\\)\n", text):
+        bare = re.sub(r"(?<!\\)#.*", "", raw.replace("\\\n", " ")).strip()
         yield path, raw, bare
         if found := _INCLUDE.match(bare):
             yield from raw_slurm_lines(path.parent / found[1].strip('"'), depth + 1)
@@ -196,16 +187,9 @@ def slurm_pairs(bare: str) -> list[tuple[str, str]]:
 
 
 def find_slurm_includes(path: Path) -> list[str]:
-    """Return the files that a file of Slurm's includes."""
-    lines = logical_lines(read_slurm_file(path).decode("utf-8", "surrogateescape"))
-    return [found[1] for line in lines if (found := _INCLUDE.match(line))]
-
-
-def logical_lines(text: str) -> list[str]:
-    """Return the lines without comments, those that end in a backslash joined; pure."""
-    joined = text.replace("\\\n", " ")
-    bare = [re.sub(r"(?<!\\)#.*", "", line).strip() for line in joined.splitlines()]
-    return [line for line in bare if line]
+    """Return the files that a file of Slurm's includes; raise InstallError."""
+    lines = [bare for _, _, bare in raw_slurm_lines(path)]
+    return [found[1] for bare in lines if (found := _INCLUDE.match(bare))]
 
 
 def read_slurm_file(path: Path) -> bytes:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `install slurm` tells the administrator to put into the cluster's files.
-
-slurm.conf, gres.conf and job_submit.lua are the site's, for the whole cluster: gpulock writes none
-of them unasked (`write_conf.py`).
-"""
+"""What `install slurm` tells the administrator to put into the cluster's files."""
 
 from __future__ import annotations
 
@@ -12,16 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.hooks.frame import SECONDS
-from gpulock.install.hooks import HookPaths
+from gpulock.install.hooks import HookPaths, find_share_folder
 from gpulock.install.slurm.configured_hooks import (
     PATHS,
     PROLOG,
     TASK,
     InForceHook,
-    hook_link_name,
     is_glob_pattern,
 )
-from gpulock.install.slurm.gres import GresEntry
 from gpulock.install.slurm.slurm_conf import SlurmConf, add_list_words
 from gpulock.node.settings import Settings
 from gpulock.slurm.note import REQUEUE_EXIT
@@ -33,6 +27,7 @@ _SPARE: Final = 10.0
 HOOK_SECONDS: Final = int(SECONDS + _CALLS * ANSWER_SECONDS + _SPARE)  # Slurm must wait so long
 _COLUMNS: Final = 92  # of a line that stands four columns in
 _FOLDER: Final = Path("/etc/slurm")
+SUBMIT_SCRIPT: Final = find_share_folder() / "prolog/job_submit.lua"
 
 INSTALL_FIRST: Final = (
     "First install gpulock on every node of the cluster, those without GPUs too: where the file",
@@ -102,6 +97,9 @@ def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSetti
     if not conf.has("SchedulerParameters", "nohold_on_prolog_fail"):
         why = "jobs that meet a broken node are not held"
         want("SchedulerParameters", why, "nohold_on_prolog_fail", needed=False)
+    if not has_submit_script(conf):
+        why = "with prolog/job_submit.lua (docs/slurm.md), else any user drains a node"
+        want("JobSubmitPlugins", why, "lua", needed=False)
     return found
 
 
@@ -153,29 +151,19 @@ def keep_site_hook(hook: InForceHook, paths: HookPaths) -> tuple[str, list[str]]
     target = PATHS[hook.key](paths)
     if hook.key == TASK:
         return keep_site_task_prolog(Path(hook.values[0]), target)
-    order = "first" if hook.key == PROLOG else "last"
-    pattern = next((value for value in hook.values if is_glob_pattern(value)), "")
-    if pattern:
-        name = hook_link_name(pattern, hook.key) or "NAME"
-        text = [
-            f"{hook.key} {pattern} stays as it is. On every node, so that gpulock's runs {order}",
-            "(Slurm goes in reverse alphabetical order, and stops at the first that fails):",
-            "",
-            f"    ln -s {target} {Path(pattern).parent}/{name}",
-        ]
-        return "", text
-    folder = _FOLDER / f"{hook.key.lower()}.d"
-    number = "90" if hook.key == PROLOG else "10"
-    site = [f"    ln -s {path} {folder}/50-{path.name}" for path in hook.programs]
+    order, name = ("first", "zz-gpulock") if hook.key == PROLOG else ("last", "00-gpulock")
     text = [
         f"The site's {hook.key} keeps running, gpulock's {order} (Slurm goes in reverse",
         "alphabetical order, and stops at the first that fails). On every node:",
         "",
-        f"    mkdir -p {folder}",
-        *site,
-        f"    ln -s {target} {folder}/{number}-gpulock",
     ]
-    return f"{folder}/*", text
+    if pattern := next((value for value in hook.values if is_glob_pattern(value)), ""):
+        link = f"    ln -s {target} {Path(pattern).parent}/{name}{Path(pattern).suffix}"
+        return "", [*text, f"{link}  # a name that {pattern} matches"]
+    folder = _FOLDER / f"{hook.key.lower()}.d"
+    text.append(f"    mkdir -p {folder}")
+    text += [f"    ln -s {path} {folder}/50-{path.name}" for path in hook.programs]
+    return f"{folder}/*", [*text, f"    ln -s {target} {folder}/{name}"]
 
 
 def keep_site_task_prolog(site: Path, target: Path) -> tuple[str, list[str]]:
@@ -194,49 +182,11 @@ def keep_site_task_prolog(site: Path, target: Path) -> tuple[str, list[str]]:
     return str(script), text
 
 
-def gres_conf_page(entries: list[GresEntry], gres_conf: Path | None) -> list[str]:
-    """Return the lines of gres.conf with which Slurm leaves the choice to gpulock; pure."""
-    lines = [
-        f"    Name=gpu {f'Type={e.type} ' if e.type else ''}File={e.file} Flags=no_gpu_env"
-        for e in entries
-    ]
+def gres_conf_page(gres_conf: Path | None) -> list[str]:
+    """Return what gres.conf must have for Slurm to leave the choice to gpulock; pure."""
     return [
         f"Into {gres_conf or 'gres.conf'}, since SLURM_DEVICE_SELECTION=gpulock: Flags=no_gpu_env",
-        "on every Name=gpu line, or Slurm names other cards to jobs than gpulock locks. Here:",
-        "",
-        *(lines or ["    Name=gpu File=/dev/nvidia[0-N] Flags=no_gpu_env"]),
+        "on every Name=gpu line, or Slurm names other cards to jobs than gpulock locks.",
         "",
         *RESTART,
     ]
-
-
-def job_submit_lua_page(conf: SlurmConf) -> list[str]:
-    """Return the job_submit.lua, nothing where a script is in use; pure."""
-    if has_submit_script(conf):
-        return []
-    return [
-        "Recommended at the controller: JobSubmitPlugins=lua in slurm.conf, and job_submit.lua",
-        "beside it. Without it any user drains a node: Slurm cannot start a Prolog or Epilog, of",
-        "whatever site, whose job has a SPANK job-control variable of more than 128 KiB:",
-        "",
-        *[f"    {line}".rstrip() for line in LUA.splitlines()],
-    ]
-
-
-LUA: Final = """\
-function slurm_job_submit(job, partitions, uid)
-   local size = 0
-   for _, text in pairs(job.spank_job_env or {}) do
-      size = size + #text + 1
-   end
-   if size > 65536 then
-      slurm.log_user("the SPANK variables of the job are too large for a Prolog")
-      return slurm.ERROR
-   end
-   return slurm.SUCCESS
-end
-
-function slurm_job_modify(job, record, partitions, uid)
-   return slurm.SUCCESS
-end
-"""

@@ -43,7 +43,6 @@ class SystemdOptions:
     python: str = sys.executable
     root: Path = Path("/")
     ctl: manager.Systemctl = field(default=manager.systemctl, compare=False)
-    quarantine_on: str | None = None
 
     @property
     def is_package(self) -> bool:
@@ -124,10 +123,8 @@ class SystemdInstaller(NodePart):
                 "systemd does not run here; start gpulockd and gpulock-exporter yourself"
             )
         check_exporter_python(options.python)
-        asked = self.quarantine_keys(options.quarantine_on)
-        first = [*self.folders(), *([self.settings_file_item(asked)] if asked else [])]
         files = unit_items(options, drop_ins_of(options, self.settings))
-        return InstallParts([*first, *self.items(files)], self.notes)
+        return InstallParts([*self.folders(), *self.items(files)], self.notes)
 
     def removal(self) -> InstallParts:
         """Return the items of which the last goes first: a service before its files."""

@@ -12,8 +12,7 @@ from typing import Final
 
 import pytest
 
-from gpulock.install.slurm.slurm_conf import parse_scontrol_config
-from gpulock.install.slurm.texts import job_submit_lua_page
+from gpulock.install.slurm.texts import SUBMIT_SCRIPT
 from tests.labs.common.device_nodes import opened
 from tests.labs.common.hostile_jobs import STEERING, environ_bytes
 from tests.labs.common.processes import command_of
@@ -184,13 +183,9 @@ def test_variables_of_spank_that_no_prolog_can_start_with_reach_no_node(
     """Tried: a plugin of the user's own sbatch sets job-control variables of 200 kB, or of 4 MB.
 
     execve(2) of Prolog and Epilog then fails (E2BIG), whatever they are, and the node drains.
-    Stopped by: the job_submit.lua that `gpulock install slurm` shows. Slurm alone does not.
+    Stopped by: the job_submit.lua that `gpulock install slurm` names. Slurm alone does not.
     """
-    version = "{}.{:02}.8".format(*slurm_gpus.slurm.release)
-    conf = parse_scontrol_config(f"SLURM_VERSION           = {version}\n")
-    page = job_submit_lua_page(conf)
-    text = "\n".join(page[page.index("") :])
-    (slurm_gpus.slurm.lab / "etc/job_submit.lua").write_text(text)
+    (slurm_gpus.slurm.lab / "etc/job_submit.lua").write_text(SUBMIT_SCRIPT.read_text())
     by_gpulock(slurm_gpus, extra={**SLURM_CONF, "JobSubmitPlugins": "lua"})
     env = slurm_evil.spank_plugin(slurm_gpus, USER, slurm_evil.kit(slurm_gpus), count, size)
     command = ["sbatch", "-w", NODE, "--wrap=true"]

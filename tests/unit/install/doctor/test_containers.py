@@ -407,7 +407,7 @@ def test_docker_that_takes_no_names_of_cdi_is_told(
     check = node.of("Docker")
     assert check.state == state
     if state == WARNING and conf != "{":
-        assert ("$GPULOCK_CDI" in check.what, "--docker" in check.do) == (True, True)
+        assert ("$GPULOCK_CDI" in check.what, "features" in check.do) == (True, True)
 
 
 def test_docker_that_runs_with_older_settings_is_told(node: Node) -> None:

@@ -120,7 +120,7 @@ def test_a_unit_that_was_changed_since_it_was_read_wants_a_restart(node: Systemd
 
     last = look(node)[-1]
 
-    assert (last.state, last.do) == (WARNING, "systemctl restart gpulockd.service")
+    assert (last.state, last.do) == (WARNING, "gpulock install systemd")
 
 
 @pytest.mark.parametrize(

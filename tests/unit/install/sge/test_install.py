@@ -12,13 +12,9 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.items import ItemRun, Wanted
 from gpulock.install.node_part import add_settings
 from gpulock.install.sge.install import SgeInstaller
-from gpulock.install.sge.kinds import offered_complexes, plain_amount
+from gpulock.install.sge.kinds import plain_amount
 from gpulock.install.sge.texts import complex_fault, login_script_text
-from gpulock.node.context import Node
-from gpulock.node.devices import Device
-from gpulock.node.settings import parse_settings
 from gpulock.node.settings_file import read_settings
-from gpulock.sge.complexes import count_complex
 from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import Site, deaf_execd, ignore, make_site, qconf_values, tree
 
@@ -367,13 +363,6 @@ def test_the_verifier_is_named_once_and_not_over_the_sites_own(site: Site) -> No
     assert "jsv_url" not in "\n".join(site.cluster().parts().notes)
 
 
-def test_what_takes_a_gpu_out_of_service_is_written_where_asked_and_stays(site: Site) -> None:
-    site.install_cluster()
-    site.install(quarantine_on="ecc")
-    assert site.uninstall().remainders == []
-    assert "\nQUARANTINE_ON=ecc\n" in site.config.read_text()
-
-
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -433,35 +422,9 @@ def test_complexes_of_kinds_are_made_with_the_hosts_amounts(site: Site) -> None:
     assert site.install().changed == []
 
 
-@pytest.mark.parametrize(
-    ("inner", "outer", "name"),
-    [
-        ("NVIDIA GeForce GTX 1080", "NVIDIA GeForce GTX 1080 Ti", "gtx-1080"),
-        ("Quadro RTX 6000", "NVIDIA RTX 6000 Ada Generation", "rtx-6000"),
-        ("NVIDIA H200", "NVIDIA H200 NVL", "h200"),
-    ],
-)
-def test_of_two_models_each_complex_that_is_offered_counts_its_own(
-    inner: str, outer: str, name: str
-) -> None:
-    found = [Device(f"0000:0{number}:00.0", number) for number in range(3)]
-    for device, model in zip(found, (inner, inner, outer), strict=True):
-        device.model = model
-    words = offered_complexes(found, parse_settings("", "conf"))
-    settings = parse_settings(f"SGE_COMPLEXES=gpu {' '.join(words)}\n", "conf")
-    counts = {key: count_complex(found, settings, key) for key in settings.sge_complexes[1:]}
-    assert counts[f"gpu_{name}"] == 2
-    assert list(counts.values()) == [2, 1]
-
-
-def test_a_node_of_several_kinds_is_offered_complexes_for_them(site: Site) -> None:
+def test_of_a_node_with_mig_the_plain_complex_counts_whole_cards(site: Site) -> None:
     node = write_simulated_node(site.root / "other", "a100-mig")
-    settings = read_settings(str(node.config))
-    found = Node(settings).devices()
-    assert offered_complexes(found, settings) == [
-        *("mig_3g.40gb=mig:3g.40gb", "mig_2g.20gb=mig:2g.20gb", "mig_1g.10gb=mig:1g.10gb"),
-        "gpu_a100=model:a100-sxm4-80gb",
-    ]
-    shared = parse_settings("SHARES=6:4\nSGE_COMPLEXES=gpu gpu_a=model:a100*\n", "conf")
-    assert offered_complexes(found, shared) == ["gpu_share=share"]
-    assert plain_amount(settings, "gpu", 8) == 6, "two cards have instances"
+
+    amount = plain_amount(read_settings(str(node.config)), "gpu", 8)
+
+    assert amount == 6, "two cards have instances"

@@ -115,7 +115,7 @@ def test_uninstalling_shows_what_must_go_from_slurm_conf_first(node: SlurmNode) 
     done = call(node, "uninstall", "slurm")
 
     assert done.exit_code == NOT_IN_FORCE
-    assert f"\n    Prolog={node.paths.slurm_prolog}\n" in done.stdout
+    assert f" slurmctld: Prolog={node.paths.slurm_prolog}\n" in done.stdout
     assert "\nNOT wholly uninstalled: Slurm still starts the hooks" in done.stdout
     assert node.paths.slurm_prolog.is_file()
 
@@ -163,15 +163,6 @@ def test_the_settings_obeyed_last_are_forgotten_with_the_last_installation(
     assert call(node, "uninstall", "slurm").exit_code == 0
 
     assert not copy.exists()
-
-
-def test_what_takes_a_gpu_out_of_service_is_written_where_asked_and_stays(node: SlurmNode) -> None:
-    install(node, "--quarantine-on", "ecc")
-    settings = node.config.read_text()
-    assert "\nQUARANTINE_ON=ecc\n" in settings
-
-    assert call(node, "uninstall", "slurm").exit_code == 0
-    assert node.config.read_text() == settings
 
 
 def test_uninstalling_by_force_needs_a_reason(node: SlurmNode) -> None:

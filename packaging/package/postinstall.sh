@@ -1,17 +1,36 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# dpkg: configure, triggered, or abort-*; rpm: the number of versions there are now.
+# dpkg: configure, triggered (another /usr/bin/python3), or abort-*; rpm: the number of versions there are now.
 set -e
+home=/usr/lib/gpulock
 case ${1:-} in
 abort-*) exit 0 ;;
 configure) # of a .deb, at its first installation: there it brings no conffile, about which dpkg would ask
     file=/etc/gpulock/gpulock.conf
-    [ -n "${2:-}" ] || [ -e "$file" ] || [ -L "$file" ] || install -D -m 644 "/usr/lib/gpulock/etc$file" "$file"
+    [ -n "${2:-}" ] || [ -e "$file" ] || [ -L "$file" ] || install -D -m 644 "$home/etc$file" "$file"
     ;;
 esac
-if command -v systemd-sysusers >/dev/null; then
-    systemd-sysusers gpulock.conf || true # the services' user; the services themselves are the administrator's to start
-fi
-if ! /usr/lib/gpulock/setup; then
+if ! "$home/bin/python3" -IS -c 'import ctypes, ssl, sys; assert sys.version_info >= (3, 9)' 2>/dev/null; then
+    echo "gpulock: /usr/bin/python3 is no Python 3.9 or later with ctypes and ssl" >&2
     [ "${1:-}" = triggered ] || exit 1 # an upgrade of Python may go on
+    exit 0
+fi
+# As sysusers.d and tmpfiles.d do it at the next boot, where there is systemd.
+if command -v systemd-sysusers >/dev/null; then
+    systemd-sysusers gpulock.conf || true
+elif ! getent passwd gpulock-exporter >/dev/null; then
+    useradd --system --user-group --home-dir / --shell /usr/sbin/nologin gpulock-exporter || true
+fi
+for folder in /run/gpulock /run/gpulock.claims /var/lib/gpulock; do
+    [ -d "$folder" ] || install -d -m 755 "$folder"
+done
+# Byte code of another version of gpulock may bear the same time.
+find "$home/lib/python" -name __pycache__ -prune -exec rm -rf {} +
+"$home/bin/python3" -I -m compileall -q "$home/lib/python/site-packages"
+# Installed hooks are copies: new ones are tried, and only then put in force.
+"$home/bin/gpulock" install hooks ||
+    echo "gpulock: the hooks of the version before stay in force: run gpulock doctor" >&2
+if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload && systemctl try-restart gpulockd.service gpulock-exporter.service ||
+        echo "gpulock: a service did not start again: run gpulock doctor" >&2
 fi

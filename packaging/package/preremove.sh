@@ -25,4 +25,3 @@ if [ "${GPULOCK_REMOVE:-}" != anyway ]; then
     fi
 fi
 find /usr/lib/gpulock -name __pycache__ -prune -exec rm -rf {} +
-rm -f /usr/lib/gpulock/bin/python3

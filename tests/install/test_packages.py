@@ -14,12 +14,13 @@ from typing import Final
 import pytest
 
 from gpulock import __version__
+from gpulock.install.trial import NO_PROCESS
+from gpulock.sge.hook import TRIAL_JOB
 from tests.install.roots import Machine, copy_demo
 
 pytestmark = [pytest.mark.install, pytest.mark.root, pytest.mark.timeout(900)]
 ROOT: Final = Path(__file__).resolve().parents[2]
-PYTHON: Final = "readlink /usr/lib/gpulock/bin/python3"
-HOOK: Final = "sed -n 1p /usr/local/libexec/gpulock/current/prolog/sge"
+CURRENT: Final = "/usr/local/libexec/gpulock/current"
 # What `gpulock install sge` does to the node itself.
 INSTALL_HOOKS: Final = """
 cat >/tmp/hooks.py <<'END'
@@ -39,14 +40,24 @@ run_items(items, Wanted.PRESENT, Path("/var/lib/gpulock/install"), print)
 END
 /usr/lib/gpulock/bin/python3 -I /tmp/hooks.py
 """
-# A Python as a distribution's next release brings it, and takes the one before away.
-NEW_PYTHON: Final = """
-mkdir -p /tmp/new/DEBIAN /tmp/new/usr/bin
-cp "$(readlink -f /usr/bin/python3)" /tmp/new/usr/bin/python3.19
-printf '%s\\n' 'Package: python3.19' 'Version: 1' 'Architecture: all' \\
-    'Maintainer: nobody <nobody@example.org>' 'Description: a Python' >/tmp/new/DEBIAN/control
-dpkg-deb -b /tmp/new /tmp/new.deb
-dpkg -i /tmp/new.deb
+# A package with another module, and one whose hooks do not run.
+REPACKED: Final = """
+for name in later broken; do
+    dpkg-deb -R /mnt/gpulock_*-2_*.deb /tmp/$name
+done
+library=usr/lib/gpulock/lib/python/site-packages/gpulock
+echo '# later' >>/tmp/later/$library/errors.py
+echo 'raise RuntimeError' >>/tmp/broken/$library/sge/jsv.py
+for name in later broken; do
+    dpkg-deb -b /tmp/$name /tmp/$name.deb
+done
+"""
+# Each look starts a hook, as a shepherd does that is none: it must refuse, by its own words.
+LOOKS: Final = f"""
+while [ ! -e /tmp/stop ]; do
+    JOB_ID={TRIAL_JOB} {CURRENT}/prolog/sge {NO_PROCESS} 2>&1 || true
+    [ -x {CURRENT}/epilog/sge ] || echo missing
+done >/tmp/looks &
 """
 # rpm's own database knows nothing of Debian's Python.
 PYTHON_RPM: Final = """
@@ -58,6 +69,7 @@ Summary: stands for the Python of this machine
 License: none
 BuildArch: noarch
 Provides: python(abi) = 3.11
+Provides: /usr/bin/python3
 %description
 %files
 END
@@ -119,6 +131,7 @@ def check_programs(machine: Machine) -> None:
         "find /etc /usr/local -path '*systemd*gpulock*' -o -path '*libexec*gpulock*'"
     )
     assert started == "", "nothing is started, no scheduler's hooks are there"
+    machine.run("test -d /run/gpulock.claims; test -d /var/lib/gpulock; id gpulock-exporter")
 
 
 def check_refused_removal(machine: Machine, remove: str) -> None:
@@ -175,19 +188,41 @@ def test_a_deb_asks_nothing_and_keeps_what_stood_before_it_and_what_was_taken_aw
     machine.run(f"gpulock config --check {own}")
 
 
-def test_hooks_follow_a_python_that_an_upgrade_of_debian_takes_away(machine: Machine) -> None:
+def test_hooks_follow_the_package_and_none_is_missing_meanwhile(machine: Machine) -> None:
     machine.run("dpkg -i /mnt/gpulock_*-1_*.deb")
-    assert machine.run(PYTHON) == "/usr/bin/python3\n"
-    machine.run(NEW_PYTHON)
-    assert machine.run(PYTHON) == "/usr/bin/python3.19\n"
+    machine.run(f"{INSTALL_HOOKS}{REPACKED}")
+    first = machine.run(f"readlink {CURRENT}")
+    upgrade, downgrade = "dpkg -i /tmp/later.deb", "dpkg -i /mnt/gpulock_*-1_*.deb"
+    steps = [f"{step} >/tmp/said 2>&1; readlink {CURRENT}" for step in (upgrade, downgrade) * 3]
+
+    names = machine.run("\n".join([LOOKS, *steps, "touch /tmp/stop; wait"])).splitlines()
+
+    assert names[1::2] == [first.strip()] * 3
+    assert names[0::2] == [names[0]] * 3 and names[0] != names[1]
+    looks = machine.run("cat /tmp/looks").splitlines()
+    assert len(looks) > len(steps)
+    assert [line for line in looks if "not started by sge_shepherd" not in line] == []
+
+
+def test_hooks_that_do_not_run_are_not_put_in_force(machine: Machine) -> None:
+    machine.run("dpkg -i /mnt/gpulock_*-1_*.deb")
+    machine.run(f"{INSTALL_HOOKS}{REPACKED}")
+    before = machine.run(f"readlink {CURRENT}")
+
+    said = machine.run("dpkg -i /tmp/broken.deb")
+
+    assert "the hooks of the version before stay in force" in said
+    assert machine.run(f"readlink {CURRENT}") == before
+
+
+def test_what_hooks_need_outlives_a_purge_that_was_forced(machine: Machine) -> None:
+    machine.run("dpkg -i /mnt/gpulock_*-1_*.deb")
     machine.run(INSTALL_HOOKS)
-    assert machine.run(HOOK) == "#!/usr/bin/python3.19 -IS\n"
 
-    machine.run("dpkg --remove python3.19")
+    said = machine.run("GPULOCK_REMOVE=anyway dpkg --purge gpulock")
 
-    assert machine.run(PYTHON) == "/usr/bin/python3\n"
-    assert machine.run(HOOK) == "#!/usr/bin/python3 -IS\n"  # which an upgrade keeps
-    assert f"gpulock {__version__}" in machine.run("gpulock --version")
+    assert "both stay" in said
+    machine.run(f"test -e /var/lib/gpulock/sge-map; test -x {CURRENT}/prolog/sge")
 
 
 @pytest.mark.soak

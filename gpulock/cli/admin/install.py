@@ -146,14 +146,13 @@ def install_systemd_command(session: Session, /, dry_run: bool) -> None:
 
 
 @install_group.command("hooks")
-@click.option("--if-broken", is_flag=True, help="Only where the Python that they name is gone.")
 @click.pass_obj
-def install_hooks_command(session: Session, /, if_broken: bool) -> None:
+def install_hooks_command(session: Session, /) -> None:
     """Render the installed hooks again, for this version and its Python; ask no scheduler."""
     from gpulock.install.renew import renew_hooks
 
     try:
-        renew_hooks(session.settings(), sys.executable, if_broken, click.echo)
+        renew_hooks(session.settings(), sys.executable, click.echo)
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
 

@@ -63,10 +63,10 @@ class Distribution:
         self.link.unlink()
         self.link.symlink_to(real_interpreter())
 
-    def renew(self, python: str, if_broken: bool = True) -> list[str]:
+    def renew(self, python: str) -> list[str]:
         """Render the hooks again; return what is said of it."""
         del self.said[:]
-        renew_hooks(self.settings, python, if_broken, self.said.append)
+        renew_hooks(self.settings, python, self.said.append)
         return self.said
 
     def named(self) -> str:
@@ -90,8 +90,7 @@ def test_hooks_of_two_schedulers_run_by_the_new_python(
     assert str(there.old) in there.named() and there.renew(str(there.link)) == []
     there.upgrade()
 
-    assert there.renew(real_interpreter()) == []  # hooks of another environment are its own
-    (told,) = there.renew(real_interpreter(), if_broken=False)
+    (told,) = there.renew(real_interpreter())  # hooks of another environment are its own
     assert told.startswith("the hooks are another Python's: gpulock install sge, gpulock install")
     compiled, done = there.renew(str(there.link))
     assert compiled.startswith("prolog/drop-env is compiled by ")
@@ -108,7 +107,7 @@ def test_hooks_of_slurm_alone_are_rendered_again(there: Distribution) -> None:
 
     assert there.renew(str(there.link)) == [f"done: hooks {there.hooks.prefix}/{CURRENT}"]
     assert there.named() == f"#!{real_interpreter()} -IS"
-    assert there.renew(str(there.link), if_broken=False) == []
+    assert there.renew(str(there.link)) == []
 
 
 def test_podmans_hook_gets_the_new_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +116,9 @@ def test_podmans_hook_gets_the_new_python(tmp_path: Path, monkeypatch: pytest.Mo
     settings = Settings({"STATE_DIR": str(tmp_path / "state")}, "")
     program.write("#!/gone/python3 -IS\n")
 
-    renew_hooks(settings, real_interpreter(), True, ignore)
+    renew_hooks(settings, real_interpreter(), ignore)
 
     assert program.read() == podman_program_text(real_interpreter())
     said: list[str] = []
-    renew_hooks(settings, real_interpreter(), True, said.append)
+    renew_hooks(settings, real_interpreter(), said.append)
     assert said == []

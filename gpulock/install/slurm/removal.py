@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpulock.install.hooks import HookPaths
-from gpulock.install.slurm.conf_block import SplitConf, split_slurm_conf
+from gpulock.install.slurm.conf_block import BEGIN, END, SplitConf, split_slurm_conf
 from gpulock.install.slurm.configured_hooks import (
     PATHS,
     InForceHook,
@@ -31,8 +31,7 @@ def slurm_hook_references(site: SlurmSite, paths: HookPaths, block_stays: bool) 
         text = read_slurm_file(path).decode("utf-8", "surrogateescape")
         split = split_slurm_conf(path, text)
     if split.lines and block_stays:
-        what = "the lines between gpulock's marks, which --write-conf takes out"
-        lines.append(f"from {path}: {what}")
+        lines += [f"from {path}: {line}" for line in (BEGIN, *split.lines, END)]
     of_block = {line.partition("=")[0] for line in split.lines or ()}
     in_force = find_slurm_hooks(conf, paths, site.conf)
     in_file = find_slurm_hooks(site.in_file(), paths, site.conf) if path else []

@@ -143,8 +143,7 @@ def test_nothing_is_put_back_over_what_an_administrator_wrote(node: SlurmNode) -
     (left,) = node.uninstall().remainders
 
     assert node.conf.read_text() == written, "without --write-conf it is only named"
-    (line,) = left.page
-    assert line.startswith(f"from {node.conf}: the lines between gpulock's marks")
+    assert [*left.page] == [f"from {node.conf}: {line}" for line in block_of(node)]
     assert node.paths.slurm_prolog.is_file()
 
     block = "".join(f"{line}\n" for line in block_of(node))

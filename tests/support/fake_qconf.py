@@ -262,7 +262,9 @@ def main(argv: list[str]) -> str:
         return qconf(argv[1], argv[2:])
     if program == "qstat":
         mine = next(iter(name_instances()), "")
-        return f"{mine} BIP 0/0/8 0.62 lx-amd64 {read('states')}"
+        shown = f"{mine} BIP 0/0/8 0.62 lx-amd64 {read('states')}"
+        why = f"\tqueue {QUEUE} marked QERROR as result of job 4711's failure at host {HOST}"
+        return f"{shown}{why}" if "-explain" in argv and "E" in read("states") else shown
     return "\n".join(name_instances()) if program == "qselect" else HOST
 
 

@@ -14,7 +14,7 @@ from gpulock.errors import Refusal
 from gpulock.install.hooks import InstallError
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
-SETTINGS, INSTALLED, DRIVER = "settings", "installed", "driver"  # what other checks need
+SETTINGS, INSTALLED, DRIVER = "settings", "gpulock", "driver"  # what other checks need
 _FAILURES: Final = (InstallError, OSError, ValueError, KeyError)
 
 

@@ -51,10 +51,10 @@ def check_installed(schedulers: Sequence[str], running: Sequence[str]) -> Iterat
     missing = [name for name in running if name not in schedulers]
     if missing == list(running) and missing:
         do = "; ".join(f"gpulock install {name}" for name in missing)
-        yield fault(f"gpulock is installed into no scheduler here ({daemons} runs)", do)
+        yield fault(f"it is installed into no scheduler here ({daemons} runs)", do)
         return
     for name in missing:
-        what = f"{DAEMONS[name]} runs here, but gpulock is not installed for it"
+        what = f"{DAEMONS[name]} runs here, and it is not installed for that"
         yield warning(f"{what}: its jobs get no lock", f"gpulock install {name}")
     yield fact(os.uname().nodename.partition(".")[0])
     if not schedulers:

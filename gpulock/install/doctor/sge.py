@@ -138,8 +138,8 @@ class SgeChecks:
             if len(words) > _STATES and "E" in words[_STATES]:
                 jobs = [*dict.fromkeys(_BY_JOB.findall(" ".join(below)))]
                 by = f" by job {', '.join(jobs)}" if jobs else ""
-                why = "".join(f"gpulock why {job}; " for job in jobs[-1:])
-                yield fault(f"{words[0]} is in error{by}", f"{why}then qmod -cq {words[0]}")
+                why = f"gpulock why {jobs[-1]}; then " if jobs else ""
+                yield fault(f"in error{by}", f"{why}qmod -cq {words[0]}", f"queue {words[0]}")
 
     def temporary_folders(self) -> Iterator[Finding]:
         """Look where execd makes each job's TMPDIR and gives it away, also through a link."""

@@ -275,5 +275,5 @@ def check_doctor(gpus: Gpulock, around: Sequence[str] = ()) -> str:
     """Return what doctor says on a node on which gpulock is installed: of no fault."""
     shown = gpus.command_below(NODE, around, "doctor", "--all", "--prefix", str(PREFIX)).stdout
     assert not [line for line in shown.splitlines() if line.startswith("x ")], shown
-    assert "is not installed for it" not in shown
+    assert "it is not installed for that" not in shown
     return shown

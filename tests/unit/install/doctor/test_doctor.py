@@ -310,7 +310,7 @@ def no_driver(site: Site) -> None:
         (replace_in("sconf-node1", "sge-sensor", "no"), "Grid Engine", "configuration", "sge"),
         (no_gid_range, "Grid Engine", "gid_range", "install sge"),
         (other_spool, "Grid Engine", "profile.d/gpulock.sh", "install sge"),
-        (queue_error, "queue", "is in error", "qmod -cq gpu.q@node1"),
+        (queue_error, "queue gpu.q@node1", "in error by job 4711", "qmod -cq gpu.q@node1"),
         (slave_tasks, "Grid Engine", "SGE_SHEPHERD=/site/shepherd", "install sge"),
         (no_shepherd_cmd, "Grid Engine", "configuration of host node1", "install sge"),
         (no_shepherd, "Grid Engine", "no job would start", "install sge"),
@@ -531,9 +531,9 @@ def test_after_an_uninstallation_one_line_says_what_is_missing(site: Site) -> No
 
     (only,) = report.findings
     assert only == Finding(
-        "installed",
+        "gpulock",
         FAULT,
-        "gpulock is installed into no scheduler here (sge_execd runs)",
+        "it is installed into no scheduler here (sge_execd runs)",
         "gpulock install sge",
     )
 

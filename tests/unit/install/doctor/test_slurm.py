@@ -748,8 +748,8 @@ def test_a_slurmd_without_our_hooks_is_one_line(node: SlurmNode) -> None:
     report = run(node)
 
     (only,) = report.findings
-    assert (only.name, only.state, only.do) == ("installed", FAULT, "gpulock install slurm")
-    assert {report.silent["driver"], report.silent["gpulockd"]} == {"installed"}
+    assert (only.name, only.state, only.do) == ("gpulock", FAULT, "gpulock install slurm")
+    assert {report.silent["driver"], report.silent["gpulockd"]} == {"gpulock"}
 
 
 def test_without_slurm_nothing_is_said_of_it(

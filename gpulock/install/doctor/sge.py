@@ -16,7 +16,16 @@ from typing import Final
 
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.install.daemons import SchedulerDaemon
-from gpulock.install.doctor.check import DRIVER, INSTALLED, Check, Finding, fact, fault, warning
+from gpulock.install.doctor.check import (
+    DRIVER,
+    INSTALLED,
+    SETTINGS,
+    Check,
+    Finding,
+    fact,
+    fault,
+    warning,
+)
 from gpulock.install.doctor.execd_params import check_execd_params, moves_jobs_to_scopes
 from gpulock.install.doctor.installation import check_items, check_trial, install_command
 from gpulock.install.doctor.process_room import check_process_room
@@ -61,7 +70,7 @@ class SgeChecks:
         own = ("qmaster",)
         return [
             *first,
-            Check("Grid Engine", self.installation, own),
+            Check("Grid Engine", self.installation, (*own, SETTINGS)),
             Check("queues", self.other_queues, own),
             Check("queue", self.queue_states, own),
             Check("tmpdir", self.temporary_folders, own),

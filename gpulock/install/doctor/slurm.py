@@ -15,7 +15,7 @@ from typing import Final
 
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.idle.command import why_untrusted_program
-from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault, warning
+from gpulock.install.doctor.check import INSTALLED, SETTINGS, Check, Finding, fact, fault, warning
 from gpulock.install.doctor.gres import GresChecks
 from gpulock.install.doctor.installation import check_items, check_trial, install_command
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
@@ -79,7 +79,7 @@ class SlurmChecks:
             Check("slurmd", self.slurmd, (INSTALLED,)),
             Check("trial of hooks", self.trial, (INSTALLED,)),
             Check("Slurm", self.release, (INSTALLED,)),
-            Check("requirements", self.requirements, ("Slurm",)),
+            Check("requirements", self.requirements, ("Slurm", SETTINGS)),
             Check("installation", self.installation, ("requirements",)),
             Check("slurm.conf", self.in_force, ("requirements",)),
         ]

@@ -449,7 +449,9 @@ def test_settings_that_no_hook_would_take_end_the_examination(site: Site) -> Non
 def test_settings_with_a_fault_that_are_not_obeyed_are_a_fault_with_what_to_do(site: Site) -> None:
     good = site.config.read_text()
     site.config.write_text(f"{good}GUPS=8\n")
-    check = found(site)["settings"]
+    report = run(site)
+    check = worst_of(report)["settings"]
+    assert report.silent["Grid Engine"] == "settings"
     assert (check.state, "unknown key 'GUPS'" in check.what) == (FAULT, True)
     assert check.do.startswith("correct the file, or upgrade gpulock here")
     site.config.write_text(good)

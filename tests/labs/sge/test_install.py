@@ -312,6 +312,21 @@ def test_doctor_finds_planted_faults(node: Node) -> None:
     assert "configuration of host" in planted("Grid Engine")
 
 
+def test_doctor_names_the_job_that_put_a_queue_in_error(node: Node) -> None:
+    node.install()
+    sge, domain = node.sge, f"gpu.q@{NODE}"
+    sge.qconf("-rattr", "queue", "prolog", "root@/bin/false", domain)
+    job = sge.submit("glalice", *ON_NODE, "-o", "/dev/null", stdin="true\n")
+    wait_until(lambda: "E" in sge.queue_states()[NODE], why="the queue to be in error")
+
+    state, what, do = node.doctor()[f"queue {domain}"]
+
+    assert (state, what) == ("fault", f"in error by job {job}")
+    assert do == f"gpulock why {job}; then qmod -cq {domain}"
+    sge.qdel(str(job))
+    sge.qconf("-purge", "queue", "prolog", domain)
+
+
 def _lasting(environ: str) -> list[str]:
     """Return the variables that do not differ from job to job, without ours."""
     differ = ("JOB_ID=", "JOB_SCRIPT=", "PATH=", "TMP", "SGE_JOB_SPOOL_DIR=", "PWD=", "OLDPWD=")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import grp
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -294,18 +293,8 @@ def test_podman_without_the_hook_is_told_where_nvidias_gives_every_gpu(node: Nod
     check = node.of("podman")
     assert (check.state, "every GPU" in check.what) == (WARNING, True)
     assert "--podman" in check.do
-
-
-def test_podmans_hook_needs_its_program(node: Node) -> None:
-    node.write("usr/bin/podman", "")
-    folder = "usr/share/containers/oci/hooks.d"
-    node.write(f"{folder}/97-gpulock.json", "")
-    assert node.of("podman").state == FAULT
-    node.write(f"{folder}/gpulock_mask.py", f"#!{sys.executable} -IS\n")
+    node.write("usr/share/containers/oci/hooks.d/97-gpulock.json", "")
     assert node.of("podman").state == OK
-    node.write(f"{folder}/gpulock_mask.py", "#!/nowhere/python3 -IS\n")
-    check = node.of("podman")
-    assert (check.state, "podman starts no container" in check.what) == (FAULT, True)
 
 
 def daemon_socket(node: Node, name: str, mode: int) -> Path:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Hashable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pynvml
 
@@ -24,7 +24,6 @@ WORDS = ("d", "I4x", "L", "Q", "q", "i4x", "H6x")
 VALUES = tuple(struct.Struct(f"@{word}") for word in WORDS)
 NARROW = 1  # NVML_VALUE_TYPE_UNSIGNED_INT, of nvmlValueType_t
 NOT_AVAILABLE = frozenset({(1 << 32) - 1, (1 << 64) - 1})  # NVML_VALUE_NOT_AVAILABLE
-LOOK_UP = "_nvmlGetFunctionPointer"  # of the binding: each of its calls passes through it
 RETRY = 300.0  # seconds after which a device is asked again for what it does not support
 
 DEPRECATED = 26  # nvml.h 12.5 and later
@@ -141,17 +140,6 @@ class NvmlDevice:
         self._absent.clear()
 
 
-def name_calls_in(note: CallNote) -> None:
-    """Have every call of NVML named in a note: each looks its function up by its name."""
-    look_up: Callable[[str], Any] = getattr(pynvml, LOOK_UP)
-
-    def look_up_named(name: str) -> Any:
-        note.name_call(name)
-        return look_up(name)
-
-    setattr(pynvml, LOOK_UP, look_up_named)
-
-
 def nvml_error_text(error: int) -> str:
     """Return the driver's words for an error."""
     return str(pynvml.NVMLError(error))
@@ -166,10 +154,3 @@ def require_binding(name: str) -> None:
 def has_nvml_function(name: str) -> bool:
     """Return whether the driver's library, which is loaded, has a function."""
     return hasattr(pynvml.nvmlLib, name)
-
-
-def call_nvml(name: str, *arguments: Any) -> None:
-    """Call NVML; raise NVMLError, also where this driver has no such function."""
-    error = getattr(pynvml, LOOK_UP)(name)(*arguments)
-    if error:
-        raise pynvml.NVMLError(error)

@@ -14,6 +14,7 @@ import pynvml
 from gpulock_exporter.nvml.answers import ABSENT, NvmlDevice, PollContext, require_binding
 from gpulock_exporter.nvml.field_values import SlowCounters
 from gpulock_exporter.nvml.gpm import GpmWindow
+from gpulock_exporter.nvml.named_calls import calls
 from gpulock_exporter.nvml.process_use import ProcessUse
 from gpulock_exporter.nvml.utilisation_samples import SampleList, UtilizationSamples
 from gpulock_exporter.telemetry import DeviceTelemetry
@@ -33,12 +34,12 @@ class NvmlCard(NvmlDevice):
     """A GPU as NVML's index finds it; raise NVMLError or GpuLostError where it does not answer."""
 
     def __init__(self, index: int, look: PollContext, sys_root: str) -> None:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        super().__init__(handle, lock_id_of_bus(pynvml.nvmlDeviceGetPciInfo(handle).busId))
+        handle = calls.nvmlDeviceGetHandleByIndex(index)
+        super().__init__(handle, lock_id_of_bus(calls.nvmlDeviceGetPciInfo(handle).busId))
         self.index = index
-        self.uuid = self.query(look, "devices", pynvml.nvmlDeviceGetUUID) or ""
-        self.model = self.query(look, "devices", pynvml.nvmlDeviceGetName) or ""
-        self.minor = self.query(look, "devices", pynvml.nvmlDeviceGetMinorNumber)
+        self.uuid = self.query(look, "devices", calls.nvmlDeviceGetUUID) or ""
+        self.model = self.query(look, "devices", calls.nvmlDeviceGetName) or ""
+        self.minor = self.query(look, "devices", calls.nvmlDeviceGetMinorNumber)
         self.numa = read_numa_node(sys_root, self.name)
         self.coherent = self.query(look, "devices", is_numa_node, is_addressed_by_ats)
         self.links = read_nvlinks(self, look)
@@ -68,9 +69,7 @@ class NvmlCard(NvmlDevice):
     def begin(self, records: Records, look: PollContext) -> None:
         """Begin a look, `records` being that of the card: list the MIG devices, and add theirs."""
         if not self.uuid:
-            records[0].uuid = self.uuid = (
-                self.query(look, "devices", pynvml.nvmlDeviceGetUUID) or ""
-            )
+            records[0].uuid = self.uuid = self.query(look, "devices", calls.nvmlDeviceGetUUID) or ""
         if self.instances.look(self, look):
             self.close_window()
             self.has_gpm = False
@@ -130,14 +129,14 @@ class NvmlMigDevices:
 
     def look(self, card: NvmlDevice, look: PollContext) -> bool:
         """List them; return whether the card has gone into or out of MIG mode."""
-        mode = card.query(look, "mig", pynvml.nvmlDeviceGetMigMode)
+        mode = card.query(look, "mig", calls.nvmlDeviceGetMigMode)
         before = self.enabled
         if mode is not None:
             self.enabled = mode[0] == ENABLED
-        elif card.is_absent(look, pynvml.nvmlDeviceGetMigMode):
+        elif card.is_absent(look, calls.nvmlDeviceGetMigMode):
             self.enabled = None
         if self.enabled and not before:
-            self._places = card.query(look, "mig", pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0
+            self._places = card.query(look, "mig", calls.nvmlDeviceGetMaxMigDeviceCount) or 0
         known = {instance.uuid: instance for instance in self.all}
         self.all = self._list(card, look, known) if self.enabled else []
         for gone in known.values():
@@ -160,8 +159,8 @@ class NvmlMigDevices:
         found: list[NvmlMigDevice] = []
         for place in range(self._places):
             try:
-                handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card.handle, place)
-                uuid = pynvml.nvmlDeviceGetUUID(handle)
+                handle = calls.nvmlDeviceGetMigDeviceHandleByIndex(card.handle, place)
+                uuid = calls.nvmlDeviceGetUUID(handle)
                 instance = known.pop(uuid, None) or identify_mig_device(handle, card.name, uuid)
             except pynvml.NVMLError as fault:
                 if fault.value not in (NONE_HERE, NO_SUCH):
@@ -177,16 +176,16 @@ class NvmlMigDevices:
 
 def identify_mig_device(handle: pynvml.c_nvmlDevice_t, bus: str, uuid: str) -> NvmlMigDevice:
     """Return the MIG device behind a handle; raise NVMLError."""
-    gi = pynvml.nvmlDeviceGetGpuInstanceId(handle)
-    ci = pynvml.nvmlDeviceGetComputeInstanceId(handle)
-    return NvmlMigDevice(handle, bus, uuid, (gi, ci), pynvml.nvmlDeviceGetName(handle))
+    gi = calls.nvmlDeviceGetGpuInstanceId(handle)
+    ci = calls.nvmlDeviceGetComputeInstanceId(handle)
+    return NvmlMigDevice(handle, bus, uuid, (gi, ci), calls.nvmlDeviceGetName(handle))
 
 
 def mig_gpm_sampler(
     card: NvmlDevice, instance: NvmlMigDevice
 ) -> Callable[[pynvml.c_nvmlGpmSample_t], object]:
     """Return what takes a GPM sample of the GPU instance that a MIG device is."""
-    return lambda sample: pynvml.nvmlGpmMigSampleGet(card.handle, instance.gi, sample)
+    return lambda sample: calls.nvmlGpmMigSampleGet(card.handle, instance.gi, sample)
 
 
 def lock_id_of_bus(bus_id: str) -> str:
@@ -206,7 +205,7 @@ def read_nvlinks(card: NvmlDevice, look: PollContext) -> dict[str, int] | None:
     found: Counter[str] = Counter()
     for link in range(MOST_LINKS):
         try:
-            if pynvml.nvmlDeviceGetNvLinkState(card.handle, link):
+            if calls.nvmlDeviceGetNvLinkState(card.handle, link):
                 peer = _nvlink_peer(card.handle, link)
                 if peer:
                     found[peer] += 1
@@ -222,24 +221,24 @@ def read_nvlinks(card: NvmlDevice, look: PollContext) -> dict[str, int] | None:
 
 def _nvlink_peer(handle: pynvml.c_nvmlDevice_t, link: int) -> str:
     """Return the bus id of the GPU at the other end, SWITCH, or nothing for another device."""
-    kind = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+    kind = calls.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
     if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
         return SWITCH
     if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
-        return lock_id_of_bus(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+        return lock_id_of_bus(calls.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
     return ""
 
 
 def is_numa_node(handle: pynvml.c_nvmlDevice_t) -> bool:
     """Return whether a card's memory is a NUMA node of the kernel's (GH200, GB200); 550."""
     require_binding("nvmlDeviceGetNumaNodeId")
-    return pynvml.nvmlDeviceGetNumaNodeId(handle) >= 0
+    return calls.nvmlDeviceGetNumaNodeId(handle) >= 0
 
 
 def is_addressed_by_ats(handle: pynvml.c_nvmlDevice_t) -> bool:
     """Return whether processor and card share their page tables; 580."""
     require_binding("nvmlDeviceGetAddressingMode")
-    return pynvml.nvmlDeviceGetAddressingMode(handle) == ATS
+    return calls.nvmlDeviceGetAddressingMode(handle) == ATS
 
 
 def read_numa_node(sys_root: str, bus: str) -> int | None:

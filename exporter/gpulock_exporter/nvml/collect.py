@@ -13,6 +13,7 @@ from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext
 from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records, mig_gpm_sampler
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
 from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
+from gpulock_exporter.nvml.named_calls import calls
 from gpulock_exporter.nvml.process_lists import read_processes
 from gpulock_exporter.nvml.utilisation_samples import NOTHING, BusyTime
 from gpulock_exporter.telemetry import CLOCK_REASONS, DeviceTelemetry
@@ -30,7 +31,7 @@ def collect_utilization(card: NvmlCard, records: Records, look: PollContext) -> 
         return
     if card.name in look.shared:
         records[0].process_use = card.process_use.read(card, look)
-    rates = card.query(look, "utilization", pynvml.nvmlDeviceGetUtilizationRates)
+    rates = card.query(look, "utilization", calls.nvmlDeviceGetUtilizationRates)
     if rates is not None:
         records[0].utilization = percent_to_ratio(rates.gpu)
         records[0].memory_utilization = percent_to_ratio(rates.memory)
@@ -71,15 +72,15 @@ def collect_memory(card: NvmlCard, records: Records, look: PollContext) -> None:
     """
     whose: list[NvmlDevice] = [card, *card.instances.all]
     for device, record in zip(whose, records):
-        found = device.query(look, "memory", _query_memory_v2, pynvml.nvmlDeviceGetMemoryInfo)
+        found = device.query(look, "memory", _query_memory_v2, calls.nvmlDeviceGetMemoryInfo)
         if found is not None and found.total:  # a card whose memory is the host's tells 0
             record.memory_used, record.memory_total = found.used, found.total
-        elif device is card and (found or card.is_absent(look, pynvml.nvmlDeviceGetMemoryInfo)):
+        elif device is card and (found or card.is_absent(look, calls.nvmlDeviceGetMemoryInfo)):
             record.memory_used = card.process_memory
 
 
 def _query_memory_v2(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
-    return pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)  # 510
+    return calls.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)  # 510
 
 
 def collect_power(card: NvmlCard, records: Records, look: PollContext) -> None:
@@ -87,7 +88,7 @@ def collect_power(card: NvmlCard, records: Records, look: PollContext) -> None:
     values = read_fields(card, look, (POWER, ENERGY))
     milliwatts = values.get(POWER)
     if card.is_absent(look, POWER):
-        milliwatts = card.query(look, "power", pynvml.nvmlDeviceGetPowerUsage)
+        milliwatts = card.query(look, "power", calls.nvmlDeviceGetPowerUsage)
     if milliwatts is not None:
         records[0].power = milliwatts / 1e3
     if ENERGY in values:
@@ -101,13 +102,13 @@ def collect_temperature(card: NvmlCard, records: Records, look: PollContext) -> 
 
 
 def _query_temperature(handle: pynvml.c_nvmlDevice_t) -> int:
-    return pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+    return calls.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
 
 
 def _query_temperature_v(handle: pynvml.c_nvmlDevice_t) -> int:
     """Ask as CUDA 14 will want it (nvml.h 13): the other call is to go."""
     require_binding("nvmlDeviceGetTemperatureV")
-    return pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)
+    return calls.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)
 
 
 def collect_clocks(card: NvmlCard, records: Records, look: PollContext) -> None:
@@ -121,8 +122,8 @@ def collect_clocks(card: NvmlCard, records: Records, look: PollContext) -> None:
     bits = card.query(
         look,
         "clocks",
-        pynvml.nvmlDeviceGetCurrentClocksEventReasons,  # 535
-        pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
+        calls.nvmlDeviceGetCurrentClocksEventReasons,  # 535
+        calls.nvmlDeviceGetCurrentClocksThrottleReasons,
     )
     if bits in NOT_AVAILABLE:  # no card has all reasons at once
         look.fail("clocks", card.name, f"its reasons cannot be {bits:#x}")
@@ -131,11 +132,11 @@ def collect_clocks(card: NvmlCard, records: Records, look: PollContext) -> None:
 
 
 def _query_sm_clock(handle: pynvml.c_nvmlDevice_t) -> int:
-    return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    return calls.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
 
 
 def _query_memory_clock(handle: pynvml.c_nvmlDevice_t) -> int:
-    return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+    return calls.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
 
 
 def collect_gpm(card: NvmlCard, records: Records, look: PollContext) -> None:
@@ -150,7 +151,7 @@ def collect_gpm(card: NvmlCard, records: Records, look: PollContext) -> None:
         return
     if card.window is None:
         handle = card.handle
-        card.window = GpmWindow(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
+        card.window = GpmWindow(lambda sample: calls.nvmlGpmSampleGet(handle, sample))
     measured = card.window.step(look, card)
     if measured is not None:
         for name, count in measured.traffic.items():

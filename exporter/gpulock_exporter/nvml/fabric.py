@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import call_nvml
+from gpulock_exporter.nvml.named_calls import call_nvml, calls
 
 FABRIC_DONE = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 FABRIC_FAILED, FABRIC_UNHEALTHY = 4, 5  # ours: done with an error, and done but not well
@@ -31,7 +31,7 @@ def read_fabric_state(handle: pynvml.c_nvmlDevice_t) -> int:
     Without it CUDA finds no card on a node with NVSwitch (Hopper and later).
     """
     found = pynvml.c_nvmlGpuFabricInfo_t()
-    pynvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(found))  # 525
+    calls.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(found))  # 525
     state = found.state & FABRIC_BYTE
     return FABRIC_FAILED if state == FABRIC_DONE and found.status else state
 

@@ -24,9 +24,9 @@ from gpulock_exporter.nvml.answers import (
     VALUES,
     NvmlDevice,
     PollContext,
-    call_nvml,
 )
 from gpulock_exporter.nvml.fabric import FABRIC_CALLS
+from gpulock_exporter.nvml.named_calls import call_nvml, calls
 
 FIELD = struct.Struct("@IIqqII8s")  # nvmlFieldValue_t
 LISTS_KEPT = 64  # of fields that were asked for together: those that a card lacks are left out
@@ -207,7 +207,7 @@ class SlowCounters:
         self.values, self.failures = {}, now.failures
         values = read_fields(card, now, slow_fields(nvlink, pcie))
         self._leave_out_narrow(card, now, values)
-        persistence = card.query(now, "devices", pynvml.nvmlDeviceGetPersistenceMode)
+        persistence = card.query(now, "devices", calls.nvmlDeviceGetPersistenceMode)
         found = {
             **board_values(values),
             "ecc": _with_sram(card, now, _error_counts(values, ECC)),
@@ -303,17 +303,17 @@ def _with_sram(
 def _sram_error_query(kind: int) -> Callable[[pynvml.c_nvmlDevice_t], int]:
     """Return the call for the errors of a kind."""
     place, since_load = pynvml.NVML_MEMORY_LOCATION_SRAM, pynvml.NVML_VOLATILE_ECC
-    return lambda handle: pynvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, since_load, place)
+    return lambda handle: calls.nvmlDeviceGetMemoryErrorCounter(handle, kind, since_load, place)
 
 
 BOARD_CALLS: dict[str, tuple[str, Callable[[pynvml.c_nvmlDevice_t], int], float]] = {
-    "power_limit": ("power", pynvml.nvmlDeviceGetPowerManagementLimit, MILLI),
-    "power_limit_enforced": ("power", pynvml.nvmlDeviceGetEnforcedPowerLimit, MILLI),
-    "fan": ("temperature", pynvml.nvmlDeviceGetFanSpeed, WHOLE),
-    "pcie_generation": ("pcie", pynvml.nvmlDeviceGetCurrPcieLinkGeneration, 0),
-    "pcie_generation_max": ("pcie", pynvml.nvmlDeviceGetMaxPcieLinkGeneration, 0),
-    "pcie_width": ("pcie", pynvml.nvmlDeviceGetCurrPcieLinkWidth, 0),
-    "pcie_width_max": ("pcie", pynvml.nvmlDeviceGetMaxPcieLinkWidth, 0),
+    "power_limit": ("power", calls.nvmlDeviceGetPowerManagementLimit, MILLI),
+    "power_limit_enforced": ("power", calls.nvmlDeviceGetEnforcedPowerLimit, MILLI),
+    "fan": ("temperature", calls.nvmlDeviceGetFanSpeed, WHOLE),
+    "pcie_generation": ("pcie", calls.nvmlDeviceGetCurrPcieLinkGeneration, 0),
+    "pcie_generation_max": ("pcie", calls.nvmlDeviceGetMaxPcieLinkGeneration, 0),
+    "pcie_width": ("pcie", calls.nvmlDeviceGetCurrPcieLinkWidth, 0),
+    "pcie_width_max": ("pcie", calls.nvmlDeviceGetMaxPcieLinkWidth, 0),
 }
 SRAM_QUERIES = {
     "corrected.sram": _sram_error_query(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pynvml
 
 from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
+from gpulock_exporter.nvml.named_calls import calls
 
 SHORTEST = 0.95  # seconds between two samples: each look takes one, also one a little early
 LONGEST = 60.0  # seconds after which a window says nothing of now
@@ -67,7 +68,7 @@ class GpmWindow:
         since, self._since, self.latest = self._since, None, None
         try:
             while len(self._samples) < 2:  # noqa: PLR2004 (a window has two ends)
-                self._samples.append(pynvml.nvmlGpmSampleAlloc())
+                self._samples.append(calls.nvmlGpmSampleAlloc())
             self._samples.reverse()
             self._take(self._samples[1])
             self._since = look.now
@@ -84,7 +85,7 @@ class GpmWindow:
         """Give the samples back."""
         while self._samples:
             try:
-                pynvml.nvmlGpmSampleFree(self._samples.pop())
+                calls.nvmlGpmSampleFree(self._samples.pop())
             except pynvml.NVMLError:
                 continue  # the driver is gone, and they are with it
 
@@ -118,7 +119,7 @@ def is_gpm_supported(device: NvmlDevice, look: PollContext) -> bool:
     """Return whether the card has GPM."""
     if device.is_absent(look, GpmWindow):
         return False
-    support = device.query(look, "gpm", pynvml.nvmlGpmQueryDeviceSupport)
+    support = device.query(look, "gpm", calls.nvmlGpmQueryDeviceSupport)
     if support is not None and not support.isSupportedDevice:
         device.refused(look, "gpm", GpmWindow, pynvml.NVML_ERROR_NOT_SUPPORTED)
         return False
@@ -131,7 +132,7 @@ def gpm_metrics_between(
     """Return the metrics between two samples that the driver could make."""
     asked, answers = _gpm_request()
     asked.sample1, asked.sample2 = first, second
-    pynvml.nvmlGpmMetricsGet(asked)
+    calls.nvmlGpmMetricsGet(asked)
     return {number: value for number, error, value in METRIC.iter_unpack(answers) if not error}
 
 

@@ -19,9 +19,9 @@ from gpulock_exporter.nvml.answers import (
     NOT_AVAILABLE,
     NvmlDevice,
     PollContext,
-    call_nvml,
     has_nvml_function,
 )
+from gpulock_exporter.nvml.named_calls import call_nvml
 from gpulock_exporter.telemetry import Process
 
 MOST = 5000  # processes: more than that is garbage, and a frame has its limit

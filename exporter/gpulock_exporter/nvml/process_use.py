@@ -13,7 +13,8 @@ import struct
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import NvmlDevice, PollContext, call_nvml
+from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
+from gpulock_exporter.nvml.named_calls import call_nvml
 
 CALL = "nvmlDeviceGetProcessUtilization"
 SAMPLE = struct.Struct("@I4xQIIII")  # nvmlProcessUtilizationSample_t: pid, time, SM, memory, ...

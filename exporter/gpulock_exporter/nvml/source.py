@@ -25,6 +25,7 @@ from gpulock_exporter.nvml.answers import (
     nvml_error_text,
 )
 from gpulock_exporter.nvml.card import NvmlCard, Records
+from gpulock_exporter.nvml.named_calls import calls
 from gpulock_exporter.nvml.xid import XidEventSet
 from gpulock_exporter.telemetry import Frame
 
@@ -111,7 +112,7 @@ class NvmlSource:
             card.close()
         self._cards = []
         try:
-            pynvml.nvmlShutdown()
+            calls.nvmlShutdown()
         except pynvml.NVMLError:
             pass  # it was not initialised, or is gone
 
@@ -120,14 +121,14 @@ class NvmlSource:
     def _open(self, look: PollContext) -> None:
         self._opened, self._stale = look.now, False
         try:
-            pynvml.nvmlInit()
-            self._count = pynvml.nvmlDeviceGetCount()
+            calls.nvmlInit()
+            self._count = calls.nvmlDeviceGetCount()
         except pynvml.NVMLError as fault:
             self.close()
             advice = ADVICE.get(fault.value, "look at nvidia-smi and the kernel's log")
             raise RuntimeError(f"NVML: {fault}; {advice}") from fault
         try:
-            self._driver = pynvml.nvmlSystemGetDriverVersion()
+            self._driver = calls.nvmlSystemGetDriverVersion()
         except (pynvml.NVMLError, ValueError) as fault:
             self._driver = ""
             look.fail("devices", "", fault)
@@ -165,7 +166,7 @@ class NvmlSource:
         """See that the cards are those there are; return the lost ones by index, and why."""
         rested = look.now - self._opened >= REST
         try:
-            changed = pynvml.nvmlDeviceGetCount() != self._count
+            changed = calls.nvmlDeviceGetCount() != self._count
         except pynvml.NVMLError:
             self._reopen(look)
             rested = changed = False
@@ -188,7 +189,7 @@ class NvmlSource:
     def _check(self, place: int, card: NvmlCard, look: PollContext, lost: dict[int, str]) -> None:
         """See that a handle still stands for the card that it stood for."""
         try:
-            if not card.uuid or pynvml.nvmlDeviceGetUUID(card.handle) == card.uuid:
+            if not card.uuid or calls.nvmlDeviceGetUUID(card.handle) == card.uuid:
                 return
         except pynvml.NVMLError as fault:
             lost[card.index] = nvml_error_text(fault.value)

@@ -21,10 +21,10 @@ from gpulock_exporter.nvml.answers import (
     RETRY,
     NvmlDevice,
     PollContext,
-    call_nvml,
     has_nvml_function,
     nvml_error_text,
 )
+from gpulock_exporter.nvml.named_calls import call_nvml
 from gpulock_exporter.telemetry import Xid
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the next event set

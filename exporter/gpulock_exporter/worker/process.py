@@ -73,10 +73,10 @@ def make_frame_source(name: str, note: CallNote, cards: CardFilter) -> FrameSour
         from gpulock_exporter.simulated.source import SimulatedSource
 
         return SimulatedSource(folder)
-    from gpulock_exporter.nvml.answers import name_calls_in
+    from gpulock_exporter.nvml.named_calls import NAMED
     from gpulock_exporter.nvml.source import NvmlSource
 
-    name_calls_in(note)
+    NAMED.note = note
     return NvmlSource(note=note, cards=cards)
 
 

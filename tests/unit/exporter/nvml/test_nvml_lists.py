@@ -10,9 +10,10 @@ from typing import Any
 
 import pynvml
 import pytest
-from gpulock_exporter.nvml.answers import VALUES, call_nvml
+from gpulock_exporter.nvml.answers import VALUES
 from gpulock_exporter.nvml.field_values import FIELD, FieldList
 from gpulock_exporter.nvml.gpm import METRIC
+from gpulock_exporter.nvml.named_calls import call_nvml
 from gpulock_exporter.nvml.utilisation_samples import SAMPLES, SampleList
 
 from tests.nvml.double import ERROR_NOT_SUPPORTED, Double

@@ -18,12 +18,12 @@ from gpulock.store.checks import CardChecks, write_card_checks
 from gpulock.workstation.process_claims import make_process_owner
 from tests.exporter.whole import Scrape, Whole
 from tests.nvml.double import Double
-from tests.support.exporter_contract import CONTRACT
+from tests.support.exporter_contract import CONTRACT, PROCESS
 
 # NVML has no call that tells how busy an instance's memory is
 WEB_CONFIG = "# no TLS, no users\n"
 PROFILES = ("3g.71gb", "1g.18gb")
-FANLESS = CONTRACT - {"gpulock_gpu_fan_ratio"}  # the cards of a DGX have none
+FANLESS = (CONTRACT | PROCESS) - {"gpulock_gpu_fan_ratio"}  # the cards of a DGX have none
 SIMULATED = FANLESS - {"gpulock_gpu_fabric_state"}  # a simulated card joins no fabric
 ALL_AT_WORK = {f"gpu2.mig0.gpm.{metric}": 50 for metric in (1, 2, 3, 5, 10)}
 

@@ -24,6 +24,14 @@ NODE = """gpus reconcile_timestamp_seconds locks_reaped_total claims_total
     health_steps_total lock_wait_seconds_total history_dropped_total nvml_up nvml_workers_abandoned
     sample_timestamp_seconds collector_success collector_duration_seconds
     config_last_reload_successful exporter_build_info"""
+# of the exporter's own process, as every client of Prometheus names them
+PROCESS = frozenset(
+    f"process_{name}"
+    for name in (
+        *("virtual_memory_bytes", "resident_memory_bytes", "start_time_seconds"),
+        *("cpu_seconds_total", "open_fds", "max_fds"),
+    )
+)
 CONTRACT = frozenset(
     {
         *(f"gpulock_gpu_{name}" for name in (*CLAIM.split(), *BOARD.split())),

@@ -11,6 +11,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain
+
+from prometheus_client.process_collector import ProcessCollector
 
 import gpulock
 from gpulock.alloc.process_owner import ProcessTree
@@ -91,6 +94,7 @@ class Exporter:
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
         self.listed = DeviceList(node.devices, lambda: inventory_version(node.store.path))
+        self._process = ProcessCollector(registry=None)
         self._tick: FrozenTick | None = None
         self._body: SampleBody | None = None
         self.reloader: Reloader | None = None
@@ -154,7 +158,8 @@ class Exporter:
 
     def text(self, snapshot: NodeSnapshot, names: frozenset[str] = EVERYTHING) -> bytes:
         """Return the metrics of a moment."""
-        return render_exposition(collect_families(snapshot, self._label_user), names)
+        families = collect_families(snapshot, self._label_user)
+        return render_exposition(chain(families, self._process.collect()), names)
 
     def handler(self) -> Handler:
         """Return what answers requests."""

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which card a worker is at and which call it makes, in memory that it shares with its supervisor.
+"""The page of memory that a worker shares with its supervisor, and which cards it asks.
 
-Nobody can ask a worker that hangs in the driver. So it names each call before it makes it: half a
-microsecond, and no system call. The supervisor reads the page when a frame is late, and learns
-which card the other cards wait for.
+Nobody can ask a worker that hangs in the driver. So it names each call in the page before it makes
+it: half a microsecond, and no system call. The supervisor reads the page when a frame is late, and
+learns which card the other cards wait for. It writes there which cards are shared.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import struct
+from collections.abc import Collection
 from typing import NamedTuple
 
 from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 
 PAGE = struct.Struct("=dii32s128s")  # since, card, cards, bus id, call; padded with zeros
+SIZE = 4096  # bytes: behind the call are the shared cards, by bus id
 NO_CARD = -1
 
 
@@ -33,11 +36,11 @@ class DriverCall(NamedTuple):
 
 
 class CallNote:
-    """The page of one worker; file descriptor -1 is a page that nobody else reads."""
+    """The page of one worker; file descriptor -1 is a page that nobody else has."""
 
     def __init__(self, fd: int = -1) -> None:
         self.cards = 0
-        self._page = mmap.mmap(fd, PAGE.size)
+        self._page = mmap.mmap(fd, SIZE)
         self._card = (NO_CARD, b"")
 
     def enter_card(self, index: int, bus: str) -> None:
@@ -53,6 +56,23 @@ class CallNote:
         """Name a call before it is made."""
         index, bus = self._card
         PAGE.pack_into(self._page, 0, clock_boottime(), index, self.cards, bus, name.encode())
+
+    def shared_cards(self) -> frozenset[str]:
+        """Return the cards that are shared, by bus id."""
+        return frozenset(plain_page_text(self._page[PAGE.size :]).split())
+
+
+def make_page() -> int:
+    """Return the descriptor of a page for a worker."""
+    page = os.memfd_create("gpulock-call")
+    os.ftruncate(page, SIZE)
+    return page
+
+
+def write_shared_cards(page: int, cards: Collection[str]) -> None:
+    """Tell a worker which cards are shared; who reads meanwhile reads right at the next look."""
+    room = SIZE - PAGE.size
+    os.pwrite(page, " ".join(sorted(cards)).encode()[:room].ljust(room, b"\0"), PAGE.size)
 
 
 def read_driver_call(page: bytes) -> DriverCall | None:
@@ -71,38 +91,27 @@ def plain_page_text(raw: bytes) -> str:
 
 
 class CardFilter(NamedTuple):
-    """Which cards a worker asks: all but some, or `only` one.
+    """Which cards a worker does not ask.
 
     NVML's indexes are those of a node with so many `cards`. With another number they stand for
-    other cards: then none is left out, and the only one is not there.
+    other cards: then none is left out.
     """
 
     cards: int = 0
     without: frozenset[int] = frozenset()
-    only: int | None = None
 
     def admits(self, index: int, cards: int) -> bool:
         """Return whether the card of an index is asked."""
-        if self.only is not None:
-            return (index, cards) == (self.only, self.cards)
         return cards != self.cards or index not in self.without
 
     def words(self) -> list[str]:
-        """Return it as words of a command line: `without=1,3/8`, `only=3/8`; none for all."""
-        if self.only is not None:
-            return [f"only={self.only}/{self.cards}"]
-        if not self.without:
-            return []
-        return [f"without={','.join(map(str, sorted(self.without)))}/{self.cards}"]
+        """Return it as words of a command line: `without=1,3/8`; none for all."""
+        numbers = ",".join(map(str, sorted(self.without)))
+        return [f"without={numbers}/{self.cards}"] if self.without else []
 
 
-def parse_card_filter(words: dict[str, str]) -> CardFilter:
-    """Return the filter in a worker's options by name; raise ValueError."""
-    for name in ("only", "without"):
-        if name in words:
-            indexes, _, cards = words[name].partition("/")
-            found = frozenset(int(one) for one in indexes.split(","))
-            if name == "only":
-                return CardFilter(int(cards), only=min(found))
-            return CardFilter(int(cards), found)
-    return CardFilter()
+def parse_card_filter(word: str) -> CardFilter:
+    """Return the filter in `1,3/8`, all cards for an empty word; raise ValueError."""
+    numbers, _, cards = word.partition("/")
+    without = frozenset(map(int, numbers.split(","))) if word else frozenset[int]()
+    return CardFilter(int(cards or 0), without)

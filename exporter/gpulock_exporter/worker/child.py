@@ -7,11 +7,18 @@ import os
 import signal
 import subprocess
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from gpulock.errors import one_line
-from gpulock_exporter.driver_calls import NO_CARD, PAGE, DriverCall, read_driver_call
+from gpulock_exporter.driver_calls import (
+    NO_CARD,
+    PAGE,
+    DriverCall,
+    make_page,
+    read_driver_call,
+    write_shared_cards,
+)
 from gpulock_exporter.frame_decoder import decode_frame
 from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError
 
@@ -30,39 +37,33 @@ class WorkerTimeouts(NamedTuple):
 
 
 class WorkerChild:
-    """A worker that is started now; raise OSError where none can be. `listened`: for its frames.
+    """A worker that is started now; raise OSError where none can be.
 
     `since` is when it was heard last, or started, `killed` when it was, 0 where it was not.
-    `card` is the one that it hangs in, or tries.
+    `card` is the one that it hangs in, or tries: the frames of one that tries are not read.
     """
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str] | None,
-        now: float,
-        listened: bool = True,
-        card: int = NO_CARD,
+        self, argv: Sequence[str], env: Mapping[str, str] | None, now: float, card: int = NO_CARD
     ) -> None:
         self.since, self.killed, self.card = now, 0.0, card
-        self.is_heard, self.sends = False, listened
-        self._shared = frozenset[str]()
+        self.is_heard = False
+        self._shared: Collection[str] = ()
         self._buffer = b""
         # read, not mapped: what a worker makes shorter would end who has it mapped (mmap(2))
-        self._page, self._words = os.memfd_create("gpulock-call"), os.memfd_create("gpulock-words")
+        self._page, self._words = make_page(), os.memfd_create("gpulock-words")
         for descriptor in (self._page, self._words):
             weakref.finalize(self, os.close, descriptor)
-        os.ftruncate(self._page, PAGE.size)
-        end = subprocess.PIPE if listened else subprocess.DEVNULL
         self.process = subprocess.Popen(
             [*argv, f"note={self._page}"],
-            stdin=end,
-            stdout=end,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if card == NO_CARD else subprocess.DEVNULL,
             stderr=self._words,
             env=env,
             start_new_session=True,  # a terminal's ^C is for the parent
             pass_fds=(self._page,),
         )
+        self.frames = self.process.stdout
 
     def call(self) -> DriverCall | None:
         """Return the call of one card that it makes now, as far as it names one."""
@@ -75,15 +76,13 @@ class WorkerChild:
         call = self.call()
         return frame if call is None else min(frame, call.since + limits.frame)
 
-    def descriptor(self) -> int:
-        """Return where its frames come, -1 where none come any more."""
-        pipe = self.process.stdout
-        return pipe.fileno() if self.sends and pipe is not None else -1
-
     def receive(self, now: float) -> list[Frame]:
         """Return the frames that are whole by now; raise FrameError for garbage."""
-        data = os.read(self.descriptor(), CHUNK)
-        self.sends = bool(data)
+        if self.frames is None:
+            return []
+        data = os.read(self.frames.fileno(), CHUNK)
+        if not data:
+            self.close()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > LINE_LIMIT:
             raise FrameError("a frame without end")
@@ -99,20 +98,11 @@ class WorkerChild:
         said = os.pread(self._words, WORDS, max(0, size - WORDS)).decode("utf-8", "replace")
         return one_line(" ".join(said.strip("\0").split()))
 
-    def share(self, cards: frozenset[str]) -> None:
-        """Say which cards are shared, by bus id, where that has changed.
-
-        One that hangs does not read: it is told as soon as there is room.
-        """
-        pipe = self.process.stdin
-        if pipe is None or pipe.closed or cards == self._shared:
-            return
-        try:
-            os.set_blocking(pipe.fileno(), False)
-            os.write(pipe.fileno(), f"{' '.join(sorted(cards))}\n".encode())
-        except OSError:
-            return
-        self._shared = cards
+    def share(self, cards: Collection[str]) -> None:
+        """Say which cards are shared, by bus id, where that has changed."""
+        if cards != self._shared:
+            write_shared_cards(self._page, cards)
+            self._shared = cards
 
     def kill(self, now: float) -> None:
         """Send SIGKILL, and listen no more; a driver that hangs may keep it from dying."""
@@ -121,14 +111,13 @@ class WorkerChild:
             os.kill(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self.close_pipes()
+        self.close()
 
-    def close_pipes(self) -> None:
-        """Neither speak to it nor listen any more."""
-        self.sends = False
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+    def close(self) -> None:
+        """Listen no more."""
+        if self.frames is not None:
+            self.frames.close()
+        self.frames = None
 
     def crash(self) -> int:
         """Return the signal by which a library ended it, 0 where none did."""

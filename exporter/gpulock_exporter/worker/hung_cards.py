@@ -15,6 +15,7 @@ from typing import NamedTuple
 from gpulock_exporter.driver_calls import CardFilter, DriverCall
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 640.0  # seconds until a card is tried again
+TRIAL_LOOKS = 2  # at a card that has hung: some of the calls are made from the second look on
 FORGOTTEN = 3600.0  # seconds without a hang, after which the pauses start over
 
 
@@ -81,4 +82,6 @@ class HungCards:
 
     def words_of_trial(self, index: int) -> list[str]:
         """Return the options of a worker that tries one card."""
-        return CardFilter(self.cards[index].call.cards, only=index).words()
+        cards = self.cards[index].call.cards
+        others = CardFilter(cards, frozenset(range(cards)) - {index})
+        return [*others.words(), f"looks={TRIAL_LOOKS}"]

@@ -2,53 +2,48 @@
 """The child that speaks NVML: it looks, writes a frame, and sleeps; the parent may kill it.
 
 Usage: python -m gpulock_exporter.worker.process PERIOD LISTS SOURCE [NAME=VALUE ...];
-SOURCE is `nvml` or `simulated:DIR`. `note=FD` is where it names its calls, `without=3/8` the cards
-that it does not ask, `only=3/8` the one that it tries with a few looks, and then ends. A call into
-a driver that hangs cannot be interrupted from within, so everything that could hang is here. It
-reads from its standard input, a line each, which cards are shared. It ends when that does: then
-nobody reads any more; and where it hangs at that time, the kernel kills it.
+SOURCE is `nvml` or `simulated:DIR`. `note=FD` is the page that it shares with its supervisor,
+`without=3/8` are the cards that it does not ask, `looks=2` so many looks it takes, and then ends. A
+call into a driver that hangs cannot be interrupted from within, so everything that could hang is
+here. It ends when nobody reads its frames any more; and where it hangs at that time, the kernel
+kills it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 import sys
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable
 
 from gpulock.deadline import clock_boottime
 from gpulock_exporter.driver_calls import CallNote, CardFilter, parse_card_filter
 from gpulock_exporter.telemetry import FrameSource, encode_frame
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-CHUNK = 1 << 16  # bytes: what a pipe holds, pipe(7)
 CANNOT_OPEN = 3  # exit code: no driver, or one that does not answer as it should
-TRIAL_LOOKS = 2  # at a card that has hung: some of the calls are made from the second look on
 
 
 def main(argv: list[str]) -> int:
-    """Look until standard input ends; return the exit code."""
+    """Look until nobody reads; return the exit code."""
     die_with_parent()
     frames = os.dup(1)
     os.dup2(2, 1)  # what a library prints there is no frame
     period, process_period, name = float(argv[1]), float(argv[2]), argv[3]
     words = dict(word.split("=", 1) for word in argv[4:])
-    cards = parse_card_filter(words)
+    note = CallNote(int(words.get("note", -1)))
+    source = make_frame_source(name, note, parse_card_filter(words.get("without", "")))
 
     def send(line: bytes) -> None:
         write_frame_line(frames, line)
 
-    source = make_frame_source(name, CallNote(int(words.get("note", -1))), cards)
     try:
         source.open()
-    except RuntimeError as fault:
-        os.write(2, f"{fault}\n".encode())
-        return CANNOT_OPEN
-    try:
-        looks = None if cards.only is None else TRIAL_LOOKS
-        run_worker(source, period, process_period, sys.stdin.fileno(), send, looks)
+        run_worker(source, note, (period, process_period), send, int(words.get("looks", 0)))
+    except BrokenPipeError:
+        pass
     except RuntimeError as fault:  # the whole driver is gone: the next worker opens it again
         os.write(2, f"{fault}\n".encode())
         return CANNOT_OPEN
@@ -82,44 +77,24 @@ def make_frame_source(name: str, note: CallNote, cards: CardFilter) -> FrameSour
 
 def run_worker(
     source: FrameSource,
-    period: float,
-    process_period: float,
-    parent: int,
+    note: CallNote,
+    periods: tuple[float, float],
     send: Callable[[bytes], None],
-    looks: int | None = None,
+    looks: int = 0,
 ) -> None:
-    """Look every `period` seconds, at process lists every `process_period`; so often, or on."""
-    due = clock_boottime()
-    processes_due = due
-    shared: Collection[str] | None = ()
-    while shared is not None:
+    """Look again and again, or so often, at process lists more seldom; `periods` are of both."""
+    due = processes_due = clock_boottime()
+    taken = 0
+    while not looks or taken < looks:
+        time.sleep(max(0.0, due - clock_boottime()))
         now = clock_boottime()
         with_processes = now >= processes_due
         if with_processes:
-            processes_due = now + process_period
-        send(encode_frame(source.look(with_processes, shared)))
-        looks = looks - 1 if looks else looks
-        if looks == 0:
-            return
+            processes_due = now + periods[1]
+        send(encode_frame(source.look(with_processes, note.shared_cards())))
+        taken += 1
         # a look that took long does not make the next hurry
-        due = max(due + period, clock_boottime())
-        shared = sleep_until_next_look(parent, due, shared)
-
-
-def sleep_until_next_look(
-    parent: int, due: float, shared: Collection[str]
-) -> Collection[str] | None:
-    """Sleep; return the cards that the parent named as shared last, by bus id.
-
-    Return None where the parent has closed our standard input. Each of its lines has all of them.
-    """
-    while select.select([parent], [], [], max(0.0, due - clock_boottime()))[0]:
-        heard = os.read(parent, CHUNK)
-        if not heard:
-            return None
-        lines = heard.decode("ascii", "replace").split("\n")
-        shared = frozenset(lines[-2].split()) if lines[1:] else shared
-    return shared
+        due = max(due + periods[0], clock_boottime())
 
 
 def write_frame_line(fd: int, line: bytes) -> None:

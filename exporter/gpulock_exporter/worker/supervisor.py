@@ -122,7 +122,7 @@ class Supervisor:
         """Return for how many seconds there is nothing to do unless something comes."""
         if self.worker is None:
             return max(MOMENT, max(self._not_before, self._paused_until) - now)
-        if self._trial is not None or not self.worker.sends:
+        if self._trial is not None or self.worker.frames is None:
             return POLL
         return max(MOMENT, self.worker.due(self._limits) - now)
 
@@ -172,7 +172,7 @@ class Supervisor:
 
     def _bury(self, worker: WorkerChild, now: float) -> None:
         """Decide how soon the next one starts: at once where it is to ask other cards."""
-        worker.close_pipes()
+        worker.close()
         hurry = worker.card != NO_CARD or (worker.killed > 0 and not self.fault)
         call, crash = worker.call(), worker.crash()
         if not worker.killed:
@@ -215,7 +215,7 @@ class Supervisor:
     def _try(self, card: int, now: float) -> None:
         words = self.hung.words_of_trial(card)
         try:
-            self._trial = WorkerChild([*self._argv, *words], self._env, now, False, card)
+            self._trial = WorkerChild([*self._argv, *words], self._env, now, card)
         except OSError:
             before = self.hung.cards[card]
             self.hung.leave_out(before.call, now, before.crash)
@@ -223,14 +223,15 @@ class Supervisor:
     def _receive(self, seconds: float) -> list[Frame]:
         """Wait for output; return every whole frame, oldest first. Garbage ends the worker."""
         worker = self.worker
+        pipe = worker.frames if worker is not None else None
         with selectors.DefaultSelector() as selector:
             selector.register(self._bell, selectors.EVENT_READ)
-            if worker is not None and worker.sends:
-                selector.register(worker.descriptor(), selectors.EVENT_READ)
-            ready = {key.fd for key, _ in selector.select(max(0.0, seconds))}
+            if pipe is not None:
+                selector.register(pipe, selectors.EVENT_READ)
+            ready = [key.fileobj for key, _ in selector.select(max(0.0, seconds))]
         if self._bell in ready:
             os.read(self._bell, CHUNK)
-        if worker is None or worker.descriptor() not in ready:
+        if worker is None or pipe not in ready:
             return []
         try:
             frames = worker.receive(self._clock())

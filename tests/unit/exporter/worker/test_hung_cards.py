@@ -11,11 +11,14 @@ import pytest
 from gpulock_exporter.driver_calls import (
     NO_CARD,
     PAGE,
+    SIZE,
     CallNote,
     CardFilter,
     DriverCall,
+    make_page,
     parse_card_filter,
     read_driver_call,
+    write_shared_cards,
 )
 from gpulock_exporter.worker.hung_cards import (
     FIRST_PAUSE,
@@ -32,8 +35,7 @@ CALL = DriverCall(10.0, 3, 8, "0000:3b:00.0", "nvmlDeviceGetTemperature")
 
 
 def test_a_note_tells_card_and_call_to_the_other_process_that_has_its_page() -> None:
-    fd = os.memfd_create("test")
-    os.ftruncate(fd, PAGE.size)
+    fd = make_page()
     note = CallNote(fd)
     note.cards = 8
     told: list[DriverCall | None] = [read_driver_call(os.pread(fd, PAGE.size, 0))]
@@ -58,20 +60,39 @@ def test_what_a_worker_writes_is_never_more_than_a_line_of_plain_text() -> None:
     assert found is not None and found.bus.isprintable() and found.name == "?" * 128
 
 
-@pytest.mark.parametrize(
-    "cards", [CardFilter(), CardFilter(8, frozenset({1, 3})), CardFilter(8, only=3)]
-)
+@pytest.mark.parametrize("cards", [[], ["0000:3b:00.0"], ["0000:3b:00.0", "0000:5e:00.0"]])
+def test_the_other_process_reads_which_cards_are_shared(cards: list[str]) -> None:
+    page = make_page()
+    write_shared_cards(page, ["0000:00:00.0"] * 2)
+    write_shared_cards(page, cards)
+    assert CallNote(page).shared_cards() == set(cards)
+    os.close(page)
+
+
+def test_more_shared_cards_than_a_page_holds_spoil_nothing() -> None:
+    page = make_page()
+    write_shared_cards(page, [f"{number:04x}:3b:00.0" for number in range(1000)])
+    assert len(CallNote(page).shared_cards()) > 200
+    assert os.fstat(page).st_size == SIZE
+    os.close(page)
+
+
+@pytest.mark.parametrize("cards", [CardFilter(), CardFilter(8, frozenset({1, 3}))])
 def test_a_filter_goes_through_a_command_line_and_back(cards: CardFilter) -> None:
     words = dict(word.split("=", 1) for word in cards.words())
-    assert parse_card_filter(words) == cards
+    assert parse_card_filter(words.get("without", "")) == cards
 
 
 def test_an_index_stands_for_a_card_only_while_there_are_as_many() -> None:
-    without, only = CardFilter(8, frozenset({3})), CardFilter(8, only=3)
+    without = CardFilter(8, frozenset({3}))
     assert [n for n in range(8) if not without.admits(n, 8)] == [3]
-    assert [n for n in range(8) if only.admits(n, 8)] == [3]
     assert all(without.admits(n, 7) for n in range(7))
-    assert not any(only.admits(n, 7) for n in range(7))
+
+
+def test_a_trial_asks_its_card_alone_and_ends() -> None:
+    cards = HungCards()
+    cards.leave_out(CALL, 0.0)
+    assert cards.words_of_trial(3) == ["without=0,1,2,4,5,6,7/8", "looks=2"]
 
 
 def test_pauses_grow_and_begin_anew_after_a_long_time_without_a_hang() -> None:
@@ -107,7 +128,7 @@ for word; do
     case $word in
         note=*) page=${word#note=} ;;
         without=1/2) alone=1 ;;
-        only=1/2) trial=1 ;;
+        looks=2) trial=1 ;;
     esac
 done
 echo "$*" >> starts
@@ -158,13 +179,13 @@ def test_the_next_worker_leaves_the_card_out_until_a_trial_of_its_own_succeeds(n
     assert (card.call.card, card.call.name) == (1, "nvmlDeviceGetTemperature")
     (nest.root / "call").write_bytes(b"")  # the trial hangs before it names a call
     pass_time(nest, FIRST_PAUSE + 1)
-    step_until(nest, lambda: starts(nest)[2:] == ["only=1/2"])
+    step_until(nest, lambda: starts(nest)[2:] == ["without=0/2 looks=2"])
     pass_time(nest, LIMITS.first + 1)
     step_until(nest, lambda: supervisor.hung.cards[1].times >= 2)
     (nest.root / "well").touch()
     pass_time(nest, 2 * FIRST_PAUSE + 1)
     step_until(nest, lambda: starts(nest)[-1] == "")
-    assert starts(nest)[-2] == "only=1/2"
+    assert starts(nest)[-2] == "without=0/2 looks=2"
     assert supervisor.hung.out() == {}
     step_until(nest, lambda: supervisor.fault == "")
 
@@ -195,7 +216,7 @@ def test_a_worker_that_a_card_crashes_is_replaced_at_once_by_one_without_it(
     (nest.root / "call").write_bytes(b"")
     pass_time(nest, FIRST_PAUSE + 1)
     step_until(nest, lambda: supervisor.hung.cards[1].times == 2)  # the trial crashes, too
-    assert starts(nest) == ["", "without=1/2", "only=1/2"]
+    assert starts(nest) == ["", "without=1/2", "without=0/2 looks=2"]
     (nest.root / "well").touch()
     pass_time(nest, 2 * FIRST_PAUSE + 1)
     step_until(nest, lambda: starts(nest)[-1] == "")

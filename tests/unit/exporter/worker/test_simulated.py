@@ -14,7 +14,6 @@ from gpulock_exporter.simulated.card import device_load, mean_device_load, memor
 from gpulock_exporter.simulated.source import SimulatedSource
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
 from gpulock_exporter.worker.child import WorkerTimeouts
-from gpulock_exporter.worker.process import sleep_until_next_look
 from gpulock_exporter.worker.supervisor import Supervisor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -236,23 +235,6 @@ def test_neighbours_work_in_patterns_that_can_be_told_apart() -> None:
     ]
     assert len({round(mean, 1) for mean in means}) == 4
     assert spreads[0] < 0.1 < spreads[3] < 0.3 < spreads[1] < spreads[2]
-
-
-@pytest.mark.real_time
-def test_a_worker_sleeps_on_when_it_is_told_what_is_shared_and_ends_with_its_parent() -> None:
-    reading, writing = os.pipe()
-    try:
-        now = boot_time()
-        assert sleep_until_next_look(reading, now, frozenset("x")) == frozenset("x")
-        os.write(writing, b"a b\nc d\n")
-        assert sleep_until_next_look(reading, now + 0.05, ()) == {"c", "d"}
-        assert boot_time() >= now + 0.05
-        os.write(writing, b"\n")
-        assert sleep_until_next_look(reading, now, frozenset("x")) == frozenset()
-    finally:
-        os.close(writing)
-    assert sleep_until_next_look(reading, now + 60, ()) is None
-    os.close(reading)
 
 
 def test_the_worker_looks_at_a_simulated_node(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 
 import pytest
+from gpulock_exporter.driver_calls import PAGE
 from gpulock_exporter.telemetry import Frame
 from gpulock_exporter.worker.supervisor import Supervisor
 
@@ -38,26 +39,26 @@ def settle(supervisor: Supervisor, word: str) -> None:
 def test_a_worker_is_told_which_cards_are_shared_and_the_next_one_as_well(nest: Nest) -> None:
     heard = nest.root / "heard"
     supervisor = nest.supervise(
-        f'echo "$GOOD"; while read -r line; do echo "$line" >>{heard}; done'
+        "for word; do page=${word#note=}; done\n"
+        'while echo "$GOOD"; do sleep 0.02\n'
+        f"tail -c +{PAGE.size + 1} /proc/self/fd/$page | tr -d '\\0' >{heard}; done"
     )
-    cards: frozenset[str] = frozenset()
-    told = ["0000:3b:00.0 0000:5e:00.0", "0000:5e:00.0", ""]
-    for number, line in enumerate(told, 1):
-        cards = supervisor.shared = frozenset(line.split())
+
+    def settle_on(line: str) -> None:
+        supervisor.shared = frozenset(line.split())
         for _ in range(1200):
             supervisor.step(0.05)
-            if heard.exists() and len(heard.read_text().splitlines()) == number:
-                break
-    assert heard.read_text().splitlines() == told
-    supervisor.shared = cards | {"0000:5e:00.0"}
+            if heard.exists() and heard.read_text() == line:
+                return
+        raise AssertionError(heard.read_text())
+
+    for line in ("0000:3b:00.0 0000:5e:00.0", "0000:5e:00.0", "", "0000:5e:00.0"):
+        settle_on(line)
     assert supervisor.worker is not None
     supervisor.worker.process.kill()
-    for _ in range(1200):
-        nest.clock.now += 1
-        supervisor.step(0.05)
-        if supervisor.starts > 1 and heard.read_text().splitlines()[3:]:
-            break
-    assert heard.read_text().splitlines()[-1] == "0000:5e:00.0"
+    heard.unlink()
+    settle_start(nest, supervisor, 2)
+    settle_on("0000:5e:00.0")
 
 
 def test_every_frame_is_handed_on_in_order(nest: Nest) -> None:
@@ -128,9 +129,11 @@ def test_garbage_ends_the_worker(nest: Nest, line: str) -> None:
 
 
 def test_what_a_worker_says_between_frames_is_not_kept(nest: Nest) -> None:
-    supervisor = nest.supervise('echo noise >&2; echo "$GOOD"; read -r _; echo "the end" >&2')
+    go = nest.root / "go"
+    wait = f"while ! [ -e {go} ]; do sleep 0.02; done"
+    supervisor = nest.supervise(f'echo noise >&2; echo "$GOOD"; {wait}; echo "the end" >&2')
     frames(supervisor)
-    supervisor.shared = frozenset({"0000:3b:00.0"})
+    go.touch()
     settle(supervisor, "the end")
     assert supervisor.fault == "the end"
 

@@ -26,25 +26,35 @@ class Chatty:
     def close(self): os.write(1, b"closed")
 
 process.make_frame_source = lambda *_: Chatty()
-sys.exit(process.main(["worker", "0.01", "1", "nvml", "only=0/1"]))
+sys.exit(process.main(["worker", "0.01", "1", "nvml", "looks=2"]))
 """
 
 
 @pytest.mark.slow
 def test_a_library_that_prints_on_standard_output_spoils_no_frame() -> None:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
-    parent, ours = os.pipe()  # a worker ends when its standard input does
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=env,
-        stdin=parent,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         check=True,
         timeout=60,
     )
-    os.close(parent)
-    os.close(ours)
     frames = [decode_frame(line) for line in done.stdout.splitlines()]
     assert [frame.sequence for frame in frames] == [1, 1]
     assert done.stderr.count(b"NVRM: warning {looked") == 2
     assert done.stderr.startswith(b"opened") and done.stderr.endswith(b"closed")
+
+
+@pytest.mark.slow
+def test_a_worker_ends_when_nobody_reads_its_frames() -> None:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
+    forever = PROGRAM.replace(', "looks=2"', "")
+    with subprocess.Popen(
+        [sys.executable, "-c", forever], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline()
+        worker.stdout.close()
+        assert worker.wait(60) == 0

@@ -13,8 +13,6 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 
-from prometheus_client.process_collector import ProcessCollector
-
 import gpulock
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.daemon.health.steps import read_health_steps
@@ -30,7 +28,11 @@ from gpulock_exporter.files.sample_file import (
 )
 from gpulock_exporter.frame_decoder import normalize_bus_id
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.exposition import EVERYTHING, render_exposition
+from gpulock_exporter.metrics.exposition import (
+    EVERYTHING,
+    collect_process_families,
+    render_exposition,
+)
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState, FrozenTick
@@ -94,7 +96,6 @@ class Exporter:
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
         self.listed = DeviceList(node.devices, lambda: inventory_version(node.store.path))
-        self._process = ProcessCollector(registry=None)
         self._tick: FrozenTick | None = None
         self._body: SampleBody | None = None
         self.reloader: Reloader | None = None
@@ -159,7 +160,7 @@ class Exporter:
     def text(self, snapshot: NodeSnapshot, names: frozenset[str] = EVERYTHING) -> bytes:
         """Return the metrics of a moment."""
         families = collect_families(snapshot, self._label_user)
-        return render_exposition(chain(families, self._process.collect()), names)
+        return render_exposition(chain(families, collect_process_families()), names)
 
     def handler(self) -> Handler:
         """Return what answers requests."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Set
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from gpulock_exporter.metrics.families import family_name
@@ -23,6 +24,14 @@ class Families(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return them."""
         return self._families
+
+
+PROCESS = ProcessCollector(registry=None)
+
+
+def collect_process_families() -> Iterable[Metric]:
+    """Return the families `process_*` of this process."""
+    return PROCESS.collect()
 
 
 def render_exposition(families: Iterable[Metric], names: Set[str] = EVERYTHING) -> bytes:

@@ -65,11 +65,12 @@ EXPORTER = {
     "webconfig": frozenset({"bcrypt", "yaml"}),
     "app": frozenset[str](),
 }
-# Beside hot modules: the service manager is spoken to in one place, and one table has the XIDs.
+# Beside hot modules: the service manager is spoken to in one place, one table has the XIDs, and
+# times are said in one way.
 EXPORTER_WARM = frozenset(
     {
         *("gpulock.daemon.core.journal", "gpulock.daemon.health.findings"),
-        "gpulock.daemon.health.steps",
+        *("gpulock.daemon.health.steps", "gpulock.text.words"),
     }
 )
 SOURCES = frozenset({"nvml", "simulated"})  # a driver hangs who looks at it: that is the worker

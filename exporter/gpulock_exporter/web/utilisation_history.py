@@ -11,6 +11,7 @@ from dataclasses import replace
 from gpulock.alloc import states
 from gpulock.daemon.health.findings import HARDWARE, describe_recovery_action
 from gpulock.store.owner import Owner
+from gpulock.text.words import format_duration, held_seconds
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
@@ -19,7 +20,6 @@ from gpulock_exporter.web.page import Page, Tile
 LENGTH = 300  # values, one a second
 SHOWN = 100  # points of a sparkline
 HOT = 88.0  # degrees: above what cards run at in good air, as the alert GpulockGpuHot has it
-MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 class UtilizationHistory:
@@ -103,9 +103,7 @@ def build_tile(
     if record is not None:
         job = page_job_name(record)
         user = label_user.of(record)
-        earlier = boot_id and record.boot_id != boot_id  # its CLOCK_BOOTTIME was another one
-        since = now.wall - record.claimed_at if earlier else now.boottime - record.claimed_boottime
-        held = format_page_duration(since)
+        held = format_duration(held_seconds(record, boot_id, now.boottime, now.wall))
     if seen.sharers:
         job = f"shared by {', '.join(list_page_sharers(seen))}"
         users = dict.fromkeys(label_user.of(one) for one in seen.sharers.values())
@@ -148,7 +146,7 @@ def list_page_sharers(seen: DeviceSnapshot) -> Iterable[str]:
 def device_note(seen: DeviceSnapshot, now: Moment) -> str:
     """Return what a person should know of a device's state: why, since when, how many."""
     if seen.state == states.HELD_IDLE and seen.idle_since is not None:
-        idle = format_page_duration(now.wall - seen.idle_since)
+        idle = format_duration(now.wall - seen.idle_since)
         return f"observed to do nothing for {idle}"
     if seen.state in (states.FOREIGN, states.HELD, states.HELD_IDLE) and seen.foreign:
         number = f"{seen.foreign} foreign process{'es' if seen.foreign > 1 else ''}"
@@ -165,7 +163,7 @@ def device_warnings(seen: DeviceSnapshot, now: Moment) -> Iterator[str]:
     """
     for xid, (_, at) in sorted(seen.xids.items()):
         if xid in HARDWARE:
-            yield f"XID {xid} ({HARDWARE[xid]}), {format_page_duration(now.wall - at)} ago"
+            yield f"XID {xid} ({HARDWARE[xid]}), {format_duration(now.wall - at)} ago"
     found = [why for _, why in sorted(seen.checks.items())]
     if seen.recovery_action:
         found.append(f"the driver asks for {describe_recovery_action(seen.recovery_action)}")
@@ -174,15 +172,3 @@ def device_warnings(seen: DeviceSnapshot, now: Moment) -> Iterator[str]:
     yield from dict.fromkeys(filter(None, found))
     if seen.temperature is not None and seen.temperature > HOT:
         yield f"{seen.temperature:.0f} °C is hot"
-
-
-def format_page_duration(seconds: float) -> str:
-    """Return `37s`, `12m`, `4h 12m` or `2d 3h`."""
-    whole = max(0, int(seconds))
-    if whole < MINUTE:
-        return f"{whole}s"
-    if whole < HOUR:
-        return f"{whole // MINUTE}m"
-    if whole < DAY:
-        return f"{whole // HOUR}h {whole % HOUR // MINUTE}m"
-    return f"{whole // DAY}d {whole % DAY // HOUR}h"

@@ -20,7 +20,6 @@ from gpulock_exporter.web.utilisation_history import (
     UtilizationHistory,
     build_page,
     device_note,
-    format_page_duration,
 )
 
 from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock, uuid
@@ -256,14 +255,6 @@ def test_a_line_is_as_long_as_what_was_seen_and_ends_now() -> None:
     assert history.of("a") == [1.0] * SHOWN
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-3, "0s"), (37, "37s"), (60, "1m"), (15120, "4h 12m"), (183600, "2d 3h")],
-)
-def test_a_time_is_said_as_people_do(seconds: float, text: str) -> None:
-    assert format_page_duration(seconds) == text
-
-
 def test_locks_that_cannot_be_read_are_said_and_no_device_is_left_out() -> None:
     node = Node()
     node.facts.locks = None
@@ -317,7 +308,7 @@ def test_a_lock_of_an_earlier_boot_is_as_old_as_the_wall_clock_says() -> None:
     node.facts = facts(lock(0, **changes))
     node.tick(card(0))
     page = build_page(node.snapshot([listed(0)]), UtilizationHistory(), "n", LabelUser.NAME, BOOT)
-    assert [tile.held for tile in page.tiles] == ["2h 0m"]
+    assert [tile.held for tile in page.tiles] == ["02:00"]
 
 
 def test_what_became_of_gpus_is_listed_and_is_no_markup() -> None:

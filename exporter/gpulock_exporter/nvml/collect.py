@@ -33,10 +33,8 @@ def collect_utilization(card: NvmlCard, records: Records, look: PollContext) -> 
         records[0].process_use = card.process_use.read(card, look)
     rates = card.query(look, "utilization", calls.nvmlDeviceGetUtilizationRates)
     if rates is not None:
-        records[0].utilization = percent_to_ratio(rates.gpu)
-        records[0].memory_utilization = percent_to_ratio(rates.memory)
-        if records[0].utilization is None or records[0].memory_utilization is None:
-            look.fail("utilization", card.name, f"it cannot be {rates.gpu} %, {rates.memory} %")
+        records[0].utilization = rates.gpu / WHOLE
+        records[0].memory_utilization = rates.memory / WHOLE
     sampled = _collect_busy_samples(card, look)
     if rates is None and sampled is None:
         return
@@ -208,8 +206,3 @@ def collect_processes(card: NvmlCard, records: Records, look: PollContext) -> No
         card.process_memory = sum(one.memory or 0 for one in listed or ()) if known else None
     for instance, record in zip(card.instances.all, records[1:]):
         record.processes = read_processes(instance, look)
-
-
-def percent_to_ratio(percent: int) -> float | None:
-    """Return percent as a ratio, None for what cannot be."""
-    return percent / WHOLE if 0 <= percent <= WHOLE else None

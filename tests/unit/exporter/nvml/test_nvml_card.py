@@ -101,9 +101,11 @@ def test_without_a_buffer_a_look_stands_for_the_time_since_the_last(tmp_path: Pa
 
 def test_a_ratio_above_the_whole_is_a_failure(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
-        for name in ("gpu", "memory"):
+        for name, ratio in (("gpu", "utilization"), ("memory", "memory_utilization")):
             nvml.set(f"gpu0.utilization.{name}", 900)
-            assert "900 %" in eye.look().failures["utilization"]
+            frame = eye.look()
+            assert getattr(device(frame), ratio) is None
+            assert "cannot be" in frame.failures["utilization"]
             nvml.set(f"gpu0.utilization.{name}", 90)
             assert eye.look().failures == {}
 

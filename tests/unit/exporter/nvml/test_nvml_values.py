@@ -12,7 +12,6 @@ import pytest
 from gpulock_exporter.nvml import field_values
 from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
 from gpulock_exporter.nvml.card import lock_id_of_bus, read_numa_node
-from gpulock_exporter.nvml.collect import percent_to_ratio
 from gpulock_exporter.nvml.field_values import (
     ECC,
     NVLINK,
@@ -109,13 +108,6 @@ def test_the_newer_field_of_a_reason_counts() -> None:
     assert [field.id for field in both] == [75, 269]
     values: dict[NvmlField, float] = {both[1]: 2e9, both[0]: 1e9}
     assert board_values(values)["clock_reason_seconds"] == {"sw_thermal_slowdown": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("percent", "found"), [(0, 0), (55, 0.55), (100, 1), (101, None), (2**32 - 1, None), (-1, None)]
-)
-def test_a_percentage_is_a_ratio_or_nothing(percent: int, found: float | None) -> None:
-    assert percent_to_ratio(percent) == found
 
 
 @given(

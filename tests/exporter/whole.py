@@ -83,8 +83,12 @@ class Scrape:
         return {name for name, _ in self.values}
 
     def totals(self) -> dict[tuple[str, Labels], float]:
-        """Return all counters."""
-        return {key: value for key, value in self.values.items() if key[0].endswith("_total")}
+        """Return all counters of GPUs and claims; a process' own begin anew with it."""
+        return {
+            (name, labels): value
+            for (name, labels), value in self.values.items()
+            if name.startswith("gpulock_") and name.endswith("_total")
+        }
 
 
 class Whole:

@@ -31,10 +31,6 @@ def test_soft_requests_are_turned_away() -> None:
     assert "-soft -l gpu" in jsv_reject_reason({"l_soft": "gpu=1"}, NAMES, limits=False, of_kind={})
 
 
-def test_two_complexes_at_once_are_turned_away() -> None:
-    assert "twice" in jsv_reject_reason({"l_hard": "gpu=1,gpuj=1"}, NAMES, limits=False, of_kind={})
-
-
 @pytest.mark.parametrize("low", ["h_vmem=8M", "s_vmem=1", "h_data=1k", "h_stack=16k", "h_fsize=0"])
 def test_limits_too_low_for_a_hook_are_turned_away_where_asked(low: str) -> None:
     assert "or more" in jsv_reject_reason({"l_hard": low}, NAMES, limits=True, of_kind={})

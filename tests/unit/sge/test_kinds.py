@@ -44,11 +44,6 @@ def test_each_complex_counts_its_kind(site: Site) -> None:
     assert wanted(site).kinds == kinds(site)
 
 
-def test_the_simple_form_still_means_plain_gpus(site: Site) -> None:
-    site.run(gpus(2))
-    assert kinds(site) == (("", 2),)
-
-
 def test_a_kind_that_is_asked_for_with_0_is_none(site: Site) -> None:
     site.run(gpus(0), gpus(1, "gpu_a100"))
     assert kinds(site) == (("model:a100*", 1),)
@@ -68,11 +63,6 @@ def test_shares_are_counted_and_come_alone(site: Site) -> None:
     assert (found.count, found.share, found.kinds) == (2, True, ())
     site.run(gpus(1, "gpu_share"), gpus(1), pid=501, job_id=13)
     assert why_refused(site) == "a share and other GPUs are asked for in one job"
-
-
-def test_a_fraction_of_a_kind_is_invalid(site: Site) -> None:
-    site.run(gpus(1), gpus(0.5, "gpu_a100"))
-    assert "no number of GPUs" in why_refused(site)
 
 
 def test_the_slots_of_this_host_count_for_each_kind(site: Site) -> None:

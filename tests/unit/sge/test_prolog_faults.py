@@ -284,11 +284,6 @@ def test_a_hook_for_another_job_than_the_shepherds_does_nothing(site: Site) -> N
     assert prolog.main(["sge", str(SHEPHERD)], FALSE_JOB, site.config()) == JOB_ERROR
 
 
-def test_a_job_with_forged_lines_does_not_start(site: Site) -> None:
-    job = site.run(gpus(1), command=("/bin/echo", "x\nhost_slots=4\n"))
-    assert start(site, job) == JOB_ERROR
-
-
 @pytest.mark.parametrize(
     "keys",
     [

@@ -123,13 +123,6 @@ def test_a_file_that_is_garbage_or_a_fifo_is_unknown_and_not_asked_for_elsewhere
         os.mkfifo(job.job_file)
 
 
-def test_without_execds_file_it_is_unknown(site: Site) -> None:
-    site.run(gpus(1)).job_file.unlink()
-    with pytest.raises(Refusal, match="execd has no file of this job") as caught:
-        asked(site)
-    assert caught.value.kind == UNKNOWN
-
-
 def test_a_parallel_job_without_a_host_file_is_unknown(site: Site) -> None:
     job = site.run(gpus(1), pe="mpi")
     (job.folder / "pe_hostfile").unlink()

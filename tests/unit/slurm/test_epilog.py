@@ -17,7 +17,7 @@ from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.slurm import epilog
 from gpulock.store import gate
 from gpulock.store.gate import Gate
-from tests.support.clock import VirtualClock, replace_clock
+from tests.support.clock import replace_clock
 from tests.support.faults import raising
 from tests.support.slurm_site import OTHER_UID, ROOT, RUN, UID, Site, freezer
 from tests.support.trees import OTHER_BOOT, bus, soon
@@ -84,19 +84,6 @@ def test_what_two_runs_of_a_job_hold_goes_with_the_later_one(site: Site) -> None
     site.hold(2, job_id="12", restart=1)
     site.epilog(SLURM_JOB_RESTART_COUNT="3")
     assert site.locks() == []
-
-
-def test_an_epilog_that_a_killed_slurmd_left_behind_leaves_the_next_run_alone(
-    site: Site, clock: VirtualClock
-) -> None:
-    """Its restart count is the next run's already, so only the time tells them apart."""
-    site.prolog(12, "0,1")
-    begun = clock()
-    clock.now += 1
-    site.prolog(12, "1,2", SLURM_JOB_RESTART_COUNT="1")
-    epilog.release_slurm_job(site.node(), site.call(SLURM_JOB_RESTART_COUNT="1"), soon(), begun)
-    assert site.granted() == site.locks() == [bus(1), bus(2)]
-    assert site.claims() == [site.note().token]
 
 
 def test_a_run_that_begins_while_an_orphan_waits_at_the_gate_keeps_its_note(

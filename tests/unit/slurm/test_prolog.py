@@ -99,12 +99,6 @@ def test_a_range_is_every_position_of_it(site: Site) -> None:
     assert site.locks() == [bus(0), bus(1), bus(3)]
 
 
-def test_uuids_of_slurms_need_no_map(site: Site) -> None:
-    (site.state / "slurm-map").unlink()
-    assert site.prolog(12, "GPU-00000002-aaaa,GPU-00000000-aaaa") == RUN
-    assert site.granted() == [bus(2), bus(0)]
-
-
 def test_an_instance_is_locked_as_such(site: Site) -> None:
     first, second = site.mig()
     site.map("0.gi1.ci0", "0.gi2.ci0", "1")

@@ -188,14 +188,6 @@ def test_a_request_that_makes_no_sense_fails_its_job_and_never_drains(site: Site
     assert ({call[0] for call in site.calls()}, site.locks()) == ({"squeue"}, [])
 
 
-def test_requests_that_nobody_understands_fail_their_jobs_and_drain_nothing(site: Site) -> None:
-    site.set(**OURS, SLURM_GRES="gpu gpux")
-    for number, user in enumerate(("alice", "alice", "bob", "carol"), 13):
-        assert site.requested(number, "gpu:x:y", SLURM_JOB_USER=user) == RUN
-        site.refused(number, "invalid request", 1)
-    assert site.drained() == []
-
-
 def test_that_slurmctld_is_silent_drains_nothing_however_often(site: Site) -> None:
     site.set(**OURS, SLURM_GRES="gpu gpux")
     site.fails("slurm_load_jobs error: Unable to contact slurm controller")

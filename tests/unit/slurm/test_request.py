@@ -129,11 +129,6 @@ def test_a_job_that_slurmctld_does_not_know_or_tell_is_unknown(site: Site, words
     assert refusal(lambda: request.list_slurm_job_gres(site.call(gpus=None), keys)).kind == UNKNOWN
 
 
-def test_a_position_that_no_map_has_breaks_no_node(site: Site) -> None:
-    call = site.call(gpus="0,7")
-    assert refusal(lambda: wanted(site, call)).kind == UNKNOWN
-
-
 @pytest.mark.parametrize(
     "text", ["gpu:3,gpu:1", "gres:gpu:1,gres/gpu:2", "gpu:a:1,gpu:2", "gpu,gpu"]
 )

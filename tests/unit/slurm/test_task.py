@@ -180,18 +180,6 @@ def test_names_of_devices_are_left_out_where_they_cannot_be_told(site: TaskSite)
     assert told.unset == {*wanted, *[f"{twin}GPU_DEVICE_ORDINAL" for twin in TWINS], *OPTIONAL}
 
 
-def test_slurms_own_uuids_stand(site: TaskSite) -> None:
-    site.prolog(12, "1,3")
-    told = site.run(CUDA_VISIBLE_DEVICES="GPU-00000003-aaaa")
-    assert told.mask == told.exported["NVIDIA_VISIBLE_DEVICES"] == "GPU-00000003-aaaa"
-
-
-@pytest.mark.parametrize("mask", ["2", "0,2", "GPU-00000002-aaaa", "x", "0\nexport A=b"])
-def test_a_mask_that_contradicts_the_lock_stops_the_task(site: TaskSite, mask: str) -> None:
-    site.prolog(12, "1,3")
-    assert "unknown" in stopped(site.run(CUDA_VISIBLE_DEVICES=mask))
-
-
 def test_a_step_that_asked_for_none_gets_an_empty_mask_and_a_batch_script_all(
     site: TaskSite,
 ) -> None:
@@ -269,10 +257,3 @@ def test_each_of_two_nodes_on_one_machine_gives_its_own(site: TaskSite) -> None:
     assert site.run(CUDA_VISIBLE_DEVICES="1").exported["GPULOCK_DEVICES"] == "GPU-00000001-aaaa"
     told = site.run(CUDA_VISIBLE_DEVICES="2", SLURMD_NODENAME="n2")
     assert told.exported["GPULOCK_DEVICES"] == "GPU-00000002-aaaa"
-
-
-def test_tasks_of_a_step_get_their_shares(site: TaskSite) -> None:
-    site.set(**OURS, SLURM_SPLIT_TASKS="yes")
-    site.prolog(12, "0-3")
-    step = {"SLURM_STEP_GPUS": "0-3", "SLURM_GTIDS": "4,5,6,7"}
-    assert [site.run(**step, SLURM_LOCALID=str(n)).mask for n in range(4)] == ["0", "1", "2", "3"]

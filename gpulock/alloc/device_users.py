@@ -144,10 +144,6 @@ class OpenFiles:
         """
         return not self._isolated or card_bus_id(held) == card_bus_id(device)
 
-    def any_device_open(self, uids: "Iterable[int]") -> bool:
-        """Return whether a process of any of these users has any of the devices open."""
-        return any([self.look(uid)[0] for uid in uids])
-
     def look(self, uid: "int | None") -> tuple[dict[str, list[int]], str]:
         """Return the processes of a user, or of all, by device, and why there may be more.
 

@@ -26,13 +26,15 @@ class JobProcesses:
     """The processes of a job on this node, and why there may be more.
 
     `pids` maps each to a clause, as in "process 7 carries the job's group 65400". `doubt` is a
-    sentence without its end. `unmarked` says that neither cgroup nor group marks them.
+    sentence without its end. `unmarked` says that neither cgroup nor group marks them. `daemons`
+    has the steps of Slurm's step daemons by pid: one may be of another node on this machine.
     """
 
-    __slots__ = ("doubt", "pids", "unmarked")
+    __slots__ = ("daemons", "doubt", "pids", "unmarked")
 
     def __init__(self) -> None:
         self.pids: dict[int, str] = {}
+        self.daemons: dict[int, str] = {}
         self.doubt = ""
         self.unmarked = False
 

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
             self, lock: Lock, scan: ProcessScan, job: "Callable[[Lock], JobProcesses]", /
         ) -> "Verdict": ...
 
-    class StepDaemonFinder(Protocol):
-        """A scheduler's own way to find the processes that stand for its jobs."""
-
-        def __call__(self, held: dict[str, Lock], scan: ProcessScan) -> None: ...
-
 
 def shepherd_verdict(lock: Lock, scan: ProcessScan, word: str) -> "Verdict | None":
     """Return the verdict by the processes that keep a lock alive, None where all are gone."""
@@ -59,11 +54,10 @@ class Judge:
     """Judge any lock of this node; the schedulers' own rules are given by name.
 
     `rules` maps a scheduler to its function. A scheduler without a rule is unknown, and its locks
-    are held. `members` maps a scheduler to what it knows of the processes of
-    its jobs; `finders` maps one to a function that tells its locks their step daemons.
+    are held. `members` maps a scheduler to what it knows of the processes of its jobs.
     """
 
-    __slots__ = ("_finders", "_members", "_rules", "boot_id", "scan")
+    __slots__ = ("_members", "_rules", "boot_id", "scan")
 
     def __init__(
         self,
@@ -71,24 +65,16 @@ class Judge:
         scan: ProcessScan,
         rules: "Mapping[str, LivenessRule]",
         members: "Mapping[str, JobMembers] | None" = None,
-        finders: "Mapping[str, StepDaemonFinder] | None" = None,
     ) -> None:
         self.boot_id = boot_id
         self.scan = scan
         self._rules = rules
         self._members = members or {}
-        self._finders = finders or {}
 
     def renew(self) -> "Judge":
         """Return a judge by the same rules that has not looked yet."""
-        scan = ProcessScan(self.scan.proc)
-        return Judge(self.boot_id, scan, self._rules, self._members, self._finders)
-
-    def attach_step_daemons(self, held: dict[str, Lock]) -> None:
-        """Tell locks the processes that stand for their jobs and are in no record."""
-        for scheduler, find in self._finders.items():
-            if any([lock.owner and lock.owner.scheduler == scheduler for lock in held.values()]):
-                find(held, self.scan)
+        scan = ProcessScan(self.scan.proc, self.scan.members)
+        return Judge(self.boot_id, scan, self._rules, self._members)
 
     def job_processes(self, lock: Lock) -> JobProcesses:
         """Return the processes of a lock's job, by all that marks them."""

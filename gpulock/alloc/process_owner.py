@@ -33,12 +33,16 @@ DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmd-wlm", "slurm
 
 
 class ProcessTree:
-    """The processes that are asked for, with what is above them; each is read once."""
+    """The processes that are asked for, with what is above them; each is read once.
 
-    __slots__ = ("_known", "_sees_all", "proc")
+    `members` has what a scheduler knows of the processes of its jobs, by the scheduler's name.
+    """
 
-    def __init__(self, proc: Proc) -> None:
+    __slots__ = ("_known", "_sees_all", "members", "proc")
+
+    def __init__(self, proc: Proc, members: "Mapping[str, ClaimMembership] | None" = None) -> None:
         self.proc = proc
+        self.members = members or {}
         self._known: dict[int, ProcessStatus] = {}
         self._sees_all: "bool | None" = None
 
@@ -80,19 +84,18 @@ def classify_process(
     locks: "Collection[Lock]",
     tree: ProcessTree,
     services: "Collection[str]",
-    members: "Mapping[str, ClaimMembership] | None" = None,
 ) -> str:
     """Return whose a process is: OWNERS, SERVICE, FOREIGN, UNSEEN or GONE.
 
-    `locks` are those whose owners may use the device, with their details; `members` has what a
-    scheduler knows besides, by its name. Beside a claim that cannot be read nobody is foreign.
+    `locks` are those whose owners may use the device, with their details. Beside a claim that
+    cannot be read nobody is foreign.
     """
     try:
         if tree.status(pid).state in OVER and tree.proc.finished(pid):
             return GONE  # nobody has asked for its exit code yet
         if not all([lock.owner for lock in locks]):
             return UNSEEN
-        if any([is_claim_process(pid, lock, tree, members) for lock in locks]):
+        if any([is_claim_process(pid, lock, tree) for lock in locks]):
             return OWNERS
         return SERVICE if is_service_process(pid, tree, services, by_name=True) else FOREIGN
     except ProcessLookupError:
@@ -106,7 +109,6 @@ def find_foreign_pids(
     held: "Mapping[str, Lock]",
     tree: ProcessTree,
     services: "Collection[str]",
-    members: "Mapping[str, ClaimMembership]",
 ) -> list[int]:
     """Return which of these processes are of no claim in `held`, nor a service, nor this process.
 
@@ -117,16 +119,12 @@ def find_foreign_pids(
     return [
         pid
         for pid in pids
-        if pid != os.getpid() and classify_process(pid, locks, tree, services, members) == FOREIGN
+        if pid != os.getpid() and classify_process(pid, locks, tree, services) == FOREIGN
     ]
 
 
 def is_claim_process(
-    pid: int,
-    lock: Lock,
-    tree: ProcessTree,
-    members: "Mapping[str, ClaimMembership] | None" = None,
-    beside: "Owner | None" = None,
+    pid: int, lock: Lock, tree: ProcessTree, beside: "Owner | None" = None
 ) -> bool:
     """Return whether a process is of a claim: by group, session, descent or its scheduler's word.
 
@@ -153,7 +151,7 @@ def is_claim_process(
         from gpulock.alloc.environs import StartedAs
 
         return StartedAs(tree.proc.read_memory(pid, "environ")).token == record.token.encode()
-    more = members.get(record.scheduler) if members else None
+    more = tree.members.get(record.scheduler)
     return more is not None and more(pid, record, tree)
 
 

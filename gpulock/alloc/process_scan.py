@@ -14,9 +14,10 @@ from gpulock.store import atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from gpulock.alloc.environs import StartedAs
+    from gpulock.alloc.process_owner import ClaimMembership
 
 LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.03
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
@@ -50,8 +51,8 @@ class ProcessScan(ProcessTree):
         *("blind", "complete", "partial", "restless"),
     )
 
-    def __init__(self, proc: Proc) -> None:
-        super().__init__(proc)
+    def __init__(self, proc: Proc, members: "Mapping[str, ClaimMembership] | None" = None) -> None:
+        super().__init__(proc, members)
         self.blind = ""
         self.partial = False
         self._users: "dict[int, str] | None" = None

@@ -162,8 +162,8 @@ class Reaper:
     def look(self, locks: "Iterable[Lock]") -> None:
         """Look at processes and open files now, before the gate is taken: it is held shortly."""
         mine = list(locks)
-        if self.files.any_device_open({lock.owner.uid for lock in mine if lock.owner}):
-            self.judge.attach_step_daemons(self.held)
+        for uid in {lock.owner.uid for lock in mine if lock.owner}:
+            self.files.look(uid)
         for lock in mine:
             self.node.store.read_details(lock)
             self.judge.job_processes(lock)  # what it reads of processes is not read again
@@ -270,7 +270,6 @@ def reap_locks(reaper: Reaper, dry_run: bool = False) -> list[ReapOutcome]:
     held = reaper.held
     for lock in held.values():
         reaper.node.store.read_details(lock)
-    reaper.judge.attach_step_daemons(held)
     if dry_run:
         return [decide_reap(lock, reaper.judge, reaper.files, held) for lock in held.values()]
     return reaper.finish(list(held.values()), DIED)

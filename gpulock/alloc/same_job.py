@@ -160,7 +160,6 @@ def drop_ended_anchors(node: Node, lock: Lock, token: str, gid: int) -> None:
 def release_previous_run(node: Node, mine: list[Lock], template: Owner, engine: "Reaper") -> None:
     """Free what an earlier run of the job, or a cut-short claim of this one, left; or refuse."""
     engine.held = node.store.read_all_locks()
-    engine.judge.attach_step_daemons(engine.held)
     for lock in mine:
         node.store.read_details(lock)
     own = [lock for lock in mine if lock.owner and is_cut_short(lock.owner, template)]

@@ -93,7 +93,6 @@ def find_leftovers(
     if not mine:
         return []
     restrict_to_owners(judge.scan, mine)
-    judge.attach_step_daemons(held)
     spared = own_ancestor_pids(judge.scan)
     found: dict[int, LeftoverProcess] = {}
     for lock in mine:

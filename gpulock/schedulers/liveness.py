@@ -24,6 +24,7 @@ from gpulock.store.verdicts import Verdict
 
 if TYPE_CHECKING:
     from gpulock.alloc.job_processes import JobMembers, JobProcesses
+    from gpulock.alloc.process_owner import ClaimMembership
 
 
 def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | None = None) -> Judge:
@@ -58,7 +59,7 @@ def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | Non
         "sge": SgeMembers(node),
         "slurm": lambda lock, scan, job: steps().add_members(lock, scan, job),
     }
-    finders: dict[str, liveness.StepDaemonFinder] = {
-        "slurm": lambda held, scan: steps().attach(held, scan)
+    owns: dict[str, ClaimMembership] = {
+        "slurm": lambda pid, record, tree: steps().owns(pid, record, tree)
     }
-    return Judge(node.boot_id, ProcessScan(node.proc), rules, members, finders)
+    return Judge(node.boot_id, ProcessScan(node.proc, owns), rules, members)

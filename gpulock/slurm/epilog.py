@@ -139,13 +139,8 @@ def make_slurm_epilog_judge(node: Node, job: str = "") -> "Judge":
     from gpulock.slurm.steps import SlurmSteps
 
     steps = SlurmSteps(node.settings, job)
-    return Judge(
-        node.boot_id,
-        ProcessScan(node.proc),
-        {},
-        {"slurm": steps.add_members},
-        {"slurm": steps.attach},
-    )
+    scan = ProcessScan(node.proc, {"slurm": steps.owns})
+    return Judge(node.boot_id, scan, {}, {"slurm": steps.add_members})
 
 
 def epilog_launch_time(proc: Proc, pid: int, leader: int, begun: float, job: str) -> float:

@@ -184,9 +184,8 @@ def make_slurm_prolog_judge(node: Node, job: str = "") -> "Judge":
 
     steps = SlurmSteps(node.settings, job)
     rules: "dict[str, LivenessRule]" = {"slurm": hook_verdict, "process": process_verdict}
-    members = {"slurm": steps.add_members_and_steps}
-    finders = {"slurm": steps.attach}
-    return Judge(node.boot_id, ProcessScan(node.proc), rules, members, finders)
+    scan = ProcessScan(node.proc, {"slurm": steps.owns})
+    return Judge(node.boot_id, scan, rules, {"slurm": steps.add_members_and_steps})
 
 
 def order_slurm_devices(node: Node, positions: list[str], grant: Grant) -> list[Device]:

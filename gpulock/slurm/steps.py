@@ -10,6 +10,7 @@ the job alive.
 import os
 import stat
 
+from gpulock.alloc.environs import StartedAs
 from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.process_owner import ProcessTree, is_root_program
 from gpulock.alloc.process_scan import ProcessScan
@@ -52,23 +53,24 @@ class SlurmSteps:
         self._hook_of = hook_of
         self._uid = os.geteuid() if settings.simulation else 0  # root's
 
-    def attach(self, held: dict[str, Lock], scan: ProcessScan) -> None:
-        """Tell every Slurm lock of `held` its processes (pid, start time), daemons first.
+    def owns(self, pid: int, record: Owner, tree: ProcessTree) -> bool:
+        """Return whether a process is of a job: where it has no cgroup, by the environment too.
 
-        Also what has left its parents, by cgroup or environment: it is of that job all the same.
+        Raises OSError or ValueError where it cannot be seen.
         """
-        locks = [lock for lock in held.values() if lock.owner and lock.owner.scheduler == "slurm"]
-        if not locks:
-            return
-        found = self.daemons(scan)
-        for lock in locks:
-            assert lock.owner is not None
-            mine = found.get(lock.owner.job_id, {})
-            rest = self.members(lock.owner, scan)
-            if not self.has_cgroup(lock.owner, scan):
-                rest = self.find_started(lock.owner, scan)
-            lock.steps = find_start_times(scan.proc, [*dict.fromkeys([*mine, *filter(None, rest)])])
-            lock.extern = EXTERN in mine.values()
+        if is_slurm_job_process(pid, record, tree):
+            return True
+        if self.has_cgroup(record, tree):
+            return False
+        for above, status in tree.ancestry(pid).items():
+            if status.uids[0] != record.uid:
+                break
+            started = StartedAs(tree.proc.read_memory(above, "environ"))
+            if any(
+                [started.is_of(job, record.slurmd) for job in (record.job_id, record.het_leader)]
+            ):
+                return True
+        return False
 
     def daemons(self, scan: ProcessScan) -> dict[str, dict[int, str]]:
         """Return pid -> step of all step daemons by job id; those without a title yet under ``."""
@@ -77,10 +79,8 @@ class SlurmSteps:
             if self._is_daemon(pid, STEPD, scan):
                 try:
                     title = scan.proc.read_memory(pid, "cmdline")
-                except ProcessLookupError:
-                    continue
-                except TimeoutError:
-                    title = b""  # whose it is nobody knows
+                except (ProcessLookupError, TimeoutError):
+                    title = b""  # whose it is, or was when it was listed, nobody knows
                 if title.split(b"\0")[1:2] in NO_STEP:
                     continue
                 job, step = parse_stepd_title(title)
@@ -110,6 +110,7 @@ class SlurmSteps:
         """
         record = lock.owner
         assert record is not None
+        job.daemons = self.daemons(scan).get(record.job_id, {})
         for pid in self.members(record, scan):
             if pid:
                 job.add((pid,), "is in the job's cgroup")
@@ -135,11 +136,6 @@ class SlurmSteps:
             job.add_doubt(f"step daemon {pid} of the job runs")
         self.add_members(lock, scan, job)
 
-    def find_started(self, record: Owner, scan: ProcessScan) -> list[int]:
-        """Return the user's processes that were started as this job's, or its leader's."""
-        own, leaders, _ = self._find_started(record, scan)
-        return own + leaders
-
     def _find_started(self, record: Owner, scan: ProcessScan) -> tuple[list[int], list[int], str]:
         started, unseen = scan.started_as(record.uid)
         own: list[int] = []
@@ -153,9 +149,9 @@ class SlurmSteps:
                 leaders.append(pid)
         return own, leaders, unseen
 
-    def has_cgroup(self, record: Owner, scan: ProcessScan) -> bool:
+    def has_cgroup(self, record: Owner, tree: ProcessTree) -> bool:
         """Return whether the job's own cgroup is there: else it may have another name."""
-        folders = job_cgroup_folders(self._cgroup, record, scan.proc)
+        folders = job_cgroup_folders(self._cgroup, record, tree.proc)
         return any([os.path.isdir(folder) for folder in folders])
 
     def members(self, record: Owner, scan: ProcessScan) -> list[int]:
@@ -288,14 +284,3 @@ def is_slurm_job_process(pid: int, record: Owner, tree: ProcessTree) -> bool:
             if job == record.job_id:
                 return True
     return False
-
-
-def find_start_times(proc: Proc, pids: list[int]) -> list[tuple[int, int]]:
-    """Return (pid, start time) of each process that is still there."""
-    found: list[tuple[int, int]] = []
-    for pid in pids:
-        try:
-            found.append((pid, proc.start(pid)))
-        except (ProcessLookupError, ValueError):
-            continue
-    return found

@@ -30,12 +30,10 @@ class Lock:
 
     `anchors` are (pid, start, supplementary group) of further shepherds, `orphans` what stopped
     a reap, `seen` whether a Slurm job's extern step was ever seen; empty until `read_details`.
-    `steps` are (pid, start) of a Slurm job's step daemons and processes, `extern` whether one is
-    the daemon of the whole allocation; told by `Judge.attach`. `mps` is gpulockd's word on the MPS
-    of a share's card: `PID START`, or `! WHY` there is none.
+    `mps` is gpulockd's word on the MPS of a share's card: `PID START`, or `! WHY` there is none.
     """
 
-    __slots__ = ("anchors", "extern", "fault", "id", "mps", "orphans", "owner", "seen", "steps")
+    __slots__ = ("anchors", "fault", "id", "mps", "orphans", "owner", "seen")
 
     def __init__(self, name: str, record: "Owner | None", fault: str) -> None:
         self.id = name
@@ -44,14 +42,12 @@ class Lock:
         self.anchors: list[tuple[int, int, int]] = []
         self.orphans = ""
         self.seen = False
-        self.extern = False
-        self.steps: list[tuple[int, int]] = []
         self.mps = ""
 
     def shepherds(self) -> list[tuple[int, int]]:
-        """Return (pid, start) of every process that keeps the lock alive."""
+        """Return (pid, start) of every recorded process that keeps the lock alive."""
         own = [(self.owner.pid, self.owner.start)] if self.owner else []
-        return own + [anchor[:2] for anchor in self.anchors] + self.steps
+        return own + [anchor[:2] for anchor in self.anchors]
 
     def groups(self) -> list[int]:
         """Return the supplementary groups of the job's processes here."""

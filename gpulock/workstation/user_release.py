@@ -35,7 +35,7 @@ def release_for_user(
     refuse_running_commands(select_locks(seen, peer, request), peer, judge.scan)
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
     reaper.files.seconds = LOOK_SECONDS
-    reaper.files.any_device_open((peer.account,))
+    reaper.files.look(peer.account)
     with Gate(node.store, deadline):
         reaper.read_locks()
         # what was claimed since has not been looked at

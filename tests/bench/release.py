@@ -83,7 +83,7 @@ def timed_look(devices: list[Device]) -> float:
         scan = ProcessScan(Proc())
         files = OpenFiles(scan, devices, Settings({}))
         scan.restrict({OWNER: "bench-owner"}, os.getppid())
-        files.any_device_open((OWNER,))
+        files.look(OWNER)
         scan.carriers(GROUP)
         if scan.blind or files.blind:
             raise RuntimeError(f"the look is incomplete: {scan.blind or files.blind}")

@@ -19,6 +19,7 @@ from gpulock.daemon.health.steps import read_health_steps
 from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
+from gpulock.slurm.steps import is_slurm_job_process
 from gpulock_exporter.clock import Clock, Moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import (
@@ -108,7 +109,10 @@ class Exporter:
             settings.shares,
         )
         self._book = CollectorState(
-            node.boot_id, self.limits, settings.allowed_processes, lambda: ProcessTree(node.proc)
+            node.boot_id,
+            self.limits,
+            settings.allowed_processes,
+            lambda: ProcessTree(node.proc, {"slurm": is_slurm_job_process}),
         )
 
     def open(self) -> None:

@@ -26,7 +26,7 @@ from gpulock_exporter.state.claim_accounting import Accounts, Ledger
 from gpulock_exporter.state.device_totals import TelemetryTotals
 from gpulock_exporter.state.join import NOT_LISTED, SnapshotJoin
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
-from gpulock_exporter.state.share_use import MEMBERS, ShareUse, sum_share_memory
+from gpulock_exporter.state.share_use import ShareUse, sum_share_memory
 from gpulock_exporter.state.snapshot import (
     DeviceProcesses,
     ExporterHealth,
@@ -298,7 +298,7 @@ def classify_device_processes(
     NVML tells pids, /proc tells the rest. What cannot be seen is not foreign: it is counted apart.
     """
     holders = list(locks)
-    judged = {one.pid: classify_process(one.pid, holders, kin, services, MEMBERS) for one in listed}
+    judged = {one.pid: classify_process(one.pid, holders, kin, services) for one in listed}
     foreign = tuple(sorted(pid for pid, of in judged.items() if of == FOREIGN))
     found, memory = list(judged.values()), sum_share_memory(listed, holders, kin)
     return DeviceProcesses(

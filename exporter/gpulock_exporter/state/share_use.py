@@ -13,13 +13,11 @@ from typing import Final
 
 from gpulock.alloc.process_owner import ProcessTree, is_claim_process, is_service_process
 from gpulock.node.devices import SHARE
-from gpulock.slurm.steps import is_slurm_job_process
 from gpulock.store.locks import Lock
 from gpulock_exporter.state.device_totals import DeviceActivity
 from gpulock_exporter.state.snapshot import DeviceProcesses
 from gpulock_exporter.telemetry import DeviceTelemetry, Process
 
-MEMBERS: Final = {"slurm": is_slurm_job_process}
 LEAST_TOLD: Final = 0.5  # of a card's work that is told of its processes; they have other samples
 SERVICE, FOREIGN, UNKNOWN = "service", "foreign", "?"  # whose a process is, where no claim's
 
@@ -146,7 +144,7 @@ def find_process_claim(
     UNKNOWN is one that may be of several claims. One that has ended is whose it was `earlier`.
     """
     try:
-        of = [token for token, lock in first.items() if is_claim_process(pid, lock, kin, MEMBERS)]
+        of = [token for token, lock in first.items() if is_claim_process(pid, lock, kin)]
         if not of:
             return SERVICE if is_service_process(pid, kin, services, by_name=True) else FOREIGN
     except (OSError, ValueError):

@@ -97,19 +97,21 @@ class ProcessView:
 
     def __init__(self, view: StatusView) -> None:
         self.view = view
-        self.scan = ProcessScan(view.node.proc)
+        members: dict[str, ClaimMembership] = {}
+        if any(lock.owner and lock.owner.scheduler == "slurm" for lock in view.held.values()):
+            from gpulock.slurm.steps import is_slurm_job_process
+
+            members["slurm"] = is_slurm_job_process
+        self.scan = ProcessScan(view.node.proc, members)
         self.holders = OpenFiles(self.scan, view.devices, view.node.settings)
 
     def find_foreign_pids(self, device: str) -> list[int]:
         """Return who has a device open and is of no claim."""
-        members: dict[str, ClaimMembership] = {}
-        held, services = self.view.held, self.view.node.settings.allowed_processes
-        if any(lock.owner and lock.owner.scheduler == "slurm" for lock in held.values()):
-            from gpulock.slurm.steps import is_slurm_job_process
-
-            members["slurm"] = is_slurm_job_process
-        pids = self.holders.pids_with_open(device)
-        return find_foreign_pids(pids, held, self.scan, services, members)
+        services, pids = (
+            self.view.node.settings.allowed_processes,
+            self.holders.pids_with_open(device),
+        )
+        return find_foreign_pids(pids, self.view.held, self.scan, services)
 
     def outcomes(self) -> list[ReapOutcome]:
         """Judge every lock, changing nothing; of Slurm's jobs only those without a fresh verdict.
@@ -126,7 +128,6 @@ class ProcessView:
         held, known = self.view.held, self.view.verdicts or {}
         for lock in held.values():
             self.view.node.store.read_details(lock)
-        judge_now.attach_step_daemons(held)
         return [
             reaper.decide_reap(lock, judge_now, self.holders, held)
             for lock in held.values()

@@ -104,7 +104,6 @@ class HealthSnapshot:
             self._held = self.node.store.read_all_locks()
             for lock in self._held.values():
                 self.node.store.read_details(lock)
-            judging.attach_step_daemons(self._held)
         if any(lock_ids_overlap(lock, name) for lock in self._held):
             return True
         pids, locks = self._holders.pids_with_open(name), self._held.values()

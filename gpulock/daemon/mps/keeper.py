@@ -133,16 +133,17 @@ class CardMps:
     def _device_user(self) -> str:
         """Return who of the user's has the card open without a claim, as a clause, or nothing."""
         site = self.site
-        files = OpenFiles(ProcessScan(site.node.proc), [site.card], site.node.settings)
+        scan = ProcessScan(site.node.proc, {"slurm": is_slurm_job_process})
+        files = OpenFiles(scan, [site.card], site.node.settings)
         pids = files.pids_with_open(site.card.bus, site.uid)
         if not pids:
             return files.look(site.uid)[1]
-        members, services = {"slurm": is_slurm_job_process}, site.node.settings.allowed_processes
+        services = site.node.settings.allowed_processes
         try:
             held = site.node.store.read_all_locks()
             for lock in held.values():
                 site.node.store.read_details(lock)
-            found = find_foreign_pids(pids, held, files.scan, services, members)
+            found = find_foreign_pids(pids, held, scan, services)
         except (Refusal, OSError, ValueError) as fault:
             return str(fault)
         return f"process {found[0]} has it open" if found else ""

@@ -19,7 +19,6 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.slurm.steps import is_slurm_job_process
 from gpulock.store.foreign import SHOWN, ForeignUse, write_foreign_uses
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import PERIOD
@@ -47,14 +46,13 @@ class ForeignWatch(Chore):
         held = node.store.read_all_locks()
         for lock in held.values():
             node.store.read_details(lock)
-        judge.attach_step_daemons(held)
         files = OpenFiles(judge.scan, report.devices, node.settings)
         files.seconds = SECONDS
-        services, members = node.settings.allowed_processes, {"slurm": is_slurm_job_process}
+        services = node.settings.allowed_processes
         uses: dict[str, ForeignUse] = {}
         for device in report.devices:
             pids = files.pids_with_open(device.id)
-            if pids := find_foreign_pids(pids, held, judge.scan, services, members):
+            if pids := find_foreign_pids(pids, held, judge.scan, services):
                 uses[device.id] = describe_use(pids, judge.scan)
         took = clock_boottime() - begun
         self._next = now + max(PERIOD / 2, SHARE * took)

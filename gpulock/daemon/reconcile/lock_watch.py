@@ -15,7 +15,6 @@ import os
 import struct
 from collections.abc import Callable, Collection
 
-from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.loop import EventLoop
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
@@ -130,13 +129,7 @@ class OwnerWatcher:
 
     def follow(self, report: ReconcileReport, proc: Proc) -> None:
         """Watch the owners in a report, and nobody else."""
-        wanted = {
-            owner
-            for outcome in report.outcomes
-            if outcome.act != FREED
-            for owner in outcome.lock.shepherds()
-            if owner[0] > 0
-        }
+        wanted = {owner for owner in report.processes if owner[0] > 0}
         for owner in [known for known in self._known if known not in wanted]:
             self._unwatch(owner)
         for owner in sorted(wanted - self._known.keys()):

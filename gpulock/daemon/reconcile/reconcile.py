@@ -16,6 +16,7 @@ from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.slurm import note
+from gpulock.slurm.steps import EXTERN
 from gpulock.store import atomic, boot, event_log, events, quarantine, verdicts
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
@@ -36,7 +37,8 @@ class ReconcileReport:
 
     `fault` says why the verdicts could not be published, empty where they were; `blind` why
     processes could not be seen. `devices` are those the driver shows, `driver` why it shows none;
-    `cards` by bus id what it shows without NVML's help, where the node knows that.
+    `cards` by bus id what it shows without NVML's help, where the node knows that. `processes` are
+    (pid, start) of those that keep locks alive.
     """
 
     restored: list[Owner]
@@ -47,6 +49,7 @@ class ReconcileReport:
     driver: str = ""
     notes_lost: bool = False  # of STATE_DIR: what was out of service is not known
     cards: dict[str, DriverCard] = field(default_factory=dict[str, DriverCard])
+    processes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
 def reconcile_locks(
@@ -85,7 +88,7 @@ def reconcile_locks(
         if scan.restless and report.blind not in {one.reason for one in report.outcomes}:
             report.blind = reaper.files.blind  # who forks all the time holds up no lock of others
         if not dry_run:
-            report.fault = publish_outcomes(node, report.outcomes)
+            report.fault = publish_outcomes(node, reaper.judge, report)
     isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.root}/isolation")
     if isolated and not dry_run:
         from gpulock.isolation import cleanup
@@ -114,19 +117,17 @@ def make_reaper(
     return reaper
 
 
-def publish_outcomes(node: Node, outcomes: list[ReapOutcome]) -> str:
+def publish_outcomes(node: Node, judge: Judge, report: ReconcileReport) -> str:
     """Write verdicts, events, and what STATE_DIR lacks; return what fails, or nothing; gate held.
 
-    Of which Slurm jobs the extern step was seen is noted: from then on its absence counts. The
-    notes of runs that are over go.
+    The notes of runs that are over go.
     """
-    store, state_dir = node.store, node.settings.state_dir
+    store, state_dir, outcomes = node.store, node.settings.state_dir, report.outcomes
     left = {o.lock.owner.token: o.verdict for o in outcomes if o.act != FREED and o.lock.owner}
     try:
         for outcome in outcomes:
-            if outcome.act != FREED and outcome.lock.extern and not outcome.lock.seen:
-                assert outcome.lock.owner
-                store.mark_seen(outcome.lock.owner.token)
+            if outcome.act != FREED and outcome.lock.owner:
+                report.processes += list_owner_processes(node, judge, outcome.lock)
         verdicts.write_verdicts(store.path, left, node.boot_id)
         freed = [outcome for outcome in outcomes if outcome.act == FREED]
         for outcome in freed:
@@ -145,3 +146,22 @@ def publish_outcomes(node: Node, outcomes: list[ReapOutcome]) -> str:
     except OSError as fault:
         return f"{fault.filename or store.path}: {fault.strerror}"
     return ""
+
+
+def list_owner_processes(node: Node, judge: Judge, lock: Lock) -> list[tuple[int, int]]:
+    """Return (pid, start) of the processes that keep a lock alive; raise OSError.
+
+    That the extern step of a Slurm job was seen is noted: from then on its absence counts.
+    """
+    found, record = lock.shepherds(), lock.owner
+    if record is None or record.scheduler != "slurm":
+        return found
+    job = judge.job_processes(lock)
+    if EXTERN in job.daemons.values() and not lock.seen:
+        node.store.mark_seen(record.token)
+    for pid in {**job.daemons, **job.pids}:
+        try:
+            found.append((pid, node.proc.start(pid)))
+        except (ProcessLookupError, ValueError):
+            continue
+    return found

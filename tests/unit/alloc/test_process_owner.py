@@ -46,8 +46,8 @@ def proc(tmp_path: Path) -> FakeProc:
 
 
 def judged(proc: FakeProc, pid: int, *locks: Lock) -> str:
-    tree, slurm = ProcessTree(Proc(str(proc.root))), {"slurm": is_slurm_job_process}
-    return classify_process(pid, locks, tree, SERVICES, slurm)
+    tree = ProcessTree(Proc(str(proc.root)), {"slurm": is_slurm_job_process})
+    return classify_process(pid, locks, tree, SERVICES)
 
 
 def in_cgroup(proc: FakeProc, pid: int, text: str) -> None:

@@ -211,6 +211,8 @@ def test_nor_does_one_that_left_its_parents_there(site: Site, how: str) -> None:
     if how == "cgroup":
         (site.proc.root / "701/environ").unlink()
         site.cgroup(f"{freezer(13)}/step_0", 701)
+        path = f"{freezer(13)}/step_0".replace("freezer/", "freezer:/")
+        (site.proc.root / "701/cgroup").write_text(f"4:{path}\n")
     site.epilog(12)
     assert site.locks() == [bus(1)]
 

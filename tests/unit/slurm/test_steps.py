@@ -12,11 +12,9 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node import timed_read
 from gpulock.slurm import steps
 from gpulock.slurm.steps import SlurmSteps
-from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from tests.support.faults import fail_at
 from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_lock
-from tests.support.trees import record
 
 
 def found(site: Site, scan: ProcessScan | None = None) -> tuple[SlurmSteps, ProcessScan]:
@@ -35,12 +33,16 @@ def left_or_step(site: Site, **changes: object) -> str:
     return find_job_processes(slurm_lock(**changes), scan, sight.add_members_and_steps).reason()
 
 
-def attached(site: Site, **changes: object) -> Lock:
-    """Return the lock of job 12 with the step daemons it is told."""
+def daemons(site: Site) -> dict[int, str]:
+    """Return the step daemons of job 12."""
     sight, scan = found(site)
-    lock = slurm_lock(**changes)
-    sight.attach({lock.id: lock}, scan)
-    return lock
+    return find_job_processes(slurm_lock(), scan, sight.add_members).daemons
+
+
+def owned(site: Site, *pids: int, **changes: object) -> list[int]:
+    """Return which of these processes are of job 12."""
+    sight, scan = found(site)
+    return [pid for pid in pids if sight.owns(pid, record_of(**changes), scan)]
 
 
 def at_work(site: Site, **changes: object) -> int:
@@ -75,31 +77,18 @@ def test_a_title_names_job_and_step(cmdline: bytes, expected: tuple[str, str]) -
 
 
 @pytest.mark.parametrize("step", ["extern", "batch", "0", "17", "interactive"])
-def test_a_step_daemon_of_the_job_is_told_to_its_lock(site: Site, step: str) -> None:
-    site.stepd(700, f"12.{step}", start=77)
-    lock = attached(site)
-    assert (lock.steps, lock.extern) == ([(700, 77)], step == "extern")
+def test_a_step_daemon_of_the_job_is_known_with_its_step(site: Site, step: str) -> None:
+    site.stepd(700, f"12.{step}")
+    site.stepd(701, "13.0")
+    assert daemons(site) == {700: step}
     assert "700" in left_or_step(site)
 
 
 @pytest.mark.parametrize("title", ["1.extern", "123.extern", "112.0", ""])
 def test_a_step_daemon_of_another_job_is_not(site: Site, title: str) -> None:
     site.stepd(700, title)
-    assert attached(site).steps == []
+    assert daemons(site) == {}
     assert left_or_step(site) == ""
-
-
-def test_every_lock_of_a_job_is_told_and_no_other_schedulers(site: Site) -> None:
-    site.stepd(700, "12.extern")
-    site.stepd(701, "12.0")
-    site.stepd(702, "13.0")
-    sight, scan = found(site)
-    other = Lock("y", record(job_id="12"), "")
-    locks = {"a": slurm_lock(), "b": slurm_lock(), "c": slurm_lock(job_id="13"), "y": other}
-    locks["z"] = Lock("z", None, "")
-    sight.attach(locks, scan)
-    told = {name: sorted(pid for pid, _ in lock.steps) for name, lock in locks.items()}
-    assert told == {"a": [700, 701], "b": [700, 701], "c": [702], "y": [], "z": []}
 
 
 @pytest.mark.parametrize("words", ["/usr/sbin/slurmstepd\x00infinity", "slurmstepd\x00getenv\x000"])
@@ -115,25 +104,22 @@ def test_what_slurmd_starts_for_itself_is_no_step_and_none_that_is_starting(
 
 
 def test_what_left_its_parents_is_recognised_by_environment_or_cgroup(site: Site) -> None:
-    site.stepd(700, "12.extern", start=1)
+    site.stepd(700, "12.extern")
     site.left_by(900)
-    assert attached(site).steps == [(700, 1), (900, 1000)]
-    site.process(901, "python", start=2)
-    site.cgroup(f"{freezer()}/step_0", 700, 901)
-    assert attached(site).steps == [(700, 1), (901, 2)]
+    site.process(901, "python", ppid=900)
+    site.process(902, "python")
+    assert owned(site, 700, 900, 901, 902) == [700, 900, 901]
+    assert owned(site, 900, job_id="13") == []
+    assert owned(site, 900, job_id="13", het_leader="12") == [900]
+    site.cgroup(f"{freezer()}/step_0", 700, 902)
+    (site.proc.root / "902/cgroup").write_text(f"4:freezer:/slurm/uid_{UID}/job_12/step_0\n")
+    assert owned(site, 900, 901, 902) == [902], "a job's own cgroup tells, where it is there"
 
 
-def test_a_process_that_cannot_be_told_apart_is_not_told(site: Site) -> None:
-    folder = site.cgroup(freezer())
-    (folder / "cgroup.procs").unlink()
-    (folder / "cgroup.procs").mkdir()
-    assert attached(site).steps == []
-
-
-def test_where_no_lock_is_slurms_nobody_is_looked_at(site: Site) -> None:
-    sight, scan = found(site)
-    scan.proc.root = "/nowhere"
-    sight.attach({"y": Lock("y", record(), ""), "z": Lock("z", None, "")}, scan)
+def test_roots_process_proves_nothing_by_its_environment(site: Site) -> None:
+    site.process(900, "python", uid=ROOT)
+    site.started_with(900, SLURM_JOB_ID="12", SLURMD_NODENAME="n1")
+    assert owned(site, 900) == []
 
 
 @pytest.mark.parametrize(
@@ -152,34 +138,28 @@ def test_what_a_user_calls_slurmstepd_is_no_step_daemon(
     site.set(SIMULATION="")
     site.stepd(700, "12.extern", uids=uids, exe=exe)
     site.stepd(701, "", uids=uids, exe=exe)
-    lock = attached(site)
-    assert (lock.steps, lock.extern, left_or_step(site)) == ([], False, "")
+    assert (daemons(site), left_or_step(site)) == ({}, "")
     sight, scan = found(site)
     assert sight.daemons(scan) == {}
 
 
 def test_roots_process_of_another_name_is_no_step_daemon(site: Site) -> None:
     site.process(700, "bash", "slurmstepd: [12.extern]", ROOT)
-    assert attached(site).steps == []
+    assert daemons(site) == {}
 
 
 def test_a_dead_step_daemon_is_none(site: Site) -> None:
     site.stepd(700, "12.extern", state="Z")
-    assert attached(site).steps == []
+    assert daemons(site) == {}
 
 
-def test_a_step_daemon_that_ends_meanwhile_is_none(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_daemon_that_ends_meanwhile_may_be_of_any_job(site: Site) -> None:
+    """What it started since is in no list."""
     site.stepd(700, "12.extern")
-    site.stepd(701, "12.0", start=5)
     sight, scan = found(site)
     scan.statuses()
     (site.proc.root / "700/cmdline").unlink()
-    (site.proc.root / "701/stat").unlink()
-    lock = slurm_lock()
-    sight.attach({"x": lock}, scan)
-    assert lock.steps == []
+    assert sight.daemons(scan) == {"": {700: ""}}
 
 
 def test_step_daemons_do_not_count_once_slurmd_runs_the_epilog(site: Site) -> None:
@@ -315,9 +295,9 @@ def test_only_roots_slurmd_is_slurmd(site: Site, name: str) -> None:
 def test_on_a_real_node_root_is_uid_0(site: Site) -> None:
     site.set(SIMULATION="")
     site.stepd(700, "12.extern", 0)
-    assert [pid for pid, _ in attached(site).steps] == [700]
+    assert daemons(site) == {700: "extern"}
     site.stepd(700, "12.extern", 4711)
-    assert attached(site).steps == []
+    assert daemons(site) == {}
 
 
 def test_a_step_daemon_that_has_the_users_effective_uid_for_a_moment_is_one(site: Site) -> None:
@@ -327,7 +307,7 @@ def test_a_step_daemon_that_has_the_users_effective_uid_for_a_moment_is_one(site
     uids = (0, UID, 0, UID)
     site.proc.add(701, "slurmstepd", uids=uids)
     (site.proc.root / "701/cmdline").write_bytes(b"slurmstepd: [12.batch]\0")
-    assert sorted(pid for pid, _ in attached(site).steps) == [700, 701]
+    assert sorted(daemons(site)) == [700, 701]
 
 
 @pytest.fixture
@@ -374,7 +354,7 @@ def test_what_a_user_runs_in_the_jobs_cgroup_is_left_whatever_it_hangs_in(site: 
     assert left(site) == "process 900 is in the job's cgroup"
 
 
-def record_of() -> Owner:
-    owner = slurm_lock().owner
+def record_of(**changes: object) -> Owner:
+    owner = slurm_lock(**changes).owner
     assert owner is not None
     return owner

@@ -8,16 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpulock.alloc import reaper
-from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
 from gpulock.daemon.core.loop import EventLoop
 from gpulock.daemon.reconcile.lock_watch import OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
 from gpulock.node.procfs import Proc
-from gpulock.store.locks import Lock
-from gpulock.store.verdicts import ALIVE, Verdict
-from tests.support.trees import bus, record
 
 PROC = Proc()
 
@@ -43,12 +38,10 @@ class Field:
         self.processes[number].kill()
         self.processes[number].wait()
 
-    def follow(self, *pids: int, act: reaper.ReapAct = HELD, start: int = 0) -> None:
-        outcomes: list[ReapOutcome] = []
-        for number, pid in enumerate(pids):
-            one = record(pid=pid, start=start or PROC.start(pid), token=f"t{pid}")
-            outcomes.append(ReapOutcome(Lock(bus(number), one, ""), act, Verdict(ALIVE, ""), ""))
-        self.owners.follow(ReconcileReport([], outcomes), PROC)
+    def follow(self, *pids: int, start: int = 0) -> None:
+        report = ReconcileReport([], [])
+        report.processes = [(pid, start or PROC.start(pid)) for pid in pids]
+        self.owners.follow(report, PROC)
 
 
 @pytest.fixture
@@ -100,7 +93,7 @@ def test_another_process_of_the_same_number_is_not_the_owner(field: Field) -> No
 def test_who_holds_nothing_any_more_is_not_watched(field: Field) -> None:
     pid = field.start()
     field.follow(pid)
-    field.follow(pid, act=FREED)
+    field.follow()
     assert field.owners.watched() == []
 
 

@@ -41,6 +41,7 @@ def test_the_dead_go_the_living_stay_and_everybody_can_read_why(box: Box) -> Non
     assert known is not None
     assert {token: v.state for token, v in known.items()} == {"t500": "alive", "t502": "unknown"}
     assert count_events(read_events(str(box.lock)))["reaped_shepherd"] == 1
+    assert [pid for pid, _ in report.processes] == [500, 502], "whose end gpulockd waits for"
 
 
 def test_a_dry_run_changes_nothing_but_the_gate(box: Box) -> None:

@@ -12,7 +12,7 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, format_reques
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.store import boot, quarantine
+from gpulock.store import quarantine
 from gpulock.store.events import REAPED, note_event
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -80,6 +80,8 @@ def pick_free_devices(
             away += quarantine.list_noted_devices(state_dir, folder)
     except Refusal as refusal:
         if isinstance(refusal.__cause__, FileNotFoundError):  # the next claim finds them again
+            from gpulock.store import boot
+
             boot.make_claim_folders(node.store, state_dir, node.boot_id)
         raise
     out = dict.fromkeys(away, OUT)

@@ -22,7 +22,7 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, os_error_kind
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.store import boot, events, grants
+from gpulock.store import events, grants
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 from gpulock.store.repair import repair_locks
@@ -174,6 +174,8 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
     """
     node, found, want, template = attempt.node, attempt.devices, attempt.want, attempt.template
     if node.store.boot_id() != node.boot_id:
+        from gpulock.store import boot
+
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
     held = repair_locks(node.store, node.boot_id).held
     mine = [one for one in held.values() if one.owner and one.owner.key() == template.key()]

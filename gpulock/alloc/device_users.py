@@ -10,13 +10,8 @@ import errno
 import os
 import time
 
-from gpulock.alloc.process_owner import (
-    INIT,
-    belongs_to_other_claim,
-    is_mps_process,
-    is_service_process,
-)
 from gpulock.alloc.process_scan import ROUNDS, ProcessScan
+from gpulock.alloc.process_tree import INIT
 from gpulock.node.devices import MAJOR, SHARE, Device, card_bus_id
 from gpulock.node.procfs import OVER, device_file_key
 from gpulock.store import atomic
@@ -244,8 +239,11 @@ class OpenFiles:
                     self._add_open(pid, f"{folder}/task/{thread}/fd", held, exact)
                 except (FileNotFoundError, ProcessLookupError):
                     continue
-        service = bool(held) and is_service_process(pid, self.scan, self._services)
-        return set() if service else held
+        if held:
+            from gpulock.alloc.process_owner import is_service_process
+
+            held = set() if is_service_process(pid, self.scan, self._services) else held
+        return held
 
     def _is_node_name(self, path: str) -> bool:
         """Return whether a path is one that a device's node usually has.
@@ -304,7 +302,9 @@ def remaining_device_user(
     found, blind = files.look(record.uid)
     pids = found.get(device.partition(SHARE)[0], [])
     mark = held[device].mps if device in held else ""
-    if mark:
+    if mark and pids:
+        from gpulock.alloc.process_owner import is_mps_process
+
         pids = [pid for pid in pids if not is_mps_process(pid, mark, files.scan)]
     others = [lock for lock in held.values() if files.may_open(lock.id, device)]
     left = unclaimed_processes(pids, files.scan, others, record) if pids else []
@@ -315,6 +315,7 @@ def unclaimed_processes(
     pids: list[int], scan: ProcessScan, locks: "Iterable[Lock]", record: Owner
 ) -> list[int]:
     """Return the processes that are not proven to be of another claim than `record`."""
+    from gpulock.alloc.process_owner import belongs_to_other_claim
 
     def is_claimed(pid: int, lock: Lock) -> bool:
         try:

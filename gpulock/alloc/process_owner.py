@@ -7,6 +7,7 @@ process that is not shown is not foreign: without proof it counts as not seen.
 
 import os
 
+from gpulock.alloc.process_tree import SYSTEM_UIDS, ProcessTree
 from gpulock.node.procfs import OVER, Proc, ProcessStatus
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -14,69 +15,13 @@ from gpulock.store.owner import Owner
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
-    from typing import Protocol
-
-    class ClaimMembership(Protocol):
-        """A scheduler's own way to tell that a process is of one of its jobs."""
-
-        def __call__(self, pid: int, record: Owner, tree: "ProcessTree") -> bool: ...
 
 
 OWNERS, SERVICE, FOREIGN = "owner's", "service", "foreign"
 UNSEEN, GONE = "unseen", "gone"  # hidden from us, ended since it was listed
-INIT = 1
 RUN = "run"  # the comment of a claim whose process is the command itself
-HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
 COMM = 15  # characters of a process's name, proc_pid_comm(5)
-SYSTEM_UIDS = 1000  # below: system users (login.defs(5) UID_MIN)
 DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmd-wlm", "slurmstepd"))
-
-
-class ProcessTree:
-    """The processes that are asked for, with what is above them; each is read once.
-
-    `members` has what a scheduler knows of the processes of its jobs, by the scheduler's name.
-    """
-
-    __slots__ = ("_known", "_sees_all", "members", "proc")
-
-    def __init__(self, proc: Proc, members: "Mapping[str, ClaimMembership] | None" = None) -> None:
-        self.proc = proc
-        self.members = members or {}
-        self._known: dict[int, ProcessStatus] = {}
-        self._sees_all: "bool | None" = None
-
-    def status(self, pid: int) -> ProcessStatus:
-        """Return a process's status; raise OSError or ValueError as Proc.status does."""
-        found = self._known.get(pid)
-        if found is None:
-            found = self._known[pid] = self.proc.status(pid)
-        return found
-
-    def ancestry(self, pid: int) -> dict[int, ProcessStatus]:
-        """Return a process and what is above it, as far as that can be seen."""
-        found: dict[int, ProcessStatus] = {}
-        while pid > 0 and pid not in found:
-            try:
-                found[pid] = self.status(pid)
-            except (OSError, ValueError):
-                break
-            pid = found[pid].ppid
-        return found
-
-    def descends(self, pid: int, ancestors: "Collection[int]") -> bool:
-        """Return whether one of `ancestors` is `pid` or above it."""
-        return bool(ancestors) and any([one in ancestors for one in self.ancestry(pid)])
-
-    def sees_all(self) -> bool:
-        """Return whether a process that is not shown is gone: no hidepid, and the host's pids."""
-        if self._sees_all is None:
-            try:
-                self.proc.status(INIT)
-                self._sees_all = HOST_PIDS in self.proc.pid_namespace()
-            except (OSError, ValueError):
-                self._sees_all = False
-        return self._sees_all
 
 
 def classify_process(
@@ -222,22 +167,6 @@ def is_service_process(
     except OSError:
         named = by_name and any([status.name == name[:COMM] for name in services])
     return named and not any([one.name in DAEMONS for one in tree.ancestry(pid).values()])
-
-
-def is_root_program(proc: Proc, pid: int, name: str) -> bool:
-    """Return whether a process that root started runs the program `name`, or Debian's `name-wlm`.
-
-    Any process may have any name, and a set-user-id program (sudo, at) has root's uids under the
-    name of a link. Who may not see programs may not see more: what a judge needs of it fails later,
-    and an ordinary user decides nothing.
-    """
-    try:
-        program = os.path.basename(proc.link(pid, "exe")).removesuffix(" (deleted)")
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return program.partition("-")[0] == name
 
 
 def program_name(proc: Proc, pid: int) -> str:

@@ -8,7 +8,7 @@ hides, forks or multiplies processes costs it nothing, and keeps no lock that is
 import os
 import time
 
-from gpulock.alloc.process_owner import SYSTEM_UIDS, ProcessTree
+from gpulock.alloc.process_tree import SYSTEM_UIDS, ProcessTree
 from gpulock.node.procfs import OVER, Proc, ProcessStatus
 from gpulock.store import atomic
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from gpulock.alloc.environs import StartedAs
-    from gpulock.alloc.process_owner import ClaimMembership
+    from gpulock.alloc.process_tree import ClaimMembership
 
 LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.03
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 
-from gpulock.alloc.process_owner import is_root_program
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.alloc.process_tree import is_root_program
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.context import Node
 from gpulock.sge.shepherds import EXECD

@@ -13,8 +13,9 @@ from _signal import SIGKILL, SIGTERM, pidfd_send_signal  # the C module: see gpu
 
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import Judge
-from gpulock.alloc.process_owner import DAEMONS, INIT, belongs_to_other_claim
+from gpulock.alloc.process_owner import DAEMONS, belongs_to_other_claim
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.alloc.process_tree import INIT
 from gpulock.alloc.release import locked_devices, restrict_to_owners, select_job_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import one_line

@@ -20,7 +20,7 @@ from gpulock.hooks.frame import (
 from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.sge import hook, request, spool
+from gpulock.sge import environment_file, hook, request, spool
 from gpulock.sge.spool import Spool
 from gpulock.sge.spooled_job import LayoutError, SgeJob
 from gpulock.store import atomic, events, owed, owner
@@ -219,7 +219,7 @@ def write_sge_variables(
     """Write the job's variables."""
     devices = grant.devices if grant else []
     pairs = environment.grant_variables(devices, settings, EXTRA_MASK_NAMES)
-    spool.write_sge_env_file(found, pairs, ALL_NAMES, binds, settings.mps_dir)
+    environment_file.write_sge_env_file(found, pairs, ALL_NAMES, binds, settings.mps_dir)
 
 
 def undo_sge_claim(node: Node, found: Spool, grant: Grant, deadline: Deadline) -> None:

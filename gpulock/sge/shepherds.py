@@ -7,8 +7,8 @@ program runs as root: a daemon is known by its uid and its program.
 
 import os
 
-from gpulock.alloc.process_owner import is_root_program
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.alloc.process_tree import is_root_program
 from gpulock.node.procfs import OVER
 from gpulock.sge import spool
 

@@ -16,6 +16,7 @@ from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks.frame import log_hook_line, unexpected_refusal
 from gpulock.node.procfs import Proc
 from gpulock.sge import hook, spool
+from gpulock.sge.environment_file import ENVIRONMENT, ENVIRONMENT_LIMIT
 from gpulock.sge.spool import Spool
 from gpulock.store import atomic
 
@@ -60,7 +61,7 @@ class SiteHook:
         self.limits = environ.get("GPULOCK_LIMITS", "").split()
         found = spool.open_shepherd_spool(Proc(), call.shepherd, os.geteuid())
         try:
-            text = atomic.read_text(spool.ENVIRONMENT, spool.ENVIRONMENT_LIMIT, found.fd)
+            text = atomic.read_text(ENVIRONMENT, ENVIRONMENT_LIMIT, found.fd)
         except OSError as fault:
             raise spool.unread_spool_refusal("the job's environment", fault) from fault
         kept = {name: value for name, value in environ.items() if name.startswith("SGE_")}

@@ -18,7 +18,7 @@ from gpulock.hooks.frame import HookRun, format_grant
 from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.sge import hook, request, spool
+from gpulock.sge import environment_file, hook, request, spool
 from gpulock.sge.prolog import (
     EXTRA_MASK_NAMES,
     check_isolation,
@@ -119,7 +119,7 @@ def mask_refused_task(
             isolate_sge_job(Node(settings), found, None)
         pairs = [*environment.grant_variables([], settings, EXTRA_MASK_NAMES), (REFUSED, sentence)]
         drop = environment.grant_variable_names(EXTRA_MASK_NAMES) | {REFUSED, RECORD}
-        spool.write_sge_env_file(found, pairs, drop, "", settings.mps_dir)
+        environment_file.write_sge_env_file(found, pairs, drop, "", settings.mps_dir)
     except Refusal:
         return 1
     return 0

@@ -10,10 +10,9 @@ the job alive.
 import os
 import stat
 
-from gpulock.alloc.environs import StartedAs
 from gpulock.alloc.job_processes import JobProcesses
-from gpulock.alloc.process_owner import ProcessTree, is_root_program
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.alloc.process_tree import ProcessTree, is_root_program
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
@@ -62,6 +61,8 @@ class SlurmSteps:
             return True
         if self.has_cgroup(record, tree):
             return False
+        from gpulock.alloc.environs import StartedAs
+
         for above, status in tree.ancestry(pid).items():
             if status.uids[0] != record.uid:
                 break

@@ -15,7 +15,7 @@ from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid, encode_frame
 
-from gpulock.alloc.process_owner import ProcessTree
+from gpulock.alloc.process_tree import ProcessTree
 from gpulock.node import devices
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock

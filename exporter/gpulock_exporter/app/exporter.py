@@ -14,7 +14,7 @@ from datetime import datetime
 from itertools import chain
 
 import gpulock
-from gpulock.alloc.process_owner import ProcessTree
+from gpulock.alloc.process_tree import ProcessTree
 from gpulock.daemon.health.steps import read_health_steps
 from gpulock.errors import one_line
 from gpulock.node.context import Node

@@ -11,13 +11,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpulock.alloc.process_owner import (
-    FOREIGN,
-    GONE,
-    UNSEEN,
-    ProcessTree,
-    classify_process,
-)
+from gpulock.alloc.process_owner import FOREIGN, GONE, UNSEEN, classify_process
+from gpulock.alloc.process_tree import ProcessTree
 from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset

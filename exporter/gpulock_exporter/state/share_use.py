@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpulock.alloc.process_owner import ProcessTree, is_claim_process, is_service_process
+from gpulock.alloc.process_owner import is_claim_process, is_service_process
+from gpulock.alloc.process_tree import ProcessTree
 from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
 from gpulock_exporter.state.device_totals import DeviceActivity

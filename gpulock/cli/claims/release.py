@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import click
 
-from gpulock.alloc.process_owner import ProcessTree, is_command_running_elsewhere
+from gpulock.alloc.process_owner import is_command_running_elsewhere
+from gpulock.alloc.process_tree import ProcessTree
 from gpulock.alloc.reaper import Reaper, free_locks
 from gpulock.alloc.release import is_same_claim
 from gpulock.cli.claims import socket_client

@@ -25,7 +25,7 @@ from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.alloc.process_owner import ClaimMembership
+    from gpulock.alloc.process_tree import ClaimMembership
     from gpulock.alloc.reaper import ReapOutcome
 
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import psutil
 
-from gpulock.alloc.process_owner import INIT, RUN, belongs_to_other_claim
+from gpulock.alloc.process_owner import RUN, belongs_to_other_claim
+from gpulock.alloc.process_tree import INIT
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
 from gpulock.cli.session import uid_to_user_name

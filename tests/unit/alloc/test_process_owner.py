@@ -17,10 +17,10 @@ from gpulock.alloc.process_owner import (
     OWNERS,
     SERVICE,
     UNSEEN,
-    ProcessTree,
     belongs_to_other_claim,
     classify_process,
 )
+from gpulock.alloc.process_tree import ProcessTree
 from gpulock.node.procfs import Proc
 from gpulock.slurm.steps import is_slurm_job_process
 from gpulock.store.locks import Lock

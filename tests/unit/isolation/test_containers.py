@@ -9,7 +9,7 @@ import pytest
 
 from gpulock.job import environment
 from gpulock.job.environment import BIND_LISTS
-from gpulock.sge import prolog, spool
+from gpulock.sge import environment_file, prolog, spool
 from gpulock.store import owner
 from tests.support import slurm_site
 from tests.support.execd import SpooledJob
@@ -63,7 +63,7 @@ def plant(job: SpooledJob, value: bytes) -> None:
 def lines_of(job: SpooledJob) -> list[bytes]:
     """Return the lines that the shepherd reads, none of which it would split."""
     lines = (job.folder / "environment").read_bytes().split(b"\n")
-    assert max(len(line) for line in lines) <= spool.LONGEST_VARIABLE
+    assert max(len(line) for line in lines) <= environment_file.LONGEST_VARIABLE
     return lines
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.job import environment
 from gpulock.node.settings import Settings
-from gpulock.sge import spool
+from gpulock.sge import environment_file
 from tests.support.faults import disk_full
 from tests.support.jobs import Site
 
@@ -23,7 +23,7 @@ PAIRS = [("CUDA_VISIBLE_DEVICES", "2,3"), ("SGE_GPU", "2,3")]
 
 
 def change(text: str, binds: str = "") -> list[str]:
-    changed = spool.rewrite_env_text(text, PAIRS, DROP, binds)
+    changed = environment_file.rewrite_env_text(text, PAIRS, DROP, binds)
     assert changed.endswith("\n") and "\n\n" not in changed
     return changed.splitlines()
 
@@ -60,16 +60,16 @@ def test_a_file_without_a_last_newline_or_without_anything_is_good() -> None:
 
 
 def test_our_values_are_escaped_and_the_users_stay_as_they_are() -> None:
-    changed = spool.rewrite_env_text("A=x\\\\y\\nz\n", [("B", "c\\d")], DROP, "")
+    changed = environment_file.rewrite_env_text("A=x\\\\y\\nz\n", [("B", "c\\d")], DROP, "")
     assert changed == "A=x\\\\y\\nz\nB=c\\\\d\n"
 
 
 @pytest.mark.parametrize("value", ["a\nb", "\n", "a\n"])
 def test_a_newline_never_gets_into_a_variable(value: str) -> None:
     with pytest.raises(ValueError):
-        spool.rewrite_env_text("", [("A", value)], DROP, "")
+        environment_file.rewrite_env_text("", [("A", value)], DROP, "")
     with pytest.raises(ValueError):
-        spool.rewrite_env_text("", [], DROP, value)
+        environment_file.rewrite_env_text("", [], DROP, value)
 
 
 def test_the_bind_lists_are_the_users_with_ours_at_the_end() -> None:
@@ -97,7 +97,7 @@ USERS = STALE.replace("/mps/", "/tmp/mine/")
 
 def test_what_another_grants_mps_needs_is_dropped_and_a_users_own_mps_stands() -> None:
     def left(text: str) -> list[str]:
-        return spool.rewrite_env_text(text, [], DROP, "", "/mps").splitlines()
+        return environment_file.rewrite_env_text(text, [], DROP, "", "/mps").splitlines()
 
     assert left(f"A=1\n{STALE}{STALE_TWINS}B=/mps/x\n") == ["A=1", "B=/mps/x"]
     assert left(USERS) == USERS.splitlines()
@@ -112,7 +112,7 @@ def test_what_another_grants_mps_needs_is_dropped_and_a_users_own_mps_stands() -
 def test_a_shares_own_mps_stands_there_once(text: str) -> None:
     ours = [("CUDA_MPS_PIPE_DIRECTORY", "/mps/0000-01-00.0/pipe")]
     ours += [("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")]
-    lines = spool.rewrite_env_text(text, ours, DROP, "", "/mps").splitlines()
+    lines = environment_file.rewrite_env_text(text, ours, DROP, "", "/mps").splitlines()
     names = [line.partition("=")[0] for line in lines]
     assert len({*names}) == len(names)
     assert {f"{name}={value}" for name, value in ours} <= {*lines}
@@ -129,7 +129,7 @@ TEXTS = st.lists(st.text(st.characters(exclude_characters="\n="), min_size=1, ma
 @given(TEXTS)
 def test_every_other_line_is_kept_in_its_order(lines: list[str]) -> None:
     kept = [f"{line}={line}=" for line in lines if line not in DROP]
-    changed = spool.rewrite_env_text("\n".join([*kept, ""]), PAIRS, DROP, "")
+    changed = environment_file.rewrite_env_text("\n".join([*kept, ""]), PAIRS, DROP, "")
     assert changed.split("\n")[: len(kept)] == kept
 
 
@@ -140,8 +140,8 @@ def test_a_name_that_the_shepherd_reads_as_ours_is_dropped(line: str) -> None:
 
 def test_a_line_too_long_for_the_shepherd_cannot_become_two() -> None:
     mask = "CUDA_VISIBLE_DEVICES=0"
-    long = "A=" + "x" * (spool.LONGEST_VARIABLE - 2) + mask
-    assert change(long)[0] == long[: spool.LONGEST_VARIABLE]
+    long = "A=" + "x" * (environment_file.LONGEST_VARIABLE - 2) + mask
+    assert change(long)[0] == long[: environment_file.LONGEST_VARIABLE]
     assert len(change("B=" + "é" * 10_000)[0].encode("utf-8", "surrogateescape")) == 9998
 
 
@@ -153,7 +153,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def write(site: Site) -> None:
-    spool.write_sge_env_file(site.above(), PAIRS, DROP, "", "/mps")
+    environment_file.write_sge_env_file(site.above(), PAIRS, DROP, "", "/mps")
 
 
 def refused(site: Site, kind: str) -> None:
@@ -232,5 +232,5 @@ def test_a_full_disk_leaves_the_old_file_whole(
 
 def test_the_variables_of_an_empty_grant_mask_everything(site: Site) -> None:
     pairs = environment.grant_variables([], Settings({}), ("SGE_GPU",))
-    spool.write_sge_env_file(site.above(), pairs, DROP, "", "/mps")
+    environment_file.write_sge_env_file(site.above(), pairs, DROP, "", "/mps")
     assert "CUDA_VISIBLE_DEVICES=\n" in path_of(site).read_text()

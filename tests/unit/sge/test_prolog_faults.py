@@ -14,7 +14,7 @@ from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks import frame
 from gpulock.install.trial import NO_PROCESS
 from gpulock.node.procfs import Proc
-from gpulock.sge import epilog, hook, prolog, request, site_hook, spool
+from gpulock.sge import environment_file, epilog, hook, prolog, request, site_hook, spool
 from gpulock.store import quarantine
 from tests.support.claims import holder
 from tests.support.execd import SpooledJob
@@ -157,13 +157,13 @@ def test_what_is_lost_while_a_job_is_told_gives_its_gpu_to_nobody(
     """The record brings a lock back; where the records are gone nothing more is granted."""
     job = site.run(gpus(1))
     with monkeypatch.context() as patch:
-        real = spool.rewrite_env_text
+        real = environment_file.rewrite_env_text
 
         def lose(*words: Any, **more: Any) -> str:
             shutil.rmtree(getattr(site, lost))
             return real(*words, **more)
 
-        patch.setattr(spool, "rewrite_env_text", lose)
+        patch.setattr(environment_file, "rewrite_env_text", lose)
         assert start(site, job) == 0
 
     assert start(site, site.run(gpus(1), job_id=13, pid=501)) == code
@@ -176,7 +176,7 @@ def test_a_fault_nobody_foresaw_stops_no_queue_and_says_where(
 ) -> None:
     """One job that meets it everywhere would stop queue after queue."""
     job = site.run(gpus(1))
-    monkeypatch.setattr(spool, "rewrite_env_text", raising(KeyError("x\ny")))
+    monkeypatch.setattr(environment_file, "rewrite_env_text", raising(KeyError("x\ny")))
     assert start(site, job) == REQUEUE
     told = capfd.readouterr().err
     assert ("KeyError" in told, "faults.py:" in told, told.count("\n")) == (
@@ -187,7 +187,9 @@ def test_a_fault_nobody_foresaw_stops_no_queue_and_says_where(
     assert site.locks() == []
 
 
-@pytest.mark.parametrize("where", [(spool, "rewrite_env_text"), (request, "read_sge_job_gpus")])
+@pytest.mark.parametrize(
+    "where", [(environment_file, "rewrite_env_text"), (request, "read_sge_job_gpus")]
+)
 @pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("can't start new thread")])
 def test_a_fault_nobody_foresaw_that_jobs_of_several_owners_meet_is_the_nodes(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str], fault: Exception
@@ -206,7 +208,7 @@ def test_a_job_that_starts_between_ends_the_streak_of_grants_that_were_undone(
 ) -> None:
     for number, user in ((13, "alice"), (15, "bob"), (17, "eve")):
         with monkeypatch.context() as fault:
-            fault.setattr(spool, "rewrite_env_text", raising(KeyError("x")))
+            fault.setattr(environment_file, "rewrite_env_text", raising(KeyError("x")))
             assert start(site, site.run(gpus(1), job_id=number, owner=user)) == REQUEUE
         assert start(site, site.run(gpus(1), job_id=number + 1, owner=user)) == RUN
 

@@ -13,7 +13,7 @@ import shutil
 import pytest
 
 from gpulock.alloc.job_processes import find_job_processes
-from gpulock.alloc.process_owner import ProcessTree
+from gpulock.alloc.process_tree import ProcessTree
 from gpulock.node.procfs import Proc
 from gpulock.slurm.steps import SlurmSteps, is_slurm_job_process
 from tests.support.slurm_site import OTHER_UID, UID, Site, scan_of, slurm_lock, slurm_record

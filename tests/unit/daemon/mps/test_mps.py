@@ -15,7 +15,8 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
-from gpulock.alloc.process_owner import FOREIGN, OWNERS, ProcessTree, classify_process
+from gpulock.alloc.process_owner import FOREIGN, OWNERS, classify_process
+from gpulock.alloc.process_tree import ProcessTree
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.health.health_command import CardTakenError, lock_for_check
 from gpulock.daemon.mps import unit

@@ -20,7 +20,7 @@ from gpulock_exporter.state.snapshot import (
 )
 from gpulock_exporter.telemetry import Process, Xid
 
-from gpulock.alloc.process_owner import ProcessTree
+from gpulock.alloc.process_tree import ProcessTree
 from gpulock.alloc.states import STATES
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc

@@ -19,7 +19,7 @@ from gpulock_exporter.state.node_devices import DeviceList
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame, Process
 
-from gpulock.alloc.process_owner import ProcessTree
+from gpulock.alloc.process_tree import ProcessTree
 from gpulock.cli.status.status_view import view_node
 from gpulock.node import sample
 from gpulock.node.context import Node

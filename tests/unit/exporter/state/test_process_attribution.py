@@ -8,7 +8,7 @@ from pathlib import Path
 from gpulock_exporter.state.collector_state import classify_device_processes
 from gpulock_exporter.telemetry import Process
 
-from gpulock.alloc.process_owner import ProcessTree
+from gpulock.alloc.process_tree import ProcessTree
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import lock

@@ -71,7 +71,7 @@ class SlurmJobRule:
         for pid, step in mine.items():
             return Verdict(ALIVE, f"step daemon {pid} ({step}) runs")
         for pid in daemons.get("", {}):
-            return Verdict(UNKNOWN, f"step daemon {pid} is just starting")
+            return Verdict(UNKNOWN, f"step daemon {pid} may be the job's: its title tells none")
         at_work = self._steps.find_running_hook(record, scan)
         if at_work:
             return Verdict(ALIVE, f"its prolog or epilog {at_work} is at work")

@@ -24,8 +24,6 @@ SHORTEST_PERIOD = 0.05  # seconds; a shorter one would keep a core busy
 
 # name, kind, default, meaning; for CHOICE the default comes first among the `|` separated values
 KEYS: tuple[tuple[str, str, str, str], ...] = (
-    ("LOCK_DIR", PATH, "/run/gpulock", "locks; only a file that --config names may set it"),
-    ("STATE_DIR", PATH, "/var/lib/gpulock", "quarantine, reserves and history; likewise"),
     ("EXPECTED_GPUS", COUNT, "0", "number of GPUs that this node must have; 0: not known"),
     ("SHARES", PLACES, "", "cards that several jobs may hold a place of, as in 6:4 7:4"),
     ("SHARE_USERS", CHOICE, "one|many", "whose places a card has at a time: one user's, or any"),
@@ -106,6 +104,8 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
 
 # where a simulated node has what a real one has at the default; no setting of a site
 SEAMS: tuple[tuple[str, str, str, str], ...] = (
+    ("LOCK_DIR", PATH, "/run/gpulock", "locks; only a file that --config names may set it"),
+    ("STATE_DIR", PATH, "/var/lib/gpulock", "quarantine, reserves and history; likewise"),
     ("PROC_ROOT", PATH, "/proc", "the process tree"),
     ("DRIVER_ROOT", PATH, "/proc/driver/nvidia", "what the NVIDIA driver shows"),
     ("SYS_ROOT", PATH, "/sys", "sysfs"),

@@ -125,7 +125,7 @@ def test_a_settings_file_that_is_not_there_is_no_broken_node(tmp_path: Path) -> 
 def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
     text = site.call("config").stdout
     lines = {line.split()[0]: line for line in text.splitlines() if line[:1].isupper()}
-    simulated = ["DRIVER_ROOT", "SYS_ROOT", "DEV_ROOT", "SIMULATION"]
+    simulated = ["LOCK_DIR", "STATE_DIR", "DRIVER_ROOT", "SYS_ROOT", "DEV_ROOT", "SIMULATION"]
     assert list(lines) == [*(key[0] for key in KEYS), *simulated]
     assert lines["EXPECTED_GPUS"].split() == ["EXPECTED_GPUS", "8", "(file,", "default", "0)"]
     assert lines["SLURM_WAIT"].split() == ["SLURM_WAIT", "15", "(default)"]

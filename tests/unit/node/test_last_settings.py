@@ -24,8 +24,8 @@ OLD = 1_000_000_000  # seconds since the epoch, long ago
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the default STATE_DIR, which is not this machine's."""
     folder = tmp_path / "default"
-    keys = [(n, k, str(folder) if n == "STATE_DIR" else d, m) for n, k, d, m in setting_keys.KEYS]
-    monkeypatch.setattr(settings, "KEYS", tuple(keys))
+    keys = [(n, k, str(folder) if n == "STATE_DIR" else d, m) for n, k, d, m in setting_keys.SEAMS]
+    monkeypatch.setattr(settings, "SEAMS", tuple(keys))
     return folder
 
 
@@ -105,7 +105,7 @@ def test_a_malformed_file_leaves_the_settings_as_root_obeyed_them_last(
 
     found = file.read()
 
-    names = [key[0].lower() for key in setting_keys.KEYS]
+    names = [key[0].lower() for key in setting_keys.KEYS + setting_keys.SEAMS]
     assert [getattr(found, name) for name in names] == [getattr(before, name) for name in names]
     assert found.path == str(file.path)
     assert f"{file.path}:" in found.faults[0]

@@ -95,8 +95,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("HEALTH_COMMAND", WORDS, "", "program, with arguments, that tests a free GPU"),
     ("HEALTH_PERIOD", SECONDS, "86400", "time between two such tests of a GPU"),
-    ("HEALTH_TIMEOUT", SECONDS, "300", "longest time that such a test may take"),
-    ("RESTORE_AFTER", COUNT, "3", "clean checks in a row before gpulockd restores such a device"),
     ("QUARANTINE_RESET", FLAG, "no", "gpulockd resets a device that policy took out"),
     ("SLURM_ON_UNHEALTHY", CHOICE, "log|drain", "action at Slurm while a device is out of service"),
     ("CDI_DIR", PATH, "", "folder of the CDI spec that gpulockd writes, such as /var/run/cdi"),

@@ -92,8 +92,6 @@ class Settings:
     quarantine_on: tuple[str, ...]
     health_command: tuple[str, ...]
     health_period: float
-    health_timeout: float
-    restore_after: int
     quarantine_reset: bool
     slurm_on_unhealthy: str
     cdi_dir: str

@@ -29,7 +29,7 @@ class Ward(Box):
     def __init__(self, root: Path, gpus: int = 4, **keys: str) -> None:
         self.exporter = root / "run-exporter"
         self.exporter.mkdir()
-        defaults = {"QUARANTINE_ON": "xid ecc missing memory", "RESTORE_AFTER": "3"}
+        defaults = {"QUARANTINE_ON": "xid ecc missing memory"}
         super().__init__(root, gpus, **{**defaults, **keys})
         self.module = root / "sys/module/nvidia"
         self.module.mkdir(parents=True)

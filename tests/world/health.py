@@ -18,7 +18,7 @@ from gpulock.daemon.health.health_command import (
     release_check,
 )
 from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, note_reset
+from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, CLEAN_CHECKS, note_reset
 from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -41,7 +41,7 @@ LINK, ACTION = "link", "action"  # how a card is sick: a narrow link, or the dri
 NOBODY = 65534
 TEST = "test of"  # what a test of a card is called among those who hold one
 PAUSE = 11.0  # seconds between two rounds of which each is a check that counts
-COMEBACKS = 4  # rounds in which all that is well must be back
+COMEBACKS = CLEAN_CHECKS + 3  # rounds in which all that is well must be back
 
 
 class KnowingRounds(Rounds):
@@ -68,7 +68,7 @@ class HealthSite(Site):
     """
 
     def __init__(self, root: Path) -> None:
-        super().__init__(root, CARDS, QUARANTINE_ON="xid health", RESTORE_AFTER="1")
+        super().__init__(root, CARDS, QUARANTINE_ON="xid health")
         Path(f"{self.lock_dir}-exporter").mkdir()
 
     def reset(self, seed: int, fresh: bool = False) -> None:

@@ -26,7 +26,7 @@ from gpulock.daemon.health.findings import (
     HealthFinding,
 )
 from gpulock.daemon.health.memory import CLEAN, DIRTY
-from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
+from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, CLEAN_CHECKS, MAX_COMEBACKS
 from gpulock.daemon.health.snapshot import HealthSnapshot
 from gpulock.daemon.health.state import HealthState
 from gpulock.daemon.health.steps import BACK, OUT, note_health_step
@@ -213,7 +213,7 @@ class HealthPolicy(Chore):
             if not clean or look.now - at < SPACING:
                 continue
             book.clean[name] = (times + 1, look.now)
-            if times + 1 < max(1, look.node.settings.restore_after):
+            if times + 1 < CLEAN_CHECKS:
                 continue
             if not look.has_passed_command(name, note):
                 continue  # the chore tests what is out first

@@ -19,6 +19,7 @@ from gpulock.node import sample
 from gpulock.store import atomic, kv
 from gpulock.store.quarantine import POLICY
 
+CLEAN_CHECKS: Final = 3  # in a row, before a device comes back
 MAX_COMEBACKS: Final = 3  # comebacks in a day, after which a device stays out
 ADMIN_RESTORE_ONLY: Final = "only an administrator brings it back"
 RESETS: Final = "resets"  # in LOCK_DIR: when gpulock reset a card in this boot
@@ -145,7 +146,7 @@ def describe_recovery(reason: str) -> str:
     found: Collection[str] = parse_note_causes({"reason": reason})
     if ADMIN_RESTORE_ONLY in reason or not found:
         return "an administrator"
-    clean = "RESTORE_AFTER clean checks by gpulockd in a row (and HEALTH_COMMAND where set)"
+    clean = f"{CLEAN_CHECKS} clean checks by gpulockd in a row (and HEALTH_COMMAND where set)"
     if XID in found or ECC in found:
         again = "gpulock reset, a reboot or a reload of the driver"
         return f"{again}, then {clean}; or an administrator"

@@ -11,7 +11,7 @@ from tests.labs.common.told import PLACE, exporter
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
 
 pytestmark = pytest.mark.lab
-KEYS = {"QUARANTINE_ON": "xid memory", "RESTORE_AFTER": "2", "SAMPLE_PERIOD": "0.4"}
+KEYS = {"QUARANTINE_ON": "xid memory", "SAMPLE_PERIOD": "0.4"}
 
 
 def prepare(site: Site, **keys: str) -> list[str]:
@@ -94,7 +94,7 @@ def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(sit
 
 def test_by_default_the_next_jobs_do_not_get_a_card_that_fell_off_the_bus(site: Site) -> None:
     """The driver still lists it, so it looks free to whoever asks the driver alone."""
-    names = prepare(site, RESTORE_AFTER="1")
+    names = prepare(site)
     place = site.gpus.cluster.path_in(site.node, PLACE)
     with exporter(place, names) as told, daemon_on(site.gpus, site.node) as daemon:
         told.lose(names[0])

@@ -22,7 +22,6 @@ KEYS: Mapping[str, str] = {
     "LEFTOVER_PROCESSES": "kill",
     "SAMPLE_PERIOD": "0.4",
     "QUARANTINE_ON": "memory",
-    "RESTORE_AFTER": "2",
 }
 
 

@@ -16,7 +16,6 @@ from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
 pytestmark = pytest.mark.lab
 KEYS = {
     "QUARANTINE_ON": "xid memory",
-    "RESTORE_AFTER": "2",
     "SAMPLE_PERIOD": "0.4",
 }
 USED = f"memory_used={3 << 30}"

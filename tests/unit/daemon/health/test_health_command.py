@@ -20,7 +20,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import Judge
 from gpulock.daemon.health.checker import AGAIN, PAUSE, CardChecker, pause_without_outcome
-from gpulock.daemon.health.health_command import ENDING
+from gpulock.daemon.health.health_command import ENDING, LONGEST
 from gpulock.daemon.health.recovery import note_reset
 from gpulock.daemon.health.steps import read_health_steps
 from gpulock.daemon.history.pending import find_ended_claims
@@ -358,13 +358,13 @@ def test_a_judge_that_has_looked_before_looks_again(make: Callable[..., Clinic])
 def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(
     make: Callable[..., Clinic],
 ) -> None:
-    site = make(f"sleep 1000 & {WAITS}", 1, HEALTH_TIMEOUT="5")
+    site = make(f"sleep 1000 & {WAITS}", 1)
     pid = site.start_check()
-    site.now += 6
+    site.now += LONGEST + 1
     site.finish_check()
     one = site.outcome(0)
     assert one is not None
-    assert one.failed() == {"command": "HEALTH_COMMAND: it took longer than 5 s"}
+    assert one.failed() == {"command": "HEALTH_COMMAND: it took longer than 1800 s"}
     site.wait_for(lambda: not judge_of(site.node()).scan.session_members(pid))
 
 
@@ -376,7 +376,7 @@ def hang(site: Clinic, patch: pytest.MonkeyPatch) -> int:
     """Let the test that runs outlive its deadline and SIGKILL, as gpulockd sees it."""
     pid = site.start_check()
     patch.setattr(os, "killpg", survive)
-    for seconds in (6, ENDING, 1):
+    for seconds in (LONGEST + 1, ENDING, 1):
         site.now += seconds
         for card in range(len(list((site.driver / "gpus").iterdir()))):
             site.tell(card)
@@ -388,8 +388,8 @@ def hang(site: Clinic, patch: pytest.MonkeyPatch) -> int:
 def test_a_test_that_cannot_be_ended_is_told_and_the_next_card_is_tested(
     make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = make(WAITS, 2, HEALTH_TIMEOUT="5", QUARANTINE_ON="health")
-    why = "HEALTH_COMMAND: it took longer than 5 s, and cannot be ended"
+    site = make(WAITS, 2, QUARANTINE_ON="health")
+    why = "HEALTH_COMMAND: it took longer than 1800 s, and cannot be ended"
     with monkeypatch.context() as patch:
         pid = hang(site, patch)
         one = site.outcome(0)
@@ -460,7 +460,7 @@ def test_of_a_gpulockd_that_is_gone_a_claim_takes_the_card_itself(
 def test_gpulockd_ends_while_a_test_cannot_be_ended(
     make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = make(WAITS, 1, HEALTH_TIMEOUT="5")
+    site = make(WAITS, 1)
     with monkeypatch.context() as patch:
         pid = hang(site, patch)
         site.checker.close()

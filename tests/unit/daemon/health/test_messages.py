@@ -25,7 +25,7 @@ from gpulock.text.advice import quarantine_end_condition
 from tests.support.health_site import Ward
 from tests.support.trees import bus
 
-AFTER = "gpulock reset, a reboot or a reload of the driver, then RESTORE_AFTER clean checks"
+AFTER = "gpulock reset, a reboot or a reload of the driver, then 3 clean checks"
 
 
 def told(ward: Ward) -> list[tuple[str, str]]:
@@ -90,7 +90,7 @@ def test_doctor_reports_a_drain_at_slurm(tmp_path: Path) -> None:
     ("reason", "back"),
     [
         ("xid: XID 79 (off the bus) (gpulock)", AFTER),
-        ("memory: 3 MiB stay in use after job 12 (gpulock)", "RESTORE_AFTER clean checks"),
+        ("memory: 3 MiB stay in use after job 12 (gpulock)", "3 clean checks"),
         ("memory: 3 MiB; ecc: a row (gpulock)", AFTER),
         (
             f"memory: 3 MiB; memory: 3 comebacks in a day, {ADMIN_RESTORE_ONLY} (gpulock)",

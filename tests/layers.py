@@ -49,7 +49,7 @@ HOT_ONE_OF = ("contextlib", "functools")
 THIRD_PARTY = {
     "hot": frozenset[str](),
     "warm": frozenset({"psutil"}),
-    "cold": frozenset({"click", "prometheus_client", "psutil"}),
+    "cold": frozenset({"click", "filelock", "prometheus_client", "psutil"}),
 }
 
 # The packages of gpulock_exporter in their order, and what each may import that is not ours.

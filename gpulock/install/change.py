@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from gpulock.daemon.core.instance_lock import write_pid
-from gpulock.deadline import Deadline
-from gpulock.errors import LockTimeout, Refusal
+from filelock import FileLock, Timeout
+
 from gpulock.install.hooks import InstallError, make_public_folder, remove_file_durably
 from gpulock.store import atomic
-from gpulock.store.gate import Gate
 
 LOCK: Final = "lock"  # beside the records
 _UNRENAMED: Final = re.compile(r"\.(.+)\.\d+\.[0-9a-f]{12}")  # see gpulock.store.atomic
@@ -168,24 +166,21 @@ class FolderPlace(Place):
 def lock_installation(folder: Path) -> Generator[None, None, None]:
     """Let one process at a time change the installation whose records are in a folder.
 
-    Raises InstallError that names the process which does so now.
+    Raises InstallError where another does so now. No user can open the file, and so block us.
     """
-    path, lock = folder / LOCK, Gate(str(folder), Deadline(0.0), name=LOCK)
+    path = folder / LOCK
+    lock = FileLock(str(path), timeout=0, mode=0o600)
     try:
         make_public_folder(folder)
-        lock.__enter__()
-    except LockTimeout as busy:
-        holder = (FilePlace(path).read() or "").strip() or "unknown"
+        lock.acquire()
+    except Timeout as busy:
         raise InstallError(
-            f"gpulock install or uninstall runs already, as process {holder}; wait until it ends"
+            f"gpulock install or uninstall runs already (fuser -v {path}); wait until it ends"
         ) from busy
-    except Refusal as fault:
-        raise InstallError(f"{fault.why}; {fault.do}") from fault
     except OSError as fault:
         raise InstallError(f"{path}: {fault.strerror}; are you root?") from fault
-    write_pid(str(path))
     try:
         discard_unrenamed(folder)
         yield
     finally:
-        lock.__exit__()
+        lock.release()

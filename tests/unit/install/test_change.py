@@ -94,13 +94,13 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-def test_the_second_installation_is_told_which_process_makes_the_first(
+def test_the_second_installation_is_told_that_another_runs(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
     item = PlaceItem(FilePlace(tmp_path / "f"), "x")
 
     for wanted in Wanted:
-        with pytest.raises(InstallError, match=rf"runs already, as process {holder.pid};"):
+        with pytest.raises(InstallError, match="runs already"):
             run_items([item], wanted, tmp_path / "install", ignore)
 
     assert item.place.read() is None
@@ -113,7 +113,7 @@ def test_an_installation_that_was_killed_keeps_nobody_away(
     holder.wait()
 
     with lock_installation(tmp_path / "install"):
-        assert (tmp_path / "install/lock").read_text() == f"{os.getpid()}\n"
+        assert (tmp_path / "install/lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_with_the_last_installation_its_folder_goes(tmp_path: Path) -> None:

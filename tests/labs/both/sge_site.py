@@ -6,15 +6,25 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Sequence
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Final
 
+from gpulock.install.installed import Installation
+from gpulock.sge.card_map import format_card_map
 from tests.labs.both.site import ConfinedNode, Site
 from tests.labs.sge import jobs
 from tests.labs.sge.cluster import NODES
+from tests.labs.sge.config import gid_range
 from tests.labs.sge.confined import isolated
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.lab import JobId
 from tests.support.wait import LabError, wait_ended
+
+# What starts a hook is of each release's own folder; the queue's line here is of neither.
+BELOW: Final = (
+    "root@/usr/bin/env -i PATH=/usr/bin:/bin JOB_ID=$job_id SGE_TASK_ID=$ja_task_id QUEUE=$queue"
+    " {}/current/{}/sge"
+)
 
 
 class SgeSite(Site):
@@ -177,6 +187,22 @@ class SgeSite(Site):
             node = stack.enter_context(isolated(self.gpus))
             node.configure(**(_share_keys(cards) if cards else {}))
             yield node
+
+    @contextlib.contextmanager
+    def with_hooks_below(self, prefix: Path, jobs: int) -> Generator[None]:
+        sge, queue = self.sge, f"gpu.q@{self.node}"
+        sge.qconf("-rattr", "queue", "slots", str(jobs), queue)
+        sge.set_exechost(self.node, f"gpu={GPUS},gpuj={GPUS},slots={jobs}")
+        sge.set_conf("gid_range", "64000-64500", host=self.node)
+        installed = format_card_map(self.node, {}, Installation(prefix).pairs())
+        sge.path_in(self.node, "/var/lib/gpulock/sge-map").write_text(installed)
+        sge.set_hooks(*(BELOW.format(prefix, hook) for hook in ("prolog", "epilog")))
+        yield
+        sge.clear_jobs()
+        own = gid_range(sge.lab, NODES.index(self.node) + 1)
+        sge.set_conf("gid_range", own, host=self.node)
+        sge.set_exechost(self.node, f"gpu={GPUS},gpuj={GPUS},slots=16")
+        sge.qconf("-purge", "queue", "slots", queue)
 
 
 def _share_keys(cards: Sequence[int]) -> dict[str, str]:

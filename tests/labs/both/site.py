@@ -83,6 +83,9 @@ class Site(ABC):
     def wait_running(self, job: int) -> None:
         """Wait until a job's own process runs, and its node's daemon knows of it."""
 
+    def wait_launched(self, job: int) -> None:  # noqa: B027 (most need nothing)
+        """Wait until the hook that starts a job is over, as far as its scheduler sees it."""
+
     @abstractmethod
     def wait_over(self, job: int) -> None:
         """Wait until scheduler, hooks and accounting are done with a job."""
@@ -190,6 +193,10 @@ class Site(ABC):
         self, cards: Sequence[int] = ()
     ) -> contextlib.AbstractContextManager[ConfinedNode]:
         """Let the kernel keep each job to its own GPUs; `cards` are shared."""
+
+    @abstractmethod
+    def with_hooks_below(self, prefix: Path, jobs: int) -> contextlib.AbstractContextManager[None]:
+        """Let the node's hooks be those of a prefix's current version, for so many jobs at once."""
 
     def held(self, job: int) -> list[str]:
         """Return the lock ids of a job's devices."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from gpulock.install.hooks import HookPaths
+from gpulock.install.installed import Installation
 from tests.labs.both.site import ConfinedNode, Site
 from tests.labs.slurm import jobs, modes
+from tests.labs.slurm.config import CPUS
 from tests.labs.slurm.confined import confined_site
-from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.gpulock import Gpulock, hook_programs
 from tests.labs.slurm.hooks import Stops, leak, stops
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import EXTRA, MORE, NODE, by_gpulock, by_slurm
@@ -65,6 +69,15 @@ class SlurmSite(Site):
     def wait_running(self, job: int) -> None:
         self.slurm.wait_running(JobId(job))
         wait_until(lambda: len(self.slurm.steps(JobId(job), NODE)) >= 2, why="its two steps")
+
+    def wait_launched(self, job: int) -> None:
+        # The end of a Prolog may be seen no sooner than that of a job which begins at the same
+        # time (docs/facts/slurm.md, "Output of a hook").
+        launched, log = f"Launching batch job {job} for UID", self.slurm.lab / f"log/{NODE}.log"
+        wait_until(
+            lambda: launched in log.read_text(errors="replace"),
+            why=f"the Prolog of job {job} to be over",
+        )
 
     def wait_over(self, job: int) -> None:
         self.slurm.wait_settled(JobId(job))
@@ -194,6 +207,21 @@ class SlurmSite(Site):
                 node.configure(**_share_keys(cards))
                 self._whole = "gpux:v100"
             yield node
+
+    @contextlib.contextmanager
+    def with_hooks_below(self, prefix: Path, jobs: int) -> Generator[None]:
+        hooks, mode = hook_programs(HookPaths(prefix / "current")), by_gpulock
+        if self._selection == "slurm":
+            mode = by_slurm
+        mode(self.gpus, hooks=hooks, cpus=max(CPUS, jobs))
+        state = self.slurm.path_in(NODE, "/var/lib/gpulock")
+        text = (state / "slurm-map").read_text()
+        pairs = [f"{key}={value}\n" for key, value in Installation(prefix).pairs()]
+        (state / "slurm-map").write_text("".join([text, *pairs]))
+        # what the older `install slurm` wrote beside its map: a copy of gres.conf
+        known = dict(line.split("=", 1) for line in text.splitlines()[1:])
+        (state / "slurm-gres.conf").write_bytes(Path(known["gres_conf"]).read_bytes())
+        yield
 
 
 def _counts(cards: Sequence[int]) -> dict[str, int]:

@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 import tarfile
-from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from typing import Final
 
 from gpulock import __version__
 from gpulock.install.versions import CURRENT
-from tests.labs.common.installed import CONFIG, SOAK, Installed, gate_file, totals
+from tests.labs.both.site import Site
+from tests.labs.common.installed import CONFIG, SOAK, gate_file, totals
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
 from tests.labs.older import OLDER, PARTS, THIS, read_older_archive
@@ -32,6 +32,10 @@ from tests.support.wait import wait_until
 PREFIX: Final = Path("/var/lib/gpulock-hooks")  # private to each machine of a lab
 JOBS: Final = 200 if SOAK else 10  # that run at the same time through every step
 WAVE: Final = 20 if SOAK else 4  # short ones that begin and end at each step
+# by which the journal knows a job of either scheduler
+NAMED: Final = (
+    "SLURM_JOB_ID=${SLURM_JOB_ID:-$JOB_ID} SLURMD_NODENAME=${SLURMD_NODENAME:-$HOSTNAME}\n"
+)
 GPULOCKD: Final = (
     "import sys; sys.path[:0] = [{!r}]; from gpulock.daemon.app import main; sys.exit(main())"
 )
@@ -104,37 +108,23 @@ class Package:
                 path.unlink()  # byte code as well
 
 
-class UpgradedNode(ABC):
+class UpgradedNode:
     """A node of a lab, what runs on it, and every job that was ever begun there."""
 
-    def __init__(self, gpus: Installed, name: str, package: Package, journal: Journal) -> None:
-        self.gpus = gpus
-        self.name = name
+    def __init__(self, site: Site, package: Package) -> None:
+        self.site = site
+        self.gpus = site.gpus
+        self.name = site.node
         self.package = package
-        self.journal = journal
+        self.journal = Journal(site.gpus.cluster.lab / "journal")
         self.begun: dict[int, int] = {}  # GPUs by job
         package.place.mkdir()
-        journal.clear()
-
-    @abstractmethod
-    def submit(self, devices: int, script: str) -> int:
-        """Submit a job that asks for so many GPUs; return its number."""
-
-    @abstractmethod
-    def wait_running(self, job: int) -> None:
-        """Wait until a job runs."""
-
-    @abstractmethod
-    def wait_done(self, job: int) -> None:
-        """Wait until a job and its epilog are over, and check that nothing was wrong with it."""
-
-    @abstractmethod
-    def troubles(self) -> list[str]:
-        """Return what is wrong with the node as its scheduler sees it."""
+        self.journal.clear()
 
     def begin(self, devices: int, script: str = "") -> int:
         """Submit a job that writes into the journal what it has."""
-        job = self.submit(devices, self.journal.around(script))
+        job = self.site.submit(devices, f"{NAMED}{self.journal.around(script)}")
+        self.site.wait_launched(job)
         self.begun[job] = devices
         return job
 
@@ -155,12 +145,12 @@ class UpgradedNode(ABC):
         wave = [self.begin(number % 2) for number in range(WAVE)]
         daemon.goes_round()
         for job in wave:
-            self.wait_done(job)
+            self.site.wait_over(job)
         daemon.goes_round()
         assert self.held() == before, daemon.said()
-        assert self.troubles() == []
+        assert self.site.in_service()
         for job in jobs:
-            self.wait_running(job)
+            self.site.wait_running(job)
         counted = totals(self.gpus, self.name)
         assert [key for key in counted if key.startswith("claims_")] == ["claims_granted"]
         assert not [key for key in counted if key.startswith("reaped_")]
@@ -175,13 +165,13 @@ def upgraded_node(node: UpgradedNode) -> Generator[Daemon]:
         yield daemon
 
 
-def upgrade_and_go_back(node: UpgradedNode, trees: Path, cards: int) -> None:
-    """Upgrade a node and take that back, step by step, while `cards` and other jobs run.
+def upgrade_and_go_back(node: UpgradedNode, trees: Path) -> None:
+    """Upgrade a node and take that back, step by step, while jobs on its cards and others run.
 
     The jobs that begin under one release end under each of both. A job without GPUs has hooks as
     well: those fill up what the node's cards do not.
     """
-    older, newer = trees / "older", trees / "newer"
+    older, newer, cards = trees / "older", trees / "newer", node.site.count
     write_older_release(older)
     write_newer_release(newer)
     node.package.put(older)
@@ -196,7 +186,7 @@ def upgrade_and_go_back(node: UpgradedNode, trees: Path, cards: int) -> None:
             for number in (0, 1)
         }
         for job in [*jobs[0], *jobs[1]]:
-            node.wait_running(job)
+            node.site.wait_running(job)
         node.check_step(daemon, [*jobs[0], *jobs[1]])
 
         for release, gate, program, version in (
@@ -213,15 +203,15 @@ def upgrade_and_go_back(node: UpgradedNode, trees: Path, cards: int) -> None:
             node.check_step(daemon, here)
             gates[gate].touch()  # these began under the other release
             for job in jobs.pop(gate):
-                node.wait_done(job)
+                node.site.wait_over(job)
             if gate == 0:
                 jobs[2] = [node.begin(devices, waits[2]) for devices in (1, 0)]
                 for job in jobs[2]:
-                    node.wait_running(job)
+                    node.site.wait_running(job)
 
         gates[2].touch()
         for job in jobs.pop(2):
-            node.wait_done(job)
+            node.site.wait_over(job)
         wait_until(lambda: not node.held(), why="all locks to be gone")
         daemon.goes_round()
         check_journal(node, daemon)
@@ -231,6 +221,7 @@ def check_journal(node: UpgradedNode, daemon: Daemon) -> None:
     """Each job has had what it asked for, alone, and is in the history once."""
     holds = node.journal.holds()
     assert doubles(holds) == []
+    assert len(holds) == len(node.begun), "one ran twice"
     assert {hold.job: len(hold.devices) for hold in holds} == node.begun
     claims = sorted(int(line["job_id"]) for line in daemon.history())
     assert claims == sorted(job for job, devices in node.begun.items() if devices)

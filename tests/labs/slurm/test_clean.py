@@ -41,6 +41,7 @@ def test_what_a_killed_step_daemon_leaves_is_ended_and_a_neighbour_is_not(
     assert len(held(slurm_gpus, neighbour, NODE)) == 1
 
 
+@pytest.mark.short
 @PROCTRACK
 def test_report_ends_nothing_and_the_lock_drains(slurm_gpus: Gpulock, proctrack: str) -> None:
     by_gpulock(

@@ -15,7 +15,6 @@ from tests.labs.slurm.jobs import (
     gate_file,
     held,
     impatient,
-    kill_steps,
     notes,
     reap,
     record_of,
@@ -87,27 +86,6 @@ def test_a_job_cancelled_during_its_prolog_keeps_nothing(
 
 
 # --- what lives on --------------------------------------------------------------------------------
-
-
-@pytest.mark.short
-def test_what_a_killed_step_daemon_leaves_in_a_cgroup_keeps_the_locks_until_it_is_gone(
-    slurm_gpus: Gpulock,
-) -> None:
-    by_gpulock(slurm_gpus, extra=EXTRA, order=MORE, proctrack="cgroup")
-    slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, TWO)
-    left = kill_steps(slurm_gpus, job, NODE)
-    assert left != []
-    assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 2
-    assert "2 of 4 free" in refused(slurm_gpus)
-    slurm.scancel(job)
-    slurm.wait_settled(job)  # the Epilog ran
-    assert slurm.job_processes(job, NODE) == left
-    assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
-    assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 2
-    assert "2 of 4 free" in refused(slurm_gpus)
-    end(left)
-    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
 
 
 def test_a_new_run_waits_for_the_processes_of_the_earlier_one(

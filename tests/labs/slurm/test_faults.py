@@ -18,7 +18,6 @@ from tests.labs.slurm.jobs import (
     gate_file,
     held,
     kill_steps,
-    lose_locks,
     mounted,
     notes,
     reap,
@@ -198,42 +197,6 @@ def forgotten_start(gpus: Gpulock, hooks: Stops) -> tuple[JobId, str] | None:
         return job, first.token
     assert tokens(gpus) == set()
     return None
-
-
-# --- boots ----------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_an_emptied_lock_dir_takes_no_gpu_from_a_job_and_gives_none_twice(
-    slurm_gpus: Gpulock, mode: Mode
-) -> None:
-    order = (3, 1, 0, 2, *(range(4, 8) if mode is by_gpulock else ()))
-    mode(slurm_gpus, extra=EXTRA, order={NODE: order})
-    slurm = slurm_gpus.slurm
-    go = gate_file(slurm_gpus, "go")
-    step = "srun sh -c 'echo step=$CUDA_VISIBLE_DEVICES devices=$GPULOCK_DEVICES'\n"
-    other = started(slurm_gpus, NODE, "--gres=gpu:1")
-    text = f"env\necho shown\n{waiting_for(go)}{step}exec sleep 600\n"
-    job = started(slurm_gpus, NODE, TWO, script=text)
-    wait_said(slurm_gpus, job, "shown\n")
-    before = {name: (r.token, r.job_id) for name, r in slurm_gpus.locks(NODE).items()}
-    seen = variables(slurm.said(job))
-    lose_locks(slurm_gpus, NODE)
-    go.touch()  # a step's mask is the claim's, which has its record
-    mask, devices = seen["CUDA_VISIBLE_DEVICES"], seen["GPULOCK_DEVICES"]
-    wait_said(slurm_gpus, job, f"step={mask} devices={devices}\n")
-    if mode is by_gpulock:
-        more = slurm.submit("slbob", "-w", NODE, TWO, script="echo ran\n")
-        wait_requeued(slurm_gpus, more)
-        assert "1 of 4 free" in slurm.said(more)
-    last = slurm.submit("slbob", "-w", NODE, "--gres=gpu:1", script="echo ran\n")
-    assert slurm.wait_done(last) == "COMPLETED"
-    assert {name: (r.token, r.job_id) for name, r in slurm_gpus.locks(NODE).items()} == before
-    slurm.scancel(job, other)
-    slurm.wait_done(job)
-    slurm.wait_settled(other)
-    assert slurm_gpus.locks(NODE) == {}
-    assert notes(slurm_gpus, NODE) == []
 
 
 # --- hooks cut short ------------------------------------------------------------------------------

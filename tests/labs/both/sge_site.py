@@ -11,7 +11,8 @@ from typing import ClassVar, Final
 
 from gpulock.install.installed import Installation
 from gpulock.sge.card_map import format_card_map
-from tests.labs.both.site import ConfinedNode, Site
+from tests.labs.both.site import Site
+from tests.labs.common.confined_node import ConfinedNode
 from tests.labs.sge import jobs
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.config import gid_range

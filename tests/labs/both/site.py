@@ -7,9 +7,9 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
-from tests.labs.common.device_nodes import Service
+from tests.labs.common.confined_node import ConfinedNode
 from tests.labs.common.installed import (
     CONFIG,
     Installed,
@@ -28,22 +28,6 @@ SLEEP: Final = "exec sleep 600\n"
 # a daemon of its own, and itself: two that sleep
 DAEMONISES: Final = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
 SHOW: Final = "echo mask=${CUDA_VISIBLE_DEVICES-unset}.\n"
-
-
-class ConfinedNode(Protocol):
-    """What both labs tell of isolation; the device nodes below `dev` have no driver."""
-
-    dev: Path
-    probe: str  # a command that prints what it may open
-    service: Service
-
-    def configure(self, **changes: str) -> None:
-        """Write the node's settings."""
-        ...
-
-    def left(self) -> list[str]:
-        """Return what isolation has left behind."""
-        ...
 
 
 class Site(ABC):

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Final
 
 from gpulock.install.hooks import HookPaths
 from gpulock.install.installed import Installation
-from tests.labs.both.site import ConfinedNode, Site
+from tests.labs.both.site import Site
+from tests.labs.common.confined_node import ConfinedNode
 from tests.labs.slurm import jobs, modes
 from tests.labs.slurm.config import CPUS
 from tests.labs.slurm.confined import confined_site

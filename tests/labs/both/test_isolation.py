@@ -8,7 +8,8 @@ from typing import Final
 
 import pytest
 
-from tests.labs.both.site import ConfinedNode, Site
+from tests.labs.both.site import Site
+from tests.labs.common.confined_node import ConfinedNode
 from tests.labs.common.device_nodes import TREES, modes, opened
 from tests.labs.common.installed import SOAK
 from tests.labs.containers import job as container_job

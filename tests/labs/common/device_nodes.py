@@ -142,12 +142,6 @@ class Service:
                 found += [pid for pid in members if process and not is_below(pid, process[0])]
         return found
 
-    def of(self, pid: int) -> list[Path]:
-        """Return the cgroups that a process is in."""
-        text = Path(f"/proc/{pid}/cgroup").read_text()
-        places = tree.parse_cgroup_paths(text)
-        return [Path(one.top + places[one.version]) for one in TREES]
-
     def close(self) -> None:
         """Move the daemons out, and all that lives there; remove the cgroups."""
         wait_until(self._removed, why=f"the cgroups of {self.name} to be empty")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulock.install.hooks import HookPaths
-from tests.labs.common.device_nodes import PROBE, Service, make_nodes, programs
+from tests.labs.common.confined_node import ConfinedNode
+from tests.labs.common.device_nodes import Service, make_nodes
 from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import script
@@ -31,22 +32,19 @@ exec {epilog}
 """
 
 
-class Site:
-    """A node that confines its jobs, with device nodes that have no driver."""
+class Site(ConfinedNode):
+    """A compute node that confines its jobs."""
 
     def __init__(self, gpus: Gpulock, dev: Path, selection: str) -> None:
-        self.gpus = gpus
-        self.selection = selection
-        self.slurm = gpus.slurm
-        self.dev = dev
-        self.probe = f"/usr/bin/python3 -IS {script(gpus, 'probe.py', PROBE)} {dev}"
         beside = step_daemons_group(NODE) if UNIFIED else None
-        pid = self.slurm.slurmd_pid(NODE)
-        self.service = Service("gpulock-lab-slurmd.service", pid, beside=beside)
-        self.programs = programs()
+        slurmd = gpus.slurm.slurmd_pid(NODE)
+        service = Service("gpulock-lab-slurmd.service", slurmd, beside=beside)
+        super().__init__(gpus, NODE, dev, service)
+        self.gpus = gpus
+        self.slurm = gpus.slurm
+        self.selection = selection
 
     def configure(self, **changes: str) -> None:
-        """Write the node's settings."""
         keys = {"ISOLATION": "cgroup", "SYS_ROOT": "/sys", "DEV_ROOT": str(self.dev), **changes}
         keys["SLURM_DEVICE_SELECTION"] = self.selection
         self.gpus.configure(NODE, **settings(self.gpus, **keys))
@@ -54,18 +52,6 @@ class Site:
     def submit(self, *asked: str, text: str) -> JobId:
         """Submit a job of slalice to the node."""
         return self.slurm.submit("slalice", "-w", NODE, *asked, script=text)
-
-    def own(self, job: JobId) -> set[str]:
-        """Return the names of the nodes of a job's devices."""
-        locks = self.gpus.locks(NODE).values()
-        return {f"nvidia{record.minor}" for record in locks if record.job_id == str(job)}
-
-    def left(self) -> list[str]:
-        """Return what isolation has left behind; programs go with their cgroups."""
-        if jobs := self.service.jobs():
-            return jobs
-        own = self.service.launcher_programs()  # as long as slurmd lives
-        return [f"program {number}" for number in programs() - self.programs - own]
 
 
 @contextlib.contextmanager

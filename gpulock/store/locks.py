@@ -117,9 +117,15 @@ class LockStore:
         return dict(sorted(held.items()))
 
     def read(self, name: str) -> Lock:
-        """Return one lock by its own owner file; one that cannot be understood is a `fault`."""
+        """Return one lock by its own owner file; one that cannot be understood is a `fault`.
+
+        An empty one is as none: who made it was granted nothing before it was written.
+        """
         try:
-            record = owner.parse_owner(atomic.read_text(f"{self.locks_dir}/{name}/owner"))
+            text = atomic.read_text(f"{self.locks_dir}/{name}/owner")
+            if not text:
+                return Lock(name, None, "")
+            record = owner.parse_owner(text)
         except FileNotFoundError:
             return Lock(name, None, "")
         except (OSError, kv.MalformedError) as fault:

@@ -110,7 +110,7 @@ def test_the_guard_stops_the_reap_of_another_boots_lock_as_well(box: Box) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["gpulock-owner 2\nscheduler=sge\n", "", "garbage", "gpulock-owner 1\npid=x\n"]
+    "text", ["gpulock-owner 2\nscheduler=sge\n", "\n", "garbage", "gpulock-owner 1\npid=x\n"]
 )
 def test_a_record_that_cannot_be_understood_is_held(box: Box, text: str) -> None:
     (box.lock / "locks" / bus(0)).mkdir()

@@ -113,8 +113,11 @@ def test_a_lock_whose_record_does_not_name_it_goes(store: LockStore) -> None:
     assert sorted(os.listdir(store.locks_dir)) == [bus(1), bus(2)]
 
 
-def test_a_lock_without_owner_or_record_goes(store: LockStore) -> None:
+@pytest.mark.parametrize("killed_at", ["create", "write"])
+def test_a_lock_without_owner_or_record_goes(store: LockStore, killed_at: str) -> None:
     os.mkdir(f"{store.locks_dir}/{bus(3)}")
+    if killed_at == "write":
+        Path(store.locks_dir, bus(3), "owner").touch()
     assert holders(repair_locks(store, BOOT)) == ALL
     assert bus(3) not in os.listdir(store.locks_dir)
 

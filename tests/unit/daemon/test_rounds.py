@@ -96,7 +96,7 @@ HOSTILE = {
     "truncated": b"gpulock-owner 1\nscheduler=sge\nno",
     "foreign": b"gpulock-owner 99\nscheduler=moon\n",
     "huge": b"gpulock-owner 1\n" + b"x" * (1 << 17),
-    "empty": b"",
+    "blank": b"\n",
     "hostile": b"gpulock-owner 1\ntoken=../../etc\nscheduler=sge\n<0>panic\x1b[2J\n",
 }
 

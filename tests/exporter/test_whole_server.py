@@ -210,12 +210,12 @@ def test_a_user_who_has_the_port_first_keeps_the_exporter_from_no_sample(
 
     Stopped by: it samples all the same, says so, and listens once the address is free.
     """
-    sample = tmp_path / "exporter/sample"
     with (
         ReservedPort() as port,
         socket.create_server(("127.0.0.1", port.number)) as taken,
         Whole(tmp_path, nvml, "--listen", port.address) as exporter,
     ):
+        sample = exporter.folder / "sample"
         wait_until(
             lambda: sample.exists() and "sequence=3" in sample.read_text(), why="its third sample"
         )

@@ -82,7 +82,7 @@ class SgeSite(Site):
         self.sge.qdel(str(job))
 
     def tasks(self, job: int) -> list[int]:
-        return [task for task in (1, 2) if self.sge.state(JobId(job), task) == "r"]
+        return [task for task in (1, 2) if self.sge.runs(JobId(job), task)]
 
     def held_by_task(self, job: int, task: int) -> list[str]:
         owners = self.gpus.locks(self.node).items()

@@ -84,7 +84,7 @@ class Site(ABC):
 
     @abstractmethod
     def tasks(self, job: int) -> list[int]:
-        """Return the tasks of an array that run."""
+        """Return the tasks of an array that run, past their prolog."""
 
     @abstractmethod
     def held_by_task(self, job: int, task: int) -> list[str]:

@@ -108,7 +108,7 @@ class SlurmSite(Site):
 
     def tasks(self, job: int) -> list[int]:
         tasks = self.slurm.tasks(JobId(job)).items()
-        return [task for task, number in sorted(tasks) if self.slurm.state(number) == "RUNNING"]
+        return [task for task, number in sorted(tasks) if self.slurm.job_processes(number)]
 
     def held_by_task(self, job: int, task: int) -> list[str]:
         return self.held(self.slurm.tasks(JobId(job))[task])

@@ -121,6 +121,10 @@ class GridEngine(Cluster):
         self.wait_state(job, "r")
         wait_until(lambda: any(map(started, self._spools(job))), why=f"job {job} to have a process")
 
+    def runs(self, job: JobId, task: int) -> bool:
+        """Return whether a task of an array runs, past its prolog."""
+        return self.state(job, task) == "r" and any(map(started, self._spools(job, task)))
+
     def wait_done(self, job: JobId) -> None:
         """Wait until qmaster has forgotten a job: its epilog is over and its slot is free."""
         self.wait_state(job, "")

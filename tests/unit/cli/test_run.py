@@ -292,8 +292,9 @@ def test_on_a_terminal_the_waiting_line_is_renewed_in_place(site: Site) -> None:
     site.hold(*range(8))
     leader, follower = pty.openpty()
     command = site.command("run", "-n", "1", "--wait", "5s", "--", "/bin/true")
+    env = {**os.environ, "TERM": "xterm"}  # the caller's may be dumb
     with subprocess.Popen(
-        command, stdin=follower, stdout=follower, stderr=follower, cwd=ROOT
+        command, stdin=follower, stdout=follower, stderr=follower, cwd=ROOT, env=env
     ) as process:
         os.close(follower)
         text = read_all(leader)

@@ -307,8 +307,10 @@ def test_a_shared_gpu_has_a_line_a_holder(site: Site) -> None:
 
 @pytest.mark.slow
 def test_colour_is_for_terminals_and_can_be_refused(site: Site) -> None:
+    callers = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    terminal = {**callers, "TERM": "xterm"}  # the caller's may be dumb
     for extra in ({}, {"NO_COLOR": "1"}):
-        done = site.run("status", env={**os.environ, "TERM": "xterm", **extra})
+        done = site.run("status", env={**terminal, **extra})
         assert "\x1b" not in done.stdout
     script = shutil.which("script")
     assert script, "script(1) makes the terminal: install util-linux"
@@ -316,7 +318,7 @@ def test_colour_is_for_terminals_and_can_be_refused(site: Site) -> None:
         line = " ".join(f"'{part}'" for part in site.command("status"))
         done = subprocess.run(
             [script, "-qec", line, "/dev/null"],
-            env={**os.environ, **extra},
+            env={**terminal, **extra},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

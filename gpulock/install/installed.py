@@ -57,13 +57,6 @@ def find_sge_installation(settings: Settings) -> Installation | None:
         return Installation()
 
 
-def is_slurm_installed(settings: Settings, prefix: Path) -> bool:
-    """Return whether hooks or map are here for Slurm, also where the map was lost."""
-    if find_slurm_installation(settings) is not None:
-        return True
-    return version_in_force(prefix) is not None and find_sge_installation(settings) is None
-
-
 def is_sge_installed(settings: Settings, prefix: Path) -> bool:
     """Return whether hooks or map are here for Grid Engine, also where the map was lost."""
     if find_sge_installation(settings) is not None:

@@ -23,7 +23,7 @@ from gpulock.install.sge import programs as sge_programs
 from gpulock.install.sge import qconf, site
 from gpulock.install.sge.cluster import ClusterInstaller, ClusterOptions
 from gpulock.install.sge.install import SgeInstaller, SgeOptions
-from gpulock.install.sge.texts import hook_command
+from gpulock.install.sge.texts import HookLine
 from gpulock.install.sge.uninstall import SgeRemoval, SgeRemover
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
@@ -143,7 +143,7 @@ class Site:
 
     def hook(self, name: str) -> str:
         """Return the command line of our hook alone."""
-        return hook_command(self.root / "libexec/current", name)
+        return HookLine(self.root / "libexec/current", name).text()
 
     def set_attribute(self, hook: str, value: str) -> None:
         """Set a hook for this host, as an administrator does."""

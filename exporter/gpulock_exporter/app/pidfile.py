@@ -13,8 +13,6 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, LockTimeout, Refusal
@@ -74,17 +72,6 @@ def is_disk_full(fault: BaseException) -> bool:
     """Return whether an error, or its cause, is that a file system has no room left."""
     number = getattr(fault, "errno", None) or getattr(fault.__cause__, "errno", None)
     return number in (errno.ENOSPC, errno.EDQUOT)
-
-
-@contextmanager
-def hold_exporter_folder(folder: str) -> Generator[None]:
-    """Be the exporter that writes `folder`; raise Refusal where another one is, or OSError."""
-    hold = FolderHold(folder)
-    hold.take()
-    try:
-        yield
-    finally:
-        hold.release()
 
 
 def signal_exporter(folder: str, number: signal.Signals) -> int:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What brings a reconcile forward: a change of LOCK_DIR (inotify), the end of an owner (pidfd).
 
-Locks that come and go are watched, records that go, and the loss of a folder; the counters, which
-every claim writes, wake nobody. A pidfd is of one process, whatever becomes of its number
-(pidfd_open(2)). What cannot be watched (no descriptor left, an old kernel) is seen by the next
-reconcile all the same. inotify(7) has no face in the stdlib.
+Locks that come and go are watched, records that go, and the loss of a folder; the log of
+events, to which every claim adds, wakes nobody. A pidfd is of one process, whatever becomes of its
+number (pidfd_open(2)). What cannot be watched (no descriptor left, an old kernel) is seen by the
+next reconcile all the same. inotify(7) has no face in the stdlib.
 """
 
 from __future__ import annotations

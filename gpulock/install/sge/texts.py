@@ -49,11 +49,6 @@ def parse_hook_line(value: str | None, hook: str) -> HookLine | None:
     return line if line.text() == value and line.origin in (OWN, INHERITED) else None
 
 
-def hook_command(current: Path, hook: str) -> str:
-    """Return the command line of a hook alone."""
-    return HookLine(current, hook).text()
-
-
 def make_hook_line(current: Path, hook: str, site: str, origin: str) -> HookLine:
     """Return the line of a hook and the site's own; raise InstallError.
 

@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.app.pidfile import hold_exporter_folder
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.state.claim_accounting import LedgerAccount
 
@@ -41,6 +40,7 @@ from gpulock.simulate.node import write_simulated_node
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from gpulock.workstation.tickets import take_ticket
+from tests.support.exporter_folder import hold_exporter_folder
 from tests.support.exporter_nodes import Node as Seen
 from tests.support.exporter_nodes import card
 from tests.support.journal import HeardJournal

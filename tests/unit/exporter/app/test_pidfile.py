@@ -15,7 +15,6 @@ from gpulock_exporter.app.pidfile import (
     LOCK,
     FolderHold,
     NotRunningError,
-    hold_exporter_folder,
     is_disk_full,
     signal_exporter,
     signal_user_process,
@@ -25,6 +24,7 @@ from gpulock.errors import Refusal
 from gpulock.node.procfs import Proc
 from gpulock.node.sample import FINISHED, WRITER, find_running_exporter
 from gpulock.store import atomic
+from tests.support.exporter_folder import hold_exporter_folder
 from tests.support.faults import disk_full
 
 HERE = f"{os.getpid()} {Proc().start(os.getpid())}\n"

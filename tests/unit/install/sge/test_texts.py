@@ -17,7 +17,7 @@ CURRENT = Path("/usr/local/libexec/gpulock/current")
 
 @pytest.mark.parametrize("hook", commands.HOOKS)
 def test_our_own_line_is_known_again_wherever_it_is_installed(hook: str) -> None:
-    line = commands.hook_command(Path("/elsewhere/current"), hook)
+    line = commands.HookLine(Path("/elsewhere/current"), hook).text()
 
     assert commands.parse_hook_line(line, hook) == HookLine(Path("/elsewhere/current"), hook)
     assert line.startswith("root@/elsewhere/current/prolog/drop-env /elsewhere/current/")
@@ -35,7 +35,7 @@ def test_a_sites_command_comes_back_out_of_our_line(hook: str, origin: str, site
 
 @pytest.mark.parametrize("edit", [" mine", " $job_owner other /x", " $job_owner own"])
 def test_a_line_that_somebody_edited_is_ours_and_not_taken_apart(edit: str) -> None:
-    line = f"{commands.hook_command(CURRENT, 'prolog')}{edit}"
+    line = f"{commands.HookLine(CURRENT, 'prolog').text()}{edit}"
 
     assert commands.is_gpulock_command(line, "prolog")
     assert commands.parse_hook_line(line, "prolog") is None
@@ -48,7 +48,7 @@ def test_a_sites_own_line_is_not_ours() -> None:
 
 
 def test_a_prolog_of_ours_in_the_epilogs_place_is_not_our_epilog() -> None:
-    assert not commands.is_gpulock_command(commands.hook_command(CURRENT, "prolog"), "epilog")
+    assert not commands.is_gpulock_command(commands.HookLine(CURRENT, "prolog").text(), "epilog")
 
 
 @pytest.mark.parametrize("site", ["/a,b", "/a [x]", '/a "x y"', "/a\\b", "/odd=path/hook"])

@@ -4,22 +4,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from dashboards.boards import queries
 
 from gpulock.simulate.presets import PRESETS
 from gpulock.store.checks import CardChecks, write_card_checks
 from gpulock.store.quarantine import POLICY, QUARANTINE, write_device_note
-from tests.labs.prometheus.lab import ROOT, SHORTER
+from tests.labs.prometheus.lab import SHORTER
 from tests.labs.prometheus.scene import Scene, scene
+from tests.support.dashboards import board_queries, shipped_boards
 
 pytestmark = pytest.mark.lab
-FOLDER = ROOT / "exporter" / "dashboards"
 SGE_JOB = 78
 FANLESS = "gpulock_gpu_fan_ratio"  # of cards with a fan, which no H200 has
 EVERYTHING = ("$scheduler", "$task_id", "$cluster", "$user")
@@ -108,14 +105,9 @@ def note_narrow_link(found: Scene, bus: str) -> None:
     write_device_note(node.settings.state_dir, QUARANTINE, bus, POLICY, reason)
 
 
-def boards() -> dict[str, Any]:
-    """Return the dashboards as they are shipped, by name."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
-
-
 def expressions() -> list[tuple[str, str]]:
     """Return every query with the name of its dashboard."""
-    return [(name, one) for name, board in boards().items() for one in queries(board)]
+    return [(name, one) for name, board in shipped_boards().items() for one in board_queries(board)]
 
 
 def chosen(expression: str, found: Scene, job_id: str) -> str:
@@ -154,7 +146,7 @@ def test_every_query_of_every_dashboard_gives_series(node: Scene) -> None:
 
 def test_the_choices_of_the_dashboards_are_not_empty(node: Scene) -> None:
     asked: list[str] = []
-    for board in boards().values():
+    for board in shipped_boards().values():
         for one in board["templating"]["list"]:
             if one["type"] == "query" and one["name"] != "cluster":  # a label that a site adds
                 asked.append(one["query"])

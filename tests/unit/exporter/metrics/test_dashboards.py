@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboards that are shipped are those that the code makes, and speak of what there is."""
+"""The dashboards that are shipped speak of what there is, and lie in Grafana's grid."""
 
 from __future__ import annotations
 
@@ -8,29 +8,22 @@ import re
 from typing import Any
 
 import pytest
-from dashboards import boards
-from dashboards.make import FOLDER, made
 
+from tests.support.dashboards import board_queries, shipped_boards
 from tests.unit.exporter.metrics.test_rules import asked, families, named
 
 SERIES = re.compile(r"\b(?:gpulock[_:][\w:]+|ALERTS)\b")
 GRID = 24
 
 
-@pytest.fixture(scope="module", params=sorted(made()))
+@pytest.fixture(scope="module", params=sorted(shipped_boards()))
 def board(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Give each dashboard as the code makes it."""
-    found: dict[str, Any] = json.loads(made()[request.param])
-    return found
-
-
-def test_what_is_shipped_is_what_the_code_makes() -> None:
-    shipped = {path.name: path.read_text() for path in FOLDER.glob("*.json")}
-    assert shipped == made(), "make dashboards"
+    """Give each dashboard."""
+    return shipped_boards()[request.param]
 
 
 def test_a_dashboard_speaks_of_series_that_there_are(board: dict[str, Any]) -> None:
-    spoken = {name for text in boards.queries(board) for name in SERIES.findall(text)}
+    spoken = {name for text in board_queries(board) for name in SERIES.findall(text)}
     assert spoken - families() - set(named("record")) - {"ALERTS"} == set()
 
 
@@ -42,7 +35,7 @@ def test_a_dashboard_asks_the_source_that_is_chosen_and_no_other(board: dict[str
 
 
 def test_a_dashboards_choices_are_used(board: dict[str, Any]) -> None:
-    text = " ".join([*boards.queries(board), json.dumps(board["templating"])])
+    text = " ".join([*board_queries(board), json.dumps(board["templating"])])
     for choice in board["templating"]["list"]:
         name = choice["name"]
         assert f"${name}" in text or f"${{{name}}}" in json.dumps(board["panels"]), name
@@ -72,11 +65,11 @@ def test_panels_and_queries_have_names_of_their_own(board: dict[str, Any]) -> No
 
 
 def test_each_dashboard_shows_what_is_held_and_idle(board: dict[str, Any]) -> None:
-    assert any("gpu_hold:idle_seconds" in text for text in boards.queries(board))
+    assert any("gpu_hold:idle_seconds" in text for text in board_queries(board))
 
 
 def test_the_panel_of_xids_asks_what_a_test_of_promtool_asks() -> None:
-    (panel,) = [one for one in boards_panels("gpulock-node.json") if "XID" in one["title"]]
+    (panel,) = [one for one in boards_panels("gpulock-node") if "XID" in one["title"]]
     (query,) = [target["expr"] for target in panel["targets"]]
     assert query in {one["expr"] for one in asked()}
 
@@ -85,12 +78,12 @@ def test_the_panel_of_xids_asks_what_a_test_of_promtool_asks() -> None:
 def test_the_tables_of_shares_ask_what_a_test_of_promtool_asks(
     title: str, columns: tuple[int, ...]
 ) -> None:
-    (panel,) = [one for one in boards_panels("gpulock-node.json") if one["title"] == title]
+    (panel,) = [one for one in boards_panels("gpulock-node") if one["title"] == title]
     queries = [panel["targets"][column]["expr"] for column in columns]
     assert {*queries} <= {one["expr"] for one in asked()}
 
 
-@pytest.mark.parametrize("name", sorted(made()))
+@pytest.mark.parametrize("name", sorted(shipped_boards()))
 def test_utilisation_over_time_is_drawn_from_counters(name: str) -> None:
     drawn = [one for one in boards_panels(name) if one["title"].startswith("Utilisation")]
     assert drawn
@@ -100,5 +93,5 @@ def test_utilisation_over_time_is_drawn_from_counters(name: str) -> None:
 
 def boards_panels(name: str) -> list[dict[str, Any]]:
     """Return the panels of a dashboard."""
-    found: list[dict[str, Any]] = json.loads(made()[name])["panels"]
+    found: list[dict[str, Any]] = shipped_boards()[name]["panels"]
     return found

@@ -38,6 +38,7 @@ class Ward(Box):
         self.boot = BOOT
         self.facts: dict[int, str] = {}
         self.lost: dict[int, str] = {}  # why a GPU does not answer
+        self.records_logged = 0
         self.journal = HeardJournal()
         self.start()
 
@@ -49,6 +50,17 @@ class Ward(Box):
     def tell(self, number: int, *pairs: str) -> None:
         """Let the exporter tell this of a GPU from now on."""
         self.facts[number] = " ".join(pairs)
+
+    def log_xid(self, number: int, xid: int = 79) -> None:
+        """Let the driver log an XID of a GPU; the exporter tells that the GPU is there."""
+        self.facts.setdefault(number, "")
+        self.log_kernel(f"NVRM: Xid (PCI:{bus(number)[:-2]}): {xid}, pid=4711, name=python")
+
+    def log_kernel(self, text: str, facility: int = 0) -> None:
+        """Let the kernel's log have one more record."""
+        with (self.dev / "kmsg").open("a") as log:
+            log.write(f"{8 * facility + 3},{self.records_logged},{self.now * 1e6:.0f},-;{text}\n")
+        self.records_logged += 1
 
     def lose(self, number: int, why: str = "GPU is lost") -> None:
         """Let the driver list a GPU and not answer for it: its values stay what they were."""
@@ -91,6 +103,8 @@ class Ward(Box):
         self.proc.boot(self.boot)
         for number in self.facts:
             self.facts[number] = ""
+        (self.dev / "kmsg").write_text("")
+        self.records_logged = 0
         self.start()
 
     def reload(self) -> None:
@@ -100,6 +114,7 @@ class Ward(Box):
         """
         self.module.rename(self.module.with_name(f"unloaded{self.module.stat().st_ino}"))
         self.module.mkdir()
+        self.log_kernel("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06")
 
     def hold(self, number: int) -> Owner:
         """Let a living job hold a GPU."""

@@ -166,6 +166,7 @@ class Box:
         self.records = root / "run.claims"
         for folder in (self.driver / "gpus", self.dev, self.state):
             folder.mkdir(parents=True)
+        (self.dev / "kmsg").touch()
         self.settings = {
             "LOCK_DIR": str(self.lock),
             "STATE_DIR": str(self.state),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What speaks against a device: by the exporter's sample, by the driver. Pure.
+"""What speaks against a device: by the kernel's log, the exporter's sample, the driver. Pure.
 
 A finding has a key and a mark. Of an event (an XID, an ECC error) the mark is how many there were
 in this boot, of what lasts (a recovery action, a card that is gone) it says what. The policy
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from gpulock.daemon.health.kernel_log import XidCounts
 from gpulock.daemon.reconcile.exporter_limit import may_quarantine_card
 from gpulock.errors import one_line
 from gpulock.node import sample
@@ -26,7 +27,9 @@ from gpulock.node.devices import EXCLUDED, Device, card_bus_id
 XID, ECC, MISSING, MEMORY, HEALTH, LOST = "xid", "ecc", "missing", "memory", "health", "lost"
 POLICY_WORDS: Final = (XID, ECC, MISSING, MEMORY, HEALTH)  # of QUARANTINE_ON
 CAUSES: Final = (*POLICY_WORDS, LOST)  # in a note; `missing` asks for those that are lost, too
-EXPORTER_CAUSES: Final = frozenset((XID, ECC, MEMORY, HEALTH, LOST))  # by the exporter alone
+# by the exporter alone; an XID by the kernel: a driver, or a job, may bring about one of every card
+EXPORTER_CAUSES: Final = frozenset((XID, ECC, MEMORY, HEALTH, LOST))
+XID_KEY: Final = "xid "  # and the number
 UNCORRECTED: Final = "c.ecc.uncorrected."
 MOST_PLACES, PLACE_LENGTH = 32, 16  # NVML has nine memories in which errors are counted
 MOST_TIMES: Final = 10**15
@@ -59,8 +62,6 @@ def findings_from_sample(
     """Yield what a fresh sample says against devices of this node; it names no others."""
     for name in sorted(quarantinable_ids(devices) & found.devices.keys()):
         seen = found.devices[name]
-        if XID in wanted:
-            yield from find_hardware_xids(name, seen)
         if ECC in wanted:
             yield from find_ecc_errors(name, seen)
         asked = XID if XID in wanted else ECC  # XID 154 tells of it
@@ -69,12 +70,13 @@ def findings_from_sample(
             yield HealthFinding(name, asked, "recovery", seen.recovery_action, words)
 
 
-def find_hardware_xids(name: str, seen: sample.DeviceSample) -> Iterator[HealthFinding]:
-    """Yield the XIDs of the card itself that a device had in this boot."""
-    for number, words in HARDWARE.items():
-        times = parse_first_counter(seen.own.get(f"x.{number}", ""))
-        if times:
-            yield HealthFinding(name, XID, f"xid {number}", times, f"XID {number} ({words})")
+def find_hardware_xids(counts: XidCounts, devices: Collection[Device]) -> Iterator[HealthFinding]:
+    """Yield the XIDs of the card itself that cards of this node had since they were started."""
+    here = quarantinable_ids(devices)
+    for (card, number), error in counts.errors.items():
+        if card in here and number in HARDWARE:
+            words = f"XID {number} ({HARDWARE[number]})"
+            yield HealthFinding(card, XID, f"{XID_KEY}{number}", error.times, words)
 
 
 def find_ecc_errors(name: str, seen: sample.DeviceSample) -> Iterator[HealthFinding]:
@@ -188,7 +190,8 @@ def expire_finding_marks(
     marks = {(one.device, one.key): one.mark for one in found}
     kept: dict[tuple[str, str], int] = {}
     for (name, key), mark in done.items():
-        sure = key == MISSING or name in (clean if key == MEMORY else told)
+        root_sees = key == MISSING or key.startswith(XID_KEY)
+        sure = root_sees or name in (clean if key == MEMORY else told)
         left = min(mark, marks.get((name, key), 0)) if sure else mark
         if left:
             kept[name, key] = left

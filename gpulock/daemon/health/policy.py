@@ -25,6 +25,7 @@ from gpulock.daemon.health.findings import (
     XID,
     HealthFinding,
 )
+from gpulock.daemon.health.kernel_log import KernelLog
 from gpulock.daemon.health.memory import CLEAN, DIRTY
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, CLEAN_CHECKS, MAX_COMEBACKS
 from gpulock.daemon.health.snapshot import HealthSnapshot
@@ -60,6 +61,7 @@ class HealthPolicy(Chore):
         self._clock = clock
         self._free: dict[str, float] = {}  # since when a device is known to have no lock
         self._losses = findings.LossTimer()
+        self._log = KernelLog()
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Put out what is bad, and back what is clean; raise Refusal or OSError."""
@@ -72,7 +74,8 @@ class HealthPolicy(Chore):
         look = HealthSnapshot(node, report, self._clock())
         book = state.load_health_state(node)
         before = book.text(node.boot_id)
-        found = look.findings(wanted, book.known)
+        self._read_kernel_log(node, book)
+        found = look.findings(wanted, book)
         found += self._find_dirty_devices(look) if MEMORY in wanted else []
         clean = [name for name in self._free if look.memory(name) == CLEAN]
         book.done = findings.expire_finding_marks(book.done, found, look.reported_devices(), clean)
@@ -89,6 +92,21 @@ class HealthPolicy(Chore):
         if book.text(node.boot_id) != before:
             state.save_health_state(node, book)
         self._journal.log_changes("health", failed, ERROR)
+
+    def _read_kernel_log(self, node: Node, book: HealthState) -> None:
+        """Count the XIDs since the last look; those of a card from before its reset are over."""
+        unknown: dict[str, str] = {}
+        try:
+            self._log.read(node.settings.dev_root, book.xids)
+        except OSError as fault:
+            self._log.close()
+            unknown["kmsg"] = f"XIDs are not known: the kernel's log cannot be read: {fault}"
+        self._journal.log_changes("kernel log", unknown)
+        if lost := book.xids.overwritten:
+            what = f"XIDs may be missed: {lost} records of the kernel's log were overwritten"
+            self._journal.say(WARNING, what)
+        for card, at in recovery.read_resets(node.store.path, node.boot_id).items():
+            book.xids.forget_before(card, float(at))
 
     def _update_free_devices(self, report: ReconcileReport) -> None:
         """Keep in mind since when each device has no lock."""

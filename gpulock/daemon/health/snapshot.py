@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from gpulock.alloc import device_users, reaper
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.card_checks import describe_serious
-from gpulock.daemon.health.findings import HEALTH, MEMORY, MISSING, HealthFinding
+from gpulock.daemon.health.findings import HEALTH, MEMORY, MISSING, XID, HealthFinding
 from gpulock.daemon.health.memory import MIB, NOT_KNOWN, judge_memory
 from gpulock.daemon.health.recovery import DeviceObservation
+from gpulock.daemon.health.state import HealthState
 from gpulock.daemon.reconcile.exporter_limit import cards_out_by_exporter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node import sample
@@ -45,11 +46,13 @@ class HealthSnapshot:
         here = findings.quarantinable_ids(self._report.devices)
         return {name for name in here if self._fresh(name) is not None}
 
-    def findings(self, wanted: frozenset[str], known: set[str]) -> list[HealthFinding]:
-        """Return what speaks against devices; `known` learns which cards are here."""
-        devices = self._report.devices
+    def findings(self, wanted: frozenset[str], book: HealthState) -> list[HealthFinding]:
+        """Return what speaks against devices; `book.known` learns which cards are here."""
+        devices, known = self._report.devices, book.known
         found: list[HealthFinding] = []
-        if self._sample is not None:  # also of a card that answers no more: XID 79 is of such
+        if XID in wanted:
+            found += findings.find_hardware_xids(book.xids, devices)
+        if self._sample is not None:
             found += findings.findings_from_sample(self._sample, devices, wanted)
         known |= {device.bus for device in devices if not device.fault}
         known |= {

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the health policy remembers: of this boot in LOCK_DIR/health, of comebacks in STATE_DIR.
 
-On what was acted already, which cards were here, the clean checks of what is out, and the resets
-that were tried. It is lost with LOCK_DIR: then events count once more, which puts a card out and
-never back. While STATE_DIR takes no note of a bad device, a lock of our own keeps it from the next
-job: an administrator's in form, so that no reap frees it; `gpulock unreserve` does, and so do we,
-once the note stands.
+On what was acted already, which cards were here, the clean checks of what is out, the resets that
+were tried, and the XIDs of the kernel's log as far as it was read. It is lost with LOCK_DIR: then
+events count once more, which puts a card out and never back. While STATE_DIR takes no note of a bad
+device, a lock of our own keeps it from the next job: an administrator's in form, so that no reap
+frees it; `gpulock unreserve` does, and so do we, once the note stands.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpulock.alloc.reaper import free_locks
+from gpulock.daemon.health.kernel_log import XidCount, XidCounts
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
@@ -32,7 +33,8 @@ LIMIT: Final = 1 << 20  # bytes: 128 instances with twenty findings each are 0.2
 class HealthState:
     """Marks by (device, key), cards that were here, and (clean checks, when) by device.
 
-    `tries` has when gpulockd began to reset a card. Times are CLOCK_BOOTTIME seconds.
+    `tries` has when gpulockd began to reset a card, `xids` what the kernel's log told. Times are
+    CLOCK_BOOTTIME seconds.
     """
 
     def __init__(self) -> None:
@@ -40,6 +42,7 @@ class HealthState:
         self.known: set[str] = set()
         self.clean: dict[str, tuple[int, float]] = {}
         self.tries: dict[str, tuple[float, ...]] = {}
+        self.xids = XidCounts()
 
     def text(self, boot_id: str) -> str:
         """Return the file."""
@@ -49,6 +52,9 @@ class HealthState:
         pairs += [(f"clean {name}", f"{times} {at:.3f}") for name, (times, at) in checks]
         for name, tries in sorted(self.tries.items()):
             pairs.append((f"tries {name}", " ".join([f"{at:.3f}" for at in tries])))
+        pairs.append(("sequence", str(self.xids.sequence)))
+        for (name, number), (times, at) in sorted(self.xids.errors.items()):
+            pairs.append((f"error {name} {number}", f"{times} {at:.3f}"))
         return f"{LINE}\n{kv.encode_pairs(pairs)}"
 
 
@@ -69,6 +75,11 @@ def parse_health_state(text: str, boot_id: str) -> HealthState:
             book.clean[name] = (int(number), float(at))
         elif kind == "tries":
             book.tries[name] = tuple([float(at) for at in value.split()])
+        elif kind == "sequence":
+            book.xids.sequence = int(value)
+        elif kind == "error":
+            number, _, at = value.partition(" ")
+            book.xids.errors[name, int(what)] = XidCount(int(number), float(at))
     return book
 
 

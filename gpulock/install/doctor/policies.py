@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gpulock.daemon.health import policy as health
 from gpulock.daemon.health.card_checks import SERIOUS
-from gpulock.daemon.health.findings import MISSING, POLICY_WORDS
+from gpulock.daemon.health.findings import MISSING, POLICY_WORDS, XID
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.daemon.slots import slurm
 from gpulock.deadline import clock_boottime
@@ -43,7 +43,7 @@ def read_current_sample(settings: Settings) -> sample.Sample | None:
 def check_quarantine_policy(settings: Settings) -> Iterator[Finding]:
     """Look whether what the settings name can be seen."""
     words = settings.quarantine_on if "QUARANTINE_ON" in settings.given else ()
-    unseen = [word for word in words if word in POLICY_WORDS and word != MISSING]
+    unseen = [word for word in words if word in POLICY_WORDS and word not in (MISSING, XID)]
     if unseen and read_current_sample(settings) is None:
         what = f"{' '.join(unseen)}: no exporter runs here, so nothing is detected"
         yield warning(what, "start gpulock-exporter")

@@ -36,6 +36,8 @@ from gpulock.store.locks import claims_root
 
 _AGAIN: Final = "gpulock install systemd"
 _SEES: Final = frozenset(("cap_sys_ptrace", "cap_dac_override"))  # others' processes
+_LOG: Final = "cap_syslog"
+_XIDS: Final = "it cannot read the kernel's log, so XIDs are not known"
 _NEVER: Final = ("0", "infinity")
 _RUN: Final = "/run/"
 _CAPABILITIES: Final = "CapabilityBoundingSet"
@@ -77,6 +79,8 @@ _LOCKS: Final = "the locks are removed when it stops"
 _WORKER: Final = "its worker is no system user's: its processes keep every GPU of a job held"
 RULES: Final = (
     UnitRule(DAEMON, _CAPABILITIES, lambda now, _: not {*now.lower().split()} >= _SEES, _FREES),
+    UnitRule(DAEMON, _CAPABILITIES, lambda now, _: _LOG not in now.lower().split(), _XIDS, WARNING),
+    UnitRule(DAEMON, "ProtectKernelLogs", NO, _XIDS, WARNING),
     UnitRule(DAEMON, "ProtectProc", unless("", "default"), _FREES),
     UnitRule(DAEMON, "ProcSubset", unless("", "all"), _FREES),
     UnitRule(DAEMON, "PrivateUsers", NO, _FREES),

@@ -41,7 +41,8 @@ _ANY_COMMAND: Final = (
     "MemoryDenyWriteExecute=no",
     "CapabilityBoundingSet=CAP_SETUID CAP_SETGID",
 )
-_TEST_COMMAND: Final = ("# HEALTH_COMMAND tests GPUs.", "DevicePolicy=auto", "TasksMax=4096")
+_ANY_DEVICE: Final = ("DevicePolicy=auto", "DeviceAllow=")  # with the unit's, auto were closed
+_TEST_COMMAND: Final = ("# HEALTH_COMMAND tests GPUs.", *_ANY_DEVICE, "TasksMax=4096")
 _MPS: Final = (
     "# SHARE_MPS: pipes and logs of an MPS are its user's; systemd starts it.",
     "CapabilityBoundingSet=CAP_CHOWN",
@@ -50,7 +51,7 @@ _MPS: Final = (
 # and of /dev/nvidia-caps are known only once it is loaded, which may be after gpulockd starts.
 _RESET: Final = (
     "# QUARANTINE_RESET: nvidia-smi opens the driver's devices, and the driver asks for root.",
-    "DevicePolicy=auto",
+    *_ANY_DEVICE,
     "CapabilityBoundingSet=CAP_SYS_ADMIN",
 )
 _CGROUP: Final = (

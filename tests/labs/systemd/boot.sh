@@ -37,6 +37,7 @@ node 666 full 1 7
 node 666 random 1 8
 node 666 urandom 1 9
 node 666 tty 5 0
+node 644 kmsg 1 11
 # An inode of its own: getty and PID 1 change the mode of their console.
 node 600 console 1 3
 mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts "$root/dev/pts"

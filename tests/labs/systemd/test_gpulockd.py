@@ -36,7 +36,8 @@ echo "$@"
 grep CapEff /proc/self/status
 grep -lsa [g]pulock_exporter.worker.process /proc/[0-9]*/cmdline | wc -l
 """
-XID, SYS_ADMIN = 79, 21
+SYS_ADMIN = 21
+HEALTH = "/run/gpulock/health"
 
 
 def test_gpulockd_is_ready_once_the_first_reconcile_is_done(node: Node) -> None:
@@ -220,6 +221,17 @@ def test_isolation_is_looked_after_and_cleared_away_from_within_the_units_sandbo
     assert show(node, DAEMON, "ProtectControlGroups") == "yes"
 
 
+def test_the_kernels_log_is_read_from_within_the_units_sandbox(node: Node) -> None:
+    unknown = "XIDs are not known: the kernel's log cannot be read"
+    node.reload(DAEMON, "ProtectKernelLogs=yes")
+    wait_journal(node, DAEMON, unknown)
+    assert "ProtectKernelLogs=yes" in node.gpulock("doctor")
+    node.reload(DAEMON, "ProtectKernelLogs=no")
+    rounds_until(node, lambda: "sequence=" in node.machine.path(HEALTH).read_text(), why="a look")
+    assert journal(node, DAEMON).count(unknown) == 1
+    assert "ProtectKernelLogs" not in node.gpulock("doctor")
+
+
 def test_a_gpu_is_reset_from_within_the_units_sandbox(node: Node) -> None:
     run = node.machine.run
     node.machine.write("/srv/probe.py", PROBE)
@@ -231,7 +243,7 @@ def test_a_gpu_is_reset_from_within_the_units_sandbox(node: Node) -> None:
     assert "QUARANTINE_RESET" not in node.gpulock("doctor")
     node.wait_metric("gpulock_nvml_up", 1)
 
-    node.package.double.event(3, XID)
+    node.package.double.set("gpu.3.recovery_action", 1)
     node.package.point()
     rounds_until(node, lambda: "was reset (1 of 3)" in journal(node, DAEMON), why="the reset")
 

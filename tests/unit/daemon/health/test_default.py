@@ -39,7 +39,7 @@ def next_job(ward: Ward, job_id: str, count: int) -> list[str]:
 
 def test_a_card_with_xid_79_is_granted_to_neither_of_the_next_two_jobs(tmp_path: Path) -> None:
     ward = default_ward(tmp_path)
-    ward.tell(0, "x.79=1,100.0")
+    ward.log_xid(0)
     ward.lose(0)
     ward.round()
     assert ward.reason(0) == "xid: XID 79 (GPU has fallen off the bus)"
@@ -151,7 +151,7 @@ def test_a_split_card_is_neither_missing_nor_lost(tmp_path: Path) -> None:
 
 def test_the_only_card_of_a_node_is_out_and_the_node_is_not(tmp_path: Path) -> None:
     ward = default_ward(tmp_path, 1)
-    ward.tell(0, "x.79=1,100.0")
+    ward.log_xid(0)
     ward.round()
     assert ward.out() == [bus(0)]
     with pytest.raises(Refusal) as refused:
@@ -172,6 +172,6 @@ def test_a_card_that_fell_off_the_bus_still_counts_for_half_of_the_node(tmp_path
     ward = default_ward(tmp_path)
     (ward.driver / "gpus" / bus(3)).rename(ward.root / "fell-off")
     for number in (0, 1):
-        ward.tell(number, "x.79=1,100.0")
+        ward.log_xid(number)
     ward.round()
     assert ward.out() == [bus(0), bus(1)]

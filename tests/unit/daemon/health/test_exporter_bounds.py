@@ -126,7 +126,7 @@ def test_mig_mode_and_faults_are_one_half_together(node: Hostile) -> None:
     node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(3)])
     node.turn()
     for number in range(3, CARDS):
-        node.tell(number, "x.79=1,1.0")
+        node.log_xid(number)
     node.round(3)
     assert node.usable() == CARDS // 2
     assert len([line for line in node.said() if "stays in service" in line]) >= CARDS // 2 - 3
@@ -134,7 +134,7 @@ def test_mig_mode_and_faults_are_one_half_together(node: Hostile) -> None:
 
 def test_faults_first_leave_mig_mode_nothing(node: Hostile) -> None:
     for number in range(CARDS):
-        node.tell(number, "x.79=1,1.0")
+        node.log_xid(number)
     node.round(3)
     node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(CARDS)])
     node.turn(4)

@@ -64,7 +64,7 @@ class Faults(Ward):
         self.sick: dict[int, tuple[str, int]] = {}
         self.sound: dict[int, int] = {}
         self.late: dict[int, int] = {}  # looks that a test of a sound GPU may take
-        self.times = {kind: dict.fromkeys(range(CARDS), 0) for kind in (XID, ECC)}
+        self.times = {kind: dict.fromkeys(range(CARDS), 0) for kind in (ECC,)}
         self.backs: dict[int, list[float]] = {number: [] for number in range(CARDS)}
         self.injected = dict.fromkeys(self.kinds, 0)
         self.jobs = self.sick_granted = 0
@@ -92,9 +92,8 @@ class Faults(Ward):
     def answer(self, number: int, kind: str = "") -> None:
         """Let a GPU answer, with what it had in this boot, and with a fault of this kind now."""
         self.lost.pop(number, None)
-        xids, errors = self.times[XID][number], self.times[ECC][number]
+        errors = self.times[ECC][number]
         facts = ["pcie_width=16", "pcie_width_max=16", f"recovery_action={int(kind == RECOVERY)}"]
-        facts += [f"x.79={xids},1.0"] if xids else []
         facts += [f"c.ecc.uncorrected.dram={errors},0,0,0"] if errors else []
         facts += ["pcie_width=4"] if kind == LINK else []
         facts += [f"memory_used={1024 * MIB}"] if kind == MEMORY else []
@@ -117,6 +116,8 @@ class Faults(Ward):
             return
         number = self.dice.choice([n for n in range(CARDS) if n not in out])
         kind = self.dice.choice(self.kinds)
+        if kind == XID:
+            self.log_xid(number)
         if kind in self.times:
             self.times[kind][number] += 1
         if kind == GONE:

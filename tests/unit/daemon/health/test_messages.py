@@ -54,7 +54,7 @@ def test_doctor_tells_which_card_does_not_answer(tmp_path: Path) -> None:
 
 def test_doctor_tells_what_is_out_and_what_brings_it_back(tmp_path: Path) -> None:
     ward = Ward(tmp_path)
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     ward.by_hand(2)
     _, (state, first), (_, second) = told(ward)
@@ -65,10 +65,10 @@ def test_doctor_tells_what_is_out_and_what_brings_it_back(tmp_path: Path) -> Non
 
 
 def test_a_policy_that_nobody_tells_anything_is_a_warning(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, QUARANTINE_ON="xid missing")
+    ward = Ward(tmp_path, QUARANTINE_ON="ecc xid missing")
     assert told(ward)[0] == (
         WARNING,
-        "quarantine: xid: no exporter runs here, so nothing is detected; start gpulock-exporter",
+        "quarantine: ecc: no exporter runs here, so nothing is detected; start gpulock-exporter",
     )
 
 
@@ -107,7 +107,7 @@ def test_why_says_what_brings_a_device_back(reason: str, back: str) -> None:
 
 def test_why_tells_the_cause_of_a_device_and_what_brings_it_back(tmp_path: Path) -> None:
     ward = Ward(tmp_path)
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     ward.by_hand(2)
     policy = plain(explain_subject(ward.node(), "1", 200)[0])

@@ -45,7 +45,7 @@ def grants(ward: Ward, count: int) -> list[str]:
 
 
 def test_an_xid_of_the_card_puts_it_out_and_is_told_once_with_the_reason(ward: Ward) -> None:
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round(3)
     assert ward.out() == [bus(1)]
     (line,) = ward.said()
@@ -59,7 +59,7 @@ def test_an_xid_of_the_card_puts_it_out_and_is_told_once_with_the_reason(ward: W
 def test_what_an_application_did_or_what_is_information_puts_nothing_out(
     ward: Ward, number: int
 ) -> None:
-    ward.tell(1, f"x.{number}=7,100.0")
+    ward.log_xid(1, number)
     ward.round()
     assert (ward.out(), ward.said()) == ([], [])
 
@@ -94,7 +94,8 @@ def test_memory_that_was_corrected_puts_nothing_out(ward: Ward, fact: str) -> No
 
 
 def test_an_xid_counts_of_a_card_that_answers_no_more(ward: Ward) -> None:
-    ward.tell(1, "looked=1.0", "x.79=1,100.0")
+    ward.tell(1, "looked=1.0")
+    ward.log_xid(1)
     ward.round()
     assert ward.reason(1) == "xid: XID 79 (GPU has fallen off the bus)"
     ward.reboot()
@@ -134,7 +135,7 @@ def test_a_card_that_the_driver_excludes_is_not_gone(ward: Ward) -> None:
 def test_a_job_on_a_bad_device_keeps_it_and_nobody_gets_it_afterwards(ward: Ward) -> None:
     ward.hold(1)
     before = (ward.lock / "locks" / bus(1) / "owner").read_bytes()
-    ward.tell(1, "x.48=1,100.0")
+    ward.log_xid(1, 48)
     ward.round()
     assert ward.out() == [bus(1)]
     assert (ward.lock / "locks" / bus(1) / "owner").read_bytes() == before
@@ -146,7 +147,8 @@ def test_a_job_on_a_bad_device_keeps_it_and_nobody_gets_it_afterwards(ward: Ward
 
 def test_only_what_is_asked_for_puts_a_card_out(tmp_path: Path) -> None:
     quiet = Ward(tmp_path, QUARANTINE_ON="missing fan")
-    quiet.tell(0, "x.79=1,100.0", "c.ecc.uncorrected.dram=2,2,90.0,0.0", f"memory_used={GIB}")
+    quiet.tell(0, "c.ecc.uncorrected.dram=2,2,90.0,0.0", f"memory_used={GIB}")
+    quiet.log_xid(0)
     quiet.round(3)
     assert quiet.out() == []
 
@@ -227,13 +229,13 @@ def test_what_went_out_for_its_memory_comes_back_once_the_policy_is_off(tmp_path
 
 
 def test_after_an_xid_clean_looks_alone_bring_nothing_back(ward: Ward) -> None:
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round(20)
     assert ward.out() == [bus(1)]
 
 
 def test_after_a_reload_of_the_driver_it_comes_back(ward: Ward) -> None:
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     ward.reload()
     ward.round(2)
@@ -245,7 +247,7 @@ def test_after_a_reload_of_the_driver_it_comes_back(ward: Ward) -> None:
 
 def test_it_does_not_come_back_before_the_command_passed_on_it(tmp_path: Path) -> None:
     ward = Ward(tmp_path, HEALTH_COMMAND="/bin/true")
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     ward.reload()
     ward.round(9)
@@ -263,7 +265,7 @@ def test_it_does_not_come_back_before_the_command_passed_on_it(tmp_path: Path) -
 
 
 def test_it_survives_a_reboot_and_comes_back_when_it_is_clean(ward: Ward) -> None:
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     ward.reboot()
     ward.round(2)
@@ -273,7 +275,8 @@ def test_it_survives_a_reboot_and_comes_back_when_it_is_clean(ward: Ward) -> Non
 
 
 def test_it_does_not_come_back_while_the_driver_wants_a_reset(ward: Ward) -> None:
-    ward.tell(1, "x.95=1,100.0", "recovery_action=1")
+    ward.tell(1, "recovery_action=1")
+    ward.log_xid(1, 95)
     ward.round()
     ward.reboot()
     ward.tell(1, "recovery_action=1")
@@ -282,7 +285,7 @@ def test_it_does_not_come_back_while_the_driver_wants_a_reset(ward: Ward) -> Non
 
 
 def test_what_the_exporter_does_not_tell_is_no_clean_check(ward: Ward) -> None:
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     ward.reboot()
     (ward.exporter / "sample").unlink()
@@ -293,7 +296,7 @@ def test_what_the_exporter_does_not_tell_is_no_clean_check(ward: Ward) -> None:
 def test_checks_in_quick_succession_count_as_one(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     ward.reboot()
     monkeypatch.setattr("tests.support.health_site.ROUND", 1.0)
@@ -302,7 +305,7 @@ def test_checks_in_quick_succession_count_as_one(
 
 
 def test_checks_go_on_where_a_killed_daemon_left_off(ward: Ward) -> None:
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     ward.reload()
     for _ in range(3):
@@ -314,7 +317,7 @@ def test_checks_go_on_where_a_killed_daemon_left_off(ward: Ward) -> None:
 def test_what_an_administrator_put_out_stays(ward: Ward) -> None:
     ward.by_hand(0, "memory: I do not trust it")
     ward.by_hand(1)
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round(2)
     ward.reboot()
     ward.round(9)
@@ -322,12 +325,14 @@ def test_what_an_administrator_put_out_stays(ward: Ward) -> None:
 
 
 def test_what_an_administrator_brought_back_is_not_put_out_for_the_same(ward: Ward) -> None:
-    ward.tell(1, "x.79=1,100.0", "recovery_action=1")
+    ward.tell(1, "recovery_action=1")
+    ward.log_xid(1)
     ward.round()
     ward.restored(1)
     ward.round(3)
     assert ward.out() == []
-    ward.tell(1, "x.79=2,200.0", "recovery_action=1")
+    ward.tell(1, "recovery_action=1")
+    ward.log_xid(1)
     ward.round()
     assert ward.reason(1) == "xid: XID 79 (GPU has fallen off the bus)"
 
@@ -335,7 +340,8 @@ def test_what_an_administrator_brought_back_is_not_put_out_for_the_same(ward: Wa
 def test_one_more_cause_is_noted_beside_the_first_and_both_must_be_over(ward: Ward) -> None:
     ward.tell(0, f"memory_used={300 * MIB}")
     ward.round()
-    ward.tell(0, "x.48=1,100.0")
+    ward.tell(0)
+    ward.log_xid(0, 48)
     ward.round(9)
     assert ward.reason(0).split("; ") == [
         "memory: 300 MiB stay in use without a process",
@@ -347,11 +353,11 @@ def test_one_more_cause_is_noted_beside_the_first_and_both_must_be_over(ward: Wa
 
 
 def test_an_event_after_the_driver_was_loaded_wants_it_loaded_once_more(ward: Ward) -> None:
-    ward.tell(0, "x.48=1,100.0")
+    ward.log_xid(0, 48)
     ward.round()
     ward.reload()
     ward.round(2)
-    ward.tell(0, "x.48=2,200.0")
+    ward.log_xid(0, 48)
     ward.round(9)
     assert ward.out() == [bus(0)]
     ward.reload()
@@ -364,13 +370,13 @@ def test_an_event_after_the_driver_was_loaded_wants_it_loaded_once_more(ward: Wa
 def test_memory_left_in_use_after_the_driver_was_loaded_does_not_want_that_again(
     ward: Ward,
 ) -> None:
-    ward.tell(0, "x.48=1,100.0")
+    ward.log_xid(0, 48)
     ward.round()
     ward.reload()
-    ward.tell(0, "x.48=1,100.0", f"memory_used={300 * MIB}")
+    ward.tell(0, f"memory_used={300 * MIB}")
     ward.round()
     assert "memory: 300 MiB" in ward.reason(0)
-    ward.tell(0, "x.48=1,100.0")
+    ward.tell(0)
     ward.round(3)
     assert ward.out() == []
 
@@ -382,7 +388,7 @@ def test_a_note_does_not_grow_for_ever(ward: Ward) -> None:
     ward.round()
     assert ward.reason(0) == reason
     for number in (46, 48, 62, 64, 74, 79, 95):
-        ward.tell(0, f"x.{number}=1,100.0")
+        ward.log_xid(0, number)
         ward.round()
     assert len(ward.reason(0).split("; ")) == 4
 
@@ -397,7 +403,7 @@ def test_an_administrator_who_takes_a_device_over_keeps_it(
             ward.by_hand(1)
             return super().__enter__()
 
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     ward.reload()
     ward.round(2)
@@ -443,7 +449,8 @@ def test_one_that_says_everything_is_bad_puts_out_half_and_the_rest_is_told_once
     ward: Ward,
 ) -> None:
     for number in range(4):
-        ward.tell(number, "x.79=1,100.0", "recovery_action=2", "remap_failure=1")
+        ward.tell(number, "recovery_action=2", "remap_failure=1")
+        ward.log_xid(number)
     ward.round(5)
     assert ward.out() == [bus(0), bus(1)]
     told = [line for line in ward.said() if "more than half of this node" in line]
@@ -452,7 +459,7 @@ def test_one_that_says_everything_is_bad_puts_out_half_and_the_rest_is_told_once
 
 def test_day_after_day_it_is_never_more_than_half(ward: Ward) -> None:
     for number in (2, 0, 3, 1):
-        ward.tell(number, "x.79=1,100.0")
+        ward.log_xid(number)
         ward.round()
     assert ward.out() == [bus(0), bus(2)]
 
@@ -461,7 +468,7 @@ def test_what_an_administrator_took_out_leaves_the_policy_its_half(ward: Ward) -
     ward.by_hand(0)
     ward.by_hand(1)
     for number in range(4):
-        ward.tell(number, "x.79=1,100.0")
+        ward.log_xid(number)
     ward.round()
     assert ward.out() == [bus(number) for number in range(4)]
     assert ward.reason(0) == "its fan died"
@@ -469,7 +476,7 @@ def test_what_an_administrator_took_out_leaves_the_policy_its_half(ward: Ward) -
 
 def test_the_only_card_of_a_node_goes_out(tmp_path: Path) -> None:
     small = Ward(tmp_path, 1)
-    small.tell(0, "x.79=1,100.0")
+    small.log_xid(0)
     small.round()
     assert small.out() == [bus(0)]
 
@@ -505,7 +512,7 @@ def test_a_name_in_a_sample_becomes_no_line_of_a_note(ward: Ward) -> None:
 
 
 def test_a_sample_of_another_boot_or_an_old_one_puts_nothing_out(ward: Ward) -> None:
-    ward.tell(1, "x.79=1,100.0")
+    ward.tell(1, "recovery_action=2")
     ward.now += 30
     ward.sample()
     ward.now += 60
@@ -519,7 +526,7 @@ def test_a_sample_of_another_boot_or_an_old_one_puts_nothing_out(ward: Ward) -> 
 def test_a_state_dir_that_is_full_locks_the_device_instead_and_notes_it_later(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     with monkeypatch.context() as broken:
         broken.setattr(quarantine, "write_device_note", disk_full)
         ward.round(3)
@@ -534,7 +541,7 @@ def test_a_state_dir_that_is_full_locks_the_device_instead_and_notes_it_later(
 def test_a_comeback_that_cannot_be_noted_does_not_happen(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     ward.reload()
     with monkeypatch.context() as broken:
@@ -561,7 +568,7 @@ def test_daemon_recovers_from_kill_at_any_point(
             real(*args, **words)
         raise KeyboardInterrupt
 
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     with monkeypatch.context() as broken:
         broken.setattr(owner, stop, killed)
         try:
@@ -585,7 +592,7 @@ def test_while_the_gate_is_shut_nothing_is_done_and_the_next_round_does_it(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpulock.daemon.health.policy.GATE_SECONDS", 0.01)
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.now += 30
     ward.sample()
     node = ward.node()
@@ -607,7 +614,7 @@ def test_an_administrator_who_is_quicker_wins(ward: Ward, monkeypatch: pytest.Mo
             return super().__enter__()
 
     monkeypatch.setattr("gpulock.daemon.health.policy.Gate", Late)
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     monkeypatch.undo()
     ward.reload()
@@ -616,7 +623,7 @@ def test_an_administrator_who_is_quicker_wins(ward: Ward, monkeypatch: pytest.Mo
 
 
 def test_books_that_cannot_be_read_put_a_card_out_again_and_never_back(ward: Ward) -> None:
-    ward.tell(1, "x.79=1,100.0")
+    ward.log_xid(1)
     ward.round()
     ward.restored(1)
     (ward.lock / "health").write_text("garbage")

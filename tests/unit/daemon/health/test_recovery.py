@@ -22,6 +22,7 @@ from gpulock.daemon.health.findings import (
     limit_exporter_quarantine,
     select_new_findings,
 )
+from gpulock.daemon.health.kernel_log import XidCount, XidCounts
 from gpulock.daemon.health.memory import CLEAN, DIRTY, NOT_KNOWN
 from gpulock.daemon.health.recovery import (
     CardStartIds,
@@ -131,7 +132,7 @@ def test_events_are_news_when_there_are_more_and_states_when_they_are_others(
 def test_what_is_over_will_be_news_again_but_only_where_all_was_told() -> None:
     done = {("a", "recovery"): 1, ("a", "memory"): 1, ("a", "missing"): 1, ("a", "xid 79"): 3}
     assert expire_finding_marks(done, [], [], []) == {
-        key: n for key, n in done.items() if key[1] != "missing"
+        key: n for key, n in done.items() if key[1] not in ("missing", "xid 79")
     }
     assert expire_finding_marks(done, [], ["a"], []) == {("a", "memory"): 1}
     assert ("a", "memory") not in expire_finding_marks(done, [], [], ["a"])
@@ -155,6 +156,7 @@ def test_a_book_is_of_one_boot(tmp_path: Path) -> None:
     book = HealthState()
     book.known, book.done, book.clean = {bus(0)}, {(bus(0), "xid 79"): 2}, {bus(0): (1, 2.5)}
     book.tries = {bus(1): (3.5, 4.25)}
+    book.xids = XidCounts(4711, errors={(bus(1), 79): XidCount(2, 8.5)})
     text = book.text(BOOT)
     assert vars(state.parse_health_state(text, BOOT)) == vars(book)
     assert vars(state.parse_health_state(text, OTHER_BOOT)) == vars(HealthState())

@@ -164,7 +164,7 @@ def test_a_card_that_the_driver_does_not_show_wants_a_reboot(bench: Bench) -> No
 
 
 def test_a_reset_that_fails_is_told_and_proves_nothing(bench: Bench) -> None:
-    bench.tell(2, "x.79=1,100.0")
+    bench.log_xid(2)
     bench.round()
     bench.script("echo 'GPU 2 is in use'; exit 19")
     assert run_reset(bench.node(), bus(2), SECONDS) == "nvidia-smi ended with 19: GPU 2 is in use"
@@ -217,7 +217,7 @@ def test_an_exporter_that_does_not_let_go_keeps_a_gpu_from_a_reset(
 
 
 def test_after_a_reset_a_failed_card_comes_back_when_it_is_clean(bench: Bench) -> None:
-    bench.tell(2, "x.79=1,100.0")
+    bench.log_xid(2)
     bench.round(5)
     assert bench.out() == [bus(2)]
     assert run_reset(bench.node(), bus(2), SECONDS) == ""
@@ -225,14 +225,14 @@ def test_after_a_reset_a_failed_card_comes_back_when_it_is_clean(bench: Bench) -
     assert bench.out() == [bus(2)]
     bench.round()
     assert bench.out() == []
-    bench.tell(2, "x.79=2,200.0")
+    bench.log_xid(2)
     bench.round(9)
     assert bench.out() == [bus(2)], "it wants one more reset"
 
 
 def test_a_reset_of_an_earlier_boot_proves_nothing_of_this_one(bench: Bench) -> None:
     assert run_reset(bench.node(), bus(2), SECONDS) == ""
-    bench.tell(2, "x.79=1,100.0")
+    bench.log_xid(2)
     bench.round()
     (bench.lock / "resets").unlink()
     bench.round(9)
@@ -274,14 +274,14 @@ def test_an_administrators_reserve_is_no_reset(bench: Bench) -> None:
 
 
 def test_by_default_gpulockd_resets_nothing(bench: Bench) -> None:
-    bench.tell(2, "x.79=1,100.0")
+    bench.log_xid(2)
     bench.daemon(3)
     assert (bench.out(), bench.calls()) == ([bus(2)], 0)
 
 
 def test_gpulockd_resets_what_the_policy_took_out_and_it_comes_back(tmp_path: Path) -> None:
     bench = Bench(tmp_path, QUARANTINE_RESET="yes")
-    bench.tell(0, "x.79=1,100.0")
+    bench.log_xid(0)
     bench.hold(1)
     bench.daemon(2)
     assert bench.calls() == 0, "a job has a link peer of it"
@@ -310,7 +310,7 @@ def test_an_administrators_quarantine_and_what_no_reset_repairs_are_left_alone(
 def test_resets_that_fail_are_bounded_and_told(tmp_path: Path) -> None:
     bench = Bench(tmp_path, QUARANTINE_RESET="yes")
     bench.script("exit 1")
-    bench.tell(2, "x.79=1,100.0")
+    bench.log_xid(2)
     bench.daemon(3)
     assert bench.calls() == 1
     for _ in range(MOST_TRIES + 2):
@@ -326,7 +326,7 @@ def test_resets_that_fail_are_bounded_and_told(tmp_path: Path) -> None:
 def test_a_gpulockd_that_is_started_again_counts_on_and_keeps_the_pause(tmp_path: Path) -> None:
     bench = Bench(tmp_path, QUARANTINE_RESET="yes")
     bench.script("exit 1")
-    bench.tell(2, "x.79=1,100.0")
+    bench.log_xid(2)
     bench.daemon(2)
     assert bench.calls() == 1
     for before, after in ((1, 2), (2, MOST_TRIES), (MOST_TRIES, MOST_TRIES)):
@@ -347,7 +347,7 @@ def test_no_reset_is_begun_whose_try_cannot_be_noted(
         raise OSError(errno.ENOSPC, "no space")
 
     bench = Bench(tmp_path, QUARANTINE_RESET="yes")
-    bench.tell(2, "x.79=1,100.0")
+    bench.log_xid(2)
     with monkeypatch.context() as patch:
         patch.setattr(auto_reset, "note_reset_try", fail)
         with pytest.raises(OSError, match="no space"):
@@ -365,7 +365,7 @@ def test_a_reset_that_fails_in_gpulockd_itself_is_told_with_its_place_and_frees_
 
     bench = Bench(tmp_path, QUARANTINE_RESET="yes")
     monkeypatch.setattr(reset, "run_reset", fail)
-    bench.tell(2, "x.79=1,100.0")
+    bench.log_xid(2)
     bench.daemon(2)
     (told,) = [line for line in bench.said() if "was not reset" in line]
     assert "the reset failed: KeyError: '0000:03:00.0' (test_reset.py:" in told

@@ -18,12 +18,15 @@ from tests.support.systemd_site import SystemdNode, make_systemd_node
 DAEMON, EXPORTER = "gpulockd.service", "gpulock-exporter.service"
 GOOD = {
     DAEMON: {
-        "CapabilityBoundingSet": "cap_dac_override cap_dac_read_search cap_kill cap_sys_ptrace",
+        "CapabilityBoundingSet": (
+            "cap_dac_override cap_dac_read_search cap_kill cap_sys_ptrace cap_syslog"
+        ),
         "DevicePolicy": "closed",
         "KillMode": "control-group",
         "MemoryDenyWriteExecute": "yes",
         "NoNewPrivileges": "yes",
         "ProtectControlGroups": "yes",
+        "ProtectKernelLogs": "no",
         "ProtectProc": "default",
         "ProcSubset": "all",
         "PrivateUsers": "no",
@@ -126,8 +129,10 @@ def test_a_unit_that_was_changed_since_it_was_read_wants_a_restart(node: Systemd
 @pytest.mark.parametrize(
     ("unit", "name", "value", "state"),
     [
-        (DAEMON, "CapabilityBoundingSet", "cap_kill cap_dac_override", FAULT),
-        (DAEMON, "CapabilityBoundingSet", "cap_sys_ptrace", FAULT),
+        (DAEMON, "CapabilityBoundingSet", "cap_kill cap_dac_override cap_syslog", FAULT),
+        (DAEMON, "CapabilityBoundingSet", "cap_sys_ptrace cap_syslog", FAULT),
+        (DAEMON, "CapabilityBoundingSet", "cap_sys_ptrace cap_dac_override", WARNING),
+        (DAEMON, "ProtectKernelLogs", "yes", WARNING),
         (DAEMON, "ProtectProc", "invisible", FAULT),
         (DAEMON, "ProcSubset", "pid", FAULT),
         (DAEMON, "PrivateUsers", "yes", FAULT),

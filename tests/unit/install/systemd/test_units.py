@@ -255,7 +255,7 @@ def capabilities(**keys: str) -> set[str]:
 
 
 def test_the_daemon_keeps_the_capabilities_that_its_settings_need_and_no_more() -> None:
-    sight = {"CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_KILL"}
+    sight = {"CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_KILL", "CAP_SYSLOG"}
 
     assert capabilities() == sight
     assert capabilities(ISOLATION="cgroup") - sight == {"CAP_SYS_ADMIN"}
@@ -350,7 +350,7 @@ def test_a_health_command_may_open_devices_and_become_another_user() -> None:
 
 def test_a_reset_may_open_devices_and_is_roots_to_the_driver_and_no_more() -> None:
     added = [line for line in drop_ins(QUARANTINE_RESET="yes")[DAEMON] if line[0] != "#"]
-    assert added == ["DevicePolicy=auto", "CapabilityBoundingSet=CAP_SYS_ADMIN"]
+    assert added == ["DevicePolicy=auto", "DeviceAllow=", "CapabilityBoundingSet=CAP_SYS_ADMIN"]
 
 
 def test_settings_that_need_the_same_say_it_once() -> None:

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""XIDs and SXids of the NVIDIA driver, from the kernel's log (/dev/kmsg of DEV_ROOT).
+
+A read gives one record, `priority,sequence,microseconds,flags;text` with further lines behind it
+(Documentation/ABI/testing/dev-kmsg). Only the kernel writes records of its own facility: a user's
+line in /dev/kmsg has another. A driver that is loaded anew has forgotten what came before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from gpulock.deadline import clock_boottime
+
+NAME: Final = "kmsg"
+RECORD: Final = 8192  # bytes that the kernel gives at most of one
+MOST_RECORDS: Final = 1 << 15  # at one look: the rest is read at the next one
+MOST_KINDS: Final = 512  # of card and number
+OFF_THE_BUS: Final = 79  # the XID of a card that has fallen off the bus
+HEAD: Final = re.compile(r"(\d{1,3}),(\d{1,19}),(\d{1,19}),[^;]*;(.*)")
+_BUS = r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})"
+ERROR: Final = re.compile(
+    rf"(?:NVRM: Xid|nvidia-nvswitch\d+: SXid) \(PCI:{_BUS}[^)]*\): (\d{{1,5}})\b", re.I
+)
+FALLEN: Final = re.compile(rf"NVRM: (?:The NVIDIA )?GPU {_BUS}\.0\b.*fallen off the bus", re.I)
+LOADING: Final = "NVRM: loading NVIDIA UNIX"
+
+
+class XidCount(NamedTuple):
+    """Errors of one number: how many, and when the last one was, CLOCK_BOOTTIME seconds."""
+
+    times: int
+    at: float
+
+
+@dataclass
+class XidCounts:
+    """The errors of each card or NVSwitch since the driver was loaded, by bus id and number.
+
+    `sequence` is the last record that was read, -1 before the first one. `overwritten` is how many
+    records of this boot were gone before they were read.
+    """
+
+    sequence: int = -1
+    overwritten: int = 0
+    errors: dict[tuple[str, int], XidCount] = field(default_factory=dict[tuple[str, int], XidCount])
+
+    def take(self, record: str, suspended: float) -> None:
+        """Take a record, unless it was taken before; the kernel's clock stops while suspended."""
+        head = HEAD.match(record)
+        if head is None or int(head[2]) <= self.sequence:
+            return
+        if self.sequence >= 0:
+            self.overwritten += int(head[2]) - self.sequence - 1
+        self.sequence = int(head[2])
+        if int(head[1]) >> 3:
+            return  # of another facility than the kernel
+        text, at = head[4], int(head[3]) / 1e6 + suspended
+        if text.startswith(LOADING):
+            self.errors.clear()
+        elif error := ERROR.match(text):
+            self._count(error[1], int(error[2]), at)
+        elif (fallen := FALLEN.match(text)) and not self.has_fallen(fallen[1]):
+            self._count(fallen[1], OFF_THE_BUS, at)  # the driver gave it no number
+
+    def has_fallen(self, slot: str) -> bool:
+        """Return whether the card of a slot is known to have fallen off the bus."""
+        return (f"{slot.lower()}.0", OFF_THE_BUS) in self.errors
+
+    def _count(self, slot: str, number: int, at: float) -> None:
+        key = f"{slot.lower()}.0", number
+        known = self.errors.get(key, XidCount(0, at))
+        if known.times or len(self.errors) < MOST_KINDS:
+            self.errors[key] = XidCount(known.times + 1, at)
+
+    def forget_before(self, card: str, at: float) -> None:
+        """Forget what a card had before it was reset."""
+        for key, (_, last) in list(self.errors.items()):
+            if key[0] == card and last <= at:
+                del self.errors[key]
+
+
+class KernelLog:
+    """The log, kept open between two looks."""
+
+    def __init__(self) -> None:
+        self._fd, self._path = -1, ""
+        self._sequence = -1  # of the last record that was read
+
+    def read(self, dev_root: str, counts: XidCounts) -> None:
+        """Take what is new; raise OSError where the log cannot be read."""
+        path = f"{dev_root}/{NAME}"
+        if self._fd < 0 or (self._path, self._sequence) != (path, counts.sequence):
+            self.close()  # what was counted of it is lost, or was never kept
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._path = path
+        try:
+            self._take_records(counts)
+        finally:
+            self._sequence = counts.sequence
+
+    def _take_records(self, counts: XidCounts) -> None:
+        suspended = clock_boottime() - time.clock_gettime(time.CLOCK_MONOTONIC)
+        for _ in range(MOST_RECORDS):
+            try:
+                records = os.read(self._fd, RECORD)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                continue  # overwritten: the next read gives the oldest that is left
+            if not records:
+                return
+            for record in records.decode("utf-8", "replace").split("\n"):
+                counts.take(record, suspended)
+
+    def close(self) -> None:
+        """Close the log: the next look begins at its oldest record."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""XIDs from the kernel's log: which records count, of which card, and where reading goes on."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.health.findings import find_hardware_xids
+from gpulock.daemon.health.kernel_log import KernelLog, XidCounts
+from tests.support.health_site import Ward
+from tests.support.trees import bus
+
+CARD = "0000:b3:00.0"
+XID = "NVRM: Xid (PCI:0000:b3:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+LOADED = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build"
+PROBED = (
+    r"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has"
+    r"\x0aNVRM: fallen off the bus and is not responding to commands."
+)
+
+
+def counted(*texts: str, priority: int = 3) -> dict[tuple[str, int], int]:
+    """Return how many errors there were in these records."""
+    counts = XidCounts()
+    for sequence, text in enumerate(texts):
+        counts.take(f"{priority},{sequence},5140900,-;{text}", 0.0)
+    return {key: error.times for key, error in counts.errors.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (XID, (CARD, 79)),
+        ("NVRM: Xid (PCI:0000:B3:00 GPU-I:05): 13, pid=4711, Graphics Exception", (CARD, 13)),
+        ("NVRM: Xid (PCI:10000:b3:00): 48, pid=4711", ("10000:b3:00.0", 48)),
+        ("nvidia-nvswitch3: SXid (PCI:0000:b3:00.0): 20009, Non-fatal, Link 28", (CARD, 20009)),
+        ("NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.", (CARD, 79)),
+        (PROBED, (CARD, 79)),
+    ],
+)
+def test_an_error_of_the_driver_is_counted_of_its_card(text: str, key: tuple[str, int]) -> None:
+    assert counted(text) == {key: 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"alice says {XID}",
+        f" {XID}",
+        "NVRM: Xid (PCI:0000:b3:00): many",
+        "NVRM: Xid (PCI:../../etc): 79",
+        "NVRM: GPU at PCI:0000:b3:00: GPU-7c1f1a2b",
+        "",
+    ],
+)
+def test_what_only_looks_like_an_error_is_not_counted(text: str) -> None:
+    assert counted(text) == {}
+
+
+@pytest.mark.attack
+def test_a_line_that_a_user_wrote_is_not_counted() -> None:
+    """Tried: an XID written to /dev/kmsg, to put a GPU out of service.
+
+    Stopped by: the kernel gives such a record another facility than its own.
+    """
+    assert counted(XID, priority=8 + 3) == {}
+
+
+@pytest.mark.parametrize("record", ["", "3,4", "3,x,1,-;NVRM", " SUBSYSTEM=pci", "\0", "3;;"])
+def test_a_record_that_makes_no_sense_is_passed_over(record: str) -> None:
+    counts = XidCounts()
+    counts.take(record, 0.0)
+    assert counts == XidCounts()
+
+
+def test_a_card_that_fell_off_with_a_number_and_without_one_did_so_once() -> None:
+    assert counted(XID, "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.") == {(CARD, 79): 1}
+
+
+def test_what_was_before_the_driver_was_loaded_is_over() -> None:
+    assert counted(XID, XID, LOADED) == {}
+    assert counted(XID, LOADED, XID) == {(CARD, 79): 1}
+
+
+def test_what_was_before_a_reset_is_over() -> None:
+    counts = XidCounts()
+    counts.take(f"3,1,5000000,-;{XID}", 2.0)
+    counts.forget_before(CARD, 6.9)
+    assert counts.errors[CARD, 79].at == 7.0
+    counts.forget_before("0000:b4:00.0", 8.0)
+    assert counts.errors
+    counts.forget_before(CARD, 7.0)
+    assert counts.errors == {}
+
+
+def test_records_that_were_overwritten_are_counted() -> None:
+    counts = XidCounts(sequence=10)
+    for sequence in (9, 10, 11, 15, 16):
+        counts.take(f"6,{sequence},1,-;usb 1-1: new device", 0.0)
+    assert (counts.sequence, counts.overwritten) == (16, 3)
+
+
+def test_more_kinds_than_any_node_has_are_not_remembered() -> None:
+    texts = [f"NVRM: Xid (PCI:0000:b3:00): {number}, x" for number in range(9999)]
+    assert len(counted(*texts)) == 512
+
+
+def test_reading_goes_on_where_it_ended_and_after_a_restart_from_the_cursor(
+    tmp_path: Path,
+) -> None:
+    log, counts, first = tmp_path / "kmsg", XidCounts(), KernelLog()
+    log.write_text(f"3,7,1,-;{XID}\n SUBSYSTEM=pci\n")
+    first.read(str(tmp_path), counts)
+    first.read(str(tmp_path), counts)
+    with log.open("a") as file:
+        file.write(f"3,8,2,-;{XID}\n")
+    KernelLog().read(str(tmp_path), counts)
+    first.read(str(tmp_path), counts)
+    assert (counts.errors[CARD, 79].times, counts.sequence) == (2, 8)
+
+
+def test_counts_that_were_lost_are_read_again(tmp_path: Path) -> None:
+    (tmp_path / "kmsg").write_text(f"3,7,1,-;{XID}\n")
+    log, again = KernelLog(), XidCounts()
+    log.read(str(tmp_path), XidCounts())
+    log.read(str(tmp_path), again)
+    assert again.errors[CARD, 79].times == 1
+
+
+def test_the_end_of_a_device_and_an_overwritten_record_end_no_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real one gives a record a read, EPIPE for what was overwritten, EAGAIN at its end."""
+    kernel, reader = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kernel.send(f"3,7,1,-;{XID}\n SUBSYSTEM=pci\n".encode())
+    kernel.send(f"3,9,1,-;{'x' * 8000}\n".encode())
+    kernel.send(b"3,10,1,-;\xff\n")
+    reads, broken = os.read, [BrokenPipeError()]
+
+    def read(fd: int, size: int) -> bytes:
+        if broken:
+            raise broken.pop()
+        return reads(fd, size)
+
+    reader.setblocking(False)
+    monkeypatch.setattr(os, "open", lambda *_: os.dup(reader.fileno()))
+    monkeypatch.setattr(os, "read", read)
+    counts = XidCounts()
+    KernelLog().read(str(tmp_path), counts)
+    assert (counts.errors[CARD, 79].times, counts.sequence, counts.overwritten) == (1, 10, 1)
+    kernel.close()
+    reader.close()
+
+
+def test_only_cards_of_this_node_and_xids_of_the_card_itself_speak_against_one(
+    tmp_path: Path,
+) -> None:
+    ward = Ward(tmp_path, 2)
+    for number, xid in ((0, 79), (1, 13), (5, 79)):
+        ward.log_xid(number, xid)
+    counts = XidCounts()
+    KernelLog().read(str(ward.dev), counts)
+    found = find_hardware_xids(counts, ward.node().devices())
+    assert [(one.device, one.words) for one in found] == [
+        (bus(0), "XID 79 (GPU has fallen off the bus)")
+    ]
+
+
+def test_a_restarted_daemon_takes_no_card_out_that_was_restored(tmp_path: Path) -> None:
+    ward = Ward(tmp_path)
+    ward.log_xid(1)
+    ward.round()
+    ward.restored(1)
+    ward.start()
+    ward.round(3)
+    assert ward.out() == []
+    ward.log_xid(1)
+    ward.round()
+    assert ward.out() == [bus(1)]
+
+
+def test_an_xid_puts_a_card_out_where_no_exporter_runs(tmp_path: Path) -> None:
+    ward = Ward(tmp_path)
+    ward.log_xid(1)
+    ward.round(sampled=False)
+    assert ward.out() == [bus(1)]
+
+
+def test_a_log_that_cannot_be_read_is_told_once_and_when_it_can_be_read_again(
+    tmp_path: Path,
+) -> None:
+    ward = Ward(tmp_path)
+    (ward.dev / "kmsg").rename(ward.dev / "away")
+    ward.round(3)
+    (ward.dev / "away").rename(ward.dev / "kmsg")
+    ward.round(2)
+    begun, over = ward.said()
+    assert "XIDs are not known: the kernel's log cannot be read" in begun
+    assert "no longer: XIDs are not known" in over

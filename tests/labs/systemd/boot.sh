@@ -76,8 +76,8 @@ python3 -IS -c 'import ctypes, sys; sys.exit(ctypes.CDLL(None).pivot_root(b".", 
 umount -l .
 cd /
 mount --make-rshared /
-# No clock, no modules, no keys of the machine's: what a guest must not have.
+# No clock, no modules, no keys of the machine's. It may read the kernel's log, as gpulockd does.
 exec setpriv \
-    --bounding-set=-sys_module,-sys_time,-sys_rawio,-syslog,-wake_alarm,-block_suspend,-mac_admin,-mac_override \
+    --bounding-set=-sys_module,-sys_time,-sys_rawio,-wake_alarm,-block_suspend,-mac_admin,-mac_override \
     env -i container=gpulock-lab PATH=/usr/sbin:/usr/bin:/sbin:/bin \
     /lib/systemd/systemd --system --log-target=journal --show-status=no --unit=basic.target </dev/null

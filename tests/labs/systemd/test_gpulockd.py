@@ -238,13 +238,15 @@ def test_a_gpu_is_reset_from_within_the_units_sandbox(node: Node) -> None:
     node.machine.write("/srv/probe.py", PROBE)
     node.machine.write("/srv/nvidia-smi", SMI)
     run("chmod", "755", "/srv/nvidia-smi")
-    node.configure(QUARANTINE_RESET="yes", NVIDIA_SMI="/srv/nvidia-smi")
+    keys = {"QUARANTINE_RESET": "yes", "NVIDIA_SMI": "/srv/nvidia-smi"}
+    node.configure(**keys)
     assert "QUARANTINE_RESET does not work without" in node.gpulock("doctor")
     node.gpulock("install", "systemd")
     assert "QUARANTINE_RESET" not in node.gpulock("doctor")
     node.wait_metric("gpulock_nvml_up", 1)
 
-    node.package.double.set("gpu.3.recovery_action", 1)
+    node.configure(**keys, DEV_ROOT="/srv")
+    node.machine.write("/srv/kmsg", "3,999999999,1,-;NVRM: Xid (PCI:0000:0b:00): 79, off the bus\n")
     node.package.point()
     rounds_until(node, lambda: "was reset (1 of 3)" in journal(node, DAEMON), why="the reset")
 

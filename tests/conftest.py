@@ -66,7 +66,7 @@ def load_hypothesis_profile() -> None:
 
     The phase that explains a failure is left out: it takes a minute.
     """
-    from hypothesis import Phase, settings  # noqa: TID251 (the profile)
+    from hypothesis import HealthCheck, Phase, settings  # noqa: TID251 (the profile)
 
     settings.register_profile(
         "gpulock",
@@ -75,6 +75,7 @@ def load_hypothesis_profile() -> None:
         database=None,
         print_blob=True,
         phases=[phase for phase in Phase if phase is not Phase.explain],
+        suppress_health_check=[HealthCheck.too_slow],  # by the wall clock of a busy machine
     )
     settings.load_profile("gpulock")
 

@@ -16,13 +16,15 @@ mechanics, and the two workflows that end so (48, 74). What an application does 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gpulock.daemon.health.kernel_log import XidCounts
 from gpulock.daemon.reconcile.exporter_limit import may_quarantine_card
 from gpulock.errors import one_line
 from gpulock.node import sample
 from gpulock.node.devices import EXCLUDED, Device, card_bus_id
+
+if TYPE_CHECKING:
+    from gpulock.daemon.health.kernel_log import XidCounts
 
 XID, ECC, MISSING, MEMORY, HEALTH, LOST = "xid", "ecc", "missing", "memory", "health", "lost"
 POLICY_WORDS: Final = (XID, ECC, MISSING, MEMORY, HEALTH)  # of QUARANTINE_ON

@@ -3,7 +3,7 @@
 
 A reset runs in a thread of its own, and hooks see only the locks of the GPU and its link peers. A
 GPU is tried three times in a boot, with pauses: one that fails again after each reset needs hands.
-The tries are in LOCK_DIR/health, so a gpulockd that is started again goes on counting.
+The tries are in STATE_DIR/health, so a gpulockd that is started again goes on counting.
 Cut resets of whatever process are freed here, also where the setting is off.
 """
 

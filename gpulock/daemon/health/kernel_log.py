@@ -41,12 +41,11 @@ class XidCount(NamedTuple):
 class XidCounts:
     """The errors of each card or NVSwitch since the driver was loaded, by bus id and number.
 
-    `sequence` is the last record that was read, -1 before the first one. `overwritten` is how many
-    records of this boot were gone before they were read.
+    `sequence` is the last record that changed them, -1 before the first one: reading goes on behind
+    it, and so counts none twice.
     """
 
     sequence: int = -1
-    overwritten: int = 0
     errors: dict[tuple[str, int], XidCount] = field(default_factory=dict[tuple[str, int], XidCount])
 
     def take(self, record: str, suspended: float) -> None:
@@ -54,9 +53,6 @@ class XidCounts:
         head = HEAD.match(record)
         if head is None or int(head[2]) <= self.sequence:
             return
-        if self.sequence >= 0:
-            self.overwritten += int(head[2]) - self.sequence - 1
-        self.sequence = int(head[2])
         if int(head[1]) >> 3:
             return  # of another facility than the kernel
         text, at = head[4], int(head[3]) / 1e6 + suspended
@@ -66,6 +62,9 @@ class XidCounts:
             self._count(error[1], int(error[2]), at)
         elif (fallen := FALLEN.match(text)) and not self.has_fallen(fallen[1]):
             self._count(fallen[1], OFF_THE_BUS, at)  # the driver gave it no number
+        else:
+            return
+        self.sequence = int(head[2])
 
     def has_fallen(self, slot: str) -> bool:
         """Return whether the card of a slot is known to have fallen off the bus."""
@@ -89,33 +88,39 @@ class KernelLog:
 
     def __init__(self) -> None:
         self._fd, self._path = -1, ""
-        self._sequence = -1  # of the last record that was read
+        self._sequence = -1  # of the counts that the last look left
 
-    def read(self, dev_root: str, counts: XidCounts) -> None:
-        """Take what is new; raise OSError where the log cannot be read."""
+    def read(self, dev_root: str, counts: XidCounts) -> bool:
+        """Count what is new; return whether records were overwritten before they were read.
+
+        Raises OSError where the log cannot be read.
+        """
         path = f"{dev_root}/{NAME}"
         if self._fd < 0 or (self._path, self._sequence) != (path, counts.sequence):
             self.close()  # what was counted of it is lost, or was never kept
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._path = path
         try:
-            self._take_records(counts)
+            return self._take_records(counts)
         finally:
             self._sequence = counts.sequence
 
-    def _take_records(self, counts: XidCounts) -> None:
+    def _take_records(self, counts: XidCounts) -> bool:
+        overwritten = False
         suspended = clock_boottime() - time.clock_gettime(time.CLOCK_MONOTONIC)
         for _ in range(MOST_RECORDS):
             try:
                 records = os.read(self._fd, RECORD)
             except BlockingIOError:
-                return
+                break
             except BrokenPipeError:
-                continue  # overwritten: the next read gives the oldest that is left
+                overwritten = True  # the next read gives the oldest that is left
+                continue
             if not records:
-                return
+                break
             for record in records.decode("utf-8", "replace").split("\n"):
                 counts.take(record, suspended)
+        return overwritten
 
     def close(self) -> None:
         """Close the log: the next look begins at its oldest record."""

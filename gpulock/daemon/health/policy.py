@@ -45,6 +45,7 @@ from gpulock.store.gate import Gate
 SPACING: Final = 10.0  # seconds between two checks that count
 GATE_SECONDS: Final = 2.0
 MOST_REASONS: Final = 4  # in a note
+XIDS_MISSED: Final = "XIDs may be missed: records of the kernel's log were overwritten unread"
 QuarantineNotes = Mapping[str, Mapping[str, str]]
 
 
@@ -97,14 +98,12 @@ class HealthPolicy(Chore):
         """Count the XIDs since the last look; those of a card from before its reset are over."""
         unknown: dict[str, str] = {}
         try:
-            self._log.read(node.settings.dev_root, book.xids)
+            if self._log.read(node.settings.dev_root, book.xids):
+                self._journal.say(WARNING, XIDS_MISSED)
         except OSError as fault:
             self._log.close()
             unknown["kmsg"] = f"XIDs are not known: the kernel's log cannot be read: {fault}"
         self._journal.log_changes("kernel log", unknown)
-        if lost := book.xids.overwritten:
-            what = f"XIDs may be missed: {lost} records of the kernel's log were overwritten"
-            self._journal.say(WARNING, what)
         for card, at in recovery.read_resets(node.store.path, node.boot_id).items():
             book.xids.forget_before(card, float(at))
 

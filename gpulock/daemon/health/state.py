@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the health policy remembers: of this boot in LOCK_DIR/health, of comebacks in STATE_DIR.
+"""What the health policy remembers, in STATE_DIR: of this boot in `health`, and the comebacks.
 
 On what was acted already, which cards were here, the clean checks of what is out, the resets that
-were tried, and the XIDs of the kernel's log as far as it was read. It is lost with LOCK_DIR: then
-events count once more, which puts a card out and never back. While STATE_DIR takes no note of a bad
-device, a lock of our own keeps it from the next job: an administrator's in form, so that no reap
-frees it; `gpulock unreserve` does, and so do we, once the note stands.
+were tried, and the XIDs of the kernel's log as far as it was read. While STATE_DIR takes no note of
+a bad device, a lock of our own keeps it from the next job: an administrator's in form, so that no
+reap frees it; `gpulock unreserve` does, and so do we, once the note stands.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import POLICY
 
-NAME: Final = "health"  # in LOCK_DIR
+NAME: Final = "health"  # in STATE_DIR
 LINE: Final = "gpulock-health 1"
 COMEBACKS: Final = "comebacks"  # in STATE_DIR
 DAY: Final = 86400.0  # seconds
@@ -95,7 +94,7 @@ def load_health_state(node: Node) -> HealthState:
     """Return what is remembered of this boot; what cannot be read was not written by us."""
     try:
         return parse_health_state(
-            atomic.read_text(f"{node.store.path}/{NAME}", LIMIT), node.boot_id
+            atomic.read_text(f"{node.settings.state_dir}/{NAME}", LIMIT), node.boot_id
         )
     except (OSError, ValueError):
         return HealthState()
@@ -103,7 +102,8 @@ def load_health_state(node: Node) -> HealthState:
 
 def save_health_state(node: Node, book: HealthState) -> None:
     """Write the book; raise OSError."""
-    atomic.replace_file(f"{node.store.path}/{NAME}", book.text(node.boot_id).encode())
+    path, text = f"{node.settings.state_dir}/{NAME}", book.text(node.boot_id)
+    atomic.replace_file(path, text.encode(), durable=True)
 
 
 def note_reset_try(node: Node, card: str, now: float) -> tuple[float, ...]:

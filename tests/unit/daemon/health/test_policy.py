@@ -626,7 +626,7 @@ def test_books_that_cannot_be_read_put_a_card_out_again_and_never_back(ward: War
     ward.log_xid(1)
     ward.round()
     ward.restored(1)
-    (ward.lock / "health").write_text("garbage")
+    (ward.state / "health").write_text("garbage")
     ward.round()
     assert ward.out() == [bus(1)]
     (ward.state / "comebacks").write_text("garbage")

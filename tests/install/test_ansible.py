@@ -14,7 +14,7 @@ import yaml
 
 pytestmark = [pytest.mark.install, pytest.mark.soak, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
-ANSIBLE = ROOT / "packaging/ansible"
+ANSIBLE = ROOT / "docs/examples/ansible"
 INSTALLERS = {"ansible.builtin.apt": "deb", "ansible.builtin.dnf": "name"}
 PARTS = ("node", "controller", "monitoring")
 

@@ -3,11 +3,10 @@
 
 Hot. The one builder for `gpulock status` and the load sensor. The exporter keeps what it read of a
 file while that cannot be read (state.local_state). For all of them alloc.states judges.
-Nothing is written and no gate is taken: a lock that is being made is looked at again.
+Nothing is written and no gate is taken.
 """
 
 import os
-import time
 
 from gpulock.alloc.states import NodeView
 from gpulock.errors import BUSY, Refusal
@@ -18,9 +17,6 @@ from gpulock.store.locks import Lock, LockStore
 from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes
 from gpulock.store.repair import find_unreadable_records
 from gpulock.store.verdicts import Verdict
-
-SETTLE = 0.05  # seconds; a claim is without its owner record for 0.2 ms, on a busy node for longer
-PAUSE = 0.002  # seconds between two looks at such a lock
 
 
 def read_node_view(node: Node, now: float) -> NodeView:
@@ -35,7 +31,7 @@ def read_node_view(node: Node, now: float) -> NodeView:
             view.fault = f"the record of claim {token} cannot be read: {why}"
     except Refusal as refusal:
         view.fault = refusal.why
-    view.locks = read_settled_locks(node.store)
+    view.locks = read_detailed_locks(node.store)
     view.full = boot.is_full(node.store.path)
     view.quarantined = read_quarantine_reasons(node.settings.state_dir)
     view.closed = read_closed_cards(node)
@@ -57,21 +53,11 @@ def are_records_lost(node: Node) -> bool:
     return boot.may_be_claimed_boot(state_dir, node.boot_id)
 
 
-def read_settled_locks(store: LockStore, settle: float = SETTLE) -> dict[str, Lock]:
-    """Return every lock with its details; raise Refusal where they cannot be seen.
-
-    A lock without owner is read again for `settle` seconds, and once at least: this process may
-    itself have had no turn for as long.
-    """
+def read_detailed_locks(store: LockStore) -> dict[str, Lock]:
+    """Return every lock with its details; raise Refusal where they cannot be seen."""
     if not store.exists():
         return {}
     held = store.read_all_locks()
-    late = time.monotonic() + settle
-    last = False
-    while not last and not all([lock.owner or lock.fault for lock in held.values()]):
-        time.sleep(PAUSE)
-        last = time.monotonic() >= late
-        held = store.read_all_locks()
     for lock in held.values():
         store.read_details(lock)
     return held

@@ -27,7 +27,7 @@ from gpulock.store import atomic
 
 SHEPHERD: Final = "sge_shepherd"
 # what the package has of `prolog` beside the Python hooks
-SHELL: Final = ("sge-jsv-limits", "sge-starter", SHEPHERD)
+SHELL: Final = ("sge-starter", SHEPHERD)
 # packages; gpulock/*.py is hot as well
 HOT: Final = ("store", "node", "job", "alloc", "hooks", "isolation", "slurm", "sge")
 SYSTEM_PYTHON: Final = "/usr/bin/python3"

@@ -8,7 +8,7 @@ import os
 
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node import devices
-from gpulock.node.devices import Device, DeviceCache
+from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.locks import LockStore
@@ -19,8 +19,6 @@ class Node:
 
     __slots__ = (
         "_known",
-        "_memory",
-        "_version",
         "boot_id",
         "inventory",
         "links",
@@ -41,28 +39,18 @@ class Node:
             raise Refusal(UNKNOWN, f"boot id: {fault}", "is /proc mounted?") from fault
         self.inventory: dict[str, str] = {}
         self.links: dict[tuple[str, str], int] = {}
-        self._version = (0, 0, 0)
-        self._memory = DeviceCache()
         self._known: list[Device] = []
 
     def devices(self, cards: "list[Device] | None" = None) -> list[Device]:
         """Return the node's devices by index; raise Refusal(BROKEN) without a driver.
 
-        `cards` are those that the driver shows, where they were read already. What root published
-        from NVML is read where it changed since the last time.
+        `cards` are those that the driver shows, where they were read already.
         """
         settings = self.settings
-        try:
-            info = os.stat(f"{settings.lock_dir}/inventory")
-            version = (info.st_ino, info.st_mtime_ns, info.st_size)
-        except OSError:
-            version = (0, 0, 0)
-        if version != self._version:
-            self.inventory = devices.read_nvml_inventory(settings.lock_dir, self.boot_id)
-            self.links = devices.nvlink_counts(self.inventory)
-            self._version = version
+        self.inventory = devices.read_nvml_inventory(settings.lock_dir, self.boot_id)
+        self.links = devices.nvlink_counts(self.inventory)
         if cards is None:
-            cards = devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
+            cards = devices.read_devices(settings.driver_root, settings.sys_root)
         self._known = devices.apply_nvml_inventory(cards, self.inventory)
         return self._known
 

@@ -88,15 +88,12 @@ def pci_bus_key(bus: str) -> tuple[int, int, int, int]:
     return (int(parts[0], 16), int(parts[1], 16), int(slot, 16), int(function, 16))
 
 
-def read_devices(
-    driver_root: str, sys_root: str, memory: "DeviceCache | None" = None
-) -> list[Device]:
+def read_devices(driver_root: str, sys_root: str) -> list[Device]:
     """Return the node's devices by index; raise Refusal(BROKEN) when no driver is loaded.
 
     A directory that vanishes while it is read is a card that is gone. A file that cannot be
     understood gives a device with a `fault`, which is never granted.
     """
-    memory = memory or DeviceCache()
     try:
         names = os.listdir(f"{driver_root}/gpus")
     except FileNotFoundError:
@@ -109,15 +106,15 @@ def read_devices(
         ) from fault
     devices: list[Device] = []
     index = 0
-    for bus in memory.sorted(names):
+    for bus in sorted_bus_ids(names):
         device = Device(bus.lower(), index)
         try:
-            memory.read_card(f"{driver_root}/gpus/{bus}/information", device)
+            read_card(f"{driver_root}/gpus/{bus}/information", device)
         except (FileNotFoundError, ProcessLookupError):
             continue
         except (OSError, ValueError) as fault:
             device.fault = f"its information cannot be read: {fault}"
-        memory.place(sys_root, device)
+        read_pci_place(sys_root, device)
         devices.append(device)
         if device.fault == EXCLUDED:
             device.index = -1  # NVML and CUDA do not count it
@@ -126,84 +123,55 @@ def read_devices(
     return devices
 
 
-class DeviceCache:
-    """What was found out the last time, so that a process asks and parses only what may change.
-
-    Every file of the driver is read every time; where a card sits does not change in a boot.
-    """
-
-    __slots__ = ("_cards", "_names", "_places", "_sorted")
-
-    def __init__(self) -> None:
-        self._cards: dict[str, tuple[bytes, int, str, str, str]] = {}
-        self._names: list[str] = []
-        self._places: dict[str, tuple[tuple[str, ...], int]] = {}
-        self._sorted: list[str] = []
-
-    def sorted(self, names: list[str]) -> list[str]:
-        """Return the names that are PCI bus ids, in bus order."""
-        if names != self._names:
-            buses: list[tuple[tuple[int, int, int, int], str]] = []
-            for name in names:
-                try:
-                    buses.append((pci_bus_key(name), name))
-                except ValueError:
-                    continue
-            self._names, self._sorted = names, [name for _, name in sorted(buses)]
-        return self._sorted
-
-    def read_card(self, path: str, device: Device) -> None:
-        """Fill in what a card's `information` file says; raise OSError, or ValueError for garbage.
-
-        One read is enough: the file is shorter than a page.
-        """
-        fd = os.open(path, atomic.OPEN_READ)
+def sorted_bus_ids(names: list[str]) -> list[str]:
+    """Return the names that are PCI bus ids, in bus order."""
+    buses: list[tuple[tuple[int, int, int, int], str]] = []
+    for name in names:
         try:
-            data = os.read(fd, PAGE)
-        finally:
-            os.close(fd)
-        if len(data) == PAGE:
-            raise ValueError(f"longer than {PAGE} bytes")
-        card = self._cards.get(device.bus)
-        if card is None or card[0] != data:
-            text = "\n" + data.decode("utf-8", "surrogateescape")
-            minor, place = (
-                information_value(text, "Device Minor"),
-                information_value(text, "Bus Location"),
-            )
-            if not (minor.isascii() and minor.isdigit()):
-                raise ValueError(f"Device Minor is {minor[:20]!r}")
-            if place.lower() != device.bus:
-                raise ValueError(f"Bus Location is {place[:20]!r}")
-            uuid = information_value(text, "GPU UUID")
-            if not uuid.isprintable() or "," in uuid:
-                raise ValueError("GPU UUID is no UUID")
-            device.minor = int(minor)
-            device.uuid = uuid if uuid.startswith("GPU-") and UNKNOWN_UUID not in uuid else ""
-            model = information_value(text, "Model")
-            device.model = model if model.isprintable() else one_line(model)
-            if "Yes" in (
-                information_value(text, "GPU Excluded"),
-                information_value(text, "Blacklisted"),
-            ):
-                device.fault = EXCLUDED
-            card = (data, device.minor, device.uuid, device.model, device.fault)
-            self._cards[device.bus] = card
-        _, device.minor, device.uuid, device.model, device.fault = card
+            buses.append((pci_bus_key(name), name))
+        except ValueError:
+            continue
+    return [name for _, name in sorted(buses)]
 
-    def place(self, sys_root: str, device: Device) -> None:
-        """Fill in NUMA node and PCI path; what sysfs does not tell is left unknown."""
-        if device.bus not in self._places:
-            folder = f"{sys_root}/bus/pci/devices/{device.bus}"
-            try:
-                device.path = tuple([p for p in os.readlink(folder).split("/") if p != ".."][1:-1])
-                device.numa = int(atomic.read_text(f"{folder}/numa_node"))
-            except (OSError, ValueError):
-                pass
-            if not device.path:
-                return
-            self._places[device.bus] = (device.path, device.numa)
-        device.path, device.numa = self._places[device.bus]
+
+def read_card(path: str, device: Device) -> None:
+    """Fill in what a card's `information` file says; raise OSError, or ValueError for garbage.
+
+    One read is enough: the file is shorter than a page.
+    """
+    fd = os.open(path, atomic.OPEN_READ)
+    try:
+        data = os.read(fd, PAGE)
+    finally:
+        os.close(fd)
+    if len(data) == PAGE:
+        raise ValueError(f"longer than {PAGE} bytes")
+    text = "\n" + data.decode("utf-8", "surrogateescape")
+    minor, place = information_value(text, "Device Minor"), information_value(text, "Bus Location")
+    if not (minor.isascii() and minor.isdigit()):
+        raise ValueError(f"Device Minor is {minor[:20]!r}")
+    if place.lower() != device.bus:
+        raise ValueError(f"Bus Location is {place[:20]!r}")
+    uuid = information_value(text, "GPU UUID")
+    if not uuid.isprintable() or "," in uuid:
+        raise ValueError("GPU UUID is no UUID")
+    device.minor = int(minor)
+    device.uuid = uuid if uuid.startswith("GPU-") and UNKNOWN_UUID not in uuid else ""
+    model = information_value(text, "Model")
+    device.model = model if model.isprintable() else one_line(model)
+    excluded = information_value(text, "GPU Excluded"), information_value(text, "Blacklisted")
+    if "Yes" in excluded:
+        device.fault = EXCLUDED
+
+
+def read_pci_place(sys_root: str, device: Device) -> None:
+    """Fill in NUMA node and PCI path; what sysfs does not tell is left unknown."""
+    folder = f"{sys_root}/bus/pci/devices/{device.bus}"
+    try:
+        device.path = tuple([p for p in os.readlink(folder).split("/") if p != ".."][1:-1])
+        device.numa = int(atomic.read_text(f"{folder}/numa_node"))
+    except (OSError, ValueError):
+        return
 
 
 def information_value(text: str, name: str) -> str:

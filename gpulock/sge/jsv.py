@@ -21,23 +21,17 @@ if TYPE_CHECKING:
 FORGED = "a newline in an argument, name or path, or more than 90 kB: submit without"
 LONGEST = 90_000  # bytes: of a longer line the shepherd makes several (fgets of 100,000 in 8.1.9)
 QUIET_MILLISECONDS = 5  # after BEGIN
-MIB = 1 << 20
-# What a hook needs where root may not lift the job's limits (facts/grid-engine.md), in bytes: the
-# shepherd's own floors (10 MiB of memory, 15 KiB of file) are not enough for it.
-MINIMA = {"vmem": 64 * MIB, "data": 64 * MIB, "stack": MIB, "fsize": MIB}
-UNITS = {"k": 1000, "K": 1 << 10, "m": 10**6, "M": MIB, "g": 10**9, "G": 1 << 30}
 
 
 def main(argv: list[str], config: str) -> int:
-    """Serve until QUIT or the end of the input: `sge-jsv [--limits] [COMPLEX...]`.
+    """Serve until QUIT or the end of the input: `sge-jsv [COMPLEX...]`.
 
     Without names they are SGE_COMPLEXES of the settings: jsv_url takes no arguments.
     """
     settings = read_jsv_settings(config)
     kinds = settings.sge_kinds if settings else {}
     known = settings.sge_complexes if settings else default_complexes()
-    names = tuple([word for word in argv[1:] if not word.startswith("-")]) or known
-    limits = "--limits" in argv
+    names = tuple(argv[1:]) or known
     params: dict[str, str] = {}
     forged = within = False
     source = JsvInput(0)
@@ -54,7 +48,7 @@ def main(argv: list[str], config: str) -> int:
             forged = forged or len(line.encode("utf-8", "surrogateescape")) > LONGEST
         elif word == "BEGIN":
             forged, within = source.drop() or forged, False
-            why = FORGED if forged else jsv_reject_reason(params, names, limits, kinds)
+            why = FORGED if forged else jsv_reject_reason(params, names, kinds)
             send_jsv_line(f"RESULT STATE REJECT gpulock: {why}" if why else "RESULT STATE ACCEPT")
         elif word == "QUIT":
             break
@@ -121,7 +115,7 @@ def send_jsv_line(line: str) -> None:
 
 
 def jsv_reject_reason(
-    params: dict[str, str], names: tuple[str, ...], limits: bool, of_kind: dict[str, str]
+    params: dict[str, str], names: tuple[str, ...], of_kind: dict[str, str]
 ) -> str:
     """Return why a job with these parameters is turned away, or nothing; pure.
 
@@ -141,30 +135,10 @@ def jsv_reject_reason(
     kinds = [of_kind.get(name, "") for name in wanted]
     if len(set(kinds)) < len(kinds):
         return f"GPUs are asked for twice ({', '.join(wanted)}); use one complex"
-    return low_limit_reason(hard) if limits else ""
+    return ""
 
 
 def parse_jsv_resources(value: str) -> list[tuple[str, str]]:
     """Return the (name, value) pairs of a resource list."""
     pairs = [item.partition("=") for item in value.split(",") if item]
     return [(name.strip(), text.strip()) for name, _, text in pairs]
-
-
-def low_limit_reason(hard: list[tuple[str, str]]) -> str:
-    """Return which limit would leave a hook no room, or nothing."""
-    for name, value in hard:
-        least = MINIMA.get(name[2:]) if name[:2] in ("h_", "s_") else None
-        size = parse_sge_memory(value)
-        if least is not None and size is not None and size < least:
-            asked = f"-l {name}={shorten(value)}"
-            return f"{asked}: prologs run under it; ask for {least // MIB}M or more"
-    return ""
-
-
-def parse_sge_memory(value: str) -> "float | None":
-    """Return a memory specifier (sge_types(1)) in bytes, None where it is no number."""
-    unit = UNITS.get(value[-1:], 0)
-    try:
-        return float(value[:-1]) * unit if unit else float(value)
-    except ValueError:
-        return None

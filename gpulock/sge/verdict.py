@@ -5,14 +5,10 @@ Hot, loaded when a lock must be judged. Not the spool directory (it stays for se
 the end and vanishes while processes live), not qstat (`qdel -f` drops a job whose process lives).
 """
 
-import errno
-import os
-
 from gpulock.alloc.liveness import shepherd_verdict
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
 from gpulock.sge.shepherds import why_execd_hidden
-from gpulock.store import atomic
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, SHEPHERD, UNKNOWN, Verdict
 
@@ -26,11 +22,10 @@ if TYPE_CHECKING:
 class SgeJobRule:
     """Judge locks of Grid Engine; `simulated` ones have no group and no execd."""
 
-    __slots__ = ("_scan", "_sight", "_simulated", "_sys_root")
+    __slots__ = ("_scan", "_sight", "_simulated")
 
     def __init__(self, node: Node) -> None:
         self._simulated = bool(node.settings.simulation)
-        self._sys_root = node.settings.sys_root
         self._scan: "ProcessScan | None" = None
         self._sight = ""  # why `_scan` does not show execd
 
@@ -44,7 +39,7 @@ class SgeJobRule:
         if not self._simulated and (reason := self._why_blind(scan, record.uid)):
             return Verdict(UNKNOWN, reason)
         if not (self._simulated or record.add_grp_id):
-            return judge_systemd_unit(self._sys_root, record.scope)
+            return Verdict(UNKNOWN, "its record names no supplementary group")
         job = job_processes(lock)
         for pid, clause in job.pids.items():
             return Verdict(ALIVE, f"its process {pid} runs without a shepherd: it {clause}")
@@ -68,31 +63,3 @@ def describe_empty_job(lock: Lock, scan: ProcessScan) -> str:
     if scan.carriers(record.add_grp_id):
         return f"its group {record.add_grp_id} is another job's now"
     return f"no process carries its group {record.add_grp_id}"
-
-
-def judge_systemd_unit(sys_root: str, unit: str) -> Verdict:
-    """Judge a job whose shepherd is gone by the cgroup of its unit of systemd.
-
-    The kernel says at one moment whether a process is in it or below. That proves life, in the tree
-    of version 2 that has process 1 where systemd puts itself. It never proves death: a shepherd
-    that could not reach systemd runs its job outside of any unit (facts/grid-engine.md).
-    """
-    if not unit:
-        return Verdict(UNKNOWN, "its record names no supplementary group")
-    top = f"{sys_root}/fs/cgroup"
-    if os.path.exists(f"{top}/unified/cgroup.procs"):
-        top = f"{top}/unified"
-    try:
-        if "1" not in atomic.read_text(f"{top}/init.scope/cgroup.procs").split("\n"):
-            return Verdict(UNKNOWN, f"{top} is not the tree of this node's systemd")
-    except OSError as fault:
-        return Verdict(UNKNOWN, f"the units of systemd cannot be seen: {fault}")
-    try:
-        events = atomic.read_text(f"{top}{unit}/cgroup.events")
-    except OSError as fault:
-        if fault.errno not in (errno.ENOENT, errno.ENODEV):
-            return Verdict(UNKNOWN, f"its unit {unit} cannot be seen: {fault}")
-        events = "populated 0"
-    if "populated 0" not in events.split("\n"):
-        return Verdict(ALIVE, f"processes run in its unit {unit}")
-    return Verdict(UNKNOWN, f"its unit {unit} is empty, but its processes may be outside of it")

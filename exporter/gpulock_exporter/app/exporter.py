@@ -14,6 +14,7 @@ from datetime import datetime
 from itertools import chain
 
 import gpulock
+from gpulock.alloc.node_view import read_detailed_locks
 from gpulock.alloc.process_tree import ProcessTree
 from gpulock.daemon.health.steps import read_health_steps
 from gpulock.errors import one_line
@@ -42,7 +43,6 @@ from gpulock_exporter.state.local_state import (
     LockCache,
     StepCounter,
     read_local_state,
-    read_locks_with_details,
 )
 from gpulock_exporter.state.node_devices import DeviceList, inventory_version
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
@@ -90,7 +90,7 @@ class Exporter:
         self._hold_folder = hold_folder  # makes it again where it was removed
         self._journal = FaultJournal()
         self._label_user = LabelUser(settings.label_user)
-        self._locks = LockCache(read_locks_with_details)
+        self._locks = LockCache(read_detailed_locks)
         self._jobs = JobCgroups(node)
         self._steps = StepCounter(settings.state_dir)
         self._folder = ExporterFolder(settings.exporter_dir)

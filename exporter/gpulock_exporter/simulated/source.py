@@ -38,7 +38,6 @@ class SimulatedSource:
         self._sequence = 0
         self._last: float | None = None
         self._states: dict[str, SimulatedState] = {}
-        self._memory = devices.DeviceCache()
         self._told: set[tuple[str, str]] | None = None
 
     def open(self) -> None:
@@ -85,7 +84,7 @@ class SimulatedSource:
         """Return the cards that NVML would count, and what only NVML tells of them."""
         here = self._settings
         inventory = read_simulated_nvml(f"{self._folder}/nvml")
-        cards = devices.read_devices(here.driver_root, here.sys_root, self._memory)
+        cards = devices.read_devices(here.driver_root, here.sys_root)
         return [card for card in cards if card.index >= 0 and not card.fault], inventory
 
     def _locks(self) -> dict[str, Lock]:

@@ -26,8 +26,6 @@ from gpulock.store.verdicts import Verdict
 from gpulock_exporter.state.claim_accounting import LedgerClaim
 from gpulock_exporter.state.job_cgroups import HostUsage, JobCgroups
 
-SETTLE = 0.005  # seconds for a lock without owner, of each tick: a claim takes 0.2 ms
-
 SETTLED = 1_000_000_000  # nanoseconds; the kernel's clock for files ticks each 1 to 10 ms
 
 Mark = tuple[str, int, int, int, int]  # path, inode, size, time stamps in nanoseconds
@@ -84,7 +82,7 @@ def read_local_state(
     `known` are the locks, `jobs` the jobs' cgroups, and `steps` those of health, as they were read
     before, for a caller that reads them each second.
     """
-    facts, locks = LocalState(), known or LockCache(read_locks_with_details)
+    facts, locks = LocalState(), known or LockCache(node_view.read_detailed_locks)
     facts.locks = facts.read("locks", lambda: read_boot_locks(node, locks), None)
     facts.quarantined = facts.read(
         "quarantine", lambda: node_view.read_quarantine_reasons(node.settings.state_dir), None
@@ -117,11 +115,6 @@ def read_boot_locks(node: Node, known: LockCache) -> dict[str, Lock]:
     if not os.path.lexists(f"{node.store.root}/boot_id") and node_view.are_records_lost(node):
         raise lost_records_refusal(node.store.root)
     return known.locks(node.store)
-
-
-def read_locks_with_details(store: LockStore) -> dict[str, Lock]:
-    """Return every lock with its details; raise Refusal where they cannot be seen."""
-    return node_view.read_settled_locks(store, SETTLE)
 
 
 def read_hook_counters(store: LockStore) -> dict[str, float]:

@@ -33,7 +33,7 @@ class DaemonNode(Node):
     def ask_driver(self) -> list[Device]:
         """Return what the driver shows, which may take for ever; raise Refusal."""
         settings = self.settings
-        return devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
+        return devices.read_devices(settings.driver_root, settings.sys_root)
 
     def devices(self, cards: list[Device] | None = None) -> list[Device]:
         """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""

@@ -120,7 +120,7 @@ class SgeChecks:
         status = Proc().read(self.own_execd.pid, "status")
         if not int(status_line_value(status, b"\nCapBnd:"), 16) >> _SYS_RESOURCE & 1:
             what = "it lacks CAP_SYS_RESOURCE: hooks run under the job's own limits"
-            yield warning(what, "use prolog/sge-jsv-limits as jsv_url")
+            yield warning(what, "start execd with it")
 
     def login_shells(self) -> Iterator[Finding]:
         """Name the login shells that read no script with the mask of a qlogin."""

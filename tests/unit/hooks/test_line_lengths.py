@@ -81,10 +81,9 @@ def test_the_verifier_answers_qmaster_in_one_short_line(
     params = [
         {"l_hard": f"gpu={value}"},
         {"l_soft": f"gpu={value}"},
-        {"l_hard": f"gpu=1,h_vmem={value}"},
         {"l_hard": f"gpu=1,gpuj={value}"},
     ]
-    whys = [jsv.jsv_reject_reason(one, ("gpu", "gpuj"), True, {}) for one in params]
+    whys = [jsv.jsv_reject_reason(one, ("gpu", "gpuj"), {}) for one in params]
     for why in [one for one in whys if one]:
         line = f"RESULT STATE REJECT gpulock: {why}"
         answer = sent(monkeypatch, 1, partial(jsv.send_jsv_line, line))

@@ -85,9 +85,7 @@ def test_rendering_writes_interpreter_and_paths_into_every_python_hook() -> None
 def test_only_what_runs_here_is_rendered() -> None:
     scripts = render_hook_scripts("/opt/p", Path("/l"), Path("/c.conf"))
 
-    assert {*scripts} - {*HOOKS} == {
-        f"prolog/{name}" for name in ("sge-jsv-limits", "sge-starter", "sge_shepherd")
-    }
+    assert {*scripts} - {*HOOKS} == {f"prolog/{name}" for name in ("sge-starter", "sge_shepherd")}
 
 
 def test_rendering_again_removes_what_does_not_belong(tmp_path: Path, config: Path) -> None:
@@ -253,7 +251,7 @@ def test_a_prefix_that_others_may_write_is_refused(place: InstalledHooks) -> Non
         place.write(place.wanted())
 
 
-@pytest.mark.parametrize("hook", ["profile.sh", "sge-jsv-limits", "sge-starter", "sge_shepherd"])
+@pytest.mark.parametrize("hook", ["profile.sh", "sge-starter", "sge_shepherd"])
 def test_shell_hooks_parse(hook: str) -> None:
     root = Path(__file__).parents[3]
 

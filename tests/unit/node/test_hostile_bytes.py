@@ -150,7 +150,7 @@ def verifier(data: bytes, _: Path) -> None:
         os.write(source, data)
         os.lseek(source, 0, os.SEEK_SET)
         try:
-            jsv.main(["sge-jsv", "--limits", "gpu"], "/nowhere")
+            jsv.main(["sge-jsv", "gpu"], "/nowhere")
         finally:
             os.close(source)
     assert all(line.startswith(("STARTED", "RESULT STATE ")) for line in said)

@@ -64,11 +64,6 @@ def test_what_is_read_and_what_goes_wrong_comes_back(found: TimedReader) -> None
     assert found.read(7, lambda: b"more") == b"more"
 
 
-def test_one_thread_reads_everything(found: TimedReader) -> None:
-    names = {found.read(pid, lambda: str(threading.get_ident()).encode()) for pid in range(50)}
-    assert len(names) == 1 and str(threading.get_ident()).encode() not in names
-
-
 def test_one_that_hangs_is_given_up_and_the_others_are_read(
     found: TimedReader, stuck: threading.Event
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.sge.jsv import jsv_reject_reason, parse_sge_memory
+from gpulock.sge.jsv import jsv_reject_reason
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("gpu", "gpuj")
@@ -17,37 +17,18 @@ NAMES = ("gpu", "gpuj")
 
 @pytest.mark.parametrize("hard", ["", "gpu=0", "gpu=2,h_rt=100", "gpuj=16", "h_vmem=8M", "x=1.5"])
 def test_sensible_requests_pass(hard: str) -> None:
-    assert jsv_reject_reason({"l_hard": hard}, NAMES, limits=False, of_kind={}) == ""
+    assert jsv_reject_reason({"l_hard": hard}, NAMES, of_kind={}) == ""
 
 
 @pytest.mark.parametrize("value", ["1.5", "1K", "-1", "TRUE", "", "0x2", "\u0663"])
 def test_what_is_no_whole_number_is_turned_away(value: str) -> None:
     assert "a whole number" in jsv_reject_reason(
-        {"l_hard": f"h_rt=1,gpu={value}"}, NAMES, limits=False, of_kind={}
+        {"l_hard": f"h_rt=1,gpu={value}"}, NAMES, of_kind={}
     )
 
 
 def test_soft_requests_are_turned_away() -> None:
-    assert "-soft -l gpu" in jsv_reject_reason({"l_soft": "gpu=1"}, NAMES, limits=False, of_kind={})
-
-
-@pytest.mark.parametrize("low", ["h_vmem=8M", "s_vmem=1", "h_data=1k", "h_stack=16k", "h_fsize=0"])
-def test_limits_too_low_for_a_hook_are_turned_away_where_asked(low: str) -> None:
-    assert "or more" in jsv_reject_reason({"l_hard": low}, NAMES, limits=True, of_kind={})
-    assert jsv_reject_reason({"l_hard": low}, NAMES, limits=False, of_kind={}) == ""
-
-
-@pytest.mark.parametrize("high", ["h_vmem=64M", "h_vmem=INFINITY", "s_data=1.5G", "h_rt=1", "h_=1"])
-def test_limits_that_leave_room_pass(high: str) -> None:
-    assert jsv_reject_reason({"l_hard": high}, NAMES, limits=True, of_kind={}) == ""
-
-
-def test_memory_is_read_as_grid_engine_writes_it() -> None:
-    assert parse_sge_memory("8M") == 8 << 20
-    assert parse_sge_memory("8m") == 8e6
-    assert parse_sge_memory("1024") == 1024
-    assert parse_sge_memory("INFINITY") == float("inf")
-    assert parse_sge_memory("2 parrots") is None
+    assert "-soft -l gpu" in jsv_reject_reason({"l_soft": "gpu=1"}, NAMES, of_kind={})
 
 
 def answers(data: bytes, *args: str) -> list[str]:
@@ -104,7 +85,7 @@ def test_several_kinds_may_be_asked_for_each_by_one_complex() -> None:
     of_kind = {"gpu": "", "gpu_a": "model:a100", "gpu_b": "model:a100"}
 
     def why(hard: str) -> str:
-        return jsv_reject_reason({"l_hard": hard}, tuple(of_kind), limits=False, of_kind=of_kind)
+        return jsv_reject_reason({"l_hard": hard}, tuple(of_kind), of_kind=of_kind)
 
     assert why("gpu=1,gpu_a=2") == ""
     assert "twice (gpu_a, gpu_b)" in why("gpu_a=1,gpu_b=2")

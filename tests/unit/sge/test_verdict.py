@@ -19,7 +19,6 @@ from tests.support.faults import fail_at
 from tests.support.trees import BOOT, EXECD, FakeProc, record
 
 GID = 65400
-UNIT = "/ocs.slice/ocs-jobs.slice/ocs.12.scope"
 
 
 class Host:
@@ -49,16 +48,6 @@ class Host:
         scan = ProcessScan(node.proc)
         members = {"sge": SgeMembers(node)}
         return Judge(BOOT, scan, {"sge": SgeJobRule(node)}, members).verdict(self.lock)
-
-    def unit(self, populated: int, top: str = "") -> None:
-        """Give job 12 no group, but a unit of systemd, in a tree of cgroup version 2."""
-        self.lock.owner = record(add_grp_id=0, scope=UNIT)
-        tree = self.root / "sys/fs/cgroup" / top
-        (tree / "init.scope").mkdir(parents=True)
-        (tree / "init.scope/cgroup.procs").write_text("1\n")
-        (tree / "cgroup.procs").touch()
-        (tree / UNIT[1:]).mkdir(parents=True)
-        (tree / UNIT[1:] / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
 
 
 @pytest.fixture
@@ -215,36 +204,8 @@ def test_a_pid_too_long_for_a_path_is_unknown(host: Host) -> None:
     assert host.verdict().state == UNKNOWN
 
 
-@pytest.mark.parametrize("top", ["", "unified"])
-@pytest.mark.parametrize(("populated", "state"), [(1, ALIVE), (0, UNKNOWN)])
-def test_a_job_without_a_group_lives_while_a_process_is_in_its_unit(
-    host: Host, populated: int, state: str, top: str
-) -> None:
-    host.unit(populated, top)
-    assert host.verdict().state == state
-    host.fake.remove(EXECD)
-    assert host.verdict().state == UNKNOWN
-
-
-def test_a_unit_that_is_gone_proves_no_death(host: Host) -> None:
-    host.unit(1)
-    (host.root / f"sys/fs/cgroup{UNIT}/cgroup.events").unlink()
+def test_a_job_without_a_group_is_never_proven_dead(host: Host) -> None:
+    host.lock.owner = record(add_grp_id=0)
     assert host.verdict().state == UNKNOWN
     host.fake.shepherd(500, host.spool("12.1"))
     assert host.verdict().state == ALIVE
-
-
-@pytest.mark.parametrize("hidden", ["a container's", "no units", "unreadable", "no unit"])
-def test_where_units_cannot_be_seen_whole_nothing_is_proven(host: Host, hidden: str) -> None:
-    host.unit(0)
-    tree = host.root / "sys/fs/cgroup"
-    if hidden == "a container's":
-        (tree / "init.scope/cgroup.procs").write_text("11\n4711\n")
-    elif hidden == "no units":
-        (tree / "init.scope/cgroup.procs").unlink()
-    elif hidden == "unreadable":
-        (tree / f"{UNIT[1:]}/cgroup.events").unlink()
-        (tree / f"{UNIT[1:]}/cgroup.events").mkdir()
-    else:
-        host.lock.owner = record(add_grp_id=0)
-    assert host.verdict().state == UNKNOWN

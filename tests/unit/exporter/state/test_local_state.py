@@ -16,10 +16,10 @@ from gpulock.daemon.health.steps import count_health_steps, note_health_step
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
-from gpulock.store.locks import Lock, LockStore
+from gpulock.store.locks import Lock
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.exporter_nodes import lock
-from tests.support.locks import change_record, place_lock
+from tests.support.locks import place_lock
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record
 
 TOKEN = record().token
@@ -125,28 +125,6 @@ def test_locks_that_cannot_be_listed_are_not_known(box: Box) -> None:
     facts = read_local_state(box.node(), clock_boottime())
     assert (facts.locks, facts.quarantined) == (None, None)
     assert sorted(facts.failures) == ["locks", "quarantine"]
-
-
-def test_a_lock_that_is_half_written_is_looked_at_again(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = box.node()
-    (box.lock / "locks" / bus(1)).mkdir()
-    looks: list[int] = []
-    everything = LockStore.read_all_locks
-
-    def claims_on(store: LockStore) -> dict[str, Lock]:
-        looks.append(1)
-        if len(looks) == 2:
-            change_record(store, bus(1), record(token="b" * 16, devices=(bus(1),)))
-        return everything(store)
-
-    monkeypatch.setattr(LockStore, "read_all_locks", claims_on)
-    monkeypatch.setattr(local_state, "SETTLE", 0.0)  # over while the process had no turn
-    facts = read_local_state(node, clock_boottime())
-    assert facts.locks is not None
-    assert facts.locks[bus(1)].owner is not None
-    assert len(looks) == 2
 
 
 def test_a_lock_that_stays_without_owner_is_told_as_it_is(box: Box) -> None:

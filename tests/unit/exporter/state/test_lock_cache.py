@@ -13,9 +13,9 @@ from gpulock_exporter.state.local_state import (
     SETTLED,
     LockCache,
     read_local_state,
-    read_locks_with_details,
 )
 
+from gpulock.alloc.node_view import read_detailed_locks
 from gpulock.deadline import clock_boottime
 from gpulock.store import boot
 from gpulock.store.locks import Lock, LockStore
@@ -65,7 +65,7 @@ class Reader:
     def count(self, store: LockStore) -> dict[str, Lock]:
         """Read all locks, and count it."""
         self.reads += 1
-        return read_locks_with_details(store)
+        return read_detailed_locks(store)
 
     def age(self) -> None:
         """Let all there is have been made long ago."""
@@ -98,7 +98,7 @@ def told(held: dict[str, Lock]) -> list[tuple[object, ...]]:
 
 def test_locks_that_stand_are_read_once(reader: Reader) -> None:
     for _ in range(3):
-        assert told(reader.read()) == told(read_locks_with_details(reader.store))
+        assert told(reader.read()) == told(read_detailed_locks(reader.store))
     assert reader.reads == 1
 
 
@@ -107,7 +107,7 @@ def test_a_change_is_seen_at_once(change: str, reader: Reader) -> None:
     before = told(reader.read())
     CHANGES[change](reader.store)
     after = told(reader.read())
-    assert after == told(read_locks_with_details(reader.store))
+    assert after == told(read_detailed_locks(reader.store))
     assert after != before
 
 
@@ -130,7 +130,7 @@ def test_a_lock_whose_owner_is_not_known_is_read_again(text: str | None, reader:
 
 
 def test_locks_that_cannot_be_read_any_more_are_not_known(reader: Reader) -> None:
-    node, remembered = reader.box.node(), LockCache(read_locks_with_details)
+    node, remembered = reader.box.node(), LockCache(read_detailed_locks)
     assert read_local_state(node, clock_boottime(), remembered).locks
     os.rename(reader.store.locks_dir, f"{reader.store.path}/away")
     Path(reader.store.locks_dir).write_text("")

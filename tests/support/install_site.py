@@ -16,7 +16,6 @@ import pytest
 from gpulock.install import versions
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor import doctor
-from gpulock.install.doctor import sge as doctor_sge
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, Report
 from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.sge import programs as sge_programs
@@ -32,11 +31,6 @@ from tests.support.in_process import compile_no_library, play_fakes_in_process, 
 RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
 FAKE = Path(__file__).parent / "fake_qconf.py"
 Echo = Callable[[str], None]
-
-
-def find_nothing(*_: object) -> tuple[()]:
-    """Look at nothing: no finding."""
-    return ()
 
 
 def ignore(*_: object) -> None:
@@ -195,8 +189,6 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     play_fakes_in_process(patch, sge_programs, qconf)
     compile_no_library(patch)
     patch.setattr(versions, "self_test_sge_hooks", ignore)  # ten processes; has its own test
-    # by this machine's own limits; has its own tests
-    patch.setattr(doctor_sge, "check_process_room", find_nothing)
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()
     text = node.config.read_text() + f"SGE_BINARIES={programs}\n"

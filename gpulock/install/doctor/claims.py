@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from gpulock.node.settings import Settings
 from gpulock.store import atomic, boot
 from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.grants import FINISHED_CAP
-from gpulock.store.locks import RECORD, LockStore, check_folder
+from gpulock.store.locks import LockStore, check_folder
 from gpulock.store.repair import find_unreadable_records
 
-_PAUSE = 0.2  # seconds; a claim is made or undone in less
 _GATE_MODE = 0o600  # a user who may open the gate can block the node
 
 
@@ -87,7 +85,6 @@ def check_boot_locks(settings: Settings) -> Iterator[Finding]:
         return
     if ours == node.boot_id:
         yield from check_records_readable(node.store)
-        yield from check_removed_locks(node.store, node.boot_id)
     elif boot.may_be_claimed_boot(settings.state_dir, node.boot_id):
         lost = lost_records_refusal(node.store.root)
         yield fault(f"{lost.why}: nothing is granted", lost.do)
@@ -99,34 +96,6 @@ def check_records_readable(store: LockStore) -> Iterator[Finding]:
         what = f"the record of claim {token} cannot be read ({why}): nothing is granted"
         path = shlex.quote(f"{store.claims_dir}/{token}")
         yield fault(what, f"once no job is left: rm -r {path}", "locks")
-
-
-def check_removed_locks(store: LockStore, boot_id: str) -> Iterator[Finding]:
-    """Tell which locks or records somebody removed, of claims that have the other.
-
-    Without the gate that is also seen of a claim that is made or released: not twice.
-    """
-    removed = find_removed_locks(store, boot_id)
-    if removed:
-        time.sleep(_PAUSE)
-        removed &= find_removed_locks(store, boot_id)
-    for name, _ in sorted(removed):
-        what = f"the lock or the record of {name} was removed: the claim holds it all the same"
-        yield warning(what, "the next claim puts it back, or gpulock reap", "locks")
-
-
-def find_removed_locks(store: LockStore, boot_id: str) -> set[tuple[str, str]]:
-    """Return (device, token) where either lock or record is gone; raise Refusal."""
-    return {
-        (name, lock.owner.token)
-        for name, lock in store.read_all_locks().items()
-        if lock.owner
-        and lock.owner.boot_id == boot_id
-        and not (
-            os.path.lexists(f"{store.locks_dir}/{name}/owner")
-            and os.path.lexists(f"{store.claims_dir}/{lock.owner.token}/{RECORD}")
-        )
-    }
 
 
 def why_unwritable(path: str) -> str:

@@ -78,7 +78,7 @@ def all_checks(settings: Settings, where: DoctorOptions) -> list[Check]:
         checks += SgeChecks(settings, sge_options(settings, prefix, where)).checks()
     if "slurm" in schedulers:
         checks += SlurmChecks(settings, slurm_options(settings, prefix, where)).checks()
-    checks += [*isolation_checks(settings), *daemon_checks(settings)]
+    checks += [*isolation_checks(settings, "slurm" in schedulers), *daemon_checks(settings)]
     return [*checks, *systemd_checks(settings, SystemdOptions(where.config))]
 
 

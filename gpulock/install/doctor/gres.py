@@ -5,26 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from pathlib import Path
-from typing import Final
 
-from gpulock.errors import Refusal
 from gpulock.install.doctor.check import DRIVER, Check, Finding, fact, fault, warning
-from gpulock.install.doctor.isolation import read_pam_stack
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.counted import count_gres_type, counts_no_places
 from gpulock.install.slurm.install import NO_GRES
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
-from gpulock.isolation import tree
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import gres_map_device_name
 from gpulock.slurm.request import SHARD
-
-SSHD_STACK = Path("/etc/pam.d/sshd")
-_OPEN: Final = "ConstrainDevices=yes in cgroup.conf, or ISOLATION=cgroup"
 
 
 class GresChecks:
@@ -47,7 +39,6 @@ class GresChecks:
             "order of gres.conf": self.order,
             "gres/shard, gres/mps": self.shares,
             "counted GRES": self.counted,
-            "pam_slurm_adopt": self.sessions,
         }
         return [Check(name, look, ("Slurm", DRIVER)) for name, look in looks.items()]
 
@@ -76,36 +67,6 @@ class GresChecks:
         elif not conf.has("TaskPlugin", "task/cgroup", "cgroup"):
             what = f"yes, but TaskPlugin is {conf.get('TaskPlugin') or 'none'}: without effect"
             yield warning(what, "TaskPlugin=task/cgroup,task/affinity; restart all daemons")
-
-    def sessions(self) -> Iterator[Finding]:
-        """Look which GPUs a session opens that comes by ssh (docs/facts/slurm.md, sessions)."""
-        lines = read_pam_stack(SSHD_STACK)
-        adopting = [words for words in lines if has_pam_module(words, "pam_slurm_adopt")]
-        by_cgroup = self.settings.isolation == "cgroup"
-        if not adopting:
-            if lines and self.constrains() and not by_cgroup:
-                what = f"not in {SSHD_STACK}: a user who may log in here opens every card"
-                yield warning(what, "add pam_slurm_adopt there, or let no user log in")
-            return
-        if self.conf_of().get("ProctrackType") != "proctrack/cgroup":
-            what = "without proctrack/cgroup a session by ssh is not in its job's cgroup"
-            yield warning(what, "ProctrackType=proctrack/cgroup; restart all daemons")
-        if any(has_pam_module(words, "pam_systemd") for words in lines):
-            what = "pam_systemd takes a session by ssh out of its job, and it outlives the job"
-            yield warning(what, f"take pam_systemd out of what {SSHD_STACK} includes")
-        if by_cgroup:
-            # sshd's own cgroup is closed; where Slurm's extern step is no part of it, by sessions
-            if not self.constrains() and has_version_2_alone(self.settings.sys_root):
-                what = "before its job's first step a session by ssh opens every card"
-                yield warning(what, "see docs/isolation.md")
-        elif not self.constrains():
-            yield warning("a session by ssh opens every card, and has no mask", _OPEN)
-        elif (
-            "action_adopt_failure=deny" not in adopting[0] or "action_unknown=allow" in adopting[0]
-        ):
-            what = "a session that is not adopted goes on, and opens every card"
-            do = "action_adopt_failure=deny, and no action_unknown=allow, in its line"
-            yield warning(what, f"{do} of {SSHD_STACK}")
 
     def flags(self) -> Iterator[Finding]:
         """Look whether Slurm, too, tells jobs which cards are theirs, and whether it counts any."""
@@ -194,19 +155,6 @@ class GresChecks:
         if places and (left := sorted(names - {*places})):
             what = f"Slurm does not count /dev/nvidia{' or '.join(left)}"
             yield warning(what, "name it in gres.conf and Gres=; restart all daemons")
-
-
-def has_version_2_alone(sys_root: str) -> bool:
-    """Return whether this node has cgroups of version 2 and no other to close devices with."""
-    try:
-        return [one.version for one in tree.find_hierarchies(sys_root)] == [tree.V2]
-    except Refusal:
-        return False
-
-
-def has_pam_module(words: list[str], module: str) -> bool:
-    """Return whether a line of a PAM stack calls a module; pure."""
-    return any(word.rpartition("/")[2] == f"{module}.so" for word in words)
 
 
 def order_gres_files(entries: list[gres.GresEntry], real: list[int]) -> str:

@@ -12,7 +12,6 @@ from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault,
 from gpulock.isolation import bpf, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.isolation.tree import V2, CgroupHierarchy
-from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
 
@@ -20,22 +19,17 @@ NAME = "isolation"
 SEE = "see docs/isolation.md"
 PAM_STACK = Path("/etc/pam.d/slurm")
 SESSION = "slurm-session"  # the hook that pam_exec runs
-EXECD, SLURMD = "sge_execd", "slurmd"
 USER_ENVIRON = "user_readenv=1"  # of pam_env(8): ~/.pam_environment, which pam_exec passes on
-_LOGINS = "/user.slice/"
 
 
-def isolation_checks(settings: Settings, pam: Path = PAM_STACK) -> list[Check]:
-    """Return the checks of ISOLATION; `pam` is the stack of Slurm's step daemons."""
+def isolation_checks(settings: Settings, slurm: bool, pam: Path = PAM_STACK) -> list[Check]:
+    """Return the checks of ISOLATION, with `slurm` those of its step daemons' stack `pam`."""
     first = Check(NAME, lambda: check_device_programs(settings), (INSTALLED,))
     if settings.isolation == "off":
         return [first]
-    return [
-        first,
-        Check(f"{NAME}: logins", lambda: check_login_bypass(settings), (NAME,)),
-        Check(f"{NAME}: daemons", lambda: check_daemon_cgroups(settings), (NAME,)),
-        Check(f"{NAME}: PAM", lambda: check_step_sessions(settings, pam), (NAME,)),
-    ]
+    logins = Check(f"{NAME}: logins", lambda: check_login_bypass(settings), (NAME,))
+    stack = Check(f"{NAME}: PAM", lambda: check_step_sessions(pam), (NAME,))
+    return [first, logins, *([stack] if slurm else [])]
 
 
 def check_device_programs(settings: Settings) -> Iterator[Finding]:
@@ -80,33 +74,6 @@ def check_login_bypass(settings: Settings) -> Iterator[Finding]:
         yield fault(f"no program of gpulock closes {names}: it opens every GPU", do)
 
 
-def running_scheduler_daemons(proc: Proc) -> list[tuple[int, str]]:
-    """Return the schedulers' daemons that run here: root's, for anybody may use their names."""
-    daemons: list[tuple[int, str]] = []
-    for pid in proc.pids():
-        try:
-            status = proc.status(pid)
-        except (OSError, ValueError):
-            continue
-        name = status.name.partition("-")[0]  # Debian's slurmd-wlm
-        if name in (EXECD, SLURMD) and status.uids[0] == 0:
-            daemons.append((pid, name))
-    return daemons
-
-
-def check_daemon_cgroups(settings: Settings) -> Iterator[Finding]:
-    """Look at the cgroup of each daemon: jobs are below it, or below one that slurmd asked for."""
-    proc, trees = Proc(settings.proc_root), tree.find_hierarchies(settings.sys_root)
-    for pid, daemon in running_scheduler_daemons(proc):
-        folders = [tree.service_cgroup_folder(one, proc, pid) for one in trees]
-        if any(_LOGINS in f"{folder}/" for folder in folders):
-            what = f"{daemon} runs in a login's cgroup, where every GPU is closed to users"
-            yield fault(what, f"start {daemon} as a service")
-        elif any(folder == one.top for folder, one in zip(folders, trees)):
-            what = f"{daemon} has no cgroup of its own: to stop it does not stop its jobs"
-            yield warning(what, "run it as a systemd service with Delegate=yes")
-
-
 def read_pam_stack(pam: Path, depth: int = 4) -> list[list[str]]:
     """Return the words of each line of a PAM stack and of what it includes; raise OSError."""
     try:
@@ -122,10 +89,8 @@ def read_pam_stack(pam: Path, depth: int = 4) -> list[list[str]]:
     return stack
 
 
-def check_step_sessions(settings: Settings, pam: Path) -> Iterator[Finding]:
+def check_step_sessions(pam: Path) -> Iterator[Finding]:
     """Look whether Slurm's step daemons open a session of ours."""
-    if SLURMD not in [name for _, name in running_scheduler_daemons(Proc(settings.proc_root))]:
-        return
     lines = read_pam_stack(pam)
     if steered := [words for words in lines if USER_ENVIRON in words]:
         what = f"{pam} takes variables from users' files: any user's LD_PRELOAD runs as root"

@@ -9,7 +9,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpulock.alloc.shares import shares_of_card
 from gpulock.daemon.mps.unit import MpsPrograms
 from gpulock.errors import Refusal
 from gpulock.install.doctor.check import (
@@ -28,19 +27,14 @@ from gpulock.install.doctor.claims import (
     why_unwritable,
 )
 from gpulock.install.setting_faults import find_setting_faults
-from gpulock.job.environment import loaded_driver_version
-from gpulock.job.mps import cards_with_mps
 from gpulock.node import devices
 from gpulock.node.context import Node
-from gpulock.node.devices import SHARE
 from gpulock.node.settings import Settings
 from gpulock.node.shares import count_places_by_card
-from gpulock.store.owner import Owner
 from gpulock.store.quarantine import LOST, LOST_MARK, QUARANTINE
 from gpulock.text.words import format_count
 
 _MEND = "correct the file, or upgrade gpulock here where the key is of a later version"
-MPS_MEMORY_DRIVER = 495  # of CUDA 11.5, the first that limits memory (docs/facts/nvml.md, mps)
 
 
 def check_settings(settings: Settings, path: Path) -> Iterator[Finding]:
@@ -61,7 +55,6 @@ def node_checks(settings: Settings) -> list[Check]:
         Check("EXPECTED_GPUS", lambda: check_gpu_number(settings), (DRIVER,)),
         Check("device nodes", lambda: check_device_nodes(settings), (DRIVER,)),
         Check("SHARES", lambda: check_shares(settings), (DRIVER,)),
-        Check("MIG", lambda: check_held_parts(settings), (DRIVER,)),
         Check("SHARE_MPS", lambda: check_mps(settings), (DRIVER,)),
     ]
 
@@ -108,73 +101,24 @@ def check_driver(settings: Settings) -> Iterator[Finding]:
 
 
 def check_shares(settings: Settings) -> Iterator[Finding]:
-    """Tell which words of SHARES name no card, and what waits for held places."""
-    node = Node(settings)
-    held = node.store.read_all_locks() if node.store.exists() else {}
-    places = count_places_by_card(node.devices() if settings.shares else [], settings.shares)
+    """Tell which words of SHARES name no card."""
+    here = Node(settings).devices() if settings.shares else []
     for word in settings.shares:
-        if not count_places_by_card(node.devices(), (word,)):
+        if not count_places_by_card(here, (word,)):
             what = f"{word} names no card here, or one in MIG mode: it gives no shares"
             yield warning(what, "correct SHARES; gpulock inventory names the cards")
-    waiting: dict[tuple[str, str], list[Owner]] = {}
-    for name, lock in sorted(held.items()):
-        card, share, _ = name.partition(SHARE)
-        if share and lock.owner and lock.owner.places not in (0, places.get(card, 0)):
-            waiting.setdefault((card, lock.owner.token), []).append(lock.owner)
-    for (card, _), owners in waiting.items():
-        part = f"{len(owners) if len(owners) > 1 else 'one'} of {owners[0].places} places of {card}"
-        what = f"{owners[0].job()} holds {part}, SHARES says {places.get(card, 0)}"
-        yield warning(f"{what}: that counts when it ends")
-    for card in places if settings.share_users == "one" else ():
-        owners = [one.owner for one in shares_of_card(card, held) if one.owner]
-        if len({owner.uid for owner in owners}) > 1:
-            names = " and ".join(sorted({owner.user for owner in owners}))
-            what = f"{names} share {card}, SHARE_USERS says one"
-            yield warning(f"{what}: that counts when one is left")
-
-
-def check_held_parts(settings: Settings) -> Iterator[Finding]:
-    """Tell of claims from before the MIG mode of their card was changed."""
-    node = Node(settings)
-    shown = node.devices_if_driver() if node.store.exists() else []
-    split, cards = {d.parent for d in shown}, {d.bus for d in shown}
-    known = {device.id for device in shown}
-    for name, lock in sorted((node.store.read_all_locks() if cards else {}).items()):
-        card = devices.card_bus_id(name)
-        who = lock.owner.job() if lock.owner else "a lock without a readable owner"
-        if ".gi" in name and name not in known and card in cards:
-            what = f"{who} holds {name}, which is not shown now"
-        elif ".gi" not in name and card in split:
-            what = f"{who} holds {name}, which is in MIG mode now"
-        else:
-            continue
-        yield warning(f"{what}: that counts when it ends", "gpulock inventory")
 
 
 def check_mps(settings: Settings, programs: MpsPrograms | None = None) -> Iterator[Finding]:
-    """Tell what keeps gpulockd from starting MPS, and the MPS that does not end."""
+    """Tell what keeps gpulockd from starting MPS."""
     if not settings.share_mps:
         return
-    node = Node(settings)
     if not settings.shares:
         yield warning("no card has places, so that none has an MPS", "set SHARES, or SHARE_MPS=no")
     for program in programs or MpsPrograms():
         if not os.access(program, os.X_OK):
             what = f"{program} is no program: each job that asks for a share is sent back"
             yield fault(what, "install systemd and the driver's MPS, or set SHARE_MPS=no")
-    try:
-        version = loaded_driver_version(settings.driver_root)
-    except Refusal:
-        version = ""
-    if version and int(version.partition(".")[0]) < MPS_MEMORY_DRIVER:
-        what = f"MPS of driver {version} does not limit the memory of a place"
-        yield warning(what, f"use driver {MPS_MEMORY_DRIVER} or newer")
-    locks = node.store.read_all_locks() if node.store.exists() else {}
-    held = {name.partition(SHARE)[0] for name in locks}
-    for card in cards_with_mps(settings, node.boot_id, None):
-        if card not in held:
-            what = f"the MPS of {card} has not ended: the card is closed until then"
-            yield warning(what, "look again in a minute; then see journalctl -u gpulockd")
 
 
 def check_gpu_number(settings: Settings) -> Iterator[Finding]:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doctor's checks of policies: quarantine, the drain at Slurm, what jobs leave behind."""
+"""Doctor's checks of policies: quarantine, the drain at Slurm."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from gpulock.daemon.health import policy as health
@@ -22,15 +21,13 @@ from gpulock.text.advice import quarantine_end_condition
 
 
 def policy_checks(settings: Settings) -> list[Check]:
-    """Return the checks of quarantine, of the drain at Slurm and of LEFTOVER_PROCESSES."""
+    """Return the checks of quarantine, and of the drain at Slurm."""
     return [
         Check("quarantine", lambda: check_quarantine_policy(settings), (INSTALLED,)),
-        Check("lost", lambda: check_lost_cards(settings)),
         Check("checks", lambda: check_card_checks(settings)),
         Check("HEALTH_COMMAND", lambda: check_health_command(settings)),
         Check("out of service", lambda: check_quarantined_devices(settings)),
         Check("drain", lambda: check_slurm_drain(settings)),
-        Check("hand-over", lambda: check_leftover_setting(settings)),
     ]
 
 
@@ -59,14 +56,6 @@ def check_quarantined_devices(settings: Settings) -> Iterator[Finding]:
         yield warning(f"{name} is out of service: {reason}{who}", do, "quarantine")
 
 
-def check_lost_cards(settings: Settings) -> Iterator[Finding]:
-    """Tell which cards do not answer though the driver lists them."""
-    now = read_current_sample(settings)
-    for bus, (_, why) in sorted(now.lost.items() if now else ()):
-        do = f"look at dmesg; gpulock quarantine {bus}, then gpulock reset {bus}"
-        yield warning(f"{bus} does not answer: {why}; claims take it last", do, "lost")
-
-
 def check_card_checks(settings: Settings) -> Iterator[Finding]:
     """Tell what gpulockd found wrong with cards that work all the same."""
     node = Node(settings)
@@ -92,19 +81,3 @@ def check_slurm_drain(settings: Settings) -> Iterator[Finding]:
         yield warning(
             f"this node was drained at Slurm because of {drained}", "see docs/quarantine.md"
         )
-
-
-def check_leftover_setting(settings: Settings) -> Iterator[Finding]:
-    """Look whether this kernel can end what a job leaves behind."""
-    if settings.leftover_processes == "kill" and (why := why_pidfd_unusable()):
-        what = f"LEFTOVER_PROCESSES=kill ends nothing here: {why}"
-        yield fault(what, "set LEFTOVER_PROCESSES=report")
-
-
-def why_pidfd_unusable() -> str:
-    """Return why this kernel cannot send a signal that surely reaches the process meant."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError as refused:
-        return f"pidfd_open: {refused.strerror} (Linux 5.3 has it)"
-    return ""

@@ -6,9 +6,7 @@ That is execd, what qmaster knows of this host, and what a site's configuration 
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +24,7 @@ from gpulock.install.doctor.check import (
     fault,
     warning,
 )
-from gpulock.install.doctor.execd_params import check_execd_params, moves_jobs_to_scopes
 from gpulock.install.doctor.installation import check_items, check_trial, install_command
-from gpulock.install.doctor.process_room import check_process_room
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.sge.cards import card_map_fault
 from gpulock.install.sge.host_items import read_amounts
@@ -39,13 +35,13 @@ from gpulock.install.sge.programs import OCS, release_fault
 from gpulock.install.sge.qconf import parse_sge_list
 from gpulock.install.sge.qmaster import queues_of_host
 from gpulock.install.sge.site import find_own_execd
+from gpulock.install.systemd.manager import RUNNING
 from gpulock.install.trial import self_test_sge_hooks
 from gpulock.install.versions import CURRENT
-from gpulock.node.procfs import Proc, status_line_value
+from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.sge import shepherds
 
-_SYS_RESOURCE: Final = 24  # linux/capability.h CAP_SYS_RESOURCE
 _STATES: Final = 5  # the column of `qstat -f`
 _BY_JOB: Final = re.compile(r"as result of job (\d+)'s failure")
 
@@ -73,7 +69,6 @@ class SgeChecks:
             Check("Grid Engine", self.installation, (*own, SETTINGS)),
             Check("queues", self.other_queues, own),
             Check("queue", self.queue_states, own),
-            Check("tmpdir", self.temporary_folders, own),
             Check("complex_values", self.amounts, (*own, DRIVER, "EXPECTED_GPUS")),
             Check("load sensor", self.sensor, (*own, "Grid Engine", "complex_values")),
             Check("interactive jobs", self.terminals, own),
@@ -110,17 +105,12 @@ class SgeChecks:
             yield fault(str(reason), f"then {self.again}")
 
     def execd(self) -> Iterator[Finding]:
-        """Look whether execd can be seen, as the reaper must, and may lift a job's limits."""
+        """Look whether execd can be seen, as the reaper must."""
         if self.own_execd is None:
             yield fault("none runs here", "start it")
             return
         if hidden := shepherds.why_execd_hidden(ProcessScan(Proc(self.settings.proc_root))):
             yield fault(hidden, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
-            return
-        status = Proc().read(self.own_execd.pid, "status")
-        if not int(status_line_value(status, b"\nCapBnd:"), 16) >> _SYS_RESOURCE & 1:
-            what = "it lacks CAP_SYS_RESOURCE: hooks run under the job's own limits"
-            yield warning(what, "start execd with it")
 
     def login_shells(self) -> Iterator[Finding]:
         """Name the login shells that read no script with the mask of a qlogin."""
@@ -149,15 +139,6 @@ class SgeChecks:
                 by = f" by job {', '.join(jobs)}" if jobs else ""
                 why = f"gpulock why {jobs[-1]}; then " if jobs else ""
                 yield fault(f"in error{by}", f"{why}qmod -cq {words[0]}", f"queue {words[0]}")
-
-    def temporary_folders(self) -> Iterator[Finding]:
-        """Look where execd makes each job's TMPDIR and gives it away, also through a link."""
-        host = self.installer.host
-        for queue in queues_of_host(host.qconf, host.name):
-            path = host.qconf.show("-sq", f"{queue}@{host.name}").get("tmpdir", "/tmp")
-            if others_may_link_in(path, self.settings.proc_root):
-                what = f"others may write {path} of {queue}, and execd follows their links as root"
-                yield warning(what, "sysctl fs.protected_symlinks=1, or a tmpdir of root's alone")
 
     def amounts(self) -> Iterator[Finding]:
         """Compare what qmaster may hand out on this host with what is there."""
@@ -201,11 +182,21 @@ class SgeChecks:
 
     def parameters(self) -> Iterator[Finding]:
         """Look at what changes how jobs start and end."""
-        lines, site = self.installer.lines, self.installer.site
-        scopes = moves_jobs_to_scopes(Path(site.root, site.cell, "common"))
-        yield from check_execd_params(lines, self.settings.isolation, scopes)
-        if self.own_execd is not None:
-            yield from check_process_room(lines, self.settings, self.own_execd.pid)
+        given = self.installer.lines.get("execd_params", "").upper().replace(",", " ").split()
+        if "USE_CGROUPS=SYSTEMD" in given:
+            what = "USE_CGROUPS=systemd: no process can be known as a job's: GPU jobs are refused"
+            yield fault(what, "remove it from execd_params")
+        site = self.installer.site
+        scopes = RUNNING.is_dir() and Path(site.root, site.cell, "common/slice_name").is_file()
+        scopes = scopes and not {"ENABLE_SYSTEMD=FALSE", "ENABLE_SYSTEMD=0"} & {*given}
+        tagged = {"ENABLE_ADDGRP_KILL=TRUE", "ENABLE_ADDGRP_KILL=1"} & {*given}
+        if scopes and (self.settings.isolation != "off" or not tagged):
+            what = "execd moves jobs to scopes of systemd: GPUs are refused, or stay locked"
+            do = "set ENABLE_SYSTEMD=false in execd_params; with ISOLATION=off"
+            yield fault(what, f"{do} ENABLE_ADDGRP_KILL=true does, too")
+        elif {"ENABLE_ADDGRP_KILL=FALSE", "ENABLE_ADDGRP_KILL=0"} & {*given}:
+            what = "stray processes of a job keep running and keep its GPUs"
+            yield warning(what, "remove ENABLE_ADDGRP_KILL=false from execd_params")
 
     def verifier(self) -> Iterator[Finding]:
         """Look whether invalid requests are turned away at submission."""
@@ -224,17 +215,3 @@ def split_queues(shown: str) -> list[list[str]]:
         elif blocks:
             blocks[-1].append(line)
     return blocks
-
-
-def others_may_link_in(folder: str, proc_root: str) -> bool:
-    """Return whether links that others make in a folder lead a program of root's elsewhere.
-
-    The kernel keeps root from following them where the folder is sticky (proc(5)).
-    """
-    try:
-        mode = os.stat(folder).st_mode
-    except FileNotFoundError:
-        return False
-    guard = Path(proc_root, "sys/fs/protected_symlinks")
-    guarded = guard.exists() and guard.read_text().strip() != "0"
-    return bool(mode & 0o022) and not (guarded and mode & stat.S_ISVTX)

@@ -35,11 +35,10 @@ from gpulock.install.slurm.plugstack import find_plugstack, plugstack_fault
 from gpulock.install.slurm.site import (
     SlurmError,
     find_slurmds,
-    parse_slurm_release,
     slurm_release_fault,
     slurmds_of_site,
 )
-from gpulock.install.slurm.slurm_conf import SlurmConf, read_node_values
+from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.texts import SUBMIT_SCRIPT, slurm_setting_advice
 from gpulock.install.trial import (
     check_hook_interpreter,
@@ -48,7 +47,6 @@ from gpulock.install.trial import (
     why_users_cannot_run,
 )
 from gpulock.install.versions import CURRENT
-from gpulock.isolation import tree
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.slurm.steps import SlurmSteps
@@ -59,8 +57,6 @@ _LINES: Final = (
 )
 _FEW: Final = 100  # characters of a value that are shown
 _SAME: Final = ("Prolog", "TaskProlog", "Epilog", "PrologFlags", "RequeueExit")
-_HOOKS_AS_ROOT: Final = (26, 5)  # docs/facts/slurm.md, hooks inside of the job
-_TASK_PROLOG_WINS: Final = (23, 2)  # docs/facts/containers.md, oci bundles of slurm
 # Of a node's State=; a * means that slurmctld gets no answer from slurmd.
 _NO_JOBS: Final = ("DRAIN", "DOWN", "FAIL", "INVAL", "UNKNOWN", "NOT_RESPONDING", "*")
 
@@ -90,9 +86,6 @@ class SlurmChecks:
             "SPANK": self.plugin,
             "ProctrackType": self.tracking,
             "GresTypes": self.gres_types,
-            "GetEnvTimeout": self.login_files,
-            "features": self.features,
-            "job_container.conf": self.private_folders,
             "node": self.node,
         }
         gres = GresChecks(self.settings, lambda: self.installer.site, lambda: self.conf)
@@ -240,40 +233,6 @@ class SlurmChecks:
             what = f"it is {self.conf.get(key) or 'none'}, without {' '.join(names)}"
             do = f"{key}={names[0]} in slurm.conf, and Gres= of the nodes; restart all daemons"
             yield fault(f"{what}: no job can ask for GPUs", do)
-
-    def login_files(self) -> Iterator[Finding]:
-        """Look whether slurmd runs login files where nothing closes its cgroup to users."""
-        if self.settings.isolation != "cgroup" or self.conf.seconds("GetEnvTimeout") == 0:
-            return
-        if tree.V2 not in [one.version for one in tree.find_hierarchies(self.settings.sys_root)]:
-            what = "slurmd runs users' login files (sbatch --get-user-env), which open every GPU"
-            yield warning(what, "GetEnvTimeout=0 in slurm.conf, or mount cgroup version 2")
-
-    def features(self) -> Iterator[Finding]:
-        """Warn of what a release has otherwise than later ones."""
-        release = parse_slurm_release(self.conf.get("SLURM_VERSION")) or _HOOKS_AS_ROOT
-        if self.conf.has("PrologFlags", "RunInJob") and release < _HOOKS_AS_ROOT:
-            what = "RunInJob: before 26.05 an Epilog may start as the job's user, and frees nothing"
-            yield warning(what, "run gpulockd, or gpulock reap from cron; or take RunInJob out")
-        path = self.installer.site.conf
-        if path and path.with_name("oci.conf").exists() and release < _TASK_PROLOG_WINS:
-            what = "oci.conf: before 23.02 `srun --container` takes the bundle's own mask"
-            do = "update Slurm; ConstrainDevices or ISOLATION=cgroup closes the others"
-            yield warning(what, do)
-
-    def private_folders(self) -> Iterator[Finding]:
-        """Look whether tasks see the folder in which their grant stands."""
-        site = self.installer.site
-        path = site.conf.with_name("job_container.conf") if site.conf else None
-        used = self.conf.get("JobContainerType") + self.conf.get("NamespaceType")
-        if path is None or not path.exists() or "tmpfs" not in used:
-            return
-        lists = read_node_values(path, "Dirs", site.node_names())
-        folders = [one.strip() for text in lists for one in text.split(",") if one.strip()]
-        inside = Path(self.settings.lock_dir)
-        for hiding in [one for one in folders if Path(one) in (inside, *inside.parents)][:1]:
-            what = f"Dirs has {hiding}: a task does not see {inside}, and does not start"
-            yield fault(what, f"take {hiding} out of Dirs")
 
     def node(self) -> Iterator[Finding]:
         """Say where Slurm gives this node no jobs."""

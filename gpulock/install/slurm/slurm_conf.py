@@ -111,12 +111,6 @@ def read_slurm_conf(path: Path) -> SlurmConf:
     return SlurmConf(values, str(path))
 
 
-def read_node_values(path: Path, key: str, nodes: tuple[str, ...]) -> list[str]:
-    """Return all values of a key that a file of Slurm's has for some nodes; raise InstallError."""
-    lines = read_node_lines(path, nodes)
-    return [line[key.lower()] for line in lines if key.lower() in line]
-
-
 def read_node_lines(path: Path, nodes: tuple[str, ...]) -> list[dict[str, str]]:
     """Return what the lines of a file of Slurm's say of some nodes; raise InstallError.
 

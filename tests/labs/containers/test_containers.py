@@ -154,7 +154,7 @@ def test_an_image_file_has_the_same(node: Node) -> None:
         ({"mount dev": "minimal", "always use nv": "yes"}, True, True, True),
     ],
 )
-def test_the_rules_of_which_doctor_warns_do_what_it_says(
+def test_the_rules_of_apptainer_do_what_the_page_says(
     node: Node, rules: dict[str, str], ends: bool, driver: bool, devices: bool
 ) -> None:
     script = "ls /nvlib; ls /dev; true"

@@ -167,7 +167,7 @@ def test_only_one_gpulockd_runs(node: Node) -> None:
     assert f"gpulockd runs already, pid {node.main_pid(DAEMON)}" in done.stderr
 
 
-def test_without_sight_the_daemon_says_so_and_frees_nothing_and_doctor_finds_the_drop_in(
+def test_without_sight_the_daemon_says_so_and_frees_nothing(
     node: Node,
 ) -> None:
     blind = ["CapabilityBoundingSet=", "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL"]
@@ -183,9 +183,6 @@ def test_without_sight_the_daemon_says_so_and_frees_nothing_and_doctor_finds_the
     node.machine.run("systemctl", "reload", DAEMON)
 
     assert len(node.locks()) == 2
-    seen = node.gpulock("doctor", check=False)
-    assert "x gpulockd.service: CapabilityBoundingSet=" in seen
-    assert f"look at /etc/systemd/system/{DAEMON}.d/test.conf" in seen
 
 
 def opened_from_a_session(node: Node) -> str:
@@ -242,9 +239,7 @@ def test_a_gpu_is_reset_from_within_the_units_sandbox(node: Node) -> None:
     run("chmod", "755", "/srv/nvidia-smi")
     keys = {"QUARANTINE_RESET": "yes", "NVIDIA_SMI": "/srv/nvidia-smi"}
     node.configure(**keys)
-    assert "QUARANTINE_RESET does not work without" in node.gpulock("doctor")
     node.gpulock("install", "systemd")
-    assert "QUARANTINE_RESET" not in node.gpulock("doctor")
     node.wait_metric("gpulock_nvml_up", 1)
 
     node.configure(**keys, DEV_ROOT="/srv")

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpulock.install.doctor.check import FAULT, Finding, run_checks
-from gpulock.install.doctor.containers import check_driver_files, check_folders_readable
 from gpulock.install.doctor.node import node_checks
 from gpulock.node.settings_file import read_settings
 from tests.support.cli_site import Site
@@ -76,21 +75,3 @@ def test_the_command_for_a_fault_of_the_node_mends_it(
     command = broken.do.rpartition("then: ")[2]
     site.shell(command.replace("gpulock reap", '"$@" reap'))
     assert faults(site) == []
-
-
-@pytest.mark.parametrize(
-    ("mode", "check"),
-    [(0o600, check_driver_files), (0o700, check_folders_readable)],
-)
-def test_the_command_for_a_driver_set_that_is_hidden_mends_it(
-    site: Site, mode: int, check: Callable[[Path], Iterable[Finding]]
-) -> None:
-    folder = site.files.config.parent / "570.172.08"
-    for part in ("bin", "lib"):
-        (folder / part).mkdir(parents=True)
-    library = folder / "lib" / "libcuda.so.1"
-    library.touch()
-    (library if check is check_driver_files else library.parent).chmod(mode)
-    (hidden,) = [one for one in check(folder) if str(folder) in one.what]
-    site.shell(hidden.do)
-    assert [one for one in check(folder) if str(folder) in one.what] == []

@@ -77,8 +77,7 @@ def found(site: Site) -> dict[str, Finding]:
 def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:
     report = run(site)
 
-    # No execd runs here; what else is said, a site may want so.
-    assert [one.name for one in report.findings if one.state == FAULT] == ["execd"]
+    assert [one.name for one in report.findings if one.state == FAULT] == []
     others = ["interactive jobs", "jsv", "gpulockd"]
     assert [one.name for one in report.findings if one.state == WARNING] == others
     assert "Grid Engine 8.1.9" in report.facts
@@ -332,25 +331,13 @@ def test_a_planted_fault_is_found(
     assert do in check.do
 
 
-def test_a_tmpdir_in_which_users_links_are_followed_is_a_warning(site: Site) -> None:
-    folder, proc = site.root / "tmp", site.root / "proc/sys/fs"
-    folder.mkdir()
-    proc.mkdir(parents=True)
-    site.config.write_text(f"{site.config.read_text()}PROC_ROOT={site.root}/proc\n")
-    site.edit("sq", "/run/tmp", str(folder))
+@pytest.mark.parametrize("plant", [lose_one_lock, lose_one_record, lose_lock_dir])
+def test_what_the_next_claim_puts_back_asks_for_no_reboot(
+    site: Site, plant: Callable[[Site], None]
+) -> None:
+    plant(site)
 
-    def judged(mode: int, guard: str) -> Finding:
-        folder.chmod(mode)
-        (proc / "protected_symlinks").write_text(f"{guard}\n")
-        return found(site)["tmpdir"]
-
-    check = judged(0o1777, "0")
-    assert check.state == WARNING
-    assert f"others may write {folder}" in check.what
-    assert "protected_symlinks=1" in check.do
-    assert judged(0o777, "1").state == WARNING, "the kernel guards sticky folders alone"
-    assert judged(0o1777, "1").state == OK
-    assert judged(0o755, "0").state == OK
+    assert not {"boot", "locks"} & {one.name for one in run(site).findings}
 
 
 @pytest.mark.parametrize(
@@ -370,9 +357,6 @@ def test_a_tmpdir_in_which_users_links_are_followed_is_a_warning(site: Site) -> 
         ),
         (replace_in("se", "gpu=8", "gpu=6"), "complex_values", "gpu=6 of 8"),
         (lost_history, "history", "lacks 500 claims"),
-        (lose_one_lock, "locks", "0000:06:00.0 was removed"),
-        (lose_one_record, "locks", "0000:06:00.0 was removed"),
-        (lose_lock_dir, "locks", "0000:06:00.0 was removed"),
     ],
 )
 def test_what_is_only_doubtful_is_a_warning(
@@ -384,34 +368,6 @@ def test_what_is_only_doubtful_is_a_warning(
 
     assert check.state == WARNING
     assert says in check.what
-
-
-@pytest.mark.parametrize("plant", [lose_one_lock, lose_one_record, lose_lock_dir])
-def test_what_the_next_claim_puts_back_asks_for_no_reboot(
-    site: Site, plant: Callable[[Site], None]
-) -> None:
-    plant(site)
-
-    checks = found(site)
-
-    assert "boot" not in checks
-    assert "the next claim puts it back, or gpulock reap" in checks["locks"].do
-
-
-def test_a_claim_that_is_released_meanwhile_has_lost_nothing(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its locks go before its record."""
-    store = hold_one(site)
-    shutil.rmtree(f"{store.locks_dir}/0000:06:00.0")
-
-    def release(_: float) -> None:
-        shutil.rmtree(store.claims_dir)
-        os.mkdir(store.claims_dir)
-
-    monkeypatch.setattr("gpulock.install.doctor.claims.time.sleep", release)
-
-    assert "locks" not in found(site)
 
 
 def test_what_is_not_as_installed_is_said_once(site: Site) -> None:

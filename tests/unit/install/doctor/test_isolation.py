@@ -38,22 +38,18 @@ class Cell(Box):
         if closed:
             (self.cgroup / "unified" / place / "gpulock_dev").touch()
 
-    def daemon(self, pid: int, name: str, path: str) -> None:
-        """Let a scheduler's daemon run in a cgroup."""
-        self.proc.add(pid, name, uids=(0, 0, 0, 0))
-        text = f"5:devices:{path}\n0::{path}\n"
-        (self.proc.root / str(pid) / "cgroup").write_text(text)
-
-    def run(self, isolation: str) -> Report:
+    def run(self, isolation: str, slurm: bool = False) -> Report:
         """Return what doctor says."""
         self.settings["ISOLATION"] = isolation
-        return run_checks(doctor_isolation.isolation_checks(self.node().settings, self.pam))
+        return run_checks(doctor_isolation.isolation_checks(self.node().settings, slurm, self.pam))
 
-    def worst(self, isolation: str) -> Finding:
+    def worst(self, isolation: str, slurm: bool = False) -> Finding:
         """Return the worst that doctor says."""
         rank = {OK: 0, WARNING: 1, FAULT: 2}
         well = Finding("", OK, "")
-        return max([well, *self.run(isolation).findings], key=lambda check: rank[check.state])
+        return max(
+            [well, *self.run(isolation, slurm).findings], key=lambda check: rank[check.state]
+        )
 
 
 @pytest.fixture
@@ -88,11 +84,9 @@ def test_a_node_that_can_do_nothing_says_so(cell: Cell) -> None:
 
 
 def test_a_well_set_node_is_well(cell: Cell) -> None:
-    cell.daemon(700, "sge_execd", "/system.slice/sgeexecd.service")
-    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
     cell.pam.write_text(LINE)
 
-    report = cell.run("cgroup")
+    report = cell.run("cgroup", slurm=True)
     assert (report.findings, report.facts) == ([], ["ISOLATION=cgroup, version 1 and 2"])
 
 
@@ -103,42 +97,28 @@ def test_a_well_set_node_is_well(cell: Cell) -> None:
 def test_a_stack_of_pam_that_starts_no_session_of_ours_is_a_fault(
     cell: Cell, text: str, state: str
 ) -> None:
-    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
     cell.pam.write_text(text)
 
-    assert cell.worst("cgroup").state == state
+    assert cell.worst("cgroup", slurm=True).state == state
 
 
 @pytest.mark.parametrize("way", ["", "@include login\n", "session include login\n"])
 def test_a_stack_that_takes_variables_of_users_is_a_fault(cell: Cell, way: str) -> None:
     """Tried on a real Slurm: LD_PRELOAD in ~/.pam_environment was loaded as root by our session."""
-    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
     taken = "auth required pam_env.so user_readenv=1\n"
     cell.pam.with_name("login").write_text(taken)
     cell.pam.write_text(f"{way or taken}{LINE}")
 
-    worst = cell.worst("cgroup")
+    worst = cell.worst("cgroup", slurm=True)
     assert worst.state == FAULT and "user_readenv=1" in worst.do
 
     cell.pam.with_name("login").write_text(f"#{taken}")
     cell.pam.write_text(f"{way}{LINE}")
-    assert cell.worst("cgroup").state == OK
+    assert cell.worst("cgroup", slurm=True).state == OK
 
 
 def test_a_missing_stack_is_a_fault(cell: Cell) -> None:
-    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
-
-    assert cell.worst("cgroup").state == FAULT
-
-
-@pytest.mark.parametrize(
-    ("path", "state"),
-    [("/user.slice/user-0.slice/session-1.scope", FAULT), ("/", WARNING), ("/init.scope/x", OK)],
-)
-def test_where_a_daemon_runs_matters(cell: Cell, path: str, state: str) -> None:
-    cell.daemon(700, "sge_execd", path)
-
-    assert cell.worst("cgroup").state == state
+    assert cell.worst("cgroup", slurm=True).state == FAULT
 
 
 def test_a_kernel_that_takes_no_program_is_a_fault(
@@ -157,16 +137,6 @@ def test_who_is_not_root_is_told_so(cell: Cell, monkeypatch: pytest.MonkeyPatch)
 
     worst = cell.worst("cgroup")
     assert worst.state == WARNING and worst.do == "run it as root"
-
-
-def test_a_strangers_process_of_a_daemons_name_is_no_daemon(cell: Cell) -> None:
-    before = cell.run("cgroup")
-
-    for pid, name in ((70, "sge_execd"), (71, "slurmd")):
-        cell.daemon(pid, name, "/user.slice/user-1234.slice")
-        cell.proc.add(pid, name, uids=(1234, 0, 0, 0))
-
-    assert cell.run("cgroup") == before
 
 
 def test_a_login_service_without_a_program_of_ours_is_not_said_to_be_closed(cell: Cell) -> None:

@@ -16,12 +16,11 @@ from gpulock import __version__
 from gpulock.install.doctor import doctor, slurm
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, Report
 from gpulock.install.hooks import InstallError
-from gpulock.node.settings_file import read_settings
 from gpulock.slurm.gres_map import gres_conf_version
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.faults import raising
 from tests.support.install_site import keep_copy, put_back, worst_of
-from tests.support.slurm_node import NODE, SlurmNode, make_slurm_node
+from tests.support.slurm_node import SlurmNode, make_slurm_node
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +47,6 @@ def installed() -> Iterator[SlurmNode]:
         node.config.write_text("".join(line for line in text if "SIMUL" not in line))
         patch.setattr(SlurmSteps, "is_slurmd_seen", _seen)
         patch.setattr("gpulock.install.doctor.doctor.find_execds", _nothing)
-        patch.setattr("gpulock.install.doctor.gres.SSHD_STACK", node.root / "pam.d/sshd")
         keep_copy(node.root)
         yield node
 
@@ -209,51 +207,7 @@ def no_interpreter(node: SlurmNode) -> None:
     node.paths.slurm_prolog.write_text("#!/nowhere/python3 -IS\n" + text.partition("\n")[2])
 
 
-def set_release(node: SlurmNode, release: str) -> None:
-    text = (node.state / "config").read_text()
-    (node.state / "config").write_text(re.sub(r"(SLURM_VERSION\s*= ).*", rf"\g<1>{release}", text))
-
-
-def run_in_job(node: SlurmNode, release: str = "24.11.5") -> None:
-    set_release(node, release)
-    node.put("PrologFlags", "Alloc,Contain,RunInJob")
-
-
-def old_bundles(node: SlurmNode, release: str = "22.05.8") -> None:
-    set_release(node, release)
-    node.conf.with_name("oci.conf").write_text('RunTimeRun="runc"\n')
-
-
-def hide_lock_dir(node: SlurmNode, folders: str = "/tmp,{0}", of: str = "") -> None:
-    node.put("JobContainerType", "job_container/tmpfs")
-    lock_dir = read_settings(str(node.config)).lock_dir
-    where = f"{of} BasePath=/scratch " if of else "BasePath=/scratch\n"
-    text = f"{where}Dirs={folders.format(Path(lock_dir).parent)}\n"
-    node.conf.with_name("job_container.conf").write_text(text)
-
-
-def hide_in_a_line_of_nodes(node: SlurmNode) -> None:
-    hide_lock_dir(node, of=f"NodeName=other[1-3],{NODE}")
-
-
 ADOPT = "account required pam_slurm_adopt.so action_adopt_failure=deny"
-
-
-def adopting(
-    line: str = ADOPT, session: str = "", track: str = "cgroup", constrained: bool = True
-) -> Plant:
-    """Let sshd adopt sessions into jobs."""
-
-    def plant(node: SlurmNode) -> None:
-        folder = node.root / "pam.d"
-        folder.mkdir()
-        (folder / "sshd").write_text(f"@include common-session\n{line}\n")
-        (folder / "common-session").write_text(f"session required pam_unix.so\n{session}\n")
-        node.put("ProctrackType", f"proctrack/{track}")
-        if constrained:
-            constrain(node)
-
-    return plant
 
 
 def own_timeouts(node: SlurmNode, prolog: str = "30", epilog: str = "120") -> None:
@@ -360,8 +314,6 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
             "gpulock install slurm",
         ),
         (older_than_any_tried, "Slurm", "this Slurm is 21.08", "uninstall slurm"),
-        (hide_lock_dir, "job_container.conf", "does not start", "out of Dirs"),
-        (hide_in_a_line_of_nodes, "job_container.conf", "does not start", "out of Dirs"),
     ],
 )
 def test_a_planted_fault_is_found(
@@ -489,28 +441,9 @@ def typed(kind: str, numbers: str, count: int, names: str) -> Plant:
         (a_site_prolog_that_hands_out_gpus, "hooks of the site", "CUDA_VISIBLE_DEVICES"),
         (a_site_prolog_before_ours, "hooks of the site", "runs before gpulock's Prolog"),
         (constrained_without_the_plugin, "ConstrainDevices", "without effect"),
-        (run_in_job, "features", "as the job's user"),
-        (old_bundles, "features", "the bundle's own mask"),
         (partial(own_timeouts, prolog="120", epilog="65534"), "recommended", "blocks the node"),
         (by_spank(without_task_prolog=False), "SPANK", "inside containers of pyxis it fails"),
         (flag_where_slurm_selects, "gres.conf", "only TaskProlog names the cards"),
-        (adopting(constrained=False), "pam_slurm_adopt", "opens every card, and has no mask"),
-        (adopting(track="linuxproc"), "pam_slurm_adopt", "not in its job's cgroup"),
-        (
-            adopting(session="-session optional pam_systemd.so"),
-            "pam_slurm_adopt",
-            "takes a session by ssh out of its job",
-        ),
-        (
-            adopting("account required pam_slurm_adopt.so"),
-            "pam_slurm_adopt",
-            "a session that is not adopted goes on",
-        ),
-        (
-            adopting(f"{ADOPT} action_unknown=allow"),
-            "pam_slurm_adopt",
-            "a session that is not adopted goes on",
-        ),
     ],
 )
 def test_what_is_only_doubtful_is_a_warning(
@@ -534,46 +467,6 @@ def test_shard_jobs_that_share_a_lock_are_well(node: SlurmNode) -> None:
 def test_types_that_the_node_has_are_as_counted(node: SlurmNode) -> None:
     counting("gpux Type=share Count=8", "gpux Type=v100 Count=8")(node)
     assert found(node)["counted GRES"].state == OK
-
-
-def test_a_session_that_is_adopted_opens_its_jobs_cards(node: SlurmNode) -> None:
-    adopting()(node)
-
-    check = found(node)["pam_slurm_adopt"]
-
-    assert check.state == OK
-
-
-def test_with_isolation_a_session_by_ssh_opens_no_card(node: SlurmNode) -> None:
-    adopting(constrained=False)(node)
-    node.set(ISOLATION="cgroup")
-
-    check = found(node)["pam_slurm_adopt"]
-
-    assert check.state == OK
-
-
-def test_with_isolation_by_version_2_a_session_by_ssh_may_come_before_a_step(
-    node: SlurmNode,
-) -> None:
-    adopting(constrained=False)(node)
-    node.set(ISOLATION="cgroup")
-    groups = node.root / "node/sys/fs/cgroup"
-    groups.mkdir(parents=True)
-    for name in ("cgroup.procs", "cgroup.controllers"):
-        (groups / name).touch()
-
-    check = found(node)["pam_slurm_adopt"]
-
-    assert (check.state, "before its job's first step" in check.what) == (WARNING, True), check
-
-
-def test_a_login_that_nothing_adopts_is_told_where_slurm_confines_jobs(node: SlurmNode) -> None:
-    adopting(line="account required pam_nologin.so")(node)
-
-    check = found(node)["pam_slurm_adopt"]
-
-    assert (check.state, "who may log in here opens every card" in check.what) == (WARNING, True)
 
 
 def test_the_spank_plugin_takes_the_place_of_taskprolog(node: SlurmNode) -> None:
@@ -629,22 +522,10 @@ def test_the_order_of_gres_conf_is_nobodys_concern_where_gpulock_selects(node: S
     assert (checks["order of gres.conf"].state, checks["installation"].state) == (OK, OK)
 
 
-@pytest.mark.parametrize(
-    ("plant", "name"),
-    [
-        (partial(run_in_job, release="26.05.5"), "features"),
-        (partial(old_bundles, release="23.02.0"), "features"),
-        (partial(hide_lock_dir, folders="/scratch,/dev/shm"), "job_container.conf"),
-        (partial(hide_lock_dir, of="NodeName=other[1-3]"), "job_container.conf"),
-        (partial(own_timeouts, prolog="120"), "slurm.conf"),
-    ],
-)
-def test_what_a_release_does_right_is_not_mentioned(
-    node: SlurmNode, plant: Plant, name: str
-) -> None:
-    plant(node)
+def test_timeouts_of_their_own_that_are_long_enough_are_well(node: SlurmNode) -> None:
+    own_timeouts(node, prolog="120")
 
-    assert found(node)[name].state == OK
+    assert found(node)["slurm.conf"].state == OK
 
 
 def test_hooks_beside_slurm_conf_are_ours_without_a_folder(node: SlurmNode) -> None:

@@ -42,7 +42,7 @@ def classify_process(
             return UNSEEN
         if any([is_claim_process(pid, lock, tree) for lock in locks]):
             return OWNERS
-        return SERVICE if is_service_process(pid, tree, services, by_name=True) else FOREIGN
+        return SERVICE if is_service_process(pid, tree, services) else FOREIGN
     except ProcessLookupError:
         return GONE if tree.sees_all() else UNSEEN
     except (OSError, ValueError):
@@ -150,50 +150,13 @@ def is_system_process(status: ProcessStatus) -> bool:
     return all([uid < SYSTEM_UIDS for uid in status.uids[:3]])
 
 
-def is_service_process(
-    pid: int, tree: ProcessTree, services: "Collection[str]", by_name: bool = False
-) -> bool:
+def is_service_process(pid: int, tree: ProcessTree, services: "Collection[str]") -> bool:
     """Return whether a process is an allowed service: a system user's, and from no job.
 
-    A process whose program cannot be seen is none, so that a reap keeps its device. With `by_name`
-    its name decides then: an ordinary user who only looks may not see another user's program, and
-    only a system user could forge that name. Raises OSError where the process cannot be seen.
+    By its name (proc_pid_comm(5)): only a system user could forge that. Raises OSError where the
+    process cannot be seen.
     """
     status = tree.status(pid)
-    if not is_system_process(status):
+    if not is_system_process(status) or status.name not in [name[:COMM] for name in services]:
         return False
-    try:
-        named = program_name(tree.proc, pid) in services
-    except OSError:
-        named = by_name and any([status.name == name[:COMM] for name in services])
-    return named and not any([one.name in DAEMONS for one in tree.ancestry(pid).values()])
-
-
-def program_name(proc: Proc, pid: int) -> str:
-    """Return the name of a process's program, empty for a Python that runs none; raise OSError.
-
-    The executable's, also when it was replaced by an upgrade; of a Python what it runs.
-    """
-    name = os.path.basename(proc.link(pid, "exe")).removesuffix(" (deleted)")
-    if not name.startswith("python"):
-        return name
-    return python_program(proc.read_memory(pid, "cmdline").split(b"\0")[1:])
-
-
-def python_program(words: list[bytes]) -> str:
-    """Return what a Python with these arguments runs: a script, or the program of a package.
-
-    `-m gpulock_exporter.worker.process` is a part of gpulock-exporter.
-    """
-    rest = iter(words)
-    for word in rest:
-        if word == b"-m":
-            package = next(rest, b"").partition(b".")[0]
-            return package.decode("utf-8", "replace").replace("_", "-")
-        if word == b"-c":
-            return ""
-        if word in (b"-X", b"-W"):
-            next(rest, b"")
-        elif word and not word.startswith(b"-"):
-            return os.path.basename(word.decode("utf-8", "replace"))
-    return ""
+    return not any([one.name in DAEMONS for one in tree.ancestry(pid).values()])

@@ -37,18 +37,8 @@ class ProcessScan(ProcessTree):
     """
 
     __slots__ = (
-        *(
-            "_accounts",
-            "_environs",
-            "_left_out",
-            "_listings",
-            "_newest",
-            "_nobody",
-            "_read",
-            "_running",
-        ),
-        *("_shepherd", "_spent", "_statuses", "_users"),
-        *("blind", "complete", "partial", "restless"),
+        *("_accounts", "_environs", "_left_out", "_listings", "_newest", "_read", "_running"),
+        *("_spent", "_statuses", "_users", "blind", "complete", "partial", "restless"),
     )
 
     def __init__(self, proc: Proc, members: "Mapping[str, ClaimMembership] | None" = None) -> None:
@@ -56,7 +46,6 @@ class ProcessScan(ProcessTree):
         self.blind = ""
         self.partial = False
         self._users: "dict[int, str] | None" = None
-        self._shepherd: "int | None" = 0
         self._accounts: dict[int, int] = {}
         self._left_out: dict[int, bool] = {}  # by the owner of /proc/PID
         self._running: set[int] = set()  # users who had a process
@@ -66,16 +55,15 @@ class ProcessScan(ProcessTree):
         self._newest: "list[ProcessStatus] | None" = None
         self._statuses: dict[int, ProcessStatus] = {}
         self._read: dict[int, int] = {}  # the inode of /proc/PID as that process was read
-        self._nobody = self.complete = False
+        self.complete = False
         self._listings, self._spent = 0, 0.0
 
-    def restrict(self, users: dict[int, str], shepherd: "int | None" = 0) -> None:
+    def restrict(self, users: dict[int, str]) -> None:
         """Leave out processes of ordinary users but these (uid -> name); called before the look.
 
-        Where they have none, only what root runs may be the job's. That is looked for near its
-        shepherd, if this process is below that; None: no mark would tell it.
+        Where they have none, nobody is looked at.
         """
-        self._users, self._shepherd = users, shepherd
+        self._users = users
 
     def statuses(self) -> dict[int, ProcessStatus]:
         """Return the status of every process that is not over, by pid."""
@@ -90,9 +78,7 @@ class ProcessScan(ProcessTree):
         nothing vanishes. With the last one the look is `complete`.
         """
         first, new, vanished = self._listings == 0, list[int](), False
-        if first and self._users is not None:
-            self._nobody = not any([self.may_run(uid) for uid in self._users])
-        if self._nobody and self._shepherd is None:
+        if self._users is not None and not any([self.may_run(uid) for uid in self._users]):
             self.complete = True
             return new
         self._listings += 1
@@ -117,11 +103,11 @@ class ProcessScan(ProcessTree):
                 new.append(pid)
             self._read[pid] = unread[pid]
         self._spent += time.monotonic() - begun
-        if not vanished and (not first or self._nobody):
+        if not vanished and not first:
             self.complete = True
         elif self._listings == ROUNDS and not self.complete:
             self.complete = True
-            if not self._nobody and not self.blind:
+            if not self.blind:
                 self.restless = True
                 self.blind = "processes came and went faster than they could be read"
         return new
@@ -136,8 +122,7 @@ class ProcessScan(ProcessTree):
         The kernel's own threads are asked for after a listing: a number of theirs that came to a
         process of a job before would hide it.
         """
-        near = self._pids_near(self._shepherd) if self._nobody and self._shepherd else None
-        listed = self.proc.inodes() if near is None else dict.fromkeys(near, 0)
+        listed = self.proc.inodes()
         if first:
             kernel = self.proc.kernel_threads()
             self._read = {pid: listed[pid] for pid in kernel if pid in listed}
@@ -176,27 +161,6 @@ class ProcessScan(ProcessTree):
         """Return whether an ordinary user who is not asked for has a process; raise OSError."""
         ours = uid < SYSTEM_UIDS or uid in users or uid == os.geteuid()
         return not ours and self.account(pid, uid) not in users
-
-    def _pids_near(self, shepherd: int) -> "list[int] | None":
-        """Return the children of a shepherd and of all above it; None where it is not above us.
-
-        The parent of a job's process is of that job too, or has ended: then the process is a child
-        of one of those (prctl(2), PR_SET_CHILD_SUBREAPER).
-        """
-        above: list[int] = []
-        found: list[int] = []
-        pid = os.getpid()
-        try:
-            while pid > 0 and pid not in above:
-                above.append(pid)
-                pid = self.proc.stat(pid).ppid
-            if shepherd not in above:
-                return None
-            for keeper in above[above.index(shepherd) :]:
-                found += self.proc.children(keeper)
-        except (OSError, ValueError):
-            return None
-        return found
 
     def account(self, pid: int, uid: int) -> int:
         """Return whose a process of an ordinary uid is: of a subordinate uid, its user's.

@@ -88,13 +88,7 @@ def is_same_claim(before: "Lock | None", now: "Lock | None") -> bool:
 
 def restrict_to_owners(scan: "ProcessScan", locks: list[Lock]) -> None:
     """Let a look leave out who cannot be of the job that has these locks."""
-    records = [lock.owner for lock in locks if lock.owner]
-    users = {record.uid: record.user for record in records}
-    if all([record.scheduler == "slurm" for record in records]):
-        scan.restrict(users, None)  # its cgroup shows whatever root runs for it
-    else:
-        marked = {record.pid for record in records if record.add_grp_id}
-        scan.restrict(users, marked.pop() if len(marked) == 1 else 0)
+    scan.restrict({lock.owner.uid: lock.owner.user for lock in locks if lock.owner})
 
 
 def select_job_locks(held: dict[str, Lock], ours: "Callable[[Owner], bool]") -> list[Lock]:

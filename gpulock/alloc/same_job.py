@@ -125,36 +125,10 @@ def join_devices(
             return []
     try:
         node.store.anchor(record.token, template.pid, template.start, template.add_grp_id)
-        drop_ended_anchors(node, mine[0], record.token, template.add_grp_id)
     except OSError as fault:
         kind = os_error_kind(fault)
         raise Refusal(kind, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
     return granted
-
-
-def drop_ended_anchors(node: Node, lock: Lock, token: str, gid: int) -> None:
-    """Forget anchors of tasks that are over, where a later one names their group.
-
-    A job may start thousands of short tasks, one after the other; execd gives them the same few
-    groups again and again. What is in the cgroup of one that is over is found by its anchor alone.
-    """
-    if node.settings.isolation == "cgroup":
-        return
-    over: list[tuple[int, int, int]] = []
-    named = {gid}
-    for anchor in lock.anchors:
-        try:
-            running = node.proc.running(*anchor[:2])
-        except (OSError, ValueError):
-            running = True
-        if running:
-            named.add(anchor[2])
-        else:
-            over.append(anchor)
-    for pid, start, group in over:
-        if group in named:
-            node.store.drop_anchor(token, pid, start)
-        named.add(group)
 
 
 def release_previous_run(node: Node, mine: list[Lock], template: Owner, engine: "Reaper") -> None:

@@ -137,11 +137,20 @@ def device_node_minors(dev_root: str) -> dict[int, set[int]]:
     return found
 
 
-def confined_pids(node: Node, name: str) -> list[int]:
-    """Return the processes in the cgroups of that name, and below them; raise OSError."""
+def confined_pids(node: Node, label: str, keeper: int) -> list[int]:
+    """Return the processes in the cgroups of a label, and below them; raise OSError.
+
+    A cgroup whose process still runs is left out, but for that of process `keeper`.
+    """
     found: set[int] = set()
-    for outer in marks.read_cgroup_folders(node.store):
-        for folder, _, _ in os.walk(f"{outer}/{name}", onerror=raise_unless_cgroup_gone):
+    for top in list_job_cgroups(node):
+        name = os.path.basename(top)
+        process = tree.parse_cgroup_name(name)
+        if not process or not name.startswith(f"{tree.PREFIX}{label}-"):
+            continue
+        if process[0] != keeper and node.proc.running(*process):
+            continue
+        for folder, _, _ in os.walk(top, onerror=raise_unless_cgroup_gone):
             try:
                 found.update(tree.cgroup_pids(folder))
             except OSError as fault:

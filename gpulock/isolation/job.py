@@ -65,9 +65,12 @@ def begin_job_isolation(node: Node, who: IsolatedJob, granted: list[Device]) -> 
         ) from fault
 
 
-def isolated_job_pids(node: Node, who: IsolatedJob) -> list[int]:
-    """Return the processes in the cgroups of a job; raise OSError where that cannot be seen."""
-    return confine.confined_pids(node, tree.cgroup_name(who.label, who.pid, who.start))
+def isolated_job_pids(node: Node, label: str, keeper: int) -> list[int]:
+    """Return the processes in the cgroups of a job, and of its tasks that are over.
+
+    `keeper` is the process of the job itself. Raises OSError where that cannot be seen.
+    """
+    return confine.confined_pids(node, label, keeper)
 
 
 def enter_closed_cgroup(node: Node, label: str) -> None:

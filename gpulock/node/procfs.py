@@ -181,17 +181,6 @@ class Proc:
         """Return the pid that was given last; raise OSError, ValueError or IndexError."""
         return int(atomic.read_text(f"{self.root}/loadavg").split()[-1])
 
-    def children(self, pid: int) -> list[int]:
-        """Return the children of a process, of each of its threads; raise OSError or ValueError."""
-        found: list[int] = []
-        for thread in os.listdir(f"{self.root}/{pid}/task"):
-            try:
-                found += map(int, self.read(pid, f"task/{thread}/children").split())
-            except ProcessLookupError:
-                if os.path.exists(f"{self.root}/{pid}/task/{thread}/stat"):
-                    raise  # a kernel that does not tell (CONFIG_PROC_CHILDREN)
-        return found
-
     def namespace_owner(self, pid: int) -> int:
         """Return who made the user namespace of a process, the outermost one below ours.
 

@@ -38,7 +38,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
         "ALLOWED_PROCESSES",
         WORDS,
         "nvidia-persistenced nv-hostengine dcgm-exporter gpulock-exporter Xorg",
-        "programs of system users that may keep a device open",
+        "processes of system users, by name, that may keep a device open",
     ),
     ("SGE_ROOT", PATH, "", "Grid Engine's root, for its clients and the address of qmaster"),
     ("SGE_CELL", TEXT, "default", "Grid Engine's cell"),

@@ -70,8 +70,12 @@ class SgeMembers:
 
     def _add_confined(self, lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
         from gpulock.hooks.cleanup import own_ancestor_pids
+        from gpulock.isolation.job import isolated_job_pids
 
-        confined = list_confined_pids(self._node, lock)
+        record = lock.owner
+        assert record is not None
+        label = f"{record.job_id}.{record.task_id or 1}"
+        confined = isolated_job_pids(self._node, label, record.pid)
         spared = own_ancestor_pids(scan) if confined else set[int]()  # an epilog that cannot leave
         for pid in confined:
             try:
@@ -83,18 +87,3 @@ class SgeMembers:
                 continue
             if not over and pid not in spared:
                 job.add((pid,), "is in the job's cgroup")
-
-
-def list_confined_pids(node: Node, lock: Lock) -> list[int]:
-    """Return the processes in the job's cgroup, and in those of its tasks that are over.
-
-    A task whose shepherd still runs (`qrsh -inherit`) is not left behind. Raises OSError.
-    """
-    from gpulock.isolation import job
-
-    record = lock.owner
-    assert record is not None
-    label, running = f"{record.job_id}.{record.task_id or 1}", node.proc.running
-    over = [one for one in lock.shepherds() if one[0] == record.pid or not running(*one)]
-    whose = [job.IsolatedJob(label, pid, start) for pid, start in over]
-    return [pid for who in whose for pid in job.isolated_job_pids(node, who)]

@@ -167,7 +167,7 @@ class LockStore:
         lock.anchors = []
         try:
             for name in os.listdir(f"{folder}/{ANCHORS}"):
-                if name[0] != "." and (one := owner.read_anchor(f"{folder}/{ANCHORS}", name)):
+                if name[0] != "." and (one := owner.read_anchor(f"{folder}/{ANCHORS}/{name}")):
                     lock.anchors.append(one)
         except FileNotFoundError:
             return
@@ -183,14 +183,13 @@ class LockStore:
             return "unreadable" if mark == "orphans" else ""
 
     def anchor(self, token: str, pid: int, start: int, gid: int) -> None:
-        """Let one more shepherd, with the group of its task, keep a claim alive."""
+        """Let one more shepherd, with the group of its task, keep a claim alive.
+
+        It takes the place of an earlier task of that group: execd gives a group to one at a time.
+        """
         folder = f"{self.claims_dir}/{token}/{ANCHORS}"
         atomic.mkdir_if_missing(folder)
-        atomic.replace_file(f"{folder}/{pid}.{start}", f"{gid}\n".encode())
-
-    def drop_anchor(self, token: str, pid: int, start: int) -> None:
-        """Forget a shepherd that is over; one that cannot be forgotten does no harm."""
-        atomic.remove_quietly(f"{self.claims_dir}/{token}/{ANCHORS}/{pid}.{start}")
+        atomic.replace_file(f"{folder}/{gid or pid}", f"{pid} {start} {gid}\n".encode())
 
     def mark_seen(self, token: str) -> None:
         """Note that the extern step of a Slurm job was seen: from now on its absence counts."""

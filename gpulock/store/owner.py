@@ -220,13 +220,13 @@ def is_cut_short(text: str) -> bool:
     return "\0" in text or (begins and not (text.endswith("\n") and "\ndevices=" in text))
 
 
-def read_anchor(folder: str, name: str) -> "tuple[int, int, int] | None":
+def read_anchor(path: str) -> "tuple[int, int, int] | None":
     """Return (pid, start, group) of an anchor, None for one forgotten since it was listed.
 
     Raises OSError or ValueError.
     """
-    pid, _, start = name.partition(".")
     try:
-        return int(pid), int(start), int(atomic.read_text(f"{folder}/{name}"))
+        pid, start, gid = map(int, atomic.read_text(path).split())
     except FileNotFoundError:
         return None
+    return pid, start, gid

@@ -82,7 +82,7 @@ def timed_look(devices: list[Device]) -> float:
     def look() -> None:
         scan = ProcessScan(Proc())
         files = OpenFiles(scan, devices, Settings({}))
-        scan.restrict({OWNER: "bench-owner"}, os.getppid())
+        scan.restrict({OWNER: "bench-owner"})
         files.look(OWNER)
         scan.carriers(GROUP)
         if scan.blind or files.blind:

@@ -147,7 +147,7 @@ def find_process_claim(
     try:
         of = [token for token, lock in first.items() if is_claim_process(pid, lock, kin)]
         if not of:
-            return SERVICE if is_service_process(pid, kin, services, by_name=True) else FOREIGN
+            return SERVICE if is_service_process(pid, kin, services) else FOREIGN
     except (OSError, ValueError):
         return earlier.get(pid, UNKNOWN)
     return of[0] if len(of) == 1 else UNKNOWN

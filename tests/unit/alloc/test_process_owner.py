@@ -172,11 +172,9 @@ def test_any_claim_on_the_card_may_own_it(proc: FakeProc) -> None:
         ("Xorg", {"uids": (1000,) * 4}, FOREIGN),
         ("Xorg", {"uids": (1000, 0, 0, 0)}, FOREIGN),
         ("python3", {"uids": ROOT}, FOREIGN),
-        ("Xorg", {"uids": ROOT, "exe": "/usr/bin/perl"}, FOREIGN),
-        ("other", {"uids": ROOT, "exe": "/usr/bin/nvidia-persistenced"}, SERVICE),
     ],
 )
-def test_a_service_is_recognised_by_program_or_name_and_user(
+def test_a_service_is_recognised_by_name_and_user(
     name: str, about: Any, expected: str, proc: FakeProc
 ) -> None:
     proc.add(JOB, name, **about)

@@ -166,13 +166,13 @@ def test_a_draining_lock_is_held_where_execd_is_hidden(box: Box) -> None:
     assert act(box) == HELD
 
 
-@pytest.mark.parametrize("name", ["600", "x.1", "600.x", "600.5.6"])
-def test_anchors_that_cannot_be_read_hold_the_lock(box: Box, name: str) -> None:
+@pytest.mark.parametrize("text", ["600", "x 1 0", "600 x 0", "600 5 6 7"])
+def test_anchors_that_cannot_be_read_hold_the_lock(box: Box, text: str) -> None:
     for number, draining in ((0, 0), (1, 1)):
         lock(box, number, draining=draining, token=f"t{number}")
         folder = box.records / f"claims/t{number}/anchors"
         folder.mkdir()
-        (folder / name).write_text("7\n")
+        (folder / "65401").write_text(text)
     assert {o.act for o in reap_all(box).values()} == {HELD}
 
 

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given, settings  # noqa: TID251 (a count alone)
 from hypothesis import strategies as st
 
-from gpulock.alloc.process_owner import python_program
 from gpulock.daemon.history.pending import read_pending_record
 from gpulock.daemon.mps.folder import read_control_log
 from gpulock.daemon.slots.rsmap import next_rsmap, parse_complex_values
@@ -164,7 +163,6 @@ def process_files(data: bytes, folder: Path) -> None:
     assert set(parse_cgroup_paths(text_of(data))) <= {1, 2}
     job, step = parse_stepd_title(data)
     assert (not job and not step) or job.isdigit()
-    python_program(data.split(b"\0"))
 
 
 def mount_table(data: bytes, folder: Path) -> None:

@@ -159,36 +159,6 @@ def test_a_leader_is_not_over_while_any_thread_goes_on_and_one_that_vanished_doe
     assert proc.finished(800)
 
 
-def test_children_that_the_kernel_hands_out_in_pieces_are_all_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A read of a list ends with its page, however much was asked for (seq_file)."""
-    fake = FakeProc(tmp_path / "proc")
-    fake.add(700)
-    children = [*range(10_000, 11_300)]
-    (fake.root / "700/task/700/children").write_text(" ".join(map(str, children)) + " ")
-    read = os.read
-
-    def read_page(fd: int, size: int) -> bytes:
-        return read(fd, min(size, 4092))
-
-    monkeypatch.setattr(os, "read", read_page)
-    assert Proc(str(fake.root)).children(700) == children
-
-
-def test_a_kernel_that_tells_no_children_is_an_error_not_a_process_without_any(
-    tmp_path: Path,
-) -> None:
-    fake = FakeProc(tmp_path / "proc")
-    proc = Proc(str(fake.root))
-    fake.add(700, threads={700: "S", 701: "S"})
-    (fake.root / "700/task/700/children").write_text("800 801 ")
-    with pytest.raises(ProcessLookupError):
-        proc.children(700)
-    (fake.root / "700/task/701/stat").unlink()  # that thread has ended
-    assert proc.children(700) == [800, 801]
-
-
 @pytest.mark.parametrize(("uid", "real"), [(0, True), (1000, False)])
 def test_pid_2_is_the_kernels_only_where_it_is_roots(tmp_path: Path, uid: int, real: bool) -> None:
     """In a container it is anybody's process, whatever it calls itself."""

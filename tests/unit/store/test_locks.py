@@ -153,21 +153,20 @@ def test_the_marks_of_a_claim_are_all_its_locks(store: LockStore) -> None:
         assert lock.seen and lock.owner and lock.owner.draining == 1
 
 
-def test_an_anchor_that_is_over_is_forgotten(store: LockStore) -> None:
+def test_of_the_tasks_of_a_group_the_last_is_the_anchor(store: LockStore) -> None:
     place_lock(store, ONE, record())
     store.anchor(record().token, 600, 2000, 65401)
-    store.drop_anchor(record().token, 600, 2000)
-    store.drop_anchor(record().token, 600, 2000)
+    store.anchor(record().token, 601, 2001, 65401)
     lock = store.read(ONE)
     store.read_details(lock)
-    assert lock.anchors == []
+    assert lock.anchors == [(601, 2001, 65401)]
 
 
-@pytest.mark.parametrize("name", ["600", "x.1", "600.5.6"])
-def test_anchors_that_cannot_be_read_are_a_fault(store: LockStore, name: str) -> None:
+@pytest.mark.parametrize("text", ["600", "x 1 0", "600 5 6 7", ""])
+def test_anchors_that_cannot_be_read_are_a_fault(store: LockStore, text: str) -> None:
     place_lock(store, ONE, record())
     store.anchor(record().token, 601, 2000, 0)
-    Path(store.claims_dir, record().token, "anchors", name).write_text("1\n")
+    Path(store.claims_dir, record().token, "anchors", "65401").write_text(text)
     lock = store.read(ONE)
     store.read_details(lock)
     assert lock.fault.startswith("its anchors: ")

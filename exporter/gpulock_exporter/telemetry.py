@@ -3,8 +3,8 @@
 
 A value that the card does not have is absent (None), never 0. Times are CLOCK_BOOTTIME seconds.
 The worker imports this module, gpulock.deadline, pynvml and the standard library, no more. A frame
-crosses the pipe as one line of JSON. RULES say what can be
-true of each field of a device. `frame_decoder` believes nothing else.
+crosses the pipe as one line of JSON. Each field of a device says what can be true of it, and
+`frame_decoder` believes nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-VERSION = 1
 LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
 
 # What `failures` of a frame go by. `counters` reads the last four of the second line at once, so
@@ -58,7 +57,6 @@ MOST_ID = 1 << 12  # of an index, a minor, an instance
 MOST_BYTES = 1 << 50  # of memory
 MOST_ERRORS = (1 << 32) - 2  # of memory; 32 bits of ones are no count
 MOST_COUNT = (1 << 64) - 1  # of a counter of bytes
-MOST_SECONDS, MOST_JOULES = 1e15, 1e18
 
 
 class FrameError(ValueError):
@@ -66,70 +64,19 @@ class FrameError(ValueError):
 
 
 class FieldRule(NamedTuple):
-    """What can be true of a field: the collector that tells it, its type, its least and most.
+    """What can be true of a field: the collector that tells it, its least and its most.
 
-    Of values by name each has that type and range.
+    Of values by name each is in that range.
     """
 
     collector: str
-    kind: type
     least: float = 0
     most: float = 0
-    by_name: bool = False
 
 
-# of GPUs and MIG instances
-COMMON_RULES = {
-    "minor": FieldRule("devices", int, 0, MOST_ID),
-    "gi": FieldRule("devices", int, 0, MOST_ID),
-    "ci": FieldRule("devices", int, 0, MOST_ID),
-    "mig": FieldRule("mig", bool),
-    "persistence": FieldRule("devices", bool),
-    "numa": FieldRule("devices", int, 0, MOST_ID),
-    "coherent": FieldRule("devices", bool),
-    "utilization": FieldRule("utilization", float, 0, 1),
-    "busy": FieldRule("utilization", float, 0, 1e6),
-    "observed": FieldRule("utilization", float, 0, 1e6),
-    "memory_used": FieldRule("memory", int, 0, MOST_BYTES),
-    "memory_total": FieldRule("memory", int, 1, MOST_BYTES),
-    "summed": FieldRule("gpm", list),
-    "gpm": FieldRule("gpm", float, 0, 1, by_name=True),
-    "links": FieldRule("devices", int, 0, MOST_ID, by_name=True),
-}
-# of the whole board: an instance has none of it
-BOARD_RULES = {
-    "answer": FieldRule("devices", float, 0, 1e6),
-    "memory_utilization": FieldRule("utilization", float, 0, 1),
-    "power": FieldRule("power", float, 0, 5000),  # watts: the largest boards are at 1,400
-    "energy": FieldRule("power", float, 0, MOST_JOULES),
-    "temperature": FieldRule("temperature", float, -50, 200),
-    "memory_temperature": FieldRule("temperature", float, -50, 200),
-    "power_limit": FieldRule("power", float, 0, 5000),
-    "power_limit_enforced": FieldRule("power", float, 0, 5000),
-    "fan": FieldRule("temperature", float, 0, 2),  # some turn faster than their nominal speed
-    "sm_clock": FieldRule("clocks", float, 0, 2e10),  # hertz
-    "memory_clock": FieldRule("clocks", float, 0, 2e11),
-    "clock_reasons": FieldRule("clocks", list),
-    "clock_reason_seconds": FieldRule("clocks", float, 0, MOST_SECONDS, by_name=True),
-    "ecc": FieldRule("ecc", int, 0, MOST_ERRORS, by_name=True),
-    "remapped": FieldRule("remapped", int, 0, MOST_BYTES, by_name=True),
-    "remap_pending": FieldRule("remapped", bool),
-    "remap_failure": FieldRule("remapped", bool),
-    "recovery_action": FieldRule("remapped", int, 0, max(RECOVERY_ACTIONS)),
-    "pcie_generation": FieldRule("pcie", int, 1, 9),
-    "pcie_generation_max": FieldRule("pcie", int, 1, 9),
-    "pcie_width": FieldRule("pcie", int, 1, 32),
-    "pcie_width_max": FieldRule("pcie", int, 1, 32),
-    "pcie_replays": FieldRule("pcie", int, 0, MOST_ERRORS),
-    "nvlink_errors": FieldRule("nvlink", int, 0, MOST_BYTES, by_name=True),
-    "nvlink_active": FieldRule("nvlink", int, 0, MOST_ID),
-    "fabric": FieldRule("nvlink", int, 1, max(FABRIC_STATES)),
-    "pcie_transmit": FieldRule("pcie", int, 0, MOST_COUNT),
-    "pcie_receive": FieldRule("pcie", int, 0, MOST_COUNT),
-    "nvlink_transmit": FieldRule("nvlink", int, 0, MOST_COUNT),
-    "nvlink_receive": FieldRule("nvlink", int, 0, MOST_COUNT),
-}
-RULES = {**COMMON_RULES, **BOARD_RULES}
+def known(collector: str, least: float = 0, most: float = 0) -> Any:
+    """Return a field of a record that is None where it is not known."""
+    return field(default=None, metadata={"rule": FieldRule(collector, least, most)})
 
 
 @dataclass
@@ -155,56 +102,62 @@ class DeviceTelemetry:
     bus: str
     uuid: str
     index: int
-    minor: int | None = None
+    minor: int | None = known("devices", 0, MOST_ID)
     name: str = ""
     parent: str = ""
-    gi: int | None = None
-    ci: int | None = None
+    gi: int | None = known("devices", 0, MOST_ID)
+    ci: int | None = known("devices", 0, MOST_ID)
     profile: str = ""
-    mig: bool | None = None
-    persistence: bool | None = None
-    answer: float | None = None  # seconds that the driver took for this card at the last look
-    numa: int | None = None
-    coherent: bool | None = None  # the kernel puts own pages into its memory
-    utilization: float | None = None
-    memory_utilization: float | None = None
-    busy: float | None = None
-    observed: float | None = None
-    memory_used: int | None = None
-    memory_total: int | None = None
-    power: float | None = None
-    energy: float | None = None
-    temperature: float | None = None
-    memory_temperature: float | None = None
-    power_limit: float | None = None  # as set; the enforced one may be lower
-    power_limit_enforced: float | None = None
-    fan: float | None = None  # ratio of its highest speed; some fans turn faster than that
-    sm_clock: float | None = None  # hertz
-    memory_clock: float | None = None
-    clock_reasons: list[str] | None = None
-    clock_reason_seconds: dict[str, float] | None = None
-    ecc: dict[str, int] | None = None  # `corrected.sram`, `uncorrected.dram`, ...
-    remapped: dict[str, int] | None = None  # rows by cause
-    remap_pending: bool | None = None
-    remap_failure: bool | None = None
-    recovery_action: int | None = None  # one of RECOVERY_ACTIONS
-    pcie_generation: int | None = None  # now, and the most that card and slot can have
-    pcie_generation_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    pcie_replays: int | None = None
-    nvlink_errors: dict[str, int] | None = None  # by kind: `crc_flit`, `replay`, ...
-    nvlink_active: int | None = None  # links that are up
-    fabric: int | None = None  # one of FABRIC_STATES
-    pcie_transmit: int | None = None
-    pcie_receive: int | None = None
-    nvlink_transmit: int | None = None
-    nvlink_receive: int | None = None
-    summed: list[str] | None = None  # of these bytes, what the worker adds up: from 0 with it
-    gpm: dict[str, float] | None = None  # ratios by name: sm_active, tensor_active, ...
+    mig: bool | None = known("mig")
+    persistence: bool | None = known("devices")
+    # seconds that the driver took for this card at the last look
+    answer: float | None = known("devices", 0, 1e6)
+    numa: int | None = known("devices", 0, MOST_ID)
+    # the kernel puts own pages into its memory
+    coherent: bool | None = known("devices")
+    utilization: float | None = known("utilization", 0, 1)
+    memory_utilization: float | None = known("utilization", 0, 1)
+    busy: float | None = known("utilization", 0, 1e6)
+    observed: float | None = known("utilization", 0, 1e6)
+    memory_used: int | None = known("memory", 0, MOST_BYTES)
+    memory_total: int | None = known("memory", 1, MOST_BYTES)
+    power: float | None = known("power", 0, 5000)  # watts: the largest boards are at 1,400
+    energy: float | None = known("power", 0, 1e18)
+    temperature: float | None = known("temperature", -50, 200)
+    memory_temperature: float | None = known("temperature", -50, 200)
+    power_limit: float | None = known("power", 0, 5000)  # as set; the enforced one may be lower
+    power_limit_enforced: float | None = known("power", 0, 5000)
+    # ratio of its highest speed; some fans turn faster than that
+    fan: float | None = known("temperature", 0, 2)
+    sm_clock: float | None = known("clocks", 0, 2e10)  # hertz
+    memory_clock: float | None = known("clocks", 0, 2e11)
+    clock_reasons: list[str] | None = known("clocks")
+    clock_reason_seconds: dict[str, float] | None = known("clocks", 0, 1e15)
+    ecc: dict[str, int] | None = known("ecc", 0, MOST_ERRORS)  # `corrected.sram`, ...
+    remapped: dict[str, int] | None = known("remapped", 0, MOST_ERRORS)  # rows by cause
+    remap_pending: bool | None = known("remapped")
+    remap_failure: bool | None = known("remapped")
+    recovery_action: int | None = known("remapped", 0, max(RECOVERY_ACTIONS))
+    # now, and the most that card and slot can have
+    pcie_generation: int | None = known("pcie", 1, 9)
+    pcie_generation_max: int | None = known("pcie", 1, 9)
+    pcie_width: int | None = known("pcie", 1, 32)
+    pcie_width_max: int | None = known("pcie", 1, 32)
+    pcie_replays: int | None = known("pcie", 0, MOST_ERRORS)
+    nvlink_errors: dict[str, int] | None = known("nvlink", 0, MOST_BYTES)  # by kind: `replay`, ...
+    nvlink_active: int | None = known("nvlink", 0, MOST_ID)  # links that are up
+    fabric: int | None = known("nvlink", 1, max(FABRIC_STATES))
+    pcie_transmit: int | None = known("pcie", 0, MOST_COUNT)
+    pcie_receive: int | None = known("pcie", 0, MOST_COUNT)
+    nvlink_transmit: int | None = known("nvlink", 0, MOST_COUNT)
+    nvlink_receive: int | None = known("nvlink", 0, MOST_COUNT)
+    # of these bytes, what the worker adds up: from 0 with it
+    summed: list[str] | None = known("gpm")
+    gpm: dict[str, float] | None = known("gpm", 0, 1)  # ratios by name: sm_active, ...
+    # NVLinks to the bus id of a peer; `switch`: to NVSwitch
+    links: dict[str, int] | None = known("devices", 0, MOST_ID)
     process_use: dict[str, float] | None = None  # by pid, share of time since the last look
     processes: list[Process] | None = None  # None: not looked at this time, or not supported
-    links: dict[str, int] | None = None  # NVLinks to the bus id of a peer; `switch`: to NVSwitch
 
 
 @dataclass
@@ -233,7 +186,6 @@ class Frame:
     failures: dict[str, str] = field(default_factory=dict[str, str])
     lost: dict[str, str] = field(default_factory=dict[str, str])
     complete: bool = False
-    version: int = VERSION
 
 
 class FrameSource(Protocol):

@@ -144,11 +144,6 @@ def test_a_uuid_that_is_none_is_not_told(text: str) -> None:
     assert clean.uuid == ""
 
 
-def test_an_instance_has_nothing_of_the_board() -> None:
-    clean = cleaned(instance(0, 1, power=100.0, ecc={"corrected.dram": 1}, utilization=0.5))
-    assert (clean.power, clean.ecc, clean.utilization) == (None, None, 0.5)
-
-
 def test_names_that_would_spoil_a_file_or_a_label_are_left_out() -> None:
     names = ["sw_power_cap", "a b", "A", "x=y", "", "n\n", "x" * 65]
     clean = cleaned(

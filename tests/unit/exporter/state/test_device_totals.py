@@ -111,15 +111,6 @@ def test_a_mig_instance_without_gpm_is_neither_busy_nor_idle() -> None:
     assert totals.last_busy is None
 
 
-def test_board_facts_are_no_instances_even_where_a_frame_says_so() -> None:
-    node = Node()
-    for energy in (100.0, 400.0):
-        node.tick(instance(0, 1, energy=energy, power=300.0, pcie_transmit=5))
-    totals = node.book.memory.totals.of(f"{bus(0)}.gi1.ci0")
-    assert totals is not None
-    assert totals.counters == {}
-
-
 def test_another_driver_version_restarts_its_counters() -> None:
     node = Node()
     near = (1 << 32) - 1000

@@ -17,20 +17,19 @@ from typing import NamedTuple
 from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 
-PAGE = struct.Struct("=dii32s128s")  # since, card, cards, bus id, call; padded with zeros
+PAGE = struct.Struct("=di32s128s")  # since, card, bus id, call; padded with zeros
 SIZE = 4096  # bytes: behind the call are the shared cards, by bus id
 NO_CARD = -1
 
 
 class DriverCall(NamedTuple):
-    """A call that is not over: since when (CLOCK_BOOTTIME seconds), of which of `cards` cards.
+    """A call that is not over: since when (CLOCK_BOOTTIME seconds), of which card.
 
     `card` is NVML's index, NO_CARD for a call of none; `bus` is empty where it is not known yet.
     """
 
     since: float
     card: int
-    cards: int
     bus: str
     name: str
 
@@ -39,7 +38,6 @@ class CallNote:
     """The page of one worker; file descriptor -1 is a page that nobody else has."""
 
     def __init__(self, fd: int = -1) -> None:
-        self.cards = 0
         self._page = mmap.mmap(fd, SIZE)
         self._card = (NO_CARD, b"")
 
@@ -50,12 +48,11 @@ class CallNote:
     def leave_card(self) -> None:
         """Say that the calls from now on are of no card, and that none is made now."""
         self._card = (NO_CARD, b"")
-        PAGE.pack_into(self._page, 0, 0.0, NO_CARD, 0, b"", b"")
+        PAGE.pack_into(self._page, 0, 0.0, NO_CARD, b"", b"")
 
     def name_call(self, name: str) -> None:
         """Name a call before it is made."""
-        index, bus = self._card
-        PAGE.pack_into(self._page, 0, clock_boottime(), index, self.cards, bus, name.encode())
+        PAGE.pack_into(self._page, 0, clock_boottime(), *self._card, name.encode())
 
     def shared_cards(self) -> frozenset[str]:
         """Return the cards that are shared, by bus id."""
@@ -76,13 +73,13 @@ def write_shared_cards(page: int, cards: Collection[str]) -> None:
 
 
 def read_driver_call(page: bytes) -> DriverCall | None:
-    """Return the call that was named last and has not come back, as far as a page tells."""
+    """Return the call of a card that was named last and has not come back, as a page tells."""
     if len(page) < PAGE.size:
         return None
-    since, card, cards, bus, name = PAGE.unpack_from(page)
-    if not since:
+    since, card, bus, name = PAGE.unpack_from(page)
+    if not since or card <= NO_CARD:
         return None
-    return DriverCall(since, card, cards, plain_page_text(bus), plain_page_text(name))
+    return DriverCall(since, card, plain_page_text(bus), plain_page_text(name))
 
 
 def plain_page_text(raw: bytes) -> str:
@@ -91,27 +88,16 @@ def plain_page_text(raw: bytes) -> str:
 
 
 class CardFilter(NamedTuple):
-    """Which cards a worker does not ask.
+    """Which cards a worker asks, by NVML's index: all but some, or one alone (-1: no such one)."""
 
-    NVML's indexes are those of a node with so many `cards`. With another number they stand for
-    other cards: then none is left out.
-    """
-
-    cards: int = 0
     without: frozenset[int] = frozenset()
+    only: int = NO_CARD
 
-    def admits(self, index: int, cards: int) -> bool:
+    def admits(self, index: int) -> bool:
         """Return whether the card of an index is asked."""
-        return cards != self.cards or index not in self.without
-
-    def words(self) -> list[str]:
-        """Return it as words of a command line: `without=1,3/8`; none for all."""
-        numbers = ",".join(map(str, sorted(self.without)))
-        return [f"without={numbers}/{self.cards}"] if self.without else []
+        return index == self.only if self.only > NO_CARD else index not in self.without
 
 
-def parse_card_filter(word: str) -> CardFilter:
-    """Return the filter in `1,3/8`, all cards for an empty word; raise ValueError."""
-    numbers, _, cards = word.partition("/")
-    without = frozenset(map(int, numbers.split(","))) if word else frozenset[int]()
-    return CardFilter(int(cards or 0), without)
+def parse_card_filter(without: str, only: str) -> CardFilter:
+    """Return the filter in words of a command line: `1,3` and `2`; raise ValueError."""
+    return CardFilter(frozenset(map(int, filter(None, without.split(",")))), int(only or NO_CARD))

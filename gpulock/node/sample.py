@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 SAMPLE_LINE, FINISHED_LINE = "gpulock-sample 1", "gpulock-finished 1"
 SAMPLE, FINISHED = "sample", "finished"  # names in the exporter's folder
-WRITER = "pid"  # likewise: the pid and the start time of the exporter that writes there
 LIMIT = 1 << 20  # bytes: 128 MIG instances, each claimed on its own, are 0.3 MB
 FRESH = 10.0  # seconds; the exporter writes once in one
 AHEAD = 1.0  # seconds that a sample may seem to be of the future: read while it was written
@@ -300,24 +299,6 @@ def parse_sample_real(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise ValueError("no number from 0")
     return number
-
-
-def find_running_exporter(folder: str) -> int:
-    """Return the pid of the exporter that writes `folder`; 0: none runs. Raises OSError.
-
-    No lock tells: a lock that others may look at is one that others may hold.
-    """
-    from gpulock.node.procfs import Proc  # no hook asks
-
-    try:
-        words = atomic.read_text(f"{folder}/{WRITER}").split()
-        pid, start = [parse_sample_count(word) for word in words]
-    except (FileNotFoundError, ValueError):
-        return 0
-    try:
-        return pid if pid > 1 and Proc().running(pid, start) else 0
-    except ValueError:
-        return 0
 
 
 def is_claim_token(text: str) -> bool:

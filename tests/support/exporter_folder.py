@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from gpulock_exporter.app.pidfile import FolderHold
+from gpulock_exporter.app.folder import FolderHold
 
 
 @contextmanager

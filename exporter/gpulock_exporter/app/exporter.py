@@ -247,12 +247,11 @@ def name_hung_cards(
     One that hung before it told its bus id has that place in the driver's own list.
     """
     places = {device.index: device.bus for device in listed or ()}
-    found: dict[str, str] = {}
-    for index, card in hung.items():
-        by_place = places.get(index, "") if len(set(places.values())) == card.call.cards else ""
-        if bus := normalize_bus_id(card.call.bus) or by_place:
-            found[bus] = card.words()
-    return found
+    told = {
+        normalize_bus_id(card.call.bus) or places.get(index, ""): card.words()
+        for index, card in hung.items()
+    }
+    return {bus: words for bus, words in told.items() if bus}
 
 
 class FaultJournal:

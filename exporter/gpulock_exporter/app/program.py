@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program gpulock-exporter: options, threads, signals.
 
-What it does is set in gpulock.conf; an option of the program counts before its key there. SIGUSR1
-lets go of the driver, so that a GPU can be reset; SIGUSR2 takes it up again, and so does the end
-of LONGEST_PAUSE. `gpulock-exporter pause` and `resume` send them to the one that runs.
+What it does is set in gpulock.conf; an option of the program counts before its key there.
+`gpulock-exporter pause` asks the one that runs to let go of the driver, so that a GPU can be reset;
+`resume` ends that, and so does the end of LONGEST_PAUSE.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
 import gpulock
+from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
+from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock_exporter.app.exporter import Exporter
-from gpulock_exporter.app.pidfile import (
+from gpulock_exporter.app.folder import (
     FolderHold,
-    NotRunningError,
+    ask_for_pause,
+    end_pause,
     is_disk_full,
-    signal_exporter,
-    wait_for_worker_exit,
+    is_pause_asked,
 )
 from gpulock_exporter.app.sockets import listen_when_free, open_exporter_sockets
 from gpulock_exporter.app.watchdog import Heartbeat, start_watchdog, take_notifier
@@ -39,16 +41,13 @@ from gpulock_exporter.web.server import HttpServer
 from gpulock_exporter.webconfig.config import WebConfigError
 from gpulock_exporter.webconfig.reload import Reloader
 from gpulock_exporter.worker.child import WorkerTimeouts
-from gpulock_exporter.worker.supervisor import Supervisor
+from gpulock_exporter.worker.supervisor import PAUSED, Supervisor
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
 OBSERVED = 16.0  # seconds that the driver's buffer of samples holds
-LONGEST_PAUSE = 600.0  # seconds: `gpulock reset` is over, or its author is gone
 LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
-PAUSES = (signal.SIGUSR1, signal.SIGUSR2)
-HANDLED = (*PAUSES, signal.SIGHUP)  # what would end the exporter before its handler is there
-HUNG_UP = "SIGHUP: WEB_CONFIG is read when it changes, and gpulock.conf at a restart"
 WORKER_EXIT_SECONDS = 10.0  # seconds in which a worker that can be killed is gone
+POLL = 0.05  # seconds between two looks whether it is
 ACCEPT_SECONDS = 5.0  # seconds for the thread that accepts connections, on a node that is busy
 NOT_RUNNING, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
 
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"keeps {OBSERVED:g} s of samples: the rest is not observed; make it less"
             )
         if options.act != "run":
-            return request_pause_or_resume(settings.exporter_dir, options.act)
+            return request_pause_or_resume(Node(settings), options.act)
         return serve_exporter(settings)
     except Refusal as fault:
         write_stderr_line(f"gpulock-exporter: {fault.why}; {fault.do}")
@@ -119,8 +118,6 @@ def serve_exporter(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
     hold = FolderHold(settings.exporter_dir)
     exporter = Exporter(Node(settings), SystemClock(), write_stderr_line, hold.take)
-    # a signal to pause may come once the pid file shows: it waits until a handler is there
-    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     try:
         for prepare in (hold.take, exporter.open):
             try:
@@ -136,7 +133,7 @@ def serve_exporter(settings: Settings) -> int:
 
 def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     """Serve as the only exporter that writes this folder."""
-    stopped, hung_up = threading.Event(), threading.Event()
+    stopped = install_signal_handlers()
     if settings.web_config:
         exporter.reloader = Reloader(settings.web_config, write_stderr_line)
     # the next worker shall be heard before the values of the last one are too old to be told
@@ -146,8 +143,6 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     web = exporter.reloader.settings if exporter.reloader else None
     listeners, words = open_exporter_sockets(settings.exporter_listen)
     server = HttpServer(exporter.handler(), listeners, write_stderr_line, web)
-    install_signal_handlers(supervisor, LONGEST_PAUSE, stopped, hung_up)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)  # before there is a worker to inherit it
     exporter.listed.start()
     server.start()
     pulse, systemd = Heartbeat(), take_notifier(os.environ, os.getpid())
@@ -168,9 +163,7 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         due = time.monotonic()
         while not stopped.is_set() and server.is_serving:
             pulse.beat()
-            if hung_up.is_set():
-                hung_up.clear()
-                write_stderr_line(f"gpulock-exporter: {HUNG_UP}")
+            supervisor.paused = is_pause_asked(settings.exporter_dir)
             # once a second, and at once when a frame comes
             frames = supervisor.step(max(0.0, due - time.monotonic()))
             if frames or time.monotonic() >= due:
@@ -198,62 +191,46 @@ def worker_command(settings: Settings) -> list[str]:
     return [*program, str(settings.sample_period), str(settings.process_period), source]
 
 
-def install_signal_handlers(
-    supervisor: Supervisor,
-    longest_pause: float,
-    stopped: threading.Event,
-    hung_up: threading.Event,
-) -> None:
-    """Let signals pause, resume and stop; a hang-up ends only what a terminal runs."""
+def install_signal_handlers() -> threading.Event:
+    """Return what signals set to stop; a hang-up ends only what a terminal runs."""
+    stopped = threading.Event()
 
-    def on(number: signal.Signals, act: Callable[[], None]) -> None:
-        def handle(_: int, __: FrameType | None) -> None:
-            act()
-
-        signal.signal(number, handle)
-
-    def stop() -> None:
+    def stop(_: int, __: FrameType | None) -> None:
         stopped.set()
-        supervisor.wake()
 
-    def hang_up() -> None:
-        (stopped if sys.stderr.isatty() else hung_up).set()
-        supervisor.wake()
-
-    on(signal.SIGHUP, hang_up)
-    on(signal.SIGUSR1, lambda: supervisor.pause(longest_pause))
-    on(signal.SIGUSR2, supervisor.resume)
-    on(signal.SIGTERM, stop)
-    on(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGHUP, stop if sys.stderr.isatty() else signal.SIG_IGN)
+    return stopped
 
 
-def request_pause_or_resume(folder: str, act: str) -> int:
+def request_pause_or_resume(node: Node, act: str) -> int:
     """Tell the exporter that runs to pause or resume; return the exit code; raise OSError.
 
     A pause is over with when the driver is let go: a reset of the GPU may be the next command.
     """
-    try:
-        pid = signal_exporter(folder, signal.SIGUSR1 if act == "pause" else signal.SIGUSR2)
-    except NotRunningError:
+    folder = node.settings.exporter_dir
+    name = f"gpulock-exporter: the one that writes {folder}"
+    asked = clock_boottime()
+    if sample.read_sample(folder, asked, node.boot_id) is None:
         write_stderr_line(f"gpulock-exporter: none runs that writes {folder}")
         return NOT_RUNNING
+    try:
+        ask_for_pause(folder) if act == "pause" else end_pause(folder)
     except PermissionError:
-        write_stderr_line(
-            f"gpulock-exporter: {act}: the one that writes {folder} is another user's; be root"
-        )
+        write_stderr_line(f"{name} is another user's: {act} as root")
         return NOT_RUNNING
-    name = f"gpulock-exporter: the one that writes {folder}"
     if act == "resume":
         write_stderr_line(f"{name} will use the driver again")
         return 0
-    left = wait_for_worker_exit(pid, WORKER_EXIT_SECONDS)
-    if left:
-        write_stderr_line(
-            f"{name} is paused, but process {left} has not released the driver: it hangs in it"
-        )
-        return AT_FAULT
-    write_stderr_line(f"{name} has released the driver")
-    return 0
+    while (now := clock_boottime()) < asked + WORKER_EXIT_SECONDS:
+        last = sample.read_sample(folder, now, node.boot_id)
+        if last and last.fault == PAUSED and (last.boottime or 0.0) > asked:
+            write_stderr_line(f"{name} has released the driver")
+            return 0
+        time.sleep(POLL)
+    write_stderr_line(f"{name} has not released the driver: its worker hangs in it")
+    return AT_FAULT
 
 
 def write_stderr_line(sentence: str) -> None:

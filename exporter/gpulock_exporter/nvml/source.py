@@ -133,9 +133,8 @@ class NvmlSource:
             self._driver = ""
             look.fail("devices", "", fault)
         self._missing, self._denied = {}, False
-        look.note.cards = self._count
         for index in range(self._count):
-            if not self._wanted.admits(index, self._count):
+            if not self._wanted.admits(index):
                 continue
             look.note.enter_card(index, "")
             card = self._card(index, look)

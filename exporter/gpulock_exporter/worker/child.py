@@ -24,6 +24,7 @@ from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError
 
 WORDS = 400  # bytes of a worker's standard error that are told
 CHUNK = 1 << 16  # bytes: what a pipe holds, pipe(7)
+LONG_CALL = 0.25  # of the time after which a frame is late: a shorter call is not what it waits for
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 )  # signals by which a library ends its process; others may send any of the rest
@@ -67,8 +68,14 @@ class WorkerChild:
 
     def call(self) -> DriverCall | None:
         """Return the call of one card that it makes now, as far as it names one."""
-        call = read_driver_call(os.pread(self._page, PAGE.size, 0))
-        return call if call is not None and call.card > NO_CARD else None
+        return read_driver_call(os.pread(self._page, PAGE.size, 0))
+
+    def late_call(self, now: float, limits: WorkerTimeouts) -> DriverCall | None:
+        """Return the call of one card for which a late frame waits."""
+        call = self.call()
+        if call is None or now - call.since < LONG_CALL * limits.frame:
+            return None
+        return call
 
     def due(self, limits: WorkerTimeouts) -> float:
         """Return until when its next frame must come, and its call be over."""

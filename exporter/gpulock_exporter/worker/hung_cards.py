@@ -12,10 +12,9 @@ import signal
 from collections.abc import Collection
 from typing import NamedTuple
 
-from gpulock_exporter.driver_calls import CardFilter, DriverCall
+from gpulock_exporter.driver_calls import DriverCall
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 640.0  # seconds until a card is tried again
-TRIAL_LOOKS = 2  # at a card that has hung: some of the calls are made from the second look on
 FORGOTTEN = 3600.0  # seconds without a hang, after which the pauses start over
 
 
@@ -51,13 +50,14 @@ class HungCards:
         """Return the cards that are left out."""
         return {index: card for index, card in self.cards.items() if card.out}
 
-    def leave_out(self, call: DriverCall, now: float, crash: int = 0) -> None:
-        """Leave out the card of a call that hangs, or that crashed by a signal."""
-        before = self.cards.get(call.card)
+    def leave_out(self, index: int, call: DriverCall | None, now: float, crash: int = 0) -> None:
+        """Leave out a card whose call hangs, or crashed by a signal; None: the call of before."""
+        before = self.cards.get(index)
+        known = call or (before.call if before else DriverCall(now, index, "", ""))
         again = before is not None and now - before.at < FORGOTTEN
         times = before.times + 1 if before is not None and again else 1
         pause = min(FIRST_PAUSE * 2 ** min(times - 1, 16), LONGEST_PAUSE)
-        self.cards[call.card] = HungCard(call, now, times, now + pause, crash=crash)
+        self.cards[index] = HungCard(known, now, times, now + pause, crash=crash)
 
     def let_in(self, index: int) -> None:
         """Ask a card again that answers."""
@@ -72,16 +72,3 @@ class HungCards:
         """Return the card that is to be tried; none of those in which a process is stuck."""
         due = [n for n, card in self.out().items() if card.due <= now and n not in stuck]
         return min(due, default=None)
-
-    def words_without(self) -> list[str]:
-        """Return the options of a worker that is to leave these cards out."""
-        out = self.out()
-        cards = max((card.call.cards for card in out.values()), default=0)
-        indexes = frozenset(index for index, card in out.items() if card.call.cards == cards)
-        return CardFilter(cards, indexes).words()
-
-    def words_of_trial(self, index: int) -> list[str]:
-        """Return the options of a worker that tries one card."""
-        cards = self.cards[index].call.cards
-        others = CardFilter(cards, frozenset(range(cards)) - {index})
-        return [*others.words(), f"looks={TRIAL_LOOKS}"]

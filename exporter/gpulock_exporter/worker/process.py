@@ -3,7 +3,8 @@
 
 Usage: python -m gpulock_exporter.worker.process PERIOD LISTS SOURCE [NAME=VALUE ...];
 SOURCE is `nvml` or `simulated:DIR`. `note=FD` is the page that it shares with its supervisor,
-`without=3/8` are the cards that it does not ask, `looks=2` so many looks it takes, and then ends. A
+`without=3,5` are the cards that it does not ask, `only=3` the one that it asks; `looks=2`: so many
+looks it takes, and then ends. A
 call into a driver that hangs cannot be interrupted from within, so everything that could hang is
 here. It ends when nobody reads its frames any more; and where it hangs at that time, the kernel
 kills it.
@@ -36,7 +37,8 @@ def main(argv: list[str]) -> int:
     period, process_period, name = float(argv[1]), float(argv[2]), argv[3]
     words = dict(word.split("=", 1) for word in argv[4:])
     note = CallNote(int(words.get("note", -1)))
-    source = make_frame_source(name, note, parse_card_filter(words.get("without", "")))
+    cards = parse_card_filter(words.get("without", ""), words.get("only", ""))
+    source = make_frame_source(name, note, cards)
 
     def send(line: bytes) -> None:
         write_frame_line(frames, line)

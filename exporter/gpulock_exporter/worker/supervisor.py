@@ -9,30 +9,31 @@ started beside it: it would hang as well, unless it can leave a card out.
 
 from __future__ import annotations
 
-import os
-import selectors
+import select
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 
 from gpulock_exporter.driver_calls import NO_CARD
 from gpulock_exporter.telemetry import Frame, FrameError
-from gpulock_exporter.worker.child import CHUNK, WorkerChild, WorkerTimeouts
+from gpulock_exporter.worker.child import WorkerChild, WorkerTimeouts
 from gpulock_exporter.worker.hung_cards import HungCards
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0  # seconds between two starts
-LONG_CALL = 0.25  # of the time after which a frame is late: a shorter call is not what it waits for
 MOST_STUCK = 4  # processes that cannot be killed, beyond which no worker is started beside them
 REAP = 2.0  # seconds in which a killed process is reaped, where its driver lets it
-POLL = 0.2  # seconds between two looks whether a process that is ending is over
-MOMENT = 0.01  # seconds that a sleep lasts at least, where nobody wants a shorter one
+POLL = 0.2  # seconds between two looks while a process is to start, or is to end
+TRIAL = ("looks=2",)  # at a card that has hung: some of the calls are made from the second look on
+PAUSED = "paused"
 
 
 class Supervisor:
     """One worker; call `step` again and again, from one thread.
 
     `starts` counts the workers, `hung` has the cards that are left out, `shared` those of which the
-    worker is to ask how much each process worked (by bus id). `fault` says why there is no worker,
-    in the driver's words where it has some.
+    worker is to ask how much each process worked (by bus id). `paused` says that the driver is to
+    be let go. `fault` says why there is no worker, in the driver's words where it has some: PAUSED
+    once all of them are gone.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Supervisor:
         limits: WorkerTimeouts | None = None,
         env: dict[str, str] | None = None,
     ) -> None:
-        self.starts, self.fault = 0, ""
+        self.starts, self.fault, self.paused = 0, "", False
         self.shared = frozenset[str]()
         self.hung = HungCards()
         self.worker: WorkerChild | None = None
@@ -51,55 +52,27 @@ class Supervisor:
         self._argv, self._clock, self._env = list(argv), clock, env
         self._limits = limits or WorkerTimeouts()
         self._not_before, self._backoff = 0.0, FIRST_BACKOFF  # of the next start
-        self._paused_until = 0.0  # a signal handler sets these two, at any moment
-        self._hurry = False
-        self._bell, self._ringer = os.pipe()
-        os.set_blocking(self._ringer, False)
 
     @property
     def abandoned(self) -> int:
         """Return how many workers hang in the driver, were killed and do not die."""
         return len(self._stuck) + (self.worker is not None and self._is_undead(self.worker))
 
-    def is_paused(self) -> bool:
-        """Return whether the driver is let go on purpose."""
-        return self._clock() < self._paused_until
-
-    def pause(self, seconds: float) -> None:
-        """Let go of the driver, so that a GPU can be reset; ends by itself. For signal handlers."""
-        self._paused_until = self._clock() + seconds
-        self.wake()
-
-    def resume(self) -> None:
-        """Take up work again. For signal handlers."""
-        self._paused_until = 0.0
-        self._hurry = True
-        self.wake()
-
-    def wake(self) -> None:
-        """End the sleep of a step. For signal handlers: Python itself would sleep on."""
-        try:
-            os.write(self._ringer, b".")
-        except OSError:
-            pass  # so many rings that nobody is asleep, or closed already
-
     def step(self, seconds: float) -> list[Frame]:
         """Do what is due, wait at most `seconds` for frames; return those that came.
 
-        It comes back sooner where something is due sooner, or where a signal has come.
+        It comes back sooner where something is due sooner.
         """
         now = self._clock()
-        if self._hurry:
-            self._hurry, self._not_before = False, 0.0
         for child in [one for one in self._stuck if one.process.poll() is not None]:
             self._stuck.remove(child)
             self.hung.retry_now([child.card], now)
-        if self.is_paused():
-            self.hung.retry_now(self.hung.cards, now)
+        if self.paused:
+            self._let_go(now)
+        elif self.fault == PAUSED:
+            self.fault = ""
         self._follow_trial(now)
         self._follow_worker(now)
-        if self.worker is None and now >= self._not_before and not self.is_paused():
-            self._start(now)
         return self._receive(min(seconds, self._rest(now)))
 
     def close(self) -> None:
@@ -110,26 +83,66 @@ class Supervisor:
                 child.process.wait(REAP)
             except subprocess.TimeoutExpired:
                 pass
-        ends, self._bell, self._ringer = (self._bell, self._ringer), -1, -1
-        for end in ends:
-            if end >= 0:
-                os.close(end)
+
+    def _let_go(self, now: float) -> None:
+        """End all processes; whoever resumes does not wait for any pause."""
+        self.hung.retry_now(self.hung.cards, now)
+        self._not_before = 0.0
+        children = [one for one in (self.worker, self._trial) if one is not None]
+        for child in children:
+            if not child.killed:
+                self.fault = ""
+                child.kill(now)
+        if not children and not self._stuck:
+            self.fault = PAUSED
 
     def _is_undead(self, child: WorkerChild) -> bool:
         return child.killed > 0 and self._clock() - child.killed > REAP
 
     def _rest(self, now: float) -> float:
         """Return for how many seconds there is nothing to do unless something comes."""
-        if self.worker is None:
-            return max(MOMENT, max(self._not_before, self._paused_until) - now)
-        if self._trial is not None or self.worker.frames is None:
+        if self.worker is None or self.worker.killed or self._trial is not None:
             return POLL
-        return max(MOMENT, self.worker.due(self._limits) - now)
+        return max(0.01, self.worker.due(self._limits) - now)
+
+    def _is_gone(self, child: WorkerChild, now: float) -> bool:
+        """Kill a child that is late; return whether it is over, or hangs for good in a card."""
+        if child.process.poll() is not None:
+            return True
+        if not child.killed and now > child.due(self._limits):
+            call = child.late_call(now, self._limits)
+            if call is not None:
+                child.card = call.card
+            if child.card != NO_CARD:
+                self.hung.leave_out(child.card, call, now)
+            if child is self.worker:
+                hangs = f": {call.name} of GPU {call.card} hangs" if call else ""
+                self.fault = f"the driver has not answered for {now - child.since:.0f} s{hangs}"
+            child.kill(now)
+        if not self._is_undead(child) or child.card == NO_CARD or len(self._stuck) >= MOST_STUCK:
+            return False
+        self._stuck.append(child)
+        return True
+
+    def _follow_worker(self, now: float) -> None:
+        """Start a worker that is due, and see what becomes of the one there is."""
+        worker = self.worker
+        if worker is None:
+            if now >= self._not_before and not self.paused:
+                self._start(now)
+        elif self._is_gone(worker, now):
+            self.worker = None
+            self._bury(worker, now)
+        elif self._is_undead(worker):
+            self.fault = "the worker hangs in the driver and cannot be killed"
+        elif not worker.killed:
+            worker.share(self.shared)
 
     def _start(self, now: float) -> None:
         self.starts += 1
+        without = ",".join(map(str, sorted(self.hung.out())))
+        words = [f"without={without}"] if without else []
         try:
-            words = self.hung.words_without()
             self.worker = WorkerChild([*self._argv, *words], self._env, now)
         except OSError as fault:
             self._put_off(now, f"the worker does not start: {fault}")
@@ -140,36 +153,6 @@ class Supervisor:
         self._not_before = now + self._backoff
         self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
 
-    def _follow_worker(self, now: float) -> None:
-        """Kill the worker where it is late, and notice that it is over."""
-        worker = self.worker
-        if worker is None:
-            return
-        if worker.process.poll() is not None:
-            self.worker = None
-            self._bury(worker, now)
-        elif not worker.killed and self.is_paused():
-            self._end(worker, "paused")
-        elif not worker.killed and now > worker.due(self._limits):
-            call = worker.call()
-            fault = f"the driver has not answered for {now - worker.since:.0f} s"
-            if call is not None and now - call.since >= LONG_CALL * self._limits.frame:
-                fault = f"{fault}: {call.name} of GPU {call.card} hangs"
-                worker.card = call.card
-                self.hung.leave_out(call, now)
-            self._end(worker, fault)
-        elif not self._is_undead(worker):
-            worker.share(self.shared)
-        elif worker.card != NO_CARD and len(self._stuck) < MOST_STUCK:
-            self._stuck.append(worker)
-            self.worker = None
-        else:
-            self.fault = "the worker hangs in the driver and cannot be killed"
-
-    def _end(self, worker: WorkerChild, fault: str) -> None:
-        self.fault = fault
-        worker.kill(self._clock())
-
     def _bury(self, worker: WorkerChild, now: float) -> None:
         """Decide how soon the next one starts: at once where it is to ask other cards."""
         worker.close()
@@ -179,7 +162,7 @@ class Supervisor:
             self.fault = worker.last_words() or f"the worker ended with {worker.process.returncode}"
             if call is not None and crash:
                 hurry = call.card not in self.hung.out()
-                self.hung.leave_out(call, now, crash)
+                self.hung.leave_out(call.card, call, now, crash)
         if hurry or worker.is_heard:
             self._backoff = FIRST_BACKOFF
         if not hurry:
@@ -190,48 +173,39 @@ class Supervisor:
         trial = self._trial
         if trial is None:
             card = self.hung.due(now, {child.card for child in self._stuck})
-            if card is not None and not self.is_paused():
+            if card is not None and not self.paused:
                 self._try(card, now)
-            return
-        before = self.hung.cards[trial.card]
-        code, call, crash = trial.process.poll(), trial.call() or before.call, trial.crash()
-        if code is not None:
+        elif self._is_gone(trial, now):
             self._trial = None
-        if code == 0:
-            self.hung.let_in(trial.card)
-            if self.worker is not None and not self.worker.killed:
-                self._end(self.worker, "")  # the next one asks that card
-        elif code is not None and (crash or not trial.killed):  # the driver refuses: no better
-            self.hung.leave_out(call, now, crash or before.crash)
-        elif self._is_undead(trial):
-            self._stuck.append(trial)
-            self._trial = None
-        elif not trial.killed and self.is_paused():
-            trial.kill(now)
-        elif not trial.killed and now > trial.due(self._limits):
-            self.hung.leave_out(call, now)
-            trial.kill(now)
+            code, crash = trial.process.poll(), trial.crash()
+            if code == 0:
+                self.hung.let_in(trial.card)
+                if self.worker is not None and not self.worker.killed:
+                    self._end(self.worker, "")  # the next one asks that card
+            elif code is not None and (crash or not trial.killed):  # a driver that refuses, too
+                before = self.hung.cards[trial.card]
+                self.hung.leave_out(trial.card, trial.call(), now, crash or before.crash)
 
     def _try(self, card: int, now: float) -> None:
-        words = self.hung.words_of_trial(card)
+        words = (f"only={card}", *TRIAL)
         try:
             self._trial = WorkerChild([*self._argv, *words], self._env, now, card)
         except OSError:
-            before = self.hung.cards[card]
-            self.hung.leave_out(before.call, now, before.crash)
+            self.hung.leave_out(card, None, now, self.hung.cards[card].crash)
+
+    def _end(self, worker: WorkerChild, fault: str) -> None:
+        self.fault = fault
+        worker.kill(self._clock())
 
     def _receive(self, seconds: float) -> list[Frame]:
         """Wait for output; return every whole frame, oldest first. Garbage ends the worker."""
         worker = self.worker
-        pipe = worker.frames if worker is not None else None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._bell, selectors.EVENT_READ)
-            if pipe is not None:
-                selector.register(pipe, selectors.EVENT_READ)
-            ready = [key.fileobj for key, _ in selector.select(max(0.0, seconds))]
-        if self._bell in ready:
-            os.read(self._bell, CHUNK)
-        if worker is None or pipe not in ready:
+        if worker is None or worker.frames is None:
+            time.sleep(max(0.0, seconds))
+            return []
+        poll = select.poll()
+        poll.register(worker.frames, select.POLLIN)
+        if not poll.poll(max(0.0, seconds) * 1000):
             return []
         try:
             frames = worker.receive(self._clock())

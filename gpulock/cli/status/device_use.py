@@ -97,14 +97,6 @@ def read_sample_view(folder: str, now: float, boot_id: str, oldest: float) -> Sa
     return validate_sample_view(found, now, boot_id, oldest, folder)
 
 
-def is_exporter_running(folder: str) -> bool:
-    """Return whether an exporter writes `folder`, as far as that can be seen."""
-    try:
-        return sample.find_running_exporter(folder) > 0
-    except OSError:
-        return False
-
-
 def validate_sample_view(
     found: Sample, now: float, boot_id: str, oldest: float, folder: str
 ) -> SampleView:
@@ -118,11 +110,8 @@ def validate_sample_view(
         )
     age = max(0.0, age)
     if age > oldest:
-        why = f"the last one is {format_duration(age)} old, {NONE_RUNS} {folder}: {NOT_SHOWN}"
-        if is_exporter_running(folder):
-            silent = format_duration(age)
-            why = f"gpulock-exporter runs, but has written nothing to {folder} for {silent}"
-            why += f" (see its journal): {NOT_SHOWN}"
+        why = f"gpulock-exporter has written nothing to {folder} for {format_duration(age)}"
+        why += f" (journalctl -u gpulock-exporter): {NOT_SHOWN}"
         return SampleView(None, now, oldest, why, age)
     looked = found.looked
     if looked is None or now - looked > oldest:

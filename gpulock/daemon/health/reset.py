@@ -188,11 +188,8 @@ def pause_exporter(node: Node) -> bool:
 
     Raises Refusal, OSError. One that an administrator paused stays so.
     """
-    settings = node.settings
-    if not sample.find_running_exporter(settings.exporter_dir):
-        return False
-    told = sample.read_sample(settings.exporter_dir, clock_boottime(), node.boot_id)
-    if told is not None and told.fault == "paused":
+    told = sample.read_sample(node.settings.exporter_dir, clock_boottime(), node.boot_id)
+    if told is None or told.fault == "paused":
         return False
     call_exporter(node, "pause")
     return True

@@ -30,7 +30,6 @@ from gpulock.daemon.health.steps import (
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
-from gpulock.node import sample
 from gpulock.node.context import Node
 from tests.support.fake_mps import leave_mps
 from tests.support.health_site import Ward
@@ -80,11 +79,6 @@ class Bench(Ward):
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
-
-
-def exporter_runs(folder: str) -> int:
-    """Return the pid of an exporter."""
-    return 4711
 
 
 def refused(node: Node, number: int) -> Refusal:
@@ -198,7 +192,8 @@ def test_an_exporter_is_paused_for_a_reset_and_resumed_unless_it_was_paused_befo
         acts.append(act)
 
     monkeypatch.setattr(reset, "call_exporter", call)
-    monkeypatch.setattr(sample, "find_running_exporter", exporter_runs)
+    bench.now = clock_boottime()
+    bench.sample()
     assert run_reset(bench.node(), bus(2), SECONDS) == ""
     assert acts == ["pause", "resume"]
     bench.now = clock_boottime()
@@ -210,7 +205,8 @@ def test_an_exporter_is_paused_for_a_reset_and_resumed_unless_it_was_paused_befo
 def test_an_exporter_that_does_not_let_go_keeps_a_gpu_from_a_reset(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample, "find_running_exporter", exporter_runs)
+    bench.now = clock_boottime()
+    bench.sample()
     found = run_reset(bench.node(), bus(2), SECONDS)
     assert found.startswith("the exporter did not pause: ")
     assert bench.calls() == 0

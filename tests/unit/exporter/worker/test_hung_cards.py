@@ -13,7 +13,6 @@ from gpulock_exporter.driver_calls import (
     PAGE,
     SIZE,
     CallNote,
-    CardFilter,
     DriverCall,
     make_page,
     parse_card_filter,
@@ -31,13 +30,13 @@ from gpulock_exporter.worker.supervisor import Supervisor
 
 from tests.support.exporter_workers import LIMITS, Nest
 
-CALL = DriverCall(10.0, 3, 8, "0000:3b:00.0", "nvmlDeviceGetTemperature")
+FILTERS = (("", ""), ("1,3", ""), ("", "3"))
+CALL = DriverCall(10.0, 3, "0000:3b:00.0", "nvmlDeviceGetTemperature")
 
 
 def test_a_note_tells_card_and_call_to_the_other_process_that_has_its_page() -> None:
     fd = make_page()
     note = CallNote(fd)
-    note.cards = 8
     told: list[DriverCall | None] = [read_driver_call(os.pread(fd, PAGE.size, 0))]
     for card, bus in ((3, "0000:3b:00.0"), (NO_CARD, "")):
         note.enter_card(card, bus)
@@ -47,7 +46,7 @@ def test_a_note_tells_card_and_call_to_the_other_process_that_has_its_page() -> 
         told.append(read_driver_call(os.pread(fd, PAGE.size, 0)))
     os.close(fd)
     plain = [one and one._replace(since=10.0) for one in told]
-    assert plain == [None, CALL, None, CALL._replace(card=NO_CARD, bus=""), None]
+    assert plain == [None, CALL, None, None, None], "a call of no card holds up all"
 
 
 @pytest.mark.parametrize("page", [b"", b"\x01" * (PAGE.size - 1), bytes(PAGE.size)])
@@ -56,7 +55,7 @@ def test_a_page_that_is_not_whole_names_no_call(page: bytes) -> None:
 
 
 def test_what_a_worker_writes_is_never_more_than_a_line_of_plain_text() -> None:
-    found = read_driver_call(PAGE.pack(1.0, 3, 8, b"\xff\n", b"\x1b" * 200))
+    found = read_driver_call(PAGE.pack(1.0, 3, b"\xff\n", b"\x1b" * 200))
     assert found is not None and found.bus.isprintable() and found.name == "?" * 128
 
 
@@ -77,22 +76,9 @@ def test_more_shared_cards_than_a_page_holds_spoil_nothing() -> None:
     os.close(page)
 
 
-@pytest.mark.parametrize("cards", [CardFilter(), CardFilter(8, frozenset({1, 3}))])
-def test_a_filter_goes_through_a_command_line_and_back(cards: CardFilter) -> None:
-    words = dict(word.split("=", 1) for word in cards.words())
-    assert parse_card_filter(words.get("without", "")) == cards
-
-
-def test_an_index_stands_for_a_card_only_while_there_are_as_many() -> None:
-    without = CardFilter(8, frozenset({3}))
-    assert [n for n in range(8) if not without.admits(n, 8)] == [3]
-    assert all(without.admits(n, 7) for n in range(7))
-
-
-def test_a_trial_asks_its_card_alone_and_ends() -> None:
-    cards = HungCards()
-    cards.leave_out(CALL, 0.0)
-    assert cards.words_of_trial(3) == ["without=0,1,2,4,5,6,7/8", "looks=2"]
+def test_a_filter_leaves_cards_out_or_asks_one_alone() -> None:
+    told = [[n for n in range(4) if parse_card_filter(*words).admits(n)] for words in FILTERS]
+    assert told == [[0, 1, 2, 3], [0, 2], [3]]
 
 
 def test_pauses_grow_and_begin_anew_after_a_long_time_without_a_hang() -> None:
@@ -108,7 +94,7 @@ def test_pauses_grow_and_begin_anew_after_a_long_time_without_a_hang() -> None:
 
 
 def left_out(cards: HungCards, now: float, crash: int = 0) -> HungCard:
-    cards.leave_out(CALL, now, crash)
+    cards.leave_out(CALL.card, CALL, now, crash)
     return cards.cards[CALL.card]
 
 
@@ -127,7 +113,7 @@ cd ROOT
 for word; do
     case $word in
         note=*) page=${word#note=} ;;
-        without=1/2) alone=1 ;;
+        without=1) alone=1 ;;
         looks=2) trial=1 ;;
     esac
 done
@@ -170,22 +156,22 @@ def starts(nest: Nest) -> list[str]:
 @pytest.mark.slow
 def test_the_next_worker_leaves_the_card_out_until_a_trial_of_its_own_succeeds(nest: Nest) -> None:
     supervisor = nest.supervise(WORKER.replace("ROOT", str(nest.root)))
-    page = PAGE.pack(nest.clock.now, 1, 2, b"0000:3b:00.0", b"nvmlDeviceGetTemperature")
+    page = PAGE.pack(nest.clock.now, 1, b"0000:3b:00.0", b"nvmlDeviceGetTemperature")
     (nest.root / "call").write_bytes(page)
     step_until(nest, lambda: starts(nest) and is_calling(supervisor))
     nest.clock.now += 6
-    step_until(nest, lambda: starts(nest) == ["", "without=1/2"])
+    step_until(nest, lambda: starts(nest) == ["", "without=1"])
     (card,) = supervisor.hung.out().values()
     assert (card.call.card, card.call.name) == (1, "nvmlDeviceGetTemperature")
     (nest.root / "call").write_bytes(b"")  # the trial hangs before it names a call
     pass_time(nest, FIRST_PAUSE + 1)
-    step_until(nest, lambda: starts(nest)[2:] == ["without=0/2 looks=2"])
+    step_until(nest, lambda: starts(nest)[2:] == ["only=1 looks=2"])
     pass_time(nest, LIMITS.first + 1)
     step_until(nest, lambda: supervisor.hung.cards[1].times >= 2)
     (nest.root / "well").touch()
     pass_time(nest, 2 * FIRST_PAUSE + 1)
     step_until(nest, lambda: starts(nest)[-1] == "")
-    assert starts(nest)[-2] == "without=0/2 looks=2"
+    assert starts(nest)[-2] == "only=1 looks=2"
     assert supervisor.hung.out() == {}
     step_until(nest, lambda: supervisor.fault == "")
 
@@ -204,19 +190,19 @@ def test_a_worker_that_a_card_crashes_is_replaced_at_once_by_one_without_it(
 ) -> None:
     body = WORKER.replace("exec sleep 60", f"kill -{ends} $$").replace("ROOT", str(nest.root))
     supervisor = nest.supervise(body)
-    page = PAGE.pack(nest.clock.now, 1, 2, b"0000:3b:00.0", b"nvmlDeviceGetTemperature")
+    page = PAGE.pack(nest.clock.now, 1, b"0000:3b:00.0", b"nvmlDeviceGetTemperature")
     (nest.root / "call").write_bytes(page)
     if not out:  # whoever ended it, it was not the card
         step_until(nest, lambda: "ended with -" in supervisor.fault)
         assert (starts(nest), supervisor.hung.out()) == ([""], {})
         return
-    step_until(nest, lambda: starts(nest) == ["", "without=1/2"])
+    step_until(nest, lambda: starts(nest) == ["", "without=1"])
     (card,) = supervisor.hung.out().values()
     assert card.words() == "nvmlDeviceGetTemperature ends its process by SIGSEGV"
     (nest.root / "call").write_bytes(b"")
     pass_time(nest, FIRST_PAUSE + 1)
     step_until(nest, lambda: supervisor.hung.cards[1].times == 2)  # the trial crashes, too
-    assert starts(nest) == ["", "without=1/2", "without=0/2 looks=2"]
+    assert starts(nest) == ["", "without=1", "only=1 looks=2"]
     (nest.root / "well").touch()
     pass_time(nest, 2 * FIRST_PAUSE + 1)
     step_until(nest, lambda: starts(nest)[-1] == "")
@@ -227,8 +213,8 @@ def test_a_worker_that_crashes_in_a_card_that_is_left_out_is_not_started_at_once
     nest: Nest,
 ) -> None:
     body = WORKER.replace("exec sleep 60", "kill -SEGV $$").replace("ROOT", str(nest.root))
-    supervisor = nest.supervise(body.replace("without=1/2", "without=1/3"))
-    (nest.root / "call").write_bytes(PAGE.pack(nest.clock.now, 1, 2, b"", b"nvmlX"))
+    supervisor = nest.supervise(body.replace("without=1", "without=2"))
+    (nest.root / "call").write_bytes(PAGE.pack(nest.clock.now, 1, b"", b"nvmlX"))
     step_until(nest, lambda: len(starts(nest)) == 2)
     step_until(nest, lambda: supervisor.worker is None)
     for _ in range(20):
@@ -239,7 +225,7 @@ def test_a_worker_that_crashes_in_a_card_that_is_left_out_is_not_started_at_once
 @pytest.mark.slow
 def test_a_call_that_has_only_begun_is_not_what_a_late_frame_waits_for(nest: Nest) -> None:
     supervisor = nest.supervise(WORKER.replace("ROOT", str(nest.root)))
-    (nest.root / "call").write_bytes(PAGE.pack(nest.clock.now + 1e6, 1, 2, b"", b"nvmlX"))
+    (nest.root / "call").write_bytes(PAGE.pack(nest.clock.now + 1e6, 1, b"", b"nvmlX"))
     step_until(nest, lambda: starts(nest))
     nest.clock.now += 100
     supervisor.step(0)

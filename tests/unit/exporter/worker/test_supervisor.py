@@ -9,7 +9,7 @@ import signal
 import pytest
 from gpulock_exporter.driver_calls import PAGE
 from gpulock_exporter.telemetry import Frame
-from gpulock_exporter.worker.supervisor import Supervisor
+from gpulock_exporter.worker.supervisor import PAUSED, Supervisor
 
 from tests.support.exporter_workers import LIMITS, Nest, children
 from tests.support.pairs import pairwise
@@ -160,47 +160,27 @@ def test_one_that_cannot_be_killed_is_abandoned_and_none_started_beside_it(
     assert supervisor.abandoned == 0
 
 
-def test_a_pause_lets_go_of_the_driver_and_ends_by_itself(nest: Nest) -> None:
+def test_a_pause_lets_go_of_the_driver_and_who_ends_it_waits_for_no_back_off(nest: Nest) -> None:
     supervisor = nest.supervise('echo "$GOOD"; exec sleep 60')
     frames(supervisor)
-    supervisor.pause(60)
-    supervisor.step(0)
-    assert supervisor.fault == "paused"
-    for _ in range(50):
-        supervisor.step(0.01)
+    supervisor.paused = True
+    settle(supervisor, PAUSED)
+    assert children() <= nest.others
+    for _ in range(10):
+        assert supervisor.step(0.0) == []
     assert supervisor.starts == 1
-    nest.clock.now += 61
-    settle_start(nest, supervisor, 2)
+    supervisor.paused = False
+    assert frames(supervisor) and supervisor.starts == 2
 
 
-def test_a_signal_ends_the_sleep_of_a_step(nest: Nest) -> None:
+def test_a_pause_that_ends_is_not_told_any_more_even_before_a_frame(nest: Nest) -> None:
     supervisor = nest.supervise("exec sleep 60")
+    supervisor.paused = True
     supervisor.step(0)
-
-    alarms: list[int] = []
-
-    def handle(number: int, _: object) -> None:
-        alarms.append(number)
-        supervisor.pause(60)
-
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05, 30.0)  # and again, should it sleep on
-        assert supervisor.step(50) == []
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert supervisor.is_paused()
-    assert len(alarms) == 1
-
-
-def test_rings_that_nobody_hears_are_no_fault(nest: Nest) -> None:
-    supervisor = nest.supervise("exec sleep 60")
-    for _ in range((1 << 16) + 1):  # more than a pipe holds
-        supervisor.wake()
+    assert supervisor.fault == PAUSED
+    supervisor.paused = False
     supervisor.step(0)
-    supervisor.close()
-    supervisor.wake()
+    assert supervisor.fault == ""
 
 
 def test_a_program_that_is_not_there_is_said(nest: Nest) -> None:

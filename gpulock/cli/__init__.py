@@ -81,7 +81,7 @@ def exit_with_refusal(ctx: click.Context, refusal: Refusal, code: int) -> NoRetu
 @click.pass_context
 def command_group(ctx: click.Context, config: str) -> None:
     """Show and manage which GPU of this node is whose."""
-    ctx.obj = Session(config)
+    ctx.obj = Session(config, ctx.obj or ())
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         ctx.color = False
 
@@ -105,11 +105,22 @@ def is_output_error(fault: OSError) -> bool:
     return step is not None
 
 
+def same_program() -> tuple[str, ...]:
+    """Return the arguments that start this program once more, nothing where they are not known."""
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")[1:-1]]
+    except OSError:
+        return ()
+    return (sys.executable, *words) if sys.executable else ()
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     reopen_closed_streams()
     try:
-        command_group.main(args=argv, prog_name="gpulock")
+        program = () if argv is not None else same_program()
+        command_group.main(args=argv, prog_name="gpulock", obj=program)
     except OSError as fault:
         if not is_output_error(fault):
             raise

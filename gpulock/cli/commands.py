@@ -32,6 +32,7 @@ COMMANDS: Final[tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...]] = (
             ("run", "claims.run:run_command", "Run a command with its own GPUs."),
             ("claim", "claims.claim:claim_command", "Hold GPUs for a process, such as this shell."),
             ("release", "claims.release:release_command", "Release GPUs."),
+            ("queue", "claims.queue:queue_command", "Show who waits for GPUs, and why."),
         ),
     ),
     (

@@ -1,37 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which waiting callers let others by: those whom nobody else's release would serve.
+"""Who goes before a caller whose devices are not free: nobody starves, and no GPU idles for long.
 
-Such a caller waits for devices of its own user, or for ones that are reserved or out of service.
-It lets other users by; the calls of one user keep their order.
-Any other caller at the head keeps the devices free, so that small requests do not starve it.
+The first caller that waits for other users lets them by and has the free devices kept for it in
+turns, each pair of which is twice as long as the one before. So a request of any size is served
+once the devices are given back, and keeps at most half of the time unused.
+A caller whom no other user's release would serve lets others by as long as that is so: it waits
+for devices of its own user, or for ones that are reserved or out of service.
 """
 
 from __future__ import annotations
 
 import copy
 
-from gpulock.alloc.availability import pick_free_devices
+from gpulock.alloc.availability import pick_free_devices, shortage_refusal
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
+from gpulock.node.devices import SHARE, Device
 from gpulock.store.locks import Lock
 
+FIRST_TURN, LONGEST_TURN = 600.0, 14400.0  # seconds
 
-def must_yield(node: Node, want: ClaimRequest) -> bool:
-    """Return whether a request stays refused although all other users gave their devices back.
 
-    `want` is as a claim that was refused as busy left it: with its user, and its kinds resolved.
+def keeps_free_devices(waited: float) -> bool:
+    """Return whether free devices are kept for the first caller, which has waited so long."""
+    turn, left = FIRST_TURN, waited
+    while left >= 2 * turn:
+        left -= 2 * turn
+        turn = min(2 * turn, LONGEST_TURN)
+    return left >= turn
+
+
+def find_shortage(
+    node: Node, found: list[Device], held: dict[str, Lock], want: ClaimRequest
+) -> Refusal | None:
+    """Return why a request that was refused before would be refused again, None where it may not.
+
+    `want` is as that claim left it: with its user, and its kinds resolved.
     """
+    try:
+        chosen, out = pick_free_devices(node, found, held, want)
+    except Refusal as refusal:
+        return refusal
+    return None if chosen else shortage_refusal(found, held, out, want, node.settings)
+
+
+def must_yield(node: Node, found: list[Device], held: dict[str, Lock], want: ClaimRequest) -> bool:
+    """Return whether a request stays refused although all other users gave their devices back."""
     alone = copy.copy(node)
     alone.settings = copy.copy(node.settings)
     alone.settings.mps_dir = ""  # an MPS ends with the shares that it is for
-    try:
-        locks = node.store.read_all_locks().items()
-        held = {name: lock for name, lock in locks if stays_held(lock, want.uid)}
-        chosen, _ = pick_free_devices(alone, node.devices(), held, want)
-    except (Refusal, OSError):
-        return False
-    return not chosen
+    kept = {name: lock for name, lock in held.items() if stays_held(lock, want.uid)}
+    return find_shortage(alone, found, kept, want) is not None
 
 
 def stays_held(lock: Lock, uid: int) -> bool:
@@ -40,3 +60,13 @@ def stays_held(lock: Lock, uid: int) -> bool:
     if record is None:  # nobody knows whose it is
         return True
     return record.uid == uid if record.scheduler != "admin" else not record.gives_way()
+
+
+def count_cards(held: dict[str, Lock], uid: int) -> int:
+    """Return how many devices the processes of a user hold; places of a card are one."""
+    mine = {
+        name.partition(SHARE)[0]
+        for name, lock in held.items()
+        if lock.owner and lock.owner.scheduler == "process" and lock.owner.uid == uid
+    }
+    return len(mine)

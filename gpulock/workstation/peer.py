@@ -12,13 +12,11 @@ import os
 import select
 import socket
 import struct
-import sys
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
-from gpulock.workstation import tickets
-from gpulock.workstation.wire import SocketReply, SocketRequest, encode_reply
+from gpulock.workstation.wire import WAITING, SocketReply, SocketRequest, encode_reply
 
 PEERPIDFD = 77  # SO_PEERPIDFD, asm-generic/socket.h
 CREDENTIALS = struct.Struct("3i")  # struct ucred
@@ -110,13 +108,15 @@ RARELY = 1.0  # seconds between two lines to one who waits
 
 
 class Client:
-    """One connection; `ticket` is its place in line, `until` when it waits no longer.
+    """One connection; `number` is its place in the queue, `until` when it waits no longer.
 
-    `want` is what it was refused as busy, once it was. Times are CLOCK_BOOTTIME seconds.
+    `want` is what it was refused as busy, once it was, and `reply` how that was said. `since` is
+    when it came first. Times are CLOCK_BOOTTIME seconds.
     """
 
     __slots__ = (
-        *("_last", "_told", "connection", "peer", "request", "since", "ticket", "until", "want"),
+        *("_last", "_told", "connection", "kept_since", "number", "peer", "reply", "request"),
+        *("round", "since", "start", "until", "want"),
     )
 
     def __init__(self, connection: socket.socket, peer: Peer, now: float) -> None:
@@ -124,15 +124,15 @@ class Client:
         self.peer = peer
         self.request: SocketRequest | None = None
         self.since = now
-        self.ticket = ""
+        self.start = 0
+        self.number = 0
         self.until = now
         self.want: ClaimRequest | None = None
+        self.reply = SocketReply(WAITING)
+        self.round = 0
+        self.kept_since = 0.0
         self._last: SocketReply | None = None
         self._told = now - RARELY
-
-    def ticket_number(self) -> int:
-        """Return the number of the ticket; who has none yet comes last."""
-        return tickets.parse_ticket(self.ticket)[0] if self.ticket else sys.maxsize
 
     def send(self, reply: SocketReply) -> bool:
         """Send a reply; return whether it is on its way. It waits for no reader."""
@@ -144,6 +144,7 @@ class Client:
 
     def send_if_changed(self, reply: SocketReply, now: float) -> None:
         """Say how the waiting goes, where that changed."""
+        self.reply = reply
         if reply != self._last and now >= self._told + RARELY:
             self._last, self._told = reply, now
             self.send(reply)

@@ -19,10 +19,11 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
 from gpulock.workstation.peer import Client, check_peer_may_hold, identify_peer
-from gpulock.workstation.tickets import drop_dead_tickets, drop_left_tickets, remove_ticket
+from gpulock.workstation.socket_claims import GATE_SECONDS, SocketClaims
 from gpulock.workstation.user_release import release_for_user
-from gpulock.workstation.wait_queue import GATE_SECONDS, RETRY_DELAY, SocketClaims, WaitQueue
+from gpulock.workstation.wait_queue import RETRY_DELAY, WaitQueue
 from gpulock.workstation.wire import (
+    CANCEL,
     CLAIM,
     LARGEST,
     READ,
@@ -39,7 +40,6 @@ MOST, MOST_OF_USER = 200, 16  # calls that wait in the queue; likewise those tha
 UNREAD = 64  # connections whose request is yet to come
 SHARE_OF_USER = 0.1  # of gpulockd's time, for looks at the processes of one user who gives back
 SILENCE = 10.0  # seconds until the request must be there
-REJOIN_SECONDS = 10.0  # for those who waited already: a client asks twice a second
 BACKLOG = 64
 GONE = select.POLLHUP | select.POLLERR | select.POLLRDHUP
 
@@ -54,7 +54,6 @@ class ClaimServer:
         self._node = node
         self._socket: socket.socket | None = None
         self._file = (0, 0)
-        self._since = 0.0  # when we began to listen
         self.clients: dict[int, Client] = {}
         self._line = WaitQueue(self.attempts, node, self._end)
         self._releases: list[tuple[Client, SocketRequest]] = []
@@ -66,14 +65,11 @@ class ClaimServer:
 
         Until a new socket listens, and all may connect to it, users find that of before.
         """
-        drop_dead_tickets(self._node())  # of who ended while no gpulockd ran
         path = f"{self._node().store.path}/{SOCKET}"
         if self._socket is not None and self._file == socket_file_identity(path):
-            if clock_boottime() >= self._since + REJOIN_SECONDS:
-                kept = {client.ticket for client in self.clients.values()}
-                drop_left_tickets(self._node(), kept)
             return
         self._stop_listening()
+        self._line.recover()
         folder = os.open(os.path.dirname(path), atomic.OPEN_DIRECTORY)
         listening = new_packet_socket(socket.SOCK_NONBLOCK)
         beside = atomic.name_temporary(SOCKET)
@@ -90,21 +86,21 @@ class ClaimServer:
         finally:
             os.close(folder)
         self._socket, self._file = listening, socket_file_identity(path)
-        self._since = clock_boottime()
         self._loop.watch(listening.fileno(), self._accept)
 
     def close(self, why: str = "") -> None:
         """Serve nobody any more; who waits is told why.
 
-        Without a reason we end: who waits keeps the ticket, and asks the next gpulockd.
+        Without a reason we end: who waits keeps the number, and asks the next gpulockd.
         """
         self._stop_listening()
+        self._line.close(keep=not why)
         if why:  # also what an earlier gpulockd left, which served
             atomic.remove_quietly(f"{self._node().store.path}/{SOCKET}")
         for client in list(self.clients.values()):
             if why:
                 client.send(SocketReply(REFUSED, kind=BROKEN, why=why, do="use the scheduler"))
-            self._drop(client, keep_ticket=not why)
+            self._drop(client)
 
     def retry_now(self) -> None:
         """Try again at once: a lock came or went."""
@@ -205,6 +201,9 @@ class ClaimServer:
             client.until = clock_boottime() + request.wait
             self._line.enqueue(client)
             return
+        if request.act == CANCEL:
+            self._cancel(client, request.number)
+            return
         # one a turn: each may look at every open file, and gpulockd has more to do
         self._releases.append((client, request))
 
@@ -220,6 +219,15 @@ class ClaimServer:
             who = "you" if mine else "others"
             raise Refusal(BUSY, f"{who} have too many open calls", "wait for them")
 
+    def _cancel(self, client: Client, number: int) -> None:
+        """End a call that waits, for its own user or root; raise Refusal."""
+        other, account = self._line.find(number), client.peer.account
+        if account not in (0, other.peer.account):
+            why = f"number {number} is another user's"
+            raise Refusal(INVALID_REQUEST, why, "ask that user, or root")
+        self._refuse(other, BUSY, f"cancelled by uid {account}", "wait again")
+        self._end(client, SocketReply(RELEASED))
+
     def _release(self, client: Client, request: SocketRequest) -> None:
         """Give back what a client asked for; raise Refusal or OSError."""
         freed = release_for_user(self._node(), client.peer, request, Deadline(GATE_SECONDS))
@@ -234,10 +242,10 @@ class ClaimServer:
         """Send the last reply; what was granted to one who is gone is taken back."""
         sent = client.send(reply)
         if reply.token and not sent:
-            self.attempts.undo_grant(self._node(), reply.token, Deadline(GATE_SECONDS))
+            self.attempts.undo_grant(self._node(), reply.token)
         self._drop(client)
 
-    def _drop(self, client: Client, keep_ticket: bool = False) -> None:
+    def _drop(self, client: Client) -> None:
         """Forget a client, and give back its place in the queue."""
         if self.clients.pop(client.connection.fileno(), None) is None:
             return
@@ -245,8 +253,6 @@ class ClaimServer:
         self._loop.forget(client.peer.fd)
         self._releases = [one for one in self._releases if one[0] is not client]
         self._line.remove(client)
-        if client.ticket and not keep_ticket:
-            remove_ticket(self._node(), client.ticket)
         client.close()
 
     def _stop_listening(self) -> None:

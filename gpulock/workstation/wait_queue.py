@@ -1,42 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue of clients that wait at the socket: the first is served, no client overtakes it.
+"""The queue of users' claims, by number: who is served, who waits, and what each is told.
 
-The first lets other users by where none of them has what it waits for
-(gpulock.workstation.backfill), and while it is stopped. It is the queue of all callers: `tickets/`
-has those too that claim without the socket. A client that does not wait is told at once its place
-in the queue. An attempt that fails costs a look at all processes: within a second the same
-question has the same answer, unless a lock came or went.
+A claim that fails may cost a look at all processes: between two changes of the locks a question
+is asked once. LOCK_DIR/waiting tells everybody who waits; a gpulockd that starts again finds there
+the numbers of those who come back.
 """
 
 from __future__ import annotations
 
-import pwd
 from collections.abc import Callable
+from typing import NamedTuple
 
-from gpulock.alloc.choose import CHECK_SECONDS, ClaimRequest
-from gpulock.alloc.release import release_locks
-from gpulock.daemon.core.background_call import BackgroundCall
-from gpulock.daemon.core.journal import INFO, WARNING, DaemonJournal
-from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, LockTimeout, Refusal
+from gpulock.deadline import clock_boottime
+from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
-from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store.gate import LONGEST_WAIT
-from gpulock.store.owner import Owner
-from gpulock.workstation import process_claims, tickets
-from gpulock.workstation.backfill import must_yield
-from gpulock.workstation.claim_rate import BURST, ClaimRate
-from gpulock.workstation.peer import Client, check_peer_may_hold
-from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply, SocketRequest
+from gpulock.node.devices import Device
+from gpulock.store import waiting
+from gpulock.store.locks import Lock
+from gpulock.store.waiting import WaitingCaller
+from gpulock.workstation import backfill
+from gpulock.workstation.claim_rate import BURST
+from gpulock.workstation.peer import Client
+from gpulock.workstation.socket_claims import SocketClaims
+from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply, request_words
 
-PAUSE = 1.0  # seconds between two attempts of the first, where nothing changed
-RETRY_DELAY = 0.05  # seconds after an attempt that failed: each may look at all processes
-GATE_SECONDS = 2.0
+PAUSE = 1.0  # seconds between two looks, where nothing changed
+RETRY_DELAY = 0.05  # seconds after a claim that failed
+REJOIN_SECONDS = 10.0  # until callers are back once gpulockd starts again
 OTHERS_FIRST = "others go first while you hold the rest, or it is out of service"
 
 
+class Look(NamedTuple):
+    """What is there in one look at the queue: the node, its devices, and the locks."""
+
+    node: Node
+    found: list[Device]
+    held: dict[str, Lock]
+
+
 class WaitQueue:
-    """The waiting clients by ticket; `end` sends a client its last reply and drops it."""
+    """The waiting clients; `end` sends a client its last reply and drops it."""
 
     def __init__(
         self,
@@ -48,252 +51,180 @@ class WaitQueue:
         self._node = node
         self._end = end
         self._line: list[Client] = []
+        self._number = 0
+        self._left: list[WaitingCaller] = []  # of the gpulockd before, not yet back
+        self._left_until = 0.0
         self._next = 0.0
+        self._round = 1  # raised whenever a claim may have another answer
+        self._published = b""
+
+    def recover(self) -> None:
+        """Find the numbers that an earlier gpulockd gave."""
+        node = self._node()
+        self._left = waiting.read_waiting(node.store.path, node.boot_id, node.proc.running)
+        self._left_until = clock_boottime() + REJOIN_SECONDS
+        self._number = max([self._number, *[one.number for one in self._left]])
 
     def enqueue(self, client: Client) -> None:
-        """Queue a client; raise Refusal where no ticket can be drawn and it does not wait.
-
-        While the gate is shut who waits stands at the end without a ticket.
-        """
-        try:
-            deadline = Deadline(GATE_SECONDS)  # by the process that connected, which waits
-            used = {other.ticket for other in self._line}
-            client.ticket = tickets.take_ticket(self._node(), deadline, client.peer.pid, used)
-        except LockTimeout:
-            if clock_boottime() >= client.until:
-                raise
-        if client not in self._line:
-            self._line.append(client)
-        self._line.sort(key=Client.ticket_number)
-        self._next = 0.0 if client.ticket else clock_boottime() + PAUSE
+        """Queue a client, at its old place where it waited already; raise OSError."""
+        process = client.peer.pid, self._node().proc.start(client.peer.pid)
+        client.start = process[1]
+        for one in self._left:
+            if (one.pid, one.start) == process:
+                client.number, client.since = one.number, one.since
+                self._left.remove(one)
+                break
+        else:
+            self._number += 1
+            client.number, client.since = self._number, clock_boottime()
+        self._line.append(client)
+        self._line.sort(key=lambda one: one.number)
+        self._next = 0.0
 
     def remove(self, client: Client) -> None:
         """Take a client out of the line."""
         if client in self._line:
             self._line.remove(client)
             self._next = 0.0
+            self._publish()
+
+    def find(self, number: int) -> Client:
+        """Return who has a number; raise Refusal."""
+        for client in self._line:
+            if client.number == number:
+                return client
+        raise Refusal(INVALID_REQUEST, f"nobody waits with number {number}", "see gpulock queue")
+
+    def close(self, keep: bool) -> None:
+        """End the queue; with `keep` the next gpulockd finds the numbers."""
+        self._line, self._left = [], []
+        if not keep:
+            self._publish()
 
     def retry_now(self) -> None:
         """Try again at once: a lock came or went."""
-        self._attempts.forget_last_answer()
+        self._round += 1
         self._next = 0.0
 
     def due(self) -> float:
-        """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
+        """Return when `run_due` has something to do, as CLOCK_BOOTTIME seconds."""
         return self._next if self._line else float("inf")
 
     def run_due(self, now: float) -> None:
-        """Serve the first that lets nobody by, if possible; tell the others their place."""
+        """Serve one caller, if possible; tell the others why they wait."""
         if not self._line or now < self._next:
             return
         self._next = now + PAUSE
+        if now >= self._left_until:
+            self._left = []
         node = self._node()
-        yielding: dict[int, int] = {}  # by user, how many of their calls
-        for client in list(self._line):
-            if not client.ticket:
-                self._enqueue_again(client)
-                return
-            if tickets.is_stopped(node, client.peer.pid):
+        try:
+            look = Look(node, node.devices(), node.store.read_all_locks())
+        except (Refusal, OSError):
+            look = Look(node, [], {})  # a claim says why
+        if self._serve_line(look, now):
+            self._round += 1
+        self._publish()
+
+    def _serve_line(self, look: Look, now: float) -> bool:
+        """Go along the line as far as to one claim, or one end; return whether all were seen."""
+        waits: set[int] = set()  # users of whom a call waits
+        first: Client | None = None  # of those who wait for other users
+        kept = ""  # for whom free devices are kept
+        for place, client in enumerate(list(self._line)):
+            account = client.peer.account
+            if is_stopped(look.node, client.peer.pid):
+                client.reply = SocketReply(WAITING, why="stopped")
                 continue
-            before = yielding.get(client.peer.account, 0)
-            if delay := self._attempts.rate.delay(client.peer.account, now):
-                self._delay(client, delay, now)
-            elif before or (client.want and now < client.until and must_yield(node, client.want)):
-                yielding[client.peer.account] = before + 1
-                self._pass_over(node, client, before, now)
-            else:
-                self._serve(node, client, now)
-                return
-
-    def _delay(self, client: Client, delay: float, now: float) -> None:
-        """Let others by for a while: the client's user has made too many claims."""
-        why = f"you made {BURST} claims in a short time, and the next may come in {delay:.0f} s"
-        if now >= client.until:
-            do = "run several commands in one claim, or use --wait"
-            self._end(client, SocketReply(REFUSED, kind=BUSY, why=why, do=do))
-        else:
-            tickets.mark_waiting(self._node(), client.ticket, client.peer.account)
-            client.send_if_changed(SocketReply(WAITING, why=why), now)
-
-    def _pass_over(self, node: Node, client: Client, before: int, now: float) -> None:
-        """Let other users by; `before` are calls of the client's own user that do so as well."""
-        if before and now >= client.until:
-            self._end(client, reply_from_refusal(tickets.line_refusal(before)))
-            return
-        tickets.mark_waiting(node, client.ticket, client.peer.account)
-        if before:
-            client.send_if_changed(waiting_reply(before), now)
-
-    def _enqueue_again(self, client: Client) -> None:
-        """Draw a ticket for a client that could not get one."""
-        try:
-            self.enqueue(client)
-        except Refusal as refusal:
-            self._end(client, reply_from_refusal(refusal))
-
-    def _serve(self, node: Node, first: Client, now: float) -> None:
-        """Serve the first that lets nobody by; tell those behind it where it stays there.
-
-        Nobody is refused for the moment of another caller that may be served.
-        """
-        ahead, moment = list[str](), False
-        try:
-            ahead = tickets.list_callers_ahead(node, first.ticket, first.peer.account)
-            moment = bool(ahead) and not tickets.has_waiting_caller(node, ahead)
-            reply = waiting_reply(len(ahead))
-            if not ahead:
-                reply = self._attempts.serve(node, first, Deadline(GATE_SECONDS))
-        except Exception as fault:  # one request must not end gpulockd for all others
-            why = f"gpulockd is at fault: {type(fault).__name__}: {fault}"
-            reply = SocketReply(REFUSED, kind=BROKEN, why=why, do="report this as a bug")
-        patience = first.since + LONGEST_WAIT if moment else 0.0
-        if reply.state != WAITING:
-            self._end(first, reply)
-        elif now >= max(first.until, patience):
-            self._end(first, SocketReply(REFUSED, kind=BUSY, why=reply.why, do=reply.do))
-        elif first.want and must_yield(node, first.want):
-            tickets.mark_waiting(node, first.ticket, first.peer.account)
-            first.send_if_changed(reply._replace(why=f"{OTHERS_FIRST}; {reply.why}"), now)
-        else:
-            first.send_if_changed(reply, now)
-            if moment:
+            why = self._why_not_yet(client, account in waits, kept, now)
+            tried = not why and client.round != self._round and not self._is_short(look, client)
+            if tried:
+                client.round, client.reply = self._round, self._attempts.serve(look.node, client)
+            if client.reply.state != WAITING or now >= client.until:
+                granted = client.reply.state == GRANTED
+                self._end(client, last_reply(client.reply, why))
+                self._next = now + (0.0 if granted else RETRY_DELAY)
+                return False
+            waits.add(account)
+            reply = client.reply._replace(why=why) if why else client.reply
+            if not why and client.want and backfill.must_yield(*look, client.want):
+                reply = reply._replace(why=f"{OTHERS_FIRST}; {reply.why}")
+            elif not why and first is None:
+                first = client
+                client.kept_since = client.kept_since or now
+                if backfill.keeps_free_devices(now - client.kept_since):
+                    kept = f"free GPUs are kept for number {client.number}, which waits longest"
+            client.send_if_changed(reply._replace(before=place), now)
+            if tried:
                 self._next = now + RETRY_DELAY
-            else:
-                self._tell_others(first, len(ahead), now)
-            return
-        self._next = now if reply.state == GRANTED else now + RETRY_DELAY
+                return False
+        return True
 
-    def _tell_others(self, first: Client, before: int, now: float) -> None:
-        """Tell all that the first waits, and how many are before them.
+    def _why_not_yet(self, client: Client, behind_own: bool, kept: str, now: float) -> str:
+        """Return why a caller is not served now whatever is free, nothing where it may be."""
+        if any(one.number < client.number for one in self._left):
+            return "callers of before the restart of gpulockd come back first"
+        if behind_own:
+            return "your earlier call goes first"
+        if delay := self._attempts.rate.delay(client.peer.account, now):
+            return (
+                f"you made {BURST} claims in a short time, and the next may come in {delay:.0f} s"
+            )
+        return kept
 
-        `before`: how many direct callers are before all of us.
+    def _is_short(self, look: Look, client: Client) -> bool:
+        """Return whether a claim that was refused would be refused again; it is not tried then.
+
+        What dead owners hold the reconcile frees.
         """
-        for place, client in list(enumerate(self._line[self._line.index(first) :])):
-            if now >= client.until:
-                refusal = reply_from_refusal(tickets.line_refusal(before + place))
-                self._end(client, refusal)
-                continue
-            if client.ticket:
-                tickets.mark_waiting(self._node(), client.ticket)
-            if place:
-                client.send_if_changed(waiting_reply(before + place), now)
+        if client.want is None:
+            return False
+        refusal = backfill.find_shortage(*look, client.want)
+        if refusal is None:
+            return False
+        client.round = self._round
+        client.reply = SocketReply(WAITING, kind=refusal.kind, why=refusal.why, do=refusal.do)
+        return True
 
-
-def waiting_reply(before: int) -> SocketReply:
-    """Return what a client is told while so many are before it."""
-    refusal = tickets.line_refusal(before)
-    return SocketReply(WAITING, before=before, why=refusal.why, do=refusal.do)
-
-
-def reply_from_refusal(refusal: Refusal) -> SocketReply:
-    """Return the reply that a refusal is told with."""
-    return SocketReply(REFUSED, kind=refusal.kind, why=refusal.why, do=refusal.do)
-
-
-SAME = 1.0  # seconds
-NAME_SECONDS = 1.0
-NAMES = 1000  # users that are remembered
-
-
-class SocketClaims:
-    """Serve clients one at a time; remember why the last one had to wait."""
-
-    def __init__(self, journal: DaemonJournal) -> None:
-        self.rate = ClaimRate()
-        self._journal = journal
-        self._busy: SocketReply | None = None
-        self._want: ClaimRequest | None = None
-        self._asked: tuple[object, ...] = ()
-        self._until = 0.0
-        self._names: dict[int, str] = {}
-
-    def forget_last_answer(self) -> None:
-        """Something changed: ask again."""
-        self._until = 0.0
-
-    def serve(self, node: Node, client: Client, deadline: Deadline) -> SocketReply:
-        """Return GRANTED, REFUSED, or WAITING where the devices are not free yet."""
-        request = client.request
-        assert request is not None
-        asked = request.number, request.devices, request.share, request.device_kind
-        question = (*asked, client.peer.account)
-        if self._busy and question == self._asked and clock_boottime() < self._until:
-            client.want = self._want
-            return self._busy
-        reply = self._claim(node, client, request, deadline)
-        self._want = client.want
-        self._busy, self._asked = (reply if reply.state == WAITING else None), question
-        self._until = clock_boottime() + SAME
-        return reply
-
-    def _claim(
-        self, node: Node, client: Client, request: SocketRequest, deadline: Deadline
-    ) -> SocketReply:
-        kinds = ((request.device_kind, request.number),) if request.device_kind else ()
-        share = bool(request.share)
-        want = ClaimRequest(request.number, request.devices, share=share, kinds=kinds)
-        want.patience = 0.0  # it is gpulockd that ends health checks, after this answer
-        try:
-            record = self._record(node, client, request)
-            other = process_claims.find_other_process_grant(node, record, want)
-            if other:
-                why = f"pid {record.pid} holds {' '.join(other)} already"
-                raise Refusal(INVALID_REQUEST, why, f"gpulock release --pid {record.pid} first")
-            grant = process_claims.claim_for_process(node, record, want, deadline)
-        except Refusal as refusal:
-            client.want = want if refusal.kind == BUSY else None
-            if want.asked:
-                client.until = max(client.until, clock_boottime() + CHECK_SECONDS)
-            state = WAITING if is_temporary_refusal(refusal) else REFUSED
-            return SocketReply(state, kind=refusal.kind, why=refusal.why, do=refusal.do)
-        if grant.fresh:
-            self.rate.count_claim(client.peer.account, clock_boottime())
-        ids = tuple(device.id for device in grant.devices)
-        who = f"pid {record.pid} ({record.user})"
-        self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {grant.waited * 1000:.1f} ms")
-        places = grant.owner.places
-        return SocketReply(GRANTED, token=grant.owner.token, devices=ids, places=places)
-
-    def _record(self, node: Node, client: Client, request: SocketRequest) -> Owner:
-        """Return the record of a claim by a process that is still the client's; raise Refusal."""
-        name = self._name(client.peer.account)
-        record = process_claims.make_process_owner(node, request.pid, name, request.comment)
-        check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
-        if (record.start, record.uid) != (request.start, client.peer.uid):
-            raise Refusal(
-                INVALID_REQUEST, f"pid {request.pid} now belongs to another process", "try again"
+    def _publish(self) -> None:
+        """Tell everybody who waits, where that changed."""
+        now = clock_boottime()
+        callers = [
+            WaitingCaller(
+                client.number,
+                (client.peer.pid, client.start, client.peer.account),
+                client.since,
+                (
+                    self._attempts.user_name(client.peer.account),
+                    request_words(client.request),
+                    client.reply.why.partition(" (")[0],
+                ),
             )
-        return record.copy(uid=client.peer.account)
-
-    def _name(self, uid: int) -> str:
-        """Return the name of a user, for people; a name service that is slow is not waited for."""
-        if uid not in self._names:
-            asking = BackgroundCall(lambda: pwd.getpwuid(uid).pw_name)
-            if not asking.wait(NAME_SECONDS):
-                return f"uid {uid}"
-            if len(self._names) >= NAMES:
-                self._names.clear()
+            for client in self._line
+            if client.request and now < client.until
+        ]
+        node = self._node()
+        data = waiting.encode_waiting([*self._left, *callers], node.boot_id)
+        if data != self._published:
             try:
-                self._names[uid] = asking.answer()
-            except KeyError:
-                self._names[uid] = f"uid {uid}"
-        return self._names[uid]
-
-    def undo_grant(self, node: Node, token: str, deadline: Deadline) -> None:
-        """Take back what was granted to a client that never heard of it."""
-        how = "its client disconnected"
-        try:
-            release_locks(
-                node,
-                lambda o: o.token == token,
-                make_liveness_judge(node),
-                deadline,
-                how,
-            )
-        except (Refusal, OSError) as fault:
-            self._journal.say(WARNING, f"claim {token} stays until its process ends: {fault}")
+                waiting.write_waiting(node.store.path, data)
+            except OSError:
+                return  # a full LOCK_DIR: they are served all the same
+            self._published = data
 
 
-def is_temporary_refusal(refusal: Refusal) -> bool:
-    """Return whether a refusal may be otherwise in a moment."""
-    return refusal.kind == BUSY or isinstance(refusal, LockTimeout)
+def last_reply(reply: SocketReply, why: str) -> SocketReply:
+    """Return the reply that ends a call; one that still waits is refused. `why` as for a turn."""
+    if reply.state != WAITING:
+        return reply
+    if why:
+        return SocketReply(REFUSED, kind=BUSY, why=why, do="use --wait; see gpulock queue")
+    return reply._replace(state=REFUSED)
+
+
+def is_stopped(node: Node, pid: int) -> bool:
+    """Return whether a caller was stopped, and so cannot use what it would be granted."""
+    try:
+        return node.proc.stat(pid).state in ("T", "t")
+    except OSError:
+        return False

@@ -17,15 +17,18 @@ from gpulock.store import kv
 SOCKET = "socket"  # in LOCK_DIR
 REQUEST_LINE, REPLY_LINE = "gpulock-request 1", "gpulock-reply 1"
 LARGEST = 1 << 14  # bytes of a packet: 128 bus ids are 2 KiB
-CLAIM, RELEASE = "claim", "release"
+CLAIM, RELEASE, CANCEL = "claim", "release", "cancel"
 READ, WAITING, GRANTED, RELEASED, REFUSED = "read", "waiting", "granted", "released", "refused"
 MOST_DEVICES = 1024
 LONGEST = 1000  # characters of a text
 FOR_EVER = float("inf")
+PLURAL = ("share", "GPU")
 
 
 class SocketRequest(NamedTuple):
     """What a client asks for. `pid` and `start` name the process that holds or is to hold.
+
+    Of CANCEL `number` is that of a caller in the queue.
 
     `number` devices, of `devices` (lock ids) alone where there are some; with `share` 1 a place
     on each is enough. `device_kind` as in gpulock.node.kinds. `wait` in seconds. `comment` as in
@@ -69,8 +72,8 @@ def parse_request(data: bytes) -> SocketRequest:
     """Return the request in a packet; raise ValueError for anything else."""
     pairs = kv.decode_pairs(data.decode("ascii"), REQUEST_LINE)
     act, wait = pairs.get("act", ""), float(pairs.get("wait", "0"))
-    if act not in (CLAIM, RELEASE) or not wait >= 0:
-        raise ValueError("neither claim nor release")
+    if act not in (CLAIM, RELEASE, CANCEL) or not wait >= 0:
+        raise ValueError("neither claim, release nor cancel")
     names = pairs.get("devices", "")
     devices = tuple(names.split(",")) if names else ()
     count = parse_whole_number(pairs, "number")
@@ -91,6 +94,16 @@ def parse_request(data: bytes) -> SocketRequest:
         if devices or share or kind == SHARE_KIND:
             raise ValueError("a kind, and devices or shares")
     return SocketRequest(act, pid, start, count, devices, wait, comment, share, kind)
+
+
+def request_words(request: SocketRequest | None) -> str:
+    """Return what a claim asks for, in a few words."""
+    if request is None:
+        return ""
+    what = "share" if request.share else request.device_kind.partition(":")[2] or "GPU"
+    if request.devices:
+        return f"{what} {' '.join(request.devices)}"
+    return f"{request.number} {what}{'s' if request.number > 1 and what in PLURAL else ''}"
 
 
 def encode_reply(reply: SocketReply) -> bytes:

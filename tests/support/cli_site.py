@@ -147,11 +147,6 @@ class Site:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         verdicts.write_verdicts(str(self.files.lock_dir), found, boot_id)
 
-    def tickets(self) -> list[str]:
-        """Return the tickets of waiting callers."""
-        folder = self.files.lock_dir / "tickets"
-        return sorted(os.listdir(folder)) if folder.is_dir() else []
-
 
 def dead_process() -> tuple[int, int]:
     """Return pid and a start time of a process that is gone."""

@@ -13,8 +13,8 @@ from gpulock.daemon.core.loop import EventLoop
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
+from gpulock.store.waiting import WaitingCaller, read_waiting
 from gpulock.workstation import server as server_module
-from gpulock.workstation import tickets
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.server import ClaimServer
 from gpulock.workstation.wire import (
@@ -111,8 +111,13 @@ class Desk:
         """Let another process be."""
         return self.box.proc.add(pid, "sleep", start=about.get("start", 9), uids=(uid,) * 4)
 
-    def line(self) -> list[str]:
-        return tickets.list_tickets(f"{self.box.lock}/{tickets.FOLDER}")
+    def waiting(self) -> list[WaitingCaller]:
+        """Return who waits, as everybody may read it."""
+        return read_waiting(self.node.store.path, self.node.boot_id, self.node.proc.running)
+
+    def line(self) -> list[tuple[int, int]]:
+        """Return number and pid of each caller that waits."""
+        return [(one.number, one.pid) for one in self.waiting()]
 
 
 def answers(caller: socket.socket) -> list[SocketReply]:

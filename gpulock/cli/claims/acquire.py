@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `run` and `claim` share: their options, the line of waiting callers, the claim itself."""
+"""What `run` and `claim` share: their options, and the claim itself."""
 
 from __future__ import annotations
 
 import functools
 import os
-import sys
+import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar, cast
 
@@ -17,18 +17,19 @@ from gpulock.alloc.release import release_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.select import SelectError, match_device_list
 from gpulock.cli.session import CommandRefusedError, Session, uid_to_user_name
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import Deadline
+from gpulock.errors import BUSY, Refusal
 from gpulock.job.mps import wait_for_mps
 from gpulock.node.context import Node
 from gpulock.node.kinds import MIG, MODEL, parse_kind
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
-from gpulock.text.words import format_count, format_device_list, format_duration, parse_duration
-from gpulock.workstation import process_claims, tickets
-from gpulock.workstation.backfill import must_yield
+from gpulock.text.words import format_count, format_device_list, parse_duration
+from gpulock.workstation import process_claims
 
 F = TypeVar("F", bound=Callable[..., object])
 FOR_EVER = "for ever"
+PAUSE = 1.0  # seconds between two attempts without gpulockd
 CLAIM_SECONDS = 60.0  # for one attempt, whose wait at the gate is LONGEST_WAIT
 
 
@@ -135,13 +136,22 @@ def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
     return ClaimRequest(len(wanted), wanted, share=share)
 
 
-def acquire_devices(node: Node, record: Owner, want: ClaimRequest, wait: float) -> Grant:
-    """Claim in turn, waiting so long; raise Refusal or Refused.
+def acquire_devices(
+    session: Session, node: Node, record: Owner, want: ClaimRequest, wait: float
+) -> Grant:
+    """Claim, waiting so long; raise Refusal or Refused.
 
-    Where LOCK_DIR is another's, its gpulockd claims for us. Of a share whose card has an MPS it
-    waits for that.
+    Where gpulockd serves users it claims for us. Of a share whose card has an MPS it waits for
+    that.
     """
-    grant = wait_for_grant(node, record, want, wait)
+    what = format_count(want.count, "share" if want.share else "GPU")
+    serving = record.uid == os.geteuid() and socket_client.is_daemon_serving(node)
+    if serving or socket_client.is_daemon_needed(node):
+        how = socket_client.take_handed_wait(what, session.program)
+        grant = socket_client.request_daemon_claim(node, record, want, wait, how)
+    else:
+        refuse_second_claim(node, record, want)
+        grant = claim_without_queue(node, record, want, Deadline(wait), what)
     if node.settings.share_mps and grant.owner.places:
         try:
             wait_for_mps(node, grant.owner, Deadline(CLAIM_SECONDS))
@@ -151,23 +161,23 @@ def acquire_devices(node: Node, record: Owner, want: ClaimRequest, wait: float) 
     return grant
 
 
-def wait_for_grant(node: Node, record: Owner, want: ClaimRequest, wait: float) -> Grant:
-    """Claim in turn, waiting so long; raise Refusal or Refused."""
-    line = WaitProgress(format_count(want.count, "share" if want.share else "GPU"))
-    try:
-        if socket_client.is_daemon_needed(node):
-            return socket_client.request_daemon_claim(node, record, want, wait, line.show_waiting)
-        refuse_second_claim(node, record, want)
-        return tickets.claim_in_turn(
-            node,
-            lambda: process_claims.claim_for_process(node, record, want, Deadline(CLAIM_SECONDS)),
-            Deadline(wait),
-            line.show_waiting,
-            lambda: must_yield(node, want),
-            record.uid,
-        )
-    finally:
-        line.end()
+def claim_without_queue(
+    node: Node, record: Owner, want: ClaimRequest, deadline: Deadline, what: str
+) -> Grant:
+    """Claim where no gpulockd serves, again and again until the deadline; raise Refusal."""
+    told = False
+    while True:
+        try:
+            return process_claims.claim_for_process(node, record, want, Deadline(CLAIM_SECONDS))
+        except Refusal as refusal:
+            if refusal.kind != BUSY or deadline.left() <= 0:
+                raise
+            if not told:
+                why = refusal.why.partition(" (")[0]
+                how = f"no gpulockd serves here, so there is no queue: tried every {PAUSE:.0f} s"
+                click.echo(f"gpulock: waiting for {what}: {why}; {how}", err=True)
+            told = True
+        time.sleep(min(PAUSE, deadline.left()))
 
 
 def release_cli_claim(node: Node, grant: Grant, how: str) -> None:
@@ -194,33 +204,3 @@ def refuse_second_claim(node: Node, record: Owner, want: ClaimRequest) -> None:
             f"pid {record.pid} holds {format_device_list(other, node.devices())} already",
             f"gpulock release --pid {record.pid} first",
         )
-
-
-class WaitProgress:
-    """What a waiting caller is told on stderr: one line, kept up to date on a terminal."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._begun = clock_boottime()
-        self._last = ""
-        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-
-    def show_waiting(self, before: int, why: str) -> None:
-        """Say how many callers are before this one, or what is in the way."""
-        short = why.partition(" (")[0]  # who has which: `gpulock status` says it better
-        reason = f"{format_count(before, 'caller')} ahead" if before else f"next; {short}"
-        if self._live:
-            waited = format_duration(clock_boottime() - self._begun)
-            text = f"gpulock: waiting {waited} for {self._what}: "
-            width = os.get_terminal_size(sys.stderr.fileno()).columns
-            sys.stderr.write(f"\r\x1b[K{(text + reason)[: max(20, width - 1)]}")
-            sys.stderr.flush()
-        elif reason != self._last:
-            click.echo(f"gpulock: waiting for {self._what}: {reason}", err=True)
-        self._last = reason
-
-    def end(self) -> None:
-        """Leave a clean line behind."""
-        if self._live and self._last:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

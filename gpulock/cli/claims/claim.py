@@ -61,7 +61,7 @@ def claim_command(
             f"process {record.pid} is {record.user}'s", "claim for one of your own"
         )
     binds = environment.driver_binds(node.settings) if export else ""
-    grant = acquire_devices(node, record, want, wait)
+    grant = acquire_devices(session, node, record, want, wait)
     click.echo(
         "\n".join(
             shell_export_lines(grant, node.settings, binds)

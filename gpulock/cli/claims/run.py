@@ -68,7 +68,7 @@ def run_command(
     prepare_claim_folders(node)
     start_own_session()
     record = make_cli_owner(node, os.getpid(), RUN)
-    grant = acquire_devices(node, record, want, wait)
+    grant = acquire_devices(session, node, record, want, wait)
     try:
         environ = make_command_environment(grant, node.settings, dict(os.environ))
         os.umask(mask)

@@ -10,22 +10,27 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 import time
-from collections.abc import Callable
+from typing import NamedTuple
+
+import click
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.alloc.same_job import granted_devices
 from gpulock.cli.session import CommandRefusedError, owns_lock_dir, uid_to_user_name
 from gpulock.daemon.serve_policy import scheduler_from_settings
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, KINDS, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import atomic
 from gpulock.store.owner import Owner
+from gpulock.workstation import waiter
 from gpulock.workstation.peer import CREDENTIALS
 from gpulock.workstation.wire import (
+    CANCEL,
     CLAIM,
     FOR_EVER,
     GRANTED,
@@ -61,6 +66,15 @@ class DaemonAbsentError(CommandRefusedError):
 def is_daemon_needed(node: Node) -> bool:
     """Return whether the caller must ask the daemon: LOCK_DIR is there, and another's."""
     return os.path.lexists(node.store.path) and not owns_lock_dir(node)
+
+
+def is_daemon_serving(node: Node) -> bool:
+    """Return whether a gpulockd serves users: then who owns LOCK_DIR queues as well."""
+    try:
+        connect_to_daemon(node).close()
+    except (CommandRefusedError, OSError):
+        return False
+    return True
 
 
 def connect_to_daemon(node: Node) -> socket.socket:
@@ -107,45 +121,91 @@ def await_daemon(node: Node, wait: float) -> None:
         time.sleep(PAUSE)
 
 
+class ClaimWait(NamedTuple):
+    """How a claim waits: for what, since when, and which program is to go on after it.
+
+    Without a program this one waits itself. `handed` is the socket of a request that was sent
+    before, and `until` when the last reply must be there. Times are CLOCK_BOOTTIME seconds.
+    """
+
+    what: str
+    begun: float
+    program: tuple[str, ...] = ()
+    handed: socket.socket | None = None
+    until: float = FOR_EVER
+
+
+def take_handed_wait(what: str, program: tuple[str, ...]) -> ClaimWait:
+    """Return how a claim waits: on, where the program that waited in our place ended."""
+    number, _, begun = os.environ.pop(waiter.ENVIRONMENT, "").partition(" ")
+    try:
+        handed = socket.socket(fileno=int(number))
+        handed.set_inheritable(False)
+        return ClaimWait(what, float(begun), program, handed)
+    except (OSError, ValueError):
+        return ClaimWait(what, clock_boottime(), program)
+
+
+def wait_in_queue(connection: socket.socket, how: ClaimWait) -> None:
+    """Return once the next packet is the last reply, or there is none in time.
+
+    Who has a program to go on with becomes one that loads next to nothing, which starts it.
+    """
+    number, until = connection.fileno(), how.until
+    connection.settimeout(min(max(0.001, until - clock_boottime()), waiter.LONGEST))
+    first = parse_reply(connection.recv(LARGEST, socket.MSG_PEEK))
+    if first.state == WAITING and how.program:
+        connection.settimeout(None)
+        connection.set_inheritable(True)
+        words = [str(number), str(how.begun), str(until), how.what, *how.program]
+        try:
+            os.execv(sys.executable, [sys.executable, "-IS", waiter.__file__, *words])
+        except OSError:
+            connection.set_inheritable(False)  # then we wait ourselves
+    waiter.wait_for_reply(number, how.what, how.begun, until)
+
+
 def send_daemon_request(
-    node: Node, request: SocketRequest, waiting: Callable[[int, str], None], deadline: Deadline
+    node: Node, request: SocketRequest, deadline: Deadline, how: ClaimWait | None = None
 ) -> SocketReply:
     """Send a request and return the last reply; raise Refused, Refusal or EndedError.
 
-    Where it is not even read, `waiting` is told; without time to wait that is a Refusal.
+    `how` it waits, for a claim. Where it is not even read, that is told; without time to wait it
+    is a Refusal.
     """
-    with connect_to_daemon(node) as connection:
+    handed = how.handed if how else None
+    with handed or connect_to_daemon(node) as connection:
         try:
-            connection.send(encode_request(request))
-            unread: Deadline | None = Deadline(READ_SECONDS)
-            while True:
-                left = (unread.sooner(deadline.left()) if unread else deadline).left()
-                connection.settimeout(left if left < FOR_EVER else None)
-                try:
-                    data = connection.recv(LARGEST)
-                except socket.timeout:  # TimeoutError from Python 3.10 on
-                    if unread is None:
-                        raise
-                    refusal = unanswered_refusal(connection)
-                    if request.wait <= READ_SECONDS:
-                        raise refusal from None
-                    waiting(0, refusal.why)
-                    unread = None
-                    continue
-                unread = None
-                if not data:
-                    raise DaemonEndedError
-                reply = parse_reply(data)
-                if reply.state == WAITING:
-                    waiting(reply.before, reply.why)
-                elif reply.state != READ:
-                    break
+            if handed is None:
+                connection.send(encode_request(request))
+                await_reading(connection, request.wait)
+            if how:
+                wait_in_queue(connection, how._replace(until=clock_boottime() + deadline.left()))
+            left = deadline.left()
+            connection.settimeout(min(max(0.001, left), waiter.LONGEST))
+            reply = parse_reply(connection.recv(LARGEST))
         except (OSError, ValueError) as fault:
             raise DaemonEndedError from fault
     if reply.state == REFUSED:
         kind = reply.kind if reply.kind in KINDS else BROKEN
         raise Refusal(kind, reply.why, reply.do)
     return reply
+
+
+def await_reading(connection: socket.socket, wait: float) -> None:
+    """Return once a request was read; raise Refusal where that takes too long, or OSError."""
+    connection.settimeout(READ_SECONDS)
+    try:
+        first = connection.recv(LARGEST, socket.MSG_PEEK)
+    except socket.timeout:  # TimeoutError from Python 3.10 on
+        refusal = unanswered_refusal(connection)
+        if wait <= READ_SECONDS:
+            raise refusal from None
+        click.echo(f"gpulock: {refusal.why}; {refusal.do}", err=True)
+        connection.settimeout(None if wait == FOR_EVER else wait)
+        first = connection.recv(LARGEST, socket.MSG_PEEK)
+    if parse_reply(first).state == READ:
+        connection.recv(LARGEST)
 
 
 def unanswered_refusal(connection: socket.socket) -> Refusal:
@@ -159,14 +219,10 @@ def unanswered_refusal(connection: socket.socket) -> Refusal:
 
 
 def request_daemon_claim(
-    node: Node,
-    record: Owner,
-    want: ClaimRequest,
-    wait: float,
-    waiting: Callable[[int, str], None],
+    node: Node, record: Owner, want: ClaimRequest, wait: float, how: ClaimWait
 ) -> Grant:
     """Have the daemon claim for a process of ours; wait so long. Raises Refused or Refusal."""
-    end = Deadline(wait)
+    end = Deadline(wait + how.begun - clock_boottime())
     lost: Deadline | None = None
     while True:
         request = SocketRequest(
@@ -177,9 +233,7 @@ def request_daemon_claim(
         )
         ended: Exception
         try:
-            reply = send_daemon_request(
-                node, request, waiting, Deadline(end.left() + ANSWER_SECONDS)
-            )
+            reply = send_daemon_request(node, request, Deadline(end.left() + ANSWER_SECONDS), how)
             break
         except DaemonEndedError:
             ended = Refusal(BROKEN, "gpulockd ended", "try again")
@@ -187,6 +241,7 @@ def request_daemon_claim(
             if lost is None and not isinstance(nobody, DaemonAbsentError):
                 raise
             ended = nobody
+        how = how._replace(handed=None)
         lost = lost or Deadline(BACK_SECONDS)
         if wait <= 0 or lost.left() <= 0:
             raise ended
@@ -212,13 +267,20 @@ def find_granted_devices(node: Node, reply: SocketReply) -> list[Device]:
 def request_daemon_release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Have the daemon free what a process holds, or these devices; raise Refused or Refusal."""
     start = 0 if devices else node.proc.start(pid)
-    request = SocketRequest(RELEASE, pid, start, devices=devices)
+    return request_daemon_act(node, SocketRequest(RELEASE, pid, start, devices=devices)).devices
+
+
+def request_daemon_act(node: Node, request: SocketRequest) -> SocketReply:
+    """Have the daemon do something that it answers at once; raise Refused or Refusal."""
     try:
-        reply = send_daemon_request(
-            node, request, lambda _before, _why: None, Deadline(ANSWER_SECONDS)
-        )
+        reply = send_daemon_request(node, request, Deadline(ANSWER_SECONDS))
     except DaemonEndedError as fault:
         raise Refusal(BROKEN, "gpulockd does not answer", "try again") from fault
     if reply.state != RELEASED:
         raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it the same version?")
-    return reply.devices
+    return reply
+
+
+def cancel_waiting_caller(node: Node, number: int) -> None:
+    """Have the daemon end a call that waits; raise Refused or Refusal."""
+    request_daemon_act(node, SocketRequest(CANCEL, 0, 0, number))

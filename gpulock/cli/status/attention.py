@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
-from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.device_use import count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, find_stray_path
+from gpulock.deadline import clock_boottime
 from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
+from gpulock.store.waiting import read_waiting
 from gpulock.text.advice import (
     ADMINISTRATOR,
     NEEDS_INSTANCE,
@@ -18,8 +19,7 @@ from gpulock.text.advice import (
     quarantine_end_condition,
     restore_hint,
 )
-from gpulock.text.words import FORCE, format_count, format_lock_holder
-from gpulock.workstation import tickets
+from gpulock.text.words import FORCE, format_count, format_duration, format_lock_holder
 
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
 IN_USE = (states.HELD, states.HELD_IDLE)
@@ -72,23 +72,17 @@ def list_reserve_facts(rows: list[DeviceState]) -> list[tuple[str, str]]:
 
 
 def list_queue_facts(node: Node) -> list[tuple[str, str]]:
-    """Return who waits first in the queue of users' claims; one that yields where all do."""
-    names = [
-        name
-        for name in tickets.list_tickets(f"{node.store.path}/{tickets.FOLDER}")
-        if tickets.has_waiting_caller(node, [name])
-    ]
-    first = next(
-        (name for name in names if not tickets.is_yielding(node, name)), "".join(names[:1])
-    )
-    try:
-        pid = tickets.parse_ticket(first)[1]
-        user = uid_to_user_name(node.proc.status(pid).uids[0])
-    except (OSError, ValueError):  # nobody waits, or has gone
+    """Return who waits in the queue of users' claims, the first by name."""
+    callers = read_waiting(node.store.path, node.boot_id, node.proc.running)
+    if not callers:
         return []
-    how = "waits, and lets others go first" if tickets.is_yielding(node, first) else "waits first"
-    others = f"; {format_count(len(names) - 1, 'other caller')}" if len(names) > 1 else ""
-    return [("queue", f"{user} (pid {pid}) {how}{others}")]
+    first = callers[0]
+    waited = format_duration(clock_boottime() - first.since)
+    others = ""
+    if len(callers) > 1:
+        others = f"; {format_count(len(callers) - 1, 'other caller')}: gpulock queue"
+    why = f": {first.why}" if first.why else ""
+    return [("queue", f"{first.user} waits {waited} for {first.what}{why}{others}")]
 
 
 def row_claim_key(row: DeviceState) -> str:

@@ -36,7 +36,7 @@ from gpulock.store.checks import (
     read_card_checks,
     write_card_checks,
 )
-from gpulock.workstation.tickets import FOLDER, list_tickets
+from gpulock.store.waiting import read_waiting
 
 POLL: Final = 0.1  # seconds between two looks at the command: a claim may wait for its end
 PAUSE: Final = 30.0  # seconds until a card is tried again that somebody needed
@@ -170,7 +170,8 @@ class CardChecker(Chore):
         """Test the card that has waited for longest, where nobody waits for a card."""
         words, now = node.settings.health_command, self._clock()
         device = self._find_due_card(node, report, cards, now)
-        if device is None or list_tickets(f"{node.store.path}/{FOLDER}"):
+        waiting = read_waiting(node.store.path, node.boot_id, node.proc.running)
+        if device is None or waiting:
             return
         fault = check_program_trust(words[0])
         if not fault:

@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gpulock.node.procfs import Proc
 from gpulock.simulate.node import write_simulated_node
+from gpulock.store.waiting import WaitingCaller, read_waiting
 from tests.support.wait import wait_ended, wait_exit, wait_until
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -87,14 +89,14 @@ class Site:
         """Return what is locked."""
         return sorted(os.listdir(self.lock / "locks"))
 
-    def tickets(self) -> list[str]:
+    def line(self) -> list[WaitingCaller]:
         """Return who stands in line."""
-        folder = self.lock / "tickets"
-        return sorted(os.listdir(folder)) if folder.is_dir() else []
+        proc = Proc()
+        return read_waiting(str(self.lock), proc.boot_id(), proc.running)
 
     def await_line(self, count: int) -> None:
         """Wait until so many stand in line."""
-        wait_until(lambda: len(self.tickets()) == count, why=f"{count} to stand in line")
+        wait_until(lambda: len(self.line()) == count, why=f"{count} to stand in line")
 
     def events(self) -> list[list[str]]:
         """Return what the holders wrote: take, give or double; pid; uid; devices."""

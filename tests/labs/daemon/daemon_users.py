@@ -50,7 +50,7 @@ def crowd(site: Site, rounds: int) -> None:
         print(f"round {number}: {len(killed)} killed, {len(site.events())} events")
         wait_until(lambda: not site.locks(), why="everything to be free again")
     assert not [event for event in site.events() if event[0] == "double"], "two holders"
-    wait_until(lambda: not site.tickets(), why="nobody to stand in line")
+    wait_until(lambda: not site.line(), why="nobody to stand in line")
     assert site.daemon.poll() is None, "gpulockd ended"
 
 
@@ -64,7 +64,7 @@ def kill_at_random(
     def all_have_ended() -> bool:
         nonlocal holder, looks
         looks += 1
-        if holder and len(site.tickets()) > SOME:
+        if holder and len(site.line()) > SOME:
             site.daemon.kill()
             site.daemon.wait()
             site.start_daemon()
@@ -77,17 +77,17 @@ def kill_at_random(
                 killed.add(uid)
         return all(client.poll() is not None for client in clients.values())
 
-    wait_until(all_have_ended, why=lambda: f"all clients to end: {site.tickets()}")
+    wait_until(all_have_ended, why=lambda: f"all clients to end: {site.line()}")
     assert not holder, "gpulockd was not killed"
     return killed
 
 
 def order(site: Site, _: int) -> None:
-    """Who came first is served first, the large as well as the small, over a restart."""
+    """Who came first is served first over a restart, where no two have room beside each other."""
     holder = site.run(FIRST_UID, "-n", "8", seconds=HOURS)
     wait_until(lambda: len(site.locks()) == 8, why="all devices to be held")
     clients: list[Process] = []
-    for place, count in enumerate((4, 8, 1, 2, 8, 1)):
+    for place, count in enumerate((5, 8, 4, 6, 8, 5)):
         uid = FIRST_UID + 1 + place
         clients.append(site.run(uid, "-n", str(count), "--wait", "10m", seconds=0.05))
         site.await_line(place + 1)

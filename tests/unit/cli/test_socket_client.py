@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.cli.claims import socket_client
+from gpulock.cli.claims.socket_client import ClaimWait
 from gpulock.cli.session import CommandRefusedError
+from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.workstation.wire import (
     FOR_EVER,
@@ -36,7 +39,7 @@ from tests.support.trees import Box, bus, record
 
 Answer = list[bytes]
 YES = encode_reply(SocketReply(GRANTED, token="feed", devices=(bus(1), bus(2))))
-WAIT = encode_reply(SocketReply(WAITING, before=3, why="callers ahead in the queue: 3"))
+WAIT = encode_reply(SocketReply(WAITING, before=3, why="2 GPUs asked for, 1 of 4 free (0: job 3)"))
 READ_REPLY = encode_reply(SocketReply(READ))
 NO = encode_reply(SocketReply(REFUSED, kind=BUSY, why="2 of 4 free", do="use --wait"))
 
@@ -48,7 +51,6 @@ class Daemon:
         self.box = box
         box.lock.mkdir()
         self.asked: list[SocketRequest] = []
-        self.heard: list[tuple[int, str]] = []
         self._thread: threading.Thread | None = None
         self.listen()
 
@@ -79,22 +81,21 @@ class Daemon:
         """Ask for two devices."""
         node = self.box.node()
         one = record(scheduler="process", pid=4711, start=99, token="", devices=(), comment="run")
-        return socket_client.request_daemon_claim(node, one, ClaimRequest(2), wait, self._hear)
+        how = ClaimWait("2 GPUs", clock_boottime())
+        return socket_client.request_daemon_claim(node, one, ClaimRequest(2), wait, how)
 
     def ask_kind(self) -> SocketRequest:
         """Ask for a device of a kind; return what the daemon is asked."""
         node, one = self.box.node(), record(scheduler="process", pid=4711, start=99)
         want = ClaimRequest(1, kinds=(("mig:3g.40gb", 1),))
         with contextlib.suppress(Refusal):
-            socket_client.request_daemon_claim(node, one, want, 0.0, self._hear)
+            how = ClaimWait("1 GPU", clock_boottime())
+            socket_client.request_daemon_claim(node, one, want, 0.0, how)
         return self.asked[-1]
 
     def release(self, *devices: str) -> tuple[str, ...]:
         """Give devices back."""
         return socket_client.request_daemon_release(self.box.node(), 4711, devices)
-
-    def _hear(self, before: int, why: str) -> None:
-        self.heard.append((before, why))
 
     def close(self) -> None:
         self._socket.close()
@@ -131,10 +132,13 @@ def test_the_request_names_the_process_that_is_to_hold(daemon: Daemon) -> None:
     assert asked.wait == FOR_EVER
 
 
-def test_who_waits_hears_how_long_the_line_is(daemon: Daemon) -> None:
-    daemon.answers([WAIT, YES])
+def test_who_waits_hears_its_place_and_why(
+    daemon: Daemon, capfd: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answers([READ_REPLY, WAIT, WAIT, YES])
     daemon.obtain(wait=60)
-    assert daemon.heard == [(3, "callers ahead in the queue: 3")]
+    place = "gpulock: waiting for 2 GPUs: place 4 in the queue; 2 GPUs asked for, 1 of 4 free\n"
+    assert capfd.readouterr().err == place
 
 
 def test_a_refusal_is_the_daemons_word(daemon: Daemon) -> None:
@@ -236,14 +240,17 @@ def test_who_waits_hears_that_gpulockd_does_not_answer_and_waits_on(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket_client, "READ_SECONDS", 0.01)
+    heard: list[str] = []
 
-    def hear(before: int, why: str) -> None:
-        daemon.heard.append((before, why))
+    def hear(text: str, *, err: bool) -> None:
+        assert err
+        heard.append(text)
         daemon.answers([READ_REPLY, YES])
 
-    monkeypatch.setattr(daemon, "_hear", hear)
+    monkeypatch.setattr(click, "echo", hear)
     assert daemon.obtain(wait=60.0).owner.token == "feed"
-    assert daemon.heard == [(0, f"gpulockd, pid {os.getpid()}, does not answer")]
+    why = f"gpulockd, pid {os.getpid()}, does not answer"
+    assert heard == [f"gpulock: {why}; ask root to start gpulockd again"]
 
 
 def test_where_nobody_serves_that_is_said(tmp_path: Path) -> None:
@@ -267,6 +274,13 @@ def test_a_caller_with_the_rights_does_not_ask_the_daemon(tmp_path: Path) -> Non
     assert not socket_client.is_daemon_needed(box.node())
     box.lock.mkdir()
     assert not socket_client.is_daemon_needed(box.node())
+
+
+def test_who_owns_lock_dir_queues_where_a_gpulockd_serves(tmp_path: Path) -> None:
+    daemon = Daemon(Box(tmp_path))
+    assert socket_client.is_daemon_serving(daemon.box.node())
+    daemon.close()
+    assert not socket_client.is_daemon_serving(daemon.box.node())
 
 
 def test_the_daemon_is_told_the_kind_that_is_asked_for(daemon: Daemon) -> None:

@@ -15,12 +15,11 @@ import pytest
 
 from gpulock.alloc import states
 from gpulock.alloc.device_users import mig_access_nodes
-from gpulock.cli.session import uid_to_user_name
-from gpulock.deadline import Deadline
+from gpulock.deadline import clock_boottime
 from gpulock.store import quarantine
 from gpulock.store.owner import TYPES
 from gpulock.store.verdicts import Verdict
-from gpulock.workstation import tickets
+from gpulock.store.waiting import WaitingCaller, encode_waiting, write_waiting
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 from tests.support.fake_mps import leave_mps
 from tests.support.locks import place_lock, spoil_record
@@ -174,13 +173,28 @@ def test_a_boot_id_that_cannot_be_read_hides_no_device(site: Site) -> None:
 
 def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
     node, me = site.node(), os.getpid()
-    first, second = (tickets.take_ticket(node, Deadline(5)) for _ in range(2))
-    assert "queue" not in site.call("status").stdout  # served this moment
-    tickets.mark_waiting(node, first, yields=0)
-    named = f"{uid_to_user_name(os.getuid())} (pid {me})"
-    assert f"{named} waits, and lets others go first" in site.call("status").stdout
-    tickets.mark_waiting(node, second)
-    assert f"{named} waits first; 1 other caller" in site.call("status").stdout
+    process, since = (me, node.proc.start(me), 1000), clock_boottime() - 60
+    callers = [
+        WaitingCaller(7, process, since, ("alice", "4 GPUs", "2 of 8 free")),
+        WaitingCaller(9, process, since, ("bob", "1 GPU", "your earlier call goes first")),
+    ]
+    for many, more in ((1, ""), (2, f"; 1 other caller: {site.gpulock} queue")):
+        write_waiting(node.store.path, encode_waiting(callers[:many], node.boot_id))
+        shown = " ".join(site.call("status").stdout.split())
+        assert f"queue alice waits 1m for 4 GPUs: 2 of 8 free{more}" in shown
+    rows = [line.split() for line in site.call("queue").stdout.splitlines()]
+    assert [row[:4] for row in rows[1:]] == [
+        ["7", "alice", str(me), "1m"],
+        ["9", "bob", str(me), "1m"],
+    ]
+
+
+def test_nobody_waits_whose_process_has_ended(site: Site) -> None:
+    node = site.node()
+    gone = WaitingCaller(7, (*dead_process(), 1000), 0.0, ("alice", "4 GPUs", ""))
+    write_waiting(node.store.path, encode_waiting([gone], node.boot_id))
+    assert "queue" not in site.call("status").stdout
+    assert site.call("queue").stdout == "nobody waits\n"
 
 
 def test_a_lock_that_was_removed_is_still_held(site: Site) -> None:

@@ -43,7 +43,7 @@ from gpulock.slurm.scontrol import parse_squeue_row, slurm_array_task_name, slur
 from gpulock.slurm.share import Task
 from gpulock.slurm.steps import parse_stepd_title
 from gpulock.store import atomic, kv, owner
-from gpulock.workstation.tickets import list_tickets, parse_ticket
+from gpulock.store.waiting import WaitingCaller, encode_waiting, read_waiting
 from gpulock.workstation.wire import (
     CLAIM,
     SocketReply,
@@ -218,15 +218,10 @@ def socket_request(data: bytes, _: Path) -> None:
     assert found.pid >= 0 and found.number <= 1024 and found.wait >= 0
 
 
-def ticket_name(data: bytes, folder: Path) -> None:
-    name = text_of(data).replace("/", "").replace("\0", "")[:80]
-    if name not in ("", ".", ".."):
-        (folder / name).touch()
-        try:
-            list_tickets(str(folder))
-        finally:
-            (folder / name).unlink()
-    parse_ticket(name)
+def waiting_file(data: bytes, folder: Path) -> None:
+    (folder / "waiting").write_bytes(data)
+    for one in read_waiting(str(folder), "b", lambda pid, start: pid >= start):
+        assert one.pid >= one.start
 
 
 def mps_files(data: bytes, folder: Path) -> None:
@@ -278,6 +273,9 @@ HISTORY = (
 )
 REPORT = HISTORY.replace(b'"gpus"', b'"uid":%d,"gpus"' % os.geteuid())
 SAMPLE = f"{sample.SAMPLE_LINE}\nboot_id={BOOT}\ndevice 0000:3b:00.0 x.79=1 idle=2.5\n".encode()
+WAITING = encode_waiting(
+    [WaitingCaller(7, (99, 9, 1000), 5.0, ("alice", "2 GPUs", "0 of 8; free"))], "b"
+)
 REQUEST = encode_request(SocketRequest(CLAIM, 4711, 99, 2, ("a", "b"), 60.0, "run"))
 PARSERS = {
     "execd's packed job": Parser(
@@ -321,7 +319,7 @@ PARSERS = {
         of_bytes(parse_reply), (ValueError,), (encode_reply(SocketReply("granted")),)
     ),
     "MPS's log and pid file": Parser(mps_files, (), (b"[2026] Server 12 exited\n", b"4711\n")),
-    "ticket": Parser(ticket_name, (ValueError,), (b"00000001.4711.99",)),
+    "waiting": Parser(waiting_file, (), (WAITING,)),
 }
 
 

@@ -31,7 +31,6 @@ from gpulock.daemon.rounds import Rounds
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.install.change import lock_installation
 from gpulock.node import sample
-from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.report.claims import ReportedClaim
@@ -39,7 +38,7 @@ from gpulock.report.folder import read_report_file
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
-from gpulock.workstation.tickets import take_ticket
+from gpulock.store.waiting import encode_waiting, write_waiting
 from tests.support.exporter_folder import hold_exporter_folder
 from tests.support.exporter_nodes import Node as Seen
 from tests.support.exporter_nodes import card
@@ -89,7 +88,7 @@ def settings(tmp_path: Path) -> Settings:
     journal = HeardJournal()
     rounds = Rounds(DaemonNode(found), journal, make_daemon_chores(journal))
     assert rounds.run_round(clock_boottime()), journal.said()
-    take_ticket(Node(found), Deadline(1))
+    write_waiting(found.lock_dir, encode_waiting([], "boot"))
     with ExitStack() as everything:
         for name in sorted(LOCKS.keys() - {"gpulockd"}):
             everything.enter_context(LOCKS[name](found))

@@ -18,14 +18,15 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.store.gate import LONGEST_WAIT, Gate
+from gpulock.store.gate import Gate
 from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
 from gpulock.workstation import server as server_module
-from gpulock.workstation import tickets
+from gpulock.workstation import socket_claims
 from gpulock.workstation import wait_queue as line_module
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.server import MOST_OF_USER, SILENCE, UNREAD
 from gpulock.workstation.wire import (
+    CANCEL,
     CLAIM,
     FOR_EVER,
     GRANTED,
@@ -144,57 +145,12 @@ def last_token(desk: Desk, number: int) -> str:
     return held.token
 
 
-def behind_two(desk: Desk, waits: bool = True) -> socket.socket:
-    """Stand in line behind two direct callers, although a device is free."""
-    folder = desk.box.lock / tickets.FOLDER
-    folder.mkdir()
-    for number, pid in enumerate((901, 902), 1):
-        desk.process(pid)
-        (folder / f"{number:08}.{pid}.9").write_text("waiting" if waits else "")
-    return desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
-
-
-def test_nobody_overtakes_a_direct_caller_who_was_first(desk: Desk) -> None:
-    caller = behind_two(desk)
-    reply = last(caller)
-    assert (reply.state, reply.before) == (WAITING, 2)
-    assert desk.box.locks() == []
-
-
-def test_when_those_before_have_gone_it_is_our_turn(desk: Desk) -> None:
-    caller = behind_two(desk)
-    for pid in (901, 902):
-        desk.box.proc.remove(pid)
-    desk.server.retry_now()
-    desk.go()
-    assert last(caller).state == GRANTED
-
-
-def test_who_does_not_wait_does_not_overtake_the_line(desk: Desk) -> None:
-    behind_two(desk)
-    reply = desk.claim(1)
-    assert (reply.state, reply.kind) == (REFUSED, BUSY)
-
-
-def test_who_does_not_wait_waits_for_the_moment_of_a_direct_caller(desk: Desk) -> None:
-    folder = desk.box.lock / tickets.FOLDER
-    folder.mkdir()
-    (folder / f"{1:08}.{desk.process(901)}.9").touch()
-    caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1))
-    assert all(reply.state == WAITING for reply in answers(caller))
-    desk.box.proc.remove(901)
-    desk.go(clock_boottime() + line_module.RETRY_DELAY)
-    assert last(caller).state == GRANTED
-
-
-def test_the_moment_of_a_direct_caller_is_not_waited_for_without_end(desk: Desk) -> None:
-    folder = desk.box.lock / tickets.FOLDER
-    folder.mkdir()
-    (folder / f"{1:08}.{desk.process(901)}.9").touch()
-    caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1))
-    desk.go(clock_boottime() + LONGEST_WAIT + 1)
-    reply = last(caller)
-    assert (reply.state, reply.kind) == (REFUSED, BUSY)
+def behind_all(desk: Desk, number: int = 1) -> socket.socket:
+    """Wait for devices, all of which another process holds."""
+    desk.process(900)
+    for held in range(4):
+        desk.hold(held, 900, start=9)
+    return desk.ask(SocketRequest(CLAIM, ME, MINE, number, wait=FOR_EVER))
 
 
 def test_of_several_at_once_who_do_not_wait_each_is_served(desk: Desk) -> None:
@@ -213,11 +169,40 @@ def test_of_several_at_once_who_do_not_wait_each_is_served(desk: Desk) -> None:
 
 
 def test_a_caller_who_goes_leaves_the_line(desk: Desk) -> None:
-    caller = behind_two(desk)
-    before = len(desk.line())
+    caller = behind_all(desk)
+    assert len(desk.line()) == 1
     caller.close()
     desk.go()
-    assert len(desk.line()) == before - 1
+    assert desk.line() == []
+
+
+def test_everybody_may_read_who_waits_for_what_and_why(desk: Desk) -> None:
+    behind_all(desk, 2)
+    (caller,) = desk.waiting()
+    assert (caller.pid, caller.uid, caller.what) == (ME, UIDS[0], "2 GPUs")
+    assert caller.why == "2 GPUs asked for, 0 of 4 free"
+    assert (desk.box.lock / "waiting").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_caller_is_cancelled_by_number_by_its_user_or_root_alone(desk: Desk) -> None:
+    caller = behind_all(desk)
+    ((number, _),) = desk.line()
+    stranger = desk.come_as(UIDS[0] + 1, 901)
+    desk.ask(SocketRequest(CANCEL, 0, 0, number), stranger)
+    assert (last(stranger).kind, len(desk.line())) == (INVALID_REQUEST, 1)
+    assert last(desk.ask(SocketRequest(CANCEL, 0, 0, number))).state == RELEASED
+    assert (last(caller).kind, desk.line()) == (BUSY, [])
+    assert last(desk.ask(SocketRequest(CANCEL, 0, 0, number))).kind == INVALID_REQUEST
+
+
+def test_a_waiting_file_that_cannot_be_written_stops_nobody(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = raising(OSError(errno.ENOSPC, "full"))
+    monkeypatch.setattr("gpulock.store.waiting.write_waiting", full)
+    caller = behind_all(desk)
+    desk.give_back(0)
+    assert last(caller).state == GRANTED
 
 
 def test_each_call_of_a_process_has_a_place_of_its_own(desk: Desk) -> None:
@@ -232,18 +217,6 @@ def test_each_call_of_a_process_has_a_place_of_its_own(desk: Desk) -> None:
     second.close()
     desk.go()
     assert desk.line() == []
-
-
-def test_a_caller_without_a_ticket_delays_no_other(desk: Desk) -> None:
-    """It was removed: later clients are not before it, and it is before them."""
-    other = desk.process(601)
-    folder = desk.box.lock / "tickets"
-    mine = tickets.take_ticket(desk.node, soon(), ME)
-    (folder / mine).unlink()
-    (
-        folder / f"{tickets.parse_ticket(mine)[0] + 1:08}.{other}.{desk.node.proc.start(other)}"
-    ).touch()
-    assert tickets.list_callers_ahead(desk.node, mine) == []
 
 
 def test_what_is_granted_to_one_who_has_gone_is_taken_back(
@@ -263,20 +236,20 @@ def test_what_is_granted_to_one_who_has_gone_is_taken_back(
     assert desk.line() == []
 
 
-def test_a_gpulockd_that_ends_leaves_the_tickets_for_the_next(desk: Desk) -> None:
-    caller = behind_two(desk)
-    mine = desk.line()[-1]
+def test_a_gpulockd_that_ends_leaves_the_numbers_for_the_next(desk: Desk) -> None:
+    caller = behind_all(desk)
+    drawn, (mine,) = desk.line(), desk.waiting()
     desk.server.close()
-    assert desk.line()[-1] == mine
+    assert desk.line() == drawn
     assert answers(caller)[-1].state == WAITING  # no word: it is to ask the next one
     desk.server.open()
-    again = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
-    assert desk.line()[-1] == mine
-    assert last(again).before == 2
+    desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
+    (again,) = desk.waiting()
+    assert (again.number, again.pid, again.since) == (mine.number, ME, mine.since)
 
 
 def test_where_a_scheduler_owns_the_node_those_who_wait_are_told(desk: Desk) -> None:
-    caller = behind_two(desk)
+    caller = behind_all(desk)
     desk.server.close("slurmd runs here")
     reply = last(caller)
     assert (reply.state, reply.kind, reply.why) == (REFUSED, BROKEN, "slurmd runs here")
@@ -373,7 +346,7 @@ def test_garbage_is_refused(desk: Desk, data: bytes) -> None:
 
 
 def test_a_second_request_of_one_who_waits_is_refused(desk: Desk) -> None:
-    caller = behind_two(desk)
+    caller = behind_all(desk)
     desk.ask(SocketRequest(CLAIM, ME, MINE, 1), caller)
     assert last(caller).kind == INVALID_REQUEST
 
@@ -398,18 +371,19 @@ def test_an_impossible_wish_is_refused_and_the_next_is_served(desk: Desk) -> Non
 
 
 def test_who_waits_also_waits_for_the_gate(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_module, "GATE_SECONDS", 0.01)
+    monkeypatch.setattr(socket_claims, "GATE_SECONDS", 0.01)
     with Gate(desk.node.store, soon()):
         caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
-        assert answers(caller) == []
-    desk.go(now=desk.server.due())
+        assert {reply.state for reply in answers(caller)} == {WAITING}
+    for _ in range(2):
+        desk.go(now=desk.server.due())
     assert last(caller).state == GRANTED
 
 
 def test_who_does_not_wait_does_not_wait_for_the_gate(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_module, "GATE_SECONDS", 0.01)
+    monkeypatch.setattr(socket_claims, "GATE_SECONDS", 0.01)
     with Gate(desk.node.store, soon()):
         assert desk.claim(1).kind == UNKNOWN
 
@@ -417,7 +391,8 @@ def test_who_does_not_wait_does_not_wait_for_the_gate(
 def test_a_fault_of_gpulockd_ends_one_call_and_not_gpulockd(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk.server.attempts, "serve", raising(KeyError("surprise")))
+    fault = raising(KeyError("surprise"))
+    monkeypatch.setattr("gpulock.workstation.process_claims.claim_for_process", fault)
     reply = desk.claim(1)
     assert (reply.state, reply.kind) == (REFUSED, BROKEN)
     assert "KeyError: 'surprise'" in reply.why

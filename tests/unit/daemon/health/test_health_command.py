@@ -33,8 +33,8 @@ from gpulock.store.checks import MOST_SILENT, CardChecks, has_passed_command, re
 from gpulock.store.gate import Gate
 from gpulock.store.owner import ENDING_COMMENT, Owner
 from gpulock.store.quarantine import QUARANTINE
+from gpulock.store.waiting import WaitingCaller, encode_waiting, write_waiting
 from gpulock.workstation.process_claims import make_process_owner
-from gpulock.workstation.tickets import FOLDER
 from tests.support.health_site import Ward
 from tests.support.locks import place_lock
 from tests.support.scripts import write_script
@@ -621,9 +621,9 @@ def test_no_test_begins_while_somebody_waits_for_a_card(make: Callable[..., Clin
     site.go_round()
     site.finish_check()
     site.now += 1e6
-    folder = Path(site.node().store.path) / FOLDER
-    folder.mkdir(exist_ok=True)
-    (folder / "00000001.1.1").touch()
+    node, me = site.node(), os.getpid()
+    caller = WaitingCaller(1, (me, node.proc.start(me), 1000), 0.0, ("alice", "1 GPU", ""))
+    write_waiting(node.store.path, encode_waiting([caller], node.boot_id))
     site.go_round()
     assert site.checker.command is None
 

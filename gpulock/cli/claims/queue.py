@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock queue`: who waits for GPUs without a scheduler, since when, and why."""
+
+from __future__ import annotations
+
+import click
+
+from gpulock.cli.claims.socket_client import cancel_waiting_caller
+from gpulock.cli.session import Session
+from gpulock.deadline import clock_boottime
+from gpulock.store.waiting import WaitingCaller, read_waiting
+from gpulock.text import table
+from gpulock.text.table import Cell, Column
+from gpulock.text.words import format_duration
+
+COLUMNS = (
+    Column("NUMBER", right=True),
+    Column("USER"),
+    Column("PID", right=True, drop=1),
+    Column("WAITS", right=True),
+    Column("FOR", least=8),
+    Column("WHY", least=20),
+)
+
+
+@click.command()
+@click.option("--cancel", type=click.IntRange(min=1), metavar="NUMBER", help="End a call.")
+@click.pass_obj
+def queue_command(session: Session, cancel: int | None) -> None:
+    """Show who waits in the queue of `gpulock run` and `claim`, and why."""
+    node = session.node()
+    if cancel is not None:
+        cancel_waiting_caller(node, cancel)
+        click.echo(f"cancelled {cancel}")
+        return
+    callers = read_waiting(node.store.path, node.boot_id, node.proc.running)
+    if not callers:
+        click.echo("nobody waits")
+        return
+    rows = [queue_row(one, clock_boottime()) for one in callers]
+    width = table.terminal_width(table.SLIM)
+    click.echo("\n".join(table.render_table(COLUMNS, rows, width)))
+
+
+def queue_row(caller: WaitingCaller, now: float) -> list[Cell]:
+    """Return the cells of one caller."""
+    waited = format_duration(now - caller.since)
+    texts = (str(caller.number), caller.user, str(caller.pid), waited, caller.what, caller.why)
+    return [Cell(text) for text in texts]

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who waits becomes a program that loads next to nothing, and then what it was."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import clock_boottime
+from gpulock.workstation import waiter
+from gpulock.workstation.wire import GRANTED, WAITING, SocketReply, encode_reply
+
+MOST = 3 << 10  # KiB that one who waits may have for itself
+AGAIN = "import os, socket; number = int(os.environ['GPULOCK_WAITED'].split()[0]); "
+READ = f"{AGAIN}print(socket.socket(fileno=number).recv(999).decode())"
+WAIT = encode_reply(SocketReply(WAITING, before=3, why="2 GPUs asked for, 1 of 4 free (0: job 3)"))
+YES = encode_reply(SocketReply(GRANTED, token="feed"))
+
+
+def start(
+    connection: socket.socket, seconds: float = 60.0, stderr: int = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
+    """Start one who waits, and then prints the last reply."""
+    now = clock_boottime()
+    number = connection.fileno()
+    words = [str(number), str(now), str(now + seconds), "2 GPUs", sys.executable, "-c", READ]
+    return subprocess.Popen(
+        [sys.executable, "-IS", str(Path(waiter.__file__)), *words],
+        pass_fds=[number],
+        env={**os.environ, "TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+    )
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Give the two ends of a connection."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_the_last_reply_is_read_by_the_program_that_goes_on(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    ours.send(WAIT)
+    ours.send(WAIT)
+    ours.send(YES)
+    with start(theirs) as process:
+        out, err = process.communicate(timeout=60)
+    assert "token=feed" in out.decode()
+    said = "gpulock: waiting for 2 GPUs: place 4 in the queue; 2 GPUs asked for, 1 of 4 free\n"
+    assert err.decode() == said
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+def test_where_no_reply_comes_the_program_goes_on_all_the_same(
+    ends: tuple[socket.socket, socket.socket], seconds: float
+) -> None:
+    ours, theirs = ends
+    theirs.setblocking(False)
+    if seconds:
+        ours.close()
+    with start(theirs, seconds) as process:
+        process.communicate(timeout=60)
+    assert process.returncode == (0 if seconds else 1)  # nothing was there to read
+
+
+def test_ctrl_c_ends_it_without_a_word(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    ours.send(WAIT)
+    with start(theirs) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == -signal.SIGINT
+
+
+def test_on_a_terminal_its_line_is_renewed_in_place(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    for packet in (WAIT, WAIT, YES):
+        ours.send(packet)
+    leader, follower = pty.openpty()
+    with start(theirs, stderr=follower) as process:
+        process.communicate(timeout=60)
+    os.close(follower)
+    said = os.read(leader, 4096).decode()
+    os.close(leader)
+    assert said.count("\r\x1b[Kgpulock: waiting 00:00:0") == 2
+    assert said.endswith("\r\x1b[K")
+
+
+def test_one_who_waits_has_less_than_3_mb_for_itself(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    ours.send(WAIT)
+    with start(theirs) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines[1:]}
+        process.kill()
+    assert sizes["Private_Dirty"] + sizes["Private_Clean"] < MOST

@@ -9,8 +9,9 @@ lines, then a line for each device and each device of a claim:
     token <token> <lock id> key=value ...
     lost <bus id> <since> <why>
 
-FIELDS is normative. What is not known is left out, never 0. Unknown lines and keys are ignored,
-and so is a value that is not of its type: the rest of the file still counts.
+The annotations of the classes are normative; times are CLOCK_BOOTTIME seconds unless they say
+otherwise. What is not known is left out, never 0. Unknown lines and keys are ignored, and so is a
+value that is not of its type: the rest of the file still counts.
 """
 
 from __future__ import annotations
@@ -32,102 +33,41 @@ DEVICE_WORDS, TOKEN_WORDS = 2, 3  # of a line, before its pairs
 LOST, LOST_WORDS = "lost", 3  # a card that does not answer, and the words before the reason
 COUNT_DIGITS = 18  # of a whole number: no counter of a device has more
 TOKEN_LENGTH = 64  # characters at most
-TEXT, COUNT, REAL, LIST = "text", "count", "real", "list"
-
-# line, key, type, meaning; times are CLOCK_BOOTTIME seconds unless they say otherwise
-FIELDS: tuple[tuple[str, str, str, str], ...] = (
-    ("", "boot_id", TEXT, "boot in which it was written"),
-    ("", "sequence", COUNT, "one more each time it is written"),
-    ("", "boottime", REAL, "when it was written"),
-    ("", "wall", REAL, "the same moment, epoch seconds"),
-    ("", "looked", REAL, "when the driver last answered"),
-    ("", "driver", TEXT, "version of the driver"),
-    (
-        "",
-        "fault",
-        TEXT,
-        "why the driver is not looked at; `paused` where an administrator wants it",
-    ),
-    ("device", "uuid", TEXT, "as NVML names it"),
-    ("device", "index", COUNT, "number of the card in this boot"),
-    ("device", "looked", REAL, "when the driver last reported this device: the age of its values"),
-    ("device", "utilization", REAL, "share of time at work, of the last look"),
-    ("device", "memory_used", COUNT, "bytes"),
-    ("device", "memory_total", COUNT, "bytes"),
-    ("device", "coherent", COUNT, "1: the kernel puts its own pages into the card's memory"),
-    ("device", "power", REAL, "watts"),
-    ("device", "temperature", REAL, "degrees Celsius"),
-    ("device", "busy", REAL, "seconds at work, in this boot"),
-    ("device", "observed", REAL, "seconds of which it is known whether it was at work"),
-    ("device", "last_busy", REAL, "when it was last seen at work"),
-    ("device", "energy", REAL, "joules, in this boot"),
-    ("device", "processes", COUNT, "processes that NVML lists"),
-    ("device", "listed", REAL, "when NVML listed them; who of these ended since is not known"),
-    ("device", "foreign", COUNT, "of these, neither the owner's nor a service"),
-    ("device", "unseen", COUNT, "of these, hidden: not known whose"),
-    ("device", "foreign_pids", LIST, "the first of the foreign ones"),
-    ("device", "recovery_action", COUNT, "what the driver asks for, by nvml.h; 0: nothing"),
-    ("device", "remap_failure", COUNT, "1: a row of its memory could not be remapped"),
-    ("device", "remap_pending", COUNT, "1: a row is remapped at the next reset"),
-    ("device", "pcie_width", COUNT, "lanes of its PCIe link"),
-    ("device", "pcie_width_max", COUNT, "most lanes that card and slot can have"),
-    ("device", "pcie_generation", COUNT, "of its PCIe link; lower while it idles"),
-    ("device", "nvlink_active", COUNT, "NVLinks that are up"),
-    ("device", "clock_reasons", TEXT, "why the clocks are low, by a comma"),
-    ("device", "power_limit", REAL, "watts"),
-    ("device", "persistence", COUNT, "1: the driver keeps the card ready"),
-    ("token", "since", REAL, "the claim; its buckets begin here"),
-    ("token", "until", REAL, "the last look that counts for it"),
-    ("token", "busy", REAL, "seconds at work"),
-    ("token", "observed", REAL, "seconds of which it is known whether it was at work"),
-    ("token", "seen", REAL, "when it was last known whether it was at work"),
-    ("token", "idle", REAL, "observed seconds since it was last at work; true as of `seen`"),
-    ("token", "last_busy", REAL, "when it was last seen at work"),
-    ("token", "energy", REAL, "joules"),
-    ("token", "memory_peak", COUNT, "bytes, the most that was seen in use"),
-    ("token", "foreign", REAL, "seconds in which foreign processes were seen beside it"),
-    ("token", "cpu_seconds", REAL, "processor time of the cgroup of the claim's job on this host"),
-    ("token", "cpus", COUNT, "processors that the job may use"),
-    ("token", "host_memory_peak", COUNT, "bytes of the host's memory, the most of that cgroup"),
-    ("token", "host_memory", COUNT, "bytes of it that the job may use"),
-    ("token", "width", REAL, "seconds of a bucket"),
-    ("token", "used", LIST, "milliseconds at work in each bucket"),
-    ("token", "covered", LIST, "milliseconds observed in each bucket"),
-)
-TYPES = {(line, key): kind for line, key, kind, _ in FIELDS}
+TEXT, COUNT, REAL, LIST = "str", "int | None", "float | None", "tuple[int, ...]"  # of a field
+EMPTY: dict[str, object] = {TEXT: "", LIST: ()}  # of another type: None
 
 
 class DeviceSample:
     """One device; a value that is not known is None. `own` is the exporter's own memory."""
 
-    uuid: str
-    index: int | None
-    looked: float | None
-    utilization: float | None
-    memory_used: int | None
-    memory_total: int | None
-    coherent: int | None
-    power: float | None
-    temperature: float | None
-    busy: float | None
-    observed: float | None
-    last_busy: float | None
-    energy: float | None
-    processes: int | None
-    listed: float | None
-    foreign: int | None
-    unseen: int | None
-    foreign_pids: tuple[int, ...]
-    recovery_action: int | None
-    remap_failure: int | None
-    remap_pending: int | None
-    pcie_width: int | None
-    pcie_width_max: int | None
-    pcie_generation: int | None
-    nvlink_active: int | None
-    clock_reasons: str
-    power_limit: float | None
-    persistence: int | None
+    uuid: str  # as NVML names it
+    index: int | None  # number of the card in this boot
+    looked: float | None  # when the driver last reported this device: the age of its values
+    utilization: float | None  # share of time at work, of the last look
+    memory_used: int | None  # bytes
+    memory_total: int | None  # bytes
+    coherent: int | None  # 1: the kernel puts its own pages into the card's memory
+    power: float | None  # watts
+    temperature: float | None  # degrees Celsius
+    busy: float | None  # seconds at work, in this boot
+    observed: float | None  # seconds of which it is known whether it was at work
+    last_busy: float | None  # when it was last seen at work
+    energy: float | None  # joules, in this boot
+    processes: int | None  # processes that NVML lists
+    listed: float | None  # when NVML listed them; who of these ended since is not known
+    foreign: int | None  # of these, neither the owner's nor a service
+    unseen: int | None  # of these, hidden: not known whose
+    foreign_pids: tuple[int, ...]  # the first of the foreign ones
+    recovery_action: int | None  # what the driver asks for, by nvml.h; 0: nothing
+    remap_failure: int | None  # 1: a row of its memory could not be remapped
+    remap_pending: int | None  # 1: a row is remapped at the next reset
+    pcie_width: int | None  # lanes of its PCIe link
+    pcie_width_max: int | None  # most lanes that card and slot can have
+    pcie_generation: int | None  # of its PCIe link; lower while it idles
+    nvlink_active: int | None  # NVLinks that are up
+    clock_reasons: str  # why the clocks are low, by a comma
+    power_limit: float | None  # watts
+    persistence: int | None  # 1: the driver keeps the card ready
 
     def __init__(self, values: dict[str, object], own: dict[str, str]) -> None:
         self.__dict__ = {**BLANK["device"], **values}
@@ -137,23 +77,23 @@ class DeviceSample:
 class ClaimUsage:
     """What one device did for one claim; a value that is not known is None."""
 
-    since: float | None
-    until: float | None
-    busy: float | None
-    observed: float | None
-    seen: float | None
-    idle: float | None
-    last_busy: float | None
-    energy: float | None
-    memory_peak: int | None
-    foreign: float | None
-    cpu_seconds: float | None
-    cpus: int | None
-    host_memory_peak: int | None
-    host_memory: int | None
-    width: float | None
-    used: tuple[int, ...]
-    covered: tuple[int, ...]
+    since: float | None  # the claim; its buckets begin here
+    until: float | None  # the last look that counts for it
+    busy: float | None  # seconds at work
+    observed: float | None  # seconds of which it is known whether it was at work
+    seen: float | None  # when it was last known whether it was at work
+    idle: float | None  # observed seconds since it was last at work; true as of `seen`
+    last_busy: float | None  # when it was last seen at work
+    energy: float | None  # joules
+    memory_peak: int | None  # bytes, the most that was seen in use
+    foreign: float | None  # seconds in which foreign processes were seen beside it
+    cpu_seconds: float | None  # processor time of the cgroup of the claim's job on this host
+    cpus: int | None  # processors that the job may use
+    host_memory_peak: int | None  # bytes of the host's memory, the most of that cgroup
+    host_memory: int | None  # bytes of it that the job may use
+    width: float | None  # seconds of a bucket
+    used: tuple[int, ...]  # milliseconds at work in each bucket
+    covered: tuple[int, ...]  # milliseconds observed in each bucket
 
     def __init__(self, values: dict[str, object]) -> None:
         self.__dict__ = {**BLANK["token"], **values}
@@ -170,13 +110,13 @@ class Sample:
     `lost` has since when a card does not answer, and why, by bus id.
     """
 
-    boot_id: str
-    sequence: int | None
-    boottime: float | None
-    wall: float | None
-    looked: float | None
-    driver: str
-    fault: str
+    boot_id: str  # boot in which it was written
+    sequence: int | None  # one more each time it is written
+    boottime: float | None  # when it was written
+    wall: float | None  # the same moment, epoch seconds
+    looked: float | None  # when the driver last answered
+    driver: str  # version of the driver
+    fault: str  # why the driver is not looked at; `paused` where an administrator wants it
 
     def __init__(self, values: dict[str, object]) -> None:
         self.__dict__ = {**BLANK[""], **values}
@@ -197,13 +137,11 @@ class Sample:
         return account.idle if self.looked - account.seen <= oldest else None
 
 
-def blank_sample_fields(line: str) -> dict[str, object]:
-    """Return the value of each field of a line that lacks it."""
-    empty: dict[str, object] = {TEXT: "", LIST: ()}
-    return {key: empty.get(kind) for of, key, kind, _ in FIELDS if of == line}
-
-
-BLANK = {line: blank_sample_fields(line) for line in ("", "device", "token")}
+CLASSES = {"": Sample, "device": DeviceSample, "token": ClaimUsage}
+TYPES = {line: of.__annotations__ for line, of in CLASSES.items()}
+BLANK: dict[str, dict[str, object]] = {
+    line: {key: EMPTY.get(kind) for key, kind in fields.items()} for line, fields in TYPES.items()
+}
 
 
 def read_sample(folder: str, now: float, boot_id: str, oldest: float = FRESH) -> Sample | None:
@@ -266,7 +204,7 @@ def parse_sample_fields(
     others: dict[str, str] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        kind = TYPES.get((line, key))
+        kind = TYPES[line].get(key)
         if kind is None:
             others[key] = text
         elif equals:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner record inside a lock: whose a device is, and how that owner's death can be proven.
 
-Hot. FIELDS is normative. The key fields (scheduler, cluster, slurmd, job_id, task_id) mean the
-same in all versions; an unknown key is ignored; an unknown version is held and reported, never
-reaped.
+Hot. The annotations of Owner are normative. The key fields (scheduler, cluster, slurmd, job_id,
+task_id) mean the same in all versions; an unknown key is ignored; an unknown version is held and
+reported, never reaped.
 """
 
 from gpulock.store import atomic, kv
@@ -13,104 +13,55 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VERSION_LINE = "gpulock-owner 1"
-TEXT, NUMBER, REAL, LIST = "text", "number", "real", "list"
-
-# key, type, who sets it, meaning
-FIELDS: tuple[tuple[str, str, str, str], ...] = (
-    ("scheduler", TEXT, "all", "sge, slurm, process or admin"),
-    ("cluster", TEXT, "all", "cluster or cell"),
-    ("node", TEXT, "all", "host name of this node, for people"),
-    ("job_id", TEXT, "all", "job id; of a process its pid; of a reserve its device"),
-    ("task_id", TEXT, "all", "array task, empty where there is none"),
-    ("pid", NUMBER, "sge, process", "shepherd, or the process that holds"),
-    ("start", NUMBER, "sge, process", "its start time in clock ticks since boot"),
-    ("restart", NUMBER, "slurm", "restart count of the job"),
-    ("slurmd", TEXT, "slurm", "SLURMD_NODENAME: several may run on one machine"),
-    ("sluid", TEXT, "slurm", "SLURM_JOB_SLUID, which may name the job's cgroup; empty: not known"),
-    ("positions", TEXT, "slurm", "SLURM_JOB_GPUS of the prolog, empty: not known"),
-    ("het_leader", TEXT, "slurm", "job id of a heterogeneous job's leader"),
-    ("user", TEXT, "all", "name of the owner"),
-    ("uid", NUMBER, "all", "uid of the owner"),
-    ("queue", TEXT, "sge, slurm", "queue or partition"),
-    ("spool_dir", TEXT, "sge", "the job's spool directory"),
-    ("add_grp_id", NUMBER, "sge", "supplementary group of the job's processes, 0: none"),
-    ("scope", TEXT, "sge", "path of its systemd unit where it has no group, empty: none"),
-    ("sid", NUMBER, "process", "session of the holding process"),
-    ("boot_id", TEXT, "all", "boot in which the claim was made"),
-    ("pid_ns", TEXT, "all", "pid namespace in which pid means something"),
-    ("claimed_at", REAL, "all", "epoch seconds, for people"),
-    ("claimed_boottime", REAL, "all", "CLOCK_BOOTTIME seconds, for durations"),
-    ("token", TEXT, "all", "random, one a claim"),
-    ("uuids", LIST, "all", "UUID of each device, empty: not known at the claim"),
-    ("minors", LIST, "all", "N of each device's /dev/nvidiaN, empty: not known"),
-    (
-        "places",
-        NUMBER,
-        "all",
-        "of a share: how many of them its card was parted into, 0: not known",
-    ),
-    ("comment", TEXT, "admin", "why"),
-    ("devices", LIST, "all", "ids of the whole grant; the last line: it marks a whole record"),
-)
-TYPES = {field[0]: field[1] for field in FIELDS}
-EMPTY: dict[str, object] = {TEXT: "", NUMBER: 0, REAL: 0.0, LIST: ()}
-# what a lock's own view of the record has beside it: its device's, and the mark of its claim
-OWN_VIEW: dict[str, object] = {"uuid": "", "minor": "", "draining": 0}
-BLANK = {**{field[0]: EMPTY[field[1]] for field in FIELDS}, **OWN_VIEW}
-CONVERT: "dict[str, Callable[[str], object]]" = {
-    NUMBER: int,
-    REAL: float,
-    LIST: lambda text: tuple(text.split(",")) if text else (),
-}
 LONGEST = 4300  # digits of a number, as newer Pythons have it; the first of 3.9 read any number
 HEALTH_USER, HEALTH_COMMENT = "gpulockd", "health check"  # of a claim that gives way to any other
 NO_CLUSTER = "default"  # in a record that no scheduler's cluster has
 ENDING_COMMENT = "health check, which is to end"  # a claim asked for its device
-CONVERTED = [(key, CONVERT[kind]) for key, kind in TYPES.items() if kind != TEXT]
 
 
 class Owner:
-    """One owner record; every field of FIELDS is an attribute.
+    """One owner record; its fields are written in this order.
 
     A lock's view of it has three more, which are not written: `uuid` and `minor` of its device, and
     `draining`, 1 where its job has released it and its processes are not yet gone.
     """
 
-    scheduler: str
-    cluster: str
-    node: str
-    job_id: str
-    task_id: str
-    pid: int
-    start: int
-    restart: int
-    slurmd: str
-    sluid: str
-    positions: str
-    het_leader: str
-    user: str
-    uid: int
-    queue: str
-    spool_dir: str
-    add_grp_id: int
-    scope: str
-    sid: int
-    boot_id: str
-    pid_ns: str
-    claimed_at: float
-    claimed_boottime: float
-    token: str
-    uuids: tuple[str, ...]
-    minors: tuple[str, ...]
-    places: int
-    comment: str
-    devices: tuple[str, ...]
+    scheduler: str  # sge, slurm, process or admin
+    cluster: str  # cluster or cell
+    node: str  # host name of this node, for people
+    job_id: str  # job id; of a process its pid; of a reserve its device
+    task_id: str  # array task, empty where there is none
+    pid: int  # shepherd, or the process that holds (sge, process)
+    start: int  # its start time in clock ticks since boot (sge, process)
+    restart: int  # restart count of the job (slurm)
+    slurmd: str  # SLURMD_NODENAME: several may run on one machine (slurm)
+    sluid: str  # SLURM_JOB_SLUID, which may name the job's cgroup; empty: not known (slurm)
+    positions: str  # SLURM_JOB_GPUS of the prolog, empty: not known (slurm)
+    het_leader: str  # job id of a heterogeneous job's leader (slurm)
+    user: str  # name of the owner
+    uid: int  # uid of the owner
+    queue: str  # queue or partition (sge, slurm)
+    spool_dir: str  # the job's spool directory (sge)
+    add_grp_id: int  # supplementary group of the job's processes, 0: none (sge)
+    scope: str  # path of its systemd unit where it has no group, empty: none (sge)
+    sid: int  # session of the holding process (process)
+    boot_id: str  # boot in which the claim was made
+    pid_ns: str  # pid namespace in which pid means something
+    claimed_at: float  # epoch seconds, for people
+    claimed_boottime: float  # CLOCK_BOOTTIME seconds, for durations
+    token: str  # random, one a claim
+    uuids: tuple[str, ...]  # UUID of each device, empty: not known at the claim
+    minors: tuple[str, ...]  # N of each device's /dev/nvidiaN, empty: not known
+    places: int  # of a share: how many of them its card was parted into, 0: not known
+    comment: str  # why (admin)
+    devices: tuple[str, ...]  # ids of the whole grant; the last line: it marks a whole record
+    # a lock's view of it alone
     uuid: str
     minor: str
     draining: int
 
     def __init__(self, **fields: object) -> None:
-        """Take the fields given, others blank; raise TypeError for one that FIELDS lacks."""
+        """Take the fields given, others blank; raise TypeError for one that is none."""
         self.__dict__ = {**BLANK, **fields}
         if len(self.__dict__) != len(BLANK):
             raise TypeError(f"no such field: {sorted(set(fields) - set(BLANK))}")
@@ -164,6 +115,19 @@ class Owner:
         if self.scheduler == "admin":
             return "reserve"
         return f"{self.job_id}.{self.task_id}" if self.task_id else self.job_id
+
+
+TEXT, NUMBER, REAL, LIST = str, int, float, tuple[str, ...]
+EMPTY: dict[object, object] = {TEXT: "", NUMBER: 0, REAL: 0.0, LIST: ()}
+BLANK = {key: EMPTY[kind] for key, kind in Owner.__annotations__.items()}
+OWN_VIEW = ("uuid", "minor", "draining")
+TYPES = {key: kind for key, kind in Owner.__annotations__.items() if key not in OWN_VIEW}
+CONVERT: "dict[object, Callable[[str], object]]" = {
+    NUMBER: int,
+    REAL: float,
+    LIST: lambda text: tuple(text.split(",")) if text else (),
+}
+CONVERTED = [(key, CONVERT[kind]) for key, kind in TYPES.items() if kind is not TEXT]
 
 
 def item_or_blank(items: "tuple[str, ...]", place: int) -> str:

@@ -210,9 +210,17 @@ def read_gres(root: Path) -> object:
     return read_gres_map(str(root)), read_shared_gres(str(root))
 
 
+NAMES = {  # of types
+    **{"str": "text", "int | None": "count", "float | None": "real"},
+    **{str(str): "text", str(int): "number", str(float): "real"},
+}
 FIELDS: Mapping[str, list[list[str]]] = {  # what names each field, its type, a setting's default
-    "owner": [list(row[:2]) for row in owner.FIELDS],
-    "sample": [list(row[:3]) for row in sample.FIELDS],
+    "owner": [[key, NAMES.get(str(kind), "list")] for key, kind in owner.TYPES.items()],
+    "sample": [
+        [line, key, NAMES.get(kind, "list")]
+        for line, fields in sample.TYPES.items()
+        for key, kind in fields.items()
+    ],
     "settings": [[row[0], row[1], row[2]] for row in vars(settings)["KEYS"]],
 }
 READERS: Mapping[str, Callable[[Path], object]] = {

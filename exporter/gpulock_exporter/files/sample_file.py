@@ -18,13 +18,13 @@ from gpulock.errors import one_line
 from gpulock.node.sample import (
     COUNT,
     DEVICE_WORDS,
-    FIELDS,
     FINISHED_LINE,
     LIST,
     LOST,
     REAL,
     SAMPLE_LINE,
     TEXT,
+    TYPES,
     ClaimUsage,
     DeviceSample,
     Sample,
@@ -45,10 +45,7 @@ GONE = "gone"  # the first word of the line of a device that lost its place
 ROUNDING = 1e-9
 SHOWN_PIDS = 8  # of the foreign processes of a device
 
-WRITTEN = {
-    line: [(key, kind) for of, key, kind, _ in FIELDS if of == line]
-    for line in ("", "device", "token")
-}
+WRITTEN = {line: list(fields.items()) for line, fields in TYPES.items()}
 WORDS: dict[str, Callable[[Any], str]] = {  # how a value of each type is written
     TEXT: one_line,
     COUNT: lambda value: str(int(value)),  # a yes is 1

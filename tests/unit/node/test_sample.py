@@ -127,15 +127,6 @@ def test_a_token_that_could_be_a_path_is_none(token: str, tmp_path: Path) -> Non
     assert read_finished_claim(written(tmp_path, HEAD, "finished/x"), token) is None
 
 
-def test_each_field_has_its_attribute_and_the_table_each_attribute() -> None:
-    for line, of in (
-        ("", sample.Sample),
-        ("device", sample.DeviceSample),
-        ("token", sample.ClaimUsage),
-    ):
-        assert set(of.__annotations__) == set(sample.BLANK[line])
-
-
 def test_a_hook_can_afford_it() -> None:
     tree = ast.parse(Path(sample.__file__).read_text())
     loaded = {

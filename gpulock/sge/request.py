@@ -46,20 +46,12 @@ def read_execd_job(spool: Spool, up: str = "../..") -> SgeJob:
     return job
 
 
-def count_sge_job_gpus(
-    requests: list[tuple[str, float, int]], complexes: tuple[str, ...], slots: int
-) -> int:
-    """Return the GPUs asked for on this host; pure; raise Refusal for what makes no sense.
+def count_requested_gpus(asked: tuple[str, float, int], slots: int) -> int:
+    """Return the GPUs of a request (name, value, consumable flag); pure; raise Refusal.
 
-    `requests` are (name, value, consumable flag). A per-slot complex is taken once a slot.
+    A per-slot complex is taken once a slot.
     """
-    found = [r for r in requests if r[0] in complexes]
-    if not found:
-        return 0
-    if len(found) > 1:
-        names = ", ".join([r[0] for r in found])
-        raise Refusal(INVALID_REQUEST, f"GPUs are asked for twice ({names})", "use one complex")
-    name, value, consumable = found[0]
+    name, value, consumable = asked
     if not value >= 0 or value > MOST or value != int(value):
         raise Refusal(
             INVALID_REQUEST, f"-l {name}={value:g} is no number of GPUs", "ask for whole GPUs"
@@ -71,21 +63,16 @@ def count_sge_job_gpus(
     return int(value) * (slots if consumable == PER_SLOT else 1)
 
 
-def count_granted_gpus(job: SgeJob, complexes: tuple[str, ...], host: str) -> int:
-    """Return how many GPUs of `host` were granted; raise Refusal for what makes no sense."""
-    ours = granted_gpus(job, complexes)
-    names = {name for name, _, _ in job.requests if name in complexes}
-    if len(names) > 1:
-        asked = ", ".join(sorted(names))
-        raise Refusal(INVALID_REQUEST, f"GPUs are asked for twice ({asked})", "use one complex")
-    if names and not ours:
+def count_granted_gpus(job: SgeJob, name: str, host: str) -> int:
+    """Return how many GPUs of `host` a complex granted; raise Refusal for what makes no sense."""
+    ours = granted_gpus(job, (name,))
+    if not ours:
         raise Refusal(
             INVALID_REQUEST,
-            f"-l {names.pop()} was granted by no host",
+            f"-l {name} was granted by no host",
             "its amount belongs into complex_values of the hosts, not of queues",
         )
-    here = [one for one in ours if is_of_host(one, host)]
-    amount = sum([one[1] for one in here])
+    amount = sum([one[1] for one in ours if is_of_host(one, host)])
     if not amount >= 0 or amount > MOST or amount != int(amount):
         raise Refusal(INVALID_REQUEST, f"{amount:g} is no number of GPUs", "ask for whole GPUs")
     return int(amount)
@@ -117,44 +104,44 @@ def list_other_hosts(job: SgeJob, complexes: tuple[str, ...], host: str) -> list
 
 def count_host_gpus(spool: Spool, settings: Settings, job: SgeJob) -> int:
     """Return how many GPUs of this host a job was granted; raise Refusal."""
-    if settings.sge_kinds:
-        return sum([count for _, count in count_job_kinds(spool, settings, job)])
-    if job.granted is not None:
-        return count_granted_gpus(job, settings.sge_complexes, spool.need("host"))
-    slots = 1 if spool.need("pe") == "none" else spool.number("host_slots")
-    return count_sge_job_gpus(job.requests, settings.sge_complexes, slots)
+    return sum([count for _, count in count_job_kinds(spool, settings, job)])
 
 
 def count_job_kinds(spool: Spool, settings: Settings, job: SgeJob) -> tuple[tuple[str, int], ...]:
-    """Return (kind, count) of what was granted on this host; raise Refusal.
+    """Return (kind, count) of what was granted on this host; raise Refusal."""
+    slots = None if spool.need("pe") == "none" else spool.number("host_slots")
+    return count_gpus_by_kind(job, settings, spool.need("host"), slots)
 
-    The kind is empty for a complex that names none.
+
+def count_gpus_by_kind(
+    job: SgeJob, settings: Settings, host: str, slots: "int | None"
+) -> tuple[tuple[str, int], ...]:
+    """Return (kind, count) of what a job was granted on a host; pure; raise Refusal.
+
+    The kind is empty for a complex that names none; `slots` is None without a parallel environment.
     """
-    from gpulock.node.kinds import SHARE_KIND
-
     asked = [one for one in job.requests if one[0] in settings.sge_complexes]
-    kinds = settings.sge_kinds
-    names = [name for name, _, _ in asked]
-    if len({kinds[name] for name in names}) < len(names):
-        why = f"GPUs are asked for twice ({', '.join(names)})"
+    if job.granted is not None:
+        asked = list({one[0]: one for one in asked}.values())  # of several scopes
+    kinds = [settings.sge_kinds.get(name, "") for name, _, _ in asked]
+    names = ", ".join([name for name, _, _ in asked])
+    if len(set(kinds)) < len(kinds):
+        why = f"GPUs are asked for twice ({names})"
         raise Refusal(INVALID_REQUEST, why, "use one complex of a kind")
-    alone = spool.need("pe") == "none"
-    if not alone and job.granted is None and len({flag for _, _, flag in asked}) > 1:
+    if slots is not None and job.granted is None and len({flag for _, _, flag in asked}) > 1:
         raise Refusal(
             INVALID_REQUEST,
-            f"{', '.join(names)} are counted by job and by slot",
+            f"{names} are counted by job and by slot",
             "ask a parallel job's GPUs by slot, or all by job",
         )
-    slots = 1 if alone or job.granted is not None else spool.number("host_slots")
-    found: list[tuple[str, int]] = []
-    for one in asked:
-        if job.granted is None:
-            count = count_sge_job_gpus([one], settings.sge_complexes, slots)
-        else:
-            count = count_granted_gpus(job, (one[0],), spool.need("host"))
-        if count:
-            found.append((kinds[one[0]], count))
-    if len(found) > 1 and SHARE_KIND in dict(found):
+    counts = [
+        count_requested_gpus(one, 1 if slots is None else slots)
+        if job.granted is None
+        else count_granted_gpus(job, one[0], host)
+        for one in asked
+    ]
+    found = [(kind, count) for kind, count in zip(kinds, counts) if count]
+    if len(found) > 1 and "share" in dict(found):
         why = "a share and other GPUs are asked for in one job"
         raise Refusal(INVALID_REQUEST, why, "ask for one of them")
     return tuple(found)

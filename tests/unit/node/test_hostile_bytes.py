@@ -33,7 +33,7 @@ from gpulock.report.folder import read_report_file
 from gpulock.report.scan import HistoryFaults, parse_history_line
 from gpulock.sge import jsv
 from gpulock.sge.environment_file import rewrite_env_text
-from gpulock.sge.request import count_granted_gpus, count_sge_job_gpus, count_sge_job_hosts
+from gpulock.sge.request import count_gpus_by_kind, count_sge_job_hosts
 from gpulock.sge.spool import Spool
 from gpulock.sge.spooled_job import LayoutError, parse_spooled_job
 from gpulock.slurm.call import SlurmHookCall
@@ -96,10 +96,9 @@ def environ_of(data: bytes) -> dict[str, str]:
 
 def packed_job(data: bytes, _: Path) -> None:
     job = parse_spooled_job(data)
-    if job.granted is None:
-        assert 0 <= count_sge_job_gpus(job.requests, ("gpu",), 2) <= 2 * 4096
-    else:
-        assert 0 <= count_granted_gpus(job, ("gpu", "card"), "ocs1") <= 4096
+    settings = Settings({"SGE_COMPLEXES": "gpu card=model:*"})
+    counted = count_gpus_by_kind(job, settings, "ocs1", 2)
+    assert all(0 < number <= 2 * 4096 for _, number in counted)
 
 
 def spooled_config(data: bytes, folder: Path) -> None:

@@ -9,7 +9,7 @@ from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import prolog, request
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
-from gpulock.sge.request import count_granted_gpus, list_other_hosts
+from gpulock.sge.request import count_gpus_by_kind, list_other_hosts
 from gpulock.sge.spooled_job import parse_spooled_job
 from tests.support import ocs_jobs
 from tests.support.jobs import Site, gpus, variables
@@ -23,14 +23,19 @@ RELEASES = sorted(JOBS)
 def count(
     grants: tuple[Grant, ...], asks: tuple[Ask, ...] = (Ask("gpu", 1),), host: str = "node"
 ) -> int:
-    return count_granted_gpus(parse_spooled_job(ocs_job(asks, grants)), COMPLEXES, host)
+    return counted(ocs_job(asks, grants), host)
+
+
+def counted(data: bytes, host: str) -> int:
+    settings = Settings({"SGE_COMPLEXES": " ".join(COMPLEXES)})
+    return sum(n for _, n in count_gpus_by_kind(parse_spooled_job(data), settings, host, 2))
 
 
 @pytest.mark.parametrize(("number", "gpus"), [(12, 2), (13, 2), (14, 2), (15, 3), (16, 2), (17, 1)])
 def test_the_real_files_are_counted_without_arithmetic(number: int, gpus: int) -> None:
     """`-pe smp 3` multiplies neither `gpuj` nor `gpuh`, and `-scope master` counts once."""
-    assert count_granted_gpus(parse_spooled_job(REAL[number]), COMPLEXES, "ocs1") == gpus
-    assert count_granted_gpus(parse_spooled_job(REAL[number]), COMPLEXES, "ocs2") == 0
+    assert counted(REAL[number], "ocs1") == gpus
+    assert counted(REAL[number], "ocs2") == 0
 
 
 def test_only_what_this_host_granted_counts() -> None:

@@ -12,17 +12,20 @@ import pytest
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import request
+from gpulock.sge.spooled_job import SgeJob
 from tests.support.jobs import Site, gpus
 from tests.support.packed_job import NOT_CONSUMABLE, PER_JOB, PER_SLOT
 
 COMPLEXES = ("gpu", "gpuj")
 
 
-def count(*requests: tuple[str, float, int], slots: int = 1) -> int:
-    return request.count_sge_job_gpus(list(requests), COMPLEXES, slots)
+def count(*requests: tuple[str, float, int], slots: "int | None" = None) -> int:
+    job = SgeJob(12, "alice", 1000, list(requests))
+    settings = Settings({"SGE_COMPLEXES": " ".join(COMPLEXES)})
+    return sum(n for _, n in request.count_gpus_by_kind(job, settings, "node", slots))
 
 
-def refused(*requests: tuple[str, float, int], slots: int = 1) -> str:
+def refused(*requests: tuple[str, float, int], slots: "int | None" = None) -> str:
     with pytest.raises(Refusal) as caught:
         count(*requests, slots=slots)
     return caught.value.kind

@@ -79,8 +79,7 @@ class Connection:
     def drain(self) -> None:
         """Say that nothing more comes, then read and drop: unread bytes would reset the answer.
 
-        TLS is left without its closing alert: every answer has a length, and until Python 3.13
-        OpenSSL would keep the session of a properly closed connection in memory.
+        TLS is left without its closing alert: every answer has a length.
         """
         socket.socket.shutdown(self._sock, socket.SHUT_WR)
         left = _MOST_DRAINED

@@ -30,7 +30,7 @@ _KEYS = {
     _USERS: (),
     _HTTP: ("http2",),
 }
-_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_VERSIONS = ("TLS12", "TLS13")  # at least: TLS 1.3 alone is served, in which suites are not chosen
 _VERIFY = {  # Python's ssl takes no certificate that it does not verify: there is no RequireAny
     "NoClientCert": ssl.CERT_NONE,
     "RequestClientCert": ssl.CERT_NONE,  # lets in any client, with any certificate or none
@@ -128,9 +128,6 @@ def _check_sections(top: Any) -> dict[str, Section]:
     _check_keys("this file", top, _KEYS)
     for name, section in top.items():
         _check_keys(name, section, _KEYS[name])
-        if _SUITES in section and section.get("min_version") != "TLS13":
-            what = "needs min_version TLS13, which has no others; leave it out"
-            raise WebConfigError(f"{name}.{_SUITES} {what}")
         for key, value in section.items():
             if key != _SUITES and not (isinstance(value, str) and value):
                 raise WebConfigError(f"{name}.{key} is not a text: write one, or leave it out")
@@ -152,7 +149,7 @@ def _make_tls_context(tls: Section, folder: str, files: WebConfigFiles) -> ssl.S
     version, auth = tls.get("min_version", "TLS12"), tls.get("client_auth_type", "NoClientCert")
     if not {"cert_file", "key_file"} <= {*tls}:
         raise WebConfigError(f"{_TLS} needs cert_file and key_file")
-    if version not in _VERSIONS:  # RFC 8996: TLS 1.1 is served no more
+    if version not in _VERSIONS:
         raise WebConfigError(f"{_TLS}.min_version {version!r} is not served: TLS12 or TLS13")
     if auth not in _VERIFY:
         what = f"{auth!r} is not supported; supported are {', '.join(_VERIFY)}"
@@ -161,9 +158,8 @@ def _make_tls_context(tls: Section, folder: str, files: WebConfigFiles) -> ssl.S
         needs = "has no use for" if "client_ca_file" in tls else "needs"
         raise WebConfigError(f"{_TLS}.client_auth_type {auth} {needs} client_ca_file")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = _VERSIONS[version]
+    context.minimum_version = ssl.TLSVersion.TLSv1_3  # of 1.2 OpenSSL would keep sessions
     context.verify_mode = _VERIFY[auth]
-    context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
 
     def refuse_password() -> NoReturn:  # without it OpenSSL would ask on the terminal

@@ -3,24 +3,18 @@
 
 A thread of its own looks. A change that does not load changes nothing, is tried again at each look,
 and `last_reload_successful` says so.
-
-The file is read anew as well once its TLS context keeps many sessions. TLS 1.2 without tickets has
-OpenSSL keep one for each client, 1 KiB, and Python has no switch for that. Until Python 3.13.0 it
-goes with its connection: SSL_free drops what was not shut down; 3.13.5 calls SSL_set_shutdown.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 from gpulock_exporter.web.server import WebSettings
 from gpulock_exporter.webconfig.config import WebConfigError, WebConfigFiles, load_web_config
 
 LOOK_SECONDS = 2.0
 SETTLE_SECONDS = 0.2  # a file that is written in its place is empty first: no TLS and no passwords
-MOST_SESSIONS = 1000  # OpenSSL's own bound is 20,480, 20 MiB
 
 
 class Reloader:
@@ -40,13 +34,8 @@ class Reloader:
         return not self._fault
 
     def look(self) -> WebSettings | None:
-        """Return new settings when a file has changed and all of it loads, else None.
-
-        Where the TLS context alone is to go, what is known of users and passwords stays.
-        """
-        failed, tls = bool(self._fault), self.settings.tls
-        keeps_many = tls is not None and tls.session_stats()["number"] > MOST_SESSIONS
-        if not (failed or keeps_many or self._files.changed()):
+        """Return new settings when a file has changed and all of it loads, else None."""
+        if not (self._fault or self._files.changed()):
             return None
         files = WebConfigFiles()
         try:
@@ -58,10 +47,7 @@ class Reloader:
             return None
         if self._stopped.wait(SETTLE_SECONDS) or files.changed():
             return None  # the next look sees it whole
-        if failed or self._files.changed():
-            self._log_notes([*notes, "reloaded"])
-        else:
-            loaded = replace(loaded, refusal=self.settings.refusal)
+        self._log_notes([*notes, "reloaded"])
         self.settings, self._files, self._fault = loaded, files, ""
         return loaded
 

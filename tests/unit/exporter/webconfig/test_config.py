@@ -64,8 +64,6 @@ WRONG: list[tuple[str, str]] = [
     ("rate_limit:\n  interval: 1s\n  burst: 1\n", "this file: rate_limit is not supported"),
     ("http_server_config:\n  headers: x\n", "http_server_config: headers is not supported"),
     (f"{TLS}  cert: x\n", "tls_server_config: cert is not supported; there are cert_file, key_"),
-    (f"{TLS}  cipher_suites: [TLS_AES_128_GCM_SHA256]\n", "cipher_suites needs min_version TLS13"),
-    (f"{TLS}  min_version: TLS12\n  cipher_suites: [A]\n", "cipher_suites needs min_version"),
     (f"{TLS}  min_version: [TLS13]\n", "tls_server_config.min_version is not a text"),
     (f"{TLS}  curve_preferences: [X25519]\n", "curve_preferences is not supported"),
     (f"{MUTUAL}  client_allowed_sans: [a]\n", "client_allowed_sans is not supported"),

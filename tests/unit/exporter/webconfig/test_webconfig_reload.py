@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -23,8 +22,7 @@ from tests.support.faults import raising
 from tests.support.wait import wait_until
 
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
-HASH = "$2y$04$abcdefghijklmnopqrstuuKnoBx93AGbHF7nDfU33nIyjyfzG5jKi"
-NEWER = "  min_version: TLS13\n"
+NEWER = "  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
 
 
 @pytest.fixture
@@ -50,10 +48,10 @@ def test_a_wrong_file_is_refused_at_the_start(config: Path) -> None:
         Reloader(str(config), print)
 
 
-def oldest(settings: WebSettings | None) -> ssl.TLSVersion:
+def is_verifying(settings: WebSettings | None) -> bool:
     assert settings is not None
     assert settings.tls is not None
-    return settings.tls.minimum_version
+    return settings.tls.verify_mode is ssl.CERT_REQUIRED
 
 
 def test_a_change_is_seen_whether_written_or_renamed_and_nothing_is_read_without_one(
@@ -65,66 +63,11 @@ def test_a_change_is_seen_whether_written_or_renamed_and_nothing_is_read_without
     assert reloader.look() is None
     assert reloader.settings is served
     replace(config, TLS + NEWER)
-    assert oldest(reloader.look()) is ssl.TLSVersion.TLSv1_3
+    assert is_verifying(reloader.look())
     config.write_text(TLS)
-    assert oldest(reloader.look()) is ssl.TLSVersion.TLSv1_2
+    assert not is_verifying(reloader.look())
     assert reloader.last_reload_successful
     assert log == [f"{config}: reloaded"] * 2
-
-
-def agree_on_session(config: Path, server: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
-    """Connect as TLS 1.2 without tickets does: a session is kept while the connection lives."""
-    context = trusting(config.with_name("ca.pem"))
-    context.options |= ssl.OP_NO_TICKET
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
-    one = server.wrap_bio(ours, theirs, server_side=True)
-    other = context.wrap_bio(theirs, ours, server_hostname="localhost")
-    for end in (other, one, other, one):
-        with contextlib.suppress(ssl.SSLWantReadError):
-            end.do_handshake()
-    return one, other
-
-
-def test_a_context_that_keeps_many_sessions_goes_alone_and_quietly(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reload, "MOST_SESSIONS", 3)
-    log: list[str] = []
-    replace(config, f"{TLS}basic_auth_users:\n  alice: {HASH}\n")
-    reloader = Reloader(str(config), log.append)
-    served = reloader.settings
-    assert served.tls is not None
-
-    living = [agree_on_session(config, served.tls) for _ in range(3)]
-    assert (served.tls.session_stats()["number"], reloader.look()) == (3, None)
-    living.append(agree_on_session(config, served.tls))
-    renewed = reloader.look()
-
-    assert renewed is not None and renewed.tls is not None
-    assert renewed.tls.session_stats()["number"] == 0
-    assert renewed.refusal is served.refusal, "whose passwords it knows"
-    assert (log, reloader.look()) == ([], None)
-
-
-def test_a_change_that_comes_with_many_sessions_is_a_whole_reload(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reload, "MOST_SESSIONS", 0)
-    log: list[str] = []
-    reloader = Reloader(str(config), log.append)
-    assert reloader.settings.tls is not None
-    living = agree_on_session(config, reloader.settings.tls)
-
-    def change_and_load(path: str, files: WebConfigFiles) -> tuple[WebSettings, list[str]]:
-        replace(config, f"{TLS}basic_auth_users:\n  alice: {HASH}\n")
-        return load_web_config(path, files)
-
-    monkeypatch.setattr(reload, "load_web_config", change_and_load)
-    renewed = reloader.look()
-
-    assert living and renewed is not None and renewed.refusal is not None
-    assert log == [f"{config}: reloaded"]
 
 
 def test_a_bad_change_keeps_the_old_one_and_says_so_once(config: Path) -> None:
@@ -240,7 +183,7 @@ def test_a_file_that_is_being_written_in_its_place_opens_the_exporter_to_nobody(
     config.write_text("")
     assert (reloader.look(), reloader.settings) == (None, served)
     assert reloader.last_reload_successful
-    assert oldest(reloader.look()) is ssl.TLSVersion.TLSv1_3
+    assert is_verifying(reloader.look())
 
 
 def test_a_pipe_in_place_of_a_file_does_not_hold_up_the_reload(config: Path) -> None:

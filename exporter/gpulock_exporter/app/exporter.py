@@ -14,7 +14,6 @@ from datetime import datetime
 from itertools import chain
 
 import gpulock
-from gpulock.alloc.node_view import read_detailed_locks
 from gpulock.alloc.process_tree import ProcessTree
 from gpulock.daemon.health.steps import read_health_steps
 from gpulock.errors import one_line
@@ -40,7 +39,6 @@ from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState, FrozenTick
 from gpulock_exporter.state.job_cgroups import JobCgroups
 from gpulock_exporter.state.local_state import (
-    LockCache,
     StepCounter,
     read_local_state,
 )
@@ -90,7 +88,6 @@ class Exporter:
         self._hold_folder = hold_folder  # makes it again where it was removed
         self._journal = FaultJournal()
         self._label_user = LabelUser(settings.label_user)
-        self._locks = LockCache(read_detailed_locks)
         self._jobs = JobCgroups(node)
         self._steps = StepCounter(settings.state_dir)
         self._folder = ExporterFolder(settings.exporter_dir)
@@ -129,7 +126,7 @@ class Exporter:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock.now()
         self.listed.refresh_if_changed()
-        facts = read_local_state(self._node, now.boottime, self._locks, self._jobs, self._steps)
+        facts = read_local_state(self._node, now.boottime, self._jobs, self._steps)
         hung = name_hung_cards(supervisor.hung.out(), self.listed.devices)
         over = self._book.tick(frames, facts, now, hung, self._listed_cards())
         self._fault, supervisor.shared = supervisor.fault, frozenset(self._book.shares.cards)

@@ -21,15 +21,10 @@ from gpulock.node.context import Node
 from gpulock.store.checks import CardChecks, read_card_checks
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.foreign import read_foreign_uses
-from gpulock.store.locks import ANCHORS, RECORD, Lock, LockStore
+from gpulock.store.locks import Lock, LockStore
 from gpulock.store.verdicts import Verdict
 from gpulock_exporter.state.claim_accounting import LedgerClaim
 from gpulock_exporter.state.job_cgroups import HostUsage, JobCgroups
-
-SETTLED = 1_000_000_000  # nanoseconds; the kernel's clock for files ticks each 1 to 10 ms
-
-Mark = tuple[str, int, int, int, int]  # path, inode, size, time stamps in nanoseconds
-Marks = tuple[Mark, ...]
 
 _T = TypeVar("_T")
 Judged = tuple[Optional[dict[str, Verdict]], Optional[float]]
@@ -73,17 +68,16 @@ class LocalState(NodeView):
 def read_local_state(
     node: Node,
     now: float,
-    known: LockCache | None = None,
     jobs: JobCgroups | None = None,
     steps: StepCounter | None = None,
 ) -> LocalState:
     """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds.
 
-    `known` are the locks, `jobs` the jobs' cgroups, and `steps` those of health, as they were read
-    before, for a caller that reads them each second.
+    `jobs` are the jobs' cgroups, and `steps` those of health, as they were read before, for a
+    caller that reads them each second.
     """
-    facts, locks = LocalState(), known or LockCache(node_view.read_detailed_locks)
-    facts.locks = facts.read("locks", lambda: read_boot_locks(node, locks), None)
+    facts = LocalState()
+    facts.locks = facts.read("locks", lambda: read_boot_locks(node), None)
     facts.quarantined = facts.read(
         "quarantine", lambda: node_view.read_quarantine_reasons(node.settings.state_dir), None
     )
@@ -106,7 +100,7 @@ def read_local_state(
     return facts
 
 
-def read_boot_locks(node: Node, known: LockCache) -> dict[str, Lock]:
+def read_boot_locks(node: Node) -> dict[str, Lock]:
     """Return every lock; raise Refusal also where the records of this boot were lost.
 
     Then nothing is free: jobs run on devices that nobody can name. A boot_id that is there, and
@@ -114,7 +108,7 @@ def read_boot_locks(node: Node, known: LockCache) -> dict[str, Lock]:
     """
     if not os.path.lexists(f"{node.store.root}/boot_id") and node_view.are_records_lost(node):
         raise lost_records_refusal(node.store.root)
-    return known.locks(node.store)
+    return node_view.read_detailed_locks(node.store)
 
 
 def read_hook_counters(store: LockStore) -> dict[str, float]:
@@ -142,77 +136,20 @@ def ledger_claims(
     return found
 
 
-class LockCache:
-    """The locks of one node, read again once anything there has changed.
-
-    `read` is what reads them all, `now` the wall clock of files. All that changes a claim makes,
-    renames or removes a file in its folder, or in that of its anchors, and so gives the folder
-    another time stamp (store.grants); a record that somebody has written over has one itself. Two
-    changes within one tick of the kernel's clock have the same time: what has changed a moment ago
-    is read again all the same.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[LockStore], dict[str, Lock]],
-        now: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self._read = read
-        self._now = now
-        self._marks: Marks | None = None
-        self._held: dict[str, Lock] = {}
-
-    def locks(self, store: LockStore) -> dict[str, Lock]:
-        """Return every lock with its details; raise what `read` raises."""
-        marks, at = read_lock_marks(store), self._now()
-        if marks is None or marks != self._marks:
-            self._marks = None
-            self._held = self._read(store)
-            sound = all(lock.owner and not lock.fault for lock in self._held.values())
-            if marks is not None and sound and are_marks_settled(marks, at):
-                self._marks = marks
-        return dict(self._held)
-
-
 class StepCounter:
     """The steps in STATE_DIR/health-history by kind, counted again once that file has changed."""
 
     def __init__(self, state_dir: str) -> None:
         self._dir = state_dir
-        self._mark: Mark | None = None
+        self._mark: tuple[int, ...] = ()
         self._steps: Mapping[str, int] = {}
 
     def count(self) -> Mapping[str, int]:
         """Return how many there were of each kind; raise OSError."""
-        mark = None
+        mark: tuple[int, ...] = ()
         if os.path.lexists(path := f"{self._dir}/{HISTORY}"):
-            mark = read_file_mark(path)
-        if mark is None or mark != self._mark:
+            info = os.stat(path)
+            mark = (info.st_ino, info.st_size, info.st_mtime_ns)
+        if not mark or mark != self._mark:
             self._steps, self._mark = count_health_steps(self._dir), mark
         return self._steps
-
-
-def read_lock_marks(store: LockStore) -> Marks | None:
-    """Return what tells one state of the locks from another, None where it cannot be told."""
-    found: list[Mark] = []
-    try:
-        for folder, file in ((store.claims_dir, RECORD), (store.locks_dir, "owner")):
-            for name in sorted(os.listdir(folder)):
-                path = f"{folder}/{name}"
-                found += (read_file_mark(path), read_file_mark(f"{path}/{file}"))
-                if os.path.exists(f"{path}/{ANCHORS}"):
-                    found.append(read_file_mark(f"{path}/{ANCHORS}"))
-    except OSError:
-        return None  # one is being made, or is gone this moment
-    return tuple(found)
-
-
-def read_file_mark(path: str) -> Mark:
-    """Return what tells one state of a file or folder from another; raise OSError."""
-    info = os.stat(path)
-    return path, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
-
-
-def are_marks_settled(marks: Marks, now: int) -> bool:
-    """Return whether any later change will have another time stamp than these."""
-    return all(now - max(changed, noted) >= SETTLED for *_, changed, noted in marks)

@@ -10,7 +10,7 @@ from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.sample_file import sample_text
 from gpulock_exporter.frame_decoder import decode_frame
 from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory, FrozenTick
+from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid, encode_frame
@@ -180,13 +180,7 @@ class Node:
         self, found: Sequence[devices.Device] | None = None, health: ExporterHealth | None = None
     ) -> NodeSnapshot:
         """Return what is to be told now."""
-        return self.freeze(found, health).snapshot()
-
-    def freeze(
-        self, found: Sequence[devices.Device] | None = None, health: ExporterHealth | None = None
-    ) -> FrozenTick:
-        """Return what is to be told now, not joined yet."""
-        return self.book.freeze(found, self.facts, self.moment, health or ExporterHealth("0.1"))
+        return self.book.snapshot(found, self.facts, self.moment, health or ExporterHealth("0.1"))
 
     def text(self) -> str:
         """Return the sample of now."""

@@ -36,7 +36,7 @@ from gpulock_exporter.metrics.exposition import (
 )
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.state.collector_state import CollectorState, FrozenTick
+from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.job_cgroups import JobCgroups
 from gpulock_exporter.state.local_state import (
     StepCounter,
@@ -94,7 +94,7 @@ class Exporter:
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
         self.listed = DeviceList(node.devices, lambda: inventory_version(node.store.path))
-        self._tick: FrozenTick | None = None
+        self._tick: NodeSnapshot | None = None
         self._body: SampleBody | None = None
         self.reloader: Reloader | None = None
         listed = LISTS_MISSED * settings.process_period + settings.max_sample_age
@@ -136,10 +136,10 @@ class Exporter:
             abandoned=supervisor.abandoned,
             reloaded=self.reloader.last_reload_successful if self.reloader else None,
         )
-        tick = self._book.freeze(self.listed.devices, facts, now, health)
-        self._tell(tick.told.health, now)
-        self._history.add(tick.utilization())
-        self._tick, self._body = tick, SampleBody(lambda: self.text(tick.snapshot()))
+        tick = self._book.snapshot(self.listed.devices, facts, now, health)
+        self._tell(tick.health, now)
+        self._history.add({one.id: one.utilization for one in tick.devices})
+        self._tick, self._body = tick, SampleBody(lambda: self.text(tick))
 
     def _listed_cards(self) -> frozenset[str] | None:
         """Return the bus ids of the cards that the driver lists now, None where nobody knows."""
@@ -176,7 +176,7 @@ class Exporter:
             return error_response(503, STUCK)
         names = frozenset(request.values("name[]"))
         if names:
-            body = SampleBody(lambda: self.text(tick.snapshot(), names))
+            body = SampleBody(lambda: self.text(tick, names))
         return body.response(request)
 
     def page(self, request: HttpRequest) -> HttpResponse:
@@ -187,7 +187,7 @@ class Exporter:
         if self._is_stuck(tick):
             return error_response(503, STUCK, ("Refresh", "5"))
         page = build_page(
-            tick.snapshot(),
+            tick,
             self._history,
             self._node.name,
             self._label_user,
@@ -221,12 +221,12 @@ class Exporter:
             return error_response(503, STUCK)
         return HttpResponse(200, b"gpulock-exporter is healthy\n")
 
-    def _is_stuck(self, tick: FrozenTick) -> bool:
+    def _is_stuck(self, tick: NodeSnapshot) -> bool:
         """Return whether the last tick is so long ago that what it told may not be true any more.
 
         What it reads of processes in /proc can take a lock that one which hangs in the driver has.
         """
-        return self._clock.now().boottime - tick.told.at.boottime > self.limits.oldest
+        return self._clock.now().boottime - tick.at.boottime > self.limits.oldest
 
     def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
         """Write what the rest of gpulock reads; raise OSError or Refusal."""

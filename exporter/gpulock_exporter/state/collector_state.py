@@ -7,7 +7,6 @@ locks go on. Nothing is read or written here but, through `kin`, the processes o
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -52,43 +51,6 @@ class ProcessList:
     at: float | None = None  # CLOCK_BOOTTIME seconds
     tokens: frozenset[str] = frozenset()
     who: DeviceProcesses | None = None
-
-
-class FrozenTick:
-    """What is to be told of one tick; its devices are joined when they are first asked for.
-
-    Most ticks are asked for by nobody: a Prometheus comes every 15 seconds or so. `told` has all
-    but the devices. Any thread may ask.
-    """
-
-    def __init__(
-        self, told: NodeSnapshot, known: SnapshotJoin, listed: Sequence[Device] | None
-    ) -> None:
-        self.told = told
-        self._known = known
-        self._listed = listed
-        self._lock = threading.Lock()
-        self._whole: NodeSnapshot | None = None
-
-    def utilization(self) -> dict[str, float | None]:
-        """Return that of each device known in this boot, None where it is not observed now.
-
-        A MIG instance that is gone is left out: its place may be another one's next.
-        """
-        fresh, devices = self._known.fresh, self._known.devices
-        return {
-            name: devices[name].utilization if fresh and name in devices else None
-            for name in self._known.counts
-            if name in devices or not (fresh and ".gi" in name)
-        }
-
-    def snapshot(self) -> NodeSnapshot:
-        """Return the whole; of several threads at once, the first makes it."""
-        with self._lock:
-            if self._whole is None:
-                devices, states = self._known.join(self._listed)
-                self._whole = replace(self.told, devices=devices, states=states)
-            return self._whole
 
 
 @dataclass
@@ -168,42 +130,40 @@ class CollectorState:
         """Return who is on each device, as far as that is known."""
         return {name: one.who for name, one in self.listed.items() if one.who is not None}
 
-    def freeze(
+    def snapshot(
         self,
         listed: Sequence[Device] | None,
         facts: LocalState,
         now: Moment,
         health: ExporterHealth,
-    ) -> FrozenTick:
-        """Return what is to be told now, not joined yet; `health` has what the caller knows.
+    ) -> NodeSnapshot:
+        """Return what is to be told now; `health` has what the caller knows.
 
         `listed` are the driver's own devices, None where they are not known.
         """
         totals, offset = self.memory.totals, self.offset or 0.0
-        looked, since = totals.at, now.boottime - self.limits.oldest
-        fresh = self.last is not None and self._is_fresh(now)
+        fresh = self._is_fresh(now) and self.last is not None
         if listed:
             totals.number_cards({one.bus: one.index for one in listed})
-        counts = {name: totals.devices[key].counts(since) for name, key in totals.places.items()}
-        known = SnapshotJoin(
+        join = SnapshotJoin(
             devices=self.devices,
-            at=looked or 0.0,
             fresh=fresh,
+            since=now.boottime - self.limits.oldest,
             offset=offset,
             present=self.present(),
             share_use=self.shares.ratios,
             lost={bus: one.why for bus, one in self.lost.items()},
-            models=dict(self.models),
+            models=self.models,
             facts=facts,
-            counts=counts,
-            numbers=dict(totals.numbers),
+            totals=totals,
             used=self.memory.ledger.used(),
             limits=self.limits,
         )
-        told = NodeSnapshot(
+        devices, states = join.join(listed)
+        return NodeSnapshot(
             at=now,
-            devices=(),
-            states=None,
+            devices=devices,
+            states=states,
             driver=self.last.driver if self.last and fresh else "",
             counters=facts.counters,
             steps=facts.steps,
@@ -211,11 +171,10 @@ class CollectorState:
             health=replace(
                 health,
                 nvml_up=fresh,
-                sampled=looked + offset if looked is not None else None,
+                sampled=totals.at + offset if totals.at is not None else None,
                 collectors={**self._collectors(facts, fresh), **health.collectors},
             ),
         )
-        return FrozenTick(told, known, listed)
 
     def _list(self) -> None:
         """Take the process lists of the last frame; one that has none keeps what was listed.

@@ -50,21 +50,6 @@ class DeviceActivity:
         return self.busy is not None and self.busy > IDLE_RATIO * self.observed
 
 
-@dataclass(frozen=True)
-class DeviceCounts:
-    """What was counted of one device until a moment: a copy, for the counters go on meanwhile.
-
-    `key` and `index` are those of DeviceTotals. `counters` are those that can be told, `xids` has
-    how many there were of each and when the last was; times are CLOCK_BOOTTIME seconds.
-    """
-
-    key: str
-    index: int
-    counters: Mapping[str, float]
-    xids: Mapping[int, tuple[int, float]]
-    last_busy: float | None
-
-
 @dataclass
 class XidCount:
     """XIDs of one code: how many, and when the last one was."""
@@ -154,7 +139,7 @@ class DeviceTotals:
         for events in self.xids.values():
             events.count = 0
 
-    def counts(self, since: float) -> DeviceCounts:
+    def counts(self, since: float) -> dict[str, float]:
         """Return what was counted until now.
 
         A counter that could not be read since then is not known: standing still, it would say that
@@ -164,8 +149,7 @@ class DeviceTotals:
         for name, one in self.counters.items():
             if one.last is not None and one.last.at >= since:
                 found[name] = one.total
-        xids = {xid: (of.count, of.at) for xid, of in self.xids.items()}
-        return DeviceCounts(self.key, self.index, found, xids, self.last_busy)
+        return found
 
     def note(self, xid: int, at: float) -> None:
         """Count an XID."""

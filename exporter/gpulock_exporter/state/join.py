@@ -19,7 +19,7 @@ from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY
 from gpulock_exporter.state.claim_accounting import ClaimUse
-from gpulock_exporter.state.device_totals import DeviceCounts
+from gpulock_exporter.state.device_totals import TelemetryTotals
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import DeviceProcesses, DeviceSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import DeviceTelemetry
@@ -32,28 +32,30 @@ NOT_LISTED = "the driver lists it, NVML does not"
 class SnapshotJoin:
     """What is known at one moment: the driver's last words, gpulock's files, and our memory.
 
-    Nothing in it changes later, so that any thread can join it when somebody asks. `devices` are
-    those of the last look by id, and `at` when that was (CLOCK_BOOTTIME); `fresh` says whether that
-    is recent enough to be told. `present` has who is on each device, `share_use` which part of the
-    last look the claim of a share worked, by lock id, `lost` why a card does not answer, by bus id,
-    `models` what each device was called when NVML told of it last;
-    `offset` makes a boottime epoch seconds. `counts` are by lock id, `numbers` of cards by bus id,
-    `used` by device and token.
+    `devices` are those of the last look by id; `fresh` says whether that is recent enough to be
+    told, `since` the oldest moment of which a counter may be (CLOCK_BOOTTIME). `present` has who is
+    on each device, `share_use` which part of the last look the claim of a share worked, by lock id,
+    `lost` why a card does not answer, by bus id, `models` what each device was called when NVML
+    told of it last; `offset` makes a boottime epoch seconds. `used` is by device and token.
     """
 
     devices: Mapping[str, DeviceTelemetry]
-    at: float
     fresh: bool
+    since: float
     offset: float
     present: Mapping[str, DeviceProcesses]
     share_use: Mapping[str, float]
     lost: Mapping[str, str]
     models: Mapping[str, str]
     facts: LocalState
-    counts: Mapping[str, DeviceCounts]
-    numbers: Mapping[str, int]
+    totals: TelemetryTotals
     used: Mapping[tuple[str, str], ClaimUse]
     limits: SnapshotLimits
+
+    @property
+    def at(self) -> float:
+        """Return when the last look was, CLOCK_BOOTTIME seconds."""
+        return self.totals.at or 0.0
 
     def join(
         self, listed: Sequence[Device] | None
@@ -62,7 +64,7 @@ class SnapshotJoin:
         looked = self.devices if self.fresh else None
         devices = merge_device_lists(listed, looked, self.devices, self.lost)
         rows = self._judge(devices)
-        found = [self._device(row) for row in name_missing_rows(rows, self.counts)]
+        found = [self._device(row) for row in name_missing_rows(rows, self.totals.places)]
         known = {one.id for one in found}
         for name in looked or ():  # a card in MIG mode, or one that has no row yet
             if name not in known:
@@ -112,15 +114,15 @@ class SnapshotJoin:
 
     def _card_number(self, row: states.DeviceState, values: DeviceTelemetry | None) -> int | None:
         """Return the number of a device's card, None where it has none or nobody knows."""
-        known = self.numbers.get(card_bus_id(row.id))
+        known = self.totals.numbers.get(card_bus_id(row.id))
         if known is not None and (row.device is None or row.device.index >= 0):
             return known
-        one = row.device or values or self.counts.get(row.id)
+        one = row.device or values or self.totals.of(row.id)
         return one.index if one and one.index >= 0 else None
 
     def _device(self, row: states.DeviceState) -> DeviceSnapshot:
         """Return one device with all that is known of it."""
-        counted = self.counts.get(row.id)
+        counted = self.totals.of(row.id)
         values = self.devices.get(row.id) if self.fresh else None
         record = row.lock.owner if row.lock else None
         uuid = row.device.uuid if row.device else record.uuid if record else ""
@@ -158,8 +160,8 @@ class SnapshotJoin:
         if use is not None:
             found.mean = use.mean
         if counted:
-            found.counters = counted.counters if values else {}
-            found.xids = {xid: (n, at + self.offset) for xid, (n, at) in counted.xids.items()}
+            found.counters = counted.counts(self.since) if values else {}
+            found.xids = {xid: (of.count, of.at + self.offset) for xid, of in counted.xids.items()}
             found.last_busy = None if counted.last_busy is None else counted.last_busy + self.offset
         return found
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.metrics.devices import collect_families
+from gpulock_exporter.metrics.exposition import render_exposition
 from gpulock_exporter.metrics.families import family_name
 from gpulock_exporter.state.collector_state import CollectorState
-from gpulock_exporter.state.join import NOT_LISTED, SnapshotJoin
+from gpulock_exporter.state.join import NOT_LISTED
 from gpulock_exporter.state.snapshot import (
     DeviceSnapshot,
     ExporterHealth,
@@ -566,45 +567,15 @@ def test_a_process_list_that_comes_no_more_is_not_told_for_ever() -> None:
     assert not node.book.present()
 
 
-def test_a_tick_that_is_joined_late_tells_of_its_own_moment() -> None:
-    early, late, held = Node(), Node(), lock(0, A)
-    for node in (early, late):
-        node.facts = facts(held)
-        node.tick(full_card(0), full_card(1), xids=[Xid(uuid(0), 63)])
-        node.tick(full_card(0), full_card(1))
-    at_once = early.freeze([listed(0), listed(1)]).snapshot()
-    tick = late.freeze([listed(0), listed(1)])
-    late.facts = facts(lock(1, B))
-    late.tick(full_card(0, busy=1.0, energy=99_999.0), full_card(1), xids=[Xid(uuid(0), 79)])
-    late.silence(20)
-    late.freeze([listed(0)]).snapshot()
-    joined = tick.snapshot()
-    assert (joined.at, joined.states) == (at_once.at, at_once.states)
-    assert joined.devices == at_once.devices
-
-
-def test_a_tick_is_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_told_of_a_tick_does_not_change_later() -> None:
     node = Node()
-    node.tick(card(0))
-    tick = node.freeze([listed(0)])
-    whole = tick.snapshot()
-    monkeypatch.delattr(SnapshotJoin, "join")
-    assert tick.snapshot() is whole
-
-
-def test_a_line_of_the_page_has_a_gap_where_its_card_was_not_heard() -> None:
-    node = Node()
-    node.tick(card(0), card(1))
-    assert node.freeze().utilization() == {bus(0): 0.5, bus(1): 0.5}
-    node.tick(card(0))
-    assert node.freeze().utilization() == {bus(0): 0.5, bus(1): None}
-    node.silence(60)
-    assert node.freeze().utilization() == {bus(0): None, bus(1): None}
-
-
-def test_a_line_of_the_page_ends_with_its_instance() -> None:
-    node = Node()
-    node.tick(card(0, mig=True), instance(0, 1, utilization=0.9))
-    assert node.freeze().utilization()[f"{bus(0)}.gi1.ci0"] == 0.9
-    node.tick(card(0, mig=True))
-    assert [*node.freeze().utilization()] == [bus(0)]
+    node.facts = facts(lock(0, A))
+    node.tick(full_card(0), full_card(1), xids=[Xid(uuid(0), 63)])
+    node.tick(full_card(0), full_card(1))
+    told = node.snapshot([listed(0), listed(1)])
+    before = render_exposition(collect_families(told))
+    node.facts = facts(lock(1, B))
+    node.tick(full_card(0, busy=1.0, energy=99_999.0), full_card(1), xids=[Xid(uuid(0), 79)])
+    node.silence(20)
+    node.snapshot([listed(0)])
+    assert render_exposition(collect_families(told)) == before

@@ -64,8 +64,7 @@ class Exporter:
         self.folder.write_sample(sample_text(self.book, now))
         self.folder.write_finished(over, self.node.boot_id, now)
         self.folder.write_inventory(self.book.devices, self.node.boot_id)
-        tick = self.book.freeze(self.devices.devices, facts, now, ExporterHealth("0.1.0"))
-        return tick.snapshot()
+        return self.book.snapshot(self.devices.devices, facts, now, ExporterHealth("0.1.0"))
 
     def second(self, count: int = 4, busy: float = 0.5) -> NodeSnapshot:
         """Let a second pass, with a frame."""

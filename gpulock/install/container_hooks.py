@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpulock.install.change import FilePlace
-from gpulock.install.hooks import InstallError, find_share_folder, real_interpreter
-from gpulock.install.items import PlaceItem
+from gpulock.install.files import InstallError, find_share_folder
+from gpulock.install.hooks import hooks_python
+from gpulock.install.items import FileItem, Item
+from gpulock.install.versions import Hooks, installed_schedulers
+from gpulock.node.settings import Settings
 
 ENROOT_HOOKS = Path("/etc/enroot/hooks.d")
 ENROOT_HOOK = "97-gpulock.sh"  # before 98-nvidia.sh, which reads what it writes
@@ -15,49 +17,43 @@ PODMAN_HOOKS = Path("/usr/share/containers/oci/hooks.d")  # rootless podman look
 PODMAN_HOOK, PODMAN_PROGRAM = "97-gpulock.json", "gpulock_mask.py"
 
 
-def enroot_hook_text() -> str:
-    """Return enroot's hook."""
-    return (find_share_folder() / "prolog/enroot" / ENROOT_HOOK).read_text()
-
-
-def podman_hook_text() -> str:
-    """Return the file that names podman's hook."""
-    return (find_share_folder() / "prolog/podman" / PODMAN_HOOK).read_text()
-
-
-def podman_program_text(interpreter: str) -> str:
-    """Return podman's hook, run by an interpreter; raise InstallError."""
-    source = find_share_folder() / "prolog/podman" / PODMAN_PROGRAM
-    return f"#!{real_interpreter(interpreter)} -IS\n{source.read_text().partition(chr(10))[2]}"
-
-
-def enroot_items() -> list[PlaceItem]:
+def enroot_items() -> list[FileItem]:
     """Return enroot's hook as an item."""
-    return [PlaceItem(FilePlace(ENROOT_HOOKS / ENROOT_HOOK, 0o755), enroot_hook_text())]
+    text = (find_share_folder() / "prolog/enroot" / ENROOT_HOOK).read_text()
+    return [FileItem(ENROOT_HOOKS / ENROOT_HOOK, text, 0o755)]
 
 
-def podman_items(interpreter: str) -> list[PlaceItem]:
+def podman_items() -> list[FileItem]:
     """Return podman's hook as items, the program before the file that names it."""
-    text = podman_program_text(interpreter)
-    program = PlaceItem(FilePlace(PODMAN_HOOKS / PODMAN_PROGRAM, 0o755), text)
-    hook = PlaceItem(FilePlace(PODMAN_HOOKS / PODMAN_HOOK), podman_hook_text(), (program,))
-    return [program, hook]
+    share = find_share_folder() / "prolog/podman"
+    _, _, code = (share / PODMAN_PROGRAM).read_text().partition("\n")
+    program = FileItem(PODMAN_HOOKS / PODMAN_PROGRAM, f"#!{hooks_python()} -IS\n{code}", 0o755)
+    named = (share / PODMAN_HOOK).read_text()
+    return [program, FileItem(PODMAN_HOOKS / PODMAN_HOOK, named, needs=(program,))]
 
 
-def container_items() -> list[PlaceItem]:
-    """Return every hook, for whoever takes them away; raise InstallError."""
-    return [*enroot_items(), *podman_items(real_interpreter())]
+def container_items() -> list[FileItem]:
+    """Return every hook, for whoever takes them away."""
+    return [*enroot_items(), *podman_items()]
 
 
-def choose_container_hooks(name: str, asked: bool, interpreter: str) -> list[PlaceItem]:
-    """Return the hook of `enroot` or `podman` where it is asked for or there.
+def choose_container_hooks(enroot: bool, podman: bool) -> list[FileItem]:
+    """Return the hooks that are asked for or there.
 
     Raises InstallError where the program's own folder is missing.
     """
-    folder, items = {
-        "enroot": (ENROOT_HOOKS, enroot_items()),
-        "podman": (PODMAN_HOOKS.parents[1], podman_items(interpreter)),
-    }[name]
-    if asked and not folder.is_dir():
-        raise InstallError(f"no {folder}: --{name} puts a hook there; install {name}")
-    return items if asked or items[-1].place.read() is not None else []
+    chosen: list[FileItem] = []
+    for name, asked, folder, items in (
+        ("enroot", enroot, ENROOT_HOOKS, enroot_items()),
+        ("podman", podman, PODMAN_HOOKS.parents[1], podman_items()),
+    ):
+        if asked and not folder.is_dir():
+            raise InstallError(f"no {folder}: --{name} puts a hook there; install {name}")
+        chosen += items if asked or items[-1].read() is not None else []
+    return chosen
+
+
+def installed_hook_items(settings: Settings) -> list[Item]:
+    """Return the hooks that are here, as an upgrade of gpulock or of its Python renders them."""
+    hooks = [Hooks(settings)] if installed_schedulers(settings) else []
+    return [*hooks, *(item for item in container_items() if item.read() is not None)]

@@ -14,12 +14,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import gpulock
 from gpulock.install import drop_env
+from gpulock.install.files import InstallError, find_share_folder, make_public_folder, run_program
 from gpulock.install.hook_script import HOOKS, preload_name, render_python_hook
 from gpulock.install.preload import preload_command
 from gpulock.node.settings import parse_settings
@@ -31,19 +31,7 @@ SHELL: Final = ("sge-starter", SHEPHERD)
 # packages; gpulock/*.py is hot as well
 HOT: Final = ("store", "node", "job", "alloc", "hooks", "isolation", "slurm", "sge")
 SYSTEM_PYTHON: Final = "/usr/bin/python3"
-_SHEBANG_LIMIT: Final = 127  # bytes of `#!` line: BINPRM_BUF_SIZE before Linux 5.1
-_PROBE: Final = (
-    "import sys; print(sys.version_info >= (3, 9), sys.implementation.cache_tag, sys.version)"
-)
 _COMPILE: Final = ("-IS", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash")
-
-
-class InstallError(RuntimeError):
-    """Say what could not be installed, and what to do: one line; `page` is shown above it."""
-
-    def __init__(self, why: str, page: Sequence[str] = ()) -> None:
-        super().__init__(why)
-        self.page = page
 
 
 class HookPaths:
@@ -60,37 +48,6 @@ class HookPaths:
         self.slurm_task = folder / "prolog/slurm-task"
         self.slurm_epilog = folder / "epilog/slurm"
         self.library = folder / "lib"  # what stands on the hooks' module path
-
-
-def run_program(
-    command: Sequence[str | Path],
-    seconds: float,
-    env: Mapping[str, str] | None,
-    *,
-    stdin: str = "",
-    errors: str = "replace",
-    check: bool = False,
-    **more: Any,
-) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; raise OSError or subprocess.SubprocessError."""
-    return subprocess.run(
-        command,
-        env=env,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        errors=errors,
-        timeout=seconds,
-        check=check,
-        **more,
-    )
-
-
-def find_share_folder() -> Path:
-    """Return where the templates are: in the installed package, or in the checkout."""
-    package = Path(gpulock.__file__).resolve().parent
-    installed = package / "share"
-    return installed if installed.is_dir() else package.parent
 
 
 def render_hook_scripts(
@@ -127,61 +84,29 @@ def read_site_shepherd(config: Path) -> str:
         return ""
 
 
-def real_interpreter(path: str = sys.executable) -> str:
-    """Return the real file of an interpreter that hooks can rely on; raise InstallError.
+def hooks_python() -> str:
+    """Return the interpreter of the hooks: the real file of this one, for an environment may go.
 
-    Not the link in a virtual environment: a hook whose interpreter is gone puts every job into
-    error, and the environment may be made anew at any time. Hooks bring their own library. The
-    distribution's own python3 has the name that its upgrades keep: `python3.11` goes with them.
+    The distribution's own python3 has the name that its upgrades keep: `python3.11` goes with them.
     """
-    real = os.path.realpath(path)
-    try:
-        with open(real, "rb") as file:
-            magic = file.read(4)
-    except OSError as fault:
-        raise InstallError(f"interpreter {path}: {fault.strerror}; name another") from fault
-    if magic != b"\x7fELF":
-        raise InstallError(f"interpreter {real} is a script (a shim?); name the real program")
-    if real == os.path.realpath(SYSTEM_PYTHON):
-        return SYSTEM_PYTHON
-    if any(c.isspace() for c in real) or len(f"#!{real} -IS\n") > _SHEBANG_LIMIT:
-        raise InstallError(f"interpreter {real}: too long or with blanks for a #! line; move it")
-    return real
+    real = os.path.realpath(sys.executable)
+    return SYSTEM_PYTHON if real == os.path.realpath(SYSTEM_PYTHON) else real
 
 
-def probe_interpreter(interpreter: str) -> str:
-    """Return what identifies an interpreter's byte code; raise InstallError when it is too old."""
-    try:
-        done = run_program([interpreter, "-IS", "-c", _PROBE], 20, {}, check=True)
-    except (OSError, subprocess.SubprocessError) as fault:
-        raise InstallError(f"interpreter {interpreter} does not run: {fault}") from fault
-    fits, _, identity = done.stdout.strip().partition(" ")
-    if fits != "True":
-        raise InstallError(f"interpreter {interpreter} is too old ({identity}): 3.9 is needed")
-    return identity
-
-
-def hooks_digest(config: Path, interpreter: str, identity: str) -> str:
-    """Return a short name for all that goes into a folder, so that equal folders are one.
-
-    But for SGE_SHEPHERD, which an installation writes into the settings on its way.
-    """
-    seen = hashlib.sha256(f"{gpulock.__version__}\0{identity}\0".encode())
-    scripts = render_hook_scripts(interpreter, Path("lib"), config)
-    files = {name: text.encode() for name, text in scripts.items()} | hook_modules()
-    files |= drop_env_file()
-    for name, data in files.items():
-        seen.update(name.encode() + b"\0" + data + b"\0")
-    return seen.hexdigest()[:12]
-
-
-def hook_folder_files(target: Path, config: Path, interpreter: str) -> dict[str, bytes]:
-    """Return every file of the folder by its path, but for the byte code."""
+def hook_folder_files(folder: Path, config: Path) -> dict[str, bytes]:
+    """Return every file of a folder of hooks by its path, but for the byte code."""
     shepherd = read_site_shepherd(config)
-    rendered = render_hook_scripts(interpreter, target / "lib", config, shepherd)
+    scripts = render_hook_scripts(hooks_python(), folder / "lib", config.absolute(), shepherd)
     library = {f"lib/{name}": data for name, data in hook_modules().items()}
-    scripts = {name: text.encode() for name, text in rendered.items()}
-    return {**scripts, **library, **drop_env_file()}
+    return {**{name: text.encode() for name, text in scripts.items()}, **library, **drop_env_file()}
+
+
+def hooks_version(config: Path) -> str:
+    """Return the name of the folder that this package would install for a settings file."""
+    seen = hashlib.sha256(sys.version.encode())
+    for name, data in hook_folder_files(Path("/"), config).items():
+        seen.update(name.encode() + b"\0" + data + b"\0")
+    return f"{gpulock.__version__}-{seen.hexdigest()[:12]}"
 
 
 def drop_env_file() -> dict[str, bytes]:
@@ -204,15 +129,14 @@ def describe_drop_env() -> str:
     return f"prolog/{drop_env.NAME} is {source}"
 
 
-def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) -> HookPaths:
+def render_hooks(target: Path, config: Path) -> HookPaths:
     """Write hooks and library for `config` into the folder `target`; raise InstallError.
 
     Needs no root: the folder belongs to the caller, readable by everybody, writable by nobody
     else. What is there already is replaced file by file, and what does not belong is removed.
     """
-    real = real_interpreter(interpreter)
     folder = target.absolute()
-    files = hook_folder_files(folder, config.absolute(), real)
+    files = hook_folder_files(folder, config)
     try:
         for name, data in files.items():
             path = folder / name
@@ -222,38 +146,13 @@ def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) 
         for path in sorted(folder.rglob("*"), reverse=True):
             if path.is_file() and str(path.relative_to(folder)) not in files:
                 os.unlink(path)
-        _compile_library(real, folder / "lib")
+        _compile_library(hooks_python(), folder / "lib")
         for path in (folder, *folder.rglob("*")):
             if path.is_dir() or path.suffix == ".pyc":
                 path.chmod(0o755 if path.is_dir() else 0o644)
     except (OSError, subprocess.SubprocessError) as fault:
         raise InstallError(f"hooks cannot be written: {fault}; see {target}") from fault
     return HookPaths(folder)
-
-
-def make_public_folder(path: Path) -> None:
-    """Make a folder and what is above it, mode 0755 whatever the umask; raise OSError.
-
-    It outlives a power cut, and so does what is made durable in it. A kill leaves none half open.
-    """
-    umask = os.umask(0o022)
-    try:
-        for folder in [*reversed(path.parents), path]:
-            if not folder.is_dir():
-                folder.mkdir(0o755)
-                folder.chmod(0o755)  # without what it inherited from the folder above
-                atomic.fsync_path(f"{folder.parent}/.")
-    finally:
-        os.umask(umask)
-
-
-def remove_file_durably(path: Path) -> None:
-    """Remove a file that may be there, so that no power cut brings it back; raise OSError."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
-    atomic.fsync_path(f"{path.parent}/.")
 
 
 def _compile_library(interpreter: str, library: Path) -> None:

@@ -7,23 +7,19 @@ that was cut short is run again. Nothing is believed by an exit code: each item 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
-from gpulock.install.change import (
-    LOCK,
-    FilePlace,
-    FolderPlace,
-    Place,
-    difference_lines,
-    lock_installation,
-)
-from gpulock.install.hooks import InstallError
+from gpulock.install import files
+from gpulock.install.files import InstallError
 from gpulock.text.words import format_count
 
 Echo = Callable[[str], None]
+_SHOWN: Final = 12  # lines: a longer text (a script of ours) is only counted
 
 
 class Wanted(Enum):
@@ -84,40 +80,75 @@ class Item:
         return None
 
 
-class PlaceItem(Item):
-    """An item that is one place with one value; `stays` keeps it when all else goes."""
+class FileItem(Item):
+    """A text file, replaced whole; `stays` keeps it when all else goes."""
+
+    stays = False
 
     def __init__(
-        self, place: Place, value: str, needs: tuple[Item, ...] = (), stays: bool = False
+        self, path: Path, text: str, mode: int = 0o644, needs: tuple[Item, ...] = ()
     ) -> None:
-        self.place, self.value, self.needs, self.stays = place, value, needs, stays
-        self.title = place.title
+        self.path, self.text, self.mode, self.needs = path, text, mode, needs
+        self.title = f"file {path}"
+
+    def read(self) -> str | None:
+        """Return the text that is there, None for none; raise InstallError."""
+        return files.read_file(self.path)
 
     def show(self, wanted: Wanted) -> list[str]:
-        after = self.value if wanted is Wanted.PRESENT else None
-        now = self.place.read()
+        after = self.text if wanted is Wanted.PRESENT else None
+        now = self.read()
         if now == after or (self.stays and after is None):
             return []
         return difference_lines(now, after) or ["  (its last line)"]
 
     def tidy(self) -> None:
-        self.place.discard_leftovers()
+        files.discard_unrenamed(self.path)
 
     def present(self) -> None:
-        self.place.write(self.value)
+        files.write_file(self.path, self.text, self.mode)
 
     def absent(self) -> None:
-        self.place.write(None)
+        files.remove_file(self.path)
 
 
-class FolderItem(PlaceItem):
+class SettingsFile(FileItem):
+    """gpulock.conf, which is the administrator's once it is there."""
+
+    stays = True
+
+
+class FolderItem(Item):
     """A folder that is made where none is; one that is there is left to doctor, and stays."""
 
-    def __init__(self, path: Path, value: str) -> None:
-        super().__init__(FolderPlace(path), value, stays=True)
+    def __init__(self, path: Path) -> None:
+        self.path, self.title = path, f"folder {path}"
 
     def show(self, wanted: Wanted) -> list[str]:
-        return [] if self.place.read() is not None else super().show(wanted)
+        if wanted is Wanted.ABSENT or self.path.is_dir():
+            return []
+        if os.path.lexists(self.path):
+            raise InstallError(f"{self.path} is no folder; move it away")
+        return ["  + mode 0755"]
+
+    def present(self) -> None:
+        try:
+            files.make_public_folder(self.path)
+        except OSError as fault:
+            raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
+
+
+def difference_lines(before: str | None, after: str | None) -> list[str]:
+    """Return the lines that go, with `-`, and those that come, with `+`; pure."""
+    gone, come = _lines_only_in(before, after), _lines_only_in(after, before)
+    return [*(f"  - {line}" for line in gone), *(f"  + {line}" for line in come)]
+
+
+def _lines_only_in(value: str | None, other: str | None) -> list[str]:
+    """Return the lines that one value has and the other has not; of many their number."""
+    known = (other or "").splitlines()
+    lines = [line for line in (value or "").splitlines() if line.strip() and line not in known]
+    return lines if len(lines) <= _SHOWN else [f"({len(lines)} lines)"]
 
 
 @dataclass
@@ -222,20 +253,15 @@ class ItemRun:
 
 
 def run_items(
-    items: Sequence[Item], wanted: Wanted, records: Path, echo: Echo, dry_run: bool = False
+    items: Sequence[Item], wanted: Wanted, state_dir: Path, echo: Echo, dry_run: bool = False
 ) -> Outcome:
-    """Bring all items where they are wanted, one installer at a time; raise InstallError.
+    """Bring all items where they are wanted, one installer of a node at a time.
 
-    A dry run shows each difference and changes nothing. `records` is STATE_DIR/install.
+    A dry run shows each difference and changes nothing. Raises InstallError.
     """
     run = ItemRun(items, wanted, echo, dry_run)
-    of_cluster = bool(items) and all(item.scope is Scope.CLUSTER for item in items)
-    if dry_run or of_cluster or not (items or records.is_dir()):
+    of_node = any(item.scope is Scope.NODE for item in items)
+    if dry_run or not of_node:
         return run.run()  # it leaves nothing on this machine
-    with lock_installation(records):
-        outcome = run.run()
-        others = [path for path in records.iterdir() if path.name != LOCK]
-        if wanted is Wanted.ABSENT and not others:
-            FilePlace(records / LOCK).write(None)
-            FolderPlace(records).write(None)
-    return outcome
+    with files.lock_installation(state_dir):
+        return run.run()

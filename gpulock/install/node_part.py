@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from gpulock.errors import Refusal
-from gpulock.install.change import FilePlace
-from gpulock.install.hooks import InstallError
-from gpulock.install.items import FolderItem, Item, PlaceItem
+from gpulock.install.files import InstallError, read_file
+from gpulock.install.items import FolderItem, Item, SettingsFile
 from gpulock.node import devices
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
@@ -23,7 +21,7 @@ def keys_given(text: str | None) -> frozenset[str]:
 
 def current_settings(path: Path) -> tuple[Settings, frozenset[str]]:
     """Return the settings as they are, and the keys that the file gives; raise InstallError."""
-    text = FilePlace(path).read()
+    text = read_file(path)
     if text is None:
         return Settings({}, str(path)), frozenset()
     try:
@@ -59,18 +57,17 @@ class NodePart:
 
     def folders(self) -> list[Item]:
         """Return LOCK_DIR and STATE_DIR."""
-        mode = f"uid {os.geteuid()}, mode 0755"
         folders = (self.settings.lock_dir, self.settings.state_dir)
-        return [FolderItem(Path(path), mode) for path in folders]
+        return [FolderItem(Path(path)) for path in folders]
 
-    def settings_file_item(self, wanted: dict[str, str], new: str = "") -> PlaceItem:
+    def settings_file_item(self, wanted: dict[str, str], new: str = "") -> SettingsFile:
         """Return the settings file, with the keys that it lacks; it stays."""
         text = self.settings_text(wanted, new)
-        return PlaceItem(FilePlace(self.config_path), text, stays=True)
+        return SettingsFile(self.config_path, text)
 
     def settings_text(self, wanted: dict[str, str], new: str = "") -> str:
         """Return the settings file with what a hook must know; raise InstallError."""
-        text = add_settings(FilePlace(self.config_path).read(), wanted, self.scheduler, new)
+        text = add_settings(read_file(self.config_path), wanted, self.scheduler, new)
         try:
             path = str(self.config_path)
             faults = parse_settings(text, path, path == DEFAULT_PATH).faults

@@ -8,23 +8,22 @@ interpreter below root's home every task of every job fails with 127.
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 import subprocess
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Union
 
-from gpulock.install.hooks import HookPaths, InstallError, hook_modules, run_program
+from gpulock.install.files import InstallError, run_program
+from gpulock.install.hooks import HookPaths, hook_modules
 from gpulock.sge.hook import TRIAL_JOB
 
 SECONDS: Final = 15.0  # a hook that needs longer to refuse is not fit for use
-_INTERPRETER_SECONDS: Final = 20.0  # for one that was never started here
-_NOBODY: Final = 65534  # uid and gid, where the name is not known
+_NOBODY: Final = 65534  # uid and gid
 Command = Sequence[Union[str, Path]]
 _JOB: Final = {"JOB_ID": TRIAL_JOB}
 NO_PROCESS: Final = str((1 << 22) + 1)  # no pid is so large (PID_MAX_LIMIT): nobody's parent
+_HOSTILE: Final = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"}
 _REFUSES: Final = (1, 99, 100)  # ON_BROKEN, and 100 where limits cannot be lifted
 _IMPORT: Final = """
 import sys
@@ -41,7 +40,7 @@ RIVALS: Final = ("CUDA_VISIBLE_DEVICES", "SGE_GPU", "lock-gpu", "gpuprolog", "gp
 
 def try_hook(
     command: Command,
-    codes: tuple[int, ...],
+    codes: Sequence[int],
     words: str = "",
     *,
     stdin: str = "",
@@ -50,46 +49,16 @@ def try_hook(
 ) -> None:
     """Run a hook without a job; raise InstallError unless it ends as it must, in its words."""
     name = " ".join(str(word) for word in command[:2]) + (" as nobody" if as_nobody else "")
+    user: dict[str, Any] = {}
+    if as_nobody:
+        user = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
     try:
-        done = run_trial(command, SECONDS, stdin=stdin, env=env, as_nobody=as_nobody)
+        done = run_program(command, SECONDS, env or {}, cwd="/", stdin=stdin, **user)
     except (OSError, subprocess.TimeoutExpired) as fault:
         raise InstallError(f"self-test: {name}: {fault}") from fault
     said = " ".join((done.stderr + done.stdout).split())
     if done.returncode not in codes or words not in said:
         raise InstallError(f"self-test: {name} ended with {done.returncode}: {said[:300]!r}")
-
-
-def try_interpreter(interpreter: str, words: Sequence[str], seconds: float) -> str:
-    """Run an interpreter as a plain user would; return its last word, nothing where it did well.
-
-    As nobody where root asks, else as we are. Raises InstallError where it cannot be run at all.
-    """
-    try:
-        done = run_trial([interpreter, *words], seconds, as_nobody=os.geteuid() == 0)
-    except (OSError, subprocess.TimeoutExpired) as fault:
-        raise InstallError(f"interpreter {interpreter} cannot be run as nobody: {fault}") from fault
-    if done.returncode == 0:
-        return ""
-    return (done.stderr.strip().splitlines() or ["?"])[-1]
-
-
-def run_trial(
-    command: Command,
-    seconds: float,
-    *,
-    stdin: str = "",
-    env: Mapping[str, str] | None = None,
-    as_nobody: bool = False,
-) -> subprocess.CompletedProcess[str]:
-    """Run a program with no environment but `env`; raise OSError or TimeoutExpired."""
-    more: dict[str, Any] = {}
-    if as_nobody:
-        try:
-            entry = pwd.getpwnam("nobody")
-            more = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": ()}
-        except KeyError:
-            more = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
-    return run_program(command, seconds, env or {}, cwd="/", stdin=stdin, **more)
 
 
 def why_users_cannot_run(path: Path) -> str:
@@ -110,25 +79,19 @@ def why_users_cannot_run(path: Path) -> str:
     return ""
 
 
-def self_test_sge_hooks(paths: HookPaths) -> None:
+def try_sge_hooks(paths: HookPaths) -> None:
     """Start each hook as no shepherd would: it must refuse, in time; raise InstallError."""
     modules = [name.removesuffix(".py").replace("/", ".") for name in hook_modules()]
     modules = [name.removesuffix(".__init__") for name in modules]
-    interpreter = paths.prolog.read_text().partition(" -IS\n")[0].removeprefix("#!")
-    must = partial(try_hook, env=_JOB)
-    must([interpreter, "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
-    must([paths.prolog, NO_PROCESS], _REFUSES, "not started by sge_shepherd")
-    must([paths.epilog, NO_PROCESS], (0,), "not started by sge_shepherd")
-    job = (TRIAL_JOB, "0", "queue")
-    site = ("root", "own", "root@/bin/true")
-    hostile = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"}
-    if paths.drop_env.exists():  # else no line of Grid Engine's may lead here
-        for path, codes in ((paths.prolog, _REFUSES), (paths.epilog, (0,))):
-            try_hook([paths.drop_env, path, *job], codes, "no shepherd", env=hostile)
-            both = (*codes, 1)  # no spool directory, so no environment for a hook of the site's
-            try_hook([paths.drop_env, path, *job, *site], both, "no shepherd", env=hostile)
-    must([paths.sensor], (0,), stdin="quit\n")
-    must([paths.jsv], (0,), "STARTED", stdin="START\nQUIT\n")
+    try_hook([hook_interpreter(paths), "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
+    job, site = (TRIAL_JOB, "0", "queue"), ("root", "own", "root@/bin/true")
+    for path, codes in ((paths.prolog, _REFUSES), (paths.epilog, (0,))):
+        try_hook([path, NO_PROCESS], codes, "not started by sge_shepherd", env=_JOB)
+        try_hook([paths.drop_env, path, *job], codes, "no shepherd", env=_HOSTILE)
+        both = (*codes, 1)  # no spool directory, so no environment for a hook of the site's
+        try_hook([paths.drop_env, path, *job, *site], both, "no shepherd", env=_HOSTILE)
+    try_hook([paths.sensor], (0,), stdin="quit\n", env=_JOB)
+    try_hook([paths.jsv], (0,), "STARTED", stdin="START\nQUIT\n", env=_JOB)
 
 
 def try_slurm_hooks(paths: HookPaths) -> None:
@@ -136,28 +99,19 @@ def try_slurm_hooks(paths: HookPaths) -> None:
 
     The one of a task is started as nobody, where root asks: that finds what users may not read.
     """
-    for path in (paths.slurm_prolog, paths.slurm_task, paths.slurm_epilog):
+    hooks = (paths.slurm_prolog, paths.slurm_task, paths.slurm_epilog)
+    for path in (Path(hook_interpreter(paths)), *hooks):
         if why := why_users_cannot_run(path):
-            raise InstallError(f"{why}; tasks run as their user, who must be able to")
+            raise InstallError(f"{why}; tasks run as their user: every one would fail with 127")
     try_hook([paths.slurm_prolog], (1,), "SLURM_JOB_ID")
     try_hook([paths.slurm_epilog], (0,))
-    fails, says = tuple(range(1, 256)), "not called as a TaskProlog"
-    try_hook([paths.slurm_task], fails, says, as_nobody=os.geteuid() == 0)
+    says = "not called as a TaskProlog"
+    try_hook([paths.slurm_task], range(1, 256), says, as_nobody=os.geteuid() == 0)
 
 
-def check_hook_interpreter(real: str) -> None:
-    """Raise InstallError for an interpreter that users cannot run."""
-    if why := why_users_cannot_run(Path(real)):
-        raise InstallError(
-            f"interpreter {why}: every task of every job would fail with 127; name a Python that"
-            " all users may run (--interpreter /usr/bin/python3), or make gpulock's venv from one"
-        )
-    last = try_interpreter(real, ("-IS", "-c", "import os, sys, syslog"), _INTERPRETER_SECONDS)
-    if last:
-        raise InstallError(
-            f"interpreter {real} does not run as nobody ({last}): users cannot read its library;"
-            " name another (--interpreter /usr/bin/python3)"
-        )
+def hook_interpreter(paths: HookPaths) -> str:
+    """Return the interpreter that the hooks name."""
+    return paths.slurm_task.read_text().partition(" -IS\n")[0].removeprefix("#!")
 
 
 def command_program(site: str) -> Path:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installed hooks: one folder a version below a prefix, and a link to the one in force.
+"""Installed hooks: one folder a version in one place, and a link to the one in force.
 
-A version is rendered, tried as execd would start it, and on disk, and only then is the link
+A version is rendered, tried as its scheduler would start it, and on disk, and only then is the link
 swapped: at every instant, and after a power cut at any, `current` leads to a whole set of hooks.
 Versions that are not in force go with the next install, once no lock is held; the one before is
 kept, for hooks that run at that moment.
@@ -12,162 +12,180 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import gpulock
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.errors import Refusal
-from gpulock.install.change import Place
+from gpulock.install.files import InstallError, make_public_folder, remove_file
 from gpulock.install.hooks import (
     HookPaths,
-    InstallError,
     describe_drop_env,
     hook_folder_files,
-    hooks_digest,
-    make_public_folder,
-    probe_interpreter,
-    real_interpreter,
-    remove_file_durably,
+    hooks_version,
     render_hooks,
 )
-from gpulock.install.trial import self_test_sge_hooks
+from gpulock.install.items import Item, Remainder, Wanted, difference_lines
+from gpulock.install.trial import try_sge_hooks, try_slurm_hooks
+from gpulock.node.settings import Settings
+from gpulock.node.settings_file import DEFAULT_PATH
+from gpulock.sge import card_map
+from gpulock.slurm import gres_map
 from gpulock.store import atomic
 from gpulock.store.locks import LockStore
 
-DEFAULT_PREFIX: Final = Path("/usr/local/libexec/gpulock")
+FOLDER: Final = Path("/usr/lib/gpulock/hooks")
 CURRENT: Final = "current"
+SGE, SLURM = "sge", "slurm"
+_MAPS: Final = {SGE: card_map.NAME, SLURM: gres_map.NAME}
+_TRIALS: Final = {SGE: try_sge_hooks, SLURM: try_slurm_hooks}
+_JOBS: Final = {SGE: "Grid Engine's", SLURM: "Slurm's"}
+FORCE: Final = "--force --reason TEXT"
+WAIT_OR_REAP: Final = "gpulock reap frees what dead jobs have left; wait for the others"
 _NAME: Final = re.compile(r"[0-9][^/-]*-[0-9a-f]{12}")  # of a version's folder
 
 
-@dataclass(frozen=True)
-class InstalledHooks(Place):
-    """The hooks in force on this node: a place whose value is the version's name.
+def hooks_folder(settings: Settings) -> Path:
+    """Return where the hooks are: of a node with settings of its own below its STATE_DIR."""
+    return FOLDER if settings.path == DEFAULT_PATH else Path(settings.state_dir, "hooks")
 
-    `trial` is started before the swap, after the trial of all hooks.
+
+def current_hooks(settings: Settings) -> HookPaths:
+    """Return the hooks that are in force."""
+    return HookPaths(hooks_folder(settings) / CURRENT)
+
+
+def installed_schedulers(settings: Settings) -> list[str]:
+    """Return for which schedulers gpulock is installed here.
+
+    A map of each tells: of Grid Engine's ids, of Slurm's positions. It is the first thing that is
+    put in place, and the last that goes.
     """
+    return [name for name, file in _MAPS.items() if Path(settings.state_dir, file).exists()]
 
-    prefix: Path
-    config: Path
-    interpreter: str
-    lock_dir: Path = Path("/run/gpulock")
-    trial: Callable[[HookPaths], None] | None = field(default=None, compare=False)
-    named = f"hooks {{prefix}}/{CURRENT}"
 
-    def wanted(self) -> str:
-        """Return the name of the version that this package would install."""
-        real = real_interpreter(self.interpreter)
-        return f"{gpulock.__version__}-{hooks_digest(self.config, real, probe_interpreter(real))}"
+class Hooks(Item):
+    """The hooks in force on this node, for a scheduler and those for which they are here."""
+
+    def __init__(
+        self, settings: Settings, scheduler: str = "", needs: tuple[Item, ...] = ()
+    ) -> None:
+        self.settings, self.scheduler, self.needs = settings, scheduler, needs
+        self.folder, self.config = hooks_folder(settings), Path(settings.path)
+        self.title = f"hooks {self.folder}/{CURRENT}"
 
     def read(self) -> str | None:
         """Return the version in force, marked where its files are not what was installed."""
-        name = version_in_force(self.prefix)
-        if name is None or name != self.wanted():
+        name = version_in_force(self.folder)
+        if name is None or name != hooks_version(self.config):
             return name
-        folder = self.prefix / name
-        files = hook_folder_files(folder, self.config, real_interpreter(self.interpreter))
-        for file, data in files.items():
-            try:
-                same = (folder / file).read_bytes() == data
-            except OSError:
-                same = False
-            if not same:
+        for file, data in hook_folder_files(self.folder / name, self.config).items():
+            path = self.folder / name / file
+            if not path.is_file() or path.read_bytes() != data:
                 return f"{name} (damaged: {file})"
         return name
 
-    def discard_leftovers(self) -> None:
-        if version_in_force(self.prefix) is None:
-            self.write(None)
+    def show(self, wanted: Wanted) -> list[str]:
+        after = hooks_version(self.config) if wanted is Wanted.PRESENT else None
+        return difference_lines(self.read(), after)
 
-    def check_safe(self, before: str | None) -> None:
-        """Raise InstallError where users could write, or Grid Engine would lose what it starts."""
-        if os.geteuid() == 0 and (why := why_untrusted_program(self.prefix, (0,))):
-            raise InstallError(f"{why}: hooks run as root; make it writable by root alone")
-        if before and HookPaths(self.prefix / before).drop_env.exists():
+    def tidy(self) -> None:
+        for link in self.folder.glob(f".{CURRENT}.*"):  # of a switch that was killed
+            remove_file(link)
+        if version_in_force(self.folder) is None:
+            self.absent()
+
+    def try_out(self, paths: HookPaths) -> None:
+        """Start the hooks as a test; raise InstallError."""
+        for name in {self.scheduler, *installed_schedulers(self.settings)} - {""}:
+            _TRIALS[name](paths)
+
+    def present(self) -> None:
+        if SGE in (self.scheduler, *installed_schedulers(self.settings)):
             describe_drop_env()
-
-    def write(self, value: str | None) -> None:
+        name, before = hooks_version(self.config), version_in_force(self.folder)
         try:
-            discard_cut_switch(self.prefix)
-            if value is None:
-                remove_file_durably(self.prefix / CURRENT)
-                for name in list_hook_versions(self.prefix):
-                    shutil.rmtree(self.prefix / name)
-                if self.prefix.is_dir() and not any(self.prefix.iterdir()):
-                    self.prefix.rmdir()
-                return
-            before = version_in_force(self.prefix)
-            make_public_folder(self.prefix)
-            self.check_safe(before)
-            if value == self.wanted():
-                paths = render_hooks(self.prefix / value, self.config, self.interpreter)
-            else:
-                paths = HookPaths(self.prefix / value)
-            try:
-                self_test_sge_hooks(paths)
-                if self.trial:
-                    self.trial(paths)
-            except InstallError as fault:
-                raise InstallError(f"{fault}; nothing was put in force") from fault
-            for path in (self.prefix / value, *(self.prefix / value).rglob("*")):
+            make_public_folder(self.folder)
+            if os.geteuid() == 0 and (why := why_untrusted_program(self.folder, (0,))):
+                raise InstallError(f"{why}: hooks run as root; make it writable by root alone")
+            paths = render_hooks(self.folder / name, self.config)
+            self.try_out(paths)
+            for path in (paths.folder, *paths.folder.rglob("*")):
                 atomic.fsync_path(f"{path}/." if path.is_dir() else str(path))
-            switch_hook_version(self.prefix, value)
-            if not list_locked_devices(self.lock_dir):
-                for name in {*list_hook_versions(self.prefix)} - {value, before}:
-                    shutil.rmtree(self.prefix / name)
+            switch_hook_version(self.folder, name)
+            if not list_held_devices(self.settings.lock_dir):
+                for old in {*list_hook_versions(self.folder)} - {name, before}:
+                    shutil.rmtree(self.folder / old)
         except OSError as fault:
-            raise InstallError(f"{self.prefix}: {fault}; are you root?") from fault
+            raise InstallError(f"{self.folder}: {fault}; are you root?") from fault
+        except InstallError as fault:
+            raise InstallError(f"{fault}; nothing was put in force") from fault
+
+    def absent(self) -> None:
+        remove_file(self.folder / CURRENT)
+        try:
+            for name in list_hook_versions(self.folder):
+                shutil.rmtree(self.folder / name)
+            if self.folder.is_dir() and not any(self.folder.iterdir()):
+                self.folder.rmdir()
+        except OSError as fault:
+            raise InstallError(f"{self.folder}: {fault}; are you root?") from fault
 
 
-def version_in_force(prefix: Path) -> str | None:
+class HeldDevices(Item):
+    """The jobs that hold devices, for which what they need stays; `force` takes it from them."""
+
+    title = "jobs that hold devices"
+
+    def __init__(
+        self, settings: Settings, scheduler: str, force: bool, needs: tuple[Item, ...]
+    ) -> None:
+        self.settings, self.scheduler, self.force, self.needs = settings, scheduler, force, needs
+
+    def remainder(self, wanted: Wanted) -> Remainder | None:
+        if wanted is Wanted.PRESENT or self.force:
+            return None
+        held = list_held_devices(self.settings.lock_dir, self.scheduler)
+        what = f"{_JOBS[self.scheduler]} jobs hold {len(held)} devices ({' '.join(held)})"
+        return Remainder(f"{what}: {WAIT_OR_REAP}, or {FORCE}") if held else None
+
+
+def version_in_force(folder: Path) -> str | None:
     """Return the version that the link names; raise InstallError where it is no link."""
     try:
-        return os.path.basename(os.readlink(prefix / CURRENT))
+        return os.path.basename(os.readlink(folder / CURRENT))
     except FileNotFoundError:
         return None
     except OSError as fault:
-        raise InstallError(f"{prefix / CURRENT}: {fault.strerror}; remove it") from fault
+        raise InstallError(f"{folder / CURRENT}: {fault.strerror}; remove it") from fault
 
 
-def list_hook_versions(prefix: Path) -> list[str]:
+def list_hook_versions(folder: Path) -> list[str]:
     """Return the names of the version folders, also of one that was killed while it was made."""
-    try:
-        entries = [one for one in sorted(prefix.iterdir()) if one.is_dir()]
-    except OSError:
+    if not folder.is_dir():
         return []
-    ours = [one for one in entries if (one / "lib").is_dir() or _NAME.fullmatch(one.name)]
-    return [one.name for one in ours if not one.is_symlink()]
+    return sorted(one.name for one in folder.iterdir() if _NAME.fullmatch(one.name))
 
 
-def discard_cut_switch(prefix: Path) -> None:
-    """Remove the link of a switch that was killed; raise OSError."""
-    for link in prefix.glob(f".{CURRENT}.*"):
-        link.unlink()
-
-
-def switch_hook_version(prefix: Path, name: str) -> None:
-    """Put a version in force at one stroke, durably."""
-    beside = prefix / f".{CURRENT}.{os.urandom(6).hex()}"
+def switch_hook_version(folder: Path, name: str) -> None:
+    """Put a version in force at one stroke, durably; raise OSError."""
+    beside = folder / f".{CURRENT}.{os.urandom(6).hex()}"
     beside.symlink_to(name)
-    beside.rename(prefix / CURRENT)
-    atomic.fsync_path(f"{prefix}/.")
+    beside.rename(folder / CURRENT)
+    atomic.fsync_path(f"{folder}/.")
 
 
-def list_held_devices(lock_dir: Path, scheduler: str) -> list[str]:
-    """Return the devices that a scheduler's jobs hold, or of which the holder cannot be told."""
-    store = LockStore(str(lock_dir))
-    return [
-        name
-        for name in list_locked_devices(lock_dir)
-        if (owner := store.read(name).owner) is None or owner.scheduler == scheduler
-    ]
+def list_held_devices(lock_dir: str, scheduler: str = "") -> list[str]:
+    """Return the devices that a scheduler's jobs hold, or of which the holder cannot be told.
 
-
-def list_locked_devices(lock_dir: Path) -> list[str]:
-    """Return the devices that are held; raise InstallError where that cannot be seen."""
+    Without a scheduler all that are held. Raises InstallError where that cannot be seen.
+    """
     try:
-        return [*LockStore(str(lock_dir)).read_all_locks()]
+        locks = LockStore(lock_dir).read_all_locks()
     except Refusal as fault:
         raise InstallError(f"{fault.why}; are you root?") from fault
+    return [
+        name
+        for name, lock in locks.items()
+        if lock.owner is None or scheduler in ("", lock.owner.scheduler)
+    ]

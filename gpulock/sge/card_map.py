@@ -16,7 +16,7 @@ DO = "run gpulock install sge --map on this node"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     CardMap = dict[tuple[str, str], str]  # (complex, id) -> device
 
@@ -33,7 +33,7 @@ def read_card_map(state_dir: str) -> "tuple[str, CardMap]":
     found: CardMap = {}
     for key, device in pairs.items():
         name, blank, card = key.partition(" ")
-        if blank:  # else it tells of the installation, which no hook reads
+        if blank:
             found[name, card] = device
     return pairs.get(HOST, ""), found
 
@@ -43,13 +43,9 @@ def read_map_pairs(state_dir: str) -> dict[str, str]:
     return kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"), LINE)
 
 
-def format_card_map(
-    host: str,
-    cards: "Mapping[tuple[str, str], str]",
-    installed: "Sequence[tuple[str, str]]" = (),
-) -> str:
-    """Return the map as its file has it; `installed` says where the hooks are."""
-    pairs = [(HOST, host), *installed]
+def format_card_map(host: str, cards: "Mapping[tuple[str, str], str]") -> str:
+    """Return the map as its file has it."""
+    pairs = [(HOST, host)]
     pairs += [(f"{name} {card}", device) for (name, card), device in cards.items()]
     return f"{LINE}\n{kv.encode_pairs(pairs)}"
 

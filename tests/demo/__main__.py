@@ -22,7 +22,7 @@ from gpulock.cli.why import why
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.text import table
 from gpulock.text.words import format_count

@@ -16,7 +16,7 @@ _ENV: Final = {
     "DEBIAN_FRONTEND": "noninteractive",
 }
 # What a lab of this machine has just left there is none of the test's.
-_OWN: Final = "var/lib/gpulock etc/gpulock usr/local/libexec/gpulock run/gpulock"
+_OWN: Final = "var/lib/gpulock etc/gpulock usr/lib/gpulock run/gpulock"
 _ENTER: Final = """
 set -e
 top=$1 packages=$2 script=$3

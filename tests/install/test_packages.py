@@ -20,23 +20,18 @@ from tests.install.roots import Machine, copy_demo
 
 pytestmark = [pytest.mark.install, pytest.mark.root, pytest.mark.timeout(900)]
 ROOT: Final = Path(__file__).resolve().parents[2]
-CURRENT: Final = "/usr/local/libexec/gpulock/current"
+CURRENT: Final = "/usr/lib/gpulock/hooks/current"
 # What `gpulock install sge` does to the node itself.
 INSTALL_HOOKS: Final = """
 cat >/tmp/hooks.py <<'END'
 from pathlib import Path
-from gpulock.install.change import FilePlace
-from gpulock.install.installed import Installation
-from gpulock.install.items import PlaceItem, Wanted, run_items
-from gpulock.install.versions import DEFAULT_PREFIX, InstalledHooks
-from gpulock.node.settings_file import DEFAULT_PATH
+from gpulock.install.items import FileItem, Wanted, run_items
+from gpulock.install.versions import SGE, Hooks
+from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock.sge.card_map import format_card_map
-import sys
-hooks = InstalledHooks(DEFAULT_PREFIX, Path(DEFAULT_PATH), sys.executable)
-text = format_card_map("node1", {}, Installation(DEFAULT_PREFIX, sys.executable).pairs())
-mark = FilePlace(Path("/var/lib/gpulock/sge-map"))
-items = [PlaceItem(mark, text), PlaceItem(hooks, hooks.wanted())]
-run_items(items, Wanted.PRESENT, Path("/var/lib/gpulock/install"), print)
+settings = read_settings(DEFAULT_PATH)
+mark = FileItem(Path(settings.state_dir, "sge-map"), format_card_map("node1", {}))
+run_items([mark, Hooks(settings, SGE)], Wanted.PRESENT, Path(settings.state_dir), print)
 END
 /usr/lib/gpulock/bin/python3 -I /tmp/hooks.py
 """
@@ -128,7 +123,7 @@ def check_programs(machine: Machine) -> None:
     assert machine.run(f"/usr/lib/gpulock/bin/python3 -I -c '{source}'") == f"{spank}\n"
     machine.run("ls /usr/share/man/man1/gpulock-run.1.gz /usr/lib/systemd/system/gpulockd.service")
     started = machine.run(
-        "find /etc /usr/local -path '*systemd*gpulock*' -o -path '*libexec*gpulock*'"
+        "find /etc /usr/lib/gpulock/hooks -path '*systemd*gpulock*' -o -path '*hooks/*'"
     )
     assert started == "", "nothing is started, no scheduler's hooks are there"
     machine.run("test -d /run/gpulock.claims; test -d /var/lib/gpulock; id gpulock-exporter")

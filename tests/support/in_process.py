@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import subprocess
@@ -17,8 +16,8 @@ from unittest.mock import patch
 
 import pytest
 
-from gpulock.install import hooks, versions
-from gpulock.install.hooks import run_program
+from gpulock.install import hooks
+from gpulock.install.files import run_program
 
 HERE = Path(__file__).parent
 CODE: dict[str, CodeType] = {
@@ -26,7 +25,6 @@ CODE: dict[str, CodeType] = {
     for name in ("fake_qconf.py", "fake_slurm.py")
     for text in [(HERE / name).read_text()]
 }
-PROBE = functools.cache(hooks.probe_interpreter)
 
 
 def play_fakes_in_process(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
@@ -69,11 +67,9 @@ def play(
 
 
 def compile_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave hooks without byte code, and ask each interpreter once: it takes seconds."""
+    """Leave hooks without byte code, which takes seconds."""
 
     def nothing(interpreter: str, library: Path) -> None:
         del interpreter, library
 
     monkeypatch.setattr(hooks, "_compile_library", nothing)
-    for module in (hooks, versions):
-        monkeypatch.setattr(module, "probe_interpreter", PROBE)

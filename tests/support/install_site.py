@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,12 +78,15 @@ class Site:
         """What the recorded Grid Engine knows."""
         return self.root / "sge/state"
 
+    @property
+    def hooks(self) -> Path:
+        """The folder of the hooks."""
+        return self.root / "node/state/hooks"
+
     def options(self, **changes: object) -> SgeOptions:
         """Return what an administrator of this node asks for."""
         values: dict[str, object] = {
-            "prefix": self.root / "libexec",
             "config": self.config,
-            "interpreter": sys.executable,
             "profile": self.root / "profile.d/gpulock.sh",
             **changes,
         }
@@ -100,8 +102,7 @@ class Site:
 
     def cluster(self, **changes: object) -> ClusterInstaller:
         """Return what a manager asks for, for gpu.q."""
-        asked: dict[str, object] = {"queues": ("gpu.q",), "prefix": self.root / "libexec"}
-        asked |= {"config": self.config, **changes}
+        asked: dict[str, object] = {"queues": ("gpu.q",), "config": self.config, **changes}
         return ClusterInstaller(ClusterOptions(**asked))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     def install_cluster(self, **changes: object) -> Outcome:
@@ -125,8 +126,8 @@ class Site:
 
     def run(self, parts: InstallParts, wanted: Wanted, echo: Echo = ignore) -> Outcome:
         """Run over all items."""
-        records = Path(read_settings(str(self.config)).state_dir, "install")
-        return run_items(parts.items, wanted, records, echo)
+        state_dir = Path(read_settings(str(self.config)).state_dir)
+        return run_items(parts.items, wanted, state_dir, echo)
 
     def in_force(self, hook: str) -> str:
         """Return the hook of gpu.q that qmaster has worked out for this host."""
@@ -137,7 +138,7 @@ class Site:
 
     def hook(self, name: str) -> str:
         """Return the command line of our hook alone."""
-        return HookLine(self.root / "libexec/current", name).text()
+        return HookLine(self.hooks / "current", name).text()
 
     def set_attribute(self, hook: str, value: str) -> None:
         """Set a hook for this host, as an administrator does."""
@@ -188,7 +189,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
         patch.setattr(module, "find_execds", lambda: [execd])
     play_fakes_in_process(patch, sge_programs, qconf)
     compile_no_library(patch)
-    patch.setattr(versions, "self_test_sge_hooks", ignore)  # ten processes; has its own test
+    patch.setitem(versions._TRIALS, "sge", ignore)  # ten processes; has its own test
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()
     text = node.config.read_text() + f"SGE_BINARIES={programs}\n"

@@ -163,7 +163,7 @@ class KilledSite(ABC):
         numbers = range(1, len(seen) + 1)
         if share == 1:
             return [*numbers]
-        files = [number for number, call in enumerate(seen, 1) if "/libexec/" in call]
+        files = [number for number, call in enumerate(seen, 1) if "/hooks/" in call]
         inner = range(min(files) + 8, max(files) - 8) if files else range(0)
         outer = [number for number in numbers if number not in inner]
         return [*outer[:-LAST:share], *outer[-LAST:], *inner[:: len(inner) // 3 or 1]]

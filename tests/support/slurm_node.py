@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,14 +54,19 @@ class SlurmNode:
         return self.root / "node/state/slurm-map"
 
     @property
+    def hooks(self) -> Path:
+        """The folder of the hooks."""
+        return self.root / "node/state/hooks"
+
+    @property
     def paths(self) -> HookPaths:
         """The hooks in force."""
-        return HookPaths(self.root / "libexec/current")
+        return HookPaths(self.hooks / "current")
 
     @property
     def plugin(self) -> Path:
         """The SPANK plugin, where the installer puts it."""
-        return self.root / "libexec/spank_gpulock.so"
+        return self.hooks / "spank_gpulock.so"
 
     @property
     def spank_lines(self) -> tuple[str, str, str]:
@@ -92,9 +96,7 @@ class SlurmNode:
     def options(self, **changes: object) -> SlurmOptions:
         """Return what an administrator of this node asks for."""
         values: dict[str, object] = {
-            "prefix": self.root / "libexec",
             "config": self.config,
-            "interpreter": sys.executable,
             **changes,
         }
         return SlurmOptions(**values)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -113,12 +115,11 @@ class SlurmNode:
 
     def uninstall(self, write_conf: bool = False, force: bool = False) -> Outcome:
         """Uninstall as asked."""
-        asked = SlurmRemoval(self.config, None, write_conf, force)
+        asked = SlurmRemoval(self.config, write_conf, force)
         return self._run(SlurmRemover(asked).parts(), Wanted.ABSENT)
 
     def _run(self, parts: InstallParts, wanted: Wanted, dry_run: bool = False) -> Outcome:
-        records = self.root / "node/state/install"
-        return run_items(parts.items, wanted, records, ignore, dry_run)
+        return run_items(parts.items, wanted, self.root / "node/state", ignore, dry_run)
 
     def put(self, key: str, value: str, in_force: bool = True) -> None:
         """Set a key in slurm.conf and, as after `scontrol reconfigure`, in force."""
@@ -198,10 +199,8 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
     play_fakes_in_process(patch, site)
     compile_no_library(patch)
     # A dozen processes; they have their own tests.
-    patch.setattr(versions, "self_test_sge_hooks", ignore)
-    for module in (install, doctor_slurm):
-        patch.setattr(module, "try_slurm_hooks", ignore)
-        patch.setattr(module, "check_hook_interpreter", ignore)
+    patch.setitem(versions._TRIALS, "slurm", ignore)
+    patch.setattr(doctor_slurm, "try_slurm_hooks", ignore)
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()
     config.write_text(node.config.read_text())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.systemd import install, manager
 from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions

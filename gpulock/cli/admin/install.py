@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import syslog
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,9 @@ import click
 
 from gpulock.cli.admin.items import list_objections, run_installation, run_removal
 from gpulock.cli.session import CommandRefusedError, Session, name_config
-from gpulock.install.hooks import InstallError
-from gpulock.install.versions import DEFAULT_PREFIX
+from gpulock.errors import one_line
+from gpulock.install.files import InstallError
+from gpulock.install.items import Wanted, run_items
 from gpulock.text import table
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., object])
 CELL = "sge --cluster"
-FOLDER = click.Path(path_type=Path)
 
 
 class WholeHelpGroup(click.Group):
@@ -58,13 +59,9 @@ def cell_options(function: F) -> F:
 
 def hook_options(function: F) -> F:
     """Add the options of an installation of hooks."""
-    gpus, folder = "GPUs of this node.  [default: count them]", "Folder for the hooks."
+    gpus = "GPUs of this node.  [default: count them]"
     for option in (
         dry_run_option,
-        click.option("--interpreter", default=sys.executable, help="Python of the hooks."),
-        click.option(
-            "--prefix", type=FOLDER, default=DEFAULT_PREFIX, show_default=True, help=folder
-        ),
         click.option("--gpus", type=click.IntRange(min=1), help=gpus),
         click.option("--podman", is_flag=True, help="A hook that gives podman the job's mask."),
         click.option("--enroot", is_flag=True, help="A hook that gives enroot the job's mask."),
@@ -94,7 +91,6 @@ def install_sge_command(
     dry_run: bool,
     cluster: bool,
     queues: tuple[str, ...],
-    prefix: Path,
     **options: Any,
 ) -> None:
     """Install prolog, epilog and load sensor for Grid Engine on this node.
@@ -106,13 +102,12 @@ def install_sge_command(
 
     if cluster != bool(queues):
         raise click.UsageError("--cluster and --queue NAME belong together.")
-    where: dict[str, Any] = {"prefix": prefix.absolute(), "config": Path(session.config)}
     if cluster:
         kept = {name: options[name] for name in ("complex", "sge_root", "sge_cell")}
-        asked = ClusterOptions(queues, **kept, **where)
+        asked = ClusterOptions(queues, **kept, config=Path(session.config))
         run_installation(session, CELL, lambda: ClusterInstaller(asked).parts(), dry_run)
         return
-    node = SgeOptions(**options, **where)
+    node = SgeOptions(**options, config=Path(session.config))
     run_installation(session, "sge", lambda: SgeInstaller(node, click.echo).parts(), dry_run)
 
 
@@ -123,14 +118,14 @@ def install_sge_command(
 @click.option("--installed-everywhere", is_flag=True, help="Every node of the cluster has gpulock.")
 @hook_options
 @click.pass_obj
-def install_slurm_command(session: Session, /, dry_run: bool, prefix: Path, **options: Any) -> None:
+def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) -> None:
     """Install Prolog, TaskProlog and Epilog for Slurm on this node.
 
     Reads slurm.conf and gres.conf, and prints the lines to add there, or adds them to slurm.conf.
     """
     from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
 
-    asked = SlurmOptions(**options, prefix=prefix.absolute(), config=Path(session.config))
+    asked = SlurmOptions(**options, config=Path(session.config))
     run_installation(session, "slurm", lambda: SlurmInstaller(asked).parts(), dry_run)
 
 
@@ -149,10 +144,12 @@ def install_systemd_command(session: Session, /, dry_run: bool) -> None:
 @click.pass_obj
 def install_hooks_command(session: Session, /) -> None:
     """Render the installed hooks again, for this version and its Python; ask no scheduler."""
-    from gpulock.install.renew import renew_hooks
+    from gpulock.install.container_hooks import installed_hook_items
 
+    settings = session.settings()
     try:
-        renew_hooks(session.settings(), sys.executable, click.echo)
+        items = installed_hook_items(settings)
+        run_items(items, Wanted.PRESENT, Path(settings.state_dir), click.echo)
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
 
@@ -161,7 +158,6 @@ def install_hooks_command(session: Session, /) -> None:
 @click.argument("system", type=click.Choice(["sge", "slurm", "systemd"]))
 @dry_run_option
 @click.option("--write-conf", is_flag=True, help="Slurm: take the block out of slurm.conf, too.")
-@click.option("--prefix", type=FOLDER, help="Slurm: folder of the hooks.  [default: as installed]")
 @click.option("--cluster", is_flag=True, help="Grid Engine: the cluster's part, as a manager.")
 @cell_options
 @click.option("--force", is_flag=True, help="Uninstall although jobs hold devices.")
@@ -174,7 +170,7 @@ def uninstall_command(
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
     given = {name for name, value in options.items() if value}
-    known = {"slurm": {"write_conf", "prefix"}, "systemd": set[str]()}
+    known = {"slurm": {"write_conf"}, "systemd": set[str]()}
     known["sge"] = {"cluster", "sge_root", "sge_cell"} if options["cluster"] else set()
     if given - known[system]:
         raise click.UsageError(f"uninstall {system} has no such option.")
@@ -201,7 +197,6 @@ def uninstall_node(
     """Take the items of a scheduler away; what is overruled by force is logged."""
     from gpulock.install.sge.uninstall import SgeRemoval, SgeRemover
     from gpulock.install.slurm.uninstall import SlurmRemoval, SlurmRemover
-    from gpulock.install.uninstall import log_forced_uninstall
 
     def parts(force: bool) -> InstallParts:
         config = Path(session.config)
@@ -211,7 +206,9 @@ def uninstall_node(
 
     if forced and not dry_run:
         for what in list_objections(lambda: parts(force=False)):
-            log_forced_uninstall(f"{system} uninstalled by force: {what}: {forced}")
+            syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
+            line = one_line(f"gpulock: {system} uninstalled by force: {what}: {forced}")
+            syslog.syslog(syslog.LOG_WARNING, line)
     run_removal(session, system, lambda: parts(force=bool(forced)), dry_run)
 
 
@@ -226,9 +223,8 @@ def uninstall_systemd(session: Session, dry_run: bool) -> None:
 @click.command()
 @click.option("--all", "with_all", is_flag=True, help="Name each check that is well, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--prefix", type=FOLDER, default=None, hidden=True)
 @click.pass_context
-def doctor_command(ctx: click.Context, with_all: bool, as_json: bool, prefix: Path | None) -> None:
+def doctor_command(ctx: click.Context, with_all: bool, as_json: bool) -> None:
     """Check this node, its settings and its scheduler; exit 1 if there is a fault."""
     from gpulock.install.doctor import doctor
     from gpulock.install.doctor.report import MARKS, report_json, report_lines
@@ -237,7 +233,7 @@ def doctor_command(ctx: click.Context, with_all: bool, as_json: bool, prefix: Pa
     if os.geteuid() != 0 and not session.settings().simulation:
         raise CommandRefusedError("only root can check this node", "run it as root")
     try:
-        report = doctor.run_doctor(doctor.DoctorOptions(Path(session.config), prefix))
+        report = doctor.run_doctor(doctor.DoctorOptions(Path(session.config)))
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
     report.findings = [replace(one, do=name_config(one.do)) for one in report.findings]

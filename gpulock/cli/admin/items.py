@@ -10,8 +10,7 @@ import click
 
 from gpulock.cli.admin.notes import echo_note, echo_wrapped, note_missing_daemon
 from gpulock.cli.session import CommandRefusedError, Session, name_config
-from gpulock.install.hooks import InstallError
-from gpulock.install.installed import find_sge_installation, find_slurm_installation
+from gpulock.install.files import InstallError
 from gpulock.install.items import InstallParts, ItemRun, Outcome, Scope, Wanted, run_items
 
 NOT_IN_FORCE = 4  # exit code: what this run may do is done, and a person has to do the rest
@@ -35,14 +34,9 @@ def run_removal(
 ) -> None:
     """Take all items of a system away, or show each difference."""
     outcome, parts = run_parts(session, parts_of, Wanted.ABSENT, dry_run)
-    settings = session.settings()
-    others = find_sge_installation(settings) or find_slurm_installation(settings)
-    folder = Path(settings.state_dir, "install")
-    if not (dry_run or outcome.clauses() or others or folder.exists()):
-        Path(settings.copy_path).unlink(missing_ok=True)
     end_run(outcome, parts, system, Wanted.ABSENT, dry_run)
     if outcome.changed and not dry_run and is_of_node(parts):
-        click.echo(f"{settings.path}, locks and history stay")
+        click.echo(f"{session.config}, locks and history stay")
     leave(outcome, dry_run)
 
 
@@ -66,8 +60,8 @@ def run_parts(
     """Run over all items; raise CommandRefusedError at the first that fails."""
     try:
         parts = parts_of()
-        records = Path(session.settings().state_dir, "install")
-        return run_items(parts.items, wanted, records, click.echo, dry_run), parts
+        state_dir = Path(session.settings().state_dir)
+        return run_items(parts.items, wanted, state_dir, click.echo, dry_run), parts
     except InstallError as fault:
         for line in fault.page:
             click.echo(line)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpulock.errors import Refusal
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 SETTINGS, INSTALLED, DRIVER = "settings", "gpulock", "driver"  # what other checks need

@@ -11,7 +11,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault, warning
 from gpulock.install.doctor.policies import read_current_sample
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.systemd import manager, units
 from gpulock.node import sample
 from gpulock.node.context import Node

@@ -21,7 +21,6 @@ from gpulock.install.doctor.daemon import daemon_checks
 from gpulock.install.doctor.installation import (
     check_installed,
     find_schedulers,
-    installed_python,
 )
 from gpulock.install.doctor.isolation import isolation_checks
 from gpulock.install.doctor.node import check_settings, node_checks
@@ -29,7 +28,6 @@ from gpulock.install.doctor.policies import policy_checks
 from gpulock.install.doctor.sge import SgeChecks
 from gpulock.install.doctor.slurm import SlurmChecks
 from gpulock.install.doctor.systemd import systemd_checks
-from gpulock.install.installed import find_installed_prefix
 from gpulock.install.sge.install import PROFILE, SgeOptions
 from gpulock.install.sge.site import find_execds
 from gpulock.install.slurm.gres import NODE
@@ -43,10 +41,9 @@ from gpulock.slurm import gres_map
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """What doctor looks at; without a prefix, where the hooks were installed last."""
+    """What doctor looks at."""
 
     config: Path = Path(DEFAULT_PATH)
-    prefix: Path | None = None
     profile: Path = PROFILE
 
 
@@ -66,39 +63,23 @@ def all_checks(settings: Settings, where: DoctorOptions) -> list[Check]:
     common = [*node_checks(settings), *policy_checks(settings), *container_checks(settings)]
     if settings.simulation:
         return [*checks, Check(INSTALLED, lambda: [fact("a simulated node")]), *common]
-    prefix = where.prefix or find_installed_prefix(settings)
     running = ["sge"] if find_execds() else []
     running += ["slurm"] if slurmds_of_site(find_slurmds(), settings) else []
-    schedulers = find_schedulers(settings, prefix, running)
+    schedulers = find_schedulers(settings, running)
     checks += [
         Check(INSTALLED, lambda: check_installed(schedulers, running)),
         *common,
     ]
     if "sge" in schedulers:
-        checks += SgeChecks(settings, sge_options(settings, prefix, where)).checks()
+        sge = SgeOptions(
+            complex=settings.sge_complexes[0], config=where.config, profile=where.profile
+        )
+        checks += SgeChecks(settings, sge).checks()
     if "slurm" in schedulers:
-        checks += SlurmChecks(settings, slurm_options(settings, prefix, where)).checks()
+        slurm = SlurmOptions(node=recorded_node(settings), config=where.config)
+        checks += SlurmChecks(settings, slurm).checks()
     checks += [*isolation_checks(settings, "slurm" in schedulers), *daemon_checks(settings)]
     return [*checks, *systemd_checks(settings, SystemdOptions(where.config))]
-
-
-def sge_options(settings: Settings, prefix: Path, where: DoctorOptions) -> SgeOptions:
-    """Return what an installation was asked for, as far as the node tells."""
-    python, complexes = installed_python(settings, "sge"), settings.sge_complexes
-    return SgeOptions(
-        complex=complexes[0],
-        prefix=prefix,
-        config=where.config,
-        interpreter=python,
-        profile=where.profile,
-    )
-
-
-def slurm_options(settings: Settings, prefix: Path, where: DoctorOptions) -> SlurmOptions:
-    """Return the same for Slurm."""
-    python = installed_python(settings, "slurm")
-    node = recorded_node(settings)
-    return SlurmOptions(node=node, prefix=prefix, config=where.config, interpreter=python)
 
 
 def recorded_node(settings: Settings) -> str:

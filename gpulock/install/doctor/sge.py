@@ -24,8 +24,9 @@ from gpulock.install.doctor.check import (
     fault,
     warning,
 )
-from gpulock.install.doctor.installation import check_items, check_trial, install_command
-from gpulock.install.hooks import HookPaths, InstallError
+from gpulock.install.doctor.installation import check_items, check_trial
+from gpulock.install.files import InstallError
+from gpulock.install.hooks import HookPaths
 from gpulock.install.sge.cards import card_map_fault
 from gpulock.install.sge.host_items import read_amounts
 from gpulock.install.sge.install import CLUSTER, SgeInstaller, SgeOptions, hooked_queues
@@ -36,8 +37,8 @@ from gpulock.install.sge.qconf import parse_sge_list
 from gpulock.install.sge.qmaster import queues_of_host
 from gpulock.install.sge.site import find_own_execd
 from gpulock.install.systemd.manager import RUNNING
-from gpulock.install.trial import self_test_sge_hooks
-from gpulock.install.versions import CURRENT
+from gpulock.install.trial import try_sge_hooks
+from gpulock.install.versions import current_hooks
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.sge import shepherds
@@ -52,11 +53,11 @@ class SgeChecks:
     def __init__(self, settings: Settings, options: SgeOptions) -> None:
         self.settings, self.options = settings, options
         name = "" if options.complex == SgeOptions.complex else options.complex
-        self.again = install_command("sge", options.prefix, complex=name)
+        self.again = f"gpulock install sge --complex {name}" if name else "gpulock install sge"
 
     def checks(self) -> list[Check]:
         """Return all checks, those of the node before those that ask qmaster."""
-        paths = HookPaths(self.options.prefix / CURRENT)
+        paths = current_hooks(self.settings)
         first = [
             Check("execd", self.execd, (INSTALLED,)),
             Check("trial of hooks", lambda: self.trial(paths), (INSTALLED,)),
@@ -95,7 +96,7 @@ class SgeChecks:
 
     def trial(self, paths: HookPaths) -> Iterator[Finding]:
         """Start each hook as a test."""
-        return check_trial(self.options.prefix, lambda: self_test_sge_hooks(paths), self.again)
+        return check_trial(self.settings, lambda: try_sge_hooks(paths), self.again)
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change."""

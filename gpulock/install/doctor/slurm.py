@@ -17,8 +17,8 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.doctor.check import INSTALLED, SETTINGS, Check, Finding, fact, fault, warning
 from gpulock.install.doctor.gres import GresChecks
-from gpulock.install.doctor.installation import check_items, check_trial, install_command
-from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
+from gpulock.install.doctor.installation import check_items, check_trial
+from gpulock.install.files import InstallError
 from gpulock.install.items import Item
 from gpulock.install.slurm.conf_block import split_slurm_conf
 from gpulock.install.slurm.conf_item import SlurmConfItem
@@ -41,12 +41,11 @@ from gpulock.install.slurm.site import (
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.texts import SUBMIT_SCRIPT, slurm_setting_advice
 from gpulock.install.trial import (
-    check_hook_interpreter,
     rival_hook_reason,
     try_slurm_hooks,
     why_users_cannot_run,
 )
-from gpulock.install.versions import CURRENT
+from gpulock.install.versions import current_hooks
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.slurm.steps import SlurmSteps
@@ -66,8 +65,8 @@ class SlurmChecks:
 
     def __init__(self, settings: Settings, options: SlurmOptions) -> None:
         self.settings, self.options = settings, options
-        self.again = install_command("slurm", options.prefix, node=options.node)
-        self.paths = HookPaths(options.prefix / CURRENT)
+        self.again = "gpulock install slurm" + (f" --node {options.node}" if options.node else "")
+        self.paths = current_hooks(settings)
 
     def checks(self) -> list[Check]:
         """Return all checks, those of the node before those of the configuration in force."""
@@ -123,12 +122,7 @@ class SlurmChecks:
 
     def trial(self) -> Iterator[Finding]:
         """Start each hook as a test, that of a task as a user."""
-
-        def try_all() -> None:
-            check_hook_interpreter(real_interpreter(self.options.interpreter))
-            try_slurm_hooks(self.paths)
-
-        return check_trial(self.options.prefix, try_all, self.again)
+        return check_trial(self.settings, lambda: try_slurm_hooks(self.paths), self.again)
 
     def release(self) -> Iterator[Finding]:
         """Look whether this node's Slurm is one that gpulock was run on."""

@@ -33,13 +33,13 @@ def systemd_checks(settings: Settings, options: SystemdOptions) -> list[Check]:
 def check_services(settings: Settings, options: SystemdOptions) -> Iterator[Finding]:
     """Compare files and services with what would be installed; raise InstallError."""
     files = unit_items(options, drop_ins_of(options, settings))
-    here = any(item.place.read() is not None for own in files.values() for item in own)
+    here = any(item.read() is not None for own in files.values() for item in own)
     services = [one for one in service_items(options, files) if here or one.read() not in UNUSED]
     own = [item for one in services for unit in one.units for item in files[unit]]
     differ = [
         str(item.path)
         for item in (*(etc_items(options) if services else ()), *own)
-        if item.show(Wanted.PRESENT) and (item.place.read() is not None or says_more(item.value))
+        if item.show(Wanted.PRESENT) and (item.read() is not None or says_more(item.text))
     ]
     if differ:
         yield warning(f"not as package and settings want them: {', '.join(differ)}", _AGAIN)

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from gpulock.daemon.slots.rsmap import load_withdrawn_ids, parse_rsmap, sync_card_ids
 from gpulock.errors import Refusal
-from gpulock.install.change import FilePlace
-from gpulock.install.hooks import InstallError
-from gpulock.install.items import PlaceItem
+from gpulock.install.files import InstallError
+from gpulock.install.items import FileItem
 from gpulock.node import devices
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
@@ -58,11 +57,11 @@ def resolve_card_map(
     return found
 
 
-class CardMap(PlaceItem):
-    """The map, which names where the hooks are; it goes once gpulockd has no id to put back."""
+class CardMap(FileItem):
+    """The map, by which gpulock is known to be here; it goes once no id is to be put back."""
 
     def __init__(self, state_dir: str, text: str, host: str, ask: Callable[..., str]) -> None:
-        super().__init__(FilePlace(Path(state_dir, NAME)), text)
+        super().__init__(Path(state_dir, NAME), text)
         self.state_dir, self.host, self.ask = state_dir, host, ask
 
     def absent(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.items import InstallParts, Item
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.cluster_items import Complexes, GroupHook, GroupMembers, HostGroup
@@ -23,7 +23,7 @@ from gpulock.install.sge.qmaster import read_complexes
 from gpulock.install.sge.site import find_own_execd, find_sge_site
 from gpulock.install.sge.texts import HOOKS, HookLine
 from gpulock.install.trial import command_program, rival_hook_reason
-from gpulock.install.versions import CURRENT, DEFAULT_PREFIX
+from gpulock.install.versions import current_hooks
 from gpulock.node.settings_file import DEFAULT_PATH
 
 VERIFIER: Final = "prolog/sge-jsv"
@@ -35,7 +35,6 @@ class ClusterOptions:
 
     queues: tuple[str, ...] = ()
     complex: str = "gpu"
-    prefix: Path = DEFAULT_PREFIX
     config: Path = Path(DEFAULT_PATH)
     sge_root: str = ""
     sge_cell: str = ""
@@ -51,7 +50,7 @@ class ClusterInstaller(NodePart):
         execd = find_own_execd(self.settings, self.given, *where)
         self.site = find_sge_site(self.settings, self.given, execd, *where)
         self.qconf = self.site.qconf()
-        self.current = options.prefix / CURRENT
+        self.current = current_hooks(self.settings).folder
 
     def parts(self) -> InstallParts:
         """Return what is to be there; raise InstallError for what cannot be installed."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gpulock.install.change import difference_lines
-from gpulock.install.hooks import InstallError
-from gpulock.install.items import Item, Remainder, Scope, Wanted
+from gpulock.install.files import InstallError
+from gpulock.install.items import Item, Remainder, Scope, Wanted, difference_lines
 from gpulock.install.sge.qconf import Qconf, QconfError, is_sge_none, parse_host_overrides
 from gpulock.install.sge.qmaster import read_complexes
 from gpulock.install.sge.texts import (

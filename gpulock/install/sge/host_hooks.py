@@ -10,8 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 
-from gpulock.install.change import difference_lines
-from gpulock.install.items import Item, Remainder, Wanted
+from gpulock.install.items import Item, Remainder, Wanted, difference_lines
 from gpulock.install.sge.cluster_items import GROUP, QueueHook, group_hosts
 from gpulock.install.sge.host_items import CONF_LINES, SgeHost
 from gpulock.install.sge.qconf import is_sge_none, parse_host_overrides

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Optional
 
-from gpulock.install.change import difference_lines
-from gpulock.install.items import Item, PlaceItem, Remainder, Wanted
+from gpulock.install.items import Item, Remainder, Wanted, difference_lines
 from gpulock.install.sge.host_report import SENSOR, HostReport
 from gpulock.install.sge.qconf import (
     Qconf,
@@ -22,8 +21,7 @@ from gpulock.install.sge.qmaster import effective_host_conf
 from gpulock.install.sge.texts import (
     SHEPHERD,
 )
-from gpulock.install.uninstall import FORCE, WAIT_OR_REAP
-from gpulock.install.versions import list_held_devices
+from gpulock.install.versions import Hooks
 
 CONF_LINES: Final = ("load_sensor", "shepherd_cmd")
 Conf = Optional[dict[str, str]]
@@ -164,7 +162,7 @@ class IdleConfiguration(Item):
         self.host.qconf.run("qconf", "-dconf", self.host.name)
 
 
-class SgeHooks(PlaceItem):
+class SgeHooks(Hooks):
     """The rendered hooks, which stay until execd starts neither sensor nor shepherd of ours."""
 
     report: HostReport | None = None
@@ -173,22 +171,6 @@ class SgeHooks(PlaceItem):
         if self.report:
             self.report.await_configuration(sensor=False)
         super().absent()
-
-
-class HeldDevices(Item):
-    """The jobs that hold devices; `force` takes all away from under them."""
-
-    title = "jobs that hold devices"
-
-    def __init__(self, lock_dir: Path, force: bool, needs: tuple[Item, ...]) -> None:
-        self.lock_dir, self.force, self.needs = lock_dir, force, needs
-
-    def remainder(self, wanted: Wanted) -> Remainder | None:
-        if wanted is Wanted.PRESENT or self.force:
-            return None
-        held = list_held_devices(self.lock_dir, "sge")
-        what = f"Grid Engine's jobs hold {len(held)} devices ({' '.join(held)})"
-        return Remainder(f"{what}: {WAIT_OR_REAP}, or {FORCE}") if held else None
 
 
 def read_amounts(host: SgeHost) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gpulock.install.daemons import SchedulerDaemon
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.sge.qconf import Qconf, parse_sge_list
 from gpulock.install.sge.qmaster import effective_host_conf
 

@@ -7,17 +7,15 @@ every job there into error, so the host joins the group of the hooks last.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import FilePlace
 from gpulock.install.container_hooks import choose_container_hooks
-from gpulock.install.hooks import InstallError, describe_drop_env
-from gpulock.install.installed import Installation
-from gpulock.install.items import InstallParts, Item, PlaceItem, Remainder, Wanted
+from gpulock.install.files import InstallError
+from gpulock.install.hooks import describe_drop_env
+from gpulock.install.items import FileItem, InstallParts, Item, Remainder, SettingsFile, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.cards import CardMap, is_rsmap, known_cards, mapped_cards
 from gpulock.install.sge.cluster_items import GROUP
@@ -55,7 +53,7 @@ from gpulock.install.sge.site import (
     tried_sge_shepherd,
 )
 from gpulock.install.sge.texts import HOOKS, login_script_text, parse_hook_line
-from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
+from gpulock.install.versions import SGE, current_hooks
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.sge.card_map import format_card_map
 from gpulock.sge.complexes import count_complex
@@ -73,9 +71,7 @@ class SgeOptions:
     complex: str = "gpu"
     map: str = ""
     host: str = ""
-    prefix: Path = DEFAULT_PREFIX
     config: Path = Path(DEFAULT_PATH)
-    interpreter: str = sys.executable
     sge_root: str = ""
     sge_cell: str = ""
     profile: Path = PROFILE
@@ -119,7 +115,7 @@ class SgeInstaller(NodePart):
         qconf = self.site.qconf()
         name = sge_host_name(qconf, options.host)
         report = HostReport(qconf, name, self.execd, echo)
-        self.host = SgeHost(qconf, name, options.prefix / CURRENT, report)
+        self.host = SgeHost(qconf, name, current_hooks(self.settings).folder, report)
         self.lines = effective_host_conf(qconf, name)
 
     def parts(self) -> InstallParts:
@@ -132,12 +128,9 @@ class SgeInstaller(NodePart):
         table = read_complexes(self.host.qconf)
         check_complexes(table, complexes)
         positions = self.card_map(table)
-        where = (options.prefix, options.config, options.interpreter)
-        place = InstalledHooks(*where, Path(self.settings.lock_dir))
-        hooks = SgeHooks(place, place.wanted())
-        enroot = choose_container_hooks("enroot", options.enroot, options.interpreter)
-        podman = choose_container_hooks("podman", options.podman, options.interpreter)
-        files = [positions, hooks, *enroot, *podman, *self.login_scripts()]
+        hooks = SgeHooks(self.settings, SGE)
+        containers = choose_container_hooks(options.enroot, options.podman)
+        files = [positions, hooks, *containers, *self.login_scripts()]
         cluster = ClusterPart(self.host, complexes)
         self.note_other_queues()
         items = [*self.folders(), settings, *files, cluster]
@@ -146,7 +139,7 @@ class SgeInstaller(NodePart):
         parts = [*items, *amounts, *after]
         return InstallParts(parts, self.notes, try_line=self.try_line())
 
-    def settings_item(self, gpus: int) -> PlaceItem:
+    def settings_item(self, gpus: int) -> SettingsFile:
         """Return the settings file, which names Grid Engine and the shepherd that ours becomes."""
         options, names = self.options, self.settings.sge_complexes
         if "SGE_COMPLEXES" in self.given and options.complex not in names:
@@ -159,15 +152,14 @@ class SgeInstaller(NodePart):
         return self.settings_file_item({**keys, "SGE_SHEPHERD": str(real)})
 
     def card_map(self, table: Mapping[str, str]) -> CardMap:
-        """Return the map of an RSMAP's ids, which also says where the hooks are."""
+        """Return the map of an RSMAP's ids, by which gpulock is known to be here."""
         options, state_dir = self.options, self.settings.state_dir
         cards = known_cards(state_dir)
         if is_rsmap(table.get(options.complex, "")):
             value = read_amounts(self.host).get(options.complex, "")
             which = (self.host.name, options.complex, value, options.map)
             cards = mapped_cards(self.settings, *which)
-        installed = Installation(options.prefix, options.interpreter).pairs()
-        text = format_card_map(self.host.name, cards, installed)
+        text = format_card_map(self.host.name, cards)
         return CardMap(state_dir, text, self.host.name, self.host.qconf.run)
 
     def login_scripts(self) -> list[Item]:
@@ -221,7 +213,7 @@ def login_script_items(profile: Path, text: str = "") -> list[Item]:
     """Return the login scripts of sh and csh."""
     csh = csh_profile_text(profile)
     scripts = {profile: text, **dict.fromkeys(csh_profile_paths(profile), csh)}
-    return [PlaceItem(FilePlace(path), script) for path, script in scripts.items()]
+    return [FileItem(path, script) for path, script in scripts.items()]
 
 
 def host_items(host: SgeHost, needs: tuple[Item, ...]) -> list[Item]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpulock.errors import Refusal
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.sge.host_report import REPORTED
 from gpulock.install.sge.texts import complex_fault
 from gpulock.node.context import Node

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import find_share_folder
+from gpulock.install.files import find_share_folder
 
 CSH_FOLDER: Final = "csh/login.d"  # of Debian, below /etc
 _PROFILE: Final = "/etc/profile"

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.daemons import SchedulerDaemon
-from gpulock.install.hooks import InstallError, run_program
+from gpulock.install.files import InstallError, run_program
 from gpulock.node.settings import Settings
 
 _ELF: Final = b"\x7fELF"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulock.daemon.slots.rsmap import split_sge_elements
-from gpulock.install.hooks import InstallError, run_program
+from gpulock.install.files import InstallError, run_program
 
 NONE: Final = "none"  # in any case: NONE in queues and hosts, none in configurations
 _NO_ADMIN_HOST: Final = re.compile(r'denied: host "(\S+)" is not an admin host')  # it reads nothing

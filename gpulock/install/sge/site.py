@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpulock.daemon.core.sge_client import read_cell_ports
 from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.sge.programs import (
     find_sge_binaries,
     find_sge_shepherd,

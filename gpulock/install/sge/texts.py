@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import InstallError, find_share_folder
+from gpulock.install.files import InstallError, find_share_folder
 from gpulock.install.trial import command_program
 
 SHEPHERD: Final = "prolog/sge_shepherd"

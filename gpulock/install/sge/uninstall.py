@@ -11,24 +11,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulock.install.change import FilePlace
 from gpulock.install.container_hooks import container_items
-from gpulock.install.hooks import InstallError, real_interpreter
-from gpulock.install.installed import (
-    Installation,
-    find_sge_installation,
-    find_slurm_installation,
-    is_sge_installed,
-)
-from gpulock.install.items import InstallParts, Item, PlaceItem
+from gpulock.install.files import InstallError
+from gpulock.install.items import InstallParts, Item, SettingsFile
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.cards import CardMap
 from gpulock.install.sge.host_hooks import SiteLines
-from gpulock.install.sge.host_items import HeldDevices, SgeHooks, SgeHost, read_amounts
+from gpulock.install.sge.host_items import SgeHooks, SgeHost, read_amounts
 from gpulock.install.sge.host_report import HostReport
 from gpulock.install.sge.install import PROFILE, host_items, login_script_items
 from gpulock.install.sge.site import find_own_execd, find_sge_site, sge_host_name
-from gpulock.install.versions import CURRENT, InstalledHooks
+from gpulock.install.versions import (
+    SGE,
+    SLURM,
+    HeldDevices,
+    current_hooks,
+    hooks_folder,
+    installed_schedulers,
+    version_in_force,
+)
 from gpulock.sge.card_map import read_card_map
 
 
@@ -47,28 +48,27 @@ class SgeRemover(NodePart):
     def __init__(self, asked: SgeRemoval, echo: Callable[[str], None]) -> None:
         super().__init__(asked.config, "sge")
         self.asked, self.echo = asked, echo
-        self.prefix = (find_sge_installation(self.settings) or Installation()).prefix
 
     def parts(self) -> InstallParts:
         """Return the items; those that Slurm needs as well are left to it. Raises InstallError."""
-        if not is_sge_installed(self.settings, self.prefix):
+        here = installed_schedulers(self.settings)
+        lost_map = not here and version_in_force(hooks_folder(self.settings))
+        if not (SGE in here or lost_map):
             return InstallParts([])
-        lock_dir = Path(self.settings.lock_dir)
-        place = InstalledHooks(self.prefix, self.asked.config, real_interpreter(), lock_dir)
-        hooks = SgeHooks(place, "")
+        hooks = SgeHooks(self.settings)
         host, is_master = self.host()
         hooks.report = host.report
         shared: list[Item] = [hooks, *container_items()]
-        if slurm := find_slurm_installation(self.settings):
+        if SLURM in here:
             self.note("the hooks stay: Slurm uses them")
-            shared = [] if slurm.prefix == self.prefix else [hooks]
+            shared = []
         mark = CardMap(self.settings.state_dir, "", host.name, host.qconf.run)
-        settings = PlaceItem(FilePlace(self.config_path), "", stays=True)
+        settings = SettingsFile(self.config_path, "")
         files = [mark, *shared, *login_script_items(self.asked.profile)]
         in_qmaster = host_items(host, ())
         prologs = [item for item in in_qmaster if item.title.startswith("prolog ")]
         kept = [*files, *(item for item in in_qmaster if item not in prologs)]
-        jobs = HeldDevices(lock_dir, self.asked.force, tuple(kept))
+        jobs = HeldDevices(self.settings, SGE, self.asked.force, tuple(kept))
         leading = SiteLines(host, is_master, tuple(kept))
         self.note_amounts(host)
         return InstallParts([settings, *kept, jobs, leading, *prologs], self.notes)
@@ -84,7 +84,9 @@ class SgeRemover(NodePart):
             raise InstallError(f"sge-map: {fault}; run gpulock install sge again") from fault
         name = sge_host_name(qconf, known)
         report = HostReport(qconf, name, execd, self.echo)
-        return SgeHost(qconf, name, self.prefix / CURRENT, report), site.is_master(name)
+        return SgeHost(qconf, name, current_hooks(self.settings).folder, report), site.is_master(
+            name
+        )
 
     def note_amounts(self, host: SgeHost) -> None:
         """Say what stays of this host's amounts, which the site may use."""

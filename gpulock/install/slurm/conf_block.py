@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.slurm.configured_hooks import EPILOG, PROLOG, TASK
 
 BEGIN: Final = "# gpulock: begin (gpulock install slurm --write-conf)"

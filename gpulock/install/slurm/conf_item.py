@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import OthersFile, difference_lines
-from gpulock.install.hooks import HookPaths, InstallError
-from gpulock.install.items import Item, Remainder, Scope, Wanted
+from gpulock.install.files import InstallError, discard_unrenamed, read_file, write_file
+from gpulock.install.hooks import HookPaths
+from gpulock.install.items import Item, Remainder, Scope, Wanted, difference_lines
 from gpulock.install.slurm.conf_block import SplitConf, check_block, split_slurm_conf
 from gpulock.install.slurm.configured_hooks import EPILOG, PATHS, TASK, find_slurm_hooks
 from gpulock.install.slurm.removal import slurm_hook_references
@@ -85,7 +86,7 @@ class SlurmConfItem(Item):
 
     def tidy(self) -> None:
         if self.request.write and self.site.conf and self.site.conf.is_file():
-            OthersFile(self.site.conf.resolve()).discard_leftovers()
+            discard_unrenamed(self.site.conf.resolve())
 
     def present(self) -> None:
         self._write(Wanted.PRESENT)
@@ -118,7 +119,7 @@ class SlurmConfItem(Item):
         )
 
     def _text(self, path: Path) -> str:
-        return OthersFile(path).read() or ""
+        return read_file(path) or ""
 
     def _after(self, path: Path, split: SplitConf, wanted: Wanted) -> str:
         """Return the file as it is to be; raise InstallError where a person has to decide."""
@@ -167,10 +168,11 @@ class SlurmConfItem(Item):
         """Write, reconfigure once, and read what is in force; raise InstallError."""
         path = self._path(wanted)
         assert path is not None
-        place, split = OthersFile(path), split_slurm_conf(path, self._text(path))
+        split = split_slurm_conf(path, self._text(path))
         after = self._after(path, split, wanted)
         if after != self._text(path):
-            place.write(after)
+            had = path.stat()
+            write_file(path, after, stat.S_IMODE(had.st_mode), (had.st_uid, had.st_gid))
         self.site.scontrol("reconfigure")
         if self._out_of_force(wanted, after):
             do = "make the same change there, then scontrol reconfigure; run it again"

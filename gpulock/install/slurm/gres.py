@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.slurm.counted import parse_counted_types
 from gpulock.install.slurm.site import SlurmError, SlurmSite, list_other_nodes
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_node_lines
@@ -153,16 +153,13 @@ def slurm_map_text(
     places: list[str],
     shared: Sequence[str] = (),
     node: str = "",
-    installed: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return the text of the map; `shared` are the GRES that are parts of its devices; pure.
 
-    `node` is what slurmd was asked for, where the administrator named it. `installed` says where
-    the hooks are.
+    `node` is what slurmd was asked for, where the administrator named it.
     """
     pairs = [(GRES_CONF, str(source.path) if source else "")]
     pairs += [(VERSION, source.version), (MEANING, source.meaning)] if source else []
-    pairs += installed
     pairs += [(key, text) for key, text in ((NODE, node), (SHARED, " ".join(shared))) if text]
     pairs += [(str(number), place) for number, place in enumerate(places)]
     return f"{LINE}\n{kv.encode_pairs(pairs)}"

@@ -7,23 +7,19 @@ the cluster's, and are only read unless --write-conf is given: what to put there
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import FilePlace
 from gpulock.install.container_hooks import choose_container_hooks
 from gpulock.install.daemons import process_start_time
-from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
-from gpulock.install.installed import Installation
-from gpulock.install.items import InstallParts, Item, PlaceItem
+from gpulock.install.files import InstallError
+from gpulock.install.items import FileItem, InstallParts, Item, SettingsFile
 from gpulock.install.node_part import NodePart
 from gpulock.install.slurm import gres, texts
 from gpulock.install.slurm.conf_item import ConfRequest, SlurmConfItem
 from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
-from gpulock.install.slurm.hooks_item import SlurmHooks
 from gpulock.install.slurm.plugstack import PLUGIN, PlugStack, find_plugstack, plugstack_page
 from gpulock.install.slurm.site import (
     SlurmError,
@@ -34,8 +30,8 @@ from gpulock.install.slurm.site import (
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
 from gpulock.install.slurm.spank import SpankPlugin
-from gpulock.install.trial import check_hook_interpreter, rival_hook_reason, try_slurm_hooks
-from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
+from gpulock.install.trial import rival_hook_reason
+from gpulock.install.versions import SLURM, Hooks, current_hooks, hooks_folder
 from gpulock.node.context import Node
 from gpulock.node.setting_keys import KEYS
 from gpulock.node.settings_file import DEFAULT_PATH
@@ -54,9 +50,7 @@ class SlurmOptions:
 
     gpus: int | None = None
     node: str = ""
-    prefix: Path = DEFAULT_PREFIX
     config: Path = Path(DEFAULT_PATH)
-    interpreter: str = sys.executable
     spank: bool = False
     enroot: bool = False
     podman: bool = False
@@ -72,8 +66,8 @@ class SlurmInstaller(NodePart):
         self.options = options
         self.slurmds = slurmds_of_site(find_slurmds(), self.settings)
         self.site = find_slurm_site(self.settings, self.given, self.slurmds, options.node)
-        self.paths = HookPaths(options.prefix / CURRENT)
-        plugin = options.prefix / PLUGIN
+        self.paths = current_hooks(self.settings)
+        plugin = hooks_folder(self.settings) / PLUGIN
         self.plugin = SpankPlugin(plugin, self.paths.slurm_task, self.site)
         self.by_spank = options.spank or self.plugin.read() is not None  # once chosen, it stays
 
@@ -82,7 +76,6 @@ class SlurmInstaller(NodePart):
         options = self.options
         if why := slurm_release_fault(self.site.release()):
             raise InstallError(f"{why}: nothing was installed (docs/slurm.md)")
-        check_hook_interpreter(real_interpreter(options.interpreter))
         if not self.slurmds:
             path = self.site.conf or "an unknown slurm.conf"
             self.note(f"no slurmd runs here: the map is of what it will find in {path}")
@@ -101,35 +94,28 @@ class SlurmInstaller(NodePart):
         request = ConfRequest(
             self.paths, self.by_spank, options.write_conf, options.installed_everywhere
         )
-        needs = [item for item in node if isinstance(item, (SlurmHooks, SpankPlugin))]
+        needs = [item for item in node if isinstance(item, (Hooks, SpankPlugin))]
         item = SlurmConfItem(self.site, self.settings, request, tuple(needs))
         if options.write_conf:  # what is left to say once the block is in force
             conf = SlurmConf({**conf.values, **lowered(item.lacking(conf))}, conf.source)
         pages = self.pages(conf, stack)
         return InstallParts([*first, *node, item], self.notes, pages, self.try_line())
 
-    def settings_item(self) -> PlaceItem:
+    def settings_item(self) -> SettingsFile:
         """Return the settings file, with the keys that it lacks; it stays."""
         options = self.options
         gpus = self.count_gpus(options.gpus, needed=False)
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
         return self.settings_file_item(counted | self.way_to_slurm(), texts.NEW_SETTINGS)
 
-    def node_items(self, positions: PlaceItem) -> list[Item]:
+    def node_items(self, positions: FileItem) -> list[Item]:
         """Return the hooks and what belongs to them, behind the map that they read."""
-        options = self.options
-        lock_dir = Path(self.settings.lock_dir)
-        where = (options.prefix, options.config, options.interpreter, lock_dir)
-        place = InstalledHooks(*where, try_slurm_hooks)
-        hooks = SlurmHooks(place, place.wanted(), needs=(positions,))
+        hooks = Hooks(self.settings, SLURM, (positions,))
         items: list[Item] = [positions, hooks]
         if self.by_spank:
             self.plugin.needs = (hooks,)
             items.append(self.plugin)
-        for name in ("enroot", "podman"):
-            asked = bool(getattr(options, name))
-            items += choose_container_hooks(name, asked, options.interpreter)
-        return items
+        return [*items, *choose_container_hooks(self.options.enroot, self.options.podman)]
 
     def try_line(self) -> str:
         """Return the job by which an ordinary user sees the mask, nothing where none is counted."""
@@ -157,7 +143,7 @@ class SlurmInstaller(NodePart):
                 " lock, or SLURM_SHARDS=refuse, by which such a job ends with the reason"
             )
 
-    def map_item(self, source: gres.GresSource | None, listed: gres.GresList) -> PlaceItem:
+    def map_item(self, source: gres.GresSource | None, listed: gres.GresList) -> FileItem:
         """Return the map, which names the version of gres.conf that it was compared with."""
         wanted = gres.gres_positions(listed.entries)
         if not wanted and gres.counts_by_gres(self.settings):
@@ -169,15 +155,13 @@ class SlurmInstaller(NodePart):
         places, unread = gres.map_places(self.settings, wanted)
         if unread:
             self.note(unread)
-        options = self.options
-        installed = Installation(options.prefix, options.interpreter).pairs()
-        text = gres.slurm_map_text(source, places, listed.shared, options.node, installed)
-        place = FilePlace(Path(self.settings.state_dir, NAME))
+        text = gres.slurm_map_text(source, places, listed.shared, self.options.node)
+        item = FileItem(Path(self.settings.state_dir, NAME), text)
         if source is not None:
             self.note_gres(source.path)
-            if place.read() != text:
+            if item.read() != text:
                 self.note_age(source.path)
-        return PlaceItem(place, text)
+        return item
 
     def note_gres(self, source: Path) -> None:
         """Say which change of gres.conf is not noticed."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import HookPaths, InstallError
+from gpulock.install.files import InstallError
+from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.configured_hooks import TASK, InForceHook
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_file
 

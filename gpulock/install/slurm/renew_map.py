@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal, one_line
-from gpulock.install.change import FilePlace, lock_installation
 from gpulock.install.daemons import process_start_time
-from gpulock.install.hooks import InstallError
-from gpulock.install.installed import parse_installation
+from gpulock.install.files import InstallError, lock_installation
+from gpulock.install.items import FileItem
 from gpulock.install.node_part import current_settings
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds, slurmds_of_site
@@ -53,14 +52,13 @@ def renew_gres_map(config: Path, ask: bool) -> str:
             "slurmd has another list of GPUs in its files than in force, as far as is known:"
             " restart slurmd; or scontrol reconfigure, then gpulock install slurm"
         )
-    installed = parse_installation(pairs).pairs()
-    text = gres.slurm_map_text(source, places, shared, node, installed)
-    place = FilePlace(Path(settings.state_dir, NAME))
-    if place.read() == text:
+    text = gres.slurm_map_text(source, places, shared, node)
+    item = FileItem(Path(settings.state_dir, NAME), text)
+    if item.read() == text:
         return ""
-    with lock_installation(Path(settings.state_dir, "install")):
-        place.discard_leftovers()
-        place.write(text)
+    with lock_installation(Path(settings.state_dir)):
+        item.tidy()
+        item.present()
     return f"{len(places)} positions of Slurm's list, as slurmd has them"
 
 

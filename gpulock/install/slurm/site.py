@@ -20,7 +20,7 @@ from gpulock.install.daemons import (
     find_scheduler_daemons,
     trusted_program_owners,
 )
-from gpulock.install.hooks import InstallError, run_program
+from gpulock.install.files import InstallError, run_program
 from gpulock.install.slurm.slurm_conf import SlurmConf, parse_scontrol_config, read_slurm_conf
 from gpulock.node.settings import Settings
 

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.store import atomic
 
 LARGEST: Final = 1 << 22  # bytes of one file: a cluster of thousands of nodes has some 100 KB

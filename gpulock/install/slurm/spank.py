@@ -14,10 +14,10 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import InstallError, find_share_folder, remove_file_durably
+from gpulock.install.files import InstallError, find_share_folder, remove_file
 from gpulock.install.items import Item, Remainder, Wanted
 from gpulock.install.slurm.site import SlurmSite
-from gpulock.install.versions import DEFAULT_PREFIX
+from gpulock.install.versions import FOLDER as HOOKS
 from gpulock.store import atomic
 
 FOLDER: Final = "prolog/spank"
@@ -64,10 +64,7 @@ class SpankPlugin(Item):
         return [f"  - {self.path}"] if wanted is Wanted.ABSENT and self.read() else []
 
     def absent(self) -> None:
-        try:
-            remove_file_durably(self.path)
-        except OSError as fault:
-            raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
+        remove_file(self.path)
 
     def remainder(self, wanted: Wanted) -> Remainder | None:
         if wanted is Wanted.ABSENT or (now := self.read()) == self.wanted():
@@ -85,7 +82,7 @@ class SpankPlugin(Item):
         words = ["make", "-C", str(find_share_folder() / FOLDER), "install"]
         tops = (self.site.slurmd.parent.parent, self.site.binaries.parent, _SLURM)
         top = next((one for one in tops if (one / "include/slurm/spank.h").is_file()), _SLURM)
-        words += [f"PREFIX={self.path.parent}"] if self.path.parent != DEFAULT_PREFIX else []
+        words += [f"PREFIX={self.path.parent}"] if self.path.parent != HOOKS else []
         return shlex.join([*words, *([f"SLURM={top}"] if top != _SLURM else [])])
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.hooks.frame import SECONDS
-from gpulock.install.hooks import HookPaths, find_share_folder
+from gpulock.install.files import find_share_folder
+from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.configured_hooks import (
     PATHS,
     PROLOG,

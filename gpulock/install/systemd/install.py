@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import FilePlace
-from gpulock.install.hooks import InstallError
-from gpulock.install.items import InstallParts, Item
+from gpulock.install.files import InstallError
+from gpulock.install.items import FileItem, InstallParts, Item
 from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager, units
-from gpulock.install.systemd.manager import FileItem, ServiceItem, UnitFile
+from gpulock.install.systemd.manager import ServiceItem, UnitFile
 from gpulock.install.trial import why_users_cannot_run
 from gpulock.isolation.marks import MARK
 from gpulock.node.settings import Settings
@@ -69,7 +68,7 @@ def etc_items(options: SystemdOptions) -> list[FileItem]:
     if options.is_package:
         return []
     static, etc = units.read_static_files(), options.root / "etc"
-    return [FileItem(FilePlace(etc / name), static[name]) for name in _ETC_FILES]
+    return [FileItem(etc / name, static[name]) for name in _ETC_FILES]
 
 
 def unit_items(options: SystemdOptions, drop_ins: Mapping[str, str]) -> dict[str, list[FileItem]]:
@@ -80,9 +79,9 @@ def unit_items(options: SystemdOptions, drop_ins: Mapping[str, str]) -> dict[str
     static = {} if options.is_package else units.read_static_files()
     found: dict[str, list[FileItem]] = {}
     for unit, text in drop_ins.items():
-        found[unit] = [FileItem(UnitFile(options.drop_in_path(unit)), text)]
+        found[unit] = [UnitFile(options.drop_in_path(unit), text)]
         if static:
-            found[unit].insert(0, FileItem(UnitFile(options.unit_path(unit)), static[unit]))
+            found[unit].insert(0, UnitFile(options.unit_path(unit), static[unit]))
     return found
 
 

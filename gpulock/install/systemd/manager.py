@@ -11,14 +11,12 @@ import contextlib
 import importlib.util
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import FilePlace
 from gpulock.install.daemons import process_start_time
-from gpulock.install.hooks import InstallError, run_program
-from gpulock.install.items import Item, PlaceItem, Wanted
+from gpulock.install.files import InstallError, run_program
+from gpulock.install.items import FileItem, Item, Wanted
 
 RUNNING: Final = Path("/run/systemd/system")  # sd_booted(3)
 ON: Final = "enabled, active"
@@ -62,27 +60,17 @@ def unit_properties(
     return found
 
 
-class FileItem(PlaceItem):
-    """An item that is a file."""
-
-    def __init__(self, place: FilePlace, value: str) -> None:
-        super().__init__(place, value)
-        self.path = place.path
-
-
-@dataclass(frozen=True)
-class UnitFile(FilePlace):
+class UnitFile(FileItem):
     """A file of a unit's, whose folder goes with the last of them."""
 
-    def write(self, value: str | None) -> None:
-        super().write(value)
-        if value is None:
-            self.discard_leftovers()
-
-    def discard_leftovers(self) -> None:
-        super().discard_leftovers()
+    def tidy(self) -> None:
+        super().tidy()
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
+
+    def absent(self) -> None:
+        super().absent()
+        self.tidy()
 
 
 class ServiceItem(Item):

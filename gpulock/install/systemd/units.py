@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import InstallError, find_share_folder
+from gpulock.install.files import InstallError, find_share_folder
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.slurm.gres_map import NAME as SLURM_MAP

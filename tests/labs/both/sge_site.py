@@ -9,7 +9,6 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
-from gpulock.install.installed import Installation
 from gpulock.sge.card_map import format_card_map
 from tests.labs.both.site import Site
 from tests.labs.common.confined_node import ConfinedNode
@@ -195,7 +194,7 @@ class SgeSite(Site):
         sge.qconf("-rattr", "queue", "slots", str(jobs), queue)
         sge.set_exechost(self.node, f"gpu={GPUS},gpuj={GPUS},slots={jobs}")
         sge.set_conf("gid_range", "64000-64500", host=self.node)
-        installed = format_card_map(self.node, {}, Installation(prefix).pairs())
+        installed = format_card_map(self.node, {})
         sge.path_in(self.node, "/var/lib/gpulock/sge-map").write_text(installed)
         sge.set_hooks(*(BELOW.format(prefix, hook) for hook in ("prolog", "epilog")))
         yield

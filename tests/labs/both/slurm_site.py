@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from gpulock.install.hooks import HookPaths
-from gpulock.install.installed import Installation
 from tests.labs.both.site import Site
 from tests.labs.common.confined_node import ConfinedNode
 from tests.labs.slurm import jobs, modes
@@ -217,8 +216,6 @@ class SlurmSite(Site):
         mode(self.gpus, hooks=hooks, cpus=max(CPUS, jobs))
         state = self.slurm.path_in(NODE, "/var/lib/gpulock")
         text = (state / "slurm-map").read_text()
-        pairs = [f"{key}={value}\n" for key, value in Installation(prefix).pairs()]
-        (state / "slurm-map").write_text("".join([text, *pairs]))
         # what the older `install slurm` wrote beside its map: a copy of gres.conf
         known = dict(line.split("=", 1) for line in text.splitlines()[1:])
         (state / "slurm-gres.conf").write_bytes(Path(known["gres_conf"]).read_bytes())

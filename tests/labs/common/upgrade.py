@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock import __version__
-from gpulock.install.versions import CURRENT
+from gpulock.install.versions import CURRENT, FOLDER
 from tests.labs.both.site import Site
 from tests.labs.common.installed import CONFIG, SOAK, gate_file, totals
 from tests.labs.common.reaped import REPOSITORY
@@ -29,7 +29,6 @@ from tests.labs.older import OLDER, PARTS, THIS, read_older_archive
 from tests.labs.slurm.journal import Journal, doubles
 from tests.support.wait import wait_until
 
-PREFIX: Final = Path("/var/lib/gpulock-hooks")  # private to each machine of a lab
 JOBS: Final = 200 if SOAK else 10  # that run at the same time through every step
 WAVE: Final = 20 if SOAK else 4  # short ones that begin and end at each step
 # by which the journal knows a job of either scheduler
@@ -42,16 +41,8 @@ GPULOCKD: Final = (
 INSTALL_HOOKS: Final = """
 import sys
 sys.path[:0] = sys.argv[1:2]
-from pathlib import Path
-from gpulock.install.versions import InstalledHooks
-place = InstalledHooks(Path(sys.argv[2]), Path(sys.argv[3]), sys.executable)
-place.write(place.wanted())
-"""
-RENEW_HOOKS: Final = """
-import sys
-sys.path[:0] = sys.argv[1:2]
 from gpulock.cli import main
-sys.argv[1:] = ["--config", sys.argv[3], "install", "hooks"]
+sys.argv[1:] = ["--config", sys.argv[2], "install", "hooks"]
 main()
 """
 
@@ -128,12 +119,12 @@ class UpgradedNode:
         self.begun[job] = devices
         return job
 
-    def install_hooks(self, program: str = INSTALL_HOOKS) -> str:
+    def install_hooks(self) -> str:
         """Put the hooks of the package in force; return the name of their version."""
-        words = [str(self.package.place), str(PREFIX), CONFIG]
-        done = self.gpus.cluster.run_in(self.name, [sys.executable, "-c", program, *words])
+        words = [sys.executable, "-c", INSTALL_HOOKS, str(self.package.place), CONFIG]
+        done = self.gpus.cluster.run_in(self.name, words)
         assert done.returncode == 0, done.stdout + done.stderr
-        return os.readlink(self.gpus.cluster.path_in(self.name, f"{PREFIX}/{CURRENT}"))
+        return os.readlink(self.gpus.cluster.path_in(self.name, f"{FOLDER}/{CURRENT}"))
 
     def held(self) -> dict[str, str]:
         """Return the token of each lock."""
@@ -189,14 +180,14 @@ def upgrade_and_go_back(node: UpgradedNode, trees: Path) -> None:
             node.site.wait_running(job)
         node.check_step(daemon, [*jobs[0], *jobs[1]])
 
-        for release, gate, program, version in (
-            (newer, 0, RENEW_HOOKS, "99.0-"),
-            (older, 1, INSTALL_HOOKS, ""),
+        for release, gate, version in (
+            (newer, 0, "99.0-"),
+            (older, 1, ""),
         ):
             here = [job for one in list(jobs) for job in jobs[one]]
             node.package.put(release)
             node.check_step(daemon, here)  # gpulockd and hooks are the other release's
-            assert node.install_hooks(program).startswith(version)
+            assert node.install_hooks().startswith(version)
             node.check_step(daemon, here)  # only gpulockd is
             daemon.stop()
             daemon.restart()

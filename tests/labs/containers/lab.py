@@ -17,7 +17,7 @@ import click
 from gpulock.install.container_hooks import (
     PODMAN_HOOKS,
 )
-from gpulock.install.hooks import find_share_folder
+from gpulock.install.files import find_share_folder
 from gpulock.isolation import confine, policy, tree
 from gpulock.job.environment import BIND_LISTS, grant_variable_names, loaded_driver_version
 from gpulock.node.settings_file import read_settings

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpulock.install.sge.cluster_items import GROUP
 from gpulock.install.sge.host_report import REPORTED
+from gpulock.install.versions import FOLDER
 from gpulock.simulate.node import write_simulated_node
 from tests.labs.sge.config import COMPLEXES, EXECHOST_VALUES
 from tests.labs.sge.lab import GridEngine, JobId, without
@@ -24,9 +25,9 @@ from tests.support.wait import LabError, wait_until
 ROOT = Path(__file__).resolve().parents[3]
 NODE = "glnode1"
 ON_NODE = ("-q", f"gpu.q@{NODE}", "-j", "y")
-PREFIX = "/var/lib/gpulock-hooks"  # private to each machine of the lab
+PREFIX = str(FOLDER)  # private to each machine of the lab
 CONFIG = "/etc/gpulock/gpulock.conf"
-INSTALL = ("install", "sge", "--prefix", PREFIX)
+INSTALL = ("install", "sge")
 GPULOCK = "from gpulock.cli import main; main()"
 DOCTOR = """
 from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
@@ -55,7 +56,7 @@ class Node:
 
     def install_cluster(self, *args: str) -> str:
         """Run `gpulock install sge --cluster` for gpu.q, as a manager does it once."""
-        words = ("install", "sge", "--cluster", "--queue", "gpu.q", "--prefix", PREFIX)
+        words = ("install", "sge", "--cluster", "--queue", "gpu.q")
         return self.python(GPULOCK, *words, *args)
 
     def install(self, *args: str) -> str:

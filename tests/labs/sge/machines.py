@@ -43,6 +43,8 @@ mkdir -m 755 /run/gpulock /run/gpulock.claims /run/lock /var/lib/gpulock /etc/gp
 mkdir -m 1777 /run/tmp
 mount -t tmpfs -o mode=755 "$3" /run/gpulock
 mount --bind "$1/state" /var/lib/gpulock
+mkdir -p /usr/lib/gpulock
+mount -t tmpfs -o mode=755 "$3" /usr/lib/gpulock
 mount --bind "$1/conf" /etc/gpulock
 hostname "$2"
 ip link set lo up

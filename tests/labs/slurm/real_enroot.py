@@ -12,7 +12,7 @@ import pytest
 from gpulock.install.container_hooks import (
     ENROOT_HOOK,
 )
-from gpulock.install.hooks import find_share_folder
+from gpulock.install.files import find_share_folder
 from tests.labs.slurm.enroot import cli_calls
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.modes import NODE, by_slurm, variables

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import HookPaths
-from tests.labs.common.upgrade import PREFIX
+from gpulock.install.versions import FOLDER
 from tests.labs.slurm.gpulock import Gpulock, hook_programs
 from tests.labs.slurm.install import NVML_PLUGIN, PLUGINS
 from tests.labs.slurm.jobs import SHOW_MASK
@@ -56,7 +56,7 @@ mount --rbind "$0" /dev
 mount --bind "$1" /proc/driver
 exec slurmd
 """
-INSTALLED = hook_programs(HookPaths(PREFIX / "current"))
+INSTALLED = hook_programs(HookPaths(FOLDER / "current"))
 TWO_GPUS = ("slalice", "-w", NODE, "--gres=gpu:2")
 SHOW_STEP = f"{SHOW_MASK}srun --gres=gpu:1 bash -c 'echo step=$CUDA_VISIBLE_DEVICES'\n"
 
@@ -72,7 +72,7 @@ def site(slurm_gpus: Gpulock) -> Iterator[Gpulock]:
 
 def install(gpus: Gpulock, around: Sequence[str] = ()) -> None:
     """Install gpulock on the node, whose slurm.conf names its hooks already."""
-    done = gpus.command_below(NODE, around, "install", "slurm", "--prefix", str(PREFIX))
+    done = gpus.command_below(NODE, around, "install", "slurm")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -273,7 +273,7 @@ def beside_slurmd(gpus: Gpulock) -> list[str]:
 
 def check_doctor(gpus: Gpulock, around: Sequence[str] = ()) -> str:
     """Return what doctor says on a node on which gpulock is installed: of no fault."""
-    shown = gpus.command_below(NODE, around, "doctor", "--all", "--prefix", str(PREFIX)).stdout
+    shown = gpus.command_below(NODE, around, "doctor", "--all").stdout
     assert not [line for line in shown.splitlines() if line.startswith("x ")], shown
     assert "it is not installed for that" not in shown
     return shown

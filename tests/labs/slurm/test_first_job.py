@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 
 from gpulock.cli.admin.items import NOT_IN_FORCE
+from gpulock.install.versions import FOLDER
 from tests.labs.common.installed import CONFIG
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.killed import KILLED_ITEMS, points_of_changes
@@ -23,7 +24,7 @@ from tests.labs.slurm.modes import NODE, run, settings
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
-PREFIX: Final = "/var/lib/gpulock-hooks"  # private to each machine of the lab
+PREFIX: Final = str(FOLDER)  # private to each machine of the lab
 MADE: Final = {"PrologFlags": "Contain", "RequeueExit": "213"}
 _CHANGING: Final = r"(?m)^(Configuration data as of|BOOT_TIME|NEXT_JOB_ID|Slurmctld\(.*) .*\n"
 
@@ -39,7 +40,7 @@ def bare(slurm_gpus: Gpulock) -> Iterator[Gpulock]:
     wait_until(lambda: gpus.slurm.slurmctld_pid() > 0, why="slurmctld to run")
     gpus.slurm.reconfigure()  # writes slurm.conf anew
     for node in gpus.nodes:
-        words = ("uninstall", "slurm", "--prefix", PREFIX, "--force", "--reason", "the end")
+        words = ("uninstall", "slurm", "--force", "--reason", "the end")
         gpus.command(node, *words)
 
 
@@ -50,12 +51,12 @@ def test_an_installation_killed_at_a_change_is_taken_out_by_one_uninstallation(
     """slurmctld answers as it did before, and slurm.conf is the same file to the byte."""
     conf = bare.slurm.lab / "etc/slurm.conf"
     before, answers = conf.read_bytes(), in_force(bare)
-    words = ("install", "slurm", "--prefix", PREFIX, "--write-conf", "--installed-everywhere")
+    words = ("install", "slurm", "--write-conf", "--installed-everywhere")
     for point in points_of_changes(said_by(bare, NODE, *words, "--dry-run")):
         line = [sys.executable, "-c", KILLED_ITEMS, str(point), "--config", CONFIG, *words]
         done = bare.slurm.run_in(NODE, line, env={"PYTHONPATH": str(REPOSITORY)}, seconds=120)
         assert done.returncode != 0
-        said_by(bare, NODE, "uninstall", "slurm", "--prefix", PREFIX, "--write-conf")
+        said_by(bare, NODE, "uninstall", "slurm", "--write-conf")
         assert (conf.read_bytes(), in_force(bare)) == (before, answers), point
 
 
@@ -78,7 +79,7 @@ def test_what_an_administrator_writes_into_slurm_conf_stays_and_slurmctld_lives(
     slurm, conf = bare.slurm, bare.slurm.lab / "etc/slurm.conf"
     before, mode = conf.read_text(), conf.stat().st_mode
     assert [key for key in MADE if re.search(rf"(?m)^{key}=", before)] == []
-    install = ("install", "slurm", "--prefix", PREFIX)
+    install = ("install", "slurm")
     write = (*install, "--write-conf", "--installed-everywhere")
     for node in bare.nodes[1:]:
         said = said_by(bare, node, *install, code=NOT_IN_FORCE)
@@ -124,7 +125,7 @@ def test_what_an_administrator_writes_into_slurm_conf_stays_and_slurmctld_lives(
 @pytest.fixture
 def written(bare: Gpulock) -> Gpulock:
     """Return nodes that have gpulock, by a block in slurm.conf."""
-    install = ("install", "slurm", "--prefix", PREFIX)
+    install = ("install", "slurm")
     for node in bare.nodes[1:]:
         said_by(bare, node, *install, code=NOT_IN_FORCE)
     said_by(bare, NODE, *install, "--write-conf", "--installed-everywhere")

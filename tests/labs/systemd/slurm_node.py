@@ -59,7 +59,7 @@ NodeName={HOST} CPUs=32 RealMemory=1000 Gres=gpu:{GPUS}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE
 """
 _PAM: Final = """account required pam_permit.so
-session required pam_exec.so quiet /usr/local/libexec/gpulock/current/prolog/slurm-session
+session required pam_exec.so quiet /usr/lib/gpulock/hooks/current/prolog/slurm-session
 """
 _ADVICE: Final = re.compile(r"    ([A-Z]\w+=.*?)(?:  #.*)?$", re.MULTILINE)  # of `install slurm`
 

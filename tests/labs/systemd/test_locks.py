@@ -134,13 +134,11 @@ def test_tmpfiles_makes_the_folders_again_after_a_boot(node: Node) -> None:
 
 
 INSTALL_HOOKS = """
-import sys
-from pathlib import Path
-from gpulock.install.versions import InstalledHooks, list_hook_versions
-prefix, config = Path("/usr/local/libexec/gpulock"), Path("/etc/gpulock/gpulock.conf")
-hooks = InstalledHooks(prefix, config, sys.executable)
-hooks.write(hooks.wanted())
-print(hooks.read(), *list_hook_versions(hooks.prefix))
+from gpulock.install.versions import SGE, Hooks, list_hook_versions
+from gpulock.node.settings_file import DEFAULT_PATH, read_settings
+hooks = Hooks(read_settings(DEFAULT_PATH), SGE)
+hooks.present()
+print(hooks.read(), *list_hook_versions(hooks.folder))
 """
 
 
@@ -174,7 +172,7 @@ def test_locks_survive_an_upgrade_of_the_package_and_hooks_that_run_keep_their_v
         wait_until(lambda: not node.locks(), why="the new gpulockd to free them")
     finally:
         module.write_text(text)
-        node.machine.run("rm", "-rf", "/usr/local/libexec/gpulock")
+        node.machine.run("rm", "-rf", "/usr/lib/gpulock/hooks")
 
 
 def test_uninstall_removes_everything_but_locks_history_and_user(package: Package) -> None:

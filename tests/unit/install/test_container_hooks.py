@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from gpulock.install import container_hooks
 from gpulock.install.container_hooks import ENROOT_HOOK, PODMAN_HOOK, PODMAN_PROGRAM
-from gpulock.install.hooks import (
-    InstallError,
-    find_share_folder,
-    real_interpreter,
-)
+from gpulock.install.files import InstallError, find_share_folder
+from gpulock.install.hooks import hooks_python
 from gpulock.install.items import ItemRun, Wanted
 from tests.support.install_site import ignore
 
@@ -34,7 +30,9 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 def install(name: str, asked: bool) -> list[str]:
     """Install a hook; return the files that changed."""
-    items = container_hooks.choose_container_hooks(name, asked, sys.executable)
+    items = container_hooks.choose_container_hooks(
+        enroot=asked and name == "enroot", podman=asked and name == "podman"
+    )
     return ItemRun(items, Wanted.PRESENT, ignore, dry_run=False).run().changed
 
 
@@ -64,5 +62,5 @@ def test_the_hooks_are_the_packages_and_podmans_names_its_interpreter(
     hook, program = folders["enroot"] / ENROOT_HOOK, folders["podman"] / PODMAN_PROGRAM
     assert hook.read_text() == (PROLOG / "enroot" / ENROOT_HOOK).read_text()
     first, _, rest = program.read_text().partition("\n")
-    assert first == f"#!{real_interpreter()} -IS"
+    assert first == f"#!{hooks_python()} -IS"
     assert rest == (PROLOG / "podman" / PODMAN_PROGRAM).read_text().partition("\n")[2]

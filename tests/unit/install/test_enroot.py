@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from gpulock.install.container_hooks import ENROOT_HOOK
-from gpulock.install.hooks import find_share_folder
+from gpulock.install.files import find_share_folder
 
 HOOK = find_share_folder() / "prolog/enroot" / ENROOT_HOOK
 IMAGE = "PATH=/bin\nCUDA_VISIBLE_DEVICES=9\nNVIDIA_VISIBLE_DEVICES=all\nGPULOCK_DEVICES=x\n"

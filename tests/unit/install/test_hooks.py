@@ -8,24 +8,25 @@ import shutil
 import stat
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpulock.install import versions
 from gpulock.install.drop_env import CompilerError
+from gpulock.install.files import InstallError
 from gpulock.install.hook_script import HOOKS
 from gpulock.install.hooks import (
-    InstallError,
     hook_modules,
-    hooks_digest,
-    real_interpreter,
+    hooks_python,
+    hooks_version,
     render_hook_scripts,
     render_hooks,
 )
-from gpulock.install.trial import NO_PROCESS, self_test_sge_hooks
-from gpulock.install.versions import InstalledHooks, version_in_force
+from gpulock.install.items import Wanted
+from gpulock.install.trial import NO_PROCESS, try_sge_hooks
+from gpulock.install.versions import SGE, SLURM, Hooks, current_hooks, version_in_force
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.faults import raising
 from tests.support.install_site import ignore
@@ -39,10 +40,10 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, config: Path) -> InstalledHooks:
-    return InstalledHooks(
-        tmp_path / "libexec", config, sys.executable, tmp_path / "node/run/gpulock"
-    )
+def installed(config: Path, monkeypatch: pytest.MonkeyPatch) -> Hooks:
+    """Give hooks that nobody tries, which takes ten processes."""
+    monkeypatch.setitem(versions._TRIALS, SGE, ignore)
+    return Hooks(read_settings(str(config)), SGE)
 
 
 def test_a_rendered_folder_works_for_any_caller_and_belongs_to_one(
@@ -99,29 +100,10 @@ def test_rendering_again_removes_what_does_not_belong(tmp_path: Path, config: Pa
 
 
 def test_the_folders_name_follows_what_is_in_it(tmp_path: Path) -> None:
-    one = hooks_digest(tmp_path / "a", "/usr/bin/python3", "cpython-311")
+    one = hooks_version(tmp_path / "a")
 
-    assert one == hooks_digest(tmp_path / "a", "/usr/bin/python3", "cpython-311")
-    assert one != hooks_digest(tmp_path / "b", "/usr/bin/python3", "cpython-311")
-    assert one != hooks_digest(tmp_path / "a", "/usr/bin/python3", "cpython-312")
-
-
-def test_an_interpreter_that_is_a_script_is_refused(tmp_path: Path) -> None:
-    shim = tmp_path / "python3"
-    shim.write_text("#!/bin/sh\nexec python3\n")
-
-    with pytest.raises(InstallError, match="is a script"):
-        real_interpreter(str(shim))
-
-
-def test_an_interpreter_whose_path_does_not_fit_a_hash_bang_line_is_refused(
-    tmp_path: Path,
-) -> None:
-    spaced = tmp_path / "my python"
-    spaced.write_bytes(b"\x7fELF")
-
-    with pytest.raises(InstallError, match="with blanks"):
-        real_interpreter(str(spaced))
+    assert one == hooks_version(tmp_path / "a")
+    assert one != hooks_version(tmp_path / "b")
 
 
 def test_the_distributions_python_has_the_name_that_its_upgrades_keep(
@@ -134,51 +116,48 @@ def test_the_distributions_python_has_the_name_that_its_upgrades_keep(
     other = tmp_path / "elsewhere"
     shutil.copy(os.path.realpath(sys.executable), other)
 
-    assert real_interpreter(sys.executable) == str(link)
-    assert real_interpreter(os.path.realpath(sys.executable)) == str(link)
-    assert real_interpreter(str(other)) == str(other)
+    assert hooks_python() == str(link)
+    monkeypatch.setattr(sys, "executable", str(other))
+    assert hooks_python() == str(other)
 
 
 def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config: Path) -> None:
     paths = render_hooks(tmp_path / "hooks", config)
-    self_test_sge_hooks(paths)
+    try_sge_hooks(paths)
 
     paths.epilog.write_text("#!/bin/sh\nexit 1\n")
 
     with pytest.raises(InstallError, match=rf"self-test: .*epilog/sge {NO_PROCESS} ended with 1"):
-        self_test_sge_hooks(paths)
+        try_sge_hooks(paths)
 
 
-def test_hooks_without_drop_env_do_for_slurm_and_replace_none_that_have_it(
-    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_hooks_without_drop_env_do_for_slurm_alone(
+    installed: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
-    place.write(place.wanted())
+    monkeypatch.setitem(versions._TRIALS, SLURM, ignore)
     monkeypatch.setattr("gpulock.install.drop_env.drop_env_program", raising(CompilerError("no")))
-    other = replace(place, prefix=tmp_path / "other")
 
     with pytest.raises(InstallError, match="by which Grid Engine's hooks start: no"):
-        place.write(place.wanted())
-    other.write(other.wanted())
+        installed.present()
+    Hooks(installed.settings, SLURM).present()
 
-    assert not (other.prefix / "current/prolog/drop-env").exists()
-    assert (place.prefix / "current/prolog/drop-env").exists()
+    assert not current_hooks(installed.settings).drop_env.exists()
+    Path(installed.settings.state_dir, "sge-map").touch()
+    with pytest.raises(InstallError, match="by which Grid Engine's hooks start: no"):
+        Hooks(installed.settings, SLURM).present()
 
 
-def test_a_version_is_put_in_force_once(
-    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
-    place.write(place.wanted())
+def test_a_version_is_put_in_force_once(installed: Hooks) -> None:
+    installed.present()
 
-    assert version_in_force(place.prefix) == place.read() == place.wanted()
+    assert version_in_force(installed.folder) == installed.read()
+    assert installed.show(Wanted.PRESENT) == []
 
 
 def test_a_version_is_on_disk_whole_before_it_is_in_force(
-    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
+    installed: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut right after the swap would leave hooks that are empty."""
-    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
     synced: list[str] = []
     before: list[str] = []
     sync, switch = os.fsync, versions.switch_hook_version
@@ -193,62 +172,60 @@ def test_a_version_is_on_disk_whole_before_it_is_in_force(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(versions, "switch_hook_version", swap)
-    place.write(place.wanted())
+    installed.present()
 
-    folder = place.prefix / place.wanted()
-    assert {str(path) for path in (place.prefix, folder, *folder.rglob("*"))} <= {*before}
-    assert synced[len(before) :] == [str(place.prefix)]
+    folder = installed.folder / hooks_version(installed.config)
+    assert {str(path) for path in (folder, *folder.rglob("*"))} <= {*before}
+    assert synced[len(before) :] == [str(installed.folder)]
 
 
 def test_a_version_that_fails_its_test_is_not_put_in_force(
-    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
+    installed: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "self_test_sge_hooks", raising(InstallError("self-test: no")))
+    monkeypatch.setitem(versions._TRIALS, SGE, raising(InstallError("self-test: no")))
 
-    with pytest.raises(InstallError, match="self-test"):
-        place.write(place.wanted())
+    with pytest.raises(InstallError, match="self-test: no; nothing was put in force"):
+        installed.present()
 
-    assert version_in_force(place.prefix) is None
+    assert version_in_force(installed.folder) is None
 
 
-def test_a_damaged_file_is_seen_and_repaired(
-    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
-    place.write(place.wanted())
-    hook = place.prefix / "current/epilog/sge"
-    hook.write_text("#!/bin/sh\n")
+def test_a_damaged_file_is_seen_and_repaired(installed: Hooks) -> None:
+    installed.present()
+    (installed.folder / "current/epilog/sge").write_text("#!/bin/sh\n")
+    version = hooks_version(installed.config)
 
-    assert place.read() == f"{place.wanted()} (damaged: epilog/sge)"
-    place.write(place.wanted())
-    assert place.read() == place.wanted()
+    assert installed.read() == f"{version} (damaged: epilog/sge)"
+    installed.present()
+    assert installed.read() == version
 
 
 def test_old_versions_go_when_nothing_is_locked_and_the_one_before_stays(
-    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
+    installed: Hooks,
 ) -> None:
-    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
-    for name in ("0.0.1-a", "0.0.2-b"):
-        (place.prefix / name / "lib").mkdir(parents=True)
-    (place.prefix / "current").symlink_to("0.0.2-b")
-    lock = place.lock_dir / "locks/0000:01:00.0"
+    first, second = "0.0.1-aaaaaaaaaaaa", "0.0.2-bbbbbbbbbbbb"
+    for name in (first, second):
+        (installed.folder / name / "lib").mkdir(parents=True)
+    (installed.folder / "current").symlink_to(second)
+    lock = Path(installed.settings.lock_dir, "locks/0000:01:00.0")
     lock.mkdir(parents=True)
+    own = hooks_version(installed.config)
 
-    place.write(place.wanted())
-    assert versions.list_hook_versions(place.prefix) == ["0.0.1-a", "0.0.2-b", place.wanted()]
+    installed.present()
+    assert versions.list_hook_versions(installed.folder) == [first, second, own]
     lock.rmdir()
-    versions.switch_hook_version(place.prefix, "0.0.2-b")
-    place.write(place.wanted())
-    assert versions.list_hook_versions(place.prefix) == ["0.0.2-b", place.wanted()]
+    versions.switch_hook_version(installed.folder, second)
+    installed.present()
+    assert versions.list_hook_versions(installed.folder) == [second, own]
 
 
 @pytest.mark.root
-def test_a_prefix_that_others_may_write_is_refused(place: InstalledHooks) -> None:
-    place.prefix.mkdir()
-    place.prefix.chmod(0o777)
+def test_a_folder_that_others_may_write_is_refused(installed: Hooks) -> None:
+    installed.folder.mkdir(parents=True)
+    installed.folder.chmod(0o777)
 
     with pytest.raises(InstallError, match="hooks run as root"):
-        place.write(place.wanted())
+        installed.present()
 
 
 @pytest.mark.parametrize("hook", ["profile.sh", "sge-starter", "sge_shepherd"])

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.change import FilePlace
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.items import (
+    FileItem,
     FolderItem,
     Item,
     Outcome,
-    PlaceItem,
     Remainder,
     Wanted,
     run_items,
@@ -47,22 +46,22 @@ class SiteFile(Item):
         )
 
 
-class Forgetful(PlaceItem):
+class Forgetful(FileItem):
     """A file that never holds what was written, whatever the writer says."""
 
     def present(self) -> None:
         pass
 
 
-def file_item(root: Path, name: str, *needs: Item) -> PlaceItem:
-    return PlaceItem(FilePlace(root / name), f"{name}\n", needs)
+def file_item(root: Path, name: str, *needs: Item) -> FileItem:
+    return FileItem(root / name, f"{name}\n", needs=needs)
 
 
 def run(
     root: Path, items: list[Item], wanted: Wanted, dry_run: bool = False
 ) -> tuple[Outcome, list[str]]:
     said: list[str] = []
-    return run_items(items, wanted, root / "state/install", said.append, dry_run), said
+    return run_items(items, wanted, root / "state", said.append, dry_run), said
 
 
 def test_a_dry_run_shows_the_difference_of_both_ways_and_changes_nothing(tmp_path: Path) -> None:
@@ -94,11 +93,11 @@ def test_a_second_run_changes_nothing_and_says_so(tmp_path: Path) -> None:
     assert first.verdict("x", Wanted.ABSENT, dry_run=False) == "uninstalled: x"
     told = again.verdict("x", Wanted.ABSENT, dry_run=False)
     assert told == "nothing to do: x is not installed here"
-    assert tree(tmp_path) == {}
+    assert [*tree(tmp_path)] == ["state/install.lock"]
 
 
 def test_the_first_that_fails_ends_a_run_by_its_name(tmp_path: Path) -> None:
-    wrong = Forgetful(FilePlace(tmp_path / "b"), "b\n")
+    wrong = Forgetful(tmp_path / "b", "b\n")
     items: list[Item] = [file_item(tmp_path, "a"), wrong, file_item(tmp_path, "c")]
 
     with pytest.raises(
@@ -106,7 +105,7 @@ def test_the_first_that_fails_ends_a_run_by_its_name(tmp_path: Path) -> None:
     ):
         run(tmp_path, items, Wanted.PRESENT)
 
-    assert [*tree(tmp_path)] == ["a", "state/install/lock"]
+    assert [*tree(tmp_path)] == ["a", "state/install.lock"]
 
 
 def test_what_an_item_needs_stays_while_a_person_has_not_taken_the_item_out(tmp_path: Path) -> None:
@@ -142,8 +141,7 @@ def test_what_needs_an_item_that_waits_is_not_put_in_place(tmp_path: Path) -> No
 
 def test_a_folder_is_made_where_none_is_and_stays(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    uid = tmp_path.stat().st_uid
-    items: list[Item] = [FolderItem(folder, f"uid {uid}, mode 0755")]
+    items: list[Item] = [FolderItem(folder)]
     run(tmp_path, items, Wanted.PRESENT)
     assert folder.stat().st_mode & 0o777 == 0o755
     folder.chmod(0o700)

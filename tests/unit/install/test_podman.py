@@ -14,7 +14,7 @@ from gpulock.install.container_hooks import (
     PODMAN_HOOKS,
     PODMAN_PROGRAM,
 )
-from gpulock.install.hooks import find_share_folder
+from gpulock.install.files import find_share_folder
 
 SOURCE = find_share_folder() / "prolog/podman"
 IMAGE = {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all", "GPULOCK_DEVICES": "x"}

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from gpulock.install.files import InstallError
 from gpulock.install.hook_script import HOOKS, preload_name
-from gpulock.install.hooks import HookPaths, InstallError, render_hooks
+from gpulock.install.hooks import HookPaths, render_hooks
 from gpulock.simulate.node import write_simulated_node
 
 pytestmark = pytest.mark.slow

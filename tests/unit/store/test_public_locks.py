@@ -29,7 +29,7 @@ from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.inventory_file import read_inventory_file
 from gpulock.daemon.rounds import Rounds
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.install.change import lock_installation
+from gpulock.install.files import lock_installation
 from gpulock.node import sample
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
@@ -63,7 +63,7 @@ LOCKS: dict[str, Callable[[Settings], AbstractContextManager[object]]] = {
     "gpulockd": only_gpulockd,
     "history": lambda settings: Gate(f"{settings.state_dir}/history", Deadline(0)),
     "exporter": lambda settings: hold_exporter_folder(settings.exporter_dir),
-    "installation": lambda settings: lock_installation(Path(settings.state_dir, "install")),
+    "installation": lambda settings: lock_installation(Path(settings.state_dir)),
 }
 
 
@@ -144,7 +144,7 @@ def test_locks_are_taken_in_these_modules_alone() -> None:
                 continue
             if ast.unparse(node.func).rpartition(".")[2] in names:
                 found.add(str(path.relative_to(ROOT)))
-    assert found == {"gpulock/store/gate.py", "gpulock/install/change.py"}
+    assert found == {"gpulock/store/gate.py", "gpulock/install/files.py"}
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from gpulock.install.doctor.check import (
 )
 from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
 from gpulock.install.doctor.report import report_json, report_lines
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
@@ -53,7 +53,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         text = site.config.read_text().splitlines(keepends=True)
         site.config.write_text("".join(line for line in text if "SIMUL" not in line))
         (site.root / "node/state").mkdir(exist_ok=True)
-        patch.setattr("gpulock.install.doctor.sge.self_test_sge_hooks", ignore)
+        patch.setattr("gpulock.install.doctor.sge.try_sge_hooks", ignore)
+        patch.setattr("gpulock.sge.shepherds.why_execd_hidden", ignore)
         keep_copy(site.root)
         yield site
 
@@ -66,7 +67,7 @@ def site(installed: Site) -> Iterator[Site]:
 
 
 def run(site: Site) -> Report:
-    return run_doctor(DoctorOptions(site.config, None, site.root / "profile.d/gpulock.sh"))
+    return run_doctor(DoctorOptions(site.config, site.root / "profile.d/gpulock.sh"))
 
 
 def found(site: Site) -> dict[str, Finding]:
@@ -96,12 +97,12 @@ def complex_line(line: str) -> Callable[[Site], None]:
 
 
 def damage(site: Site) -> None:
-    (site.root / "libexec/current/epilog/sge").write_text("#!/bin/sh\n")
+    (site.hooks / "current/epilog/sge").write_text("#!/bin/sh\n")
 
 
 def break_link(site: Site) -> None:
-    (site.root / "libexec/current").unlink()
-    (site.root / "libexec/current").symlink_to("gone")
+    (site.hooks / "current").unlink()
+    (site.hooks / "current").symlink_to("gone")
 
 
 def fewer_gpus(site: Site) -> None:
@@ -241,13 +242,13 @@ def shepherd_of_another(site: Site) -> None:
     moved.parent.mkdir()
     moved.write_text("#!/bin/sh\necho SGE 8.1.8\n")
     moved.chmod(0o755)
-    launcher = site.root / "libexec/current/prolog/sge_shepherd"
+    launcher = site.hooks / "current/prolog/sge_shepherd"
     text = launcher.read_text()
     launcher.write_text(re.sub(r"(?m)^SHEPHERD=.*$", f"SHEPHERD={moved}", text))
 
 
 def launcher_without_a_shepherd(site: Site) -> None:
-    launcher = site.root / "libexec/current/prolog/sge_shepherd"
+    launcher = site.hooks / "current/prolog/sge_shepherd"
     launcher.write_text(re.sub(r"(?m)^SHEPHERD=.*$", "SHEPHERD=", launcher.read_text()))
 
 

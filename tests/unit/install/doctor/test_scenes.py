@@ -72,7 +72,7 @@ def tell(config: Path, ago: float) -> None:
 
 
 def seen(config: Path, profile: Path = Path("/nowhere")) -> str:
-    report = doctor.run_doctor(doctor.DoctorOptions(config, None, profile))
+    report = doctor.run_doctor(doctor.DoctorOptions(config, profile))
     return "\n".join(report_lines(report, with_all=False))
 
 
@@ -117,7 +117,7 @@ def test_a_queue_in_error_names_its_job_and_both_commands(
     (site.root / "root/default/common/bootstrap").write_text("admin_user none\n")
     (site.state / "states").write_text("E\n")
     be_real(site.config, monkeypatch)
-    monkeypatch.setattr("gpulock.install.doctor.sge.self_test_sge_hooks", ignore)
+    monkeypatch.setattr("gpulock.install.doctor.sge.try_sge_hooks", ignore)
     monkeypatch.setattr("gpulock.install.doctor.sge.SgeChecks.execd", lambda _: ())
 
     assert seen(site.config, site.root / "profile.d/gpulock.sh") == (

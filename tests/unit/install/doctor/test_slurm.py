@@ -15,7 +15,7 @@ import pytest
 from gpulock import __version__
 from gpulock.install.doctor import doctor, slurm
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, Report
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.slurm.gres_map import gres_conf_version
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.faults import raising
@@ -75,7 +75,7 @@ def _nothing() -> list[Any]:
 
 
 def run(node: SlurmNode) -> Report:
-    return doctor.run_doctor(doctor.DoctorOptions(node.config, node.root / "libexec"))
+    return doctor.run_doctor(doctor.DoctorOptions(node.config))
 
 
 def found(node: SlurmNode) -> dict[str, Finding]:
@@ -199,7 +199,7 @@ def a_private_task_prolog(node: SlurmNode) -> None:
 
 
 def break_link(node: SlurmNode) -> None:
-    (node.root / "libexec/current").unlink()
+    (node.hooks / "current").unlink()
 
 
 def no_interpreter(node: SlurmNode) -> None:
@@ -604,7 +604,7 @@ def test_hooks_that_a_user_cannot_run_are_a_fault(
 ) -> None:
     monkeypatch.setattr(
         slurm,
-        "check_hook_interpreter",
+        "try_slurm_hooks",
         raising(InstallError("interpreter /root/python3: users may not enter /root")),
     )
 

@@ -12,7 +12,7 @@ from gpulock.daemon.slots.rsmap import (
     load_withdrawn_ids,
     save_withdrawn_ids,
 )
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.sge.cards import (
     card_map_fault,
     is_rsmap,

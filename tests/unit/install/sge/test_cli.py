@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import syslog
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.cli.admin.items import NOT_IN_FORCE
-from gpulock.install import uninstall
 from tests.support.install_site import Site, make_site
 from tests.support.runner import command_runner
 
@@ -28,13 +28,13 @@ def call(site: Site, *args: str) -> Result:
 
 
 def install(site: Site, *args: str) -> Result:
-    return call(site, "install", "sge", "--prefix", f"{site.root}/libexec", *args)
+    return call(site, "install", "sge", *args)
 
 
 def test_what_belongs_to_the_cluster_is_not_taken_for_the_nodes(site: Site) -> None:
     assert install(site, "--queue", "gpu.q").exit_code == 2
     assert install(site, "--cluster").exit_code == 2
-    for words in (["--sge-cell", "x"], ["--write-conf"], ["--prefix", "/x"]):
+    for words in (["--sge-cell", "x"], ["--write-conf"]):
         assert call(site, "uninstall", "sge", *words).exit_code == 2
     assert call(site, "uninstall", "slurm", "--cluster").exit_code == 2
 
@@ -71,7 +71,7 @@ def test_both_ways_are_shown_and_the_cluster_goes_last(site: Site) -> None:
 
 def test_what_is_overruled_by_force_is_logged(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(uninstall, "log_forced_uninstall", said.append)
+    monkeypatch.setattr(syslog, "syslog", lambda _, line: said.append(line))
     install(site, *CLUSTER)
     install(site)
     (site.root / "node/run/gpulock/locks/0000:06:00.0").mkdir(parents=True)
@@ -81,4 +81,6 @@ def test_what_is_overruled_by_force_is_logged(site: Site, monkeypatch: pytest.Mo
 
     assert done.exit_code == 0
     assert len(said) == 1
-    assert said[0].startswith("sge uninstalled by force: Grid Engine's jobs hold 1 devices")
+    assert said[0].startswith(
+        "gpulock: sge uninstalled by force: Grid Engine's jobs hold 1 devices"
+    )

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.items import ItemRun, Wanted
 from gpulock.install.node_part import add_settings
 from gpulock.install.sge.install import SgeInstaller
 from gpulock.install.sge.kinds import plain_amount
-from gpulock.install.sge.texts import complex_fault, login_script_text
+from gpulock.install.sge.texts import HOOKS, HookLine, complex_fault, login_script_text
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import Site, deaf_execd, ignore, make_site, qconf_values, tree
@@ -38,7 +38,7 @@ def test_a_dry_run_changes_nothing(site: Site) -> None:
     assert dry_run(site) == [
         f"file {site.config}",
         f"file {site.root}/node/state/sge-map",
-        f"hooks {site.root}/libexec/current",
+        f"hooks {site.hooks}/current",
         f"file {site.root}/profile.d/gpulock.sh",
         f"file {site.root}/profile.d/gpulock.csh",
         "configuration of host node1",
@@ -52,7 +52,7 @@ def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(site: Sit
     outcome = site.install_all()
 
     assert outcome.verdict("sge", Wanted.PRESENT, dry_run=False) == "installed: sge"
-    current = site.root / "libexec/current"
+    current = site.hooks / "current"
     for hook in ("prolog", "epilog"):
         assert site.in_force(hook) == site.hook(hook)
         assert f"NONE,[@gpulock={site.hook(hook)}]" in site.show("sq")
@@ -78,17 +78,20 @@ def test_without_the_clusters_part_a_node_has_its_files_and_leads_no_job_to_them
         "there is no complex gpu.free gpu.quarantined; no queue of node1 has hooks for @gpulock"
     )
     assert "gpulock install sge --cluster --queue QUEUE" in left.page[0]
-    assert (site.root / "libexec/current/prolog/sge").is_file()
+    assert (site.hooks / "current/prolog/sge").is_file()
     assert tree(site.state) == before
 
 
 def test_a_group_that_leads_elsewhere_is_not_joined(site: Site) -> None:
     """Each job of this host would go into error for want of a hook."""
-    site.install_cluster(prefix=site.root / "other")
+    site.install_cluster()
+    for hook in HOOKS:
+        line = HookLine(site.root / "other/current", hook).text()
+        site.edit("sq", site.hook(hook), line)
 
     (left,) = site.install().remainders
 
-    assert f"leads to {site.root}/other/current, not to {site.root}/libexec" in left.clause
+    assert f"leads to {site.root}/other/current, not to {site.hooks}" in left.clause
     assert site.in_force("prolog") == "NONE"
 
 
@@ -148,7 +151,7 @@ def test_a_queue_that_is_not_there_is_told_with_how_one_is_made(site: Site) -> N
 def test_the_shepherd_beside_execd_is_the_one_that_ours_becomes(site: Site) -> None:
     site.install_all()
 
-    launcher = (site.root / "libexec/current/prolog/sge_shepherd").read_text()
+    launcher = (site.hooks / "current/prolog/sge_shepherd").read_text()
     assert f"SHEPHERD={site.root}/sge/sge_shepherd\n" in launcher
     assert f"SGE_SHEPHERD={site.root}/sge/sge_shepherd\n" in site.config.read_text()
 
@@ -284,7 +287,7 @@ def test_the_load_sensors_of_all_hosts_go_on_running(site: Site) -> None:
 
     site.install_all()
 
-    ours = f"{site.root}/libexec/current/prolog/sge-sensor"
+    ours = f"{site.hooks}/current/prolog/sge-sensor"
     assert qconf_values(site.show("sconf-node1"))["load_sensor"] == f"/site/sensor,{ours}"
 
 
@@ -337,7 +340,7 @@ def test_no_queue_is_changed_before_execd_starts_our_shepherd(
 def test_a_sensor_that_reports_since_before_proves_no_shepherd_cmd(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sensor = f"load_sensor {site.root}/libexec/current/prolog/sge-sensor\n"
+    sensor = f"load_sensor {site.hooks}/current/prolog/sge-sensor\n"
     (site.state / "sconf-node1").write_text(f"{site.show('sconf-node1')}{sensor}")
     site.edit("se", "load_values           ", "load_values           gpu.free=8,")
     site.install_cluster()
@@ -357,7 +360,7 @@ def test_a_sensor_that_reports_since_before_proves_no_shepherd_cmd(
 def test_the_verifier_is_named_once_and_not_over_the_sites_own(site: Site) -> None:
     """Who writes the global configuration undoes what somebody else writes at the same time."""
     line = next(one for one in site.show("sconf").splitlines() if one.startswith("jsv_url"))
-    url = f"qconf -mconf: jsv_url script:{site.root}/libexec/current/prolog/sge-jsv"
+    url = f"qconf -mconf: jsv_url script:{site.hooks}/current/prolog/sge-jsv"
     assert url in "\n".join(site.cluster().parts().notes)
     site.edit("sconf", line, "jsv_url script:/site/jsv")
     assert "jsv_url" not in "\n".join(site.cluster().parts().notes)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.sge import texts as commands
 from gpulock.install.sge.texts import HookLine
 from gpulock.install.trial import rival_hook_reason
 
-CURRENT = Path("/usr/local/libexec/gpulock/current")
+CURRENT = Path("/usr/lib/gpulock/hooks/current")
 
 
 @pytest.mark.parametrize("hook", commands.HOOKS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.items import ItemRun, Wanted
 from gpulock.install.sge.host_report import REPORTED
 from gpulock.install.sge.uninstall import SgeRemoval, SgeRemover
@@ -44,7 +44,7 @@ def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Si
         f"complexes stay, for the site's jobs may name them: gpu {' '.join(REPORTED)}"
     ]
     assert site.config.read_text() == settings
-    assert not (site.root / "libexec").exists()
+    assert not site.hooks.exists()
     assert not [*(site.root / "profile.d").iterdir()]
     assert not (site.root / "node/state/sge-map").exists()
     assert site.uninstall().changed == []
@@ -57,7 +57,7 @@ def test_a_dry_run_shows_each_difference_and_changes_nothing(site: Site) -> None
 
     ItemRun(parts.items, Wanted.ABSENT, said.append, dry_run=True).run()
 
-    current = site.root / "libexec/current"
+    current = site.hooks / "current"
     for line in (
         f"  - {site.hook('prolog')}",
         "  - node1 in @gpulock",
@@ -80,7 +80,7 @@ def test_the_clusters_part_stays_while_a_host_is_in_its_group(site: Site) -> Non
 def test_hooks_of_another_version_or_damaged_ones_go_as_well(site: Site) -> None:
     """A newer package's stayed, and the next run said that there was nothing to do."""
     site.install_all()
-    current = site.root / "libexec/current"
+    current = site.hooks / "current"
     newer = current.resolve().with_name("99.0-0123456789ab")
     current.resolve().rename(newer)
     current.unlink()
@@ -89,7 +89,7 @@ def test_hooks_of_another_version_or_damaged_ones_go_as_well(site: Site) -> None
 
     assert site.uninstall().remainders == []
 
-    assert not (site.root / "libexec").exists()
+    assert not site.hooks.exists()
 
 
 def test_a_line_of_the_hosts_own_comes_back_letter_for_letter(site: Site) -> None:
@@ -140,7 +140,7 @@ def test_lines_of_the_sites_that_lead_to_the_hooks_keep_them(site: Site) -> None
     """qmaster would refuse every submission without its verifier."""
     site.install_all()
     site.set_attribute("prolog", f"{site.hook('prolog')} mine")
-    current = site.root / "libexec/current"
+    current = site.hooks / "current"
     line = next(one for one in site.show("sconf").splitlines() if one.startswith("jsv_url"))
     (site.root / "root/default/common/act_qmaster").write_text("node1.example.org\n")
     site.edit("sconf", line, f"jsv_url script:{current}/prolog/sge-jsv")
@@ -169,11 +169,11 @@ def test_what_a_job_needs_stays_while_it_holds_a_device(site: Site) -> None:
     assert left.clause.startswith("Grid Engine's jobs hold 1 devices (0000:06:00.0): gpulock reap")
     assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", site.hook("epilog"))
     assert "shepherd_cmd" in site.show("sconf-node1")
-    assert (site.root / "libexec/current/epilog/sge").is_file()
+    assert (site.hooks / "current/epilog/sge").is_file()
 
     (site.root / LOCK).rmdir()
     assert site.uninstall().remainders == []
-    assert not (site.root / "libexec").exists()
+    assert not site.hooks.exists()
 
 
 def test_a_queue_without_hooks_of_ours_is_left_alone(site: Site) -> None:
@@ -191,13 +191,13 @@ def test_by_force_all_goes_from_under_a_job(site: Site) -> None:
 
     assert site.uninstall(force=True).remainders == []
 
-    assert not (site.root / "libexec").exists()
+    assert not site.hooks.exists()
 
 
 def test_an_edit_of_the_hosts_configuration_stays(site: Site) -> None:
     site.edit("sconf", "load_sensor                  none", "load_sensor  /site/sensor")
     site.install_all()
-    ours = f"{site.root}/libexec/current/prolog/sge-sensor"
+    ours = f"{site.hooks}/current/prolog/sge-sensor"
     site.edit("sconf-node1", f"/site/sensor,{ours}", f"/site/other,{ours},/site/third")
     (site.state / "sconf-node1").write_text(f"{site.show('sconf-node1')}reporting_params x\n")
     before = qconf_values(site.show("sconf-node1"))
@@ -227,19 +227,17 @@ def test_the_hooks_stay_until_execd_has_let_go_of_them_however_often_they_are_un
         for _ in range(2):
             with pytest.raises(InstallError, match=rf"hooks .*current: execd of node1 {why}"):
                 site.uninstall()
-            assert (site.root / "libexec/current/prolog/sge-sensor").is_file()
+            assert (site.hooks / "current/prolog/sge-sensor").is_file()
 
     assert site.uninstall().remainders == []
-    assert not (site.root / "libexec").exists()
+    assert not site.hooks.exists()
 
 
 def test_hooks_that_slurm_uses_as_well_stay(site: Site) -> None:
     site.install_all()
-    (site.root / "node/state/slurm-map").write_text(
-        f"gpulock-slurm-map 1\nhooks={site.root}/libexec\n"
-    )
+    (site.root / "node/state/slurm-map").write_text(f"gpulock-slurm-map 1\nhooks={site.hooks}\n")
 
     assert site.uninstall().remainders == []
 
-    assert (site.root / "libexec/current/prolog/sge").is_file()
+    assert (site.hooks / "current/prolog/sge").is_file()
     assert (site.in_force("prolog"), (site.root / "node/state/sge-map").exists()) == ("NONE", False)

@@ -58,5 +58,5 @@ def test_what_is_not_gpulocks_stays_to_the_byte(node: SlurmNode, seed: int) -> N
 
     assert node.uninstall(write_conf=True).clauses() == []
     assert node.conf.read_text() == site.text
-    assert not (node.root / "libexec").exists() and not node.map.exists()
+    assert not node.hooks.exists() and not node.map.exists()
     assert node.uninstall(write_conf=True).changed == []

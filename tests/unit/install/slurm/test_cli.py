@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import os
+import syslog
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.cli.admin.items import NOT_IN_FORCE
-from gpulock.install import uninstall
-from gpulock.install.change import lock_installation
 from gpulock.install.daemons import process_start_time
-from gpulock.node.settings_file import read_settings
+from gpulock.install.files import lock_installation
 from tests.support.runner import command_runner
 from tests.support.slurm_node import SlurmNode
 
@@ -27,7 +25,7 @@ def call(node: SlurmNode, *args: str) -> Result:
 
 
 def install(node: SlurmNode, *args: str) -> Result:
-    return call(node, "install", "slurm", "--prefix", f"{node.root}/libexec", *args)
+    return call(node, "install", "slurm", *args)
 
 
 def test_a_dry_run_shows_the_changes_and_the_lines_for_slurm_conf(node: SlurmNode) -> None:
@@ -70,7 +68,7 @@ def test_a_refusal_names_the_whole_command(node: SlurmNode) -> None:
 
 
 def test_a_second_installation_says_that_another_runs(node: SlurmNode) -> None:
-    with lock_installation(node.root / "node/state/install"):
+    with lock_installation(node.root / "node/state"):
         refused = [install(node), call(node, "install", "slurm", "--dry-run")]
 
     assert [done.exit_code for done in refused] == [1, 0]
@@ -140,7 +138,7 @@ def test_what_is_overruled_by_force_is_logged(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(uninstall, "log_forced_uninstall", said.append)
+    monkeypatch.setattr(syslog, "syslog", lambda _, line: said.append(line))
     install(node)
     node.put_hooks()
 
@@ -148,21 +146,8 @@ def test_what_is_overruled_by_force_is_logged(
 
     assert done.exit_code == 0
     assert len(said) == 1
-    assert (
-        said[0].startswith("slurm uninstalled by force: Slurm still starts") and "moved" in said[0]
-    )
-
-
-def test_the_settings_obeyed_last_are_forgotten_with_the_last_installation(
-    node: SlurmNode,
-) -> None:
-    install(node)
-    copy = Path(read_settings(str(node.config), keep=True).copy_path)
-    assert copy.is_file()
-
-    assert call(node, "uninstall", "slurm").exit_code == 0
-
-    assert not copy.exists()
+    assert said[0].startswith("gpulock: slurm uninstalled by force: Slurm still starts")
+    assert "moved" in said[0]
 
 
 def test_uninstalling_by_force_needs_a_reason(node: SlurmNode) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.hooks import HookPaths, InstallError
+from gpulock.install.files import InstallError
+from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.configured_hooks import (
     EPILOG,
     PROLOG,
@@ -151,7 +152,7 @@ def test_a_node_that_does_not_run_here_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> HookPaths:
-    hooks = HookPaths(tmp_path / "libexec/current")
+    hooks = HookPaths(tmp_path / "hooks/current")
     for path in (hooks.slurm_prolog, hooks.slurm_task, hooks.slurm_epilog):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#!/bin/sh\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.slurm.gres import (
     GresDeviceFiles,
     GresEntry,

@@ -4,23 +4,21 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpulock.install import versions
-from gpulock.install.hooks import InstallError, real_interpreter, render_hooks
+from gpulock.install.files import InstallError
+from gpulock.install.hooks import hooks_python, render_hooks
 from gpulock.install.trial import (
-    check_hook_interpreter,
     try_slurm_hooks,
     why_users_cannot_run,
 )
-from gpulock.install.versions import InstalledHooks, version_in_force
+from gpulock.install.versions import SLURM, Hooks, version_in_force
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
-from tests.support.install_site import ignore
 
 pytestmark = [pytest.mark.slow, pytest.mark.another_user]  # who runs the tests' interpreter
 
@@ -67,33 +65,30 @@ def test_settings_that_a_user_cannot_read_are_found(public: Path) -> None:
 
 def test_a_damaged_hook_is_not_put_in_force(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def scripts(*_: object) -> dict[str, str]:
-        return {"prolog/slurm": "#!/bin/sh\n"}
+        return {"prolog/slurm": "#!/bin/sh\n", "prolog/slurm-task": "#!/bin/sh\n"}
 
     config = write_simulated_node(public / "node", "workstation").config
-    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
     monkeypatch.setattr("gpulock.install.hooks.render_hook_scripts", scripts)
-    place = InstalledHooks(
-        public / "libexec", config, sys.executable, public / "run", try_slurm_hooks
-    )
+    hooks = Hooks(read_settings(str(config)), SLURM)
 
-    with pytest.raises(InstallError):
-        place.write(place.wanted())
+    with pytest.raises(InstallError, match="nothing was put in force"):
+        hooks.present()
 
-    assert version_in_force(public / "libexec") is None
+    assert version_in_force(hooks.folder) is None
 
 
-def test_an_interpreter_below_a_private_folder_is_refused(public: Path) -> None:
+def test_an_interpreter_below_a_private_folder_is_refused(
+    public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = public / "root"
     home.mkdir(mode=0o700)
     python = home / "python3"
-    shutil.copy(real_interpreter(sys.executable), python)
+    shutil.copy(hooks_python(), python)
+    monkeypatch.setattr("gpulock.install.hooks.sys.executable", str(python))
+    paths = render_hooks(public / "hooks", settings(public))
 
-    with pytest.raises(InstallError, match=r"users may not enter .*/root: every task .* with 127"):
-        check_hook_interpreter(str(python))
-
-
-def test_an_interpreter_that_is_everybodys_is_taken() -> None:
-    check_hook_interpreter(real_interpreter(sys.executable))
+    with pytest.raises(InstallError, match=r"users may not enter .*/root; .* with 127"):
+        try_slurm_hooks(paths)
 
 
 def test_a_program_that_only_root_may_run_is_private(public: Path) -> None:

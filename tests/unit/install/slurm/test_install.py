@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import Refusal
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted, run_items
 from gpulock.install.node_part import add_settings
 from gpulock.install.slurm import install
@@ -30,7 +30,7 @@ def test_a_plan_changes_nothing(node: SlurmNode) -> None:
     assert node.differences() == [
         f"file {node.config}",
         f"file {node.root}/node/state/slurm-map",
-        f"hooks {node.root}/libexec/current",
+        f"hooks {node.hooks}/current",
     ]
     assert tree(node.root) == before
 

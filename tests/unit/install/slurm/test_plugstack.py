@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.hooks import HookPaths, InstallError
+from gpulock.install.files import InstallError
+from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.configured_hooks import InForceHook
 from gpulock.install.slurm.plugstack import (
     PlugStack,
@@ -18,12 +19,12 @@ from gpulock.install.slurm.plugstack import (
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf
 
-PLUGIN = Path("/usr/local/libexec/gpulock/spank_gpulock.so")
+PLUGIN = Path("/usr/lib/gpulock/hooks/spank_gpulock.so")
 ABOVE = f"required {PLUGIN}"
 BELOW = f"required {PLUGIN} again"
 PYXIS = "required /usr/lib/slurm/spank_pyxis.so runtime_path=/run/pyxis"
 OTHER = "optional /opt/auks.so"
-PATHS = HookPaths(Path("/usr/local/libexec/gpulock/current"))
+PATHS = HookPaths(Path("/usr/lib/gpulock/hooks/current"))
 NO_TASK = InForceHook("TaskProlog", (), (), ())
 
 

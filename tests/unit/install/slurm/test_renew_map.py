@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import Refusal
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.slurm import renew_map
 from gpulock.install.slurm.renew_map import renew_gres_map
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.slurm.spank import SpankPlugin, spank_source
 from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES
 from gpulock.job.mps import LOG_DIRECTORY, PIPE_DIRECTORY
@@ -79,7 +79,7 @@ def test_it_is_compiled_by_the_command_that_is_printed_and_goes_with_the_hooks(
     assert node.plugin.exists()
     node.stack()
     assert node.uninstall().clauses() == []
-    assert not (node.root / "libexec").exists()
+    assert not node.hooks.exists()
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from gpulock.install import container_hooks
-from gpulock.install.installed import Installation
 from gpulock.install.items import Wanted
 from gpulock.sge.card_map import format_card_map
 from gpulock.store import owner
@@ -31,7 +30,7 @@ def lock(node: SlurmNode, scheduler: str, name: str = "0000:06:00.0") -> None:
 def test_uninstall_removes_all_but_settings_locks_and_history(node: SlurmNode) -> None:
     def files() -> dict[str, str]:
         found = tree(node.root)
-        away = ("node/run", "etc/gpulock.conf")
+        away = ("node/run", "node/state/install.lock", "etc/gpulock.conf")
         return {name: text for name, text in found.items() if not name.startswith(away)}
 
     before = files()
@@ -43,7 +42,7 @@ def test_uninstall_removes_all_but_settings_locks_and_history(node: SlurmNode) -
     assert done.verdict("slurm", Wanted.ABSENT, dry_run=False) == "uninstalled: slurm"
     assert files() == before
     assert node.config.read_text() == settings
-    assert not (node.root / "libexec").exists()
+    assert not node.hooks.exists()
     assert node.uninstall().changed == []
 
 
@@ -53,7 +52,7 @@ def test_uninstall_refuses_while_a_slurm_job_holds_a_device(node: SlurmNode) -> 
 
     (clause,) = node.uninstall().clauses()
 
-    assert clause.startswith("Slurm jobs hold 1 devices (0000:06:00.0)")
+    assert clause.startswith("Slurm's jobs hold 1 devices (0000:06:00.0)")
     assert "--force --reason" in clause
     assert node.map.exists() and node.paths.slurm_epilog.is_file()
     assert node.uninstall(force=True).clauses() == []
@@ -130,7 +129,7 @@ def test_a_line_that_is_no_longer_in_force_is_named_and_the_next_run_completes(
     more.write_text("RequeueExit=75\n")
     done = node.uninstall()
     assert (done.clauses(), done.remainders) == ([], [])
-    assert not (node.root / "libexec").exists()
+    assert not node.hooks.exists()
 
 
 def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode) -> None:
@@ -142,7 +141,7 @@ def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode
 
     assert node.paths.slurm_prolog.is_file()
     assert node.uninstall(force=True).clauses() == []
-    assert not (node.root / "libexec").exists()
+    assert not node.hooks.exists()
 
 
 # --- beside Grid Engine --------------------------------------------------------------------------
@@ -151,8 +150,7 @@ def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode
 def install_for_sge(node: SlurmNode) -> Path:
     """Have Grid Engine installed here as well, with the same hooks; return its map."""
     sge = node.map.with_name("sge-map")
-    installed = Installation(node.root / "libexec").pairs()
-    sge.write_text(format_card_map("node1", {}, installed))
+    sge.write_text(format_card_map("node1", {}))
     return sge
 
 
@@ -177,7 +175,7 @@ def test_the_hooks_of_two_schedulers_go_with_the_second(node: SlurmNode) -> None
     install_for_sge(node).unlink()
 
     assert node.uninstall().clauses() == []
-    assert not (node.root / "libexec").exists()
+    assert not node.hooks.exists()
 
 
 def test_enroots_hook_goes_with_slurms_and_another_installation_keeps_it(
@@ -191,6 +189,6 @@ def test_enroots_hook_goes_with_slurms_and_another_installation_keeps_it(
     hook.write_text("older\n")
 
     assert node.install().changed == [f"file {hook}"]
-    assert hook.read_text() == container_hooks.enroot_hook_text()
+    assert hook.read_text() == container_hooks.enroot_items()[0].text
     assert node.uninstall().clauses() == []
     assert not hook.exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.slurm.conf_block import BEGIN, END, is_gpulock_line, split_slurm_conf
 from gpulock.install.slurm.conf_item import list_busy_nodes
 from gpulock.install.slurm.site import list_other_nodes
@@ -150,7 +150,7 @@ def test_nothing_is_put_back_over_what_an_administrator_wrote(node: SlurmNode) -
     assert node.uninstall(write_conf=True).clauses() == []
     assert node.conf.read_text() == written.replace(block, "")
     assert f"Prolog = {node.paths.slurm_prolog}" not in (node.state / "config").read_text()
-    assert not (node.root / "libexec").exists()
+    assert not node.hooks.exists()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from gpulock.cli import command_group
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.systemd import install, manager
 from gpulock.install.systemd.install import service_items, unit_items
 from gpulock.install.systemd.manager import (
@@ -265,7 +265,6 @@ def test_uninstall_stops_both_and_removes_their_files(node: SystemdNode) -> None
     assert files(node) == before
     assert (node.ctl.active, node.ctl.enabled) == (set(), set())
     assert node.ctl.told[-1] == "daemon-reload"
-    assert not (node.root / "state/install").exists()
     assert (node.root / "run/gpulock/locks/0000:06:00.0").is_dir()
     assert not (node.etc / "systemd/system/gpulock-exporter.socket.d").exists()
     assert node.uninstall().changed == []
@@ -341,22 +340,6 @@ def test_what_is_typed_ends_with_one_verdict(
     )
     assert "service gpulockd\n  - gpulockd.service: enabled, active\n" in dry
     assert "gpulockd.service" in node.ctl.active
-
-
-@pytest.mark.parametrize("has_slurm", [True, False])
-def test_the_settings_obeyed_last_go_with_the_last_installation(
-    node: SystemdNode, monkeypatch: pytest.MonkeyPatch, has_slurm: bool
-) -> None:
-    monkeypatch.setattr(install, "SystemdOptions", lambda *_, **__: node.options)
-    node.install()
-    copy = node.root / "state/settings.obeyed"
-    copy.write_text("EXPECTED_GPUS=8\n")
-    if has_slurm:
-        (node.root / "state/slurm-map").touch()
-
-    assert call(node, "uninstall", "systemd").exit_code == 0
-
-    assert copy.exists() is has_slurm
 
 
 @pytest.mark.parametrize(

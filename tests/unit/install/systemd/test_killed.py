@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted
 from gpulock.install.systemd import manager
 from gpulock.install.systemd.install import SystemdInstaller

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.files import InstallError
 from gpulock.install.systemd.units import (
     DAEMON,
     EXPORTER,

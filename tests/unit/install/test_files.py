@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A place is written whole and durably, its difference is shown, and one installer runs."""
+"""A file is written whole and durably, its difference is shown, and one installer runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpulock.install.change import FilePlace, FolderPlace, difference_lines, lock_installation
-from gpulock.install.hooks import InstallError
-from gpulock.install.items import PlaceItem, Wanted, run_items
+from gpulock.install.files import LOCK, InstallError, lock_installation
+from gpulock.install.items import FileItem, Wanted, difference_lines, run_items
 from tests.support.install_site import ignore
 
 
@@ -48,35 +47,24 @@ def list_disk_writes(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
 def test_an_item_is_on_disk_before_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "install").mkdir()
-    item = PlaceItem(FilePlace(tmp_path / "etc/conf"), "new\n")
+    item = FileItem(tmp_path / "etc/conf", "new\n")
     writes = list_disk_writes(monkeypatch, tmp_path)
-    run_items([item], Wanted.PRESENT, tmp_path / "install", writes.append)
+    run_items([item], Wanted.PRESENT, tmp_path, writes.append)
     assert [one for one in writes if "lock" not in one] == [
         "fsync .",  # in which ./etc is new
         *("fsync ./etc/new conf", "rename ./etc/conf", "fsync ./etc"),
         f"done: {item.title}",
     ]
     writes.clear()
-    run_items([item], Wanted.ABSENT, tmp_path / "install", writes.append)
+    run_items([item], Wanted.ABSENT, tmp_path, writes.append)
     assert [one for one in writes if "lock" not in one][:2] == ["unlink ./etc/conf", "fsync ./etc"]
-
-
-def test_a_folder_with_something_in_it_is_not_removed(tmp_path: Path) -> None:
-    place = FolderPlace(tmp_path / "d")
-    place.write("uid 0, mode 0755")
-    (tmp_path / "d/x").touch()
-
-    place.write(None)
-
-    assert (tmp_path / "d/x").exists()
 
 
 HOLD = """
 import sys
 from pathlib import Path
 from typing import Any
-from gpulock.install.change import lock_installation
+from gpulock.install.files import lock_installation
 with lock_installation(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -86,7 +74,7 @@ with lock_installation(Path(sys.argv[1])):
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Let another process change the installation, until its input ends."""
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "install")]
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout and process.stdout.readline() == "held\n"
         yield process
@@ -97,13 +85,13 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_the_second_installation_is_told_that_another_runs(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
-    item = PlaceItem(FilePlace(tmp_path / "f"), "x")
+    item = FileItem(tmp_path / "f", "x")
 
     for wanted in Wanted:
         with pytest.raises(InstallError, match="runs already"):
-            run_items([item], wanted, tmp_path / "install", ignore)
+            run_items([item], wanted, tmp_path, ignore)
 
-    assert item.place.read() is None
+    assert item.read() is None
 
 
 def test_an_installation_that_was_killed_keeps_nobody_away(
@@ -112,14 +100,5 @@ def test_an_installation_that_was_killed_keeps_nobody_away(
     holder.kill()
     holder.wait()
 
-    with lock_installation(tmp_path / "install"):
-        assert (tmp_path / "install/lock").stat().st_mode & 0o777 == 0o600
-
-
-def test_with_the_last_installation_its_folder_goes(tmp_path: Path) -> None:
-    item, folder = PlaceItem(FilePlace(tmp_path / "f"), "x"), tmp_path / "state/install"
-    run_items([item], Wanted.PRESENT, folder, ignore)
-
-    for _ in range(2):
-        run_items([item], Wanted.ABSENT, folder, ignore)
-        assert (item.place.read(), folder.exists()) == (None, False)
+    with lock_installation(tmp_path):
+        assert (tmp_path / LOCK).stat().st_mode & 0o777 == 0o600

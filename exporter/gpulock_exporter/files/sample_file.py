@@ -3,7 +3,7 @@
 
 `gpulock.node.sample` has the table of fields and the reader. Beside the fields, a device's line has
 what the exporter itself goes on from after a restart: `credit`; `c.<counter>` with total, last
-reading, its time and how fast it ran; `x.<xid>` with count and time. Numbers are written in full,
+reading and its time; `x.<xid>` with count and time. Numbers are written in full,
 so that a counter read back is never below what was served. A device that another one has taken
 the place of has a line like it that begins with `gone`.
 """
@@ -160,12 +160,12 @@ def account_words(account: LedgerAccount) -> list[str]:
 
 
 def counter_text(counter: MonotonicCounter) -> str | None:
-    """Return a counter: its total, its last reading, when that was, and how fast it ran."""
+    """Return a counter: its total, its last reading, and since when that is so."""
     last = counter.last
     if last is None:
         return None
     if counter.text is None:  # most of them stand still from one second to the next
-        counter.text = f"{counter.total!r},{last.value!r},{last.since!r},{counter.rate!r}"
+        counter.text = f"{counter.total!r},{last.value!r},{last.since!r}"
     return counter.text
 
 
@@ -221,9 +221,9 @@ def restore_device_totals(name: str, seen: DeviceSample, now: float) -> DeviceTo
     totals.last_busy = seen.last_busy
     for word, text in seen.own.items():
         kind, _, what = word.partition(".")
-        if kind == "c" and (four := parse_finite_numbers(text, 4)):
-            last = CounterReading(four[1], seen.looked, min(four[2], seen.looked))
-            totals.counters[what] = MonotonicCounter(four[0], last, rate=four[3])
+        if kind == "c" and (three := parse_finite_numbers(text, 3)):
+            last = CounterReading(three[1], seen.looked, min(three[2], seen.looked))
+            totals.counters[what] = MonotonicCounter(three[0], last)
         elif kind == "x" and what.isdecimal() and (two := parse_finite_numbers(text, 2)):
             totals.xids[int(what)] = XidCount(int(two[0]), min(two[1], now))
     return totals

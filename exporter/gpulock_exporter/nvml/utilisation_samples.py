@@ -69,9 +69,9 @@ def are_samples_sound(samples: Sequence[Sample]) -> bool:
 class UtilizationSamples:
     """The samples of one device over its looks; times are CLOCK_BOOTTIME seconds.
 
-    Each look asks the driver for what is younger than `since` says, and hands it to `add`. All
-    that is ever observed is at most the time that passed, whatever the driver says. `sound` is
-    whether what it said last can be.
+    Each look asks the driver for what is younger than `since` says, and hands it to `add`. That no
+    more is observed than time has passed, the exporter sees to. `sound` is whether what the driver
+    said last can be.
     """
 
     def __init__(self, now: float) -> None:
@@ -82,7 +82,6 @@ class UtilizationSamples:
         self.sound = True  # what the driver said last
         self._last = now
         self._elapsed = 0.0  # seconds between the last two looks
-        self._credit = SLACK  # seconds that may still be observed
 
     def since(self, now: float) -> int:
         """Return the time stamp after which to ask: 0 for the whole buffer."""
@@ -105,7 +104,7 @@ class UtilizationSamples:
             found, youngest = integrate_samples(samples, self._seen, allowed)
         if youngest != self._seen:
             self._seen, self._moved = youngest, now
-        return self._spend(found)
+        return found
 
     def snapshot(self, percent: float, now: float) -> BusyTime:
         """Take the driver's answer for now where its buffer has run dry, or there is none.
@@ -115,22 +114,14 @@ class UtilizationSamples:
         self._pass(now)
         if now - self._moved <= DRY or not self.sound or not 0 <= percent <= WHOLE:
             return NOTHING
-        seconds = min(self._elapsed, KEPT, self._credit)
-        return self._spend(BusyTime(seconds * (percent / WHOLE), seconds))
+        seconds = min(self._elapsed, KEPT)
+        return BusyTime(seconds * (percent / WHOLE), seconds)
 
     def _pass(self, now: float) -> None:
         """Let time go by; both ways to observe are asked at one moment, and it counts once."""
         if now > self._last:
             self._elapsed = now - self._last
-            self._credit = min(self._credit, SLACK) + self._elapsed
         self._last = now
-
-    def _spend(self, found: BusyTime) -> BusyTime:
-        """Return what was found unless it is more than can have been seen."""
-        if found.observed > self._credit:
-            return NOTHING
-        self._credit -= found.observed
-        return found
 
 
 class SampleList:

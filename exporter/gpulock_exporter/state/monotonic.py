@@ -9,12 +9,12 @@ explain a reading the smaller step is taken, so that an error never adds what wa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SLACK = 1.0  # seconds: a look takes a while, and its counters are not read at one moment
 REPEATED = 10.0  # seconds for which a worker may hand on a counter that it reads seldom
-HURRY = 4.0  # times as fast as before that a counter may have run when it wrapped
 WORD = 1 << 32
 KIB_WORD = WORD << 10  # 32 bits that count KiB, handed on as bytes
 
@@ -58,7 +58,7 @@ class CounterReading(NamedTuple):
 
 @dataclass
 class MonotonicCounter:
-    """The total, and the last reading that was believed; `rate` is how fast it ran when it moved.
+    """The total, and the last reading that was believed.
 
     `former` is the reading before a fall, kept for one more: the fall may have been the garbage.
     `doubt` is a reading that fits to nothing yet. `text` is how it was
@@ -69,7 +69,6 @@ class MonotonicCounter:
     last: CounterReading | None = None
     former: CounterReading | None = None
     doubt: CounterReading | None = None
-    rate: float = 0.0
     text: str | None = field(default=None, compare=False, repr=False)
 
     def advance(self, value: float, at: float, kind: CounterKind, restarted: bool = False) -> float:
@@ -87,13 +86,13 @@ class MonotonicCounter:
             self.last = CounterReading(value, at, at)
             self.total += value if kind.whole else 0
             return 0
-        rate = 0.0 if restarted else self.rate
+        widths = () if restarted else kind.widths
         steps = [
             (grown, before)
             for before in (self.last, self.former, self.doubt)
             if before is not None
             and (before is not self.doubt or value != before.value)
-            and (grown := counter_growth(before, value, at, kind, rate)) is not None
+            and (grown := counter_growth(before, value, at, kind.fastest, widths)) is not None
         ]
         if not steps:
             self.doubt = CounterReading(value, at, at)
@@ -104,25 +103,25 @@ class MonotonicCounter:
         if value == before.value:
             self.last = CounterReading(value, at, before.since)
             return 0
-        self.rate = grown / (at - before.since) if at > before.since else 0.0
         self.last = CounterReading(value, at, at)
         self.total += grown
         return grown
 
 
 def counter_growth(
-    before: CounterReading, value: float, at: float, kind: CounterKind, rate: float
+    before: CounterReading, value: float, at: float, fastest: float, widths: Sequence[int]
 ) -> float | None:
     """Return by how much a counter ran since a reading, None where it cannot have.
 
-    A fall is a wrap where the counter was on its way there; any other fall is a restart.
+    A fall is a wrap where the step through the end is less than half of a width; any other fall is
+    a restart.
     """
     passed = max(0.0, min(at - before.since, at - before.at + REPEATED))
-    most = kind.fastest * (passed + SLACK)
+    most = fastest * (passed + SLACK)
     grown = value - before.value
     if grown >= 0:
         return grown if grown <= most else None
-    for width in kind.widths:
-        if before.value < width and 0 <= grown + width <= min(most, HURRY * rate * passed):
+    for width in widths:
+        if before.value < width and 0 <= grown + width <= min(most, width / 2):
             return grown + width
     return value if value <= most else None

@@ -40,7 +40,7 @@ driver=580.1
 device {bus(0)} uuid={uuid(0)} index=0 looked=1003.0 utilization=0.5 memory_used=10737418240 \
 memory_total=85899345920 busy=1.0 observed=2.0 last_busy=1003.0 energy=700.0 \
 processes=1 listed=1003.0 foreign=1 unseen=0 foreign_pids=77 credit=0.0 \
-c.energy=700.0,700.0,1003.0,300.0 x.79=1,1003.0
+c.energy=700.0,700.0,1003.0 x.79=1,1003.0
 device {bus(1)} uuid={uuid(1)} index=1 looked=1003.0
 token {A} {bus(0)} since=1001.0 until=1003.0 busy=1.0 observed=2.0 seen=1003.0 idle=0.0 \
 last_busy=1003.0 energy=600.0 memory_peak=10737418240 foreign=1.0 width=1.0 used=500,500 \

@@ -103,14 +103,6 @@ def test_a_clock_that_was_set_back_is_found_again() -> None:
     assert source.add([(6_000_000, 50)], later + 1) == (0.5, 1.0)
 
 
-def test_a_driver_whose_clock_runs_too_fast_makes_no_time() -> None:
-    looks: list[list[Sample]] = []
-    for n in range(60):  # 1.8 seconds each second
-        looks.append([(START + 200_000 * m, 100) for m in range(9 * n + 1, 9 * n + 10)])
-    found = fed(UtilizationSamples(100.0), looks)
-    assert 20 < sum(one.observed for one in found) <= 60 + SLACK
-
-
 @pytest.mark.parametrize("period", [0.5, 1, 5, 9, 10, 11, 15])
 def test_a_period_of_up_to_15_seconds_is_observed_whole(period: float) -> None:
     source, found = UtilizationSamples(100.0), list[BusyTime]()
@@ -161,41 +153,6 @@ def test_a_snapshot_a_thousand_times_a_second_does_not_make_time() -> None:
     source = UtilizationSamples(0.0)
     total = sum(source.snapshot(10, 3 + n / 1000).observed for n in range(1000))
     assert total <= 1 + 3 + SLACK
-
-
-MOMENTS = st.one_of(
-    st.integers(-3_000_000, 3_000_000), st.integers(-(10**18), 10**18), st.just(PERIOD)
-)
-PERCENTS = st.one_of(st.integers(0, 100), st.integers(-(2**31), 2**32))
-
-
-@pytest.mark.slow
-@given(
-    st.lists(
-        st.tuples(st.lists(st.tuples(MOMENTS, PERCENTS), max_size=12), st.floats(0, 30)),
-        max_size=20,
-    )
-)
-def test_whatever_a_driver_says_no_more_is_observed_than_there_was(
-    looks: list[tuple[list[tuple[int, int]], float]],
-) -> None:
-    now = start = 1000.0
-    source, total = UtilizationSamples(start), 0.0
-    moment = START
-    for steps, pause in looks:
-        now += pause
-        since = source.since(now)
-        samples: list[Sample] = []
-        for step, percent in steps:
-            moment += step
-            samples.append((max(0, moment), percent))
-        for found in (
-            source.add([one for one in samples if one[0] > since], now),
-            source.snapshot(steps[0][1] if steps else 0, now),
-        ):
-            assert 0 <= found.busy <= found.observed
-            total += found.observed
-        assert total <= now - start + SLACK + 1e-6
 
 
 @given(st.lists(st.integers(1, int(LONGEST * 1e6)), max_size=MOST), st.integers(0, 100))

@@ -78,9 +78,9 @@ def test_a_counter_that_falls_far_from_its_end_was_restarted() -> None:
 
 def test_a_driver_known_to_be_restarted_has_not_wrapped() -> None:
     near = WORD - (1 << 28)
-    counter = MonotonicCounter(0, CounterReading(near, BOOTED, BOOTED), rate=float(1 << 28))
+    counter = MonotonicCounter(0, CounterReading(near, BOOTED, BOOTED))
     assert counter.advance(1 << 20, BOOTED + 1, NVLINK, restarted=True) == 1 << 20
-    again = MonotonicCounter(0, CounterReading(near, BOOTED, BOOTED), rate=float(1 << 28))
+    again = MonotonicCounter(0, CounterReading(near, BOOTED, BOOTED))
     assert again.advance(1 << 20, BOOTED + 1, NVLINK) == (1 << 28) + (1 << 20)
 
 
@@ -88,13 +88,6 @@ def test_a_counter_that_is_read_seldom_moves_by_as_much_as_it_did_meanwhile() ->
     # the worker reads it every 5 s, and repeats it in between
     readings = [10.0 + 5 * (second // 5) for second in range(21)]
     assert grown(*readings, kind=REASON) == 20.0
-
-
-def test_a_counter_that_hurries_no_more_than_it_does_has_not_wrapped() -> None:
-    usual = 1 << 20  # a second
-    far, near = WORD - 100 * usual, WORD - 2 * usual
-    assert grown(far - usual, far, usual, kind=NVLINK) == 2 * usual, "it was not nearly there"
-    assert grown(near - usual, near, usual, kind=NVLINK) == 4 * usual, "it was"
 
 
 @pytest.mark.parametrize("jump", [20, 3000])
@@ -135,8 +128,8 @@ def test_whole_numbers_stay_whole() -> None:
 
 def test_time_that_runs_back_allows_no_more_than_the_slack() -> None:
     before = CounterReading(1000, 50, 50)
-    assert counter_growth(before, 1000 + ENERGY.fastest, 10, ENERGY, 0.0) == ENERGY.fastest
-    assert counter_growth(before, 1001 + ENERGY.fastest, 10, ENERGY, 0.0) is None
+    assert counter_growth(before, 1000 + ENERGY.fastest, 10, ENERGY.fastest, ()) == ENERGY.fastest
+    assert counter_growth(before, 1001 + ENERGY.fastest, 10, ENERGY.fastest, ()) is None
 
 
 GARBAGE = st.one_of(
@@ -190,4 +183,4 @@ def test_a_counter_is_written_as_it_stands_whenever_that_is(values: list[float])
         last, text = counter.last, counter_text(counter)
         assert (last is None) == (text is None)
         if last is not None:
-            assert text == f"{counter.total!r},{last.value!r},{last.since!r},{counter.rate!r}"
+            assert text == f"{counter.total!r},{last.value!r},{last.since!r}"

@@ -21,10 +21,6 @@ from gpulock.store import atomic
 from gpulock.store.owner import Owner
 
 LONGEST_PAUSE = 32.0  # seconds between two searches for a cgroup that is not there
-LIMITS_EVERY = 30  # readings; limits hardly ever change
-LIMITS_FIRST = (
-    3  # readings in which they are asked each time: they are set after the folder is made
-)
 NO_LIMIT = 1 << 60  # bytes: version 1 writes a number near 2^63 for none
 NANO, MICRO = 1e-9, 1e-6
 
@@ -63,7 +59,6 @@ class JobReading:
     files: CgroupFiles | None = None
     pause: float = 0.5
     due: float = 0.0
-    readings: int = 0
     before: float = 0.0
     last: float = 0.0
     usage: HostUsage = field(default_factory=HostUsage)
@@ -94,25 +89,23 @@ def read_job_cgroup(job: JobReading, files: CgroupFiles) -> None:
     """Take a reading; a cgroup that is gone is searched for again at once."""
     spent, peak = read_cpu_seconds(files.cpu), read_cgroup_bytes(files.peak)
     if spent is None and peak is None:
-        job.files, job.pause, job.due, job.readings = None, 0.5, 0.0, 0
+        job.files, job.pause, job.due = None, 0.5, 0.0
         job.before, job.last = job.before + job.last, 0.0
         return
+    known = job.usage
     if spent is not None:
         if spent < job.last:
             job.before += job.last
         job.last = spent
-        job.usage = replace(job.usage, cpu_seconds=job.before + spent)
+        known = replace(known, cpu_seconds=job.before + spent)
     if peak is not None:
-        most = max(peak, job.usage.host_memory_peak or 0)
-        job.usage = replace(job.usage, host_memory_peak=most)
-    if job.readings < LIMITS_FIRST or job.readings % LIMITS_EVERY == 0:
-        limit = read_cgroup_bytes(files.limit)
-        job.usage = replace(
-            job.usage,
-            cpus=count_cpu_list(read_cgroup_text(files.cpus)) or job.usage.cpus,
-            host_memory=limit if limit and limit < NO_LIMIT else job.usage.host_memory,
-        )
-    job.readings += 1
+        known = replace(known, host_memory_peak=max(peak, known.host_memory_peak or 0))
+    limit = read_cgroup_bytes(files.limit)
+    job.usage = replace(
+        known,
+        cpus=count_cpu_list(read_cgroup_text(files.cpus)) or known.cpus,
+        host_memory=limit if limit and limit < NO_LIMIT else known.host_memory,
+    )
 
 
 def find_cgroup_files(node: Node, owner: Owner) -> CgroupFiles | None:

@@ -38,8 +38,8 @@ KINDS: dict[str, CounterKind] = {
     "ecc": CounterKind(1e7),
     "pcie_replays": CounterKind(1e7),
     "nvlink_error": CounterKind(1e9),
-    "pcie_transmit": CounterKind(2.6e11, (WORD, KIB_WORD), whole=False),
-    "pcie_receive": CounterKind(2.6e11, (WORD, KIB_WORD), whole=False),
+    "pcie_transmit": CounterKind(2.6e11, whole=False),
+    "pcie_receive": CounterKind(2.6e11, whole=False),
     "nvlink_transmit": CounterKind(2e12, (WORD, KIB_WORD), whole=False),
     "nvlink_receive": CounterKind(2e12, (WORD, KIB_WORD), whole=False),
     "sum": CounterKind(

@@ -11,26 +11,19 @@ of an A100 tells how busy it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulock_exporter.telemetry import DeviceTelemetry
 
 MIB = 1 << 20
 OBSERVED = 16.0  # seconds that the driver's buffer of samples covers
-POWER_LAG, WARM_LAG = 2.0, 25.0  # seconds
+WARM_LAG = 25.0  # seconds
 IDLE, BUSY = 0.02, 0.94  # loads below and above which the clocks have a reason
 START = 8.0  # seconds in which a job gets going
 LOADING = 20.0  # seconds in which it fills the device's memory
-RATE = 6  # samples a second, as the driver takes them
-MOST = 96  # samples: the driver remembers no more
-EPOCH, CHECKPOINT, EDGE = 45.0, 9.0, 3.0  # seconds
-OLD_ECC = tuple(
-    f"{kind}.{place}"
-    for kind in ("corrected", "uncorrected")
-    for place in ("dram", "l1", "l2", "register", "texture")
-)
-NEW_ECC = tuple(f"{k}.{p}" for k in ("corrected", "uncorrected") for p in ("dram", "sram"))
+ECC = ("corrected.dram", "uncorrected.dram")
+# how jobs work, by device: the middle of a wave, how far it swings, and its seconds
+WAVES = ((0.96, 0.02, 20.0), (0.62, 0.3, 60.0), (0.5, 0.4, 54.0), (0.28, 0.12, 90.0))
 
 
 @dataclass(frozen=True)
@@ -40,18 +33,23 @@ class SimulatedModel:
     watts: tuple[float, float]
     sm_clock: tuple[float, float]
     memory_clock: float
-    ecc: tuple[str, ...] = ()
+    ecc: bool = False
     energy: bool = True
     gpm: bool = False
     nvlink: bool = False
+    remaps: bool = False
 
 
 MODELS = {
-    "Tesla K80": SimulatedModel((30, 149), (324, 875), 2505, OLD_ECC, energy=False),
-    "Tesla V100-SXM2-32GB": SimulatedModel((43, 300), (135, 1530), 877, OLD_ECC, nvlink=True),
-    "Tesla V100-SXM3-32GB": SimulatedModel((50, 350), (135, 1597), 958, OLD_ECC, nvlink=True),
-    "NVIDIA A100-SXM4-80GB": SimulatedModel((62, 400), (210, 1410), 1593, NEW_ECC, nvlink=True),
-    "NVIDIA H200": SimulatedModel((77, 700), (345, 1980), 3201, NEW_ECC, gpm=True, nvlink=True),
+    "Tesla K80": SimulatedModel((30, 149), (324, 875), 2505, ecc=True, energy=False),
+    "Tesla V100-SXM2-32GB": SimulatedModel((43, 300), (135, 1530), 877, ecc=True, nvlink=True),
+    "Tesla V100-SXM3-32GB": SimulatedModel((50, 350), (135, 1597), 958, ecc=True, nvlink=True),
+    "NVIDIA A100-SXM4-80GB": SimulatedModel(
+        (62, 400), (210, 1410), 1593, ecc=True, nvlink=True, remaps=True
+    ),
+    "NVIDIA H200": SimulatedModel(
+        (77, 700), (345, 1980), 3201, ecc=True, gpm=True, nvlink=True, remaps=True
+    ),
     "NVIDIA GeForce RTX 4090": SimulatedModel((26, 450), (210, 2520), 10501),
 }
 OTHER = SimulatedModel((40, 300), (300, 1500), 1000)
@@ -61,7 +59,7 @@ OTHER = SimulatedModel((40, 300), (300, 1500), 1000)
 class SimulatedState:
     """What a device remembers from one look to the next."""
 
-    power: float = -1.0  # watts, -1: not looked at yet
+    power: float = 0.0  # watts
     warmth: float = 0.0  # the load that its temperature stands for
     energy: float = 0.0
     capped: float = 0.0  # seconds
@@ -70,10 +68,7 @@ class SimulatedState:
     def advance(self, model: SimulatedModel, load: float, seconds: float) -> None:
         """Let `seconds` pass under a load."""
         idle, most = model.watts
-        target = idle + (most - idle) * load
-        if self.power < 0:
-            self.power, self.warmth = target, load
-        self.power += (target - self.power) * (1 - math.exp(-seconds / POWER_LAG))
+        self.power = idle + (most - idle) * load
         self.warmth += (load - self.warmth) * (1 - math.exp(-seconds / WARM_LAG))
         self.energy += self.power * seconds
         self.capped += seconds if load > BUSY else 0.0
@@ -92,7 +87,7 @@ def fill_board(
     record.memory_clock = model.memory_clock * 1e6
     record.clock_reasons = ["gpu_idle"] if load < IDLE else ["sw_power_cap"] * (load > BUSY)
     record.clock_reason_seconds = {"sw_power_cap": round(state.capped, 3)}
-    record.ecc = dict.fromkeys(model.ecc, 0) or None
+    record.ecc = dict.fromkeys(ECC, 0) if model.ecc else None
     record.power_limit = record.power_limit_enforced = model.watts[1]
     record.memory_temperature = record.temperature + 6 if model.nvlink else None
     record.fan = None if model.nvlink else round(0.3 + 0.4 * state.warmth, 2)
@@ -100,7 +95,7 @@ def fill_board(
     record.pcie_generation = record.pcie_generation_max = 4
     record.pcie_width = record.pcie_width_max = 16
     record.pcie_replays = 0
-    if model.ecc is NEW_ECC:
+    if model.remaps:
         record.remapped = {"correctable": 0, "uncorrectable": 0}
         record.remap_pending = record.remap_failure = False
         record.recovery_action = 0
@@ -127,40 +122,19 @@ def fill_work(
         record.memory_utilization = round(0.5 * now, 2)
 
 
-# --- how a job works: a pattern by which each device can be told from its neighbours ------------
-
-
 def device_load(device: int, seconds: float) -> float:
     """Return how much of a device a job uses, 0 to 1, `seconds` after it was claimed."""
-    if seconds <= 0:
-        return 0.0
-    shape = LOAD_SHAPES[device % len(LOAD_SHAPES)]
-    return min(1.0, seconds / START) * shape(seconds + 5.0 * device)
+    middle, swing, period = WAVES[device % len(WAVES)]
+    wave = middle + swing * math.sin(2 * math.pi * seconds / period)
+    return wave * max(0.0, min(1.0, seconds / START))
 
 
 def mean_device_load(device: int, since: float, until: float) -> float:
-    """Return the mean of `device_load` between two moments, as the driver would sample it."""
-    span = max(0.0, until - since)
-    count = max(1, math.ceil(min(span * RATE, MOST)))
-    step = span / count
-    return sum(device_load(device, since + (n + 0.5) * step) for n in range(count)) / count
+    """Return the mean of `device_load` between two moments, as far as the driver remembers."""
+    begin = max(since, until - OBSERVED)
+    return sum(device_load(device, begin + (until - begin) * at / 4) for at in range(5)) / 5
 
 
 def memory_share(device: int, seconds: float) -> float:
     """Return which part of a device's memory a job uses."""
     return (0.4 + 0.07 * (device % 8)) * max(0.0, min(1.0, seconds / LOADING))
-
-
-def _epoch_load(seconds: float) -> float:
-    """Work, and write a checkpoint: nearly idle for a while."""
-    phase = seconds % (EPOCH + CHECKPOINT)
-    away = max(0.0, min(1.0, phase / EDGE, (EPOCH - phase) / EDGE))
-    return 0.06 + 0.86 * away
-
-
-LOAD_SHAPES: tuple[Callable[[float], float], ...] = (
-    lambda seconds: 0.96 + 0.02 * math.sin(seconds / 3),  # steady work
-    lambda seconds: 0.62 + 0.3 * math.sin(2 * math.pi * seconds / 60),  # a wave
-    _epoch_load,
-    lambda seconds: 0.28 + 0.12 * math.sin(2 * math.pi * seconds / 90),  # waits for data mostly
-)

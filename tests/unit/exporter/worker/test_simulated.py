@@ -237,6 +237,7 @@ def test_neighbours_work_in_patterns_that_can_be_told_apart() -> None:
     assert spreads[0] < 0.1 < spreads[3] < 0.3 < spreads[1] < spreads[2]
 
 
+@pytest.mark.real_time
 def test_the_worker_looks_at_a_simulated_node(tmp_path: Path) -> None:
     node = write_simulated_node(tmp_path / "node", "workstation")
     supervisor = Supervisor(

@@ -61,10 +61,6 @@ from gpulock_exporter.worker.hung_cards import HungCard
 from gpulock_exporter.worker.supervisor import Supervisor
 
 LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
-OVERTAKEN = (
-    "%s is of an older look, the last one was not written: what only the exporter counts (busy and "
-    "observed seconds, XIDs, bytes) starts at 0"
-)
 QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
 SHOWN_STEPS = 10  # of GPUs that went out of service, on the page
 LONGEST = 300  # characters of a reason that are shown
@@ -115,12 +111,9 @@ class Exporter:
     def open(self) -> None:
         """Go on from where an earlier exporter of this boot stopped; raise OSError."""
         self._folder.open()
-        now, overtaken = self._clock.now().boottime, self._folder.is_overtaken()
-        left = self._folder.last()
-        self._book.memory = restore_exporter_memory(left, self._node.boot_id, now, overtaken)
+        now, left = self._clock.now().boottime, self._folder.last()
+        self._book.memory = restore_exporter_memory(left, self._node.boot_id, now)
         self._book.lost = restore_lost_cards(left, self._node.boot_id)
-        if overtaken:
-            self._say(f"gpulock-exporter: {OVERTAKEN % self._folder.path}")
 
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""

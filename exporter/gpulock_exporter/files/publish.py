@@ -2,8 +2,7 @@
 """The exporter's folder: each file is renamed in whole, by an ordinary user, without privileges.
 
 `sample` once a second, `finished/TOKEN` once a claim, `inventory` when it changes. A folder that
-cannot be written costs the rest of gpulock its advice, never the exporter its answers. A sample
-that was not the last then is marked by its time, which takes no room on a disk that is full.
+cannot be written costs the rest of gpulock its advice, never the exporter its answers.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ FINISHED_PRUNE = 500  # how many of the oldest go when the cap is reached
 WAITING_CAP = 64  # claims that could not be written yet
 MIB = 1 << 20
 SWITCH = "switch"  # the NVSwitches among the links of a device
-OVERTAKEN = 0.0  # epoch seconds: when a sample was written that counters have been told since
 
 Links = Mapping[str, Mapping[str, int]]
 
@@ -64,22 +62,15 @@ class ExporterFolder:
         """Return the sample that was written last, None where there is none."""
         return load_sample_file(f"{self.path}/{SAMPLE}", SAMPLE_LINE)
 
-    def is_overtaken(self) -> bool:
-        """Return whether more was told than is in the sample that was written last."""
-        try:
-            return os.lstat(f"{self.path}/{SAMPLE}").st_mtime == OVERTAKEN
-        except FileNotFoundError:
-            return False
-
     def write_sample(self, text: str) -> None:
-        """Put a sample in the place of the last one; raise OSError, and mark that one."""
+        """Put a sample in the place of the last one; raise OSError.
+
+        Then that one goes: more is told since than an exporter could go on from.
+        """
         try:
             self._replace(SAMPLE, text)
         except OSError:
-            try:
-                os.utime(f"{self.path}/{SAMPLE}", (OVERTAKEN, OVERTAKEN), follow_symlinks=False)
-            except OSError:
-                pass  # there is none to go on from, or nothing at all can be done here
+            atomic.remove_quietly(f"{self.path}/{SAMPLE}")
             raise
 
     def write_finished(self, over: Mapping[str, Accounts], boot_id: str, now: Moment) -> None:

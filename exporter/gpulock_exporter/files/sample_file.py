@@ -172,13 +172,8 @@ def counter_text(counter: MonotonicCounter) -> str | None:
 # --- and back ---------------------------------------------------------------------------------
 
 
-def restore_exporter_memory(
-    found: Sample | None, boot_id: str, now: float, overtaken: bool = False
-) -> ExporterMemory:
-    """Return what an exporter of this boot remembered; nothing of another boot or of later.
-
-    `overtaken` says that more was told since than is in the sample.
-    """
+def restore_exporter_memory(found: Sample | None, boot_id: str, now: float) -> ExporterMemory:
+    """Return what an exporter of this boot remembered; nothing of another boot or of later."""
     if found is None or found.boot_id != boot_id or (found.boottime or 0.0) > now:
         return ExporterMemory()
     lost = [line for line in found.others if line[0] == GONE and len(line) > DEVICE_WORDS]
@@ -187,9 +182,6 @@ def restore_exporter_memory(
         for line in lost
     ]
     devices += [restore_device_totals(name, seen, now) for name, seen in found.devices.items()]
-    for one in devices:
-        if one is not None and overtaken:
-            one.reset()
     totals = TelemetryTotals({one.key: one for one in devices if one is not None}, found.driver)
     ledger = Ledger(
         {

@@ -125,20 +125,6 @@ class DeviceTotals:
         self.observed += seen
         return worked, seen
 
-    def reset(self) -> None:
-        """Set to 0 what only we have counted: more than this was told, and nobody knows it now.
-
-        Prometheus takes a counter that falls for one that began at 0, and adds all it shows then.
-        What the driver counts from its own start goes on: it makes up for what was lost.
-        """
-        self.busy = self.observed = self.credit = 0.0
-        for name in list(self.counters):
-            kind = KINDS.get(name.partition(".")[0])
-            if kind is None or not kind.whole:
-                del self.counters[name]
-        for events in self.xids.values():
-            events.count = 0
-
     def counts(self, since: float) -> dict[str, float]:
         """Return what was counted until now.
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -55,18 +54,6 @@ class Ticking:
 @pytest.fixture
 def ticking(tmp_path: Path) -> Ticking:
     return Ticking(tmp_path)
-
-
-def test_who_goes_on_from_less_than_was_told_says_so(ticking: Ticking) -> None:
-    ticking.tick()
-    said: list[str] = []
-    ticking.again(said.append).open()
-    assert said == []
-    os.utime(ticking.folder / "sample", (0, 0))  # as after a write that failed
-    ticking.again(said.append).open()
-    assert [line.partition(": ")[2].partition(":")[0] for line in said] == [
-        f"{ticking.folder} is of an older look, the last one was not written"
-    ]
 
 
 def test_before_the_first_tick_nobody_is_told_anything(ticking: Ticking) -> None:

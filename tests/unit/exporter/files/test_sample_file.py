@@ -143,21 +143,12 @@ def test_a_claim_that_went_while_the_exporter_was_away_is_finished_as_it_was() -
 def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told() -> dict[str, float]:
-        return {
-            sample.name.removeprefix("gpulock_gpu_"): sample.value
-            for metric in collect_families(node.snapshot())
-            if metric.type == "counter"
-            for sample in metric.samples
-        }
-
     def look(second: int) -> None:
         seen = card(0, energy=100.0 + 300 * second, pcie_transmit=1000 * second, ecc={"a.b": 7})
         node.tick(seen, xids=[Xid(uuid(0), 79)])
 
     def start() -> None:
-        memory = restore_exporter_memory(folder.last(), BOOT, node.now, folder.is_overtaken())
-        node.book = Node(memory).book
+        node.book = Node(restore_exporter_memory(folder.last(), BOOT, node.now)).book
 
     node, folder = Node(), ExporterFolder(str(tmp_path / "run"))
     folder.open()
@@ -166,31 +157,22 @@ def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
         folder.write_sample(node.text())
     start()
     look(3)
-    before = told()
-    assert (before["busy_seconds_total"], before["xid_errors_total"]) == (1.5, 4), "it goes on"
-
+    totals = node.book.memory.totals.of(bus(0))
+    assert totals is not None and totals.busy == 1.5, "it goes on"
     with monkeypatch.context() as patch:
         patch.setattr(atomic, "replace_file", disk_full)
         for second in range(4, 8):
             look(second)
             with pytest.raises(OSError, match="No space"):
                 folder.write_sample(node.text())
-    lost = told()
     start()
-    look(8)
-    after = told()
-    fell = {name for name in lost if after[name] < lost[name]}
-    assert fell == {
-        *("busy_seconds_total", "observed_seconds_total", "xid_errors_total"),
-        "pcie_transmit_bytes_total",
-    }
-    assert after["pcie_transmit_bytes_total"] == 0
-    assert (after["busy_seconds_total"], after["observed_seconds_total"]) == (0.5, 1.0)
-    assert after["xid_errors_total"] == 1
-    assert after["energy_joules_total"] == 100 + 300 * 8, "the driver counts it"
-    assert after["ecc_errors_total"] == before["ecc_errors_total"]
-    folder.write_sample(node.text())
-    assert not folder.is_overtaken()
+    for second in (8, 9):
+        look(second)
+    totals = node.book.memory.totals.of(bus(0))
+    assert totals is not None
+    assert (totals.busy, totals.observed) == (0.5, 1.0)
+    assert totals.counters["pcie_transmit"].total == 1000
+    assert totals.counters["energy"].total == 100 + 300 * 9, "the driver counts it"
 
 
 def test_nothing_of_another_boot_or_of_the_future_is_remembered(tmp_path: Path) -> None:

@@ -30,12 +30,10 @@ def current_settings(path: Path) -> tuple[Settings, frozenset[str]]:
         raise InstallError(f"{refusal.why}; {refusal.do}") from refusal
 
 
-def add_settings(text: str | None, wanted: dict[str, str], scheduler: str, new: str = "") -> str:
-    """Return the settings file with the keys added that it lacks; `new` begins a new one; pure."""
+def add_settings(text: str | None, wanted: dict[str, str], scheduler: str) -> str:
+    """Return the settings file with the keys added that it lacks; pure."""
     present = keys_given(text)
     added = "".join(f"{name}={value}\n" for name, value in wanted.items() if name not in present)
-    if text is None and new:
-        return f"{new}{added}"
     if not added:
         return text or ""
     mark = f"# written by gpulock install {scheduler}; a key that stands here already is kept\n"
@@ -60,14 +58,14 @@ class NodePart:
         folders = (self.settings.lock_dir, self.settings.state_dir)
         return [FolderItem(Path(path)) for path in folders]
 
-    def settings_file_item(self, wanted: dict[str, str], new: str = "") -> SettingsFile:
+    def settings_file_item(self, wanted: dict[str, str]) -> SettingsFile:
         """Return the settings file, with the keys that it lacks; it stays."""
-        text = self.settings_text(wanted, new)
+        text = self.settings_text(wanted)
         return SettingsFile(self.config_path, text)
 
-    def settings_text(self, wanted: dict[str, str], new: str = "") -> str:
+    def settings_text(self, wanted: dict[str, str]) -> str:
         """Return the settings file with what a hook must know; raise InstallError."""
-        text = add_settings(read_file(self.config_path), wanted, self.scheduler, new)
+        text = add_settings(read_file(self.config_path), wanted, self.scheduler)
         try:
             path = str(self.config_path)
             faults = parse_settings(text, path, path == DEFAULT_PATH).faults
@@ -77,23 +75,17 @@ class NodePart:
             raise InstallError(f"{'; '.join(faults)}; correct the file")
         return text
 
-    def count_gpus(self, asked: int | None, needed: bool) -> int:
-        """Return how many GPUs this node must have, 0 for one without; raise InstallError."""
+    def count_gpus(self) -> int:
+        """Return how many GPUs this node must have: EXPECTED_GPUS, else what the driver shows.
+
+        That is 0 where neither says so.
+        """
         stated = self.settings.expected_gpus
-        if asked and stated and asked != stated:
-            raise InstallError(
-                f"{self.config_path} says EXPECTED_GPUS={stated}, not {asked}; change it"
-            )
         try:
             shown = len(devices.read_devices(self.settings.driver_root, self.settings.sys_root))
         except Refusal as refusal:
-            if needed and not (asked or stated):
-                raise InstallError(f"{refusal.why}; {refusal.do}, or give --gpus") from refusal
             self.note(f"{refusal.why}: no GPU job will start here; {refusal.do}")
-            return asked or stated
-        count = asked or stated or shown
-        if needed and not count:
-            raise InstallError("the driver shows no GPU; look at the driver, or give --gpus")
-        if count != shown:
-            self.note(f"the driver shows {shown} GPUs, not {count}: see gpulock doctor")
-        return count
+            return stated
+        if stated not in (0, shown):
+            self.note(f"the driver shows {shown} GPUs, not {stated}: see gpulock doctor")
+        return stated or shown

@@ -49,20 +49,10 @@ def dry_run_option(function: F) -> F:
     return click.option("--dry-run", is_flag=True, help=text)(function)
 
 
-def cell_options(function: F) -> F:
-    """Add the options that name a cell of Grid Engine."""
-    function = click.option("--sge-cell", default="", help="SGE_CELL.")(function)
-    return click.option("--sge-root", default="", help="SGE_ROOT, where there are several.")(
-        function
-    )
-
-
 def hook_options(function: F) -> F:
     """Add the options of an installation of hooks."""
-    gpus = "GPUs of this node.  [default: count them]"
     for option in (
         dry_run_option,
-        click.option("--gpus", type=click.IntRange(min=1), help=gpus),
         click.option("--podman", is_flag=True, help="A hook that gives podman the job's mask."),
         click.option("--enroot", is_flag=True, help="A hook that gives enroot the job's mask."),
     ):
@@ -79,10 +69,7 @@ def hook_options(function: F) -> F:
     metavar="NAME",
     help="With --cluster: queue whose jobs get locks; may be repeated.",
 )
-@click.option("--complex", default="gpu", show_default=True, help="Consumable that counts GPUs.")
 @click.option("--map", default="", metavar="ID=GPU,...", help="Which GPU each id of an RSMAP is.")
-@click.option("--host", default="", help="Grid Engine's name of this host.  [default: ask it]")
-@cell_options
 @hook_options
 @click.pass_obj
 def install_sge_command(
@@ -103,8 +90,7 @@ def install_sge_command(
     if cluster != bool(queues):
         raise click.UsageError("--cluster and --queue NAME belong together.")
     if cluster:
-        kept = {name: options[name] for name in ("complex", "sge_root", "sge_cell")}
-        asked = ClusterOptions(queues, **kept, config=Path(session.config))
+        asked = ClusterOptions(Path(session.config), queues)
         run_installation(session, CELL, lambda: ClusterInstaller(asked).parts(), dry_run)
         return
     node = SgeOptions(**options, config=Path(session.config))
@@ -112,7 +98,6 @@ def install_sge_command(
 
 
 @install_group.command("slurm")
-@click.option("--node", default="", help="Slurm's name of this node.  [default: ask slurmd]")
 @click.option("--spank", is_flag=True, help="A SPANK plugin in place of TaskProlog, for pyxis.")
 @click.option("--write-conf", is_flag=True, help="Write them into slurm.conf; reconfigure.")
 @click.option("--installed-everywhere", is_flag=True, help="Every node of the cluster has gpulock.")
@@ -159,7 +144,6 @@ def install_hooks_command(session: Session, /) -> None:
 @dry_run_option
 @click.option("--write-conf", is_flag=True, help="Slurm: take the block out of slurm.conf, too.")
 @click.option("--cluster", is_flag=True, help="Grid Engine: the cluster's part, as a manager.")
-@cell_options
 @click.option("--force", is_flag=True, help="Uninstall although jobs hold devices.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason; needed with --force.")
 @click.pass_obj
@@ -171,28 +155,27 @@ def uninstall_command(
         raise click.UsageError('--force needs --reason "TEXT".')
     given = {name for name, value in options.items() if value}
     known = {"slurm": {"write_conf"}, "systemd": set[str]()}
-    known["sge"] = {"cluster", "sge_root", "sge_cell"} if options["cluster"] else set()
+    known["sge"] = {"cluster"}
     if given - known[system]:
         raise click.UsageError(f"uninstall {system} has no such option.")
     if system == "systemd":
         uninstall_systemd(session, dry_run)
     elif options["cluster"]:
-        uninstall_cell(session, dry_run, options["sge_root"], options["sge_cell"])
+        uninstall_cell(session, dry_run)
     else:
-        kept = {name: options[name] for name in known[system]}
-        uninstall_node(session, system, dry_run, reason if force else "", kept)
+        uninstall_node(session, system, dry_run, reason if force else "", options["write_conf"])
 
 
-def uninstall_cell(session: Session, dry_run: bool, root: str, cell: str) -> None:
+def uninstall_cell(session: Session, dry_run: bool) -> None:
     """Take the cluster's part of Grid Engine away."""
     from gpulock.install.sge.cluster import ClusterInstaller, ClusterOptions
 
-    asked = ClusterOptions(config=Path(session.config), sge_root=root, sge_cell=cell)
+    asked = ClusterOptions(Path(session.config))
     run_removal(session, CELL, lambda: ClusterInstaller(asked).removal(), dry_run)
 
 
 def uninstall_node(
-    session: Session, system: str, dry_run: bool, forced: str, options: dict[str, Any]
+    session: Session, system: str, dry_run: bool, forced: str, write_conf: bool
 ) -> None:
     """Take the items of a scheduler away; what is overruled by force is logged."""
     from gpulock.install.sge.uninstall import SgeRemoval, SgeRemover
@@ -201,8 +184,8 @@ def uninstall_node(
     def parts(force: bool) -> InstallParts:
         config = Path(session.config)
         if system == "slurm":
-            return SlurmRemover(SlurmRemoval(config, **options, force=force)).parts()
-        return SgeRemover(SgeRemoval(config, **options, force=force), click.echo).parts()
+            return SlurmRemover(SlurmRemoval(config, write_conf, force)).parts()
+        return SgeRemover(SgeRemoval(config, force=force), click.echo).parts()
 
     if forced and not dry_run:
         for what in list_objections(lambda: parts(force=False)):

@@ -30,13 +30,11 @@ from gpulock.install.doctor.slurm import SlurmChecks
 from gpulock.install.doctor.systemd import systemd_checks
 from gpulock.install.sge.install import PROFILE, SgeOptions
 from gpulock.install.sge.site import find_execds
-from gpulock.install.slurm.gres import NODE
 from gpulock.install.slurm.install import SlurmOptions
 from gpulock.install.slurm.site import find_slurmds, slurmds_of_site
 from gpulock.install.systemd.install import SystemdOptions
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
-from gpulock.slurm import gres_map
 
 
 @dataclass(frozen=True)
@@ -71,20 +69,10 @@ def all_checks(settings: Settings, where: DoctorOptions) -> list[Check]:
         *common,
     ]
     if "sge" in schedulers:
-        sge = SgeOptions(
-            complex=settings.sge_complexes[0], config=where.config, profile=where.profile
-        )
+        sge = SgeOptions(where.config, profile=where.profile)
         checks += SgeChecks(settings, sge).checks()
     if "slurm" in schedulers:
-        slurm = SlurmOptions(node=recorded_node(settings), config=where.config)
+        slurm = SlurmOptions(where.config)
         checks += SlurmChecks(settings, slurm).checks()
     checks += [*isolation_checks(settings, "slurm" in schedulers), *daemon_checks(settings)]
     return [*checks, *systemd_checks(settings, SystemdOptions(where.config))]
-
-
-def recorded_node(settings: Settings) -> str:
-    """Return Slurm's name of this node where an installation was given one."""
-    try:
-        return gres_map.read_map_pairs(settings.state_dir).get(NODE, "")
-    except Refusal:
-        return ""

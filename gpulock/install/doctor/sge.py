@@ -43,6 +43,7 @@ from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.sge import shepherds
 
+_AGAIN: Final = "gpulock install sge"
 _STATES: Final = 5  # the column of `qstat -f`
 _BY_JOB: Final = re.compile(r"as result of job (\d+)'s failure")
 
@@ -52,8 +53,6 @@ class SgeChecks:
 
     def __init__(self, settings: Settings, options: SgeOptions) -> None:
         self.settings, self.options = settings, options
-        name = "" if options.complex == SgeOptions.complex else options.complex
-        self.again = f"gpulock install sge --complex {name}" if name else "gpulock install sge"
 
     def checks(self) -> list[Check]:
         """Return all checks, those of the node before those that ask qmaster."""
@@ -96,14 +95,14 @@ class SgeChecks:
 
     def trial(self, paths: HookPaths) -> Iterator[Finding]:
         """Start each hook as a test."""
-        return check_trial(self.settings, lambda: try_sge_hooks(paths), self.again)
+        return check_trial(self.settings, lambda: try_sge_hooks(paths), _AGAIN)
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change."""
         try:
-            yield from check_items(self.installer.parts().items, self.again)
+            yield from check_items(self.installer.parts().items, _AGAIN)
         except InstallError as reason:
-            yield fault(str(reason), f"then {self.again}")
+            yield fault(str(reason), f"then {_AGAIN}")
 
     def execd(self) -> Iterator[Finding]:
         """Look whether execd can be seen, as the reaper must."""
@@ -151,7 +150,7 @@ class SgeChecks:
             do = f"qconf -mattr exechost complex_values {name}={there} {host.name}"
             if "(" in amount:
                 if why := card_map_fault(settings.state_dir, host.name, name, amount):
-                    yield fault(f"{name}: {why}", f"{self.again} --map ID=GPU,...")
+                    yield fault(f"{name}: {why}", f"{_AGAIN} --map ID=GPU,...")
             elif there and float(amount) > there:
                 yield fault(f"{name}={amount}, but there are {there}: jobs are sent back", do)
             elif there and float(amount) < there:

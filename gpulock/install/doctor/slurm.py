@@ -50,6 +50,7 @@ from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.slurm.steps import SlurmSteps
 
+_AGAIN: Final = "gpulock install slurm"
 _LINES: Final = (
     "gpulock install slurm --dry-run prints the lines: put them into slurm.conf, or its template"
     " (Ansible, Puppet), then scontrol reconfigure once"
@@ -65,7 +66,6 @@ class SlurmChecks:
 
     def __init__(self, settings: Settings, options: SlurmOptions) -> None:
         self.settings, self.options = settings, options
-        self.again = "gpulock install slurm" + (f" --node {options.node}" if options.node else "")
         self.paths = current_hooks(settings)
 
     def checks(self) -> list[Check]:
@@ -122,7 +122,7 @@ class SlurmChecks:
 
     def trial(self) -> Iterator[Finding]:
         """Start each hook as a test, that of a task as a user."""
-        return check_trial(self.settings, lambda: try_slurm_hooks(self.paths), self.again)
+        return check_trial(self.settings, lambda: try_slurm_hooks(self.paths), _AGAIN)
 
     def release(self) -> Iterator[Finding]:
         """Look whether this node's Slurm is one that gpulock was run on."""
@@ -155,12 +155,12 @@ class SlurmChecks:
         try:
             _ = self.items
         except InstallError as reason:
-            yield fault(str(reason), f"then {self.again}")
+            yield fault(str(reason), f"then {_AGAIN}")
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change on this node."""
         own = [one for one in self.items if not isinstance(one, SlurmConfItem)]
-        return check_items(own, self.again)
+        return check_items(own, _AGAIN)
 
     def in_force(self) -> Iterator[Finding]:
         """Name the keys of slurm.conf that are not as the hooks need them."""

@@ -33,11 +33,8 @@ VERIFIER: Final = "prolog/sge-jsv"
 class ClusterOptions:
     """What the manager asks for; without queues all of the cluster's, which is for a removal."""
 
-    queues: tuple[str, ...] = ()
-    complex: str = "gpu"
     config: Path = Path(DEFAULT_PATH)
-    sge_root: str = ""
-    sge_cell: str = ""
+    queues: tuple[str, ...] = ()
 
 
 class ClusterInstaller(NodePart):
@@ -46,9 +43,8 @@ class ClusterInstaller(NodePart):
     def __init__(self, options: ClusterOptions) -> None:
         super().__init__(options.config, "sge")
         self.options = options
-        where = (options.sge_root, options.sge_cell)
-        execd = find_own_execd(self.settings, self.given, *where)
-        self.site = find_sge_site(self.settings, self.given, execd, *where)
+        execd = find_own_execd(self.settings, self.given)
+        self.site = find_sge_site(self.settings, self.given, execd)
         self.qconf = self.site.qconf()
         self.current = current_hooks(self.settings).folder
 
@@ -63,7 +59,7 @@ class ClusterInstaller(NodePart):
                 raise InstallError(
                     f"there is no queue {queue} (there is: {known}); make it: {make}"
                 )
-        lines = cluster_complexes(self.settings, self.options.complex)
+        lines = cluster_complexes(self.settings)
         check_complexes(read_complexes(self.qconf), lines)
         for queue in self.options.queues:
             self.note_site_hooks(queue)

@@ -65,15 +65,10 @@ Echo = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SgeOptions:
-    """What the administrator asks for; what is None or empty is found out."""
+    """What the administrator asks for."""
 
-    gpus: int | None = None
-    complex: str = "gpu"
-    map: str = ""
-    host: str = ""
     config: Path = Path(DEFAULT_PATH)
-    sge_root: str = ""
-    sge_cell: str = ""
+    map: str = ""
     profile: Path = PROFILE
     enroot: bool = False
     podman: bool = False
@@ -109,11 +104,11 @@ class SgeInstaller(NodePart):
     def __init__(self, options: SgeOptions, echo: Echo) -> None:
         super().__init__(options.config, "sge")
         self.options = options
-        where = (options.sge_root, options.sge_cell)
-        self.execd = find_own_execd(self.settings, self.given, *where)
-        self.site = find_sge_site(self.settings, self.given, self.execd, *where)
+        self.execd = find_own_execd(self.settings, self.given)
+        self.site = find_sge_site(self.settings, self.given, self.execd)
+        self.complex = self.settings.sge_complexes[0]
         qconf = self.site.qconf()
-        name = sge_host_name(qconf, options.host)
+        name = sge_host_name(qconf)
         report = HostReport(qconf, name, self.execd, echo)
         self.host = SgeHost(qconf, name, current_hooks(self.settings).folder, report)
         self.lines = effective_host_conf(qconf, name)
@@ -121,10 +116,12 @@ class SgeInstaller(NodePart):
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
         options = self.options
-        gpus = self.count_gpus(options.gpus, needed=True)
+        gpus = self.count_gpus()
+        if not gpus:
+            raise InstallError("the driver shows no GPU; look at the driver, or set EXPECTED_GPUS")
         settings = self.settings_item(gpus)
         self.note(describe_drop_env())
-        complexes = cluster_complexes(self.settings, options.complex)
+        complexes = cluster_complexes(self.settings)
         table = read_complexes(self.host.qconf)
         check_complexes(table, complexes)
         positions = self.card_map(table)
@@ -141,23 +138,17 @@ class SgeInstaller(NodePart):
 
     def settings_item(self, gpus: int) -> SettingsFile:
         """Return the settings file, which names Grid Engine and the shepherd that ours becomes."""
-        options, names = self.options, self.settings.sge_complexes
-        if "SGE_COMPLEXES" in self.given and options.complex not in names:
-            raise InstallError(
-                f"{options.config}: SGE_COMPLEXES={' '.join(names)} lacks {options.complex}:"
-                " its jobs would get no lock; add it"
-            )
         real = tried_sge_shepherd(self.settings, self.site, self.execd, self.lines)
-        keys = {"EXPECTED_GPUS": str(gpus), **self.site.keys(), "SGE_COMPLEXES": options.complex}
+        keys = {"EXPECTED_GPUS": str(gpus), **self.site.keys(), "SGE_COMPLEXES": self.complex}
         return self.settings_file_item({**keys, "SGE_SHEPHERD": str(real)})
 
     def card_map(self, table: Mapping[str, str]) -> CardMap:
         """Return the map of an RSMAP's ids, by which gpulock is known to be here."""
         options, state_dir = self.options, self.settings.state_dir
         cards = known_cards(state_dir)
-        if is_rsmap(table.get(options.complex, "")):
-            value = read_amounts(self.host).get(options.complex, "")
-            which = (self.host.name, options.complex, value, options.map)
+        if is_rsmap(table.get(self.complex, "")):
+            value = read_amounts(self.host).get(self.complex, "")
+            which = (self.host.name, self.complex, value, options.map)
             cards = mapped_cards(self.settings, *which)
         text = format_card_map(self.host.name, cards)
         return CardMap(state_dir, text, self.host.name, self.host.qconf.run)
@@ -178,19 +169,19 @@ class SgeInstaller(NodePart):
         """Return how many of each complex this host has; a number that stands there stays."""
         here, found = read_amounts(self.host), read_node_devices(self.settings)
         items: list[Item] = []
-        counts = {self.options.complex: plain_amount(self.settings, self.options.complex, gpus)}
+        counts = {self.complex: plain_amount(self.settings, self.complex, gpus)}
         for name, kind in self.settings.sge_kinds.items():
             if kind:
                 counts[name] = count_complex(found, self.settings, name)
         for name, count in counts.items():
-            now, asked = here.get(name), self.options.gpus and name == self.options.complex
+            now = here.get(name)
             if is_rsmap(table.get(name, "")):
                 continue
-            if asked or (now is None and count):
+            if now is None and count:
                 items.append(Amount(self.host, name, count, (cluster,)))
             elif now is not None and now != str(count):
-                stays = f"complex_values {name} of host {self.host.name} stays {now}"
-                self.note(f"{stays}, though it has {count}; --gpus sets the number of GPUs")
+                element = f"{name}={count} {self.host.name}"
+                self.note(f"{name}={now} stays: qconf -mattr exechost complex_values {element}")
         return items
 
     def note_other_queues(self) -> None:
@@ -205,7 +196,7 @@ class SgeInstaller(NodePart):
     def try_line(self) -> str:
         """Return the job by which an ordinary user sees the mask."""
         queues = [*hooked_queues(self.host), "QUEUE"]
-        job = f"-q {queues[0]}@{self.host.name} -l {self.options.complex}=1 -b y -j y"
+        job = f"-q {queues[0]}@{self.host.name} -l {self.complex}=1 -b y -j y"
         return f"qsub {job} /usr/bin/printenv CUDA_VISIBLE_DEVICES"
 
 

@@ -28,9 +28,12 @@ def read_node_devices(settings: Settings) -> list[Device]:
         return []
 
 
-def cluster_complexes(settings: Settings, name: str) -> dict[str, str]:
-    """Return the line of each complex that jobs and the load sensor need: of `name`, of kinds."""
-    counted = [name, *(one for one, kind in settings.sge_kinds.items() if kind)]
+def cluster_complexes(settings: Settings) -> dict[str, str]:
+    """Return the line of each complex that jobs and the load sensor need."""
+    counted = [
+        settings.sge_complexes[0],
+        *(one for one, kind in settings.sge_kinds.items() if kind),
+    ]
     lines = {one: f"{one} {one} {CONSUMABLE}" for one in counted}
     return lines | {one: f"{one} {one} {_LOAD_VALUE}" for one in REPORTED}
 

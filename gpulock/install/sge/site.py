@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where this node's Grid Engine is: from the settings, or from the execd that runs here.
 
-The environment of the caller is not used: it may lead to another cell than this node's.
+The environment of the caller may lead to another cell: it counts where no execd runs.
 """
 
 from __future__ import annotations
@@ -81,46 +81,32 @@ def find_execd(execds: list[SchedulerDaemon], root: str, cell: str) -> Scheduler
     return fitting[0] if fitting else None
 
 
-def find_own_execd(
-    settings: Settings, given: frozenset[str], root: str = "", cell: str = ""
-) -> SchedulerDaemon | None:
-    """Return the execd that was asked for or is in the settings; raise InstallError."""
-    root = root or (settings.sge_root if "SGE_ROOT" in given else "")
-    cell = cell or (settings.sge_cell if "SGE_CELL" in given else "")
+def find_own_execd(settings: Settings, given: frozenset[str]) -> SchedulerDaemon | None:
+    """Return the execd of the settings' cell, of any where they name none; raise InstallError."""
+    root = settings.sge_root if "SGE_ROOT" in given else ""
+    cell = settings.sge_cell if "SGE_CELL" in given else ""
     return find_execd(find_execds(), root, cell)
 
 
 def find_sge_site(
-    settings: Settings,
-    given: frozenset[str],
-    execd: SchedulerDaemon | None,
-    root: str = "",
-    cell: str = "",
+    settings: Settings, given: frozenset[str], execd: SchedulerDaemon | None
 ) -> SgeSite:
-    """Return the site: settings that were `given`, then what was asked for, then execd's.
+    """Return the site: settings that were `given`, then execd's; without execd the caller's.
 
-    Raises InstallError where nothing names SGE_ROOT, or two disagree.
+    Raises InstallError where nothing names SGE_ROOT.
     """
-    env = execd.env if execd else {}
-    chosen = {"SGE_ROOT": root, "SGE_CELL": cell}
-    for name, value in chosen.items():
-        known = str(getattr(settings, name.lower())) if name in given else ""
-        if value and known and value != known:
-            raise InstallError(f"{settings.path} says {name}={known}, not {value}; change it there")
+    env = execd.env if execd else os.environ
 
     def pick(name: str, default: str = "") -> str:
         known = str(getattr(settings, name.lower())) if name in given else ""
-        return known or chosen.get(name, "") or env.get(name, "") or default
+        return known or env.get(name, "") or default
 
-    root = pick("SGE_ROOT")
+    root, cell = pick("SGE_ROOT"), pick("SGE_CELL", "default")
     if not root:
-        raise InstallError(
-            "no execd runs here and SGE_ROOT is not known; start it, or use --sge-root"
-        )
+        raise InstallError("no execd runs here and SGE_ROOT is not known; start it, or set that")
     folder = settings.sge_binaries or find_sge_binaries(Path(root), execd)
-    chosen_cell = pick("SGE_CELL", "default")
     own = {name: env[name] for name in ("SGE_QMASTER_PORT", "SGE_EXECD_PORT") if env.get(name)}
-    return SgeSite(root, chosen_cell, folder, {**read_cell_ports(root, chosen_cell), **own})
+    return SgeSite(root, cell, folder, {**read_cell_ports(root, cell), **own})
 
 
 def tried_sge_shepherd(

@@ -47,7 +47,7 @@ LOOK_AT_LIST: Final = (
     "run slurmd -G and read its errors: with AutoDetect=nvml the loader must find libnvidia-ml.so"
     " (ldconfig), else look at NodeName= and File= in gres.conf"
 )
-MEANING, NODE = "gres_meaning", "node"  # keys of the map that no hook reads
+MEANING: Final = "gres_meaning"  # a key of the map that no hook reads
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ def read_gres_list(site: SlurmSite) -> GresList:
     if any(entries != lists[0] for entries in lists):
         raise InstallError(
             f"the nodes of this machine ({' '.join(site.nodes)}) have different GPUs in gres.conf,"
-            " and there is one map: name one by --node, and give the others settings of their own"
+            " and there is one map: set SLURM_CONF to the file of one, and give the others settings"
+            " of their own"
         )
     return GresList(*lists[0], parse_counted_types(texts[0]))
 
@@ -152,15 +153,11 @@ def slurm_map_text(
     source: GresSource | None,
     places: list[str],
     shared: Sequence[str] = (),
-    node: str = "",
 ) -> str:
-    """Return the text of the map; `shared` are the GRES that are parts of its devices; pure.
-
-    `node` is what slurmd was asked for, where the administrator named it.
-    """
+    """Return the text of the map; `shared` are the GRES that are parts of its devices; pure."""
     pairs = [(GRES_CONF, str(source.path) if source else "")]
     pairs += [(VERSION, source.version), (MEANING, source.meaning)] if source else []
-    pairs += [(key, text) for key, text in ((NODE, node), (SHARED, " ".join(shared))) if text]
+    pairs += [(SHARED, " ".join(shared))] if shared else []
     pairs += [(str(number), place) for number, place in enumerate(places)]
     return f"{LINE}\n{kv.encode_pairs(pairs)}"
 

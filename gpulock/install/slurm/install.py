@@ -46,10 +46,8 @@ NO_GRES: Final = (
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """What the administrator asks for; what is None or empty is found out."""
+    """What the administrator asks for."""
 
-    gpus: int | None = None
-    node: str = ""
     config: Path = Path(DEFAULT_PATH)
     spank: bool = False
     enroot: bool = False
@@ -65,7 +63,7 @@ class SlurmInstaller(NodePart):
         super().__init__(options.config, "slurm")
         self.options = options
         self.slurmds = slurmds_of_site(find_slurmds(), self.settings)
-        self.site = find_slurm_site(self.settings, self.given, self.slurmds, options.node)
+        self.site = find_slurm_site(self.settings, self.given, self.slurmds)
         self.paths = current_hooks(self.settings)
         plugin = hooks_folder(self.settings) / PLUGIN
         self.plugin = SpankPlugin(plugin, self.paths.slurm_task, self.site)
@@ -103,10 +101,9 @@ class SlurmInstaller(NodePart):
 
     def settings_item(self) -> SettingsFile:
         """Return the settings file, with the keys that it lacks; it stays."""
-        options = self.options
-        gpus = self.count_gpus(options.gpus, needed=False)
+        gpus = self.count_gpus()
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
-        return self.settings_file_item(counted | self.way_to_slurm(), texts.NEW_SETTINGS)
+        return self.settings_file_item(counted | self.way_to_slurm())
 
     def node_items(self, positions: FileItem) -> list[Item]:
         """Return the hooks and what belongs to them, behind the map that they read."""
@@ -155,7 +152,7 @@ class SlurmInstaller(NodePart):
         places, unread = gres.map_places(self.settings, wanted)
         if unread:
             self.note(unread)
-        text = gres.slurm_map_text(source, places, listed.shared, self.options.node)
+        text = gres.slurm_map_text(source, places, listed.shared)
         item = FileItem(Path(self.settings.state_dir, NAME), text)
         if source is not None:
             self.note_gres(source.path)

@@ -33,8 +33,7 @@ def renew_gres_map(config: Path, ask: bool) -> str:
     settings, given = current_settings(config)
     pairs = read_map_pairs(settings.state_dir)
     slurmds = slurmds_of_site(find_slurmds(), settings)
-    node = pairs.get(gres.NODE, "")
-    site = find_slurm_site(settings, given, slurmds, node)
+    site = find_slurm_site(settings, given, slurmds)
     source = gres.read_gres_source(site)
     places = [place for _, place in sorted(map_positions(pairs).items(), key=lambda p: int(p[0]))]
     shared = pairs.get(SHARED, "").split()
@@ -52,7 +51,7 @@ def renew_gres_map(config: Path, ask: bool) -> str:
             "slurmd has another list of GPUs in its files than in force, as far as is known:"
             " restart slurmd; or scontrol reconfigure, then gpulock install slurm"
         )
-    text = gres.slurm_map_text(source, places, shared, node)
+    text = gres.slurm_map_text(source, places, shared)
     item = FileItem(Path(settings.state_dir, NAME), text)
     if item.read() == text:
         return ""

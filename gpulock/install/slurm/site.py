@@ -179,15 +179,12 @@ def _fatal_message(done: subprocess.CompletedProcess[str]) -> str:
     return f"{fatal}{message}"[:_MESSAGE] or "; ".join(errors)[:_MESSAGE] or _last_output_line(done)
 
 
-def find_slurm_site(
-    settings: Settings, given: frozenset[str], slurmds: list[Slurmd], node: str = ""
-) -> SlurmSite:
+def find_slurm_site(settings: Settings, given: frozenset[str], slurmds: list[Slurmd]) -> SlurmSite:
     """Return this node's Slurm: settings that were `given`, then what slurmd was started with.
 
-    `slurmds` are those of this site (see `belonging`). Raises InstallError where there is no Slurm,
-    or `node` is none of those that run here.
+    `slurmds` are those of this site. Raises InstallError where there is no Slurm.
     """
-    confs = {slurmd.conf for slurmd in slurmds if not node or slurmd.node in ("", node)}
+    confs = {slurmd.conf for slurmd in slurmds}
     if len(confs) > 1:
         raise InstallError(
             f"slurmds with different files run here ({' '.join(sorted(confs))}); set SLURM_CONF"
@@ -197,9 +194,6 @@ def find_slurm_site(
         Path(conf) if conf else next((p for p in (DEFAULT_CONF, FETCHED_CONF) if p.is_file()), None)
     )
     named = tuple(sorted({slurmd.node for slurmd in slurmds if slurmd.node}))
-    if node and named and node not in named:
-        raise InstallError(f"the slurmd that runs here is node {' '.join(named)}, not {node}")
-    nodes = (node,) if node else named
     beside = [slurmd.program.parent for slurmd in slurmds]
     clients = [Path(settings.slurm_binaries)]
     named_by_hand = "SLURM_BINARIES" in given  # which the hooks would believe
@@ -212,8 +206,8 @@ def find_slurm_site(
         vouched = with_sibling_folders([Path(settings.slurm_binaries)]) if named_by_hand else []
         doubtful = [path for path in (program, scontrol) if path.parent not in vouched]
         check_slurm_programs(doubtful, slurmds[0].owners)
-    libraries = next((one.libraries for one in slurmds if not node or one.node in ("", node)), "")
-    return SlurmSite(scontrol.parent, program, path, nodes, libraries=libraries)
+    libraries = slurmds[0].libraries if slurmds else ""
+    return SlurmSite(scontrol.parent, program, path, named, libraries=libraries)
 
 
 def list_other_nodes(shown: str, named: Collection[str], host: str) -> list[str]:

@@ -39,14 +39,6 @@ RESTART: Final = (
     "Then restart slurmd on these nodes, and slurmctld. A `scontrol reconfigure` between this",
     "change and the restart ends every slurmd with a fatal error (22.05).",
 )
-NEW_SETTINGS: Final = """\
-# gpulock's settings on this node, KEY=VALUE; `gpulock config` explains every key.
-# written by gpulock install slurm
-#SLURM_DEVICE_SELECTION=slurm  slurm, or gpulock (gres.conf: Flags=no_gpu_env) picks the devices
-#SLURM_WAIT=15                 seconds to wait for a device that Slurm gave and a lock still holds
-#HIDE_UNREQUESTED=yes          an empty mask for jobs that asked for no GPU
-#QUARANTINE_ON=xid missing     what takes a GPU out of service (gpulockd; docs/quarantine.md)
-"""
 
 
 @dataclass(frozen=True)

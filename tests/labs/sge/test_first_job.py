@@ -164,12 +164,11 @@ def forget_all(node: Node, said: str) -> None:
 def test_a_manager_installs_the_clusters_part_from_the_masters_machine(node: Node) -> None:
     """No file is left there, and no execd runs to say which cell it is."""
     sge = node.sge
-    where = ("--sge-root", sge.env["SGE_ROOT"], "--sge-cell", sge.env["SGE_CELL"])
-    master = Node(sge, sge.master)
-    assert "installed: sge --cluster" in master.install_cluster(*where)
+    master = Node(sge, sge.master, {name: sge.env[name] for name in ("SGE_ROOT", "SGE_CELL")})
+    assert "installed: sge --cluster" in master.install_cluster()
     assert f"[@gpulock=root@{PREFIX}/current/prolog/drop-env" in node.objects()["-sq gpu.q"]
-    assert "uninstalled: sge --cluster" in master.uninstall("--cluster", *where)
-    assert not sge.path_in(sge.master, "/var/lib/gpulock/install").exists()
+    assert "uninstalled: sge --cluster" in master.uninstall("--cluster")
+    assert not sge.path_in(sge.master, "/var/lib/gpulock/install.lock").exists()
 
 
 def test_the_verifier_is_named_where_qmaster_is_and_keeps_its_program(node: Node) -> None:

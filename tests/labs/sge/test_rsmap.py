@@ -137,10 +137,10 @@ def test_the_installer_asks_which_gpu_each_id_is_and_takes_no_guess(
     config.write_text(config.read_text().replace("=gpu gpuj", "=card"))
     node.sge.set_exechost(NODE, f"slots=16,card={GRANTED}")
     objects = node.objects()
-    assert "say which GPU each id is" in node.install("--complex", "card")
+    assert "say which GPU each id is" in node.install()
     assert node.objects() == objects
 
-    node.install("--complex", "card", "--map", ",".join(f"{card}={n}" for card, n in MAP.items()))
+    node.install("--map", ",".join(f"{card}={n}" for card, n in MAP.items()))
     _, text = node.run("-l", "card=2", script=SHOW)
     assert_own(text, 2)
     state, what, _ = node.doctor()["complex_values"]

@@ -111,10 +111,11 @@ def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
     site.edit("sc", "#name", "card card RSMAP <= YES YES NONE 0\n#name")
     line = next(one for one in site.show("se").splitlines() if one.startswith("complex_values"))
     site.edit("se", line, f"complex_values        {theirs}")
+    site.config.write_text(f"{site.config.read_text()}SGE_COMPLEXES=card\n")
     with pytest.raises(InstallError, match="GPU1=0,GPU2=1"):
-        site.parts(complex="card")
-    site.install_cluster(complex="card")
-    site.install(complex="card", map="GPU1=1,GPU2=0")
+        site.parts()
+    site.install_cluster()
+    site.install(map="GPU1=1,GPU2=0")
     (state,) = site.root.glob(f"**/{NAME}")
     _, cards = read_card_map(str(state.parent))
     assert [*cards] == [("card", "GPU1"), ("card", "GPU2")]

@@ -163,9 +163,10 @@ def test_without_execd_the_shepherd_is_below_sge_root(
     folder = site.root / "root/bin/lx-arm64"
     folder.parent.mkdir()
     folder.symlink_to(site.root / "sge")
-    options = site.options(sge_root=str(site.root / "root"), profile=site.root / "none")
+    monkeypatch.setenv("SGE_ROOT", str(site.root / "root"))
+    options = site.options(profile=site.root / "none")
 
-    site.install_cluster(sge_root=options.sge_root)
+    site.install_cluster()
     site.run(SgeInstaller(options, ignore).parts(), Wanted.PRESENT)
 
     assert f"SGE_SHEPHERD={site.root}/sge/sge_shepherd\n" in site.config.read_text()
@@ -386,13 +387,6 @@ def test_a_complex_with_a_default_is_refused(site: Site) -> None:
 
     with pytest.raises(InstallError, match="default is 1"):
         site.parts()
-
-
-def test_a_complex_that_the_settings_do_not_name_is_refused(site: Site) -> None:
-    site.config.write_text(site.config.read_text() + "SGE_COMPLEXES=gpu\n")
-
-    with pytest.raises(InstallError, match="lacks gpuj"):
-        site.parts(complex="gpuj")
 
 
 def test_a_key_that_stands_in_the_settings_is_kept() -> None:

@@ -36,7 +36,7 @@ class Site:
             [
                 node.install,
                 lambda: node.install(write_conf=True),
-                lambda: node.install(write_conf=True, gpus=8),
+                lambda: node.install(write_conf=True, installed_everywhere=True),
                 node.uninstall,
                 lambda: node.uninstall(write_conf=True),
                 lambda: node.uninstall(write_conf=True, force=True),

@@ -140,13 +140,6 @@ def test_slurmds_of_another_cluster_on_this_machine_are_left_out(tmp_path: Path)
     )
 
 
-def test_a_node_that_does_not_run_here_is_refused(tmp_path: Path) -> None:
-    daemon = Daemon(1, programs(tmp_path), "", "n1")
-
-    with pytest.raises(InstallError, match="is node n1, not n2"):
-        find_slurm_site(Settings({}), frozenset(), [daemon], "n2")
-
-
 # --- which hooks are in force --------------------------------------------------------------------
 
 

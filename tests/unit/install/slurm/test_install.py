@@ -15,8 +15,6 @@ from gpulock.install.items import Wanted, run_items
 from gpulock.install.node_part import add_settings
 from gpulock.install.slurm import install
 from gpulock.install.slurm.site import Slurmd
-from gpulock.install.slurm.texts import NEW_SETTINGS
-from gpulock.node.settings import parse_settings
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
 from tests.support.install_site import ignore, tree
 from tests.support.slurm_node import SlurmNode, told
@@ -70,25 +68,12 @@ def test_slurms_own_files_are_never_written(node: SlurmNode) -> None:
     assert tree(node.conf.parent) == before
 
 
-def test_a_node_without_settings_gets_a_file_that_explains_itself() -> None:
-    text = add_settings(None, {"EXPECTED_GPUS": "8"}, "slurm", NEW_SETTINGS)
-
-    assert "#SLURM_DEVICE_SELECTION=slurm" in text
-    assert text.endswith("\nEXPECTED_GPUS=8\n")
-    assert parse_settings(text, "x").expected_gpus == 8
-
-
 def test_settings_that_are_there_are_kept_and_get_what_they_lack() -> None:
-    text = add_settings(
-        "EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8", "SLURM_CONF": "/c"}, "slurm", NEW_SETTINGS
-    )
+    text = add_settings("EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8", "SLURM_CONF": "/c"}, "slurm")
 
     assert text.startswith("EXPECTED_GPUS=4\n# written by")
     assert text.endswith("\nSLURM_CONF=/c\n")
-    assert (
-        add_settings("EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8"}, "slurm", NEW_SETTINGS)
-        == "EXPECTED_GPUS=4"
-    )
+    assert add_settings("EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8"}, "slurm") == "EXPECTED_GPUS=4"
 
 
 def test_a_file_with_a_key_that_is_not_known_is_corrected_before_an_installation(
@@ -118,7 +103,7 @@ def test_no_hook_goes_by_a_map_whose_gres_conf_changed_while_it_is_installed(
     parts = node.parts()
     node.conf.with_name("gres.conf").write_text("# another\n")
 
-    run_items(parts.items, Wanted.PRESENT, node.root / "node/state/install", ignore)
+    run_items(parts.items, Wanted.PRESENT, node.root / "node/state", ignore)
 
     with pytest.raises(Refusal, match="changed, and nobody has compared"):
         read_gres_map(str(node.map.parent))

@@ -8,7 +8,6 @@ from functools import cached_property
 
 from gpulock.install.doctor.check import DRIVER, Check, Finding, fact, fault, warning
 from gpulock.install.slurm import gres
-from gpulock.install.slurm.counted import count_gres_type, counts_no_places
 from gpulock.install.slurm.install import NO_GRES
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
@@ -16,7 +15,6 @@ from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import gres_map_device_name
-from gpulock.slurm.request import SHARD
 
 
 class GresChecks:
@@ -37,8 +35,7 @@ class GresChecks:
             "ConstrainDevices": self.constrained,
             "gres.conf": self.flags,
             "order of gres.conf": self.order,
-            "gres/shard, gres/mps": self.shares,
-            "counted GRES": self.counted,
+            "uncounted GPUs": self.uncounted,
         }
         return [Check(name, look, ("Slurm", DRIVER)) for name, look in looks.items()]
 
@@ -111,43 +108,10 @@ class GresChecks:
             do = f"{order_gres_files(entries, real)}; or ConstrainDevices=yes; restart slurmd"
         yield fault(what, f"{do}, then gpulock install slurm")
 
-    def shares(self) -> Iterator[Finding]:
-        """Look whether jobs can have the parts of GPUs that slurmd gives out."""
-        shared = self.listed.shared if gres.counts_by_gres(self.settings) else ()
-        if not shared or self.settings.slurm_shards != "share":
-            return
-        name = f"gres/{', gres/'.join(shared)}"
-        if not self.by_slurm:
-            what = "SLURM_SHARDS=share, with SLURM_DEVICE_SELECTION=gpulock: such jobs are refused"
-            yield fault(what, "set SLURM_DEVICE_SELECTION=slurm", name)
-        elif shared != (SHARD,):
-            what = "shard jobs share a card's lock, but a job that asks for mps ends at once"
-            yield warning(what, "take mps out: beside it 22.05 tells no shard job's card", name)
-
-    def counted(self) -> Iterator[Finding]:
-        """Compare what Slurm counts with what this node has; by type, where gpulock selects."""
-        if self.by_slurm:
-            yield from self.uncounted()
-            return
-        here = Node(self.settings).devices_if_driver()
-        by_position = gres.counts_by_gres(self.settings)
-        counted = {} if by_position else self.listed.counted
-        names = ["gpu"] if by_position else self.settings.slurm_gres
-        for name, count in (gres.count_typed_gpus(self.listed.entries) | counted).items():
-            gres_name, _, word = name.partition(":")
-            there = count_gres_type(here, self.settings, word)
-            if gres_name in names and count != there:
-                more = "jobs are sent back" if there else "such jobs fail"
-                more = "such jobs get other GPUs" if by_position else more
-                becomes = more if count > there else "no job gets the rest"
-                what = f"Slurm counts {count} of {name}, this node has {there}: {becomes}"
-                yield warning(what, f"Count={there} in gres.conf and Gres=; restart all daemons")
-        if counts_no_places(self.settings, here, counted):
-            what = "SHARES is set, and Slurm counts no places: no job can ask for one"
-            yield warning(what, "docs/requests.md has the lines for slurm.conf and gres.conf")
-
     def uncounted(self) -> Iterator[Finding]:
-        """Tell the GPUs that Slurm gives to nobody."""
+        """Tell the GPUs that Slurm gives to nobody, where it gives them by position."""
+        if not self.by_slurm:
+            return
         positions = gres.gres_positions(self.listed.entries)
         places = gres.GresDeviceFiles(self.settings).devices_of_positions(positions)
         shown = Node(self.settings).devices_if_driver()

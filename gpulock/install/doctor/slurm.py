@@ -31,7 +31,7 @@ from gpulock.install.slurm.configured_hooks import (
     misplaced_program,
 )
 from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
-from gpulock.install.slurm.plugstack import find_plugstack, plugstack_fault
+from gpulock.install.slurm.plugstack import find_plugstack
 from gpulock.install.slurm.site import (
     SlurmError,
     find_slurmds,
@@ -202,16 +202,13 @@ class SlurmChecks:
         stack, own = find_plugstack(self.conf, self.installer.site.conf), self.installer.plugin
         if not stack.ours and stack.pyxis is None:
             return
-        if wrong := plugstack_fault(stack, own.path):
-            if stack.pyxis and not stack.ours:
-                wrong = f"{stack.pyxis.file}: pyxis starts TaskProlog inside its containers"
-            do = "gpulock install slurm --spank --dry-run shows the lines for plugstack.conf"
-            yield fault(wrong, do)
+        if not stack.is_right(own.path):
+            what = f"{stack.path} has gpulock's plugin not as it must be around pyxis"
+            yield fault(what, "gpulock install slurm --spank --dry-run shows the lines")
         elif own.path.exists() and (why := why_untrusted_program(own.path, (0, os.geteuid()))):
             yield fault(why, "let root alone change it: each task loads it")
         elif task := self.conf.get(TASK):
-            pyxis = "inside containers of pyxis it fails" if stack.pyxis else "it runs as well"
-            what = f"TaskProlog={task}: {pyxis}"
+            what = f"TaskProlog={task} runs as well, and fails inside containers of pyxis"
             yield warning(what, "take it out of slurm.conf: the SPANK plugin runs gpulock's")
 
     def tracking(self) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Final
 
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError
-from gpulock.install.slurm.counted import parse_counted_types
 from gpulock.install.slurm.site import SlurmError, SlurmSite, list_other_nodes
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_node_lines
 from gpulock.node import devices
@@ -93,22 +91,12 @@ def gres_positions(entries: Iterable[GresEntry]) -> list[tuple[str, ...]]:
     return [files for entry in entries for files in entry.positions]
 
 
-def count_typed_gpus(entries: Iterable[GresEntry]) -> dict[str, int]:
-    """Return how many positions each type of gres/gpu has, as `gpu:h200`; pure."""
-    found: Counter[str] = Counter()
-    for entry in entries:
-        if entry.type:
-            found[f"{_GPU}:{entry.type}"] += len(entry.positions)
-    return dict(found)
-
-
 @dataclass(frozen=True)
 class GresList:
-    """What slurmd lists: its GPUs, the GRES that are parts of them, and what it only counts."""
+    """What slurmd lists: its GPUs, and the GRES that are parts of them."""
 
     entries: list[GresEntry]
     shared: tuple[str, ...]
-    counted: dict[str, int]
 
 
 def read_gres_list(site: SlurmSite) -> GresList:
@@ -124,7 +112,7 @@ def read_gres_list(site: SlurmSite) -> GresList:
             " and there is one map: set SLURM_CONF to the file of one, and give the others settings"
             " of their own"
         )
-    return GresList(*lists[0], parse_counted_types(texts[0]))
+    return GresList(*lists[0])
 
 
 def find_unlisted_gpus(site: SlurmSite) -> str:

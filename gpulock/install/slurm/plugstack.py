@@ -7,6 +7,7 @@ The file is the cluster's, and only read. slurmstepd calls the plugins in the or
 from __future__ import annotations
 
 import glob
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -49,6 +50,18 @@ class PlugStack:
         """The line of pyxis."""
         return next((entry for entry in self.entries if _PYXIS in entry.path.name), None)
 
+    def is_right(self, plugin: Path) -> bool:
+        """Say whether our line is above pyxis, and once more, with `again`, below it."""
+        if not all(entry.required and entry.path == plugin for entry in self.ours):
+            return False
+        letters = {True: "b", False: "a"}
+        order = "".join(
+            letters[AGAIN in entry.words] if entry in self.ours else "p"
+            for entry in self.entries
+            if entry in self.ours or entry == self.pyxis
+        )
+        return re.fullmatch("a[ab]*p.*b.*" if self.pyxis else "a[ab]*", order) is not None
+
 
 def find_plugstack(conf: SlurmConf, slurm_conf: Path | None) -> PlugStack:
     """Return the plugins of this node's Slurm; raise InstallError for a file that is unreadable."""
@@ -64,41 +77,18 @@ def read_plugstack(path: Path, depth: int = 0) -> list[SpankEntry]:
         return []
     if depth > _DEPTH:
         raise InstallError(f"{path}: include within include without end; look at it")
-    found: list[SpankEntry] = []
+    entries: list[SpankEntry] = []
     for line in read_slurm_file(path).decode("utf-8", "surrogateescape").splitlines():
         words = line.partition("#")[0].split()
         if len(words) < 2:  # noqa: PLR2004
             continue
         if words[0] == "include":
             for name in sorted(glob.glob(str(path.parent / words[1]))):
-                found += read_plugstack(Path(name), depth + 1)
+                entries += read_plugstack(Path(name), depth + 1)
         else:
-            found.append(SpankEntry(Path(words[1]), tuple(words[2:]), words[0] == "required", path))
-    return found
-
-
-def plugstack_fault(stack: PlugStack, plugin: Path) -> str:
-    """Return what is wrong with the lines of our plugin, nothing where all is right; pure."""
-    ours, pyxis = stack.ours, stack.pyxis
-    if not ours:
-        return f"{stack.path} does not name {plugin}"
-    if other := next(
-        (entry for entry in ours if entry.path.is_absolute() and entry.path != plugin), None
-    ):
-        return f"{other.file} names {other.path}, not {plugin}"
-    if not all(entry.required for entry in ours):
-        return f"{plugin} is not `required`: where it cannot be loaded, a refused job runs"
-    first = stack.entries.index(ours[0])
-    if AGAIN in ours[0].words:
-        return f"the first line of {plugin} says `{AGAIN}`: no task starts"
-    if pyxis is None:
-        return ""
-    at = stack.entries.index(pyxis)
-    if first > at:
-        return f"{plugin} comes below pyxis: its hook is not there inside a container"
-    if not any(AGAIN in entry.words for entry in stack.entries[at:] if entry in ours):
-        return f"no line `{plugin} {AGAIN}` below pyxis: what an image sets stands"
-    return ""
+            required = words[0] == "required"
+            entries.append(SpankEntry(Path(words[1]), tuple(words[2:]), required, path))
+    return entries
 
 
 def plugstack_page(
@@ -106,15 +96,14 @@ def plugstack_page(
 ) -> list[str]:
     """Return what to put into plugstack.conf, and to take out of slurm.conf; pure."""
     page: list[str] = []
-    if plugstack_fault(stack, plugin):
-        others = [entry for entry in stack.entries if entry not in stack.ours]
-        lines = [f"required {plugin}", *map(_entry_line, others)]
-        lines += [f"required {plugin} {AGAIN}"] if stack.pyxis else []
+    if not stack.is_right(plugin):
         page += [
-            f"Into {stack.path}, on every node and login node, in this order. {plugin}",
-            "must be there on all of them, login nodes too: without it no srun and sbatch works:",
+            f"Into {stack.path}, on every node and login node, as its first line and its last:",
             "",
-            *[f"    {line}" for line in lines],
+            f"    required {plugin}",
+            f"    required {plugin} {AGAIN}",
+            "",
+            "The file must be there on all of them: without it no srun and sbatch works.",
         ]
     if task.ours:
         page += [""] if page else []
@@ -123,8 +112,3 @@ def plugstack_page(
             f"runs {paths.slurm_task}. Inside a container of pyxis no TaskProlog works.",
         ]
     return page
-
-
-def _entry_line(entry: SpankEntry) -> str:
-    how = "required" if entry.required else "optional"
-    return " ".join([how, str(entry.path), *entry.words])

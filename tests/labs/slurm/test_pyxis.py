@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpulock.install.slurm.plugstack import PlugStack, plugstack_fault, read_plugstack
+from gpulock.install.slurm.plugstack import PlugStack, read_plugstack
 from tests.labs.slurm.enroot import SOURCES, cli_calls
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import occupied, wait_requeued
@@ -49,7 +49,7 @@ def test_without_the_plugin_a_step_in_a_container_does_not_start(slurm_gpus: Gpu
         assert (ran(done), done.returncode != 0) == (False, True), done
         assert ran(slurm_gpus.slurm.srun("slalice", "-w", NODE, "--gres=gpu:1", *RAN))
         stack = PlugStack(pyxis.plugstack, tuple(read_plugstack(pyxis.plugstack)))
-        assert "does not name" in plugstack_fault(stack, pyxis.plugin)
+        assert not stack.is_right(pyxis.plugin)
 
 
 @pytest.mark.short
@@ -59,7 +59,7 @@ def test_a_step_in_a_container_has_its_own_gpus_whatever_the_image_says(
 ) -> None:
     with with_pyxis(slurm_gpus, mode) as pyxis:
         stack = PlugStack(pyxis.plugstack, tuple(read_plugstack(pyxis.plugstack)))
-        assert plugstack_fault(stack, pyxis.plugin) == ""
+        assert stack.is_right(pyxis.plugin)
         slurm = slurm_gpus.slurm
         hold = "env | grep ^GPULOCK_DEVICES\nexec sleep 600\n"
         first = slurm.submit("slbob", "--gres=gpu:1", "-w", NODE, script=hold)

@@ -15,7 +15,6 @@ from gpulock.cli.cluster.prometheus_api import (
 )
 from gpulock.cli.cluster.sums import (
     ClusterSum,
-    UserSum,
     sum_by_model,
     sum_by_node,
     sum_by_user,
@@ -90,10 +89,12 @@ def format_cluster_tables(
 
 def cluster_count_cells(one: ClusterSum) -> list[Cell]:
     """Return the cells of COUNTS."""
-    others = ", ".join(f"{n} {table.state_cell(name).text}" for name, n in one.others.items())
+    others = ", ".join(
+        f"{format_parts(n)} {table.state_cell(name).text}" for name, n in one.others.items()
+    )
     colours = [table.COLOURS[name] for name in one.others]
     return [
-        Cell(str(one.devices)),
+        Cell(format_parts(one.devices)),
         state_count_cell(one.states[states.FREE], states.FREE),
         state_count_cell(one.states[states.HELD], states.HELD),
         state_count_cell(one.states[states.HELD_IDLE], states.HELD_IDLE),
@@ -108,11 +109,11 @@ def unknown_node_cells(node: ClusterNode) -> list[Cell]:
     return [*[Cell("-")] * 5, Cell(why, "red")]
 
 
-def cluster_user_cells(one: UserSum) -> list[Cell]:
+def cluster_user_cells(one: ClusterSum) -> list[Cell]:
     """Return the cells of USERS."""
     return [
         Cell(one.name),
-        Cell("-" if one.devices is None else format_parts(one.devices)),
+        Cell(format_parts(one.devices) if one.devices else "-"),
         state_count_cell(one.states[states.HELD_IDLE], states.HELD_IDLE),
         cluster_percent_cell(one.utilization),
         Cell(str(one.jobs)),
@@ -140,11 +141,11 @@ def format_cluster_totals(nodes: Sequence[ClusterNode], width: int) -> list[str]
     whole = sum_cluster_nodes(sum_by_node(nodes))
     split = any(device.profile for node in nodes for device in node.devices.values())
     names = [
-        table.paint_text(f"{count} {table.state_cell(name).text}", table.COLOURS[name])
+        table.paint_text(f"{count:.0f} {table.state_cell(name).text}", table.COLOURS[name])
         for name in reversed(states.STATES)
         if (count := whole.states[name]) or name == states.FREE
     ]
-    what = format_count(whole.devices, "device" if split else "GPU")
+    what = format_count(int(whole.devices), "device" if split else "GPU")
     return table.wrap_word_list(f"{format_count(len(nodes), 'node')}, {what}", names, width)
 
 
@@ -191,8 +192,8 @@ def format_cluster_json(
         "version": VERSION,
         "prometheus": redact_prometheus_url(parse_prometheus_url(url)),
         "totals": {
-            **whole.states,
-            "devices": whole.devices,
+            **{name: int(count) for name, count in whole.states.items()},
+            "devices": int(whole.devices),
             "nodes": len(nodes),
             "nodes_down": sum(not node.up for node in nodes),
             "places": places,
@@ -201,7 +202,12 @@ def format_cluster_json(
         "nodes": [cluster_node_entry(node, sums.get(node.name)) for node in shown],
         "models": [cluster_sum_entry("model", one) for one in sum_by_model(nodes)],
         "users": [
-            {**cluster_sum_entry("user", one), "jobs": one.jobs, "nodes": one.nodes}
+            {
+                **cluster_sum_entry("user", one),
+                "devices": whole_or_parts(one.devices) or None,
+                "jobs": one.jobs,
+                "nodes": one.nodes,
+            }
             for one in sum_by_user(nodes)
         ],
     }
@@ -219,12 +225,16 @@ def cluster_node_entry(node: ClusterNode, of: ClusterSum | None) -> dict[str, ob
     return {**own, **rest, "node": node.name}
 
 
-def cluster_sum_entry(what: str, one: ClusterSum | UserSum) -> dict[str, object]:
+def cluster_sum_entry(what: str, one: ClusterSum) -> dict[str, object]:
     """Return one sum."""
     use = round(one.utilization, 4) if one.utilization is not None else None
-    devices = None if one.devices is None else whole_or_parts(one.devices)
     counts = {name: whole_or_parts(count) for name, count in one.states.items()}
-    return {what: one.name, "devices": devices, "states": counts, "utilization": use}
+    return {
+        what: one.name,
+        "devices": whole_or_parts(one.devices),
+        "states": counts,
+        "utilization": use,
+    }
 
 
 def whole_or_parts(count: float) -> float:

@@ -21,38 +21,26 @@ TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN, states.STALE)
 class ClusterSum:
     """Devices that have something in common: how many in each state, and how busy they are.
 
+    Of a user a share counts as its part of a device; `jobs` and `nodes` are a user's.
     `utilization` is the mean of those that tell it, None where none does.
     """
 
     name: str
-    states: dict[str, int] = field(default_factory=lambda: dict.fromkeys(states.STATES, 0))
+    states: dict[str, float] = field(default_factory=lambda: dict.fromkeys(states.STATES, 0.0))
     utilization: float | None = None
+    jobs: int = 0
+    nodes: int = 0
 
     @property
-    def devices(self) -> int:
-        """Return how many there are."""
+    def devices(self) -> float:
+        """Return how many there are; 0 of a user the parts of whose shares nobody knows."""
         return sum(self.states.values())
 
     @property
-    def others(self) -> dict[str, int]:
+    def others(self) -> dict[str, float]:
         """Return those that are neither free nor held, by state."""
         usual = (states.FREE, states.HELD, states.HELD_IDLE)
         return {name: n for name, n in self.states.items() if n and name not in usual}
-
-
-@dataclass
-class UserSum:
-    """What a user holds: how many devices in each state, a share as its part of one.
-
-    `devices` is None where the part of no share is known.
-    """
-
-    name: str
-    states: dict[str, float] = field(default_factory=lambda: dict.fromkeys(states.STATES, 0.0))
-    devices: float | None = None
-    jobs: int = 0
-    nodes: int = 0
-    utilization: float | None = None
 
 
 def sum_by_node(nodes: Iterable[ClusterNode]) -> list[ClusterSum]:
@@ -61,7 +49,7 @@ def sum_by_node(nodes: Iterable[ClusterNode]) -> list[ClusterSum]:
     for node in nodes:
         if node.up and node.states is not None:
             one = sum_cluster_devices(node.name, list(node.devices.values()))
-            one.states = node.states
+            one.states = dict(node.states)
             found.append(one)
     return found
 
@@ -76,9 +64,9 @@ def sum_by_model(nodes: Iterable[ClusterNode]) -> list[ClusterSum]:
         for device in node.devices.values():
             if device.state is not None:
                 groups.setdefault(device.model or NO_MODEL, []).append(device)
-        for name, count in node.states.items():
+        for name, number in node.states.items():
             told = sum(device.state == name for device in node.devices.values())
-            unnamed.states[name] += max(0, count - told)
+            unnamed.states[name] += max(0, number - told)
     found = [
         sum_cluster_devices(name, devices) for name, devices in groups.items() if name != NO_MODEL
     ]
@@ -89,7 +77,7 @@ def sum_by_model(nodes: Iterable[ClusterNode]) -> list[ClusterSum]:
     return [*found, rest] if rest.devices else found
 
 
-def sum_by_user(nodes: Iterable[ClusterNode]) -> list[UserSum]:
+def sum_by_user(nodes: Iterable[ClusterNode]) -> list[ClusterSum]:
     """Return one sum a user who holds something, most devices first."""
     groups: dict[str, list[tuple[ClusterDevice, ClusterHolder]]] = {}
     for node in nodes:
@@ -98,27 +86,30 @@ def sum_by_user(nodes: Iterable[ClusterNode]) -> list[UserSum]:
                 user = holder.labels.get("user") or NO_USER
                 groups.setdefault(user, []).append((device, holder))
     found = [sum_user_holdings(name, holdings) for name, holdings in groups.items()]
-    return sorted(found, key=lambda one: (-(one.devices or 0), one.name))
+    return sorted(found, key=lambda one: (-one.devices, one.name))
 
 
 def sum_user_holdings(
     name: str, holdings: Sequence[tuple[ClusterDevice, ClusterHolder]]
-) -> UserSum:
+) -> ClusterSum:
     """Return what a user holds: a share is its part of the device."""
-    result = UserSum(name)
+    result = ClusterSum(name)
     jobs: set[tuple[str, ...]] = set()
     for device, holder in holdings:
-        if device.state is not None and holder.part is not None:
-            result.states[device.state] += holder.part
+        if device.state is not None:
+            result.states[device.state] += holder.part or 0.0
         keys = ("scheduler", "job_id", "task_id")
         local = device.node if holder.labels.get("scheduler") in ("process", "admin") else ""
         jobs.add((local, *(holder.labels.get(key, "") for key in keys)))
-    parts = [holder.part for _, holder in holdings if holder.part is not None]
-    result.devices = sum(parts) if parts else None
-    used = [holder.use for _, holder in holdings if holder.use is not None]
-    result.utilization = sum(used) / len(used) if used else None
+    result.utilization = mean_ratio([holder.use for _, holder in holdings])
     result.jobs, result.nodes = len(jobs), len({device.node for device, _ in holdings})
     return result
+
+
+def mean_ratio(values: Sequence[float | None]) -> float | None:
+    """Return the mean of those that are told, None where none is."""
+    told = [value for value in values if value is not None]
+    return sum(told) / len(told) if told else None
 
 
 def sum_cluster_nodes(sums: Iterable[ClusterSum]) -> ClusterSum:
@@ -142,6 +133,5 @@ def sum_cluster_devices(name: str, devices: Sequence[ClusterDevice]) -> ClusterS
     for one in devices:
         if one.state is not None:
             result.states[one.state] += 1
-    used = [one.utilization for one in devices if one.utilization is not None]
-    result.utilization = sum(used) / len(used) if used else None
+    result.utilization = mean_ratio([one.utilization for one in devices])
     return result

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ import pytest
 from gpulock.simulate.presets import PRESETS
 from gpulock.store.checks import CardChecks, write_card_checks
 from gpulock.store.quarantine import POLICY, QUARANTINE, write_device_note
-from tests.labs.prometheus.lab import SHORTER
+from tests.labs.prometheus.lab import RULES, SHORTER
 from tests.labs.prometheus.scene import Scene, scene
 from tests.support.dashboards import board_queries, shipped_boards
 
@@ -160,6 +161,14 @@ def test_the_choices_of_the_dashboards_are_not_empty(node: Scene) -> None:
 def test_dashboard_12239_shows_gpulocks_values(node: Scene) -> None:
     for one in BOARD_12239:
         assert node.server.wait(chosen(one, node, ""))
+
+
+@pytest.mark.parametrize("release", ["4.8", "4.9"])
+def test_every_name_of_dcgm_exporter_gives_series(node: Scene, release: str) -> None:
+    names = re.findall(r"- record: (DCGM_\w+)", (RULES / f"gpulock-dcgm-{release}.yml").read_text())
+    assert len(names) > 20
+    for name in names:
+        assert node.server.wait(name)
 
 
 def test_dashboard_12239_has_its_choices_and_each_gpu_once(node: Scene) -> None:

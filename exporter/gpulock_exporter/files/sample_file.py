@@ -4,8 +4,7 @@
 `gpulock.node.sample` has the table of fields and the reader. Beside the fields, a device's line has
 what the exporter itself goes on from after a restart: `credit`; `c.<counter>` with total, last
 reading and its time; `x.<xid>` with count and time. Numbers are written in full,
-so that a counter read back is never below what was served. A device that another one has taken
-the place of has a line like it that begins with `gone`.
+so that a counter read back is never below what was served.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 from gpulock.errors import one_line
 from gpulock.node.sample import (
     COUNT,
-    DEVICE_WORDS,
     FINISHED_LINE,
     LIST,
     LOST,
@@ -29,7 +27,6 @@ from gpulock.node.sample import (
     DeviceSample,
     Sample,
     is_claim_token,
-    parse_sample_fields,
 )
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.frame_decoder import UUID
@@ -41,7 +38,6 @@ from gpulock_exporter.state.monotonic import CounterReading, MonotonicCounter
 from gpulock_exporter.state.snapshot import DeviceProcesses, LostCard
 from gpulock_exporter.telemetry import DeviceTelemetry
 
-GONE = "gone"  # the first word of the line of a device that lost its place
 ROUNDING = 1e-9
 SHOWN_PIDS = 8  # of the foreign processes of a device
 
@@ -71,13 +67,9 @@ def sample_text(state: CollectorState, now: Moment, fault: str = "") -> str:
             },
         ),
     ]
-    here = memory.totals.places
-    for name, key in sorted(here.items()):
-        known = memory.totals.devices[key], state.devices.get(name), present.get(name)
+    for name, totals in sorted(memory.totals.devices.items()):
+        known = totals, state.devices.get(name), present.get(name)
         lines.append(" ".join(["device", name, *sample_device_words(*known)]))
-    for key, totals in memory.totals.devices.items():
-        if here.get(totals.device) != key:
-            lines.append(" ".join([GONE, totals.device, *sample_device_words(totals)]))
     for bus, lost in sorted(state.lost.items()):
         lines.append(f"{LOST} {bus} {lost.since!r} {one_line(lost.why)}")
     for token, accounts in memory.ledger.accounts.items():
@@ -109,7 +101,7 @@ def sample_device_words(
     energy = totals.counters.get("energy")
     values: dict[str, Any] = {
         **(vars(device) if device else {}),
-        "uuid": totals.key if totals.key != totals.device else None,
+        "uuid": totals.uuid,
         "index": totals.index,
         "looked": totals.looked,
         "busy": totals.busy if totals.observable else None,
@@ -176,13 +168,9 @@ def restore_exporter_memory(found: Sample | None, boot_id: str, now: float) -> E
     """Return what an exporter of this boot remembered; nothing of another boot or of later."""
     if found is None or found.boot_id != boot_id or (found.boottime or 0.0) > now:
         return ExporterMemory()
-    lost = [line for line in found.others if line[0] == GONE and len(line) > DEVICE_WORDS]
-    devices = [
-        restore_device_totals(line[1], DeviceSample(*parse_sample_fields("device", line[2:])), now)
-        for line in lost
-    ]
-    devices += [restore_device_totals(name, seen, now) for name, seen in found.devices.items()]
-    totals = TelemetryTotals({one.key: one for one in devices if one is not None}, found.driver)
+    restored = [restore_device_totals(name, seen, now) for name, seen in found.devices.items()]
+    devices = {one.device: one for one in restored if one is not None}
+    totals = TelemetryTotals(devices, found.driver)
     ledger = Ledger(
         {
             token: {name: restore_ledger_account(account, now) for name, account in of.items()}
@@ -203,8 +191,8 @@ def restore_device_totals(name: str, seen: DeviceSample, now: float) -> DeviceTo
     """Return the counters of one device, None where its line makes no sense."""
     if seen.looked is None or seen.looked > now:
         return None
-    key = seen.uuid if UUID.fullmatch(seen.uuid) else name
-    totals = DeviceTotals(key, name, seen.index or 0, seen.looked)
+    uuid = seen.uuid if UUID.fullmatch(seen.uuid) else ""
+    totals = DeviceTotals(name, uuid, seen.index or 0, seen.looked)
     if seen.busy is not None and seen.observed is not None:
         totals.observable = True
         sound = seen.busy <= seen.observed * (1 + ROUNDING)  # a sum of parts may be above theirs

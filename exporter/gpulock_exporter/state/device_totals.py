@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each device did in this boot: counters that never fall, whatever the frames say.
 
-By UUID, by lock id where there is none. Pure: a frame and the time go in, what each device did
+Pure: a frame and the time go in, what each device did
 since the last look comes out. Not observed is not idle: time that the driver did not tell of
 is in no counter.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,7 +20,6 @@ from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
 IDLE_RATIO = 0.01  # of a look: so much a desktop or a monitor works, and it is nobody's work
 KEPT_CREDIT = 5.0  # seconds that one look may tell of more than has passed since the last one
 LONGEST_LOOK = 120.0  # seconds that a driver remembers
-MOST_KNOWN = 256  # devices that are remembered
 MOST_XID = 9999
 BOARD_COUNTERS = (
     *("energy", "pcie_replays", "pcie_transmit", "pcie_receive"),
@@ -62,13 +60,13 @@ class XidCount:
 class DeviceTotals:
     """The counters of one device; times are CLOCK_BOOTTIME seconds.
 
-    `device` is the lock id of the place where it was last seen, `index` the number of its card in
+    `device` is its lock id, `uuid` empty where none is known, `index` the number of its card in
     this boot, `observable` whether the driver ever told whether it works. `counters` are by name:
     `energy`, `ecc.<name>`, `reason.<name>`, `nvlink_error.<kind>`.
     """
 
-    key: str
     device: str
+    uuid: str
     index: int
     looked: float
     observable: bool = False
@@ -163,7 +161,7 @@ def counter_readings(device: DeviceTelemetry) -> Iterator[tuple[str, str, float]
 
 
 class TelemetryTotals:
-    """All devices of this boot, by key; `at` is the last look, `places` has the key at each id.
+    """All devices of this boot, by lock id; `at` is the last look.
 
     `numbers` has the number of each card by its bus id: people know it by that, so that it stays
     the card's until the next boot, whichever cards leave the driver's list and come back.
@@ -172,13 +170,8 @@ class TelemetryTotals:
     def __init__(self, devices: Mapping[str, DeviceTotals] | None = None, driver: str = "") -> None:
         self.devices = dict(devices or {})
         self.driver = driver
-        self.places = {one.device: key for key, one in self.devices.items()}
         self.numbers = {card_bus_id(one.device): one.index for one in self.devices.values()}
         self.at: float | None = max((one.looked for one in self.devices.values()), default=None)
-
-    def of(self, device: str) -> DeviceTotals | None:
-        """Return the counters of the device at a lock id."""
-        return self.devices.get(self.places.get(device, ""))
 
     def number_cards(self, indexes: Mapping[str, int]) -> None:
         """Give cards that have none a number: the index of each, by bus id, or the lowest free."""
@@ -195,27 +188,25 @@ class TelemetryTotals:
     ) -> dict[str, DeviceActivity]:
         """Take a frame, its devices cleaned and by lock id; return what each did since its last.
 
-        A device that is seen for the first time did nothing yet.
+        A device that is seen for the first time did nothing yet. Where another one has its place,
+        by its UUID, that begins at 0. An instance that is gone is forgotten after a while.
         """
         at = self._time(frame.boottime, now)
         restarted = bool(self.driver and frame.driver and frame.driver != self.driver)
         self.driver = frame.driver or self.driver
         looks: dict[str, DeviceActivity] = {}
-        taken: set[str] = set()
         for name, device in devices.items():
-            key = self._key(name, device, taken)
-            taken.add(key)
-            totals = self.devices.get(key)
-            if totals is None:
-                totals = self.devices[key] = DeviceTotals(key, name, device.index, at)
-            if self.places.get(totals.device) == key:
-                del self.places[totals.device]  # it may be in another place now
-            totals.device = name
-            self.places[name] = key
+            totals = self.devices.get(name)
+            if totals is None or (totals.uuid and device.uuid not in ("", totals.uuid)):
+                totals = DeviceTotals(name, device.uuid, device.index, at)
+                self.devices[name] = totals
+            totals.uuid = device.uuid or totals.uuid
             looks[name] = totals.advance(device, at, restarted)
         for event in frame.xids:
             self._note(event, at)
-        self._forget(taken)
+        for name, totals in list(self.devices.items()):
+            if card_bus_id(name) != name and at - totals.looked > LONGEST_LOOK:
+                del self.devices[name]
         self.at = at
         return looks
 
@@ -224,29 +215,8 @@ class TelemetryTotals:
         last = self.at if self.at is not None else now - LONGEST_LOOK
         return told if last <= told <= now else max(now, last)
 
-    def _key(self, name: str, device: DeviceTelemetry, taken: set[str]) -> str:
-        """Return what a device is known by; one whose UUID is not told now keeps the one it had."""
-        known = self.places.get(name, name)
-        if not device.uuid:
-            return known if known not in taken else name
-        if device.uuid in taken:
-            return name
-        if known == name and name in self.devices and device.uuid not in self.devices:
-            # its UUID is known now; what was published by bus id stays as it was
-            totals = self.devices[device.uuid] = copy.deepcopy(self.devices[name])
-            totals.key = device.uuid
-        return device.uuid
-
     def _note(self, event: Xid, at: float) -> None:
         """Count an XID, also of a device that has gone since: that is what some of them tell."""
-        totals = self.devices.get(event.uuid) or self.of(event.uuid)
-        if totals is not None:
-            totals.note(event.xid, at)
-
-    def _forget(self, seen: set[str]) -> None:
-        """Forget those not seen for longest, where there are more than any node has."""
-        gone = sorted(set(self.devices) - seen, key=lambda key: self.devices[key].looked)
-        for key in gone[: max(0, len(self.devices) - MOST_KNOWN)]:
-            totals = self.devices.pop(key)
-            if self.places.get(totals.device) == key:
-                del self.places[totals.device]
+        for totals in self.devices.values():
+            if event.uuid in (totals.uuid, totals.device):
+                totals.note(event.xid, at)

@@ -64,7 +64,7 @@ class SnapshotJoin:
         looked = self.devices if self.fresh else None
         devices = merge_device_lists(listed, looked, self.devices, self.lost)
         rows = self._judge(devices)
-        found = [self._device(row) for row in name_missing_rows(rows, self.totals.places)]
+        found = [self._device(row) for row in name_missing_rows(rows, self.totals.devices)]
         known = {one.id for one in found}
         for name in looked or ():  # a card in MIG mode, or one that has no row yet
             if name not in known:
@@ -117,12 +117,12 @@ class SnapshotJoin:
         known = self.totals.numbers.get(card_bus_id(row.id))
         if known is not None and (row.device is None or row.device.index >= 0):
             return known
-        one = row.device or values or self.totals.of(row.id)
+        one = row.device or values or self.totals.devices.get(row.id)
         return one.index if one and one.index >= 0 else None
 
     def _device(self, row: states.DeviceState) -> DeviceSnapshot:
         """Return one device with all that is known of it."""
-        counted = self.totals.of(row.id)
+        counted = self.totals.devices.get(row.id)
         values = self.devices.get(row.id) if self.fresh else None
         record = row.lock.owner if row.lock else None
         uuid = row.device.uuid if row.device else record.uuid if record else ""
@@ -133,7 +133,7 @@ class SnapshotJoin:
         found.id, found.told, found.reason = row.id, values is not None, row.reason
         if self.fresh or bus in self.lost:
             found.responding = values is not None and bus not in self.lost
-        found.uuid = (counted.key if counted else "") or found.uuid or uuid or row.id
+        found.uuid = (counted.uuid if counted else "") or found.uuid or uuid or row.id
         found.card, found.instance = self._card_number(row, values), f"{dot}{part}"[1:]
         card = "" if found.card is None else str(found.card)
         found.gpu_label = f"{card}:{found.instance}" if found.instance else card

@@ -198,7 +198,7 @@ def test_no_claim_works_more_than_its_card(
     node.tick(card())
     for use, busy in looks:
         node.tick(card(process_use=use, busy=busy))
-    whole = node.book.memory.totals.of(bus(0))
+    whole = node.book.memory.totals.devices.get(bus(0))
     assert whole is not None
     assert sum(busy for busy, _ in both(node)) <= whole.busy + 1e-5
     for busy, observed in both(node):

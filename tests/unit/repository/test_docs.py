@@ -44,6 +44,12 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert [link for link in inside if not (page.parent / link).exists()] == []
 
 
+def test_pictures_are_small_enough_for_a_page() -> None:
+    pictures = listed("docs/pictures/*.png")
+    assert len(pictures) == 2
+    assert [path for path in pictures if path.stat().st_size > 200_000] == []
+
+
 def test_comments_cite_pages_and_sections_that_are_there() -> None:
     missing: list[str] = []
     for path in listed("*.py", "*.sh", "prolog/*", "systemd/*"):

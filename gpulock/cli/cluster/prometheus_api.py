@@ -13,7 +13,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, quote, unquote, urlencode
 
@@ -26,6 +26,7 @@ LIMIT = 1 << 26  # bytes of an answer: 1,000 nodes with 8 GPUs are about 20 MB
 SHOWN = 60  # characters of what a server said instead of an answer
 DO = "look at PROMETHEUS_URL in gpulock.conf, and at that server"
 QUERY = "/api/v1/query"
+NO_ANSWER = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 
 
 class Series(NamedTuple):
@@ -113,8 +114,16 @@ def fetch_prometheus_answer(parts: SplitResult, query: str, seconds: float, limi
             return read_answer_body(answer, limit)
     except HTTPError as error:
         with error:
-            said = prometheus_error_clause(read_answer_body(error, limit))
+            said = error_of_answer(read_answer_body(error, limit))
         raise PrometheusAnswerError(f"it answers {error.code} {error.reason}{said}") from None
+
+
+def error_of_answer(data: bytes) -> str:
+    """Return what Prometheus says of an error, nothing where somebody else answers."""
+    try:
+        return f": {one_line(str(json.loads(data)['error']))[:200]}"
+    except NO_ANSWER:
+        return ""
 
 
 def make_url_opener() -> urllib.request.OpenerDirector:
@@ -144,49 +153,23 @@ def read_answer_body(answer: Any, limit: int) -> bytes:
 
 def parse_prometheus_vector(data: bytes) -> list[Series]:
     """Return the series of an answer; raise AnswerError where it is none. Pure."""
-    found = parse_prometheus_json(data)
-    if found is None:
-        raise PrometheusAnswerError(
-            f"its answer is not Prometheus's: it begins with {quote_answer_start(data)}"
-        )
-    if found.get("status") != "success":
-        raise PrometheusAnswerError(
-            f"it cannot answer{prometheus_error_clause(data) or ', and does not say why'}"
-        )
     try:
-        if found["data"]["resultType"] != "vector":
-            raise PrometheusAnswerError("its answer is no vector")
-        return [parse_prometheus_series(one) for one in found["data"]["result"]]
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as fault:
-        raise PrometheusAnswerError(
-            f"its answer is not Prometheus's: {type(fault).__name__}"
-        ) from None
+        answer = json.loads(data)
+        if answer["status"] != "success":
+            raise PrometheusAnswerError(f"it cannot answer: {one_line(str(answer['error']))[:200]}")
+        return [parse_prometheus_series(one) for one in answer["data"]["result"]]
+    except PrometheusAnswerError:
+        raise
+    except NO_ANSWER:
+        said = one_line(" ".join(data[: 4 * SHOWN].decode("utf-8", "replace").split()))[:SHOWN]
+        what = f"its answer is not Prometheus's: it begins with {said!r}"
+        raise PrometheusAnswerError(what) from None
 
 
 def parse_prometheus_series(one: Any) -> Series:
     """Return one series; control characters of its labels reach no terminal."""
     labels = {str(key): one_line(str(value)) for key, value in one["metric"].items()}
     return Series(labels.pop("__name__", ""), labels, float(one["value"][1]))
-
-
-def parse_prometheus_json(data: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in an answer, None where it is something else."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
-
-
-def prometheus_error_clause(data: bytes) -> str:
-    """Return what a server's error says, in Prometheus's words where it is one."""
-    said = (parse_prometheus_json(data) or {}).get("error")
-    return f": {one_line(str(said))[:200]}" if said else ""
-
-
-def quote_answer_start(data: bytes) -> str:
-    """Return the first words of what is no answer."""
-    return repr(one_line(" ".join(data[: 4 * SHOWN].decode("utf-8", "replace").split()))[:SHOWN])
 
 
 def describe_query_fault(fault: Exception, seconds: float) -> str:

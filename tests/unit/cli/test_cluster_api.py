@@ -79,16 +79,12 @@ def test_a_host_without_address_and_a_server_that_is_not_there_are_said() -> Non
         (answers(200, b"\xff\x00\x1b[2J"), "is not Prometheus's"),
         (answers(200, b"[" * 100_000), "is not Prometheus's"),
         (answers(200, b"[1, 2]"), "is not Prometheus's"),
-        (answers(200, b"{}"), "cannot answer, and does not say why"),
-        (answers(200, b'{"status": "success"}'), "is not Prometheus's: KeyError"),
-        (answers(200, b'{"status": "success", "data": 7}'), "is not Prometheus's: TypeError"),
-        (
-            answers(200, b'{"status": "success", "data": {"resultType": "matrix", "result": []}}'),
-            "is not Prometheus's",
-        ),
+        (answers(200, b"{}"), "is not Prometheus's"),
+        (answers(200, b'{"status": "success"}'), "is not Prometheus's"),
+        (answers(200, b'{"status": "success", "data": 7}'), "is not Prometheus's"),
         (
             answers(200, NO_SERIES),
-            "is not Prometheus's: AttributeError",
+            "is not Prometheus's",
         ),
         (answers(200, b" " * (1 << 21)), "longer than 1 MiB"),
         (

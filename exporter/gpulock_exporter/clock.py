@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two clocks of the exporter, as a parameter of all that asks for the time."""
+"""The two clocks of the exporter."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 from gpulock.deadline import clock_boottime
 
@@ -20,20 +19,9 @@ class Moment:
     wall: float
 
 
-class Clock(Protocol):
-    """What tells the time."""
-
-    def now(self) -> Moment:
-        """Return this moment."""
-        ...
-
-
-class SystemClock:
-    """The clocks of this machine."""
-
-    def now(self) -> Moment:
-        """Return this moment."""
-        return Moment(clock_boottime(), time.time())
+def current_moment() -> Moment:
+    """Return this moment, by the clocks of this machine."""
+    return Moment(clock_boottime(), time.time())
 
 
 def steady_offset(before: float | None, now: Moment) -> float:

@@ -226,7 +226,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
     """Look, tick and answer a scrape in this process; return the modules that saw the value."""
     from gpulock_exporter import telemetry
     from gpulock_exporter.app.exporter import Exporter
-    from gpulock_exporter.clock import SystemClock
+    from gpulock_exporter.clock import current_moment
     from gpulock_exporter.frame_decoder import decode_frame
     from gpulock_exporter.nvml.source import NvmlSource
     from gpulock_exporter.web.http import HttpRequest
@@ -238,7 +238,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
     source = NvmlSource(sys_root=f"{node_folder}/sys")
     source.open()
     source.look(True)
-    exporter = Exporter(node, SystemClock())
+    exporter = Exporter(node, current_moment)
     with tempfile.TemporaryDirectory() as place:
         node.settings.exporter_dir = place
         exporter.open()

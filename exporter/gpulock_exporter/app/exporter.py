@@ -20,7 +20,7 @@ from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.slurm.steps import is_slurm_job_process
-from gpulock_exporter.clock import Clock, Moment
+from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import (
     restore_exporter_memory,
@@ -73,7 +73,7 @@ class Exporter:
     def __init__(
         self,
         node: Node,
-        clock: Clock,
+        clock: Callable[[], Moment],
         say: Callable[[str], object] = lambda _: None,
         hold_folder: Callable[[], None] = lambda: None,
     ) -> None:
@@ -111,13 +111,13 @@ class Exporter:
     def open(self) -> None:
         """Go on from where an earlier exporter of this boot stopped; raise OSError."""
         self._folder.open()
-        now, left = self._clock.now().boottime, self._folder.last()
+        now, left = self._clock().boottime, self._folder.last()
         self._book.memory = restore_exporter_memory(left, self._node.boot_id, now)
         self._book.lost = restore_lost_cards(left, self._node.boot_id)
 
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
-        now = self._clock.now()
+        now = self._clock()
         self.listed.refresh_if_changed()
         facts = read_local_state(self._node, now.boottime, self._jobs, self._steps)
         hung = name_hung_cards(supervisor.hung.out(), self.listed.devices)
@@ -219,7 +219,7 @@ class Exporter:
 
         What it reads of processes in /proc can take a lock that one which hangs in the driver has.
         """
-        return self._clock.now().boottime - tick.at.boottime > self.limits.oldest
+        return self._clock().boottime - tick.at.boottime > self.limits.oldest
 
     def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
         """Write what the rest of gpulock reads; raise OSError or Refusal."""

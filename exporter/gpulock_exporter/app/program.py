@@ -34,7 +34,7 @@ from gpulock_exporter.app.folder import (
 )
 from gpulock_exporter.app.sockets import listen_when_free, open_exporter_sockets
 from gpulock_exporter.app.watchdog import Heartbeat, start_watchdog, take_notifier
-from gpulock_exporter.clock import SystemClock
+from gpulock_exporter.clock import current_moment
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.web.listen import ListenError
 from gpulock_exporter.web.server import HttpServer
@@ -117,7 +117,7 @@ def apply_exporter_options(settings: Settings, options: argparse.Namespace) -> S
 def serve_exporter(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
     hold = FolderHold(settings.exporter_dir)
-    exporter = Exporter(Node(settings), SystemClock(), write_stderr_line, hold.take)
+    exporter = Exporter(Node(settings), current_moment, write_stderr_line, hold.take)
     try:
         for prepare in (hold.take, exporter.open):
             try:
@@ -139,7 +139,7 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     # the next worker shall be heard before the values of the last one are too old to be told
     late = min(LATE_FRAME, settings.max_sample_age / 2)
     limits = WorkerTimeouts(frame=settings.sample_period + late)
-    supervisor = Supervisor(worker_command(settings), lambda: SystemClock().now().boottime, limits)
+    supervisor = Supervisor(worker_command(settings), clock_boottime, limits)
     web = exporter.reloader.settings if exporter.reloader else None
     listeners, words = open_exporter_sockets(settings.exporter_listen)
     server = HttpServer(exporter.handler(), listeners, write_stderr_line, web)

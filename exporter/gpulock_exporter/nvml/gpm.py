@@ -41,12 +41,16 @@ FASTEST = 1e8  # MiB/s, a hundred times what any link does
 
 
 class GpmMeasurement(NamedTuple):
-    """What happened in a window of `seconds`: ratios by name, bytes by name, time at work."""
+    """What happened in a window of `seconds`: ratios by name, bytes by name, time at work.
+
+    `wrong` has by its number each metric that cannot be.
+    """
 
     seconds: float
     ratios: dict[str, float]
     traffic: dict[str, int]
     active: float | None  # ratio of the time in which anything ran
+    wrong: dict[int, float]
 
 
 class GpmWindow:
@@ -75,7 +79,7 @@ class GpmWindow:
             if since is not None and look.now - since <= LONGEST:
                 values = gpm_metrics_between(self._samples[0], self._samples[1])
                 self.latest = measure_gpm_window(values, look.now - since)
-                for number, value in impossible_gpm_values(values).items():
+                for number, value in self.latest.wrong.items():
                     look.fail("gpm", device.name, f"metric {number} cannot be {value}")
         except pynvml.NVMLError as fault:
             device.refused(look, "gpm", GpmWindow, fault.value)
@@ -91,28 +95,19 @@ class GpmWindow:
 
 
 def measure_gpm_window(values: dict[int, float], seconds: float) -> GpmMeasurement:
-    """Return what metrics by their ids say; what cannot be is left out."""
-    ratios: dict[int, float] = {}
-    for number in (GRAPHICS, *RATIOS):
-        percent = values.get(number, math.nan)
-        if 0 <= percent <= WHOLE + ROUNDING:
-            ratios[number] = min(percent / WHOLE, 1.0)
-    traffic: dict[str, int] = {}
-    for number, name in TRAFFIC.items():
-        rate = values.get(number, math.nan)
-        if 0 <= rate <= FASTEST:
-            traffic[name] = int(rate * MIB * seconds)
-    named = {RATIOS[number]: ratio for number, ratio in ratios.items() if number in RATIOS}
-    return GpmMeasurement(seconds, named, traffic, ratios.get(GRAPHICS))
-
-
-def impossible_gpm_values(values: dict[int, float]) -> dict[int, float]:
-    """Return those of metrics by their ids that cannot be; one that is no number is not known."""
-    return {
+    """Return what metrics by their ids say; one that is no number is not known."""
+    sound = {
         number: value
         for number, value in values.items()
-        if value < 0 or value > (FASTEST if number in TRAFFIC else WHOLE + ROUNDING)
+        if 0 <= value <= (FASTEST if number in TRAFFIC else WHOLE + ROUNDING)
     }
+    return GpmMeasurement(
+        seconds,
+        {RATIOS[n]: min(value / WHOLE, 1.0) for n, value in sound.items() if n in RATIOS},
+        {TRAFFIC[n]: int(rate * MIB * seconds) for n, rate in sound.items() if n in TRAFFIC},
+        min(sound[GRAPHICS] / WHOLE, 1.0) if GRAPHICS in sound else None,
+        {n: value for n, value in values.items() if n not in sound and not math.isnan(value)},
+    )
 
 
 def is_gpm_supported(device: NvmlDevice, look: PollContext) -> bool:

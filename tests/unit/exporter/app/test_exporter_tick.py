@@ -40,7 +40,7 @@ class Ticking:
 
     def again(self, say: Callable[[str], object] = str) -> Exporter:
         """Return an exporter of this node as it starts."""
-        return Exporter(Node(read_settings(self._config)), self, say)
+        return Exporter(Node(read_settings(self._config)), self.now, say)
 
     def tick(self) -> None:
         """Do what is due each second."""

@@ -66,7 +66,7 @@ class Site:
 
     def start_exporter(self) -> Exporter:
         """Start an exporter, which goes on from what an earlier one left."""
-        self.exporter = Exporter(self.node, self, str)
+        self.exporter = Exporter(self.node, self.now, str)
         self.exporter.open()
         self.exporter.listed.read()
         return self.exporter

@@ -20,7 +20,7 @@ from gpulock_exporter.app.program import (
     exporter_parser,
     worker_command,
 )
-from gpulock_exporter.clock import SystemClock
+from gpulock_exporter.clock import current_moment
 
 from gpulock.node.context import Node as GpulockNode
 from gpulock.node.settings import Settings, parse_settings
@@ -271,7 +271,7 @@ def test_the_worker_looks_as_often_as_the_settings_say() -> None:
 def test_limits_of_a_snapshot_are_those_of_the_settings(tmp_path: Path) -> None:
     node = write_simulated_node(tmp_path / "node", "dgx1")
     configure(node, SAMPLE_PERIOD=0.7, IDLE_AFTER=99)
-    limits = Exporter(GpulockNode(read_settings(str(node.config))), SystemClock()).limits
+    limits = Exporter(GpulockNode(read_settings(str(node.config))), current_moment).limits
     assert (limits.oldest, limits.idle_after, limits.gpus) == (7, 99, 8)
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.clock import Moment, SystemClock
+from gpulock_exporter.clock import Moment, current_moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
 from gpulock_exporter.metrics.devices import collect_families
@@ -37,7 +37,7 @@ class Exporter:
 
     def __init__(self, box: Box) -> None:
         self.node: Node = box.node()
-        self.start = SystemClock().now()
+        self.start = current_moment()
         self.seconds = 0.0
         self.folder = ExporterFolder(str(box.root / "exporter"))
         self.folder.open()

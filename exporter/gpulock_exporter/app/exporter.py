@@ -42,7 +42,7 @@ from gpulock_exporter.state.local_state import (
     StepCounter,
     read_local_state,
 )
-from gpulock_exporter.state.node_devices import DeviceList, inventory_version
+from gpulock_exporter.state.node_devices import DeviceList
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame
 from gpulock_exporter.web.http import (
@@ -89,7 +89,7 @@ class Exporter:
         self._folder = ExporterFolder(settings.exporter_dir)
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
-        self.listed = DeviceList(node.devices, lambda: inventory_version(node.store.path))
+        self.listed = DeviceList(node.devices)
         self._tick: NodeSnapshot | None = None
         self._body: SampleBody | None = None
         self.reloader: Reloader | None = None
@@ -118,7 +118,6 @@ class Exporter:
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock()
-        self.listed.refresh_if_changed()
         facts = read_local_state(self._node, now.boottime, self._jobs, self._steps)
         hung = name_hung_cards(supervisor.hung.out(), self.listed.devices)
         over = self._book.tick(frames, facts, now, hung, self._listed_cards())

@@ -137,7 +137,6 @@ def test_without_a_driver_and_without_frames_the_locks_are_told(box: Box) -> Non
     os.rename(box.driver / "gpus", box.driver / "away")
     exporter.devices.read()
     snapshot = exporter.tick()
-    assert exporter.devices.fault.startswith("no NVIDIA driver")
     assert [one.state for one in snapshot.devices] == ["missing", "missing"]
     assert snapshot.states is not None
     assert snapshot.states["missing"] == 5

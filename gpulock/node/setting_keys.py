@@ -74,6 +74,8 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("LABEL_USER", CHOICE, "name|uid|none", "what metrics and page show of a job's user"),
     ("PROMETHEUS_URL", TEXT, "", "Prometheus server for gpulock status --cluster"),
     ("USER_CLAIMS", FLAG, "no", "gpulockd serves claims of users; only without a scheduler"),
+    ("USER_MAX", COUNT, "0", "GPUs that a user of USER_CLAIMS may hold at a time; 0: any number"),
+    ("CLAIM_MAX", LIMIT, "0", "longest claim of a user; one that names no end gets this; 0: none"),
     ("REPORT_AT_END", FLAG, "no", "print a report of a job's GPUs at its end"),
     ("REPORT_DIR", PATH, "", "folder shared by all nodes for the reports of jobs"),
     ("HISTORY_DAYS", COUNT, "400", "days that the history is kept at least; 0: for ever"),

@@ -81,6 +81,8 @@ class Settings:
     label_user: str
     prometheus_url: str
     user_claims: bool
+    user_max: int
+    claim_max: float  # seconds
     report_at_end: bool
     report_dir: str
     history_days: int

@@ -54,6 +54,8 @@ class Owner:
     minors: tuple[str, ...]  # N of each device's /dev/nvidiaN, empty: not known
     places: int  # of a share: how many of them its card was parted into, 0: not known
     comment: str  # why (admin)
+    note: str  # what its owner wrote beside it (process)
+    until: float  # CLOCK_BOOTTIME seconds of the end that its owner chose, 0: none (process)
     devices: tuple[str, ...]  # ids of the whole grant; the last line: it marks a whole record
     # a lock's view of it alone
     uuid: str

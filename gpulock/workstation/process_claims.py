@@ -9,11 +9,13 @@ only itself and the processes that have its devices open.
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
-from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.choose import LATE, ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
-from gpulock.deadline import Deadline
-from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal, one_line
+from gpulock.alloc.liveness import Judge
+from gpulock.deadline import Deadline, clock_boottime
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import is_of_kind
@@ -87,11 +89,48 @@ def ensure_node_dirs(node: Node) -> None:
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
 
 
-def claim_for_process(node: Node, record: Owner, want: ClaimRequest, deadline: Deadline) -> Grant:
+class ClaimTerms(NamedTuple):
+    """What a claim is to be besides its devices.
+
+    Some are `preferred`; its end comes after `seconds` (0: none was chosen); `note` stands beside
+    it. Without `may_reap` nothing of a dead owner is taken.
+    """
+
+    preferred: tuple[str, ...] = ()
+    seconds: float = 0.0
+    note: str = ""
+    may_reap: bool = True
+
+
+ANY_TERMS = ClaimTerms()
+
+
+def claim_seconds(longest: float, asked: float) -> float:
+    """Return after how many seconds a claim ends, 0 for none; raise Refusal (CLAIM_MAX)."""
+    if longest and asked > longest:
+        why = f"a claim for {asked:.0f} s, CLAIM_MAX is {longest:.0f} s"
+        raise Refusal(INVALID_REQUEST, why, "ask for a shorter one")
+    return asked or longest
+
+
+def claim_for_process(
+    node: Node, record: Owner, want: ClaimRequest, deadline: Deadline, terms: ClaimTerms = ANY_TERMS
+) -> Grant:
     """Claim for a process; raise Refusal."""
+
+    def judge() -> Judge:
+        if not terms.may_reap:
+            raise Refusal(BUSY, "others are before you in the queue", "use --wait")
+        return make_liveness_judge(node)
+
     if not (want.wanted or want.share):
         prefer_unused_cards(node, want, record.pid)
-    grant = claim_devices(node, record, want, lambda: make_liveness_judge(node), deadline)
+    if terms.preferred:
+        others = [one.id for one in node.devices() if one.id not in terms.preferred]
+        want.last.update(dict.fromkeys(others, LATE))
+    seconds = claim_seconds(node.settings.claim_max, terms.seconds)
+    record = record.copy(note=terms.note, until=clock_boottime() + seconds if seconds else 0.0)
+    grant = claim_devices(node, record, want, judge, deadline)
     if grant.fresh:
         owed.note_owed_line(node.settings.state_dir, node.store, grant.owner)
     return grant

@@ -198,6 +198,9 @@ class ClaimServer:
         node = self._node()
         if request.act == CLAIM:
             check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
+            if (most := node.settings.user_max) and request.number > most:
+                why = f"{request.number} GPUs, a user may hold {most} (USER_MAX)"
+                raise Refusal(INVALID_REQUEST, why, "ask for fewer")
             client.until = clock_boottime() + request.wait
             self._line.enqueue(client)
             return

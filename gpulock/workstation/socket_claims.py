@@ -15,8 +15,10 @@ from gpulock.node.context import Node
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
 from gpulock.workstation import process_claims
+from gpulock.workstation.backfill import find_shortage
 from gpulock.workstation.claim_rate import ClaimRate
 from gpulock.workstation.peer import Client, check_peer_may_hold
+from gpulock.workstation.process_claims import ClaimTerms
 from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply, SocketRequest
 
 GATE_SECONDS = 2.0
@@ -32,8 +34,11 @@ class SocketClaims:
         self._journal = journal
         self._names: dict[int, str] = {}
 
-    def serve(self, node: Node, client: Client) -> SocketReply:
-        """Return GRANTED, REFUSED, or WAITING where the devices are not free yet."""
+    def serve(self, node: Node, client: Client, first: bool) -> SocketReply:
+        """Return GRANTED, REFUSED, or WAITING where the devices are not free yet.
+
+        What dead owners hold is for the first in the queue alone.
+        """
         request = client.request
         assert request is not None
         kinds = ((request.device_kind, request.number),) if request.device_kind else ()
@@ -45,9 +50,14 @@ class SocketClaims:
             if other := process_claims.find_other_process_grant(node, record, want):
                 why = f"pid {record.pid} holds {' '.join(other)} already"
                 raise Refusal(INVALID_REQUEST, why, f"gpulock release --pid {record.pid} first")
-            grant = process_claims.claim_for_process(node, record, want, Deadline(GATE_SECONDS))
+            terms = ClaimTerms(request.preferred, request.seconds, request.note, may_reap=first)
+            deadline = Deadline(GATE_SECONDS)
+            grant = process_claims.claim_for_process(node, record, want, deadline, terms)
         except Refusal as refusal:
             client.want = want if refusal.kind == BUSY else None
+            if refusal.kind == BUSY and not first:
+                held = node.store.read_all_locks()
+                refusal = find_shortage(node, node.devices(), held, want) or refusal
             if want.asked:
                 client.until = max(client.until, clock_boottime() + CHECK_SECONDS)
             temporary = refusal.kind == BUSY or isinstance(refusal, LockTimeout)

@@ -136,10 +136,11 @@ class WaitQueue:
             if is_stopped(look.node, client.peer.pid):
                 client.reply = SocketReply(WAITING, why="stopped")
                 continue
-            why = self._why_not_yet(client, account in waits, kept, now)
+            why = self._why_not_yet(look, client, account in waits, now) or kept
             tried = not why and client.round != self._round and not self._is_short(look, client)
             if tried:
-                client.round, client.reply = self._round, self._attempts.serve(look.node, client)
+                client.round = self._round
+                client.reply = self._attempts.serve(look.node, client, first is None)
             if client.reply.state != WAITING or now >= client.until:
                 granted = client.reply.state == GRANTED
                 self._end(client, last_reply(client.reply, why))
@@ -160,7 +161,7 @@ class WaitQueue:
                 return False
         return True
 
-    def _why_not_yet(self, client: Client, behind_own: bool, kept: str, now: float) -> str:
+    def _why_not_yet(self, look: Look, client: Client, behind_own: bool, now: float) -> str:
         """Return why a caller is not served now whatever is free, nothing where it may be."""
         if any(one.number < client.number for one in self._left):
             return "callers of before the restart of gpulockd come back first"
@@ -170,7 +171,12 @@ class WaitQueue:
             return (
                 f"you made {BURST} claims in a short time, and the next may come in {delay:.0f} s"
             )
-        return kept
+        most, mine = look.node.settings.user_max, 0
+        if most and client.request:
+            mine = backfill.count_cards(look.held, client.peer.account)
+            if mine + client.request.number > most:
+                return f"you hold {mine} of the {most} GPUs that a user may hold (USER_MAX)"
+        return ""
 
     def _is_short(self, look: Look, client: Client) -> bool:
         """Return whether a claim that was refused would be refused again; it is not tried then.

@@ -20,7 +20,7 @@ LARGEST = 1 << 14  # bytes of a packet: 128 bus ids are 2 KiB
 CLAIM, RELEASE, CANCEL = "claim", "release", "cancel"
 READ, WAITING, GRANTED, RELEASED, REFUSED = "read", "waiting", "granted", "released", "refused"
 MOST_DEVICES = 1024
-LONGEST = 1000  # characters of a text
+LONGEST, LONGEST_NOTE = 1000, 80  # characters of a text, and of a note
 FOR_EVER = float("inf")
 PLURAL = ("share", "GPU")
 
@@ -32,7 +32,8 @@ class SocketRequest(NamedTuple):
 
     `number` devices, of `devices` (lock ids) alone where there are some; with `share` 1 a place
     on each is enough. `device_kind` as in gpulock.node.kinds. `wait` in seconds. `comment` as in
-    an owner record.
+    an owner record. `preferred` devices are taken first where that is possible. `note` is what the
+    owner writes beside the claim, whose end comes after `seconds`, 0: none was chosen.
     """
 
     act: str
@@ -44,6 +45,9 @@ class SocketRequest(NamedTuple):
     comment: str = ""
     share: int = 0
     device_kind: str = ""
+    preferred: tuple[str, ...] = ()
+    note: str = ""
+    seconds: float = 0.0
 
 
 class SocketReply(NamedTuple):
@@ -87,13 +91,18 @@ def parse_request(data: bytes) -> SocketRequest:
     if comment not in ("", "run"):
         raise ValueError("no such comment")
     pid, start = parse_whole_number(pairs, "pid"), parse_whole_number(pairs, "start")
+    preferred = tuple(filter(None, pairs.get("preferred", "").split(",")))[:MOST_DEVICES]
+    note, seconds = pairs.get("note", "")[:LONGEST_NOTE], float(pairs.get("seconds", "0"))
+    if not 0 <= seconds < FOR_EVER:
+        raise ValueError("no duration")
     share = int(parse_whole_number(pairs, "share") > 0)
     kind = pairs.get("device_kind", "")
     if kind:
         kind = parse_kind(kind[:LONGEST])
         if devices or share or kind == SHARE_KIND:
             raise ValueError("a kind, and devices or shares")
-    return SocketRequest(act, pid, start, count, devices, wait, comment, share, kind)
+    what = (act, pid, start, count, devices, wait, comment, share, kind)
+    return SocketRequest(*what, preferred, one_line(note), seconds)
 
 
 def request_words(request: SocketRequest | None) -> str:

@@ -7,7 +7,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
@@ -22,10 +22,14 @@ from gpulock.errors import BUSY, Refusal
 from gpulock.job.mps import wait_for_mps
 from gpulock.node.context import Node
 from gpulock.node.kinds import MIG, MODEL, parse_kind
+from gpulock.report.scan import ClaimQuery, find_latest_claim
+from gpulock.report.sources import node_history_folder
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_count, format_device_list, parse_duration
 from gpulock.workstation import process_claims
+from gpulock.workstation.process_claims import ClaimTerms
+from gpulock.workstation.wire import LONGEST_NOTE
 
 F = TypeVar("F", bound=Callable[..., object])
 FOR_EVER = "for ever"
@@ -43,31 +47,38 @@ def parse_wait_option(ctx: click.Context, param: click.Parameter, value: str | N
         raise click.BadParameter(f"{fault}. Put -- before the command.", ctx, param) from fault
 
 
+def parse_for_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
+    """Return the seconds of --for, 0 without it."""
+    try:
+        seconds = parse_duration(value) if value else 0.0
+    except ValueError as fault:
+        raise click.BadParameter(str(fault), ctx, param) from fault
+    if value and not seconds:
+        raise click.BadParameter("the time must be longer than 0.", ctx, param)
+    return seconds
+
+
 class ClaimWishes(NamedTuple):
-    """What the options of `claim_options` say, but for --wait."""
+    """What the options of `claim_options` say."""
 
     number: int | None
     devices: str | None
     share: bool
     model: str | None
     mig: str | None
+    wait: float
+    seconds: float
+    note: str
+    prefer: str | None
 
 
 def claim_options(function: F) -> F:
-    """Add the options that say how many devices, which (`wishes`), and how long to wait."""
+    """Add the options that say how many devices, which, and on which terms (`wishes`)."""
 
     @functools.wraps(function)
-    def collected(
-        *rest: object,
-        number: int | None,
-        devices: str | None,
-        share: bool,
-        model: str | None,
-        mig: str | None,
-        **others: object,
-    ) -> object:
-        wishes = ClaimWishes(number, devices, share, model, mig)
-        return function(*rest, wishes=wishes, **others)
+    def collected(*rest: object, **given: Any) -> object:
+        wishes = ClaimWishes(*[given.pop(name) for name in ClaimWishes._fields])
+        return function(*rest, wishes=wishes, **given)
 
     added: Callable[..., object] = collected
     for option in (
@@ -78,6 +89,17 @@ def claim_options(function: F) -> F:
             flag_value=FOR_EVER,
             metavar="[DURATION]",
             help="Wait in the queue: 90s, 30m, 1h; without a duration for ever.",
+        ),
+        click.option(
+            "--for",
+            "seconds",
+            callback=parse_for_option,
+            metavar="DURATION",
+            help="Give them back after that time: 90m, 2h.",
+        ),
+        click.option("--comment", "note", default="", metavar="TEXT", help="Shown beside them."),
+        click.option(
+            "--prefer", type=click.Choice(["last"]), help="Those of your last claim, where free."
         ),
         click.option("--devices", metavar="LIST", help="Exactly these: 0,1, bus ids or UUIDs."),
         click.option("--model", metavar="NAME", help="Cards of this model: h200, 'a100*'."),
@@ -111,7 +133,7 @@ def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
 
     Only one option names a kind or devices, but shares may be of certain cards.
     """
-    count, devices, share, model, mig = wishes
+    count, devices, share, model, mig = wishes[:5]
     if (model is not None) + (mig is not None) + bool(share or devices is not None) > 1:
         raise click.UsageError("use one of --model, --mig, --share and --devices.")
     if model is not None or mig is not None:
@@ -137,21 +159,24 @@ def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
 
 
 def acquire_devices(
-    session: Session, node: Node, record: Owner, want: ClaimRequest, wait: float
+    session: Session, node: Node, record: Owner, want: ClaimRequest, wishes: ClaimWishes
 ) -> Grant:
-    """Claim, waiting so long; raise Refusal or Refused.
+    """Claim, waiting as long as is wished; raise Refusal or Refused.
 
     Where gpulockd serves users it claims for us. Of a share whose card has an MPS it waits for
     that.
     """
     what = format_count(want.count, "share" if want.share else "GPU")
+    preferred = find_last_devices(node, record) if wishes.prefer else ()
+    terms = ClaimTerms(preferred, wishes.seconds, wishes.note[:LONGEST_NOTE])
     serving = record.uid == os.geteuid() and socket_client.is_daemon_serving(node)
     if serving or socket_client.is_daemon_needed(node):
         how = socket_client.take_handed_wait(what, session.program)
-        grant = socket_client.request_daemon_claim(node, record, want, wait, how)
+        how = how._replace(end=how.begun + wishes.wait)
+        grant = socket_client.request_daemon_claim(node, record, want, terms, how)
     else:
         refuse_second_claim(node, record, want)
-        grant = claim_without_queue(node, record, want, Deadline(wait), what)
+        grant = claim_without_queue(node, record, want, terms, Deadline(wishes.wait))
     if node.settings.share_mps and grant.owner.places:
         try:
             wait_for_mps(node, grant.owner, Deadline(CLAIM_SECONDS))
@@ -161,21 +186,29 @@ def acquire_devices(
     return grant
 
 
+def find_last_devices(node: Node, record: Owner) -> tuple[str, ...]:
+    """Return the cards of its user's last claim that is over, by the history."""
+    query = ClaimQuery(user=record.user, scheduler="process")
+    last = find_latest_claim(node_history_folder(node), query)
+    return tuple(card.id for card in last.cards) if last else ()
+
+
 def claim_without_queue(
-    node: Node, record: Owner, want: ClaimRequest, deadline: Deadline, what: str
+    node: Node, record: Owner, want: ClaimRequest, terms: ClaimTerms, deadline: Deadline
 ) -> Grant:
     """Claim where no gpulockd serves, again and again until the deadline; raise Refusal."""
     told = False
     while True:
         try:
-            return process_claims.claim_for_process(node, record, want, Deadline(CLAIM_SECONDS))
+            at_the_gate = Deadline(CLAIM_SECONDS)
+            return process_claims.claim_for_process(node, record, want, at_the_gate, terms)
         except Refusal as refusal:
             if refusal.kind != BUSY or deadline.left() <= 0:
                 raise
             if not told:
                 why = refusal.why.partition(" (")[0]
                 how = f"no gpulockd serves here, so there is no queue: tried every {PAUSE:.0f} s"
-                click.echo(f"gpulock: waiting for {what}: {why}; {how}", err=True)
+                click.echo(f"gpulock: waiting: {why}; {how}", err=True)
             told = True
         time.sleep(min(PAUSE, deadline.left()))
 

@@ -40,7 +40,6 @@ SEPARATORS = frozenset(";&|\n")
 def claim_command(
     session: Session,
     wishes: ClaimWishes,
-    wait: float,
     pid: int | None,
     export: bool,
 ) -> None:
@@ -49,7 +48,7 @@ def claim_command(
     \b
     eval "$(gpulock claim -n 1 --export)"
     """
-    node = open_node_for_claim(session, wait)
+    node = open_node_for_claim(session, wishes.wait)
     want = make_claim_request(node, wishes)
     prepare_claim_folders(node)
     holder = pid or find_calling_shell(node.proc)
@@ -61,7 +60,7 @@ def claim_command(
             f"process {record.pid} is {record.user}'s", "claim for one of your own"
         )
     binds = environment.driver_binds(node.settings) if export else ""
-    grant = acquire_devices(session, node, record, want, wait)
+    grant = acquire_devices(session, node, record, want, wishes)
     click.echo(
         "\n".join(
             shell_export_lines(grant, node.settings, binds)

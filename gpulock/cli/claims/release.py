@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -86,19 +86,26 @@ def check_reason_length(
     help="Reason; needed with --force, kept in the log.",
     callback=check_reason_length,
 )
+@click.option("--export", is_flag=True, help="Print unset lines for eval.")
 @click.pass_obj
 def release_command(
     session: Session,
+    /,
     devices: tuple[str, ...],
     pid: int | None,
     job: str | None,
-    force: bool,
-    reason: str | None,
+    export: bool,
+    **forced: Any,
 ) -> None:
-    """Release GPUs; without arguments those of the calling shell."""
+    """Release GPUs; without arguments those of the calling shell.
+
+    \b
+    eval "$(gpulock release --export)"
+    """
+    force, reason = bool(forced["force"]), str(forced["reason"] or "")
     if len([given for given in (devices, pid, job is not None) if given]) > 1:
         raise click.UsageError("give one of DEVICE, --pid and --job.")
-    if force and not (reason or "").strip():
+    if force and not reason.strip():
         raise click.UsageError('--force needs --reason "TEXT".')
     node = session.node()
     found = node.devices_if_driver()
@@ -111,27 +118,34 @@ def release_command(
     if socket_client.is_daemon_needed(node) and not force and job is None:
         freed = socket_client.request_daemon_release(node, holder, ids)
         for name in freed:
-            click.echo(f"freed {format_device_label(name, found)}")
-        warn_of_stale_mask(node, found, freed)
+            click.echo(f"freed {format_device_label(name, found)}", err=export)
+        warn_of_stale_mask(node, found, freed, export)
         return
     node = session.writable_node()
-    let = release_selected_locks(node, found, ours, force, one_line(reason or ""))
+    let = release_selected_locks(node, found, ours, force, one_line(reason))
     for one in let:
-        click.echo(f"freed {format_device_label(one.lock.id, found)}{format_past_holder(one.lock)}")
+        freed_text = f"{format_device_label(one.lock.id, found)}{format_past_holder(one.lock)}"
+        click.echo(f"freed {freed_text}", err=export)
         if one.left:
             click.echo(f"STILL IN USE: {one.left}", err=True)
-    warn_of_stale_mask(node, found, [one.lock.id for one in let])
+    warn_of_stale_mask(node, found, [one.lock.id for one in let], export)
 
 
-def warn_of_stale_mask(node: Node, found: Sequence[Device], freed: Sequence[str]) -> None:
-    """Say what to unset where the calling shell's mask still names a freed device."""
+def warn_of_stale_mask(
+    node: Node, found: Sequence[Device], freed: Sequence[str], export: bool
+) -> None:
+    """Say what to unset where the calling shell's mask still names a freed device.
+
+    With `export` it is printed for the shell to do so.
+    """
     shown = os.environ.get("GPULOCK_DEVICES", "").split(",")
     cards = {name.partition(SHARE)[0] for name in freed}
     if not any(device.uuid in shown for device in found if device.id in cards and device.uuid):
         return
     names = {*environment.grant_variable_names()} & os.environ.keys()
     names |= stale_mps_names(os.environ.items(), node.settings.mps_dir)
-    click.echo(f"gpulock: this shell still uses them: unset {' '.join(sorted(names))}", err=True)
+    line = f"unset {' '.join(sorted(names))}"
+    click.echo(line if export else f"gpulock: this shell still uses them: {line}", err=not export)
 
 
 def make_lock_filter(ids: Sequence[str], pid: int, job: str | None) -> Callable[[Lock], bool]:

@@ -15,9 +15,12 @@ from typing import NoReturn
 
 import click
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.alloc.environs import CLAIM
-from gpulock.alloc.process_owner import RUN
+from gpulock.alloc.process_owner import RUN, is_claim_process
+from gpulock.alloc.process_tree import ProcessTree
+from gpulock.alloc.same_job import granted_devices
 from gpulock.cli.claims.acquire import (
     ClaimWishes,
     acquire_devices,
@@ -31,7 +34,11 @@ from gpulock.cli.claims.acquire import (
 from gpulock.cli.session import Session
 from gpulock.job import environment
 from gpulock.job.mps import stale_mps_names
+from gpulock.node.context import Node
+from gpulock.node.devices import SHARE
+from gpulock.node.kinds import ANY, is_of_kind
 from gpulock.node.settings import Settings
+from gpulock.text.words import format_device_list
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
 
@@ -45,7 +52,6 @@ TERMINAL_SERVERS = ("tmux", "screen", "byobu", "zellij", "dtach", "abduco")
 def run_command(
     ctx: click.Context,
     wishes: ClaimWishes,
-    wait: float,
     command: tuple[str],
 ) -> None:
     """Run COMMAND with its own GPUs, until it ends.
@@ -63,12 +69,17 @@ def run_command(
     warn_of_terminal_server(command[0])
     mask = os.umask(0)
     os.umask(mask)
-    node = open_node_for_claim(session, wait)
+    node = open_node_for_claim(session, wishes.wait)
     want = make_claim_request(node, wishes)
+    if outer := find_outer_grant(node, want):
+        names = format_device_list(outer.owner.devices, outer.devices)
+        who = f"the claim of pid {outer.owner.pid}"
+        click.echo(f"gpulock: {names} of {who}, which this command is in", err=True)
+        exec_command(command, make_command_environment(outer, node.settings, dict(os.environ)))
     prepare_claim_folders(node)
     start_own_session()
     record = make_cli_owner(node, os.getpid(), RUN)
-    grant = acquire_devices(session, node, record, want, wait)
+    grant = acquire_devices(session, node, record, want, wishes)
     try:
         environ = make_command_environment(grant, node.settings, dict(os.environ))
         os.umask(mask)
@@ -78,6 +89,31 @@ def run_command(
         if isinstance(fault, OSError):
             exit_as_shell(ctx, command[0], fault)
         raise
+
+
+def find_outer_grant(node: Node, want: ClaimRequest) -> Grant | None:
+    """Return what is wanted of the claim that we are in, None where it has not so much."""
+    held = node.store.read_all_locks() if node.store.exists() else {}
+    tree, me = ProcessTree(node.proc), os.getpid()
+    for lock in held.values():
+        record = lock.owner
+        if record is None or record.scheduler != "process" or record.uid != os.getuid():
+            continue
+        if record.draining or not is_claim_process(me, lock, tree):
+            continue
+        kind = want.kinds[0][0] if want.kinds else ANY
+        granted = granted_devices(node.devices(), {*record.devices}, record.places)
+        fit = [
+            one
+            for one in granted
+            if want.share == bool(record.places)
+            and is_of_kind(one, kind)
+            and (not want.wanted or one.id.partition(SHARE)[0] in want.wanted)
+        ]
+        if len(fit) >= want.count:
+            chosen = fit[: want.count]
+            return Grant(chosen, record.copy(devices=tuple(one.id for one in chosen)), False)
+    return None
 
 
 def refuse_missing_command(ctx: click.Context, name: str) -> None:

@@ -29,6 +29,7 @@ from gpulock.store import atomic
 from gpulock.store.owner import Owner
 from gpulock.workstation import waiter
 from gpulock.workstation.peer import CREDENTIALS
+from gpulock.workstation.process_claims import ClaimTerms
 from gpulock.workstation.wire import (
     CANCEL,
     CLAIM,
@@ -124,12 +125,14 @@ def await_daemon(node: Node, wait: float) -> None:
 class ClaimWait(NamedTuple):
     """How a claim waits: for what, since when, and which program is to go on after it.
 
-    Without a program this one waits itself. `handed` is the socket of a request that was sent
-    before, and `until` when the last reply must be there. Times are CLOCK_BOOTTIME seconds.
+    `end` is when it waits no longer. Without a program this one waits itself. `handed` is the
+    socket of a request that was sent before, and `until` when the last reply must be there. Times
+    are CLOCK_BOOTTIME seconds.
     """
 
     what: str
     begun: float
+    end: float = FOR_EVER
     program: tuple[str, ...] = ()
     handed: socket.socket | None = None
     until: float = FOR_EVER
@@ -141,9 +144,9 @@ def take_handed_wait(what: str, program: tuple[str, ...]) -> ClaimWait:
     try:
         handed = socket.socket(fileno=int(number))
         handed.set_inheritable(False)
-        return ClaimWait(what, float(begun), program, handed)
+        return ClaimWait(what, float(begun), program=program, handed=handed)
     except (OSError, ValueError):
-        return ClaimWait(what, clock_boottime(), program)
+        return ClaimWait(what, clock_boottime(), program=program)
 
 
 def wait_in_queue(connection: socket.socket, how: ClaimWait) -> None:
@@ -219,10 +222,10 @@ def unanswered_refusal(connection: socket.socket) -> Refusal:
 
 
 def request_daemon_claim(
-    node: Node, record: Owner, want: ClaimRequest, wait: float, how: ClaimWait
+    node: Node, record: Owner, want: ClaimRequest, terms: ClaimTerms, how: ClaimWait
 ) -> Grant:
-    """Have the daemon claim for a process of ours; wait so long. Raises Refused or Refusal."""
-    end = Deadline(wait + how.begun - clock_boottime())
+    """Have the daemon claim for a process of ours; raise Refused or Refusal."""
+    end = Deadline(how.end - clock_boottime())
     lost: Deadline | None = None
     while True:
         request = SocketRequest(
@@ -230,6 +233,9 @@ def request_daemon_claim(
             comment=record.comment,
             share=int(want.share),
             device_kind=want.kinds[0][0] if want.kinds else "",
+            preferred=terms.preferred,
+            note=terms.note,
+            seconds=terms.seconds,
         )
         ended: Exception
         try:
@@ -243,7 +249,7 @@ def request_daemon_claim(
             ended = nobody
         how = how._replace(handed=None)
         lost = lost or Deadline(BACK_SECONDS)
-        if wait <= 0 or lost.left() <= 0:
+        if how.end <= how.begun or lost.left() <= 0:
             raise ended
         time.sleep(PAUSE)
     if reply.state != GRANTED:

@@ -9,9 +9,16 @@ from gpulock.cli.status.device_use import SampleView, count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, group_row_claims
 from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import format_count, format_duration, held_seconds, short_model
+from gpulock.text.words import (
+    format_count,
+    format_duration,
+    format_local_time,
+    held_seconds,
+    short_model,
+)
 
 # the higher `drop`, the earlier a column gives way to the others; what is empty is not shown
 COLUMNS = (
@@ -22,6 +29,7 @@ COLUMNS = (
     Column("JOB", least=12),
     Column("USER", least=8),
     Column("QUEUE", least=8, drop=2, spare=True),
+    Column("NOTE", least=8, drop=2, spare=True),
     Column("SHARE", spare=True),
     Column("HELD FOR", right=True),
     Column("UTIL", right=True, spare=True),
@@ -30,8 +38,9 @@ COLUMNS = (
     Column("LAST BUSY", right=True, spare=True),
     Column("FOREIGN", right=True, spare=True, drop=table.EARLY + 1),
 )
-STATE, USE = 3, 9  # columns: what is said of a holder stands between them
+STATE, USE = 3, 10  # columns: what is said of a holder stands between them
 GIB = 1 << 30
+ENDS_AT = slice(5, 16)  # month, day, hour and minute of a time
 MINUTE, HOUR, DAY = 60, 3600, 86400
 SMALL = 9.95  # GiB, below which a decimal is shown
 UNKNOWN = Cell("-")
@@ -62,13 +71,25 @@ def other_holder_cells(view: StatusView, row: DeviceState, locks: list[Lock]) ->
 
 
 def holder_cells(view: StatusView, locks: list[Lock]) -> list[Cell]:
-    """Return job, user, queue, which part of a card, and for how long."""
+    """Return job, user, queue, what its user wrote, which part of a card, and for how long."""
     record = locks[0].owner if locks else None
     if record is None:
-        return [Cell("")] * 5
+        return [Cell("")] * 6
     held = format_duration(held_seconds(record, view.node.boot_id, view.boottime, view.now))
     part = f"{len(locks)}/{record.places or '?'}" if SHARE in locks[0].id else ""
-    return [Cell(text) for text in (record.job(), record.user, record.queue, part, held)]
+    note = claim_note(view, record)
+    return [Cell(text) for text in (record.job(), record.user, record.queue, note, part, held)]
+
+
+def claim_note(view: StatusView, record: Owner) -> str:
+    """Return what a claim's user wrote beside it, and the end that the user chose."""
+    if not record.until:
+        return record.note
+    end = format_local_time(view.now + record.until - view.boottime)
+    words = (
+        f"until {end[ENDS_AT]}" if record.until > view.boottime else f"over since {end[ENDS_AT]}"
+    )
+    return f"{record.note}, {words}" if record.note else words
 
 
 def status_row_cells(view: StatusView, row: DeviceState, locks: list[Lock]) -> list[Cell]:

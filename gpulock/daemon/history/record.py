@@ -158,7 +158,7 @@ def build_history_record(
         "restart": owner.restart,
         "het_leader": owner.het_leader,
         "uid": owner.uid,
-        "comment": owner.comment,
+        "comment": owner.note or owner.comment,
         "how": None if standing else how,
         "proof": proof,
         "held_seconds": round_to_milli(held),

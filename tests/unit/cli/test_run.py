@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Generator
@@ -206,7 +207,7 @@ def test_waiting_ends_at_its_time_with_the_reason(site: Site) -> None:
     assert done.returncode == 1
     first, last = done.stderr.splitlines()
     why = "1 GPU asked for, 0 of 8 free; no gpulockd serves here, so there is no queue"
-    assert first == f"gpulock: waiting for 1 GPU: {why}: tried every 1 s"
+    assert first == f"gpulock: waiting: {why}: tried every 1 s"
     assert last.startswith("gpulock: run: busy: 1 GPU asked for, 0 of 8 free")
 
 
@@ -255,3 +256,66 @@ def test_closed_streams_keep_no_command_from_its_work(site: Site, closed: str) -
         ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *site.command(*words)], check=False
     )
     assert (done.returncode, made.exists()) == (0, True)
+
+
+SHOW = ("/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+
+
+def test_a_run_within_a_claim_uses_its_cards(site: Site) -> None:
+    inner = [shlex.join(site.command("run", "-n", count, "--", *SHOW)) for count in ("1", "3")]
+    done = site.run("run", "--devices", "3,5", "--", "/bin/sh", "-c", "; ".join(inner))
+    within, beside = done.stdout.splitlines()
+    assert (within, len({*beside.split(",")} - {"3", "5"})) == ("3", 3)
+    assert "GPU 3 of the claim of pid" in done.stderr
+
+
+def test_a_run_within_the_claim_of_its_shell_uses_its_cards(site: Site) -> None:
+    script = (
+        'eval "$("$@" claim --devices 5 --export 2>/dev/null)"; "$@" run -n 1 -- env 2>/dev/null'
+    )
+    assert "CUDA_VISIBLE_DEVICES=5" in site.shell(script).split()
+
+
+def test_the_end_and_the_comment_of_a_claim_stand_beside_its_card(site: Site) -> None:
+    words = ("run", "-n", "1", "--for", "2h", "--comment", "thesis")
+    process = site.start(*words, "--", "/bin/sh", "-c", "echo; read -r _")
+    assert process.stdout is not None
+    process.stdout.readline()
+    row = line_of_gpu(site, 0)
+    assert "thesis, until " in row
+    process.communicate(timeout=60)
+
+
+def line_of_gpu(site: Site, index: int) -> str:
+    """Return the row of a GPU in `gpulock status`."""
+    lines = site.run("status", env={**os.environ, "COLUMNS": "200"}).stdout.splitlines()
+    return lines[index + 1]
+
+
+@pytest.mark.parametrize(("longest", "asked", "code"), [("3600", "2h", 1), ("3600", "1h", 0)])
+def test_no_claim_is_longer_than_a_site_allows(
+    site: Site, longest: str, asked: str, code: int
+) -> None:
+    with Path(site.config).open("a") as file:
+        file.write(f"CLAIM_MAX={longest}\n")
+    done = site.run("run", "-n", "1", "--for", asked, "--", "/bin/true")
+    assert (done.returncode, "CLAIM_MAX is 3600 s" in done.stderr) == (code, bool(code))
+
+
+def test_the_cards_of_the_last_claim_are_preferred_where_they_are_free(site: Site) -> None:
+    site.run("run", "--devices", "5", "--", "/bin/true")
+    site.run("reap")  # which writes the history
+    words = ("run", "-n", "1", "--prefer", "last", "--", *SHOW)
+    assert site.run(*words).stdout == "5\n"
+    with holding_card(site, "5"):
+        assert site.run(*words).stdout not in ("", "5\n")
+
+
+@contextmanager
+def holding_card(site: Site, card: str) -> Generator[None]:
+    """Hold one card by a command that ends when its input is closed."""
+    process = site.start("run", "--devices", card, "--", "/bin/sh", "-c", "echo; read -r _")
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield
+    process.communicate(timeout=60)

@@ -21,6 +21,7 @@ from gpulock.cli.claims.socket_client import ClaimWait
 from gpulock.cli.session import CommandRefusedError
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
+from gpulock.workstation.process_claims import ANY_TERMS
 from gpulock.workstation.wire import (
     FOR_EVER,
     GRANTED,
@@ -81,16 +82,17 @@ class Daemon:
         """Ask for two devices."""
         node = self.box.node()
         one = record(scheduler="process", pid=4711, start=99, token="", devices=(), comment="run")
-        how = ClaimWait("2 GPUs", clock_boottime())
-        return socket_client.request_daemon_claim(node, one, ClaimRequest(2), wait, how)
+        now = clock_boottime()
+        how = ClaimWait("2 GPUs", now, now + wait)
+        return socket_client.request_daemon_claim(node, one, ClaimRequest(2), ANY_TERMS, how)
 
     def ask_kind(self) -> SocketRequest:
         """Ask for a device of a kind; return what the daemon is asked."""
         node, one = self.box.node(), record(scheduler="process", pid=4711, start=99)
         want = ClaimRequest(1, kinds=(("mig:3g.40gb", 1),))
         with contextlib.suppress(Refusal):
-            how = ClaimWait("1 GPU", clock_boottime())
-            socket_client.request_daemon_claim(node, one, want, 0.0, how)
+            how = ClaimWait("1 GPU", clock_boottime(), 0.0)
+            socket_client.request_daemon_claim(node, one, want, ANY_TERMS, how)
         return self.asked[-1]
 
     def release(self, *devices: str) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import pytest
 
 from gpulock.deadline import clock_boottime
-from gpulock.errors import BUSY
+from gpulock.errors import BUSY, INVALID_REQUEST
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
 from gpulock.store import quarantine
 from gpulock.workstation import backfill, claim_rate
 from gpulock.workstation.server import MOST_OF_USER
@@ -207,6 +209,23 @@ def test_a_caller_that_was_stopped_gets_nothing_and_keeps_nobody_waiting(desk: D
 
 
 @pytest.mark.attack
+def test_no_user_holds_more_than_a_site_allows(desk: Desk) -> None:
+    """Tried: all GPUs, by one claim or by several.
+
+    Stopped by: USER_MAX; such a call lets others by.
+    """
+    desk.node = Node(Settings({**desk.box.settings, "USER_MAX": "2"}))
+    assert last(desk.claim_as(ALICE, 901, 3)).kind == INVALID_REQUEST
+    assert last(desk.claim_as(ALICE, 902, 2)).state == GRANTED
+    more = desk.claim_as(ALICE, 903, 1, FOR_EVER)
+    why = "you hold 2 of the 2 GPUs that a user may hold (USER_MAX)"
+    assert (last(more).why, last(desk.claim_as(BOB, 904, 2)).state) == (why, GRANTED)
+    desk.give_back(0)
+    later(desk)
+    assert last(more).state == GRANTED
+
+
+@pytest.mark.attack
 def test_a_user_who_claims_again_and_again_fills_no_history(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,3 +264,14 @@ def test_claims_over_a_long_time_are_not_delayed() -> None:
         assert rate.delay(ALICE, now) == 0
         rate.count_claim(ALICE, now)
     assert rate.delay(ALICE, now) == claim_rate.PERIOD
+
+
+def test_what_a_dead_owner_held_is_taken_by_no_later_caller(desk: Desk) -> None:
+    for number in range(4):
+        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    first = desk.claim_as(ALICE, 901, 4, FOR_EVER)
+    desk.box.proc.remove(904)
+    second = desk.claim_as(BOB, 903, 1, FOR_EVER)
+    assert last(second).state == WAITING
+    assert desk.box.locks() == [bus(number) for number in range(4)]
+    assert last(first).state == WAITING

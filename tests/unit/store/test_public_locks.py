@@ -112,7 +112,7 @@ def test_a_user_who_locks_whatever_they_can_open_keeps_nobody_from_anything(
     """
     found = [path for path in everything(settings) if path.stat().st_mode & OTHERS]
     names = {path.name for path in found}
-    assert {"owner", "events", "sample", "pid", name_month(time.time()), "verdicts"} <= names
+    assert {"owner", "events", "sample", name_month(time.time()), "verdicts"} <= names
     with ExitStack() as hostile:
         for path in found:
             fd = os.open(path, os.O_RDONLY)

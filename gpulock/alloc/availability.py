@@ -7,9 +7,15 @@ Hot. The gate is held, but for `judge_ahead`.
 import os
 
 from gpulock.alloc.choose import LATE, SUSPECT, ClaimRequest, choose_devices, choose_unused_first
-from gpulock.alloc.holders import OUT, lock_holder, whole_claims
+from gpulock.alloc.holders import (
+    BACK_DO,
+    ENDED_DO,
+    OUT,
+    lock_holder,
+    usable_devices,
+    whole_claims,
+)
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, format_requested_gpus
-from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import quarantine
@@ -86,11 +92,7 @@ def pick_free_devices(
         raise
     out = dict.fromkeys(away, OUT)
     taken = [*(whole_claims(held) if want.share else held), *out]
-    free = [
-        d
-        for d in found
-        if not d.fault and not any([devices.lock_ids_overlap(d.id, t) for t in taken])
-    ]
+    free = usable_devices(found, taken)
     if os.access(f"{node.store.path}/{quarantine.SUSPECTS}", os.F_OK):
         suspects = quarantine.read_suspect_cards(node.store.path, node.boot_id)
         want.last |= dict.fromkeys([d.id for d in free if d.bus in suspects], SUSPECT)
@@ -144,19 +146,11 @@ def shortage_refusal(
         asked = format_requested_kinds(want)
     holders = [f"{d.label()}: {d.fault or lock_holder(held, d.id, out)}" for d in found]
     free = len([h for h in holders if h.endswith(": free")])
-    good = [
-        d
-        for d in found
-        if not d.fault
-        and not any([why == OUT and devices.lock_ids_overlap(d.id, o) for o, why in out.items()])
-    ]
-    do = "the job can run when others have ended"
-    if len(good) < count:
-        do = "the job can run when enough are back in service, see gpulock status"
+    good = usable_devices(found, [name for name, why in out.items() if why == OUT])
     return Refusal(
         BUSY,
         f"{asked}, {free} of {len(found)} free ({'; '.join(holders)})",
-        do,
+        BACK_DO if len(good) < count else ENDED_DO,
     )
 
 

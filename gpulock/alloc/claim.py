@@ -73,14 +73,9 @@ def claim_devices(
         resolve_kinds(node, found, want)
     healthy = [d.id for d in found if not d.fault]
     if want.share and not want.counted:
-        from gpulock.alloc.shares import check_share_request, holds_places
+        from gpulock.alloc.shares import check_share_request
 
-        try:
-            check_share_request(found, want, node.settings)
-        except Refusal:  # SHARES may have changed since the job was granted what it holds
-            held = node.store.read_all_locks() if node.store.exists() else {}
-            if not holds_places(held, template, found):
-                raise
+        check_share_request(found, want, node.settings)
     elif len(healthy) < want.count or any([name not in healthy for name in want.wanted]):
         raise impossible_refusal(found, want, node.settings.expected_gpus)
     want.uid = template.uid

@@ -311,7 +311,7 @@ def test_places_of_one_claim_are_on_one_card(desk: Desk) -> None:
     desk.settings["SHARES"] = "0:4 1:2"
     refusal = desk.refused(desk.start().pid, 5)
     assert refusal.kind == INVALID_REQUEST
-    assert "MPS serves one card: at most 4" in refusal.why
+    assert "a claim gets at most 4" in refusal.why
     desk.claim(desk.start().pid, 3)
     assert (
         len({name.partition(".s")[0] for name in desk.claim(desk.start().pid, 2).owner.devices})

@@ -40,7 +40,6 @@ HOT_RARELY = {
     "gpulock.node.mounts": frozenset({"ctypes"}),
     "gpulock.isolation.bpf": frozenset({"_ctypes"}),
     "gpulock.hooks.drop_privileges": frozenset({"ctypes"}),
-    "gpulock.hooks.subprocess": frozenset({"subprocess"}),
     "gpulock.sge.site_hook": frozenset({"pwd"}),
 }
 # A hook may load one of these. contextlib loads functools, so with it the other is free.

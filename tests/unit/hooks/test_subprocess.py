@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN
+from gpulock.hooks import subprocess
 from gpulock.hooks.subprocess import SchedulerProgram
+from tests.support.clock import VirtualClock
 from tests.support.slurm_site import refusal
 
 
@@ -94,9 +97,38 @@ def test_one_that_answers_and_hangs_is_ended_at_the_deadline(tmp_path: Path) -> 
     too_late(tmp_path, "echo x; exec >&- 2>&-; exec sleep 600")
 
 
+class AlwaysReady:
+    """A poll that always finds more to read, which takes some time."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def register(self, fd: int, _: int) -> None:
+        self.fd = fd
+
+    def poll(self, _: float) -> list[tuple[int, int]]:
+        self._clock.now += 0.001
+        return [(self.fd, select.POLLIN)]
+
+
+def test_one_that_never_stops_talking_is_ended_at_the_deadline(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "poll", lambda: AlwaysReady(clock))
+    found = refusal(lambda: answer(tmp_path, "exec cat /dev/zero", seconds=0.01))
+    assert (found.kind, "in time" in found.why) == (UNKNOWN, True)
+
+
 def test_one_whose_own_child_goes_on_is_not_waited_for(tmp_path: Path) -> None:
     too_late(tmp_path, f"sleep 600 & echo $! >{tmp_path}/child")
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
+def test_one_that_floods_us_is_ended_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "ANSWER_LIMIT", 1 << 16)
+    too_late(tmp_path, "exec cat /dev/zero", 30)
 
 
 def test_time_that_is_up_is_a_refusal_and_no_hang(tmp_path: Path) -> None:
@@ -133,7 +165,6 @@ def test_one_that_is_reaped_by_somebody_else_is_no_crash(
     too_late(tmp_path, "exec sleep 600")
 
 
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <function Popen")
 def test_one_that_even_sigkill_does_not_end_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

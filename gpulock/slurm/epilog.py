@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from gpulock.alloc.liveness import Judge
 
 
-DEPTH = 16  # of scripts between slurmd and us
-INIT = 1  # the parent of what slurmd left behind
-
-
 def main(environ: "Mapping[str, str]", config: str) -> int:
     """Run the Epilog; return 0."""
     run = HookRun(trial="SLURM_JOB_ID" not in environ)
@@ -82,7 +78,7 @@ def release_slurm_job(
 ) -> ReleaseResult:
     """Release the job's locks on this node; raise Refusal. `begun`: CLOCK_BOOTTIME."""
     if not node.settings.simulation:
-        begun = epilog_launch_time(node.proc, os.getpid(), os.getpgrp(), begun, call.job)
+        begun = epilog_launch_time(node.proc, os.getpgrp())
     ours = SlurmJobMatcher(node, call, begun)
     if node.settings.leftover_processes != "off":
         clean_slurm_leftovers(node, call, ours, deadline)
@@ -143,30 +139,16 @@ def make_slurm_epilog_judge(node: Node, job: str = "") -> "Judge":
     return Judge(node.boot_id, scan, {}, {"slurm": steps.add_members})
 
 
-def epilog_launch_time(proc: Proc, pid: int, leader: int, begun: float, job: str) -> float:
-    """Return when slurmd launched this Epilog (CLOCK_BOOTTIME): `begun` while slurmd is above it.
+def epilog_launch_time(proc: Proc, group: int) -> float:
+    """Return when slurmd launched this Epilog (CLOCK_BOOTTIME): with the leader of its group.
 
-    Or the extern step daemon of `job`, which ends after its Epilog. slurmd puts an Epilog into a
-    process group of its own. A slurmd that was killed leaves it behind, and a script of the site's
-    own may come to us late, when the job's next run has begun: that run's claims are younger than
-    the first process of all that is above us or leads us. Where `leader`, of our group, is gone
-    nobody knows: nothing is freed, the reaper will.
+    slurmd puts an Epilog into a process group of its own. A slurmd that was killed leaves it
+    behind, and a script of the site's may come to us late, when the job's next run has begun: that
+    run's claims are younger than the leader. Where that is gone nobody knows: nothing is freed,
+    the reaper will.
     """
-    from gpulock.slurm.steps import STEPD, find_hook_pids
-
-    oldest, hook = int(begun * TICKS), pid
     try:
-        for _ in range(DEPTH):
-            status = proc.status(pid)
-            if status.name.partition("-")[0] == "slurmd" or (
-                status.name == STEPD and find_hook_pids(proc, hook, job)
-            ):
-                return begun
-            if pid == INIT:
-                break
-            oldest = min(oldest, proc.start(pid))
-            pid = status.ppid
-        return min(oldest, proc.start(leader)) / TICKS
+        return (proc.start(group) + 1) / TICKS
     except (OSError, ValueError):
         return 0.0
 

@@ -74,29 +74,10 @@ def test_a_claim_that_follows_within_a_millisecond_is_a_later_one(
     assert late.freed == freed
 
 
-@pytest.mark.parametrize("name", ["slurmd", "slurmd-wlm"])
-def test_an_epilog_below_slurmd_began_when_it_says(proc: FakeProc, name: str) -> None:
-    proc.add(50, name=name, ppid=1, start=10)
-    proc.add(60, name="site-epilog", ppid=50, start=1000)
-    proc.add(70, name="python3", ppid=60, start=2000)
-    assert epilog.epilog_launch_time(Proc(str(proc.root)), 70, 60, 99.5, "12") == 99.5
-
-
-@pytest.mark.parametrize("above", [1, 60], ids=["its script is gone", "its script waits"])
-def test_an_epilog_that_slurmd_left_behind_began_with_its_group(proc: FakeProc, above: int) -> None:
+def test_an_epilog_began_with_the_leader_of_its_group(proc: FakeProc) -> None:
     proc.add(60, name="site-epilog", ppid=1, start=1000)
-    proc.add(70, name="python3", ppid=above, start=2000)
-    assert epilog.epilog_launch_time(Proc(str(proc.root)), 70, 60, 99.5, "12") == 1000 / TICKS
-
-
-def test_an_epilog_that_was_put_into_a_session_of_its_own_began_with_what_is_above_it(
-    proc: FakeProc,
-) -> None:
-    proc.add(60, name="site-epilog", ppid=1, start=1000)
-    proc.add(70, name="python3", ppid=60, start=2000)
-    assert epilog.epilog_launch_time(Proc(str(proc.root)), 70, 70, 99.5, "12") == 1000 / TICKS
+    assert epilog.epilog_launch_time(Proc(str(proc.root)), 60) == 1001 / TICKS
 
 
 def test_an_epilog_of_a_group_whose_leader_is_gone_began_before_every_claim(proc: FakeProc) -> None:
-    proc.add(70, name="python3", ppid=1, start=2000)
-    assert epilog.epilog_launch_time(Proc(str(proc.root)), 70, 60, 99.5, "12") == 0.0
+    assert epilog.epilog_launch_time(Proc(str(proc.root)), 60) == 0.0

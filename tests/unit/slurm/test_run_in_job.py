@@ -9,8 +9,7 @@ import pytest
 
 from gpulock.hooks import cleanup
 from gpulock.hooks.cleanup import LeftoverProcess
-from gpulock.node.procfs import TICKS, Proc
-from gpulock.slurm import epilog, prolog
+from gpulock.slurm import prolog
 from tests.support.slurm_site import NODE_BROKEN, OTHER_UID, ROOT, RUN, UID, Site, freezer
 from tests.support.trees import bus
 
@@ -24,41 +23,6 @@ def in_job(site: Site, title: str = "12.extern", uid: int = ROOT, name: str = "s
     site.process(SCRIPT, "site-epilog", uid=ROOT, ppid=STEPD, start=100)
     site.process(os.getpid(), "python3", uid=ROOT, ppid=SCRIPT, start=101)
     return os.getpid()
-
-
-def begun(site: Site) -> float:
-    """Return when the Epilog was launched: never asked of a simulation, whose root is its user."""
-    return epilog.epilog_launch_time(Proc(str(site.proc.root)), os.getpid(), SCRIPT, 99.5, "12")
-
-
-@pytest.mark.parametrize("title", ["12.extern", "12.extern stepmgr"])
-def test_an_epilog_below_the_extern_step_daemon_began_when_it_says(site: Site, title: str) -> None:
-    """The daemon is older than the claim, and its parent is init."""
-    in_job(site, title, 0)
-    assert begun(site) == 99.5
-
-
-@pytest.mark.parametrize(
-    ("title", "uid", "name"),
-    [
-        ("13.extern", 0, "slurmstepd"),
-        ("12.batch", 0, "slurmstepd"),
-        ("12.0", 0, "slurmstepd"),
-        ("12.extern", OTHER_UID, "slurmstepd"),
-        ("12.extern", 0, "bash"),
-    ],
-)
-def test_one_below_anything_else_began_with_what_is_above_it(
-    site: Site, title: str, uid: int, name: str
-) -> None:
-    in_job(site, title, uid, name)
-    assert begun(site) == 1 / TICKS
-
-
-def test_one_that_a_killed_step_daemon_left_behind_began_with_its_group(site: Site) -> None:
-    in_job(site, uid=0)
-    site.process(SCRIPT, "site-epilog", uid=ROOT, ppid=1, start=100)
-    assert begun(site) == 100 / TICKS
 
 
 @pytest.mark.parametrize(

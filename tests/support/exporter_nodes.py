@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpulock_exporter.clock import Moment
@@ -180,8 +180,25 @@ class Node:
         self, found: Sequence[devices.Device] | None = None, health: ExporterHealth | None = None
     ) -> NodeSnapshot:
         """Return what is to be told now."""
-        return self.book.snapshot(found, self.facts, self.moment, health or ExporterHealth("0.1"))
+        listed_now = listed_as_nvml(self.book.devices) if found is None else found
+        told = health or ExporterHealth("0.1")
+        return self.book.snapshot(listed_now, self.facts, self.moment, told)
 
     def text(self) -> str:
         """Return the sample of now."""
         return sample_text(self.book, self.moment)
+
+
+def listed_as_nvml(looked: Mapping[str, DeviceTelemetry]) -> list[devices.Device]:
+    """Return the driver's list where it has what NVML has: instances in place of their cards."""
+    result: list[devices.Device] = []
+    for name, seen in looked.items():
+        if seen.mig and not seen.parent:
+            continue
+        card = looked.get(seen.parent, seen)
+        device = devices.Device(name, card.index)
+        device.uuid, device.model, device.profile = seen.uuid, seen.name, seen.profile
+        device.minor = card.minor if card.minor is not None else -1
+        device.numa = card.numa if card.numa is not None else -1
+        result.append(device)
+    return sorted(result, key=lambda one: (one.index, one.id))

@@ -222,15 +222,13 @@ def merge_device_lists(
     remembered: Mapping[str, DeviceTelemetry],
     lost: Mapping[str, str],
 ) -> list[Device] | None:
-    """Return the devices by index, with what NVML adds; None where nobody ever told.
+    """Return the driver's own devices, with what NVML adds; None where they are not known.
 
     `looked` is None where NVML is not heard now, `remembered` is what it said last. A card that
     the driver lists and NVML does not is faulty: one off the bus shows like that. `lost` says why.
     """
-    if listed is None and not remembered:
+    if listed is None:
         return None
-    if not listed:
-        return devices_from_nvml(remembered) if listed is None or looked else []
     result: list[Device] = []
     for one in listed:
         device = copy.copy(one)
@@ -243,18 +241,3 @@ def merge_device_lists(
             device.fault = lost.get(device.bus, NOT_LISTED)
         result.append(device)
     return result
-
-
-def devices_from_nvml(looked: Mapping[str, DeviceTelemetry]) -> list[Device]:
-    """Return the devices that can be granted: instances in place of a card in MIG mode."""
-    result: list[Device] = []
-    for name, seen in looked.items():
-        if seen.mig and not seen.parent:
-            continue
-        card = looked.get(seen.parent, seen)
-        device = Device(name, card.index)
-        device.uuid, device.model, device.profile = seen.uuid, seen.name, seen.profile
-        device.minor = card.minor if card.minor is not None else -1
-        device.numa = card.numa if card.numa is not None else -1
-        result.append(device)
-    return sorted(result, key=lambda one: (one.index, one.id))

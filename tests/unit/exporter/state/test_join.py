@@ -343,31 +343,13 @@ def test_without_any_driver_locks_are_told() -> None:
     ]
 
 
-def test_without_a_device_list_no_states_are_shown() -> None:
+def test_without_a_device_list_no_states_are_shown_and_values_are() -> None:
     node = Node(gpus=8)
-    node.silence()
-    snapshot = node.snapshot(None)
-    assert (snapshot.devices, snapshot.states) == ((), None)
-
-
-def test_where_the_driver_cannot_be_listed_nvml_is_taken() -> None:
-    node = Node()
     node.facts = facts(lock(0, A))
-    node.tick(card(0), card(1, mig=True), instance(1, 3))
-    nothing: list[Device] = []
-    for found in (None, nothing):
-        snapshot = node.snapshot(found)
-        states = [(one.id, one.state) for one in snapshot.devices]
-        part = f"{bus(1)}.gi3.ci0"
-        assert states == [(bus(0), "held"), (bus(1), None), (part, "free")]
-        assert states_of(snapshot) == {
-            f'gpu="0",uuid="{uuid(0)}"': "held",
-            'gpu="1:gi3.ci0",uuid="MIG-0001-0003"': "free",
-        }
-    for _ in range(30):
-        node.silence()
-    later = node.snapshot(None)  # what was there is still known
-    assert [one.state for one in later.devices] == ["held", "free"]
+    node.tick(card(0))
+    snapshot = node.book.snapshot(None, node.facts, node.moment, ExporterHealth())
+    assert snapshot.states is None
+    assert [(one.id, one.utilization) for one in snapshot.devices] == [(bus(0), 0.5)]
 
 
 def test_where_the_locks_cannot_be_read_nothing_is_said_of_them() -> None:

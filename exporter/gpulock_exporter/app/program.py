@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -32,11 +33,15 @@ from gpulock_exporter.app.folder import (
     is_disk_full,
     is_pause_asked,
 )
-from gpulock_exporter.app.sockets import listen_when_free, open_exporter_sockets
 from gpulock_exporter.app.watchdog import Heartbeat, start_watchdog, take_notifier
 from gpulock_exporter.clock import current_moment
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.web.listen import ListenError
+from gpulock_exporter.web.listen import (
+    AddressTakenError,
+    ListenError,
+    activated_sockets,
+    listen_on_addresses,
+)
 from gpulock_exporter.web.server import HttpServer
 from gpulock_exporter.webconfig.config import WebConfigError
 from gpulock_exporter.webconfig.reload import Reloader
@@ -48,6 +53,7 @@ OBSERVED = 16.0  # seconds that the driver's buffer of samples holds
 LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
 WORKER_EXIT_SECONDS = 10.0  # seconds in which a worker that can be killed is gone
 POLL = 0.05  # seconds between two looks whether it is
+RETRY = 5.0  # seconds between two tries to listen
 ACCEPT_SECONDS = 5.0  # seconds for the thread that accepts connections, on a node that is busy
 NOT_RUNNING, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
 
@@ -141,7 +147,7 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     limits = WorkerTimeouts(frame=settings.sample_period + late)
     supervisor = Supervisor(worker_command(settings), clock_boottime, limits)
     web = exporter.reloader.settings if exporter.reloader else None
-    listeners, words = open_exporter_sockets(settings.exporter_listen)
+    listeners, words = open_listeners(settings.exporter_listen)
     server = HttpServer(exporter.handler(), listeners, write_stderr_line, web)
     exporter.listed.start()
     server.start()
@@ -152,18 +158,23 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         systemd.ready(answers)
 
     announce(words)
-    if not listeners:
-        listen_when_free(settings.exporter_listen, server, words, announce)
     patience = systemd.watchdog / 2
     start_watchdog(systemd, lambda: server.answers(ACCEPT_SECONDS) and pulse.goes_on(patience))
     if exporter.reloader:
         exporter.reloader.start(server.adopt)
     made = os.path.isdir(settings.exporter_dir)
     try:
-        due = time.monotonic()
+        due = retry = time.monotonic()
         while not stopped.is_set() and server.is_serving:
             pulse.beat()
             supervisor.paused = is_pause_asked(settings.exporter_dir)
+            if not listeners and time.monotonic() >= retry:
+                retry = time.monotonic() + RETRY
+                listeners, said = open_listeners(settings.exporter_listen)
+                server.listen(listeners)
+                if said != words:
+                    announce(said)
+                words = said
             # once a second, and at once when a frame comes
             frames = supervisor.step(max(0.0, due - time.monotonic()))
             if frames or time.monotonic() >= due:
@@ -181,6 +192,24 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         if exporter.reloader:
             exporter.reloader.stop()
     return 0 if serving else AT_FAULT
+
+
+def open_listeners(addresses: Sequence[str]) -> tuple[list[socket.socket], str]:
+    """Return what to listen on, and the words for people; raise ListenError.
+
+    Any user may bind the port, which keeps the exporter from answering there and from nothing else:
+    then it listens on nothing yet.
+    """
+    handed = activated_sockets(os.environ)
+    if handed:
+        return handed, "answers on systemd's sockets"
+    if not addresses:
+        raise ListenError("EXPORTER_LISTEN is empty and systemd handed no socket over: set it")
+    try:
+        return listen_on_addresses(addresses), f"answers on {' '.join(addresses)}"
+    except AddressTakenError as fault:
+        again = f"it tries again every {RETRY:g} s"
+        return [], f"samples, and answers nobody yet: {fault}; {again}"
 
 
 def worker_command(settings: Settings) -> list[str]:

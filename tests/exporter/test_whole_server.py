@@ -167,6 +167,7 @@ def test_a_bad_change_keeps_the_old_one_and_a_metric_says_so(
         )
 
 
+@pytest.mark.root  # the private root has systemd's program, not every machine
 def test_systemd_hands_over_its_socket_at_the_first_request(tmp_path: Path, nvml: Double) -> None:
     reserved = ReservedPort()
     port = reserved.number

@@ -80,6 +80,7 @@ def leftovers(stage: Stage) -> None:
 def test_a_fault_at_any_system_call_loses_nothing(play: Play, case: Case) -> None:
     stage = play.stage
     wrong: list[str] = []
+    unreached: list[Point] = []
     for point in all_points(play):
         if not TALLY.is_drawn(case.name, point.kind, stage.is_near(point.text), case.thin):
             continue
@@ -88,6 +89,7 @@ def test_a_fault_at_any_system_call_loses_nothing(play: Play, case: Case) -> Non
         TALLY.tried[case.name, point.kind] += 1
         if not struck(point, stage.log):
             TALLY.missed[case.name, point.kind] += 1
+            unreached.append(point)
             continue
         said = stage.stderr.read_text().strip()
         faults = play.check(point, code)
@@ -99,4 +101,5 @@ def test_a_fault_at_any_system_call_loses_nothing(play: Play, case: Case) -> Non
     assert not wrong, f"{len(wrong)} faults\n" + "\n".join(wrong)
     for kind in KINDS:
         tried, missed = TALLY.tried[case.name, kind], TALLY.missed[case.name, kind]
-        assert missed <= max(1, MISSED_SHARE * tried), f"{kind}: {missed} of {tried} not reached"
+        calls = "\n".join(str(point) for point in unreached if point.kind == kind)
+        assert missed <= max(1, MISSED_SHARE * tried), f"of {tried} not reached:\n{calls}"

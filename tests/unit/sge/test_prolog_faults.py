@@ -393,6 +393,7 @@ def test_a_gpu_job_that_systemd_starts_is_refused(site: Site) -> None:
     assert site.locks() == []
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(("job", "lines"), [(hook.TRIAL_JOB, 0), ("12", 4), ("", 4), ("self", 4)])
 def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, lines: int
@@ -404,7 +405,6 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
         told.append(words)
 
     monkeypatch.setattr(frame, "log_to_system", tell)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
     config = faulty_settings(tmp_path)
     environ = {"JOB_ID": job, "GPULOCK_JOB": hook.TRIAL_JOB, "SGE_TASK_ID": hook.TRIAL_JOB}
     assert prolog.main(["sge", NO_PROCESS], environ, config) != RUN

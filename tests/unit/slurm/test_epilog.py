@@ -196,7 +196,7 @@ def test_another_jobs_process_does_not_keep_a_device_though_it_opened_it(site: S
     """Without a device cgroup CUDA opens every node that it can see."""
     site.prolog(12, "0")
     site.prolog(13, "1")
-    site.stepd(700, "13.0")
+    site.stepd(700, "13.0", uid=0)
     site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0", 10: site.dev / "nvidia1"})
     site.epilog(12)
     assert site.locks() == [bus(1)]

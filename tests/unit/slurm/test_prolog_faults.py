@@ -362,6 +362,7 @@ def test_what_is_told_never_spoils_the_exit_code(
     assert site.prolog(12, "1") == NODE_BROKEN
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(("environ", "lines"), [({}, 0), ({"SLURM_JOB_ID": "x"}, 1)])
 def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], lines: int
@@ -375,6 +376,5 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     monkeypatch.setattr(frame, "log_to_system", tell)
     assert (prolog.main(environ, "/gone"), len(told)) == (NODE_BROKEN, lines)
     assert (epilog.main(environ, "/gone"), len(told)) == (0, 2 * lines)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
     faulty = faulty_settings(tmp_path)
     assert (epilog.main(environ, faulty), len(told)) == (0, 4 * lines)

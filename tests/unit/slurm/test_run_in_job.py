@@ -124,6 +124,7 @@ def test_an_epilog_that_ends_leftovers_spares_its_own_step_daemon(
     assert (ended, site.locks()) == ([900], [])
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(("uid", "code"), [(UID, RUN), (OTHER_UID, NODE_BROKEN)])
 def test_a_prolog_that_runs_as_the_jobs_user_takes_no_node_out_of_service(
     site: Site, monkeypatch: pytest.MonkeyPatch, uid: int, code: int

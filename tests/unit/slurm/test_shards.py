@@ -161,7 +161,7 @@ def test_the_same_job_again_frees_its_own_place_alone(site: Site) -> None:
 
 def test_a_neighbours_process_keeps_no_place_and_the_jobs_own_does(site: Site) -> None:
     assert site.prolog(12, "0") == site.prolog(13, "0") == RUN  # of one user
-    site.stepd(700, "13.0")
+    site.stepd(700, "13.0", uid=0)
     site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0"})
     site.epilog(12, "0")
     assert site.locks() == [SECOND]

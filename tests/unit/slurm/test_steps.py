@@ -104,7 +104,7 @@ def test_what_slurmd_starts_for_itself_is_no_step_and_none_that_is_starting(
 
 
 def test_what_left_its_parents_is_recognised_by_environment_or_cgroup(site: Site) -> None:
-    site.stepd(700, "12.extern")
+    site.stepd(700, "12.extern", uid=0)
     site.left_by(900)
     site.process(901, "python", ppid=900)
     site.process(902, "python")

@@ -141,7 +141,8 @@ def test_a_living_process_of_another_job_does_not_keep_a_dead_ones_device(site: 
     site.prolog(13, "1")
     site.fails(INVALID)
     site.stepd(700, "13.extern")
-    site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0"})
+    site.stepd(701, "13.0", uid=0)
+    site.process(702, "python", ppid=701, fds={9: site.dev / "nvidia0"})
     assert acts(site) == ["freed", "held"]
 
 

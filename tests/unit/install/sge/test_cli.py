@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import syslog
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.cli.admin.items import NOT_IN_FORCE
+from gpulock.install.sge import install as sge_install
+from gpulock.install.sge import uninstall as sge_uninstall
 from tests.support.install_site import Site, make_site
 from tests.support.runner import command_runner
 
@@ -20,7 +23,12 @@ CLUSTER = ("--cluster", "--queue", "gpu.q")
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    return make_site(tmp_path, monkeypatch)
+    """Give a node on which a command finds no login script of this machine's."""
+    made = make_site(tmp_path, monkeypatch)
+    profile = made.root / "etc/profile.d/gpulock.sh"
+    for module, name in ((sge_install, "SgeOptions"), (sge_uninstall, "SgeRemoval")):
+        monkeypatch.setattr(module, name, partial(getattr(module, name), profile=profile))
+    return made
 
 
 def call(site: Site, *args: str) -> Result:

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from gpulock.install.drop_env import find_compiler
 from gpulock.install.files import InstallError
 from gpulock.install.slurm.spank import SpankPlugin, spank_source
 from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES
@@ -54,7 +57,8 @@ def make(node: SlurmNode, header: str = SPANK_HEADER) -> str:
     path.write_text(header)
     (left,) = node.install(spank=True).remainders
     command = next(line.strip() for line in left.page if line.strip().startswith("make -C"))
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    env = {**os.environ, "CC": shlex.join(find_compiler())}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=env)
     return done.stderr
 
 

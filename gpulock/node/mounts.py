@@ -19,7 +19,6 @@ from gpulock.store.boot import LOCAL_FILE_SYSTEMS
 LONG, SHORT = 1.0, 0.1  # seconds to read our own mount table, and another user's, which may be long
 PIECE = 1 << 12  # bytes
 HEAD = 256  # bytes of fdinfo: pos, flags and mnt_id come first
-SLOW = 0.01  # seconds: no fdinfo without thousands of locks takes so long
 STACKED = "overlay"  # may stand on a file system of the user's
 KERNEL_FILE_SYSTEMS = (LOCAL_FILE_SYSTEMS - {STACKED}) | {
     "devtmpfs"
@@ -35,11 +34,10 @@ class StatxError(OSError):
 class Mounts:
     """The types of the mounts that were met in one look."""
 
-    __slots__ = ("_read", "_root", "_slow", "_types")
+    __slots__ = ("_read", "_root", "_types")
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._slow = False
         self._read: set[str] = set()
         self._types: dict[str, str] = {}
 
@@ -64,7 +62,10 @@ class Mounts:
 
     def _kind(self, pid: int, folder: str, fd: str) -> str:
         """Return the type of the file system, empty where no mount table has it."""
-        info = self._info(folder, fd)
+        try:
+            info = read_head(f"{folder}info/{fd}")
+        except OSError:
+            return ""
         words = info.partition("mnt_id:")[2].split(None, 1)
         mount = words[0] if words else ""
         for owner in ("self", str(pid)):
@@ -72,27 +73,6 @@ class Mounts:
                 self._read.add(owner)  # once a look: it may be long, or too long to be read
                 self._add(f"{self._root}/{owner}/mountinfo", LONG if owner == "self" else SHORT)
         return self._types.get(mount, "")
-
-    def _info(self, folder: str, fd: str) -> str:
-        """Return the fdinfo of an open file, empty where there is none to be read.
-
-        It tells every lock that its process has on the file, 20,000 in 70 ms (measured). Where one
-        was long this process opens the others itself, as a mere place (O_PATH), and has no lock.
-        """
-        try:
-            if not self._slow:
-                begun = time.monotonic()
-                try:
-                    return read_head(f"{folder}info/{fd}")
-                finally:
-                    self._slow = time.monotonic() - begun > SLOW
-            own = os.open(f"{folder}/{fd}", os.O_PATH | os.O_CLOEXEC)
-            try:
-                return read_head(f"{self._root}/self/fdinfo/{own}")
-            finally:
-                os.close(own)
-        except OSError:
-            return ""
 
     def _add(self, path: str, seconds: float) -> None:
         try:

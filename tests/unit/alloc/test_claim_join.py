@@ -12,7 +12,8 @@ from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.same_job import whole_grant
 from gpulock.errors import BUSY, Refusal
 from gpulock.node.devices import Device
-from gpulock.store.locks import Lock
+from gpulock.store.locks import Lock, LockStore
+from tests.support.faults import disk_full
 from tests.support.locks import change_record
 from tests.support.trees import Box, bus, judge_of, judging, record, soon
 
@@ -149,3 +150,10 @@ def test_a_grant_is_whole_with_all_its_devices_and_no_other_claim(
     locks = [Lock(bus(number), one.copy(token=token), "") for number, token in held]
     granted = whole_grant(locks, found)
     assert [device.id for device in granted] == ([bus(0), bus(1)] if whole else [])
+
+
+def test_a_task_that_cannot_be_noted_is_refused(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    task(box, FIRST)
+    monkeypatch.setattr(LockStore, "anchor", disk_full)
+    with pytest.raises(Refusal, match=r"a lock cannot be joined: .*No space left"):
+        task(box, SECOND)

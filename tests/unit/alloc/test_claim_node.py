@@ -13,7 +13,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
-from gpulock.store import quarantine
+from gpulock.store import event_log, quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids, never, pick, refused, totals
 from tests.support.faults import raising
@@ -227,3 +227,23 @@ def test_what_users_can_cause_breaks_no_node(
     assert refused(box, 1, job_id="13").kind == kind
     monkeypatch.undo()
     assert box.locks() == [bus(0)]
+
+
+def test_where_nobody_can_say_what_came_before_an_unknown_stays_one(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(box)
+    (box.records / "claims/x").mkdir()
+    (box.records / "claims/x/record").write_text("garbage")
+    monkeypatch.setattr(event_log, "read_events", raising(OSError(errno.EIO, "broken")))
+    kinds = {refused(box, 1, job_id=str(job), user=f"u{job}").kind for job in range(20, 26)}
+    assert kinds == {UNKNOWN}
+
+
+def test_a_folder_of_notes_that_is_no_folder_is_not_made_again(box: Box) -> None:
+    ask(box)
+    quarantined = box.state / quarantine.QUARANTINE
+    quarantined.rmdir()
+    quarantined.write_text("")
+    assert refused(box, 1, job_id="20").kind == BROKEN
+    assert quarantined.is_file()

@@ -66,3 +66,13 @@ def test_a_user_with_a_process_is_asked_about_once_and_one_without_each_time(
     scan.restrict({GONE: "gone", HERE: "here"})
     assert [scan.may_run(uid) for uid in (HERE, HERE, GONE, GONE)] == [True, True, False, False]
     assert asked == [HERE, GONE, GONE]
+
+
+@pytest.mark.parametrize("unread", ["subuid", "nsswitch"])
+def test_where_the_files_of_subordinate_uids_cannot_be_read_anybody_may_have_some(
+    tmp_path: Path, unread: str
+) -> None:
+    paths = {name: str(tmp_path / name) for name in ("subuid", "nsswitch")}
+    assert not process_scan.may_have_subordinate_uids(1000, "alice", **paths)
+    (tmp_path / unread).mkdir()
+    assert process_scan.may_have_subordinate_uids(1000, "alice", **paths)

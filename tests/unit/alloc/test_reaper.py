@@ -14,9 +14,9 @@ from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
-from gpulock.store.locks import Lock
+from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
-from tests.support.faults import fail_at
+from tests.support.faults import fail_at, raising
 from tests.support.locks import change_record, place_lock
 from tests.support.trees import BOOT, OTHER_BOOT, Box, box_at_work, bus, judge_of, record
 
@@ -244,3 +244,20 @@ def test_what_a_scheduler_has_of_a_job_now_is_not_left_of_its_claim_before_the_b
     judge = Judge(node.boot_id, ProcessScan(node.proc), {}, {"sge": left})
     engine = reaper.Reaper(node, judge, node.devices(), node.store.read_all_locks())
     assert [outcome.act for outcome in reaper.reap_locks(engine)] == [FREED, HELD]
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (FileNotFoundError(errno.ENOENT, "gone"), ""),
+        (OSError(errno.ENOSPC, "full"), "it cannot be changed: [Errno 28] full"),
+    ],
+)
+def test_what_keeps_a_device_is_told_although_it_cannot_be_noted(
+    box: Box, monkeypatch: pytest.MonkeyPatch, fault: OSError, told: str
+) -> None:
+    lock(box)
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    monkeypatch.setattr(LockStore, "mark_orphans", raising(fault))
+    (outcome,) = reap_all(box).values()
+    assert (outcome.act == FREED, outcome.fault) == (False, told)

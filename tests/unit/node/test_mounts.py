@@ -194,23 +194,3 @@ def test_a_table_that_takes_too_long_tells_nothing(fake: Fake) -> None:
     path = f"{fake.root}/900/mountinfo"
     assert "nfs4" in mounts.read_mount_table(path, 60.0)
     assert mounts.read_mount_table(path, -1.0) == ""
-
-
-def test_where_telling_a_files_locks_takes_long_it_is_opened_as_a_place_instead(
-    fake: Fake, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process may have 20,000 locks on one file, and thousands of descriptors of it."""
-    fake.lists("tmpfs")
-    monkeypatch.setattr(mounts, "SLOW", -1.0)
-    seen = Mounts(str(fake.root))
-    wanted = device_file_key(os.stat(opened[0]))
-    assert seen.key(900, str(fake.folder), fake.fd) == wanted
-    (fake.root / "900/fdinfo" / fake.fd).unlink()
-    own = fake.root / "self/fdinfo"
-    own.mkdir()
-    free = os.dup(opened[1])
-    os.close(free)
-    for number in range(free, free + 64):  # one of which it will be
-        (own / str(number)).write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t77\n")
-    monkeypatch.setattr(mounts, "cached_file_key", never)
-    assert seen.key(900, str(fake.folder), fake.fd) == wanted

@@ -69,3 +69,11 @@ def test_no_copies_are_not_limited(store: LockStore, tmp_path: Path) -> None:
     note(store, tmp_path)
     owed.limit_owed_records(str(tmp_path / "state"), store)
     assert os.listdir(tmp_path / "state/owed") == ["feed"]
+
+
+def test_a_claim_is_owed_its_line_where_nobody_can_count_what_waits(
+    store: LockStore, tmp_path: Path
+) -> None:
+    os.rmdir(store.finished_dir)
+    note(store, tmp_path)
+    assert os.listdir(tmp_path / "state/owed") == ["feed"]

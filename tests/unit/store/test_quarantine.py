@@ -94,3 +94,12 @@ def test_a_note_that_was_taken_back_is_gone_from_the_disk(state: str, synced: li
     synced.clear()
     quarantine.remove_device_note(state, QUARANTINE, bus(0))
     assert synced == [f"{state}/{QUARANTINE}"]
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(state: str) -> None:
+    folder = Path(state, QUARANTINE)
+    if folder.exists():
+        folder.rmdir()
+    folder.write_text("")
+    with pytest.raises(Refusal, match="Not a directory"):
+        quarantine.list_noted_devices(state, QUARANTINE)

@@ -13,7 +13,7 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic, grants
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import encode_owner
-from gpulock.store.repair import Repair, repair_locks
+from gpulock.store.repair import Repair, find_unreadable_records, repair_locks
 from tests.support.faults import raising
 from tests.support.trees import BOOT, OTHER_BOOT, bus, record
 
@@ -203,3 +203,15 @@ def test_what_cannot_be_put_back_is_told(
     with pytest.raises(Refusal) as caught:
         repair_locks(store, BOOT)
     assert (caught.value.kind, "cannot be put back" in caught.value.why) == (BROKEN, True)
+
+
+def test_a_record_that_stops_every_claim_is_named_with_its_reason(store: LockStore) -> None:
+    for token in ("copied", "garbage", "folder", "none"):
+        os.mkdir(f"{store.claims_dir}/{token}")
+    Path(store.claims_dir, "copied/record").write_text("garbage")
+    Path(store.claims_dir, "garbage/record").write_text("garbage")
+    os.mkdir(f"{store.claims_dir}/folder/record")
+    os.mkdir(f"{store.locks_dir}/{bus(5)}")
+    text = encode_owner(record(token="copied", devices=(bus(5),)))
+    Path(store.locks_dir, bus(5), "owner").write_text(text)
+    assert sorted(find_unreadable_records(store)) == ["folder", "garbage"]

@@ -27,10 +27,9 @@ from gpulock.install.doctor.check import (
 from gpulock.install.doctor.installation import check_items, check_trial
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import HookPaths
-from gpulock.install.sge.cards import card_map_fault
 from gpulock.install.sge.host_items import read_amounts
 from gpulock.install.sge.install import CLUSTER, SgeInstaller, SgeOptions, hooked_queues
-from gpulock.install.sge.kinds import plain_amount, sensor_difference
+from gpulock.install.sge.kinds import plain_amount
 from gpulock.install.sge.login_shells import login_shell_faults
 from gpulock.install.sge.programs import OCS, release_fault
 from gpulock.install.sge.qconf import parse_sge_list
@@ -149,9 +148,8 @@ class SgeChecks:
             there = plain_amount(settings, name, settings.expected_gpus)
             do = f"qconf -mattr exechost complex_values {name}={there} {host.name}"
             if "(" in amount:
-                if why := card_map_fault(settings.state_dir, host.name, name, amount):
-                    yield fault(f"{name}: {why}", f"{_AGAIN} --map ID=GPU,...")
-            elif there and float(amount) > there:
+                continue  # ids: the map says which GPU each is
+            if there and float(amount) > there:
                 yield fault(f"{name}={amount}, but there are {there}: jobs are sent back", do)
             elif there and float(amount) < there:
                 yield warning(f"{name}={amount} of {there} GPUs", do)
@@ -166,9 +164,6 @@ class SgeChecks:
         if "gpu.free" not in loads:
             do = "execd starts it within 2 load_report_times; then look at its messages file"
             yield warning("no values have arrived", do)
-        elif what := sensor_difference(self.settings, loads):
-            do = "wait a load_report_time; then end prolog/sge-sensor, which execd starts again"
-            yield warning(what, do)
 
     def terminals(self) -> Iterator[Finding]:
         """Tell which jobs on a terminal are refused (docs/grid-engine.md, interactive jobs)."""

@@ -105,20 +105,6 @@ def known_cards(state_dir: str) -> CardNames:
         raise InstallError(f"{NAME}: {fault}; correct it, or remove it") from fault
 
 
-def card_map_fault(state_dir: str, host: str, name: str, value: str) -> str:
-    """Return what is wrong with the map of one complex, or nothing."""
-    if not Path(state_dir).is_dir():
-        return ""
-    try:
-        mapped, cards = read_card_map(state_dir)
-        missing = [card for card in parse_rsmap(value) if (name, card) not in cards]
-    except (OSError, ValueError) as fault:
-        return str(fault)
-    if missing:
-        return f"no GPU is known for {' '.join(missing)}: jobs that get them are refused"
-    return "" if mapped == host else f"the map is of host {mapped}: no id leaves or comes back"
-
-
 def restore_card_ids(state_dir: str, host: str, ask: Callable[..., str]) -> str:
     """Put back the ids that gpulockd took out, before the map goes; return why not, or nothing.
 

@@ -143,25 +143,6 @@ class HostConfiguration(Item):
         return None
 
 
-class IdleConfiguration(Item):
-    """What is left of a configuration that was gpulock's alone: a line that changes nothing."""
-
-    def __init__(self, host: SgeHost) -> None:
-        self.host = host
-        self.title = f"configuration of host {host.name} without effect"
-
-    def show(self, wanted: Wanted) -> list[str]:
-        idle = idle_configuration(self.host.shared())
-        if wanted is Wanted.PRESENT or self.host.configuration() != idle:
-            return []
-        return difference_lines(_format(idle), None)
-
-    def absent(self) -> None:
-        """Delete it once execd has taken it: of a deletion execd does not hear."""
-        self.host.report.await_configuration(sensor=False)
-        self.host.qconf.run("qconf", "-dconf", self.host.name)
-
-
 class SgeHooks(Hooks):
     """The rendered hooks, which stay until execd starts neither sensor nor shepherd of ours."""
 

@@ -23,7 +23,6 @@ from gpulock.install.sge.host_hooks import HostHook
 from gpulock.install.sge.host_items import (
     Amount,
     HostConfiguration,
-    IdleConfiguration,
     SgeHooks,
     SgeHost,
     read_amounts,
@@ -212,7 +211,7 @@ def host_items(host: SgeHost, needs: tuple[Item, ...]) -> list[Item]:
     conf = HostConfiguration(host, needs)
     queues = queues_of_host(host.qconf, host.name)
     hooks = [HostHook(host, queue, hook, (*needs, conf)) for hook in HOOKS for queue in queues]
-    return [IdleConfiguration(host), conf, *hooks]
+    return [conf, *hooks]
 
 
 def hooked_queues(host: SgeHost) -> dict[str, Path]:

@@ -50,18 +50,3 @@ def plain_amount(settings: Settings, name: str, gpus: int) -> int:
     found = read_node_devices(settings)
     split = any(device.parent for device in found)
     return count_complex(found, settings, name) if split or settings.sge_kinds.get(name) else gpus
-
-
-def sensor_difference(settings: Settings, loads: Mapping[str, str]) -> str:
-    """Return in which complex the load sensor's values do not fit the node, or nothing.
-
-    `loads` are the values that qmaster has. Fewer than the node has are those in use.
-    """
-    for name in settings.sge_complexes:
-        there = plain_amount(settings, name, settings.expected_gpus)
-        told = loads.get(name)
-        if told is None:
-            return f"it reports no {name}, which SGE_COMPLEXES has"
-        if there and float(told) > there:
-            return f"it reports {name}={float(told):g}, this node has {there}"
-    return ""

@@ -13,11 +13,17 @@ from pathlib import Path
 
 from gpulock.install.container_hooks import container_items
 from gpulock.install.files import InstallError
-from gpulock.install.items import InstallParts, Item, SettingsFile
+from gpulock.install.items import InstallParts, Item, SettingsFile, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.cards import CardMap
 from gpulock.install.sge.host_hooks import SiteLines
-from gpulock.install.sge.host_items import SgeHooks, SgeHost, read_amounts
+from gpulock.install.sge.host_items import (
+    HostConfiguration,
+    SgeHooks,
+    SgeHost,
+    idle_configuration,
+    read_amounts,
+)
 from gpulock.install.sge.host_report import HostReport
 from gpulock.install.sge.install import PROFILE, host_items, login_script_items
 from gpulock.install.sge.site import find_own_execd, find_sge_site, sge_host_name
@@ -70,7 +76,7 @@ class SgeRemover(NodePart):
         kept = [*files, *(item for item in in_qmaster if item not in prologs)]
         jobs = HeldDevices(self.settings, SGE, self.asked.force, tuple(kept))
         leading = SiteLines(host, is_master, tuple(kept))
-        self.note_amounts(host)
+        self.note_what_stays(host)
         return InstallParts([settings, *kept, jobs, leading, *prologs], self.notes)
 
     def host(self) -> tuple[SgeHost, bool]:
@@ -88,8 +94,11 @@ class SgeRemover(NodePart):
             name
         )
 
-    def note_amounts(self, host: SgeHost) -> None:
-        """Say what stays of this host's amounts, which the site may use."""
+    def note_what_stays(self, host: SgeHost) -> None:
+        """Say what stays of this host in qmaster, which the site may use."""
+        own = HostConfiguration(host, ()).wanted(Wanted.ABSENT, host.configuration())
+        if own == idle_configuration(host.shared()):
+            self.note(f"stays: qconf -dconf {host.name}")
         here = read_amounts(host)
         for name in self.settings.sge_complexes:
             if name in here:

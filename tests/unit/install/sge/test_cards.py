@@ -14,7 +14,6 @@ from gpulock.daemon.slots.rsmap import (
 )
 from gpulock.install.files import InstallError
 from gpulock.install.sge.cards import (
-    card_map_fault,
     is_rsmap,
     mapped_cards,
     parse_map_option,
@@ -85,16 +84,6 @@ def test_a_map_that_is_there_stays(settings: Settings) -> None:
     assert read_card_map(settings.state_dir) == ("node1", {k: old[k] for k in sorted(old, key=str)})
     with pytest.raises(InstallError, match="GPU3"):
         text(settings, value="2(GPU1 GPU3)")
-
-
-def test_doctor_is_told_of_ids_that_are_not_mapped(settings: Settings) -> None:
-    state = settings.state_dir
-    assert "GPU1 GPU2" in card_map_fault(state, "node1", "card", VALUE)
-    Path(state, NAME).write_text(text(settings, "GPU1=0,GPU2=1"))
-    assert card_map_fault(state, "node1", "card", VALUE) == ""
-    assert "host node1" in card_map_fault(state, "node2", "card", VALUE)
-    assert "GPU7" in card_map_fault(state, "node1", "card", "1(GPU7)")
-    assert card_map_fault(state, "node1", "card", "garbage")
 
 
 def test_an_option_is_taken_apart() -> None:

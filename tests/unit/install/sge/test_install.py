@@ -319,7 +319,7 @@ def test_an_execd_takes_a_first_configuration_of_its_own_when_it_starts(site: Si
     assert site.install().remainders == []
     assert site.in_force("prolog") == site.hook("prolog")
     assert site.uninstall().remainders == []
-    assert not (site.state / "sconf-node1").exists()
+    assert site.show("sconf-node1").split() == ["load_sensor", "none"]
     assert qconf_values(site.show("sconf")) == before
 
 

@@ -190,6 +190,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     play_fakes_in_process(patch, sge_programs, qconf)
     compile_no_library(patch)
     patch.setitem(versions._TRIALS, "sge", ignore)  # ten processes; has its own test
+    patch.setattr("gpulock.install.sge.host_report._PAUSE", 0.0)
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()
     text = node.config.read_text() + f"SGE_BINARIES={programs}\n"

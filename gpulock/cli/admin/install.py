@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpulock.cli.admin.items import list_objections, run_installation, run_removal
+from gpulock.cli.admin.items import run_installation, run_removal
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.errors import one_line
 from gpulock.install.files import InstallError
@@ -177,22 +177,22 @@ def uninstall_cell(session: Session, dry_run: bool) -> None:
 def uninstall_node(
     session: Session, system: str, dry_run: bool, forced: str, write_conf: bool
 ) -> None:
-    """Take the items of a scheduler away; what is overruled by force is logged."""
+    """Take the items of a scheduler away; a force is logged with its reason."""
     from gpulock.install.sge.uninstall import SgeRemoval, SgeRemover
     from gpulock.install.slurm.uninstall import SlurmRemoval, SlurmRemover
 
-    def parts(force: bool) -> InstallParts:
-        config = Path(session.config)
+    config = Path(session.config)
+
+    def parts() -> InstallParts:
         if system == "slurm":
-            return SlurmRemover(SlurmRemoval(config, write_conf, force)).parts()
-        return SgeRemover(SgeRemoval(config, force=force), click.echo).parts()
+            return SlurmRemover(SlurmRemoval(config, write_conf, bool(forced))).parts()
+        return SgeRemover(SgeRemoval(config, force=bool(forced)), click.echo).parts()
 
     if forced and not dry_run:
-        for what in list_objections(lambda: parts(force=False)):
-            syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
-            line = one_line(f"gpulock: {system} uninstalled by force: {what}: {forced}")
-            syslog.syslog(syslog.LOG_WARNING, line)
-    run_removal(session, system, lambda: parts(force=bool(forced)), dry_run)
+        syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
+        line = one_line(f"gpulock: {system} is uninstalled by force: {forced}")
+        syslog.syslog(syslog.LOG_WARNING, line)
+    run_removal(session, system, parts, dry_run)
 
 
 def uninstall_systemd(session: Session, dry_run: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from gpulock.cli.admin.notes import echo_note, echo_wrapped, note_missing_daemon
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.install.files import InstallError
-from gpulock.install.items import InstallParts, ItemRun, Outcome, Scope, Wanted, run_items
+from gpulock.install.items import InstallParts, Outcome, Scope, Wanted, run_items
 
 NOT_IN_FORCE = 4  # exit code: what this run may do is done, and a person has to do the rest
 
@@ -43,15 +43,6 @@ def run_removal(
 def is_of_node(parts: InstallParts) -> bool:
     """Say whether some item is on this node: a cluster's alone may be written from anywhere."""
     return any(item.scope is Scope.NODE for item in parts.items)
-
-
-def list_objections(parts_of: Callable[[], InstallParts]) -> list[str]:
-    """Return what speaks against a removal; raise CommandRefusedError."""
-    try:
-        run = ItemRun(parts_of().items, Wanted.ABSENT, lambda _: None, dry_run=True)
-        return run.run().clauses()
-    except InstallError as fault:
-        raise CommandRefusedError(str(fault)) from fault
 
 
 def run_parts(

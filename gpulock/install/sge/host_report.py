@@ -35,12 +35,7 @@ class HostReport:
     ) -> None:
         self.qconf, self.host, self.execd, self.echo = qconf, host, execd, echo
         self.is_first = False  # the host's configuration was made in this run
-        self._before = execd is not None and self.has_sensor_values()
         self._followed = execd is None
-
-    def has_sensor_values(self) -> bool:
-        """Say whether the report holds values of our sensor."""
-        return bool({*REPORTED} & {*parse_sge_list(self.load_values())})
 
     def load_values(self) -> str:
         """Return all values that execd reported."""
@@ -49,48 +44,35 @@ class HostReport:
     def await_configuration(self, sensor: bool) -> None:
         """Wait until execd goes by a configuration with our sensor, or without; raise InstallError.
 
-        A sensor that reported already, or never did, proves nothing: then two later reports do. By
-        the first qmaster sees the old version, and tells execd. No two reports are the same: memory
-        and load are in them, with six decimals.
+        That is once two later reports have come, and the last has values of our sensor, or none. By
+        the first report qmaster sees the old version, and tells execd. No two reports are the same:
+        memory and load are in them, with six decimals.
         """
         if self._followed:
             return
         self.echo(f"waiting for execd of {self.host} to take its configuration")
-        if self._before is sensor:
-            what, done = "sends no new report", self._wait(self._new_reports())
-        else:
-            what = "starts no load sensor" if sensor else "still runs the load sensor"
-            done = self._wait(lambda: self.has_sensor_values() is sensor)
-        if not done:
-            folder = self.execd.folder if self.execd else ""
-            raise InstallError(
-                f"execd of {self.host} {what} after {self._delay_seconds():.0f} s: {RESTART}, or"
-                f" see {folder}/messages, then run it again"
-            )
-        self._followed = True
+        reports: set[str] = set()
+        deadline = time.monotonic() + self._delay_seconds()
+        while True:
+            reports.add(values := self.load_values())
+            reported = bool({*REPORTED} & {*parse_sge_list(values)})
+            if len(reports) > _NEW_REPORTS and reported is sensor:
+                self._followed = True
+                return
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE)
+        what = "still runs the load sensor" if reported else "starts no load sensor"
+        raise InstallError(
+            f"execd of {self.host} {what if reported is not sensor else 'sends no new report'}"
+            f" after {self._delay_seconds():.0f} s: {RESTART}, or see"
+            f" {self.execd.folder if self.execd else ''}/messages, then run it again"
+        )
 
     def _delay_seconds(self) -> float:
         """Return in how many seconds execd and qmaster follow a change of configuration."""
         lines = effective_host_conf(self.qconf, self.host)
         return _REPORTS * parse_clock_seconds(lines.get("load_report_time", "")) + _SLACK_SECONDS
-
-    def _new_reports(self) -> Callable[[], bool]:
-        seen = {self.load_values()}
-
-        def came() -> bool:
-            seen.add(self.load_values())
-            return len(seen) > _NEW_REPORTS
-
-        return came
-
-    def _wait(self, holds: Callable[[], bool]) -> bool:
-        """Wait as long as execd may take for a condition; return whether that came about."""
-        deadline = time.monotonic() + self._delay_seconds()
-        while not holds():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_PAUSE)
-        return True
 
 
 def parse_clock_seconds(text: str) -> int:

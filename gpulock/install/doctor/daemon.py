@@ -8,7 +8,6 @@ from contextlib import suppress
 
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.deadline import clock_boottime
-from gpulock.errors import Refusal
 from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault, warning
 from gpulock.install.doctor.policies import read_current_sample
 from gpulock.install.files import InstallError
@@ -45,8 +44,9 @@ def check_daemon_runs(settings: Settings) -> Iterator[Finding]:
             yield fact("gpulockd")
         return
     start = how_to_start(units.DAEMON)
-    if needed := needs_of_daemon(settings, has_unknown_instances(node)):
-        yield fault(f"it does not run: {'; '.join(needed)}", start)
+    needs = {"USER_CLAIMS": settings.user_claims, "SHARE_MPS": settings.share_mps}
+    if needed := [name for name, is_set in needs.items() if is_set]:
+        yield fault(f"it does not run, which {' and '.join(needed)} need", start)
     elif late or reaped is None:
         do = f"{start}; or run gpulock reap from cron every minute"
         yield warning("it does not run: what a hook could not free stays locked", do)
@@ -68,24 +68,6 @@ def read_unit(unit: str) -> dict[str, str]:
         if manager.RUNNING.is_dir():
             return manager.unit_properties(unit)
     return {"LoadState": "not-found"}
-
-
-def needs_of_daemon(settings: Settings, unknown_instances: bool) -> list[str]:
-    """Return what this node offers that nobody gets while gpulockd does not run; pure."""
-    needs = {
-        "USER_CLAIMS=yes serves no user": settings.user_claims,
-        "SHARE_MPS=yes gives no share": settings.share_mps,
-        "a card in MIG mode gives no instance": unknown_instances,
-    }
-    return [what for what, needed in needs.items() if needed]
-
-
-def has_unknown_instances(node: Node) -> bool:
-    """Say whether a card is in MIG mode and nobody has told its instances."""
-    try:
-        return any(device.withheld for device in node.devices())
-    except Refusal:
-        return False  # the driver's own check says so
 
 
 def check_exporter_runs(settings: Settings) -> Iterator[Finding]:

@@ -98,14 +98,6 @@ def script_calls(script: str, target: Path) -> bool:
     return any(str(target) in line.replace('"', " ").replace("'", " ").split() for line in lines)
 
 
-def is_hook_wrapper(path: Path, target: Path) -> bool:
-    """Say whether a program that leads to ours is a script of the site's around it."""
-    try:
-        return path != target and path.resolve(strict=True) != target.resolve(strict=True)
-    except OSError:
-        return False
-
-
 def misplaced_program(hook: InForceHook) -> Path | None:
     """Return a program of the site's that runs before our Prolog, or after our Epilog."""
     if not hook.ours or not hook.others:

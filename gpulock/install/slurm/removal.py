@@ -3,17 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.conf_block import BEGIN, END, SplitConf, split_slurm_conf
-from gpulock.install.slurm.configured_hooks import (
-    PATHS,
-    InForceHook,
-    find_slurm_hooks,
-    is_glob_pattern,
-    is_hook_wrapper,
-)
+from gpulock.install.slurm.configured_hooks import PATHS, find_slurm_hooks
 from gpulock.install.slurm.plugstack import PLUGIN, find_plugstack
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import read_slurm_file
@@ -38,18 +30,8 @@ def slurm_hook_references(site: SlurmSite, paths: HookPaths, block_stays: bool) 
     later = [hook for hook in in_file if hook not in in_force]  # at the next reconfigure
     for hooks, source in ((in_force, conf.source), (later, str(path))):
         for hook in hooks:
-            if hook.key not in of_block:
-                lines += hook_references(hook, paths, source)
+            if hook.ours and hook.key not in of_block:
+                target = PATHS[hook.key](paths)
+                by = "".join(f" (by {path})" for path in hook.ours if path != target)
+                lines.append(f"from the slurm.conf of {source}: {hook.key}={hook.text}{by}")
     return [*dict.fromkeys(lines)]
-
-
-def hook_references(hook: InForceHook, paths: HookPaths, source: str) -> Iterator[str]:
-    """Yield what of one hook leads to ours: a wrapper, a link in a folder, a line."""
-    target = PATHS[hook.key](paths)
-    for path in hook.ours:
-        if is_hook_wrapper(path, target):
-            yield f"from {path}, on every node: the line with {target}"
-        elif any(map(is_glob_pattern, hook.values)) and str(path) not in hook.values:
-            yield f"on every node: rm {path}"
-        else:
-            yield f"from the slurm.conf of {source}: {hook.key}={hook.text}"

@@ -98,7 +98,7 @@ def test_uninstall_refuses_while_slurm_leads_to_the_hooks_and_names_the_lines(
     assert sorted(left.page) == sorted(
         [
             *(f"from the slurm.conf of slurmctld: {key}={path}" for key, path in hooks),
-            f"on every node: rm {folder}/10-gpulock",
+            f"from the slurm.conf of slurmctld: Epilog={folder}/* (by {folder}/10-gpulock)",
         ]
     )
     assert node.paths.slurm_prolog.is_file()

@@ -104,9 +104,7 @@ class GresChecks:
         first = next(n for n, card in enumerate(real) if n != card)
         what = f"Slurm's GPU {first} is card {real[first]} to CUDA: jobs use each other's cards"
         do = "name all cards in gres.conf, in the order of the PCI bus, or ConstrainDevices=yes"
-        if sorted(real) == list(range(len(real))):
-            do = f"{order_gres_files(entries, real)}; or ConstrainDevices=yes; restart slurmd"
-        yield fault(what, f"{do}, then gpulock install slurm")
+        yield fault(what, f"{do}; restart slurmd, then gpulock install slurm")
 
     def uncounted(self) -> Iterator[Finding]:
         """Tell the GPUs that Slurm gives to nobody, where it gives them by position."""
@@ -119,13 +117,3 @@ class GresChecks:
         if places and (left := sorted(names - {*places})):
             what = f"Slurm does not count /dev/nvidia{' or '.join(left)}"
             yield warning(what, "name it in gres.conf and Gres=; restart all daemons")
-
-
-def order_gres_files(entries: list[gres.GresEntry], real: list[int]) -> str:
-    """Return gres.conf's File= in the order of the PCI bus; pure."""
-    files = [files[0] for files in gres.gres_positions(entries)]
-    ordered = [files[real.index(number)] for number in range(len(real))]
-    types = {entry.type for entry in entries}
-    if len(types) > 1:
-        return f"in gres.conf, and types in slurm.conf's Gres= likewise: {' '.join(ordered)}"
-    return f"in gres.conf: File={','.join(ordered)}"

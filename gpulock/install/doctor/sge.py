@@ -153,10 +153,6 @@ class SgeChecks:
                 yield fault(f"{name}={amount}, but there are {there}: jobs are sent back", do)
             elif there and float(amount) < there:
                 yield warning(f"{name}={amount} of {there} GPUs", do)
-        same = [name for name in values if not settings.sge_kinds.get(name)]
-        if len(same) > 1 and any("(" in amount for amount in values.values()):
-            what = f"{' and '.join(same)} stand for the same GPUs, qmaster counts each alone"
-            yield fault(f"{what}: jobs meet on one card, and wait", "use one of them")
 
     def sensor(self) -> Iterator[Finding]:
         """Look whether the values of the load sensor arrive."""

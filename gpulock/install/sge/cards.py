@@ -7,7 +7,7 @@ first card GPU1, and no order of ids says which one that is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from gpulock.daemon.slots.rsmap import load_withdrawn_ids, parse_rsmap, sync_card_ids
@@ -30,31 +30,27 @@ def is_rsmap(line: str) -> bool:
 
 def parse_map_option(text: str) -> dict[str, str]:
     """Return id -> GPU of `--map GPU1=0,GPU2=1`; raise InstallError; pure."""
-    found: dict[str, str] = {}
+    given: dict[str, str] = {}
     for item in text.split(","):
         card, equals, gpu = (word.strip() for word in item.partition("="))
-        if not (card and equals and gpu) or card in found:
+        if not (card and equals and gpu) or card in given:
             raise InstallError(f"--map {text}: give each id once, as in GPU1=0,GPU2=1")
-        found[card] = gpu
-    return found
+        given[card] = gpu
+    return given
 
 
-def resolve_card_map(
-    given: dict[str, str], ids: Sequence[str], here: list[Device]
-) -> dict[str, str]:
-    """Return id -> device id for each of `ids`; raise InstallError; pure.
+def resolve_card_map(given: dict[str, str], here: list[Device]) -> dict[str, str]:
+    """Return id -> device id; raise InstallError; pure.
 
     A GPU is named by its index, as `gpulock status` shows it, or by its PCI address.
     """
     known = {**{str(one.index): one.id for one in here}, **{one.id: one.id for one in here}}
     if strange := [gpu for gpu in given.values() if gpu not in known]:
         raise InstallError(f"--map: the driver shows no GPU {' '.join(strange)}")
-    found = {card: known[gpu] for card, gpu in given.items()}
-    if missing := [card for card in ids if card not in found]:
-        raise InstallError(f"--map: which GPU is {' '.join(missing)}? Name each id of the host")
-    if len({*found.values()}) != len(found):
+    cards = {card: known[gpu] for card, gpu in given.items()}
+    if len({*cards.values()}) != len(cards):
         raise InstallError("--map: one GPU has two ids, and would be granted to two jobs")
-    return found
+    return cards
 
 
 class CardMap(FileItem):
@@ -70,39 +66,25 @@ class CardMap(FileItem):
         super().absent()
 
 
-def mapped_cards(settings: Settings, host: str, name: str, value: str, option: str) -> CardNames:
-    """Return which GPU each id is; raise InstallError.
+def mapped_cards(settings: Settings, name: str, value: str, option: str) -> CardNames:
+    """Return which GPU each id is, by the option, else by the map that is there.
 
-    `value` is what complex_values has of the complex `name` on `host`. Without an option the map
-    that is there stays, where it names each id.
+    `value` is what complex_values has of the complex `name`. Raises InstallError.
     """
-    old = known_cards(settings.state_dir)
     try:
         ids = [*parse_rsmap(value)]
         here = devices.read_devices(settings.driver_root, settings.sys_root)
+        _, known = read_card_map(settings.state_dir)
     except (OSError, ValueError) as fault:
-        raise InstallError(f"the ids of {name} on {host}: {fault}") from fault
+        raise InstallError(f"the ids of {name}: {fault}; correct it") from fault
     except Refusal as refusal:
         raise InstallError(f"{refusal.why}; {refusal.do}") from refusal
-    kept = {card: device for (complex_, card), device in old.items() if complex_ == name}
-    if not option and not kept:
-        raise InstallError(
-            f"{name} is an RSMAP: say which GPU each id is, as in --map"
-            f" {','.join(f'{card}={n}' for n, card in enumerate(ids))}"
-        )
-    cards = resolve_card_map(parse_map_option(option), ids, here) if option else kept
+    kept = {card: device for (complex_, card), device in known.items() if complex_ == name}
+    cards = resolve_card_map(parse_map_option(option), here) if option else kept
     if missing := [card for card in ids if card not in cards]:
-        raise InstallError(f"which GPU is {' '.join(missing)} of {name}? Give --map")
-    others = {key: device for key, device in old.items() if key[0] != name}
-    return {**others, **{(name, card): device for card, device in cards.items()}}
-
-
-def known_cards(state_dir: str) -> CardNames:
-    """Return the map that is there, empty where there is none; raise InstallError."""
-    try:
-        return read_card_map(state_dir)[1]
-    except (OSError, ValueError) as fault:
-        raise InstallError(f"{NAME}: {fault}; correct it, or remove it") from fault
+        example = ",".join(f"{card}={number}" for number, card in enumerate(ids))
+        raise InstallError(f"say which GPU is {' '.join(missing)}, as in --map {example}")
+    return {(name, card): device for card, device in cards.items()}
 
 
 def restore_card_ids(state_dir: str, host: str, ask: Callable[..., str]) -> str:

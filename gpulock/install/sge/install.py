@@ -17,7 +17,7 @@ from gpulock.install.files import InstallError
 from gpulock.install.hooks import describe_drop_env
 from gpulock.install.items import FileItem, InstallParts, Item, Remainder, SettingsFile, Wanted
 from gpulock.install.node_part import NodePart
-from gpulock.install.sge.cards import CardMap, is_rsmap, known_cards, mapped_cards
+from gpulock.install.sge.cards import CardMap, CardNames, is_rsmap, mapped_cards
 from gpulock.install.sge.cluster_items import GROUP
 from gpulock.install.sge.host_hooks import HostHook
 from gpulock.install.sge.host_items import (
@@ -143,14 +143,12 @@ class SgeInstaller(NodePart):
 
     def card_map(self, table: Mapping[str, str]) -> CardMap:
         """Return the map of an RSMAP's ids, by which gpulock is known to be here."""
-        options, state_dir = self.options, self.settings.state_dir
-        cards = known_cards(state_dir)
+        cards: CardNames = {}
         if is_rsmap(table.get(self.complex, "")):
             value = read_amounts(self.host).get(self.complex, "")
-            which = (self.host.name, self.complex, value, options.map)
-            cards = mapped_cards(self.settings, *which)
+            cards = mapped_cards(self.settings, self.complex, value, self.options.map)
         text = format_card_map(self.host.name, cards)
-        return CardMap(state_dir, text, self.host.name, self.host.qconf.run)
+        return CardMap(self.settings.state_dir, text, self.host.name, self.host.qconf.run)
 
     def login_scripts(self) -> list[Item]:
         """Return the login scripts for qlogin, which know execd's spool directory."""

@@ -28,7 +28,7 @@ from gpulock.install.slurm.site import (
     slurm_release_fault,
     slurmds_of_site,
 )
-from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
+from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import SpankPlugin
 from gpulock.install.trial import rival_hook_reason
 from gpulock.install.versions import SLURM, Hooks, current_hooks, hooks_folder
@@ -154,19 +154,9 @@ class SlurmInstaller(NodePart):
             self.note(unread)
         text = gres.slurm_map_text(source, places, listed.shared)
         item = FileItem(Path(self.settings.state_dir, NAME), text)
-        if source is not None:
-            self.note_gres(source.path)
-            if item.read() != text:
-                self.note_age(source.path)
+        if source is not None and item.read() != text:
+            self.note_age(source.path)
         return item
-
-    def note_gres(self, source: Path) -> None:
-        """Say which change of gres.conf is not noticed."""
-        if named := find_slurm_includes(source):
-            self.note(
-                f"{source} includes {' '.join(named)}: when that changes, run install slurm again"
-                " (a change of gres.conf itself is seen by the hooks)"
-            )
 
     def note_age(self, source: Path) -> None:
         """Say that slurmd may still go by another gres.conf than the map."""

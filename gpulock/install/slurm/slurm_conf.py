@@ -180,12 +180,6 @@ def slurm_pairs(bare: str) -> list[tuple[str, str]]:
     return [] if pairs and pairs[0][0].lower() in _THINGS else pairs
 
 
-def find_slurm_includes(path: Path) -> list[str]:
-    """Return the files that a file of Slurm's includes; raise InstallError."""
-    lines = [bare for _, _, bare in raw_slurm_lines(path)]
-    return [found[1] for bare in lines if (found := _INCLUDE.match(bare))]
-
-
 def read_slurm_file(path: Path) -> bytes:
     """Return the bytes of a configuration file; raise InstallError."""
     try:

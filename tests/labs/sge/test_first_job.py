@@ -49,6 +49,8 @@ def node(sge: GridEngine) -> Iterator[Node]:
     yield from bare_node(sge, "gpu")
     for name in NODES:
         sge.set_exechost(name, config.EXECHOST_VALUES)
+    if NODE in sge.qconf("-sconfl").split():
+        sge.qconf("-dconf", NODE)
     sge.load("-Aconf", NODE, f"gid_range {groups}\n")
     sge.set_conf("gid_range", shared)
 

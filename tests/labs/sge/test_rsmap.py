@@ -137,7 +137,7 @@ def test_the_installer_asks_which_gpu_each_id_is_and_takes_no_guess(
     config.write_text(config.read_text().replace("=gpu gpuj", "=card"))
     node.sge.set_exechost(NODE, f"slots=16,card={GRANTED}")
     objects = node.objects()
-    assert "say which GPU each id is" in node.install()
+    assert "say which GPU is" in node.install()
     assert node.objects() == objects
 
     node.install("--map", ",".join(f"{card}={n}" for card, n in MAP.items()))

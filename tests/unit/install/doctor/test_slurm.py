@@ -297,7 +297,7 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (flag_for_nobody_here, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (flag_for_some_cards, "gres.conf", "Slurm names cards too", "restart slurmd"),
-        (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "nvidia0,/"),
+        (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "PCI bus"),
         (part_of_the_cards, "order of gres.conf", "GPU 0 is card 2", "name all cards"),
         (edit_gres_conf, "installation", "slurm-map", "gpulock install slurm"),
         (given_out_and_not_listed, "requirements", "slurmd -G lists none here", "install slurm"),

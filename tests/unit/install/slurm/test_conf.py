@@ -21,7 +21,6 @@ from gpulock.install.slurm.site import find_slurm_site, parse_slurmd_arguments, 
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
     add_list_words,
-    find_slurm_includes,
     parse_scontrol_config,
     read_slurm_conf,
 )
@@ -67,7 +66,6 @@ def test_a_file_is_read_with_its_includes_continuations_and_comments(tmp_path: P
     assert found.words("PrologFlags") == ["Alloc"]
     assert found.get("TaskEpilog") == "/b"
     assert found.get("Epilog") == ""
-    assert find_slurm_includes(conf) == ["hooks.conf"]
 
 
 def test_an_include_without_end_is_an_error(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from gpulock.errors import one_line
@@ -212,23 +213,10 @@ def restore_device_totals(name: str, seen: DeviceSample, now: float) -> DeviceTo
 def restore_ledger_account(account: ClaimUsage, now: float) -> LedgerAccount:
     """Return one account as it was left."""
     since = min(account.since or 0.0, now)
-    return LedgerAccount(
-        since,
-        min(account.until or since, now),
-        account.busy or 0.0,
-        account.observed or 0.0,
-        account.idle or 0.0,
-        account.foreign or 0.0,
-        account.last_busy,
-        account.energy,
-        account.memory_peak,
-        account.seen,
-        restore_buckets(since, account.width, account.used, account.covered),
-        account.cpu_seconds,
-        account.cpus,
-        account.host_memory_peak,
-        account.host_memory,
-    )
+    buckets = restore_buckets(since, account.width, account.used, account.covered)
+    known = {one.name: getattr(account, one.name, None) for one in fields(LedgerAccount)}
+    known |= {"since": since, "until": min(account.until or since, now), "buckets": buckets}
+    return LedgerAccount(**{name: value for name, value in known.items() if value is not None})
 
 
 def parse_finite_numbers(text: str, count: int) -> list[float]:

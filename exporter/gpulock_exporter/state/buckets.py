@@ -13,10 +13,6 @@ FIRST_WIDTH = 1.0  # seconds
 LONGEST = 1e10  # seconds of a claim: beyond, a time is garbage
 
 
-def _blank_bucket_texts() -> tuple[list[str], list[str]]:
-    return [], []
-
-
 @dataclass
 class Buckets:
     """Seconds at work (`used`) and seconds observed (`covered`) in each bucket from `since` on.
@@ -28,10 +24,6 @@ class Buckets:
     width: float = FIRST_WIDTH
     used: list[float] = field(default_factory=list[float])
     covered: list[float] = field(default_factory=list[float])
-    _texts: tuple[list[str], list[str]] = field(
-        default_factory=_blank_bucket_texts, compare=False, repr=False
-    )
-    _moved: int = field(default=0, compare=False, repr=False)  # the first whose text is not its own
 
     def add(self, at: float, used: float, covered: float) -> None:
         """Add a look that ended `at` a time, spread over the buckets that it covers.
@@ -48,7 +40,6 @@ class Buckets:
             self.used += [0.0] * missing
             self.covered += [0.0] * missing
         first = min(last, int(begin / self.width))
-        self._moved = min(self._moved, first)
         for place in range(first, last + 1):
             share = 1.0
             if first < last:
@@ -58,19 +49,15 @@ class Buckets:
             self.covered[place] += covered * share
 
     def texts(self) -> tuple[str, str]:
-        """Return `used` and `covered` as a file has them, in milliseconds.
-
-        Every second has them all, of which one or two have changed.
-        """
-        for values, texts in zip((self.used, self.covered), self._texts):
-            texts[self._moved :] = [f"{value * MILLI:.0f}" for value in values[self._moved :]]
-        self._moved = len(self.used)
-        used, covered = self._texts
-        return ",".join(used), ",".join(covered)
+        """Return `used` and `covered` as a file has them, in milliseconds."""
+        used, covered = (
+            ",".join([f"{value * MILLI:.0f}" for value in values])
+            for values in (self.used, self.covered)
+        )
+        return used, covered
 
     def _double(self) -> None:
         self.width *= 2
-        self._moved = 0
         self.used, self.covered = sum_neighbour_pairs(self.used), sum_neighbour_pairs(self.covered)
 
 

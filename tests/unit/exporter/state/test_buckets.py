@@ -98,18 +98,3 @@ def test_nothing_is_lost_in_any_order_of_looks(
     assert sum(buckets.used) == pytest.approx(work)
     assert sum(buckets.covered) == pytest.approx(seen)
     assert len(buckets.used) == len(buckets.covered) <= BUCKETS
-
-
-@given(st.lists(st.tuples(st.floats(0, 200), st.floats(0, 1), st.floats(0, 90), st.booleans())))
-def test_buckets_are_written_as_they_stand_whenever_that_is(
-    looks: list[tuple[float, float, float, bool]],
-) -> None:
-    buckets, at = Buckets(0.0), 0.0
-    for passed, share, covered, written in looks:
-        at += passed
-        buckets.add(at, share * covered, covered)
-        if written:
-            assert buckets.texts() == tuple(
-                ",".join(f"{value * 1000:.0f}" for value in values)
-                for values in (buckets.used, buckets.covered)
-            )

@@ -84,8 +84,8 @@ def test_the_tables_of_shares_ask_what_a_test_of_promtool_asks(
 
 
 @pytest.mark.parametrize("name", sorted(shipped_boards()))
-def test_utilisation_over_time_is_drawn_from_counters(name: str) -> None:
-    drawn = [one for one in boards_panels(name) if one["title"].startswith("Utilisation")]
+def test_utilization_over_time_is_drawn_from_counters(name: str) -> None:
+    drawn = [one for one in boards_panels(name) if one["title"].startswith("GPU utilization")]
     assert drawn
     for text in [target["expr"] for one in drawn for target in one["targets"]]:
         assert text.count("rate(") == 2 and "utilization_ratio" not in text

@@ -38,6 +38,8 @@ def prepare_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> N
 def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
     """Make all folders ready for this boot, gate held; raise Refusal.
 
+    Also for a person who knows that no job is left. Claims whose records are still there go on.
+
     The boot id is written beside the records first, then durably into STATE_DIR, and no record of a
     job comes before that. In another order one kill would close the node.
     """
@@ -52,14 +54,6 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
         write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
     except OSError as fault:
         raise unwritable_refusal(fault) from fault
-
-
-def forget_claims(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
-    """Begin this boot anew, for a person who knows that no job is left; raise Refusal.
-
-    The gate is held. Claims whose records are still there go on.
-    """
-    begin_boot(store, state_dir, boot_id, node)
 
 
 def check_file_systems(store: LockStore) -> None:

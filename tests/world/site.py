@@ -264,7 +264,7 @@ class Site:
         done = rounds.run_round(kernel.now) is not None
         if self.closed and not done:  # a person has to say that no job is left
             node = rounds.node
-            boot.forget_claims(node.store, self.state_dir, node.boot_id, NAME)
+            boot.begin_boot(node.store, self.state_dir, node.boot_id, NAME)
             done = rounds.run_round(kernel.now) is not None
         for fd in [*kernel.files]:  # of this last gpulockd, which is no program's
             kernel.forget(fd)

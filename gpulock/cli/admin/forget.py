@@ -17,7 +17,7 @@ from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.slurm.steps import parse_stepd_title
-from gpulock.store.boot import forget_claims
+from gpulock.store.boot import begin_boot
 from gpulock.store.gate import Gate
 from gpulock.text.words import format_lock_holder
 
@@ -41,7 +41,7 @@ def forget_locks_command(session: Session, dry_run: bool, force: bool) -> None:
         return
     node.store.check(make=True)
     with Gate(node.store, Deadline(SECONDS)):
-        forget_claims(node.store, node.settings.state_dir, node.boot_id, node.name)
+        begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
     click.echo("The lost records are forgotten: every GPU of this node may be granted again.")
 
 

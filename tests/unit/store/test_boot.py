@@ -103,7 +103,7 @@ def test_records_that_are_lost_within_a_boot_stop_every_grant(place: Place) -> N
     refusal = place.refusal()
     assert (refusal.kind, "forget-locks" in refusal.do) == (UNKNOWN, True)
     assert place.store.boot_id() == ""
-    boot.forget_claims(place.store, str(place.state), BOOT, NAME)
+    boot.begin_boot(place.store, str(place.state), BOOT, NAME)
     assert place.ids() == (BOOT, BOOT)
 
 
@@ -112,7 +112,7 @@ def test_who_says_that_no_job_is_left_keeps_what_has_a_record(place: Place) -> N
     place_lock(place.store, bus(0), record())
     (place.records / "boot_id").unlink()
     assert place.refusal().kind == UNKNOWN
-    boot.forget_claims(place.store, str(place.state), BOOT, NAME)
+    boot.begin_boot(place.store, str(place.state), BOOT, NAME)
     assert place.holder(0) == "sge"
 
 

@@ -387,7 +387,7 @@ def test_after_run_was_wiped_a_claim_that_ended_meanwhile_is_told_without_how(si
     with pytest.raises(Refusal):
         reconcile_locks(node, make_liveness_judge(node), soon())
     assert (site.write(), site.owed()) == (0, ["feed"])
-    boot.forget_claims(node.store, str(site.state), node.boot_id, node.name)
+    boot.begin_boot(node.store, str(site.state), node.boot_id, node.name)
     assert site.write() == 1
     assert [(found["how"], found["proof"]) for found in site.lines()] == [("unknown", "")]
 

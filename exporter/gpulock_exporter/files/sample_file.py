@@ -125,9 +125,9 @@ def sample_device_words(
     if totals.observable:
         words.append(f"credit={totals.credit!r}")
     words += [
-        f"c.{name}={text}"
+        f"c.{name}={counter.total!r},{counter.last.value!r},{counter.last.since!r}"
         for name, counter in totals.counters.items()
-        if (text := counter_text(counter)) is not None
+        if counter.last is not None
     ]
     return words + [f"x.{xid}={one.count},{one.at!r}" for xid, one in totals.xids.items()]
 
@@ -150,16 +150,6 @@ def account_words(account: LedgerAccount) -> list[str]:
     if not account.observed:
         values["busy"] = values["idle"] = None
     return format_fields("token", values)
-
-
-def counter_text(counter: MonotonicCounter) -> str | None:
-    """Return a counter: its total, its last reading, and since when that is so."""
-    last = counter.last
-    if last is None:
-        return None
-    if counter.text is None:  # most of them stand still from one second to the next
-        counter.text = f"{counter.total!r},{last.value!r},{last.since!r}"
-    return counter.text
 
 
 # --- and back ---------------------------------------------------------------------------------

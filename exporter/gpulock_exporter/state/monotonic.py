@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 SLACK = 1.0  # seconds: a look takes a while, and its counters are not read at one moment
@@ -61,15 +61,13 @@ class MonotonicCounter:
     """The total, and the last reading that was believed.
 
     `former` is the reading before a fall, kept for one more: the fall may have been the garbage.
-    `doubt` is a reading that fits to nothing yet. `text` is how it was
-    written to the file, None once it has moved.
+    `doubt` is a reading that fits to nothing yet.
     """
 
     total: float = 0
     last: CounterReading | None = None
     former: CounterReading | None = None
     doubt: CounterReading | None = None
-    text: str | None = field(default=None, compare=False, repr=False)
 
     def advance(self, value: float, at: float, kind: CounterKind, restarted: bool = False) -> float:
         """Take a reading; return by how much the total grew. `restarted`: the driver began anew."""
@@ -79,7 +77,6 @@ class MonotonicCounter:
             self.doubt = None
             self.last = CounterReading(value, at, self.last.since)
             return 0
-        self.text = None
         if not (value >= 0 and math.isfinite(value)):
             return 0
         if self.last is None and value <= kind.fastest * (at + SLACK):  # it can be of this boot

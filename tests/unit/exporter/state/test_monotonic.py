@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from gpulock_exporter.files.sample_file import counter_text
 from gpulock_exporter.state.monotonic import (
     KIB_WORD,
     KINDS,
@@ -173,14 +172,3 @@ def test_garbage_between_sound_readings_costs_nothing(
         begun = begun or counter.total
     counter.advance(true, BOOTED + len(steps), ENERGY)
     assert counter.total == true
-
-
-@given(st.lists(st.sampled_from((100.0, 100.0, 150.0, 90.0, 9e15, math.nan)), min_size=1))
-def test_a_counter_is_written_as_it_stands_whenever_that_is(values: list[float]) -> None:
-    counter = MonotonicCounter()
-    for number, value in enumerate(values):
-        counter.advance(value, BOOTED + number, ENERGY)
-        last, text = counter.last, counter_text(counter)
-        assert (last is None) == (text is None)
-        if last is not None:
-            assert text == f"{counter.total!r},{last.value!r},{last.since!r}"

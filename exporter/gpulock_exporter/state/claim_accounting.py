@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from gpulock_exporter.state.buckets import Buckets
 from gpulock_exporter.state.device_totals import DeviceActivity
@@ -29,17 +28,6 @@ class LedgerClaim:
 
     token: str
     since: float
-
-
-class ClaimUse(NamedTuple):
-    """What a claim did with one device until a moment, as in LedgerAccount.
-
-    `mean` is which part of what was observed it was at work, None where nothing was.
-    """
-
-    idle: float
-    seen: float | None
-    mean: float | None
 
 
 @dataclass
@@ -66,6 +54,11 @@ class LedgerAccount:
     cpus: int | None = None
     host_memory_peak: int | None = None
     host_memory: int | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Return which part of what was observed it was at work, None where nothing was."""
+        return self.busy / self.observed if self.observed else None
 
     def bill(self, look: DeviceActivity, foreign: bool) -> None:
         """Add a look."""
@@ -143,16 +136,6 @@ class Ledger:
         for token, used in usage.items():
             for account in self.accounts.get(token, {}).values():
                 account.note_host(used)
-
-    def used(self) -> dict[tuple[str, str], ClaimUse]:
-        """Return what each claim that stands did until now, by device and token."""
-        return {
-            (name, token): ClaimUse(
-                one.idle, one.seen, one.busy / one.observed if one.observed else None
-            )
-            for token, of in self.accounts.items()
-            for name, one in of.items()
-        }
 
     def of(self, device: str, token: str) -> LedgerAccount | None:
         """Return the account of a device for a claim."""

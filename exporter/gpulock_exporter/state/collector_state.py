@@ -156,7 +156,7 @@ class CollectorState:
             models=self.models,
             facts=facts,
             totals=totals,
-            used=self.memory.ledger.used(),
+            ledger=self.memory.ledger,
             limits=self.limits,
         )
         devices, states = join.join(listed)

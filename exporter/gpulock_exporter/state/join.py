@@ -18,7 +18,7 @@ from gpulock.node.shares import count_places_by_card
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY
-from gpulock_exporter.state.claim_accounting import ClaimUse
+from gpulock_exporter.state.claim_accounting import Ledger
 from gpulock_exporter.state.device_totals import TelemetryTotals
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import DeviceProcesses, DeviceSnapshot, SnapshotLimits
@@ -36,7 +36,7 @@ class SnapshotJoin:
     told, `since` the oldest moment of which a counter may be (CLOCK_BOOTTIME). `present` has who is
     on each device, `share_use` which part of the last look the claim of a share worked, by lock id,
     `lost` why a card does not answer, by bus id, `models` what each device was called when NVML
-    told of it last; `offset` makes a boottime epoch seconds. `used` is by device and token.
+    told of it last; `offset` makes a boottime epoch seconds.
     """
 
     devices: Mapping[str, DeviceTelemetry]
@@ -49,7 +49,7 @@ class SnapshotJoin:
     models: Mapping[str, str]
     facts: LocalState
     totals: TelemetryTotals
-    used: Mapping[tuple[str, str], ClaimUse]
+    ledger: Ledger
     limits: SnapshotLimits
 
     @property
@@ -97,7 +97,7 @@ class SnapshotJoin:
 
         Of one that is not observed any more nobody knows. A reserve is to rest, so it idles never.
         """
-        use = self.used.get((name, record.token))
+        use = self.ledger.of(name, record.token)
         if (
             record.is_reserve()
             or use is None
@@ -126,7 +126,7 @@ class SnapshotJoin:
         values = self.devices.get(row.id) if self.fresh else None
         record = row.lock.owner if row.lock else None
         uuid = row.device.uuid if row.device else record.uuid if record else ""
-        use = self.used.get((row.id, record.token)) if record else None
+        use = self.ledger.of(row.id, record.token) if record else None
         bus, dot, part = row.id.partition(".gi")
         found = DeviceSnapshot(**vars(values or DeviceTelemetry(bus, "", -1)))
         found.name = found.name or self.models.get(row.id, row.device.model if row.device else "")

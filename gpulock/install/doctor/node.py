@@ -155,6 +155,3 @@ def find_wrong_nodes(dev_root: str, shown: list[devices.Device]) -> Iterator[str
         number = (os.major(info.st_rdev), os.minor(info.st_rdev))
         if dev_root == "/dev" and number != (devices.MAJOR, device.minor):
             yield f"{path} is no NVIDIA device"
-    minors = [device.minor for device in shown]
-    if len({*minors}) != len(minors):
-        yield f"two GPUs have one minor number ({sorted(minors)})"

@@ -55,8 +55,6 @@ _LINES: Final = (
     "gpulock install slurm --dry-run prints the lines: put them into slurm.conf, or its template"
     " (Ansible, Puppet), then scontrol reconfigure once"
 )
-_FEW: Final = 100  # characters of a value that are shown
-_SAME: Final = ("Prolog", "TaskProlog", "Epilog", "PrologFlags", "RequeueExit")
 # Of a node's State=; a * means that slurmctld gets no answer from slurmd.
 _NO_JOBS: Final = ("DRAIN", "DOWN", "FAIL", "INVAL", "UNKNOWN", "NOT_RESPONDING", "*")
 
@@ -130,7 +128,7 @@ class SlurmChecks:
             yield fault(why, "update Slurm, or gpulock uninstall slurm; see docs/slurm.md")
 
     def slurmctld(self) -> Iterator[Finding]:
-        """Look whether slurmctld answers, and goes by this node's slurm.conf, as slurmd does."""
+        """Look whether slurmctld answers."""
         site = self.installer.site
         try:
             conf = site.in_force()
@@ -141,14 +139,6 @@ class SlurmChecks:
             yield warning(what, "run it again when slurmctld answers")
             return
         yield fact(f"Slurm {conf.get('SLURM_VERSION')}")
-        here = site.in_file()
-        differing = [key for key in _SAME if {*here.words(key)} != {*conf.words(key)}]
-        if {*here.words("PrologFlags")} <= {*conf.words("PrologFlags")}:  # Contain brings Alloc
-            differing = [key for key in differing if key != "PrologFlags"]
-        for key in differing:
-            mine, theirs = here.get(key) or "none", conf.get(key) or "none"
-            what = f"{key} is {mine[:_FEW]} in {here.source}, but slurmctld uses {theirs[:_FEW]}"
-            yield warning(what, "make slurm.conf the same everywhere, then scontrol reconfigure")
 
     def requirements(self) -> Iterator[Finding]:
         """Look whether an installation would be refused."""

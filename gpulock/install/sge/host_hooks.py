@@ -126,9 +126,9 @@ class SiteLines(Item):
                 default, domains = parse_host_overrides(shown[hook])
                 for domain, value in {"": default, **domains}.items():
                     line = parse_hook_line(value, hook)
-                    ours = domain in (GROUP, self.host.name) and line
-                    here = domain in ("", self.host.name) or domain.startswith("@")
-                    if here and not ours and self.host.is_ours(value):
+                    is_item = line and domain in (GROUP, self.host.name)
+                    is_here = domain in ("", self.host.name) or domain.startswith("@")
+                    if is_here and self.host.is_ours(value) and not is_item:
                         site = shlex.quote((line.site if line else "") or "NONE")
                         where = f"{queue}@{domain}" if domain else queue
                         yield f"qconf -rattr queue {hook} {site} {where}"

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.doctor import node
 from gpulock.install.doctor.check import (
     FAULT,
     OK,
@@ -426,18 +425,6 @@ def test_a_check_that_fails_is_a_warning_with_its_reason_and_others_wait_for_it(
     assert report.findings == [Finding("thing", WARNING, what)]
     assert report.silent == {"second": "thing", "third": "second"}
     assert report.passed == ["fourth"]
-
-
-def test_two_gpus_with_one_minor_number_are_a_fault(site: Site) -> None:
-    from gpulock.node.devices import read_devices
-
-    settings = read_settings(str(site.config))
-    devices = read_devices(settings.driver_root, settings.sys_root)
-    devices[1].minor = devices[0].minor
-
-    (wrong,) = node.find_wrong_nodes(settings.dev_root, devices)
-
-    assert "one minor number" in wrong
 
 
 def lines_of(*findings: Finding, width: int = 80) -> list[str]:

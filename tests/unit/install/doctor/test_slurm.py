@@ -332,10 +332,6 @@ def drained(node: SlurmNode) -> None:
     (node.state / "node").write_text(text.replace("State=IDLE", "State=IDLE+DRAIN") + reason)
 
 
-def edited_but_not_in_force(node: SlurmNode) -> None:
-    node.put("Epilog", "/another", in_force=False)
-
-
 def a_site_prolog_that_hands_out_gpus(node: SlurmNode) -> None:
     folder = node.root / "prolog.d"
     folder.mkdir()
@@ -384,7 +380,6 @@ def nothing_listed(node: SlurmNode) -> None:
         (put("JobSubmitPlugins", "(null)"), "recommended", "drains a node"),
         (put("LaunchParameters", "(null)"), "recommended", "salloc gets no mask"),
         (drained, "node", "broken: no driver"),
-        (edited_but_not_in_force, "slurmctld", "Epilog is /another in"),
         (a_site_prolog_that_hands_out_gpus, "hooks of the site", "CUDA_VISIBLE_DEVICES"),
         (a_site_prolog_before_ours, "hooks of the site", "runs before gpulock's Prolog"),
         (constrained_without_the_plugin, "ConstrainDevices", "without effect"),
@@ -497,7 +492,6 @@ def test_that_a_job_can_open_any_gpu_is_said_where_nothing_closes_them(node: Slu
 @pytest.mark.parametrize(
     ("plant", "name"),
     [
-        (edited_but_not_in_force, "slurmctld"),
         (a_site_prolog_that_hands_out_gpus, "hooks of the site"),
         (nothing_listed, "gres.conf"),
         (no_interpreter, "installation"),

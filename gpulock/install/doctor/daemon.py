@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from gpulock.daemon.core.instance_lock import find_running_daemon
+from gpulock.daemon.health.findings import MISSING, POLICY_WORDS, XID
+from gpulock.daemon.idle.command import check_program_trust
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault, warning
-from gpulock.install.doctor.policies import read_current_sample
 from gpulock.install.files import InstallError
 from gpulock.install.systemd import manager, units
 from gpulock.node import sample
@@ -28,6 +29,8 @@ def daemon_checks(settings: Settings) -> list[Check]:
     return [
         Check("gpulockd", lambda: check_daemon_runs(settings), (INSTALLED,)),
         Check("exporter", lambda: check_exporter_runs(settings), (INSTALLED,)),
+        Check("quarantine", lambda: check_quarantine_policy(settings), (INSTALLED,)),
+        Check("HEALTH_COMMAND", lambda: check_health_command(settings)),
     ]
 
 
@@ -96,3 +99,26 @@ def read_last_words() -> str:
     with suppress(InstallError):
         return f", {manager.run_systemd_program('journalctl', *words).strip()}"
     return ""
+
+
+def read_current_sample(settings: Settings) -> sample.Sample | None:
+    """Return what the exporter says now, None where it says nothing."""
+    folder, oldest = settings.exporter_dir, settings.max_sample_age
+    return sample.read_sample(folder, clock_boottime(), Node(settings).boot_id, oldest)
+
+
+def check_quarantine_policy(settings: Settings) -> Iterator[Finding]:
+    """Look whether what the settings name can be seen."""
+    words = settings.quarantine_on if "QUARANTINE_ON" in settings.given else ()
+    unseen = [word for word in words if word in POLICY_WORDS and word not in (MISSING, XID)]
+    if unseen and read_current_sample(settings) is None:
+        what = f"{' '.join(unseen)}: no exporter runs here, so nothing is detected"
+        yield warning(what, "start gpulock-exporter")
+
+
+def check_health_command(settings: Settings) -> Iterator[Finding]:
+    """Look whether gpulockd runs the command."""
+    for program in settings.health_command[:1]:
+        if why := check_program_trust(program):
+            do = "name a program that root alone may write"
+            yield fault(f"{program} is not run: {why}", do)

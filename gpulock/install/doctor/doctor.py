@@ -24,7 +24,6 @@ from gpulock.install.doctor.installation import (
 )
 from gpulock.install.doctor.isolation import isolation_checks
 from gpulock.install.doctor.node import check_settings, node_checks
-from gpulock.install.doctor.policies import policy_checks
 from gpulock.install.doctor.sge import SgeChecks
 from gpulock.install.doctor.slurm import SlurmChecks
 from gpulock.install.doctor.systemd import systemd_checks
@@ -58,7 +57,7 @@ def run_doctor(where: DoctorOptions) -> Report:
 def all_checks(settings: Settings, where: DoctorOptions) -> list[Check]:
     """Return the checks; a simulated node has no hooks, no scheduler and no services."""
     checks = [Check(SETTINGS, lambda: check_settings(settings, where.config))]
-    common = [*node_checks(settings), *policy_checks(settings), *container_checks(settings)]
+    common = [*node_checks(settings), *container_checks(settings)]
     if settings.simulation:
         return [*checks, Check(INSTALLED, lambda: [fact("a simulated node")]), *common]
     running = ["sge"] if find_execds() else []

@@ -348,8 +348,6 @@ def test_what_a_person_reads_fits_into_80_columns(site: Site) -> None:
 def test_the_next_command_names_the_settings_that_were_given(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.call("quarantine", "3", "--reason", "x")
-    assert f"; {site.gpulock} restore " in site.call("doctor").stdout
     refused = site.call("why", "nonsense")
     assert refused.stderr.endswith(f"; see {site.gpulock} status\n")
     monkeypatch.setattr("gpulock.cli.session.DEFAULT_PATH", site.config)

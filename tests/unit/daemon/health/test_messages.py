@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""doctor and `gpulock why` say what is out, why, and what brings it back."""
+"""`gpulock why` says what is out, why, and what brings it back."""
 
 from __future__ import annotations
 
@@ -16,22 +16,14 @@ from gpulock.daemon.health.recovery import (
     is_policy_note,
     parse_note_causes,
 )
-from gpulock.install.doctor.check import FAULT, WARNING, run_checks
+from gpulock.install.doctor.check import FAULT
+from gpulock.install.doctor.daemon import check_quarantine_policy
 from gpulock.install.doctor.node import check_settings
-from gpulock.install.doctor.policies import policy_checks
-from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.text.advice import quarantine_end_condition
 from tests.support.health_site import Ward
-from tests.support.trees import bus
 
 AFTER = "gpulock reset, a reboot or a reload of the driver, then 3 clean checks"
-
-
-def told(ward: Ward) -> list[tuple[str, str]]:
-    """Return state and words of each finding."""
-    report = run_checks(policy_checks(Settings(dict(ward.settings))))
-    return [(one.state, f"{one.name}: {one.what}; {one.do}") for one in report.findings]
 
 
 def plain(lines: list[str]) -> str:
@@ -39,37 +31,11 @@ def plain(lines: list[str]) -> str:
     return " ".join(click.unstyle(" ".join(lines)).split())
 
 
-def test_without_a_policy_doctor_says_nothing(tmp_path: Path) -> None:
-    assert told(Ward(tmp_path, QUARANTINE_ON="")) == []
-
-
-def test_doctor_tells_which_card_does_not_answer(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, QUARANTINE_ON="")
-    ward.sample(f"lost {bus(1)} 12.5 GPU is lost")
-    ((state, first),) = told(ward)
-    assert state == WARNING
-    assert first.startswith(f"lost: {bus(1)} does not answer: GPU is lost; claims take it last")
-    assert f"gpulock quarantine {bus(1)}" in first
-
-
-def test_doctor_tells_what_is_out_and_what_brings_it_back(tmp_path: Path) -> None:
-    ward = Ward(tmp_path)
-    ward.log_xid(1)
-    ward.round()
-    ward.by_hand(2)
-    _, (state, first), (_, second) = told(ward)
-    assert state == WARNING
-    assert first.startswith(f"quarantine: {bus(1)} is out of service: xid: XID 79 (GPU has fallen")
-    assert AFTER in first and f"gpulock restore {bus(1)}" in first
-    assert f"{bus(2)} is out of service: its fan died (root); an administrator brings" in second
-
-
 def test_a_policy_that_nobody_tells_anything_is_a_warning(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, QUARANTINE_ON="ecc xid missing")
-    assert told(ward)[0] == (
-        WARNING,
-        "quarantine: ecc: no exporter runs here, so nothing is detected; start gpulock-exporter",
+    (told,) = check_quarantine_policy(
+        Ward(tmp_path, QUARANTINE_ON="ecc xid missing").node().settings
     )
+    assert told.what == "ecc: no exporter runs here, so nothing is detected"
 
 
 def test_a_word_that_is_not_understood_is_a_fault(tmp_path: Path) -> None:
@@ -77,13 +43,6 @@ def test_a_word_that_is_not_understood_is_a_fault(tmp_path: Path) -> None:
     path.write_text("QUARANTINE_ON=missing fan\n")
     (check,) = check_settings(read_settings(str(path)), path)
     assert (check.state, check.what.split(":")[0]) == (FAULT, "QUARANTINE_ON=fan")
-
-
-def test_doctor_reports_a_drain_at_slurm(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, QUARANTINE_ON="")
-    (ward.state / "slurm-drain").write_text(f"{bus(1)}\n")
-    ((_, what),) = told(ward)
-    assert what.startswith(f"drain: this node was drained at Slurm because of {bus(1)}; ")
 
 
 @pytest.mark.parametrize(

@@ -9,30 +9,19 @@ import pytest
 
 from gpulock.daemon.mps.unit import MpsPrograms
 from gpulock.deadline import clock_boottime
-from gpulock.install.doctor.check import FAULT, WARNING, Finding, run_checks
+from gpulock.install.doctor.check import FAULT, WARNING, run_checks
 from gpulock.install.doctor.daemon import daemon_checks
 from gpulock.install.doctor.node import check_mps, check_settings, node_checks
-from gpulock.install.doctor.policies import policy_checks
 from gpulock.install.systemd import manager
 from gpulock.node import sample
 from gpulock.node.settings_file import read_settings
-from gpulock.store.checks import MOST_SILENT, CardChecks, write_card_checks
-from tests.support.trees import BOOT, Box, bus
+from tests.support.trees import BOOT, Box
 
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
     (tmp_path / "run-exporter").mkdir()
     return Box(tmp_path)
-
-
-def findings(box: Box) -> list[Finding]:
-    return run_checks(policy_checks(box.node().settings)).findings
-
-
-def tell(box: Box, text: str) -> None:
-    head = f"{sample.SAMPLE_LINE}\nboot_id={BOOT}\nboottime={clock_boottime()}\n"
-    (box.root / "run-exporter" / "sample").write_text(f"{head}device {bus(0)} {text}\n")
 
 
 @pytest.mark.parametrize(("boot", "ago", "warned"), [(BOOT, 5, 0), (BOOT, 60, 1), ("x", 60, 0)])
@@ -46,22 +35,6 @@ def test_an_exporter_that_wrote_in_this_boot_and_writes_no_more_is_a_warning(
     found = [one for one in report.findings if one.name == "exporter"]
     assert [one.state for one in found] == [WARNING] * warned
     assert not warned or found[0].what == "down for 1m. Jobs are not affected"
-
-
-@pytest.mark.parametrize("command", ["/bin/true", ""])
-@pytest.mark.parametrize("count", [MOST_SILENT, MOST_SILENT + 1])
-def test_a_health_command_that_tells_nothing_time_and_again_is_a_warning(
-    box: Box, command: str, count: int
-) -> None:
-    card = CardChecks()
-    card.unproven = (count, 1.0, "signal 9 ended it")
-    box.lock.mkdir(exist_ok=True)
-    write_card_checks(str(box.lock), {bus(0): card}, BOOT, 1.0)
-    box.settings["HEALTH_COMMAND"] = command
-    found = [one for one in findings(box) if "told nothing" in one.what]
-    told = bool(command) and count > MOST_SILENT
-    assert [one.state for one in found] == [WARNING] * told
-    assert not told or found[0].what.startswith(f"{bus(0)}: HEALTH_COMMAND told nothing 3 times")
 
 
 def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.history.writer import HistoryWriter
+from gpulock.daemon.idle.claim_ends import ClaimEnds
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.mps.keeper import MpsKeeper
@@ -71,6 +72,7 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         CardResetter(journal),
         CdiSpecWriter(journal),
         IdlePolicy(say),
+        ClaimEnds(journal),
         ForeignWatch(journal),
         RefusalNotifier(journal),
         RsmapSync(journal),

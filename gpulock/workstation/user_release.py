@@ -6,7 +6,7 @@ Under the gate, and by the token that was judged. There is no --force here: that
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gpulock.alloc.process_owner import is_command_running_elsewhere
 from gpulock.alloc.process_scan import ProcessScan
@@ -19,6 +19,7 @@ from gpulock.node.devices import lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.wire import SocketRequest
 
@@ -29,27 +30,51 @@ def release_for_user(
     node: Node, peer: Peer, request: SocketRequest, deadline: Deadline
 ) -> tuple[str, ...]:
     """Free what is meant, all or none; return the ids. Raises Refusal."""
+
+    def select(held: dict[str, Lock]) -> list[Lock]:
+        return select_locks(held, peer, request)
+
+    return release_unused(node, select, (peer.account, peer.pid), deadline)
+
+
+def release_ended_claim(node: Node, record: Owner, deadline: Deadline) -> None:
+    """Free a claim whose end has come, as its user would; raise Refusal."""
+
+    def select(held: dict[str, Lock]) -> list[Lock]:
+        return [one for one in held.values() if one.owner and one.owner.token == record.token]
+
+    release_unused(node, select, (record.uid, 0), deadline)
+
+
+def release_unused(
+    node: Node,
+    select: Callable[[dict[str, Lock]], list[Lock]],
+    caller: tuple[int, int],
+    deadline: Deadline,
+) -> tuple[str, ...]:
+    """Free what `select` selects, all or none, for a caller (uid, pid); raise Refusal."""
+    uid, pid = caller
     judge = make_liveness_judge(node)
     seen = node.store.read_all_locks()
     # a look at all files is not for what means nothing, or is refused without it
-    refuse_running_commands(select_locks(seen, peer, request), peer, judge.scan)
+    refuse_running_commands(select(seen), pid, judge.scan)
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
     reaper.files.seconds = LOOK_SECONDS
-    reaper.files.look(peer.account)
+    reaper.files.look(uid)
     with Gate(node.store, deadline):
         reaper.read_locks()
         # what was claimed since has not been looked at
         same = {n: one for n, one in reaper.held.items() if is_same_claim(seen.get(n), one)}
-        locks = select_locks(same, peer, request)
-        refuse_running_commands(locks, peer, judge.scan)
-        reaper.give_back(locks, f"released by uid {peer.account}")
+        locks = select(same)
+        refuse_running_commands(locks, pid, judge.scan)
+        reaper.give_back(locks, f"released by uid {uid}" if pid else "its end has come")
     return tuple(lock.id for lock in locks)
 
 
-def refuse_running_commands(locks: Iterable[Lock], peer: Peer, scan: ProcessScan) -> None:
+def refuse_running_commands(locks: Iterable[Lock], pid: int, scan: ProcessScan) -> None:
     """Raise Refusal for a lock of a command that runs, unless the command itself asks."""
     for lock in locks:
-        if lock.owner and is_command_running_elsewhere(lock.owner, peer.pid, scan):
+        if lock.owner and is_command_running_elsewhere(lock.owner, pid, scan):
             what = f"held by running process {lock.owner.pid}; release it from there"
             raise Refusal(BUSY, what, "or end it")
 

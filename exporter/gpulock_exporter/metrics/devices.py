@@ -245,7 +245,11 @@ def collect_families(
         for name, meaning, values in table:
             yield collect_family(having, name, meaning, values)
     yield from collect_node_families(
-        snapshot.counters, snapshot.states, snapshot.reconciled, snapshot.steps
+        snapshot.counters,
+        snapshot.states,
+        snapshot.reconciled,
+        snapshot.steps,
+        len(snapshot.waiting),
     )
     yield from collect_health_families(snapshot.health)
 

@@ -35,11 +35,12 @@ def collect_node_families(
     states: Mapping[str, float] | None,
     reconciled: float | None,
     steps: Mapping[str, float],
+    waiting: int,
 ) -> Iterator[Metric]:
     """Yield the families of the node: its devices by state, and what the hooks have counted.
 
     `reconciled` is when a reconcile last judged all locks, epoch seconds; `steps` counts those of
-    GPUs out of service and back.
+    GPUs out of service and back, `waiting` the calls in the queue.
     """
     reaped: dict[str, float] = {}
     claims: dict[str, float] = {}
@@ -78,6 +79,7 @@ def collect_node_families(
         "step",
         steps,
     )
+    yield one_value("waiting", "Calls that wait in the queue of users' claims.", waiting)
     yield one_value(
         "lock_wait_seconds_total",
         "Time that claims waited for the gate, in this boot.",

@@ -167,6 +167,7 @@ class CollectorState:
             driver=self.last.driver if self.last and fresh else "",
             counters=facts.counters,
             steps=facts.steps,
+            waiting=tuple(facts.waiting),
             reconciled=facts.reconciled + offset if facts.reconciled is not None else None,
             health=replace(
                 health,

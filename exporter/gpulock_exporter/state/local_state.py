@@ -23,6 +23,7 @@ from gpulock.store.event_log import count_events, read_events
 from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.verdicts import Verdict
+from gpulock.store.waiting import WaitingCaller, read_waiting
 from gpulock_exporter.state.claim_accounting import LedgerClaim
 from gpulock_exporter.state.job_cgroups import HostUsage, JobCgroups
 
@@ -49,6 +50,7 @@ class LocalState(NodeView):
         self.counters: dict[str, float] = dict(counters or {})
         self.checks: dict[str, CardChecks] = {}  # by bus id
         self.steps: Mapping[str, int] = {}  # of GPUs out of service and back, by kind
+        self.waiting: list[WaitingCaller] = []  # in the queue of users' claims
         self.host_usage: dict[str, HostUsage] = {}  # by token
         self.failures: dict[str, str] = {}
         self.durations: dict[str, float] = dict(durations or {})
@@ -91,6 +93,7 @@ def read_local_state(
     facts.checks = facts.read(
         "checks", lambda: read_card_checks(node.store.path, node.boot_id)[0], {}
     )
+    facts.waiting = read_waiting(node.store.path, node.boot_id, node.proc.running)
     if jobs is not None:
         owners = {lock.owner.token: lock.owner for lock in facts.held.values() if lock.owner}
         facts.host_usage = facts.read("jobs", lambda: jobs.read(owners, now), {})

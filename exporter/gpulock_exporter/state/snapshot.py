@@ -13,6 +13,7 @@ from typing import Optional
 
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.waiting import WaitingCaller
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.telemetry import DeviceTelemetry
 
@@ -125,7 +126,7 @@ class NodeSnapshot:
     """A node at one moment; `states` is None where the locks or the devices are not known.
 
     `counters` are the hooks' own, `steps` those of GPUs out of service and back by kind,
-    `reconciled` is epoch seconds.
+    `reconciled` is epoch seconds, `waiting` the queue of users' claims.
     """
 
     at: Moment
@@ -136,3 +137,4 @@ class NodeSnapshot:
     reconciled: float | None
     health: ExporterHealth
     steps: Mapping[str, int] = field(default_factory=dict[str, int])
+    waiting: tuple[WaitingCaller, ...] = ()

@@ -70,7 +70,7 @@ class Page:
 
     `fault` says why there are none, or why they are old, in the driver's words; `unread` why the
     locks cannot be read, `live` whether the page loads itself again. `steps` are of GPUs that went
-    out of service, were reset or came back, the latest first.
+    out of service, were reset or came back, the latest first, `waiting` of users in the queue.
     """
 
     node: str
@@ -84,6 +84,7 @@ class Page:
     driver: str = ""
     live: bool = False
     steps: Sequence[str] = ()
+    waiting: Sequence[str] = ()
 
 
 def render_page(page: Page) -> str:
@@ -103,7 +104,8 @@ def render_page(page: Page) -> str:
             "<main>",
             *[render_tile_group(card, list(some), page.span) for card, some in together],
             "" if page.tiles else "<p class=none>No GPU is known here.</p>",
-            render_page_steps(page.steps),
+            render_page_lines("Queue", page.waiting),
+            render_page_lines("Health", page.steps),
             f"</main><footer>{render_page_footer(page)}</footer></body></html>\n",
         ]
     )
@@ -135,10 +137,10 @@ def render_tile_group(card: str, tiles: Sequence[Tile], span: str) -> str:
     return f"<h2>{escape(card)} <span>{count}</span></h2><div class=mig>{inner}</div>"
 
 
-def render_page_steps(steps: Sequence[str]) -> str:
-    """Return what became of GPUs of late: out of service, reset, back."""
-    lines = "".join(f"<p class=small>{escape(step)}</p>" for step in steps)
-    return f"<h2>Health</h2>{lines}" if lines else ""
+def render_page_lines(title: str, lines: Sequence[str]) -> str:
+    """Return a part of the page that has lines of text, nothing without one."""
+    text = "".join(f"<p class=small>{escape(line)}</p>" for line in lines)
+    return f"<h2>{title}</h2>{text}" if text else ""
 
 
 def render_page_footer(page: Page) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from gpulock.alloc import states
 from gpulock.daemon.health.findings import HARDWARE, describe_recovery_action
 from gpulock.store.owner import Owner
+from gpulock.store.waiting import WaitingCaller
 from gpulock.text.words import format_duration, held_seconds
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.labels import LabelUser
@@ -19,6 +20,7 @@ from gpulock_exporter.web.page import Page, Tile
 
 LENGTH = 300  # values, one a second
 SHOWN = 100  # points of a sparkline
+MOST_CALLERS = 20  # of the queue
 HOT = 88.0  # degrees: above what cards run at in good air, as the alert GpulockGpuHot has it
 
 
@@ -76,7 +78,17 @@ def build_page(
         old=max(0.0, snapshot.at.wall - sampled) if sampled is not None else None,
         unread=unread,
         driver=snapshot.driver,
+        waiting=[
+            describe_caller(one, snapshot.at, label_user) for one in snapshot.waiting[:MOST_CALLERS]
+        ],
     )
+
+
+def describe_caller(caller: WaitingCaller, now: Moment, label_user: LabelUser) -> str:
+    """Return who waits, since when, for what and why; a person is named as in the metrics."""
+    who = label_user.of(Owner(user=caller.user, uid=caller.uid)) or f"number {caller.number}"
+    waited = format_duration(now.boottime - caller.since)
+    return f"{who} waits {waited} for {caller.what}: {caller.why}"
 
 
 def in_mig_mode(seen: DeviceSnapshot) -> bool:

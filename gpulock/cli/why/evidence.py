@@ -56,6 +56,12 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
         found.append(("made by", "a `run` command"))
     elif record.comment:
         found.append(("reason", record.comment))
+    if record.note:
+        found.append(("comment", record.note))
+    if record.until and record.boot_id == view.node.boot_id:
+        when = format_local_time(view.now + record.until - view.boottime)
+        over = "; it is over, and what still runs holds it" if view.boottime > record.until else ""
+        found.append(("end", f"{when}{over}"))
     if record.scheduler == "admin":
         return found
     found.append(("verdict", describe_verdict(view, record)))

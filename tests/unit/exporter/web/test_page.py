@@ -316,3 +316,9 @@ def test_what_became_of_gpus_is_listed_and_is_no_markup() -> None:
     text = render_page(Page("n", "1", [HELD], steps=steps))
     assert "<h2>Health</h2>" in text and "out: xid: XID 79 &lt;b&gt;" in text
     assert "<h2>Health</h2>" not in render_page(Page("n", "1", [HELD]))
+
+
+def test_who_waits_is_shown_with_its_reason() -> None:
+    text = render_page(Page("n", "1", [HELD], waiting=["alice waits 5m for 2 GPUs: <none>"]))
+    assert "<h2>Queue</h2><p class=small>alice waits 5m for 2 GPUs: &lt;none&gt;</p>" in text
+    assert "Queue" not in render_page(Page("n", "1", [HELD]))

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end that a user chose for a claim, or CLAIM_MAX did: told before, and then given back.
+
+Warm, gpulockd alone. Ten minutes before, the terminal of the claim's process is told, and
+IDLE_COMMAND is run with `end`. At its end a claim is released as its user would release it: one
+that processes of the user still use stays held.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+from gpulock.alloc.reaper import HELD
+from gpulock.daemon.core.journal import INFO, WARNING, DaemonJournal
+from gpulock.daemon.idle.command import IdleCommand, check_program_trust
+from gpulock.daemon.idle.idle_claims import IdleClaim
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import LOCKS, TIME, Chore, Due
+from gpulock.deadline import Deadline
+from gpulock.errors import Refusal
+from gpulock.node.context import Node
+from gpulock.store.owner import Owner
+from gpulock.workstation.user_release import release_ended_claim
+
+BEFORE: Final = 600.0  # seconds before its end at which a user is told
+AGAIN: Final = 60.0  # seconds until a claim that is still used is tried again
+POLL: Final = 0.25  # seconds between two looks at a command at work
+GATE_SECONDS: Final = 2.0
+PTS: Final = range(136, 144)  # major numbers of /dev/pts, Documentation/admin-guide/devices.txt
+TERMINAL: Final = 4  # field of stat behind the program's name, proc_pid_stat(5)
+
+Tell = Callable[[Node, Owner, str], None]
+
+
+class ClaimEnds(Chore):
+    """The chore that follows a reconcile; `tell` writes to the terminal of a claim's process."""
+
+    after: ClassVar[Due] = {LOCKS: (), TIME: ()}
+
+    def __init__(self, journal: DaemonJournal, tell: Tell | None = None) -> None:
+        self._journal = journal
+        self._tell = tell or tell_terminal
+        self._told: set[str] = set()  # tokens
+        self._again: dict[str, float] = {}  # by token, when its release is tried again
+        self._commands: list[IdleClaim] = []
+        self._command: IdleCommand | None = None
+        self._node: Node | None = None
+
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+        """Tell who is near the end of a claim, and give back what is over."""
+        self._node = node
+        claims = find_limited_claims(node, report)
+        self._told &= claims.keys()
+        self._again = {token: at for token, at in self._again.items() if token in claims}
+        held: dict[str, str] = {}
+        for token, record in claims.items():
+            if now >= record.until:
+                if now >= self._again.get(token, now):
+                    self._release(node, record, now)
+                if token in self._again:
+                    held[token] = f"pid {record.pid} ({record.user}) holds {name_devices(record)}"
+            elif now >= record.until - BEFORE and token not in self._told:
+                self._told.add(token)
+                minutes = max(1, round((record.until - now) / 60))
+                do = "end what uses them, and claim anew"
+                words = f"your claim of {name_devices(record)} ends in {minutes} min; {do}"
+                self._tell(node, record, words)
+                if node.settings.idle_command:
+                    self._commands.append(IdleClaim(record, record.devices, 0.0, alive=True))
+        over = {token: f"{text} beyond its end" for token, text in held.items()}
+        self._journal.log_changes("ends", over)
+        self.run_due(now)
+
+    def run_due(self, now: float) -> None:
+        """Look after the command that runs, and start the next one."""
+        if self._command is not None and (fault := self._command.poll(now)) is not None:
+            self._command = None
+            if fault:
+                self._journal.say(WARNING, fault)
+        if self._command is None and self._commands and self._node is not None:
+            claim, path = self._commands.pop(0), self._node.settings.idle_command
+            try:
+                if fault := check_program_trust(path):
+                    raise OSError(fault)
+                self._command = IdleCommand(self._node.settings, claim, "end", now)
+            except OSError as failed:
+                self._journal.say(WARNING, f"IDLE_COMMAND {path} is not run: {failed}")
+        self.due = now + POLL if self._command or self._commands else float("inf")
+
+    def close(self) -> None:
+        """End the command that runs."""
+        if self._command is not None:
+            self._command.kill()
+            self._command = None
+
+    def _release(self, node: Node, record: Owner, now: float) -> None:
+        """Give a claim back that is over, or note when to try again."""
+        try:
+            release_ended_claim(node, record, Deadline(GATE_SECONDS))
+        except (Refusal, OSError):
+            self._again[record.token] = now + AGAIN
+            return
+        who = f"pid {record.pid} ({record.user})"
+        self._journal.say(INFO, f"{name_devices(record)} of {who} given back: its end has come")
+        names = "CUDA_VISIBLE_DEVICES and what else names them"
+        self._tell(node, record, f"your claim of {name_devices(record)} is over: unset {names}")
+
+
+def find_limited_claims(node: Node, report: ReconcileReport) -> dict[str, Owner]:
+    """Return the claims of users that have an end, by token."""
+    return {
+        one.lock.owner.token: one.lock.owner
+        for one in report.outcomes
+        if one.act == HELD
+        and one.lock.owner
+        and one.lock.owner.until
+        and one.lock.owner.scheduler == "process"
+        and one.lock.owner.boot_id == node.boot_id
+    }
+
+
+def name_devices(record: Owner) -> str:
+    """Return the devices of a claim."""
+    return f"GPU{'s' if len(record.devices) > 1 else ''} {', '.join(record.devices)}"
+
+
+def tell_terminal(node: Node, record: Owner, text: str) -> None:
+    """Write a line to the terminal of a claim's process, where that is its user's.
+
+    One that is stopped (Ctrl-S), full or gone misses it.
+    """
+    try:
+        if not node.proc.running(record.pid, record.start):
+            return
+        fields = node.proc.read(record.pid, "stat").rpartition(b")")[2].split()
+        number = int(fields[TERMINAL])
+        device = os.makedev(number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00)
+        if os.major(device) not in PTS:
+            return
+        index = (os.major(device) - PTS[0]) * 256 + os.minor(device)
+        flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(f"/dev/pts/{index}", flags)
+        try:
+            info = os.fstat(fd)
+            same = stat.S_ISCHR(info.st_mode) and info.st_rdev == device
+            if same and info.st_uid == record.uid:
+                os.write(fd, f"\r\ngpulock: {text}\r\n".encode())
+        finally:
+            os.close(fd)
+    except (OSError, ValueError, IndexError):
+        return

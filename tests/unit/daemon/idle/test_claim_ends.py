@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim whose end was chosen is given back then, or stays held by what still uses it."""
+
+from __future__ import annotations
+
+import os
+import pty
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.idle.claim_ends import AGAIN, BEFORE, ClaimEnds, tell_terminal
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.node.context import Node
+from gpulock.store.owner import Owner
+from tests.support.journal import HeardJournal
+from tests.support.locks import place_lock
+from tests.support.scripts import write_script
+from tests.support.trees import Box, bus, judge_of, record, soon
+from tests.support.wait import wait_until
+
+ALICE, SHELL, END = 2001, 901, 10_000.0
+
+
+class Site:
+    """A node where alice's shell holds a GPU until END."""
+
+    def __init__(self, root: Path, **claim: object) -> None:
+        self.box = Box(root)
+        self.box.proc.add(SHELL, "bash", start=9, uids=(ALICE,) * 4)
+        self.node: Node = self.box.node()
+        self.node.store.check(make=True)
+        self.journal = HeardJournal()
+        self.told: list[str] = []
+        self.ends = ClaimEnds(self.journal, self._tell)
+        fields: dict[str, object] = {"scheduler": "process", "job_id": str(SHELL), "pid": SHELL}
+        fields |= {"start": 9, "uid": ALICE, "user": "alice", "add_grp_id": 0}
+        self.claim = record(
+            **fields, **{"token": "t1", "devices": (bus(0),), "until": END, **claim}
+        )
+        place_lock(self.node.store, bus(0), self.claim)
+
+    def _tell(self, _: Node, owner: Owner, text: str) -> None:
+        self.told.append(f"{owner.user}: {text}")
+
+    def go(self, now: float) -> list[str]:
+        """Let a reconcile come; return what is held then."""
+        report = reconcile_locks(self.node, judge_of(self.node), soon())
+        self.ends.run(self.node, report, now)
+        return self.box.locks()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_claim_is_given_back_at_its_end_and_not_before(site: Site) -> None:
+    assert site.go(END - 1) == [bus(0)]
+    assert site.go(END) == []
+    assert site.told[-1].startswith(f"alice: your claim of GPU {bus(0)} is over: unset CUDA_VIS")
+
+
+def test_its_user_is_told_once_ten_minutes_before(site: Site) -> None:
+    for now in (END - BEFORE - 1, END - BEFORE, END - BEFORE + 30):
+        site.go(now)
+    do = "end what uses them, and claim anew"
+    assert site.told == [f"alice: your claim of GPU {bus(0)} ends in 10 min; {do}"]
+
+
+def test_a_claim_that_is_still_used_stays_held_until_it_is_not(site: Site) -> None:
+    site.box.proc.add(902, uids=(ALICE,) * 4, fds={3: site.box.dev / "nvidia0"})
+    assert site.go(END) == [bus(0)]
+    assert "beyond its end" in str(site.journal.said())
+    site.box.proc.remove(902)
+    assert site.go(END + 1) == [bus(0)]  # it is not looked at without a pause
+    assert site.go(END + AGAIN) == []
+
+
+def test_a_command_that_runs_keeps_its_claim(tmp_path: Path) -> None:
+    site = Site(tmp_path, comment="run")
+    assert site.go(END + 1) == [bus(0)]
+
+
+def test_a_claim_without_an_end_has_none(tmp_path: Path) -> None:
+    site = Site(tmp_path, until=0.0)
+    assert site.go(END) == [bus(0)]
+    assert site.told == []
+
+
+def test_idle_command_is_run_before_the_end(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    write_script(tmp_path / "told", f'echo "$1 $GPULOCK_USER" >> {tmp_path}/said')
+    site.node.settings.idle_command = f"{tmp_path}/told"
+    site.go(END - 60)
+    wait_until((tmp_path / "said").exists, why="the command to run")
+    site.ends.close()
+    assert (tmp_path / "said").read_text() == "end alice\n"
+
+
+def test_a_terminal_is_written_to_where_it_is_its_users_alone(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    leader, follower = pty.openpty()
+    device = os.fstat(follower).st_rdev
+    number = os.minor(device) & 0xFF | os.major(device) << 8 | os.minor(device) >> 8 << 20
+    path = site.box.proc.root / str(SHELL) / "stat"
+    head, _, rest = path.read_text().rpartition(")")
+    fields = rest.split()
+    fields[4] = str(number)
+    path.write_text(f"{head}) {' '.join(fields)}\n")
+    tell_terminal(site.node, site.claim, "of another user")
+    tell_terminal(site.node, site.claim.copy(uid=os.fstat(follower).st_uid), "your claim")
+    assert os.read(leader, 999).decode().strip() == "gpulock: your claim"
+    for fd in (leader, follower):
+        os.close(fd)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from gpulock.alloc import holders
 from gpulock.alloc import kinds as kind_choice
 from gpulock.alloc.choose import ClaimRequest
-from gpulock.node import devices
 from gpulock.node.devices import Device
 from gpulock.node.kinds import MIG, is_of_kind
 from tests.world.kinds import KIND_CASTS, KIND_POINTS
@@ -37,7 +37,7 @@ def instance_leaves_its_card_free(patch: pytest.MonkeyPatch) -> None:
     def same(a: str, b: str) -> bool:
         return a == b
 
-    patch.setattr(devices, "lock_ids_overlap", same)
+    patch.setattr(holders, "lock_ids_overlap", same)
 
 
 def instance_is_a_card(patch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpulock.alloc import availability, claim, reaper, shares
+from gpulock.alloc import availability, claim, holders, reaper, shares
 from gpulock.alloc import release as alloc_release
 from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import DIED, Reaper, ReapOutcome
 from gpulock.daemon.history import writer
-from gpulock.node import devices
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic, boot, gate, grants, owed, repair
 from gpulock.store.locks import Lock, LockStore
@@ -172,7 +171,7 @@ def card_is_granted_beside_its_shares(patch: pytest.MonkeyPatch, site: Site) -> 
         return a == b
 
     del site
-    patch.setattr(devices, "lock_ids_overlap", same)
+    patch.setattr(holders, "lock_ids_overlap", same)
 
 
 def places_are_not_counted(patch: pytest.MonkeyPatch, site: Site) -> None:

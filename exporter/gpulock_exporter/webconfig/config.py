@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpulock.errors import one_line
 from gpulock_exporter.web.server import WebSettings
-from gpulock_exporter.webconfig.passwords import Passwords, bcrypt_cost
+from gpulock_exporter.webconfig.passwords import Passwords
 
 if TYPE_CHECKING:
     from yaml import MappingNode
@@ -31,9 +31,8 @@ _KEYS = {
     _HTTP: ("http2",),
 }
 _VERSIONS = ("TLS12", "TLS13")  # at least: TLS 1.3 alone is served, in which suites are not chosen
-_VERIFY = {  # Python's ssl takes no certificate that it does not verify: there is no RequireAny
+_VERIFY = {  # the others let in any certificate, or none
     "NoClientCert": ssl.CERT_NONE,
-    "RequestClientCert": ssl.CERT_NONE,  # lets in any client, with any certificate or none
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
@@ -78,8 +77,8 @@ def _current_stamp(path: str) -> tuple[int, ...]:
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
-def load_web_config(path: str, files: WebConfigFiles) -> tuple[WebSettings, list[str]]:
-    """Return what to serve by, and what to tell of it; raise WebConfigError for any mistake."""
+def load_web_config(path: str, files: WebConfigFiles) -> tuple[WebSettings, str]:
+    """Return what to serve by, and what to warn of; raise WebConfigError for any mistake."""
     path = os.path.abspath(path)
     try:
         sections = _check_sections(_parse_yaml(files.read(path).decode()))
@@ -88,14 +87,9 @@ def load_web_config(path: str, files: WebConfigFiles) -> tuple[WebSettings, list
         passwords = _make_passwords(users) if users else None
     except (OSError, ValueError) as error:  # not UTF-8, among others
         raise WebConfigError(f"{path}: {error}") from error
-    notes: list[str] = []
-    if users and not tls:
-        notes.append(f"{_USERS} without {_TLS}: passwords travel in the clear")
-    if len({bcrypt_cost(hashed) for hashed in users.values()}) > 1:
-        notes.append(f"{_USERS}: hashes of different cost tell strangers which names exist")
-    if tls.get("client_auth_type") == "RequestClientCert":
-        notes.append("RequestClientCert lets in any client, as NoClientCert does")
-    return WebSettings(context, passwords.refusal if passwords else None), notes
+    clear = users and not tls
+    warning = f"{_USERS} without {_TLS}: passwords travel in the clear" if clear else ""
+    return WebSettings(context, passwords.refusal if passwords else None), warning
 
 
 def _parse_yaml(text: str) -> Any:

@@ -25,8 +25,8 @@ class Reloader:
         self._stopped = threading.Event()
         self._fault = ""  # why the last load failed
         self._files = WebConfigFiles()  # of what is served
-        self.settings, notes = load_web_config(path, self._files)
-        self._log_notes(notes)
+        self.settings, warning = load_web_config(path, self._files)
+        self._say(warning)
 
     @property
     def last_reload_successful(self) -> bool:
@@ -39,7 +39,7 @@ class Reloader:
             return None
         files = WebConfigFiles()
         try:
-            loaded, notes = load_web_config(self._path, files)
+            loaded, warning = load_web_config(self._path, files)
         except (WebConfigError, OSError, RuntimeError) as error:  # out of descriptors, of threads
             if str(error) != self._fault:
                 self._log(f"web configuration not reloaded, the old one stays: {error}")
@@ -47,7 +47,8 @@ class Reloader:
             return None
         if self._stopped.wait(SETTLE_SECONDS) or files.changed():
             return None  # the next look sees it whole
-        self._log_notes([*notes, "reloaded"])
+        self._say(warning)
+        self._say("reloaded")
         self.settings, self._files, self._fault = loaded, files, ""
         return loaded
 
@@ -66,6 +67,6 @@ class Reloader:
         """Look no more."""
         self._stopped.set()
 
-    def _log_notes(self, notes: list[str]) -> None:
-        for note in notes:
-            self._log(f"{self._path}: {note}")
+    def _say(self, words: str) -> None:
+        if words:
+            self._log(f"{self._path}: {words}")

@@ -173,7 +173,7 @@ def test_a_file_that_is_being_written_in_its_place_opens_the_exporter_to_nobody(
     reloader = Reloader(str(config), lambda _: None)
     served = reloader.settings
 
-    def load_half(path: str, files: WebConfigFiles) -> tuple[WebSettings, list[str]]:
+    def load_half(path: str, files: WebConfigFiles) -> tuple[WebSettings, str]:
         monkeypatch.setattr(reload, "load_web_config", load_web_config)
         loaded = load_web_config(path, files)
         config.write_text(TLS + NEWER)

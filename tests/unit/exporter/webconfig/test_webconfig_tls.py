@@ -66,7 +66,6 @@ def status(folder: Path, server: Running, client: str | None = None) -> int:
     [
         ("", (200, 200, 200, 200)),
         ("  client_auth_type: NoClientCert\n", (200, 200, 200, 200)),
-        ("  client_auth_type: RequestClientCert\n", (200, 200, 200, 200)),
         (VERIFIED.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven"),
          (200, 200, 0, 0)),
         (VERIFIED, (0, 200, 0, 0)),

@@ -40,11 +40,18 @@ class Connection:
         self._lock = threading.Lock()
         self.peer = peer
         self.is_cut = False
+        self._accepted = time.monotonic()
         self.phase, self.deadline = Phase.ARRIVING, math.inf
 
     def enter(self, phase: Phase, seconds: float) -> None:
         """Begin a phase that may last so long."""
         self.phase, self.deadline = phase, time.monotonic() + seconds
+
+    def is_awaited(self, seconds: float) -> bool:
+        """Tell whether its answer is under way, or its request, as it was accepted so lately."""
+        if self.phase is Phase.ARRIVING:
+            return time.monotonic() - self._accepted < seconds
+        return self.phase is not Phase.LINGERING
 
     def secure(self, context: ssl.SSLContext) -> None:
         """Do the TLS handshake; what the context asks of a client's certificate, it checks."""

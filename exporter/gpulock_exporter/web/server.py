@@ -51,6 +51,7 @@ class ServerLimits:
     write_seconds: float = 10.0
     linger_seconds: float = 1.0  # for a client to read why it is refused
     stop_seconds: float = 5.0
+    new_seconds: float = 0.5  # at a stop, for the request of one that was just accepted
     header_bytes: int = 16 * 1024
     send_buffer_bytes: int = 128 * 1024  # the kernel's, for each connection
 
@@ -108,15 +109,13 @@ class HttpServer:
         self._selector.close()
         for listener in self._listeners:
             listener.close()
+        new, end = self._limits.new_seconds, time.monotonic() + self._limits.stop_seconds
         with self._changed:
-            self._changed.wait_for(lambda: not self._answers_under_way(), self._limits.stop_seconds)
+            while time.monotonic() < end and any(one.is_awaited(new) for one in self._connections):
+                self._changed.wait(_PAUSE_SECONDS)
             for one in self._connections:
                 one.cut()
             self._changed.wait_for(lambda: not self._connections, 1.0)
-
-    def _answers_under_way(self) -> bool:
-        answering = (Phase.HANDLING, Phase.WRITING)
-        return any(one.phase in answering for one in self._connections)
 
     def adopt(self, settings: WebSettings) -> None:
         """Serve by new settings from the next connection on."""

@@ -166,11 +166,6 @@ class SlurmNode:
             where = f"Index=0 ID=1918986455 File={self.device(0)}"
             file.write(f"slurmd: Gres Name=shard Type=(null) Count=2 {where} (null)\n")
 
-    def count_gres(self, *lines: str) -> None:
-        """Let slurmd count GRES of no file, each `gpux Type=share Count=8`."""
-        with (self.state / "gres").open("a") as file:
-            file.writelines(f"slurmd: Gres Name={line} ID=2020962407 (null)\n" for line in lines)
-
     def set(self, **keys: str) -> None:
         """Add keys to the settings."""
         with self.config.open("a") as file:

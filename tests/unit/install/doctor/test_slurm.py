@@ -207,9 +207,6 @@ def no_interpreter(node: SlurmNode) -> None:
     node.paths.slurm_prolog.write_text("#!/nowhere/python3 -IS\n" + text.partition("\n")[2])
 
 
-ADOPT = "account required pam_slurm_adopt.so action_adopt_failure=deny"
-
-
 def own_timeouts(node: SlurmNode, prolog: str = "30", epilog: str = "120") -> None:
     """Print what 25.05 and later do where the two differ."""
     text = (node.state / "config").read_text()
@@ -225,12 +222,6 @@ def give_shards_after_the_installation(node: SlurmNode, **keys: str) -> None:
     node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_SHARDS="refuse", **keys)
     node.install()
     node.give_shards()
-
-
-def give_shards_knowingly(node: SlurmNode) -> None:
-    node.give_shards()
-    node.set(SLURM_SHARDS="refuse")
-    node.install()
 
 
 def by_spank(*numbers: int, without_task_prolog: bool = True) -> Plant:
@@ -346,12 +337,6 @@ def a_site_prolog_before_ours(node: SlurmNode) -> None:
     (folder / "50-site").write_text("#!/bin/sh\n")
     (folder / "10-gpulock").symlink_to(node.paths.slurm_prolog)
     node.put("Prolog", f"{folder}/*")
-
-
-def autodetect(node: SlurmNode) -> None:
-    gres = node.conf.with_name("gres.conf")
-    gres.write_text("AutoDetect=nvml\n" + gres.read_text())
-    node.install()
 
 
 def constrained_without_the_plugin(node: SlurmNode) -> None:

@@ -142,7 +142,7 @@ class SystemdInstaller(NodePart):
 
 def check_exporter_python(python: str) -> None:
     """Raise InstallError for an interpreter that the exporter's own user cannot use."""
-    for path in (Path(python), Path(python).resolve(), manager.package_files()[0]):
+    for path in (Path(python), Path(python).resolve(), manager.PACKAGE):
         if str(path).startswith(_HIDDEN):
             raise InstallError(f"{path} is in a folder that services do not see; {_DO}")
     if why := why_users_cannot_run(Path(python)):

@@ -8,12 +8,12 @@ time tells that at which its process was started.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import gpulock
 from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError, run_program
 from gpulock.install.items import FileItem, Item, Wanted
@@ -21,7 +21,7 @@ from gpulock.install.items import FileItem, Item, Wanted
 RUNNING: Final = Path("/run/systemd/system")  # sd_booted(3)
 ON: Final = "enabled, active"
 UNUSED: Final = (None, "disabled, inactive", "masked")
-MODULES: Final = {"gpulockd": ("gpulock",), "gpulock-exporter": ("gpulock", "gpulock_exporter")}
+PACKAGE: Final = Path(gpulock.__file__)  # which each installation writes anew
 _OFF: Final = 2.0  # seconds
 _SECONDS: Final = 150.0  # more than a unit's TimeoutStartSec= and TimeoutStopSec=
 _ASKED: Final = ("LoadState", "UnitFileState", "ActiveState", "MainPID", "NeedDaemonReload")
@@ -137,8 +137,7 @@ class ServiceItem(Item):
 
     def restart_reason(self) -> str:
         """Return why what runs is not what is installed, or nothing; raise InstallError."""
-        own = [item.path for item in self.files]
-        files = [*own, *package_files(*MODULES[self.name])]
+        files = [*(item.path for item in self.files), PACKAGE]
         for unit in self.units:
             seen = unit_properties(unit, _ASKED, self.ctl)
             if seen.get("NeedDaemonReload") == "yes":
@@ -193,13 +192,3 @@ def first_file_newer(files: Sequence[Path], when: float) -> Path | None:
         except FileNotFoundError:
             continue
     return None
-
-
-def package_files(*packages: str) -> list[Path]:
-    """Return the modules of packages, gpulock's own by default."""
-    found: list[Path] = []
-    for name in packages or ("gpulock",):
-        spec = importlib.util.find_spec(name)
-        if spec and spec.origin:
-            found += sorted(Path(spec.origin).parent.rglob("*.py"))
-    return found

@@ -17,7 +17,6 @@ from gpulock.install.systemd.install import service_items, unit_items
 from gpulock.install.systemd.manager import (
     ON,
     first_file_newer,
-    package_files,
     unit_state,
 )
 from gpulock.install.systemd.units import PACKAGE_PYTHON, UNITS
@@ -154,7 +153,7 @@ def test_a_service_that_is_older_than_its_package_is_started_afresh(
         return started
 
     monkeypatch.setattr(manager, "process_start_time", start_time)
-    monkeypatch.setattr(manager, "package_files", lambda *_: [])
+    monkeypatch.setattr(manager, "PACKAGE", path)
     assert node.differences() == {}
 
     started -= 3600
@@ -178,20 +177,6 @@ def test_a_file_of_a_package_is_as_young_as_its_installation(tmp_path: Path) -> 
     os.utime(path, (1000, 1000))  # the time of the release
 
     assert first_file_newer([path], path.stat().st_ctime - 3.0) == path
-
-
-def test_the_modules_of_both_programs_are_looked_at() -> None:
-    names = {
-        f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
-        for path in package_files("gpulock", "gpulock_exporter")
-    }
-
-    assert {
-        "gpulock/store/locks.py",
-        "gpulock/daemon/app.py",
-        "gpulock_exporter/app/program.py",
-    } <= names
-    assert package_files("no_such_package") == []
 
 
 def test_systemd_that_has_not_read_a_changed_unit_is_told(node: SystemdNode) -> None:

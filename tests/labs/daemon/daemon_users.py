@@ -135,7 +135,40 @@ def rights(site: Site, _: int) -> None:
     assert "gpulockd does not run" in said(call)
 
 
-STORIES = {"crowd": crowd, "order": order, "rights": rights}
+WAITING, CALLS, MOST_PSS = 200, 16, 3 << 10  # calls, of a user at most, KiB of each
+
+
+def hall(site: Site, _: int) -> None:
+    """200 calls wait at once: each is small."""
+    holder = site.run(FIRST_UID, "-n", "8", seconds=HOURS)
+    wait_until(lambda: len(site.locks()) == 8, why="all devices to be held")
+    sizes = ("1", "2", "4", "8")
+    clients = [
+        site.run(FIRST_UID + 1 + n // CALLS, "-n", sizes[n % 4], "--wait", seconds=HOURS)
+        for n in range(WAITING)
+    ]
+    site.await_line(WAITING)
+    wait_until(lambda: all(is_small(client.pid) for client in clients), why="all to be waiters")
+    sums = [read_pss(client.pid) for client in clients]
+    print(f"PSS {min(sums)} to {max(sums)} KiB")
+    for client in [*clients, holder]:
+        client.kill()
+        said(client)
+    assert max(sums) < MOST_PSS, sums
+
+
+def is_small(pid: int) -> bool:
+    """Return whether a call has become the program that waits."""
+    return b"waiter.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def read_pss(pid: int) -> int:
+    """Return the proportional set size of a process in KiB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Pss:")).split()[1])
+
+
+STORIES = {"hall": hall, "crowd": crowd, "order": order, "rights": rights}
 
 
 def main(story: str, folder: str, number: str = "1") -> int:

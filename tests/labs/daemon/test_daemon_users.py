@@ -30,6 +30,7 @@ def told(story: str, number: int = 1) -> None:
             text=True,
             check=False,
         )
+    print(done.stdout)
     assert done.returncode == 0, done.stdout
 
 
@@ -43,3 +44,7 @@ def test_who_came_first_is_served_first_over_a_restart_of_gpulockd() -> None:
 
 def test_nobody_claims_or_releases_as_another() -> None:
     told("rights")
+
+
+def test_each_of_200_who_wait_is_small() -> None:
+    told("hall")

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.frame_decoder import decode_frame
 
+from gpulock.alloc.process_owner import COMM
+from gpulock.node.settings import Settings
+
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = """
 import os, sys
@@ -58,3 +61,17 @@ def test_a_worker_ends_when_nobody_reads_its_frames() -> None:
         assert worker.stdout.readline()
         worker.stdout.close()
         assert worker.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_worker_has_the_name_of_an_allowed_process() -> None:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
+    forever = PROGRAM.replace(', "looks=2"', "")
+    with subprocess.Popen(
+        [sys.executable, "-c", forever], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline()
+        name = Path(f"/proc/{worker.pid}/comm").read_text().strip()
+        worker.kill()
+    assert name in [word[:COMM] for word in Settings({}).allowed_processes]

@@ -23,7 +23,6 @@ from gpulock_exporter.telemetry import (
     Frame,
     FrameError,
     Process,
-    Xid,
 )
 
 MOST_DEVICES = 1024  # of a frame: 16 cards of 7 instances are 128
@@ -81,7 +80,6 @@ def read_frame(raw: Any) -> Frame:
         boottime=float(raw["boottime"]),
         wall=float(raw["wall"]),
         driver=str(raw["driver"]),
-        xids=[Xid(str(one["uuid"]), int(one["xid"])) for one in raw["xids"]],
         durations={name: float(seconds) for name, seconds in raw["durations"].items()},
         failures={name: str(why) for name, why in raw["failures"].items()},
         complete=raw["complete"] is True,

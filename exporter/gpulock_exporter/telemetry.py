@@ -20,7 +20,7 @@ LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes eac
 # that they have no `durations` of their own.
 COLLECTORS = (
     *("devices", "mig", "utilization", "memory", "power", "temperature", "clocks", "gpm"),
-    *("processes", "xid", "counters", "ecc", "remapped", "pcie", "nvlink"),
+    *("processes", "counters", "ecc", "remapped", "pcie", "nvlink"),
 )
 CLOCK_REASONS = {  # nvmlClocksEventReasons of nvml.h: what `clock_reasons` may hold
     0x1: "gpu_idle",
@@ -161,14 +161,6 @@ class DeviceTelemetry:
 
 
 @dataclass
-class Xid:
-    """An XID event since the last look."""
-
-    uuid: str
-    xid: int
-
-
-@dataclass
 class Frame:
     """One look at all devices. `failures` has the error of each collector that failed.
 
@@ -181,7 +173,6 @@ class Frame:
     wall: float
     driver: str = ""
     devices: list[DeviceTelemetry] = field(default_factory=list[DeviceTelemetry])
-    xids: list[Xid] = field(default_factory=list[Xid])
     durations: dict[str, float] = field(default_factory=dict[str, float])  # by collector, seconds
     failures: dict[str, str] = field(default_factory=dict[str, str])
     lost: dict[str, str] = field(default_factory=dict[str, str])

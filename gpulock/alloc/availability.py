@@ -93,9 +93,9 @@ def pick_free_devices(
     out = dict.fromkeys(away, OUT)
     taken = [*(whole_claims(held) if want.share else held), *out]
     free = usable_devices(found, taken)
-    if os.access(f"{node.store.path}/{quarantine.SUSPECTS}", os.F_OK):
-        suspects = quarantine.read_suspect_cards(node.store.path, node.boot_id)
-        want.last |= dict.fromkeys([d.id for d in free if d.bus in suspects], SUSPECT)
+    if suspects := quarantine.read_suspect_cards(state_dir, node.boot_id):
+        suspect = [d.id for d in free if d.bus in suspects or d.id in suspects]
+        want.last |= dict.fromkeys(suspect, SUSPECT)
     if want.wanted:
         free = [d for d in free if d.id in want.wanted]
     if os.access(node.settings.mps_dir, os.F_OK):  # also once SHARES names no card any more

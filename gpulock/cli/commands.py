@@ -43,6 +43,7 @@ COMMANDS: Final[tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...]] = (
             ("unreserve", "admin.devices:unreserve_command", "End a reserve."),
             ("quarantine", "admin.devices:quarantine_command", "Take a device out of service."),
             ("restore", "admin.devices:restore_command", "Put a device back into service."),
+            ("test", "admin.gpu_test:test_command", "Test GPUs once they are free."),
             ("reset", "admin.reset:reset_command", "Reset a GPU that nobody uses."),
             (
                 "forget-locks",

@@ -27,7 +27,6 @@ from gpulock.daemon.core.loop import DaemonSignals, ShutdownTimeoutError
 from gpulock.daemon.health.auto_reset import CardResetter
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.idle.claim_ends import ClaimEnds
 from gpulock.daemon.idle.policy import IdlePolicy
@@ -68,7 +67,6 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         InventoryPublisher(journal),
         CardChecker(journal),
         HealthPolicy(journal),
-        SuspectWriter(journal),
         CardResetter(journal),
         CdiSpecWriter(journal),
         IdlePolicy(say),

@@ -93,7 +93,6 @@ class Settings:
     leftover_processes: str
     quarantine_on: tuple[str, ...]
     health_command: tuple[str, ...]
-    health_period: float
     quarantine_reset: bool
     slurm_on_unhealthy: str
     cdi_dir: str

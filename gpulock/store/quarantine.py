@@ -4,8 +4,8 @@
 Hot: every claim lists the two folders, `quarantine/` (out of service) and `reserves/` (an
 administrator's lock to be put back after a boot). One file a device: when, by whom, why.
 
-LOCK_DIR/suspects has the cards that claims take last. gpulockd writes it by the exporter's word. So
-it is a preference: it refuses no job a device, and what cannot be read of it counts as nothing.
+STATE_DIR/cards names the suspects, which claims take last. gpulockd writes it by the exporter's
+word. So it is a preference: it refuses no job a device, and what cannot be read counts as nothing.
 """
 
 import os
@@ -15,8 +15,10 @@ from gpulock.errors import UNKNOWN, Refusal, os_error_kind
 from gpulock.store import atomic, kv
 
 QUARANTINE, RESERVES = "quarantine", "reserves"
-SUSPECTS = "suspects"
-SUSPECTS_LINE = "gpulock-suspects 1"
+CARDS = "cards"  # in STATE_DIR: see cards.py
+CARDS_LINE = "gpulock-cards 1"
+CARDS_LIMIT = 1 << 20  # bytes: 128 instances with twenty findings each are 0.2 MB
+SUSPECT = "suspect "  # begins the line of a device that claims take last, before its id
 LOST_MARK = "quarantine.lost"  # in STATE_DIR: its folders were lost within a boot, and made again
 LOST = " was lost: GPUs that were out of service may be granted from now on"
 QUARANTINE_AGAIN = "quarantine them again, see gpulock doctor"
@@ -80,10 +82,14 @@ def remove_device_note(state_dir: str, folder: str, device: str) -> None:
     atomic.fsync_path(f"{state_dir}/{folder}/.")
 
 
-def read_suspect_cards(lock_dir: str, boot_id: str) -> dict[str, str]:
-    """Return why each card is suspect, by bus id; nothing where that is not known."""
+def read_suspect_cards(state_dir: str, boot_id: str) -> dict[str, str]:
+    """Return why each device is suspect, by lock id; nothing where that is not known."""
     try:
-        pairs = kv.decode_pairs(atomic.read_text(f"{lock_dir}/{SUSPECTS}"), SUSPECTS_LINE)
-    except (OSError, kv.MalformedError):
+        text = atomic.read_text(f"{state_dir}/{CARDS}", CARDS_LIMIT)
+    except OSError:
         return {}
-    return pairs if pairs.pop("boot_id", "") == boot_id else {}
+    if f"\n{SUSPECT}" not in text or not text.startswith(f"{CARDS_LINE}\nboot_id={boot_id}\n"):
+        return {}
+    lines = [line for line in text.split("\n") if line.startswith(SUSPECT)]
+    pairs = [line[len(SUSPECT) :].partition("=") for line in lines]
+    return {name: why for name, equals, why in pairs if equals}

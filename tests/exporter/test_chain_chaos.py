@@ -66,7 +66,7 @@ class Madhouse:
         """Let something happen, look, tell, and check what is told."""
         acts: list[Callable[[], None]] = [
             *(self.lie, self.lie, self.lie, self.lie_of_samples, self.err, self.crowd),
-            *(self.split, self.shout, self.recover, self.recover, self.restart),
+            *(self.split, self.recover, self.recover, self.restart),
         ]
         self.random.choice(acts)()
         frames: list[Frame] = []
@@ -132,10 +132,6 @@ class Madhouse:
     def split(self) -> None:
         """Set MIG up anew."""
         self.nvml.split(1, self.random.choice((["3g.71gb", "1g.18gb"], ["7g.141gb"], [])))
-
-    def shout(self) -> None:
-        """Let an event happen."""
-        self.nvml.event(self.random.randrange(2), self.random.choice((79, 13, 0, ALL_BITS)))
 
     def recover(self) -> None:
         """Take back every lie, and load the driver anew at times."""

@@ -14,7 +14,7 @@ from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store.checks import CardChecks, write_card_checks
+from gpulock.store.cards import read_cards, save_cards
 from gpulock.workstation.process_claims import make_process_owner
 from tests.exporter.whole import Scrape, Whole
 from tests.nvml.double import Double
@@ -50,9 +50,13 @@ def act(exporter: Whole) -> None:
 
 def pass_checks(exporter: Whole) -> None:
     """Let the first card pass a check, as gpulockd notes it."""
-    node, card = Node(read_settings(str(exporter.config))), CardChecks()
-    card.found = {"pcie_width": ""}
-    write_card_checks(node.store.path, {node.devices()[0].bus: card}, node.boot_id, 1.0)
+    node = Node(read_settings(str(exporter.config)))
+    cards = read_cards(node.settings.state_dir, node.boot_id)
+    card, switch = node.devices()[0].bus, "0000:c4:00.0"
+    cards.known = {card}
+    cards.of(card).found = {"pcie_width": ""}
+    cards.xids.errors = {(card, 79): (1, 1.0), (switch, 20009): (1, 1.0)}
+    save_cards(node.settings.state_dir, cards)
 
 
 def share_last_card(exporter: Whole) -> None:
@@ -90,21 +94,19 @@ def test_every_family_has_values_of_nvml(tmp_path: Path) -> None:
             exporter.up(2)
             shutil.copy(exporter.folder / "inventory", nvml.node / "run/gpulock")  # as root does
             act(exporter)
-            nvml.event(0, 79)
             assert exporter.wait_until(whole).names() == FANLESS
             exporter.release()
 
 
 def test_every_family_has_values_on_a_simulated_node(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=4) as nvml:
-        first, _, third, _ = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))
+        _, _, third, _ = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))
         split(nvml.node, third)
         before = nvml.calls()
         own = settings(tmp_path, SIMULATION=str(nvml.node / "simulation"))
         with Whole(tmp_path, nvml, settings=own) as exporter:
             exporter.up(2)
             act(exporter)
-            (nvml.node / "telemetry").write_text(f"xid={first}:79\n")
             found = exporter.wait_until(lambda scrape: scrape.names() >= SIMULATED)
             assert found.names() == SIMULATED
             exporter.release()

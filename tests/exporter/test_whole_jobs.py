@@ -99,13 +99,10 @@ def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: P
     ):
         nvml.load(0, 100)
         exporter.up(2)
-        nvml.event(1, 79)
         exporter.claim(0)
         before = exporter.wait_until(
             lambda s: (
-                s.all("gpulock_gpu_xid_errors_total") == [1]
-                and max(s.all("gpulock_gpu_busy_seconds_total")) > 1
-                and s.all("gpulock_gpu_lock_info")
+                max(s.all("gpulock_gpu_busy_seconds_total")) > 1 and s.all("gpulock_gpu_lock_info")
             )
         )
         counted = before.totals()
@@ -116,7 +113,6 @@ def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: P
         after = exporter.wait_until(lambda found: found.totals().keys() >= counted.keys())
         for key, value in counted.items():
             assert after.values[key] >= value, key
-        assert after.one("gpulock_gpu_xid_errors_total", xid="79") == 1
         more = [after.totals()[key] - value for key, value in counted.items() if "busy" in key[0]]
         assert max(more) < 20, "time that nobody observed is in no counter"
 

@@ -15,7 +15,7 @@ import bcrypt
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
-from gpulock.daemon.health.steps import note_health_step
+from gpulock.store.cards import OUT, note_card_step
 from tests.exporter.certificates import make_authority, make_certificate, trusting
 from tests.exporter.test_server_process import PROMETHEUS
 from tests.exporter.whole import Answer, Scrape, Whole
@@ -122,7 +122,7 @@ def test_plain_text_is_for_who_asks_for_nothing_and_names_are_for_who_asks(
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert page.text.count("<article") == 8
         assert "<h2>Health</h2>" not in page.text
-        note_health_step(str(nvml.node / "state"), "0000:06:00.0", "out", "xid: XID 79")
+        note_card_step(str(nvml.node / "state"), "", "0000:06:00.0", OUT, "xid: XID 79")
         assert "0000:06:00.0  out: xid: XID 79</p>" in exporter.get("/").text
 
 

@@ -94,7 +94,6 @@ _K80 = {
     **_clocks("324/324/405"),
     **{"pstate": "8", "temperature": "36"},
     **{"pci.device_id": "0x102D10DE", "pci.subsystem_id": "0x106C10DE"},
-    **{"events.supported": "0x1b"},
 }
 _V100 = {
     **_EVERY,
@@ -107,7 +106,7 @@ _V100 = {
     **{"temperature": "34", "temperature.memory": "33"},
     **{"ecc.volatile.uncorrected.cbu": "0"},
     **{"pci.device_id": "0x1DB510DE", "pci.subsystem_id": "0x124910DE"},
-    **{"memory.reserved": "270M", "events.supported": "0x1f"},
+    **{"memory.reserved": "270M"},
     **_NVLINK_ERRORS,
     **{"nvlink.count": "6", "nvlink.*.state": "1", "nvlink.*.version": "2"},
     **{"nvlink.*.speed": "25781"},
@@ -122,7 +121,7 @@ _A100 = {
     **{"memory.reserved": "634M"},
     **{"pci.device_id": "0x20B210DE", "pci.subsystem_id": "0x147F10DE"},
     **{"pcie.generation.max": "4", "pcie.generation": "4"},
-    **{"mig.mode": "0", "mig.mode.pending": "0", "mig.max": "7", "events.supported": "0x11f"},
+    **{"mig.mode": "0", "mig.mode.pending": "0", "mig.max": "7"},
     **_NVLINK_ERRORS,
     **{"nvlink.count": "12", "nvlink.*.state": "1", "nvlink.*.version": "4"},
     **{"nvlink.*.speed": "25000"},
@@ -141,7 +140,7 @@ _H200 = {
     **{"temperature.limit.gpu_max": "0", "temperature.limit.memory_max": "0"},
     **{"pci.device_id": "0x233510DE", "pci.subsystem_id": "0x18BE10DE"},
     **{"pcie.generation.max": "5", "pcie.generation": "5"},
-    **{"mig.mode": "0", "mig.mode.pending": "0", "mig.max": "7", "events.supported": "0x11f"},
+    **{"mig.mode": "0", "mig.mode.pending": "0", "mig.max": "7"},
     **_NVLINK_ERRORS,
     **{"nvlink.count": "18", "nvlink.*.state": "1", "nvlink.*.version": "6"},
     **{"nvlink.*.speed": "26562"},
@@ -158,7 +157,6 @@ _RTX_4090 = {
     **{"ecc.mode": "0", "ecc.mode.pending": "0"},
     **{"pci.device_id": "0x268410DE", "pci.subsystem_id": "0x51101462"},
     **{"pcie.generation.max": "4", "pcie.generation": "1"},
-    **{"events.supported": "0x1c"},
 }
 
 CARDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -181,5 +179,4 @@ NEWER_KEYS: Mapping[int, tuple[str, ...]] = MappingProxyType(
         575: ("violation.sw_thermal", "violation.hw_thermal", "violation.hw_power_brake"),
     }
 )
-NEWER_EVENTS: Mapping[int, int] = MappingProxyType({560: 0x3E00, 570: 0xC000})
 WITHOUT_COUNTERS = ("Tesla K80",)  # no energy, no bytes over PCIe: those came with Volta

@@ -31,7 +31,6 @@ from tests.nvml.node import driver_version, instance_keys, node_keys
 
 ERROR_NOT_SUPPORTED, ERROR_NO_PERMISSION, ERROR_NOT_FOUND = 3, 4, 6
 ERROR_DRIVER_NOT_LOADED, ERROR_GPU_IS_LOST, ERROR_UNKNOWN = 9, 15, 999
-XID_EVENT = 0x8  # nvmlEventTypeXidCriticalError
 Hang = Literal["sleep", "deaf", "undead"]
 _RECORD = struct.Struct("=56sQ")  # counters.c
 MAX_INSTANCES = 16  # MIG devices of a card: double.h
@@ -73,7 +72,6 @@ class Double:
         self.control = folder / "control"
         self._preset = folder / "control.preset"
         self._settings: dict[str, str] = {}
-        self._events: list[str] = []
         self._changes = 0
         self._keys = node_keys(self.node, self.driver)
         self._preset.write_text("".join(f"{key}={value}\n" for key, value in self._keys.items()))
@@ -124,7 +122,7 @@ class Double:
         self._write()
 
     def reset(self) -> None:
-        """Go back to the preset: no setting, no error, no hang. Events stay in their order."""
+        """Go back to the preset: no setting, no error, no hang."""
         self._settings.clear()
         self._write()
 
@@ -173,11 +171,6 @@ class Double:
             own = instance_keys(model, f"gi{number + 1}.ci0", told)
             keys |= {f"mig{number}.{key}": value for key, value in own.items()}
         self.update({f"gpu{gpu}.{key}": value for key, value in keys.items()})
-
-    def event(self, gpu: int, data: int, kind: int = XID_EVENT) -> None:
-        """Let an event happen, an XID by default: each event set that waits for it gets it once."""
-        self._events.append(f"{len(self._events) + 1}:{gpu}:{kind}:{data}")
-        self._write()
 
     def fail(self, call: str, error: int, *, gpu: int | None = None) -> None:
         """Make calls fail: `call` may have * in it; error 0 lifts it."""
@@ -231,8 +224,6 @@ class Double:
         """
         self._changes += 1
         lines = [f"include={self._preset}", *(f"{k}={v}" for k, v in self._settings.items())]
-        if self._events:
-            lines.append(f"events={','.join(self._events)}")
         lines.append("#" * (1 + self._changes % 97))
         new = self.control.with_suffix(".new")
         new.write_text("".join(f"{line}\n" for line in lines))

@@ -3,7 +3,6 @@
 
 Found by comparing the headers of CUDA 11.0 to 13.3, as go-nvml's history has them, and the branch
 that each CUDA came with. What came with MIG (450) is that of CUDA 11.0 which serves MIG and A100.
-Of older headers (375.66) one thing is here: the second way to wait for events.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from types import MappingProxyType
 
 _FIRST = {
     450: """DeviceGetComputeInstanceId DeviceGetGpuInstanceId DeviceGetMaxMigDeviceCount
-        DeviceGetMigDeviceHandleByIndex DeviceGetMigMode EventSetWait_v2""",
+        DeviceGetMigDeviceHandleByIndex DeviceGetMigMode""",
     455: "DeviceGetComputeRunningProcesses_v2 DeviceGetGraphicsRunningProcesses_v2",
     470: """DeviceGetMPSComputeRunningProcesses DeviceGetMPSComputeRunningProcesses_v2
         DeviceGetNvLinkRemoteDeviceType""",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpulock.node.devices import INVENTORY_LINE, Device, read_devices
 from gpulock.store import atomic, kv
-from tests.nvml.cards import CARDS, NEWER_EVENTS, NEWER_KEYS, WITHOUT_COUNTERS
+from tests.nvml.cards import CARDS, NEWER_KEYS, WITHOUT_COUNTERS
 from tests.nvml.drivers import has_wide_entries
 
 Keys = dict[str, str]
@@ -60,10 +60,6 @@ def _card(device: Device, branch: int) -> Keys:
             f"violation.{name}": "0" for name in ("sw_thermal", "hw_thermal", "hw_power_brake")
         }
         keys["recovery_action"] = "0"
-    events = int(keys["events.supported"], 0)
-    for first, more in NEWER_EVENTS.items():
-        events |= more if branch >= first else 0
-    keys["events.supported"] = hex(events)
     for first, names in NEWER_KEYS.items():
         if branch < first:
             keys = {key: value for key, value in keys.items() if key not in names}

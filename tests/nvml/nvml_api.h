@@ -15,7 +15,6 @@
 
 /* Handles. */
 typedef struct nvmlDevice_st *nvmlDevice_t;
-typedef struct nvmlEventSet_st *nvmlEventSet_t;
 typedef struct nvmlGpmSample_st *nvmlGpmSample_t;
 
 /* Every enumeration of the library is passed as an unsigned int. */
@@ -159,12 +158,6 @@ typedef struct {
     nvmlTemperatureSensors_t sensorType;
     int temperature;
 } nvmlTemperature_v1_t, nvmlTemperature_t;
-
-typedef struct {
-    nvmlDevice_t device;
-    unsigned long long eventType, eventData;
-    unsigned int gpuInstanceId, computeInstanceId;
-} nvmlEventData_t;
 
 typedef struct {
     unsigned int metricId;

@@ -21,7 +21,7 @@ BOARD = """health memory_utilization_ratio power_watts energy_joules_total tempe
     pcie_transmit_bytes_total pcie_receive_bytes_total nvlink_transmit_bytes_total
     nvlink_receive_bytes_total"""
 NODE = """gpus reconcile_timestamp_seconds locks_reaped_total claims_total
-    health_steps_total waiting lock_wait_seconds_total history_dropped_total nvml_up
+    nvswitch_errors_total waiting lock_wait_seconds_total history_dropped_total nvml_up
     nvml_workers_abandoned sample_timestamp_seconds collector_success collector_duration_seconds
     config_last_reload_successful exporter_build_info"""
 # of the exporter's own process, as every client of Prometheus names them

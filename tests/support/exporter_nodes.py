@@ -13,7 +13,7 @@ from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid, encode_frame
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
 
 from gpulock.alloc.process_tree import ProcessTree
 from gpulock.node import devices
@@ -160,12 +160,16 @@ class Node:
         frame = Frame(self.sequence, self.now, EPOCH + self.now, devices=list(seen), **fields)
         return decode_frame(encode_frame(frame))  # as it comes from a worker
 
-    def tick(
-        self, *seen: DeviceTelemetry, xids: Sequence[Xid] = (), seconds: float = 1.0
-    ) -> dict[str, Accounts]:
+    def had_xid(self, number: int, xid: int) -> None:
+        """Let gpulockd have read an XID of a card in the kernel's log."""
+        errors = self.facts.cards.xids.errors
+        times, _ = errors.get((bus(number), xid), (0, 0.0))
+        errors[bus(number), xid] = times + 1, self.now
+
+    def tick(self, *seen: DeviceTelemetry, seconds: float = 1.0) -> dict[str, Accounts]:
         """Let a second pass, then look at devices; return the claims that are over."""
         self.now += seconds
-        over = self.book.tick([self.frame(*seen, xids=list(xids))], self.facts, self.moment)
+        over = self.book.tick([self.frame(*seen)], self.facts, self.moment)
         self.over |= over
         return over
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpulock.alloc.process_owner import RUN
-from gpulock.daemon.health.state import HealthState, parse_health_state
-from gpulock.daemon.health.suspects import write_suspect_cards
 from gpulock.daemon.history.record import (
     ClaimedDevice,
     ExporterSamples,
@@ -37,6 +35,7 @@ from gpulock.sge.card_map import format_card_map, read_card_map
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
 from gpulock.slurm.note import TaskNote, parse_task_note
 from gpulock.store import events, owner
+from gpulock.store.cards import CardStep, NodeCards, parse_cards
 from gpulock.store.event_log import count_events, list_refusals, read_events
 from gpulock.store.foreign import ForeignUse, read_foreign_uses, write_foreign_uses
 from gpulock.store.owner import Owner, encode_owner, parse_owner
@@ -174,7 +173,6 @@ def write_formats(root: Path) -> None:
         (root / f"owner.{scheduler}").write_text(encode_owner(make_owner(scheduler)))
     users = [(4711, 1002, "nvtop"), (4712, 0, "a_b")]
     write_foreign_uses(str(root), {CARD: ForeignUse(3, users)}, BOOT, 995.0, 1005.0)
-    write_suspect_cards(str(root), {CARD: "it does not answer"}, BOOT)
     who = events.format_claimant("alice", "12")
     events.note_event(str(root), events.CLAIM, "granted", "0.25", who)
     events.note_event(str(root), events.REAPED, SHEPHERD)
@@ -190,14 +188,24 @@ def write_formats(root: Path) -> None:
     (root / "slurm-map").write_text(slurm_map_text(None, ["0", "1.gi1.ci0"], ("shard",)))
     (root / "sge-map").write_text(format_card_map("node1", {("gpu", "GPU1"): CARD}))
     save_withdrawn_ids(str(root), {"gpu": WithdrawnIds("2(gpu0 gpu1)", ("gpu1",))})
-    health = HealthState()
-    health.done[CARD, "xid 79"], health.clean[OTHER] = 2, (1, 990.5)
-    health.known = {CARD, OTHER}
-    (root / "health").write_text(health.text(BOOT))
+    (root / "cards").write_text(make_cards().text())
     request = SocketRequest(CLAIM, 4711, 5678, 2, (CARD, OTHER), 60.0, "run")
     (root / "request").write_bytes(encode_request(request))
     reply = SocketReply(GRANTED, "feedbeef", (CARD,), 3, "busy", "no GPU is free", "wait")
     (root / "reply").write_bytes(encode_reply(reply))
+
+
+def make_cards() -> NodeCards:
+    """Return what gpulockd knows of two cards."""
+    cards = NodeCards(BOOT)
+    card, other = cards.of(CARD), cards.of(OTHER)
+    card.found, card.most, card.tested = {"command": "", "memory": "3 MiB"}, (16, 5, 18), 900.5
+    other.suspect, other.tries, other.reset = "it does not answer", (910.0,), 915.25
+    cards.known, cards.marks = {CARD, OTHER}, {(CARD, "xid 79"): 2}
+    cards.xids.sequence, cards.xids.loaded = 4711, 2.5
+    cards.xids.errors = {(CARD, 79): (2, 905.5)}
+    cards.steps = [CardStep(1700000000.0, CARD, "out", "xid: XID 79")]
+    return cards
 
 
 def read_owner(name: str, root: Path) -> object:
@@ -228,6 +236,7 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "verdicts": lambda root: read_dated_verdicts(str(root), NOW, BOOT),
     "foreign": lambda root: read_foreign_uses(str(root), NOW, BOOT),
     "suspects": lambda root: read_suspect_cards(str(root), BOOT),
+    "cards": lambda root: parse_cards((root / "cards").read_text(), BOOT),
     "events": lambda root: (
         count_events(read_events(str(root))),
         list_refusals(read_events(str(root))),
@@ -245,7 +254,6 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "slurm-map": read_gres,
     "sge-map": lambda root: [str(part) for part in read_card_map(str(root))],
     "sge-rsmap": lambda root: load_withdrawn_ids(str(root)),
-    "health": lambda root: parse_health_state((root / "health").read_text(), BOOT),
     "settings": lambda root: settings.parse_settings((root / "settings").read_text(), "/x").given,
     "request": lambda root: parse_request((root / "request").read_bytes()),
     "reply": lambda root: parse_reply((root / "reply").read_bytes()),

@@ -6,13 +6,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import clock_boottime
 from gpulock.node.sample import SAMPLE_LINE
 from gpulock.store import quarantine
+from gpulock.store.cards import NodeCards, read_cards, save_cards
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import QUARANTINE
 from tests.support.journal import HeardJournal
@@ -45,7 +46,7 @@ class Ward(Box):
     def start(self) -> None:
         """Restart gpulockd."""
         self.health = HealthPolicy(self.journal, lambda: self.now)
-        self.suspects = SuspectWriter(self.journal, lambda: self.now)
+        self.checker = CardChecker(self.journal, lambda: self.now)
 
     def tell(self, number: int, *pairs: str) -> None:
         """Let the exporter tell this of a GPU from now on."""
@@ -82,20 +83,32 @@ class Ward(Box):
         lost = [f"lost {bus(n)} {at} {why}" for n, why in self.lost.items()]
         (self.exporter / "sample").write_text("\n".join([*head, *cards, *lost, *lines]) + "\n")
 
-    def round(self, times: int = 1, *, sampled: bool = True) -> None:
-        """Let so many rounds pass, each with a fresh sample."""
+    def round(self, times: int = 1, *, sampled: bool = True, tests: bool = True) -> None:
+        """Let so many rounds pass, each with a fresh sample; without `tests` of no card."""
         for _ in range(times):
             self.now += ROUND
             if sampled:
                 self.sample()
             node = self.node()
             report = reconcile_locks(node, judge_of(node), soon())
-            for chore in self.chores():
+            for chore in self.chores() if tests else (self.health,):
                 chore.run(node, report, self.now)
 
     def chores(self) -> tuple[Chore, ...]:
         """Return what a round does, in gpulockd's order."""
-        return (self.health, self.suspects)
+        return (self.checker, self.health)
+
+    def cards(self) -> NodeCards:
+        """Return what gpulockd knows of the cards."""
+        return read_cards(str(self.state), self.boot)
+
+    def save(self, cards: NodeCards) -> None:
+        """Let gpulockd know this of the cards."""
+        assert save_cards(str(self.state), cards)
+
+    def suspects(self) -> dict[str, str]:
+        """Return what claims take last, and why."""
+        return quarantine.read_suspect_cards(str(self.state), self.boot)
 
     def reboot(self) -> None:
         """Boot the machine: LOCK_DIR is empty, and the exporter counts from nothing."""

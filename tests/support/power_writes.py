@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.health import state as health
 from gpulock.daemon.history import pending
 from gpulock.daemon.history.files import FOLDER, name_month
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.slots import rsmap
 from gpulock.store import owed, quarantine
+from gpulock.store.cards import BACK, note_card_step, read_cards
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY, QUARANTINE, RESERVES
 from tests.support.faults import raising
@@ -104,21 +104,21 @@ def replaced_note(root: Path, kept: bool) -> Case:
 def remembered(root: Path, kept: bool) -> Case:
     """Note that a GPU came back, and which ids of an RSMAP were taken out."""
     powered = used_node(root, kept)
-    node, state, now = powered.node(), str(powered.box.state), time.time()
+    node, state = powered.node(), str(powered.box.state)
     first = {"card": rsmap.WithdrawnIds("4(0-3)", ("1",))}
     second = {"card": rsmap.WithdrawnIds("4(0-3)", ("1", "2"))}
-    health.note_comeback(node, bus(0), now - 60)
+    note_card_step(state, node.boot_id, bus(0), BACK, "clean")
     rsmap.save_withdrawn_ids(state, first)
     with recording(*powered.roots()) as disk:
-        health.note_comeback(node, bus(0), now)
+        note_card_step(state, node.boot_id, bus(0), BACK, "clean")
         disk.tell("comeback")
         rsmap.save_withdrawn_ids(state, second)
         disk.tell("withdrawn")
 
     def check(left: Remainder) -> None:
         powered.restart(left)
-        times = health.read_comebacks(node, now).get(bus(0), [])
-        assert len(times) in ((2,) if "comeback" in left.told else (1, 2))
+        steps = read_cards(state, node.boot_id).steps
+        assert len(steps) in ((2,) if "comeback" in left.told else (1, 2))
         found = rsmap.load_withdrawn_ids(state)
         assert found in ((second,) if "withdrawn" in left.told else (first, second))
 

@@ -18,8 +18,7 @@ from gpulock.daemon.health.health_command import (
     release_check,
 )
 from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, CLEAN_CHECKS, note_reset
-from gpulock.daemon.health.suspects import SuspectWriter
+from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, CLEAN_CHECKS
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.rounds import Rounds
@@ -27,6 +26,7 @@ from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.node.sample import SAMPLE, SAMPLE_LINE
 from gpulock.store import atomic
+from gpulock.store.cards import read_cards, save_cards
 from gpulock.store.quarantine import QUARANTINE, read_device_notes, read_suspect_cards
 from tests.support.trees import bus
 from tests.world.accidents import reboot, shepherd_dies
@@ -95,8 +95,8 @@ class HealthSite(Site):
     def make_rounds(self) -> Rounds:
         self.journal = QuietJournal()
         chores = (HistoryWriter(self.journal.said.append), CardChecker(self.journal))
-        policy = (HealthPolicy(self.journal), SuspectWriter(self.journal))
-        made = KnowingRounds(WorldNode(self.settings, NAME), self.journal, [*chores, *policy])
+        policy = HealthPolicy(self.journal)
+        made = KnowingRounds(WorldNode(self.settings, NAME), self.journal, [*chores, policy])
         made.site = self
         return made
 
@@ -122,7 +122,9 @@ class HealthSite(Site):
         how = self.sick.pop(device, "")
         self.known.pop(device, None)
         if how == ACTION and os.path.isdir(self.lock_dir):
-            note_reset(self.lock_dir, self.kernel.tree.boot_id, device, self.kernel.now)
+            cards = read_cards(self.state_dir, self.kernel.tree.boot_id)
+            cards.of(device).reset = self.kernel.now
+            save_cards(self.state_dir, cards)
 
     def finish(self) -> None:
         """Let all cards recover: each is back in a few rounds, as any card is. Raises Violation."""
@@ -143,7 +145,7 @@ class HealthSite(Site):
         notes = read_device_notes(self.state_dir, QUARANTINE)
         if kept := [name for name, n in notes.items() if ADMIN_RESTORE_ONLY not in n["reason"]]:
             raise Violation(f"{' '.join(kept)} is well, and stays out of service: {notes}")
-        if last := read_suspect_cards(self.lock_dir, self.kernel.tree.boot_id):
+        if last := read_suspect_cards(self.state_dir, self.kernel.tree.boot_id):
             raise Violation(f"{last} are well, and taken last")
 
 

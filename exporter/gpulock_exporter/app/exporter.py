@@ -15,7 +15,6 @@ from itertools import chain
 
 import gpulock
 from gpulock.alloc.process_tree import ProcessTree
-from gpulock.daemon.health.steps import read_health_steps
 from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -39,7 +38,7 @@ from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.job_cgroups import JobCgroups
 from gpulock_exporter.state.local_state import (
-    StepCounter,
+    CardsCache,
     read_local_state,
 )
 from gpulock_exporter.state.node_devices import DeviceList
@@ -85,7 +84,7 @@ class Exporter:
         self._journal = FaultJournal()
         self._label_user = LabelUser(settings.label_user)
         self._jobs = JobCgroups(node)
-        self._steps = StepCounter(settings.state_dir)
+        self._cards = CardsCache(node)
         self._folder = ExporterFolder(settings.exporter_dir)
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
@@ -118,7 +117,7 @@ class Exporter:
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock()
-        facts = read_local_state(self._node, now.boottime, self._jobs, self._steps)
+        facts = read_local_state(self._node, now.boottime, self._jobs, self._cards)
         hung = name_hung_cards(supervisor.hung.out(), self.listed.devices)
         over = self._book.tick(frames, facts, now, hung, self._listed_cards())
         self._fault, supervisor.shared = supervisor.fault, frozenset(self._book.shares.cards)
@@ -199,7 +198,7 @@ class Exporter:
 
     def _health_steps(self) -> list[str]:
         """Return the last steps of GPUs that went out of service, the latest first."""
-        steps = read_health_steps(self._node.settings.state_dir)[-SHOWN_STEPS:]
+        steps = self._cards.read().steps[-SHOWN_STEPS:]
         shown: list[str] = []
         for one in reversed(steps):
             at = datetime.fromtimestamp(one.at)

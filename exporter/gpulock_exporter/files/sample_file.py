@@ -3,7 +3,7 @@
 
 `gpulock.node.sample` has the table of fields and the reader. Beside the fields, a device's line has
 what the exporter itself goes on from after a restart: `credit`; `c.<counter>` with total, last
-reading and its time; `x.<xid>` with count and time. Numbers are written in full,
+reading and its time. Numbers are written in full,
 so that a counter read back is never below what was served.
 """
 
@@ -34,7 +34,7 @@ from gpulock_exporter.frame_decoder import UUID
 from gpulock_exporter.state.buckets import restore_buckets
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger, LedgerAccount
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
-from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals, XidCount
+from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals
 from gpulock_exporter.state.monotonic import CounterReading, MonotonicCounter
 from gpulock_exporter.state.snapshot import DeviceProcesses, LostCard
 from gpulock_exporter.telemetry import DeviceTelemetry
@@ -124,12 +124,11 @@ def sample_device_words(
     words = format_fields("device", values)
     if totals.observable:
         words.append(f"credit={totals.credit!r}")
-    words += [
+    return words + [
         f"c.{name}={counter.total!r},{counter.last.value!r},{counter.last.since!r}"
         for name, counter in totals.counters.items()
         if counter.last is not None
     ]
-    return words + [f"x.{xid}={one.count},{one.at!r}" for xid, one in totals.xids.items()]
 
 
 def token_lines(token: str, accounts: Accounts) -> list[str]:
@@ -195,8 +194,6 @@ def restore_device_totals(name: str, seen: DeviceSample, now: float) -> DeviceTo
         if kind == "c" and (three := parse_finite_numbers(text, 3)):
             last = CounterReading(three[1], seen.looked, min(three[2], seen.looked))
             totals.counters[what] = MonotonicCounter(three[0], last)
-        elif kind == "x" and what.isdecimal() and (two := parse_finite_numbers(text, 2)):
-            totals.xids[int(what)] = XidCount(int(two[0]), min(two[1], now))
     return totals
 
 

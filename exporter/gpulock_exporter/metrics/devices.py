@@ -28,7 +28,11 @@ from gpulock_exporter.metrics.device_values import (
 )
 from gpulock_exporter.metrics.families import Several, collect_family, collect_info_family
 from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels, owner_labels
-from gpulock_exporter.metrics.node import collect_health_families, collect_node_families
+from gpulock_exporter.metrics.node import (
+    collect_health_families,
+    collect_node_families,
+    collect_switch_errors,
+)
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
 from gpulock_exporter.telemetry import FABRIC_STATES, RECOVERY_ACTIONS
 
@@ -245,12 +249,9 @@ def collect_families(
         for name, meaning, values in table:
             yield collect_family(having, name, meaning, values)
     yield from collect_node_families(
-        snapshot.counters,
-        snapshot.states,
-        snapshot.reconciled,
-        snapshot.steps,
-        len(snapshot.waiting),
+        snapshot.counters, snapshot.states, snapshot.reconciled, len(snapshot.waiting)
     )
+    yield collect_switch_errors(snapshot.switch_errors)
     yield from collect_health_families(snapshot.health)
 
 

@@ -34,13 +34,12 @@ def collect_node_families(
     counters: Mapping[str, float],
     states: Mapping[str, float] | None,
     reconciled: float | None,
-    steps: Mapping[str, float],
     waiting: int,
 ) -> Iterator[Metric]:
     """Yield the families of the node: its devices by state, and what the hooks have counted.
 
-    `reconciled` is when a reconcile last judged all locks, epoch seconds; `steps` counts those of
-    GPUs out of service and back, `waiting` the calls in the queue.
+    `reconciled` is when a reconcile last judged all locks, epoch seconds; `waiting` are the calls
+    in the queue.
     """
     reaped: dict[str, float] = {}
     claims: dict[str, float] = {}
@@ -73,12 +72,6 @@ def collect_node_families(
     yield labelled_values(
         "claims_total", "Claims by how they ended, in this boot.", "result", claims
     )
-    yield labelled_values(
-        "health_steps_total",
-        "Steps of GPUs out of service, of resets, of tests, and back into service.",
-        "step",
-        steps,
-    )
     yield one_value("waiting", "Calls that wait in the queue of users' claims.", waiting)
     yield one_value(
         "lock_wait_seconds_total",
@@ -91,6 +84,15 @@ def collect_node_families(
         # 0 from the first claim on: `increase` needs a value before the first loss
         counters.get(DROPPED_KEY, 0.0 if counters else None),
     )
+
+
+def collect_switch_errors(errors: Mapping[tuple[str, int], tuple[int, float]]) -> Metric:
+    """Return the family of the SXids of NVSwitches."""
+    family = make_family("nvswitch_errors_total", "SXid errors of an NVSwitch, in this boot.")
+    for (bus, number), (times, _) in errors.items():
+        labels = known_labels([("pci_bus_id", bus), ("sxid", str(number))])
+        family.add_sample(family_name(family), labels, times)
+    return family
 
 
 def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:

@@ -26,7 +26,6 @@ from gpulock_exporter.nvml.answers import (
 )
 from gpulock_exporter.nvml.card import NvmlCard, Records
 from gpulock_exporter.nvml.named_calls import calls
-from gpulock_exporter.nvml.xid import XidEventSet
 from gpulock_exporter.telemetry import Frame
 
 REST = 5.0  # seconds between two initialisations that could wait: each may take a second
@@ -59,8 +58,6 @@ class NvmlSource:
         self._cards: list[NvmlCard] = []
         self._missing: dict[int, str] = {}  # indexes that gave no card, and why
         self._denied = False  # this user may not open one of the cards
-        self._lost: set[int] = set()  # indexes of what was lost at the last look
-        self._events = XidEventSet()
         self._unlisted = ""  # why the processes could not be listed when they were asked for last
         self._opened = 0.0
         self._stale = False
@@ -92,9 +89,6 @@ class NvmlSource:
                     records[0].answer = (records[0].answer or 0.0) + time.perf_counter() - asked
             frame.durations[name] = time.perf_counter() - began
         look.note.leave_card()
-        began = time.perf_counter()
-        frame.xids = self._events.poll(look, [(card, card.uuid) for card in self._cards])
-        frame.durations["xid"] = time.perf_counter() - began
         here = [found[card.index] for card in self._cards if card.index not in lost]
         frame.devices = [record for records in here for record in records]
         self._keep_failure(look)
@@ -106,8 +100,6 @@ class NvmlSource:
     def close(self) -> None:
         """Let go of the driver."""
         self._note_call.leave_card()
-        self._events.close()
-        self._events.renew()
         for card in self._cards:
             card.close()
         self._cards = []
@@ -155,7 +147,6 @@ class NvmlSource:
     def _reopen(self, look: PollContext) -> None:
         """Initialise NVML again; what is known of the samples of a card stays with it."""
         samples = {card.uuid: card.samples for card in self._cards if card.uuid}
-        self._events.keep(look)
         self.close()
         self._open(look)
         for card in self._cards:
@@ -198,7 +189,6 @@ class NvmlSource:
             lost[card.index] = str(fault)
             return
         card.close()
-        self._events.renew()
         other = self._card(card.index, look)
         if other is None:
             lost[card.index] = self._missing.pop(card.index)
@@ -206,15 +196,12 @@ class NvmlSource:
             self._cards[place] = other
 
     def _note(self, look: PollContext, lost: dict[int, str], frame: Frame) -> None:
-        """Tell of the cards that are lost, and listen again to those that are back."""
+        """Tell of the cards that are lost."""
         names = {card.index: card.name for card in self._cards}
         for index, fault in sorted(lost.items()):
             look.fail("devices", names.get(index, f"card {index}"), fault)
         frame.lost = {names[index]: fault for index, fault in lost.items() if index in names}
         frame.complete = self._count > 0 and not self._denied
-        if self._lost - lost.keys():
-            self._events.renew()
-        self._lost = set(lost)
 
     def _keep_failure(self, look: PollContext) -> None:
         """Tell of process lists that failed until they are asked for again, not just once."""

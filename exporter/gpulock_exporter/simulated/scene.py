@@ -34,7 +34,6 @@ class SimulationScript(NamedTuple):
 
     idle: frozenset[str] = frozenset()
     foreign: Mapping[str, int] = {}
-    xids: tuple[tuple[str, str], ...] = ()  # bus id, number with what tells it from others
 
 
 class SimulatedWork(NamedTuple):
@@ -188,9 +187,7 @@ def read_simulation_script(path: str) -> SimulationScript:
     except (OSError, kv.MalformedError):
         return SimulationScript()
     foreign = [entry.rpartition(":") for entry in pairs.get("foreign", "").split(",")]
-    xids = [entry.rpartition(":") for entry in pairs.get("xid", "").split(",")]
     return SimulationScript(
         frozenset(pairs.get("idle", "").split(",")),
         {lock_id: kv.int_or_zero(pid) for lock_id, _, pid in foreign if kv.int_or_zero(pid)},
-        tuple((bus, text) for bus, _, text in xids if bus),
     )

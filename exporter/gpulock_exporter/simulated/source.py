@@ -8,7 +8,6 @@ one, says what is otherwise; it is read at each look, and its lists have commas:
 
     idle=0000:06:00.0               held, and doing nothing
     foreign=0000:0a:00.0:4711       a process on a device, by its lock id
-    xid=0000:06:00.0:79             an XID, told once; `79#2` is another one
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from gpulock.node.devices import nvlink_counts as links_of
 from gpulock.store import atomic, kv
 from gpulock.store.locks import Lock, LockStore
 from gpulock_exporter.simulated.card import SimulatedState
-from gpulock_exporter.simulated.scene import Scene, SimulationScript, read_simulation_script
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
+from gpulock_exporter.simulated.scene import Scene, read_simulation_script
+from gpulock_exporter.telemetry import Frame
 
 
 class SimulatedSource:
@@ -38,7 +37,6 @@ class SimulatedSource:
         self._sequence = 0
         self._last: float | None = None
         self._states: dict[str, SimulatedState] = {}
-        self._told: set[tuple[str, str]] | None = None
 
     def open(self) -> None:
         """Read the node's settings; raise RuntimeError where the folder is no simulated node."""
@@ -73,7 +71,6 @@ class SimulatedSource:
             frame.devices += scene.records(
                 card, self._states.setdefault(card.bus, SimulatedState())
             )
-        frame.xids = self._xids(script, frame.devices)
         frame.durations["devices"] = time.perf_counter() - began
         return frame
 
@@ -90,17 +87,6 @@ class SimulatedSource:
     def _locks(self) -> dict[str, Lock]:
         store = LockStore(self._settings.lock_dir)
         return store.read_all_locks() if store.exists() else {}
-
-    def _xids(self, script: SimulationScript, found: list[DeviceTelemetry]) -> list[Xid]:
-        """Return those that are new: the driver has no memory of what was before our time."""
-        old, self._told = self._told, set(script.xids)
-        if old is None:
-            return []
-        uuids = {device.bus: device.uuid for device in found if not device.parent}
-        fresh = [
-            (bus, text.partition("#")[0]) for bus, text in script.xids if (bus, text) not in old
-        ]
-        return [Xid(uuids[bus], int(xid)) for bus, xid in fresh if bus in uuids and xid.isdigit()]
 
 
 def read_simulated_nvml(path: str) -> dict[str, str]:

@@ -166,8 +166,12 @@ class CollectorState:
             states=states,
             driver=self.last.driver if self.last and fresh else "",
             counters=facts.counters,
-            steps=facts.steps,
             waiting=tuple(facts.waiting),
+            switch_errors={
+                of: one
+                for of, one in facts.cards.xids.errors.items()
+                if of[0] not in facts.cards.known
+            },
             reconciled=facts.reconciled + offset if facts.reconciled is not None else None,
             health=replace(
                 health,

@@ -15,12 +15,11 @@ from itertools import count
 from gpulock.node.devices import card_bus_id
 from gpulock_exporter.frame_decoder import MOST_NAMES
 from gpulock_exporter.state.monotonic import KINDS, MonotonicCounter
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame
 
 IDLE_RATIO = 0.01  # of a look: so much a desktop or a monitor works, and it is nobody's work
 KEPT_CREDIT = 5.0  # seconds that one look may tell of more than has passed since the last one
 LONGEST_LOOK = 120.0  # seconds that a driver remembers
-MOST_XID = 9999
 BOARD_COUNTERS = (
     *("energy", "pcie_replays", "pcie_transmit", "pcie_receive"),
     *("nvlink_transmit", "nvlink_receive"),
@@ -49,14 +48,6 @@ class DeviceActivity:
 
 
 @dataclass
-class XidCount:
-    """XIDs of one code: how many, and when the last one was."""
-
-    count: int
-    at: float
-
-
-@dataclass
 class DeviceTotals:
     """The counters of one device; times are CLOCK_BOOTTIME seconds.
 
@@ -75,7 +66,6 @@ class DeviceTotals:
     last_busy: float | None = None
     credit: float = 0.0
     counters: dict[str, MonotonicCounter] = field(default_factory=dict[str, MonotonicCounter])
-    xids: dict[int, XidCount] = field(default_factory=dict[int, XidCount])
 
     def advance(self, device: DeviceTelemetry, at: float, restarted: bool) -> DeviceActivity:
         """Take a look; return what the device did since the last one."""
@@ -135,15 +125,6 @@ class DeviceTotals:
                 found[name] = one.total
         return found
 
-    def note(self, xid: int, at: float) -> None:
-        """Count an XID."""
-        events = self.xids.get(xid)
-        if events is not None:
-            events.count += 1
-            events.at = at
-        elif 0 <= xid <= MOST_XID and len(self.xids) < MOST_NAMES:
-            self.xids[xid] = XidCount(1, at)
-
 
 def counter_readings(device: DeviceTelemetry) -> Iterator[tuple[str, str, float]]:
     """Yield name, kind and value of each raw counter that the device has."""
@@ -202,8 +183,6 @@ class TelemetryTotals:
                 self.devices[name] = totals
             totals.uuid = device.uuid or totals.uuid
             looks[name] = totals.advance(device, at, restarted)
-        for event in frame.xids:
-            self._note(event, at)
         for name, totals in list(self.devices.items()):
             if card_bus_id(name) != name and at - totals.looked > LONGEST_LOOK:
                 del self.devices[name]
@@ -214,9 +193,3 @@ class TelemetryTotals:
         """Return when a frame was made: what it says, where that can be; time never runs back."""
         last = self.at if self.at is not None else now - LONGEST_LOOK
         return told if last <= told <= now else max(now, last)
-
-    def _note(self, event: Xid, at: float) -> None:
-        """Count an XID, also of a device that has gone since: that is what some of them tell."""
-        for totals in self.devices.values():
-            if event.uuid in (totals.uuid, totals.device):
-                totals.note(event.xid, at)

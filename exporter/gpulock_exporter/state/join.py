@@ -150,8 +150,13 @@ class SnapshotJoin:
             found.share_idle_since = {name: at for name, at in idle.items() if at is not None}
             if found.owner is not None:
                 found.idle_since = self._idle_since(row.id, found.owner)
-        if row.id in self.facts.checks:
-            found.checks = self.facts.checks[row.id].found
+        if row.id in self.facts.cards.states:
+            found.checks = self.facts.cards.states[row.id].found
+        found.xids = {
+            number: (times, at + self.offset)
+            for (of, number), (times, at) in self.facts.cards.xids.errors.items()
+            if of == row.id
+        }
         if row.state and self.facts.quarantined is not None:
             found.causes = find_quarantine_causes(row, self.facts.quarantined)
         found.foreign = count_foreign(self.present.get(row.id)) if self.fresh else None
@@ -161,7 +166,6 @@ class SnapshotJoin:
             found.mean = use.mean
         if counted:
             found.counters = counted.counts(self.since) if values else {}
-            found.xids = {xid: (of.count, of.at + self.offset) for xid, of in counted.xids.items()}
             found.last_busy = None if counted.last_busy is None else counted.last_busy + self.offset
         return found
 

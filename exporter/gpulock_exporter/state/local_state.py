@@ -14,14 +14,13 @@ from typing import Optional, TypeVar
 
 from gpulock.alloc import node_view
 from gpulock.alloc.states import NodeView
-from gpulock.daemon.health.steps import NAME as HISTORY
-from gpulock.daemon.health.steps import count_health_steps
 from gpulock.errors import Refusal, lost_records_refusal, one_line
 from gpulock.node.context import Node
-from gpulock.store.checks import CardChecks, read_card_checks
+from gpulock.store.cards import NodeCards, read_cards
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import Lock, LockStore
+from gpulock.store.quarantine import CARDS
 from gpulock.store.verdicts import Verdict
 from gpulock.store.waiting import WaitingCaller, read_waiting
 from gpulock_exporter.state.claim_accounting import LedgerClaim
@@ -48,8 +47,7 @@ class LocalState(NodeView):
     ) -> None:
         super().__init__(locks, quarantined, verdicts, reconciled)
         self.counters: dict[str, float] = dict(counters or {})
-        self.checks: dict[str, CardChecks] = {}  # by bus id
-        self.steps: Mapping[str, int] = {}  # of GPUs out of service and back, by kind
+        self.cards = NodeCards("")  # what gpulockd knows of them
         self.waiting: list[WaitingCaller] = []  # in the queue of users' claims
         self.host_usage: dict[str, HostUsage] = {}  # by token
         self.failures: dict[str, str] = {}
@@ -71,11 +69,11 @@ def read_local_state(
     node: Node,
     now: float,
     jobs: JobCgroups | None = None,
-    steps: StepCounter | None = None,
+    cards: CardsCache | None = None,
 ) -> LocalState:
     """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds.
 
-    `jobs` are the jobs' cgroups, and `steps` those of health, as they were read before, for a
+    `jobs` are the jobs' cgroups, and `cards` what gpulockd knows, as they were read before, for a
     caller that reads them each second.
     """
     facts = LocalState()
@@ -90,15 +88,11 @@ def read_local_state(
     facts.open_foreign = facts.read(
         "foreign", lambda: read_foreign_uses(node.store.path, now, node.boot_id) or {}, {}
     )
-    facts.checks = facts.read(
-        "checks", lambda: read_card_checks(node.store.path, node.boot_id)[0], {}
-    )
+    facts.cards = (cards or CardsCache(node)).read()
     facts.waiting = read_waiting(node.store.path, node.boot_id, node.proc.running)
     if jobs is not None:
         owners = {lock.owner.token: lock.owner for lock in facts.held.values() if lock.owner}
         facts.host_usage = facts.read("jobs", lambda: jobs.read(owners, now), {})
-    if steps is not None:
-        facts.steps = facts.read("health_history", steps.count, {})
     facts.counters = facts.read("counters", lambda: read_hook_counters(node.store), {})
     return facts
 
@@ -139,20 +133,22 @@ def ledger_claims(
     return found
 
 
-class StepCounter:
-    """The steps in STATE_DIR/health-history by kind, counted again once that file has changed."""
+class CardsCache:
+    """What gpulockd knows of the cards, read again once its file has changed."""
 
-    def __init__(self, state_dir: str) -> None:
-        self._dir = state_dir
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self._mark: tuple[int, ...] = ()
-        self._steps: Mapping[str, int] = {}
+        self._cards = NodeCards(node.boot_id)
 
-    def count(self) -> Mapping[str, int]:
-        """Return how many there were of each kind; raise OSError."""
-        mark: tuple[int, ...] = ()
-        if os.path.lexists(path := f"{self._dir}/{HISTORY}"):
-            info = os.stat(path)
-            mark = (info.st_ino, info.st_size, info.st_mtime_ns)
-        if not mark or mark != self._mark:
-            self._steps, self._mark = count_health_steps(self._dir), mark
-        return self._steps
+    def read(self) -> NodeCards:
+        """Return it; nothing where gpulockd has written nothing."""
+        state_dir = self._node.settings.state_dir
+        try:
+            info = os.stat(f"{state_dir}/{CARDS}")
+        except OSError:
+            return NodeCards(self._node.boot_id)
+        mark = (info.st_ino, info.st_size, info.st_mtime_ns)
+        if mark != self._mark:
+            self._cards, self._mark = read_cards(state_dir, self._node.boot_id), mark
+        return self._cards

@@ -125,8 +125,9 @@ class ExporterHealth:
 class NodeSnapshot:
     """A node at one moment; `states` is None where the locks or the devices are not known.
 
-    `counters` are the hooks' own, `steps` those of GPUs out of service and back by kind,
-    `reconciled` is epoch seconds, `waiting` the queue of users' claims.
+    `counters` are the hooks' own, `reconciled` is epoch seconds, `waiting` the queue of users'
+    claims. `switch_errors` has the SXids of NVSwitches by bus id and number: how many there were,
+    and when the last was.
     """
 
     at: Moment
@@ -136,5 +137,7 @@ class NodeSnapshot:
     counters: Mapping[str, float]
     reconciled: float | None
     health: ExporterHealth
-    steps: Mapping[str, int] = field(default_factory=dict[str, int])
     waiting: tuple[WaitingCaller, ...] = ()
+    switch_errors: Mapping[tuple[str, int], tuple[int, float]] = field(
+        default_factory=dict[tuple[str, int], tuple[int, float]]
+    )

@@ -26,7 +26,6 @@ from gpulock.cli.session import (
     log_to_syslog,
     name_config,
 )
-from gpulock.daemon.health.steps import BACK, OUT, note_health_step
 from gpulock.deadline import Deadline
 from gpulock.errors import one_line
 from gpulock.node.context import Node
@@ -34,6 +33,7 @@ from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants
 from gpulock.store import quarantine as notes
+from gpulock.store.cards import BACK, OUT, note_card_step
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
@@ -121,7 +121,8 @@ def quarantine_command(session: Session, device: str, reason: str) -> None:
         notes.write_device_note(
             node.settings.state_dir, notes.QUARANTINE, name, describe_caller(), reason
         )
-        note_health_step(node.settings.state_dir, name, OUT, f"{reason} ({describe_caller()})")
+        words = f"{reason} ({describe_caller()})"
+        note_card_step(node.settings.state_dir, node.boot_id, name, OUT, words)
         held = [
             lock for lock in node.store.read_all_locks().values() if lock_ids_overlap(lock.id, name)
         ]
@@ -163,7 +164,8 @@ def restore_command(session: Session, device: str) -> None:
             what = f"{label} is not quarantined{', but reserved' if kept else ''}"
             raise CommandRefusedError(what, undo or "see gpulock status")
         notes.remove_device_note(node.settings.state_dir, notes.QUARANTINE, name)
-        note_health_step(node.settings.state_dir, name, BACK, f"restored by {describe_caller()}")
+        words = f"restored by {describe_caller()}"
+        note_card_step(node.settings.state_dir, node.boot_id, name, BACK, words)
     done = f"is not quarantined any more, but reserved; {undo}" if kept else "is back in service"
     report_admin_change(node, f"{label} {done}")
 

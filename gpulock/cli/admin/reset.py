@@ -16,10 +16,10 @@ from gpulock.cli.session import CommandRefusedError, Session, describe_caller
 from gpulock.daemon.health.reset import (
     are_links_known,
     free_reset_locks,
+    note_reset_step,
     reserve_for_reset,
     run_reset,
 )
-from gpulock.daemon.health.steps import RESET, note_health_step
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.node.devices import card_bus_id
 from gpulock.text.words import format_count, format_device_label
@@ -42,12 +42,11 @@ def reset_command(session: Session, device: str) -> None:
         click.echo(f"{label} is being reset; {peers} reserved meanwhile: {' '.join(cards[1:])}")
     failed = run_reset(node, card)
     free_reset_locks(node, cards, by)
-    state_dir = node.settings.state_dir
     if failed:
-        note_health_step(state_dir, card, RESET, f"failed: {failed} ({by})")
+        note_reset_step(node, card, f"failed: {failed} ({by})")
         do = "see dmesg for NVRM and Xid; reboot the node where it cannot be reset"
         if check_program_trust(node.settings.nvidia_smi):
             do = f"let root alone write {node.settings.nvidia_smi} and the way to it"
         raise CommandRefusedError(f"{label} was not reset: {failed}", do)
-    note_health_step(state_dir, card, RESET, f"done ({by})")
+    note_reset_step(node, card, f"done ({by})")
     report_admin_change(node, f"{label} was reset")

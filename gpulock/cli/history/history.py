@@ -17,7 +17,6 @@ import click
 from gpulock.cli.complete import complete_device, complete_job
 from gpulock.cli.select import SelectError, match_one_device, parse_job, parse_lock_id
 from gpulock.cli.session import Session, echo_error, name_config
-from gpulock.daemon.health.steps import read_health_steps
 from gpulock.daemon.history.files import FOLDER
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
@@ -35,6 +34,7 @@ from gpulock.report.scan import (
 )
 from gpulock.report.sources import find_local_claims
 from gpulock.report.text import SHARES, format_claim_shares
+from gpulock.store.cards import read_cards
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import format_count, format_duration, format_local_time, parse_duration
@@ -160,7 +160,8 @@ def parse_history_query(
 
 def print_health_steps(node: Node, query: ClaimQuery, limit: int) -> None:
     """Print a line for each step of a GPU's health in the time that is asked for."""
-    steps = read_health_steps(node.settings.state_dir, query.device)
+    cards = read_cards(node.settings.state_dir, node.boot_id)
+    steps = cards.steps_of(query.device) if query.device else cards.steps
     found = [one for one in steps if query.since <= one.at < query.until]
     for one in found[-limit:]:
         when = format_local_time(one.at)

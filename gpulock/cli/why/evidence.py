@@ -17,12 +17,11 @@ from gpulock.cli.select import Subject
 from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
-from gpulock.daemon.health.steps import read_health_steps
 from gpulock.daemon.history.pending import read_ended_claim
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.procfs import Proc
-from gpulock.store.checks import read_card_checks
+from gpulock.store.cards import read_cards
 from gpulock.store.kv import MalformedError
 from gpulock.store.locks import Lock, list_names
 from gpulock.store.owner import Owner
@@ -208,11 +207,10 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
     if who:
         seen_by = "gpulockd" if row.id in view.open_foreign else "gpulock-exporter"
         found.append(("foreign", f"{who}, as {seen_by} saw it"))
-    checks, _ = read_card_checks(view.node.store.path, view.node.boot_id)
-    if row.id in checks:
-        found += [("check", why) for why in checks[row.id].failed().values()]
-        why = checks[row.id].unproven_words() if view.node.settings.health_command else ""
-        found += [("check", why)] if why else []
+    node = view.node
+    states = read_cards(node.settings.state_dir, node.boot_id).states
+    if row.id in states:
+        found += [("check", why) for why in states[row.id].failed().values()]
     idle = view.use.idle(row.id, row.lock) if row.state == HELD_IDLE else None
     if idle is not None:
         found.append(
@@ -223,7 +221,8 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
 
 def describe_health_steps(view: StatusView, device: str) -> FactList:
     """Return when a device went out of service, was reset and came back, of the last days."""
-    steps = read_health_steps(view.node.settings.state_dir, device)
+    node = view.node
+    steps = read_cards(node.settings.state_dir, node.boot_id).steps_of(device)
     late = [one for one in steps if one.at > view.now - HEALTH_SECONDS][-SHOWN:]
     return [("health", f"{format_local_time(one.at)} {one.step}: {one.words}") for one in late]
 

@@ -3,7 +3,7 @@
 
 A reset runs in a thread of its own, and hooks see only the locks of the GPU and its link peers. A
 GPU is tried three times in a boot, with pauses: one that fails again after each reset needs hands.
-The tries are in STATE_DIR/health, so a gpulockd that is started again goes on counting.
+The tries are in STATE_DIR/cards, so a gpulockd that is started again goes on counting.
 Cut resets of whatever process are freed here, also where the setting is off.
 """
 
@@ -24,14 +24,14 @@ from gpulock.daemon.core.journal import (
 from gpulock.daemon.health import recovery, reset
 from gpulock.daemon.health.findings import ECC, LOST, XID
 from gpulock.daemon.health.policy import read_quarantine_notes
-from gpulock.daemon.health.state import load_health_state, note_reset_try
-from gpulock.daemon.health.steps import RESET, note_health_step
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, QUARANTINE, TIME, Chore, Due
-from gpulock.deadline import clock_boottime
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id
+from gpulock.store.cards import NodeCards, read_cards, save_cards
+from gpulock.store.gate import Gate
 from gpulock.store.quarantine import POLICY
 
 MOST_TRIES: Final = 3  # of a card in a boot
@@ -74,10 +74,9 @@ class CardResetter(Chore):
             return
         shown = {device.bus for device in report.devices if not device.fault}
         waits: dict[str, str] = {}
-        cards_out = find_cards_to_reset(node)
-        tries = load_health_state(node).tries if cards_out else {}
-        for card in cards_out:
-            if card not in shown or is_tried(tries.get(card, ()), self._clock()):
+        known = read_cards(node.settings.state_dir, node.boot_id)
+        for card in find_cards_to_reset(node, known):
+            if card not in shown or is_tried(known.of(card).tries, self._clock()):
                 continue
             try:
                 cards = reset.reserve_for_reset(node, card, POLICY)
@@ -117,7 +116,7 @@ class CardResetter(Chore):
         self._running = None
         card, tries = cards[0], len(began)
         words = f"failed: {failed}" if failed else "done"
-        note_health_step(node.settings.state_dir, card, RESET, f"{words} ({POLICY})")
+        reset.note_reset_step(node, card, f"{words} ({POLICY})")
         what = f"was not reset: {failed}" if failed else "was reset"
         last = "; it is not tried again in this boot" if tries >= MOST_TRIES else ""
         self._journal.say(
@@ -131,22 +130,34 @@ def is_tried(tries: Sequence[float], now: float) -> bool:
     return len(tries) >= MOST_TRIES or bool(tries and now - tries[-1] < TRY_PAUSE)
 
 
-def find_cards_to_reset(node: Node) -> list[str]:
+def note_reset_try(node: Node, card: str, now: float) -> tuple[float, ...]:
+    """Note that gpulockd resets a card now; return when it did so in this boot.
+
+    Raises Refusal or OSError.
+    """
+    with Gate(node.store, Deadline(reset.GATE_SECONDS)):
+        cards = read_cards(node.settings.state_dir, node.boot_id)
+        state = cards.of(card)
+        state.tries = (*state.tries, now)
+        save_cards(node.settings.state_dir, cards)
+    return state.tries
+
+
+def find_cards_to_reset(node: Node, known: NodeCards) -> list[str]:
     """Return the cards that the policy took out and that were not started again since."""
     found: set[str] = set()
     for name, note in read_quarantine_notes(node).items():
         card = card_bus_id(name)
-        if wants_reset(note, node, card):
+        now = recovery.read_card_start_ids(
+            node.boot_id, node.settings.sys_root, card, known.of(card).reset
+        )
+        if wants_reset(note) and not recovery.was_card_restarted(note, now):
             found.add(card)
     return sorted(found)
 
 
-def wants_reset(note: Mapping[str, str], node: Node, card: str) -> bool:
-    """Return whether a reset may repair what a note names, and none was made since."""
+def wants_reset(note: Mapping[str, str]) -> bool:
+    """Return whether a reset may repair what a note names."""
     if not recovery.is_policy_note(note) or recovery.ADMIN_RESTORE_ONLY in note["reason"]:
         return False
-    if not REPAIRED_BY_RESET & set(recovery.parse_note_causes(note)):
-        return False
-    settings = node.settings
-    now = recovery.read_card_start_ids(node.boot_id, settings.sys_root, card, node.store.path)
-    return not recovery.was_card_restarted(note, now)
+    return bool(REPAIRED_BY_RESET & set(recovery.parse_note_causes(note)))

@@ -17,10 +17,12 @@ from gpulock.daemon.health.findings import (
     parse_first_counter,
     read_uncorrected_errors,
 )
-from gpulock.daemon.health.memory import LEFTOVER_MIB, MIB
 from gpulock.node.sample import DeviceSample
-from gpulock.store.checks import COMMAND
+from gpulock.store.cards import COMMAND
 
+MEMORY_CHECK: Final = "memory"
+MIB: Final = 1 << 20
+LEFTOVER_MIB: Final = 256  # that the driver may keep on a free card
 WINDOW: Final = 300.0  # seconds over which errors are counted
 AT_WORK: Final = 0.9  # share of the time between two looks
 LEAST_WORK: Final = 10.0  # seconds between them: the exporter reads the link every 5
@@ -33,13 +35,13 @@ LIMITS: Final = {
     "nvlink_error.recovery": 1.0,
 }
 SLOWED: Final = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
-FREE_ONLY: Final = ("clocks", "memory", "idle_power")  # what only a free card tells
+FREE_ONLY: Final = ("clocks", MEMORY_CHECK, "idle_power")  # what only a free card tells
 LASTING: Final = 25.0  # seconds for which such a check must fail: the exporter lists every 10
 IDLE_POWER: Final = 0.5  # share of the limit that a card without work does not draw
 # what degrades every job on the card: such a card is taken last; the rest is told
 SERIOUS: Final = (
     *("pcie_width", "pcie_speed", "pcie_replays", "nvlink_links", "nvlink_errors"),
-    *("memory", COMMAND),
+    *(MEMORY_CHECK, COMMAND),
 )
 
 
@@ -174,10 +176,10 @@ def judge_free_card(seen: DeviceSample) -> dict[str, str]:
     if seen.clock_reasons:
         held = [name for name in SLOWED if name in seen.clock_reasons.split(",")]
         found["clocks"] = f"its clocks are held down without work: {' '.join(held)}" * bool(held)
-    if seen.memory_used is not None and not seen.coherent:
+    if seen.memory_used is not None and not seen.coherent:  # the kernel keeps its own pages there
         used = seen.memory_used // MIB
         over = used > LEFTOVER_MIB
-        found["memory"] = f"{used} MiB are in use without a process" * over
+        found[MEMORY_CHECK] = f"{used} MiB are in use without a process" * over
     if seen.power is not None and seen.power_limit and seen.utilization is not None:
         much = not seen.utilization and seen.power > IDLE_POWER * seen.power_limit
         found["idle_power"] = f"it draws {seen.power:.0f} W without work" * much

@@ -1,47 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of cards: after each reconcile by the sample, and by HEALTH_COMMAND in its time.
+"""The checks of cards: after each reconcile by the sample, and by HEALTH_COMMAND.
 
-Warm, gpulockd alone. What is found is in LOCK_DIR/checks, for status, doctor and the exporter, and
-in the log. A card that degrades every job is named in LOCK_DIR/suspects besides: claims take it
-last. It goes out of service where QUARANTINE_ON has the word `health`.
+Warm, gpulockd alone. What is found is in STATE_DIR/cards, for status, doctor and the exporter, and
+in the log. A card that does not answer (XID 79, a call that hangs), or that degrades every job, is
+suspect: claims take it last, with every setting. Such a card is still in /proc, so it looks free,
+and each job that fails on it at once frees it for the next. HEALTH_COMMAND tests each free card
+once in a boot, what the policy took out before it comes back, and what `gpulock test` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 
-from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
+from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
 from gpulock.daemon.health import card_checks, policy, recovery
-from gpulock.daemon.health.card_checks import CardHistory, CardLook
+from gpulock.daemon.health.card_checks import CardHistory, CardLook, describe_serious
+from gpulock.daemon.health.findings import quarantinable_ids, read_lost_cards
 from gpulock.daemon.health.health_command import (
     CardTakenError,
     GaveWayError,
     HealthCommand,
     NoOutcomeError,
 )
-from gpulock.daemon.health.steps import TESTED, note_health_step
+from gpulock.daemon.health.recovery import find_test_start
+from gpulock.daemon.health.snapshot import HealthSnapshot
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, QUARANTINE, SAMPLE, TIME, Chore, Due
 from gpulock.deadline import clock_boottime
-from gpulock.errors import Refusal
+from gpulock.errors import Refusal, one_line
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
-from gpulock.store.checks import (
+from gpulock.store.cards import (
     COMMAND,
-    MOST_SILENT,
-    CardChecks,
-    read_card_checks,
-    write_card_checks,
+    LONGEST_WORDS,
+    TESTED,
+    CardState,
+    NodeCards,
+    read_cards,
+    save_changed_cards,
 )
+from gpulock.store.quarantine import read_suspect_cards
 from gpulock.store.waiting import read_waiting
 
 POLL: Final = 0.1  # seconds between two looks at the command: a claim may wait for its end
+SUSPECT_PERIOD: Final = 3.0  # seconds between two looks for cards that do not answer
 PAUSE: Final = 30.0  # seconds until a card is tried again that somebody needed
-AGAIN: Final = 600.0  # seconds until a card is tested again that has failed
-MOST_DOUBLED: Final = 16  # times that a pause is: 600 s are a year and more then
+AGAIN: Final = 600.0  # seconds until a card is tested again that failed, or told nothing
 
 
 class CardChecker(Chore):
@@ -54,119 +62,143 @@ class CardChecker(Chore):
         self._clock = clock
         self._had: dict[str, CardHistory] = {}
         self._again: dict[str, float] = {}  # by bus id, not to be tested before
-        self._node: Node | None = None
+        self._seen: tuple[Node, ReconcileReport] | None = None
+        self._serious: dict[str, str] = {}  # why a card degrades each job
+        self._suspects_due = 0.0
         self.command: HealthCommand | None = None
         self._stuck: list[HealthCommand] = []  # told, and not to be ended: their cards stay locked
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
-        """Look at every card, and start the command where it is due. Raises OSError."""
-        self._node = node
-        self.run_due(now)
+        """Look at every card, and start the command where it is due. Raises Refusal or OSError."""
+        self._seen = node, report
+        if self.command is not None:
+            self._poll_command(node, self.command, now)
         self._stuck = [one for one in self._stuck if not one.is_over(node)]
-        cards, _ = read_card_checks(node.store.path, node.boot_id)
-        if self.command is None:
-            for bus, card in cards.items():
-                if card.begun is not None:
-                    note_test(node, bus, end="gpulockd was killed meanwhile", at=card.begun)
-            cards, _ = read_card_checks(node.store.path, node.boot_id)
-        self._look(node, report, cards)
+        cards = read_cards(node.settings.state_dir, node.boot_id)
+        self._judge(HealthSnapshot(node, report, self._clock(), cards), report)
+        save_changed_cards(node.store, node.settings.state_dir, cards)
+        self._name_suspects(node, report)
         if self.command is None and node.settings.health_command:
             self._start_next(node, report, cards)
+        self._set_due(now)
 
     def run_due(self, now: float) -> None:
-        """Look after the command that runs."""
-        self.due = float("inf")
-        if self.command is None or self._node is None:
+        """Look after the command that runs, and for cards that do not answer."""
+        if self._seen is None:
             return
-        self.due = now + POLL
-        bus = self.command.bus
+        node, report = self._seen
         try:
-            fault = self.command.poll(self._node, now)
-        except GaveWayError:
-            self._end_command(bus, PAUSE)
-            note_test(self._node, bus)
-            return
-        except NoOutcomeError as end:
-            self._end_command(bus, 0.0)
-            note_test(self._node, bus, end=str(end), at=self._clock())
-            return
+            if self.command is not None:
+                self._poll_command(node, self.command, now)
+            if now >= self._suspects_due:
+                self._name_suspects(node, report)
         except Refusal:
-            return  # the gate is held: it is looked at again
-        if fault is not None:
-            if self.command.is_stuck:
-                self._stuck.append(self.command)
-            self._end_command(bus, AGAIN if fault else 0.0)
-            self._note_outcome(self._node, bus, fault)
+            pass  # the gate is held: it is looked at again
+        self._set_due(now)
+
+    def _set_due(self, now: float) -> None:
+        if now >= self._suspects_due:
+            self._suspects_due = now + SUSPECT_PERIOD
+        self.due = self._suspects_due if self.command is None else now + POLL
 
     def close(self) -> None:
         """End the command: the next gpulockd runs it again."""
-        if self.command is not None:
-            self.command.close()
-            if self._node is not None:
-                try:
-                    note_test(self._node, self.command.bus)
-                except OSError:
-                    pass  # it counts as one that told nothing
-            self.command = None
-        for one in self._stuck:
+        for one in [*self._stuck, *([self.command] if self.command else [])]:
             one.close()
-        self._stuck = []
+        self._stuck, self.command = [], None
+
+    # --- by the sample ------------------------------------------------------------------------
+
+    def _judge(self, look: HealthSnapshot, report: ReconcileReport) -> None:
+        """Judge every card of which a fresh sample tells, and keep what was found."""
+        cards, commanded = look.cards, bool(look.node.settings.health_command)
+        held = [one.lock.id for one in report.outcomes]
+        for name, seen in look.fresh.items():
+            state = cards.of(name)
+            had = self._had.setdefault(name, CardHistory(state.most))
+            had.follow(seen, look.now)
+            free = seen.processes == 0 and not any(lock_ids_overlap(one, name) for one in held)
+            others = [one for other, one in look.fresh.items() if other != name]
+            found = card_checks.judge_card(CardLook(seen, free, others), had)
+            kept = {key: why for key, why in state.found.items() if key == COMMAND and commanded}
+            state.found = {**had.leave_out_passing(found, look.now), **kept}
+            state.most = had.most
+        here = quarantinable_ids(report.devices)
+        states = {name: state for name, state in sorted(cards.states.items()) if name in here}
+        self._serious = {name: describe_serious(state.found) for name, state in states.items()}
+        self._journal.log_changes(
+            "checks",
+            {
+                f"{name} {check}": f"{name}: {why}"
+                for name, state in states.items()
+                for check, why in state.failed().items()
+            },
+        )
+
+    def _name_suspects(self, node: Node, report: ReconcileReport) -> None:
+        """Name the cards that claims take last; without the exporter's word the last one stands."""
+        settings = node.settings
+        told = sample.read_sample(
+            settings.exporter_dir, self._clock(), node.boot_id, settings.max_sample_age
+        )
+        if told is None:
+            return
+        lost = {
+            bus: why
+            for bus, why in read_lost_cards(told, report.devices).items()
+            if os.path.lexists(f"{settings.driver_root}/gpus/{bus}")
+        }
+        found = {
+            name: one_line(why)[:LONGEST_WORDS]
+            for name, why in {**self._serious, **lost}.items()
+            if why
+        }
+        if found != read_suspect_cards(settings.state_dir, node.boot_id):
+            cards = read_cards(settings.state_dir, node.boot_id)
+            for name in {*cards.states, *found}:
+                cards.of(name).suspect = found.get(name, "")
+            save_changed_cards(node.store, node.settings.state_dir, cards)
+        lasting = {
+            bus: f"{bus} does not answer: {why[:LONGEST_WORDS]}; claims take it last"
+            for bus, why in lost.items()
+        }
+        self._journal.log_changes("suspects", lasting)
+
+    # --- by HEALTH_COMMAND --------------------------------------------------------------------
+
+    def _poll_command(self, node: Node, command: HealthCommand, now: float) -> None:
+        """Look after the command that runs; raise Refusal or OSError."""
+        bus = command.bus
+        try:
+            fault = command.poll(node, now)
+        except GaveWayError:
+            self._end_command(bus, PAUSE)
+            note_test(node, bus, None)
+        except NoOutcomeError as end:
+            self._end_command(bus, AGAIN)
+            self._journal.say(WARNING, f"{bus}: HEALTH_COMMAND told nothing: {end}")
+        else:
+            if fault is not None:
+                if command.is_stuck:
+                    self._stuck.append(command)
+                self._end_command(bus, AGAIN if fault else 0.0)
+                self._note_outcome(node, bus, f"HEALTH_COMMAND: {fault}" if fault else "")
 
     def _end_command(self, bus: str, pause: float) -> None:
-        self.command, self.due = None, float("inf")
+        self.command = None
         self._again[bus] = self._clock() + pause
 
-    def _note_outcome(self, node: Node, bus: str, fault: str) -> None:
-        cards, looked = read_card_checks(node.store.path, node.boot_id)
-        card = cards.setdefault(bus, CardChecks())
-        before, card.tested = card.found.get(COMMAND), self._clock()
-        card.begun, card.unproven = None, (0, 0.0, "")
-        card.found[COMMAND] = found = f"HEALTH_COMMAND: {fault}" if fault else ""
-        write_card_checks(node.store.path, cards, node.boot_id, looked)
-        if found != before or (not fault and bus in policy.read_quarantine_notes(node)):
-            said = found or "HEALTH_COMMAND passed"
-            note_health_step(node.settings.state_dir, bus, TESTED, said)
-        if before and not fault:
+    def _note_outcome(self, node: Node, bus: str, found: str) -> None:
+        cards = read_cards(node.settings.state_dir, node.boot_id)
+        state = cards.of(bus)
+        before, state.found[COMMAND] = state.found.get(COMMAND), found
+        if found != before or bus in policy.read_quarantine_notes(node):
+            cards.add_step(bus, TESTED, found or "HEALTH_COMMAND passed")
+        save_changed_cards(node.store, node.settings.state_dir, cards)
+        if before and not found:
             self._journal.say(NOTICE, f"{bus} passed HEALTH_COMMAND")
 
-    def _look(self, node: Node, report: ReconcileReport, known: dict[str, CardChecks]) -> None:
-        """Judge every card of which a fresh sample tells, and write what was found."""
-        settings, now = node.settings, self._clock()
-        oldest = settings.max_sample_age
-        told = sample.read_sample(settings.exporter_dir, now, node.boot_id, oldest)
-        here = {device.bus for device in report.devices if not device.fault}
-        cards = {bus: card for bus, card in known.items() if bus in here}
-        fresh = {
-            bus: seen
-            for bus, seen in (told.devices.items() if told else ())
-            if bus in here and seen.looked is not None and now - seen.looked <= oldest
-        }
-        held = [one.lock.id for one in report.outcomes]
-        for bus, seen in fresh.items():
-            card = cards.setdefault(bus, CardChecks())
-            had = self._had.setdefault(bus, CardHistory(card.most))
-            had.follow(seen, now)
-            free = seen.processes == 0 and not any(lock_ids_overlap(one, bus) for one in held)
-            others = [fresh[name] for name in fresh if name != bus]
-            found = card_checks.judge_card(CardLook(seen, free, others), had)
-            tested = settings.health_command and COMMAND in card.found
-            kept = {COMMAND: card.found[COMMAND]} if tested else {}
-            found = had.leave_out_passing(found, now)
-            card.found, card.most = {**found, **kept}, had.most
-        if fresh or cards.keys() != known.keys():
-            write_card_checks(node.store.path, cards, node.boot_id, now if fresh else 0.0)
-        lasting: dict[str, str] = {}
-        for bus, card in sorted(cards.items()):
-            lasting.update(
-                {f"{bus} {name}": f"{bus}: {why}" for name, why in card.failed().items()}
-            )
-            if settings.health_command and (why := card.unproven_words()):
-                lasting[f"{bus} unproven"] = f"{bus}: {why}"
-        self._journal.log_changes("checks", lasting)
-
-    def _start_next(
-        self, node: Node, report: ReconcileReport, cards: dict[str, CardChecks]
-    ) -> None:
+    def _start_next(self, node: Node, report: ReconcileReport, cards: NodeCards) -> None:
         """Test the card that has waited for longest, where nobody waits for a card."""
         words, now = node.settings.health_command, self._clock()
         device = self._find_due_card(node, report, cards, now)
@@ -175,21 +207,19 @@ class CardChecker(Chore):
             return
         fault = check_program_trust(words[0])
         if not fault:
-            note_test(node, device.bus, begun=now)
+            note_test(node, device.bus, now)  # before: one that ends gpulockd is not run at once
             try:
                 self.command = HealthCommand(node, device, now)
-                self.due = now
             except (CardTakenError, Refusal):
                 self._again[device.bus] = now + PAUSE
+                note_test(node, device.bus, None)
             except OSError as failed:
                 fault = str(failed)
-            if self.command is None:
-                note_test(node, device.bus)
         said = {words[0]: f"HEALTH_COMMAND {words[0]} is not run: {fault}"} if fault else {}
         self._journal.log_changes("health command", said, ERROR)
 
     def _find_due_card(
-        self, node: Node, report: ReconcileReport, cards: dict[str, CardChecks], now: float
+        self, node: Node, report: ReconcileReport, cards: NodeCards, now: float
     ) -> Device | None:
         """Return the free card whose test is due, those that are out of service first."""
         held = [one.lock.id for one in report.outcomes]
@@ -203,37 +233,30 @@ class CardChecker(Chore):
                 continue  # an administrator is at work there
             if any(lock_ids_overlap(name, bus) for name in held):
                 continue
-            card, wait = cards.get(bus, CardChecks()), node.settings.health_period
-            count, over, _ = card.unproven
-            if count and now - over < pause_without_outcome(count, wait):
-                continue
-            place = node.store.path, node.boot_id, bus
-            since = recovery.find_test_start(*place, note, now) if note else 0.0
-            if card.found.get(COMMAND):
-                wait = min(AGAIN, wait)
-            at = card.tested
-            if at is None or at <= since or now - at >= wait:
-                due.append((not note, at or 0.0, device))
+            state = cards.states.get(bus, CardState())
+            if is_test_due(state, note, now):
+                due.append((not note, state.tested or 0.0, device))
         return min(due, key=lambda one: one[:2])[2] if due else None
 
 
-def pause_without_outcome(count: int, period: float) -> float:
-    """Return seconds until a card is tested again of which `count` tests in a row told nothing."""
-    if count <= MOST_SILENT:
-        return PAUSE
-    return min(AGAIN * 2.0 ** min(count - MOST_SILENT - 1, MOST_DOUBLED), max(period, PAUSE))
+def is_test_due(state: CardState, note: Mapping[str, str], now: float) -> bool:
+    """Return whether a card is to be tested: it was not in this boot, or since it was put out.
 
-
-def note_test(
-    node: Node, bus: str, begun: float | None = None, end: str = "", at: float = 0.0
-) -> None:
-    """Note that the test of a card has begun or is over; raise OSError.
-
-    `end` and `at` are what ended one that told nothing, and when.
+    One that failed, or told nothing, is tested again after a pause.
     """
-    cards, looked = read_card_checks(node.store.path, node.boot_id)
-    card = cards.setdefault(bus, CardChecks())
-    card.begun = begun
-    if end:
-        card.unproven = card.unproven[0] + 1, at, end
-    write_card_checks(node.store.path, cards, node.boot_id, looked)
+    if state.tested is None or (note and state.tested <= find_test_start(note, state.reset, now)):
+        return True
+    return state.found.get(COMMAND) != "" and now - state.tested >= AGAIN
+
+
+def note_test(node: Node, bus: str, begun: float | None) -> None:
+    """Note when the test of a card began, None where it gave way; raise Refusal or OSError.
+
+    A card that passed before has not, until this test is over.
+    """
+    cards = read_cards(node.settings.state_dir, node.boot_id)
+    state = cards.of(bus)
+    state.tested = begun
+    if not state.found.get(COMMAND):
+        state.found.pop(COMMAND, None)
+    save_changed_cards(node.store, node.settings.state_dir, cards)

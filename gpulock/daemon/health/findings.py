@@ -16,15 +16,13 @@ mechanics, and the two workflows that end so (48, 74). What an application does 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gpulock.daemon.reconcile.exporter_limit import may_quarantine_card
 from gpulock.errors import one_line
 from gpulock.node import sample
 from gpulock.node.devices import EXCLUDED, Device, card_bus_id
-
-if TYPE_CHECKING:
-    from gpulock.daemon.health.kernel_log import XidCounts
+from gpulock.store.cards import NodeCards
 
 XID, ECC, MISSING, MEMORY, HEALTH, LOST = "xid", "ecc", "missing", "memory", "health", "lost"
 POLICY_WORDS: Final = (XID, ECC, MISSING, MEMORY, HEALTH)  # of QUARANTINE_ON
@@ -72,13 +70,19 @@ def findings_from_sample(
             yield HealthFinding(name, asked, "recovery", seen.recovery_action, words)
 
 
-def find_hardware_xids(counts: XidCounts, devices: Collection[Device]) -> Iterator[HealthFinding]:
+def find_hardware_xids(cards: NodeCards, devices: Collection[Device]) -> Iterator[HealthFinding]:
     """Yield the XIDs of the card itself that cards of this node had since they were started."""
     here = quarantinable_ids(devices)
-    for (card, number), error in counts.errors.items():
-        if card in here and number in HARDWARE:
+    for (card, number), (times, at) in cards.xids.errors.items():
+        if card in here and number in HARDWARE and not is_xid_over(cards, card, at):
             words = f"XID {number} ({HARDWARE[number]})"
-            yield HealthFinding(card, XID, f"{XID_KEY}{number}", error.times, words)
+            yield HealthFinding(card, XID, f"{XID_KEY}{number}", times, words)
+
+
+def is_xid_over(cards: NodeCards, card: str, at: float) -> bool:
+    """Return whether the driver was loaded, or the card reset, since an XID."""
+    state = cards.states.get(card)
+    return at < cards.xids.loaded or (state is not None and at <= state.reset)
 
 
 def find_ecc_errors(name: str, seen: sample.DeviceSample) -> Iterator[HealthFinding]:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from gpulock.deadline import clock_boottime
+from gpulock.store.cards import XidCounts
 
 NAME: Final = "kmsg"
 RECORD: Final = 8192  # bytes that the kernel gives at most of one
 MOST_RECORDS: Final = 1 << 15  # at one look: the rest is read at the next one
 MOST_KINDS: Final = 512  # of card and number
 OFF_THE_BUS: Final = 79  # the XID of a card that has fallen off the bus
+SAME_FALL: Final = 10.0  # seconds in which the driver tells of it with its number and without
 HEAD: Final = re.compile(r"(\d{1,3}),(\d{1,19}),(\d{1,19}),[^;]*;(.*)")
 _BUS = r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})"
 ERROR: Final = re.compile(
@@ -30,57 +31,36 @@ FALLEN: Final = re.compile(rf"NVRM: (?:The NVIDIA )?GPU {_BUS}\.0\b.*fallen off 
 LOADING: Final = "NVRM: loading NVIDIA UNIX"
 
 
-class XidCount(NamedTuple):
-    """Errors of one number: how many, and when the last one was, CLOCK_BOOTTIME seconds."""
+def count_record(counts: XidCounts, record: str, suspended: float) -> None:
+    """Count the error that a record tells of, unless it was counted before.
 
-    times: int
-    at: float
-
-
-@dataclass
-class XidCounts:
-    """The errors of each card or NVSwitch since the driver was loaded, by bus id and number.
-
-    `sequence` is the last record that changed them, -1 before the first one: reading goes on behind
-    it, and so counts none twice.
+    The kernel's clock stands while the machine is suspended.
     """
-
-    sequence: int = -1
-    errors: dict[tuple[str, int], XidCount] = field(default_factory=dict[tuple[str, int], XidCount])
-
-    def take(self, record: str, suspended: float) -> None:
-        """Take a record, unless it was taken before; the kernel's clock stops while suspended."""
-        head = HEAD.match(record)
-        if head is None or int(head[2]) <= self.sequence:
+    head = HEAD.match(record)
+    if head is None or int(head[2]) <= counts.sequence:
+        return
+    if int(head[1]) >> 3:
+        return  # of another facility than the kernel
+    text, at = head[4], int(head[3]) / 1e6 + suspended
+    if text.startswith(LOADING):
+        counts.loaded = at
+    elif error := ERROR.match(text):
+        _count_error(counts, error[1], int(error[2]), at)
+    elif fallen := FALLEN.match(text):
+        _, last = counts.errors.get((f"{fallen[1].lower()}.0", OFF_THE_BUS), (0, -SAME_FALL))
+        if at - last < SAME_FALL:
             return
-        if int(head[1]) >> 3:
-            return  # of another facility than the kernel
-        text, at = head[4], int(head[3]) / 1e6 + suspended
-        if text.startswith(LOADING):
-            self.errors.clear()
-        elif error := ERROR.match(text):
-            self._count(error[1], int(error[2]), at)
-        elif (fallen := FALLEN.match(text)) and not self.has_fallen(fallen[1]):
-            self._count(fallen[1], OFF_THE_BUS, at)  # the driver gave it no number
-        else:
-            return
-        self.sequence = int(head[2])
+        _count_error(counts, fallen[1], OFF_THE_BUS, at)
+    else:
+        return
+    counts.sequence = int(head[2])
 
-    def has_fallen(self, slot: str) -> bool:
-        """Return whether the card of a slot is known to have fallen off the bus."""
-        return (f"{slot.lower()}.0", OFF_THE_BUS) in self.errors
 
-    def _count(self, slot: str, number: int, at: float) -> None:
-        key = f"{slot.lower()}.0", number
-        known = self.errors.get(key, XidCount(0, at))
-        if known.times or len(self.errors) < MOST_KINDS:
-            self.errors[key] = XidCount(known.times + 1, at)
-
-    def forget_before(self, card: str, at: float) -> None:
-        """Forget what a card had before it was reset."""
-        for key, (_, last) in list(self.errors.items()):
-            if key[0] == card and last <= at:
-                del self.errors[key]
+def _count_error(counts: XidCounts, slot: str, number: int, at: float) -> None:
+    key = f"{slot.lower()}.0", number
+    times, _ = counts.errors.get(key, (0, at))
+    if times or len(counts.errors) < MOST_KINDS:
+        counts.errors[key] = times + 1, at
 
 
 class KernelLog:
@@ -119,7 +99,7 @@ class KernelLog:
             if not records:
                 break
             for record in records.decode("utf-8", "replace").split("\n"):
-                counts.take(record, suspended)
+                count_record(counts, record, suspended)
         return overwritten
 
     def close(self) -> None:

@@ -12,25 +12,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 
-from gpulock.alloc import reaper
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
-from gpulock.daemon.health import findings, recovery, state
+from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.findings import (
     ECC,
     EXPORTER_CAUSES,
     LASTING_KEYS,
     LOST,
-    MEMORY,
     POLICY_WORDS,
     XID,
     HealthFinding,
 )
 from gpulock.daemon.health.kernel_log import KernelLog
-from gpulock.daemon.health.memory import CLEAN, DIRTY
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, CLEAN_CHECKS, MAX_COMEBACKS
 from gpulock.daemon.health.snapshot import HealthSnapshot
-from gpulock.daemon.health.state import HealthState
-from gpulock.daemon.health.steps import BACK, OUT, note_health_step
 from gpulock.daemon.reconcile.exporter_limit import QUARANTINE_LIMIT_REACHED
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import DEVICES, LOCKS, QUARANTINE, SAMPLE, TIME, Chore, Due
@@ -40,10 +35,20 @@ from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.store import kv
 from gpulock.store import quarantine as notes
+from gpulock.store.cards import (
+    BACK,
+    OUT,
+    NodeCards,
+    read_cards,
+    save_cards,
+    save_changed_cards,
+)
 from gpulock.store.gate import Gate
 
 SPACING: Final = 10.0  # seconds between two checks that count
 GATE_SECONDS: Final = 2.0
+DAY: Final = 86400.0  # seconds
+CLEAN: Final = "clean"  # begins the words of a comeback by policy
 MOST_REASONS: Final = 4  # in a note
 XIDS_MISSED: Final = "XIDs may be missed: records of the kernel's log were overwritten unread"
 QuarantineNotes = Mapping[str, Mapping[str, str]]
@@ -52,95 +57,64 @@ QuarantineNotes = Mapping[str, Mapping[str, str]]
 class HealthPolicy(Chore):
     """The chore; `clock` is CLOCK_BOOTTIME in seconds. Notes are lifted while off, too."""
 
-    after: ClassVar[Due] = {
-        **dict.fromkeys((DEVICES, LOCKS, SAMPLE), ("quarantine_on",)),
-        **dict.fromkeys((QUARANTINE, TIME), ()),
-    }
+    after: ClassVar[Due] = dict.fromkeys((DEVICES, LOCKS, SAMPLE, QUARANTINE, TIME), ())
 
     def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
         self._journal = journal
         self._clock = clock
-        self._free: dict[str, float] = {}  # since when a device is known to have no lock
         self._losses = findings.LossTimer()
         self._log = KernelLog()
+        self._clean: dict[str, tuple[int, float]] = {}  # checks in a row, and when the last was
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Put out what is bad, and back what is clean; raise Refusal or OSError."""
+        cards = read_cards(node.settings.state_dir, node.boot_id)
+        self._read_kernel_log(node, cards)
+        if report.devices:  # without a driver nothing is known about a card
+            self._judge_cards(HealthSnapshot(node, report, self._clock(), cards))
+        save_changed_cards(node.store, node.settings.state_dir, cards)
+
+    def _judge_cards(self, look: HealthSnapshot) -> None:
+        node, cards = look.node, look.cards
         out = read_quarantine_notes(node)
         ours = {name: note for name, note in out.items() if recovery.is_policy_note(note)}
         wanted = frozenset(node.settings.quarantine_on) & frozenset(POLICY_WORDS)
-        self._update_free_devices(report)
-        if not report.devices or not (wanted or ours):
-            return  # without a driver nothing is known about a card
-        look = HealthSnapshot(node, report, self._clock())
-        book = state.load_health_state(node)
-        before = book.text(node.boot_id)
-        self._read_kernel_log(node, book)
-        found = look.findings(wanted, book)
-        found += self._find_dirty_devices(look) if MEMORY in wanted else []
-        clean = [name for name in self._free if look.memory(name) == CLEAN]
-        book.done = findings.expire_finding_marks(book.done, found, look.reported_devices(), clean)
+        found = look.findings(wanted)
+        told, clean = look.fresh.keys(), look.clean_devices()
+        cards.marks = findings.expire_finding_marks(cards.marks, found, told, clean)
         lasting = [
             one
             for one in self._losses.select_lasting(found, look.now)
             if one.cause != LOST or one.device not in ours  # what is out and lost stays out
         ]
-        fresh = findings.select_new_findings(lasting, book.done)
-        failed = self._quarantine_found(look, book, fresh, out)
+        fresh = findings.select_new_findings(lasting, cards.marks)
+        failed = self._quarantine_found(look, fresh, out)
         bad = [one for one in [*fresh, *found] if one in fresh or one.key in LASTING_KEYS]
         bad += look.degraded_cards()  # whatever may put a card out
-        failed.update(self._restore_recovered(look, book, ours, bad))
-        if book.text(node.boot_id) != before:
-            state.save_health_state(node, book)
+        failed.update(self._restore_recovered(look, ours, bad))
         self._journal.log_changes("health", failed, ERROR)
 
-    def _read_kernel_log(self, node: Node, book: HealthState) -> None:
-        """Count the XIDs since the last look; those of a card from before its reset are over."""
+    def _read_kernel_log(self, node: Node, cards: NodeCards) -> None:
+        """Count the XIDs since the last look."""
         unknown: dict[str, str] = {}
         try:
-            if self._log.read(node.settings.dev_root, book.xids):
+            if self._log.read(node.settings.dev_root, cards.xids):
                 self._journal.say(WARNING, XIDS_MISSED)
         except OSError as fault:
             self._log.close()
             unknown["kmsg"] = f"XIDs are not known: the kernel's log cannot be read: {fault}"
         self._journal.log_changes("kernel log", unknown)
-        for card, at in recovery.read_resets(node.store.path, node.boot_id).items():
-            book.xids.forget_before(card, float(at))
-
-    def _update_free_devices(self, report: ReconcileReport) -> None:
-        """Keep in mind since when each device has no lock."""
-        held = [outcome.lock.id for outcome in report.outcomes if outcome.act != reaper.FREED]
-        now = self._clock()
-        self._free = {
-            device.id: self._free.get(device.id, now)
-            for device in report.devices
-            if not any(lock_ids_overlap(name, device.id) for name in held)
-        }
-
-    def _find_dirty_devices(self, look: HealthSnapshot) -> list[HealthFinding]:
-        """Return the free devices with memory in use though nobody is there, as root sees it.
-
-        The exporter must have looked, at its processes too, since the device was found free.
-        """
-        period = look.node.settings.process_period
-        names = [
-            name for name, since in self._free.items() if look.memory(name, since + period) == DIRTY
-        ]
-        return [look.make_memory_finding(name) for name in names if not look.is_device_in_use(name)]
 
     # --- out ----------------------------------------------------------------------------------
 
     def _quarantine_found(
-        self,
-        look: HealthSnapshot,
-        book: HealthState,
-        fresh: list[HealthFinding],
-        out: QuarantineNotes,
+        self, look: HealthSnapshot, fresh: list[HealthFinding], out: QuarantineNotes
     ) -> dict[str, str]:
         """Act on what is new; return what could not be done, by a key."""
         advice = [o.device for o in fresh if o.cause in EXPORTER_CAUSES and o.device not in out]
+        cards = look.cards
         allowed = findings.limit_exporter_quarantine(
-            advice, look.cards_out(out), look.cards(book.known)
+            advice, look.cards_out(out), look.count_cards()
         )
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in fresh}):
@@ -153,16 +127,16 @@ class HealthPolicy(Chore):
                 )
                 continue
             try:
-                self._quarantine(look.node, name, reasons)
+                self._quarantine(look.node, cards, name, reasons)
             except (OSError, kv.MalformedError) as fault:
-                held = state.lock_bad_device(look.node, name, GATE_SECONDS)
-                failed[f"put {name}"] = f"{name} cannot be put out of service: {fault}; {held}"
+                failed[f"put {name}"] = f"{name} cannot be put out of service: {fault}"
                 continue
-            state.unlock_bad_device(look.node, name, GATE_SECONDS)
-            book.done.update({(one.device, one.key): one.mark for one in reasons})
+            cards.marks.update({(one.device, one.key): one.mark for one in reasons})
         return failed
 
-    def _quarantine(self, node: Node, name: str, reasons: list[HealthFinding]) -> None:
+    def _quarantine(
+        self, node: Node, cards: NodeCards, name: str, reasons: list[HealthFinding]
+    ) -> None:
         """Note a device as out, beside what is noted; an administrator's note stays as it is.
 
         Raises OSError or kv.MalformedError where it cannot be noted.
@@ -175,10 +149,11 @@ class HealthPolicy(Chore):
                 if not recovery.is_policy_note(known):
                     return
             reason = one_line(
-                "; ".join(merge_note_reasons(known, reasons, is_device_flapping(node, name)))
+                "; ".join(merge_note_reasons(known, reasons, is_device_flapping(cards, name)))
             )
+            card = card_bus_id(name)
             facts = recovery.read_card_start_ids(
-                node.boot_id, node.settings.sys_root, card_bus_id(name), node.store.path
+                node.boot_id, node.settings.sys_root, card, cards.of(card).reset
             )
             more = tuple(facts._asdict().items())
             if known and not any(one.cause in (XID, ECC) for one in reasons):
@@ -186,33 +161,27 @@ class HealthPolicy(Chore):
             if reason == known.get("reason") and dict(more).items() <= known.items():
                 return
             notes.write_device_note(state_dir, folder, name, notes.POLICY, reason, more)
-            note_health_step(state_dir, name, OUT, reason)
+            cards.add_step(name, OUT, reason)
         self._journal.say(WARNING, f"{name} is out of service: {reason}")
 
     # --- back ---------------------------------------------------------------------------------
 
     def _restore_recovered(
-        self,
-        look: HealthSnapshot,
-        book: HealthState,
-        ours: QuarantineNotes,
-        bad: list[HealthFinding],
+        self, look: HealthSnapshot, ours: QuarantineNotes, bad: list[HealthFinding]
     ) -> dict[str, str]:
         """Check what the policy took out; return what could not be done, by a key.
 
         What the driver put out the exporter keeps out as it puts devices out: half of the node.
         """
         failed: dict[str, str] = {}
-        book.clean = {name: checks for name, checks in book.clean.items() if name in ours}
+        self._clean = {name: checks for name, checks in self._clean.items() if name in ours}
         told = [one.device for one in bad if one.cause in EXPORTER_CAUSES]
         kept = [
             name
             for name in ours
             if look.wants_repair(name) or any(lock_ids_overlap(one, name) for one in told)
         ]
-        heard = findings.limit_exporter_quarantine(
-            kept, look.cards_out(ours), look.cards(book.known)
-        )
+        heard = findings.limit_exporter_quarantine(kept, look.cards_out(ours), look.count_cards())
         for name, note in ours.items():
             believed = card_bus_id(name) in heard
             against = any(
@@ -224,25 +193,25 @@ class HealthPolicy(Chore):
             if not believed:
                 sight = sight._replace(seen=None)
             clean = recovery.check_device_recovered(note, sight)
-            times, at = book.clean.get(name, (0, look.now - SPACING))
+            times, at = self._clean.get(name, (0, look.now - SPACING))
             if clean is False:
-                book.clean.pop(name, None)
+                self._clean.pop(name, None)
             if not clean or look.now - at < SPACING:
                 continue
-            book.clean[name] = (times + 1, look.now)
+            self._clean[name] = (times + 1, look.now)
             if times + 1 < CLEAN_CHECKS:
                 continue
             if not look.has_passed_command(name, note):
                 continue  # the chore tests what is out first
             try:
-                self._restore(look.node, name, note)
+                self._restore(look.node, look.cards, name, note)
             except (OSError, ValueError) as fault:
                 failed[f"back {name}"] = f"{name} could be back in service: {fault}"
                 continue
-            del book.clean[name]
+            del self._clean[name]
         return failed
 
-    def _restore(self, node: Node, name: str, note: Mapping[str, str]) -> None:
+    def _restore(self, node: Node, cards: NodeCards, name: str, note: Mapping[str, str]) -> None:
         """Take our own note back, unless it changed since it was read.
 
         Raises OSError or ValueError where its comeback cannot be noted: then it stays out.
@@ -252,9 +221,16 @@ class HealthPolicy(Chore):
             listed = name in notes.list_noted_devices(state_dir, folder)
             if not listed or notes.read_device_note(state_dir, folder, name) != note:
                 return
-            state.note_comeback(node, name, time.time())
+            before = cards.steps
+            cards.add_step(name, BACK, f"{CLEAN}: was {note['reason']}")
+            try:
+                saved = save_cards(state_dir, cards)
+            except BaseException:
+                cards.steps = before
+                raise
+            if not saved:
+                return  # another has changed the file: at the next round
             notes.remove_device_note(state_dir, folder, name)
-            note_health_step(state_dir, name, BACK, f"clean: was {note['reason']}")
         self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['reason']}")
 
 
@@ -276,13 +252,15 @@ def merge_note_reasons(
     return list(dict.fromkeys(words))
 
 
-def is_device_flapping(node: Node, name: str) -> bool:
-    """Return whether a device came back too often of late; in doubt it did."""
-    try:
-        found = state.read_comebacks(node, time.time())
-    except (OSError, ValueError):
-        return True
-    return len(found.get(name, [])) >= MAX_COMEBACKS
+def is_device_flapping(cards: NodeCards, name: str) -> bool:
+    """Return whether a device came back by itself too often in the last day."""
+    begun = time.time() - DAY
+    back = [
+        one
+        for one in cards.steps
+        if (one.device, one.step) == (name, BACK) and one.words.startswith(CLEAN)
+    ]
+    return len([one for one in back if one.at > begun]) >= MAX_COMEBACKS
 
 
 def read_quarantine_notes(node: Node) -> dict[str, dict[str, str]]:

@@ -14,16 +14,13 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from gpulock.daemon.health.findings import CAUSES, ECC, HEALTH, LOST, MEMORY, MISSING, XID
-from gpulock.daemon.health.memory import CLEAN, DIRTY
 from gpulock.node import sample
-from gpulock.store import atomic, kv
+from gpulock.store import kv
 from gpulock.store.quarantine import POLICY
 
 CLEAN_CHECKS: Final = 3  # in a row, before a device comes back
 MAX_COMEBACKS: Final = 3  # comebacks in a day, after which a device stays out
 ADMIN_RESTORE_ONLY: Final = "only an administrator brings it back"
-RESETS: Final = "resets"  # in LOCK_DIR: when gpulock reset a card in this boot
-RESETS_LINE: Final = "gpulock-resets 1"
 
 
 class CardStartIds(NamedTuple):
@@ -40,35 +37,17 @@ class CardStartIds(NamedTuple):
     reset: str = ""
 
 
-def read_card_start_ids(boot_id: str, sys_root: str, bus: str, lock_dir: str = "") -> CardStartIds:
-    """Return the facts of one card."""
+def read_card_start_ids(boot_id: str, sys_root: str, bus: str, reset: float = 0.0) -> CardStartIds:
+    """Return the facts of one card; `reset` is when gpulock reset it last in this boot."""
     driver = read_inode(f"{sys_root}/module/nvidia")
     place = read_inode(f"{sys_root}/bus/pci/devices/{bus}")
-    return CardStartIds(boot_id, driver, place, read_resets(lock_dir, boot_id).get(bus, ""))
+    return CardStartIds(boot_id, driver, place, f"{reset:.3f}" if reset else "")
 
 
-def read_resets(lock_dir: str, boot_id: str) -> dict[str, str]:
-    """Return when each card was reset in this boot, CLOCK_BOOTTIME seconds, by bus id."""
-    try:
-        pairs = kv.decode_pairs(atomic.read_text(f"{lock_dir}/{RESETS}"), RESETS_LINE)
-    except (OSError, kv.MalformedError):
-        return {}
-    return pairs if pairs.pop("boot_id", "") == boot_id else {}
-
-
-def find_test_start(
-    lock_dir: str, boot_id: str, card: str, note: Mapping[str, str], now: float
-) -> float:
+def find_test_start(note: Mapping[str, str], reset: float, now: float) -> float:
     """Return since when a test of a card that is out counts: since its note, and its last reset."""
     out = now - max(0.0, time.time() - kv.int_or_zero(note.get("at", "")))
-    return max(out, float(read_resets(lock_dir, boot_id).get(card, "0")))
-
-
-def note_reset(lock_dir: str, boot_id: str, card: str, now: float) -> None:
-    """Note that a card was reset now; raise OSError."""
-    known = read_resets(lock_dir, boot_id) | {card: f"{now:.3f}"}
-    text = f"{RESETS_LINE}\n{kv.encode_pairs([('boot_id', boot_id), *sorted(known.items())])}"
-    atomic.replace_file(f"{lock_dir}/{RESETS}", text.encode())
+    return max(out, reset)
 
 
 def read_inode(path: str) -> str:
@@ -105,13 +84,13 @@ def parse_note_causes(note: Mapping[str, str]) -> tuple[str, ...]:
 class DeviceObservation(NamedTuple):
     """What is to be seen of a device now: `shown` by the driver, `seen` in a fresh sample.
 
-    `memory` is what `judge_memory` says of it, `bad` whether anything speaks against
-    the device now.
+    `memory` is why too much of its memory is in use, nothing where it is given back, None where
+    that is not known; `bad` is whether anything speaks against the device now.
     """
 
     shown: bool
     seen: sample.DeviceSample | None
-    memory: str
+    memory: str | None
     bad: bool
     now: CardStartIds
 
@@ -137,7 +116,7 @@ def is_cause_cleared(cause: str, note: Mapping[str, str], sight: DeviceObservati
     if cause == LOST:
         return True if sight.seen is not None else None
     if cause == MEMORY:
-        return {CLEAN: True, DIRTY: False}.get(sight.memory)
+        return None if sight.memory is None else not sight.memory
     return True if sight.seen is not None and was_card_restarted(note, sight.now) else None
 
 

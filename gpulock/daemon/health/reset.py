@@ -4,7 +4,7 @@
 A reset takes down the NVLinks of its peers, and the driver refuses it while the GPU is open. So the
 GPU and its peers are reserved first, by locks of ours that no job gets past. A reset that is cut
 short leaves them; gpulockd frees them when its process is gone and nobody has the GPUs open.
-LOCK_DIR/resets has when each GPU was reset in this boot: the proof that it was started again.
+STATE_DIR/cards has when each GPU was reset in this boot: the proof that it was started again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from gpulock.alloc import device_users
 from gpulock.alloc.holders import lock_owner_words
 from gpulock.alloc.node_view import check_no_mps_ends
 from gpulock.alloc.reaper import free_locks, group_by_claim
-from gpulock.daemon.health.recovery import note_reset
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal, one_line
@@ -30,6 +29,7 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants
+from gpulock.store.cards import RESET, note_card_step, read_cards, save_cards
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
@@ -177,10 +177,24 @@ def run_reset(node: Node, card: str, seconds: float = RESET_SECONDS) -> str:
             return f"{program.name} ended with {code}: {said}"
         if not any(device.bus == card and not device.fault for device in node.devices()):
             return "the driver does not show it after the reset"
-        note_reset(node.store.path, node.boot_id, card, clock_boottime())
+        note_reset(node, card, clock_boottime())
     except (Refusal, OSError) as fault:
         return fault.why if isinstance(fault, Refusal) else str(fault)
     return ""
+
+
+def note_reset(node: Node, card: str, now: float) -> None:
+    """Note that a card was reset; raise Refusal or OSError."""
+    with Gate(node.store, Deadline(GATE_SECONDS)):
+        cards = read_cards(node.settings.state_dir, node.boot_id)
+        cards.of(card).reset = now
+        save_cards(node.settings.state_dir, cards)
+
+
+def note_reset_step(node: Node, card: str, words: str) -> None:
+    """Keep what became of a reset; raise Refusal."""
+    with Gate(node.store, Deadline(GATE_SECONDS)):
+        note_card_step(node.settings.state_dir, node.boot_id, card, RESET, words)
 
 
 def pause_exporter(node: Node) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 from gpulock.node.devices import Device, card_bus_id
 from gpulock.store.quarantine import POLICY
 
-NOTED_CAUSES: Final = ("xid", "ecc", "lost", "memory")  # in a note; each is the exporter's word
+NOTED_CAUSES: Final = ("xid", "ecc", "lost", "memory", "health")  # in a note: the exporter's word
 QUARANTINE_LIMIT_REACHED: Final = (
     "the exporter reports more than half of this node as faulty: check it, or quarantine by hand"
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock.daemon.health.memory import MIB
+from gpulock.daemon.health.card_checks import MIB
 from gpulock.node.devices import Device
 from gpulock.node.sample import DeviceSample, Sample
 from gpulock.store.locks import LockStore

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpulock.deadline import clock_boottime
 from gpulock.node.devices import Device
 from gpulock.store import atomic
+from gpulock.store.cards import read_cards, save_cards
 from gpulock.store.locks import LockStore
 from tests.demo.stage import DemoJob, DemoNode
 from tests.labs.prometheus.lab import (
@@ -137,6 +139,13 @@ class Scene:
     def script(self, text: str) -> None:
         """Say what the simulated driver shows otherwise."""
         atomic.replace_file(str(self.stage.root / "telemetry"), text.encode())
+
+    def log_xid(self, bus: str, number: int) -> None:
+        """Let gpulockd have read an XID in the kernel's log: it is no part of this scene."""
+        node = self.stage.node()
+        cards = read_cards(node.settings.state_dir, node.boot_id)
+        cards.xids.errors[bus, number] = 1, clock_boottime()
+        assert save_cards(node.settings.state_dir, cards)
 
     def metrics(self) -> str:
         """Return what the exporter says."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpulock.simulate.presets import PRESETS
-from gpulock.store.checks import CardChecks, write_card_checks
+from gpulock.store.cards import read_cards, save_cards
 from gpulock.store.quarantine import POLICY, QUARANTINE, write_device_note
 from tests.labs.prometheus.lab import RULES, SHORTER
 from tests.labs.prometheus.scene import Scene, scene
@@ -81,10 +81,10 @@ def prepared(found: Scene) -> Scene:
             script = {
                 "idle": [whole[0].id, parts[0].id],
                 "foreign": [f"{whole[1].id}:{stranger.pid}"],
-                "xid": [f"{whole[1].id}:31"],
             }
             found.script("".join(f"{name}={','.join(each)}\n" for name, each in script.items()))
             note_narrow_link(found, whole[2].bus)
+            found.log_xid(whole[1].bus, 31)
             found.server.wait("gpulock_gpu_quarantine_info")
             found.server.wait('gpulock:gpu_hold:idle_seconds{gpu!~".*:.*"} >= 6')
             found.server.wait('gpulock:gpu_hold:idle_seconds{gpu=~".*:.*"} >= 6')
@@ -99,10 +99,11 @@ def prepared(found: Scene) -> Scene:
 
 def note_narrow_link(found: Scene, bus: str) -> None:
     """Note that a card has failed a check and is out of service for that, as gpulockd does."""
-    node, card = found.stage.node(), CardChecks()
-    card.found = {"pcie_width": "x8 on PCIe, and its neighbours have x16"}
-    write_card_checks(node.store.path, {bus: card}, node.boot_id, 1.0)
-    reason = f"health: {card.found['pcie_width']}"
+    node, why = found.stage.node(), "x8 on PCIe, and its neighbours have x16"
+    cards = read_cards(node.settings.state_dir, node.boot_id)
+    cards.of(bus).found = {"pcie_width": why}
+    assert save_cards(node.settings.state_dir, cards)
+    reason = f"health: {why}"
     write_device_note(node.settings.state_dir, QUARANTINE, bus, POLICY, reason)
 
 

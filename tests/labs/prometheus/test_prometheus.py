@@ -108,7 +108,7 @@ def test_a_foreign_process_alerts_until_it_ends(node: Scene) -> None:
 
 def test_an_xid_alerts_with_advice_and_resolves_after_a_while(node: Scene) -> None:
     bus = node.stage.simulated.machine.gpus[4].bus
-    node.script(f"xid={bus}:79\n")
+    node.log_xid(bus, 79)
     (alert,) = node.server.wait_firing("GpulockXidCritical")
     uuid = alert["labels"]["uuid"]
     assert alert["labels"]["xid"] == "79" and alert["labels"]["gpu"] == "4"

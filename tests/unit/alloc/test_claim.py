@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import builtins
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.daemon.health.suspects import write_suspect_cards
 from gpulock.errors import BUSY
 from gpulock.store import boot, quarantine
+from gpulock.store.cards import read_cards, save_cards
+from gpulock.store.quarantine import CARDS, CARDS_LINE, SUSPECT
 from tests.support.claims import ask, holder, ids, never, refused, totals
 from tests.support.locks import change_record, place_lock, retire_lock
 from tests.support.trees import NAME, OTHER_BOOT, Box, bus, record, soon
@@ -244,9 +244,17 @@ def test_who_waits_for_what_is_out_of_service_is_not_told_to_wait_for_jobs(box: 
 def test_a_card_that_does_not_answer_is_taken_last_and_refused_to_nobody(box: Box) -> None:
     node = box.node()
     node.store.check(make=True)
-    write_suspect_cards(node.store.path, {bus(0): "GPU is lost", bus(2): "hangs"}, node.boot_id)
+    name_suspects(box, 0, 2)
     assert ids(ask(box)) == [bus(1), bus(3)]
     assert ids(ask(box, job_id="123", pid=501)) == [bus(0), bus(2)]
+
+
+def name_suspects(box: Box, *numbers: int) -> None:
+    """Let gpulockd name cards that do not answer."""
+    cards = read_cards(str(box.state), box.node().boot_id)
+    for number in numbers:
+        cards.of(bus(number)).suspect = "GPU is lost"
+    assert save_cards(str(box.state), cards)
 
 
 def test_a_claim_that_reads_of_suspects_loads_nothing_for_it(
@@ -264,18 +272,20 @@ def test_a_claim_that_reads_of_suspects_loads_nothing_for_it(
     monkeypatch.setattr(builtins, "__import__", note)
     ask(box, 1)
     before = set(loaded)
-    write_suspect_cards(node.store.path, {bus(1): "GPU is lost"}, node.boot_id)
+    name_suspects(box, 1)
     grant = ask(box, 1, job_id="123", pid=501)
     assert loaded == before
     assert ids(grant) == [bus(2)]
 
 
-@pytest.mark.parametrize("text", ["", "garbage", "gpulock-suspects 1\nboot_id=x\n{bus}=lost\n"])
+@pytest.mark.parametrize(
+    "text", ["", "garbage", f"{CARDS_LINE}\nboot_id=x\n{SUSPECT}{{bus}}=lost\n"]
+)
 def test_suspects_that_are_not_of_this_boot_or_not_understood_change_nothing(
     box: Box, text: str
 ) -> None:
     box.node().store.check(make=True)
-    Path(box.node().store.path, "suspects").write_text(text.format(bus=bus(0)))
+    (box.state / CARDS).write_text(text.format(bus=bus(0)))
     assert ids(ask(box)) == [bus(0), bus(1)]
 
 

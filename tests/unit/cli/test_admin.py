@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from gpulock.cli.session import uid_to_user_name
+from gpulock.daemon.health.checker import is_test_due
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
+from gpulock.store.cards import COMMAND, read_cards, save_cards
 from tests.support.cli_site import Site, dead_process
 from tests.support.fake_mps import leave_mps
 from tests.support.faults import disk_full
@@ -327,3 +329,17 @@ def test_the_history_of_health_is_of_the_device_and_time_that_are_asked_for(site
     assert "its fan died" in found[0] and "restored by" in found[1]
     assert site.call("history", "--health", "--last", "1").stdout.count("\n") == 1
     assert "no GPU" in site.call("history", "--health", "--until", "2020-01-01").stdout
+
+
+def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(site: Site) -> None:
+    assert "HEALTH_COMMAND is not set" in site.call("test", "3").stderr
+    with Path(site.config).open("a") as file:
+        file.write("HEALTH_COMMAND=/bin/true\n")
+    node = site.node()
+    cards = read_cards(node.settings.state_dir, node.boot_id)
+    cards.of(site.id(3)).tested = 5.0
+    cards.of(site.id(3)).found[COMMAND] = ""
+    assert save_cards(node.settings.state_dir, cards)
+    assert "GPU 3 is tested once it is free" in site.call("test", "3").stdout
+    state = read_cards(node.settings.state_dir, node.boot_id).of(site.id(3))
+    assert is_test_due(state, {}, 6.0)

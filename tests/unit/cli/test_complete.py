@@ -26,7 +26,7 @@ def test_commands_are_offered(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["reserve", "unreserve", "quarantine", "restore", "reset", "release"]
+    "command", ["reserve", "unreserve", "quarantine", "restore", "test", "reset", "release"]
 )
 def test_devices_are_offered_by_number_and_by_what_is_begun(site: Site, command: str) -> None:
     assert offered(site.config, command, "") == [str(number) for number in range(8)]

@@ -19,7 +19,6 @@ from gpulock.cli.why.evidence import describe_process, printable_process_name
 from gpulock.cli.why.why import job_running_facts
 from gpulock.node.procfs import Proc
 from gpulock.store.boot import reserve_owner
-from gpulock.store.checks import CardChecks, write_card_checks
 from gpulock.store.events import REFUSED, note_event
 from gpulock.store.quarantine import QUARANTINE, write_device_note
 from gpulock.store.verdicts import Verdict
@@ -89,18 +88,6 @@ def test_of_each_holder_of_a_shared_gpu_it_is_said_what_frees_it(site: Site) -> 
         "freed by its epilog, when the job ends",
     ]
     assert said[-1] == "next scontrol show job 12"
-
-
-def test_a_gpu_of_which_its_test_tells_nothing_says_so(site: Site) -> None:
-    card = CardChecks()
-    card.unproven = (4, 1.0, "signal 9 ended it")
-    node = site.node()
-    write_card_checks(node.store.path, {site.id(2): card}, node.boot_id, 1.0)
-    assert "check" not in facts(site.call("why", "2").stdout)
-    with Path(site.config).open("a") as file:
-        file.write("HEALTH_COMMAND=/bin/true\n")
-    told = facts(site.call("why", "2").stdout)["check"]
-    assert told.startswith("HEALTH_COMMAND told nothing 4 times in a row: signal 9 ended it")
 
 
 def test_a_claim_of_several_places_is_one_holder_with_its_part(site: Site) -> None:

@@ -34,21 +34,21 @@ ALWAYS = {"HistoryWriter"}
 EXPECTED = {
     schedule.LOCKS: (
         {
-            *("HealthPolicy", "IdlePolicy", "SuspectWriter", "CardResetter", "CardChecker"),
+            *("HealthPolicy", "IdlePolicy", "CardResetter", "CardChecker"),
             *("MpsKeeper", "RefusalNotifier"),  # the dead owner's lock is freed: an event
         },
-        {"SuspectWriter", "CardChecker", "MpsKeeper", "RefusalNotifier"},
+        {"HealthPolicy", "CardChecker", "MpsKeeper", "RefusalNotifier"},
     ),
     schedule.DEVICES: (
         {
             *("InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "SlurmDrainSync"),
             "SlurmMapRenewal",
         },
-        {"InventoryPublisher", "SlurmDrainSync", "SlurmMapRenewal"},
+        {"InventoryPublisher", "HealthPolicy", "SlurmDrainSync", "SlurmMapRenewal"},
     ),
     schedule.SAMPLE: (
-        {"HealthPolicy", "IdlePolicy", "SuspectWriter", "CardChecker"},
-        {"SuspectWriter", "CardChecker"},
+        {"HealthPolicy", "IdlePolicy", "CardChecker"},
+        {"HealthPolicy", "CardChecker"},
     ),
     schedule.INVENTORY: ({"InventoryPublisher"}, {"InventoryPublisher"}),
     schedule.QUARANTINE: (
@@ -65,12 +65,12 @@ EXPECTED = {
                 "IdlePolicy",
             ),
             *("RefusalNotifier", "RsmapSync", "SlurmDrainSync", "ForeignWatch"),
-            *("SuspectWriter", "CardResetter", "CardChecker", "MpsKeeper", "TemporaryRemover"),
+            *("CardResetter", "CardChecker", "MpsKeeper", "TemporaryRemover"),
             "SlurmMapRenewal",
         },
         {
             *("InventoryPublisher", "HealthPolicy", "RefusalNotifier"),
-            *("SlurmDrainSync", "ForeignWatch", "SuspectWriter", "CardResetter"),
+            *("SlurmDrainSync", "ForeignWatch", "CardResetter"),
             *("CardChecker", "MpsKeeper", "TemporaryRemover", "SlurmMapRenewal"),
         },
     ),

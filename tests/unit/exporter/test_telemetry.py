@@ -13,7 +13,6 @@ from gpulock_exporter.telemetry import (
     Frame,
     FrameError,
     Process,
-    Xid,
     encode_frame,
 )
 
@@ -43,7 +42,6 @@ FRAME = Frame(
     1e9,
     "580.1",
     [WHOLE, DeviceTelemetry("0000:5e:00.0", "GPU-2", 1)],
-    [Xid("GPU-1", 79)],
     {},
     {},
 )

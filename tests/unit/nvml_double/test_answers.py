@@ -9,7 +9,6 @@ import itertools
 import math
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -282,29 +281,6 @@ def test_gpm_is_the_mean_between_two_samples(nvml: Double) -> None:
     assert NVML.nvmlGpmQueryDeviceSupport(gpu()).isSupportedDevice == 1
     NVML.nvmlGpmSampleFree(start)
     NVML.nvmlGpmSampleFree(end)
-
-
-def test_events_are_queued_and_none_from_before_is_delivered(nvml: Double) -> None:
-    nvml.event(0, 31)
-    events = NVML.nvmlEventSetCreate()
-    for index in (0, 1):
-        NVML.nvmlDeviceRegisterEvents(gpu(index), NVML.nvmlEventTypeXidCriticalError, events)
-    assert code(NVML.nvmlEventSetWait_v2, events, 0) == NVML.NVML_ERROR_TIMEOUT
-    for index, xid in ((1, 79), (0, 48), (2, 13), (1, 79)):
-        nvml.event(index, xid)
-    nvml.event(0, 1, kind=NVML.nvmlEventTypeDoubleBitEccError)  # nobody registered for it
-    got = [NVML.nvmlEventSetWait_v2(events, 1000) for _ in range(3)]
-    told = [(NVML.nvmlDeviceGetIndex(e.device), e.eventType, e.eventData) for e in got]
-    assert told == [(1, 8, 79), (0, 8, 48), (1, 8, 79)]
-    threading.Timer(0.05, nvml.event, (0, 63)).start()
-    assert NVML.nvmlEventSetWait_v2(events, 600_000).eventData == 63
-    nvml.fail("nvmlEventSetWait*", 999)
-    assert code(NVML.nvmlEventSetWait_v2, events, 1000) == NVML.NVML_ERROR_UNKNOWN
-    NVML.nvmlEventSetFree(events)
-    wrong = 1 << 40
-    assert (
-        code(NVML.nvmlDeviceRegisterEvents, gpu(), wrong, events) == NVML.NVML_ERROR_NOT_SUPPORTED
-    )
 
 
 def test_process_lists_of_every_kind(nvml: Double) -> None:

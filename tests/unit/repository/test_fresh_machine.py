@@ -19,7 +19,6 @@ TESTS = ROOT / "tests"
 INTERRUPTED = (
     "tests/unit/demo/test_demo.py::test_the_demo_cleans_up_when_it_is_stopped",
     "tests/unit/cli/test_watch.py::test_a_key_ends_it_and_the_terminal_is_as_before",
-    "tests/unit/cli/test_run.py::test_ctrl_c_leaves_the_line",
 )
 
 

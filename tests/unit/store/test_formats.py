@@ -21,14 +21,24 @@ from tests.support.formats import FIELDS, READERS, plain_value, read_formats, wr
 RELEASES: Final = sorted((Path(__file__).parents[2] / "support/data/formats").glob("*.json"))
 IDS: Final = [path.stem for path in RELEASES]
 OPEN: Final = {  # each key is a device's or a claim's
-    *("verdicts", "foreign", "suspects", "events", "idle", "slurm-map", "sge-map", "sge-rsmap"),
+    *(
+        "verdicts",
+        "foreign",
+        "suspects",
+        "cards",
+        "events",
+        "idle",
+        "slurm-map",
+        "sge-map",
+        "sge-rsmap",
+    ),
     "history",  # JSON
     "settings",  # what it does not know is a fault that it tells
 }
 FILES: Final = {"finished": "exporter/finished/feedbeef", "exporter's inventory": "inventory"}
 VERSIONED: Final = (
-    *("owner.sge", "verdicts", "foreign", "suspects", "sample", "finished", "inventory", "task"),
-    *("slurm-map", "sge-map", "health", "request", "reply"),
+    *("owner.sge", "verdicts", "foreign", "sample", "finished", "inventory", "task"),
+    *("slurm-map", "sge-map", "cards", "request", "reply"),
 )
 
 

@@ -10,6 +10,7 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.health.card_checks import (
+    MIB,
     SERIOUS,
     WINDOW,
     CardHistory,
@@ -18,15 +19,12 @@ from gpulock.daemon.health.card_checks import (
     judge_card,
 )
 from gpulock.daemon.health.checker import CardChecker
-from gpulock.daemon.health.memory import MIB
-from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.node.sample import DeviceSample, parse_sample_fields
-from gpulock.store.checks import CardChecks, has_passed_command, read_card_checks, write_card_checks
-from gpulock.store.quarantine import read_suspect_cards
+from gpulock.store.cards import CardState
 from tests.support.claims import never
 from tests.support.health_site import Ward
-from tests.support.trees import BOOT, bus, judge_of, record, soon
+from tests.support.trees import bus, judge_of, record, soon
 
 GOOD = (
     "looked=100 pcie_width=16 pcie_width_max=16 pcie_generation=1 nvlink_active=18 power=70"
@@ -178,14 +176,13 @@ def test_what_a_process_that_is_not_listed_yet_does_is_not_found_at_once() -> No
     assert had.leave_out_passing(found, 150.0) == found
 
 
-def look(ward: Ward) -> dict[str, CardChecks]:
-    """Let gpulockd go round once; return what it wrote."""
+def look(ward: Ward) -> dict[str, CardState]:
+    """Let a gpulockd that was started again go round once; return what it wrote."""
     ward.sample()
     node = ward.node()
     report = reconcile_locks(node, judge_of(node), soon())
     CardChecker(ward.journal, lambda: ward.now).run(node, report, ward.now)
-    SuspectWriter(ward.journal, lambda: ward.now).run(node, report, ward.now)
-    return read_card_checks(node.store.path, node.boot_id)[0]
+    return ward.cards().states
 
 
 def test_a_degraded_card_is_told_once_and_taken_last_and_stays_in_service(tmp_path: Path) -> None:
@@ -199,7 +196,7 @@ def test_a_degraded_card_is_told_once_and_taken_last_and_stays_in_service(tmp_pa
     assert cards[bus(0)].failed() == {"pcie_width": why}
     assert cards[bus(1)].failed() == {}
     assert ward.said() == [f"<4>{bus(0)}: {why}"]
-    assert read_suspect_cards(ward.node().store.path, BOOT) == {bus(0): why}
+    assert ward.suspects() == {bus(0): why}
     own = record(token="", devices=())
     grant = claim_devices(ward.node(), own, ClaimRequest(1), never, soon())
     assert [device.id for device in grant.devices] == [bus(1)]
@@ -268,10 +265,10 @@ def test_degraded_links_of_more_than_half_of_a_node_keep_no_card_out(tmp_path: P
 def test_a_check_that_nobody_wants_any_more_is_no_finding(tmp_path: Path) -> None:
     ward = Ward(tmp_path, 1, HEALTH_COMMAND="/bin/true")
     ward.tell(0, *GOOD.replace("looked=100 ", "").split())
-    one = CardChecks()
+    cards = ward.cards()
+    one = cards.of(bus(0))
     one.found, one.tested = {"command": "HEALTH_COMMAND: it ended with 1"}, ward.now
-    ward.round()
-    write_card_checks(ward.node().store.path, {bus(0): one}, BOOT, 0.0)
+    ward.save(cards)
     assert "command" in look(ward)[bus(0)].failed()
     del ward.settings["HEALTH_COMMAND"]
     assert look(ward)[bus(0)].failed() == {}
@@ -288,22 +285,6 @@ def test_the_most_that_a_card_had_outlives_gpulockd_and_no_boot(tmp_path: Path) 
     assert look(ward)[bus(0)].failed() == {}
 
 
-def test_what_gpulockd_wrote_is_read_again_and_garbage_is_not_known(tmp_path: Path) -> None:
-    one = CardChecks()
-    one.found, one.most, one.tested = {"command": "it failed", "memory": ""}, (16, 5, 18), 12.5
-    one.begun, one.unproven = 13.25, (3, 11.5, "signal 9 ended it: out of memory")
-    write_card_checks(str(tmp_path), {bus(0): one, bus(1): CardChecks()}, BOOT, 99.0)
-    cards, looked = read_card_checks(str(tmp_path), BOOT)
-    assert (looked, cards[bus(0)].found, cards[bus(0)].most) == (99.0, one.found, one.most)
-    assert (cards[bus(0)].tested, cards[bus(0)].begun) == (12.5, 13.25)
-    assert cards[bus(0)].unproven == one.unproven
-    assert bus(1) not in cards, "nothing is known of it"
-    assert read_card_checks(str(tmp_path), "another boot") == ({}, 0.0)
-    for text in ("", "gpulock-checks 1\nmost x=1\n", "gpulock-checks 2\n"):
-        (tmp_path / "checks").write_text(text)
-        assert read_card_checks(str(tmp_path), BOOT) == ({}, 0.0)
-
-
 @pytest.mark.parametrize(
     ("found", "tested", "passed"),
     [
@@ -314,15 +295,11 @@ def test_what_gpulockd_wrote_is_read_again_and_garbage_is_not_known(tmp_path: Pa
     ],
 )
 def test_a_card_has_passed_when_the_command_ended_well_since(
-    tmp_path: Path, found: dict[str, str], tested: float | None, passed: bool
+    found: dict[str, str], tested: float | None, passed: bool
 ) -> None:
-    one = CardChecks()
+    one = CardState()
     one.found, one.tested = found, tested
-    write_card_checks(str(tmp_path), {bus(0): one}, BOOT, 70.0)
-    lock_dir = str(tmp_path)
-    assert has_passed_command(lock_dir, BOOT, bus(0), 50.0) is passed
-    assert not has_passed_command(lock_dir, "another boot", bus(0), 50.0)
-    assert not has_passed_command(lock_dir, BOOT, bus(1), 50.0)
+    assert one.has_passed(50.0) is passed
 
 
 def test_only_what_degrades_each_job_makes_a_card_the_last_choice() -> None:

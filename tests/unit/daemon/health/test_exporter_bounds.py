@@ -62,7 +62,7 @@ class Hostile(Ward):
         self.publisher, self.idle = InventoryPublisher(self.journal), IdlePolicy(self.lines.append)
 
     def chores(self) -> tuple[Chore, ...]:
-        return (self.publisher, self.health, self.idle)
+        return (self.publisher, self.checker, self.health, self.idle)
 
     def invent(self, *lines: str) -> None:
         """Let the attacker write an inventory."""

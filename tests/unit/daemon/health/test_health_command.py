@@ -19,17 +19,15 @@ from gpulock.alloc import health_check
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import Judge
-from gpulock.daemon.health.checker import AGAIN, PAUSE, CardChecker, pause_without_outcome
+from gpulock.daemon.health.checker import AGAIN, CardChecker
 from gpulock.daemon.health.health_command import ENDING, LONGEST
-from gpulock.daemon.health.recovery import note_reset
-from gpulock.daemon.health.steps import read_health_steps
 from gpulock.daemon.history.pending import find_ended_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BUSY, UNKNOWN, Refusal
 from gpulock.node.devices import Device
 from gpulock.sge.sensor import compute_sensor_values, read_sensor_rows
 from gpulock.store import quarantine
-from gpulock.store.checks import MOST_SILENT, CardChecks, has_passed_command, read_card_checks
+from gpulock.store.cards import COMMAND, CardState
 from gpulock.store.gate import Gate
 from gpulock.store.owner import ENDING_COMMENT, Owner
 from gpulock.store.quarantine import QUARANTINE
@@ -56,7 +54,7 @@ class Clinic(Ward):
         super().__init__(root, gpus, **{**own, **keys})
         self.write(script)
         self.boot = self.node().boot_id
-        self.checker = CardChecker(self.journal, lambda: self.now)
+        self.start()
 
     def write(self, script: str) -> None:
         """Let HEALTH_COMMAND do this; what it writes it may write."""
@@ -105,9 +103,12 @@ class Clinic(Ward):
         reconcile_locks(node, judge_of(node), soon())
         self.checker.run_due(self.now)
 
-    def outcome(self, number: int) -> CardChecks | None:
-        node = self.node()
-        return read_card_checks(node.store.path, node.boot_id)[0].get(bus(number))
+    def outcome(self, number: int) -> CardState:
+        return self.cards().of(bus(number))
+
+    def is_tested(self, number: int) -> bool:
+        """Return whether the last test of a card had an outcome."""
+        return COMMAND in self.outcome(number).found
 
     def claim(
         self,
@@ -158,35 +159,32 @@ def test_a_free_card_is_tested_without_rights_and_the_outcome_is_kept(
     assert site.locks() == [bus(0)]
     site.finish_check()
     site.go_round_without_next()
-    one = site.outcome(0)
-    assert one is not None
-    assert one.found["command"] == ""
-    assert one.tested == pytest.approx(site.now, abs=0.001)
+    assert site.outcome(0).found["command"] == ""
+    assert site.outcome(0).tested == pytest.approx(site.now, abs=0.001)
     assert site.locks() == []
     assert (site.root / "check.said").read_text().split() == ["nobody", bus(0), "GPU-00000000-aaaa"]
-    node = site.node()
     site.tell(0)
     site.sample()
     site.now += 1
     site.go_round()
-    assert has_passed_command(node.store.path, node.boot_id, bus(0), since)
-    assert site.checker.command is None, "it is tested once in HEALTH_PERIOD"
+    assert site.outcome(0).has_passed(since)
+    assert site.checker.command is None, "it is tested once in a boot"
 
 
-def test_cards_are_tested_one_after_another_and_again_after_the_period(
+def test_cards_are_tested_one_after_another_and_once_in_a_boot(
     make: Callable[..., Clinic],
 ) -> None:
-    site = make('echo "$GPULOCK_INDEX" >>"$0.said"\n', 3, HEALTH_PERIOD="100")
+    site = make('echo "$GPULOCK_INDEX" >>"$0.said"\n', 3)
     for _ in range(3):
         site.go_round()
         assert len(site.locks()) == 1
         site.finish_check()
     site.go_round()
     assert site.checker.command is None
-    site.now += 101
+    site.now += 1e6
     site.go_round()
-    site.finish_check()
-    assert (site.root / "check.said").read_text().split() == ["0", "1", "2", "0"]
+    assert site.checker.command is None
+    assert (site.root / "check.said").read_text().split() == ["0", "1", "2"]
 
 
 def test_a_card_that_fails_is_told_with_what_the_command_said_and_tested_again_later(
@@ -197,7 +195,6 @@ def test_a_card_that_fails_is_told_with_what_the_command_said_and_tested_again_l
     site.finish_check()
     why = "HEALTH_COMMAND: it ended with 3: memory test: bad"
     one = site.outcome(0)
-    assert one is not None
     assert one.failed() == {"command": why}
     site.go_round()
     assert site.checker.command is None
@@ -217,14 +214,13 @@ def test_a_card_is_judged_by_the_end_of_its_test_however_much_that_writes(
     site.go_round()
     site.finish_check()
     one = site.outcome(0)
-    assert one is not None
     assert one.failed() == {"command": "HEALTH_COMMAND: it ended with 4: failed at last"}
     site.write(f"set -e; yes | head -c {size} | cat; echo good >&2\n")
     site.now += AGAIN + 1
     site.go_round()
     site.finish_check()
     one = site.outcome(0)
-    assert one is not None
+    assert site.is_tested(0)
     assert not one.failed()
 
 
@@ -236,7 +232,7 @@ def test_a_claim_takes_the_card_back_from_a_running_test(make: Callable[..., Cli
     assert lock.owner is not None
     assert not lock.owner.is_health_check()
     assert site.checker.command is None
-    assert site.outcome(0) is None, "a test that gave way says nothing"
+    assert not site.is_tested(0), "a test that gave way says nothing"
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     site.go_round()
@@ -337,7 +333,7 @@ def test_a_claim_may_ask_at_any_moment_of_a_start(
     site.go_round()
     site.wait_for(lambda: site.checker.command is None, lambda: site.checker.run_due(site.now))
     assert site.said() == []
-    assert site.outcome(0) is None
+    assert not site.is_tested(0)
     assert site.claim(1) == [bus(0)]
 
 
@@ -363,7 +359,6 @@ def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(
     site.now += LONGEST + 1
     site.finish_check()
     one = site.outcome(0)
-    assert one is not None
     assert one.failed() == {"command": "HEALTH_COMMAND: it took longer than 1800 s"}
     site.wait_for(lambda: not judge_of(site.node()).scan.session_members(pid))
 
@@ -392,9 +387,7 @@ def test_a_test_that_cannot_be_ended_is_told_and_the_next_card_is_tested(
     why = "HEALTH_COMMAND: it took longer than 1800 s, and cannot be ended"
     with monkeypatch.context() as patch:
         pid = hang(site, patch)
-        one = site.outcome(0)
-        assert one is not None
-        assert one.failed() == {"command": why}
+        assert site.outcome(0).failed() == {"command": why}
         assert site.said() == [f"<4>{bus(0)}: {why}"]
         site.health.run(site.node(), site.go_round(), site.now)
         assert site.reason(0) == f"health: {why}"
@@ -437,7 +430,7 @@ def test_a_claim_takes_no_card_whose_test_cannot_be_ended_and_no_later_one_waits
     os.kill(pid, signal.SIGKILL)
     site.wait_for(lambda: site.checker.command is None, lambda: site.checker.run_due(site.now))
     assert site.claim(1) == [bus(0)]
-    assert site.outcome(0) is None, "a claim ended it, and that says nothing"
+    assert not site.is_tested(0), "a claim ended it, and that says nothing"
 
 
 def test_of_a_gpulockd_that_is_gone_a_claim_takes_the_card_itself(
@@ -470,7 +463,6 @@ def test_gpulockd_ends_while_a_test_cannot_be_ended(
     site.checker = CardChecker(site.journal, lambda: site.now)
     site.go_round()
     one = site.outcome(0)
-    assert one is not None
     assert one.failed()
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -491,90 +483,59 @@ def end_without_outcome(site: Clinic) -> None:
     site.wait_for(lambda: site.checker.command is None, site.go_round)
 
 
-def test_a_test_that_something_else_ends_tells_nothing_is_tried_ever_later_and_is_told(
-    make: Callable[..., Clinic],
-) -> None:
-    site = make("exit 0\n", 1, QUARANTINE_ON="health")
-    site.go_round()
-    site.finish_check()
-    site.write(f'echo x >>"$0.said"\n{KILLED}')
-    site.now += 1e6
-    for count in range(1, MOST_SILENT + 1):
-        end_without_outcome(site)
-        site.go_round()
-        assert site.checker.command is None, "it is not tried again at once"
-        assert site.said() == [], count
-        site.now += PAUSE + 1
-    end_without_outcome(site)
-    site.go_round()
-    what = "HEALTH_COMMAND told nothing 3 times in a row: signal 9 ended it; it is tried ever later"
-    assert site.said() == [f"<4>{bus(0)}: {what}"]
-    one = site.outcome(0)
-    assert one is not None
-    assert one.found == {"command": ""}, "the card has passed as before, and fails nothing"
-    site.now += PAUSE + 1
-    site.go_round()
-    assert site.checker.command is None
-    site.now += AGAIN
-    site.write("exit 0\n")
-    site.go_round()
-    site.finish_check()
-    site.go_round()
-    assert site.said() == [f"<6>no longer: {bus(0)}: {what}"]
-
-
 @pytest.mark.parametrize("script", [KILLED, KILLED_CHILD, LIMITED, NO_PROGRAM])
-def test_a_card_that_was_never_tested_to_an_end_has_not_passed(
+def test_a_test_that_something_else_ends_tells_nothing_and_is_tried_again_later(
     make: Callable[..., Clinic], script: str
 ) -> None:
     site = make(script, 1)
     end_without_outcome(site)
-    one = site.outcome(0)
-    assert one is not None
-    assert (one.found, one.tested, one.unproven[0]) == ({}, None, 1)
-    assert not has_passed_command(site.node().store.path, site.boot, bus(0), -1.0)
+    assert not site.is_tested(0)
+    assert not site.outcome(0).has_passed(-1.0)
+    (line,) = site.said()
+    assert line.startswith(f"<4>{bus(0)}: HEALTH_COMMAND told nothing: ")
+    site.now += AGAIN - 1
+    site.go_round()
+    assert site.checker.command is None, "it is not tried again at once"
+    site.now += 2
+    site.write("exit 0\n")
+    site.go_round()
+    site.finish_check()
+    assert site.outcome(0).has_passed(-1.0)
 
 
-def test_tests_that_claims_end_are_not_counted(make: Callable[..., Clinic]) -> None:
+def test_a_card_whose_test_told_nothing_fails_as_before(make: Callable[..., Clinic]) -> None:
+    site = make("exit 3\n", 1, QUARANTINE_ON="health")
+    site.go_round()
+    site.finish_check()
+    site.write(KILLED)
+    site.now += AGAIN + 1
+    end_without_outcome(site)
+    assert site.outcome(0).failed() == {"command": "HEALTH_COMMAND: it ended with 3"}
+
+
+def test_a_card_that_gave_way_is_tested_when_it_is_free_again(make: Callable[..., Clinic]) -> None:
     site = make(WAITS, 1)
     site.start_check()
     site.claim(1)
     site.go_round()
     assert site.checker.command is None
-    assert site.outcome(0) is None
+    assert site.outcome(0).tested is None
 
 
-def test_a_gpulockd_that_dies_with_each_test_counts_them_and_one_that_is_stopped_does_not(
+def test_a_gpulockd_that_dies_with_a_test_does_not_try_it_again_at_once(
     make: Callable[..., Clinic],
 ) -> None:
     site = make(WAITS, 1)
-    for count in range(1, MOST_SILENT + 2):
-        site.start_check()
-        command, site.checker = site.checker.command, CardChecker(site.journal, lambda: site.now)
-        assert command is not None
-        command.close()  # the kernel has killed it with gpulockd
-        site.go_round()
-        one = site.outcome(0)
-        assert one is not None
-        assert one.unproven == (count, site.now, "gpulockd was killed meanwhile")
-        site.write(WAITS)
-        site.now += PAUSE + 1
-    assert len(site.said()) == 1
+    site.start_check()
+    command = site.checker.command
+    assert command is not None
+    site.start()
+    command.close()  # the kernel has killed it with gpulockd
+    site.go_round()
+    assert site.checker.command is None
+    site.write(WAITS)
     site.now += AGAIN
     site.start_check()
-    site.checker.close()
-    site.go_round()
-    one = site.outcome(0)
-    assert one is not None
-    assert one.unproven[0] == MOST_SILENT + 1
-
-
-def test_the_pause_after_tests_without_an_outcome_grows_up_to_the_period() -> None:
-    pauses = [pause_without_outcome(count, 86400.0) for count in range(1, 12)]
-    assert pauses[: MOST_SILENT + 2] == [PAUSE, PAUSE, AGAIN, 2 * AGAIN]
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == 86400.0
-    assert pause_without_outcome(10**6, 1.0) == PAUSE
 
 
 def test_gpulockd_that_is_killed_leaves_nothing_that_the_next_round_does_not_free(
@@ -618,10 +579,8 @@ def test_the_program_ends_with_gpulockd(make: Callable[..., Clinic], tmp_path: P
 
 def test_no_test_begins_while_somebody_waits_for_a_card(make: Callable[..., Clinic]) -> None:
     site = make("exit 0\n", 1)
-    site.go_round()
-    site.finish_check()
-    site.now += 1e6
     node, me = site.node(), os.getpid()
+    reconcile_locks(node, judge_of(node), soon())
     caller = WaitingCaller(1, (me, node.proc.start(me), 1000), 0.0, ("alice", "1 GPU", ""))
     write_waiting(node.store.path, encode_waiting([caller], node.boot_id))
     site.go_round()
@@ -656,7 +615,9 @@ def test_a_card_that_was_reset_while_it_is_out_is_tested_once_more(
     site.go_round()
     assert site.checker.command is None, "it has passed"
     site.now += 10
-    note_reset(node.store.path, site.boot, bus(0), site.now)
+    cards = site.cards()
+    cards.of(bus(0)).reset = site.now
+    site.save(cards)
     site.now += 1
     site.go_round()
     assert site.checker.command is not None
@@ -667,7 +628,7 @@ def test_an_outcome_is_a_step_where_it_is_news_or_of_a_card_that_is_out(
 ) -> None:
     site = make("exit 3\n", 1)
     state = str(site.state)
-    for script in ("exit 3\n", "exit 3\n", "exit 0\n", "exit 0\n"):
+    for script in ("exit 3\n", "exit 3\n", "exit 0\n"):
         site.write(script)
         site.now += 1e6
         site.go_round()
@@ -675,11 +636,14 @@ def test_an_outcome_is_a_step_where_it_is_news_or_of_a_card_that_is_out(
         site.finish_check()
     quarantine.write_device_note(state, QUARANTINE, bus(0), "gpulock", "xid: XID 79")
     site.now += 1e6
+    cards = site.cards()
+    cards.of(bus(0)).reset = site.now - 1
+    site.save(cards)
     site.go_round()
     assert site.checker.command is not None, site.said()
     site.finish_check()
     failed, passed = "HEALTH_COMMAND: it ended with 3", "HEALTH_COMMAND passed"
-    found = read_health_steps(state, bus(0))
+    found = site.cards().steps_of(bus(0))
     assert [(one.step, one.words) for one in found] == [
         ("tested", words) for words in (failed, passed, passed)
     ]

@@ -18,17 +18,17 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.health import checker, policy, recovery
+from gpulock.daemon.health.card_checks import MIB
 from gpulock.daemon.health.checker import AGAIN, CardChecker
-from gpulock.daemon.health.memory import MIB
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
-from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
+from gpulock.store import cards as card_file
 from gpulock.store import quarantine
-from gpulock.store.checks import COMMAND, read_card_checks
+from gpulock.store.cards import COMMAND
 from tests.support.health_site import ROUND, Ward
 from tests.support.seeds import chosen_seed
-from tests.support.trees import BOOT, bus, judge_of, judging, record, soon
+from tests.support.trees import bus, judge_of, judging, record, soon
 
 CARDS, HALF = 8, 4
 XID, LOST, HANGS, GONE, RECOVERY, LINK = "xid", "lost", "hangs", "gone", "recovery", "link"
@@ -37,7 +37,7 @@ DEFAULT = (XID, LOST, HANGS, GONE, RECOVERY, LINK)
 EVERY = (*DEFAULT, ECC, MEMORY, COMMAND)
 RESTARTED = (XID, ECC, RECOVERY)  # a reset or a reload of the driver ends them
 # after which a sick GPU is out
-LOOKS = {XID: 1, RECOVERY: 1, ECC: 1, MEMORY: 1, LOST: 3, HANGS: 3, GONE: 3}
+LOOKS = {XID: 1, RECOVERY: 1, ECC: 1, MEMORY: 2, LOST: 3, HANGS: 3, GONE: 3}
 BACK_LOOKS = 4  # after which a sound GPU is back: three clean checks, and the one that began them
 TEST_LOOKS = (
     HALF + 2
@@ -71,7 +71,7 @@ class Faults(Ward):
         self.before: set[int] = set()
         for number in range(CARDS):
             self.answer(number)
-        for module in (policy, recovery, quarantine):
+        for module in (policy, recovery, quarantine, card_file):
             monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: self.now))
         monkeypatch.setattr(checker, "HealthCommand", self.make_test)
         self.checker = CardChecker(self.journal, lambda: self.now)
@@ -86,9 +86,6 @@ class Faults(Ward):
 
         return SimpleNamespace(bus=device.bus, is_stuck=False, poll=poll)
 
-    def chores(self) -> tuple[Chore, ...]:
-        return (self.checker, *super().chores())
-
     def answer(self, number: int, kind: str = "") -> None:
         """Let a GPU answer, with what it had in this boot, and with a fault of this kind now."""
         self.lost.pop(number, None)
@@ -101,8 +98,8 @@ class Faults(Ward):
 
     def failed(self) -> set[int]:
         """Return which GPUs fail HEALTH_COMMAND, as far as they were tested."""
-        checks, _ = read_card_checks(str(self.lock), BOOT)
-        return {n for n in range(CARDS) if bus(n) in checks and checks[bus(n)].found.get(COMMAND)}
+        cards = self.cards()
+        return {n for n in range(CARDS) if cards.of(bus(n)).found.get(COMMAND)}
 
     def away(self) -> set[int]:
         """Return which GPUs are out of service."""
@@ -140,7 +137,9 @@ class Faults(Ward):
         if kind == GONE:
             (self.root / bus(number)).rename(self.driver / "gpus" / bus(number))
         if kind in RESTARTED and any(of in RESTARTED for of, _ in self.sick.values()):
-            recovery.note_reset(str(self.lock), BOOT, bus(number), self.now)
+            cards = self.cards()
+            cards.of(bus(number)).reset = self.now
+            self.save(cards)
         elif kind in RESTARTED:
             self.reload()
         self.answer(number)
@@ -178,7 +177,9 @@ class Faults(Ward):
         gone = {number for number, (kind, _) in self.sick.items() if kind == GONE}
         free = set(range(CARDS)) - out - gone
         sound = free - set(self.sick) - failed
-        known = {n for n, (kind, _) in self.sick.items() if kind != COMMAND or n in failed}
+        unknown = {n for n, sick in self.sick.items() if sick == (MEMORY, 1)}
+        unknown |= {n for n, (kind, _) in self.sick.items() if kind == COMMAND and n not in failed}
+        known = self.sick.keys() - unknown
         assert len(free - known) >= CARDS - HALF
         got = self.job(self.dice.randint(1, len(free)))
         assert got <= free

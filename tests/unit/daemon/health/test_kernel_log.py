@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.health.findings import find_hardware_xids
-from gpulock.daemon.health.kernel_log import KernelLog, XidCounts
+from gpulock.daemon.health.findings import find_hardware_xids, is_xid_over
+from gpulock.daemon.health.kernel_log import KernelLog, count_record
+from gpulock.store.cards import NodeCards, XidCounts
 from tests.support.health_site import Ward
 from tests.support.trees import bus
 
@@ -27,8 +28,8 @@ def counted(*texts: str, priority: int = 3) -> dict[tuple[str, int], int]:
     """Return how many errors there were in these records."""
     counts = XidCounts()
     for sequence, text in enumerate(texts):
-        counts.take(f"{priority},{sequence},5140900,-;{text}", 0.0)
-    return {key: error.times for key, error in counts.errors.items()}
+        count_record(counts, f"{priority},{sequence},5140900,-;{text}", 0.0)
+    return {key: times for key, (times, _) in counts.errors.items()}
 
 
 @pytest.mark.parametrize(
@@ -73,28 +74,26 @@ def test_a_line_that_a_user_wrote_is_not_counted() -> None:
 @pytest.mark.parametrize("record", ["", "3,4", "3,x,1,-;NVRM", " SUBSYSTEM=pci", "\0", "3;;"])
 def test_a_record_that_makes_no_sense_is_passed_over(record: str) -> None:
     counts = XidCounts()
-    counts.take(record, 0.0)
-    assert counts == XidCounts()
+    count_record(counts, record, 0.0)
+    assert (counts.sequence, counts.loaded, counts.errors) == (-1, 0.0, {})
 
 
 def test_a_card_that_fell_off_with_a_number_and_without_one_did_so_once() -> None:
     assert counted(XID, "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.") == {(CARD, 79): 1}
 
 
-def test_what_was_before_the_driver_was_loaded_is_over() -> None:
-    assert counted(XID, XID, LOADED) == {}
-    assert counted(XID, LOADED, XID) == {(CARD, 79): 1}
-
-
-def test_what_was_before_a_reset_is_over() -> None:
-    counts = XidCounts()
-    counts.take(f"3,1,5000000,-;{XID}", 2.0)
-    counts.forget_before(CARD, 6.9)
-    assert counts.errors[CARD, 79].at == 7.0
-    counts.forget_before("0000:b4:00.0", 8.0)
-    assert counts.errors
-    counts.forget_before(CARD, 7.0)
-    assert counts.errors == {}
+def test_what_was_before_the_driver_was_loaded_or_the_card_was_reset_is_over() -> None:
+    cards = NodeCards("")
+    count_record(cards.xids, f"3,1,5000000,-;{XID}", 2.0)
+    assert cards.xids.errors == {(CARD, 79): (1, 7.0)}
+    assert not is_xid_over(cards, CARD, 7.0)
+    cards.of("0000:b4:00.0").reset = 8.0
+    assert not is_xid_over(cards, CARD, 7.0)
+    cards.of(CARD).reset = 7.0
+    assert is_xid_over(cards, CARD, 7.0)
+    count_record(cards.xids, f"6,2,9000000,-;{LOADED}", 2.0)
+    assert (cards.xids.sequence, cards.xids.loaded) == (2, 11.0)
+    assert is_xid_over(cards, CARD, 10.5) and not is_xid_over(cards, CARD, 11.5)
 
 
 def test_more_kinds_than_any_node_has_are_not_remembered() -> None:
@@ -113,7 +112,7 @@ def test_reading_goes_on_where_it_ended_and_after_a_restart_from_the_cursor(
         file.write(f"3,8,2,-;{XID}\n")
     KernelLog().read(str(tmp_path), counts)
     first.read(str(tmp_path), counts)
-    assert (counts.errors[CARD, 79].times, counts.sequence) == (2, 8)
+    assert (counts.errors[CARD, 79][0], counts.sequence) == (2, 8)
 
 
 def test_counts_that_were_lost_are_read_again(tmp_path: Path) -> None:
@@ -121,7 +120,7 @@ def test_counts_that_were_lost_are_read_again(tmp_path: Path) -> None:
     log, again = KernelLog(), XidCounts()
     log.read(str(tmp_path), XidCounts())
     log.read(str(tmp_path), again)
-    assert again.errors[CARD, 79].times == 1
+    assert again.errors[CARD, 79][0] == 1
 
 
 def test_the_end_of_a_device_and_an_overwritten_record_end_no_look(
@@ -144,7 +143,7 @@ def test_the_end_of_a_device_and_an_overwritten_record_end_no_look(
     monkeypatch.setattr(os, "read", read)
     counts = XidCounts()
     assert KernelLog().read(str(tmp_path), counts), "records were overwritten"
-    assert (counts.errors[CARD, 79].times, counts.sequence) == (1, 7)
+    assert (counts.errors[CARD, 79][0], counts.sequence) == (1, 7)
     kernel.close()
     reader.close()
 
@@ -155,9 +154,9 @@ def test_only_cards_of_this_node_and_xids_of_the_card_itself_speak_against_one(
     ward = Ward(tmp_path, 2)
     for number, xid in ((0, 79), (1, 13), (5, 79)):
         ward.log_xid(number, xid)
-    counts = XidCounts()
-    KernelLog().read(str(ward.dev), counts)
-    found = find_hardware_xids(counts, ward.node().devices())
+    cards = NodeCards(ward.boot)
+    KernelLog().read(str(ward.dev), cards.xids)
+    found = find_hardware_xids(cards, ward.node().devices())
     assert [(one.device, one.words) for one in found] == [
         (bus(0), "XID 79 (GPU has fallen off the bus)")
     ]

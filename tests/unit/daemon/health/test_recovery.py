@@ -13,7 +13,6 @@ from gpulock_exporter.telemetry import DeviceTelemetry as Card
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.daemon.health import state
 from gpulock.daemon.health.findings import (
     CAUSES,
     HealthFinding,
@@ -22,8 +21,6 @@ from gpulock.daemon.health.findings import (
     limit_exporter_quarantine,
     select_new_findings,
 )
-from gpulock.daemon.health.kernel_log import XidCount, XidCounts
-from gpulock.daemon.health.memory import CLEAN, DIRTY, NOT_KNOWN
 from gpulock.daemon.health.recovery import (
     CardStartIds,
     DeviceObservation,
@@ -31,16 +28,15 @@ from gpulock.daemon.health.recovery import (
     read_card_start_ids,
     was_card_restarted,
 )
-from gpulock.daemon.health.state import HealthState
 from gpulock.node import sample
 from gpulock.node.devices import Device
 from gpulock.store import kv
-from tests.support.trees import BOOT, OTHER_BOOT, Box, bus
+from tests.support.trees import BOOT, OTHER_BOOT, bus
 
 NOW = CardStartIds(BOOT, "7", "9")
 NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "driver": "5", "place": "9"}
 WELL = DeviceObservation(
-    shown=True, seen=sample.DeviceSample({}, {}), memory=CLEAN, bad=False, now=NOW
+    shown=True, seen=sample.DeviceSample({}, {}), memory="", bad=False, now=NOW
 )
 MEMORY = {"by": "gpulock", "reason": "memory: 3 MiB"}
 
@@ -65,13 +61,13 @@ def seen(**values: object) -> sample.DeviceSample:
         (NOTE, {"seen": seen(remap_failure=1)}, False),
         (NOTE, {"seen": seen(remap_pending=1, recovery_action=0)}, True),
         (NOTE, {"now": CardStartIds(BOOT, "5", "9")}, None),
-        (NOTE, {"memory": DIRTY}, True),
+        (NOTE, {"memory": "3 MiB"}, True),
         (MEMORY, {}, True),
-        (MEMORY, {"memory": DIRTY}, False),
-        (MEMORY, {"memory": NOT_KNOWN}, None),
+        (MEMORY, {"memory": "3 MiB"}, False),
+        (MEMORY, {"memory": None}, None),
         ({**MEMORY, "reason": "missing: gone"}, {"seen": None}, True),
-        ({**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}, {"memory": NOT_KNOWN}, None),
-        ({**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}, {"memory": DIRTY}, False),
+        ({**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}, {"memory": None}, None),
+        ({**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}, {"memory": "3 MiB"}, False),
         ({**NOTE, "reason": "xid: XID 79; xid: only an administrator brings it back"}, {}, None),
         ({**NOTE, "reason": "XID 79"}, {}, None),
     ],
@@ -150,25 +146,6 @@ def test_half_of_the_cards_are_out_at_most_whatever_is_said(cards: int, most: in
 def test_instances_of_one_card_are_one_card() -> None:
     said = [f"{bus(0)}.gi{n}.ci0" for n in range(7)]
     assert limit_exporter_quarantine([*said, bus(1)], [], 2) == {bus(0)}
-
-
-def test_a_book_is_of_one_boot(tmp_path: Path) -> None:
-    book = HealthState()
-    book.known, book.done, book.clean = {bus(0)}, {(bus(0), "xid 79"): 2}, {bus(0): (1, 2.5)}
-    book.tries = {bus(1): (3.5, 4.25)}
-    book.xids = XidCounts(4711, errors={(bus(1), 79): XidCount(2, 8.5)})
-    text = book.text(BOOT)
-    assert vars(state.parse_health_state(text, BOOT)) == vars(book)
-    assert vars(state.parse_health_state(text, OTHER_BOOT)) == vars(HealthState())
-
-
-def test_comebacks_are_remembered_for_a_day(tmp_path: Path) -> None:
-    node = Box(tmp_path).node()
-    for at in (1000.0, 50_000.0):
-        state.note_comeback(node, bus(0), at)
-    state.note_comeback(node, bus(1), 90_000.0)
-    assert state.read_comebacks(node, 90_000.0) == {bus(0): [50_000.0], bus(1): [90_000.0]}
-    assert state.read_comebacks(node, 1e6) == {bus(0): [], bus(1): []}
 
 
 @given(

@@ -20,13 +20,6 @@ from gpulock.daemon.health.reset import (
     reserve_for_reset,
     run_reset,
 )
-from gpulock.daemon.health.steps import (
-    LIMIT,
-    NAME,
-    count_health_steps,
-    note_health_step,
-    read_health_steps,
-)
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
@@ -230,7 +223,8 @@ def test_a_reset_of_an_earlier_boot_proves_nothing_of_this_one(bench: Bench) -> 
     assert run_reset(bench.node(), bus(2), SECONDS) == ""
     bench.log_xid(2)
     bench.round()
-    (bench.lock / "resets").unlink()
+    bench.reboot()
+    bench.log_xid(2)
     bench.round(9)
     assert bench.out() == [bus(2)]
 
@@ -288,7 +282,7 @@ def test_gpulockd_resets_what_the_policy_took_out_and_it_comes_back(tmp_path: Pa
     bench.daemon(3)
     assert bench.out() == []
     assert bench.calls() == 1
-    steps = [(one.device, one.step) for one in read_health_steps(str(bench.state), bus(0))]
+    steps = [(one.device, one.step) for one in bench.cards().steps_of(bus(0))]
     assert steps == [(bus(0), "out"), (bus(0), "reset"), (bus(0), "back")]
 
 
@@ -372,31 +366,6 @@ def test_gpulockd_frees_what_it_could_not_free_at_the_end_of_a_reset(bench: Benc
     reserve_for_reset(bench.node(), bus(0), "gpulock")
     bench.daemon()
     assert bench.locks() == []
-
-
-# --- the history ----------------------------------------------------------------------------------
-
-
-def test_the_history_of_health_is_bounded_and_keeps_the_latest(tmp_path: Path) -> None:
-    for number in range(3000):
-        note_health_step(str(tmp_path), bus(number % 2), "out", f"{number} {'x' * 150}\nout")
-    assert (tmp_path / NAME).stat().st_size <= LIMIT
-    found = read_health_steps(str(tmp_path), bus(1))
-    assert found[-1].words.startswith("2999 ")
-    assert {one.device for one in found} == {bus(1)}
-    assert len(found) > 100
-    note_health_step(str(tmp_path), bus(0), "back", "clean")
-    counts = {"out": 3000, "reset": 0, "tested": 0, "back": 1}
-    assert count_health_steps(str(tmp_path)) == counts, "of those as well that went"
-
-
-def test_a_history_that_cannot_be_written_or_read_stops_nobody(tmp_path: Path) -> None:
-    (tmp_path / NAME).mkdir()
-    note_health_step(str(tmp_path), bus(0), "out", "it fails")
-    assert read_health_steps(str(tmp_path)) == []
-    (tmp_path / NAME).rmdir()
-    (tmp_path / NAME).write_text("\nx y\n12 a out\n13 b out why \x00\n")
-    assert [one.device for one in read_health_steps(str(tmp_path))] == ["b"]
 
 
 def test_a_process_that_cannot_be_seen_keeps_a_gpu_from_a_reset(bench: Bench) -> None:

@@ -9,9 +9,7 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
-from gpulock.store.quarantine import read_suspect_cards
 from tests.support.claims import never
 from tests.support.health_site import Ward
 from tests.support.trees import bus, judge_of, record, soon
@@ -24,8 +22,8 @@ def write_suspects(ward: Ward, *lines: str) -> dict[str, str]:
     ward.sample(*lines)
     node = ward.node()
     report = reconcile_locks(node, judge_of(node), soon())
-    SuspectWriter(ward.journal, lambda: ward.now).run(node, report, ward.now)
-    return read_suspect_cards(node.store.path, node.boot_id)
+    ward.checker.run(node, report, ward.now)
+    return ward.suspects()
 
 
 def test_a_lost_card_is_taken_last_without_any_policy(tmp_path: Path) -> None:
@@ -37,7 +35,6 @@ def test_a_lost_card_is_taken_last_without_any_policy(tmp_path: Path) -> None:
     assert [device.id for device in grant.devices] == [bus(1), bus(2)]
     assert ward.out() == []
     assert write_suspects(ward) == {}
-    assert not (Path(ward.node().store.path) / "suspects").exists()
 
 
 @pytest.mark.parametrize("plain", ["card", "any"])
@@ -64,5 +61,5 @@ def test_what_was_told_stands_while_the_exporter_tells_nothing(tmp_path: Path) -
     ward.now += 3600
     node = ward.node()
     report = reconcile_locks(node, judge_of(node), soon())
-    SuspectWriter(ward.journal, lambda: ward.now).run(node, report, ward.now)
-    assert read_suspect_cards(node.store.path, node.boot_id) == lost == {bus(3): LOST}
+    ward.checker.run(node, report, ward.now)
+    assert ward.suspects() == lost == {bus(3): LOST}

@@ -18,8 +18,8 @@ from gpulock_exporter.worker.supervisor import Supervisor
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
+from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.health.suspects import SuspectWriter
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.node.context import Node
@@ -51,9 +51,9 @@ class Site:
         self.journal = HeardJournal()
         self.supervisor = Supervisor(["/nonexistent"], lambda: self.seconds)
         self.exporter = self.start_exporter()
-        suspects = SuspectWriter(self.journal, lambda: self.seconds)
+        checker = CardChecker(self.journal, lambda: self.seconds)
         policy = HealthPolicy(self.journal, lambda: self.seconds)
-        self.rounds = Rounds(DaemonNode(self.settings), self.journal, [policy, suspects])
+        self.rounds = Rounds(DaemonNode(self.settings), self.journal, [checker, policy])
         self.tick()
         self.round()
         self.tick(after=up)
@@ -93,7 +93,7 @@ class Site:
 
     def suspects(self) -> set[str]:
         """Return the cards that a claim takes last."""
-        return set(read_suspect_cards(self.settings.lock_dir, self.node.boot_id))
+        return set(read_suspect_cards(self.settings.state_dir, self.node.boot_id))
 
     def out(self) -> list[str]:
         """Return what is out of service."""
@@ -132,17 +132,14 @@ def lose(site: Site, manner: str) -> None:
 MANNERS = ("handle", "not counted", "unknown error")
 
 
-@pytest.mark.parametrize("xid", [False, True])
 @pytest.mark.parametrize("manner", MANNERS)
 def test_a_lost_card_is_suspect_within_seconds_and_no_job_gets_it_first(
-    tmp_path: Path, manner: str, xid: bool
+    tmp_path: Path, manner: str
 ) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=4) as nvml, Eye(nvml, stopped=True) as eye:
         site = Site(nvml, eye)
         assert (site.suspects(), site.lost()) == (set(), {})
         lose(site, manner)
-        if xid:
-            nvml.event(0, 79)
         for _ in range(SOON):
             site.tick()
         assert site.suspects() == {BUSES[0]}

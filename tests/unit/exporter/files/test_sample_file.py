@@ -16,7 +16,7 @@ from gpulock_exporter.files.sample_file import restore_exporter_memory
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.state.collector_state import ExporterMemory
 from gpulock_exporter.state.job_cgroups import HostUsage
-from gpulock_exporter.telemetry import DeviceTelemetry, Process, Xid
+from gpulock_exporter.telemetry import DeviceTelemetry, Process
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,7 +40,7 @@ driver=580.1
 device {bus(0)} uuid={uuid(0)} index=0 looked=1003.0 utilization=0.5 memory_used=10737418240 \
 memory_total=85899345920 busy=1.0 observed=2.0 last_busy=1003.0 energy=700.0 \
 processes=1 listed=1003.0 foreign=1 unseen=0 foreign_pids=77 credit=0.0 \
-c.energy=700.0,700.0,1003.0 x.79=1,1003.0
+c.energy=700.0,700.0,1003.0
 device {bus(1)} uuid={uuid(1)} index=1 looked=1003.0
 token {A} {bus(0)} since=1001.0 until=1003.0 busy=1.0 observed=2.0 seen=1003.0 idle=0.0 \
 last_busy=1003.0 energy=600.0 memory_peak=10737418240 foreign=1.0 width=1.0 used=500,500 \
@@ -54,14 +54,14 @@ def unknown(number: int) -> DeviceTelemetry:
 
 
 def scene(tmp_path: Path) -> Node:
-    """Return a node after three seconds: a claim, a process of a stranger, an XID."""
+    """Return a node after three seconds: a claim, a process of a stranger."""
     proc = FakeProc(tmp_path / "proc")
     proc.add(77, "python", uids=(1000,) * 4)
     node = Node(proc=str(proc.root))
     node.facts = facts(lock(0, A, claimed_boottime=1001.0))
     node.tick(card(0, energy=100.0), unknown(1))
     node.tick(card(0, energy=400.0), unknown(1))
-    node.tick(card(0, energy=700.0, processes=[Process(77)]), unknown(1), xids=[Xid(uuid(0), 79)])
+    node.tick(card(0, energy=700.0, processes=[Process(77)]), unknown(1))
     return node
 
 
@@ -87,12 +87,12 @@ def test_every_word_of_it_is_in_the_table_or_the_exporters_own() -> None:
     node = Node()
     node.facts = facts(lock(0, A))
     for _ in range(3):
-        node.tick(full_card(0), xids=[Xid(uuid(0), 13)])
+        node.tick(full_card(0))
     for line in node.text().splitlines()[1:]:
         kind, *words = line.split(" ")
         keys = [word.partition("=")[0] for word in words if "=" in word]
         for key in keys if kind in ("device", "token") else []:
-            own = kind == "device" and (key == "credit" or key[:2] in ("c.", "x."))
+            own = kind == "device" and (key == "credit" or key.startswith("c."))
             assert key in sample.TYPES[kind] or own
 
 
@@ -145,7 +145,7 @@ def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
 ) -> None:
     def look(second: int) -> None:
         seen = card(0, energy=100.0 + 300 * second, pcie_transmit=1000 * second, ecc={"a.b": 7})
-        node.tick(seen, xids=[Xid(uuid(0), 79)])
+        node.tick(seen)
 
     def start() -> None:
         node.book = Node(restore_exporter_memory(folder.last(), BOOT, node.now)).book
@@ -255,7 +255,6 @@ def test_no_frames_and_no_restarts_make_a_counter_fall(
         node.facts = facts(lock(0, token * 16))
         frame = node.frame(*[device(about) for about in found])
         frame.boottime = chance.choice([frame.boottime, float("nan"), 0.0, 1e30])
-        frame.xids = [Xid(name, 79) for name in ("GPU-0-None", bus(0))]
         frame.driver = chance.choice(["", "1", "2"])
         node.now += seconds
         node.book.tick([frame], node.facts, node.moment)

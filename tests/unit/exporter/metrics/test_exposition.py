@@ -15,13 +15,12 @@ from gpulock_exporter.metrics.exposition import render_exposition
 from gpulock_exporter.metrics.families import UNITS, family_name, make_family
 from gpulock_exporter.metrics.labels import LONGEST_LABEL, LabelUser, clean_label, known_labels
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
-from gpulock_exporter.telemetry import Process, Xid
+from gpulock_exporter.telemetry import Process
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
-from gpulock.store.checks import CardChecks
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 from tests.support.exporter_contract import CONTRACT
 from tests.support.exporter_nodes import (
@@ -33,7 +32,6 @@ from tests.support.exporter_nodes import (
     instance,
     listed,
     lock,
-    uuid,
 )
 from tests.support.trees import FakeProc, bus
 
@@ -77,16 +75,16 @@ def scene(tmp_path: Path) -> NodeSnapshot:
             instance(2, 1, busy=0.25, observed=1.0, utilization=0.25, processes=[], **use),
             instance(2, 2, memory_utilization=0.5),
             card(3, busy=0.5, processes=[Process(80, 1 << 30)], process_use={"80": 0.25}),
-            xids=[Xid(uuid(0), 79)] if second == 2 else [],
         )
-    checks = CardChecks()
-    checks.found = {"pcie_width": "x8 on PCIe", "memory": ""}
-    node.facts.checks = {bus(0): checks}
+    cards = node.facts.cards
+    cards.of(bus(0)).found = {"pcie_width": "x8 on PCIe", "memory": ""}
+    cards.known = {bus(number) for number in range(4)}
+    node.had_xid(0, 79)
+    cards.xids.errors["0000:c4:00.0", 20009] = 3, node.now
     node.facts.quarantined = {
         bus(2): "its fan died (SECRET)",
         bus(3): "xid: XID 79 (GPU has fallen off the bus); memory: SECRET (gpulock)",
     }
-    node.facts.steps = {"out": 3, "reset": 1, "tested": 0, "back": 1}
     node.facts.durations = {"locks": 0.001, "foreign": 0.0}
     node.facts.failures = {"verdicts": "SECRET"}
     found = [listed(0), listed(1), listed(2, "gi1.ci0"), listed(2, "gi2.ci0"), listed(3)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.state.device_totals import KEPT_CREDIT, DeviceTotals
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -158,29 +158,6 @@ def test_two_devices_of_one_uuid_are_two() -> None:
     for _ in range(3):
         node.tick(use(0.5, 1.0), card(1, uuid=uuid(0), busy=1.0, observed=1.0))
     assert (of(node, 0).busy, of(node, 1).busy) == (1.0, 2.0)
-
-
-def test_xids_are_counted_by_code_also_of_a_card_that_has_gone() -> None:
-    node = Node()
-    node.tick(card(0), card(1))
-    node.tick(card(0), xids=[Xid(uuid(1), 79), Xid(uuid(0), 13), Xid(uuid(0), 13)])
-    assert (of(node, 1).xids[79].count, of(node, 1).xids[79].at) == (1, node.now)
-    assert of(node, 0).xids[13].count == 2
-
-
-@pytest.mark.parametrize("xid", [-1, 10**30])
-def test_an_xid_that_is_none_and_one_of_nobody_are_left_out(xid: int) -> None:
-    node = Node()
-    node.tick(card(0))
-    node.tick(card(0), xids=[Xid(uuid(0), xid), Xid("GPU-none", 79)])
-    assert of(node).xids == {}
-
-
-def test_so_many_codes_are_kept_and_no_more() -> None:
-    node = Node()
-    node.tick(card(0))
-    node.tick(card(0), xids=[Xid(uuid(0), code) for code in range(1000)])
-    assert len(of(node).xids) == 64
 
 
 @pytest.mark.parametrize("told", [math.nan, -1e9, 0.0, 1e18, math.inf])

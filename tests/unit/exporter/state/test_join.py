@@ -19,7 +19,7 @@ from gpulock_exporter.state.snapshot import (
     NodeSnapshot,
     SnapshotLimits,
 )
-from gpulock_exporter.telemetry import Process, Xid
+from gpulock_exporter.telemetry import Process
 
 from gpulock.alloc.process_tree import ProcessTree
 from gpulock.alloc.states import STATES
@@ -271,7 +271,8 @@ def test_old_values_are_dropped_and_locks_stay() -> None:
     node = Node(oldest=10.0, idle_after=1.0)
     node.facts = facts(lock(0, A), verdicts={A: Verdict(DEAD, "")})
     for _ in range(3):
-        node.tick(full_card(0), xids=[Xid(uuid(0), 79)])
+        node.tick(full_card(0))
+    node.had_xid(0, 79)
     fresh = node.snapshot([listed(0)])
     for _ in range(11):
         node.silence()
@@ -374,7 +375,8 @@ def test_where_the_quarantine_cannot_be_read_nothing_is_said_of_it() -> None:
 def test_a_card_that_the_driver_lists_and_nvml_does_not_is_missing() -> None:
     node = Node()
     node.tick(card(0), card(1))
-    node.tick(card(0), xids=[Xid(uuid(1), 79)])
+    node.tick(card(0))
+    node.had_xid(1, 79)
     snapshot = node.snapshot([listed(0), listed(1)])
     assert (state_of(snapshot, bus(1)), seen(snapshot, bus(1)).reason) == ("missing", NOT_LISTED)
     labels = f'gpu="1",uuid="{uuid(1)}"'
@@ -552,12 +554,13 @@ def test_a_process_list_that_comes_no_more_is_not_told_for_ever() -> None:
 def test_what_was_told_of_a_tick_does_not_change_later() -> None:
     node = Node()
     node.facts = facts(lock(0, A))
-    node.tick(full_card(0), full_card(1), xids=[Xid(uuid(0), 63)])
+    node.had_xid(0, 63)
+    node.tick(full_card(0), full_card(1))
     node.tick(full_card(0), full_card(1))
     told = node.snapshot([listed(0), listed(1)])
     before = render_exposition(collect_families(told))
     node.facts = facts(lock(1, B))
-    node.tick(full_card(0, busy=1.0, energy=99_999.0), full_card(1), xids=[Xid(uuid(0), 79)])
+    node.tick(full_card(0, busy=1.0, energy=99_999.0), full_card(1))
     node.silence(20)
     node.snapshot([listed(0)])
     assert render_exposition(collect_families(told)) == before

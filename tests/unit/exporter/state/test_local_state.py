@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.state import local_state
 from gpulock_exporter.state.job_cgroups import JobCgroups
-from gpulock_exporter.state.local_state import StepCounter, ledger_claims, read_local_state
+from gpulock_exporter.state.local_state import ledger_claims, read_local_state
 
-from gpulock.daemon.health.steps import count_health_steps, note_health_step
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
+from gpulock.store.cards import NodeCards, note_card_step, read_cards
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.exporter_nodes import lock
@@ -43,14 +43,11 @@ def test_everything_is_read_and_timed(box: Box) -> None:
     verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
     (box.lock / "events").write_text("1.0 totals claims_granted=5\n")
     now = clock_boottime()
-    steps = StepCounter(node.settings.state_dir)
-    facts = read_local_state(node, now, steps=steps, jobs=JobCgroups(node))
+    facts = read_local_state(node, now, jobs=JobCgroups(node))
     assert facts.failures == {}
     assert sorted(facts.durations) == [
-        "checks",
         "counters",
         "foreign",
-        "health_history",
         "jobs",
         "locks",
         "quarantine",
@@ -196,22 +193,21 @@ def test_records_that_were_lost_in_this_boot_are_not_known(box: Box) -> None:
     assert facts.failures["locks"].startswith("the records of this boot's claims were lost: ")
 
 
-def test_steps_are_counted_again_once_their_file_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_gpulockd_knows_is_read_again_once_its_file_has_changed(
+    box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = list[str]()
 
-    def count(state_dir: str) -> dict[str, int]:
+    def count(state_dir: str, boot_id: str) -> NodeCards:
         read.append(state_dir)
-        return count_health_steps(state_dir)
+        return read_cards(state_dir, boot_id)
 
-    monkeypatch.setattr(local_state, "count_health_steps", count)
-    counter = local_state.StepCounter(str(tmp_path))
-    assert counter.count() == {"out": 0, "reset": 0, "tested": 0, "back": 0}
-    note_health_step(str(tmp_path), bus(0), "out", "xid: XID 79")
-    assert counter.count()["out"] == 1
-    read.clear()
-    assert counter.count()["out"] == 1
-    assert read == []
-    note_health_step(str(tmp_path), bus(0), "back", "clean")
-    assert counter.count()["back"] == 1
+    monkeypatch.setattr(local_state, "read_cards", count)
+    state_dir, cache = str(box.state), local_state.CardsCache(box.node())
+    assert cache.read().steps == []
+    note_card_step(state_dir, BOOT, bus(0), "out", "xid: XID 79")
+    assert len(cache.read().steps) == 1
+    assert len(cache.read().steps) == 1
+    assert read == [state_dir]
+    note_card_step(state_dir, BOOT, bus(0), "back", "clean")
+    assert len(cache.read().steps) == 2

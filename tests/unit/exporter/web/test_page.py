@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.telemetry import Xid
 from gpulock_exporter.web.page import GIB, Page, Tile, render_page, render_tile_sparkline
 from gpulock_exporter.web.utilisation_history import (
     HOT,
@@ -22,7 +21,7 @@ from gpulock_exporter.web.utilisation_history import (
     device_note,
 )
 
-from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock, uuid
+from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock
 from tests.support.trees import BOOT, FakeProc
 from tests.unit.exporter.metrics.test_rules import named
 
@@ -150,7 +149,8 @@ def test_a_tile_names_each_check_that_fails_and_what_the_driver_says_once() -> N
 )
 def test_a_card_that_had_an_xid_of_its_own_is_marked(xid: int, said: tuple[str, ...]) -> None:
     node = Node()
-    node.tick(card(0), xids=[Xid(uuid(0), xid)])
+    node.tick(card(0))
+    node.had_xid(0, xid)
     node.tick(card(0), seconds=125)
     tile = tile_of(node)
     assert (tile.state, tile.warnings) == ("free", said)

@@ -147,12 +147,12 @@ def test_a_held_device_is_at_work_and_a_free_one_is_not(stage: Callable[[str], S
     assert card(scene.look(), "0000:06:00.0").utilization == 0
 
 
-def test_a_file_says_who_is_idle_who_is_foreign_and_which_xids(
+def test_a_file_says_who_is_idle_and_who_is_foreign(
     stage: Callable[[str], Scene],
 ) -> None:
     scene = stage("dgx1")
     scene.hold("0000:06:00.0", "0000:07:00.0")
-    scene.script("idle=0000:06:00.0\nforeign=0000:0a:00.0:99\nxid=0000:07:00.0:13\n")
+    scene.script("idle=0000:06:00.0\nforeign=0000:0a:00.0:99\n")
     frame = scene.look(10, processes=True)
     idle, busy, foreign = (card(frame, f"0000:{bus}:00.0") for bus in ("06", "07", "0a"))
     assert idle.busy == 0
@@ -160,10 +160,6 @@ def test_a_file_says_who_is_idle_who_is_foreign_and_which_xids(
     assert (busy.busy or 0) > 0
     assert (foreign.busy or 0) > 0
     assert [one.pid for one in foreign.processes or []] == [99]
-    assert [(one.uuid, one.xid) for one in frame.xids] == [(busy.uuid, 13)]
-    assert scene.look().xids == []
-    scene.script("xid=0000:07:00.0:13,0000:07:00.0:13#2,0000:0a:00.0:79,nonsense\n")
-    assert [one.xid for one in scene.look().xids] == [13, 79]
     scene.script("no pairs")
     assert card(scene.look(), "0000:06:00.0").busy != 0
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""STATE_DIR/cards: what is kept of each card, for how long, and who may change it."""
+
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+
+import pytest
+
+from gpulock.store.cards import (
+    BACK,
+    MOST_STEPS,
+    OUT,
+    NodeCards,
+    note_card_step,
+    parse_cards,
+    read_cards,
+    save_cards,
+)
+from gpulock.store.quarantine import CARDS, read_suspect_cards
+from tests.support.trees import BOOT, OTHER_BOOT, bus
+
+
+def filled() -> NodeCards:
+    """Return all that can be known."""
+    cards = NodeCards(BOOT)
+    one = cards.of(bus(0))
+    one.found, one.most, one.tested = {"command": "it failed", "memory": ""}, (16, 5, 18), 12.5
+    one.tries, one.reset, one.suspect = (3.5, 4.25), 5.5, "it = does not answer"
+    cards.known, cards.marks = {bus(0), bus(1)}, {(bus(0), "xid 79"): 2}
+    cards.xids.sequence, cards.xids.loaded = 4711, 1.5
+    cards.xids.errors = {(bus(1), 79): (2, 8.5)}
+    cards.add_step(bus(0), OUT, "xid: XID 79\nand more")
+    return cards
+
+
+def test_what_was_saved_is_read_again(tmp_path: Path) -> None:
+    cards = filled()
+    assert save_cards(str(tmp_path), cards)
+    again = read_cards(str(tmp_path), BOOT)
+    assert again.text() == cards.text() == again.stored
+    assert read_suspect_cards(str(tmp_path), BOOT) == {bus(0): "it = does not answer"}
+    assert (tmp_path / CARDS).stat().st_mode & 0o777 == 0o644, "everybody may read it"
+
+
+def test_of_another_boot_the_steps_alone_count() -> None:
+    cards = parse_cards(filled().text(), OTHER_BOOT)
+    assert [(one.device, one.step) for one in cards.steps] == [(bus(0), OUT)]
+    cards.steps = []
+    assert cards.text() == NodeCards(OTHER_BOOT).text()
+
+
+def test_suspects_of_another_boot_are_none(tmp_path: Path) -> None:
+    save_cards(str(tmp_path), filled())
+    assert read_suspect_cards(str(tmp_path), OTHER_BOOT) == {}
+    assert read_suspect_cards(str(tmp_path / "nowhere"), BOOT) == {}
+
+
+@pytest.mark.parametrize("text", ["", "gpulock-cards 1\nmost x=1\n", "gpulock-cards 2\n", "log="])
+def test_garbage_is_not_known_and_is_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / CARDS).write_text(text)
+    cards = read_cards(str(tmp_path), BOOT)
+    assert cards.text() == NodeCards(BOOT).text()
+    assert save_cards(str(tmp_path), cards)
+    assert (tmp_path / CARDS).read_text() == cards.text()
+
+
+def test_what_another_has_changed_meanwhile_stands(tmp_path: Path) -> None:
+    state_dir = str(tmp_path)
+    ours = read_cards(state_dir, BOOT)
+    note_card_step(state_dir, BOOT, bus(0), OUT, "its fan died (root)")
+    ours.of(bus(1)).reset = 5.0
+    assert not save_cards(state_dir, ours)
+    again = read_cards(state_dir, BOOT)
+    assert (len(again.steps), again.states) == (1, {})
+
+
+def test_steps_are_bounded_and_those_of_a_card_are_its_instances_too() -> None:
+    cards = NodeCards(BOOT)
+    begun = time.time()
+    for number in range(MOST_STEPS + 5):
+        cards.add_step(bus(number % 2), BACK, f"{number} {'x' * 500}")
+    assert len(cards.steps) == MOST_STEPS
+    last = cards.steps_of(f"{bus(0)}.gi1.ci0")[-1]
+    assert last.words.startswith(f"{MOST_STEPS + 4} ") and len(last.words) == 200
+    assert begun <= last.at <= time.time()
+    assert {one.device for one in cards.steps_of(bus(1))} == {bus(1)}
+
+
+def test_a_step_that_cannot_be_written_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr("gpulock.store.atomic.replace_file", fail)
+    note_card_step(str(tmp_path), BOOT, bus(0), OUT, "its fan died")
+    assert read_cards(str(tmp_path), BOOT).steps == []

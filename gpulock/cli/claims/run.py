@@ -39,6 +39,7 @@ from gpulock.node.devices import SHARE
 from gpulock.node.kinds import ANY, is_of_kind
 from gpulock.node.settings import Settings
 from gpulock.text.words import format_device_list
+from gpulock.workstation import waiter
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
 
@@ -71,7 +72,8 @@ def run_command(
     os.umask(mask)
     node = open_node_for_claim(session, wishes.wait)
     want = make_claim_request(node, wishes)
-    if outer := find_outer_grant(node, want):
+    waited = waiter.ENVIRONMENT in os.environ  # then we may hold what we asked for
+    if not waited and (outer := find_outer_grant(node, want)):
         names = format_device_list(outer.owner.devices, outer.devices)
         who = f"the claim of pid {outer.owner.pid}"
         click.echo(f"gpulock: {names} of {who}, which this command is in", err=True)

@@ -97,7 +97,7 @@ def order(site: Site, _: int) -> None:
     site.start_daemon()
     holder.kill()
     for client in clients:
-        said(client)
+        assert "which this command is in" not in said(client)
     served = [int(event[2]) - FIRST_UID - 1 for event in site.events() if event[0] == "take"][1:]
     print(f"served: {served}")
     assert served == [0, 1, 3, 4, 5], served

@@ -25,20 +25,26 @@ def prepare(site: Site, **keys: str) -> list[str]:
 
 
 def reload_driver(site: Site) -> None:
-    """Let the node's driver have been loaded anew, as sysfs shows it."""
+    """Let the node's driver have been loaded anew, as sysfs and the kernel's log show it."""
     module = site.gpus.drivers / site.node / "sys/module/nvidia"
     if module.exists():
         module.rename(module.with_name(f"unloaded{module.stat().st_ino}"))
     module.mkdir(parents=True)
+    log_kernel(site, "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15")
 
 
 def log_xid(site: Site, card: str) -> None:
     """Let the node's kernel log that a card has fallen off the bus."""
+    log_kernel(site, f"NVRM: Xid (PCI:{card[:-2]}): 79, off the bus")
+
+
+def log_kernel(site: Site, text: str) -> None:
+    """Let the node's kernel log one more line."""
     log = site.gpus.drivers / site.node / "dev/kmsg"
     number = len(log.read_text().splitlines()) if log.exists() else 0
     at = time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6
     with log.open("a") as file:
-        file.write(f"3,{number},{at:.0f},-;NVRM: Xid (PCI:{card[:-2]}): 79, off the bus\n")
+        file.write(f"3,{number},{at:.0f},-;{text}\n")
 
 
 def out(site: Site) -> set[str]:

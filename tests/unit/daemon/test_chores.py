@@ -35,9 +35,10 @@ EXPECTED = {
     schedule.LOCKS: (
         {
             *("HealthPolicy", "IdlePolicy", "CardResetter", "CardChecker"),
+            "ClaimEnds",
             *("MpsKeeper", "RefusalNotifier"),  # the dead owner's lock is freed: an event
         },
-        {"HealthPolicy", "CardChecker", "MpsKeeper", "RefusalNotifier"},
+        {"ClaimEnds", "HealthPolicy", "CardChecker", "MpsKeeper", "RefusalNotifier"},
     ),
     schedule.DEVICES: (
         {
@@ -66,11 +67,11 @@ EXPECTED = {
             ),
             *("RefusalNotifier", "RsmapSync", "SlurmDrainSync", "ForeignWatch"),
             *("CardResetter", "CardChecker", "MpsKeeper", "TemporaryRemover"),
-            "SlurmMapRenewal",
+            *("ClaimEnds", "SlurmMapRenewal"),
         },
         {
             *("InventoryPublisher", "HealthPolicy", "RefusalNotifier"),
-            *("SlurmDrainSync", "ForeignWatch", "CardResetter"),
+            *("ClaimEnds", "SlurmDrainSync", "ForeignWatch", "CardResetter"),
             *("CardChecker", "MpsKeeper", "TemporaryRemover", "SlurmMapRenewal"),
         },
     ),

@@ -162,7 +162,7 @@ def test_a_reset_that_fails_is_told_and_proves_nothing(bench: Bench) -> None:
 
 def test_a_reset_that_does_not_end_is_ended(bench: Bench) -> None:
     bench.script("exec sleep 600")
-    assert run_reset(bench.node(), bus(2), 0.2) == "nvidia-smi did not answer in time"
+    assert run_reset(bench.node(), bus(2), 0.2).endswith(" in time")
 
 
 def test_a_program_that_is_not_there_is_told(bench: Bench) -> None:

@@ -99,6 +99,10 @@ class SocketClaims:
                 self._names[uid] = f"uid {uid}"
         return self._names[uid]
 
+    def known_name(self, uid: int) -> str:
+        """Return the name of a user as far as it was asked for."""
+        return self._names.get(uid, f"uid {uid}")
+
     def undo_grant(self, node: Node, token: str) -> None:
         """Take back what was granted to a client that never heard of it."""
         judge, how = make_liveness_judge(node), "its client disconnected"

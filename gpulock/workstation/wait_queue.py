@@ -69,6 +69,7 @@ class WaitQueue:
         """Queue a client, at its old place where it waited already; raise OSError."""
         process = client.peer.pid, self._node().proc.start(client.peer.pid)
         client.start = process[1]
+        self._attempts.user_name(client.peer.account)  # once: a name service may be slow
         for one in self._left:
             if (one.pid, one.start) == process:
                 client.number, client.since = one.number, one.since
@@ -201,7 +202,7 @@ class WaitQueue:
                 (client.peer.pid, client.start, client.peer.account),
                 client.since,
                 (
-                    self._attempts.user_name(client.peer.account),
+                    self._attempts.known_name(client.peer.account),
                     request_words(client.request),
                     client.reply.why.partition(" (")[0],
                 ),

@@ -275,3 +275,20 @@ def test_what_a_dead_owner_held_is_taken_by_no_later_caller(desk: Desk) -> None:
     assert last(second).state == WAITING
     assert desk.box.locks() == [bus(number) for number in range(4)]
     assert last(first).state == WAITING
+
+
+def test_a_name_service_that_is_slow_is_asked_once_for_each_call(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    desk.claim_as(ALICE, 901, 1, FOR_EVER)
+    later(desk)
+
+    def never(_: int) -> str:
+        pytest.fail("the name service is asked while nobody comes")
+
+    monkeypatch.setattr(desk.server.attempts, "user_name", never)
+    desk.box.proc.add(901, "gpulock", start=9, uids=(ALICE,) * 4, state="T")
+    desk.go(clock_boottime() + 2 * PAUSE)
+    assert desk.waiting()[0].why == "stopped"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -23,14 +22,11 @@ from tests.labs.sge.jobs import (
     gate_file,
     group_of,
     held,
-    kill_shepherd,
-    lose_locks,
     on,
     reap,
     records,
     restart_execd,
     said,
-    sleepers,
     started,
     wait_said,
     waiting_for,
@@ -81,27 +77,6 @@ def test_jobs_that_are_deleted_by_force_or_run_out_of_time_give_back_at_once(gpu
     assert gpus.sge.queue_states()[NODE] == ""
 
 
-def test_a_device_whose_lock_was_removed_and_that_an_orphan_has_open_is_granted_to_nobody(
-    gpus: Gpulock,
-) -> None:
-    device = gpus.drivers / NODE / "dev/nvidia0"
-    device.chmod(0o666)
-    orphan = started(gpus, NODE, 1, f"exec 3<>{device}\n{SLEEP}")
-    (used,) = held(gpus, NODE, orphan)
-    gid = group_of(gpus, NODE, orphan)
-    sleepers(gid, 1)  # it has opened its device before
-    kill_shepherd(gpus, NODE, orphan)
-    lose_locks(gpus, NODE)
-    assert reap(gpus, NODE).restored == [str(orphan)]
-    whole = gpus.sge.submit("glbob", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
-    gpus.sge.wait_running(whole)
-    assert used not in held(gpus, NODE, whole)
-    assert "0 of 8 free" in refused_all(gpus, NODE, 0)
-    end_carriers(gid)
-    last = started(gpus, NODE, 1)
-    assert held(gpus, NODE, last) == [used]
-
-
 @pytest.fixture
 def sparing(gpus: Gpulock) -> Iterator[Gpulock]:
     """Let execd of OTHER leave daemonised children of a job alone, as 6.2u5 did."""
@@ -133,59 +108,6 @@ def test_a_child_alive_in_the_epilog_keeps_the_lock_draining_until_it_is_gone(
     end_carriers(gid)
     assert reap(sparing, OTHER).acts() == [("freed", "dead")]
     assert sparing.locks(OTHER) == {}
-
-
-def test_pids_and_groups_that_others_use_again_and_clocks_set_back_mislead_nobody(
-    gpus: Gpulock,
-) -> None:
-    victim = started(gpus, NODE, 1)
-    reused_pid, reused_gid, gid_alone, future = (started(gpus, NODE, 1) for _ in range(4))
-    other = record_of(gpus, NODE, victim)
-    for job in (reused_pid, reused_gid, gid_alone):
-        end_carriers(kill_shepherd(gpus, NODE, job))
-    stray = subprocess.Popen(
-        ["setpriv", f"--groups={other.add_grp_id + 50}", "sleep", "600"], env={"PATH": "/usr/bin"}
-    )
-    # the dead shepherd's pid is another living job's shepherd, its start time is not
-    rewrite(gpus, NODE, reused_pid, pid=other.pid)
-    # the group of the dead job was handed to a living one: all carriers are that one's children
-    rewrite(gpus, NODE, reused_gid, add_grp_id=other.add_grp_id)
-    # a process of nobody's carries the group: held as alive
-    rewrite(gpus, NODE, gid_alone, add_grp_id=other.add_grp_id + 50)
-    rewrite(gpus, NODE, future, claimed_at=4e9)
-    rewrite(gpus, NODE, victim, claimed_at=1.0)
-    try:
-        wait_until(lambda: carriers(other.add_grp_id + 50) == [stray.pid], why="the stray's group")
-        told = reap(gpus, NODE)
-        left = {record.job_id for record in gpus.locks(NODE).values()}
-        assert left == {str(victim), str(gid_alone), str(future)}, told
-        assert sorted(told.acts()) == [("freed", "dead")] * 2 + [("held", "alive")] * 3
-        assert "another job's now" in told.reasons()
-    finally:
-        stray.kill()
-        stray.wait()
-    assert sorted(reap(gpus, NODE).acts()) == [("freed", "dead")] + [("held", "alive")] * 2
-    gpus.sge.qdel(str(future), str(victim))
-    gpus.sge.wait_done(future)
-    gpus.sge.wait_done(victim)
-    gpus.wait_free()
-
-
-def test_a_carrier_that_is_not_the_heirs_child_makes_a_reused_group_unknown(gpus: Gpulock) -> None:
-    heir = started(gpus, NODE, 1)
-    gone = started(gpus, NODE, 1)
-    gid = group_of(gpus, NODE, heir)
-    end_carriers(kill_shepherd(gpus, NODE, gone))
-    rewrite(gpus, NODE, gone, add_grp_id=gid)
-    stray = subprocess.Popen(["setpriv", f"--groups={gid}", "sleep", "600"])
-    try:
-        wait_until(lambda: stray.pid in carriers(gid), why="the stray's group")
-        told = reap(gpus, NODE)
-        assert sorted(told.acts()) == [("held", "alive"), ("held", "unknown")]
-    finally:
-        stray.kill()
-        stray.wait()
-    assert sorted(reap(gpus, NODE).acts()) == [("freed", "dead"), ("held", "alive")]
 
 
 def test_a_job_that_runs_again_gets_locks_of_its_new_run_and_nothing_leaks(gpus: Gpulock) -> None:

@@ -35,7 +35,6 @@ from tests.labs.slurm.jobs import (
     kill_steps,
     shut_gate,
     started,
-    wait_detached,
     waiting_for,
 )
 from tests.labs.slurm.lab import JobId
@@ -152,31 +151,6 @@ def test_a_job_of_which_nothing_is_left_is_held_while_slurmctld_says_that_it_run
     slurm_gpus.slurm.wait_done(job)
     daemon.goes_round()
     assert_over(daemon, claim, "", "epilog")
-
-
-def test_a_device_that_a_child_without_any_mark_has_open_is_freed_when_the_child_ends(
-    slurm_gpus: Gpulock, hooks: Stops, daemon: Daemon
-) -> None:
-    device, told = slurm_gpus.device(NODE, 0), gate_file(slurm_gpus, "child")
-    device.chmod(0o666)
-    child = f"exec 3<{device}; echo $$ >{told}; exec sleep 600"
-    text = f"(setsid env -i /bin/sh -c '{child}' &)\nexec sleep 600\n"
-    job, claim = begun(slurm_gpus, daemon, script=text)
-    wait_until(lambda: told.exists() and told.read_text().endswith("\n"), why="the child")
-    pid = int(told.read_text())
-    wait_detached(slurm_gpus, job, NODE, pid)
-    held_open = Claim(claim.folder, claim.token, claim.devices[:1])
-    with Witness(held_open, [pid]) as witness:
-        leak(hooks, NODE, job)
-        for _ in range(2):
-            daemon.goes_round()
-            assert claim.locked() == claim.devices[:1]
-        assert f"but process {pid} has " in daemon.said()
-        assert daemon.history() == []
-        end([pid])
-        daemon.goes_round()
-        assert claim.locked() == ()
-        witness.never_free_too_soon(assert_over(daemon, claim, ""))
 
 
 # --- the Epilog does not run ----------------------------------------------------------------------

@@ -103,21 +103,6 @@ def test_a_whole_card_job_waits_for_the_last_share(slurm_gpus: Gpulock) -> None:
     assert not slurm.is_out(NODE)
 
 
-def test_a_card_of_one_user_takes_no_other_users_share(slurm_gpus: Gpulock) -> None:
-    sharing(slurm_gpus, ONE, v100=CARDS, share=PLACES)
-    slurm = slurm_gpus.slurm
-    mine = share_job(slurm_gpus)
-    wait_said(slurm_gpus, mine, "mask=")
-    other = slurm.submit("slbob", "-w", NODE, "--gres=gpux:share:1", script=SHOW + SLEEP)
-    wait_requeued(slurm_gpus, other)
-    assert "a card is one user's at a time" in slurm.said(other)
-    assert places(slurm_gpus, other) == []
-    configure(slurm_gpus, SHARES=ONE, SHARE_USERS="many", SLURM_WAIT="5")
-    slurm.begin(other)
-    slurm.wait_running(other)
-    assert card(places(slurm_gpus, other)[0]) == card(places(slurm_gpus, mine)[0])
-
-
 def test_slurmd_lists_the_places_that_it_counts(slurm_gpus: Gpulock) -> None:
     sharing(slurm_gpus, ONE, "gpulock", share=2 * PLACES)
     job = share_job(slurm_gpus, count=2)

@@ -194,7 +194,8 @@ static _Noreturn void run_site(char **owner, char **env) // without any variable
 	leave(NOT_STARTED);
 }
 
-// Stay above a hook, and answer for it: of an epilog Grid Engine must see 0, or the job runs again.
+// Stay above a hook, and answer for it: of an epilog Grid Engine must see 0, or the job runs again;
+// a prolog that somebody killed, as the kernel does where memory is short, stops no queue.
 static _Noreturn void watch(char **command, char **env, char **last, int epilog, int limited)
 {
 	const char *job = command[-1], *site = command[2] && command[3] ? command[4] : 0;
@@ -214,6 +215,17 @@ static _Noreturn void watch(char **command, char **env, char **last, int epilog,
 	code = exit_code(pid);
 	answered = KERNEL(READ, (word)ends[0], (word)answers, sizeof answers);
 	if (!epilog && (answered > 0 || code == DONE || code == REQUEUE || code == JOB_ERROR))
+		leave(code);
+	if (!epilog && !limited && code > SIGNALLED) {
+		SAY(1, "job ", job, ": its prolog was ended by signal ",
+			decimal((word)code - SIGNALLED), ", so the job goes back to the queue");
+		leave(REQUEUE);
+	}
+	if (!epilog && !limited && code == NOT_STARTED) {
+		say_gone(*command);
+		leave(QUEUE_ERROR);
+	}
+	if (!epilog && !limited)
 		leave(code);
 	if (!epilog) {
 		SAY(0, "job ", job, ": invalid request: its own limits leave its prolog no room "
@@ -258,9 +270,5 @@ _Noreturn void begin(word *stack)
 			*next++ = kept[n];
 	command[0] = hook;
 	command[1] = begin_string(decimal((word)KERNEL(GETPPID, 0)));
-	if (*epilog || limited)
-		watch(command, env, next, *epilog, limited);
-	KERNEL(EXECVE, (word)hook, (word)command, (word)env);
-	say_gone(hook);
-	leave(QUEUE_ERROR);
+	watch(command, env, next, *epilog, limited);
 }

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.labs.common.installed import driver_settings
+from tests.labs.common.processes import end
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import (
+    at_gate,
     claims,
     command,
     gate_file,
     held,
+    hook_of,
     lose_claims,
     on,
     other_boot,
@@ -23,6 +26,7 @@ from tests.labs.sge.jobs import (
     records,
     said,
     script,
+    shut_gate,
     stopped_queues,
     wait_refused,
     wait_said,
@@ -85,6 +89,23 @@ def test_without_execds_file_no_job_starts_and_no_queue_stops(around: Gpulock) -
         assert {r["failed"].split()[0] for r in records(around, job)} == {"25"}
     assert stopped_queues(around) == {}
     assert claims(around, NODE) == {}
+
+
+def test_a_prolog_that_is_killed_sends_its_job_back_and_no_queue_stops(gpus: Gpulock) -> None:
+    """Out of memory, the kernel kills what it likes."""
+    with shut_gate(gpus, NODE):
+        job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin=SHOW)
+        gpus.sge.wait_state(job, "r")
+        spool = gpus.sge.spool_dir(job) / "pid"
+        wait_until(spool.is_file, why="its shepherd")
+        hook = hook_of(gpus, int(spool.read_text()))
+        wait_until(lambda: at_gate(hook), why="its prolog to wait at the gate")
+        end([hook])
+        gpus.sge.wait_state(job, "Rq", "Rr")
+    assert stopped_queues(gpus) == {}
+    assert "ended by signal 9, so the job goes back" in wait_said(gpus, job, "mask=0,1\n")
+    gpus.sge.wait_done(job)
+    assert held(gpus, NODE, job) == []
 
 
 def test_jobs_of_an_unknown_grid_engine_wait_and_no_queue_stops(around: Gpulock) -> None:

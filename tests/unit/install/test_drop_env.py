@@ -23,7 +23,7 @@ ENV = "/usr/bin/env"
 JOB = ("12", "3", "gpu.q")
 LONGEST = 131_071  # bytes, MAX_ARG_STRLEN of the kernel without the NUL
 MANY = {f"V{n}": "x" * 10_000 for n in range(150)}
-OWN = ("PATH", "JOB_ID", "SGE_TASK_ID", "QUEUE", "GPULOCK_LIMITS")
+OWN = ("PATH", "JOB_ID", "SGE_TASK_ID", "QUEUE", "GPULOCK_LIMITS", "GPULOCK_ANSWERS")
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 NOBODY = 65534
 
@@ -223,6 +223,21 @@ def test_the_exit_code_of_a_prolog_is_its_own(started: Started, code: int) -> No
     started.hook("prolog", f"exit {code}")
 
     assert started.run(started.prolog, *JOB).returncode == code
+
+
+def test_a_prolog_that_is_killed_sends_its_job_back(started: Started) -> None:
+    started.hook("prolog", "kill -9 $$")
+
+    done = started.run(started.prolog, *JOB)
+
+    assert done.returncode == 99
+    assert "job 12: its prolog was ended by signal 9, so the job goes back" in done.stderr
+
+
+def test_what_killed_the_sites_prolog_is_the_sites(started: Started) -> None:
+    started.hook("prolog", 'printf x >&"$GPULOCK_ANSWERS"; kill -9 $$')
+
+    assert started.run(started.prolog, *JOB).returncode == 137
 
 
 @pytest.mark.parametrize("end", ["exit 1", "exit 99", "exit 100", "kill -9 $$", "exit 127"])

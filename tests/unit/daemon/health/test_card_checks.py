@@ -262,6 +262,19 @@ def test_degraded_links_of_more_than_half_of_a_node_keep_no_card_out(tmp_path: P
     assert ward.out() == [bus(0), bus(1)]
 
 
+def test_degraded_links_of_more_than_half_of_a_node_put_half_of_it_out(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, QUARANTINE_ON="health")
+    good = GOOD.replace("looked=100 ", "").split()
+    for number in range(4):
+        ward.tell(number, *good)
+    ward.round()
+    for number in range(4):
+        ward.tell(number, *good, "pcie_width=4")
+    for _ in range(5):
+        ward.round()
+        assert ward.out() == [bus(0), bus(1)]
+
+
 def test_a_check_that_nobody_wants_any_more_is_no_finding(tmp_path: Path) -> None:
     ward = Ward(tmp_path, 1, HEALTH_COMMAND="/bin/true")
     ward.tell(0, *GOOD.replace("looked=100 ", "").split())

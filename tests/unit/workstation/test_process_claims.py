@@ -102,6 +102,7 @@ def test_a_signal_ends_it_while_it_waits_at_the_gate(field: Started) -> None:
 
 def test_an_exit_that_takes_longer_than_its_patience_is_no_fault(field: Started) -> None:
     """On a busy machine an interpreter that ends takes its time."""
+    Path(read_settings(str(field.simulated.config)).dev_root, "kmsg").touch()
     daemon = field.start(program=f"import atexit, time\natexit.register(time.sleep, 1.0)\n{MAIN}")
     field.wait_for("READY=1")
     daemon.send_signal(signal.SIGTERM)

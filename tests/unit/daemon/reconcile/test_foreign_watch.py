@@ -41,7 +41,7 @@ def test_a_process_of_no_claim_is_told_counted_and_named(box: Box) -> None:
     fds = {n: box.dev / f"nvidia{n}" for n in (0, 1)}
     box.proc.add(700, "nvtop", uids=(OTHER,) * 4, fds=fds)
     box.proc.add(701, groups=[65_400], fds=fds)  # the claim's own
-    box.proc.add(702, uids=(0,) * 4, exe="/usr/bin/nvidia-persistenced", fds=fds)
+    box.proc.add(702, "nvidia-persiste", uids=(0,) * 4, fds=fds)
     journal = HeardJournal()
     watch = ForeignWatch(journal)
     found = look(box, watch)

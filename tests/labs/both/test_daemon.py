@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.labs.both.site import DAEMONISES, SLEEP, Site
-from tests.labs.common.installed import SOAK, empty
+from tests.labs.common.installed import SOAK
 from tests.labs.common.processes import end
 from tests.labs.daemon.daemon_lab import (
     CONTAINED,
@@ -149,34 +148,6 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
     with Witness(claim, site.processes(job)) as witness:
         site.leak(job)
         witness.never_free_too_soon(assert_freed(daemon, claim, site.leaked))
-
-
-def test_locks_that_somebody_removes_are_put_back_before_anything_is_granted(site: Site) -> None:
-    jobs = [site.start(1), site.start(1)]
-    held = {job: site.held(job) for job in jobs}
-    locks = site.gpus.cluster.path_in(site.node, "/run/gpulock/locks")
-
-    shutil.rmtree(locks)  # by an administrator who clears stuck locks, without gpulockd
-    other = site.start(2, user=site.bob)
-    assert {job: site.held(job) for job in jobs} == held
-    assert not {*site.held(other)} & {*held[jobs[0]], *held[jobs[1]]}
-    site.end(other)
-
-    shutil.rmtree(locks / held[jobs[0]][0])
-    with daemon_on(site.gpus, site.node) as daemon:
-        daemon.goes_round()
-        assert {job: site.held(job) for job in jobs} == held
-        empty(locks)
-        wait_until(lambda: len(site.locks()) == 2, why="all locks")
-        assert {job: site.held(job) for job in jobs} == held
-        assert f"restored {held[jobs[0]][0]} of job {jobs[0]}" in daemon.said()
-        more = site.start(2, user=site.bob)
-        assert not {*site.held(more)} & {*held[jobs[0]], *held[jobs[1]]}
-        site.end(*jobs, more)
-        daemon.goes_round()
-        assert site.locks() == {}
-        told = sorted(line["job_id"] for line in daemon.history())
-        assert told == sorted(map(str, (*jobs, other, more)))
 
 
 # --- who only looks dead --------------------------------------------------------------------------

@@ -33,7 +33,7 @@ MOST_PID = 1 << 22  # PID_MAX_LIMIT of a 64 bit kernel, proc_sys_kernel(5)
 
 BUS = re.compile(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]{0,95}")
-NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,63}")
+NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,63}\Z")
 
 JsonObject = dict[str, Any]
 IMPOSSIBLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
@@ -115,9 +115,9 @@ def read_device(raw: JsonObject, failures: dict[str, str]) -> DeviceTelemetry | 
         if device.uuid:
             note_impossible_value(failures, bus, "uuid", device.uuid)
         device.uuid = ""
-    for key, kind in KINDS.items():
-        told = raw.get(key)
-        if told is None:
+    for key, told in raw.items():
+        kind = KINDS.get(key)
+        if kind is None or told is None:
             continue
         value = usable_value(told, kind)
         if value is not None:
@@ -139,24 +139,28 @@ def read_device(raw: JsonObject, failures: dict[str, str]) -> DeviceTelemetry | 
 
 def usable_value(value: Any, field: FieldKind) -> Any:
     """Return a value as far as the rule of its field allows it, None where nothing of it can be."""
-    rule, by_name = field.rule, field.by_name
-    kind: Any = field.kind
+    rule, kind, by_name = field
     if by_name:
         if not isinstance(value, dict):
             return None
         some = islice(cast("JsonObject", value).items(), MOST_NAMES)
-        single = field._replace(by_name=False)
-        usable = {name: usable_value(one, single) for name, one in some if NAME.fullmatch(name)}
+        usable = {name: usable_number(one, rule, kind) for name, one in some if NAME.match(name)}
         return {name: one for name, one in usable.items() if one is not None}
     if kind is list:
         names = cast("list[object]", value) if isinstance(value, list) else []
-        return [one for one in names[:MOST_NAMES] if isinstance(one, str) and NAME.fullmatch(one)]
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        return None
+        return [one for one in names[:MOST_NAMES] if isinstance(one, str) and NAME.match(one)]
     if kind is bool:
-        return value
-    number: float = value
-    return kind(number) if rule.least <= number <= rule.most else None
+        return value if type(value) is bool else None
+    return usable_number(value, rule, kind)
+
+
+def usable_number(value: Any, rule: FieldRule, kind: Any) -> Any:
+    """Return a number of a type and within its range, None for another one."""
+    if type(value) is kind or (kind is float and type(value) is int):
+        number: float = value
+        if rule.least <= number <= rule.most:
+            return kind(number)
+    return None
 
 
 def note_impossible_value(failures: dict[str, str], bus: str, key: str, value: object) -> None:

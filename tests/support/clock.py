@@ -128,7 +128,7 @@ class VirtualPoll:
 
 
 def list_descendants() -> list[tuple[str, str, str]]:
-    """Return pid, state and switches of context of each process below this one.
+    """Return pid, state and switches of context of each process below this one that has not ended.
 
     Children of an ended process are not seen.
     """
@@ -142,7 +142,8 @@ def list_descendants() -> list[tuple[str, str, str]]:
         except (FileNotFoundError, ProcessLookupError):
             lines = ["State:\tR"]  # it ends just now
         state = next(line.split()[1] for line in lines if line.startswith("State:"))
-        found.append((pid, state, " ".join(lines[-2:])))
+        if state != "Z":
+            found.append((pid, state, " ".join(lines[-2:])))
         pids += children_of(pid, pid)
     return found
 

@@ -24,6 +24,7 @@ from gpulock.report import ending
 from gpulock.sge import epilog, prolog
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.epilog import slurm_output_path
+from tests.support.clock import VirtualClock
 from tests.support.history_site import Ended, public_place
 from tests.support.jobs import Site, child_of, gpus
 from tests.support.runner import command_runner
@@ -218,12 +219,13 @@ def test_the_report_has_nothing_of_roots() -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("wait", [True, False], ids=["Grid Engine", "Slurm"])
 def test_after_a_job_of_slurms_its_user_cannot_take_the_report_over(
-    wait: bool, forked: list[int]
+    wait: bool, forked: list[int], clock: VirtualClock
 ) -> None:
     """ConstrainDevices keeps a job's steps from the GPUs, and not what its Epilog starts.
 
     To see another's environment takes what to trace it takes (proc(5)).
     """
+    clock.run()  # the child is a real program, and waits for us
     with public_place(0o777) as place:
         told, go = place / "told", place / "go"
         body = f"cat /proc/$$/status >{told}.new; mv {told}.new {told}"

@@ -95,7 +95,7 @@ class VirtualClock:
 
     def _is_child_at_work(self) -> bool:
         """Give way to who works below this process; all of them sleep when none woke since."""
-        seen = list_descendants()
+        seen = [one for one in list_descendants() if one[1] != "Z"]  # the others have ended
         asleep = seen == self._seen and all(state not in "RD" for _, state, _ in seen)
         self._seen = seen
         if seen and not asleep:
@@ -128,7 +128,7 @@ class VirtualPoll:
 
 
 def list_descendants() -> list[tuple[str, str, str]]:
-    """Return pid, state and switches of context of each process below this one that has not ended.
+    """Return pid, state and switches of context of each process below this one.
 
     Children of an ended process are not seen.
     """
@@ -142,8 +142,7 @@ def list_descendants() -> list[tuple[str, str, str]]:
         except (FileNotFoundError, ProcessLookupError):
             lines = ["State:\tR"]  # it ends just now
         state = next(line.split()[1] for line in lines if line.startswith("State:"))
-        if state != "Z":
-            found.append((pid, state, " ".join(lines[-2:])))
+        found.append((pid, state, " ".join(lines[-2:])))
         pids += children_of(pid, pid)
     return found
 

@@ -22,6 +22,7 @@ from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
 
 GIB = 1 << 30
 ROUND = 30.0  # seconds between two rounds
+SHEPHERD = 5_000_000  # no process of this machine has such a number, not pytest either
 
 
 class Ward(Box):
@@ -132,8 +133,10 @@ class Ward(Box):
     def hold(self, number: int) -> Owner:
         """Let a living job hold a GPU."""
         self.proc.execd(self.root)
-        self.proc.shepherd(500, self.root)
-        own = record(devices=(bus(number),), claimed_at=time.time(), minor=str(number))
+        self.proc.shepherd(SHEPHERD, self.root)
+        own = record(
+            pid=SHEPHERD, devices=(bus(number),), claimed_at=time.time(), minor=str(number)
+        )
         place_lock(self.node().store, bus(number), own)
         return own
 

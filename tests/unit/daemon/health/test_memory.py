@@ -9,13 +9,13 @@ import pytest
 
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.health.card_checks import MIB
-from tests.support.health_site import Ward
+from tests.support.health_site import SHEPHERD, Ward
 from tests.support.trees import bus, judge_of, soon
 
 
 def end_job(ward: Ward) -> list[str]:
     """Let the job that holds GPUs end, and its epilog release them; return what is free."""
-    ward.proc.remove(500)
+    ward.proc.remove(SHEPHERD)
     node = ward.node()
     return release_locks(node, lambda _: True, judge_of(node), soon(), "epilog").freed
 

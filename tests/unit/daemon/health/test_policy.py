@@ -19,7 +19,7 @@ from gpulock.store import quarantine
 from gpulock.store.cards import COMMAND
 from gpulock.store.gate import Gate
 from tests.support.faults import disk_full
-from tests.support.health_site import GIB, Ward
+from tests.support.health_site import GIB, SHEPHERD, Ward
 from tests.support.trees import bus, judge_of, judging, record, soon
 
 
@@ -139,7 +139,7 @@ def test_a_job_on_a_bad_device_keeps_it_and_nobody_gets_it_afterwards(ward: Ward
     ward.round()
     assert ward.out() == [bus(1)]
     assert (ward.lock / "locks" / bus(1) / "owner").read_bytes() == before
-    ward.proc.remove(500)
+    ward.proc.remove(SHEPHERD)
     ward.round()
     assert ward.locks() == []
     assert bus(1) not in grants(ward, 3)
@@ -193,7 +193,7 @@ def test_memory_of_a_job_that_holds_the_device_is_its_own(ward: Ward) -> None:
 def test_a_look_from_before_the_device_was_free_proves_nothing(ward: Ward) -> None:
     ward.hold(0)
     ward.round()
-    ward.proc.remove(500)
+    ward.proc.remove(SHEPHERD)
     ward.tell(0, f"memory_used={30 * GIB}")
     ward.round(2)  # the first that find it free
     assert ward.out() == []

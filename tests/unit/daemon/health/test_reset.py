@@ -25,7 +25,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node.context import Node
 from tests.support.fake_mps import leave_mps
-from tests.support.health_site import Ward
+from tests.support.health_site import SHEPHERD, Ward
 from tests.support.locks import change_record, end_lock
 from tests.support.scripts import write_script
 from tests.support.trees import bus, judge_of, judging, record, soon
@@ -276,7 +276,7 @@ def test_gpulockd_resets_what_the_policy_took_out_and_it_comes_back(tmp_path: Pa
     bench.daemon(2)
     assert bench.calls() == 0, "a job has a link peer of it"
     assert len([line for line in bench.said() if "is not reset yet" in line]) == 1
-    bench.proc.remove(500)
+    bench.proc.remove(SHEPHERD)
     bench.daemon()
     assert (bench.calls(), bench.locks()) == (1, [])
     bench.daemon(3)

@@ -105,7 +105,7 @@ def assert_freed(gpus: Gpus, job: Job, left: int) -> None:
 
 def assert_put_away(gpus: Gpus, job: Job, daemon: Daemon) -> None:
     """Let gpulockd find memory in use and nobody there: the device goes out of service."""
-    wait_out(gpus, daemon, {job.device: f"memory: {LEFT} MiB stay in use without a process"})
+    wait_out(gpus, daemon, {job.device: f"memory: {LEFT} MiB are in use without a process"})
     assert gpus.locks() == {}
 
 

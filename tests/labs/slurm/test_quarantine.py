@@ -59,7 +59,7 @@ def test_a_node_is_drained_with_the_reason_and_resumed_when_its_device_is_clean(
         told.tell(names[free], USED)
         wait_out(slurm_gpus, daemon, free)
         reason = wait_drained(slurm_gpus, daemon, drained=True)
-        assert reason.startswith(f"{PREFIX}{names[free]}: memory: 3072 MiB stay in use")
+        assert reason.startswith(f"{PREFIX}{names[free]}: memory: 3072 MiB are in use")
         assert slurm.state(job) == "RUNNING"
         told.tell(names[free])
         wait_out(slurm_gpus, daemon)

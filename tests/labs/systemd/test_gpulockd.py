@@ -60,8 +60,9 @@ def test_what_a_killed_job_held_is_freed_and_the_journal_says_why(node: Node) ->
     node.machine.run("systemctl", "kill", "--signal=KILL", "job")
 
     wait_until(lambda: not node.locks(), why="the devices to be free")
-    # of this gpulockd, not of an earlier one's same devices; no <5> is left of the priority
-    words = f"gpulockd[{node.main_pid(DAEMON)}]: freed {' '.join(sorted(held))} of pid"
+    # of this gpulockd and this job, not of earlier ones; no <5> is left of the priority
+    pid = next(iter(held.values())).pid
+    words = f"gpulockd[{node.main_pid(DAEMON)}]: freed {' '.join(sorted(held))} of pid {pid} "
     notices = ("journalctl", "-u", DAEMON, "-p", "notice", "-o", "short", "--no-pager")
     (line,) = wait_until(
         lambda: (
@@ -241,7 +242,9 @@ def test_a_gpu_is_reset_from_within_the_units_sandbox(node: Node) -> None:
     node.wait_metric("gpulock_nvml_up", 1)
 
     node.configure(**keys, DEV_ROOT="/srv")
-    node.machine.write("/srv/kmsg", "3,999999999,1,-;NVRM: Xid (PCI:0000:0b:00): 79, off the bus\n")
+    node.machine.write(
+        "/srv/kmsg", "3,999999999,60000000,-;NVRM: Xid (PCI:0000:0b:00): 79, off the bus\n"
+    )
     node.package.point()
     rounds_until(node, lambda: "was reset (1 of 3)" in journal(node, DAEMON), why="the reset")
 

@@ -93,6 +93,7 @@ CASTS: dict[str, Cast] = {
         two=SHARE,
         whole=sge_job(12, 2),
     ),
+    "a_whole_job_and_a_share": Cast(whole=sge_job(12, 2), one=SHARE),
     "shares_die": Cast(
         one=SHARE, end=shepherd_dies("gpulock"), two=run_claim(2, share=True), d=gpulockd(2)
     ),

@@ -279,7 +279,7 @@ MUTANTS: tuple[tuple[Plant, str], ...] = (
     (card_is_granted_beside_its_shares, "slurm_shards_and_a_card"),
     (places_are_not_counted, "sge_shares"),
     (users_are_not_compared, "shares_of_two_users"),
-    (share_joins_a_card_of_a_whole_job, "sge_shares_and_cards"),
+    (share_joins_a_card_of_a_whole_job, "a_whole_job_and_a_share"),
     (lock_has_no_record, "two_jobs"),
     (state_dir_has_the_boot_id_first, "two_jobs"),
     (record_does_not_shrink, "release_of_a_part"),

@@ -82,7 +82,7 @@ def without_syncs(log: Log, name: str) -> Log:
         (writes.quarantine_in_new_folder, ""),
         (writes.reserve_and_unreserve, "reserves"),
         (writes.replaced_note, "0000:01:00.0"),
-        (writes.remembered, "comebacks"),
+        (writes.remembered, "cards"),
         (writes.remembered, "sge-rsmap"),
         (writes.remembered, ""),
         (writes.write_history, writes.MONTH),

@@ -8,7 +8,13 @@ import pwd
 from gpulock.alloc.choose import CHECK_SECONDS, ClaimRequest
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.core.background_call import BackgroundCall
-from gpulock.daemon.core.journal import INFO, WARNING, DaemonJournal
+from gpulock.daemon.core.journal import (
+    ERROR,
+    INFO,
+    WARNING,
+    DaemonJournal,
+    describe_exception,
+)
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, LockTimeout, Refusal
 from gpulock.node.context import Node
@@ -64,7 +70,9 @@ class SocketClaims:
             state = WAITING if temporary else REFUSED
             return SocketReply(state, kind=refusal.kind, why=refusal.why, do=refusal.do)
         except Exception as fault:  # one request must not end gpulockd for all others
-            why = f"gpulockd is at fault: {type(fault).__name__}: {fault}"
+            why = describe_exception(f"a claim of uid {client.peer.account}", fault)
+            self._journal.say(ERROR, why)
+            why = f"gpulockd is at fault: {why}"
             return SocketReply(REFUSED, kind=BROKEN, why=why, do="report this as a bug")
         if grant.fresh:
             self.rate.count_claim(client.peer.account, clock_boottime())

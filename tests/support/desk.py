@@ -46,7 +46,8 @@ class Desk:
         self.node: Node = self.box.node()
         self.node.store.check(make=True)
         self.loop = EventLoop()
-        self.server = ClaimServer(self.loop, HeardJournal(), lambda: self.node)
+        self.journal = HeardJournal()
+        self.server = ClaimServer(self.loop, self.journal, lambda: self.node)
         self.server.open()
         self.came: list[socket.socket] = []
 

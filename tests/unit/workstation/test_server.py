@@ -54,7 +54,7 @@ def test_a_caller_holds_what_is_granted_with_its_own_process(desk: Desk) -> None
     assert (held.pid, held.start, held.uid, held.token) == (ME, MINE, UIDS[0], reply.token)
 
 
-def test_a_claim_leaves_no_ticket_behind(desk: Desk) -> None:
+def test_a_claim_leaves_no_place_in_the_queue_behind(desk: Desk) -> None:
     desk.claim(2)
     assert desk.line() == []
 
@@ -396,6 +396,8 @@ def test_a_fault_of_gpulockd_ends_one_call_and_not_gpulockd(
     reply = desk.claim(1)
     assert (reply.state, reply.kind) == (REFUSED, BROKEN)
     assert "KeyError: 'surprise'" in reply.why
+    (line,) = desk.journal.said()
+    assert line.startswith(f"<3>a claim of uid {UIDS[0]} failed: KeyError: 'surprise' (")
     monkeypatch.undo()
     assert desk.claim(1).state == GRANTED
 

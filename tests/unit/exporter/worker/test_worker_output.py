@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -50,8 +52,9 @@ def test_a_library_that_prints_on_standard_output_spoils_no_frame() -> None:
     assert done.stderr.startswith(b"opened") and done.stderr.endswith(b"closed")
 
 
-@pytest.mark.slow
-def test_a_worker_ends_when_nobody_reads_its_frames() -> None:
+@contextmanager
+def running_worker() -> Generator[subprocess.Popen[bytes]]:
+    """Give a worker that has written a frame, and goes on."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
     forever = PROGRAM.replace(', "looks=2"', "")
     with subprocess.Popen(
@@ -59,19 +62,22 @@ def test_a_worker_ends_when_nobody_reads_its_frames() -> None:
     ) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline()
+        try:
+            yield worker
+        finally:
+            worker.kill()
+
+
+@pytest.mark.slow
+def test_a_worker_ends_when_nobody_reads_its_frames() -> None:
+    with running_worker() as worker:
+        assert worker.stdout is not None
         worker.stdout.close()
         assert worker.wait(60) == 0
 
 
 @pytest.mark.slow
 def test_a_worker_has_the_name_of_an_allowed_process() -> None:
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
-    forever = PROGRAM.replace(', "looks=2"', "")
-    with subprocess.Popen(
-        [sys.executable, "-c", forever], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as worker:
-        assert worker.stdout is not None
-        assert worker.stdout.readline()
+    with running_worker() as worker:
         name = Path(f"/proc/{worker.pid}/comm").read_text().strip()
-        worker.kill()
     assert name in [word[:COMM] for word in Settings({}).allowed_processes]

@@ -15,8 +15,6 @@ import pytest
 
 from gpulock.simulate.node import write_simulated_node
 from tests.nvml.double import Double, Hang
-from tests.nvml.drivers import FIRST_BRANCH, missing_from
-from tests.support.pairs import pairwise
 from tests.support.wait import let_work, wait_until
 
 pytestmark = pytest.mark.slow
@@ -136,40 +134,6 @@ def test_a_call_kills_its_process(nvml: Double) -> None:
     assert ask(nvml, "p.nvmlInit(); print(t(1))") == "died of -11"
 
 
-def test_a_call_takes_its_time(nvml: Double) -> None:
-    nvml.slow(TEMPERATURE, 30_000)
-    program = "import time; p.nvmlInit(); b = time.monotonic(); t(0); print(time.monotonic() - b)"
-    assert float(ask(nvml, program)) >= 0.03
-
-
-@pytest.mark.parametrize("error", [9, 18, 999])
-def test_a_driver_that_does_not_start(nvml: Double, error: int) -> None:
-    nvml.fail("nvmlInit*", error)
-    assert ask(nvml, "p.nvmlInit()") == f"error {error}"
-
-
-def test_without_a_control_file_there_is_no_driver(nvml: Double) -> None:
-    nvml.control.unlink()
-    assert ask(nvml, "p.nvmlInit()") == "error 9"
-    assert ask(nvml, "print(p.nvmlSystemGetCudaDriverVersion())") == "error 1"  # pynvml's own
-
-
-def test_calls_are_counted_over_all_clients(nvml: Double) -> None:
-    for _ in range(2):
-        ask(nvml, "p.nvmlInit(); [t(0) for _ in range(100)]; p.nvmlShutdown()")
-    calls = nvml.calls()
-    assert calls[TEMPERATURE] == 200 and calls["nvmlInitWithFlags"] == 2
-    assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 0
-
-
-def test_the_double_counts_the_processor_time_that_itself_takes(nvml: Double) -> None:
-    assert nvml.processor_seconds() == 0
-    said = ask(
-        nvml, "import time; p.nvmlInit(); [t(0) for _ in range(100)]; print(time.process_time())"
-    )
-    assert 0 < nvml.processor_seconds() < float(said)
-
-
 def test_a_client_that_holds_the_library_is_seen_and_gone_with_its_death(nvml: Double) -> None:
     assert not nvml.held()
     with client(nvml, "import time; time.sleep(60)") as process:
@@ -196,10 +160,3 @@ def test_the_library_of_an_old_driver_lacks_what_came_later(tmp_path: Path) -> N
         assert ask(double, f"{h}p.nvmlDeviceGetMemoryInfo(h, p.nvmlMemory_v2)") == "error 13"
         program = f"{h}print([v.nvmlReturn for v in p.nvmlDeviceGetFieldValues(h, [83, 197, 230])])"
         assert ask(double, program) == "[3, 3, 3]"
-
-
-def test_each_driver_has_what_the_older_ones_had() -> None:
-    branches = sorted(set(FIRST_BRANCH.values()))
-    missing = [missing_from(f"{branch}.1") for branch in branches]
-    assert all(newer < older for older, newer in pairwise(missing))
-    assert not missing[-1] and "nvmlInitWithFlags" not in missing_from("418.87.00")

@@ -43,26 +43,6 @@ def free(claim: Claim) -> None:
         shutil.rmtree(claim.folder / device)
 
 
-def test_a_claim_is_found_by_its_job_and_holds_what_has_its_token(claim: Claim) -> None:
-    assert claim.devices == claim.locked() == DEVICES
-    assert claims_of(claim.folder, 8) == []
-    place = claim.folder / DEVICES[0] / "owner"
-    place.write_text(place.read_text().replace("token=aa\n", "token=bb\n"))
-    assert claim.locked() == DEVICES[1:]
-
-
-def test_a_device_that_is_freed_after_the_last_process_is_none_too_soon(
-    claim: Claim, process: subprocess.Popen[bytes]
-) -> None:
-    with Witness(claim, [process.pid]) as witness:
-        process.kill()
-        process.wait()
-        free(claim)
-    first, *freed = witness.order
-    assert first == f"process {process.pid} ended"
-    assert sorted(freed) == [f"{device} freed" for device in claim.devices]  # of one moment
-
-
 def test_a_device_that_is_free_while_a_process_lives_is_told(
     claim: Claim, process: subprocess.Popen[bytes]
 ) -> None:
@@ -81,11 +61,6 @@ def test_a_line_of_the_history_that_is_older_than_the_last_look_at_life_is_told(
     witness.never_free_too_soon({"released_at": witness.lived})
     with pytest.raises(AssertionError):
         witness.never_free_too_soon({"released_at": witness.lived - 2 * ROUNDING})
-
-
-def test_a_witness_of_nobody_is_refused(claim: Claim) -> None:
-    with pytest.raises(AssertionError, match="nobody"):
-        Witness(claim, []).__enter__()
 
 
 SHARES = ["+ a 1/2 6", "+ b whole 0", "+ a 1/2 6", "- a 1/2 6", "- b whole 0", "- a 1/2 6"]

@@ -104,17 +104,6 @@ def test_wait_that_gave_up_is_run_again_and_said(tmp_path: Path) -> None:
     assert waited == "gave up, waiting for a job"
 
 
-def test_wait_of_a_worker_of_xdist_is_run_again_and_said(tmp_path: Path) -> None:
-    run = Run(tmp_path, "gives_up_once", words=("-n", "1"))
-    assert (run.code, run.runs(), len(run.rows())) == (0, 2, 1), run.output
-    assert "RUN AGAIN: a wait gave up" in run.output
-
-
-def test_wait_that_gives_up_again_is_red(tmp_path: Path) -> None:
-    run = Run(tmp_path, "gives_up_twice")
-    assert (run.code, run.runs(), len(run.rows())) == (1, 2, 1), run.output
-
-
 @pytest.mark.parametrize("fault", ["fails", "is_refused"])
 def test_other_failure_is_not_run_again(tmp_path: Path, fault: str) -> None:
     run = Run(tmp_path, fault)
@@ -126,31 +115,11 @@ def test_second_test_of_a_run_is_not_run_again(tmp_path: Path) -> None:
     assert (run.code, run.runs(), len(run.rows())) == (1, 3, 2), run.output
 
 
-def test_failure_says_where_its_evidence_is(tmp_path: Path) -> None:
-    run = Run(tmp_path, "fails")
-    assert "logs, locks and jobs" in run.output and "kept in " in run.output
-    (kept,) = tmp_path.glob("failed/**/qstat.txt")
-    assert kept.read_text() == "no job"
-
-
 def test_test_with_two_lines_is_not_run_again(tmp_path: Path) -> None:
     path = tmp_path / "ledger.tsv"
     path.write_text("".join(f"2026-11-0{day}\tc{day}\tlabs\t{TEST}\ta job\n" for day in (1, 2)))
     assert not ledger.may_run_again(path, TEST, "a job")
     assert len(path.read_text().splitlines()) == 3
-
-
-def test_another_process_of_the_same_run_may_not_run_a_test_again(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.tsv"
-    assert ledger.may_run_again(path, TEST, "a job")
-    assert not ledger.may_run_again(path, "another test", "a job")
-
-
-def test_test_with_one_line_of_another_commit_is_run_again(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.tsv"
-    path.write_text(f"2026-11-01\tc1\tlabs\t{TEST}\ta job\n")
-    assert ledger.may_run_again(path, TEST, "a\tjob\nwith lines")
-    assert path.read_text().endswith(f"\t{TEST}\ta job with lines\n")
 
 
 def test_no_test_has_three_lines_in_the_ledger_of_this_checkout() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import shutil
 from pathlib import Path
 
@@ -46,22 +45,6 @@ def check(names: list[str], flags: int) -> int:
         names.clear()
     return flags | 2
 '''
-NAMES = [
-    "return size < LIMIT -> return None",
-    "return size < LIMIT: size < LIMIT -> (size <= LIMIT)",
-    "return file.read() -> return None",
-    'return "" -> raise',
-    "if not names:: not names -> names",
-    'raise ValueError(f"no names: {len(names) + 1}") -> pass',
-    "if all(names) and flags:: all(names) and flags -> (not (all(names) and flags))",
-    "if all(names) and flags:: all(names) and flags -> (all(names) or flags)",
-    "if all(names) and flags:: all -> any",
-    "names.clear() -> pass",
-    "return flags | 2 -> return None",
-    "return flags | 2: flags | 2 -> flags",
-    "return flags | 2: 2 -> 3",
-    "return flags | 2: 2 -> 1",
-]
 IN_PROCESS = """from gpulock.part.module import Part, check
 
 
@@ -83,26 +66,6 @@ PROGRAM = "from gpulock.part.module import read; read('no')"
 def test_program() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
 """
-
-
-def test_the_mutants_of_a_module_are_of_what_its_functions_run() -> None:
-    mutants = generate_mutants("module.py", CODE.encode())
-    assert [mutant.name for mutant in mutants] == NAMES
-
-
-def test_a_mutant_differs_from_the_code_in_its_lines_alone() -> None:
-    lines = CODE.splitlines()
-    for mutant in generate_mutants("module.py", CODE.encode()):
-        changed = mutant.apply(CODE.encode()).decode()
-        ast.parse(changed)
-        assert changed != CODE
-        assert changed.startswith("\n".join(lines[: mutant.first - 1]))
-        assert changed.endswith("\n".join([*lines[mutant.last :], ""]))
-
-
-def test_changes_that_look_alike_have_names_of_their_own() -> None:
-    mutants = generate_mutants("module.py", b"def f():\n    g()\n    g()\n    h(1, 1)\n")
-    assert len({mutant.name for mutant in mutants}) == len(mutants) == 7
 
 
 def test_each_known_survivor_is_a_mutant_of_today_and_has_its_reason() -> None:

@@ -2,8 +2,7 @@
 """A nvidia-smi that asks whatever NVML there is: for tests of `make gpu-check` on the double.
 
 It knows a field of each kind that the check compares. FAKE_SMI_PLANT plants a difference,
-`FIELD=VALUE` with commas between: `temperature.gpu=+9` adds, `name=Other` replaces. FAKE_SMI_LACKS
-hides fields.
+`FIELD=VALUE` with commas between: `temperature.gpu=+9` adds, `name=Other` replaces.
 """
 
 from __future__ import annotations
@@ -76,15 +75,13 @@ def answer(name: str, handle: Any) -> str:
 
 def reply(question: str, wanted: str) -> str:
     """Return the answer to a question; raise KeyError for one that it does not know."""
-    lacks = os.environ.get("FAKE_SMI_LACKS", "").split(",")
-    names = [name for name in FIELDS if name not in lacks]
     handles = [p.nvmlDeviceGetHandleByIndex(n) for n in range(p.nvmlDeviceGetCount())]
     if question == "--help-query-gpu":
-        shown = [name.replace("clocks.", 'clocks.current.X" or "clocks.') for name in names]
+        shown = [name.replace("clocks.", 'clocks.current.X" or "clocks.') for name in FIELDS]
         return "".join(f'"{name}"\nA field.\n\n' for name in shown)
     if question == "--query-gpu":
         columns = wanted.split(",")
-        if unknown := [name for name in columns if name not in names]:
+        if unknown := [name for name in columns if name not in FIELDS]:
             sys.exit(f'Field "{unknown[0]}" is not a valid field to query.')
         return "".join(f"{', '.join(answer(name, h) for name in columns)}\n" for h in handles)
     uuids = "".join(f"<uuid>{p.nvmlDeviceGetUUID(h)}</uuid>" for h in handles)

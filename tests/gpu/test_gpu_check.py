@@ -120,31 +120,6 @@ def test_each_difference_is_found_and_named_and_nothing_else_is(machine: Machine
     assert done.differing == {*PLANTED.values(), "busy_seconds_total"}
 
 
-def test_a_field_that_this_nvidia_smi_lacks_is_not_asked_for(machine: Machine) -> None:
-    """It would refuse the whole question; the older name is taken."""
-    done = machine.check(FAKE_SMI_LACKS="power.draw.instant,gpu_recovery_action")
-    assert done.code == 0, done.said
-    assert "power_watts: power.draw: " in done.record
-    unasked = json.loads(done.record)["compared"][Finding.UNASKED.value]
-    assert any("gpu_recovery_action" in line for line in unasked)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--driver-root", "/nonexistent"), "no NVIDIA GPU here"),
-        (("--nvidia-smi", "/nonexistent"), "No such file or directory"),
-        (("--load", "exit 3"), "the load ended with 3"),
-    ],
-)
-def test_what_cannot_be_checked_is_said(
-    machine: Machine, words: tuple[str, ...], said: str
-) -> None:
-    done = machine.check(*words)
-    assert (done.code, machine.out.exists()) == (2, False)
-    assert said in done.said
-
-
 def test_a_device_that_nvml_knows_otherwise_is_named() -> None:
     """A minor that differs is a job on another's card."""
     ours = Device("0000:1b:00.0", 0)

@@ -7,11 +7,14 @@ environment of their own processes: it proves something about that user's jobs a
 
 import time
 
+from gpulock.node.procfs import StartingProgramError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.node.procfs import Proc, ProcessStatus
 
 ONE_USER = 0.5  # seconds of processor time for the processes of one user
+ROUNDS = 4  # of one who starts a program: an execve(2) takes 0.3 ms
 INIT = 1  # may hide its environment even from root
 CLAIM = "GPULOCK_CLAIM"  # the token of the claim of a `gpulock run`
 JOB, NODE, CONTEXT = b"SLURM_JOB_ID=", b"SLURMD_NODENAME=", b"SLURM_SCRIPT_CONTEXT="
@@ -56,22 +59,28 @@ def read_environs(
 ) -> tuple[dict[int, StartedAs], str, str]:
     """Return what a user's processes were started as, why there may be more, what is not seen.
 
-    The first one that hangs ends it, and it has an end: 1,500 processes of 640,000 strings each
-    took more than a minute.
+    One that is starting a program is read again once the others are. One that hangs ends it,
+    and it has an end: 1,500 processes of 640,000 strings each took more than a minute.
     """
     started: dict[int, StartedAs] = {}
     unseen, late = "", time.thread_time() + ONE_USER
-    for pid, status in statuses.items():
-        if status.kernel or status.uids[0] != uid or pid == INIT:
-            continue
-        if time.thread_time() > late:
-            return started, f"no time for the environment of process {pid} of uid {uid}", unseen
-        try:
-            started[pid] = StartedAs(proc.read_memory(pid, "environ"))
-        except TimeoutError as fault:
-            return started, str(fault), unseen
-        except ProcessLookupError:
-            continue
-        except OSError as fault:
-            unseen = f"process {pid} cannot be seen: {fault}"
-    return started, "", unseen
+    own = [pid for pid, one in statuses.items() if not one.kernel and one.uids[0] == uid]
+    waiting = [pid for pid in own if pid != INIT]
+    starting = ""
+    for _ in range(ROUNDS):  # who starts a program has its environment when the others are read
+        pids, waiting = waiting, []
+        for pid in pids:
+            if time.thread_time() > late:
+                return started, f"no time for the environment of process {pid} of uid {uid}", unseen
+            try:
+                started[pid] = StartedAs(proc.read_environ(pid))
+            except StartingProgramError as fault:
+                starting = str(fault.strerror)
+                waiting.append(pid)
+            except TimeoutError as fault:
+                return started, str(fault), unseen
+            except ProcessLookupError:
+                continue
+            except OSError as fault:
+                unseen = f"process {pid} cannot be seen: {fault}"
+    return started, starting if waiting else "", unseen

@@ -95,7 +95,7 @@ def is_claim_process(
     if record.scheduler == "process" and status.uids[0] == record.uid:
         from gpulock.alloc.environs import StartedAs
 
-        return StartedAs(tree.proc.read_memory(pid, "environ")).token == record.token.encode()
+        return StartedAs(tree.proc.read_environ(pid)).token == record.token.encode()
     more = tree.members.get(record.scheduler)
     return more is not None and more(pid, record, tree)
 

@@ -66,7 +66,7 @@ class SlurmSteps:
         for above, status in tree.ancestry(pid).items():
             if status.uids[0] != record.uid:
                 break
-            started = StartedAs(tree.proc.read_memory(above, "environ"))
+            started = StartedAs(tree.proc.read_environ(above))
             if any(
                 [started.is_of(job, record.slurmd) for job in (record.job_id, record.het_leader)]
             ):

@@ -84,7 +84,9 @@ def list_job_processes(node: Node, scan: ProcessScan) -> Iterator[str]:
         started, missed = scan.started_as(uid)
         for pid, one in started.items():
             if one.token or (one.job and one.node and not one.is_hook()):
-                yield f"process {pid} ({statuses[pid].name}) was started by a job"
+                job = f"job {one.job.decode()}" if one.job.isdigit() else "a job"
+                by = "gpulock run" if one.token else job
+                yield f"process {pid} ({statuses[pid].name}) was started by {by}"
         if missed:
             yield missed
 

@@ -292,6 +292,6 @@ class Site(ABC):
 
     def kill(self, job: int) -> None:
         """End a job with all its processes, and no epilog; the scheduler may not know."""
-        pids = self.processes(job)
         self.kill_supervisors(job)
-        end(pids)
+        while pids := self.processes(job):
+            end(pids)

@@ -149,7 +149,8 @@ def occupied(gpus: Gpulock, node: str, *indexes: int) -> Generator[int]:
 
 def kill_steps(gpus: Gpulock, job: JobId, node: str) -> list[int]:
     """Kill a job's step daemons on a node, as an OOM killer would; return what lives on."""
-    end(step.pid for step in gpus.slurm.steps(job, node))
+    while steps := gpus.slurm.steps(job, node):  # one may have started another meanwhile
+        end(step.pid for step in steps)
     return gpus.slurm.job_processes(job, node)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gpulock.node.procfs import Proc, StartingProgramError
 from tests.labs.sge.machines import Machine
 from tests.support.wait import wait_until
 
@@ -48,11 +49,22 @@ def job_processes(machines: Iterable[Machine], job: int) -> list[int]:
     found: list[int] = []
     for _, pid in _within(machines):
         with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            words = read_environ(pid).split(b"\0")
             environ = {name: value for name, _, value in (word.partition(b"=") for word in words)}
             if environ.get(b"SLURM_JOB_ID") == b"%d" % job and not _is_hook(environ):
                 found.append(pid)
     return found
+
+
+def read_environ(pid: int) -> bytes:
+    """Return what a process was started with, once it is past the execve(2) it is in.
+
+    Raises OSError.
+    """
+    for _ in range(1000):
+        with contextlib.suppress(StartingProgramError):
+            return Proc().read_environ(pid)
+    return Proc().read_environ(pid)
 
 
 def _is_hook(environ: Mapping[bytes, bytes]) -> bool:
@@ -89,7 +101,7 @@ def _runs_with(*variables: str) -> bool:
     wanted = {variable.encode() for variable in variables}
     for place in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if wanted <= {*place.read_bytes().split(b"\0")}:
+            if wanted <= {*read_environ(int(place.parent.name)).split(b"\0")}:
                 return True
     return False
 

@@ -122,6 +122,16 @@ def test_what_was_started_with_the_claims_token_keeps_it_wherever_it_went(
     assert verdict(fake, process(sid=sid, token="token-500", uid=1001)) == DEAD
 
 
+def test_a_process_that_is_starting_a_program_keeps_its_users_claim_for_the_moment(
+    fake: FakeProc,
+) -> None:
+    """Its environment is not there yet: nobody knows what it was started as."""
+    place = fake.root / str(fake.add(700)) / "task/700/stat"
+    place.write_bytes(b" ".join([*place.read_bytes().split()[:49], b"0", b"0", b"0"]))
+    assert verdict(fake, process(token="token-500")) == UNKNOWN
+    assert verdict(fake, process(token="token-500", uid=1001)) == DEAD
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_the_session_is_found_on_kernels_that_do_not_tell_it_in_status(
     fake: FakeProc, told: bool

@@ -84,21 +84,22 @@ def test_a_shepherd_or_step_daemon_is_a_job(
 
 
 @pytest.mark.parametrize(
-    ("environ", "is_job"),
+    ("environ", "by"),
     [
-        (f"{CLAIM}=0123456789abcdef", True),
-        ("SLURM_JOB_ID=12\0SLURMD_NODENAME=n1", True),
-        ("SLURM_JOB_ID=12\0SLURMD_NODENAME=n1\0SLURM_SCRIPT_CONTEXT=epilog_slurmd", False),
-        ("HOME=/root", False),
+        (f"{CLAIM}=0123456789abcdef", "gpulock run"),
+        ("SLURM_JOB_ID=12\0SLURMD_NODENAME=n1", "job 12"),
+        ("SLURM_JOB_ID=\x1b[1m\0SLURMD_NODENAME=n1", "a job"),
+        ("SLURM_JOB_ID=12\0SLURMD_NODENAME=n1\0SLURM_SCRIPT_CONTEXT=epilog_slurmd", ""),
+        ("HOME=/root", ""),
     ],
 )
 def test_what_a_job_started_is_a_job_though_it_has_no_gpu_open(
-    tmp_path: Path, environ: str, is_job: bool
+    tmp_path: Path, environ: str, by: str
 ) -> None:
     box = Box(tmp_path)
     box.proc.add(700, "python3")
     (box.proc.root / "700" / "environ").write_text(f"{environ}\0")
-    told = ["process 700 (python3) was started by a job"] if is_job else []
+    told = [f"process 700 (python3) was started by {by}"] if by else []
     node = box.node()
     assert list(forget.list_job_processes(node, ProcessScan(node.proc))) == told
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from gpulock.node.procfs import CHUNK, Proc, parse_stat, parse_status
+from gpulock.node.procfs import CHUNK, Proc, StartingProgramError, parse_stat, parse_status
 from tests.support.faults import raising
 from tests.support.trees import HOST_NS, FakeProc, stat_line, status_text
 
@@ -169,3 +170,36 @@ def test_pid_2_is_the_kernels_only_where_it_is_roots(tmp_path: Path, uid: int, r
     proc = Proc(str(fake.root))
     proc.kernel_threads()
     assert proc.kthreadd == real
+
+
+def test_a_process_that_starts_programs_never_seems_to_have_been_started_without_its_mark() -> None:
+    """In the midst of execve(2) the file is empty, once in some dozens of reads."""
+    again = 'exec sh -c "$0" "$0"'
+    proc, refused = Proc(), 0
+    with subprocess.Popen(["sh", "-c", again, again], env={"MARK": "7"}) as process:
+        for _ in range(3000):
+            try:
+                assert b"MARK=7" in proc.read_environ(process.pid)
+            except StartingProgramError:
+                refused += 1
+        process.kill()
+    assert refused < 3000
+
+
+def test_a_process_that_was_started_without_a_variable_has_none() -> None:
+    with subprocess.Popen(["cat"], env={}, stdin=-1, stdout=-1, bufsize=0) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"x")
+        assert process.stdout.read(1) == b"x"  # it runs
+        assert Proc().read_environ(process.pid) == b""
+
+
+def test_what_a_process_whose_leader_is_over_was_started_with_its_threads_tell(
+    tmp_path: Path,
+) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(7, state="Z", threads={7: "Z", 8: "S"})
+    (fake.root / "7/task/8/environ").write_bytes(b"A=b\0")
+    line = (fake.root / "7/task/8/stat").read_bytes().split()
+    (fake.root / "7/task/8/stat").write_bytes(b" ".join([*line[:50], b"%d" % (int(line[50]) + 4)]))
+    assert Proc(str(fake.root)).read_environ(7) == b"A=b\0"

@@ -17,12 +17,10 @@ from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor import doctor
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, Report
 from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
-from gpulock.install.sge import programs as sge_programs
 from gpulock.install.sge import qconf, site
-from gpulock.install.sge.cluster import ClusterInstaller, ClusterOptions
+from gpulock.install.sge.cluster import ClusterInstaller
 from gpulock.install.sge.install import SgeInstaller, SgeOptions
 from gpulock.install.sge.texts import HookLine
-from gpulock.install.sge.uninstall import SgeRemoval, SgeRemover
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
@@ -100,14 +98,13 @@ class Site:
         """Return the items of an installation on this node."""
         return SgeInstaller(self.options(**changes), ignore).parts()
 
-    def cluster(self, **changes: object) -> ClusterInstaller:
-        """Return what a manager asks for, for gpu.q."""
-        asked: dict[str, object] = {"queues": ("gpu.q",), "config": self.config, **changes}
-        return ClusterInstaller(ClusterOptions(**asked))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    def cluster(self, *queues: str) -> ClusterInstaller:
+        """Return what a manager asks for, for gpu.q where no queue is given."""
+        return ClusterInstaller(self.config, queues or ("gpu.q",))
 
-    def install_cluster(self, **changes: object) -> Outcome:
+    def install_cluster(self) -> Outcome:
         """Have the cluster's part in place."""
-        return self.run(self.cluster(**changes).parts(), Wanted.PRESENT)
+        return self.run(self.cluster().parts(), Wanted.PRESENT)
 
     def install(self, echo: Echo = ignore, **changes: object) -> Outcome:
         """Install on this node."""
@@ -121,8 +118,11 @@ class Site:
 
     def uninstall(self, echo: Echo = ignore, force: bool = False) -> Outcome:
         """Uninstall from this node."""
-        asked = SgeRemoval(self.config, self.root / "profile.d/gpulock.sh", force)
-        return self.run(SgeRemover(asked, echo).parts(), Wanted.ABSENT, echo)
+        return self.run(self.removal(force, echo), Wanted.ABSENT, echo)
+
+    def removal(self, force: bool = False, echo: Echo = ignore) -> InstallParts:
+        """Return the items of an uninstallation."""
+        return SgeInstaller(self.options(), echo).removal(force)
 
     def run(self, parts: InstallParts, wanted: Wanted, echo: Echo = ignore) -> Outcome:
         """Run over all items."""
@@ -163,7 +163,7 @@ def deaf_execd(site: Site, patch: pytest.MonkeyPatch) -> Generator[None]:
     site.edit("sconf", line, "load_report_time 00:00:00")
     (site.state / "deaf").touch()
     with patch.context() as slack:
-        slack.setattr("gpulock.install.sge.host_report._SLACK_SECONDS", 0.0)
+        slack.setattr("gpulock.install.sge.host._SLACK_SECONDS", 0.0)
         yield
     (site.state / "deaf").unlink()
 
@@ -187,10 +187,10 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     execd = SchedulerDaemon(os.getpid(), 1, os.geteuid(), program, spool, (), env)
     for module in (site, doctor):
         patch.setattr(module, "find_execds", lambda: [execd])
-    play_fakes_in_process(patch, sge_programs, qconf)
+    play_fakes_in_process(patch, site, qconf)
     compile_no_library(patch)
     patch.setitem(versions._TRIALS, "sge", ignore)  # ten processes; has its own test
-    patch.setattr("gpulock.install.sge.host_report._PAUSE", 0.0)
+    patch.setattr("gpulock.install.sge.host._PAUSE", 0.0)
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()
     text = node.config.read_text() + f"SGE_BINARIES={programs}\n"

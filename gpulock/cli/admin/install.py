@@ -84,14 +84,14 @@ def install_sge_command(
 
     Before, once for all nodes: install sge --cluster --queue NAME.
     """
-    from gpulock.install.sge.cluster import ClusterInstaller, ClusterOptions
+    from gpulock.install.sge.cluster import ClusterInstaller
     from gpulock.install.sge.install import SgeInstaller, SgeOptions
 
     if cluster != bool(queues):
         raise click.UsageError("--cluster and --queue NAME belong together.")
     if cluster:
-        asked = ClusterOptions(Path(session.config), queues)
-        run_installation(session, CELL, lambda: ClusterInstaller(asked).parts(), dry_run)
+        config = Path(session.config)
+        run_installation(session, CELL, lambda: ClusterInstaller(config, queues).parts(), dry_run)
         return
     node = SgeOptions(**options, config=Path(session.config))
     run_installation(session, "sge", lambda: SgeInstaller(node, click.echo).parts(), dry_run)
@@ -168,17 +168,17 @@ def uninstall_command(
 
 def uninstall_cell(session: Session, dry_run: bool) -> None:
     """Take the cluster's part of Grid Engine away."""
-    from gpulock.install.sge.cluster import ClusterInstaller, ClusterOptions
+    from gpulock.install.sge.cluster import ClusterInstaller
 
-    asked = ClusterOptions(Path(session.config))
-    run_removal(session, CELL, lambda: ClusterInstaller(asked).removal(), dry_run)
+    config = Path(session.config)
+    run_removal(session, CELL, lambda: ClusterInstaller(config).removal(), dry_run)
 
 
 def uninstall_node(
     session: Session, system: str, dry_run: bool, forced: str, write_conf: bool
 ) -> None:
     """Take the items of a scheduler away; a force is logged with its reason."""
-    from gpulock.install.sge.uninstall import SgeRemoval, SgeRemover
+    from gpulock.install.sge.install import SgeInstaller, SgeOptions
     from gpulock.install.slurm.uninstall import SlurmRemoval, SlurmRemover
 
     config = Path(session.config)
@@ -186,7 +186,7 @@ def uninstall_node(
     def parts() -> InstallParts:
         if system == "slurm":
             return SlurmRemover(SlurmRemoval(config, write_conf, bool(forced))).parts()
-        return SgeRemover(SgeRemoval(config, force=bool(forced)), click.echo).parts()
+        return SgeInstaller(SgeOptions(config), click.echo).removal(bool(forced))
 
     if forced and not dry_run:
         syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)

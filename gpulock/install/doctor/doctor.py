@@ -27,7 +27,8 @@ from gpulock.install.doctor.node import check_settings, node_checks
 from gpulock.install.doctor.sge import SgeChecks
 from gpulock.install.doctor.slurm import SlurmChecks
 from gpulock.install.doctor.systemd import systemd_checks
-from gpulock.install.sge.install import PROFILE, SgeOptions
+from gpulock.install.sge.install import SgeOptions
+from gpulock.install.sge.login import PROFILE
 from gpulock.install.sge.site import find_execds
 from gpulock.install.slurm.install import SlurmOptions
 from gpulock.install.slurm.site import find_slurmds, slurmds_of_site

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor.check import (
     DRIVER,
     INSTALLED,
@@ -27,14 +26,12 @@ from gpulock.install.doctor.check import (
 from gpulock.install.doctor.installation import check_items, check_trial
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import HookPaths
-from gpulock.install.sge.host_items import read_amounts
-from gpulock.install.sge.install import CLUSTER, SgeInstaller, SgeOptions, hooked_queues
-from gpulock.install.sge.kinds import plain_amount
-from gpulock.install.sge.login_shells import login_shell_faults
-from gpulock.install.sge.programs import OCS, release_fault
+from gpulock.install.sge.complexes import host_amount
+from gpulock.install.sge.host_items import CLUSTER
+from gpulock.install.sge.install import SgeInstaller, SgeOptions
+from gpulock.install.sge.login import login_shell_faults
 from gpulock.install.sge.qconf import parse_sge_list
-from gpulock.install.sge.qmaster import queues_of_host
-from gpulock.install.sge.site import find_own_execd
+from gpulock.install.sge.site import OCS, release_fault
 from gpulock.install.systemd.manager import RUNNING
 from gpulock.install.trial import try_sge_hooks
 from gpulock.install.versions import current_hooks
@@ -76,17 +73,13 @@ class SgeChecks:
         ]
 
     @cached_property
-    def own_execd(self) -> SchedulerDaemon | None:
-        """Return the execd of this cell; raise InstallError for several."""
-        return find_own_execd(self.settings, frozenset(self.settings.given))
-
-    @cached_property
     def installer(self) -> SgeInstaller:
         """Return what knows the cell, this host and its items; raise InstallError."""
         return SgeInstaller(self.options, lambda _: None)
 
     def qmaster(self) -> Iterator[Finding]:
-        """Look whether qmaster answers, and of which release it is."""
+        """Look whether qmaster knows this host, and of which release it is."""
+        _ = self.installer.host
         release = self.installer.site.release()
         if why := release_fault(release):
             yield fault(why, "its jobs wait until gpulock is taken out; see docs/grid-engine.md")
@@ -105,7 +98,7 @@ class SgeChecks:
 
     def execd(self) -> Iterator[Finding]:
         """Look whether execd can be seen, as the reaper must."""
-        if self.own_execd is None:
+        if self.installer.execd is None:
             yield fault("none runs here", "start it")
             return
         if hidden := shepherds.why_execd_hidden(ProcessScan(Proc(self.settings.proc_root))):
@@ -118,17 +111,14 @@ class SgeChecks:
 
     def other_queues(self) -> Iterator[Finding]:
         """Name the queues of this host without hooks of ours, where another has them."""
-        host = self.installer.host
-        ours = hooked_queues(host)
-        for queue in queues_of_host(host.qconf, host.name) if ours else ():
-            if queue not in ours:
-                what = f"{queue} is on this host too, and its jobs get no lock"
-                yield warning(what, CLUSTER.replace("QUEUE", queue))
+        for queue in self.installer.unhooked_queues():
+            what = f"{queue} is on this host too, and its jobs get no lock"
+            yield warning(what, CLUSTER.replace("QUEUE", queue))
 
     def queue_states(self) -> Iterator[Finding]:
         """Look for queues of this host in error; qstat fails where it has none."""
         host = self.installer.host
-        if not queues_of_host(host.qconf, host.name):
+        if not host.queues():
             return
         shown = host.qconf.run("qstat", "-f", "-explain", "E", "-q", f"*@{host.name}")
         for line, *below in split_queues(shown):
@@ -142,10 +132,10 @@ class SgeChecks:
     def amounts(self) -> Iterator[Finding]:
         """Compare what qmaster may hand out on this host with what is there."""
         host, settings = self.installer.host, self.settings
-        here = read_amounts(host)
+        here = host.amounts()
         values = {name: here[name] for name in settings.sge_complexes if name in here}
         for name, amount in values.items():
-            there = plain_amount(settings, name, settings.expected_gpus)
+            there = host_amount(settings, name, settings.expected_gpus)
             do = f"qconf -mattr exechost complex_values {name}={there} {host.name}"
             if "(" in amount:
                 continue  # ids: the map says which GPU each is
@@ -156,7 +146,7 @@ class SgeChecks:
 
     def sensor(self) -> Iterator[Finding]:
         """Look whether the values of the load sensor arrive."""
-        loads = parse_sge_list(self.installer.host.report.load_values())
+        loads = parse_sge_list(self.installer.host.load_values())
         if "gpu.free" not in loads:
             do = "execd starts it within 2 load_report_times; then look at its messages file"
             yield warning("no values have arrived", do)

@@ -2,47 +2,97 @@
 """`gpulock install sge --cluster`, and `uninstall`: what a manager does once for all hosts.
 
 No file is put on this machine. The hooks are set for the hosts of a group, into which each comes
-by its own `gpulock install sge`.
+by its own `gpulock install sge`, once its part is in place: so no line leads to a hook that is
+missing. One attribute is written at a time; the table of complexes is taken whole alone
+(docs/facts/grid-engine.md, configuration changes).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from gpulock.install.files import InstallError
-from gpulock.install.items import InstallParts, Item
+from gpulock.install.items import InstallParts, Item, Remainder, Scope, Wanted
 from gpulock.install.node_part import NodePart
-from gpulock.install.sge.cluster_items import Complexes, GroupHook, GroupMembers, HostGroup
-from gpulock.install.sge.host_report import REPORTED
-from gpulock.install.sge.kinds import check_complexes, cluster_complexes
-from gpulock.install.sge.programs import release_fault
-from gpulock.install.sge.qconf import is_sge_none
-from gpulock.install.sge.qmaster import read_complexes
-from gpulock.install.sge.site import find_own_execd, find_sge_site
+from gpulock.install.sge.complexes import REPORTED, check_complexes, cluster_complexes
+from gpulock.install.sge.qconf import Qconf, QconfError, is_sge_none
+from gpulock.install.sge.queue_hooks import GROUP, GroupHook
+from gpulock.install.sge.site import check_release, find_own_execd, find_sge_site
 from gpulock.install.sge.texts import HOOKS, HookLine
 from gpulock.install.trial import command_program, rival_hook_reason
 from gpulock.install.versions import current_hooks
-from gpulock.node.settings_file import DEFAULT_PATH
 
 VERIFIER: Final = "prolog/sge-jsv"
 
 
-@dataclass(frozen=True)
-class ClusterOptions:
-    """What the manager asks for; without queues all of the cluster's, which is for a removal."""
+class Complexes(Item):
+    """The complexes that count GPUs and tell of them; they stay, for the site's jobs name them."""
 
-    config: Path = Path(DEFAULT_PATH)
-    queues: tuple[str, ...] = ()
+    title, scope = "table of complexes", Scope.CLUSTER
+
+    def __init__(self, qconf: Qconf, lines: Mapping[str, str]) -> None:
+        self.qconf, self.lines = qconf, lines
+
+    def show(self, wanted: Wanted) -> list[str]:
+        if wanted is Wanted.ABSENT:
+            return []
+        table = self.qconf.complexes()
+        return [f"  + {line}" for name, line in self.lines.items() if name not in table]
+
+    def present(self) -> None:
+        """Add what is missing in one write, which is compared just before."""
+        before = self.qconf.complexes()
+        table = "\n".join({**self.lines, **before}.values()) + "\n"
+        if self.qconf.complexes() != before:
+            raise QconfError("others write it; run it again")
+        self.qconf.load("-Mc", "complexes", table)
+
+
+class HostGroup(Item):
+    """The host group of all hosts on which gpulock is installed."""
+
+    title, scope = f"host group {GROUP}", Scope.CLUSTER
+
+    def __init__(self, qconf: Qconf) -> None:
+        self.qconf = qconf
+
+    def show(self, wanted: Wanted) -> list[str]:
+        there = GROUP in self.qconf.names("-shgrpl")
+        if there is (wanted is Wanted.PRESENT):
+            return []
+        return ["  - (no host is in it)" if there else "  + (without a host)"]
+
+    def present(self) -> None:
+        self.qconf.load("-Ahgrp", "group", f"group_name {GROUP}\nhostlist NONE\n")
+
+    def absent(self) -> None:
+        self.qconf.run("qconf", "-dhgrp", GROUP)
+
+
+class GroupMembers(Item):
+    """The hosts that are in the group: each leaves it by its own uninstallation."""
+
+    title, scope = f"hosts of {GROUP}", Scope.CLUSTER
+
+    def __init__(self, qconf: Qconf, needs: tuple[Item, ...]) -> None:
+        self.qconf, self.needs = qconf, needs
+
+    def remainder(self, wanted: Wanted) -> Remainder | None:
+        hosts = self.qconf.hosts_of_group(GROUP) if wanted is Wanted.ABSENT else []
+        if not hosts:
+            return None
+        what = f"hosts are in {GROUP}: {' '.join(hosts)}"
+        return Remainder(f"{what}; run gpulock uninstall sge on each, then this again")
 
 
 class ClusterInstaller(NodePart):
     """Find out what is to be there in the cluster, or to go from it."""
 
-    def __init__(self, options: ClusterOptions) -> None:
-        super().__init__(options.config, "sge")
-        self.options = options
+    def __init__(self, config: Path, queues: tuple[str, ...] = ()) -> None:
+        super().__init__(config, "sge")
+        self.queues = queues
         execd = find_own_execd(self.settings, self.given)
         self.site = find_sge_site(self.settings, self.given, execd)
         self.qconf = self.site.qconf()
@@ -50,28 +100,30 @@ class ClusterInstaller(NodePart):
 
     def parts(self) -> InstallParts:
         """Return what is to be there; raise InstallError for what cannot be installed."""
-        if why := release_fault(self.site.release()):
-            raise InstallError(f"{why}: nothing was installed (docs/grid-engine.md)")
+        check_release(self.site.release())
         there = self.qconf.names("-sql")
-        for queue in self.options.queues:
+        for queue in self.queues:
             if queue not in there:
                 known, make = " ".join(there) or "none", f"qconf -aq {queue}"
                 raise InstallError(
                     f"there is no queue {queue} (there is: {known}); make it: {make}"
                 )
         lines = cluster_complexes(self.settings)
-        check_complexes(read_complexes(self.qconf), lines)
-        for queue in self.options.queues:
-            self.note_site_hooks(queue)
-        self.note_verifier()
+        check_complexes(self.qconf.complexes(), lines)
+        items = self.items(self.queues)
+        for item in items:
+            if isinstance(item, GroupHook):
+                self.note_site_hook(item)
+        if is_sge_none((self.qconf.configuration("global") or {}).get("jsv_url")):
+            wanted = f"script:{self.current}/{VERIFIER}"
+            self.note(f"qconf -mconf: jsv_url {wanted} has qmaster refuse invalid requests")
         self.note("on each execution host of the queue, now: gpulock install sge")
-        items = [Complexes(self.qconf, lines), *self.items(self.options.queues)]
-        return InstallParts(items, self.notes)
+        return InstallParts([Complexes(self.qconf, lines), *items], self.notes)
 
     def removal(self) -> InstallParts:
         """Return what is to go, of all queues."""
-        names = [*self.settings.sge_complexes, *REPORTED]
-        if left := [name for name in names if name in read_complexes(self.qconf)]:
+        table = self.qconf.complexes()
+        if left := [name for name in (*self.settings.sge_complexes, *REPORTED) if name in table]:
             self.note(f"complexes stay, for the site's jobs may name them: {' '.join(left)}")
         return InstallParts(self.items(tuple(self.qconf.names("-sql"))), self.notes)
 
@@ -85,22 +137,14 @@ class ClusterInstaller(NodePart):
         ]
         return [group, *hooks, GroupMembers(self.qconf, (group, *hooks))]
 
-    def note_verifier(self) -> None:
-        """Say how qmaster gets the verifier, which is a line of the global configuration."""
-        if is_sge_none((self.qconf.configuration("global") or {}).get("jsv_url")):
-            wanted = f"script:{self.current}/{VERIFIER}"
-            self.note(f"qconf -mconf: jsv_url {wanted} has qmaster refuse invalid requests")
-
-    def note_site_hooks(self, queue: str) -> None:
-        """Say which hooks of the site's go on running, and what is odd about them."""
-        for hook in HOOKS:
-            item = GroupHook(self.qconf, queue, HookLine(self.current, hook), ())
-            line = item.line(*item.values())
-            if not line.site:
-                continue
-            self.note(f"{queue}: the {hook} in force keeps running, with gpulock's: {line.site}")
-            program = command_program(line.site)
-            if program.is_absolute() and not program.exists():
-                self.note(f"{queue}: {program} does not exist here: jobs would fail as they do now")
-            if why := rival_hook_reason(line.site):
-                self.note(f"{queue}: does this {hook} hand out GPUs itself ({why})? Take it out")
+    def note_site_hook(self, item: GroupHook) -> None:
+        """Say which hook of the site's goes on running, and what is odd about it."""
+        queue, hook, site = item.queue, item.hook, item.line().site
+        if not site:
+            return
+        self.note(f"{queue}: the {hook} in force keeps running, with gpulock's: {site}")
+        program = command_program(site)
+        if program.is_absolute() and not program.exists():
+            self.note(f"{queue}: {program} does not exist here: jobs would fail as they do now")
+        if why := rival_hook_reason(site):
+            self.note(f"{queue}: does this {hook} hand out GPUs itself ({why})? Take it out")

@@ -1,57 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Grid Engine has of one host: its amounts and its own configuration; the files it starts."""
+"""What Grid Engine has of one host: its amounts, its own configuration, lines that lead to us."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Optional
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
 
 from gpulock.install.items import Item, Remainder, Wanted, difference_lines
-from gpulock.install.sge.host_report import SENSOR, HostReport
+from gpulock.install.sge.host import Conf, SgeHost
 from gpulock.install.sge.qconf import (
-    Qconf,
     QconfError,
     format_qconf_object,
     is_sge_none,
-    parse_sge_list,
+    parse_host_overrides,
 )
-from gpulock.install.sge.qmaster import effective_host_conf
-from gpulock.install.sge.texts import (
-    SHEPHERD,
-)
+from gpulock.install.sge.queue_hooks import GROUP, hooked_queues
+from gpulock.install.sge.texts import HOOKS, parse_hook_line
 from gpulock.install.versions import Hooks
 
-CONF_LINES: Final = ("load_sensor", "shepherd_cmd")
-Conf = Optional[dict[str, str]]
+CLUSTER: Final = "gpulock install sge --cluster --queue QUEUE"
+_SENSOR: Final = "prolog/sge-sensor"
+_SHEPHERD: Final = "prolog/sge_shepherd"
+_OWN_LINES: Final = ("load_sensor", "shepherd_cmd")
 
 
-@dataclass(frozen=True)
-class SgeHost:
-    """One execution host: its name, the way to qmaster, its hooks, and what its execd reports."""
+class ClusterPart(Item):
+    """What a manager has installed for all hosts: without it no job comes to the hooks."""
 
-    qconf: Qconf
-    name: str
-    current: Path
-    report: HostReport
+    title = "the cluster's part"
 
-    def configuration(self) -> Conf:
-        """Return the host's own configuration, None where it has none."""
-        return self.qconf.configuration(self.name)
+    def __init__(self, host: SgeHost, complexes: Collection[str]) -> None:
+        self.host, self.complexes = host, complexes
 
-    def shared(self) -> dict[str, str]:
-        """Return the global configuration."""
-        return self.qconf.configuration("global") or {}
-
-    def is_ours(self, value: str | None) -> bool:
-        """Say whether a value names a program below our folder."""
-        return f"{self.current}/" in (value or "")
-
-    def without_ours(self, value: str) -> str:
-        """Return a list of programs without ours, `none` where nothing is left."""
-        words = [word.strip() for word in value.split(",")]
-        return ",".join(word for word in words if not self.is_ours(word)) or "none"
+    def remainder(self, wanted: Wanted) -> Remainder | None:
+        if wanted is Wanted.ABSENT:
+            return None
+        table = self.host.qconf.complexes()
+        missing = [name for name in self.complexes if name not in table]
+        what = [f"there is no complex {' '.join(missing)}"] if missing else []
+        lines = hooked_queues(self.host)
+        if not lines:
+            what.append(f"no queue of {self.host.name} has hooks for {GROUP}")
+        elif wrong := [one for one in lines.items() if one[1] != self.host.current]:
+            queue, current = wrong[0]
+            what.append(f"{queue} leads to {current}, not to {self.host.current}")
+        return Remainder("; ".join(what), [f"once, by a manager: {CLUSTER}"]) if what else None
 
 
 class Amount(Item):
@@ -63,7 +56,7 @@ class Amount(Item):
         self.title = f"complex_values of host {host.name}"
 
     def show(self, wanted: Wanted) -> list[str]:
-        now = read_amounts(self.host).get(self.name)
+        now = self.host.amounts().get(self.name)
         before = None if now is None else f"{self.name}={now}"
         return [] if wanted is Wanted.ABSENT else difference_lines(before, self.element)
 
@@ -82,36 +75,29 @@ class HostConfiguration(Item):
     def show(self, wanted: Wanted) -> list[str]:
         now = self.host.configuration()
         after = self.wanted(wanted, now)
-        return [] if now == after else difference_lines(*map(_format, (now, after)))
+        return [] if now == after else difference_lines(_format(now), _format(after))
 
     def wanted(self, wanted: Wanted, now: Conf) -> Conf:
-        """Return what the configuration is to be: both lines with our programs, or without."""
-        if wanted is Wanted.ABSENT:
-            return self._without(now)
-        lines = {**self.host.shared(), **(now or {})}
-        sensor, found = f"{self.host.current}/{SENSOR}", lines.get("load_sensor", "none")
-        others = [] if is_sge_none(found) else [word.strip() for word in found.split(",")]
-        if sensor not in others:
-            others = [*(word for word in others if not word.endswith(f"/{SENSOR}")), sensor]
-        own = {**(now or {}), "load_sensor": ",".join(others)}
-        if not self._site_shepherd(lines):
-            own["shepherd_cmd"] = f"{self.host.current}/{SHEPHERD}"
-        return own
+        """Return what the configuration is to be: both lines with our programs, or without.
 
-    def _without(self, now: Conf) -> Conf:
-        """Take our programs out; one that would be empty changes nothing, for execd to take it."""
+        One that would be empty says what the global one says, for execd to take it.
+        """
         shared, own = self.host.shared(), dict(now or {})
-        for name in CONF_LINES:
+        lines = {**shared, **own}
+        if wanted is Wanted.PRESENT:
+            sensor, found = f"{self.host.current}/{_SENSOR}", _words(lines.get("load_sensor"))
+            if sensor not in found:  # of another installation of gpulock's one goes
+                found = [*(one for one in found if not one.endswith(f"/{_SENSOR}")), sensor]
+            own["load_sensor"] = ",".join(found)
+            if not site_shepherd(lines):
+                own["shepherd_cmd"] = f"{self.host.current}/{_SHEPHERD}"
+            return own
+        for name in _OWN_LINES:
             if self.host.is_ours(own.get(name)):
-                rest = self.host.without_ours(own.pop(name))
-                if rest != _or_none(shared.get(name)):
-                    own[name] = rest
+                words = [word for word in _words(own.pop(name)) if not self.host.is_ours(word)]
+                if words != _words(shared.get(name)):
+                    own[name] = ",".join(words) or "none"
         return None if now is None else own or idle_configuration(shared)
-
-    def _site_shepherd(self, lines: Mapping[str, str]) -> str:
-        """Return the shepherd_cmd of the site's, which stays."""
-        found = lines.get("shepherd_cmd", "none")
-        return "" if is_sge_none(found) or found.endswith(f"/{SHEPHERD}") else found
 
     def present(self) -> None:
         self._write(Wanted.PRESENT)
@@ -125,17 +111,17 @@ class HostConfiguration(Item):
         if host.configuration() != before:
             raise QconfError("it was changed meanwhile; run it again")
         host.qconf.load("-Aconf" if before is None else "-Mconf", host.name, _format(after) or "")
-        host.report.is_first = before is None
+        host.is_first = before is None
 
     def remainder(self, wanted: Wanted) -> Remainder | None:
         if wanted is Wanted.ABSENT:
             return None
-        if site := self._site_shepherd(effective_host_conf(self.host.qconf, self.host.name)):
+        if site := site_shepherd(self.host.qconf.effective_configuration(self.host.name)):
             return Remainder(
                 f"shepherd_cmd stays {site}, so a job's text can name a prolog of its own: set"
                 f" SGE_SHEPHERD={site}, then shepherd_cmd none, and run this again"
             )
-        if self.host.report.is_first and self.host.report.execd:
+        if self.host.is_first and self.host.execd:
             return Remainder(
                 f"execd of {self.host.name} takes its first configuration when it starts: restart"
                 " it (its jobs run on), and run this again"
@@ -146,27 +132,67 @@ class HostConfiguration(Item):
 class SgeHooks(Hooks):
     """The rendered hooks, which stay until execd starts neither sensor nor shepherd of ours."""
 
-    report: HostReport | None = None
+    host: SgeHost | None = None
 
     def absent(self) -> None:
-        if self.report:
-            self.report.await_configuration(sensor=False)
+        if self.host:
+            self.host.await_configuration(sensor=False)
         super().absent()
 
 
-def read_amounts(host: SgeHost) -> dict[str, str]:
-    """Return how much of each complex a host has; raise QconfError."""
-    return parse_sge_list(host.qconf.show("-se", host.name)["complex_values"])
+class SiteLines(Item):
+    """Lines that the site wrote itself, and that lead to gpulock's files."""
+
+    title = "lines of the site's that lead here"
+
+    def __init__(self, host: SgeHost, is_master: bool, needs: tuple[Item, ...]) -> None:
+        self.host, self.is_master, self.needs = host, is_master, needs
+
+    def remainder(self, wanted: Wanted) -> Remainder | None:
+        if wanted is Wanted.PRESENT:
+            return None
+        lines = [*self._of_queues(), *self._of_configurations()]
+        what = "lines of the site's lead to gpulock: take out what is named above, and run it again"
+        return Remainder(what, lines) if lines else None
+
+    def _of_queues(self) -> Iterator[str]:
+        """Yield what leads here on this host, but for the items' own."""
+        for queue in self.host.queues():
+            shown = self.host.qconf.show("-sq", queue)
+            for hook in HOOKS:
+                default, domains = parse_host_overrides(shown[hook])
+                for domain, value in {"": default, **domains}.items():
+                    is_here = domain in ("", self.host.name) or domain.startswith("@")
+                    is_item = domain in (GROUP, self.host.name) and parse_hook_line(value, hook)
+                    if is_here and self.host.is_ours(value) and not is_item:
+                        where = f"{queue}@{domain}" if domain else queue
+                        yield f"qconf -mq {queue}: {hook} of {where} is {value}"
+
+    def _of_configurations(self) -> Iterator[str]:
+        """Yield what leads here; jsv_url leads to qmaster's own files."""
+        names = [*_OWN_LINES, *HOOKS, *(["jsv_url"] if self.is_master else [])]
+        shared, own = self.host.shared(), self.host.configuration() or {}
+        for name in names:
+            if name not in own and self.host.is_ours(shared.get(name)):
+                yield f"qconf -mconf: {name} is {shared[name]}"
+            if name in HOOKS and self.host.is_ours(own.get(name)):
+                yield f"qconf -mconf {self.host.name}: {name} is {own[name]}"
+
+
+def site_shepherd(lines: Mapping[str, str]) -> str:
+    """Return the shepherd_cmd of the site's, which stays; nothing where there is none."""
+    found = lines.get("shepherd_cmd", "none")
+    return "" if is_sge_none(found) or found.endswith(f"/{_SHEPHERD}") else found
 
 
 def idle_configuration(shared: Mapping[str, str]) -> dict[str, str]:
     """Return a configuration of a host that changes nothing."""
-    return {"load_sensor": _or_none(shared.get("load_sensor"))}
+    return {"load_sensor": ",".join(_words(shared.get("load_sensor"))) or "none"}
 
 
-def _or_none(value: str | None) -> str:
-    """Return a value of a configuration as Grid Engine goes by it."""
-    return "none" if value is None or is_sge_none(value) else value
+def _words(value: str | None) -> list[str]:
+    """Return the programs of a list, none for `none`."""
+    return [] if value is None or is_sge_none(value) else [one.strip() for one in value.split(",")]
 
 
 def _format(conf: Conf) -> str | None:

@@ -1,64 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install sge` on an execution host: its files, its amounts, its hooks in force.
+"""`gpulock install sge` and `uninstall sge` on an execution host.
 
 What the whole cluster has comes before, once, by `--cluster`. A hook that is missing on a node puts
-every job there into error, so the host joins the group of the hooks last.
+every job there into error, so the host joins the group of the hooks last, and leaves it first. The
+epilog and all that a running job needs stay until no job holds a device. The hooks of both
+schedulers are one folder, which goes with the last of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Final
 
-from gpulock.install.container_hooks import choose_container_hooks
+from gpulock.install.container_hooks import choose_container_hooks, container_items
+from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import describe_drop_env
-from gpulock.install.items import FileItem, InstallParts, Item, Remainder, SettingsFile, Wanted
+from gpulock.install.items import InstallParts, Item, SettingsFile, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.cards import CardMap, CardNames, is_rsmap, mapped_cards
-from gpulock.install.sge.cluster_items import GROUP
-from gpulock.install.sge.host_hooks import HostHook
-from gpulock.install.sge.host_items import (
-    Amount,
-    HostConfiguration,
-    SgeHooks,
-    SgeHost,
-    read_amounts,
-)
-from gpulock.install.sge.host_report import HostReport
-from gpulock.install.sge.kinds import (
+from gpulock.install.sge.complexes import (
     check_complexes,
     cluster_complexes,
-    plain_amount,
-    read_node_devices,
+    counting_complexes,
+    host_amount,
 )
-from gpulock.install.sge.login_shells import (
-    csh_profile_paths,
-    csh_profile_text,
+from gpulock.install.sge.host import SgeHost
+from gpulock.install.sge.host_items import (
+    CLUSTER,
+    Amount,
+    ClusterPart,
+    HostConfiguration,
+    SgeHooks,
+    SiteLines,
+    idle_configuration,
+)
+from gpulock.install.sge.login import (
+    PROFILE,
+    login_script_items,
+    login_script_text,
     login_shell_faults,
 )
-from gpulock.install.sge.qconf import parse_host_overrides
-from gpulock.install.sge.qmaster import (
-    effective_host_conf,
-    queues_of_host,
-    read_complexes,
-)
+from gpulock.install.sge.queue_hooks import HostHook, hooked_queues
 from gpulock.install.sge.site import (
+    SgeSite,
     find_own_execd,
+    find_sge_shepherd,
     find_sge_site,
     sge_host_name,
-    tried_sge_shepherd,
 )
-from gpulock.install.sge.texts import HOOKS, login_script_text, parse_hook_line
-from gpulock.install.versions import SGE, current_hooks
+from gpulock.install.sge.texts import HOOKS
+from gpulock.install.versions import (
+    SGE,
+    SLURM,
+    HeldDevices,
+    current_hooks,
+    hooks_folder,
+    installed_schedulers,
+    version_in_force,
+)
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.sge.card_map import format_card_map
-from gpulock.sge.complexes import count_complex
 
-PROFILE: Final = Path("/etc/profile.d/gpulock.sh")
-CLUSTER: Final = "gpulock install sge --cluster --queue QUEUE"
 Echo = Callable[[str], None]
 
 
@@ -73,71 +78,95 @@ class SgeOptions:
     podman: bool = False
 
 
-class ClusterPart(Item):
-    """What a manager has installed for all hosts: without it no job comes to the hooks."""
-
-    title = "the cluster's part"
-
-    def __init__(self, host: SgeHost, complexes: Collection[str]) -> None:
-        self.host, self.complexes = host, complexes
-
-    def remainder(self, wanted: Wanted) -> Remainder | None:
-        if wanted is Wanted.ABSENT:
-            return None
-        table = read_complexes(self.host.qconf)
-        missing = [name for name in self.complexes if name not in table]
-        what = [f"there is no complex {' '.join(missing)}"] if missing else []
-        lines = hooked_queues(self.host)
-        if not lines:
-            what.append(f"no queue of {self.host.name} has hooks for {GROUP}")
-        elif wrong := [one for one in lines.items() if one[1] != self.host.current]:
-            queue, current = wrong[0]
-            what.append(f"{queue} leads to {current}, not to {self.host.current}")
-        page = [f"once, by a manager: {CLUSTER}"]
-        return Remainder("; ".join(what), page) if what else None
-
-
 class SgeInstaller(NodePart):
-    """Find out what is to be there on this node, step by step."""
+    """Find out what is to be there on this node, or to go from it."""
 
     def __init__(self, options: SgeOptions, echo: Echo) -> None:
         super().__init__(options.config, "sge")
-        self.options = options
-        self.execd = find_own_execd(self.settings, self.given)
-        self.site = find_sge_site(self.settings, self.given, self.execd)
+        self.options, self.echo = options, echo
         self.complex = self.settings.sge_complexes[0]
+
+    @cached_property
+    def execd(self) -> SchedulerDaemon | None:
+        """The execd of this cell; raises InstallError for several."""
+        return find_own_execd(self.settings, self.given)
+
+    @cached_property
+    def site(self) -> SgeSite:
+        """What leads to qmaster; raises InstallError."""
+        return find_sge_site(self.settings, self.given, self.execd)
+
+    @cached_property
+    def host(self) -> SgeHost:
+        """This host; raises InstallError where it is none of the cell's."""
         qconf = self.site.qconf()
-        name = sge_host_name(qconf)
-        report = HostReport(qconf, name, self.execd, echo)
-        self.host = SgeHost(qconf, name, current_hooks(self.settings).folder, report)
-        self.lines = effective_host_conf(qconf, name)
+        current = current_hooks(self.settings).folder
+        return SgeHost(qconf, sge_host_name(qconf), current, self.execd, self.echo)
+
+    @cached_property
+    def lines(self) -> dict[str, str]:
+        """The configuration of this host."""
+        return self.host.qconf.effective_configuration(self.host.name)
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
-        options = self.options
+        options, _ = self.options, self.host
         gpus = self.count_gpus()
         if not gpus:
             raise InstallError("the driver shows no GPU; look at the driver, or set EXPECTED_GPUS")
         settings = self.settings_item(gpus)
         self.note(describe_drop_env())
         complexes = cluster_complexes(self.settings)
-        table = read_complexes(self.host.qconf)
+        table = self.host.qconf.complexes()
         check_complexes(table, complexes)
-        positions = self.card_map(table)
         hooks = SgeHooks(self.settings, SGE)
-        containers = choose_container_hooks(options.enroot, options.podman)
-        files = [positions, hooks, *containers, *self.login_scripts()]
+        files: list[Item] = [
+            self.card_map(table),
+            hooks,
+            *choose_container_hooks(options.enroot, options.podman),
+            *self.login_scripts(),
+        ]
         cluster = ClusterPart(self.host, complexes)
-        self.note_other_queues()
-        items = [*self.folders(), settings, *files, cluster]
         amounts = self.amounts(gpus, table, cluster)
-        after = host_items(self.host, (cluster, hooks))
-        parts = [*items, *amounts, *after]
-        return InstallParts(parts, self.notes, try_line=self.try_line())
+        self.note_other_queues()
+        in_qmaster = self.host_items((cluster, hooks))
+        items = [*self.folders(), settings, *files, cluster, *amounts, *in_qmaster]
+        return InstallParts(items, self.notes, try_line=self.try_line())
+
+    def removal(self, force: bool = False) -> InstallParts:
+        """Return the items, of which the last goes first: the prologs.
+
+        Those that Slurm needs as well are left to it. Raises InstallError.
+        """
+        here = installed_schedulers(self.settings)
+        lost_map = not here and version_in_force(hooks_folder(self.settings))
+        if not (SGE in here or lost_map):
+            return InstallParts([])
+        hooks = SgeHooks(self.settings)
+        hooks.host = host = self.host
+        shared: list[Item] = [hooks, *container_items()]
+        if SLURM in here:
+            self.note("the hooks stay: Slurm uses them")
+            shared = []
+        mark = CardMap(self.settings.state_dir, "", host.name, host.qconf.run)
+        kept = [mark, *shared, *login_script_items(self.options.profile), *self.host_items(())]
+        prologs = [one for one in kept if isinstance(one, HostHook) and one.hook == "prolog"]
+        kept = [one for one in kept if one not in prologs]
+        jobs = HeldDevices(self.settings, SGE, force, tuple(kept))
+        leading = SiteLines(host, self.site.is_master(host.name), tuple(kept))
+        self.note_what_stays()
+        settings = SettingsFile(self.config_path, "")
+        return InstallParts([settings, *kept, jobs, leading, *prologs], self.notes)
+
+    def host_items(self, needs: tuple[Item, ...]) -> list[Item]:
+        """Return what Grid Engine has of the host: the hooks of all queues come last."""
+        conf, queues = HostConfiguration(self.host, needs), self.host.queues()
+        needed = (*needs, conf)
+        return [conf, *(HostHook(self.host, queue, h, needed) for h in HOOKS for queue in queues)]
 
     def settings_item(self, gpus: int) -> SettingsFile:
         """Return the settings file, which names Grid Engine and the shepherd that ours becomes."""
-        real = tried_sge_shepherd(self.settings, self.site, self.execd, self.lines)
+        real = find_sge_shepherd(self.settings, self.site, self.execd, self.lines)
         keys = {"EXPECTED_GPUS": str(gpus), **self.site.keys(), "SGE_COMPLEXES": self.complex}
         return self.settings_file_item({**keys, "SGE_SHEPHERD": str(real)})
 
@@ -145,7 +174,7 @@ class SgeInstaller(NodePart):
         """Return the map of an RSMAP's ids, by which gpulock is known to be here."""
         cards: CardNames = {}
         if is_rsmap(table.get(self.complex, "")):
-            value = read_amounts(self.host).get(self.complex, "")
+            value = self.host.amounts().get(self.complex, "")
             cards = mapped_cards(self.settings, self.complex, value, self.options.map)
         text = format_card_map(self.host.name, cards)
         return CardMap(self.settings.state_dir, text, self.host.name, self.host.qconf.run)
@@ -164,14 +193,9 @@ class SgeInstaller(NodePart):
 
     def amounts(self, gpus: int, table: Mapping[str, str], cluster: Item) -> list[Item]:
         """Return how many of each complex this host has; a number that stands there stays."""
-        here, found = read_amounts(self.host), read_node_devices(self.settings)
-        items: list[Item] = []
-        counts = {self.complex: plain_amount(self.settings, self.complex, gpus)}
-        for name, kind in self.settings.sge_kinds.items():
-            if kind:
-                counts[name] = count_complex(found, self.settings, name)
-        for name, count in counts.items():
-            now = here.get(name)
+        here, items = self.host.amounts(), list[Item]()
+        for name in counting_complexes(self.settings):
+            now, count = here.get(name), host_amount(self.settings, name, gpus)
             if is_rsmap(table.get(name, "")):
                 continue
             if now is None and count:
@@ -183,42 +207,27 @@ class SgeInstaller(NodePart):
 
     def note_other_queues(self) -> None:
         """Name the queues of this host whose jobs get no locks."""
+        for queue in self.unhooked_queues():
+            self.note(f"queue {queue} is on this host too, and its jobs get no locks: {CLUSTER}")
+
+    def unhooked_queues(self) -> list[str]:
+        """Return the queues of this host without hooks of ours, where another has them."""
         ours = hooked_queues(self.host)
-        for queue in queues_of_host(self.host.qconf, self.host.name) if ours else ():
-            if queue not in ours:
-                self.note(
-                    f"queue {queue} is on this host too, and its jobs get no locks: {CLUSTER}"
-                )
+        return [queue for queue in self.host.queues() if queue not in ours] if ours else []
+
+    def note_what_stays(self) -> None:
+        """Say what stays of this host in qmaster, which the site may use."""
+        host = self.host
+        own = HostConfiguration(host, ()).wanted(Wanted.ABSENT, host.configuration())
+        if own == idle_configuration(host.shared()):
+            self.note(f"stays: qconf -dconf {host.name}")
+        here = host.amounts()
+        for name in self.settings.sge_complexes:
+            if name in here:
+                self.note(f"stays: qconf -dattr exechost complex_values {name} {host.name}")
 
     def try_line(self) -> str:
         """Return the job by which an ordinary user sees the mask."""
         queues = [*hooked_queues(self.host), "QUEUE"]
         job = f"-q {queues[0]}@{self.host.name} -l {self.complex}=1 -b y -j y"
         return f"qsub {job} /usr/bin/printenv CUDA_VISIBLE_DEVICES"
-
-
-def login_script_items(profile: Path, text: str = "") -> list[Item]:
-    """Return the login scripts of sh and csh."""
-    csh = csh_profile_text(profile)
-    scripts = {profile: text, **dict.fromkeys(csh_profile_paths(profile), csh)}
-    return [FileItem(path, script) for path, script in scripts.items()]
-
-
-def host_items(host: SgeHost, needs: tuple[Item, ...]) -> list[Item]:
-    """Return what Grid Engine has of the host: the hooks of all queues come last, and go first."""
-    conf = HostConfiguration(host, needs)
-    queues = queues_of_host(host.qconf, host.name)
-    hooks = [HostHook(host, queue, hook, (*needs, conf)) for hook in HOOKS for queue in queues]
-    return [conf, *hooks]
-
-
-def hooked_queues(host: SgeHost) -> dict[str, Path]:
-    """Return where the hooks lead that a queue of this host has for the group, by queue."""
-    found: dict[str, Path] = {}
-    for queue in queues_of_host(host.qconf, host.name):
-        shown = host.qconf.show("-sq", queue)
-        lines = [parse_hook_line(parse_host_overrides(shown[h])[1].get(GROUP), h) for h in HOOKS]
-        paths = {line.current if line else None for line in lines}
-        if len(paths) == 1 and (path := paths.pop()):
-            found[queue] = path
-    return found

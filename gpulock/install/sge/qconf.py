@@ -74,6 +74,30 @@ class Qconf:
             return None
         return parse_qconf_object(self.run("qconf", "-sconf", host))
 
+    def effective_configuration(self, host: str) -> dict[str, str]:
+        """Return what execd of a host goes by: its own lines before the global ones."""
+        return {**(self.configuration("global") or {}), **(self.configuration(host) or {})}
+
+    def complexes(self) -> dict[str, str]:
+        """Return the line of each complex by name."""
+        return parse_complexes(self.run("qconf", "-sc"))
+
+    def queues_of_host(self, host: str) -> list[str]:
+        """Return the queues that a host has."""
+        try:
+            instances = [word.split("@") for word in self.run("qselect").split() if "@" in word]
+        except QconfError:  # without a word where there is no queue at all
+            if self.names("-sql"):
+                raise
+            return []
+        return [queue for queue, name in instances if name == host]
+
+    def hosts_of_group(self, group: str) -> list[str]:
+        """Return the hosts of a host group, none where there is no such group."""
+        if group not in self.names("-shgrpl"):
+            return []
+        return self.run("qconf", "-shgrp_resolved", group).split()
+
     def load(self, option: str, name: str, text: str) -> None:
         """Have qconf read an object from a file of that name; raise QconfError."""
         with tempfile.TemporaryDirectory(prefix="gpulock-") as folder:

@@ -1,29 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this node's Grid Engine is: from the settings, or from the execd that runs here.
+"""Where this node's Grid Engine is: its cell, its programs and their release, this host's name.
 
-The environment of the caller may lead to another cell: it counts where no execd runs.
+From the settings, or from the execd that runs here; the environment of the caller may lead to
+another cell, and counts where no execd runs. Programs stand beside execd or below SGE_ROOT/bin;
+none that others could have put there is run, and none of a release that is not known is put in
+force.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from gpulock.daemon.core.sge_client import read_cell_ports
+from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
-from gpulock.install.files import InstallError
-from gpulock.install.sge.programs import (
-    find_sge_binaries,
-    find_sge_shepherd,
-    minimum_id_fault,
-    read_sge_release,
-    release_fault,
-    try_sge_shepherd,
-)
+from gpulock.install.files import InstallError, run_program
 from gpulock.install.sge.qconf import Qconf, QconfError
 from gpulock.node.settings import Settings
+
+_ELF: Final = b"\x7fELF"
+_SHEPHERD: Final = "sge_shepherd"
+_SECONDS: Final = 10.0
+CLIENTS: Final = ("qconf", "qstat", "qselect", "gethostname", "qmod", "qalter")
+# The first line of `-help`, of what gpulock was run on (docs/grid-engine.md, which Grid Engine).
+KNOWN: Final = {
+    "Son of Grid Engine 8.1.9": r"SGE 8\.1\.9",
+    "Some Grid Engine": r"SGE r\d*\.[\w.-]*",  # of an archive without git it is `r.`
+    "Open Cluster Scheduler 9.0 to 9.2": r"OCS 9\.[012](\.\w+)*",
+}
+OCS: Final = "OCS "
+# Open Cluster Scheduler says nothing without them, and asks nobody for its help.
+_PORTS: Final = {"SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445"}
 
 
 @dataclass(frozen=True)
@@ -37,11 +50,7 @@ class SgeSite:
 
     def keys(self) -> dict[str, str]:
         """Return the settings that lead a hook to the same qmaster; empty ones left out."""
-        pairs = {
-            "SGE_ROOT": self.root,
-            "SGE_CELL": self.cell,
-            "SGE_BINARIES": self.binaries,
-        }
+        pairs = {"SGE_ROOT": self.root, "SGE_CELL": self.cell, "SGE_BINARIES": self.binaries}
         return {name: value for name, value in pairs.items() if value}
 
     def is_master(self, host: str) -> bool:
@@ -52,9 +61,19 @@ class SgeSite:
             return False
         return name.partition(".")[0] == host.lower().partition(".")[0]
 
-    def release(self) -> str:
-        """Return the release of its clients, `SGE 8.1.9`; raise InstallError."""
-        return read_sge_release(Path(self.binaries, "qstat"), self.root, self.cell)
+    def release(self, program: str | Path = "") -> str:
+        """Return the release of its clients, `SGE 8.1.9`, or a program's; raise InstallError."""
+        path = Path(self.binaries, program or "qstat")
+        env = {"PATH": "/usr/bin:/bin", "SGE_ROOT": self.root, "SGE_CELL": self.cell, **_PORTS}
+        try:
+            done = run_program([path, "-help"], _SECONDS, env, cwd="/")
+        except (OSError, subprocess.SubprocessError) as fault:
+            raise InstallError(f"{path} cannot be run: {fault}") from fault
+        said = (done.stdout.strip() or done.stderr.strip() or "nothing").splitlines()[0]
+        line = "".join(c if c.isprintable() else "?" for c in said[:80])
+        if done.returncode != 0:
+            raise InstallError(f"{path} cannot be run, it ends with {done.returncode}: {line}")
+        return line
 
     def qconf(self, seconds: float = 20.0) -> Qconf:
         """Return the clients of this site."""
@@ -67,25 +86,23 @@ def find_execds(proc: Path = Path("/proc")) -> list[SchedulerDaemon]:
     return find_scheduler_daemons("sge_execd", proc)
 
 
-def find_execd(execds: list[SchedulerDaemon], root: str, cell: str) -> SchedulerDaemon | None:
-    """Return the one execd of a cell (empty: of any); raise InstallError for several."""
+def find_own_execd(settings: Settings, given: frozenset[str]) -> SchedulerDaemon | None:
+    """Return the execd of the settings' cell, of any where they name none.
+
+    Raises InstallError for several.
+    """
+    root = settings.sge_root if "SGE_ROOT" in given else ""
+    cell = settings.sge_cell if "SGE_CELL" in given else ""
     fitting = [
-        e
-        for e in execds
-        if root in ("", e.env.get("SGE_ROOT", ""))
-        and cell in ("", e.env.get("SGE_CELL", "default"))
+        execd
+        for execd in find_execds()
+        if root in ("", execd.env.get("SGE_ROOT", ""))
+        and cell in ("", execd.env.get("SGE_CELL", "default"))
     ]
     if len(fitting) > 1:
         cells = " ".join(f"{e.env.get('SGE_ROOT')}/{e.env.get('SGE_CELL')}" for e in fitting)
         raise InstallError(f"several execds run here ({cells}); name one by SGE_ROOT and SGE_CELL")
     return fitting[0] if fitting else None
-
-
-def find_own_execd(settings: Settings, given: frozenset[str]) -> SchedulerDaemon | None:
-    """Return the execd of the settings' cell, of any where they name none; raise InstallError."""
-    root = settings.sge_root if "SGE_ROOT" in given else ""
-    cell = settings.sge_cell if "SGE_CELL" in given else ""
-    return find_execd(find_execds(), root, cell)
 
 
 def find_sge_site(
@@ -105,27 +122,101 @@ def find_sge_site(
     if not root:
         raise InstallError("no execd runs here and SGE_ROOT is not known; start it, or set that")
     folder = settings.sge_binaries or find_sge_binaries(Path(root), execd)
-    own = {name: env[name] for name in ("SGE_QMASTER_PORT", "SGE_EXECD_PORT") if env.get(name)}
+    own = {name: env[name] for name in _PORTS if env.get(name)}
     return SgeSite(root, cell, folder, {**read_cell_ports(root, cell), **own})
 
 
-def tried_sge_shepherd(
+def find_sge_binaries(root: Path, execd: SchedulerDaemon | None) -> str:
+    """Return the folder of the real clients: Debian's in the PATH are wrapper scripts.
+
+    Beside the execd that runs, or below an SGE_ROOT that may be its word: only what nobody but
+    root and the admin user could have put there. Without execd the root is the administrator's
+    own word. Raises InstallError.
+    """
+    for folder in program_folders(root, execd):
+        if not all(_is_program(folder / name) for name in ("qconf", "qstat")):
+            continue
+        for path in [folder / name for name in CLIENTS if execd and (folder / name).exists()]:
+            check_trusted(path, execd, f"the clients in {folder} are", "SGE_BINARIES")
+        return str(folder)
+    raise InstallError(f"no qconf and qstat below {root}/bin; set SGE_BINARIES")
+
+
+def find_sge_shepherd(
     settings: Settings, site: SgeSite, execd: SchedulerDaemon | None, lines: Mapping[str, str]
 ) -> Path:
-    """Return the shepherd that ours becomes; raise InstallError where no job of ours would start.
+    """Return the shepherd that ours becomes, tried; raise InstallError where no job would start.
 
-    `lines` are the host's configuration. A release that is not known is none of ours.
+    `lines` are the host's configuration. A release that is not known is none of ours. A program of
+    the site's own that starts the shepherd is not run: nobody knows what it does.
     """
-    real = find_sge_shepherd(settings, Path(site.root), execd)
-    clients = site.release()
-    release = try_sge_shepherd(real, site.root, execd) or clients
-    if why := release_fault(release) or release_fault(clients):
-        raise InstallError(f"{why}: nothing was installed (docs/grid-engine.md)")
+    if given := settings.sge_shepherd:
+        tried = [Path(given)]
+        missing = f"SGE_SHEPHERD={given} is no program: no job would start"
+    else:
+        folders = [*program_folders(Path(site.root), execd), Path(site.binaries)]
+        tried = [folder / _SHEPHERD for folder in folders]
+        missing = f"no {_SHEPHERD} beside execd or below {site.root}/bin: set SGE_SHEPHERD"
+    real = next((path for path in tried if path.is_file() and os.access(path, os.X_OK)), None)
+    if real is None:
+        raise InstallError(missing)
+    release = clients = site.release()
+    if real.name == _SHEPHERD:
+        check_trusted(real, execd, f"{real} is", "SGE_SHEPHERD")
+        release = site.release(real)
     if release != clients:
         raise InstallError(f"{real} is of {release}, the clients are of {clients}")
+    check_release(release)
     if why := minimum_id_fault(release, lines):
         raise InstallError(f"{why}; set both to 0 (qconf -mconf)")
     return real
+
+
+def check_trusted(path: Path, execd: SchedulerDaemon | None, what: str, setting: str) -> None:
+    """Raise InstallError for a program that others than execd's owners could have put there."""
+    if execd and (why := why_untrusted_program(path, execd.owners)):
+        raise InstallError(f"{what} not run: {why}; fix it, or set {setting}")
+
+
+def check_release(release: str) -> None:
+    """Raise InstallError for a release whose jobs are not understood."""
+    if why := release_fault(release):
+        raise InstallError(f"{why}: nothing was installed (docs/grid-engine.md)")
+
+
+def release_fault(release: str) -> str:
+    """Return why jobs of a release are not understood, or nothing; pure."""
+    if any(re.fullmatch(pattern, release) for pattern in KNOWN.values()):
+        return ""
+    return f"this Grid Engine is {release}, and gpulock knows {', '.join(KNOWN)}"
+
+
+def minimum_id_fault(release: str, lines: Mapping[str, str]) -> str:
+    """Return why no hook of root's starts by a host's configuration, or nothing; pure.
+
+    The shepherd of Open Cluster Scheduler holds hooks to min_uid and min_gid as it holds jobs, and
+    puts the queue in error (docs/facts/grid-engine.md, user, directory and output of hooks).
+    """
+    high = [f"{key}={lines[key]}" for key in ("min_uid", "min_gid") if lines.get(key, "0") != "0"]
+    if not (high and release.startswith(OCS)):
+        return ""
+    return f"{' '.join(high)}: the shepherd of {release} starts no hook as root then"
+
+
+def program_folders(root: Path, execd: SchedulerDaemon | None) -> Iterator[Path]:
+    """Yield where programs may stand, most likely first."""
+    if execd:
+        yield execd.program.parent
+    for folder in sorted((root / "bin").glob("*")):
+        yield folder.resolve()
+
+
+def _is_program(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == _ELF
+    except OSError:
+        return False
 
 
 def choose_sge_host(hosts: Sequence[str], node: str, alias: str = "") -> str:
@@ -143,18 +234,13 @@ def choose_sge_host(hosts: Sequence[str], node: str, alias: str = "") -> str:
     return same[0] if len(same) == 1 else ""
 
 
-def sge_host_name(qconf: Qconf, name: str = "") -> str:
+def sge_host_name(qconf: Qconf) -> str:
     """Return this machine's name as Grid Engine has it; raise InstallError when it has none."""
-    hosts = qconf.names("-sel")
-    node = os.uname().nodename.lower()
-    if name:
-        found = {host.lower(): host for host in hosts}.get(name.lower(), "")
-    else:
-        try:
-            alias = qconf.run("gethostname", "-aname").strip()
-        except QconfError:  # not every build has it
-            alias = ""
-        found = choose_sge_host(hosts, node, alias)
-    if found:
+    hosts, node = qconf.names("-sel"), os.uname().nodename
+    try:
+        alias = qconf.run("gethostname", "-aname").strip()
+    except QconfError:  # not every build has it
+        alias = ""
+    if found := choose_sge_host(hosts, node, alias):
         return found
-    raise InstallError(f"{name or node} is no execution host ({' '.join(hosts)}); see qconf -ae")
+    raise InstallError(f"{node} is no execution host ({' '.join(hosts)}); see qconf -ae")

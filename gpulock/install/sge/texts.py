@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of an installation: command lines of prolog and epilog, login script, complex.
+"""The command lines of prolog and epilog, with the site's own command behind ours.
 
 The site's command stands in our line as it stood in its own, so Grid Engine goes on splitting it
 and filling in its $variables; our hook runs it with its own user and environment.
@@ -8,15 +8,13 @@ and filling in its $variables; our hook runs it with its own user and environmen
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.files import InstallError, find_share_folder
+from gpulock.install.files import InstallError
 from gpulock.install.trial import command_program
 
-SHEPHERD: Final = "prolog/sge_shepherd"
 HOOKS: Final = ("epilog", "prolog")  # as they are set: no job may claim before there is an epilog
 OWN, INHERITED = "own", "inherited"  # the site's command stood in this line, or is in force below
 _SITE: Final = 7  # words before the site's: drop-env, our hook, those three, $job_owner, origin
@@ -36,6 +34,10 @@ class HookLine:
         ours = f"{self.current}/prolog/drop-env {self.current}/{self.hook}/sge"
         behind = f" $job_owner {self.origin} {self.site}" if self.site else ""
         return f"root@{ours} $job_id $ja_task_id $queue{behind}"
+
+    def before(self) -> str | None:
+        """Return the value that the line took the place of, None where there was none."""
+        return self.site if self.origin == OWN else None
 
 
 def parse_hook_line(value: str | None, hook: str) -> HookLine | None:
@@ -70,34 +72,3 @@ def is_gpulock_command(value: str | None, hook: str) -> bool:
     words = (value or "").split()
     starts = len(words) > 1 and words[0].endswith("/prolog/drop-env")
     return starts and words[1].endswith(f"/{hook}/sge")
-
-
-def login_script_text(spool: str, gid_range: str) -> str:
-    """Return the login script for execd's spool directory and its groups; raise InstallError."""
-    ranges = " ".join(
-        part if "-" in part else f"{part}-{part}"
-        for part in gid_range.replace(",", " ").split()
-        if re.fullmatch(r"\d+(-\d+)?", part)
-    )
-    if not ranges:
-        raise InstallError(f"gid_range is {gid_range!r}; set it: qconf -mconf")
-    if not re.fullmatch(r"/[\w./+-]+", spool):
-        raise InstallError(f"execd's spool directory has an odd name: {spool}; move it")
-    text = (find_share_folder() / "prolog/profile.sh").read_text()
-    return text.replace("@EXECD_SPOOL@", spool).replace("@GID_RANGES@", ranges)
-
-
-def complex_fault(line: str) -> str:
-    """Return why a complex cannot stand for GPUs, or nothing; pure."""
-    _, _, kind, relop, requestable, consumable, default, _ = line.split()
-    if kind not in ("INT", "RSMAP"):
-        return f"its type is {kind}, it must be INT or RSMAP"
-    if relop != "<=":
-        return f"its relation is {relop}, it must be <="
-    if consumable not in ("YES", "JOB", "HOST"):
-        return f"consumable is {consumable}, it must be YES (per slot), JOB or HOST"
-    if default not in ("0", "NONE"):
-        return f"its default is {default}, which no hook can see; it must be 0"
-    if requestable not in ("YES", "FORCED"):
-        return "no job can request it"
-    return ""

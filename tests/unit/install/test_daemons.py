@@ -14,8 +14,7 @@ import pytest
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
 from gpulock.install.files import InstallError
-from gpulock.install.sge.programs import find_sge_binaries
-from gpulock.install.sge.site import find_execds
+from gpulock.install.sge.site import find_execds, find_sge_binaries
 from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds
 from gpulock.node.settings import Settings
 

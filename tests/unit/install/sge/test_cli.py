@@ -13,7 +13,6 @@ from click.testing import Result
 from gpulock.cli import command_group
 from gpulock.cli.admin.items import NOT_IN_FORCE
 from gpulock.install.sge import install as sge_install
-from gpulock.install.sge import uninstall as sge_uninstall
 from tests.support.install_site import Site, make_site
 from tests.support.runner import command_runner
 
@@ -26,8 +25,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """Give a node on which a command finds no login script of this machine's."""
     made = make_site(tmp_path, monkeypatch)
     profile = made.root / "etc/profile.d/gpulock.sh"
-    for module, name in ((sge_install, "SgeOptions"), (sge_uninstall, "SgeRemoval")):
-        monkeypatch.setattr(module, name, partial(getattr(module, name), profile=profile))
+    options = partial(sge_install.SgeOptions, profile=profile)
+    monkeypatch.setattr(sge_install, "SgeOptions", options)
     return made
 
 

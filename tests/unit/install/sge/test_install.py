@@ -11,9 +11,10 @@ import pytest
 from gpulock.install.files import InstallError
 from gpulock.install.items import ItemRun, Wanted
 from gpulock.install.node_part import add_settings
+from gpulock.install.sge.complexes import complex_fault, host_amount
 from gpulock.install.sge.install import SgeInstaller
-from gpulock.install.sge.kinds import plain_amount
-from gpulock.install.sge.texts import HOOKS, HookLine, complex_fault, login_script_text
+from gpulock.install.sge.login import login_script_text
+from gpulock.install.sge.texts import HOOKS, HookLine
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import Site, deaf_execd, ignore, make_site, qconf_values, tree
@@ -142,7 +143,7 @@ def test_an_unknown_grid_engine_is_refused_with_its_version(site: Site, release:
 def test_a_queue_that_is_not_there_is_told_with_how_one_is_made(site: Site) -> None:
     """qselect fails without a word then."""
     with pytest.raises(InstallError, match=r"no queue x\.q \(there is: gpu\.q\)"):
-        site.cluster(queues=("gpu.q", "x.q")).parts()
+        site.cluster("gpu.q", "x.q").parts()
     (site.state / "sq").unlink()
     with pytest.raises(InstallError, match=r"no queue gpu\.q \(there is: none\).*qconf -aq gpu\.q"):
         site.cluster().parts()
@@ -422,6 +423,6 @@ def test_complexes_of_kinds_are_made_with_the_hosts_amounts(site: Site) -> None:
 def test_of_a_node_with_mig_the_plain_complex_counts_whole_cards(site: Site) -> None:
     node = write_simulated_node(site.root / "other", "a100-mig")
 
-    amount = plain_amount(read_settings(str(node.config)), "gpu", 8)
+    amount = host_amount(read_settings(str(node.config)), "gpu", 8)
 
     assert amount == 6, "two cards have instances"

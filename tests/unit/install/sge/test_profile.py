@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.sge.login_shells import csh_profile_paths, csh_profile_text, login_shell_faults
-from gpulock.install.sge.texts import login_script_text
+from gpulock.install.sge.login import (
+    csh_profile_text,
+    login_script_items,
+    login_script_text,
+    login_shell_faults,
+)
 from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES, grant_variable_names
 from gpulock.job.mps import MEMORY_LIMIT, PERCENTAGE, PIPE_DIRECTORY
 from gpulock.sge.prolog import EXTRA_MASK_NAMES
@@ -169,9 +173,7 @@ def test_a_shell_inside_a_job_is_left_alone(spool: Path, shell: str) -> None:
 
 # --- who reads it --------------------------------------------------------------------------------
 
-# The start files of Debian and of RHEL, as far as they lead further.
-DEBIAN_CSH = "if (-e /etc/csh/login.d) then\n  source /etc/csh/login.d/x\nendif\n"
-RHEL_CSH = "foreach i ( /etc/profile.d/*.csh )\n  source $i\nend\n"
+# The start file of RHEL, as far as it leads further.
 RHEL_ZSH = (
     "_src_etc_profile()\n{\n    emulate -L ksh\n    source /etc/profile\n}\n_src_etc_profile\n"
 )
@@ -187,7 +189,7 @@ def etc_of(folder: Path, shells: str, **files: str) -> Path:
         Path(programs[-1]).touch(0o755)
     (etc / "shells").write_text("# valid\n" + "\n".join([*programs, "/nowhere/fish"]) + "\n")
     for name, text in files.items():
-        place = etc / name.replace("__", "/").replace("csh_", "csh.")
+        place = etc / name.replace("__", "/")
         place.parent.mkdir(exist_ok=True)
         place.write_text(text)
     return etc / "profile.d/gpulock.sh"
@@ -196,12 +198,9 @@ def etc_of(folder: Path, shells: str, **files: str) -> Path:
 @pytest.mark.parametrize(
     ("shells", "files", "told"),
     [
-        ("sh bash ksh tmux", {}, []),
-        ("tcsh", {"csh_login": DEBIAN_CSH}, []),
-        ("csh", {"csh_login": RHEL_CSH}, []),
+        ("sh bash ksh tcsh tmux", {}, []),
         ("zsh", {"zprofile": RHEL_ZSH}, []),
         ("zsh", {"zsh__zprofile": "# /etc/profile\n"}, ["zsh: its qlogin sees every GPU"]),
-        ("tcsh", {"csh_login": "# /etc/profile.d\n"}, ["tcsh: its qlogin sees every GPU"]),
         ("fish", {}, ["fish: gpulock has no login script for it"]),
     ],
 )
@@ -223,10 +222,10 @@ def test_a_shell_whose_start_file_does_not_lead_to_the_mask_is_told(
 
 def test_debians_csh_has_a_folder_of_its_own(tmp_path: Path) -> None:
     profile = etc_of(tmp_path, "tcsh")
-    assert csh_profile_paths(profile) == [profile.with_suffix(".csh")]
     folder = profile.parents[1] / "csh/login.d"
     folder.mkdir(parents=True)
-    assert csh_profile_paths(profile) == [profile.with_suffix(".csh"), folder / "gpulock.csh"]
+    csh = [f"file {path}" for path in (profile.with_suffix(".csh"), folder / "gpulock.csh")]
+    assert [item.title for item in login_script_items(profile)] == [f"file {profile}", *csh]
 
 
 IN_ETC = """

@@ -9,9 +9,8 @@ import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.items import ItemRun, Wanted
-from gpulock.install.sge.host_report import REPORTED
-from gpulock.install.sge.uninstall import SgeRemoval, SgeRemover
-from tests.support.install_site import Site, deaf_execd, ignore, make_site, qconf_values, tree
+from gpulock.install.sge.complexes import REPORTED
+from tests.support.install_site import Site, deaf_execd, make_site, qconf_values, tree
 
 pytestmark = pytest.mark.slow
 
@@ -53,9 +52,8 @@ def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Si
 def test_a_dry_run_shows_each_difference_and_changes_nothing(site: Site) -> None:
     site.install_all()
     before, said = tree(site.root), list[str]()
-    parts = SgeRemover(SgeRemoval(site.config, site.root / "profile.d/gpulock.sh"), ignore).parts()
 
-    ItemRun(parts.items, Wanted.ABSENT, said.append, dry_run=True).run()
+    ItemRun(site.removal().items, Wanted.ABSENT, said.append, dry_run=True).run()
 
     current = site.hooks / "current"
     for line in (
@@ -148,8 +146,8 @@ def test_lines_of_the_sites_that_lead_to_the_hooks_keep_them(site: Site) -> None
     for _ in range(2):
         (left,) = site.uninstall().remainders
         assert left.page == [
-            "qconf -rattr queue prolog NONE gpu.q@node1",
-            "qconf -mconf: jsv_url none",
+            f"qconf -mq gpu.q: prolog of gpu.q@node1 is {site.hook('prolog')} mine",
+            f"qconf -mconf: jsv_url is script:{current}/prolog/sge-jsv",
         ]
         assert (current / "prolog/sge").is_file()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What execd of a host reports to qmaster, by which it is seen which configuration it has taken.
+"""One execution host as qmaster has it, and which configuration its execd has taken.
 
 execd asks for its configuration when the version of a part that it has is another. A host's own
 that is new is no such part: execd takes it when it is restarted (docs/facts/grid-engine.md,
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from pathlib import Path
+from typing import Final, Optional
 
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.files import InstallError
+from gpulock.install.sge.complexes import REPORTED
 from gpulock.install.sge.qconf import Qconf, parse_sge_list
-from gpulock.install.sge.qmaster import effective_host_conf
 
-REPORTED: Final = ("gpu.free", "gpu.quarantined")
-SENSOR: Final = "prolog/sge-sensor"
-RESTART: Final = "restart execd, which then takes a new configuration; its jobs run on"
+Conf = Optional[dict[str, str]]
 _DEFAULT_SECONDS: Final = 40  # load_report_time, Grid Engine's default
 _PAUSE: Final = 0.5  # seconds between two questions to qmaster
 _REPORTS: Final = 3  # one takes the configuration, one starts or stops the sensor, one has values
@@ -27,19 +26,45 @@ _NEW_REPORTS: Final = 2
 _SLACK_SECONDS: Final = 10.0
 
 
-class HostReport:
-    """The report of one host, as qmaster has it; `execd` is none where it does not run here."""
+class SgeHost:
+    """A host: its name, the way to qmaster, its hooks; `execd` is none where it does not run."""
 
     def __init__(
-        self, qconf: Qconf, host: str, execd: SchedulerDaemon | None, echo: Callable[[str], None]
+        self,
+        qconf: Qconf,
+        name: str,
+        current: Path,
+        execd: SchedulerDaemon | None,
+        echo: Callable[[str], None],
     ) -> None:
-        self.qconf, self.host, self.execd, self.echo = qconf, host, execd, echo
+        self.qconf, self.name, self.current = qconf, name, current
+        self.execd, self.echo = execd, echo
         self.is_first = False  # the host's configuration was made in this run
         self._followed = execd is None
 
+    def configuration(self) -> Conf:
+        """Return the host's own configuration, None where it has none."""
+        return self.qconf.configuration(self.name)
+
+    def shared(self) -> dict[str, str]:
+        """Return the global configuration."""
+        return self.qconf.configuration("global") or {}
+
+    def queues(self) -> list[str]:
+        """Return the queues that the host has."""
+        return self.qconf.queues_of_host(self.name)
+
+    def amounts(self) -> dict[str, str]:
+        """Return how much of each complex the host has."""
+        return parse_sge_list(self.qconf.show("-se", self.name)["complex_values"])
+
     def load_values(self) -> str:
         """Return all values that execd reported."""
-        return self.qconf.show("-se", self.host)["load_values"]
+        return self.qconf.show("-se", self.name)["load_values"]
+
+    def is_ours(self, value: str | None) -> bool:
+        """Say whether a value names a program below our folder."""
+        return f"{self.current}/" in (value or "")
 
     def await_configuration(self, sensor: bool) -> None:
         """Wait until execd goes by a configuration with our sensor, or without; raise InstallError.
@@ -50,29 +75,27 @@ class HostReport:
         """
         if self._followed:
             return
-        self.echo(f"waiting for execd of {self.host} to take its configuration")
-        reports: set[str] = set()
-        deadline = time.monotonic() + self._delay_seconds()
+        self.echo(f"waiting for execd of {self.name} to take its configuration")
+        interval = self.qconf.effective_configuration(self.name).get("load_report_time", "")
+        delay = _REPORTS * parse_clock_seconds(interval) + _SLACK_SECONDS
+        deadline, reports = time.monotonic() + delay, set[str]()
         while True:
             reports.add(values := self.load_values())
-            reported = bool({*REPORTED} & {*parse_sge_list(values)})
+            reported = not {*REPORTED}.isdisjoint(parse_sge_list(values))
             if len(reports) > _NEW_REPORTS and reported is sensor:
                 self._followed = True
                 return
             if time.monotonic() > deadline:
                 break
             time.sleep(_PAUSE)
-        what = "still runs the load sensor" if reported else "starts no load sensor"
+        what = "sends no new report"
+        if reported is not sensor:
+            what = "still runs the load sensor" if reported else "starts no load sensor"
         raise InstallError(
-            f"execd of {self.host} {what if reported is not sensor else 'sends no new report'}"
-            f" after {self._delay_seconds():.0f} s: {RESTART}, or see"
+            f"execd of {self.name} {what} after {delay:.0f} s: restart execd, which then takes a"
+            f" new configuration; its jobs run on, or see"
             f" {self.execd.folder if self.execd else ''}/messages, then run it again"
         )
-
-    def _delay_seconds(self) -> float:
-        """Return in how many seconds execd and qmaster follow a change of configuration."""
-        lines = effective_host_conf(self.qconf, self.host)
-        return _REPORTS * parse_clock_seconds(lines.get("load_report_time", "")) + _SLACK_SECONDS
 
 
 def parse_clock_seconds(text: str) -> int:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The complexes that count GPUs, and how many of each a host has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gpulock.errors import Refusal
+from gpulock.install.files import InstallError
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
+from gpulock.sge.complexes import count_complex
+
+REPORTED: Final = ("gpu.free", "gpu.quarantined")  # by the load sensor
+# complex(5) from the type on: type relop requestable consumable default urgency
+_COUNTED: Final = "INT <= YES YES 0 0"
+_REPORTED: Final = "INT <= YES NO 0 0"
+
+
+def counting_complexes(settings: Settings) -> list[str]:
+    """Return the complexes by which jobs ask for GPUs: the plain one, and those of kinds."""
+    kinds = [name for name, kind in settings.sge_kinds.items() if kind]
+    return [*dict.fromkeys([settings.sge_complexes[0], *kinds])]
+
+
+def cluster_complexes(settings: Settings) -> dict[str, str]:
+    """Return the line of each complex that jobs and the load sensor need."""
+    lines = {name: f"{name} {name} {_COUNTED}" for name in counting_complexes(settings)}
+    return lines | {name: f"{name} {name} {_REPORTED}" for name in REPORTED}
+
+
+def host_amount(settings: Settings, name: str, gpus: int) -> int:
+    """Return how many GPUs of this node a complex counts.
+
+    The plain one counts `gpus`, on a node with MIG those of its kind.
+    """
+    try:
+        found = Node(settings).devices()
+    except Refusal:  # no driver is loaded
+        found = []
+    if settings.sge_kinds.get(name) or any(device.parent for device in found):
+        return count_complex(found, settings, name)
+    return gpus
+
+
+def check_complexes(table: Mapping[str, str], lines: Mapping[str, str]) -> None:
+    """Raise InstallError for a complex that is there and cannot count GPUs; pure."""
+    for name in lines:
+        if name in table and name not in REPORTED and (fault := complex_fault(table[name])):
+            raise InstallError(f"complex {name}: {fault}; correct it by qconf -mc")
+
+
+def complex_fault(line: str) -> str:
+    """Return why a complex cannot stand for GPUs, or nothing; pure."""
+    _, _, kind, relop, requestable, consumable, default, _ = line.split()
+    if kind not in ("INT", "RSMAP"):
+        return f"its type is {kind}, it must be INT or RSMAP"
+    if relop != "<=":
+        return f"its relation is {relop}, it must be <="
+    if consumable not in ("YES", "JOB", "HOST"):
+        return f"consumable is {consumable}, it must be YES (per slot), JOB or HOST"
+    if default not in ("0", "NONE"):
+        return f"its default is {default}, which no hook can see; it must be 0"
+    if requestable not in ("YES", "FORCED"):
+        return "no job can request it"
+    return ""

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.exposition import render_exposition
+from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.web.http import gzip_body
 
@@ -99,7 +99,7 @@ def rendering(cards: int, instances: int, rounds: int = 21) -> list[float]:
 
     def render() -> None:
         families = collect_families(node.snapshot(), LabelUser.NAME)
-        gzip_body(render_exposition(families))
+        gzip_body(render_families(families))
 
     return [timed(render) for _ in range(rounds)]
 

@@ -16,7 +16,7 @@ from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.exposition import render_exposition
+from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.telemetry import Frame
 
 from tests.exporter.whole import Labels, Scrape
@@ -83,7 +83,7 @@ class Madhouse:
         now = Moment(self.node.now, EPOCH + self.node.now)
         self.node.book.tick(frames, self.node.facts, now)
         self.folder.write_sample(sample_text(self.node.book, now))
-        found = Scrape(render_exposition(collect_families(self.node.snapshot())).decode())
+        found = Scrape(render_families(collect_families(self.node.snapshot())).decode())
         self.check(found)
         return found
 

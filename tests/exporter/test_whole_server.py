@@ -107,17 +107,13 @@ def first(exporter: Whole, headers: dict[str, str]) -> Answer:
     return found[0]
 
 
-def test_plain_text_is_for_who_asks_for_nothing_and_names_are_for_who_asks(
-    tmp_path: Path, nvml: Double
-) -> None:
+def test_plain_text_is_for_who_asks_for_nothing(tmp_path: Path, nvml: Double) -> None:
     with Whole(tmp_path, nvml) as exporter:
         exporter.up(8)
         plain = exporter.get()
         assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
         assert "content-encoding" not in plain.headers
         assert len(list(text_of(plain.text))) > 30
-        some = exporter.get("/metrics?name[]=gpulock_nvml_up&name[]=gpulock_gpus")
-        assert {family.name for family in text_of(some.text)} == {"gpulock_nvml_up", "gpulock_gpus"}
         page = exporter.get("/")
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert page.text.count("<article") == 8

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import chain
 
 import gpulock
 from gpulock.alloc.process_tree import ProcessTree
@@ -28,12 +27,9 @@ from gpulock_exporter.files.sample_file import (
 )
 from gpulock_exporter.frame_decoder import normalize_bus_id
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.exposition import (
-    EVERYTHING,
-    collect_process_families,
-    render_exposition,
-)
+from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.metrics.labels import LabelUser
+from gpulock_exporter.metrics.process import collect_process_families
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.job_cgroups import JobCgroups
@@ -149,10 +145,10 @@ class Exporter:
         for line in self._journal.lines(faults, now.boottime):
             self._say(f"gpulock-exporter: {line}")
 
-    def text(self, snapshot: NodeSnapshot, names: frozenset[str] = EVERYTHING) -> bytes:
+    def text(self, snapshot: NodeSnapshot) -> bytes:
         """Return the metrics of a moment."""
         families = collect_families(snapshot, self._label_user)
-        return render_exposition(chain(families, collect_process_families()), names)
+        return render_families([*families, *collect_process_families()])
 
     def handler(self) -> Handler:
         """Return what answers requests."""
@@ -165,9 +161,6 @@ class Exporter:
             return error_response(503, "the first second is not over yet", ("Retry-After", "1"))
         if self._is_stuck(tick):
             return error_response(503, STUCK)
-        names = frozenset(request.values("name[]"))
-        if names:
-            body = SampleBody(lambda: self.text(tick, names))
         return body.response(request)
 
     def page(self, request: HttpRequest) -> HttpResponse:
@@ -184,7 +177,7 @@ class Exporter:
             self._label_user,
             self._node.boot_id,
         )
-        live = bool(request.values("live"))
+        live = request.query.startswith("live")
         shown = replace(
             page,
             limit=self.limits.oldest,

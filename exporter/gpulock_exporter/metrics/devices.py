@@ -7,39 +7,112 @@ of BOARD alone, so that no sum counts anything twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
-from prometheus_client.metrics_core import Metric
-
+from gpulock.alloc import states
 from gpulock.node.devices import SHARE, card_bus_id
-from gpulock_exporter.metrics.device_values import (
-    active_reasons,
-    attribute,
-    counter,
-    counters,
-    device_states,
-    ecc_errors,
-    gpm_ratio,
-    lock_acquired_time,
-    one_of,
-    share_parts,
-    share_values,
-    single,
-)
-from gpulock_exporter.metrics.families import Several, collect_family, collect_info_family
-from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels, owner_labels
-from gpulock_exporter.metrics.node import (
-    collect_health_families,
-    collect_node_families,
-    collect_switch_errors,
-)
+from gpulock_exporter.metrics.families import Family, Sample
+from gpulock_exporter.metrics.labels import LabelUser, label_text, owner_labels
+from gpulock_exporter.metrics.node import collect_node_families, counters_by_suffix
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
-from gpulock_exporter.telemetry import FABRIC_STATES, RECOVERY_ACTIONS
+from gpulock_exporter.telemetry import CLOCK_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
 
-Family = tuple[str, str, Several]
+# the samples of a device: their labels besides its own
+Samples = Callable[[DeviceSnapshot], Iterable[Sample]]
+Labelled = Sequence[tuple[DeviceSnapshot, str]]  # devices, with the labels of each
 
-# name behind `gpu_`, meaning, values
-CLAIM: tuple[Family, ...] = (
+
+def single(value: Callable[[DeviceSnapshot], float | None]) -> Samples:
+    """Return a value without labels of its own, no sample where it is not known."""
+
+    def samples(seen: DeviceSnapshot) -> Iterable[Sample]:
+        known = value(seen)
+        return () if known is None else (("", known),)
+
+    return samples
+
+
+def attribute(name: str) -> Samples:
+    """Return what reads an attribute of a device."""
+    return single(attrgetter(name))
+
+
+def counter(name: str) -> Samples:
+    """Return what reads a counter of a device."""
+    return single(lambda seen: seen.counters.get(name))
+
+
+def gpm_ratio(name: str) -> Samples:
+    """Return what reads a GPM ratio of the last look."""
+    return single(lambda seen: (seen.gpm or {}).get(name))
+
+
+def by_label(label: str, values: Mapping[str, float]) -> list[Sample]:
+    """Return values by one label."""
+    return [(label_text([(label, of)]), value) for of, value in values.items()]
+
+
+def state_set(label: str, names: Iterable[str], now: str) -> list[Sample]:
+    """Return every state that there is, and whether it is the one of now."""
+    return by_label(label, {name: name == now for name in names})
+
+
+def one_of(names: Mapping[int, str], attribute: str, label: str) -> Samples:
+    """Return a state by its number in `attribute`: 1 for the one that it is, 0 for the others."""
+
+    def samples(seen: DeviceSnapshot) -> list[Sample]:
+        now = names.get(getattr(seen, attribute))
+        return state_set(label, names.values(), now) if now else []
+
+    return samples
+
+
+def device_states(seen: DeviceSnapshot) -> list[Sample]:
+    """Return every state, and whether the device is in it.
+
+    None where locks or quarantine are not known.
+    """
+    known = seen.state is not None and seen.causes is not None
+    return state_set("state", states.STATES, seen.state or "") if known else []
+
+
+def lock_acquired_time(seen: DeviceSnapshot) -> float | None:
+    """Return when a lock was taken, None where its record does not tell."""
+    record = seen.owner
+    return record.claimed_at if record and record.claimed_at > 0 else None
+
+
+def active_reasons(seen: DeviceSnapshot) -> list[Sample]:
+    """Return each reason for a lower clock, and whether it holds."""
+    active = seen.clock_reasons
+    names = () if active is None else (*CLOCK_REASONS.values(), *active)
+    return by_label("reason", {name: name in (active or ()) for name in names})
+
+
+def ecc_errors(seen: DeviceSnapshot) -> list[Sample]:
+    """Return the errors of each type and place: `corrected.dram`."""
+    found: list[Sample] = []
+    for name, value in counters_by_suffix(seen.counters, "ecc.").items():
+        kind, _, place = name.partition(".")
+        found.append((label_text([("type", kind), ("location", place)]), value))
+    return found
+
+
+def share_values(values: Mapping[str, float]) -> list[Sample]:
+    """Return a value of each share; of a claim of several places the first has its value."""
+    return by_label("share", {name.partition(SHARE)[2]: value for name, value in values.items()})
+
+
+def share_parts(seen: DeviceSnapshot) -> list[Sample]:
+    """Return which part of its card each share is; nobody knows that of one that Slurm counts."""
+    sharers = seen.sharers.items()
+    return share_values({name: 1 / record.places for name, record in sharers if record.places > 0})
+
+
+Row = tuple[str, str, Samples]  # name behind `gpu_`, meaning, values
+
+CLAIM: tuple[Row, ...] = (
     (
         "lock_acquired_timestamp_seconds",
         "When the lock of the device was taken.",
@@ -64,7 +137,7 @@ CLAIM: tuple[Family, ...] = (
     (
         "quarantine_info",
         "Why the device is out of service; always 1.",
-        lambda seen: [({"cause": cause}, 1) for cause in seen.causes or ()],
+        lambda seen: by_label("cause", dict.fromkeys(seen.causes or (), 1)),
     ),
     (
         "responding",
@@ -92,7 +165,7 @@ CLAIM: tuple[Family, ...] = (
     ),
 )
 
-BOARD: tuple[Family, ...] = (
+BOARD: tuple[Row, ...] = (
     (
         "memory_utilization_ratio",
         "Share of time in which memory of the GPU was read or written.",
@@ -125,11 +198,7 @@ BOARD: tuple[Family, ...] = (
         attribute("pcie_generation_max"),
     ),
     ("pcie_width_lanes", "Lanes of the PCIe link now.", attribute("pcie_width")),
-    (
-        "pcie_width_max_lanes",
-        "Most lanes that GPU and slot can have.",
-        attribute("pcie_width_max"),
-    ),
+    ("pcie_width_max_lanes", "Most lanes that GPU and slot can have.", attribute("pcie_width_max")),
     ("pcie_replays_total", "Packets that the PCIe link sent again.", counter("pcie_replays")),
     ("nvlink_active_links", "NVLinks that are up.", attribute("nvlink_active")),
     (
@@ -162,45 +231,45 @@ BOARD: tuple[Family, ...] = (
     (
         "health",
         "Whether the GPU passed a check at gpulockd's last look at it.",
-        lambda seen: [({"check": name}, not why) for name, why in seen.checks.items()],
+        lambda seen: by_label("check", {name: not why for name, why in seen.checks.items()}),
     ),
     ("clock_event_active", "Whether a reason lowers the clocks.", active_reasons),
     (
         "clock_event_seconds_total",
         "Time for which a reason lowered the clocks.",
-        counters("reason.", "reason"),
+        lambda seen: by_label("reason", counters_by_suffix(seen.counters, "reason.")),
     ),
     (
         "xid_errors_total",
         "XID errors by code, in this boot.",
-        lambda seen: [({"xid": str(xid)}, count) for xid, (count, _) in seen.xids.items()],
+        lambda seen: by_label("xid", {str(xid): count for xid, (count, _) in seen.xids.items()}),
     ),
     (
         "xid_last_timestamp_seconds",
         "When the last XID error of a code was.",
-        lambda seen: [({"xid": str(xid)}, at) for xid, (_, at) in seen.xids.items()],
+        lambda seen: by_label("xid", {str(xid): at for xid, (_, at) in seen.xids.items()}),
     ),
     (
         "ecc_errors_total",
         "Memory errors that were found, in this boot, by type and location.",
         ecc_errors,
     ),
-    ("nvlink_errors_total", "Errors on all NVLinks, by kind.", counters("nvlink_error.", "kind")),
+    (
+        "nvlink_errors_total",
+        "Errors on all NVLinks, by kind.",
+        lambda seen: by_label("kind", counters_by_suffix(seen.counters, "nvlink_error.")),
+    ),
     (
         "remapped_rows",
         "Rows of memory that were remapped, by cause.",
-        lambda seen: [({"cause": cause}, count) for cause, count in (seen.remapped or {}).items()],
+        lambda seen: by_label("cause", seen.remapped or {}),
     ),
     (
         "share_ratio",
         "Which part of the GPU a share is, by the places that its card had at the claim.",
         share_parts,
     ),
-    (
-        "share_places",
-        "How many shares the GPU gives out, by SHARES.",
-        lambda seen: () if seen.places is None else [({}, float(seen.places))],
-    ),
+    ("share_places", "How many shares the GPU gives out, by SHARES.", attribute("places")),
     (
         "share_memory_used_bytes",
         "Memory in use by the processes of a share of the GPU.",
@@ -221,50 +290,82 @@ BOARD: tuple[Family, ...] = (
 
 def collect_families(
     snapshot: NodeSnapshot, label_user: LabelUser = LabelUser.NAME
-) -> Iterator[Metric]:
+) -> Iterator[Family]:
     """Yield all families, those without a value too; `label_user` says how users are named."""
     devices = [
-        (one, known_labels([("gpu", one.gpu_label), ("uuid", one.uuid)]))
-        for one in snapshot.devices
+        (one, label_text([("gpu", one.gpu_label), ("uuid", one.uuid)])) for one in snapshot.devices
     ]
     cards = [pair for pair in devices if not pair[0].instance]
     split = {card_bus_id(one.id) for one in snapshot.devices if one.instance}
     claimed = [pair for pair in devices if pair[0].id not in split]
-    yield collect_info_family(devices, snapshot.driver)
-    meaning = "Whether the device is in a state; 1 for the state that it is in."
-    yield collect_family(devices, "state", meaning, device_states)
-    yield collect_family(
-        claimed,
-        "lock_info",
-        "Which job holds the device; 1 while it does.",
-        lambda seen: lock_info_labels(seen, label_user),
+    by_bus = {seen.id: seen for seen, _ in cards}
+
+    def info(seen: DeviceSnapshot) -> Iterable[Sample]:
+        labels = info_labels(seen, by_bus.get(seen.parent, seen), snapshot.driver)
+        return [(labels, 1)] if seen.told else ()
+
+    def holder(seen: DeviceSnapshot) -> Iterable[Sample]:
+        return [(label_text(owner_labels(seen.owner, label_user)), 1)] if seen.owner else ()
+
+    def sharers(seen: DeviceSnapshot) -> Iterator[Sample]:
+        for name, record in seen.sharers.items():
+            place = ("share", name.partition(SHARE)[2])
+            yield label_text([*owner_labels(record, label_user), place]), 1
+
+    one_each: tuple[tuple[Labelled, Row], ...] = (
+        (devices, ("info", "What a device is; always 1.", info)),
+        (
+            devices,
+            (
+                "state",
+                "Whether the device is in a state; 1 for the state that it is in.",
+                device_states,
+            ),
+        ),
+        (claimed, ("lock_info", "Which job holds the device; 1 while it does.", holder)),
+        # a family of its own, since joins need one series each
+        (
+            cards,
+            (
+                "share_info",
+                "Which jobs share the GPU, each by its own lock; 1 while they do.",
+                sharers,
+            ),
+        ),
     )
-    yield collect_family(
-        cards,
-        "share_info",
-        "Which jobs share the GPU, each by its own lock; 1 while they do.",
-        lambda seen: share_info_labels(seen, label_user),
-    )
+    for having, row in one_each:
+        yield device_family(having, row)
     for having, table in ((claimed, CLAIM), (cards, BOARD)):
-        for name, meaning, values in table:
-            yield collect_family(having, name, meaning, values)
-    yield from collect_node_families(
-        snapshot.counters, snapshot.states, snapshot.reconciled, len(snapshot.waiting)
+        for row in table:
+            yield device_family(having, row)
+    yield from collect_node_families(snapshot)
+
+
+def device_family(devices: Labelled, row: Row) -> Family:
+    """Return a family of devices."""
+    name, meaning, samples = row
+    return Family(
+        f"gpulock_gpu_{name}",
+        meaning,
+        [
+            (f"{own},{more}" if more else own, value)
+            for seen, own in devices
+            for more, value in samples(seen)
+        ],
     )
-    yield collect_switch_errors(snapshot.switch_errors)
-    yield from collect_health_families(snapshot.health)
 
 
-def lock_info_labels(seen: DeviceSnapshot, label_user: LabelUser) -> Iterator[tuple[Labels, float]]:
-    """Yield who holds a device alone."""
-    if seen.owner is not None:
-        yield known_labels(owner_labels(seen.owner, label_user)), 1
-
-
-def share_info_labels(
-    seen: DeviceSnapshot, label_user: LabelUser
-) -> Iterator[tuple[Labels, float]]:
-    """Yield who has a share of a device: a family of its own, since joins need one series each."""
-    for name, record in seen.sharers.items():
-        place = name.partition(SHARE)[2]
-        yield known_labels([*owner_labels(record, label_user), ("share", place)]), 1
+def info_labels(seen: DeviceSnapshot, card: DeviceSnapshot, driver: str) -> str:
+    """Return what a device is; `card` is its own, or that of an instance where it is told."""
+    pairs: dict[str, object] = {"name": card.name, "driver_version": driver}
+    if seen.instance:
+        parent = {"parent_uuid": card.uuid if card is not seen else seen.parent}
+        pairs |= {**parent, "gi": seen.gi, "ci": seen.ci, "profile": seen.profile}
+    else:
+        pairs |= {"pci_bus_id": seen.bus, "minor": seen.minor, "numa_node": seen.numa}
+        pairs |= {"mig_mode": seen.mig, "persistence_mode": seen.persistence}
+    return label_text(
+        (name, str(int(value) if isinstance(value, bool) else value))
+        for name, value in pairs.items()
+        if value is not None
+    )

@@ -10,12 +10,10 @@ from gpulock.store.owner import Owner
 
 # Prometheus's own parser takes a NUL for the end of the text, so no control character but a new
 # line is written; a surrogate is a byte that is no UTF-8, or half a character of JSON
-REPLACED = {
+WRITTEN = {
     code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000))
-} | {ord("\n"): "\n"}
+} | {ord("\n"): "\\n", ord('"'): '\\"', ord("\\"): "\\\\"}
 LONGEST_LABEL = 256  # characters of a value
-
-Labels = dict[str, str]
 
 
 class LabelUser(Enum):
@@ -43,13 +41,8 @@ def owner_labels(record: Owner, label_user: LabelUser) -> list[tuple[str, str]]:
     ]
 
 
-def known_labels(pairs: Iterable[tuple[str, str]]) -> Labels:
-    """Return labels, those without a value left out."""
-    return {name: clean_label(value) for name, value in pairs if value}
-
-
-def clean_label(value: str) -> str:
-    """Return a value that can be written; bytes that are no UTF-8 are replaced."""
-    if value.isascii() and value.isalnum():
-        return value[:LONGEST_LABEL]
-    return value[:LONGEST_LABEL].translate(REPLACED)
+def label_text(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return labels as they are written, those without a value left out."""
+    return ",".join(
+        [f'{name}="{value[:LONGEST_LABEL].translate(WRITTEN)}"' for name, value in pairs if value]
+    )

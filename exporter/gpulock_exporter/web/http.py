@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from io import BytesIO
-from urllib.parse import parse_qs
 
 PLAIN_TEXT = "text/plain; charset=utf-8"
 METRICS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -29,10 +28,6 @@ class HttpRequest:
     query: str = ""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])  # names in lower case
     peer: str = ""  # the client's address; empty on a Unix socket
-
-    def values(self, name: str) -> tuple[str, ...]:
-        """Return every value of a query parameter, such as `name[]`, in order."""
-        return tuple(parse_qs(self.query, keep_blank_values=True).get(name, ()))
 
 
 @dataclass(frozen=True)

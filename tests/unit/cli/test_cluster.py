@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.exposition import render_exposition
+from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.telemetry import Process
 
@@ -112,7 +112,7 @@ def write(
     user: LabelUser = LabelUser.NAME,
 ) -> None:
     found = node.snapshot([listed(number) for number in range(devices)])
-    prometheus.scrape(name, render_exposition(collect_families(found, user)).decode())
+    prometheus.scrape(name, render_families(collect_families(found, user)).decode())
 
 
 def test_nodes_models_and_users_are_counted(
@@ -256,7 +256,7 @@ def test_an_instance_is_of_its_cards_model(call: Any, prometheus: Prometheus) ->
     whole = card(0, mig=True, busy=None, observed=None, utilization=None)
     node.tick(whole, instance(0, 1), instance(0, 2))
     found = node.snapshot([listed(0, "gi1.ci0"), listed(0, "gi2.ci0")])
-    prometheus.scrape(ONE, render_exposition(collect_families(found)).decode())
+    prometheus.scrape(ONE, render_families(collect_families(found)).decode())
     text = call().stdout
     models = table(text, "MODEL")
     assert models == {

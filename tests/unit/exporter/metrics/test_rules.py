@@ -13,7 +13,6 @@ import tomli
 import yaml
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import family_name
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 
 from gpulock.cli.commands import NAMES
@@ -46,7 +45,7 @@ def asked() -> tuple[dict[str, Any], ...]:
 def families() -> set[str]:
     """Return the name of every metric of the exporter."""
     nothing = NodeSnapshot(Moment(0.0, 0.0), (), None, "", {}, None, ExporterHealth())
-    return {family_name(metric) for metric in collect_families(nothing)}
+    return {family.name for family in collect_families(nothing)}
 
 
 def named(kind: str) -> dict[str, dict[str, Any]]:

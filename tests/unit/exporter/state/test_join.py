@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.exposition import render_exposition
-from gpulock_exporter.metrics.families import family_name
+from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.join import NOT_LISTED
 from gpulock_exporter.state.snapshot import (
@@ -54,10 +53,8 @@ def seen(snapshot: NodeSnapshot, name: str = bus(0)) -> DeviceSnapshot:
 
 def values(snapshot: NodeSnapshot, family: str) -> dict[str, float]:
     """Return a family's values by labels."""
-    for metric in collect_families(snapshot):
-        if family_name(metric) == f"gpulock_{family}":
-            return {label_words(sample.labels): sample.value for sample in metric.samples}
-    raise AssertionError(family)
+    (found,) = [one for one in collect_families(snapshot) if one.name == f"gpulock_{family}"]
+    return dict(found.samples)
 
 
 def states_of(snapshot: NodeSnapshot) -> dict[str, str]:
@@ -70,12 +67,8 @@ def states_of(snapshot: NodeSnapshot) -> dict[str, str]:
     }
 
 
-def label_words(labels: dict[str, str]) -> str:
-    return ",".join(f'{name}="{value}"' for name, value in labels.items())
-
-
 def families_with_values(snapshot: NodeSnapshot) -> set[str]:
-    return {family_name(metric) for metric in collect_families(snapshot) if metric.samples}
+    return {family.name for family in collect_families(snapshot) if family.samples}
 
 
 def faulty(number: int) -> Device:
@@ -558,9 +551,9 @@ def test_what_was_told_of_a_tick_does_not_change_later() -> None:
     node.tick(full_card(0), full_card(1))
     node.tick(full_card(0), full_card(1))
     told = node.snapshot([listed(0), listed(1)])
-    before = render_exposition(collect_families(told))
+    before = render_families(collect_families(told))
     node.facts = facts(lock(1, B))
     node.tick(full_card(0, busy=1.0, energy=99_999.0), full_card(1))
     node.silence(20)
     node.snapshot([listed(0)])
-    assert render_exposition(collect_families(told)) == before
+    assert render_families(collect_families(told)) == before

@@ -12,7 +12,7 @@ from gpulock_exporter.clock import Moment, current_moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.exposition import render_exposition
+from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import read_local_state
 from gpulock_exporter.state.node_devices import DeviceList
@@ -101,8 +101,10 @@ def test_the_states_are_those_that_status_shows(box: Box) -> None:
 
 def test_a_job_comes_works_and_goes(box: Box) -> None:
     exporter = Exporter(box)
-    text = render_exposition(collect_families(exporter.second())).decode()
-    assert 'gpulock_gpu_lock_info{gpu="0",job_id="12",queue="gpu.q",scheduler="sge"' in text
+    text = render_families(collect_families(exporter.second())).decode()
+    assert (
+        'gpulock_gpu_lock_info{gpu="0",uuid="GPU-00000000-aaaa",scheduler="sge",job_id="12"' in text
+    )
     for _ in range(3):
         exporter.second()
     seen = sample.read_sample(exporter.folder.path, exporter.now.boottime, BOOT)
@@ -110,7 +112,7 @@ def test_a_job_comes_works_and_goes(box: Box) -> None:
     assert seen.tokens[A][bus(0)].busy == pytest.approx(1.5)
     retire_lock(box.node().store, box.node().store.read(bus(0)), "released")
     assert (
-        "job_id" in render_exposition(collect_families(exporter.second())).decode()
+        "job_id" in render_families(collect_families(exporter.second())).decode()
     )  # the other one's
     left = sample.read_finished_claim(exporter.folder.path, A)
     assert left is not None

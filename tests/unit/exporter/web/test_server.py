@@ -43,7 +43,6 @@ TABLE = route_by_path(
     {
         "/metrics": SampleBody(lambda: SAMPLE).response,
         "/who": lambda request: HttpResponse(200, request.peer.encode()),
-        "/names": lambda request: HttpResponse(200, repr(request.values("name[]")).encode()),
         "/fail": fail,
     }
 )
@@ -97,11 +96,6 @@ def test_a_path_that_is_not_there_names_those_that_are(server: Running) -> None:
     response, body = get(server.port, "/nowhere")
     assert response.status == 404
     assert b"/metrics" in body
-
-
-def test_the_names_of_a_query_reach_the_handler(server: Running) -> None:
-    _, body = get(server.port, "/names?name[]=gpulock_gpus&name%5B%5D=gpulock_nvml_up")
-    assert body == b"('gpulock_gpus', 'gpulock_nvml_up')"
 
 
 def test_a_handler_that_fails_is_500_and_in_the_log() -> None:

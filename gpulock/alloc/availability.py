@@ -90,7 +90,7 @@ def pick_free_devices(
 
             boot.make_claim_folders(node.store, state_dir, node.boot_id)
         raise
-    out = dict.fromkeys(away, OUT)
+    out = want.kept | dict.fromkeys(away, OUT)
     taken = [*(whole_claims(held) if want.share else held), *out]
     free = usable_devices(found, taken)
     if suspects := quarantine.read_suspect_cards(state_dir, node.boot_id):

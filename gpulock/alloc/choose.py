@@ -28,13 +28,14 @@ class ClaimRequest:
     `counted`: the caller has counted them. `check` refuses what was chosen. `last` are ids that
     are taken only where there are not enough others, and how late: LATE or SUSPECT. `kinds` are
     (kind, count) of gpulock.node.kinds, whose sum is `count`; an empty kind is what PLAIN_REQUEST
-    says. `uid` is whose claim it is, once it is made. `asked` are the locks of health checks that
-    gpulockd ends for it, and `patience` how many seconds it waits for that.
+    says. `kept` are ids that this user does not get, each with why. `uid` is whose claim it is,
+    once it is made. `asked` are the locks of health checks that gpulockd ends for it, and
+    `patience` how many seconds it waits for that.
     """
 
     __slots__ = (
-        *("asked", "check", "count", "counted", "join", "kinds", "last", "patience", "share"),
-        *("uid", "wanted"),
+        *("asked", "check", "count", "counted", "join", "kept", "kinds", "last", "patience"),
+        *("share", "uid", "wanted"),
     )
 
     def __init__(
@@ -57,6 +58,7 @@ class ClaimRequest:
         self.asked: dict[str, str] = {}
         self.patience = CHECK_SECONDS
         self.kinds = kinds
+        self.kept: dict[str, str] = {}
 
 
 def pair_score(a: Device, b: Device, links: dict[tuple[str, str], int]) -> int:

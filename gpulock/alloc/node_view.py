@@ -7,6 +7,7 @@ Nothing is written and no gate is taken.
 """
 
 import os
+import time
 
 from gpulock.alloc.states import NodeView
 from gpulock.errors import BUSY, Refusal
@@ -35,6 +36,7 @@ def read_node_view(node: Node, now: float) -> NodeView:
     view.full = boot.is_full(node.store.path)
     view.quarantined = read_quarantine_reasons(node.settings.state_dir)
     view.closed = read_closed_cards(node)
+    note_reservations(node, view)
     try:
         view.verdicts, view.reconciled = read_node_verdicts(node, now)
         view.open_foreign = read_foreign_uses(node.store.path, now, node.boot_id) or {}
@@ -67,6 +69,18 @@ def read_quarantine_reasons(state_dir: str) -> dict[str, str]:
     """Return why each quarantined device is; raise Refusal where that cannot be seen."""
     notes = read_device_notes(state_dir, QUARANTINE)
     return {name: note_reason(note) for name, note in notes.items()}
+
+
+def note_reservations(node: Node, view: NodeView) -> None:
+    """Note in the view which devices users have reserved, for now and for later."""
+    if not node.settings.user_claims:
+        return
+    from gpulock.store.reservations import find_reserved_devices, read_reservations
+
+    now = time.time()
+    every = [one for one in read_reservations(node.settings.state_dir) if now < one.end]
+    view.reservations = sorted(every, key=lambda one: one.begin)
+    view.reserved = find_reserved_devices(every, now)
 
 
 def read_closed_cards(node: Node) -> dict[str, str]:

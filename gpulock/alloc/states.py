@@ -9,6 +9,10 @@ from gpulock.store.foreign import ForeignUse
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import DEAD, UNKNOWN, Verdict
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.store.reservations import Reservation
+
 MISSING = "missing"
 QUARANTINED = "quarantined"
 STALE = "stale"
@@ -29,7 +33,7 @@ class DeviceState:
     service was put out: its own, or its card's.
     """
 
-    __slots__ = ("device", "id", "lock", "noted", "others", "reason", "state")
+    __slots__ = ("device", "id", "lock", "noted", "others", "reason", "reserved", "state")
 
     def __init__(
         self, name: str, device: "Device | None", lock: "Lock | None", state: str, reason: str
@@ -40,6 +44,7 @@ class DeviceState:
         self.state = state
         self.reason = reason
         self.noted = ""
+        self.reserved = False  # without a lock, for a user
         self.others: list[Lock] = []
 
     def lacks_instance(self) -> bool:
@@ -76,6 +81,8 @@ class NodeView:
         self.full = False
         self.fault = ""
         self.open_foreign: dict[str, ForeignUse] = {}  # by device, as gpulockd saw it
+        self.reservations: list[Reservation] = []  # of users, that are not over
+        self.reserved: dict[str, str] = {}  # for whom each device is now
         self.closed: dict[str, str] = {}  # why a card without a lock is not free: its MPS ends
 
     @property
@@ -124,7 +131,7 @@ def shown_device_state(
 ) -> DeviceState:
     """Return the row of a device that the driver shows."""
     held, out = view.held, view.quarantined or {}
-    why = view.closed.get(device.id, "")
+    why = view.closed.get(device.id, "") or view.reserved.get(device.id, "")
     lock = held.get(device.id)
     over: "list[Lock | None]" = [lock]
     if lock is None:
@@ -138,6 +145,7 @@ def shown_device_state(
     if state == HELD and lock is not None and idle.issuperset([one.id for one in over if one]):
         state = HELD_IDLE
     row = DeviceState(device.id, device, lock, state, reason)
+    row.reserved = lock is None and device.id in view.reserved
     row.others = [one for one in over if one and one is not lock]
     if state == QUARANTINED:
         row.noted = next((name for name in out if lock_ids_overlap(name, device.id)), "")

@@ -55,25 +55,21 @@ def write_shared_map(
     jobs = [lock.owner.job() for name, lock in held if lock.owner and name.startswith(card + SHARE)]
     path = f"{settings.job_map_dir}/{job_map_name(found[0])}"
     try:
-        if jobs or settings.job_map_release == "empty":
-            atomic.replace_file(path, "".join([f"{job}\n" for job in jobs]).encode())
-        else:
-            os.unlink(path)
+        atomic.replace_file(path, "".join([f"{job}\n" for job in jobs]).encode())
     except OSError:
         return
 
 
 def clear_job_map(settings: Settings, record: Owner, devices: list[Device], name: str) -> None:
-    """Empty or remove the files of a device, the gate held, unless another job is in them.
+    """Empty the file of a device, and remove its GPUSTAT_DIR's, unless they are another job's.
 
-    An empty file is renamed over: one that vanishes between the listing and the opening of
-    dcgm-exporter fails its whole scrape. JOB_MAP_RELEASE=unlink is for those before 4.4.0.
+    The gate is held. An empty file is renamed over: one that vanishes between the listing and the
+    opening of dcgm-exporter fails its whole scrape. Before 4.4.0 an empty one hides its GPU.
     """
     found = [device for device in devices if device.id == name]
     if not found:
         return
-    keeps = settings.job_map_release == "empty"
-    kept = f"{settings.job_map_dir}/{job_map_name(found[0])}" if keeps else ""
+    kept = f"{settings.job_map_dir}/{job_map_name(found[0])}"
     for path, text in job_map_files(settings, record, found[0]):
         try:
             if atomic.read_text(path) != text:

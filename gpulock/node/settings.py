@@ -69,7 +69,6 @@ class Settings:
     slurm_split_tasks: bool
     slurm_on_refusal: str
     job_map_dir: str
-    job_map_release: str
     gpustat_dir: str
     exporter_dir: str  # beside LOCK_DIR: the exporter's sample and inventory
     exporter_listen: tuple[str, ...]
@@ -83,6 +82,7 @@ class Settings:
     user_claims: bool
     user_max: int
     claim_max: float  # seconds
+    reserve_max: float
     report_at_end: bool
     report_dir: str
     history_days: int

@@ -57,7 +57,7 @@ def advise_device_release(
 
 def is_closed_by_mps(row: DeviceState) -> bool:
     """Return whether nobody holds a device, and its MPS keeps it from being free."""
-    return row.state == states.HELD and row.lock is None
+    return row.state == states.HELD and row.lock is None and not row.reserved
 
 
 def advise_open_device(row: DeviceState, name: str, pids: Sequence[int]) -> tuple[str, str]:
@@ -70,6 +70,8 @@ def advise_open_device(row: DeviceState, name: str, pids: Sequence[int]) -> tupl
 
 def advise_without_owner(row: DeviceState, name: str) -> tuple[str, str]:
     """Return the advice for a device without an owner that can be read."""
+    if row.reserved:
+        return "its user, or the end of that time", "gpulock run -n 1 --wait -- COMMAND"
     if is_closed_by_mps(row):
         return "the end of that MPS, by gpulockd", "gpulock doctor"
     if row.lock and row.lock.fault:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import time
 from collections.abc import Callable
 
 from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal
@@ -21,6 +22,7 @@ from gpulock.store import atomic
 from gpulock.workstation.peer import Client, check_peer_may_hold, identify_peer
 from gpulock.workstation.socket_claims import GATE_SECONDS, SocketClaims
 from gpulock.workstation.user_release import release_for_user
+from gpulock.workstation.user_reserve import end_reservations, reserve_for_user
 from gpulock.workstation.wait_queue import RETRY_DELAY, WaitQueue
 from gpulock.workstation.wire import (
     CANCEL,
@@ -29,7 +31,9 @@ from gpulock.workstation.wire import (
     READ,
     REFUSED,
     RELEASED,
+    RESERVE,
     SOCKET,
+    UNRESERVE,
     SocketReply,
     SocketRequest,
     new_packet_socket,
@@ -207,6 +211,9 @@ class ClaimServer:
         if request.act == CANCEL:
             self._cancel(client, request.number)
             return
+        if request.act in (RESERVE, UNRESERVE):
+            self._reserve(client, request)
+            return
         # one a turn: each may look at every open file, and gpulockd has more to do
         self._releases.append((client, request))
 
@@ -230,6 +237,18 @@ class ClaimServer:
             raise Refusal(INVALID_REQUEST, why, "ask that user, or root")
         self._refuse(other, BUSY, f"cancelled by uid {account}", "wait again")
         self._end(client, SocketReply(RELEASED))
+
+    def _reserve(self, client: Client, request: SocketRequest) -> None:
+        """Begin or end a reservation; raise Refusal or OSError."""
+        account, now = client.peer.account, time.time()
+        if request.act == RESERVE:
+            who = account, self.attempts.user_name(account)
+            reserve_for_user(self._node(), request, who, now)
+        else:
+            end_reservations(self._node(), request, account, now)
+        self._journal.say(INFO, f"uid {account}: {request.act} {' '.join(request.devices)}")
+        self._end(client, SocketReply(RELEASED))
+        self.retry_now()
 
     def _release(self, client: Client, request: SocketRequest) -> None:
         """Give back what a client asked for; raise Refusal or OSError."""

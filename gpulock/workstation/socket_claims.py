@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pwd
+import time
 
 from gpulock.alloc.choose import CHECK_SECONDS, ClaimRequest
 from gpulock.alloc.release import release_locks
@@ -20,6 +21,7 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, LockTimeout, Refusal
 from gpulock.node.context import Node
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
+from gpulock.store.reservations import Reservation, find_own_devices, find_reserved_devices
 from gpulock.workstation import process_claims
 from gpulock.workstation.backfill import find_shortage
 from gpulock.workstation.claim_rate import ClaimRate
@@ -40,7 +42,9 @@ class SocketClaims:
         self._journal = journal
         self._names: dict[int, str] = {}
 
-    def serve(self, node: Node, client: Client, first: bool) -> SocketReply:
+    def serve(
+        self, node: Node, client: Client, first: bool, reservations: list[Reservation]
+    ) -> SocketReply:
         """Return GRANTED, REFUSED, or WAITING where the devices are not free yet.
 
         What dead owners hold is for the first in the queue alone.
@@ -50,13 +54,19 @@ class SocketClaims:
         kinds = ((request.device_kind, request.number),) if request.device_kind else ()
         share = bool(request.share)
         want = ClaimRequest(request.number, request.devices, share=share, kinds=kinds)
+        now, account = time.time(), client.peer.account
+        want.kept = find_reserved_devices(reservations, now, account)
+        preferred = find_own_devices(reservations, now, account) or request.preferred
+        coming = {one.device for one in reservations if now < one.begin and one.uid != account}
+        if coming and not preferred:
+            preferred = tuple(one.id for one in node.devices() if one.id not in coming)
         want.patience = 0.0  # it is gpulockd that ends health checks, after this answer
         try:
             record = self._record(node, client, request)
             if other := process_claims.find_other_process_grant(node, record, want):
                 why = f"pid {record.pid} holds {' '.join(other)} already"
                 raise Refusal(INVALID_REQUEST, why, f"gpulock release --pid {record.pid} first")
-            terms = ClaimTerms(request.preferred, request.seconds, request.note, may_reap=first)
+            terms = ClaimTerms(preferred, request.seconds, request.note, may_reap=first)
             deadline = Deadline(GATE_SECONDS)
             grant = process_claims.claim_for_process(node, record, want, deadline, terms)
         except Refusal as refusal:

@@ -8,6 +8,7 @@ the numbers of those who come back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +18,12 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import waiting
 from gpulock.store.locks import Lock
+from gpulock.store.reservations import (
+    Reservation,
+    find_own_devices,
+    find_reserved_devices,
+    read_reservations,
+)
 from gpulock.store.waiting import WaitingCaller
 from gpulock.workstation import backfill
 from gpulock.workstation.claim_rate import BURST
@@ -36,6 +43,7 @@ class Look(NamedTuple):
     node: Node
     found: list[Device]
     held: dict[str, Lock]
+    reservations: list[Reservation]
 
 
 class WaitQueue:
@@ -120,9 +128,10 @@ class WaitQueue:
             self._left = []
         node = self._node()
         try:
-            look = Look(node, node.devices(), node.store.read_all_locks())
+            every = read_reservations(node.settings.state_dir)
+            look = Look(node, node.devices(), node.store.read_all_locks(), every)
         except (Refusal, OSError):
-            look = Look(node, [], {})  # a claim says why
+            look = Look(node, [], {}, [])  # a claim says why
         if self._serve_line(look, now):
             self._round += 1
         self._publish()
@@ -137,11 +146,17 @@ class WaitQueue:
             if is_stopped(look.node, client.peer.pid):
                 client.reply = SocketReply(WAITING, why="stopped")
                 continue
-            why = self._why_not_yet(look, client, account in waits, now) or kept
+            if client.want:
+                client.want.kept = find_reserved_devices(look.reservations, time.time(), account)
+            why = self._why_not_yet(look, client, account in waits, now)
+            if not why and kept and not is_reserved_for(client, look):
+                why = kept
             tried = not why and client.round != self._round and not self._is_short(look, client)
             if tried:
                 client.round = self._round
-                client.reply = self._attempts.serve(look.node, client, first is None)
+                client.reply = self._attempts.serve(
+                    look.node, client, first is None, look.reservations
+                )
             if client.reply.state != WAITING or now >= client.until:
                 granted = client.reply.state == GRANTED
                 self._end(client, last_reply(client.reply, why))
@@ -149,7 +164,7 @@ class WaitQueue:
                 return False
             waits.add(account)
             reply = client.reply._replace(why=why) if why else client.reply
-            if not why and client.want and backfill.must_yield(*look, client.want):
+            if not why and client.want and backfill.must_yield(*look[:3], client.want):
                 reply = reply._replace(why=f"{OTHERS_FIRST}; {reply.why}")
             elif not why and first is None:
                 first = client
@@ -186,7 +201,7 @@ class WaitQueue:
         """
         if client.want is None:
             return False
-        refusal = backfill.find_shortage(*look, client.want)
+        refusal = backfill.find_shortage(*look[:3], client.want)
         if refusal is None:
             return False
         client.round = self._round
@@ -227,6 +242,12 @@ def last_reply(reply: SocketReply, why: str) -> SocketReply:
     if why:
         return SocketReply(REFUSED, kind=BUSY, why=why, do="use --wait; see gpulock queue")
     return reply._replace(state=REFUSED)
+
+
+def is_reserved_for(client: Client, look: Look) -> bool:
+    """Return whether a caller's user has as many devices reserved now as it asks for."""
+    own = find_own_devices(look.reservations, time.time(), client.peer.account)
+    return client.request is not None and client.request.number <= len(own)
 
 
 def is_stopped(node: Node, pid: int) -> bool:

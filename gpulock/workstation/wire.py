@@ -18,6 +18,7 @@ SOCKET = "socket"  # in LOCK_DIR
 REQUEST_LINE, REPLY_LINE = "gpulock-request 1", "gpulock-reply 1"
 LARGEST = 1 << 14  # bytes of a packet: 128 bus ids are 2 KiB
 CLAIM, RELEASE, CANCEL = "claim", "release", "cancel"
+RESERVE, UNRESERVE = "reserve", "unreserve"
 READ, WAITING, GRANTED, RELEASED, REFUSED = "read", "waiting", "granted", "released", "refused"
 MOST_DEVICES = 1024
 LONGEST, LONGEST_NOTE = 1000, 80  # characters of a text, and of a note
@@ -28,7 +29,8 @@ PLURAL = ("share", "GPU")
 class SocketRequest(NamedTuple):
     """What a client asks for. `pid` and `start` name the process that holds or is to hold.
 
-    Of CANCEL `number` is that of a caller in the queue.
+    Of CANCEL `number` is that of a caller in the queue. RESERVE is from `begin` (epoch seconds) on
+    for `seconds`, and `note` says what for.
 
     `number` devices, of `devices` (lock ids) alone where there are some; with `share` 1 a place
     on each is enough. `device_kind` as in gpulock.node.kinds. `wait` in seconds. `comment` as in
@@ -48,6 +50,7 @@ class SocketRequest(NamedTuple):
     preferred: tuple[str, ...] = ()
     note: str = ""
     seconds: float = 0.0
+    begin: float = 0.0
 
 
 class SocketReply(NamedTuple):
@@ -76,13 +79,15 @@ def parse_request(data: bytes) -> SocketRequest:
     """Return the request in a packet; raise ValueError for anything else."""
     pairs = kv.decode_pairs(data.decode("ascii"), REQUEST_LINE)
     act, wait = pairs.get("act", ""), float(pairs.get("wait", "0"))
-    if act not in (CLAIM, RELEASE, CANCEL) or not wait >= 0:
-        raise ValueError("neither claim, release nor cancel")
+    if act not in (CLAIM, RELEASE, CANCEL, RESERVE, UNRESERVE) or not wait >= 0:
+        raise ValueError("no such act")
     names = pairs.get("devices", "")
     devices = tuple(names.split(",")) if names else ()
     count = parse_whole_number(pairs, "number")
     if len(devices) > MOST_DEVICES or len(set(devices)) != len(devices):
         raise ValueError("no set of devices")
+    if act == RESERVE and len(devices) != 1:
+        raise ValueError("not one device")
     if act == CLAIM and not 0 < count <= MOST_DEVICES:
         raise ValueError("no number of devices")
     if act == CLAIM and devices and len(devices) != count:
@@ -93,7 +98,8 @@ def parse_request(data: bytes) -> SocketRequest:
     pid, start = parse_whole_number(pairs, "pid"), parse_whole_number(pairs, "start")
     preferred = tuple(filter(None, pairs.get("preferred", "").split(",")))[:MOST_DEVICES]
     note, seconds = pairs.get("note", "")[:LONGEST_NOTE], float(pairs.get("seconds", "0"))
-    if not 0 <= seconds < FOR_EVER:
+    begin = float(pairs.get("begin", "0"))
+    if not (0 <= seconds < FOR_EVER and 0 <= begin < FOR_EVER):
         raise ValueError("no duration")
     share = int(parse_whole_number(pairs, "share") > 0)
     kind = pairs.get("device_kind", "")
@@ -102,7 +108,7 @@ def parse_request(data: bytes) -> SocketRequest:
         if devices or share or kind == SHARE_KIND:
             raise ValueError("a kind, and devices or shares")
     what = (act, pid, start, count, devices, wait, comment, share, kind)
-    return SocketRequest(*what, preferred, one_line(note), seconds)
+    return SocketRequest(*what, preferred, one_line(note), seconds, begin)
 
 
 def request_words(request: SocketRequest | None) -> str:

@@ -167,6 +167,7 @@ class CollectorState:
             driver=self.last.driver if self.last and fresh else "",
             counters=facts.counters,
             waiting=tuple(facts.waiting),
+            reservations=tuple(facts.reservations),
             switch_errors={
                 of: one
                 for of, one in facts.cards.xids.errors.items()

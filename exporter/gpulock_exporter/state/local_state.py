@@ -82,6 +82,7 @@ def read_local_state(
         "quarantine", lambda: node_view.read_quarantine_reasons(node.settings.state_dir), None
     )
     facts.closed = node_view.read_closed_cards(node)
+    node_view.note_reservations(node, facts)
     nothing: Judged = (None, None)
     judged = facts.read("verdicts", lambda: node_view.read_node_verdicts(node, now), nothing)
     facts.verdicts, facts.reconciled = judged

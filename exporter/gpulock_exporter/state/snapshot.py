@@ -13,6 +13,7 @@ from typing import Optional
 
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.reservations import Reservation
 from gpulock.store.waiting import WaitingCaller
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.telemetry import DeviceTelemetry
@@ -126,8 +127,8 @@ class NodeSnapshot:
     """A node at one moment; `states` is None where the locks or the devices are not known.
 
     `counters` are the hooks' own, `reconciled` is epoch seconds, `waiting` the queue of users'
-    claims. `switch_errors` has the SXids of NVSwitches by bus id and number: how many there were,
-    and when the last was.
+    claims, `reservations` are users' own. `switch_errors` has the SXids of NVSwitches by bus id
+    and number: how many there were, and when the last was.
     """
 
     at: Moment
@@ -138,6 +139,7 @@ class NodeSnapshot:
     reconciled: float | None
     health: ExporterHealth
     waiting: tuple[WaitingCaller, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
     switch_errors: Mapping[tuple[str, int], tuple[int, float]] = field(
         default_factory=dict[tuple[str, int], tuple[int, float]]
     )

@@ -70,7 +70,8 @@ class Page:
 
     `fault` says why there are none, or why they are old, in the driver's words; `unread` why the
     locks cannot be read, `live` whether the page loads itself again. `steps` are of GPUs that went
-    out of service, were reset or came back, the latest first, `waiting` of users in the queue.
+    out of service, were reset or came back, the latest first, `waiting` of users in the queue,
+    `reserves` what they have reserved.
     """
 
     node: str
@@ -85,6 +86,7 @@ class Page:
     live: bool = False
     steps: Sequence[str] = ()
     waiting: Sequence[str] = ()
+    reserves: Sequence[str] = ()
 
 
 def render_page(page: Page) -> str:
@@ -105,6 +107,7 @@ def render_page(page: Page) -> str:
             *[render_tile_group(card, list(some), page.span) for card, some in together],
             "" if page.tiles else "<p class=none>No GPU is known here.</p>",
             render_page_lines("Queue", page.waiting),
+            render_page_lines("Reserved", page.reserves),
             render_page_lines("Health", page.steps),
             f"</main><footer>{render_page_footer(page)}</footer></body></html>\n",
         ]

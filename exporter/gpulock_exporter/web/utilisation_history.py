@@ -11,6 +11,7 @@ from dataclasses import replace
 from gpulock.alloc import states
 from gpulock.daemon.health.findings import HARDWARE, describe_recovery_action
 from gpulock.store.owner import Owner
+from gpulock.store.reservations import Reservation
 from gpulock.store.waiting import WaitingCaller
 from gpulock.text.words import format_duration, held_seconds
 from gpulock_exporter.clock import Moment
@@ -81,6 +82,10 @@ def build_page(
         waiting=[
             describe_caller(one, snapshot.at, label_user) for one in snapshot.waiting[:MOST_CALLERS]
         ],
+        reserves=[
+            describe_reservation(one, snapshot, label_user)
+            for one in snapshot.reservations[:MOST_CALLERS]
+        ],
     )
 
 
@@ -89,6 +94,13 @@ def describe_caller(caller: WaitingCaller, now: Moment, label_user: LabelUser) -
     who = label_user.of(Owner(user=caller.user, uid=caller.uid)) or f"number {caller.number}"
     waited = format_duration(now.boottime - caller.since)
     return f"{who} waits {waited} for {caller.what}: {caller.why}"
+
+
+def describe_reservation(one: Reservation, snapshot: NodeSnapshot, label_user: LabelUser) -> str:
+    """Return for whom a GPU is reserved, from when to when; a person is named as in the metrics."""
+    who = label_user.of(Owner(user=one.user, uid=one.uid)) or "a user"
+    names = {seen.id: seen.gpu_label or seen.id for seen in snapshot.devices}
+    return f"GPU {names.get(one.device, one.device)}: {one.describe(who)}"
 
 
 def in_mig_mode(seen: DeviceSnapshot) -> bool:

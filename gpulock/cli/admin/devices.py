@@ -7,15 +7,19 @@ job that holds the device keeps it, and nobody gets it afterwards.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from datetime import datetime, timedelta
+from datetime import time as time_of_day
+from typing import Any, TypeVar
 
 import click
 
 from gpulock.alloc import reaper
 from gpulock.alloc.node_view import check_no_mps_ends
 from gpulock.alloc.reaper import free_locks
+from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.release import check_reason_length, resolve_lock_id
 from gpulock.cli.complete import complete_device
 from gpulock.cli.select import SelectError, match_devices
@@ -37,10 +41,14 @@ from gpulock.store.cards import BACK, OUT, note_card_step
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
-from gpulock.text.words import format_device_label, format_lock_holder
+from gpulock.store.reservations import read_reservations
+from gpulock.text.words import format_device_label, format_lock_holder, parse_duration
 from gpulock.workstation.process_claims import ensure_node_dirs
+from gpulock.workstation.wire import LONGEST_NOTE, RESERVE, UNRESERVE, SocketRequest
 
 F = TypeVar("F", bound=Callable[..., object])
+CLOCK = re.compile("[0-9]{1,2}:[0-9]{2}")
+TIME_HELP = "14:00, 2h (from now) or 2026-12-01T14:00."
 
 
 def require_reason(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -59,12 +67,45 @@ def reason_option(function: F) -> F:
     )(function)
 
 
+def parse_time_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
+    """Return a point in time that is to come (epoch seconds), 0 for none."""
+    if value is None:
+        return 0.0
+    now = datetime.now().astimezone()
+    try:
+        if CLOCK.fullmatch(value):
+            at = datetime.combine(now, time_of_day.fromisoformat(value.zfill(5))).astimezone()
+            return (at if at > now else at + timedelta(days=1)).timestamp()
+        if value[:4].isdigit() and "-" in value:
+            return datetime.fromisoformat(value).timestamp()
+        return now.timestamp() + parse_duration(value)
+    except (ValueError, OverflowError):
+        wrong = f"{value!r} is no time: 14:00, 2h (from now) or 2026-12-01T14:00"
+        raise click.BadParameter(wrong, ctx, param) from None
+
+
 @click.command()
 @click.argument("device", shell_complete=complete_device)
+@click.option(
+    "--from", "begin", callback=parse_time_option, metavar="TIME", help=f"From then: {TIME_HELP}"
+)
+@click.option("--to", "end", callback=parse_time_option, metavar="TIME", help="Until then.")
 @reason_option
 @click.pass_obj
-def reserve_command(session: Session, device: str, reason: str) -> None:
-    """Lock DEVICE until `unreserve`, also over reboots. Refused while a job holds it."""
+def reserve_command(session: Session, device: str, reason: str, begin: float, end: float) -> None:
+    """Lock DEVICE until `unreserve`, also over reboots. Refused while a job holds it.
+
+    With --to it is for your own claims alone, on a workstation that lets its users do so
+    (RESERVE_MAX).
+    """
+    if end:
+        begin, what = begin or time.time(), one_line(reason)[:LONGEST_NOTE]
+        if end <= begin:
+            raise click.UsageError("--to is before --from.")
+        ask_for_reserve(session, device, RESERVE, note=what, begin=begin, seconds=end - begin)
+        return
+    if begin:
+        raise click.UsageError("say until when with --to TIME.")
     node, found, name = prepare_admin_device(session, device)
     label, reason = format_device_label(name, found), one_line(reason)
     with make_admin_gate(node):
@@ -93,6 +134,12 @@ def reserve_command(session: Session, device: str, reason: str) -> None:
 @click.pass_obj
 def unreserve_command(session: Session, device: str) -> None:
     """End the reserve of DEVICE."""
+    node = session.node()
+    every, now = read_reservations(node.settings.state_dir), time.time()
+    users = {one.device for one in every if now < one.end}
+    if socket_client.is_daemon_needed(node) or find_admin_device(node, device)[1] in users:
+        ask_for_reserve(session, device, UNRESERVE)
+        return
     node, found, name = prepare_admin_device(session, device)
     label = format_device_label(name, found)
     with make_admin_gate(node):
@@ -178,16 +225,29 @@ def prepare_admin_device(
     With `card` a name that all instances of one card share means that card, and so all of them.
     """
     node = session.writable_node()
+    found, name = find_admin_device(node, device, card)
+    ensure_node_dirs(node)
+    return node, found, name
+
+
+def find_admin_device(node: Node, device: str, card: bool = False) -> tuple[list[Device], str]:
+    """Return the node's devices, and the id of the one that is meant; raise Refused."""
     found = node.devices_if_driver()
     try:
-        name = resolve_lock_id(device, found)
+        return found, resolve_lock_id(device, found)
     except SelectError as fault:
         cards = {one.bus for one in match_devices(device, found)}
         if not card or len(cards) != 1:
             raise CommandRefusedError(str(fault), "see gpulock status") from fault
-        name = cards.pop()
-    ensure_node_dirs(node)
-    return node, found, name
+        return found, cards.pop()
+
+
+def ask_for_reserve(session: Session, device: str, act: str, **fields: Any) -> None:
+    """Have gpulockd reserve a device for the caller, or end that; raise Refused or Refusal."""
+    node = session.node()
+    found, name = find_admin_device(node, device)
+    socket_client.request_daemon_act(node, SocketRequest(act, 0, 0, devices=(name,), **fields))
+    click.echo(f"{format_device_label(name, found)}: {act}d, see gpulock status")
 
 
 def make_admin_gate(node: Node) -> Gate:

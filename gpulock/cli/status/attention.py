@@ -19,7 +19,13 @@ from gpulock.text.advice import (
     quarantine_end_condition,
     restore_hint,
 )
-from gpulock.text.words import FORCE, format_count, format_duration, format_lock_holder
+from gpulock.text.words import (
+    FORCE,
+    format_count,
+    format_device_label,
+    format_duration,
+    format_lock_holder,
+)
 
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
 IN_USE = (states.HELD, states.HELD_IDLE)
@@ -42,6 +48,9 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
         if has_foreign_beside_claim(view, row)
     ]
     pairs += list_reserve_facts(rows)
+    pairs += [
+        (format_device_label(one.device, view.devices), one.describe()) for one in view.reservations
+    ]
     if view.full:
         why = "it is full, no GPU is granted until there is room; df"
         pairs.insert(0, ("LOCK_DIR", f"{why} {view.node.store.path}"))

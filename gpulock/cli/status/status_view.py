@@ -44,6 +44,7 @@ class StatusView(NodeView):
         )
         self.full, self.fault = found.full, found.fault
         self.open_foreign, self.closed = found.open_foreign, found.closed
+        self.reserved, self.reservations = found.reserved, found.reservations
         self.is_read_only = is_mounted_read_only(node.store.path)
         self.foreign: frozenset[str] = frozenset()
         settings = node.settings

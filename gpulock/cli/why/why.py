@@ -9,7 +9,7 @@ import time
 import click
 
 from gpulock.alloc.process_owner import is_claim_process
-from gpulock.alloc.states import FREE, MISSING, QUARANTINED, DeviceState
+from gpulock.alloc.states import FREE, HELD, MISSING, QUARANTINED, DeviceState
 from gpulock.cli.complete import complete_subject
 from gpulock.cli.select import JOB, SelectError, Subject, parse_subject
 from gpulock.cli.session import (
@@ -46,7 +46,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.store.locks import Lock
 from gpulock.text import table
-from gpulock.text.advice import advise_device_release, is_closed_by_mps
+from gpulock.text.advice import advise_device_release
 from gpulock.text.words import (
     format_device_list,
     format_local_time,
@@ -191,7 +191,7 @@ def next_step_facts(view: StatusView, sight: ProcessView, row: DeviceState) -> F
         return [("back by", freed), ("next", command)]
     if row.lock and view.is_read_only:
         freed, command = "nothing while LOCK_DIR is mounted read-only", "mount it writable"
-    held = row.lock or is_closed_by_mps(row)
+    held = row.lock or row.state == HELD
     return [("freed by", freed), ("next", command)] if held else [("next", command)]
 
 

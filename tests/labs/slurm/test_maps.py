@@ -105,16 +105,6 @@ def test_files_name_the_job_while_it_holds_and_an_empty_one_is_renamed_over_at_i
     assert files(slurm_gpus, GPUSTAT) == {}
 
 
-@BOTH
-def test_files_are_removed_where_the_site_says_so(slurm_gpus: Gpulock, mode: Mode) -> None:
-    prepare(slurm_gpus, mode, {"JOB_MAP_RELEASE": "unlink", "GPUSTAT_DIR": ""})
-    job = started(slurm_gpus, NODE, "--gres=gpu:2")
-    assert files(slurm_gpus, DCGM) == {"0": f"{job}\n", "1": f"{job}\n"}
-    done(slurm_gpus, job)
-    assert files(slurm_gpus, DCGM) == {}
-    assert files(slurm_gpus, GPUSTAT) == {}
-
-
 def test_one_folder_alone_serves_too(slurm_gpus: Gpulock) -> None:
     prepare(slurm_gpus, by_gpulock, {"GPUSTAT_DIR": ""})
     job = started(slurm_gpus, NODE, "--gres=gpu:1")

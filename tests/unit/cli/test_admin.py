@@ -6,10 +6,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
+import click
 import pytest
 
+from gpulock.cli.admin.devices import parse_time_option
+from gpulock.cli.claims import socket_client
 from gpulock.cli.session import uid_to_user_name
 from gpulock.daemon.health.checker import is_test_due
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
@@ -19,6 +24,8 @@ from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
 from gpulock.store.cards import COMMAND, read_cards, save_cards
+from gpulock.store.reservations import Reservation, write_reservations
+from gpulock.workstation.wire import RESERVE, UNRESERVE, SocketRequest
 from tests.support.cli_site import Site, dead_process
 from tests.support.fake_mps import leave_mps
 from tests.support.faults import disk_full
@@ -97,6 +104,47 @@ def test_a_reserve_that_cannot_be_noted_is_undone(
     result = site.call("reserve", "3", "--reason", "x")
     assert (result.exit_code, "No space left" in result.stderr) == (3, True)
     assert site.states()[3] == "free"
+
+
+def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[SocketRequest] = []
+    monkeypatch.setattr(socket_client, "request_daemon_act", lambda _, one: asked.append(one))
+    result = site.call("reserve", "3", "--from", "1h", "--to", "3h", "--reason", "thesis")
+    assert (result.exit_code, result.stdout) == (0, "GPU 3: reserved, see gpulock status\n")
+    assert asked[0][0:2] + asked[0].devices == (RESERVE, 0, site.id(3))
+    assert (round(asked[0].seconds), round(asked[0].begin - time.time(), -1)) == (7200, 3600)
+    assert site.call("unreserve", "3").exit_code == 1  # nobody has reserved it
+    now = time.time()
+    every = [Reservation(site.id(3), 1001, (now, now + 60), "alice", "thesis")]
+    write_reservations(site.node().settings.state_dir, every)
+    assert site.call("unreserve", "3").exit_code == 0
+    assert [one.act for one in asked] == [RESERVE, UNRESERVE]
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (("--from", "1h"), "say until when with --to TIME"),
+        (("--from", "2h", "--to", "1h"), "--to is before --from"),
+        (("--to", "noon"), "'noon' is no time: 14:00, 2h (from now) or 2026-12-01T14:00"),
+        (("--to", "25:00"), "'25:00' is no time"),
+    ],
+)
+def test_a_time_that_means_nothing_reserves_nothing(
+    site: Site, times: tuple[str, ...], said: str
+) -> None:
+    result = site.call("reserve", "3", "--reason", "x", *times)
+    assert (result.exit_code, said in result.stderr) == (2, True)
+    assert site.states()[3] == "free"
+
+
+def test_a_time_of_day_is_the_next_one() -> None:
+    context, option = click.Context(click.Command("x")), click.Option(["--to"])
+    for ahead in (timedelta(minutes=2), timedelta(minutes=-2)):
+        at = datetime.now().astimezone() + ahead
+        found = parse_time_option(context, option, at.strftime("%H:%M"))
+        wanted = at + timedelta(days=0 if ahead > timedelta(0) else 1)
+        assert abs(found - wanted.timestamp()) <= 60, ahead
 
 
 def test_unreserve_frees_it_once(site: Site) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gpulock.alloc.device_users import mig_access_nodes
 from gpulock.deadline import clock_boottime
 from gpulock.store import quarantine
 from gpulock.store.owner import TYPES
+from gpulock.store.reservations import Reservation, write_reservations
 from gpulock.store.verdicts import Verdict
 from gpulock.store.waiting import WaitingCaller, encode_waiting, write_waiting
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
@@ -187,6 +189,25 @@ def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
         ["7", "alice", str(me), "1m"],
         ["9", "bob", str(me), "1m"],
     ]
+
+
+def test_what_a_user_reserved_is_shown_with_its_times(site: Site) -> None:
+    with site.files.config.open("a") as file:
+        file.write("USER_CLAIMS=yes\n")
+    node, now = site.node(), time.time()
+    every = [
+        Reservation(site.id(2), 1001, (now - 60, now + 3600), "alice", "thesis"),
+        Reservation(site.id(3), 1002, (now + 3600, now + 7200), "bob", "talk"),
+        Reservation(site.id(4), 1002, (now - 7200, now - 3600), "bob", "over"),
+    ]
+    write_reservations(node.settings.state_dir, every)
+    shown = " ".join(site.call("status").stdout.split())
+    assert [site.states()[number] for number in (2, 3, 4)] == ["held", "free", "free"]
+    assert f"GPU 2 {every[0].describe()} GPU 3 {every[1].describe()}" in shown
+    assert "over" not in shown
+    said = " ".join(site.call("why", "2").stdout.split())
+    assert every[0].describe() in said
+    assert f"{site.gpulock} run -n 1 --wait -- COMMAND" in said
 
 
 def test_nobody_waits_whose_process_has_ended(site: Site) -> None:

@@ -71,40 +71,6 @@ def test_only_the_folder_that_is_set_is_written(tmp_path: Path) -> None:
         assert len(list(folder.iterdir())) == (1 if key == "JOB_MAP_DIR" else 2)
 
 
-@pytest.mark.parametrize("only", [True, False])
-def test_a_released_file_of_dcgm_exporters_stays_and_is_empty(site: Site, only: bool) -> None:
-    """One that vanishes between listing and opening fails its whole scrape."""
-    if only:
-        site.set(GPUSTAT_DIR="")
-    site.prolog(12, "0,1")
-    before = os.stat(site.root / "dcgm/0").st_ino
-    site.epilog(12)
-    assert dcgm(site) == {"0": "", "1": ""}
-    assert os.stat(site.root / "dcgm/0").st_ino != before  # by a rename, never cut in place
-    assert gpustat(site) == {}
-
-
-@pytest.mark.parametrize("only", [True, False])
-def test_a_released_file_goes_where_the_site_wants_that(site: Site, only: bool) -> None:
-    site.set(JOB_MAP_RELEASE="unlink", GPUSTAT_DIR="" if only else str(site.root / "gpustat"))
-    site.prolog(12, "0,1")
-    site.epilog(12)
-    assert (dcgm(site), gpustat(site)) == ({}, {})
-
-
-def test_the_file_of_a_shared_card_goes_with_its_last_job_where_the_site_wants_that(
-    site: Site,
-) -> None:
-    site.set(SHARES="0:4", SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpu gpux")
-    site.set(JOB_MAP_RELEASE="unlink")
-    for job in (12, 13):
-        assert site.requested(job, "gpu:share:1") == RUN
-    site.epilog(12, None)
-    assert dcgm(site) == {"0": "13\n"}
-    site.epilog(13, None)
-    assert dcgm(site) == {}
-
-
 def test_gpustat_files_are_removed_whatever_dcgm_exporters_are(site: Site) -> None:
     site.set(JOB_MAP_DIR="")
     site.prolog(12, "0")

@@ -21,6 +21,7 @@ from gpulock_exporter.web.utilisation_history import (
     device_note,
 )
 
+from gpulock.store.reservations import Reservation
 from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock
 from tests.support.trees import BOOT, FakeProc
 from tests.unit.exporter.metrics.test_rules import named
@@ -316,6 +317,17 @@ def test_what_became_of_gpus_is_listed_and_is_no_markup() -> None:
     text = render_page(Page("n", "1", [HELD], steps=steps))
     assert "<h2>Health</h2>" in text and "out: xid: XID 79 &lt;b&gt;" in text
     assert "<h2>Health</h2>" not in render_page(Page("n", "1", [HELD]))
+
+
+def test_what_is_reserved_is_shown_with_the_user_as_the_metrics_name_it() -> None:
+    one = Reservation("0000:06:00.0", 1001, (1e9, 2e9), "alice", "<thesis>")
+    node = Node()
+    node.tick(card(0))
+    snapshot = replace(node.snapshot([listed(0)]), reservations=(one,))
+    for label, user in ((LabelUser.NAME, "alice"), (LabelUser.NONE, "a user")):
+        text = render_page(build_page(snapshot, UtilizationHistory(), "n", label))
+        assert f": reserved for {user} from " in text
+        assert "&lt;thesis&gt;" in text
 
 
 def test_who_waits_is_shown_with_its_reason() -> None:

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reserve a GPU for an ordinary user, from a time to another, as far as RESERVE_MAX goes.
+
+What is over counts for a day more: so nobody keeps a GPU from all others by one after another.
+"""
+
+from __future__ import annotations
+
+from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import lock_ids_overlap
+from gpulock.store.reservations import Reservation, read_reservations, write_reservations
+from gpulock.workstation.wire import SocketRequest
+
+HOUR = 3600.0
+COUNTED = 86400.0  # seconds for which one that is over counts
+MOST = 50  # of a user, those that count
+
+
+def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], now: float) -> None:
+    """Reserve a device for the user (uid, name); `now` is epoch seconds. Raises Refusal."""
+    uid, user = who
+    (device,) = request.devices
+    longest = node.settings.reserve_max
+    if device not in [one.id for one in node.devices()]:
+        raise Refusal(INVALID_REQUEST, f"no device {device} here", "see gpulock status")
+    begin = max(now, request.begin)
+    end = request.begin + request.seconds
+    wanted = Reservation(device, uid, (begin, end), user, request.note)
+    if wanted.end <= begin:
+        raise Refusal(INVALID_REQUEST, "that time is over", "name a later one with --to")
+    every = [one for one in read_reservations(node.settings.state_dir) if one.end > now - COUNTED]
+    for one in every:
+        if lock_ids_overlap(one.device, device) and one.begin < wanted.end and begin < one.end:
+            raise Refusal(BUSY, f"{device} is {one.describe()}", "reserve another, or another time")
+    mine = [one for one in every if one.uid == uid]
+    left = longest - sum(one.end - one.begin for one in mine)
+    if wanted.end - begin > left or len(mine) >= MOST:
+        hours = f"{max(0.0, left) / HOUR:.1f} of {longest / HOUR:.1f} hours a day"
+        why = f"{hours} are left to you (RESERVE_MAX)"
+        do = "ask for less, or gpulock unreserve what you do not need"
+        if not longest:
+            why, do = "users reserve nothing here", "ask for RESERVE_MAX on this node"
+        raise Refusal(INVALID_REQUEST, why, do)
+    write_reservations(node.settings.state_dir, [*every, wanted])
+
+
+def end_reservations(node: Node, request: SocketRequest, uid: int, now: float) -> None:
+    """End what the user, or for root anybody, has reserved of a device; raise Refusal."""
+    kept: list[Reservation] = []
+    ended = False
+    for one in read_reservations(node.settings.state_dir):
+        mine = one.device in request.devices and uid in (0, one.uid) and one.end > now
+        ended = ended or mine
+        if not mine:
+            kept.append(one)
+        elif one.begin < now:  # what was used of it counts
+            one.end = now
+            kept.append(one)
+    if not ended:
+        what = f"{' '.join(request.devices)} is not reserved for you"
+        raise Refusal(INVALID_REQUEST, what, "see gpulock status")
+    write_reservations(node.settings.state_dir, kept)

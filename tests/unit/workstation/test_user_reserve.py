@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user reserves a GPU from a time to another, as RESERVE_MAX allows; nobody else gets it then."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gpulock.errors import BUSY, INVALID_REQUEST
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
+from gpulock.store.reservations import NAME, Reservation, read_reservations, write_reservations
+from gpulock.workstation import backfill, user_reserve
+from gpulock.workstation.user_reserve import COUNTED, HOUR
+from gpulock.workstation.wire import (
+    CLAIM,
+    FOR_EVER,
+    GRANTED,
+    RELEASED,
+    RESERVE,
+    UNRESERVE,
+    WAITING,
+    SocketReply,
+    SocketRequest,
+)
+from tests.support.desk import Desk, last
+from tests.support.trees import bus
+
+ALICE, BOB, CAROL = 2001, 2002, 2003
+
+
+@pytest.fixture(autouse=True)
+def limit(desk: Desk) -> None:
+    desk.node = Node(Settings({**desk.box.settings, "RESERVE_MAX": f"{4 * HOUR:.0f}"}))
+
+
+def reserve(desk: Desk, uid: int, number: int, hours: float, ahead: float = 0.0) -> SocketReply:
+    """Reserve a device for a user, `ahead` hours from now."""
+    begin = time.time() + ahead * HOUR
+    request = SocketRequest(
+        RESERVE, 0, 0, devices=(bus(number),), note="thesis", begin=begin, seconds=hours * HOUR
+    )
+    return last(desk.ask(request, desk.come_as(uid, 900 + uid)))
+
+
+def unreserve(desk: Desk, uid: int, number: int) -> SocketReply:
+    request = SocketRequest(UNRESERVE, 0, 0, devices=(bus(number),))
+    return last(desk.ask(request, desk.come_as(uid, 900 + uid)))
+
+
+def test_a_reserved_device_is_its_users_alone(desk: Desk) -> None:
+    assert reserve(desk, ALICE, 2, 1).state == RELEASED
+    assert last(desk.claim_as(BOB, 901, 3)).devices == (bus(0), bus(1), bus(3))
+    refused = last(desk.claim_as(BOB, 902, 1))
+    assert (refused.kind, f"2: reserved for uid {ALICE} from" in refused.why) == (BUSY, True)
+    assert last(desk.claim_as(ALICE, 903, 1)).devices == (bus(2),)
+
+
+def test_its_user_gets_that_very_device_where_all_are_free(desk: Desk) -> None:
+    reserve(desk, ALICE, 2, 1)
+    assert last(desk.claim_as(ALICE, 903, 1)).devices == (bus(2),)
+
+
+def test_a_device_that_somebody_has_reserved_for_later_is_granted_last(desk: Desk) -> None:
+    reserve(desk, ALICE, 0, 1, ahead=1)
+    assert last(desk.claim_as(BOB, 901, 1)).devices == (bus(1),)
+    assert last(desk.claim_as(BOB, 902, 3)).devices == (bus(0), bus(2), bus(3))
+
+
+def test_who_holds_it_at_that_time_keeps_it_and_its_user_is_next(desk: Desk) -> None:
+    for number in range(4):
+        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    reserve(desk, ALICE, 1, 1)
+    earlier = desk.claim_as(BOB, 901, 1, FOR_EVER)
+    user = desk.claim_as(ALICE, 903, 1, FOR_EVER)
+    desk.give_back(1)
+    assert last(user).devices == (bus(1),)
+    assert last(earlier).state == WAITING
+    desk.give_back(0)
+    assert last(earlier).devices == (bus(0),)
+
+
+def test_what_is_kept_for_a_large_request_does_not_keep_a_user_from_a_reserved_device(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
+    desk.hold(0, desk.process(904, CAROL), uid=CAROL, start=9)
+    desk.claim_as(BOB, 901, 2, FOR_EVER)
+    large = desk.claim_as(BOB, 902, 4, FOR_EVER)
+    reserve(desk, ALICE, 3, 1)
+    assert last(large).state == WAITING
+    assert last(desk.claim_as(ALICE, 903, 1)).devices == (bus(3),)
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind", "words"),
+    [
+        ({"uid": ALICE, "number": 1, "hours": 4.1}, INVALID_REQUEST, "4.0 of 4.0 hours a day are"),
+        ({"uid": ALICE, "number": 9, "hours": 1}, INVALID_REQUEST, "no device"),
+        (
+            {"uid": ALICE, "number": 1, "hours": 1, "ahead": -2},
+            INVALID_REQUEST,
+            "that time is over",
+        ),
+        (
+            {"uid": BOB, "number": 0, "hours": 1, "ahead": 1.5},
+            BUSY,
+            "is reserved for uid 2001 from",
+        ),
+    ],
+)
+def test_what_is_refused(desk: Desk, ask: dict[str, float], kind: str, words: str) -> None:
+    reserve(desk, ALICE, 0, 0.0 if ask["uid"] == ALICE else 1, ahead=1)
+    reply = reserve(desk, **ask)  # type: ignore[arg-type]
+    assert (reply.kind, words in reply.why) == (kind, True), reply
+
+
+def test_without_a_limit_users_reserve_nothing(desk: Desk) -> None:
+    desk.node = Node(Settings(desk.box.settings))
+    assert reserve(desk, ALICE, 0, 1).why == "users reserve nothing here"
+
+
+@pytest.mark.attack
+def test_reserves_one_after_another_keep_no_device_from_all_others(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: reserve every device, end it or let it run out, and reserve again.
+
+    Stopped by: RESERVE_MAX is GPU time a day, and what was used of a reserve counts a day more.
+    """
+    assert {reserve(desk, ALICE, number, 1).state for number in range(4)} == {RELEASED}
+    assert reserve(desk, ALICE, 0, 1, ahead=1).kind == INVALID_REQUEST
+    now = time.time()
+    monkeypatch.setattr(user_reserve, "COUNTED", COUNTED)
+    for ahead, state in ((0.5, "refused"), (1.5, "refused"), (26.0, RELEASED)):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda at=now + ahead * HOUR: at)
+            unreserve(desk, ALICE, 3)
+            reply = last(
+                desk.ask(
+                    SocketRequest(
+                        RESERVE, 0, 0, devices=(bus(3),), begin=time.time(), seconds=4 * HOUR
+                    ),
+                    desk.come_as(ALICE, 2901),
+                )
+            )
+            assert reply.state == state, ahead
+
+
+@pytest.mark.attack
+def test_a_reserve_is_ended_by_its_own_user_or_root(desk: Desk) -> None:
+    """Tried: end somebody else's reserve, and take the device.
+
+    Stopped by: whose it is goes by the uid that the kernel says.
+    """
+    reserve(desk, ALICE, 2, 1)
+    assert unreserve(desk, BOB, 2).kind == INVALID_REQUEST
+    assert last(desk.claim_as(BOB, 901, 4)).kind == BUSY
+    assert unreserve(desk, 0, 2).state == RELEASED
+    assert last(desk.claim_as(BOB, 902, 4)).state == GRANTED
+
+
+def test_one_that_is_ended_before_it_begins_costs_nothing(desk: Desk) -> None:
+    reserve(desk, ALICE, 2, 4, ahead=1)
+    assert unreserve(desk, ALICE, 2).state == RELEASED
+    assert reserve(desk, ALICE, 1, 4).state == RELEASED
+
+
+def test_reserves_outlive_a_restart_and_garbage_is_none(desk: Desk) -> None:
+    one = Reservation(bus(1), ALICE, (1.0, 2.5), "alice; x", "a = b; c")
+    folder = str(desk.box.state)
+    write_reservations(folder, [one])
+    (read,) = read_reservations(folder)
+    assert (read.device, read.uid, read.begin, read.end) == (bus(1), ALICE, 1.0, 2.5)
+    assert (read.user, read.why) == ("alice", "x; a = b; c")
+    for text in ("", "gpulock-reservations 1\n0 x=1\n", "gpulock-reservations 1\n0 x=1 nan\n"):
+        (desk.box.state / NAME).write_text(text)
+        assert read_reservations(folder) == []
+
+
+def test_a_request_names_one_device(desk: Desk) -> None:
+    for devices in ((), (bus(0), bus(1))):
+        request = SocketRequest(RESERVE, 0, 0, devices=devices, seconds=60.0)
+        assert last(desk.ask(request)).why == "not understood: not one device"
+
+
+def test_a_claim_of_a_certain_device_waits_for_the_end_of_its_reserve(desk: Desk) -> None:
+    reserve(desk, ALICE, 2, 1)
+    request = SocketRequest(CLAIM, 901, 9, 1, devices=(bus(2),), wait=FOR_EVER)
+    waiting = desk.ask(request, desk.come_as(BOB, 901))
+    assert "reserved for" in last(waiting).why
+    unreserve(desk, ALICE, 2)
+    assert last(waiting).state == GRANTED

@@ -16,11 +16,10 @@ from gpulock.install.doctor import doctor
 from gpulock.install.doctor import slurm as doctor_slurm
 from gpulock.install.hooks import HookPaths
 from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
-from gpulock.install.slurm import install, renew_map, site, uninstall
+from gpulock.install.slurm import install, renew_map, site
 from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
 from gpulock.install.slurm.site import Slurmd
 from gpulock.install.slurm.spank import SpankPlugin
-from gpulock.install.slurm.uninstall import SlurmRemoval, SlurmRemover
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
 from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
@@ -115,8 +114,8 @@ class SlurmNode:
 
     def uninstall(self, write_conf: bool = False, force: bool = False) -> Outcome:
         """Uninstall as asked."""
-        asked = SlurmRemoval(self.config, write_conf, force)
-        return self._run(SlurmRemover(asked).parts(), Wanted.ABSENT)
+        asked = SlurmInstaller(self.options(write_conf=write_conf))
+        return self._run(asked.removal(force), Wanted.ABSENT)
 
     def _run(self, parts: InstallParts, wanted: Wanted, dry_run: bool = False) -> Outcome:
         return run_items(parts.items, wanted, self.root / "node/state", ignore, dry_run)
@@ -189,7 +188,7 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
     (conf.parent / "gres.conf").write_text(f"Name=gpu File={folder}/node/dev/nvidia[0-7]\n")
     (conf.parent / "cgroup.conf").write_text("ConstrainDevices=no\n")
     slurmd = Slurmd(os.getpid(), programs / "sbin/slurmd", str(conf), NODE)
-    for module in (install, uninstall, doctor, doctor_slurm, renew_map):
+    for module in (install, doctor, doctor_slurm, renew_map):
         patch.setattr(module, "find_slurmds", lambda: [slurmd])
     play_fakes_in_process(patch, site)
     compile_no_library(patch)

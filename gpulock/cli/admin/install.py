@@ -179,13 +179,14 @@ def uninstall_node(
 ) -> None:
     """Take the items of a scheduler away; a force is logged with its reason."""
     from gpulock.install.sge.install import SgeInstaller, SgeOptions
-    from gpulock.install.slurm.uninstall import SlurmRemoval, SlurmRemover
+    from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
 
     config = Path(session.config)
 
     def parts() -> InstallParts:
         if system == "slurm":
-            return SlurmRemover(SlurmRemoval(config, write_conf, bool(forced))).parts()
+            asked = SlurmOptions(config, write_conf=write_conf)
+            return SlurmInstaller(asked).removal(bool(forced))
         return SgeInstaller(SgeOptions(config), click.echo).removal(bool(forced))
 
     if forced and not dry_run:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,9 +18,15 @@ from typing import Final
 from gpulock.install.files import InstallError, discard_unrenamed, read_file, write_file
 from gpulock.install.hooks import HookPaths
 from gpulock.install.items import Item, Remainder, Scope, Wanted, difference_lines
-from gpulock.install.slurm.conf_block import SplitConf, check_block, split_slurm_conf
+from gpulock.install.slurm.conf_block import (
+    BEGIN,
+    END,
+    SplitConf,
+    check_block,
+    split_slurm_conf,
+)
 from gpulock.install.slurm.configured_hooks import EPILOG, PATHS, TASK, find_slurm_hooks
-from gpulock.install.slurm.removal import slurm_hook_references
+from gpulock.install.slurm.plugstack import PLUGIN, find_plugstack
 from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite, list_other_nodes
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
@@ -38,17 +44,6 @@ _MANAGERS: Final = re.compile(
     r"(?i)^\s*#.*(\b(ansible|puppet|chef|salt|cfengine|warewulf)\b|do not edit)"
 )
 _HEAD: Final = 20  # lines in which a manager of files names itself
-
-
-def wanted_slurm_keys(
-    conf: SlurmConf, paths: HookPaths, settings: Settings, spank: bool, slurm_conf: Path | None
-) -> dict[str, str]:
-    """Return what a configuration must hold and does not; a site's own hook has the value ``."""
-    wanted: dict[str, str] = {}
-    for hook in find_slurm_hooks(conf, paths, slurm_conf):
-        if not (hook.ours or (spank and hook.key == TASK)):
-            wanted[hook.key] = "" if hook.values else str(PATHS[hook.key](paths))
-    return wanted | {w.key: w.value for w in slurm_setting_advice(conf, settings) if w.needed}
 
 
 @dataclass(frozen=True)
@@ -74,14 +69,11 @@ class SlurmConfItem(Item):
         self.title = str(site.conf or "slurm.conf")
 
     def show(self, wanted: Wanted) -> list[str]:
-        if not self.request.write:
-            return []
         path = self._path(wanted)
         if path is None:
             return []
-        split = split_slurm_conf(path, self._text(path))
-        after = self._after(path, split, wanted)
-        lines = difference_lines(self._text(path), after)
+        before, after = _read(path), self._after(path, wanted)
+        lines = difference_lines(before, after)
         return lines or ([RECONFIGURE] if self._out_of_force(wanted, after) else [])
 
     def tidy(self) -> None:
@@ -102,13 +94,19 @@ class SlurmConfItem(Item):
         return Remainder(clause) if lacks else None
 
     def lacking(self, conf: SlurmConf) -> dict[str, str]:
-        """Return what a configuration must hold and does not."""
-        request = self.request
-        return wanted_slurm_keys(conf, request.paths, self.settings, request.spank, self.site.conf)
+        """Return what a configuration must hold and does not; a site's own hook has no value."""
+        paths, wanted = self.request.paths, dict[str, str]()
+        for hook in find_slurm_hooks(conf, paths, self.site.conf):
+            if not (hook.ours or (self.request.spank and hook.key == TASK)):
+                wanted[hook.key] = "" if hook.values else str(PATHS[hook.key](paths))
+        advice = slurm_setting_advice(conf, self.settings)
+        return wanted | {want.key: want.value for want in advice if want.needed}
 
     def _path(self, wanted: Wanted) -> Path | None:
-        """Return the file that is written, None where none has a block; raise InstallError."""
+        """Return the file that is written, None where none is; raise InstallError."""
         path = self.site.conf.resolve() if self.site.conf else None
+        if not self.request.write:
+            return None
         if path is not None and self.site.conf != FETCHED_CONF and path.is_file():
             return path
         if wanted is Wanted.ABSENT:
@@ -118,15 +116,14 @@ class SlurmConfItem(Item):
             " cluster's own: run it with --write-conf where slurmctld runs"
         )
 
-    def _text(self, path: Path) -> str:
-        return read_file(path) or ""
-
-    def _after(self, path: Path, split: SplitConf, wanted: Wanted) -> str:
+    def _after(self, path: Path, wanted: Wanted) -> str:
         """Return the file as it is to be; raise InstallError where a person has to decide."""
+        split = split_slurm_conf(path, _read(path))
         check_block(path, split.lines or ())
-        if wanted is Wanted.ABSENT:
-            kept = [line for line in split.lines or () if line.partition("=")[0] in self._kept()]
-            return split.with_lines(kept)
+        if wanted is Wanted.ABSENT:  # no Epilog goes while jobs hold GPUs
+            kept = (EPILOG, "PrologFlags") if self._busy_nodes() else ()
+            lines = [line for line in split.lines or () if line.partition("=")[0] in kept]
+            return split.with_lines(lines)
         lines = self._block(path, split)
         if lines != list(split.lines or ()):
             check_unmanaged(path, split.rest)
@@ -135,23 +132,33 @@ class SlurmConfItem(Item):
 
     def _block(self, path: Path, split: SplitConf) -> list[str]:
         """Return the lines of the block; raise InstallError for a key that stands elsewhere."""
-        rest = read_outside_block(path, split)
-        wanted = self.lacking(rest)
+        outside = [
+            (file, raw, slurm_pairs(bare))
+            for file, raw, bare in raw_slurm_lines(path)
+            if not (file == path and raw in (split.lines or ()))
+        ]
+        values = {key.lower(): value for _, _, pairs in outside for key, value in pairs}
+        wanted = self.lacking(SlurmConf(values, str(path)))
         if site := [key for key, value in wanted.items() if not value]:
             raise InstallError(
-                f"the site's {site[0]}={rest.get(site[0])} is to run beside gpulock's: edit it by"
-                " hand, as it is printed without --write-conf"
+                f"the site's {site[0]}={values[site[0].lower()]} is to run beside gpulock's: edit"
+                " it by hand, as it is printed without --write-conf"
             )
-        check_stands_once(path, split, wanted)
+        for file, raw, pairs in outside:
+            keys = {key.lower() for key, _ in pairs}
+            if found := [key for key in wanted if key.lower() in keys]:
+                lines = [f"    {key}={wanted[key]}" for key in found]
+                raise InstallError(
+                    f"{file} sets {' '.join(found)} already: change that by hand as shown above,"
+                    " and run it again",
+                    [f"in {file}:", "", f"    {raw.strip()}", "", "is to have:", "", *lines, ""],
+                )
         return [f"{key}={value}" for key, value in wanted.items()]
 
-    def _kept(self) -> Collection[str]:
-        """Return the keys of the block that stay for now: no Epilog goes while jobs hold GPUs."""
-        busy = not self.request.force and self.busy_nodes()
-        return (EPILOG, "PrologFlags") if busy else ()
-
-    def busy_nodes(self) -> list[str]:
-        """Return the nodes on which Slurm's jobs hold GPUs, or end; raise SlurmError."""
+    def _busy_nodes(self) -> list[str]:
+        """Return the nodes for which the Epilog stays; raise SlurmError."""
+        if self.request.force:
+            return []
         shown = self.site.scontrol("-d", "show", "node", "-o")
         return list_busy_nodes(shown, self.settings.slurm_gres)
 
@@ -168,10 +175,8 @@ class SlurmConfItem(Item):
         """Write, reconfigure once, and read what is in force; raise InstallError."""
         path = self._path(wanted)
         assert path is not None
-        split = split_slurm_conf(path, self._text(path))
-        after = self._after(path, split, wanted)
-        if after != self._text(path):
-            had = path.stat()
+        after, had = self._after(path, wanted), path.stat()
+        if after != _read(path):
             write_file(path, after, stat.S_IMODE(had.st_mode), (had.st_uid, had.st_gid))
         self.site.scontrol("reconfigure")
         if self._out_of_force(wanted, after):
@@ -180,23 +185,45 @@ class SlurmConfItem(Item):
 
     def _what_leads_here(self) -> Remainder | None:
         """Return what a person has to take out before the hooks may go."""
-        if self.request.write and (self.site.conf or Path()).is_file():
-            path = self.site.conf or Path()
-            left = split_slurm_conf(path, self._text(path)).lines
-            if left and self._kept():
-                nodes = self.busy_nodes()
-                more = " ..." * (len(nodes) > MOST_NAMED)
-                where = f"{' '.join(nodes[:MOST_NAMED])}{more}"
-                return Remainder(f"Epilog stays while Slurm's jobs hold GPUs on {where}")
+        path = self._path(Wanted.ABSENT)
+        block = split_slurm_conf(path, _read(path)).lines if path else None
+        if block and (nodes := self._busy_nodes()):
+            more = " ..." * (len(nodes) > MOST_NAMED)
+            where = f"{' '.join(nodes[:MOST_NAMED])}{more}"
+            return Remainder(f"Epilog stays while Slurm's jobs hold GPUs on {where}")
         if self.request.force:
             return None
         try:
-            stays = not self.request.write
-            lines = slurm_hook_references(self.site, self.request.paths, stays)
+            lines = [*dict.fromkeys(self._references())]
         except InstallError as fault:
             return Remainder(f"{UNSURE}: {fault}")
         do = "take out what is named above, everywhere, then scontrol reconfigure, and run it again"
         return Remainder(f"Slurm still starts the hooks; {do}", lines) if lines else None
+
+    def _references(self) -> Iterator[str]:
+        """Yield what starts a program of ours, in force or in the file; raise InstallError."""
+        conf, paths = self.site.best(), self.request.paths
+        for one in find_plugstack(conf, self.site.conf).ours:
+            if one.path == paths.folder.parent / PLUGIN:
+                yield f"from {one.file}: {' '.join([str(one.path), *one.words])}"
+        path = self.site.conf if self.site.conf and self.site.conf.is_file() else None
+        block = split_slurm_conf(path, _read(path)).lines if path else None
+        if block and not self.request.write:
+            yield from (f"from {path}: {line}" for line in (BEGIN, *block, END))
+        known = {line.partition("=")[0] for line in block or ()}
+        in_force = find_slurm_hooks(conf, paths, self.site.conf)
+        in_file = find_slurm_hooks(self.site.in_file(), paths, self.site.conf) if path else []
+        later = [hook for hook in in_file if hook not in in_force]  # at the next reconfigure
+        for hooks, source in ((in_force, conf.source), (later, str(path))):
+            for hook in hooks:
+                if hook.ours and hook.key not in known:
+                    target = PATHS[hook.key](paths)
+                    by = "".join(f" (by {path})" for path in hook.ours if path != target)
+                    yield f"from the slurm.conf of {source}: {hook.key}={hook.text}{by}"
+
+
+def _read(path: Path) -> str:
+    return read_file(path) or ""
 
 
 def list_busy_nodes(shown: str, gres: Collection[str]) -> list[str]:
@@ -206,33 +233,6 @@ def list_busy_nodes(shown: str, gres: Collection[str]) -> list[str]:
     ends = re.compile(r"\bState=\S*COMPLETING")
     busy = [line for line in shown.splitlines() if used.search(line) or ends.search(line)]
     return [line.partition(" ")[0].partition("=")[2] for line in busy]
-
-
-def lines_outside_block(path: Path, split: SplitConf) -> Iterator[tuple[Path, str, str]]:
-    """Yield the lines of a file and of those it includes, as `raw_slurm_lines`, but the block's."""
-    own = split.lines or ()
-    for file, raw, bare in raw_slurm_lines(path):
-        if not (file == path and raw in own):
-            yield file, raw, bare
-
-
-def read_outside_block(path: Path, split: SplitConf) -> SlurmConf:
-    """Return what a file sets without the block; raise InstallError."""
-    pairs = [one for _, _, bare in lines_outside_block(path, split) for one in slurm_pairs(bare)]
-    return SlurmConf({key.lower(): value for key, value in pairs}, str(path))
-
-
-def check_stands_once(path: Path, split: SplitConf, wanted: Mapping[str, str]) -> None:
-    """Raise InstallError for a key that stands outside of the block, with both lines."""
-    for file, raw, bare in lines_outside_block(path, split):
-        keys = {key.lower() for key, _ in slurm_pairs(bare)}
-        if found := [key for key in wanted if key.lower() in keys]:
-            lines = [f"    {key}={wanted[key]}" for key in found]
-            raise InstallError(
-                f"{file} sets {' '.join(found)} already: change that by hand as shown above, and"
-                " run it again",
-                [f"in {file}:", "", f"    {raw.strip()}", "", "is to have:", "", *lines, ""],
-            )
 
 
 def check_unmanaged(path: Path, text: str) -> None:

@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install slurm`: this node's part.
+"""`gpulock install slurm` and `uninstall slurm`: this node's part, and a block with --write-conf.
 
 On the node: the hooks, the settings, the map of slurmd's positions. slurm.conf and gres.conf are
-the cluster's, and are only read unless --write-conf is given: what to put there is said.
+the cluster's, and are only read unless --write-conf is given: what to put there is said. A hook
+stays while Slurm leads to it: a node without one is drained. The hooks of both schedulers are one
+folder, which goes with the last of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.container_hooks import choose_container_hooks
+from gpulock.install.container_hooks import choose_container_hooks, container_items
 from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError
-from gpulock.install.items import FileItem, InstallParts, Item, SettingsFile
+from gpulock.install.items import FileItem, InstallParts, Item, Remainder, SettingsFile, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.slurm import gres, texts
-from gpulock.install.slurm.conf_item import ConfRequest, SlurmConfItem
+from gpulock.install.slurm.conf_item import UNSURE, ConfRequest, SlurmConfItem
 from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
 from gpulock.install.slurm.plugstack import PLUGIN, PlugStack, find_plugstack, plugstack_page
 from gpulock.install.slurm.site import (
     SlurmError,
+    SlurmSite,
     find_slurm_site,
     find_slurmds,
     slurm_release_fault,
@@ -31,7 +34,16 @@ from gpulock.install.slurm.site import (
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import SpankPlugin
 from gpulock.install.trial import rival_hook_reason
-from gpulock.install.versions import SLURM, Hooks, current_hooks, hooks_folder
+from gpulock.install.versions import (
+    SGE,
+    SLURM,
+    HeldDevices,
+    Hooks,
+    current_hooks,
+    hooks_folder,
+    installed_schedulers,
+    version_in_force,
+)
 from gpulock.node.context import Node
 from gpulock.node.setting_keys import KEYS
 from gpulock.node.settings_file import DEFAULT_PATH
@@ -56,18 +68,43 @@ class SlurmOptions:
     installed_everywhere: bool = False
 
 
+class UnknownSlurm(Item):
+    """Stands for a Slurm that is not to be found, and may start the hooks all the same."""
+
+    title = "Slurm"
+
+    def __init__(self, why: str, needs: tuple[Item, ...]) -> None:
+        self.why, self.needs = why, needs
+
+    def remainder(self, wanted: Wanted) -> Remainder | None:
+        del wanted
+        return Remainder(f"{UNSURE}: {self.why}")
+
+
 class SlurmInstaller(NodePart):
-    """Find out what is to be there on this node, step by step."""
+    """Find out what is to be there on this node, or to go from it."""
 
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options.config, "slurm")
         self.options = options
         self.slurmds = slurmds_of_site(find_slurmds(), self.settings)
-        self.site = find_slurm_site(self.settings, self.given, self.slurmds)
         self.paths = current_hooks(self.settings)
-        plugin = hooks_folder(self.settings) / PLUGIN
-        self.plugin = SpankPlugin(plugin, self.paths.slurm_task, self.site)
-        self.by_spank = options.spank or self.plugin.read() is not None  # once chosen, it stays
+
+    @cached_property
+    def site(self) -> SlurmSite:
+        """This node's Slurm; raises InstallError."""
+        return find_slurm_site(self.settings, self.given, self.slurmds)
+
+    @cached_property
+    def plugin(self) -> SpankPlugin:
+        """The SPANK plugin, as this node's Slurm wants it."""
+        path = hooks_folder(self.settings) / PLUGIN
+        return SpankPlugin(path, self.paths.slurm_task, self.site)
+
+    @cached_property
+    def by_spank(self) -> bool:
+        """Whether the plugin is asked for; once chosen, it stays."""
+        return self.options.spank or self.plugin.read() is not None
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
@@ -95,9 +132,32 @@ class SlurmInstaller(NodePart):
         needs = [item for item in node if isinstance(item, (Hooks, SpankPlugin))]
         item = SlurmConfItem(self.site, self.settings, request, tuple(needs))
         if options.write_conf:  # what is left to say once the block is in force
-            conf = SlurmConf({**conf.values, **lowered(item.lacking(conf))}, conf.source)
+            lacks = {key.lower(): value for key, value in item.lacking(conf).items()}
+            conf = SlurmConf({**conf.values, **lacks}, conf.source)
         pages = self.pages(conf, stack)
         return InstallParts([*first, *node, item], self.notes, pages, self.try_line())
+
+    def removal(self, force: bool = False) -> InstallParts:
+        """Return the items, of which the last goes first; those of Grid Engine are left to it."""
+        here, folder = installed_schedulers(self.settings), hooks_folder(self.settings)
+        lost_map = not here and version_in_force(folder)
+        if not (SLURM in here or lost_map or self.options.write_conf):
+            return InstallParts([])
+        positions = FileItem(Path(self.settings.state_dir, NAME), "")
+        items: list[Item] = [positions]
+        if SGE in here:  # it then has the others, too
+            self.note("the hooks stay: Grid Engine uses them")
+        else:
+            items += [*container_items(), Hooks(self.settings, needs=(positions,))]
+        items.append(SpankPlugin(folder / PLUGIN))
+        jobs = HeldDevices(self.settings, SLURM, force, tuple(items))
+        request = ConfRequest(self.paths, write=self.options.write_conf, force=force)
+        try:
+            leading: list[Item] = [SlurmConfItem(self.site, self.settings, request, tuple(items))]
+        except InstallError as fault:
+            leading = [] if force else [UnknownSlurm(str(fault), tuple(items))]
+        settings = SettingsFile(self.config_path, "")
+        return InstallParts([settings, *items, jobs, *leading], self.notes)
 
     def settings_item(self) -> SettingsFile:
         """Return the settings file, with the keys that it lacks; it stays."""
@@ -199,8 +259,3 @@ class SlurmInstaller(NodePart):
             conf = self.site.in_file()
             self.note(f"{silent}: compared with {conf.source}, which may not be in force")
             return conf
-
-
-def lowered(keys: Mapping[str, str]) -> dict[str, str]:
-    """Return keys as SlurmConf has them; pure."""
-    return {key.lower(): value for key, value in keys.items()}

@@ -110,17 +110,8 @@ def slurm_conf_page(
     conf: SlurmConf, hooks: list[InForceHook], paths: HookPaths, settings: Settings
 ) -> list[str]:
     """Return what to put into slurm.conf; empty where all of it is in force; pure."""
-    lines: list[str] = []
-    sections: list[str] = []
-    for hook in hooks:
-        if hook.ours:
-            continue
-        if not hook.values:
-            lines.append(f"{hook.key}={PATHS[hook.key](paths)}")
-        else:
-            value, section = keep_site_hook(hook, paths)
-            lines += [f"{hook.key}={value}"] if value else []
-            sections += ["", *section]
+    lines = [f"{hook.key}={PATHS[hook.key](paths)}" for hook in hooks if not hook.values]
+    sites = [hook for hook in hooks if hook.values and not hook.ours]
     found = slurm_setting_advice(conf, settings)
     lines += [line for want in found if want.needed for line in want.lines()]
     better = [line for want in found if not want.needed for line in want.lines()]
@@ -128,7 +119,8 @@ def slurm_conf_page(
     if lines:
         page += ["Into slurm.conf, the same on every node and at the controller:", ""]
         page += [f"    {line}" for line in lines]
-    page += sections[0 if page else 1 :]
+    for hook in sites:
+        page += [*([""] if page else []), *keep_site_hook(hook, PATHS[hook.key](paths))]
     if better:
         page += ["", "Recommended there:"] if page else ["Recommended in slurm.conf:"]
         page += ["", *[f"    {line}" for line in better]]
@@ -139,40 +131,32 @@ def slurm_conf_page(
     return [*page, "Without gpulockd run gpulock reap from cron every minute."]
 
 
-def keep_site_hook(hook: InForceHook, paths: HookPaths) -> tuple[str, list[str]]:
-    """Return the value for slurm.conf (empty: it stays), and how the site's own hook is kept."""
-    target = PATHS[hook.key](paths)
+def keep_site_hook(hook: InForceHook, target: Path) -> list[str]:
+    """Return how the site's own hook goes on running beside ours (docs/slurm.md); pure."""
+    says = f"{hook.key}={hook.text} is the site's, and goes on running:"
     if hook.key == TASK:
-        return keep_site_task_prolog(Path(hook.values[0]), target)
+        return [
+            f"{says} from a script, on every",
+            "node, whose last word is gpulock's, since Slurm takes one program:",
+            "",
+            f"    {hook.key}={_FOLDER}/task-prolog-gpulock  # mode 0755, with these lines:",
+            "    #!/bin/sh",
+            f"    {hook.text} || exit",
+            f"    exec {target}",
+        ]
     order, name = ("first", "zz-gpulock") if hook.key == PROLOG else ("last", "00-gpulock")
-    text = [
-        f"The site's {hook.key} keeps running, gpulock's {order} (Slurm goes in reverse",
-        "alphabetical order, and stops at the first that fails). On every node:",
-        "",
+    folder = f"{_FOLDER}/{hook.key.lower()}.d"
+    pattern = next((value for value in hook.values if is_glob_pattern(value)), "")
+    lines = [
+        f"    {hook.key}={folder}/*",
+        *(f"    ln -s {path} {folder}/50-{path.name}" for path in hook.programs),
+        f"    ln -s {target} {folder}/{name}",
     ]
-    if pattern := next((value for value in hook.values if is_glob_pattern(value)), ""):
-        link = f"    ln -s {target} {Path(pattern).parent}/{name}{Path(pattern).suffix}"
-        return "", [*text, f"{link}  # a name that {pattern} matches"]
-    folder = _FOLDER / f"{hook.key.lower()}.d"
-    text.append(f"    mkdir -p {folder}")
-    text += [f"    ln -s {path} {folder}/50-{path.name}" for path in hook.programs]
-    return f"{folder}/*", [*text, f"    ln -s {target} {folder}/{name}"]
-
-
-def keep_site_task_prolog(site: Path, target: Path) -> tuple[str, list[str]]:
-    """Return the same for TaskProlog, of which Slurm takes one."""
-    script = _FOLDER / "task-prolog"
-    if script == site:
-        script = _FOLDER / "task-prolog-gpulock"
-    text = [
-        "The site's TaskProlog keeps running from a script, since Slurm takes one program. On",
-        f"every node, as {script} (mode 0755); the last word is gpulock's:",
-        "",
-        "    #!/bin/sh",
-        f"    {site} || exit",
-        f"    exec {target}",
-    ]
-    return str(script), text
+    if pattern:
+        path = Path(pattern)
+        lines = [f"    ln -s {target} {path.with_name(name)}{path.suffix}  # {pattern} names it"]
+    why = "(Slurm goes in reverse alphabetical order, and stops at the first that fails):"
+    return [f"{says} on every node, gpulock's {order}", why, "", *lines]
 
 
 def gres_conf_page(gres_conf: Path | None) -> list[str]:

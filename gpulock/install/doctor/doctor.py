@@ -75,4 +75,4 @@ def all_checks(settings: Settings, where: DoctorOptions) -> list[Check]:
         slurm = SlurmOptions(where.config)
         checks += SlurmChecks(settings, slurm).checks()
     checks += [*isolation_checks(settings, "slurm" in schedulers), *daemon_checks(settings)]
-    return [*checks, *systemd_checks(settings, SystemdOptions(where.config))]
+    return [*checks, *systemd_checks(SystemdOptions(where.config))]

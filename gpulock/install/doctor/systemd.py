@@ -9,36 +9,29 @@ from typing import Final
 from gpulock.install.doctor.check import INSTALLED, Check, Finding, warning
 from gpulock.install.items import Wanted
 from gpulock.install.systemd import manager
-from gpulock.install.systemd.install import (
-    SystemdOptions,
-    drop_ins_of,
-    etc_items,
-    service_items,
-    unit_items,
-)
+from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions
 from gpulock.install.systemd.manager import ON, UNUSED
 from gpulock.install.systemd.units import says_more
-from gpulock.node.settings import Settings
 
 _AGAIN: Final = "gpulock install systemd"
 
 
-def systemd_checks(settings: Settings, options: SystemdOptions) -> list[Check]:
+def systemd_checks(options: SystemdOptions) -> list[Check]:
     """Return the checks of the services; none where nobody installed, enabled or started any."""
     if not manager.RUNNING.is_dir():
         return []
-    return [Check("services", lambda: check_services(settings, options), (INSTALLED,))]
+    return [Check("services", lambda: check_services(SystemdInstaller(options)), (INSTALLED,))]
 
 
-def check_services(settings: Settings, options: SystemdOptions) -> Iterator[Finding]:
+def check_services(installer: SystemdInstaller) -> Iterator[Finding]:
     """Compare files and services with what would be installed; raise InstallError."""
-    files = unit_items(options, drop_ins_of(options, settings))
+    files = installer.unit_files()
     here = any(item.read() is not None for own in files.values() for item in own)
-    services = [one for one in service_items(options, files) if here or one.read() not in UNUSED]
+    services = [one for one in installer.services(files) if here or one.read() not in UNUSED]
     own = [item for one in services for unit in one.units for item in files[unit]]
     differ = [
         str(item.path)
-        for item in (*(etc_items(options) if services else ()), *own)
+        for item in (*(installer.etc_files() if services else ()), *own)
         if item.show(Wanted.PRESENT) and (item.read() is not None or says_more(item.text))
     ]
     if differ:

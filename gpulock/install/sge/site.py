@@ -164,9 +164,9 @@ def find_sge_shepherd(
     if real.name == _SHEPHERD:
         check_trusted(real, execd, f"{real} is", "SGE_SHEPHERD")
         release = site.release(real)
+    check_release(release)
     if release != clients:
         raise InstallError(f"{real} is of {release}, the clients are of {clients}")
-    check_release(release)
     if why := minimum_id_fault(release, lines):
         raise InstallError(f"{why}; set both to 0 (qconf -mconf)")
     return real

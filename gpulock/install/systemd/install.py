@@ -9,29 +9,32 @@ a user's number that is given away again could own files of the one before.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import gpulock
+from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError
-from gpulock.install.items import FileItem, InstallParts, Item
+from gpulock.install.items import FileItem, InstallParts, Item, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager, units
-from gpulock.install.systemd.manager import ServiceItem, UnitFile
+from gpulock.install.systemd.manager import ASKED, ON, UNUSED, unit_properties, unit_state
 from gpulock.install.trial import why_users_cannot_run
 from gpulock.isolation.marks import MARK
-from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.store.locks import claims_root
 
 SERVICES: Final = {"gpulock-exporter": (units.SOCKET, units.EXPORTER), "gpulockd": (units.DAEMON,)}
 DROP_IN: Final = "10-gpulock.conf"  # before those of `systemctl edit`, which win
-_ETC_FILES: Final = (units.SYSUSERS, units.TMPFILES)
+PACKAGE: Final = Path(gpulock.__file__)  # which each installation writes anew
 # What ProtectHome= and PrivateTmp= hide.
 _HIDDEN: Final = ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")
 _DO: Final = "install gpulock into a folder such as /opt/gpulock"
+_OFF: Final = 2.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -53,54 +56,118 @@ class SystemdOptions:
         prefix = "usr/lib" if self.is_package else "usr/local/lib"
         return self.root / prefix / "systemd/system" / unit
 
-    @property
-    def sysusers(self) -> Path:
-        """Return the file of the exporter's user."""
-        return self.root / ("usr/lib" if self.is_package else "etc") / units.SYSUSERS
-
     def drop_in_path(self, unit: str) -> Path:
         """Return where a unit's drop-in is."""
         return self.root / "etc/systemd/system" / f"{unit}.d" / DROP_IN
 
 
-def etc_items(options: SystemdOptions) -> list[FileItem]:
-    """Return what is ours in /etc; of a package's own nothing. Raises InstallError."""
-    if options.is_package:
-        return []
-    static, etc = units.read_static_files(), options.root / "etc"
-    return [FileItem(etc / name, static[name]) for name in _ETC_FILES]
+class UnitFile(FileItem):
+    """A file of a unit's, whose folder goes with the last of them."""
+
+    def tidy(self) -> None:
+        super().tidy()
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+
+    def absent(self) -> None:
+        super().absent()
+        self.tidy()
 
 
-def unit_items(options: SystemdOptions, drop_ins: Mapping[str, str]) -> dict[str, list[FileItem]]:
-    """Return the files of each unit that are ours: it, but of a package's, and its drop-in.
+class ServiceItem(Item):
+    """One program with its units, its socket before it: enabled, and started after its files.
 
-    Raises InstallError.
+    `sysusers` is the file of the users that it may run as.
     """
-    static = {} if options.is_package else units.read_static_files()
-    found: dict[str, list[FileItem]] = {}
-    for unit, text in drop_ins.items():
-        found[unit] = [UnitFile(options.drop_in_path(unit), text)]
-        if static:
-            found[unit].insert(0, UnitFile(options.unit_path(unit), static[unit]))
-    return found
+
+    def __init__(
+        self,
+        name: str,
+        units: tuple[str, ...],
+        files: Sequence[FileItem],
+        sysusers: Path,
+        ctl: manager.Systemctl,
+    ) -> None:
+        self.name, self.units, self.sysusers, self.ctl = name, units, sysusers, ctl
+        self.files = files
+        self.needs = tuple(files)
+        self.title = f"service {name}"
+
+    def states(self) -> dict[str, str | None]:
+        """Return each unit's state, None for one that systemd does not know."""
+        return {u: unit_state(unit_properties(u, ASKED, self.ctl)) for u in self.units}
+
+    def read(self) -> str | None:
+        """Return `enabled, active` where all its units are; None where systemd knows none."""
+        states = self.states()
+        if len({*states.values()}) == 1:
+            return states[self.units[0]]
+        return "; ".join(f"{unit}: {state or 'not there'}" for unit, state in states.items())
+
+    def show(self, wanted: Wanted) -> list[str]:
+        if wanted is Wanted.ABSENT:
+            return [
+                f"  - {u}: {state}" for u, state in self.states().items() if state not in UNUSED
+            ]
+        now = self.read()
+        if now and "masked" in now:
+            raise InstallError(f"it is masked; systemctl unmask {' '.join(self.units)}")
+        if now != ON:
+            return [*([f"  - {now}"] if now else []), f"  + {ON}"]
+        stale = next((item.title for item in self.files if item.show(wanted)), "")
+        why = f"{stale} changes" if stale else self.restart_reason()
+        return [f"  started afresh: {why}"] if why else []
+
+    def present(self) -> None:
+        manager.run_systemd_program("systemd-sysusers", str(self.sysusers))
+        self.ctl("daemon-reload")
+        self.ctl("enable", "--quiet", *self.units)
+        journal = f"see journalctl -u {self.units[-1]}"
+        try:
+            self.ctl("restart", *self.units)
+        except InstallError as fault:
+            raise InstallError(f"{fault}; {journal}") from fault
+        if (now := self.read()) != ON:
+            raise InstallError(f"it is {now}; {journal}")
+
+    def absent(self) -> None:
+        there = [unit for unit, state in self.states().items() if state]
+        self.ctl("disable", "--now", "--quiet", *there)
+        if failed := [u for u, state in self.states().items() if state and "failed" in state]:
+            self.ctl("reset-failed", *failed)  # else systemd keeps what it knows of it
+
+    def restart_reason(self) -> str:
+        """Return why what runs is not what is installed, or nothing; raise InstallError."""
+        files = [*(item.path for item in self.files), PACKAGE]
+        for unit in self.units:
+            seen = unit_properties(unit, ASKED, self.ctl)
+            if seen.get("NeedDaemonReload") == "yes":
+                return f"{unit} was changed since systemd read it"
+            pid = int(seen.get("MainPID", "0") or "0")
+            try:
+                if pid and (changed := first_file_newer(files, process_start_time(pid))):
+                    return f"{self.name} was started before {changed} was changed"
+            except (OSError, ValueError):
+                continue  # it ends at this moment
+        return ""
 
 
-def service_items(
-    options: SystemdOptions, files: Mapping[str, list[FileItem]]
-) -> list[ServiceItem]:
-    """Return the services, in the order in which they are started."""
-    return [
-        ServiceItem(
-            name, own, [item for unit in own for item in files[unit]], options.sysusers, options.ctl
-        )
-        for name, own in SERVICES.items()
-    ]
+class LoadedUnits(Item):
+    """What systemd keeps of units whose files are gone; a service that starts has it read them."""
 
+    title = "units as systemd has read them"
 
-def drop_ins_of(options: SystemdOptions, settings: Settings) -> dict[str, str]:
-    """Return each unit's drop-in for these settings; raise InstallError."""
-    marked = Path(claims_root(settings.lock_dir), MARK).exists()
-    return units.drop_in_texts(units.UnitInputs(options.python, options.config, settings, marked))
+    def __init__(self, units: Sequence[str], ctl: manager.Systemctl) -> None:
+        self.units, self.ctl = units, ctl
+
+    def show(self, wanted: Wanted) -> list[str]:
+        if wanted is Wanted.PRESENT:
+            return []
+        seen = {unit: unit_properties(unit, ASKED, self.ctl) for unit in self.units}
+        return [f"  {u}" for u, found in seen.items() if found.get("NeedDaemonReload") == "yes"]
+
+    def absent(self) -> None:
+        self.ctl("daemon-reload")
 
 
 class SystemdInstaller(NodePart):
@@ -109,41 +176,90 @@ class SystemdInstaller(NodePart):
     def __init__(self, options: SystemdOptions) -> None:
         super().__init__(options.config, "systemd")
         self.options = options
+        self.static = {} if options.is_package else units.read_static_files()
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
-        options = self.options
         if self.settings.simulation:
             raise InstallError(
-                f"{options.config} is a simulated node's: its services are no system's"
+                f"{self.options.config} is a simulated node's: its services are no system's"
             )
         if not manager.RUNNING.is_dir():
             raise InstallError(
                 "systemd does not run here; start gpulockd and gpulock-exporter yourself"
             )
-        check_exporter_python(options.python)
-        files = unit_items(options, drop_ins_of(options, self.settings))
-        return InstallParts([*self.folders(), *self.items(files)], self.notes)
+        check_exporter_python(self.options.python)
+        return InstallParts([*self.folders(), *self.items(self.unit_files())], self.notes)
 
     def removal(self) -> InstallParts:
         """Return the items of which the last goes first: a service before its files."""
-        files = unit_items(self.options, dict.fromkeys(units.UNITS, "any"))
-        items = self.items(files)
+        items = self.items(self.unit_files(dict.fromkeys(units.UNITS, "any")))
         if manager.RUNNING.is_dir():
-            items.insert(0, manager.LoadedUnits(units.UNITS, self.options.ctl))
+            items.insert(0, LoadedUnits(units.UNITS, self.options.ctl))
         return InstallParts(items, self.notes)
 
     def items(self, files: Mapping[str, list[FileItem]]) -> list[Item]:
         """Return all but what stays, around the files of each unit."""
         flat = [item for own in files.values() for item in own]
-        services = service_items(self.options, files) if manager.RUNNING.is_dir() else []
-        return [*etc_items(self.options), *flat, *services]
+        services = self.services(files) if manager.RUNNING.is_dir() else []
+        return [*self.etc_files(), *flat, *services]
+
+    def etc_files(self) -> list[FileItem]:
+        """Return what is ours in /etc; of a package's own nothing."""
+        names = (units.SYSUSERS, units.TMPFILES) if self.static else ()
+        return [FileItem(self.options.root / "etc" / name, self.static[name]) for name in names]
+
+    def unit_files(self, drop_ins: Mapping[str, str] | None = None) -> dict[str, list[FileItem]]:
+        """Return the files of each unit that are ours: it, but of a package's, and its drop-in.
+
+        Raises InstallError.
+        """
+        options, settings = self.options, self.settings
+        if drop_ins is None:
+            marked = Path(claims_root(settings.lock_dir), MARK).exists()
+            drop_ins = units.drop_in_texts(options.python, options.config, settings, marked)
+        found: dict[str, list[FileItem]] = {}
+        for unit, text in drop_ins.items():
+            own = [UnitFile(options.unit_path(unit), self.static[unit])] if self.static else []
+            found[unit] = [*own, UnitFile(options.drop_in_path(unit), text)]
+        return found
+
+    def services(self, files: Mapping[str, list[FileItem]]) -> list[ServiceItem]:
+        """Return the services, in the order in which they are started."""
+        top = "etc" if self.static else "usr/lib"
+        sysusers = self.options.root / top / units.SYSUSERS
+        return [
+            ServiceItem(
+                name,
+                own,
+                [item for unit in own for item in files[unit]],
+                sysusers,
+                self.options.ctl,
+            )
+            for name, own in SERVICES.items()
+        ]
 
 
 def check_exporter_python(python: str) -> None:
     """Raise InstallError for an interpreter that the exporter's own user cannot use."""
-    for path in (Path(python), Path(python).resolve(), manager.PACKAGE):
+    for path in (Path(python), Path(python).resolve(), PACKAGE):
         if str(path).startswith(_HIDDEN):
             raise InstallError(f"{path} is in a folder that services do not see; {_DO}")
     if why := why_users_cannot_run(Path(python)):
         raise InstallError(f"interpreter {why}; the exporter runs as {units.USER}; {_DO}")
+
+
+def first_file_newer(files: Sequence[Path], when: float) -> Path | None:
+    """Return the first file that was changed after a time (seconds of the epoch).
+
+    What the kernel says of a process's start may be off by a second (btime is whole seconds). A
+    file of a package has the time of its release: when it came here, its inode tells.
+    """
+    for path in files:
+        try:
+            info = path.stat()
+            if max(info.st_mtime, info.st_ctime) > when + _OFF:
+                return path
+        except FileNotFoundError:
+            continue
+    return None

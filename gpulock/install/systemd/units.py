@@ -7,14 +7,13 @@ escaped.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from gpulock.install.files import InstallError, find_share_folder
+from gpulock.install.setting_faults import HIGHEST_PORT
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.slurm.gres_map import NAME as SLURM_MAP
@@ -33,7 +32,8 @@ _EXPORTER_DIR: Final = "/run/gpulock-exporter"  # RuntimeDirectory= of the expor
 _UNIT_WRITES: Final = ("/run", "/var/lib/gpulock")  # ReadWritePaths= of gpulockd's unit
 _UNIT_LISTENS: Final = ("9465",)
 _MAKE: Final = "ExecStartPre=+/usr/bin/install -d -m 0755"
-_HIGHEST_PORT: Final = 65535
+_LISTEN: Final = re.compile(r"([0-9.]+|\[[0-9A-Fa-f:.]+\]|):([0-9]{1,5})", re.ASCII)
+_MODULES: Final = ("gpulock.daemon.app", "gpulock_exporter.app.program")  # what both units start
 _ANY_COMMAND: Final = (
     "# IDLE_COMMAND is the site's: it may send mail by a setgid program, through a spool.",
     "ProtectSystem=full",
@@ -64,16 +64,6 @@ _CGROUP: Final = (
 _SLURM: Final = ("# slurmd -G, asked when the cards changed.", "CapabilityBoundingSet=CAP_SETGID")
 
 
-@dataclass(frozen=True)
-class UnitInputs:
-    """What the drop-ins are made from."""
-
-    python: str
-    config: Path
-    settings: Settings
-    was_isolated: bool = False  # by cgroup, in this boot: something may be left to clear away
-
-
 def read_static_files() -> dict[str, str]:
     """Return the text of every file by its path below systemd/; raise InstallError."""
     root = find_share_folder() / "systemd"
@@ -83,16 +73,30 @@ def read_static_files() -> dict[str, str]:
         raise InstallError(f"{fault}; install gpulock again") from fault
 
 
-def drop_in_texts(inputs: UnitInputs) -> dict[str, str]:
-    """Return the drop-in of each unit; raise InstallError for what cannot stand in one."""
+def drop_in_texts(
+    python: str, config: Path, settings: Settings, was_isolated: bool = False
+) -> dict[str, str]:
+    """Return the drop-in of each unit; raise InstallError for what cannot stand in one.
+
+    `was_isolated`: by cgroup, in this boot, so that something may be left to clear away.
+    """
+    daemon, exporter = [
+        ["[Service]", *start_directives(module, python, config)] for module in _MODULES
+    ]
+    if settings.share_mps:  # it may write to the folder itself, not beside it
+        daemon.append(f"{_MAKE} {check_unit_path('STATE_DIR', settings.mps_dir)}")
+    if folders := writable_folders(settings):
+        daemon.append(f"ReadWritePaths={' '.join(folders)}")
+    daemon += setting_directives(settings, was_isolated)
+    if (folder := settings.exporter_dir) != _EXPORTER_DIR:
+        owner = f"-o {USER} -g {USER} {check_unit_path('LOCK_DIR', folder)}"
+        exporter += [f"{_MAKE} {owner}", f"ReadWritePaths=-{folder}"]
     lines = {
-        DAEMON: ["[Service]", *daemon_directives(inputs)],
-        EXPORTER: ["[Service]", *exporter_directives(inputs)],
-        SOCKET: ["[Socket]", *listen_directives(inputs.settings)],
+        DAEMON: [*dict.fromkeys(daemon)],
+        EXPORTER: exporter,
+        SOCKET: ["[Socket]", *listen_directives(settings)],
     }
-    head = (
-        f"# Of gpulock install systemd, by {inputs.config}.\n# Changes of your own: systemctl edit"
-    )
+    head = f"# Of gpulock install systemd, by {config}.\n# Changes of your own: systemctl edit"
     return {unit: "\n".join([f"{head} {unit}", *found, ""]) for unit, found in lines.items()}
 
 
@@ -101,38 +105,13 @@ def says_more(drop_in: str) -> bool:
     return any(not line.startswith(("#", "[")) for line in drop_in.splitlines())
 
 
-def daemon_directives(inputs: UnitInputs) -> list[str]:
-    """Return what gpulockd needs beside its unit, each line once; raise InstallError."""
-    settings = inputs.settings
-    found = start_directives(DAEMON, inputs)
-    if settings.share_mps:  # it may write to the folder itself, not beside it
-        found.append(f"{_MAKE} {check_unit_path('STATE_DIR', settings.mps_dir)}")
-    if folders := writable_folders(settings):
-        found.append(f"ReadWritePaths={' '.join(folders)}")
-    needs = setting_directives(settings)
-    if inputs.was_isolated:
-        needs["ISOLATION"] = _CGROUP
-    return [*dict.fromkeys([*found, *(line for lines in needs.values() for line in lines)])]
-
-
-def exporter_directives(inputs: UnitInputs) -> list[str]:
-    """Return what the exporter needs beside its unit; raise InstallError."""
-    found, folder = start_directives(EXPORTER, inputs), inputs.settings.exporter_dir
-    if folder == _EXPORTER_DIR:
-        return found
-    made = f"{_MAKE} -o {USER} -g {USER} {check_unit_path('LOCK_DIR', folder)}"
-    return [*found, made, f"ReadWritePaths=-{folder}"]
-
-
-def start_directives(unit: str, inputs: UnitInputs) -> list[str]:
-    """Return how this Python starts a unit's program, nothing where the unit has it so already."""
-    found = re.search(r"(?m)^ExecStart=(?:.*\\\n)*.*$", read_static_files()[unit])
-    assert found
-    line = re.sub(r"\s*\\\n\s*", " ", found[0])
-    python = check_unit_path("interpreter", inputs.python)
-    config = check_unit_path("settings file", str(inputs.config))
-    own = line.replace(PACKAGE_PYTHON, python).replace(DEFAULT_PATH, config)
-    return [] if own == line else ["ExecStart=", own]
+def start_directives(module: str, python: str, config: Path) -> list[str]:
+    """Return how this Python starts a program, nothing where the unit has it so already."""
+    program = check_unit_path("interpreter", python)
+    words = f"-I -X faulthandler -m {module} --config"
+    line = f"{program} {words} {check_unit_path('settings file', str(config))}"
+    own = f"{PACKAGE_PYTHON} {words} {DEFAULT_PATH}"
+    return [] if line == own else ["ExecStart=", f"ExecStart={line}"]
 
 
 def check_unit_path(what: str, path: str) -> str:
@@ -168,17 +147,18 @@ def writable_folders(settings: Settings) -> list[str]:
     return [f"-{path}" for path in known[len(_UNIT_WRITES) :]]
 
 
-def setting_directives(settings: Settings) -> dict[str, tuple[str, ...]]:
-    """Return by setting what it needs of gpulockd's unit; nothing where it is not set."""
-    has_map = Path(settings.state_dir, SLURM_MAP).exists()
-    return {
-        "IDLE_COMMAND": _ANY_COMMAND if settings.idle_command else (),
-        "HEALTH_COMMAND": (*_ANY_COMMAND, *_TEST_COMMAND) if settings.health_command else (),
-        "SHARE_MPS": _MPS if settings.share_mps else (),
-        "QUARANTINE_RESET": _RESET if settings.quarantine_reset else (),
-        SLURM_MAP: _SLURM if has_map else (),
-        "ISOLATION": _CGROUP if settings.isolation != "off" else (),
-    }
+def setting_directives(settings: Settings, was_isolated: bool) -> list[str]:
+    """Return what the settings need of gpulockd's unit."""
+    isolates = was_isolated or settings.isolation != "off"
+    needs = (
+        (settings.idle_command or settings.health_command, _ANY_COMMAND),
+        (settings.health_command, _TEST_COMMAND),
+        (settings.share_mps, _MPS),
+        (settings.quarantine_reset, _RESET),
+        (Path(settings.state_dir, SLURM_MAP).exists(), _SLURM),
+        (isolates, _CGROUP),
+    )
+    return [line for needed, lines in needs if needed for line in lines]
 
 
 def listen_directives(settings: Settings) -> list[str]:
@@ -191,19 +171,10 @@ def listen_directives(settings: Settings) -> list[str]:
 
 def listen_stream(word: str) -> str:
     """Return a word of EXPORTER_LISTEN as ListenStream= wants it; raise InstallError."""
-    host, colon, port = word.rpartition(":")
-    try:
-        if not (colon and port.isascii() and port.isdigit() and 0 < int(port) <= _HIGHEST_PORT):
-            raise ValueError
-        if not host:
-            return port
-        bracketed = host.startswith("[") and host.endswith("]")
-        address = ipaddress.ip_address(host[1:-1] if bracketed else host)
-        if bracketed != (address.version == 6):  # noqa: PLR2004 (IPv6)
-            raise ValueError
-    except ValueError:
+    found = _LISTEN.fullmatch(word)
+    if not found or not 0 < int(found[2]) <= HIGHEST_PORT:
         raise InstallError(
             f"EXPORTER_LISTEN={word}: systemd listens on :PORT, ADDRESS:PORT or [IPv6]:PORT,"
             " not on a name; give the address"
-        ) from None
-    return word
+        )
+    return word if found[1] else found[2]

@@ -185,7 +185,7 @@ def test_the_verifier_is_named_where_qmaster_is_and_keeps_its_program(node: Node
         with pytest.raises(LabError, match=r"gpulock: .*1\.5"):
             sge.submit("glalice", *ON_NODE, "-l", "gpu=1.5", "-b", "y", "true", node=NODE)
 
-        assert "qconf -mconf: jsv_url none\n" in node.uninstall()
+        assert f"qconf -mconf: jsv_url is {url}\n" in node.uninstall()
         with pytest.raises(LabError, match=r"gpulock: .*1\.5"):
             sge.submit("glalice", *ON_NODE, "-l", "gpu=1.5", "-b", "y", "true", node=NODE)
         sge.set_conf("jsv_url", "none")

@@ -12,7 +12,6 @@ from gpulock.install.doctor.check import WARNING, Finding, run_checks
 from gpulock.install.doctor.systemd import systemd_checks
 from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.units import PACKAGE_PYTHON, UNITS, read_static_files
-from gpulock.node.settings_file import read_settings
 from tests.support.systemd_site import SystemdNode, make_systemd_node
 
 DAEMON, EXPORTER = "gpulockd.service", "gpulock-exporter.service"
@@ -26,7 +25,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
 
 
 def look(node: SystemdNode) -> list[Finding]:
-    return run_checks(systemd_checks(read_settings(str(node.config)), node.options)).findings
+    return run_checks(systemd_checks(node.options)).findings
 
 
 def test_all_is_well_after_an_installation(node: SystemdNode) -> None:

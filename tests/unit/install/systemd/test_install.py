@@ -13,12 +13,8 @@ from click.testing import Result
 from gpulock.cli import command_group
 from gpulock.install.files import InstallError
 from gpulock.install.systemd import install, manager
-from gpulock.install.systemd.install import service_items, unit_items
-from gpulock.install.systemd.manager import (
-    ON,
-    first_file_newer,
-    unit_state,
-)
+from gpulock.install.systemd.install import SystemdInstaller, first_file_newer
+from gpulock.install.systemd.manager import ON, unit_state
 from gpulock.install.systemd.units import PACKAGE_PYTHON, UNITS
 from tests.support.runner import command_runner
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
@@ -53,8 +49,8 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
         "etc/sysusers.d/gpulock.conf",
     }
     assert restarts(node) == STARTED
-    services = service_items(node.options, unit_items(node.options, dict.fromkeys(UNITS, "")))
-    assert [service.read() for service in services] == [ON, ON]
+    made = SystemdInstaller(node.options)
+    assert [service.read() for service in made.services(made.unit_files())] == [ON, ON]
     assert (node.root / "run/gpulock").is_dir()
 
 
@@ -152,8 +148,8 @@ def test_a_service_that_is_older_than_its_package_is_started_afresh(
     def start_time(_pid: int) -> float:
         return started
 
-    monkeypatch.setattr(manager, "process_start_time", start_time)
-    monkeypatch.setattr(manager, "PACKAGE", path)
+    monkeypatch.setattr(install, "process_start_time", start_time)
+    monkeypatch.setattr(install, "PACKAGE", path)
     assert node.differences() == {}
 
     started -= 3600

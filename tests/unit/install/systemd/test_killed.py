@@ -10,7 +10,7 @@ import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted
-from gpulock.install.systemd import manager
+from gpulock.install.systemd import install, manager
 from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.units import DAEMON, UNITS
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite
@@ -27,7 +27,7 @@ class KilledSystemd(KilledSite):
         self.node, self.options = node, replace(node.options, ctl=self.systemctl)
         self.known = node.root / "systemd"
         patch.setattr(manager, "run_systemd_program", self._make)
-        patch.setattr(manager, "process_start_time", self._started)
+        patch.setattr(install, "process_start_time", self._started)
         for name in ("read", "enabled", "active"):
             (self.known / name).mkdir(parents=True)
         self.package = node.root / "usr/lib/systemd/system"

@@ -20,7 +20,6 @@ from gpulock.install.systemd.units import (
     SYSUSERS,
     TMPFILES,
     UNITS,
-    UnitInputs,
     drop_in_texts,
     listen_stream,
     read_static_files,
@@ -42,14 +41,14 @@ def settings(**keys: str) -> Settings:
 
 def units(**keys: str) -> dict[str, str]:
     """Return each unit as systemd reads it: its file, then its drop-in."""
-    what = UnitInputs(sys.executable, CONFIG, settings(**keys))
+    drop_ins = drop_in_texts(sys.executable, CONFIG, settings(**keys))
     static = read_static_files()
-    return {unit: f"{static[unit]}{text}" for unit, text in drop_in_texts(what).items()}
+    return {unit: f"{static[unit]}{text}" for unit, text in drop_ins.items()}
 
 
 def drop_ins(**keys: str) -> dict[str, list[str]]:
     """Return what stands in each drop-in for the package's Python."""
-    texts = drop_in_texts(UnitInputs(PACKAGE_PYTHON, CONFIG, settings(**keys)))
+    texts = drop_in_texts(PACKAGE_PYTHON, CONFIG, settings(**keys))
     return {unit: text.splitlines()[3:] for unit, text in texts.items()}
 
 
@@ -60,7 +59,7 @@ def values(text: str, name: str) -> list[str]:
 
 def write(folder: Path, **keys: str) -> list[str]:
     """Write the units with their drop-ins, as an installation in /opt has them."""
-    drop_ins = drop_in_texts(UnitInputs(sys.executable, CONFIG, settings(**keys)))
+    drop_ins = drop_in_texts(sys.executable, CONFIG, settings(**keys))
     for name in UNITS:
         (folder / name).write_text(read_static_files()[name])
         (folder / f"{name}.d").mkdir()
@@ -139,7 +138,7 @@ def test_the_exporter_is_exposed_as_little_as_it_must_be(tmp_path: Path) -> None
 
 
 def test_a_package_with_default_settings_needs_nothing_beside_its_units() -> None:
-    texts = drop_in_texts(UnitInputs(PACKAGE_PYTHON, CONFIG, settings()))
+    texts = drop_in_texts(PACKAGE_PYTHON, CONFIG, settings())
 
     assert drop_ins() == {unit: [] for unit in UNITS}
     assert [says_more(text) for text in texts.values()] == [False] * 3
@@ -147,7 +146,7 @@ def test_a_package_with_default_settings_needs_nothing_beside_its_units() -> Non
 
 
 def test_a_program_is_started_by_this_interpreter_with_these_settings() -> None:
-    texts = drop_in_texts(UnitInputs("/opt/g/bin/python3", Path("/srv/g.conf"), settings()))
+    texts = drop_in_texts("/opt/g/bin/python3", Path("/srv/g.conf"), settings())
 
     start = "/opt/g/bin/python3 -I -X faulthandler -m"
     assert values(texts[DAEMON], "ExecStart") == [
@@ -274,9 +273,7 @@ def test_a_node_of_slurm_lets_gpulockd_ask_slurmd(tmp_path: Path) -> None:
 
 
 def test_isolation_that_was_on_in_this_boot_can_still_be_cleared_away() -> None:
-    before = UnitInputs(sys.executable, CONFIG, settings(), was_isolated=True)
-
-    text = drop_in_texts(before)[DAEMON]
+    text = drop_in_texts(sys.executable, CONFIG, settings(), was_isolated=True)[DAEMON]
 
     assert values(text, "ProtectControlGroups") == ["no"]
     assert values(units()[DAEMON], "ProtectControlGroups") == ["yes"]
@@ -321,7 +318,7 @@ def test_a_path_that_systemd_would_read_differently_is_refused(path: str) -> Non
     what.state_dir = path
 
     with pytest.raises(InstallError, match="cannot stand in a unit"):
-        drop_in_texts(UnitInputs(sys.executable, CONFIG, what))
+        drop_in_texts(sys.executable, CONFIG, what)
 
 
 def test_every_line_of_the_files_fits_a_terminal() -> None:

@@ -11,14 +11,14 @@ import os
 from collections.abc import Sequence
 
 from gpulock.alloc.reaper import FREED, ORPHANS
-from gpulock.daemon.core.controller import BackoffControl, ControllerBackoff
+from gpulock.daemon.core.controller import BackoffControl, ControllerSilence
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_exception
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.schedule import ROUND, TIME, Chore, read_chore_inputs
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import status_line_value
@@ -48,7 +48,7 @@ class Rounds:
         self._chores = chores
         self._inputs: dict[str, object] = {}  # as they were when chores ran last
         self._owed: set[Chore] = set(chores)  # those that run next time, whatever changed
-        self._silence = ControllerBackoff()
+        self._silence = ControllerSilence()
         self._missing_right = missing_ptrace(node, os.geteuid())
 
     def use_settings(self, settings: Settings) -> None:
@@ -67,8 +67,6 @@ class Rounds:
         try:
             self.node.store.check(make=True)
             self.single.take(self.node.store.path)
-            if (asked := clock_boottime()) < silence.until:
-                silence.probe(settings, asked)
             judge = make_liveness_judge(self.node, lambda: BackoffControl(settings, silence))
             self.last = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
             self.last.cards = self.node.cards

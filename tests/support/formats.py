@@ -23,7 +23,6 @@ from gpulock.daemon.history.record import (
     build_history_record,
     encode_history_record,
 )
-from gpulock.daemon.idle.idle_claims import read_idle_notes
 from gpulock.daemon.reconcile.inventory_file import format_inventory, read_inventory_file
 from gpulock.daemon.slots.rsmap import WithdrawnIds, load_withdrawn_ids, save_withdrawn_ids
 from gpulock.install.slurm.gres import slurm_map_text
@@ -103,7 +102,6 @@ OWNERS: Mapping[str, Mapping[str, Any]] = {
 }
 LINES: Mapping[str, tuple[str, ...]] = {  # what other programs or other hosts write here
     "verdicts": (VERDICTS_LINE, f"boot_id={BOOT}", "checked_boottime=990.0", "feedbeef=dead gone"),
-    "idle": ("feedbeef=warn@950.000 kill@951.000",),
     "quarantine/" + CARD: ("by=gpulock", "reason=xid: 79", "at=1700000000", "driver=17"),
     "sample": (
         SAMPLE_LINE,
@@ -241,7 +239,6 @@ READERS: Mapping[str, Callable[[Path], object]] = {
         count_events(read_events(str(root))),
         list_refusals(read_events(str(root))),
     ),
-    "idle": lambda root: read_idle_notes(str(root / "idle")),
     "quarantine": lambda root: read_device_notes(str(root), QUARANTINE),
     "sample": lambda root: parse_sample((root / "sample").read_text(), SAMPLE_LINE),
     "finished": lambda root: parse_sample(

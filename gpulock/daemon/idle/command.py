@@ -13,7 +13,9 @@ import os
 import re
 import signal
 import stat
+import subprocess
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,29 +39,20 @@ class IdleCommand:
         environ = build_idle_environment(settings, claim, event, now)
         self._what = f"IDLE_COMMAND {path} {event} about {environ['GPULOCK_JOB']}"
         self._end = now + SECONDS
-        null = os.devnull
-        self.pid = os.posix_spawn(
-            path,
+        self._process = subprocess.Popen(
             [path, event],
-            environ,
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, null, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, null, os.O_WRONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 2, null, os.O_WRONLY, 0),
-            ],
-            setsid=True,
-            setsigmask=(),
-            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
+        self.pid = self._process.pid
 
     def poll(self, now: float) -> str | None:
         """Return None while it runs, then why it failed, or nothing; end it at its deadline."""
-        try:
-            done, status = os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:
-            return ""  # somebody else in this process has asked
-        if done:
-            code = os.waitstatus_to_exitcode(status)
+        code = self._process.poll()
+        if code is not None:
             return f"{self._what} ended with {code}" if code else ""
         if now < self._end:
             return None
@@ -68,11 +61,9 @@ class IdleCommand:
 
     def kill(self) -> None:
         """End it and all that it started in its session's group."""
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        except (ProcessLookupError, ChildProcessError, PermissionError):
-            return
+            self._process.wait()
 
 
 def check_program_trust(path: str) -> str:

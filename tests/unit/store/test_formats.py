@@ -27,7 +27,6 @@ OPEN: Final = {  # each key is a device's or a claim's
         "suspects",
         "cards",
         "events",
-        "idle",
         "slurm-map",
         "sge-map",
         "sge-rsmap",

@@ -144,19 +144,6 @@ def test_a_claim_that_idles_is_told_once_with_the_facts(lab: Lab) -> None:
     assert "idle for 650 observed seconds" in lab.said[0]
 
 
-def test_it_is_once_over_a_restart_of_the_daemon_too(lab: Lab) -> None:
-    own = lab.hold(0, ago=HOUR)
-    lab.sample(lab.idles(own, 0))
-    lab.look()
-    lab.finish_command()
-    lab.restart()
-    lab.round()
-    assert lab.calls() == 1
-    lab.end(0)
-    lab.round()
-    assert (lab.lock / "idle").read_text() == ""
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -278,16 +265,6 @@ def test_what_a_user_could_have_chosen_is_a_plain_word_or_nothing(lab: Lab) -> N
     )
 
 
-def test_what_cannot_be_noted_is_done_once_by_this_gpulockd(lab: Lab) -> None:
-    own = lab.hold(0, ago=HOUR)
-    lab.sample(lab.idles(own, 0))
-    (lab.lock / "idle").mkdir()
-    lab.round()
-    lab.round()
-    assert lab.calls() == 1
-    assert ["is not noted" in line for line in lab.said] == [False, True]
-
-
 def test_nobody_is_killed_unless_that_is_set(lab: Lab) -> None:
     own = lab.hold(0, ago=HOUR)
     lab.sample(lab.idles(own, 0, 3000.0, observed=3500.0))
@@ -318,7 +295,6 @@ def test_who_is_warned_late_has_the_time_between_warning_and_end(lab: Lab) -> No
         lab.passes(30, (own, 0))
         lab.round()
     assert (lab.warned(), lab.killed()) == (["12"], [])
-    lab.restart()
     for _ in range(2):
         lab.passes(30, (own, 0))
         lab.round()
@@ -348,38 +324,17 @@ def test_no_job_is_ended_while_its_own_warning_waits_or_runs(lab: Lab) -> None:
     assert lab.killed() == ["100"]
 
 
-def test_warnings_follow_one_another_between_the_rounds(lab: Lab) -> None:
-    idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(4)]
-    lab.passes(0, *idlers)
-    lab.look()
-    lab.turns()
-    assert lab.warned() == ["100", "101", "102", "103"]
-
-
-def test_a_restart_forgets_no_warning_that_waits_and_repeats_one_that_it_cut_short(
-    lab: Lab,
-) -> None:
+def test_after_a_restart_each_claim_is_warned_once_more_before_its_end(lab: Lab) -> None:
+    lab.settings["IDLE_KILL"] = "1200"
     idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(3)]
     lab.passes(0, *idlers)
     lab.round()
     assert lab.warned() == ["100", "101", "102"]
     lab.restart()
-    lab.round()
-    assert lab.warned() == ["100", "101", "102"]
-    for own, number in idlers:
-        lab.end(number)
-        lab.hold(number, token=f"n{own.job_id}", job_id=own.job_id, ago=HOUR)
-    found = [(lab.node().store.read(bus(n)).owner, n) for n in range(3)]
-    lab.passes(0, *[(own, n) for own, n in found if own])
-    works = lab.program
-    lab.program = lab.root / "hangs"
-    lab.script("sleep 1000")
-    lab.settings["IDLE_COMMAND"] = str(lab.program)
-    lab.look()
-    lab.settings["IDLE_COMMAND"] = str(works)
-    lab.restart()
-    lab.round()
-    assert lab.warned() == ["100", "101", "102"] * 2
+    for _ in range(2):
+        lab.passes(500, *idlers)
+        lab.round()
+    assert (lab.warned(), lab.killed()) == (["100", "101", "102"] * 2, [])
 
 
 def test_a_job_that_works_again_in_time_is_not_warned(lab: Lab) -> None:

@@ -9,8 +9,9 @@ left out, and said once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, NamedTuple
+import re
+from collections.abc import Mapping
+from typing import ClassVar, Final, NamedTuple
 
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.exporter_limit import (
@@ -26,8 +27,15 @@ from gpulock.node.devices import INVENTORY_LINE, driver_mig_instances
 from gpulock.store import atomic, kv, quarantine
 
 LIMIT = 1 << 16  # bytes: what a claim reads
-DIGITS = 8  # of a number
 UUID_LENGTH = 64
+_BUS: Final = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]"
+_UUID: Final = r"(?:-[0-9A-Za-z]{1,16}){1,5}"
+ENTRY: Final = re.compile(
+    rf"gpu\.(?P<gpu>{_BUS})\.(?:uuid=GPU{_UUID}|(?:mig|nvswitch)=[01]|memory_mib=[0-9]{{1,8}})"
+    rf"|mig\.(?P<parent>{_BUS})\.(?P<instance>gi[0-9]+\.ci[0-9]+)"
+    rf"\.(?:uuid=MIG{_UUID}|profile=[ -~]{{,64}}|memory_mib=[0-9]{{1,8}})"
+    rf"|link\.(?P<from>{_BUS})\.(?P<to>{_BUS})=[0-9]{{1,8}}"
+)
 MOST = 20  # things that are wrong; the rest is not told
 
 
@@ -52,32 +60,33 @@ def check_inventory(
     what the exporter said.
     """
     result = CheckedInventory({}, {})
-    liars = dict(find_uuid_mismatches(told, cards))
-    away = set(out)
+    liars = {
+        bus: f"{bus} is {said[:UUID_LENGTH]} in the inventory, the driver shows {card.uuid}"
+        for bus, card in cards.items()
+        if card.uuid and (said := told.get(f"gpu.{bus}.uuid", "")) not in ("", card.uuid)
+    }
     uuids = [value for key, value in told.items() if key.endswith(".uuid")]
     taken = {card.uuid: f"gpu.{bus}.uuid" for bus, card in cards.items()}
+    away = set(out)
     for key, value in told.items():
         if key == "boot_id":
             continue
-        reason = check_inventory_entry(key, value, cards, instances)
+        reason = describe_unconfirmed(key, value, cards, instances)
         if key.endswith(".uuid") and (uuids.count(value) > 1 or taken.get(value, key) != key):
             reason = "another device has that UUID"
-        liar = [
-            bus for bus in liars if key.startswith((f"gpu.{bus}.", f"mig.{bus}.")) or bus in key
-        ]
+        bus, *others = cards_of_entry(key, value) or [""]
+        liar = next((one for one in (bus, *others) if one in liars), "")
         if liar:
-            result.wrong[f"card {liar[0]}"] = liars[liar[0]]
+            result.wrong[f"card {liar}"] = liars[liar]
         elif reason:
             result.wrong[key] = f"{key}={value[:40]}: {reason}"
-        elif is_unconfirmed_mig(key, value, instances):
-            bus = key.split(".", 1)[1].removesuffix(".mig")
-            if may_quarantine_card(bus, away, max(expected, len(cards))):
-                away.add(bus)
-                result.pairs[key] = value
-            else:
-                result.wrong[key] = f"{bus} has no MIG instance, and {QUARANTINE_LIMIT_REACHED}"
-        else:
+        elif key != f"gpu.{bus}.mig" or value != "1" or instances.get(bus):
             result.pairs[key] = value
+        elif may_quarantine_card(bus, away, max(expected, len(cards))):
+            away.add(bus)
+            result.pairs[key] = value
+        else:
+            result.wrong[key] = f"{bus} has no MIG instance, and {QUARANTINE_LIMIT_REACHED}"
     for bus in instances:
         # whole, it would be granted beside its own instances
         if instances[bus] and result.pairs.get(f"gpu.{bus}.mig") != "1":
@@ -87,86 +96,37 @@ def check_inventory(
     return result
 
 
-def find_uuid_mismatches(
-    told: Mapping[str, str], cards: Mapping[str, DriverCard]
-) -> Iterator[tuple[str, str]]:
-    """Yield the cards that are said to be others than the driver says."""
-    for bus, card in cards.items():
-        said = told.get(f"gpu.{bus}.uuid", "")
-        if said and card.uuid and said != card.uuid:
-            yield (
-                bus,
-                f"{bus} is {said[:UUID_LENGTH]} in the inventory, the driver shows {card.uuid}",
-            )
+def cards_of_entry(key: str, value: str) -> list[str]:
+    """Return the bus ids that an entry is about, none where it is not understood."""
+    entry = ENTRY.fullmatch(f"{key}={value}")
+    return [bus for bus in entry.group("gpu", "parent", "from", "to") if bus] if entry else []
 
 
-def is_unconfirmed_mig(key: str, value: str, instances: Mapping[str, frozenset[str]]) -> bool:
-    """Return whether an entry says that a card without instances is in MIG mode."""
-    kind, _, rest = key.partition(".")
-    bus, _, field = rest.rpartition(".")
-    return (kind, field, value) == ("gpu", "mig", "1") and not instances.get(bus)
-
-
-def select_untold(before: Mapping[str, str], told: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the entries of a card, or of a link of one, of which nothing is told any more.
-
-    NVML tells nothing of a card that it has lost, which is linked to its peers as before.
-    """
-    named = {key.removeprefix("gpu.").rpartition(".")[0] for key in told if key.startswith("gpu.")}
-    for key, value in before.items():
-        kind, _, rest = key.partition(".")
-        cards = [rest.rpartition(".")[0] if kind == "gpu" else rest.partition(".gi")[0]]
-        if kind == "link":
-            middle = len(rest) // 2
-            cards = [rest[:middle], rest[middle + 1 :]]
-        if kind != "boot_id" and not named.issuperset(cards):
-            yield key, value
-
-
-def check_inventory_entry(
+def describe_unconfirmed(
     key: str, value: str, cards: Mapping[str, DriverCard], instances: Mapping[str, frozenset[str]]
 ) -> str:
-    """Return what is wrong with one entry, or nothing."""
-    kind, _, rest = key.partition(".")
-    if kind == "link":
-        middle = len(rest) // 2
-        ends = rest[:middle], rest[middle + 1 :]
-        there = all(end in cards for end in ends) and rest[middle : middle + 1] == "."
-        return "" if there and is_inventory_number(value) else "no such link"
-    name, _, field = rest.rpartition(".")
-    bus, _, instance = name.partition(".gi")
-    if bus not in cards:
-        return "the driver shows no such card"
-    if kind == "gpu":
-        return (
-            ""
-            if not instance and is_valid_inventory_field(field, value, "GPU-")
-            else "not understood"
-        )
-    if kind != "mig" or not is_valid_inventory_field(field, value, "MIG-"):
+    """Return why the driver does not confirm an entry, or nothing."""
+    entry, named = ENTRY.fullmatch(f"{key}={value}"), cards_of_entry(key, value)
+    if entry is None:
         return "not understood"
-    if f"gi{instance}" not in instances.get(bus, ()):
+    if any(bus not in cards for bus in named):
+        return "the driver shows no such card"
+    if entry["instance"] and entry["instance"] not in instances.get(named[0], ()):
         return "the driver shows no such instance"
     return ""
 
 
-def is_valid_inventory_field(field: str, value: str, prefix: str) -> bool:
-    """Return whether a field of a card or an instance has a value that it may have."""
-    if field == "uuid":
-        rest = value.removeprefix(prefix).replace("-", "")
-        plain = value.startswith(prefix) and value.isascii() and rest.isalnum()
-        return plain and len(value) <= UUID_LENGTH
-    if field == "profile":
-        short = value.isascii() and value.isprintable() and len(value) <= UUID_LENGTH
-        return short and prefix == "MIG-"
-    if field in ("mig", "nvswitch"):
-        return prefix == "GPU-" and value in ("0", "1")
-    return field == "memory_mib" and is_inventory_number(value)
+def select_untold(before: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
+    """Return the entries of a card, or of a link of one, of which nothing is told any more.
 
-
-def is_inventory_number(value: str) -> bool:
-    """Return whether a value is a whole number of a few digits."""
-    return value.isascii() and value.isdigit() and len(value) <= DIGITS
+    NVML tells nothing of a card that it has lost, which is linked to its peers as before.
+    """
+    named = {key.removeprefix("gpu.").rpartition(".")[0] for key in told if key.startswith("gpu.")}
+    return {
+        key: value
+        for key, value in before.items()
+        if not named.issuperset(cards_of_entry(key, value))
+    }
 
 
 def read_inventory_file(path: str, boot_id: str) -> tuple[dict[str, str], str]:
@@ -220,8 +180,8 @@ class InventoryPublisher(Chore):
         instances = {bus: driver_mig_instances(root, card.minor) for bus, card in cards.items()}
         untold = {
             key: value
-            for key, value in select_untold(before, told)
-            if not check_inventory_entry(key, value, cards, instances)
+            for key, value in select_untold(before, told).items()
+            if not describe_unconfirmed(key, value, cards, instances)
         }
         found = check_inventory(
             {**untold, **told},

@@ -3,7 +3,7 @@
 
 Slurm 22.05 has nothing between one device and the whole node: a GRES with File= keeps its count,
 one without can be lowered but fails its node's next registration, a reservation holds no GRES
-(docs/quarantine.md has what was measured). So by default it is only logged; `drain` drains the node
+(docs/quarantine.md has what was measured). So by default nothing is done; `drain` drains the node
 with a reason of ours, and takes back that drain and no other. The reason at slurmctld is the
 record: after a kill at any point the next round finds it there.
 """
@@ -21,7 +21,6 @@ from gpulock.errors import UNKNOWN, Refusal, one_line, shorten
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id
 from gpulock.node.settings import Settings
-from gpulock.slurm import gres_map
 from gpulock.slurm.refuse import quote_scontrol_text
 from gpulock.slurm.scontrol import HINT, SlurmctldClient
 from gpulock.store import atomic, quarantine
@@ -99,8 +98,6 @@ class SlurmDrainSync(Chore):
             self._tell(asking)
         noted = read_drained_devices(settings)
         drains = settings.slurm_on_unhealthy == DRAIN
-        if not drains and is_slurm_node(node, report):
-            self._journal.log_changes("slurm tell", slurm_count_warnings(bad))
         if now < self._next or not (noted or (drains and (bad or self._first))):
             return
         self._next, self._first = now + EVERY, False
@@ -121,14 +118,6 @@ class SlurmDrainSync(Chore):
         self._journal.log_changes("slurm count", wrong)
 
 
-def slurm_count_warnings(bad: Mapping[str, str]) -> dict[str, str]:
-    """Return what is told where nothing else is done."""
-    return {
-        name: f"Slurm still counts {name}, which is out ({why}); see SLURM_ON_UNHEALTHY"
-        for name, why in bad.items()
-    }
-
-
 def read_out_of_service(node: Node, report: ReconcileReport) -> dict[str, str]:
     """Return why each device of this node that is out is out; raise Refusal."""
     notes = quarantine.read_device_notes(node.settings.state_dir, quarantine.QUARANTINE)
@@ -138,17 +127,6 @@ def read_out_of_service(node: Node, report: ReconcileReport) -> dict[str, str]:
         gone = node.settings.expected_gpus - len(buses)
         found["missing"] = f"{gone} of {node.settings.expected_gpus} GPUs are not there"
     return found
-
-
-def is_slurm_node(node: Node, report: ReconcileReport) -> bool:
-    """Return whether this is a node of Slurm's."""
-    owners = [outcome.lock.owner for outcome in report.outcomes]
-    if node.settings.slurm_conf or any(one and one.scheduler == "slurm" for one in owners):
-        return True
-    try:
-        return bool(gres_map.map_positions(gres_map.read_map_pairs(node.settings.state_dir)))
-    except Refusal:
-        return False
 
 
 def sync_slurm_drain(settings: Settings, host: str, bad: Mapping[str, str]) -> DrainAction:

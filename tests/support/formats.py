@@ -142,8 +142,7 @@ def make_owner(scheduler: str) -> Owner:
 def make_history_line(root: Path) -> bytes:
     """Return the line of a claim whose use the exporter has told."""
     parts = [
-        ClaimedDevice(name, make_owner("sge"), 1.7e9 + 90, "epilog", 90.0, True)
-        for name in (CARD, OTHER)
+        ClaimedDevice(name, make_owner("sge"), 1.7e9 + 90, "epilog", 90.0) for name in (CARD, OTHER)
     ]
     device = Device(CARD, 0)
     device.model, device.memory_mib = "H200", 141

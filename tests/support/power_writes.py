@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.history import pending
 from gpulock.daemon.history.files import FOLDER, name_month
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.slots import rsmap
@@ -227,19 +226,4 @@ def killed_and_nothing_new(root: Path, kept: bool) -> Case:
         powered.history = HistoryWriter(powered.told.append)
         powered.reconcile()
         assert powered.history.written == 0
-    return Case(disk.finish(), powered.check)
-
-
-def clock_set(root: Path, kept: bool) -> Case:
-    """Correct the time of a claim in its record."""
-    powered = used_node(root, kept)
-    due = owe(powered, "feed")
-    own = earlier_claim(powered, "feed")
-    state = str(powered.box.state)
-    later = own.claimed_boottime + 60  # of any machine, however long it has been up
-    with recording(*powered.roots(), told=due) as disk:
-        pending.touch_last_seen(state, [own], time.time() + 86400, later)
-    found, _ = pending.read_pending_record(f"{state}/{owed.FOLDER}", "feed")
-    assert found is not None
-    assert found.claimed_at > own.claimed_at
     return Case(disk.finish(), powered.check)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 from gpulock.daemon.history.record import ClaimedDevice
 from gpulock.deadline import clock_boottime
@@ -22,7 +23,6 @@ from gpulock.store.owed import FOLDER
 from gpulock.store.owner import Owner
 
 MIN_SEEN_SECONDS = 5.0  # within them a record is written; one seen no later was never seen
-CLOCK_SET = 60.0  # seconds by which a clock is off that was set since the claim
 RELEASED_LIMIT = 1 << 18  # bytes: a line for each of 128 instances
 EMPTY_SECONDS = 60.0  # the process that makes a record has written it by then
 REBOOT = "reap: claimed before this boot"
@@ -57,7 +57,9 @@ def find_ended_claims(
             else:  # its removal was cut short, or the power while it was written
                 remove_finished_claim(node.store, token, faults)
         elif not parts:
-            remove_torn_copy(path, now)
+            with suppress(OSError):  # it was cut short, and nobody can be writing it any more
+                if now - os.lstat(path).st_mtime > EMPTY_SECONDS:
+                    os.unlink(path)
         elif not is_claim_known(node.store, token) and node.store.boot_id() == node.boot_id:
             found[token] = parts  # where records are lost this moment it may be one that stands
     return found
@@ -89,8 +91,9 @@ def read_ended_claim(node: Node, token: str, now: float) -> list[ClaimedDevice]:
     if own is None:
         return []
     how = REBOOT_PROOF if copy else REBOOT
-    least = least_held_seconds(copy, seen) if copy else None
-    at = clamp_claim_end(own, seen, now)
+    held = seen - copy.claimed_at if copy else 0.0
+    least = held if held > MIN_SEEN_SECONDS else None  # nobody saw it again, or a clock was set
+    at = min(max(seen, own.claimed_at), now)  # a file's time is the kernel's coarse clock
     rest = ClaimedDevice("", own, at, how if own.boot_id != node.boot_id else "", least)
     return merge_ends(own, read_released_devices(folder, own), rest)
 
@@ -152,49 +155,24 @@ def read_released_devices(folder: str, record: Owner) -> dict[str, ClaimedDevice
             held = parse_sample_real(words[2]) - own.claimed_boottime
             seconds = held if held >= 0 else None
             at = parse_sample_real(words[1])
-            found[name] = ClaimedDevice(name, own, at, words[5], seconds, noted=True)
+            found[name] = ClaimedDevice(name, own, at, words[5], seconds)
         except (ValueError, IndexError):
             continue  # it was cut short
     return found
 
 
-def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now: float) -> None:
-    """Note that claims stand now; one without a record, or on a full disk, goes unnoted.
+def touch_last_seen(state_dir: str, standing: Iterable[Owner], now: float) -> None:
+    """Note that claims stand now (CLOCK_BOOTTIME), as far as they have a copy.
 
-    `wall` is the epoch, `now` CLOCK_BOOTTIME. The time of a claim is held against that of the
-    file: where the clock was set since the claim, the former is corrected as well.
+    The time of the file is the claim's own, plus what went by since on the clock of this boot: it
+    is right to the record also where the clock of the day was set meanwhile.
     """
     for record in standing:
-        if not is_claim_token(record.token):
-            continue
-        path = f"{state_dir}/{FOLDER}/{record.token}"
-        begun = wall - now + record.claimed_boottime
-        try:
-            if abs(begun - record.claimed_at) > CLOCK_SET:
-                kept = owner.parse_owner(atomic.read_text(path))
-                if abs(begun - kept.claimed_at) > CLOCK_SET:
-                    text = owner.encode_owner(kept.copy(claimed_at=begun))
-                    atomic.replace_file(path, text.encode(), durable=True)  # as the old one is
-            os.utime(path, (wall, wall), follow_symlinks=False)
-        except (OSError, kv.MalformedError):
-            continue
-
-
-def clamp_claim_end(record: Owner, seen: float, now: float) -> float:
-    """Return when a claim is told to have ended: not after `now`, and not before it began.
-
-    A file's time is the kernel's coarse clock, some milliseconds behind that of the claim.
-    """
-    return min(max(seen, record.claimed_at), now)
-
-
-def least_held_seconds(record: Owner, seen: float) -> float | None:
-    """Return for how long a claim was held at least that was last seen at `seen` (epoch).
-
-    None for one that nobody saw again, and where a clock was set in between.
-    """
-    least = seen - record.claimed_at
-    return least if least > MIN_SEEN_SECONDS else None
+        if is_claim_token(record.token):
+            at = record.claimed_at + now - record.claimed_boottime
+            with suppress(OSError, ValueError, OverflowError):
+                path = f"{state_dir}/{FOLDER}/{record.token}"
+                os.utime(path, (at, at), follow_symlinks=False)
 
 
 def is_claim_known(store: LockStore, token: str) -> bool:
@@ -204,15 +182,6 @@ def is_claim_known(store: LockStore, token: str) -> bool:
     missed.
     """
     return any(os.path.lexists(f"{top}/{token}") for top in (store.claims_dir, store.finished_dir))
-
-
-def remove_torn_copy(path: str, now: float) -> None:
-    """Remove a copy that was cut short, once nobody can be writing it any more."""
-    try:
-        if now - os.lstat(path).st_mtime > EMPTY_SECONDS:
-            os.unlink(path)
-    except OSError:
-        return
 
 
 def remove_written_claims(node: Node, tokens: Iterable[str]) -> None:

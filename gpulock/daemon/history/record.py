@@ -61,8 +61,7 @@ HEAD: Final = re.compile(
 class ClaimedDevice(NamedTuple):
     """One device of a claim: its owner record, when it was released (epoch seconds) and how.
 
-    `held` is for how many seconds, at least, it was held (None: not known), by the clock of the
-    claim's boot where the end was `noted`.
+    `held` is for how many seconds, at least, it was held (None: not known).
     """
 
     device: str
@@ -70,7 +69,6 @@ class ClaimedDevice(NamedTuple):
     at: float
     how: str = ""
     held: float | None = None
-    noted: bool = False
 
 
 class ExporterSamples:

@@ -65,7 +65,7 @@ class HistoryWriter(Chore):
         standing = {record.token: record for record in left if record}
         if now - self._saw >= PERIOD:
             here = [one for one in standing.values() if one.boot_id == node.boot_id]
-            pending.touch_last_seen(node.settings.state_dir, here, time.time(), clock_boottime())
+            pending.touch_last_seen(node.settings.state_dir, here, clock_boottime())
             self._saw = now
         try:
             if found := pending.find_ended_claims(node, standing, faults, time.time()):
@@ -123,14 +123,14 @@ class HistoryWriter(Chore):
     def _find_written(self, folder: str, ready: EndedClaims) -> set[str]:
         """Return the claims whose line is there already.
 
-        One whose release was noted is looked for only where another author may have written it.
+        One that says how it was released is looked for only where another author has written.
         """
         done = self._written & ready.keys()
-        changed = file_sizes(folder) != self._sizes
+        other = file_sizes(folder) != self._sizes
         sought = {
             token
             for token in ready.keys() - done
-            if changed or not all(part.noted for part in ready[token])
+            if other or not all(part.how for part in ready[token])
         }
         if sought:
             oldest = min(part.owner.claimed_at for token in sought for part in ready[token])

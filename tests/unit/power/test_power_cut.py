@@ -28,7 +28,7 @@ BOTH: list[Make] = [
     *(writes.quarantine_and_restore, writes.reserve_and_unreserve),
 ]
 STATE_DIR_ALONE: list[Make] = [
-    *(writes.quarantine_in_new_folder, writes.replaced_note, writes.remembered, writes.clock_set),
+    *(writes.quarantine_in_new_folder, writes.replaced_note, writes.remembered),
     *(writes.write_history, writes.behind_lines, writes.behind_half_a_line, writes.behind_zeros),
     *(writes.killed_author, writes.killed_before_name, writes.killed_and_nothing_new),
 ]
@@ -90,7 +90,6 @@ def without_syncs(log: Log, name: str) -> Log:
         (writes.write_history, ""),
         (writes.behind_lines, writes.MONTH),
         (writes.killed_before_name, "history"),
-        (writes.clock_set, "feed"),
     ],
 )
 def test_without_a_sync_that_a_promise_needs_a_remainder_breaks_it(

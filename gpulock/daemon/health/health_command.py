@@ -8,19 +8,17 @@ card. It waits for the process only once the lock is gone. Its number is nobody 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pwd
-import select
 import signal
-import sys
+import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from gpulock.alloc.reaper import DIED
 from gpulock.alloc.release import release_locks
-from gpulock.daemon.health import check_runner
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import one_line
 from gpulock.job.mps import cards_with_mps
@@ -38,9 +36,8 @@ NOBODY: Final = 65534
 GATE_SECONDS: Final = 1.0
 LONGEST: Final = 1800.0  # seconds of a test: `dcgmi diag -r 3` takes half of it on eight cards
 ENDING: Final = 10.0  # seconds that SIGKILL takes at most, but in a driver that hangs
-CLOSING: Final = 2000  # milliseconds of it when gpulockd ends
+CLOSING: Final = 2.0  # seconds of it when gpulockd ends
 WORDS_KEPT: Final = 200  # bytes of the last line that the command wrote
-SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ of linux/fcntl.h, which Python 3.9 does not name
 # Ends of a test that are others' doing, and tell nothing of a card: the OOM killer, a limit of CPU
 # time or file size, a service manager, a person.
 OTHERS_SIGNALS: Final = (
@@ -48,8 +45,13 @@ OTHERS_SIGNALS: Final = (
     *(signal.SIGXCPU, signal.SIGXFSZ),
 )
 OF_SHELL: Final = 128  # and a signal: so a shell ends whose own child was ended by that
-NOT_RUN: Final = (126, 127)  # likewise, and check_runner: what was to run cannot be run
-PIPE_BYTES: Final = 1 << 20  # that the command may write between two looks: it waits with more
+NOT_RUN: Final = (126, 127)  # of a shell and setpriv(1): what was to run cannot be run
+MOST_READS: Final = 16  # between two looks
+# It is started first, and the card locked in the name of its pid. A line on stdin says that the
+# card is locked; the end of stdin that it is not, or that gpulockd is gone. The kernel kills the
+# program when gpulockd dies.
+SET_RIGHTS: Final = ("setpriv", "--no-new-privs", "--pdeathsig", "KILL")
+WAIT: Final = ("/bin/sh", "-c", 'read -r go || exit 126; exec "$@" </dev/null', "sh")
 
 
 class HealthCommand:
@@ -63,46 +65,34 @@ class HealthCommand:
         self._killed: float | None = None  # when, for it took too long
         self.is_stuck = False  # it was told, and stays
         self._gives_way = False  # it was ended for a claim
-        uid, gid = find_unprivileged_user() if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-        words = [str(os.getpid()), str(uid), str(gid), *settings.health_command]
-        stdin, go = os.pipe2(os.O_CLOEXEC)
-        self._output, output = os.pipe2(os.O_CLOEXEC)
         self._text = b""  # the end of what it wrote
+        uid, gid = find_unprivileged_user() if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+        user = ["--reuid", str(uid), "--regid", str(gid), "--clear-groups"]
+        self._process = subprocess.Popen(
+            [*SET_RIGHTS, *(user if os.geteuid() == 0 else ()), *WAIT, *settings.health_command],
+            env=build_check_environment(device),
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._output = self._process.stdout
+        os.set_blocking(self._output.fileno(), False)  # this end alone: the command's own waits
         try:
-            os.set_blocking(self._output, False)  # this end alone: the command's own waits
-            widen_pipe(output)
-            self.pid = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-IS", str(check_runner.__file__), *words],
-                build_check_environment(device),
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, stdin, 0),
-                    (os.POSIX_SPAWN_DUP2, output, 1),
-                    (os.POSIX_SPAWN_DUP2, output, 2),
-                ],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
-            )
-            os.close(output)
-            output = -1
-            try:
-                self.token = lock_for_check(node, device, self.pid, uid)
-                try:
-                    os.write(go, b"g")
-                except BrokenPipeError:
-                    pass  # a claim has taken the card back already
-            except BaseException:
-                os.close(self._output)
-                self.kill()
-                os.waitpid(self.pid, 0)
-                raise
+            self.token = lock_for_check(node, device, self.pid, uid)
+            with suppress(BrokenPipeError):  # a claim has taken the card back already
+                os.write(self._process.stdin.fileno(), b"go\n")
+        except BaseException:
+            self.kill()
+            self._process.wait()
+            self._output.close()
+            raise
         finally:
-            os.close(stdin)
-            os.close(go)
-            if output >= 0:
-                os.close(output)
-                os.close(self._output)
+            self._process.stdin.close()
 
     def poll(self, node: Node, now: float) -> str | None:
         """Return None while it runs or its lock stands, then why it failed, or nothing.
@@ -133,40 +123,33 @@ class HealthCommand:
 
     def is_over(self, node: Node) -> bool:
         """Return whether one that was stuck has ended, and its lock is gone."""
-        over = self._look() is not None and self._forget(node)
-        if over:
-            os.close(self._output)
-        return over
+        return self._look() is not None and self._forget(node)
 
     def kill(self) -> None:
         """End it with its group."""
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return
 
     def close(self) -> None:
         """End it: the daemon ends. Its lock is a dead owner's, or that of one that is stuck."""
         self.kill()
-        ended = select.poll()
-        fd = os.pidfd_open(self.pid)
-        ended.register(fd, select.POLLIN)
-        ended.poll(0 if self.is_stuck else CLOSING)
-        os.close(fd)
-        os.waitpid(self.pid, os.WNOHANG)
-        os.close(self._output)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0 if self.is_stuck else CLOSING)
+        self._output.close()
 
     def _look(self) -> os.waitid_result | None:
         """Return how it ended, None while it runs."""
+        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         self._drain_output()
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return info
 
     def _forget(self, node: Node) -> bool:
         """Release the lock of it, which has ended; return whether it is gone. Raises Refusal."""
         self.kill()  # what it left behind: its number is still that of its group
         if not release_check(node, self.token):
             return False  # of what it left behind something runs
-        os.waitpid(self.pid, 0)
+        self._process.wait()
+        self._output.close()
         return True
 
     def _end_late(self, node: Node, now: float) -> bool:
@@ -185,18 +168,12 @@ class HealthCommand:
 
     def _drain_output(self) -> None:
         """Take what it wrote out of the pipe, so that it can write on, and keep the end."""
-        left = PIPE_BYTES
-        try:
-            while left > 0 and (more := os.read(self._output, 1 << 16)):
-                left -= len(more)
-                self._text = (self._text + more)[-4 * WORDS_KEPT :]
-        except BlockingIOError:
-            return
+        for _ in range(MOST_READS):
+            more = self._output.read(1 << 16) or b""  # None where nothing is there yet
+            self._text = (self._text + more)[-4 * WORDS_KEPT :]
 
     def _last_line(self) -> str:
-        """Return the last line that it wrote; its output is closed."""
-        self._drain_output()
-        os.close(self._output)
+        """Return the last line that it wrote."""
         lines = self._text.decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")[:WORDS_KEPT]
 
@@ -218,14 +195,6 @@ def is_others_doing(number: int, exited: bool) -> bool:
     if exited and number in NOT_RUN:
         return True
     return (number - OF_SHELL if exited else number) in OTHERS_SIGNALS
-
-
-def widen_pipe(fd: int) -> None:
-    """Let a pipe hold PIPE_BYTES; where that is not allowed, less."""
-    try:
-        fcntl.fcntl(fd, SET_PIPE_SIZE, PIPE_BYTES)
-    except OSError:
-        return
 
 
 def find_unprivileged_user() -> tuple[int, int]:

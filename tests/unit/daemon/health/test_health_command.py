@@ -20,7 +20,13 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import Judge
 from gpulock.daemon.health.checker import AGAIN, CardChecker
-from gpulock.daemon.health.health_command import ENDING, LONGEST
+from gpulock.daemon.health.health_command import (
+    ENDING,
+    LONGEST,
+    SET_RIGHTS,
+    WAIT,
+    HealthCommand,
+)
 from gpulock.daemon.history.pending import find_ended_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BUSY, UNKNOWN, Refusal
@@ -323,7 +329,7 @@ def test_a_claim_may_ask_at_any_moment_of_a_start(
     write = os.write
 
     def ask_first(fd: int, data: bytes) -> int:
-        if data == b"g":
+        if data == b"go\n":
             monkeypatch.setattr(os, "write", write)
             with pytest.raises(Refusal):
                 site.claim(1, patience=0.0)
@@ -367,9 +373,11 @@ def survive(*_: object) -> None:
     """Do what SIGKILL does to a process that hangs in the driver: nothing."""
 
 
-def hang(site: Clinic, patch: pytest.MonkeyPatch) -> int:
+def hang(site: Clinic, patch: pytest.MonkeyPatch) -> HealthCommand:
     """Let the test that runs outlive its deadline and SIGKILL, as gpulockd sees it."""
-    pid = site.start_check()
+    site.start_check()
+    command = site.checker.command
+    assert command is not None
     patch.setattr(os, "killpg", survive)
     for seconds in (LONGEST + 1, ENDING, 1):
         site.now += seconds
@@ -377,7 +385,7 @@ def hang(site: Clinic, patch: pytest.MonkeyPatch) -> int:
             site.tell(card)
         site.sample()
         site.go_round()
-    return pid
+    return command
 
 
 def test_a_test_that_cannot_be_ended_is_told_and_the_next_card_is_tested(
@@ -386,7 +394,7 @@ def test_a_test_that_cannot_be_ended_is_told_and_the_next_card_is_tested(
     site = make(WAITS, 2, QUARANTINE_ON="health")
     why = "HEALTH_COMMAND: it took longer than 1800 s, and cannot be ended"
     with monkeypatch.context() as patch:
-        pid = hang(site, patch)
+        pid = hang(site, patch).pid
         assert site.outcome(0).failed() == {"command": why}
         assert site.said() == [f"<4>{bus(0)}: {why}"]
         site.health.run(site.node(), site.go_round(), site.now)
@@ -455,7 +463,7 @@ def test_gpulockd_ends_while_a_test_cannot_be_ended(
 ) -> None:
     site = make(WAITS, 1)
     with monkeypatch.context() as patch:
-        pid = hang(site, patch)
+        command = hang(site, patch)
         site.checker.close()
     node = site.node()
     reconcile_locks(node, judge_of(node), soon())
@@ -464,8 +472,8 @@ def test_gpulockd_ends_while_a_test_cannot_be_ended(
     site.go_round()
     one = site.outcome(0)
     assert one.failed()
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    command.is_stuck = False
+    command.close()
     reconcile_locks(node, judge_of(node), soon())
     assert site.locks() == []
 
@@ -542,25 +550,24 @@ def test_gpulockd_that_is_killed_leaves_nothing_that_the_next_round_does_not_fre
     make: Callable[..., Clinic],
 ) -> None:
     site = make(WAITS, 1)
-    pid = site.start_check()
-    site.checker.command = None  # it is gone, and the kernel kills its child
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    site.start_check()
+    command, site.checker.command = site.checker.command, None
+    assert command is not None
+    command.close()  # it is gone, and the kernel kills its child
     node = site.node()
     reconcile_locks(node, judge_of(node), soon())
     assert site.locks() == []
 
 
+@pytest.mark.real_time
 def test_the_program_ends_with_gpulockd(make: Callable[..., Clinic], tmp_path: Path) -> None:
     site = make(WAITS, 1)
-    runner = Path(health_check.__file__).parents[1] / "daemon/health/check_runner.py"
     script = (
-        "import os, subprocess, sys\n"
-        f"words = [sys.executable, '-IS', {str(runner)!r}, str(os.getpid()), '0', '0',"
-        f" {str(site.program)!r}]\n"
+        "import subprocess, sys\n"
+        f"words = {[*SET_RIGHTS, *WAIT, str(site.program)]!r}\n"
         "child = subprocess.Popen(words, stdin=subprocess.PIPE)\n"
         "print(child.pid, flush=True)\n"
-        "child.stdin.write(b'g'); child.stdin.flush()\n"
+        "child.stdin.write(b'go\\n'); child.stdin.flush()\n"
         "sys.stdin.read()\n"
     )
     words = ["/usr/bin/python3", "-c", script]

@@ -102,7 +102,7 @@ OWNERS: Mapping[str, Mapping[str, Any]] = {
 }
 LINES: Mapping[str, tuple[str, ...]] = {  # what other programs or other hosts write here
     "verdicts": (VERDICTS_LINE, f"boot_id={BOOT}", "checked_boottime=990.0", "feedbeef=dead gone"),
-    "quarantine/" + CARD: ("by=gpulock", "reason=xid: 79", "at=1700000000", "driver=17"),
+    "quarantine/" + CARD: ("by=gpulock", "reason=xid: 79", "at=1700000000", "since=17.000"),
     "sample": (
         SAMPLE_LINE,
         f"boot_id={BOOT}",

@@ -33,8 +33,6 @@ class Ward(Box):
         self.exporter.mkdir()
         defaults = {"QUARANTINE_ON": "xid ecc missing memory"}
         super().__init__(root, gpus, **{**defaults, **keys})
-        self.module = root / "sys/module/nvidia"
-        self.module.mkdir(parents=True)
         # whole seconds: the sum of two rounds is then two rounds, with no rounding
         self.now: float = clock_boottime() // 1
         self.boot = BOOT
@@ -122,12 +120,8 @@ class Ward(Box):
         self.start()
 
     def reload(self) -> None:
-        """Load the driver anew; the old folder stays, so that its inode number is not used again.
-
-        The kernel never gives such a number twice (sysfs), ext4 gives it at once.
-        """
-        self.module.rename(self.module.with_name(f"unloaded{self.module.stat().st_ino}"))
-        self.module.mkdir()
+        """Load the driver anew."""
+        self.now += 1.0
         self.log_kernel("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06")
 
     def hold(self, number: int) -> Owner:

@@ -15,10 +15,8 @@ from gpulock.cli.complete import complete_device
 from gpulock.cli.session import CommandRefusedError, Session, describe_caller
 from gpulock.daemon.health.reset import (
     are_links_known,
-    free_reset_locks,
-    note_reset_step,
     reserve_for_reset,
-    run_reset,
+    reset_reserved,
 )
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.node.devices import card_bus_id
@@ -40,13 +38,9 @@ def reset_command(session: Session, device: str) -> None:
         kind = "link peer" if are_links_known(node, card) else "other GPU"
         peers = format_count(len(cards) - 1, kind)
         click.echo(f"{label} is being reset; {peers} reserved meanwhile: {' '.join(cards[1:])}")
-    failed = run_reset(node, card)
-    free_reset_locks(node, cards, by)
-    if failed:
-        note_reset_step(node, card, f"failed: {failed} ({by})")
+    if failed := reset_reserved(node, cards, by):
         do = "see dmesg for NVRM and Xid; reboot the node where it cannot be reset"
         if check_program_trust(node.settings.nvidia_smi):
             do = f"let root alone write {node.settings.nvidia_smi} and the way to it"
         raise CommandRefusedError(f"{label} was not reset: {failed}", do)
-    note_reset_step(node, card, f"done ({by})")
     report_admin_change(node, f"{label} was reset")

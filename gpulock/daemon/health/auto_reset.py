@@ -9,18 +9,12 @@ Cut resets of whatever process are freed here, also where the setting is off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Final
 
 from gpulock.alloc.reaper import FREED
-from gpulock.daemon.core.background_call import BackgroundCall, NoAnswerError
-from gpulock.daemon.core.journal import (
-    ERROR,
-    INFO,
-    NOTICE,
-    DaemonJournal,
-    describe_exception,
-)
+from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.core.journal import ERROR, INFO, NOTICE, DaemonJournal
 from gpulock.daemon.health import recovery, reset
 from gpulock.daemon.health.findings import ECC, LOST, XID
 from gpulock.daemon.health.policy import read_quarantine_notes
@@ -41,15 +35,6 @@ LATE: Final = 2 * (reset.RESET_SECONDS + reset.PAUSE_SECONDS)  # then it is told
 REPAIRED_BY_RESET: Final = frozenset((XID, ECC, LOST))
 
 
-class CardReset(NamedTuple):
-    """A reset at work, of the first of the reserved `cards`; `tries` are its times in this boot."""
-
-    node: Node
-    cards: list[str]
-    tries: tuple[float, ...]
-    call: BackgroundCall[str]
-
-
 class CardResetter(Chore):
     """The chore; `clock` is CLOCK_BOOTTIME in seconds."""
 
@@ -61,7 +46,9 @@ class CardResetter(Chore):
     def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
         self._journal = journal
         self._clock = clock
-        self._running: CardReset | None = None
+        self._running: BackgroundCall[str] | None = None
+        self._card = ""  # that is reset
+        self._tries: tuple[float, ...] = ()  # when that was done in this boot
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Begin a reset where one is due; raise Refusal or OSError."""
@@ -76,7 +63,9 @@ class CardResetter(Chore):
         waits: dict[str, str] = {}
         known = read_cards(node.settings.state_dir, node.boot_id)
         for card in find_cards_to_reset(node, known):
-            if card not in shown or is_tried(known.of(card).tries, self._clock()):
+            tries, at = known.of(card).tries, self._clock()
+            early = len(tries) >= MOST_TRIES or at - max(tries, default=-TRY_PAUSE) < TRY_PAUSE
+            if card not in shown or early:
                 continue
             try:
                 cards = reset.reserve_for_reset(node, card, POLICY)
@@ -92,42 +81,28 @@ class CardResetter(Chore):
 
         No reset is begun whose try cannot be noted: the next round frees the cards.
         """
-        tries = note_reset_try(node, cards[0], self._clock())
-        call = BackgroundCall(lambda: reset.run_reset(node, cards[0]))
-        self._running = CardReset(node, cards, tries, call)
+        self._card, self._tries = cards[0], note_reset_try(node, cards[0], self._clock())
+        self._running = BackgroundCall(lambda: reset.reset_reserved(node, cards, POLICY))
         self.due = clock_boottime() + POLL
 
     def run_due(self, now: float) -> None:
-        """See whether the reset is over; raise Refusal or OSError."""
+        """See whether the reset is over; raise Refusal or OSError where its cards stay locked."""
         self.due = float("inf")
         if self._running is None:
             return
-        node, cards, began, call = self._running
-        try:
-            failed = call.answer()
-        except NoAnswerError:
+        card, count = self._card, len(self._tries)
+        if not self._running.wait(0.0):
             self.due = now + POLL
-            late = self._clock() - began[-1] > LATE
-            what = f"the reset of {cards[0]} does not end: {' '.join(cards)} stay reserved"
-            self._journal.log_changes("reset at work", {cards[0]: what} if late else {}, ERROR)
+            late = self._clock() - self._tries[-1] > LATE
+            what = f"the reset of {card} does not end: it and its link peers stay reserved"
+            self._journal.log_changes("reset at work", {card: what} if late else {}, ERROR)
             return
-        except Exception as fault:  # whatever it is, the cards are freed and it is told
-            failed = describe_exception("the reset", fault)
-        self._running = None
-        card, tries = cards[0], len(began)
-        words = f"failed: {failed}" if failed else "done"
-        reset.note_reset_step(node, card, f"{words} ({POLICY})")
+        running, self._running = self._running, None
+        failed = running.answer()
         what = f"was not reset: {failed}" if failed else "was reset"
-        last = "; it is not tried again in this boot" if tries >= MOST_TRIES else ""
-        self._journal.say(
-            ERROR if failed else NOTICE, f"{card} {what} ({tries} of {MOST_TRIES}){last}"
-        )
-        reset.free_reset_locks(node, cards, POLICY)
-
-
-def is_tried(tries: Sequence[float], now: float) -> bool:
-    """Return whether a card that was tried at these times was so too often or a moment ago."""
-    return len(tries) >= MOST_TRIES or bool(tries and now - tries[-1] < TRY_PAUSE)
+        last = "; it is not tried again in this boot" if count >= MOST_TRIES else ""
+        level = ERROR if failed else NOTICE
+        self._journal.say(level, f"{card} {what} ({count} of {MOST_TRIES}){last}")
 
 
 def note_reset_try(node: Node, card: str, now: float) -> tuple[float, ...]:
@@ -145,14 +120,11 @@ def note_reset_try(node: Node, card: str, now: float) -> tuple[float, ...]:
 
 def find_cards_to_reset(node: Node, known: NodeCards) -> list[str]:
     """Return the cards that the policy took out and that were not started again since."""
-    found: set[str] = set()
-    for name, note in read_quarantine_notes(node).items():
-        card = card_bus_id(name)
-        now = recovery.read_card_start_ids(
-            node.boot_id, node.settings.sys_root, card, known.of(card).reset
-        )
-        if wants_reset(note) and not recovery.was_card_restarted(note, now):
-            found.add(card)
+    found = {
+        card_bus_id(name)
+        for name, note in read_quarantine_notes(node).items()
+        if wants_reset(note) and not recovery.was_card_restarted(note, known, card_bus_id(name))
+    }
     return sorted(found)
 
 

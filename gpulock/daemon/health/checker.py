@@ -24,7 +24,6 @@ from gpulock.daemon.health.health_command import (
     HealthCommand,
     NoOutcomeError,
 )
-from gpulock.daemon.health.recovery import find_test_start
 from gpulock.daemon.health.snapshot import HealthSnapshot
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -234,17 +233,19 @@ class CardChecker(Chore):
             if any(lock_ids_overlap(name, bus) for name in held):
                 continue
             state = cards.states.get(bus, CardState())
-            if is_test_due(state, note, now):
+            if is_test_due(state, note, node.boot_id, now):
                 due.append((not note, state.tested or 0.0, device))
         return min(due, key=lambda one: one[:2])[2] if due else None
 
 
-def is_test_due(state: CardState, note: Mapping[str, str], now: float) -> bool:
+def is_test_due(state: CardState, note: Mapping[str, str], boot_id: str, now: float) -> bool:
     """Return whether a card is to be tested: it was not in this boot, or since it was put out.
 
     One that failed, or told nothing, is tested again after a pause.
     """
-    if state.tested is None or (note and state.tested <= find_test_start(note, state.reset, now)):
+    if state.tested is None:
+        return True
+    if note and state.tested <= max(recovery.out_since(note, boot_id), state.reset):
         return True
     return state.found.get(COMMAND) != "" and now - state.tested >= AGAIN
 

@@ -151,16 +151,13 @@ class HealthPolicy(Chore):
             reason = one_line(
                 "; ".join(merge_note_reasons(known, reasons, is_device_flapping(cards, name)))
             )
-            card = card_bus_id(name)
-            facts = recovery.read_card_start_ids(
-                node.boot_id, node.settings.sys_root, card, cards.of(card).reset
-            )
-            more = tuple(facts._asdict().items())
+            more = {"boot": node.boot_id, "since": f"{self._clock():.3f}"}
             if known and not any(one.cause in (XID, ECC) for one in reasons):
-                more = tuple((key, known.get(key, "")) for key, _ in more)
-            if reason == known.get("reason") and dict(more).items() <= known.items():
+                more = {key: known[key] for key in more if key in known}
+            if reason == known.get("reason") and more.items() <= known.items():
                 return
-            notes.write_device_note(state_dir, folder, name, notes.POLICY, reason, more)
+            facts = tuple(more.items())
+            notes.write_device_note(state_dir, folder, name, notes.POLICY, reason, facts)
             cards.add_step(name, OUT, reason)
         self._journal.say(WARNING, f"{name} is out of service: {reason}")
 
@@ -189,7 +186,7 @@ class HealthPolicy(Chore):
                 for one in bad
                 if believed or one.cause not in EXPORTER_CAUSES
             )
-            sight = look.observe_device(name, against)
+            sight = look.observe_device(name, note, against)
             if not believed:
                 sight = sight._replace(seen=None)
             clean = recovery.check_device_recovered(note, sight)

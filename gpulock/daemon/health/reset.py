@@ -20,6 +20,7 @@ from gpulock.alloc import device_users
 from gpulock.alloc.holders import lock_owner_words
 from gpulock.alloc.node_view import check_no_mps_ends
 from gpulock.alloc.reaper import free_locks, group_by_claim
+from gpulock.daemon.core.journal import describe_exception
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal, one_line
@@ -160,6 +161,23 @@ def is_reset_over(node: Node, lock: Lock) -> bool:
         return False
 
 
+def reset_reserved(node: Node, cards: Sequence[str], by: str) -> str:
+    """Reset the first of these reserved cards, and free them; return why that failed, or nothing.
+
+    Raises Refusal or OSError where they cannot be freed.
+    """
+    try:
+        failed = run_reset(node, cards[0])
+    except Exception as fault:  # whatever it is, the cards are freed and it is told
+        failed = describe_exception("the reset", fault)
+    words = f"failed: {failed}" if failed else "done"
+    with Gate(node.store, Deadline(GATE_SECONDS)):
+        state_dir = node.settings.state_dir
+        note_card_step(state_dir, node.boot_id, cards[0], RESET, f"{words} ({by})")
+    free_reset_locks(node, cards, by)
+    return failed
+
+
 def run_reset(node: Node, card: str, seconds: float = RESET_SECONDS) -> str:
     """Reset a reserved card; return why that failed, or nothing. It may take `seconds` and more."""
     if why := check_program_trust(node.settings.nvidia_smi):
@@ -189,12 +207,6 @@ def note_reset(node: Node, card: str, now: float) -> None:
         cards = read_cards(node.settings.state_dir, node.boot_id)
         cards.of(card).reset = now
         save_cards(node.settings.state_dir, cards)
-
-
-def note_reset_step(node: Node, card: str, words: str) -> None:
-    """Keep what became of a reset; raise Refusal."""
-    with Gate(node.store, Deadline(GATE_SECONDS)):
-        note_card_step(node.settings.state_dir, node.boot_id, card, RESET, words)
 
 
 def pause_exporter(node: Node) -> bool:

@@ -133,20 +133,15 @@ class HealthSnapshot:
         }:
             return True
         state = self.cards.of(name)
-        return state.has_passed(recovery.find_test_start(note, state.reset, self.now))
+        return state.has_passed(max(recovery.out_since(note, self.node.boot_id), state.reset))
 
-    def observe_device(self, name: str, bad: bool) -> DeviceObservation:
+    def observe_device(self, name: str, note: Mapping[str, str], bad: bool) -> DeviceObservation:
         """Return what is to be seen of a device that is out."""
         shown = [d for d in self._report.devices if lock_ids_overlap(d.id, name) and not d.fault]
-        card = card_bus_id(name)
-        state = self.cards.states.get(card)
-        reset = state.reset if state else 0.0
         return DeviceObservation(
             shown=bool(shown),
             seen=self.fresh.get(name),
             memory=self.memory(name) if self.is_free(name) else None,
             bad=bad,
-            now=recovery.read_card_start_ids(
-                self.node.boot_id, self.node.settings.sys_root, card, reset
-            ),
+            restarted=recovery.was_card_restarted(note, self.cards, card_bus_id(name)),
         )

@@ -390,4 +390,4 @@ def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(site: Sit
     assert save_cards(node.settings.state_dir, cards)
     assert "GPU 3 is tested once it is free" in site.call("test", "3").stdout
     state = read_cards(node.settings.state_dir, node.boot_id).of(site.id(3))
-    assert is_test_due(state, {}, 6.0)
+    assert is_test_due(state, {}, "", 6.0)

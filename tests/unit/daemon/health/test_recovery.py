@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,21 +21,19 @@ from gpulock.daemon.health.findings import (
     select_new_findings,
 )
 from gpulock.daemon.health.recovery import (
-    CardStartIds,
     DeviceObservation,
     check_device_recovered,
-    read_card_start_ids,
     was_card_restarted,
 )
 from gpulock.node import sample
 from gpulock.node.devices import Device
 from gpulock.store import kv
+from gpulock.store.cards import NodeCards
 from tests.support.trees import BOOT, OTHER_BOOT, bus
 
-NOW = CardStartIds(BOOT, "7", "9")
-NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "driver": "5", "place": "9"}
+NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "since": "50.000"}
 WELL = DeviceObservation(
-    shown=True, seen=sample.DeviceSample({}, {}), memory="", bad=False, now=NOW
+    shown=True, seen=sample.DeviceSample({}, {}), memory="", bad=False, restarted=True
 )
 MEMORY = {"by": "gpulock", "reason": "memory: 3 MiB"}
 
@@ -60,7 +57,7 @@ def seen(**values: object) -> sample.DeviceSample:
         (NOTE, {"seen": seen(recovery_action=1)}, False),
         (NOTE, {"seen": seen(remap_failure=1)}, False),
         (NOTE, {"seen": seen(remap_pending=1, recovery_action=0)}, True),
-        (NOTE, {"now": CardStartIds(BOOT, "5", "9")}, None),
+        (NOTE, {"restarted": False}, None),
         (NOTE, {"memory": "3 MiB"}, True),
         (MEMORY, {}, True),
         (MEMORY, {"memory": "3 MiB"}, False),
@@ -79,28 +76,23 @@ def test_a_check_says_clean_not_clean_or_nothing(
 
 
 @pytest.mark.parametrize(
-    ("now", "anew"),
+    ("boot", "loaded", "reset", "anew"),
     [
-        (CardStartIds(BOOT, "5", "9"), False),
-        (CardStartIds(OTHER_BOOT, "5", "9"), True),
-        (CardStartIds(BOOT, "6", "9"), True),
-        (CardStartIds(BOOT, "5", "10"), True),
-        (CardStartIds(BOOT, "", "9"), False),
-        (CardStartIds(BOOT, "5", ""), False),
+        (BOOT, 0.0, 0.0, False),
+        (BOOT, 49.0, 50.0, False),
+        (BOOT, 51.0, 0.0, True),
+        (BOOT, 0.0, 51.0, True),
+        (OTHER_BOOT, 0.0, 0.0, True),
     ],
 )
-def test_a_reset_card_counts_where_root_has_seen_it(now: CardStartIds, anew: bool) -> None:
-    assert was_card_restarted(NOTE, now) is anew
-    assert not was_card_restarted(MEMORY, now)
-
-
-def test_a_module_or_a_card_that_was_loaded_again_has_another_number(tmp_path: Path) -> None:
-    place = tmp_path / "bus/pci/devices" / bus(0)
-    assert read_card_start_ids(BOOT, str(tmp_path), bus(0)) == CardStartIds(BOOT, "", "")
-    place.mkdir(parents=True)
-    before = read_card_start_ids(BOOT, str(tmp_path), bus(0))
-    assert before.place == str(place.stat().st_ino)
-    assert read_card_start_ids(BOOT, str(tmp_path), bus(0)) == before
+def test_a_card_that_was_started_again_counts_where_root_has_seen_it(
+    boot: str, loaded: float, reset: float, anew: bool
+) -> None:
+    cards = NodeCards(boot)
+    cards.xids.loaded, cards.of(bus(0)).reset = loaded, reset
+    assert was_card_restarted(NOTE, cards, bus(0)) is anew
+    assert not was_card_restarted(MEMORY, cards, bus(0))
+    assert not was_card_restarted({**NOTE, "since": "x"}, NodeCards(BOOT), bus(0))
 
 
 def found(key: str, mark: int, device: str = "a") -> HealthFinding:

@@ -53,6 +53,11 @@ class Bench(Ward):
         """Let nvidia-smi do this."""
         write_script(self.smi, f'echo "$@" >> {self.called}\n{text}')
 
+    def note_resets_by_its_clock(self, patch: pytest.MonkeyPatch) -> None:
+        """Let a reset be noted at the time that the test has, and not at the machine's."""
+        note = reset.note_reset
+        patch.setattr(reset, "note_reset", lambda node, card, _: note(node, card, self.now + 1))
+
     def calls(self) -> int:
         """Return how often nvidia-smi was called."""
         text = self.called.read_text() if self.called.exists() else ""
@@ -205,7 +210,10 @@ def test_an_exporter_that_does_not_let_go_keeps_a_gpu_from_a_reset(
     assert bench.calls() == 0
 
 
-def test_after_a_reset_a_failed_card_comes_back_when_it_is_clean(bench: Bench) -> None:
+def test_after_a_reset_a_failed_card_comes_back_when_it_is_clean(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.note_resets_by_its_clock(monkeypatch)
     bench.log_xid(2)
     bench.round(5)
     assert bench.out() == [bus(2)]
@@ -214,6 +222,7 @@ def test_after_a_reset_a_failed_card_comes_back_when_it_is_clean(bench: Bench) -
     assert bench.out() == [bus(2)]
     bench.round()
     assert bench.out() == []
+    bench.now += 2
     bench.log_xid(2)
     bench.round(9)
     assert bench.out() == [bus(2)], "it wants one more reset"
@@ -269,8 +278,11 @@ def test_by_default_gpulockd_resets_nothing(bench: Bench) -> None:
     assert (bench.out(), bench.calls()) == ([bus(2)], 0)
 
 
-def test_gpulockd_resets_what_the_policy_took_out_and_it_comes_back(tmp_path: Path) -> None:
+def test_gpulockd_resets_what_the_policy_took_out_and_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = Bench(tmp_path, QUARANTINE_RESET="yes")
+    bench.note_resets_by_its_clock(monkeypatch)
     bench.log_xid(0)
     bench.hold(1)
     bench.daemon(2)

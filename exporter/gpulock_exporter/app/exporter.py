@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 import gpulock
@@ -48,9 +47,8 @@ from gpulock_exporter.web.http import (
     error_response,
     route_by_path,
 )
-from gpulock_exporter.web.page import PAGE_HEADERS, RELOAD
-from gpulock_exporter.web.page import render_page as page_html
-from gpulock_exporter.web.utilisation_history import UtilizationHistory, build_page
+from gpulock_exporter.web.page import PAGE_HEADERS, RELOAD, PageOptions, render_page
+from gpulock_exporter.web.utilisation_history import UtilizationHistory
 from gpulock_exporter.webconfig.reload import Reloader
 from gpulock_exporter.worker.hung_cards import HungCard
 from gpulock_exporter.worker.supervisor import Supervisor
@@ -170,22 +168,17 @@ class Exporter:
             return error_response(503, "the first second is not over yet", ("Refresh", "1"))
         if self._is_stuck(tick):
             return error_response(503, STUCK, ("Refresh", "5"))
-        page = build_page(
-            tick,
-            self._history,
+        live = request.query.startswith("live")
+        about = PageOptions(
             self._node.name,
             self._label_user,
             self._node.boot_id,
+            self.limits.oldest,
+            self._fault,
+            live,
+            self._health_steps(),
         )
-        live = request.query.startswith("live")
-        shown = replace(
-            page,
-            limit=self.limits.oldest,
-            fault=self._fault,
-            live=live,
-            steps=self._health_steps(),
-        )
-        text = page_html(shown).encode()
+        text = render_page(tick, self._history, about).encode("utf-8", "replace")
         headers = (*PAGE_HEADERS, ("Refresh", str(RELOAD))) if live else PAGE_HEADERS
         return HttpResponse(200, text, "text/html; charset=utf-8", headers)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The landing page: the node at a glance, for a person; a pure function to HTML.
+"""The landing page: the node at a glance, for a person; a pure function of a snapshot to HTML.
 
 One page without script and with nothing from outside. It loads itself again only for those
 who ask for that: others would lose the place, and a screen reader starts over (WCAG 2.2, 3.2.5).
@@ -8,12 +8,25 @@ Every text in it is escaped. What is not known is left out or a dash, never a ze
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
 from itertools import groupby
+from typing import NamedTuple
+
+from gpulock.alloc import states
+from gpulock.daemon.health.findings import HARDWARE, describe_recovery_action
+from gpulock.store.owner import Owner
+from gpulock.store.reservations import Reservation
+from gpulock.store.waiting import WaitingCaller
+from gpulock.text.words import format_duration, held_seconds
+from gpulock_exporter.clock import Moment
+from gpulock_exporter.metrics.labels import LabelUser
+from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
+from gpulock_exporter.web.utilisation_history import UtilizationHistory
 
 # nothing is fetched from anywhere, nothing is run, and nobody's page may frame it
 PAGE_HEADERS = (
@@ -27,8 +40,12 @@ PAGE_HEADERS = (
     ("Cache-Control", "no-store"),
 )
 SPARK_WIDTH, SPARK_HEIGHT = 240, 40  # of the viewBox
+SPAN = "5 minutes"  # of a sparkline
 RELOAD = 5  # seconds, of a page that loads itself again
+MOST_CALLERS = 20  # of the queue
 GIB = 1 << 30
+HOT = 88.0  # degrees: above what cards run at in good air, as the alert GpulockGpuHot has it
+LONG = 120  # seconds that are told as minutes
 # in the order of the summary; page.css has their colours, and the word stands beside each
 STATES = (
     *("free", "held", "held_idle", "foreign"),
@@ -36,237 +53,312 @@ STATES = (
 )
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One device; `history` holds the utilisation of the last minutes, None where not observed.
+class PageOptions(NamedTuple):
+    """What a page needs besides a snapshot.
 
-    `card` names the card of a MIG instance: its neighbours stand together. `note` is what a person
-    should know of the state, `warnings` what speaks against the device in any state. `mean` is the
-    utilisation since the lock, of the time that was observed.
-    """
-
-    name: str
-    model: str
-    state: str
-    place: str = ""
-    job: str = ""
-    user: str = ""
-    held: str = ""
-    note: str = ""
-    warnings: Sequence[str] = ()
-    card: str = ""
-    utilization: float | None = None
-    history: Sequence[float | None] = ()
-    mean: float | None = None
-    memory_used: int | None = None
-    memory_total: int | None = None
-    temperature: float | None = None
-    power: float | None = None
-
-
-@dataclass(frozen=True)
-class Page:
-    """A node; `old` is how many seconds old the samples are, None where there are none.
-
-    `fault` says why there are none, or why they are old, in the driver's words; `unread` why the
-    locks cannot be read, `live` whether the page loads itself again. `steps` are of GPUs that went
-    out of service, were reset or came back, the latest first, `waiting` of users in the queue,
-    `reserves` what they have reserved.
+    `limit` is the age in seconds from which samples are old, `fault` says why they are, in the
+    driver's words, `live` whether the page loads itself again. `steps` are of GPUs that went out of
+    service, were reset or came back, the latest first.
     """
 
     node: str
-    version: str
-    tiles: Sequence[Tile] = field(default=())
-    old: float | None = 0.0
+    label_user: LabelUser = LabelUser.NAME
+    boot_id: str = ""
     limit: float = 5.0
     fault: str = ""
-    unread: str = ""
-    span: str = "5 minutes"
-    driver: str = ""
     live: bool = False
     steps: Sequence[str] = ()
-    waiting: Sequence[str] = ()
-    reserves: Sequence[str] = ()
 
 
-def render_page(page: Page) -> str:
+def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: PageOptions) -> str:
     """Return the page as HTML."""
-    counts = {state: sum(tile.state == state for tile in page.tiles) for state in STATES}
-    sick = sum(bool(tile.warnings) for tile in page.tiles)
-    there = [f"{count} {page_state_label(state)}" for state, count in counts.items() if count]
-    title = f"{page.node}: {', '.join(there) or 'no GPU'}"
-    together = groupby(page.tiles, key=lambda tile: tile.card)  # instances stand below their card
+    now = snapshot.at
+    _, unread = snapshot.health.collectors.get("locks", (None, ""))
+    shown = [
+        seen
+        for seen in sorted(snapshot.devices, key=device_sort_key)
+        if seen.state is not None or (unread and not is_split(seen))
+    ]
+    own = {seen.id: list(device_warnings(seen, now)) for seen in snapshot.devices}
+    warnings = {seen.id: own.get(seen.parent, []) + own[seen.id] for seen in shown}
+    counts = Counter(device_state(seen) for seen in shown)
+    there = [f"{counts[state]} {state_words(state)}" for state in STATES if counts[state]]
+    parts: list[str] = []
+    for card, some in groupby(shown, key=lambda seen: seen.card if seen.instance else None):
+        together = list(some)  # instances stand below their card
+        tiles = "".join(
+            render_tile(seen, history.of(seen.id), warnings[seen.id], now, about)
+            for seen in together
+        )
+        parts.append(render_card(card, together, tiles))
+    waiting = [describe_caller(one, now, about) for one in snapshot.waiting[:MOST_CALLERS]]
+    reserved = [
+        describe_reservation(one, snapshot, about) for one in snapshot.reservations[:MOST_CALLERS]
+    ]
+    title = f"{about.node}: {', '.join(there) or 'no GPU'}"
+    sick = sum(map(bool, warnings.values()))
     return "".join(
         [
             "<!doctype html>\n<html lang=en><head><meta charset=utf-8>",
             '<meta name=viewport content="width=device-width,initial-scale=1">',
             f"<title>{escape(title)}</title><style>{page_style()}</style></head><body>",
-            f"<header><h1>{escape(page.node)}</h1>{render_page_summary(counts, sick)}</header>",
-            render_page_warning(page),
+            f"<header><h1>{escape(about.node)}</h1>{render_summary(counts, sick)}</header>",
+            render_alerts(snapshot, about, unread),
             "<main>",
-            *[render_tile_group(card, list(some), page.span) for card, some in together],
-            "" if page.tiles else "<p class=none>No GPU is known here.</p>",
-            render_page_lines("Queue", page.waiting),
-            render_page_lines("Reserved", page.reserves),
-            render_page_lines("Health", page.steps),
-            f"</main><footer>{render_page_footer(page)}</footer></body></html>\n",
+            *parts,
+            "" if shown else "<p class=none>No GPU is known here.</p>",
+            render_lines("Queue", waiting),
+            render_lines("Reserved", reserved),
+            render_lines("Health", about.steps),
+            f"</main><footer>{render_footer(snapshot, about)}</footer></body></html>\n",
         ]
     )
 
 
-def render_page_summary(counts: Mapping[str, int], sick: int) -> str:
+def is_split(seen: DeviceSnapshot) -> bool:
+    """Return whether a device is a card in MIG mode: only its instances are granted."""
+    return bool(seen.mig and not seen.instance)
+
+
+def device_sort_key(seen: DeviceSnapshot) -> tuple[bool, int, list[int]]:
+    """Return what devices are shown in order of: gi10 comes after gi2."""
+    numbers = [int(part) for part in re.findall(r"\d+", seen.instance)]
+    return seen.card is None, seen.card or 0, numbers
+
+
+def device_state(seen: DeviceSnapshot) -> str:
+    """Return the state that is shown."""
+    return seen.state or "unknown"
+
+
+def state_words(state: str) -> str:
+    """Return a state as people read it."""
+    return state.replace("_", "-")
+
+
+def render_summary(counts: Counter[str], sick: int) -> str:
     """Return how many are free of how many, how many are in each state, and how many are sick."""
-    whole = sum(counts.values())
-    if not whole:
+    if not counts:
         return ""
     chips = [
-        f'<li class="{state}"><b>{count}</b> {page_state_label(state)}</li>'
-        for state, count in counts.items()
-        if count and state != "free"
+        f'<li class="{state}"><b>{counts[state]}</b> {state_words(state)}</li>'
+        for state in STATES
+        if counts[state] and state != "free"
     ]
     if sick:
         chips.append(f"<li class=warn><b>{sick}</b> with a fault</li>")
-    free = f"<p><b>{counts['free']}</b> of {whole} free</p>"
+    free = f"<p><b>{counts['free']}</b> of {sum(counts.values())} free</p>"
     return f"{free}<ul>{''.join(chips)}</ul>"
 
 
-def render_tile_group(card: str, tiles: Sequence[Tile], span: str) -> str:
-    """Return tiles that stand together, below the name of their card where they are its parts."""
-    inner = "".join(render_tile(tile, span) for tile in tiles)
-    if not card:
-        return f"<div>{inner}</div>"
-    free = sum(tile.state == "free" for tile in tiles)
-    count = f"{len(tiles)} MIG instance{'s' if len(tiles) > 1 else ''}, {free} free"
-    return f"<h2>{escape(card)} <span>{count}</span></h2><div class=mig>{inner}</div>"
+def render_alerts(snapshot: NodeSnapshot, about: PageOptions, unread: str) -> str:
+    """Return what must be said before all else: what is old, not there, or not known."""
+    age = sample_age(snapshot)
+    why = f": {escape(about.fault)}" if about.fault else ""
+    locks = "" if unread else " Locks are shown as they are now, use is not."
+    said: list[str] = []
+    if unread:
+        said.append(f"Who holds what is not known: {escape(unread)}")
+    if age is None:
+        said.append(f"No samples{why or ' yet'}.{locks}")
+    elif age > about.limit:
+        said.append(f"Samples are {format_age(age)} old{why}.{locks}")
+    return "".join(f"<p role=alert class=old>{words}</p>" for words in said)
 
 
-def render_page_lines(title: str, lines: Sequence[str]) -> str:
+def sample_age(snapshot: NodeSnapshot) -> float | None:
+    """Return how many seconds old the samples are, None where there are none."""
+    sampled = snapshot.health.sampled
+    return None if sampled is None else max(0.0, snapshot.at.wall - sampled)
+
+
+def format_age(seconds: float) -> str:
+    """Return seconds as people say them."""
+    return f"{seconds:.0f} s" if seconds < LONG else f"{seconds / 60:.0f} min"
+
+
+def render_lines(title: str, lines: Sequence[str]) -> str:
     """Return a part of the page that has lines of text, nothing without one."""
     text = "".join(f"<p class=small>{escape(line)}</p>" for line in lines)
     return f"<h2>{title}</h2>{text}" if text else ""
 
 
-def render_page_footer(page: Page) -> str:
+def render_footer(snapshot: NodeSnapshot, about: PageOptions) -> str:
     """Return what the small print says."""
+    age = sample_age(snapshot)
     said = [
-        f"gpulock-exporter {escape(page.version)}",
-        f"driver {escape(page.driver)}" if page.driver else "",
-        f"sampled {format_sample_age(page.old)} ago" if page.old is not None else "",
-        f"lines: the last {escape(page.span)}" if any(tile.history for tile in page.tiles) else "",
-        "<a href=/>stand still</a>" if page.live else "<a href=/>reload</a>",
-        "" if page.live else f'<a href="/?live">reload every {RELOAD} s</a>',
+        f"gpulock-exporter {escape(snapshot.health.version)}",
+        f"driver {escape(snapshot.driver)}" if snapshot.driver else "",
+        f"sampled {format_age(age)} ago; lines: the last {SPAN}" if age is not None else "",
+        "<a href=/>stand still</a>" if about.live else "<a href=/>reload</a>",
+        "" if about.live else f'<a href="/?live">reload every {RELOAD} s</a>',
         "<a href=/metrics>metrics</a>",
         "<a href=/-/healthy>health</a>",
     ]
-    return " · ".join(part for part in said if part)
+    return " · ".join(filter(None, said))
 
 
-def render_page_warning(page: Page) -> str:
-    """Return what must be said before all else: what is old, not there, or not known."""
-    why = f": {escape(page.fault)}" if page.fault else ""
-    locks = "" if page.unread else " Locks are shown as they are now, use is not."
-    said: list[str] = []
-    if page.unread:
-        said.append(f"Who holds what is not known: {escape(page.unread)}")
-    if page.old is None:
-        said.append(f"No samples{why or ' yet'}.{locks}")
-    elif page.old > page.limit:
-        said.append(f"Samples are {format_sample_age(page.old)} old{why}.{locks}")
-    return "".join(f"<p role=alert class=old>{words}</p>" for words in said)
+def describe_caller(caller: WaitingCaller, now: Moment, about: PageOptions) -> str:
+    """Return who waits, since when, for what and why; a person is named as in the metrics."""
+    user = about.label_user.of(Owner(user=caller.user, uid=caller.uid))
+    waited = format_duration(now.boottime - caller.since)
+    return f"{user or f'number {caller.number}'} waits {waited} for {caller.what}: {caller.why}"
 
 
-def format_sample_age(seconds: float) -> str:
-    """Return seconds as people say them."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"  # noqa: PLR2004
+def describe_reservation(one: Reservation, snapshot: NodeSnapshot, about: PageOptions) -> str:
+    """Return for whom a GPU is reserved, from when to when; a person is named as in the metrics."""
+    who = about.label_user.of(Owner(user=one.user, uid=one.uid)) or "a user"
+    names = {seen.id: seen.gpu_label or seen.id for seen in snapshot.devices}
+    return f"GPU {names.get(one.device, one.device)}: {one.describe(who)}"
 
 
-def render_tile(tile: Tile, span: str) -> str:
+# --- a device -----------------------------------------------------------------------------------
+
+
+def render_card(card: int | None, together: Sequence[DeviceSnapshot], tiles: str) -> str:
+    """Return tiles that stand together, below the name of their card where they are its parts."""
+    if card is None:
+        return f"<div>{tiles}</div>"
+    free = sum(seen.state == "free" for seen in together)
+    count = f"{len(together)} MIG instance{'s' if len(together) > 1 else ''}, {free} free"
+    name = escape(f"GPU {card} {together[0].name}")
+    return f"<h2>{name} <span>{count}</span></h2><div class=mig>{tiles}</div>"
+
+
+def render_tile(
+    seen: DeviceSnapshot,
+    line: Sequence[float | None],
+    warnings: Sequence[str],
+    now: Moment,
+    about: PageOptions,
+) -> str:
     """Return one device: what is not known is left out, or a dash."""
-    state = escape(page_state_label(tile.state))
-    about = f"{escape(tile.model)}" if tile.model else ""
+    state, model = device_state(seen), escape(seen.profile or seen.name)
+    name, note = seen.instance or seen.gpu_label or seen.id, device_note(seen, now)
+    use = "" if state == "missing" else render_utilization(seen, line) + render_memory(seen)
+    mean = "" if seen.sharers or seen.mean is None else f"mean {seen.mean:.0%} since the lock"
     parts = [
-        f'<article class="{escape(tile.state)}{" sick" if tile.warnings else ""}">',
-        f"<header><b>{escape(tile.name)}</b><span title='{about}'>{about}</span>",
-        f"<em>{state}</em></header>",
-        *[f"<p class=warn>{escape(words)}</p>" for words in tile.warnings],
-        render_tile_holder(tile),
-        ""
-        if tile.state == "missing"
-        else render_tile_utilization(tile, span) + render_tile_memory(tile),
-        "" if tile.mean is None else f"<p class=small>mean {tile.mean:.0%} since the lock</p>",
-        f"<p class=note>{escape(tile.note)}</p>" if tile.note else "",
-        f"<p class=place>{escape(tile.place)}</p></article>",
+        f'<article class="{escape(state)}{" sick" if warnings else ""}">',
+        f"<header><b>{escape(name)}</b><span title='{model}'>{model}</span>",
+        f"<em>{escape(state_words(state))}</em></header>",
+        *[f"<p class=warn>{escape(words)}</p>" for words in warnings],
+        render_holder(seen, now, about),
+        use,
+        f"<p class=small>{mean}</p>" if mean else "",
+        f"<p class=note>{escape(note)}</p>" if note else "",
+        f"<p class=place>{escape(seen.id)}</p></article>",
     ]
     return "".join(parts)
 
 
-def page_state_label(state: str) -> str:
-    """Return a state as people read it."""
-    return state.replace("_", "-")
-
-
-def render_tile_holder(tile: Tile) -> str:
+def render_holder(seen: DeviceSnapshot, now: Moment, about: PageOptions) -> str:
     """Return who holds it: a long name gives way, the time stays."""
-    if not (tile.job or tile.user or tile.held):
+    job, held, holders = "", "", list(seen.sharers.values())
+    if seen.owner is not None:
+        job, holders = job_name(seen.owner), [seen.owner]
+        held = format_duration(held_seconds(seen.owner, about.boot_id, now.boottime, now.wall))
+    elif holders:
+        job = f"shared by {', '.join(sharer_names(seen))}"
+    if not holders:
         return "<p class=holder></p>"
-    who = " · ".join(escape(word) for word in (tile.job, tile.user) if word)
-    return f"<p class=holder><span title='{who}'>{who}</span><time>{escape(tile.held)}</time></p>"
+    users = filter(None, dict.fromkeys(about.label_user.of(one) for one in holders))
+    who = escape(" · ".join(filter(None, (job, ", ".join(users)))))
+    return f"<p class=holder><span title='{who}'>{who}</span><time>{escape(held)}</time></p>"
 
 
-def render_tile_utilization(tile: Tile, span: str) -> str:
+def job_name(record: Owner) -> str:
+    """Return how the page names who holds a device."""
+    return record.job() if record.scheduler in ("process", "admin") else f"job {record.job()}"
+
+
+def sharer_names(seen: DeviceSnapshot) -> Sequence[str]:
+    """Return the claims that share a device, each once, and how much it worked at the last look."""
+    found: dict[str, str] = {}
+    for name, record in seen.sharers.items():
+        use = seen.share_use.get(name)
+        worked = "" if use is None else f" ({use:.0%})"
+        found.setdefault(record.token, f"{job_name(record)}{worked}")
+    return list(found.values())
+
+
+def device_note(seen: DeviceSnapshot, now: Moment) -> str:
+    """Return what a person should know of a device's state: why, since when, how many."""
+    if seen.state == states.HELD_IDLE and seen.idle_since is not None:
+        return f"observed to do nothing for {format_duration(now.wall - seen.idle_since)}"
+    if seen.state in (states.FOREIGN, states.HELD, states.HELD_IDLE) and seen.foreign:
+        number = f"{seen.foreign} foreign process{'es' if seen.foreign > 1 else ''}"
+        return f"{number} beside the owner's" if seen.owner else number
+    if seen.owner and seen.owner.scheduler == "admin" and not seen.reason:
+        return seen.owner.comment
+    return seen.reason
+
+
+def device_warnings(seen: DeviceSnapshot, now: Moment) -> Iterator[str]:
+    """Yield what speaks against a device, whatever its state: what it had in this boot, or has.
+
+    The driver's word and a failed check of gpulockd's may be the same.
+    """
+    for xid, (_, at) in sorted(seen.xids.items()):
+        if xid in HARDWARE:
+            yield f"XID {xid} ({HARDWARE[xid]}), {format_duration(now.wall - at)} ago"
+    found = [why for _, why in sorted(seen.checks.items())]
+    if seen.recovery_action:
+        found.append(f"the driver asks for {describe_recovery_action(seen.recovery_action)}")
+    if seen.remap_failure:
+        found.append("a row of its memory could not be remapped")
+    yield from dict.fromkeys(filter(None, found))
+    if seen.temperature is not None and seen.temperature > HOT:
+        yield f"{seen.temperature:.0f} °C is hot"
+
+
+def render_utilization(seen: DeviceSnapshot, history: Sequence[float | None]) -> str:
     """Return the utilisation, now and as a line."""
-    line = render_tile_sparkline(tile.history, span)
-    if tile.utilization is None:
+    line = render_sparkline(history)
+    if seen.utilization is None:
         return f"<p class=use>{line or '<span>use not observed</span>'}</p>"
-    return f"<p class=use><b>{tile.utilization:.0%}</b>{line}</p>"
+    return f"<p class=use><b>{seen.utilization:.0%}</b>{line}</p>"
 
 
-def render_tile_memory(tile: Tile) -> str:
+def render_memory(seen: DeviceSnapshot) -> str:
     """Return the memory bar, with temperature and power."""
     heat = [
-        "" if tile.temperature is None else f"{tile.temperature:.0f} °C",
-        "" if tile.power is None else f"{tile.power:.0f} W",
+        "" if seen.temperature is None else f"{seen.temperature:.0f} °C",
+        "" if seen.power is None else f"{seen.power:.0f} W",
     ]
-    text, share = "memory &ndash;", None
-    if tile.memory_used is not None and tile.memory_total:
-        share = min(1.0, tile.memory_used / tile.memory_total)
-        text = f"{tile.memory_used / GIB:.1f} of {tile.memory_total / GIB:.0f} GiB"
+    text, bar = "memory &ndash;", ""
+    if seen.memory_used is not None and seen.memory_total:
+        share = min(1.0, seen.memory_used / seen.memory_total)
+        text = f"{seen.memory_used / GIB:.1f} of {seen.memory_total / GIB:.0f} GiB"
+        bar = f"<i class=bar><i style=width:{share * 100:.1f}%></i></i>"
     elif not any(heat):
         return ""
-    bar = "" if share is None else f"<i class=bar><i style=width:{share * 100:.1f}%></i></i>"
-    board = " · ".join(part for part in heat if part)
+    board = " · ".join(filter(None, heat))
     return f"{bar}<p class=small><span>{text}</span><span>{board}</span></p>"
 
 
-def render_tile_sparkline(history: Sequence[float | None], span: str) -> str:
+def render_sparkline(history: Sequence[float | None]) -> str:
     """Return the utilisation as a line over a shade; where nothing was observed both break."""
-    if not any(value is not None for value in history):
-        return ""
     step = SPARK_WIDTH / max(1, len(history) - 1)
     line: list[str] = []
     shade: list[str] = []
-    for begin, run in observed_runs(history):
-        heights = [1 + (SPARK_HEIGHT - 2) * (1 - min(1.0, max(0.0, value))) for value in run]
-        points = [f"{(begin + n) * step:.1f} {height:.1f}" for n, height in enumerate(heights)]
-        line.append(f"M{'L'.join(points)}" + ("h0" if len(run) == 1 else ""))
-        first, last = begin * step, (begin + len(run) - 1) * step
-        shade.append(f"M{first:.1f} {SPARK_HEIGHT}L{'L'.join(points)}L{last:.1f} {SPARK_HEIGHT}z")
-    label = escape(f"utilisation of the last {span}")
+    for known, run in groupby(enumerate(history), key=lambda one: one[1] is not None):
+        if not known:
+            continue
+        points = [
+            (place * step, 1 + (SPARK_HEIGHT - 2) * (1 - min(1.0, max(0.0, value or 0.0))))
+            for place, value in run
+        ]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        line.append(f"M{path}" + ("h0" if len(points) == 1 else ""))
+        (first, _), (last, _) = points[0], points[-1]
+        shade.append(f"M{first:.1f} {SPARK_HEIGHT}L{path}L{last:.1f} {SPARK_HEIGHT}z")
+    if not line:
+        return ""
     return (
         f'<svg viewBox="0 0 {SPARK_WIDTH} {SPARK_HEIGHT}" preserveAspectRatio=none role=img '
-        f'aria-label="{label}"><path class=shade d="{"".join(shade)}"/>'
+        f'aria-label="utilisation of the last {SPAN}"><path class=shade d="{"".join(shade)}"/>'
         f'<path d="{"".join(line)}"/></svg>'
     )
-
-
-def observed_runs(history: Sequence[float | None]) -> Iterator[tuple[int, list[float]]]:
-    """Yield each stretch that was observed, with the place where it begins."""
-    place = 0
-    for known, some in groupby(history, key=lambda value: value is not None):
-        values = list(some)
-        if known:
-            yield place, [value for value in values if value is not None]
-        place += len(values)
 
 
 @cache

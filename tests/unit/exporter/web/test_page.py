@@ -11,22 +11,18 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.web.page import GIB, Page, Tile, render_page, render_tile_sparkline
-from gpulock_exporter.web.utilisation_history import (
-    HOT,
-    LENGTH,
-    SHOWN,
-    UtilizationHistory,
-    build_page,
-    device_note,
-)
+from gpulock_exporter.state.snapshot import NodeSnapshot
+from gpulock_exporter.web.page import GIB, HOT, PageOptions, render_page, render_sparkline
+from gpulock_exporter.web.utilisation_history import LENGTH, SHOWN, UtilizationHistory
 
+from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
+from gpulock.store.waiting import WaitingCaller
 from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock
 from tests.support.trees import BOOT, FakeProc
 from tests.unit.exporter.metrics.test_rules import named
 
-HELD = Tile("0", "A100", "held", "0000:07:00.0", "job 4711.3", "alice", "4h 12m", utilization=0.97)
+NASTY = "<script>alert('x')</script>\" onload='x' onload=\"x&"
 
 
 class Texts(HTMLParser):
@@ -43,38 +39,67 @@ class Texts(HTMLParser):
         self.attributes += attrs
 
 
+def node_of(*seen: Any, **about: Any) -> Node:
+    """Return a node that has looked at these once."""
+    node = Node(**about)
+    node.tick(*(seen or (card(0),)))
+    return node
+
+
+def html(snapshot: NodeSnapshot, **about: Any) -> str:
+    """Return the page of a moment."""
+    return render_page(snapshot, UtilizationHistory(), PageOptions("gpu017", boot_id=BOOT, **about))
+
+
+def changed(node: Node, **changes: Any) -> NodeSnapshot:
+    """Return a node's moment, with other values of its first device."""
+    snapshot = node.snapshot()
+    first, *others = snapshot.devices
+    return replace(snapshot, devices=(replace(first, **changes), *others))
+
+
+def shown(kind: str, text: str) -> list[str]:
+    """Return the texts of a kind of paragraph."""
+    return re.findall(rf"<p class={kind}>(.*?)</p>", text)
+
+
 def test_each_device_has_a_tile_with_its_state_in_words() -> None:
-    text = render_page(Page("gpu017", "1", [HELD, Tile("1", "A100", "held_idle")]))
+    node = node_of(card(0, utilization=0.97), card(1))
+    node.facts = facts(lock(0, job_id="4711", task_id="3"))
+    text = html(changed(node, state="held_idle"))
     assert text.count("<article") == 2
-    assert "<title>gpu017: 1 held, 1 held-idle</title>" in text
-    assert "97%" in text and ">job 4711.3 · alice<" in text and ">4h 12m<" in text
+    assert "<title>gpu017: 1 free, 1 held-idle</title>" in text
+    assert all(words in text for words in ("97%", ">job 4711.3 · alice<", ">1m<"))
 
 
 def test_how_many_are_free_is_said_first() -> None:
-    tiles = [HELD, *(Tile(str(number), "A100", "free") for number in (1, 2))]
-    assert "<h1>n</h1><p><b>2</b> of 3 free</p><ul><li" in render_page(Page("n", "1", tiles))
-    assert "No GPU is known here." in render_page(Page("n", "1", []))
+    node = node_of(card(0), card(1), card(2))
+    node.facts = facts(lock(0))
+    text = html(node.snapshot())
+    assert "<h1>gpu017</h1><p><b>2</b> of 3 free</p><ul><li" in text
+    assert "No GPU is known here." in html(Node().snapshot())
 
 
-def test_the_instances_of_a_card_stand_together_below_its_name() -> None:
-    parts = [Tile(f"gi{n}.ci0", "1g.10gb", "free", card="GPU 0 A100") for n in (1, 2)]
-    text = render_page(Page("n", "1", [*parts, HELD]))
-    assert "<h2>GPU 0 A100 <span>2 MIG instances, 2 free</span></h2>" in text
+def test_the_instances_of_a_card_stand_together_in_order_below_its_name() -> None:
+    parts = [instance(1, gi, name="A100") for gi in (10, 2, 1)]
+    text = html(node_of(card(1, mig=True, name="A100"), card(0), *parts).snapshot())
+    assert "<h2>GPU 1 A100 <span>3 MIG instances, 3 free</span></h2>" in text
     assert text.count("<h2") == 1
+    assert re.findall(r"<article.*?<b>(.*?)</b>", text) == ["0", "gi1.ci0", "gi2.ci0", "gi10.ci0"]
+    assert "<span title='1g.10gb'>1g.10gb</span>" in text
 
 
-@pytest.mark.parametrize("field", ["name", "model", "job", "user", "held", "note", "place", "card"])
+@pytest.mark.parametrize("field", ["gpu_label", "name", "profile", "id", "state", "reason"])
 def test_no_text_of_a_user_is_markup(field: str) -> None:
-    nasty = "<script>alert('x')</script>\" onload='x' onload=\"x&"
-    changes: dict[str, Any] = {field: nasty}
-    tile = replace(HELD, **changes)
-    page = Texts(render_page(Page(nasty, "1", [tile], old=99.0, fault=nasty)))
+    node = node_of(card(0))
+    node.facts = facts(lock(0, user=NASTY, job_id=NASTY))
+    page = Texts(html(changed(node, **{field: NASTY}), fault=NASTY, steps=[NASTY], limit=-1.0))
     assert "script" not in page.tags
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
 def test_nothing_is_fetched_from_outside_and_nothing_is_run() -> None:
-    page = Texts(render_page(Page("gpu017", "1", [HELD])))
+    page = Texts(html(node_of().snapshot()))
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     links = [value for name, value in page.attributes if name in ("href", "src", "action")]
     assert links == ["/", "/?live", "/metrics", "/-/healthy"]
@@ -85,55 +110,41 @@ def test_nothing_is_fetched_from_outside_and_nothing_is_run() -> None:
     [(None, "No samples yet."), (75.0, "75 s old"), (600.0, "10 min old"), (2.0, ""), (0.0, "")],
 )
 def test_old_samples_are_said_plainly(old: float | None, said: str) -> None:
-    text = render_page(Page("gpu017", "1", [HELD], old=old, limit=5.0))
+    snapshot = node_of().snapshot()
+    sampled = None if old is None else snapshot.at.wall - old
+    text = html(replace(snapshot, health=replace(snapshot.health, sampled=sampled)), limit=5.0)
     assert ("role=alert" in text) is bool(said)
     assert said in text
 
 
 def test_what_is_not_known_is_said_to_be_so_and_not_a_zero() -> None:
-    text = render_page(Page("n", "1", [Tile("0", "A100", "quarantined")]))
+    nothing = {"utilization": None, "memory_used": None, "memory_total": None}
+    text = html(changed(node_of(), **nothing))
     tile = text[text.index("<article") :]
     assert "use not observed" in tile
     assert "0%" not in tile and "0.0 of" not in tile and "<svg" not in tile
 
 
-def test_instances_are_shown_in_order_of_their_numbers() -> None:
-    node = Node()
-    parts = [instance(1, gi) for gi in (10, 2, 1)]
-    node.tick(card(1, mig=True, name="A100"), card(0), *parts)
-    page = build_page(node.snapshot(), UtilizationHistory(), "n", LabelUser.NAME)
-    assert [tile.name for tile in page.tiles] == ["0", "gi1.ci0", "gi2.ci0", "gi10.ci0"]
-    assert {tile.model for tile in page.tiles[1:]} == {"1g.10gb"}
-
-
 @pytest.mark.parametrize(
-    ("idle", "seen", "note"),
-    [(700.0, (), "observed to do nothing for 11m"), (None, (7, 8), "2 foreign processes")],
+    ("changes", "note"),
+    [
+        ({"state": "held_idle", "idle_since": 700.0}, "observed to do nothing for 11m"),
+        ({"state": "foreign", "foreign": 2}, "2 foreign processes"),
+        ({"state": "held", "foreign": 1, "owner": Owner()}, "1 foreign process beside the owner"),
+        ({"owner": Owner(scheduler="admin", comment="fan <2>")}, "fan &lt;2&gt;"),
+        ({"owner": Owner(scheduler="sge", comment="of a job")}, ""),
+        ({"state": "quarantined", "reason": "its fan"}, "its fan"),
+    ],
 )
-def test_a_note_says_since_when_and_how_many(
-    idle: float | None, seen: tuple[int, ...], note: str
-) -> None:
-    node = Node()
-    node.tick(card(0))
-    (device,) = node.snapshot().devices
-    since = None if idle is None else node.moment.wall - idle
-    changes: dict[str, Any] = {"state": "held_idle" if idle else "foreign", "idle_since": since}
-    assert device_note(replace(device, foreign=len(seen), **changes), node.moment) == note
-
-
-def tile_of(node: Node, **changes: Any) -> Tile:
-    """Return the tile of a node's only card."""
-    snapshot = node.snapshot([listed(0)])
-    (device,) = snapshot.devices
-    changed = replace(snapshot, devices=(replace(device, **changes),))
-    page = build_page(changed, UtilizationHistory(), "n", LabelUser.NAME, BOOT)
-    (tile,) = page.tiles
-    return tile
+def test_a_note_says_why_since_when_and_how_many(changes: dict[str, Any], note: str) -> None:
+    node = node_of()
+    if "idle_since" in changes:
+        changes = {**changes, "idle_since": node.moment.wall - changes["idle_since"]}
+    notes = shown("note", html(changed(node, **changes)))
+    assert [one.partition("&#x27;")[0] for one in notes] == ([note] if note else [])
 
 
 def test_a_tile_names_each_check_that_fails_and_what_the_driver_says_once() -> None:
-    node = Node()
-    node.tick(card(0))
     action = "the driver asks for a reset of the GPU"
     checks = {
         "command": "HEALTH_COMMAND: it ended with 3",
@@ -141,97 +152,65 @@ def test_a_tile_names_each_check_that_fails_and_what_the_driver_says_once() -> N
         "pcie_width": "x4 on PCIe",
         "recovery_action": action,
     }
-    tile = tile_of(node, checks=checks, recovery_action=1)
-    assert tile.warnings == (checks["command"], checks["pcie_width"], action)
-
-
-@pytest.mark.parametrize(
-    ("xid", "said"), [(79, ("XID 79 (GPU has fallen off the bus), 2m ago",)), (31, ())]
-)
-def test_a_card_that_had_an_xid_of_its_own_is_marked(xid: int, said: tuple[str, ...]) -> None:
-    node = Node()
-    node.tick(card(0))
-    node.had_xid(0, xid)
-    node.tick(card(0), seconds=125)
-    tile = tile_of(node)
-    assert (tile.state, tile.warnings) == ("free", said)
-    text = render_page(Page("n", "1", [tile, HELD]))
-    assert ('<article class="free sick">' in text) is bool(said)
-    assert ("<b>1</b> with a fault" in text) is bool(said)
-    assert all(f"<p class=warn>{one}</p>" in text for one in said)
-
-
-def test_what_is_wrong_with_a_card_is_said_of_its_instances() -> None:
-    node = Node()
-    node.tick(card(0, mig=True, temperature=97.0), instance(0, 1), card(1))
-    page = build_page(node.snapshot(), UtilizationHistory(), "n", LabelUser.NAME)
-    assert [tile.warnings for tile in page.tiles] == [("97 °C is hot",), ()]
+    text = html(changed(node_of(), checks=checks, recovery_action=1))
+    assert shown("warn", text) == [checks["command"], checks["pcie_width"], action]
+    assert '<article class="free sick">' in text and "<b>1</b> with a fault" in text
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"temperature": 97.0}, "97 °C is hot"),
-        ({"recovery_action": 1}, "the driver asks for a reset of the GPU"),
-        ({"remap_failure": True}, "a row of its memory could not be remapped"),
+        ({"temperature": 97.0}, ["97 °C is hot"]),
+        ({"recovery_action": 1}, ["the driver asks for a reset of the GPU"]),
+        ({"remap_failure": True}, ["a row of its memory could not be remapped"]),
+        ({"temperature": 88.0, "recovery_action": 0, "remap_failure": False}, []),
+        ({"xids": {79: (1, 0.0)}}, ["XID 79 (GPU has fallen off the bus), 2m ago"]),
+        ({"xids": {31: (1, 0.0)}}, []),
     ],
 )
-def test_what_is_wrong_with_a_card_is_said(changes: dict[str, Any], said: str) -> None:
-    node = Node()
-    node.tick(card(0))
-    assert tile_of(node, **changes).warnings == (said,)
-    sound = {"temperature": 88.0, "recovery_action": 0, "remap_failure": False}
-    assert tile_of(node, **sound).warnings == ()
+def test_what_is_wrong_with_a_card_is_said(changes: dict[str, Any], said: list[str]) -> None:
+    node = node_of()
+    if "xids" in changes:
+        at = node.moment.wall - 125
+        changes = {"xids": {xid: (1, at) for xid in changes["xids"]}}
+    text = html(changed(node, **changes))
+    assert shown("warn", text) == said
+    assert ("with a fault" in text) is bool(said)
+
+
+def test_what_is_wrong_with_a_card_is_said_of_its_instances() -> None:
+    node = node_of(card(0, mig=True, temperature=97.0), instance(0, 1), card(1))
+    assert shown("warn", html(node.snapshot())) == ["97 °C is hot"]
 
 
 def test_the_temperature_that_is_hot_is_that_of_the_alert() -> None:
     assert f"gpulock_gpu_temperature_celsius > {HOT:g}" in named("alert")["GpulockGpuHot"]["expr"]
 
 
-def test_a_reserve_says_why() -> None:
-    node = Node()
-    node.facts = facts(lock(0, scheduler="admin", comment="fan <2>", user="root"))
-    node.tick(card(0))
-    assert tile_of(node).note == "fan <2>"
-    node.facts = facts(lock(0, scheduler="sge", comment="of a job"))
-    node.tick(card(0))
-    assert tile_of(node).note == ""
-
-
 def test_the_mean_since_the_lock_is_told_of_what_was_observed() -> None:
-    node = Node()
+    node = node_of()
     node.facts = facts(lock(0, claimed_boottime=node.now))
-    node.tick(card(0, busy=1.0, observed=1.0))
-    node.tick(card(0, busy=1.0, observed=1.0))
-    node.tick(card(0, busy=0.25, observed=1.0))
-    tile = tile_of(node)
-    assert tile.mean == pytest.approx(0.75, abs=0.13)
-    assert f"<p class=small>mean {tile.mean:.0%} since the lock</p>" in render_page(
-        Page("n", "1", [tile])
-    )
+    for busy in (1.0, 1.0, 0.25):
+        node.tick(card(0, busy=busy, observed=1.0))
+    assert "mean 62% since the lock" in shown("small", html(node.snapshot()))
     node.facts = facts()
     node.tick(card(0))
-    assert tile_of(node).mean is None
+    assert "since the lock" not in html(node.snapshot())
 
 
 def test_a_reader_chooses_whether_the_page_loads_itself_again() -> None:
-    still, live = (render_page(Page("n", "1", [HELD], live=live)) for live in (False, True))
+    still, live = (html(node_of().snapshot(), live=live) for live in (False, True))
     assert "http-equiv" not in still + live
     assert '<a href=/>reload</a> · <a href="/?live">reload every 5 s</a>' in still
     assert "<a href=/>stand still</a>" in live
 
 
 def test_memory_never_draws_beyond_its_bar() -> None:
-    text = render_page(
-        Page("n", "1", [Tile("0", "", "held", memory_used=99 * GIB, memory_total=GIB)])
-    )
-    assert "width:100.0%" in text
+    assert "width:100.0%" in html(changed(node_of(), memory_used=99 * GIB, memory_total=GIB))
 
 
 def test_a_line_is_broken_where_nothing_was_observed() -> None:
-    paths = re.findall(
-        r'd="([^"]*)"', render_tile_sparkline([0.0, 1.0, None, 0.5, None, 2.0, -1.0], "5 minutes")
-    )
+    paths = re.findall(r'd="([^"]*)"', render_sparkline([0.0, 1.0, None, 0.5, None, 2.0, -1.0]))
     assert [path.count("M") for path in paths] == [3, 3]
     assert "h0" in paths[1], "a single look is a dot"
     for point in re.findall(r"[\d.]+ ([-\d.]+)", "".join(paths)):
@@ -261,26 +240,10 @@ def test_locks_that_cannot_be_read_are_said_and_no_device_is_left_out() -> None:
     node.facts.locks = None
     node.facts.failures["locks"] = "no such <folder>"
     node.tick(card(0), card(1, mig=True), instance(1, 1))
-    page = build_page(node.snapshot(), UtilizationHistory(), "n", LabelUser.NAME)
-    assert [(tile.name, tile.state) for tile in page.tiles] == [
-        ("0", "unknown"),
-        ("gi1.ci0", "unknown"),
-    ]
-    text = render_page(page)
+    text = html(node.snapshot())
+    assert re.findall(r'<article class="unknown">.*?<b>(.*?)</b>', text) == ["0", "gi1.ci0"]
     assert "Who holds what is not known: no such &lt;folder&gt;" in text
     assert "0</b> of 2 free" in text
-
-
-def test_a_shared_device_names_all_its_jobs() -> None:
-    node = Node()
-    node.facts = facts(
-        lock(0, "a" * 16, "share1", job_id="12"),
-        lock(0, "b" * 16, "share2", job_id="13", user="bob"),
-    )
-    node.tick(card(0))
-    page = build_page(node.snapshot([listed(0)]), UtilizationHistory(), "n", LabelUser.NAME, BOOT)
-    (tile,) = page.tiles
-    assert (tile.job, tile.user, tile.state) == ("shared by job 12, job 13", "alice, bob", "held")
 
 
 def test_of_a_shared_device_each_holder_is_named_once_with_its_own_work(tmp_path: Path) -> None:
@@ -291,46 +254,36 @@ def test_of_a_shared_device_each_holder_is_named_once_with_its_own_work(tmp_path
     node.facts = facts(
         lock(0, "a" * 16, "share1", job_id="12", add_grp_id=65401),
         lock(0, "a" * 16, "share2", job_id="12", add_grp_id=65401),
-        lock(0, "b" * 16, "share3", **process),
+        lock(0, "b" * 16, "share3", user="bob", **process),
     )
     node.tick(card(0))
     node.tick(card(0, process_use={"701": 0.4}))
-    page = build_page(node.snapshot([listed(0)]), UtilizationHistory(), "n", LabelUser.NAME, BOOT)
-    assert [tile.job for tile in page.tiles] == ["shared by job 12 (40%), pid 99 (0%)"]
+    text = html(node.snapshot([listed(0)]))
+    assert ">shared by job 12 (40%), pid 99 (0%) · alice, bob<" in text
+    assert "1 held</title>" in text
 
 
 def test_a_lock_of_an_earlier_boot_is_as_old_as_the_wall_clock_says() -> None:
     node = Node()
-    changes: dict[str, Any] = {
-        "claimed_at": EPOCH + node.now - 7200,
-        "claimed_boottime": 9e8,
-        "boot_id": "other",
-    }
-    node.facts = facts(lock(0, **changes))
+    claimed = EPOCH + node.now - 7200
+    node.facts = facts(lock(0, claimed_at=claimed, claimed_boottime=9e8, boot_id="other"))
     node.tick(card(0))
-    page = build_page(node.snapshot([listed(0)]), UtilizationHistory(), "n", LabelUser.NAME, BOOT)
-    assert [tile.held for tile in page.tiles] == ["02:00"]
+    assert "<time>02:00</time>" in html(node.snapshot([listed(0)]))
 
 
-def test_what_became_of_gpus_is_listed_and_is_no_markup() -> None:
-    steps = ["2026-11-23 07:01  0000:01:00.0  out: xid: XID 79 <b>"]
-    text = render_page(Page("n", "1", [HELD], steps=steps))
-    assert "<h2>Health</h2>" in text and "out: xid: XID 79 &lt;b&gt;" in text
-    assert "<h2>Health</h2>" not in render_page(Page("n", "1", [HELD]))
+def test_what_became_of_gpus_and_who_waits_is_listed_and_is_no_markup() -> None:
+    node = node_of()
+    assert "<h2>" not in html(node.snapshot())
+    caller = WaitingCaller(1, (7, 7, 1000), node.now - 300, ("alice", "2 GPUs", "<none>"))
+    text = html(replace(node.snapshot(), waiting=(caller,)), steps=["out: xid: XID 79 <b>"])
+    assert "<h2>Health</h2><p class=small>out: xid: XID 79 &lt;b&gt;</p>" in text
+    assert "<h2>Queue</h2><p class=small>alice waits 5m for 2 GPUs: &lt;none&gt;</p>" in text
 
 
 def test_what_is_reserved_is_shown_with_the_user_as_the_metrics_name_it() -> None:
     one = Reservation("0000:06:00.0", 1001, (1e9, 2e9), "alice", "<thesis>")
-    node = Node()
-    node.tick(card(0))
-    snapshot = replace(node.snapshot([listed(0)]), reservations=(one,))
+    snapshot = replace(node_of().snapshot(), reservations=(one,))
     for label, user in ((LabelUser.NAME, "alice"), (LabelUser.NONE, "a user")):
-        text = render_page(build_page(snapshot, UtilizationHistory(), "n", label))
+        text = html(snapshot, label_user=label)
         assert f": reserved for {user} from " in text
         assert "&lt;thesis&gt;" in text
-
-
-def test_who_waits_is_shown_with_its_reason() -> None:
-    text = render_page(Page("n", "1", [HELD], waiting=["alice waits 5m for 2 GPUs: <none>"]))
-    assert "<h2>Queue</h2><p class=small>alice waits 5m for 2 GPUs: &lt;none&gt;</p>" in text
-    assert "Queue" not in render_page(Page("n", "1", [HELD]))

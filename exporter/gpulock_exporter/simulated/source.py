@@ -13,18 +13,55 @@ one, says what is otherwise; it is read at each look, and its lists have commas:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node import devices, settings, settings_file
-from gpulock.node.devices import INVENTORY_LINE as LINE
-from gpulock.node.devices import nvlink_counts as links_of
+from gpulock.node.devices import INVENTORY_LINE, SHARE, Device, mig_instances, nvlink_counts
 from gpulock.store import atomic, kv
 from gpulock.store.locks import Lock, LockStore
-from gpulock_exporter.simulated.card import SimulatedState
-from gpulock_exporter.simulated.scene import Scene, read_simulation_script
-from gpulock_exporter.telemetry import Frame
+from gpulock_exporter.simulated.card import (
+    AMPERE,
+    HOPPER,
+    MIB,
+    MODELS,
+    OTHER,
+    SimulatedModel,
+    SimulatedState,
+    device_load,
+    fill_board,
+    fill_work,
+    mean_device_load,
+    memory_share,
+)
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Process
+
+SLICES = 7  # of a card that is split
+AT_WORK = frozenset({"sge", "slurm", "process"})  # a reserve does nothing
+
+
+@dataclass
+class SimulatedWork:
+    """What a device does: load now, its mean since the last look, part of memory.
+
+    `users` has of each process its mean and its part of the memory, by pid.
+    """
+
+    now: float = 0.0
+    mean: float = 0.0
+    memory: float = 0.0
+    users: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
+
+    def add(self, other: SimulatedWork, parts: int) -> None:
+        """Add what another does on so many parts of this device."""
+        self.now += other.now / parts
+        self.mean += other.mean / parts
+        self.memory += other.memory / parts
+        for pid, (mean, memory) in other.users.items():
+            before = self.users.get(pid, (0.0, 0.0))
+            self.users[pid] = (before[0] + mean / parts, before[1] + memory / parts)
 
 
 class SimulatedSource:
@@ -35,8 +72,10 @@ class SimulatedSource:
         self._clock = clock
         self._settings = settings.Settings({})
         self._sequence = 0
-        self._last: float | None = None
+        self._now = self._before = 0.0
         self._states: dict[str, SimulatedState] = {}
+        self._locks: Mapping[str, Lock] = {}
+        self._script: Mapping[str, str] = {}
 
     def open(self) -> None:
         """Read the node's settings; raise RuntimeError where the folder is no simulated node."""
@@ -50,51 +89,153 @@ class SimulatedSource:
     def look(self, processes: bool, shared: Collection[str] = ()) -> Frame:
         """Look once; raise RuntimeError where the node has no driver any more."""
         now = self._clock()
-        before, self._last = now if self._last is None else self._last, now
+        self._before, self._now = self._now or now, now
         self._sequence += 1
         frame = Frame(sequence=self._sequence, boottime=now, wall=time.time())
-        script = read_simulation_script(f"{self._folder}/telemetry")
         began = time.perf_counter()
+        here = self._settings
         try:
-            cards, inventory = self._cards()
-            frame.driver = read_simulated_driver_version(f"{self._settings.driver_root}/version")
-        except (Refusal, OSError) as fault:
+            told = kv.decode_pairs(atomic.read_text(f"{self._folder}/nvml"), INVENTORY_LINE)
+            cards = devices.read_devices(here.driver_root, here.sys_root)
+            frame.driver = read_simulated_driver_version(f"{here.driver_root}/version")
+        except (Refusal, OSError, kv.MalformedError) as fault:
             raise RuntimeError(f"the simulated driver is gone: {fault}") from fault
         try:
-            locks = self._locks()
+            store = LockStore(here.lock_dir)
+            self._locks = store.read_all_locks() if store.exists() else {}
         except Refusal as fault:
-            locks = {}
+            self._locks = {}
             frame.failures["devices"] = fault.why
-        links = links_of(inventory)
-        scene = Scene(before, now, processes, locks, script, inventory, links, shared)
+        self._script = read_simulation_script(f"{self._folder}/telemetry")
         for card in cards:
-            frame.devices += scene.records(
-                card, self._states.setdefault(card.bus, SimulatedState())
-            )
+            if card.index >= 0 and not card.fault:
+                frame.devices += self._records(card, told, processes, card.bus in shared)
         frame.durations["devices"] = time.perf_counter() - began
         return frame
 
     def close(self) -> None:
         """Let go of nothing: no file stays open."""
 
-    def _cards(self) -> tuple[list[devices.Device], dict[str, str]]:
-        """Return the cards that NVML would count, and what only NVML tells of them."""
-        here = self._settings
-        inventory = read_simulated_nvml(f"{self._folder}/nvml")
-        cards = devices.read_devices(here.driver_root, here.sys_root)
-        return [card for card in cards if card.index >= 0 and not card.fault], inventory
+    def _records(
+        self, card: Device, told: dict[str, str], processes: bool, shared: bool
+    ) -> list[DeviceTelemetry]:
+        """Return what there is to say of a card and of its instances."""
+        model, seconds = MODELS.get(card.model, OTHER), self._now - self._before
+        record = card_record(card, model, told)
+        parts: list[DeviceTelemetry] = []
+        work = self._card_work(card)
+        if record.mig:
+            work = SimulatedWork()
+            for number, instance in enumerate(mig_instances(card, told)):
+                own = self._work(instance.id, card.index + number)
+                parts.append(instance_record(card, instance))
+                fill_memory(parts[-1], own, processes)
+                if model.capability >= HOPPER:
+                    fill_work(parts[-1], model, own.now, own.mean, seconds)
+                work.mean += own.mean * mig_profile_slices(instance.profile) / SLICES
+            record.memory_used = sum(part.memory_used or 0 for part in parts)
+        else:
+            fill_memory(record, work, processes)
+            fill_work(record, model, work.now, work.mean, seconds)
+            if shared:
+                record.process_use = {str(pid): mean for pid, (mean, _) in work.users.items()}
+        state = self._states.setdefault(card.bus, SimulatedState())
+        state.advance(model, work.mean, seconds)
+        fill_board(record, model, state, work.mean)
+        return [record, *parts]
 
-    def _locks(self) -> dict[str, Lock]:
-        store = LockStore(self._settings.lock_dir)
-        return store.read_all_locks() if store.exists() else {}
+    def _card_work(self, card: Device) -> SimulatedWork:
+        """Return what a card does: that of its lock, or of each place its part."""
+        places = [name for name in sorted(self._locks) if name.startswith(card.bus + SHARE)]
+        if not places:
+            return self._work(card.bus, card.index)
+        whole = SimulatedWork()
+        for number, name in enumerate(places):
+            owner = self._locks[name].owner
+            parts = (owner.places if owner else 0) or len(places)
+            whole.add(self._work(name, card.index + number), parts)
+        return whole
+
+    def _work(self, lock_id: str, seed: int) -> SimulatedWork:
+        """Return what a device does; its pattern is that of `seed`."""
+        foreign = dict(
+            entry.rpartition(":")[::2] for entry in self._script.get("foreign", "").split(",")
+        )
+        pid = kv.int_or_zero(foreign.get(lock_id, ""))
+        since = 0.0 if pid else None
+        lock = self._locks.get(lock_id)
+        owner = lock.owner if lock is not None else None
+        idle = lock_id in self._script.get("idle", "").split(",")
+        if owner is not None and owner.scheduler in AT_WORK and not idle:
+            since, pid = owner.claimed_boottime, pid or owner.pid
+        if since is None:
+            return SimulatedWork()
+        mean = mean_device_load(seed, self._before - since, self._now - since)
+        memory = memory_share(seed, self._now - since)
+        users = {pid: (mean, memory)} if pid else {}
+        return SimulatedWork(device_load(seed, self._now - since), mean, memory, users)
 
 
-def read_simulated_nvml(path: str) -> dict[str, str]:
-    """Return what NVML would tell, of whatever boot; raise OSError where there is none."""
+def card_record(card: Device, model: SimulatedModel, told: dict[str, str]) -> DeviceTelemetry:
+    """Return which card this is; `told` is what NVML tells of the node."""
+    split = told.get(f"gpu.{card.bus}.mig") == "1"
+    links: dict[str, int] | None = None
+    if model.nvlinks and not split:
+        counts = nvlink_counts(told).items()
+        links = {there: count for (here, there), count in counts if here == card.bus}
+        if told.get(f"gpu.{card.bus}.nvswitch") == "1":
+            links = {"switch": model.nvlinks}
+    return DeviceTelemetry(
+        bus=card.bus,
+        uuid=card.uuid or told.get(f"gpu.{card.bus}.uuid", ""),
+        index=card.index,
+        minor=card.minor if card.minor >= 0 else None,
+        name=card.model,
+        mig=split if model.capability >= AMPERE and model.nvlinks else None,
+        persistence=True,
+        numa=card.numa if card.numa >= 0 else None,
+        links=links,
+        memory_total=kv.int_or_zero(told.get(f"gpu.{card.bus}.memory_mib", "")) * MIB or None,
+    )
+
+
+def instance_record(card: Device, instance: Device) -> DeviceTelemetry:
+    """Return which MIG instance of a card this is."""
+    gi, _, ci = instance.id.partition(".gi")[2].partition(".ci")
+    return DeviceTelemetry(
+        bus=card.bus,
+        uuid=instance.uuid,
+        index=card.index,
+        minor=card.minor if card.minor >= 0 else None,
+        name=card.model,
+        parent=card.bus,
+        gi=kv.int_or_zero(gi),
+        ci=kv.int_or_zero(ci),
+        profile=instance.profile,
+        numa=card.numa if card.numa >= 0 else None,
+        memory_total=instance.memory_mib * MIB or None,
+    )
+
+
+def fill_memory(record: DeviceTelemetry, work: SimulatedWork, processes: bool) -> None:
+    """Say how much of its memory is in use, and by whom where that is asked."""
+    total = record.memory_total or 0
+    record.memory_used = int(work.memory * total)
+    if processes:
+        record.processes = [Process(pid, int(of * total)) for pid, (_, of) in work.users.items()]
+
+
+def mig_profile_slices(profile: str) -> int:
+    """Return how many sevenths of a card `3g.40gb` is."""
+    return kv.int_or_zero(profile.partition("g.")[0]) or 1
+
+
+def read_simulation_script(path: str) -> dict[str, str]:
+    """Return what the file says; nothing where there is none, or it is not to be understood."""
     try:
-        return kv.decode_pairs(atomic.read_text(path), LINE)
-    except kv.MalformedError as fault:
-        raise OSError(f"{path}: {fault}") from fault
+        return kv.decode_pairs(atomic.read_text(path))
+    except (OSError, kv.MalformedError):
+        return {}
 
 
 def read_simulated_driver_version(path: str) -> str:

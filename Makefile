@@ -111,7 +111,7 @@ bench-paired: $(DEV)  ## the hooks of another commit and of this tree in turns (
 bench-exporter: $(DEV)  ## the exporter on the NVML double
 	@$(BIN)/python -m tests.bench.exporter
 
-gpu-check: $(DEV)  ## every metric beside nvidia-smi, on a real GPU; writes docs/hardware/
+gpu-check: $(RUNTIME)  ## every metric beside nvidia-smi, on a real GPU; writes docs/hardware/
 	@$(BIN)/python -m tests.gpu.check
 
 ##@ Housekeeping

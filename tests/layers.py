@@ -49,7 +49,7 @@ HOT_ONE_OF = ("contextlib", "functools")
 THIRD_PARTY = {
     "hot": frozenset[str](),
     "warm": frozenset({"psutil"}),
-    "cold": frozenset({"click", "filelock", "psutil"}),
+    "cold": frozenset({"click", "filelock", "prometheus_client", "psutil"}),
 }
 
 # The packages of gpulock_exporter in their order, and what each may import that is not ours.
@@ -60,7 +60,7 @@ EXPORTER = {
     "worker": frozenset[str](),
     "state": frozenset[str](),
     "files": frozenset[str](),
-    "metrics": frozenset[str](),
+    "metrics": frozenset({"prometheus_client"}),
     "web": frozenset[str](),
     "webconfig": frozenset({"bcrypt", "yaml"}),
     "app": frozenset[str](),

@@ -26,9 +26,8 @@ from gpulock_exporter.files.sample_file import (
 )
 from gpulock_exporter.frame_decoder import normalize_bus_id
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import render_families
+from gpulock_exporter.metrics.families import PROCESS, render_families
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.metrics.process import collect_process_families
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.job_cgroups import JobCgroups
@@ -146,7 +145,7 @@ class Exporter:
     def text(self, snapshot: NodeSnapshot) -> bytes:
         """Return the metrics of a moment."""
         families = collect_families(snapshot, self._label_user)
-        return render_families([*families, *collect_process_families()])
+        return render_families([*families, *PROCESS.collect()])
 
     def handler(self) -> Handler:
         """Return what answers requests."""

@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
+from prometheus_client.metrics_core import Metric
+
 from gpulock.alloc import states
 from gpulock.node.devices import SHARE, card_bus_id
-from gpulock_exporter.metrics.families import Family, Sample
-from gpulock_exporter.metrics.labels import LabelUser, label_text, owner_labels
+from gpulock_exporter.metrics.families import Sample, by_label, make_family
+from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels, owner_labels
 from gpulock_exporter.metrics.node import collect_node_families, counters_by_suffix
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
 from gpulock_exporter.telemetry import CLOCK_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
 
 # the samples of a device: their labels besides its own
 Samples = Callable[[DeviceSnapshot], Iterable[Sample]]
-Labelled = Sequence[tuple[DeviceSnapshot, str]]  # devices, with the labels of each
+Labelled = Sequence[tuple[DeviceSnapshot, Labels]]  # devices, with the labels of each
 
 
 def single(value: Callable[[DeviceSnapshot], float | None]) -> Samples:
@@ -28,7 +30,7 @@ def single(value: Callable[[DeviceSnapshot], float | None]) -> Samples:
 
     def samples(seen: DeviceSnapshot) -> Iterable[Sample]:
         known = value(seen)
-        return () if known is None else (("", known),)
+        return () if known is None else (({}, known),)
 
     return samples
 
@@ -46,11 +48,6 @@ def counter(name: str) -> Samples:
 def gpm_ratio(name: str) -> Samples:
     """Return what reads a GPM ratio of the last look."""
     return single(lambda seen: (seen.gpm or {}).get(name))
-
-
-def by_label(label: str, values: Mapping[str, float]) -> list[Sample]:
-    """Return values by one label."""
-    return [(label_text([(label, of)]), value) for of, value in values.items()]
 
 
 def state_set(label: str, names: Iterable[str], now: str) -> list[Sample]:
@@ -95,7 +92,7 @@ def ecc_errors(seen: DeviceSnapshot) -> list[Sample]:
     found: list[Sample] = []
     for name, value in counters_by_suffix(seen.counters, "ecc.").items():
         kind, _, place = name.partition(".")
-        found.append((label_text([("type", kind), ("location", place)]), value))
+        found.append((known_labels([("type", kind), ("location", place)]), value))
     return found
 
 
@@ -290,10 +287,11 @@ BOARD: tuple[Row, ...] = (
 
 def collect_families(
     snapshot: NodeSnapshot, label_user: LabelUser = LabelUser.NAME
-) -> Iterator[Family]:
+) -> Iterator[Metric]:
     """Yield all families, those without a value too; `label_user` says how users are named."""
     devices = [
-        (one, label_text([("gpu", one.gpu_label), ("uuid", one.uuid)])) for one in snapshot.devices
+        (one, known_labels([("gpu", one.gpu_label), ("uuid", one.uuid)]))
+        for one in snapshot.devices
     ]
     cards = [pair for pair in devices if not pair[0].instance]
     split = {card_bus_id(one.id) for one in snapshot.devices if one.instance}
@@ -305,12 +303,12 @@ def collect_families(
         return [(labels, 1)] if seen.told else ()
 
     def holder(seen: DeviceSnapshot) -> Iterable[Sample]:
-        return [(label_text(owner_labels(seen.owner, label_user)), 1)] if seen.owner else ()
+        return [(known_labels(owner_labels(seen.owner, label_user)), 1)] if seen.owner else ()
 
     def sharers(seen: DeviceSnapshot) -> Iterator[Sample]:
         for name, record in seen.sharers.items():
             place = ("share", name.partition(SHARE)[2])
-            yield label_text([*owner_labels(record, label_user), place]), 1
+            yield known_labels([*owner_labels(record, label_user), place]), 1
 
     one_each: tuple[tuple[Labelled, Row], ...] = (
         (devices, ("info", "What a device is; always 1.", info)),
@@ -341,21 +339,21 @@ def collect_families(
     yield from collect_node_families(snapshot)
 
 
-def device_family(devices: Labelled, row: Row) -> Family:
+def device_family(devices: Labelled, row: Row) -> Metric:
     """Return a family of devices."""
     name, meaning, samples = row
-    return Family(
-        f"gpulock_gpu_{name}",
+    return make_family(
+        f"gpu_{name}",
         meaning,
         [
-            (f"{own},{more}" if more else own, value)
+            ({**own, **more} if more else own, value)
             for seen, own in devices
             for more, value in samples(seen)
         ],
     )
 
 
-def info_labels(seen: DeviceSnapshot, card: DeviceSnapshot, driver: str) -> str:
+def info_labels(seen: DeviceSnapshot, card: DeviceSnapshot, driver: str) -> Labels:
     """Return what a device is; `card` is its own, or that of an instance where it is told."""
     pairs: dict[str, object] = {"name": card.name, "driver_version": driver}
     if seen.instance:
@@ -364,7 +362,7 @@ def info_labels(seen: DeviceSnapshot, card: DeviceSnapshot, driver: str) -> str:
     else:
         pairs |= {"pci_bus_id": seen.bus, "minor": seen.minor, "numa_node": seen.numa}
         pairs |= {"mig_mode": seen.mig, "persistence_mode": seen.persistence}
-    return label_text(
+    return known_labels(
         (name, str(int(value) if isinstance(value, bool) else value))
         for name, value in pairs.items()
         if value is not None

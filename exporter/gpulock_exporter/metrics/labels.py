@@ -10,10 +10,12 @@ from gpulock.store.owner import Owner
 
 # Prometheus's own parser takes a NUL for the end of the text, so no control character but a new
 # line is written; a surrogate is a byte that is no UTF-8, or half a character of JSON
-WRITTEN = {
+REPLACED = {
     code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000))
-} | {ord("\n"): "\\n", ord('"'): '\\"', ord("\\"): "\\\\"}
+} | {ord("\n"): "\n"}
 LONGEST_LABEL = 256  # characters of a value
+
+Labels = dict[str, str]
 
 
 class LabelUser(Enum):
@@ -41,8 +43,6 @@ def owner_labels(record: Owner, label_user: LabelUser) -> list[tuple[str, str]]:
     ]
 
 
-def label_text(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return labels as they are written, those without a value left out."""
-    return ",".join(
-        [f'{name}="{value[:LONGEST_LABEL].translate(WRITTEN)}"' for name, value in pairs if value]
-    )
+def known_labels(pairs: Iterable[tuple[str, str]]) -> Labels:
+    """Return labels that can be written, those without a value left out."""
+    return {name: value[:LONGEST_LABEL].translate(REPLACED) for name, value in pairs if value}

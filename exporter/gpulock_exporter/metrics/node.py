@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpulock_exporter.metrics.families import Family, node_family, node_value
-from gpulock_exporter.metrics.labels import label_text
+from prometheus_client.metrics_core import Metric
+
+from gpulock_exporter.metrics.families import make_family, node_family, node_value
+from gpulock_exporter.metrics.labels import known_labels
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 
 REAPED_KEY, CLAIMS_KEY = "reaped_", "claims_"  # of gpulock.store.event_log
@@ -15,7 +17,7 @@ DROPPED_KEY = "history_dropped"
 LOCK_TIMEOUT = "lock_timeout"  # the result of a claim that never got in
 
 
-def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Family]:
+def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
     """Yield the families of the node: its devices by state, and what the hooks have counted."""
     counters = snapshot.counters
     claims = counters_by_suffix(counters, CLAIMS_KEY)
@@ -52,11 +54,11 @@ def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Family]:
         "Finished claims that were dropped before their line in the history, in this boot.",
         counters.get(DROPPED_KEY, 0.0 if counters else None),
     )
-    yield Family(
-        "gpulock_nvswitch_errors_total",
+    yield make_family(
+        "nvswitch_errors_total",
         "SXid errors of an NVSwitch, in this boot.",
         [
-            (label_text([("pci_bus_id", bus), ("sxid", str(number))]), times)
+            (known_labels([("pci_bus_id", bus), ("sxid", str(number))]), times)
             for (bus, number), (times, _) in snapshot.switch_errors.items()
         ],
     )
@@ -70,7 +72,7 @@ def counters_by_suffix(counters: Mapping[str, float], prefix: str) -> dict[str, 
     }
 
 
-def collect_health_families(health: ExporterHealth) -> Iterator[Family]:
+def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:
     """Yield the families of the exporter itself."""
     told = health.collectors.items()
     yield node_value("nvml_up", "Whether the driver answers: its values are fresh.", health.nvml_up)

@@ -259,12 +259,13 @@ def test_no_frames_and_no_restarts_make_a_counter_fall(
         node.now += seconds
         node.book.tick([frame], node.facts, node.moment)
         for metric in collect_families(node.snapshot()):
-            for labels, value in metric.samples:
-                assert math.isfinite(value)
-                if metric.name.endswith("_total"):
-                    key = (metric.name, labels.partition("uuid=")[2])  # the number may be another
-                    assert value >= served.get(key, 0), key
-                    served[key] = value
+            for one in metric.samples:
+                assert math.isfinite(one.value)
+                if metric.type == "counter":
+                    own = {name: of for name, of in one.labels.items() if name != "gpu"}
+                    key = (one.name, str(own))
+                    assert one.value >= served.get(key, 0), key
+                    served[key] = one.value
         for accounts in node.book.memory.ledger.accounts.values():
             for account in accounts.values():
                 assert 0 <= account.busy <= account.observed * (1 + 1e-9)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import Family, render_families
-from gpulock_exporter.metrics.labels import LONGEST_LABEL, LabelUser, label_text
+from gpulock_exporter.metrics.families import make_family, render_families
+from gpulock_exporter.metrics.labels import LONGEST_LABEL, LabelUser, known_labels
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from gpulock_exporter.telemetry import Process
 from hypothesis import given
@@ -104,13 +104,13 @@ def test_a_node_reads_as_in_the_golden_text(scene: NodeSnapshot) -> None:
 
 def test_the_families_are_the_contracts_and_each_has_a_value_here(scene: NodeSnapshot) -> None:
     families = list(collect_families(scene))
-    assert {family.name for family in families if family.samples} == CONTRACT
+    assert {one.name for family in families for one in family.samples} == CONTRACT
     assert len(families) == len(CONTRACT)
 
 
 def test_no_name_has_a_unit_that_is_no_base_unit(scene: NodeSnapshot) -> None:
     for family in collect_families(scene):
-        assert re.fullmatch(r"[^\n\\\"]+\.", family.meaning)
+        assert re.fullmatch(r"[^\n\\\"]+\.", family.documentation)
         assert not {*family.name.split("_")} & {"ms", "percent", "mib", "kib", "milliwatts"}
 
 
@@ -137,8 +137,8 @@ def test_every_sample_and_meaning_is_read_back(scene: NodeSnapshot) -> None:
     parsed = list(text_of(written(scene)))
     assert len(flat(parsed)) == sum(len(family.samples) for family in own.values())
     for family in parsed:
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        assert family.documentation == own[name].meaning
+        told = own[family.name]
+        assert (family.type, family.documentation) == (told.type, told.documentation)
 
 
 def test_what_a_user_calls_himself_is_read_back(scene: NodeSnapshot) -> None:
@@ -188,11 +188,11 @@ def test_a_share_is_its_part_of_the_gpu_where_somebody_counts_it(scene: NodeSnap
 
 def test_nothing_is_a_text_as_well() -> None:
     assert render_families([]) == b""
-    assert render_families([Family("x", "Nothing.", [])]) == b""
+    assert render_families([make_family("x", "Nothing.", [])]) == b""
 
 
 def test_the_value_of_a_label_has_a_length() -> None:
-    assert label_text([("user", '"' * 1000)]) == 'user="' + '\\"' * LONGEST_LABEL + '"'
+    assert known_labels([("user", '"' * 1000)]) == {"user": '"' * LONGEST_LABEL}
 
 
 @given(
@@ -200,9 +200,7 @@ def test_the_value_of_a_label_has_a_length() -> None:
     st.floats(allow_nan=False, allow_infinity=False),
 )
 def test_any_text_and_any_number_are_read_back(text: str, value: float) -> None:
-    family = Family(
-        "gpulock_x", "Something.", [(label_text([("user", text), ("gpu", "0")]), value)]
-    )
+    family = make_family("x", "Something.", [(known_labels([("user", text), ("gpu", "0")]), value)])
     clean = "".join(
         c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in text
     )

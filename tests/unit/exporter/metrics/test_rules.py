@@ -14,6 +14,7 @@ import yaml
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
+from prometheus_client import Metric
 
 from gpulock.cli.commands import NAMES
 from gpulock.daemon.health.findings import HARDWARE
@@ -45,7 +46,12 @@ def asked() -> tuple[dict[str, Any], ...]:
 def families() -> set[str]:
     """Return the name of every metric of the exporter."""
     nothing = NodeSnapshot(Moment(0.0, 0.0), (), None, "", {}, None, ExporterHealth())
-    return {family.name for family in collect_families(nothing)}
+    return {sample_name(family) for family in collect_families(nothing)}
+
+
+def sample_name(family: Metric) -> str:
+    """Return what the samples of a family are called."""
+    return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def named(kind: str) -> dict[str, dict[str, Any]]:

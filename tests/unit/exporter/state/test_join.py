@@ -39,6 +39,7 @@ from tests.support.exporter_nodes import (
     uuid,
 )
 from tests.support.trees import BOOT, FakeProc, bus
+from tests.unit.exporter.metrics.test_rules import sample_name
 
 A, B = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
 
@@ -53,8 +54,12 @@ def seen(snapshot: NodeSnapshot, name: str = bus(0)) -> DeviceSnapshot:
 
 def values(snapshot: NodeSnapshot, family: str) -> dict[str, float]:
     """Return a family's values by labels."""
-    (found,) = [one for one in collect_families(snapshot) if one.name == f"gpulock_{family}"]
-    return dict(found.samples)
+    name = f"gpulock_{family}"
+    (found,) = [one for one in collect_families(snapshot) if sample_name(one) == name]
+    return {
+        ",".join(f'{label}="{of}"' for label, of in one.labels.items()): one.value
+        for one in found.samples
+    }
 
 
 def states_of(snapshot: NodeSnapshot) -> dict[str, str]:
@@ -68,7 +73,7 @@ def states_of(snapshot: NodeSnapshot) -> dict[str, str]:
 
 
 def families_with_values(snapshot: NodeSnapshot) -> set[str]:
-    return {family.name for family in collect_families(snapshot) if family.samples}
+    return {sample_name(family) for family in collect_families(snapshot) if family.samples}
 
 
 def faulty(number: int) -> Device:

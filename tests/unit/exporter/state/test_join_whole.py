@@ -102,9 +102,7 @@ def test_the_states_are_those_that_status_shows(box: Box) -> None:
 def test_a_job_comes_works_and_goes(box: Box) -> None:
     exporter = Exporter(box)
     text = render_families(collect_families(exporter.second())).decode()
-    assert (
-        'gpulock_gpu_lock_info{gpu="0",uuid="GPU-00000000-aaaa",scheduler="sge",job_id="12"' in text
-    )
+    assert 'gpulock_gpu_lock_info{gpu="0",job_id="12",queue="gpu.q",scheduler="sge"' in text
     for _ in range(3):
         exporter.second()
     seen = sample.read_sample(exporter.folder.path, exporter.now.boottime, BOOT)

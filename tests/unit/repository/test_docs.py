@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.node.setting_keys import KEYS
-from tests.layers import HOT_STANDARD
 
 ROOT = Path(__file__).resolve().parents[3]
-CITED = re.compile(r"(?<!/)((?:docs/)?facts/[\w-]+\.md)(?:, ([\w' ]+))?|(?<!/)(docs/[\w-]+\.md)")
 
 
 @cache
@@ -42,24 +40,6 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
     inside = [link for link in links if "://" not in link]
     assert [link for link in inside if not (page.parent / link).exists()] == []
-
-
-def test_pictures_are_small_enough_for_a_page() -> None:
-    pictures = listed("docs/pictures/*.png")
-    assert len(pictures) == 2
-    assert [path for path in pictures if path.stat().st_size > 200_000] == []
-
-
-def test_comments_cite_pages_and_sections_that_are_there() -> None:
-    missing: list[str] = []
-    for path in listed("*.py", "*.sh", "prolog/*", "systemd/*"):
-        for fact, section, page in CITED.findall(path.read_text()):
-            cited = ROOT / "docs" / fact.removeprefix("docs/") if fact else ROOT / page
-            if not cited.is_file():
-                missing.append(f"{name_of(path)}: {cited.name}")
-            elif section and section not in headings(cited):
-                missing.append(f"{name_of(path)}: {cited.name}, {section}")
-    assert missing == []
 
 
 def test_tests_that_a_page_names_are_there() -> None:
@@ -93,12 +73,6 @@ def test_each_promise_and_each_input_of_roots_names_its_tests(
     assert [row for row in rows if "::test_" not in row.rpartition(" | ")[2]] == []
 
 
-@cache
-def headings(page: Path) -> str:
-    """Return the headings of a page in small letters."""
-    return "\n".join(line for line in page.read_text().splitlines() if line[:1] == "#").lower()
-
-
 def test_settings_in_code_blocks_are_settings() -> None:
     known = {name for name, *_ in KEYS}
     shown = re.compile(r"^([A-Z][A-Z_]+)=", re.MULTILINE)
@@ -115,9 +89,3 @@ def test_the_index_has_each_page_once_and_the_readme_names_it() -> None:
     wanted = {*pages, ROOT / "exporter/README.md"} - {index}
     assert sorted((index.parent / link).resolve() for link in links) == sorted(wanted)
     assert "](docs/README.md)" in (ROOT / "README.md").read_text()
-
-
-def test_contributing_lists_what_hooks_may_import() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    pure, of_c = re.findall(r"They import only\s+`([^`]+)`, and the C modules\s+`([^`]+)`", text)[0]
-    assert {*pure.split(), *of_c.split()} == HOT_STANDARD

@@ -9,26 +9,10 @@ from pathlib import Path
 import yaml
 
 from tests.support.cli_site import Site
-from tests.unit.repository.test_docs import ROOT, listed
+from tests.unit.repository.test_docs import ROOT
 
 EXAMPLES = ROOT / "docs/examples"
 GRAFANA = EXAMPLES / "prometheus/grafana"
-
-
-def test_each_example_says_which_test_runs_it() -> None:
-    folders = sorted(path.parent for path in listed("docs/examples/*/README.md"))
-    assert [folder.name for folder in folders] == [
-        "ansible",
-        "grid-engine",
-        "prometheus",
-        "slurm",
-        "workstation",
-    ]
-    for folder in folders:
-        named = [word.strip("`") for word in (folder / "README.md").read_text().split()]
-        tests = [word for word in named if word.startswith("tests/") and word.endswith(".py")]
-        assert tests, folder
-        assert all((ROOT / name).is_file() for name in tests), tests
 
 
 def test_a_workstations_command_runs_with_the_gpu_that_it_says(tmp_path: Path) -> None:
@@ -52,10 +36,3 @@ def test_grafana_is_told_a_source_of_the_kind_that_the_dashboards_ask() -> None:
         assert chosen["query"] == kind
         used = {panel["datasource"]["uid"] for panel in board["panels"] if "datasource" in panel}
         assert used <= {f"${{{chosen['name']}}}"}
-
-
-def test_grafana_looks_for_dashboards_where_the_page_says_to_copy_them() -> None:
-    providers = yaml.safe_load((GRAFANA / "dashboards/gpulock.yml").read_text())["providers"]
-    (place,) = {one["options"]["path"] for one in providers}
-    page = (EXAMPLES / "prometheus/README.md").read_text()
-    assert f"cp exporter/dashboards/*.json {place}/\n" in page

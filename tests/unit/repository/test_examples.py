@@ -14,7 +14,6 @@ import click
 import pytest
 
 from gpulock.cli import command_group
-from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.simulate.presets import PRESETS
 from tests.demo.__main__ import demo_command
 from tests.support.cli_site import Site
@@ -27,16 +26,6 @@ INLINE: Final = re.compile(
     r"`(gpulock [a-z]+(?:\s[^`]*)?)`"
 )  # not `gpulock quarantine: GPU`, a message
 COMMAND: Final = re.compile(r"^(?:\.venv/bin/)?(gpulock [a-z].*?)(?:  +.*)?(?:; .*)?$")
-# Each block of README by its first words: the test that runs it, or what does elsewhere, and why.
-BLOCKS: Final = {
-    "git clone": "the Makefile's targets are looked up; `make test` has started this test",
-    "1. A job asks": "test_the_demo_prints_what_readme_shows",
-    "apt install": "tests/install/test_packages.py, in roots of Debian: it needs the package",
-    "python3 -m venv": "tests/install/test_wheel.py, with a folder of its own: it needs an index",
-    "gpulock install sge": "tests/labs/sge/test_install.py: it needs a Grid Engine",
-    "gpulock install slurm": "tests/unit/install/slurm: it needs a Slurm",
-    "gpulock status": "test_readmes_daily_commands_work_on_a_node_with_jobs",
-}
 ELSEWHERE: Final = {"gpulock status --cluster": "tests/unit/cli: it needs a Prometheus"}
 
 
@@ -95,24 +84,6 @@ def test_each_command_and_option_in_a_sentence_is_there(page: Path) -> None:
         assert used <= known, line
 
 
-def test_each_block_of_readme_is_run_or_says_why_not() -> None:
-    matched = {first: [b for b in BLOCKS if first.startswith(b)] for first in readme_blocks()}
-
-    assert [first for first, found in matched.items() if len(found) != 1] == []
-    assert {found[0] for found in matched.values()} == {*BLOCKS}
-    for where in BLOCKS.values():
-        assert not where.startswith("test_") or where in globals()
-        path = where.partition(",")[0].partition(":")[0]
-        assert not where.startswith("tests/") or (ROOT / path).exists()
-
-
-def test_readme_names_targets_that_the_makefile_has() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    targets = re.findall(r"^make (\w+)", block("git clone"), flags=re.MULTILINE)
-    assert {"demo", "test"} <= {*targets}
-    assert [one for one in targets if not re.search(rf"^{one}:", makefile, re.MULTILINE)] == []
-
-
 @pytest.mark.slow
 def test_the_demo_prints_what_readme_shows() -> None:
     shown = command_runner().invoke(demo_command, [])
@@ -163,8 +134,3 @@ def test_readmes_simulated_node_is_made_and_shown(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
     assert "8 GPUs: 8 free" in done.output
     assert words and "dgx-h200" in PRESETS
-
-
-def test_readme_names_the_settings_file_and_the_command_that_shows_it() -> None:
-    assert DEFAULT_PATH in README.read_text()
-    assert "gpulock config" in {*block_commands(block("gpulock status"))}

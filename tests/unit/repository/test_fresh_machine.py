@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.reach import NOBODY, unreachable_folder
-
 ROOT = Path(__file__).resolve().parents[3]
 TESTS = ROOT / "tests"
 # What an ignored SIGINT broke: each starts a program and interrupts it, or lets a terminal do it.
@@ -38,28 +36,6 @@ def test_programs_under_test_can_be_interrupted_where_pytest_runs_in_the_backgro
     assert done.returncode == 0, (tmp_path / "log").read_text()
 
 
-def dry_run(target: str, *variables: str) -> str:
-    """Return the commands that make would run for a target."""
-    done = subprocess.run(
-        ["make", "--dry-run", target, *variables],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
-
-
-@pytest.mark.parametrize("target", ["test", "labs", "soak"])
-def test_as_root_nothing_is_set_up_outside_the_private_root(target: str) -> None:
-    assert dry_run(target, "AS_ROOT=0") == f"python3 -m tests.run {target} \n"
-
-
-def test_an_ordinary_user_has_an_environment_set_up_first() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    assert "\ntest: $(if $(AS_ROOT),,$(DEV))" in makefile
-
-
 def test_packages_name_the_machine_that_builds_them_before_anything_is_removed(
     tmp_path: Path,
 ) -> None:
@@ -74,17 +50,6 @@ def test_packages_name_the_machine_that_builds_them_before_anything_is_removed(
     assert done.returncode == 2
     assert "error: nfpm is pinned for x86_64, not for " in done.stderr
     assert (tmp_path / "kept").exists()
-
-
-def test_the_closed_folder_above_a_checkout_is_named(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    inner = closed / "gpulock"
-    inner.mkdir(parents=True)
-    for folder, mode in ((tmp_path, 0o755), (closed, 0o700), (inner, 0o755)):
-        folder.chmod(mode)
-    found = unreachable_folder(inner / "file", NOBODY if os.geteuid() != NOBODY else 0)
-    assert found in (closed, *closed.parents)
-    assert unreachable_folder(Path("/usr/bin/env"), NOBODY) is None
 
 
 def test_no_test_is_skipped() -> None:
